@@ -1,0 +1,6 @@
+"""Entry point of `python -m transformer_mt`."""
+
+from transformer_mt.cli import main
+
+if __name__ == "__main__":
+    main()

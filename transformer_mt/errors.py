@@ -1,0 +1,48 @@
+"""Every error a user can cause, in one tree.
+
+    TransformerMTError        one line on stderr, exit code 2
+    ├── ConfigError           a key, a value or a combination of values
+    ├── DataError             a corpus, a text file or a vocabulary
+    ├── CheckpointError       a run or checkpoint directory
+    ├── DeviceError           hardware that was asked for and is not there, or is too small
+    └── TrainingError         a run that cannot go on (numbers that are no numbers)
+    Interrupted               SIGINT or SIGTERM, after the work was saved; exit 130 or 143
+
+Anything else that reaches the user is a bug of this program.
+"""
+
+
+class TransformerMTError(Exception):
+    """A mistake the user can mend: the message names the culprit and says what to do."""
+
+
+class ConfigError(TransformerMTError):
+    """A configuration key, value or combination that cannot be used."""
+
+
+class DataError(TransformerMTError):
+    """A corpus, text file or vocabulary that is missing or malformed."""
+
+
+class CheckpointError(TransformerMTError):
+    """A run or checkpoint directory that is missing, damaged or of another configuration."""
+
+
+class DeviceError(TransformerMTError):
+    """A device or precision that this machine does not have."""
+
+
+class TrainingError(TransformerMTError):
+    """A training run that cannot go on."""
+
+
+class Interrupted(Exception):
+    """A signal asked the program to stop, and everything worth keeping has been kept.
+
+    Args:
+        signum: Number of the signal; the exit code is 128 more, as shells have it.
+    """
+
+    def __init__(self, signum: int) -> None:
+        super().__init__(f"stopped by signal {signum}")
+        self.exit_code = 128 + signum

@@ -1,0 +1,400 @@
+"""The encoder-decoder Transformer. Knows ids and tensors, no files and no strings.
+
+Shapes: B batch, S source length, T target length, D model width, H heads, K head width,
+V vocabulary. Masks are bool and True means "may attend".
+
+Reference: Vaswani et al. 2017, Attention Is All You Need, section 3.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from transformer_mt.config import ModelConfig
+
+Maps = list[Tensor]
+"""Collects attention weights, (B, H, queries, keys), when a caller wants to look at them."""
+
+
+@dataclass
+class LayerCache:
+    """Keys and values that one decoder layer keeps between steps, each (B, H, length, K)."""
+
+    self_keys: Tensor
+    self_values: Tensor
+    memory_keys: Tensor
+    memory_values: Tensor
+
+
+@dataclass
+class DecoderState:
+    """What incremental decoding carries from step to step.
+
+    Attributes:
+        layers: Cached keys and values; those of self-attention have room for `max_length`.
+        memory_mask: Real source positions, (B, 1, 1, S).
+        length: Target positions already in the cache.
+    """
+
+    layers: list[LayerCache]
+    memory_mask: Tensor
+    length: int = 0
+
+    def select(self, rows: Tensor) -> None:
+        """Keeps, repeats or reorders rows in place; rows is an int64 tensor of row numbers."""
+        self.memory_mask = self.memory_mask[rows]
+        for layer in self.layers:
+            for name, tensor in vars(layer).items():
+                setattr(layer, name, tensor[rows])
+
+
+def sinusoid(positions: Tensor, d_model: int) -> Tensor:
+    """Computes position encodings.
+
+    Args:
+        positions: Positions from 0, (L,).
+        d_model: Model width, even.
+
+    Returns:
+        Sines in even and cosines in odd places, (L, D), float32.
+
+    Reference:
+        Section 3.5.
+    """
+    rates = torch.exp(
+        torch.arange(0, d_model, 2, device=positions.device) * (-math.log(10000.0) / d_model)
+    )
+    angles = positions[:, None] * rates  # (L, D / 2)
+    return torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(1)
+
+
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    causal: bool,
+    dropout: float,
+    maps: Maps | None,
+) -> Tensor:
+    """Computes scaled dot-product attention.
+
+    Args:
+        q: Queries, (B, H, T, K).
+        k: Keys, (B, H, S, K).
+        v: Values, (B, H, S, K).
+        mask: Where queries may attend, broadcastable to (B, H, T, S); None is everywhere.
+        causal: Whether a query sees only positions up to its own.
+        dropout: Probability with which a weight is dropped.
+        maps: Receives the weights, (B, H, T, S), if given.
+
+    Returns:
+        Weighted values, (B, H, T, K).
+
+    Reference:
+        Section 3.2.1, equation 1.
+    """
+    if maps is not None:
+        maps.append(_attention_weights(q, k, mask, causal))
+    if q.device.type == "cpu":
+        # On CPUs the bf16 backward of this one operation is many times slower than fp32's.
+        with torch.autocast("cpu", enabled=False):
+            return F.scaled_dot_product_attention(
+                q.float(), k.float(), v.float(), mask, dropout, causal
+            )
+    return F.scaled_dot_product_attention(q, k, v, mask, dropout, causal)
+
+
+def _attention_weights(q: Tensor, k: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
+    scores = q.float() @ k.float().transpose(-2, -1) / math.sqrt(q.size(-1))  # (B, H, T, S)
+    if causal:
+        mask = torch.ones(q.size(-2), k.size(-2), dtype=torch.bool, device=q.device).tril()
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -math.inf)
+    return scores.softmax(dim=-1)
+
+
+class SelfAttention(nn.Module):
+    """Multi-head attention of a sequence to itself (section 3.2.2)."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.n_heads, self.dropout = config.n_heads, config.attention_dropout
+        self.qkv = nn.Linear(config.d_model, 3 * config.d_model, config.attention_bias)
+        self.out = nn.Linear(config.d_model, config.d_model, config.attention_bias)
+
+    def forward(self, x: Tensor, mask: Tensor | None, causal: bool, maps: Maps | None) -> Tensor:
+        """Attends within x, (B, T, D) to (B, T, D)."""
+        q, k, v = self.qkv(x).unflatten(-1, (3 * self.n_heads, -1)).transpose(1, 2).chunk(3, dim=1)
+        dropout = self.dropout if self.training else 0.0
+        return self._project(attend(q, k, v, mask, causal, dropout, maps))
+
+    def step(self, x: Tensor, cache: LayerCache, length: int) -> Tensor:
+        """Attends from position `length` to itself and all before, (B, 1, D) to (B, 1, D)."""
+        q, k, v = self.qkv(x).unflatten(-1, (3 * self.n_heads, -1)).transpose(1, 2).chunk(3, dim=1)
+        cache.self_keys[:, :, length] = k[:, :, 0]
+        cache.self_values[:, :, length] = v[:, :, 0]
+        keys, values = cache.self_keys[:, :, : length + 1], cache.self_values[:, :, : length + 1]
+        return self._project(attend(q, keys, values, None, False, 0.0, None))
+
+    def _project(self, heads: Tensor) -> Tensor:
+        projected: Tensor = self.out(heads.transpose(1, 2).flatten(2))  # (B, T, D)
+        return projected
+
+
+class CrossAttention(nn.Module):
+    """Multi-head attention of the target to the encoder's output (section 3.2.3)."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.n_heads, self.dropout = config.n_heads, config.attention_dropout
+        self.q = nn.Linear(config.d_model, config.d_model, config.attention_bias)
+        self.kv = nn.Linear(config.d_model, 2 * config.d_model, config.attention_bias)
+        self.out = nn.Linear(config.d_model, config.d_model, config.attention_bias)
+
+    def project_memory(self, memory: Tensor) -> tuple[Tensor, Tensor]:
+        """Makes keys and values of the encoder's output, (B, S, D) to two (B, H, S, K)."""
+        k, v = self.kv(memory).unflatten(-1, (2 * self.n_heads, -1)).transpose(1, 2).chunk(2, dim=1)
+        return k, v
+
+    def forward(
+        self, x: Tensor, keys: Tensor, values: Tensor, mask: Tensor, maps: Maps | None
+    ) -> Tensor:
+        """Attends from x, (B, T, D), to projected memory; gives (B, T, D)."""
+        q = self.q(x).unflatten(-1, (self.n_heads, -1)).transpose(1, 2)  # (B, H, T, K)
+        dropout = self.dropout if self.training else 0.0
+        heads = attend(q, keys, values, mask, False, dropout, maps)
+        projected: Tensor = self.out(heads.transpose(1, 2).flatten(2))  # (B, T, D)
+        return projected
+
+
+class FeedForward(nn.Module):
+    """Two linear maps with a ReLU between, at each position (section 3.3)."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.inner = nn.Linear(config.d_model, config.d_ff)
+        self.outer = nn.Linear(config.d_ff, config.d_model)
+        self.dropout = nn.Dropout(config.activation_dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Maps (B, T, D) to (B, T, D)."""
+        projected: Tensor = self.outer(self.dropout(self.inner(x).relu()))
+        return projected
+
+
+class Residual(nn.Module):
+    """The residual connection, dropout and layer norm around a sublayer (section 3.1)."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.placement: Literal["post", "pre", "sublayer"] = config.norm
+        self.norm = nn.LayerNorm(config.d_model)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(self, x: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
+        """Applies a sublayer to x, (B, T, D), and adds what it gives."""
+        out: Tensor
+        if self.placement == "post":
+            out = self.norm(x + self.dropout(sublayer(x)))
+        elif self.placement == "pre":
+            out = x + self.dropout(sublayer(self.norm(x)))
+        else:
+            out = x + self.norm(self.dropout(sublayer(x)))
+        return out
+
+
+class EncoderLayer(nn.Module):
+    """Self-attention and feed-forward (section 3.1)."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.self_attention, self.feed_forward = SelfAttention(config), FeedForward(config)
+        self.residuals = nn.ModuleList(Residual(config) for _ in range(2))
+
+    def forward(self, x: Tensor, mask: Tensor, maps: Maps | None) -> Tensor:
+        """Maps (B, S, D) to (B, S, D)."""
+        x = self.residuals[0](x, lambda y: self.self_attention(y, mask, False, maps))
+        x = self.residuals[1](x, self.feed_forward)
+        return x
+
+
+class DecoderLayer(nn.Module):
+    """Causal self-attention, attention to the memory, feed-forward (section 3.1)."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.self_attention, self.cross_attention = SelfAttention(config), CrossAttention(config)
+        self.feed_forward = FeedForward(config)
+        self.residuals = nn.ModuleList(Residual(config) for _ in range(3))
+
+    def forward(
+        self, x: Tensor, memory: Tensor, memory_mask: Tensor, maps: tuple[Maps, Maps] | None
+    ) -> Tensor:
+        """Maps (B, T, D) to (B, T, D); maps receive self- and cross-attention weights."""
+        self_maps, cross_maps = maps or (None, None)
+        keys, values = self.cross_attention.project_memory(memory)
+        # Padding stands at the end, so the causal mask alone hides it from every real position.
+        x = self.residuals[0](x, lambda y: self.self_attention(y, None, True, self_maps))
+        x = self.residuals[1](
+            x, lambda y: self.cross_attention(y, keys, values, memory_mask, cross_maps)
+        )
+        x = self.residuals[2](x, self.feed_forward)
+        return x
+
+    def step(self, x: Tensor, cache: LayerCache, memory_mask: Tensor, length: int) -> Tensor:
+        """Maps one position, (B, 1, D) to (B, 1, D), and adds it to the cache."""
+        keys, values = cache.memory_keys, cache.memory_values
+        x = self.residuals[0](x, lambda y: self.self_attention.step(y, cache, length))
+        x = self.residuals[1](x, lambda y: self.cross_attention(y, keys, values, memory_mask, None))
+        x = self.residuals[2](x, self.feed_forward)
+        return x
+
+
+class Transformer(nn.Module):
+    """The whole model, from ids to logits.
+
+    Args:
+        config: Sizes and variants.
+        src_size: Source vocabulary.
+        tgt_size: Target vocabulary.
+        pad_id: Id of padding, which nothing attends to.
+
+    Raises:
+        ValueError: If embeddings are tied and the vocabularies differ in size.
+    """
+
+    def __init__(self, config: ModelConfig, src_size: int, tgt_size: int, pad_id: int) -> None:
+        super().__init__()
+        if config.tie_embeddings and src_size != tgt_size:
+            raise ValueError(f"tied embeddings need one vocabulary, not {src_size} and {tgt_size}")
+        self.d_model, self.n_heads, self.pad_id = config.d_model, config.n_heads, pad_id
+        # Tied, the one matrix is a parameter once: checkpoints hold it once too.
+        self.src_embedding = nn.Parameter(torch.empty(src_size, config.d_model))
+        if not config.tie_embeddings:
+            self.tgt_embedding = nn.Parameter(torch.empty(tgt_size, config.d_model))
+            self.out_embedding = nn.Parameter(torch.empty(tgt_size, config.d_model))
+        self.tied = config.tie_embeddings
+        self.dropout = nn.Dropout(config.dropout)
+        self.encoder = nn.ModuleList(EncoderLayer(config) for _ in range(config.encoder_layers))
+        self.decoder = nn.ModuleList(DecoderLayer(config) for _ in range(config.decoder_layers))
+        final_norm = config.norm != "post"
+        self.encoder_norm = nn.LayerNorm(config.d_model) if final_norm else nn.Identity()
+        self.decoder_norm = nn.LayerNorm(config.d_model) if final_norm else nn.Identity()
+        self.register_buffer("positions", torch.empty(0, config.d_model), persistent=False)
+        self._initialise()
+
+    def _initialise(self) -> None:
+        """Embeddings from N(0, 1/D), each projection Xavier uniform, biases zero."""
+        for name, parameter in self.named_parameters():
+            if name.endswith("_embedding"):
+                nn.init.normal_(parameter, std=self.d_model**-0.5)
+            elif name.endswith((".qkv.weight", ".kv.weight")):
+                # A fused matrix is several projections, and Xavier's bound is that of each.
+                for projection in parameter.split(self.d_model):
+                    nn.init.xavier_uniform_(projection)
+            elif parameter.dim() == 2:
+                nn.init.xavier_uniform_(parameter)
+            elif name.endswith("bias"):
+                nn.init.zeros_(parameter)
+
+    def forward(self, src: Tensor, tgt_in: Tensor) -> Tensor:
+        """Computes logits, (B, T, V), of padded ids, (B, S) and (B, T)."""
+        return self.decode(tgt_in, self.encode(src), self.src_mask(src))
+
+    def src_mask(self, src: Tensor) -> Tensor:
+        """Marks real source positions, (B, S) to (B, 1, 1, S)."""
+        return (src != self.pad_id)[:, None, None, :]
+
+    def encode(self, src: Tensor, maps: Maps | None = None) -> Tensor:
+        """Encodes source ids.
+
+        Args:
+            src: Padded ids, (B, S).
+            maps: Receives each layer's attention weights, (B, H, S, S), if given.
+
+        Returns:
+            The memory, (B, S, D).
+        """
+        mask = self.src_mask(src)
+        x = self._embed(src, self.src_embedding, 0)
+        for layer in self.encoder:
+            x = layer(x, mask, maps)
+        memory: Tensor = self.encoder_norm(x)
+        return memory
+
+    def decode(
+        self,
+        tgt_in: Tensor,
+        memory: Tensor,
+        memory_mask: Tensor,
+        maps: tuple[Maps, Maps] | None = None,
+    ) -> Tensor:
+        """Computes the logits of every target position at once.
+
+        Args:
+            tgt_in: Begin mark and target ids, padded, (B, T).
+            memory: The encoder's output, (B, S, D).
+            memory_mask: Real source positions, (B, 1, 1, S).
+            maps: Two lists that receive each layer's self-attention weights, (B, H, T, T),
+                and cross-attention weights, (B, H, T, S), if given.
+
+        Returns:
+            Logits, (B, T, V).
+        """
+        x = self._embed(tgt_in, self._tgt_matrix(), 0)
+        for layer in self.decoder:
+            x = layer(x, memory, memory_mask, maps)
+        return self._logits(x)
+
+    def start(self, src: Tensor, max_length: int) -> DecoderState:
+        """Encodes source ids, (B, S), and makes room to decode `max_length` target positions."""
+        memory = self.encode(src)
+        layers = []
+        for layer in self.decoder:
+            keys, values = layer.cross_attention.project_memory(memory)  # type: ignore[union-attr, operator]
+            room = (len(src), self.n_heads, max_length, self.d_model // self.n_heads)
+            layers.append(LayerCache(keys.new_empty(room), keys.new_empty(room), keys, values))
+        return DecoderState(layers, self.src_mask(src))
+
+    def decode_step(self, ids: Tensor, state: DecoderState) -> Tensor:
+        """Computes the logits of the next position and adds this one to the state.
+
+        Args:
+            ids: The token at position `state.length` of each row, (B,).
+            state: From `start`; changed in place.
+
+        Returns:
+            Logits, (B, V), equal to `decode`'s at this position.
+        """
+        x = self._embed(ids[:, None], self._tgt_matrix(), state.length)
+        for layer, cache in zip(self.decoder, state.layers, strict=True):
+            x = layer.step(x, cache, state.memory_mask, state.length)  # type: ignore[operator]
+        state.length += 1
+        return self._logits(x)[:, 0]
+
+    def _tgt_matrix(self) -> Tensor:
+        return self.src_embedding if self.tied else self.tgt_embedding
+
+    def _embed(self, ids: Tensor, matrix: Tensor, start: int) -> Tensor:
+        """Embeds ids, (B, L), that stand from position `start` on; gives (B, L, D)."""
+        embedded = F.embedding(ids, matrix) * math.sqrt(self.d_model)  # section 3.4
+        positions = self._positions(start + ids.size(1))[start:]
+        dropped: Tensor = self.dropout(embedded + positions)
+        return dropped
+
+    def _positions(self, length: int) -> Tensor:
+        if length > len(self.positions):
+            room = max(length, 2 * len(self.positions), 256)
+            steps = torch.arange(room, device=self.src_embedding.device)
+            self.positions = sinusoid(steps, self.d_model)
+        return self.positions[:length]
+
+    def _logits(self, x: Tensor) -> Tensor:
+        matrix = self.src_embedding if self.tied else self.out_embedding
+        return F.linear(self.decoder_norm(x), matrix)

@@ -1,0 +1,166 @@
+"""SentencePiece vocabularies: train, load, encode, decode.
+
+Between `encode` and `decode` everything is ids.
+"""
+
+import io
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import sentencepiece
+
+from transformer_mt.config import VocabConfig
+from transformer_mt.errors import DataError
+
+PAD_ID, UNK_ID, BOS_ID, EOS_ID = 0, 1, 2, 3
+
+_LINE_BREAKS = str.maketrans("\n\r\t", "   ")
+
+
+class Vocabulary:
+    """Pieces of the source and of the target language, which may be the same ones.
+
+    Args:
+        src_model: Serialised SentencePiece model of the source.
+        tgt_model: That of the target; the same bytes when the vocabulary is shared.
+
+    Raises:
+        DataError: If the bytes are no SentencePiece model, or one with other special ids.
+    """
+
+    def __init__(self, src_model: bytes, tgt_model: bytes) -> None:
+        self.src_model, self.tgt_model = src_model, tgt_model
+        self._src = _load(src_model)
+        self._tgt = self._src if self.shared else _load(tgt_model)
+
+    @property
+    def shared(self) -> bool:
+        """Whether both languages use one set of pieces."""
+        return self.src_model == self.tgt_model
+
+    @property
+    def src_size(self) -> int:
+        """Number of source pieces, special ones included."""
+        return int(self._src.get_piece_size())
+
+    @property
+    def tgt_size(self) -> int:
+        """Number of target pieces, special ones included."""
+        return int(self._tgt.get_piece_size())
+
+    def encode_src(self, texts: Sequence[str]) -> list[list[int]]:
+        """Encodes source texts into piece ids, without begin or end marks."""
+        return _encode(self._src, texts)
+
+    def encode_tgt(self, texts: Sequence[str]) -> list[list[int]]:
+        """Encodes target texts into piece ids, without begin or end marks."""
+        return _encode(self._tgt, texts)
+
+    def src_pieces(self, ids: Sequence[int]) -> list[str]:
+        """Spells source ids as pieces; a word begins with `▁`."""
+        return [str(self._src.id_to_piece(i)) for i in ids]
+
+    def decode_tgt(self, ids: Sequence[int]) -> str:
+        """Joins target ids into one line of text.
+
+        Byte pieces can spell a line break or a tab; each becomes a space, so that a
+        hypothesis is always exactly one line.
+        """
+        return str(self._tgt.decode(list(ids))).translate(_LINE_BREAKS)
+
+    def save(self, directory: Path) -> list[Path]:
+        """Writes the model files and returns their paths: one file when shared, else two."""
+        models = {"vocab.model": self.src_model}
+        if not self.shared:
+            models = {"src.model": self.src_model, "tgt.model": self.tgt_model}
+        for name, model in models.items():
+            (directory / name).write_bytes(model)
+        return [directory / name for name in models]
+
+    @classmethod
+    def load(cls, directory: Path) -> "Vocabulary":
+        """Reads what `save` wrote.
+
+        Raises:
+            DataError: If a file is missing or is no SentencePiece model.
+        """
+        shared = directory / "vocab.model"
+        paths = [shared] * 2 if shared.exists() else [directory / "src.model", directory / "tgt.model"]
+        try:
+            return cls(*(path.read_bytes() for path in paths))
+        except OSError as error:
+            raise DataError(f"{error.filename}: no vocabulary there: {error.strerror}") from None
+
+
+def train_vocabulary(
+    src_texts: Iterable[str], tgt_texts: Iterable[str], config: VocabConfig, seed: int
+) -> Vocabulary:
+    """Learns a vocabulary from the two sides of the training text.
+
+    Text is kept as written (SentencePiece's `identity` rule) but for white space, which is
+    folded; characters too rare for a piece are spelled in bytes, so nothing is unknown.
+
+    Args:
+        src_texts: Source lines.
+        tgt_texts: Target lines.
+        config: Kind, size and sharing.
+        seed: Draws the sample when there are more than `max_sentences` lines.
+
+    Raises:
+        DataError: If the text is too small for the size asked for; names the largest that fits.
+    """
+    if config.shared:
+        model = _train((*src_texts, *tgt_texts), config, seed)
+        return Vocabulary(model, model)
+    return Vocabulary(_train(src_texts, config, seed), _train(tgt_texts, config, seed))
+
+
+def _train(texts: Iterable[str], config: VocabConfig, seed: int) -> bytes:
+    sentencepiece.set_random_generator_seed(seed)
+    sentencepiece.set_min_log_level(2)
+    writer = io.BytesIO()
+    try:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=(fold_whitespace(text) for text in texts),
+            model_writer=writer,
+            model_type=config.kind,
+            vocab_size=config.size,
+            input_sentence_size=config.max_sentences,
+            shuffle_input_sentence=True,
+            character_coverage=0.9999,
+            normalization_rule_name="identity",
+            byte_fallback=True,
+            pad_id=PAD_ID,
+            unk_id=UNK_ID,
+            bos_id=BOS_ID,
+            eos_id=EOS_ID,
+        )
+    except RuntimeError as error:
+        reason = str(error).strip().splitlines()[-1]
+        raise DataError(f"vocab.size = {config.size}: SentencePiece says: {reason}") from None
+    return writer.getvalue()
+
+
+def fold_whitespace(text: str) -> str:
+    """Makes every run of white space, whatever its kind, one space, and trims the ends."""
+    return " ".join(text.split())
+
+
+def _load(model: bytes) -> sentencepiece.SentencePieceProcessor:
+    processor = sentencepiece.SentencePieceProcessor()
+    try:
+        processor.load_from_serialized_proto(model)
+    except RuntimeError:
+        raise DataError("the vocabulary file is not a SentencePiece model") from None
+    ids = (processor.pad_id(), processor.unk_id(), processor.bos_id(), processor.eos_id())
+    if ids != (PAD_ID, UNK_ID, BOS_ID, EOS_ID):
+        raise DataError(f"the vocabulary has pad, unk, bos, eos = {ids}; 0, 1, 2, 3 are needed")
+    return processor
+
+
+def _encode(
+    processor: sentencepiece.SentencePieceProcessor, texts: Sequence[str]
+) -> list[list[int]]:
+    folded = [fold_whitespace(text) for text in texts]
+    ids: list[list[int]] = processor.encode(folded, num_threads=-1) if folded else []
+    return ids
