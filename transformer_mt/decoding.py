@@ -1,7 +1,7 @@
 """Search over a step function. Knows ids, not strings, and no model."""
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -14,7 +14,10 @@ class State(Protocol):
         """Keeps only the given rows, in the given order."""
 
 
-def greedy[S: State](
+S = TypeVar("S", bound=State)
+
+
+def greedy(
     step: Callable[[Tensor, S], Tensor],
     state: S,
     max_lengths: Tensor,

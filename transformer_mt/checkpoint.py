@@ -1,0 +1,326 @@
+"""Checkpoints: atomic, verified, self-contained directories.
+
+    RUN/step-00001000/
+        model.safetensors      weights, a tied matrix once
+        training.safetensors   Adam's moments; the newest two checkpoints only
+        state.json             position, best score, loss scale, precision
+        config.json            the whole configuration
+        vocab.model            or src.model and tgt.model
+        manifest.json          SHA-256 of each file and of itself
+
+Nothing in it is ever unpickled, and nothing half-written is ever loaded.
+"""
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Self
+
+import safetensors
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+
+from transformer_mt.config import Config, parse_config
+from transformer_mt.errors import CheckpointError, ConfigError, DataError
+from transformer_mt.model import Transformer
+from transformer_mt.vocab import PAD_ID, Vocabulary
+
+MANIFEST, MODEL, TRAINING, STATE, CONFIG = (
+    "manifest.json",
+    "model.safetensors",
+    "training.safetensors",
+    "state.json",
+    "config.json",
+)
+KEEP_TRAINING = 2
+"""Checkpoints that keep optimizer moments: the newest, and the one to fall back to."""
+
+_NAME = re.compile(r"step-(\d{8,})")
+
+
+@dataclass(frozen=True)
+class TrainState:
+    """Where a run stands, apart from weights and moments.
+
+    Attributes:
+        step: Steps of data consumed, skipped ones included.
+        epoch: Epoch the next step belongs to, from 0.
+        index: Steps of that epoch already consumed.
+        seconds: Training time so far, over all resumptions.
+        skipped: Steps left out because their numbers were not finite.
+        best_bleu: Best validation BLEU so far; below 0 before the first validation.
+        best_step: Step of that validation.
+        bad_validations: Validations since.
+        valid_step: Step of the latest validation.
+        precision: What `auto` was resolved to.
+        corpus: Digest of the training ids.
+        scaler: State of the fp16 loss scaler; empty without one.
+    """
+
+    step: int = 0
+    epoch: int = 0
+    index: int = 0
+    seconds: float = 0.0
+    skipped: int = 0
+    best_bleu: float = -1.0
+    best_step: int = 0
+    bad_validations: int = 0
+    valid_step: int = 0
+    precision: str = "fp32"
+    corpus: str = ""
+    scaler: dict[str, Any] | None = None
+
+    def with_(self, **changes: Any) -> Self:
+        """Gives a copy with some attributes changed."""
+        return replace(self, **changes)
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A verified checkpoint, read back.
+
+    Attributes:
+        path: Its directory.
+        config: The run's configuration.
+        vocab: Its vocabulary.
+        state: Where the run stood.
+    """
+
+    path: Path
+    config: Config
+    vocab: Vocabulary
+    state: TrainState
+
+    def build_model(self) -> Transformer:
+        """Builds the model with its weights, on the CPU, in evaluation mode.
+
+        Raises:
+            CheckpointError: If the weights are not those of the configuration.
+        """
+        model = Transformer(self.config.model, self.vocab.src_size, self.vocab.tgt_size, PAD_ID)
+        self.load_weights(model)
+        return model.eval()
+
+    def load_weights(self, model: nn.Module) -> None:
+        """Copies the weights into a model.
+
+        Raises:
+            CheckpointError: If a name or shape differs.
+        """
+        try:
+            safetensors.torch.load_model(model, self.path / MODEL)
+        except (RuntimeError, OSError, safetensors.SafetensorError) as error:
+            raise CheckpointError(f"{self.path / MODEL}: {_one_line(error)}") from None
+
+    def load_moments(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        """Copies Adam's moments into an optimizer of the model.
+
+        Raises:
+            CheckpointError: If the checkpoint holds none.
+        """
+        if not (self.path / TRAINING).exists():
+            raise CheckpointError(f"{self.path}: holds no {TRAINING}, so training cannot resume")
+        tensors = safetensors.torch.load_file(self.path / TRAINING)
+        state = optimizer.state_dict()
+        state["state"] = {
+            index: {key: tensors[f"{key}.{name}"] for key in ("exp_avg", "exp_avg_sq", "step")}
+            for index, (name, _) in enumerate(model.named_parameters())
+        }
+        optimizer.load_state_dict(state)
+
+
+def save_checkpoint(
+    run_dir: Path,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    config: Config,
+    vocab: Vocabulary,
+    state: TrainState,
+) -> Path:
+    """Writes a checkpoint beside its final name, syncs it to disk and renames it.
+
+    Returns:
+        The checkpoint directory.
+
+    Raises:
+        OSError: If the disk does not take it; what was there before is untouched.
+    """
+    final = run_dir / f"step-{state.step:08d}"
+    partial = run_dir / f".{final.name}.partial"
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    try:
+        weights = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
+        safetensors.torch.save_file(weights, partial / MODEL)
+        safetensors.torch.save_file(_moments(model, optimizer), partial / TRAINING)
+        (partial / STATE).write_bytes(_canonical(asdict(state)))
+        (partial / CONFIG).write_bytes(_canonical(config.model_dump(mode="json")))
+        vocab.save(partial)
+        _write_manifest(partial, {path.name: _sha256(path) for path in partial.iterdir()})
+        for path in partial.iterdir():
+            _sync(path)
+        _sync(partial)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+    if final.exists():  # damaged, or it would have been resumed from
+        shutil.rmtree(final)
+    partial.rename(final)
+    _sync(run_dir)
+    return final
+
+
+def prune(run_dir: Path, keep_last: int, best_step: int) -> None:
+    """Deletes all but the newest checkpoints and the best, and moments no resume will need."""
+    paths = list_checkpoints(run_dir)
+    for age, path in enumerate(paths):
+        if age >= keep_last and _step(path) != best_step:
+            # Renamed first: a half-deleted directory must not look like a damaged checkpoint.
+            doomed = path.with_name(f".{path.name}.partial")
+            path.rename(doomed)
+            shutil.rmtree(doomed)
+        elif age >= KEEP_TRAINING and (path / TRAINING).exists():
+            files = _read_manifest(path)
+            files.pop(TRAINING, None)
+            _write_manifest(path, files)
+            (path / TRAINING).unlink()
+
+
+def list_checkpoints(run_dir: Path) -> list[Path]:
+    """Lists the checkpoint directories of a run, newest first."""
+    if not run_dir.is_dir():
+        return []
+    return sorted((path for path in run_dir.iterdir() if _NAME.fullmatch(path.name)), reverse=True)
+
+
+def load_checkpoint(path: Path) -> Checkpoint:
+    """Verifies and reads one checkpoint directory.
+
+    Raises:
+        CheckpointError: Naming the file that is missing or damaged.
+    """
+    files = _read_manifest(path)
+    for name, digest in sorted(files.items()):
+        if not (path / name).is_file():
+            raise CheckpointError(f"{path / name}: missing from the checkpoint")
+        if _sha256(path / name) != digest:
+            raise CheckpointError(f"{path / name}: damaged (its SHA-256 is not the manifest's)")
+    try:
+        config = parse_config(json.loads((path / CONFIG).read_bytes()), str(path / CONFIG))
+        state = TrainState(**json.loads((path / STATE).read_bytes()))
+        return Checkpoint(path, config, Vocabulary.load(path), state)
+    except (ConfigError, DataError) as error:
+        raise CheckpointError(str(error)) from None
+    except (ValueError, TypeError, OSError) as error:
+        raise CheckpointError(f"{path}: not readable: {_one_line(error)}") from None
+
+
+def load_newest(run_dir: Path, warn: Callable[[str], None]) -> Checkpoint | None:
+    """Reads the newest undamaged checkpoint of a run, warning about each damaged one.
+
+    Returns:
+        The checkpoint; None if the run has none.
+
+    Raises:
+        CheckpointError: If there are checkpoints and none is good.
+    """
+    paths = list_checkpoints(run_dir)
+    for path in paths:
+        try:
+            return load_checkpoint(path)
+        except CheckpointError as error:
+            warn(f"{error}; trying the checkpoint before it")
+    if paths:
+        raise CheckpointError(f"{run_dir}: none of its {len(paths)} checkpoints is undamaged")
+    return None
+
+
+def find_checkpoint(path: Path, warn: Callable[[str], None]) -> Checkpoint:
+    """Reads a checkpoint directory, or a run's best checkpoint, or else its newest.
+
+    Raises:
+        CheckpointError: If there is none.
+    """
+    if (path / MANIFEST).exists():
+        return load_checkpoint(path)
+    newest = load_newest(path, warn)
+    if newest is None:
+        what = "no checkpoint in it" if path.is_dir() else "no such run or checkpoint"
+        raise CheckpointError(f"{path}: {what}")
+    best = path / f"step-{newest.state.best_step:08d}"
+    if newest.state.best_bleu < 0 or best == newest.path:
+        return newest
+    try:
+        return load_checkpoint(best)
+    except CheckpointError as error:
+        warn(f"{error}; using the newest instead of the best")
+        return newest
+
+
+def _moments(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    states = optimizer.state_dict()["state"]
+    return {
+        f"{key}.{name}": states[index][key].contiguous()
+        for index, (name, _) in enumerate(model.named_parameters())
+        for key in ("exp_avg", "exp_avg_sq", "step")
+        if index in states
+    }
+
+
+def _write_manifest(directory: Path, files: dict[str, str]) -> None:
+    """Replaces the manifest at one stroke."""
+    body: dict[str, Any] = {"files": files, "format": 1}
+    body["sha256"] = hashlib.sha256(_canonical(body)).hexdigest()
+    beside = directory / f"{MANIFEST}.partial"
+    beside.write_bytes(_canonical(body))
+    _sync(beside)
+    beside.replace(directory / MANIFEST)
+    _sync(directory)
+
+
+def _read_manifest(directory: Path) -> dict[str, str]:
+    path = directory / MANIFEST
+    try:
+        body = json.loads(path.read_bytes())
+        digest = body.pop("sha256")
+        files = body["files"]
+        if digest != hashlib.sha256(_canonical(body)).hexdigest():
+            raise CheckpointError(f"{path}: damaged (its SHA-256 is not its own)")
+        if not all(isinstance(d, str) and Path(n).name == n for n, d in files.items()):
+            raise CheckpointError(f"{path}: names a file outside the checkpoint")
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot read it: {error.strerror}") from None
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise CheckpointError(f"{path}: damaged (not a manifest)") from None
+    return dict(files)
+
+
+def _canonical(value: Any) -> bytes:
+    return json.dumps(value, sort_keys=True, indent=1, allow_nan=False).encode() + b"\n"
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _step(path: Path) -> int:
+    return int(path.name.removeprefix("step-"))
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split())

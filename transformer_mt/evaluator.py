@@ -1,0 +1,74 @@
+"""From raw sources and raw references to hypotheses and scores: the one way to a BLEU."""
+
+import math
+import time
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from transformer_mt.batching import collate, cut_micro_batches
+from transformer_mt.corpus import IdPairs, RawPairs
+from transformer_mt.loss import nll
+from transformer_mt.model import Transformer
+from transformer_mt.scoring import Score, bleu, chrf
+from transformer_mt.translator import Translator
+from transformer_mt.vocab import BOS_ID, EOS_ID, PAD_ID
+
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Translations of a set and their scores.
+
+    Attributes:
+        hypotheses: One a source line, detokenised.
+        bleu: Corpus BLEU.
+        chrf: Corpus chrF2.
+        seconds: Time spent translating.
+    """
+
+    hypotheses: list[str]
+    bleu: Score
+    chrf: Score
+    seconds: float
+
+
+def evaluate(translator: Translator, pairs: RawPairs) -> Evaluation:
+    """Translates raw sources and scores the result against raw references.
+
+    Raises:
+        DataError: If there are no pairs.
+    """
+    started = time.monotonic()
+    hypotheses = list(translator.translate(pairs.src))
+    seconds = time.monotonic() - started
+    return Evaluation(hypotheses, bleu(hypotheses, pairs.tgt), chrf(hypotheses, pairs.tgt), seconds)
+
+
+@torch.inference_mode()
+def mean_nll(model: Transformer, pairs: IdPairs, micro_batch_tokens: int) -> float:
+    """Computes the unsmoothed negative log-likelihood, in nats a target token.
+
+    Args:
+        model: On its device; set to evaluation mode meanwhile.
+        pairs: Every pair counts, however long.
+        micro_batch_tokens: Padded positions computed at once, unless a single pair needs more.
+    """
+    training, device = model.training, model.src_embedding.device
+    model.eval()
+    src_lengths, tgt_lengths = pairs.src_lengths, pairs.tgt_lengths
+    order = np.lexsort((src_lengths, tgt_lengths))
+    room = max(micro_batch_tokens, int(src_lengths.max()), int(tgt_lengths.max()))
+    total = torch.zeros((), dtype=torch.float64, device=device)
+    for part in cut_micro_batches(order, src_lengths, tgt_lengths, room):
+        src, tgt = [pairs.src(i) for i in part], [pairs.tgt(i) for i in part]
+        batch = collate(src, tgt, PAD_ID, BOS_ID, EOS_ID).to(device)
+        total += nll(model(batch.src, batch.tgt_in), batch.tgt_out, PAD_ID)
+    model.train(training)
+    return float(total) / int(tgt_lengths.sum())
+
+
+def perplexity(mean: float) -> float:
+    """Turns nats a token into a perplexity; one too large for a float is infinite."""
+    return math.exp(mean) if mean < 700 else math.inf

@@ -1,0 +1,93 @@
+"""What a run tells: metrics.jsonl for programs, train.log for people, the progress bar."""
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from tqdm import tqdm
+
+
+class RunLog:
+    """The log files of one run directory and the progress bar on stderr.
+
+    Args:
+        run_dir: The run directory, which exists.
+        step: The step the run stands at; metrics of later steps, which an interrupted process
+            wrote and this one will write again, are removed.
+        total: Steps the run will have at most, for the bar.
+    """
+
+    def __init__(self, run_dir: Path, step: int, total: int) -> None:
+        self._metrics_path = run_dir / "metrics.jsonl"
+        _truncate_metrics(self._metrics_path, step)
+        self._metrics = self._metrics_path.open("a", encoding="utf-8")
+        self._text = (run_dir / "train.log").open("a", encoding="utf-8")
+        self._bar = tqdm(
+            total=total,
+            initial=step,
+            unit="step",
+            dynamic_ncols=True,
+            file=sys.stderr,
+            disable=not sys.stderr.isatty(),
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._bar.close()
+        self._metrics.close()
+        self._text.close()
+
+    def record(self, kind: str, **values: Any) -> None:
+        """Adds a line to metrics.jsonl; `kind` is `train` or `valid`."""
+        self._metrics.write(json.dumps({"kind": kind, **values}) + "\n")
+        self._metrics.flush()
+
+    def say(self, text: str) -> None:
+        """Prints a line to stderr, above the bar, and keeps it in train.log."""
+        self._bar.write(text, file=sys.stderr)
+        self.note(text)
+
+    def note(self, text: str) -> None:
+        """Keeps a line in train.log alone."""
+        self._text.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
+        self._text.flush()
+
+    def advance(self) -> None:
+        """Moves the bar by a step."""
+        self._bar.update()
+
+    def show(self, **figures: str) -> None:
+        """Shows figures behind the bar, or as a line where there is no terminal."""
+        if self._bar.disable:
+            shown = " ".join(f"{name}={figure}" for name, figure in figures.items())
+            print(shown, file=sys.stderr)
+        else:
+            figures.pop("step", None)
+            self._bar.set_postfix(figures)
+
+
+def _truncate_metrics(path: Path, step: int) -> None:
+    if not path.exists():
+        return
+    kept = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            record = json.loads(line)
+        except json.JSONDecodeError:
+            continue  # the line a killed process was writing
+        if record["step"] <= step:
+            kept.append(line + "\n")
+    beside = path.with_name(path.name + ".tmp")
+    beside.write_text("".join(kept), encoding="utf-8")
+    os.replace(beside, path)
