@@ -26,18 +26,21 @@ class Batch:
         src: Source pieces and end mark, (B, S).
         tgt_in: Begin mark and target pieces, (B, T).
         tgt_out: Target pieces and end mark, (B, T).
+        tgt_tokens: Real tokens in `tgt_out`, known without asking the device.
     """
 
     src: torch.Tensor
     tgt_in: torch.Tensor
     tgt_out: torch.Tensor
+    tgt_tokens: int
 
     def to(self, device: torch.device) -> "Batch":
         """Copies to a device, without waiting for it where that is possible."""
         tensors = (self.src, self.tgt_in, self.tgt_out)
         if device.type == "cuda":
-            tensors = tuple(tensor.pin_memory() for tensor in tensors)  # type: ignore[assignment]
-        return Batch(*(tensor.to(device, non_blocking=True) for tensor in tensors))
+            tensors = (self.src.pin_memory(), self.tgt_in.pin_memory(), self.tgt_out.pin_memory())
+        src, tgt_in, tgt_out = (tensor.to(device, non_blocking=True) for tensor in tensors)
+        return Batch(src, tgt_in, tgt_out, self.tgt_tokens)
 
 
 def plan_epoch(
@@ -135,4 +138,5 @@ def collate(
         src=pad([np.concatenate((row, eos)) for row in src], pad_id),
         tgt_in=pad([np.concatenate((bos, row)) for row in tgt], pad_id),
         tgt_out=pad([np.concatenate((row, eos)) for row in tgt], pad_id),
+        tgt_tokens=sum(len(row) + 1 for row in tgt),
     )

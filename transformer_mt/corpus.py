@@ -3,7 +3,7 @@
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -102,35 +102,33 @@ def load_split(config: DataConfig, split: str) -> RawPairs:
     return _load_dataset(config, split)
 
 
-def read_lines(path: Path) -> list[str]:
-    r"""Reads UTF-8 text, split at `\n` alone, so that line numbers are those of other tools.
-
-    A final line break ends the last line and does not begin another.
+def load_text(src_path: Path, tgt_path: Path) -> RawPairs:
+    """Reads two line-aligned files.
 
     Raises:
-        DataError: If the file cannot be read, or a line of it is not UTF-8.
+        DataError: If one cannot be read, is not UTF-8, or has more lines than the other.
     """
-    try:
-        raw = path.read_bytes()
-    except OSError as error:
-        raise DataError(f"{path}: cannot read it: {error.strerror}") from None
-    lines = raw.split(b"\n")
-    if not lines[-1]:
-        lines.pop()
-    texts = []
-    for number, line in enumerate(lines, start=1):
-        try:
-            texts.append(line.decode("utf-8"))
-        except UnicodeDecodeError:
-            raise DataError(
-                f"{path}, line {number}: not UTF-8; convert the file, with iconv for example"
-            ) from None
-    return texts
+    src, tgt = _read_text(src_path), _read_text(tgt_path)
+    if len(src) != len(tgt):
+        raise DataError(
+            f"{src_path} has {len(src)} lines and {tgt_path} has {len(tgt)}:"
+            " they must be line-aligned"
+        )
+    return RawPairs([line.strip() for line in src], [line.strip() for line in tgt])
+
+
+def decode_lines(raw: Iterable[bytes]) -> Iterator[str]:
+    r"""Decodes lines of a binary stream; such a stream splits at `\n` alone.
+
+    Invalid UTF-8 becomes U+FFFD, so that no line is ever lost.
+    """
+    for line in raw:
+        yield line.removesuffix(b"\n").decode("utf-8", errors="replace")
 
 
 def encode_pairs(raw: RawPairs, vocab: Vocabulary) -> IdPairs:
     """Encodes pairs as they are, dropping none."""
-    return _encode(raw, vocab, keep=lambda src, tgt: None)
+    return _encode(raw, vocab, lambda src, tgt: None)
 
 
 def encode_training_pairs(raw: RawPairs, vocab: Vocabulary, config: DataConfig) -> IdPairs:
@@ -160,7 +158,7 @@ def encode_training_pairs(raw: RawPairs, vocab: Vocabulary, config: DataConfig) 
     return pairs
 
 
-def _encode(raw: RawPairs, vocab: Vocabulary, keep: Any) -> IdPairs:
+def _encode(raw: RawPairs, vocab: Vocabulary, reason: Callable[[list[int], list[int]], str | None]) -> IdPairs:
     src_parts, tgt_parts, src_lengths, tgt_lengths = [], [], [0], [0]
     dropped: Counter[str] = Counter()
     for start in range(0, len(raw), _ENCODE_AT_ONCE):
@@ -169,7 +167,7 @@ def _encode(raw: RawPairs, vocab: Vocabulary, keep: Any) -> IdPairs:
             vocab.encode_src(raw.src[start:stop]), vocab.encode_tgt(raw.tgt[start:stop]), strict=True
         )
         for src, tgt in encoded:
-            if why := keep(src, tgt):
+            if why := reason(src, tgt):
                 dropped[why] += 1
                 continue
             src_parts.append(np.array(src, np.int32))
@@ -201,11 +199,22 @@ def _load_text(folder: Path, config: DataConfig, split: str) -> RawPairs:
         if not path.is_file():
             there = sorted(p.name for p in folder.iterdir() if p.is_file())
             raise DataError(f"{path}: no such file; the folder holds {', '.join(there[:8])}")
-    src, tgt = (read_lines(path) for path in paths)
-    if len(src) != len(tgt):
-        raise DataError(f"{paths[0]} has {len(src)} lines, {paths[1].name} has {len(tgt)}")
+    pairs = load_text(*paths)
     part = slice(int(match["start"] or 0), int(match["stop"]) if match["stop"] else None)
-    return RawPairs([line.strip() for line in src[part]], [line.strip() for line in tgt[part]])
+    return RawPairs(pairs.src[part], pairs.tgt[part])
+
+
+def _read_text(path: Path) -> list[str]:
+    lines = []
+    try:
+        with path.open("rb") as file:  # a text file would also split at a lone carriage return
+            for number, line in enumerate(file, start=1):
+                lines.append(line.removesuffix(b"\n").decode("utf-8"))
+    except UnicodeDecodeError:
+        raise DataError(f"{path}, line {number}: not UTF-8; convert the file, say with iconv") from None
+    except OSError as error:
+        raise DataError(f"{path}: cannot read it: {error.strerror}") from None
+    return lines
 
 
 def _load_dataset(config: DataConfig, split: str) -> RawPairs:

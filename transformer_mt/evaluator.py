@@ -46,7 +46,7 @@ def evaluate(translator: Translator, pairs: RawPairs) -> Evaluation:
     return Evaluation(hypotheses, bleu(hypotheses, pairs.tgt), chrf(hypotheses, pairs.tgt), seconds)
 
 
-@torch.inference_mode()
+@torch.no_grad()
 def mean_nll(model: Transformer, pairs: IdPairs, micro_batch_tokens: int) -> float:
     """Computes the unsmoothed negative log-likelihood, in nats a target token.
 

@@ -75,7 +75,7 @@ class Translator:
                 return places[-1]
         return words[-1] if words else len(pieces) - 1
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def _decode_all(self, sources: list[list[int]]) -> list[list[int]]:
         """Decodes in batches of similar length; gives hypotheses in the order of the sources."""
         training = self.model.training

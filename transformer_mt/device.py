@@ -1,0 +1,46 @@
+"""What this machine can compute on, and in which precision."""
+
+import torch
+
+from transformer_mt.errors import DeviceError
+
+
+def choose_device(name: str) -> torch.device:
+    """Finds the device; `auto` is CUDA where there is one.
+
+    Raises:
+        DeviceError: If the name is none, or CUDA is asked for and absent.
+    """
+    if name not in ("auto", "cpu", "cuda"):
+        raise DeviceError(f"device {name}: write auto, cpu or cuda")
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda" and not torch.cuda.is_available():
+        raise DeviceError("device cuda: PyTorch finds no CUDA device here; use cpu or auto")
+    return torch.device(name)
+
+
+def choose_precision(name: str, device: torch.device, kept: str | None) -> str:
+    """Resolves `auto` to the fastest precision that trains well.
+
+    Args:
+        name: `auto`, `fp32`, `bf16` or `fp16`.
+        device: Where to compute.
+        kept: What a resumed run has computed in so far; `auto` stays with it.
+
+    Raises:
+        DeviceError: If the device does not compute in that precision.
+    """
+    if name == "auto" and kept:
+        name = kept
+    if device.type == "cuda":
+        has_bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
+    else:
+        has_bf16 = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    if name == "auto":
+        return "bf16" if has_bf16 else ("fp16" if device.type == "cuda" else "fp32")
+    if name == "bf16" and not has_bf16:
+        raise DeviceError(f"train.precision = bf16: this {device.type} has no bf16; use fp32")
+    if name == "fp16" and device.type == "cpu":
+        raise DeviceError("train.precision = fp16 needs CUDA; on a CPU use bf16 or fp32")
+    return name
