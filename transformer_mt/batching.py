@@ -129,9 +129,7 @@ def pad(rows: Sequence[Ids | Sequence[int]], pad_id: int) -> torch.Tensor:
     return torch.from_numpy(padded)
 
 
-def collate(
-    src: Sequence[Ids], tgt: Sequence[Ids], pad_id: int, bos_id: int, eos_id: int
-) -> Batch:
+def collate(src: Sequence[Ids], tgt: Sequence[Ids], pad_id: int, bos_id: int, eos_id: int) -> Batch:
     """Adds begin and end marks to rows of pieces and pads them."""
     bos, eos = np.array([bos_id], np.int32), np.array([eos_id], np.int32)
     return Batch(

@@ -11,6 +11,7 @@
 Nothing in it is ever unpickled, and nothing half-written is ever loaded.
 """
 
+import errno
 import hashlib
 import json
 import os
@@ -26,7 +27,7 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from transformer_mt.config import Config, parse_config
+from transformer_mt.config import Config, changed_keys, parse_config, show_value
 from transformer_mt.errors import CheckpointError, ConfigError, DataError
 from transformer_mt.model import Transformer
 from transformer_mt.vocab import PAD_ID, Vocabulary
@@ -97,6 +98,22 @@ class Checkpoint:
     vocab: Vocabulary
     state: TrainState
 
+    def require_config(self, config: Config) -> None:
+        """Refuses to resume under a configuration that would make another model.
+
+        Raises:
+            CheckpointError: Naming each key that differs, with both values.
+        """
+        if keys := changed_keys(self.config, config):
+            changes = ", ".join(
+                f"{key} (was {show_value(self.config, key)}, is {show_value(config, key)})"
+                for key in keys
+            )
+            raise CheckpointError(
+                f"{self.path.parent}: made with another configuration: {changes};"
+                " name another --run directory, or change it back"
+            )
+
     def build_model(self) -> Transformer:
         """Builds the model with its weights, on the CPU, in evaluation mode.
 
@@ -166,11 +183,14 @@ def save_checkpoint(
         for path in partial.iterdir():
             _sync(path)
         _sync(partial)
+    except safetensors.SafetensorError as error:  # its word for a full disk
+        shutil.rmtree(partial, ignore_errors=True)
+        raise OSError(errno.EIO, _one_line(error), str(partial)) from error
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
-    if final.exists():  # damaged, or it would have been resumed from
-        shutil.rmtree(final)
+    if final.exists():  # damaged, or training would have resumed after it
+        final.rename(run_dir / f".{final.name}.damaged.partial")
     partial.rename(final)
     _sync(run_dir)
     return final
@@ -178,8 +198,9 @@ def save_checkpoint(
 
 def prune(run_dir: Path, keep_last: int, best_step: int) -> None:
     """Deletes all but the newest checkpoints and the best, and moments no resume will need."""
-    paths = list_checkpoints(run_dir)
-    for age, path in enumerate(paths):
+    for leftover in run_dir.glob(".step-*.partial"):
+        shutil.rmtree(leftover)
+    for age, path in enumerate(list_checkpoints(run_dir)):
         if age >= keep_last and _step(path) != best_step:
             # Renamed first: a half-deleted directory must not look like a damaged checkpoint.
             doomed = path.with_name(f".{path.name}.partial")

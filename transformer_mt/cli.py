@@ -17,11 +17,17 @@ if TYPE_CHECKING:
     from transformer_mt.translator import Translator
 
 app = typer.Typer(
-    add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
 )
 
 RunArgument = Annotated[
-    Path, typer.Argument(metavar="RUN_OR_CHECKPOINT", help="A run (its best checkpoint) or one checkpoint.")
+    Path,
+    typer.Argument(
+        metavar="RUN_OR_CHECKPOINT", help="A run (its best checkpoint) or one checkpoint."
+    ),
 ]
 
 
@@ -86,14 +92,14 @@ def train(
 
     run_dir = run or Path("checkpoints") / config.stem
     train_run(settings, run_dir)
-    print(run_dir)
 
 
 @app.command()
 def translate(
     path: RunArgument,
     input_: Annotated[
-        Path | None, typer.Option("--input", help="Text to translate, a sentence a line. Default: stdin.")
+        Path | None,
+        typer.Option("--input", help="Text to translate, a sentence a line. Default: stdin."),
     ] = None,
     output: Annotated[
         Path | None, typer.Option("--output", help="Where to put the translation. Default: stdout.")
@@ -149,7 +155,12 @@ def evaluate(
     if src and ref:
         pairs = load_text(src, ref)
     else:
-        names = {"train": data.train, "valid": data.valid, "validation": data.valid, "test": data.test}
+        names = {
+            "train": data.train,
+            "valid": data.valid,
+            "validation": data.valid,
+            "test": data.test,
+        }
         pairs = load_split(data, names.get(split or "test", split or "test"))
     found = evaluate_set(translator, pairs)
     if json_:
@@ -170,7 +181,9 @@ def evaluate(
         print(f"hypothesis  {found.hypotheses[i]}\n")
     print(found.bleu.text)
     print(found.chrf.text)
-    print(f"{len(pairs)} sentences in {found.seconds:.1f} s with {checkpoint.path}", file=sys.stderr)
+    print(
+        f"{len(pairs)} sentences in {found.seconds:.1f} s with {checkpoint.path}", file=sys.stderr
+    )
 
 
 def _load(path: Path, device: str) -> "tuple[Checkpoint, Translator]":

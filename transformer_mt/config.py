@@ -49,7 +49,7 @@ class VocabConfig(Section):
     """Pieces, the special and byte pieces included; of each language when not shared."""
     shared: bool = True
     max_sentences: int = Field(default=5_000_000, ge=1)
-    """SentencePiece learns from at most so many lines, drawn at random: its memory grows with them."""
+    """SentencePiece learns from so many lines at most, drawn at random, to bound its memory."""
 
 
 class ModelConfig(Section):
@@ -219,9 +219,7 @@ def parse_config(values: Mapping[str, Any], origin: str) -> Config:
 def changed_keys(old: Config, new: Config) -> list[str]:
     """Names the keys that differ and must not, for a run that would be resumed."""
     before, after = dict(_flatten(old.model_dump())), dict(_flatten(new.model_dump()))
-    return sorted(
-        key for key in before if before[key] != after[key] and key not in MAY_CHANGE
-    )
+    return sorted(key for key in before if before[key] != after[key] and key not in MAY_CHANGE)
 
 
 def show_value(config: Config, key: str) -> object:

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from transformer_mt.batching import Ids, Indices
+from transformer_mt.batching import Batch, Ids, Indices, collate
 from transformer_mt.config import DataConfig
 from transformer_mt.errors import DataError
-from transformer_mt.vocab import Vocabulary
+from transformer_mt.vocab import BOS_ID, EOS_ID, PAD_ID, Vocabulary
 
 _ENCODE_AT_ONCE = 10_000
 _SLICE = re.compile(r"(?P<split>[^\[\]]+)(?:\[(?P<start>-?\d*):(?P<stop>-?\d*)\])?")
@@ -74,6 +74,11 @@ class IdPairs:
         """Tokens of each target with its begin or end mark, (N,)."""
         return np.diff(self.tgt_offsets) + 1
 
+    def batch(self, indices: Indices) -> Batch:
+        """Pads some pairs, with their marks, into a batch on the CPU."""
+        src, tgt = [self.src(i) for i in indices], [self.tgt(i) for i in indices]
+        return collate(src, tgt, PAD_ID, BOS_ID, EOS_ID)
+
     def digest(self) -> str:
         """Names the content: SHA-256 over ids and offsets."""
         digest = hashlib.sha256()
@@ -97,9 +102,11 @@ def load_split(config: DataConfig, split: str) -> RawPairs:
         raise DataError(f"data.path = {config.path}: this is a file; name the folder it lies in")
     if not folder.is_dir() and not re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", config.path):
         raise DataError(f"data.path = {config.path}: there is no such folder")
-    if folder.is_dir() and _has_text(folder, config):
-        return _load_text(folder, config, split)
-    return _load_dataset(config, split)
+    is_text = folder.is_dir() and _has_text(folder, config)
+    pairs = _load_text(folder, config, split) if is_text else _load_dataset(config, split)
+    if not len(pairs):
+        raise DataError(f"{config.path}: split {split} holds no pairs")
+    return pairs
 
 
 def load_text(src_path: Path, tgt_path: Path) -> RawPairs:
@@ -158,13 +165,17 @@ def encode_training_pairs(raw: RawPairs, vocab: Vocabulary, config: DataConfig) 
     return pairs
 
 
-def _encode(raw: RawPairs, vocab: Vocabulary, reason: Callable[[list[int], list[int]], str | None]) -> IdPairs:
+def _encode(
+    raw: RawPairs, vocab: Vocabulary, reason: Callable[[list[int], list[int]], str | None]
+) -> IdPairs:
     src_parts, tgt_parts, src_lengths, tgt_lengths = [], [], [0], [0]
     dropped: Counter[str] = Counter()
     for start in range(0, len(raw), _ENCODE_AT_ONCE):
         stop = start + _ENCODE_AT_ONCE
         encoded = zip(
-            vocab.encode_src(raw.src[start:stop]), vocab.encode_tgt(raw.tgt[start:stop]), strict=True
+            vocab.encode_src(raw.src[start:stop]),
+            vocab.encode_tgt(raw.tgt[start:stop]),
+            strict=True,
         )
         for src, tgt in encoded:
             if why := reason(src, tgt):
@@ -205,15 +216,17 @@ def _load_text(folder: Path, config: DataConfig, split: str) -> RawPairs:
 
 
 def _read_text(path: Path) -> list[str]:
-    lines = []
     try:
-        with path.open("rb") as file:  # a text file would also split at a lone carriage return
-            for number, line in enumerate(file, start=1):
-                lines.append(line.removesuffix(b"\n").decode("utf-8"))
-    except UnicodeDecodeError:
-        raise DataError(f"{path}, line {number}: not UTF-8; convert the file, say with iconv") from None
+        raw = path.open("rb")  # a text file would also split at a lone carriage return
     except OSError as error:
         raise DataError(f"{path}: cannot read it: {error.strerror}") from None
+    lines: list[str] = []
+    with raw:
+        try:
+            lines += (line.removesuffix(b"\n").decode("utf-8") for line in raw)
+        except UnicodeDecodeError:
+            number = len(lines) + 1
+            raise DataError(f"{path}, line {number}: not UTF-8; convert it with iconv") from None
     return lines
 
 
@@ -241,7 +254,9 @@ def _columns(dataset: Any, config: DataConfig, split: str) -> Iterator[tuple[Any
     src, tgt = config.src_lang, config.tgt_lang
     columns = dataset.column_names
     nested = "translation" in columns
-    languages = list(dataset.features["translation"]) if nested else columns
+    feature = dataset.features["translation"] if nested else columns
+    # The hub's own type for translations lists its languages; a plain struct is a mapping.
+    languages = list(getattr(feature, "languages", feature))
     for key, language in (("src_lang", src), ("tgt_lang", tgt)):
         if language not in languages:
             raise DataError(

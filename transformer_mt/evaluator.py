@@ -7,14 +7,13 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from transformer_mt.batching import collate, cut_micro_batches
+from transformer_mt.batching import cut_micro_batches
 from transformer_mt.corpus import IdPairs, RawPairs
 from transformer_mt.loss import nll
 from transformer_mt.model import Transformer
 from transformer_mt.scoring import Score, bleu, chrf
 from transformer_mt.translator import Translator
-from transformer_mt.vocab import BOS_ID, EOS_ID, PAD_ID
-
+from transformer_mt.vocab import PAD_ID
 
 
 @dataclass(frozen=True)
@@ -62,8 +61,7 @@ def mean_nll(model: Transformer, pairs: IdPairs, micro_batch_tokens: int) -> flo
     room = max(micro_batch_tokens, int(src_lengths.max()), int(tgt_lengths.max()))
     total = torch.zeros((), dtype=torch.float64, device=device)
     for part in cut_micro_batches(order, src_lengths, tgt_lengths, room):
-        src, tgt = [pairs.src(i) for i in part], [pairs.tgt(i) for i in part]
-        batch = collate(src, tgt, PAD_ID, BOS_ID, EOS_ID).to(device)
+        batch = pairs.batch(part).to(device)
         total += nll(model(batch.src, batch.tgt_in), batch.tgt_out, PAD_ID)
     model.train(training)
     return float(total) / int(tgt_lengths.sum())

@@ -184,8 +184,7 @@ class FeedForward(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Maps (B, T, D) to (B, T, D)."""
-        projected: Tensor = self.outer(self.dropout(self.inner(x).relu()))
-        return projected
+        return self.outer(self.dropout(self.inner(x).relu()))  # type: ignore[no-any-return]
 
 
 class Residual(nn.Module):
@@ -220,8 +219,8 @@ class EncoderLayer(nn.Module):
     def forward(self, x: Tensor, mask: Tensor, maps: Maps | None) -> Tensor:
         """Maps (B, S, D) to (B, S, D)."""
         x = self.residuals[0](x, lambda y: self.self_attention(y, mask, False, maps))
-        x = self.residuals[1](x, self.feed_forward)
-        return x
+        out: Tensor = self.residuals[1](x, self.feed_forward)
+        return out
 
 
 class DecoderLayer(nn.Module):
@@ -286,6 +285,7 @@ class Transformer(nn.Module):
         final_norm = config.norm != "post"
         self.encoder_norm = nn.LayerNorm(config.d_model) if final_norm else nn.Identity()
         self.decoder_norm = nn.LayerNorm(config.d_model) if final_norm else nn.Identity()
+        self.positions: Tensor
         self.register_buffer("positions", torch.empty(0, config.d_model), persistent=False)
         self._initialise()
 
@@ -296,7 +296,7 @@ class Transformer(nn.Module):
                 nn.init.normal_(parameter, std=self.d_model**-0.5)
             elif name.endswith((".qkv.weight", ".kv.weight")):
                 # A fused matrix is several projections, and Xavier's bound is that of each.
-                for projection in parameter.split(self.d_model):
+                for projection in torch.split(parameter, self.d_model):
                     nn.init.xavier_uniform_(projection)
             elif parameter.dim() == 2:
                 nn.init.xavier_uniform_(parameter)

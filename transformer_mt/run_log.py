@@ -2,13 +2,19 @@
 
 import json
 import os
+import platform
+import subprocess
 import sys
 import time
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import numpy as np
+import torch
 from tqdm import tqdm
+
+from transformer_mt import __version__
 
 
 class RunLog:
@@ -75,6 +81,24 @@ class RunLog:
         else:
             figures.pop("step", None)
             self._bar.set_postfix(figures)
+
+
+def environment() -> str:
+    """Describes, for train.log, what a run was made with."""
+    versions = f"torch {torch.__version__}, numpy {np.__version__}"
+    python = f"python {platform.python_version()}"
+    threads = f"{torch.get_num_threads()} threads"
+    return f"transformer-mt {__version__}, commit {_commit()}, {versions}, {python}, {threads}"
+
+
+def _commit() -> str:
+    """Names the commit of the source tree, if it is one."""
+    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"]
+    try:
+        found = subprocess.run(command, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return found.stdout.strip()
 
 
 def _truncate_metrics(path: Path, step: int) -> None:

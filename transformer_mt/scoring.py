@@ -3,7 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import sacrebleu.metrics
+from sacrebleu.metrics.base import Metric
+from sacrebleu.metrics.bleu import BLEU
+from sacrebleu.metrics.chrf import CHRF
 
 from transformer_mt.errors import DataError
 
@@ -29,7 +31,7 @@ def bleu(hypotheses: Sequence[str], references: Sequence[str]) -> Score:
     Raises:
         DataError: If there are no sentences, or not as many of each.
     """
-    return _score(sacrebleu.metrics.BLEU(), hypotheses, references)
+    return _score(BLEU(), hypotheses, references)
 
 
 def chrf(hypotheses: Sequence[str], references: Sequence[str]) -> Score:
@@ -38,12 +40,10 @@ def chrf(hypotheses: Sequence[str], references: Sequence[str]) -> Score:
     Raises:
         DataError: If there are no sentences, or not as many of each.
     """
-    return _score(sacrebleu.metrics.CHRF(), hypotheses, references)
+    return _score(CHRF(), hypotheses, references)
 
 
-def _score(
-    metric: sacrebleu.metrics.base.Metric, hypotheses: Sequence[str], references: Sequence[str]
-) -> Score:
+def _score(metric: Metric, hypotheses: Sequence[str], references: Sequence[str]) -> Score:
     if len(hypotheses) != len(references):
         raise DataError(f"{len(hypotheses)} hypotheses for {len(references)} references")
     if not references:

@@ -1,12 +1,8 @@
 """The training loop: a step on one screen, validation, checkpoints, resume."""
 
-import os
-import platform
 import signal
-import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -15,8 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from transformer_mt import __version__
-from transformer_mt.batching import Batch, Indices, collate, cut_micro_batches, plan_epoch
+from transformer_mt.batching import Batch, cut_micro_batches, plan_epoch
 from transformer_mt.checkpoint import (
     Checkpoint,
     TrainState,
@@ -24,7 +19,7 @@ from transformer_mt.checkpoint import (
     prune,
     save_checkpoint,
 )
-from transformer_mt.config import Config, changed_keys, show_value
+from transformer_mt.config import Config
 from transformer_mt.corpus import (
     IdPairs,
     RawPairs,
@@ -38,9 +33,9 @@ from transformer_mt.evaluator import Evaluation, evaluate, mean_nll, perplexity
 from transformer_mt.loss import smoothed_loss
 from transformer_mt.model import Transformer
 from transformer_mt.optim import build_adam, noam_rate
-from transformer_mt.run_log import RunLog
+from transformer_mt.run_log import RunLog, environment
 from transformer_mt.translator import Translator
-from transformer_mt.vocab import BOS_ID, EOS_ID, PAD_ID, Vocabulary, train_vocabulary
+from transformer_mt.vocab import PAD_ID, Vocabulary, train_vocabulary
 
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 _SAMPLES = 3
@@ -65,7 +60,7 @@ def train(config: Config, run_dir: Path) -> TrainState:
     """
     checkpoint = load_newest(run_dir, lambda text: print(f"warning: {text}", file=sys.stderr))
     if checkpoint:
-        _check_same_run(checkpoint, config)
+        checkpoint.require_config(config)
     device = choose_device(config.train.device)
     kept = checkpoint.state.precision if checkpoint else None
     precision = choose_precision(config.train.precision, device, kept)
@@ -156,39 +151,44 @@ class Trainer:
         self.started = time.monotonic() - self.state.seconds
         try:
             if reason := self._limit():
-                self.log.say(f"nothing to do: {reason} reached at step {self.state.step}")
+                self.log.say(f"nothing to do: {reason}, and the run is at step {self.state.step}")
             else:
-                reason = self._loop()
-                self.log.say(f"done: {reason} reached at step {self.state.step}")
-            if self.state.valid_step != self.state.step:
-                self._validate()
-            self._save(final=True)
+                self.log.say(f"done: {self._loop()}, at step {self.state.step}")
         finally:
             for signum, handler in handlers.items():
                 signal.signal(signum, handler)
 
     def _loop(self) -> str:
-        config = self.config
+        config = self.config.train
+        lengths = self.src_lengths, self.tgt_lengths
         while True:
-            for step in self._rest_of_epoch():
-                self.train_step(list(self._micro_batches(step)))
-                self.log.advance()
-                now = self.state.step
-                if now % config.train.log_every == 0:
-                    self._log_training()
-                if now % config.valid.every == 0:
-                    self._validate()
-                if now % config.train.save_every == 0:
-                    self._save()
-                if self.signum:
-                    self._save(final=True)
-                    self.log.say(f"interrupted and saved at step {now}; run again to go on")
-                    raise Interrupted(self.signum)
-                if reason := self._limit():
+            steps = plan_epoch(*lengths, config.batch_tokens, config.seed, self.state.epoch)
+            for step in steps[self.state.index :]:
+                parts = cut_micro_batches(step, *lengths, config.micro_batch_tokens)
+                self.train_step([self.pairs.batch(part) for part in parts])
+                if self.state.index == len(steps):
+                    self.state = self.state.with_(epoch=self.state.epoch + 1, index=0)
+                if reason := self._after_step():
                     return reason
-            self.state = self.state.with_(epoch=self.state.epoch + 1, index=0)
-            if reason := self._limit():
-                return reason
+
+    def _after_step(self) -> str | None:
+        """Logs, validates and saves when it is time; names the limit that ends training."""
+        config, step, reason = self.config, self.state.step, self._limit()
+        self.log.advance()
+        if step % config.train.log_every == 0 or reason:
+            self._log_training()
+        if self.signum:
+            self._save(final=True)
+            self.log.say(
+                f"interrupted and saved at step {step}; the same command goes on from there"
+            )
+            raise Interrupted(self.signum)
+        if step % config.valid.every == 0 or reason:
+            self._validate()
+            reason = self._limit()
+        if step % config.train.save_every == 0 or reason:
+            self._save(final=reason is not None)
+        return reason
 
     def train_step(self, micro_batches: list[Batch]) -> None:
         """Takes one optimizer step on the pairs of its micro-batches.
@@ -247,19 +247,6 @@ class Trainer:
         self.skipped += bad
         self.bad_in_row = (self.bad_in_row + bad) * bad
 
-    def _rest_of_epoch(self) -> Iterator[Indices]:
-        config, state = self.config.train, self.state
-        steps = plan_epoch(
-            self.src_lengths, self.tgt_lengths, config.batch_tokens, config.seed, state.epoch
-        )
-        yield from steps[state.index :]
-
-    def _micro_batches(self, step: Indices) -> Iterator[Batch]:
-        limit = self.config.train.micro_batch_tokens
-        for part in cut_micro_batches(step, self.src_lengths, self.tgt_lengths, limit):
-            src, tgt = [self.pairs.src(i) for i in part], [self.pairs.tgt(i) for i in part]
-            yield collate(src, tgt, PAD_ID, BOS_ID, EOS_ID)
-
     def _limit(self) -> str | None:
         """Names the limit that ends training, if one is reached."""
         config, state = self.config.train, self.state
@@ -296,7 +283,10 @@ class Trainer:
             skipped=skipped,
         )
         self.log.show(
-            step=str(state.step), loss=f"{loss:.3f}", rate=f"{self._rate():.2e}", tok_s=f"{speed:.0f}"
+            step=str(state.step),
+            loss=f"{loss:.3f}",
+            rate=f"{self._rate():.2e}",
+            tok_s=f"{speed:.0f}",
         )
         self.window = Window(torch.zeros((), device=self.device))
 
@@ -344,20 +334,22 @@ class Trainer:
 
     def _save(self, final: bool = False) -> None:
         """Saves a checkpoint; a periodic save that fails is reported and training goes on."""
+        if self.state.step == self.saved_step:
+            return
         state = self.state.with_(
             seconds=self._seconds(),
             skipped=int(self.skipped),
             scaler=self.scaler.state_dict() or None,
         )
-        if state.step == self.saved_step and not final:
-            return
         try:
             save_checkpoint(
                 self.run_dir, self.model, self.optimizer, self.config, self.vocab, state
             )
             prune(self.run_dir, self.config.train.keep_last, state.best_step)
         except OSError as error:
-            reason = f"{error.filename or self.run_dir}: cannot save step {state.step}: {error.strerror}"
+            reason = (
+                f"{error.filename or self.run_dir}: cannot save step {state.step}: {error.strerror}"
+            )
             if final:
                 raise CheckpointError(reason) from None
             self.log.say(f"warning: {reason}; training goes on")
@@ -368,18 +360,6 @@ class Trainer:
         if self.signum:  # the second time the user means it: checkpoints are atomic anyway
             raise Interrupted(signum)
         self.signum = signum
-
-
-def _check_same_run(checkpoint: Checkpoint, config: Config) -> None:
-    if keys := changed_keys(checkpoint.config, config):
-        changes = ", ".join(
-            f"{key} (was {show_value(checkpoint.config, key)}, is {show_value(config, key)})"
-            for key in keys
-        )
-        raise CheckpointError(
-            f"{checkpoint.path.parent}: made with another configuration: {changes};"
-            " name another --run directory, or change it back"
-        )
 
 
 def _first_vocabulary(config: Config, corpus: RawPairs) -> Vocabulary:
@@ -410,22 +390,10 @@ def _introduce(
 ) -> None:
     log.note(f"command: {' '.join(sys.argv)}")
     log.note(f"configuration: {config.model_dump_json()}")
-    log.note(
-        f"versions: transformer-mt {__version__}, torch {torch.__version__}, numpy {np.__version__},"
-        f" python {platform.python_version()}; commit {_commit()}; {torch.get_num_threads()} threads"
-    )
+    log.note(f"made with: {environment()}")
     dropped = ", ".join(f"{count} {why}" for why, count in sorted(pairs.dropped.items())) or "none"
-    log.say(f"{len(pairs)} training pairs of {raw} (dropped: {dropped}); {device.type}, {precision}")
+    log.say(
+        f"{len(pairs)} training pairs of {raw} (dropped: {dropped}); {device.type}, {precision}"
+    )
     if state.step:
         log.say(f"resuming at step {state.step}, epoch {state.epoch}")
-
-
-def _commit() -> str:
-    """Names the commit of the source tree, if it is one."""
-    command = ["git", "-C", os.path.dirname(__file__), "rev-parse", "--short", "HEAD"]
-    try:
-        found = subprocess.run(command, capture_output=True, text=True, check=True)
-    except (OSError, subprocess.CalledProcessError):
-        return "unknown"
-    return found.stdout.strip()
-

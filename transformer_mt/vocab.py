@@ -85,7 +85,9 @@ class Vocabulary:
             DataError: If a file is missing or is no SentencePiece model.
         """
         shared = directory / "vocab.model"
-        paths = [shared] * 2 if shared.exists() else [directory / "src.model", directory / "tgt.model"]
+        paths = (
+            [shared] * 2 if shared.exists() else [directory / "src.model", directory / "tgt.model"]
+        )
         try:
             return cls(*(path.read_bytes() for path in paths))
         except OSError as error:

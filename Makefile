@@ -1,0 +1,34 @@
+# One environment, .venv, for everything. Stamps make the second time quick.
+
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: demo test test-slow check clean
+
+demo: .venv/.installed
+	$(BIN)/transformer-mt train configs/sample.toml
+	$(BIN)/transformer-mt evaluate checkpoints/sample --samples 5
+
+test: .venv/.installed-test
+	$(BIN)/python -m pytest
+
+test-slow: .venv/.installed-test
+	$(BIN)/python -m pytest -m slow
+
+check: .venv/.installed-test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest tests/test_floors.py
+
+clean:
+	rm -rf .venv checkpoints/sample
+
+.venv/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e .
+	touch $@
+
+.venv/.installed-test: .venv/.installed
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test]'
+	touch $@

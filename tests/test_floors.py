@@ -1,0 +1,70 @@
+"""The house: a module imports only from strictly lower floors."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[1] / "transformer_mt"
+FLOORS = {
+    "__init__": 0,
+    "errors": 0,
+    "config": 1,
+    "device": 1,
+    "run_log": 1,
+    "batching": 2,
+    "decoding": 2,
+    "loss": 2,
+    "model": 2,
+    "optim": 2,
+    "scoring": 2,
+    "vocab": 2,
+    "checkpoint": 3,
+    "corpus": 3,
+    "translator": 4,
+    "evaluator": 5,
+    "trainer": 6,
+    "cli": 7,
+    "__main__": 8,
+}
+
+
+def imported_rooms(source: str) -> set[str]:
+    """Names the modules of this package that a source imports, inside functions too."""
+    rooms = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, "write absolute imports"
+            names = [node.module or ""]
+            if node.module == "transformer_mt":
+                modules = [a.name for a in node.names if a.name in FLOORS]
+                names = [f"transformer_mt.{name}" for name in modules] or [
+                    "transformer_mt.__init__"
+                ]
+        else:
+            continue
+        rooms |= {name.split(".")[1] for name in names if name.startswith("transformer_mt.")}
+    return rooms
+
+
+@pytest.mark.parametrize("path", sorted(PACKAGE.glob("*.py")), ids=lambda path: path.stem)
+def test_imports_go_down(path):
+    """Sabotage that fails it: `from transformer_mt.trainer import train` in translator.py."""
+    floor = FLOORS[path.stem]
+    above = {room for room in imported_rooms(path.read_text()) if FLOORS[room] >= floor}
+    assert not above, f"{path.name} imports {above} from its own floor or above"
+
+
+def test_imports_inside_functions_count():
+    """The parser sees what a function imports."""
+    source = "def f():\n    from transformer_mt.cli import main\n    import transformer_mt.loss\n"
+    assert imported_rooms(source) == {"cli", "loss"}
+
+
+def test_no_file_is_too_long_to_read():
+    """No file over 400 lines, the package near 3,500."""
+    lengths = {path.name: len(path.read_text().splitlines()) for path in PACKAGE.glob("*.py")}
+    assert max(lengths.values()) <= 400, lengths
+    assert sum(lengths.values()) <= 3800
