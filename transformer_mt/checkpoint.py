@@ -308,10 +308,12 @@ def _write_manifest(directory: Path, files: dict[str, str]) -> None:
 def _read_manifest(directory: Path) -> dict[str, str]:
     path = directory / MANIFEST
     try:
-        body = json.loads(path.read_bytes())
+        raw = path.read_bytes()
+        body = json.loads(raw)
+        canonical = raw == _canonical(body)
         digest = body.pop("sha256")
         files = body["files"]
-        if digest != hashlib.sha256(_canonical(body)).hexdigest():
+        if not canonical or digest != hashlib.sha256(_canonical(body)).hexdigest():
             raise CheckpointError(f"{path}: damaged (its SHA-256 is not its own)")
         if not all(isinstance(d, str) and Path(n).name == n for n, d in files.items()):
             raise CheckpointError(f"{path}: names a file outside the checkpoint")

@@ -1,0 +1,133 @@
+"""A corpus to copy, a model that has learned to copy it, and ways to run the program."""
+
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from transformer_mt.config import Config, parse_config
+from transformer_mt.trainer import train
+
+ALPHABET = "abcdefghijklmnopqrstuvwxyz"
+
+
+def copy_lines(count: int, seed: int) -> list[str]:
+    """Makes distinct lines of one to six short random words."""
+    rng = random.Random(seed)
+    lines: dict[str, None] = {}
+    while len(lines) < count:
+        words = ("".join(rng.choices(ALPHABET, k=rng.randint(1, 3))) for _ in range(6))
+        lines[" ".join(list(words)[: rng.randint(1, 6)])] = None
+    return list(lines)
+
+
+def write_copy_corpus(folder: Path, sizes: dict[str, int]) -> None:
+    """Writes splits whose two sides are the same."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for seed, (split, count) in enumerate(sizes.items()):
+        text = "".join(f"{line}\n" for line in copy_lines(count, seed))
+        for language in ("de", "en"):
+            (folder / f"{split}.{language}").write_text(text, encoding="utf-8")
+
+
+@pytest.fixture(scope="session")
+def corpus_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Gives a folder with a corpus to copy."""
+    folder = tmp_path_factory.mktemp("corpus")
+    write_copy_corpus(folder, {"train": 4000, "validation": 60, "test": 60})
+    return folder
+
+
+def tiny_values(corpus_dir: Path, **changes: object) -> dict[str, dict[str, object]]:
+    """Gives a small configuration; changes are dotted keys with __ for the dot."""
+    values: dict[str, dict[str, object]] = {
+        "data": {"path": str(corpus_dir), "max_length": 60},
+        "vocab": {"size": 292},
+        "model": {
+            "d_model": 64,
+            "d_ff": 128,
+            "n_heads": 4,
+            "encoder_layers": 1,
+            "decoder_layers": 1,
+            "norm": "pre",
+        },
+        "optim": {"warmup_steps": 100, "max_grad_norm": 1.0},
+        "train": {
+            "batch_tokens": 500,
+            "micro_batch_tokens": 600,
+            "max_steps": 20,
+            "save_every": 5,
+            "log_every": 1,
+            "precision": "fp32",
+            "device": "cpu",
+        },
+        "valid": {"every": 10},
+    }
+    for key, value in changes.items():
+        section, name = key.split("__")
+        values[section][name] = value
+    return values
+
+
+def tiny_config(corpus_dir: Path, **changes: object) -> Config:
+    """Gives the same as a configuration."""
+    return parse_config(tiny_values(corpus_dir, **changes), "tests")
+
+
+def write_toml(path: Path, values: dict[str, dict[str, object]]) -> Path:
+    """Writes a configuration file."""
+    lines = []
+    for section, keys in values.items():
+        lines.append(f"[{section}]")
+        for key, value in keys.items():
+            shown = str(value).lower() if isinstance(value, bool) else repr(value)
+            lines.append(f"{key} = {shown}")
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="session")
+def copy_run(corpus_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Gives a run that has learned to copy lines of lower-case words."""
+    run_dir = tmp_path_factory.mktemp("runs") / "copy"
+    config = tiny_config(
+        corpus_dir,
+        model__dropout=0.0,
+        model__encoder_layers=2,
+        model__decoder_layers=2,
+        optim__label_smoothing=0.0,
+        optim__warmup_steps=200,
+        train__batch_tokens=1200,
+        train__micro_batch_tokens=3000,
+        train__max_steps=900,
+        train__save_every=900,
+        train__log_every=100,
+        valid__every=300,
+    )
+    train(config, run_dir)
+    return run_dir
+
+
+@pytest.fixture(autouse=True)
+def _threads():
+    """Keeps the thread count what it was: bit-equality depends on it."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def command(*arguments: object) -> list[str]:
+    """Gives the command line of the program."""
+    return [sys.executable, "-m", "transformer_mt", *map(str, arguments)]
+
+
+def run_program(*arguments: object, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+    """Runs the program to its end."""
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
+    return subprocess.run(
+        command(*arguments), input=stdin, capture_output=True, env=environment, timeout=300
+    )

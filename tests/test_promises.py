@@ -1,0 +1,376 @@
+"""The seven promises of the program, a test or a few each; each names a sabotage that fails it."""
+
+import json
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import command, run_program, tiny_config, tiny_values, write_toml
+from safetensors.torch import load_file
+
+from transformer_mt import trainer as trainer_module
+from transformer_mt.batching import cut_micro_batches, plan_epoch
+from transformer_mt.checkpoint import (
+    MANIFEST,
+    TRAINING,
+    TrainState,
+    find_checkpoint,
+    list_checkpoints,
+    load_checkpoint,
+    load_newest,
+)
+from transformer_mt.config import Config
+from transformer_mt.corpus import encode_training_pairs, load_split
+from transformer_mt.errors import CheckpointError, ConfigError, TrainingError
+from transformer_mt.run_log import RunLog
+from transformer_mt.trainer import Trainer, train
+from transformer_mt.vocab import train_vocabulary
+
+
+def weights(run_dir: Path) -> dict[str, torch.Tensor]:
+    return load_file(list_checkpoints(run_dir)[0] / "model.safetensors")
+
+
+def same(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> bool:
+    return left.keys() == right.keys() and all(torch.equal(left[k], right[k]) for k in left)
+
+
+def metrics(run_dir: Path, kind: str) -> list[dict]:
+    lines = (run_dir / "metrics.jsonl").read_text().splitlines()
+    return [record for record in map(json.loads, lines) if record["kind"] == kind]
+
+
+def start_and_wait(arguments: list[str], run_dir: Path, step: int) -> subprocess.Popen:
+    """Starts the program and waits until its metrics tell of a step."""
+    process = subprocess.Popen(arguments, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and process.poll() is None:
+        path = run_dir / "metrics.jsonl"
+        if path.exists() and f'"step": {step},' in path.read_text():
+            return process
+        time.sleep(0.005)
+    process.kill()
+    raise AssertionError(f"step {step} never came (exit code {process.poll()})")
+
+
+@pytest.fixture
+def build_trainer(tmp_path):
+    """Gives a function that builds what `train` builds, without running it."""
+    with ExitStack() as logs:
+
+        def build(config: Config) -> Trainer:
+            corpus = load_split(config.data, config.data.train)
+            vocab = train_vocabulary(corpus.src, corpus.tgt, config.vocab, config.train.seed)
+            pairs = encode_training_pairs(corpus, vocab, config.data)
+            valid = load_split(config.data, config.data.valid)
+            log = logs.enter_context(RunLog(tmp_path, 0, config.train.max_steps))
+            device = torch.device("cpu")
+            return Trainer(config, tmp_path, vocab, pairs, valid, TrainState(), device, log)
+
+        yield build
+
+
+def test_promise_1_a_killed_run_ends_bit_equal(corpus_dir, tmp_path):
+    """SIGKILL at a random step, mid-epoch, dropout on: the resumed run ends as if never stopped.
+
+    Sabotage: seed dropout once at the start; drop the moments; begin the epoch again.
+    """
+    values = tiny_values(corpus_dir, train__max_steps=60, train__save_every=7, valid__every=25)
+    config = write_toml(tmp_path / "tiny.toml", values)
+    whole, killed, other = (tmp_path / name for name in ("whole", "killed", "other"))
+    assert run_program("train", config, "--run", whole).returncode == 0
+
+    stop = random.randint(10, 50)
+    arguments = command("train", config, "--run", killed)
+    process = start_and_wait(arguments, killed, stop)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    reached = metrics(killed, "train")[-1]["step"]
+    assert reached < 60
+    assert run_program("train", config, "--run", killed).returncode == 0
+
+    resumed = int(re.findall(r"resuming at step (\d+)", (killed / "train.log").read_text())[-1])
+    assert 0 < resumed <= reached, f"killed at {reached}, resumed at {resumed}"
+    assert reached - resumed <= 7, "more than one save interval was lost"
+    assert resumed % 20, "the position was not in the middle of an epoch"
+    assert same(weights(whole), weights(killed)), f"killed at {reached}, resumed at {resumed}"
+    unlike = {"seconds", "tokens_per_second"}
+    logs = [
+        [{k: v for k, v in record.items() if k not in unlike} for record in metrics(run, "train")]
+        for run in (whole, killed)
+    ]
+    assert logs[0] == logs[1]
+
+    assert run_program("train", config, "--run", other, "--set", "train.seed=2").returncode == 0
+    assert not same(weights(whole), weights(other))
+
+
+def test_promise_1_another_configuration_is_refused_by_name(corpus_dir, tmp_path):
+    """Sabotage: compare only the model section; let max_steps count as a change."""
+    train(tiny_config(corpus_dir, train__max_steps=6), tmp_path / "run")
+    changed = tiny_config(corpus_dir, train__max_steps=6, optim__warmup_steps=7, train__seed=3)
+    with pytest.raises(CheckpointError, match=r"optim.warmup_steps.*100.*7.*train.seed"):
+        train(changed, tmp_path / "run")
+    longer = train(tiny_config(corpus_dir, train__max_steps=8), tmp_path / "run")
+    assert longer.step == 8
+
+
+def test_promise_2_damage_is_named_and_the_checkpoint_before_is_used(corpus_dir, tmp_path):
+    """Any flipped, cut or missing file counts. Sabotage: verify sizes instead of digests."""
+    run_dir = tmp_path / "run"
+    train(tiny_config(corpus_dir, train__max_steps=10), run_dir)
+    newest, older = list_checkpoints(run_dir)
+    for path in sorted(newest.iterdir()):
+        content = path.read_bytes()
+        middle = len(content) // 2
+        flipped = content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :]
+        for damaged in (flipped, content[:-1], content[:middle], b"", None):
+            path.unlink() if damaged is None else path.write_bytes(damaged)
+            with pytest.raises(CheckpointError, match=re.escape(path.name)):
+                load_checkpoint(newest)
+            warnings: list[str] = []
+            assert load_newest(run_dir, warnings.append).path == older
+            assert path.name in warnings[0]
+            path.write_bytes(content)
+    assert load_newest(run_dir, warnings.append).path == newest
+
+
+def test_promise_2_a_save_that_is_cut_short_leaves_no_checkpoint(corpus_dir, tmp_path, monkeypatch):
+    """Killed before the rename: the old stays newest, the rest is swept up later.
+
+    Sabotage: write straight into the final directory.
+    """
+    run_dir = tmp_path / "run"
+    train(tiny_config(corpus_dir, train__max_steps=5), run_dir)
+
+    def killed(self: Path, target: Path) -> None:
+        raise SystemExit("killed")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", killed)
+        with pytest.raises(SystemExit):
+            train(tiny_config(corpus_dir, train__max_steps=10), run_dir)
+    assert [path.name for path in list_checkpoints(run_dir)] == ["step-00000005"]
+    train(tiny_config(corpus_dir, train__max_steps=10), run_dir)
+    assert not list(run_dir.glob(".step*"))
+    assert [path.name for path in list_checkpoints(run_dir)] == ["step-00000010", "step-00000005"]
+
+
+def test_promise_2_a_checkpoint_stands_alone_and_holds_no_pickle(corpus_dir, tmp_path):
+    """Only the newest two keep moments; a copy translates elsewhere. Sabotage: never prune."""
+    run_dir = tmp_path / "run"
+    train(tiny_config(corpus_dir, train__max_steps=20, train__keep_last=3), run_dir)
+    kept = list_checkpoints(run_dir)
+    best = find_checkpoint(run_dir, print).state.best_step
+    assert {p.name for p in kept} == {f"step-{s:08d}" for s in {20, 15, 10, best}}
+    assert [(path / TRAINING).exists() for path in kept] == [True, True] + [False] * (len(kept) - 2)
+    assert {p.suffix for path in kept for p in path.iterdir()} <= {
+        ".safetensors",
+        ".json",
+        ".model",
+    }
+    tensors = load_file(kept[0] / "model.safetensors")
+    assert sum(name.endswith("embedding") for name in tensors) == 1
+    copied = shutil.copytree(kept[-1], tmp_path / "elsewhere")
+    shutil.rmtree(run_dir)
+    find_checkpoint(copied, print).build_model()
+    assert (copied / MANIFEST).exists()
+
+
+NASTY = [
+    b"",
+    b"   ",
+    b"\t",
+    "abc\u2028de".encode(),
+    "abc\x85de".encode(),
+    b"ab\x0ccd",
+    b"abc de\r",
+    b"a\x00b",
+    b"ab \xff\xfe cd",
+    b"\xef\xbb\xbfab",
+    "\u200b \U0001f600".encode(),
+    b"abc " * 10_000,
+    b"x" * 5_000,
+]
+
+
+def test_promise_3_as_many_lines_out_as_in(copy_run):
+    r"""Order and content survive whatever stands between the lines, as a pipe and as files.
+
+    Sabotage: `text.splitlines()`; skipping empty lines; not restoring the order.
+    """
+    held_out = (find_checkpoint(copy_run, print).config.data.path, "test.de")
+    plain = Path(*held_out).read_bytes().splitlines()
+    lines = [line for pair in zip(plain, NASTY * 5, strict=False) for line in pair]
+    lines = lines[: 2 * len(NASTY)] + plain
+    copied = copy_run.parent / "in.txt"
+    copied.write_bytes(b"\n".join(lines))  # no final line break
+    done = run_program("translate", copy_run, stdin=copied.read_bytes())
+    assert done.returncode == 0, done.stderr.decode()
+    got = done.stdout.split(b"\n")
+    assert got.pop() == b""
+    assert len(got) == len(lines)
+    assert not any(set(b"\r\t") & set(line) for line in got)
+    blank = [i for i, line in enumerate(lines) if not line.strip()]
+    assert [got[i] for i in blank] == [b""] * len(blank)
+    clean = [i for i, line in enumerate(lines) if line in plain]
+    right = sum(got[i] == lines[i] for i in clean)
+    assert right >= 0.9 * len(clean), f"{right} of {len(clean)} lines copied"
+    long_line = got[lines.index(b"abc " * 10_000)]
+    assert long_line.count(b"abc") > 9_000, "an over-long line is translated in parts, not cut"
+    output = copy_run.parent / "out.txt"
+    done = run_program("translate", copy_run, "--input", copied, "--output", output)
+    assert done.returncode == 0 and done.stdout == b""
+    assert output.read_bytes().split(b"\n")[:-1] == got
+
+
+def test_promise_4_one_bleu(copy_run, tmp_path):
+    """Training's validation, `evaluate`, and `translate | sacrebleu` agree to the last digit.
+
+    Sabotage: score against references decoded from ids; filter the validation set.
+    """
+    checkpoint = find_checkpoint(copy_run, print)
+    folder = Path(checkpoint.config.data.path)
+    logged = [r["bleu"] for r in metrics(copy_run, "valid") if r["step"] == checkpoint.state.step]
+    done = run_program("evaluate", copy_run, "--split", "validation", "--json")
+    result = json.loads(done.stdout)
+    assert result["sentences"] == 60 and result["checkpoint"] == str(checkpoint.path)
+    assert round(result["bleu"], 4) == logged[0] == round(checkpoint.state.best_bleu, 4)
+    source = (folder / "validation.de").read_bytes()
+    (tmp_path / "hyp").write_bytes(run_program("translate", copy_run, stdin=source).stdout)
+    for metric, key in (("bleu", "bleu"), ("chrf", "chrf")):
+        tool = [sys.executable, "-m", "sacrebleu", str(folder / "validation.en")]
+        tool += ["-i", str(tmp_path / "hyp"), "-m", metric, "-b", "-w", "10"]
+        printed = subprocess.run(tool, capture_output=True, text=True, check=True).stdout
+        assert float(printed) == round(result[key], 10)
+    assert result["bleu_signature"].startswith("nrefs:1|case:mixed")
+    assert "chrF2" in result["chrf_signature"] or "nc:6" in result["chrf_signature"]
+
+
+def test_promise_5_micro_batches_do_not_change_the_recipe(corpus_dir, build_trainer):
+    """Dropout off, a step in one part or in many gives the same gradient up to rounding.
+
+    Sabotage: divide by the number of micro-batches, or by each one's own tokens.
+    """
+    gradients, losses, counts = [], [], []
+    for size in (4000, 200, 64):
+        config = tiny_config(
+            corpus_dir, model__dropout=0.0, optim__max_grad_norm=0.0, train__micro_batch_tokens=size
+        )
+        trainer = build_trainer(config)
+        lengths = trainer.src_lengths, trainer.tgt_lengths
+        step = plan_epoch(*lengths, config.train.batch_tokens, config.train.seed, 0)[0]
+        parts = cut_micro_batches(step, *lengths, size)
+        trainer.train_step([trainer.pairs.batch(part) for part in parts])
+        # Adam's first moment is the gradient times a constant.
+        moments = trainer.optimizer.state.values()
+        gradients.append(torch.cat([moment["exp_avg"].flatten() for moment in moments]))
+        losses.append(float(trainer.window.loss))
+        counts.append(len(parts))
+    assert counts[0] == 1 < counts[1] < counts[2]
+    for gradient, loss in zip(gradients[1:], losses[1:], strict=True):
+        assert (gradient - gradients[0]).norm() < 1e-5 * gradients[0].norm()
+        assert loss == pytest.approx(losses[0], rel=1e-5)
+
+
+def test_promise_5_what_does_not_fit_is_an_error_at_the_start(corpus_dir, tmp_path):
+    """Sabotage: drop the pairs that are too long for a micro-batch."""
+    with pytest.raises(ConfigError, match=r"train.micro_batch_tokens = 60 .*data.max_length = 60"):
+        tiny_config(corpus_dir, train__micro_batch_tokens=60)
+
+
+@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_promise_6_an_interrupted_run_saves_and_says_so(corpus_dir, tmp_path, signum, code):
+    """The step is finished and saved. Sabotage: leave the signals to Python."""
+    values = tiny_values(corpus_dir, train__max_steps=100_000, train__save_every=50_000)
+    values["valid"]["every"] = 50_000
+    config, run_dir = write_toml(tmp_path / "tiny.toml", values), tmp_path / "run"
+    process = start_and_wait(command("train", config, "--run", run_dir), run_dir, 3)
+    process.send_signal(signum)
+    assert process.wait(timeout=30) == code
+    assert load_newest(run_dir, print).state.step == metrics(run_dir, "train")[-1]["step"]
+
+
+def test_promise_6_a_save_that_fails_in_the_middle_only_warns(
+    corpus_dir, tmp_path, monkeypatch, capsys
+):
+    """A final one is an error. Sabotage: let the OSError end the run."""
+    real, failed = trainer_module.save_checkpoint, []
+
+    def full_disk(run_dir, model, optimizer, config, vocab, state):
+        if state.step in (5, 10):
+            failed.append(state.step)
+            raise OSError(28, "No space left on device", str(run_dir))
+        return real(run_dir, model, optimizer, config, vocab, state)
+
+    monkeypatch.setattr(trainer_module, "save_checkpoint", full_disk)
+    train(tiny_config(corpus_dir, train__max_steps=15), tmp_path / "run")
+    assert failed[0] == 5 and [p.name for p in list_checkpoints(tmp_path / "run")] == [
+        "step-00000015"
+    ]
+    assert "No space left on device; training goes on" in capsys.readouterr().err
+    with pytest.raises(CheckpointError, match="No space left"):
+        train(tiny_config(corpus_dir, train__max_steps=10), tmp_path / "other")
+
+
+def poison(trainer: Trainer, value: float) -> None:
+    """Makes one gradient a value that is no number, as an overflow would."""
+    trainer.poisoned = trainer.model.encoder[0].feed_forward.inner.bias.register_hook(
+        lambda gradient: torch.full_like(gradient, value)
+    )
+
+
+def step_once(trainer: Trainer, indices: range) -> None:
+    trainer.train_step([trainer.pairs.batch(indices)])
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_promise_7_a_bad_step_is_skipped_and_counted(corpus_dir, build_trainer, value):
+    """Weights and moments stay; the step counts. Sabotage: do not set found_inf."""
+    trainer = build_trainer(tiny_config(corpus_dir))
+    step_once(trainer, range(8))
+    before = [p.detach().clone() for p in trainer.model.parameters()]
+    poison(trainer, value)
+    step_once(trainer, range(8, 16))
+    assert all(torch.equal(*pair) for pair in zip(before, trainer.model.parameters(), strict=True))
+    assert int(trainer.skipped) == int(trainer.bad_in_row) == 1 and trainer.state.step == 2
+    trainer.poisoned.remove()
+    step_once(trainer, range(8, 16))
+    assert not all(
+        torch.equal(*pair) for pair in zip(before, trainer.model.parameters(), strict=True)
+    )
+    assert all(p.isfinite().all() for p in trainer.model.parameters())
+    assert int(trainer.bad_in_row) == 0
+
+
+def test_promise_7_too_many_bad_steps_stop_the_run(corpus_dir, build_trainer):
+    """The message gives step, rate and scale. Sabotage: never read the counter."""
+    config = tiny_config(corpus_dir, train__max_bad_steps=3, train__max_steps=50)
+    trainer = build_trainer(config)
+    poison(trainer, float("nan"))
+    with pytest.raises(TrainingError, match=r"step 3: 3 steps in a row .*rate.*scale"):
+        trainer.run()
+    assert all(p.isfinite().all() for p in trainer.model.parameters())
+
+
+def test_promise_7_gradients_are_unscaled_before_they_are_clipped(corpus_dir, build_trainer):
+    """A loss scale changes nothing. Sabotage: clip before `scaler.unscale_`."""
+    results = []
+    for scale in (None, 4096.0):
+        config = tiny_config(corpus_dir, optim__max_grad_norm=0.01)
+        trainer = build_trainer(config)
+        if scale:
+            trainer.scaler = torch.amp.GradScaler("cpu", init_scale=scale)
+        step_once(trainer, range(8))
+        results.append((float(trainer.norm), [p.detach() for p in trainer.model.parameters()]))
+    assert results[0][0] == pytest.approx(results[1][0], rel=1e-5) and results[0][0] > 0.01
+    for left, right in zip(results[0][1], results[1][1], strict=True):
+        torch.testing.assert_close(left, right, rtol=0, atol=1e-6)
