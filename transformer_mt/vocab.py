@@ -138,7 +138,7 @@ def _train(texts: Iterable[str], config: VocabConfig, seed: int) -> bytes:
             eos_id=EOS_ID,
         )
     except RuntimeError as error:
-        reason = str(error).strip().splitlines()[-1]
+        reason = str(error).rpartition("] ")[2].strip()  # what is before names its source lines
         raise DataError(f"vocab.size = {config.size}: SentencePiece says: {reason}") from None
     return writer.getvalue()
 

@@ -1,0 +1,163 @@
+"""Laws of an epoch's plan, of micro-batches and of padding."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from transformer_mt import batching
+from transformer_mt.batching import collate, cut_micro_batches, pad, plan_epoch
+
+LONGEST = 60
+quick = settings(deadline=None, max_examples=60)
+
+
+@st.composite
+def corpora(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray]:
+    """Draws source and target lengths of a corpus, empty ones too."""
+    lengths = st.integers(1, LONGEST)
+    pairs = draw(st.lists(st.tuples(lengths, lengths), max_size=120))
+    src, tgt = np.array(pairs, np.int64).reshape(-1, 2).T
+    return src, tgt
+
+
+batch_sizes = st.integers(1, 400)
+numbers = st.integers(0, 2**32 - 1)
+
+
+def as_lists(steps: list[np.ndarray]) -> list[list[int]]:
+    return [step.tolist() for step in steps]
+
+
+@quick
+@given(corpora(), batch_sizes, numbers, numbers, st.integers(1, 100))
+def test_every_pair_exactly_once(corpus, batch_tokens, seed, epoch, steps_per_pool):
+    """An epoch holds each pair once, whatever the pools, and no empty step."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(batching, "STEPS_PER_POOL", steps_per_pool)
+        steps = plan_epoch(*corpus, batch_tokens, seed, epoch)
+    assert all(len(step) for step in steps)
+    assert sorted(sum(as_lists(steps), [])) == list(range(len(corpus[0])))
+
+
+@quick
+@given(corpora(), batch_sizes, numbers, st.integers(1, 100))
+def test_steps_are_full_and_not_overfull(corpus, batch_tokens, seed, steps_per_pool):
+    """Steps reach batch_tokens, but for one a pool, and would not without their last pair."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(batching, "STEPS_PER_POOL", steps_per_pool)
+        steps = plan_epoch(*corpus, batch_tokens, seed, 0)
+
+    def tokens(step: np.ndarray) -> int:
+        return max(int(lengths[step].sum()) for lengths in corpus)
+
+    tokens_in_all = max(1, tokens(np.arange(len(corpus[0]))))
+    pool = max(1, len(corpus[0]) * steps_per_pool * batch_tokens // tokens_in_all)
+    pools = -(-len(corpus[0]) // pool)
+    assert sum(tokens(step) < batch_tokens for step in steps) <= pools
+    assert all(tokens(step[:-1]) < batch_tokens for step in steps)
+
+
+@quick
+@given(corpora(), batch_sizes, numbers, numbers)
+def test_plan_is_pure(corpus, batch_tokens, seed, epoch):
+    """The same arguments give the same plan, whatever NumPy's global state, and keep theirs."""
+    before = [lengths.copy() for lengths in corpus]
+    first = as_lists(plan_epoch(*corpus, batch_tokens, seed, epoch))
+    np.random.seed(epoch)
+    assert as_lists(plan_epoch(*corpus, batch_tokens, seed, epoch)) == first
+    for old, new in zip(before, corpus, strict=True):
+        np.testing.assert_array_equal(old, new)
+
+
+def realistic(count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Draws lengths like those of news sentences, the target a fifth longer or shorter."""
+    rng = np.random.default_rng(0)
+    src = rng.lognormal(3.1, 0.6, count)
+    tgt = src * rng.lognormal(0.0, 0.2, count)
+    return tuple(np.clip(side.round(), 1, 250).astype(np.int64) for side in (src, tgt))
+
+
+def test_plan_differs_by_epoch_and_seed():
+    """Another epoch or seed deals the pairs into other steps, not just the same in other order."""
+    corpus = realistic(3000)
+    plans = [plan_epoch(*corpus, 500, seed, epoch) for seed, epoch in ((1, 0), (1, 1), (0, 1))]
+    companies = [{frozenset(step.tolist()) for step in plan} for plan in plans]
+    for i, company in enumerate(companies):
+        for other in companies[:i]:
+            assert len(company & other) < len(company) / 20
+
+
+def test_steps_come_in_random_order():
+    """Short and long sentences alternate: an epoch is no curriculum by length."""
+    src, tgt = realistic(3000)
+    means = [tgt[step].mean() for step in plan_epoch(src, tgt, 500, 1, 0)]
+    assert abs(np.corrcoef(means, np.arange(len(means)))[0, 1]) < 0.25
+
+
+@quick
+@given(corpora(), batch_sizes, st.integers(LONGEST, 600), st.integers(LONGEST, 600))
+def test_micro_batches_partition_a_step(corpus, batch_tokens, limit, other_limit):
+    """Parts hold a step's pairs once and in order, within the limit, none smaller than it must be.
+
+    Catches: a step's membership that depends on micro_batch_tokens.
+    """
+    longest = np.maximum(*corpus)
+    for step in plan_epoch(*corpus, batch_tokens, 1, 0):
+        parts = cut_micro_batches(step, *corpus, limit)
+        others = cut_micro_batches(step, *corpus, other_limit)
+        assert np.concatenate(parts).tolist() == np.concatenate(others).tolist() == step.tolist()
+        assert all(0 < len(part) * longest[part].max() <= limit for part in parts)
+        for part, following in zip(parts[:-1], parts[1:], strict=True):
+            grown = [*part, following[0]]
+            assert len(grown) * longest[grown].max() > limit
+
+
+@pytest.mark.parametrize("side", [0, 1])
+def test_pair_longer_than_a_micro_batch(side):
+    """A pair that fits no micro-batch, by source or by target, is refused."""
+    corpus = [np.array([3, 3, 3]), np.array([3, 3, 3])]
+    corpus[side][1] = 11
+    with pytest.raises(ValueError, match="11 tokens exceeds 10"):
+        cut_micro_batches(np.array([0, 1, 2]), *corpus, 10)
+    assert len(cut_micro_batches(np.array([0, 1, 2]), *corpus, 11)) == 3
+
+
+def wasted(batch_tokens: int) -> np.ndarray:
+    """Gives the share of padding among the source, the target and all positions of an epoch."""
+    corpus = realistic(20_000)
+    positions = np.zeros(2)
+    for step in plan_epoch(*corpus, batch_tokens, 1, 0):
+        for part in cut_micro_batches(step, *corpus, 8192):
+            positions += [len(part) * lengths[part].max() for lengths in corpus]
+    real = np.array([lengths.sum() for lengths in corpus])
+    return 1 - np.append(real, real.sum()) / np.append(positions, positions.sum())
+
+
+@pytest.mark.parametrize("batch_tokens", [1000, 25_000])
+def test_little_padding_in_the_target(batch_tokens):
+    """Under a twentieth of the target positions that go through the model are padding."""
+    assert wasted(batch_tokens)[1] < 0.05
+
+
+@quick
+@given(st.lists(st.lists(st.integers(0, 9), max_size=8), min_size=1, max_size=6))
+def test_pad(rows):
+    """Rows come back from their beginnings; all else is padding; the width is the longest."""
+    padded = pad(rows, 77)
+    assert padded.dtype == torch.int64
+    assert padded.shape == (len(rows), max(map(len, rows)))
+    for row, ids in zip(padded.tolist(), rows, strict=True):
+        assert row == ids + [77] * (len(row) - len(ids))
+
+
+def test_collate_marks_pads_and_counts():
+    """Sources end with the end mark; targets begin and end shifted by one; real tokens count."""
+    src = [np.array(ids, np.int32) for ids in ([7, 8], [9])]
+    tgt = [np.array(ids, np.int32) for ids in ([4], [5, 6, 7])]
+    batch = collate(src, tgt, pad_id=0, bos_id=2, eos_id=3)
+    assert batch.src.tolist() == [[7, 8, 3], [9, 3, 0]]
+    assert batch.tgt_in.tolist() == [[2, 4, 0, 0], [2, 5, 6, 7]]
+    assert batch.tgt_out.tolist() == [[4, 3, 0, 0], [5, 6, 7, 3]]
+    assert batch.tgt_tokens == int((batch.tgt_out != 0).sum()) == 6

@@ -1,0 +1,99 @@
+"""The rate against the paper's formula, Adam by hand, and steps that must not count."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.testing import assert_close
+
+from transformer_mt.config import OptimConfig
+from transformer_mt.optim import build_adam, noam_rate
+
+
+@pytest.mark.parametrize(("d_model", "warmup"), [(512, 4000), (1024, 7), (256, 1)])
+def test_rate_is_the_papers(d_model, warmup):
+    """The rate rises linearly to 1 / sqrt(d_model * warmup), then falls as 1 / sqrt(step)."""
+    for step in {1, max(1, warmup - 1), warmup, warmup + 1, 100_000}:
+        peak = 1 / math.sqrt(d_model * warmup)
+        paper = peak * step / warmup if step <= warmup else 1 / math.sqrt(d_model * step)
+        assert noam_rate(step, d_model, warmup) == pytest.approx(paper, rel=1e-12)
+        assert noam_rate(step, d_model, warmup, 2.5) == pytest.approx(2.5 * paper, rel=1e-12)
+
+
+def test_rate_of_the_base_model_peaks_after_warmup():
+    """The base model's rate is highest at its 4000th step, just under 0.0007."""
+    rates = [noam_rate(step, 512, 4000) for step in range(1, 9000)]
+    assert 1 + int(np.argmax(rates)) == 4000
+    assert max(rates) == pytest.approx(6.988e-4, rel=1e-4)
+
+
+@pytest.mark.parametrize("step", [0, -1])
+def test_steps_count_from_one(step):
+    """There is no step before the first."""
+    with pytest.raises(ValueError, match=f"from 1, got {step}"):
+        noam_rate(step, 512, 4000)
+
+
+def take_step(
+    model: nn.Module, optimizer: torch.optim.Adam, gradients: list[torch.Tensor], rate: float
+) -> None:
+    """Steps with given gradients and rate."""
+    optimizer.param_groups[0]["lr"] = rate
+    for parameter, gradient in zip(model.parameters(), gradients, strict=True):
+        parameter.grad = gradient.clone()
+    optimizer.step()
+
+
+def random_gradients(model: nn.Module, seed: int) -> list[torch.Tensor]:
+    """Gives a gradient for each parameter."""
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(parameter.shape, generator=generator) for parameter in model.parameters()]
+
+
+def test_adam_by_hand():
+    """Three steps follow Adam's equations with the configured betas and eps, at each own rate."""
+    model = nn.Linear(3, 4)
+    beta1, beta2, eps = 0.7, 0.8, 0.05
+    optimizer = build_adam(model, OptimConfig(betas=(beta1, beta2), eps=eps))
+    weights = [parameter.detach().double().numpy() for parameter in model.parameters()]
+    first, second = ([np.zeros_like(w) for w in weights] for _ in range(2))
+    for t, rate in enumerate((0.1, 0.02, 0.3), start=1):
+        gradients = random_gradients(model, t)
+        take_step(model, optimizer, gradients, rate)
+        for i, gradient in enumerate(g.double().numpy() for g in gradients):
+            first[i] = beta1 * first[i] + (1 - beta1) * gradient
+            second[i] = beta2 * second[i] + (1 - beta2) * gradient**2
+            corrected = first[i] / (1 - beta1**t), second[i] / (1 - beta2**t)
+            weights[i] = weights[i] - rate * corrected[0] / (np.sqrt(corrected[1]) + eps)
+    for parameter, weight in zip(model.parameters(), weights, strict=True):
+        np.testing.assert_allclose(parameter.detach().numpy(), weight, atol=1e-5)
+
+
+def snapshot(model: nn.Module, optimizer: torch.optim.Adam) -> list[torch.Tensor]:
+    """Copies parameters, moments and step counts."""
+    state = [optimizer.state[parameter] for parameter in model.parameters()]
+    assert all(set(values) == {"step", "exp_avg", "exp_avg_sq"} for values in state)
+    tensors = [*model.parameters(), *(values[key] for values in state for key in sorted(values))]
+    return [tensor.detach().clone() for tensor in tensors]
+
+
+def test_found_inf_skips_the_step_on_the_device():
+    """With found_inf = 1 neither weights nor moments nor step counts change; with 0 all do.
+
+    Catches: Adam that is not fused, which knows no found_inf.
+    """
+    model = nn.Linear(5, 2)
+    optimizer = build_adam(model, OptimConfig())
+    take_step(model, optimizer, random_gradients(model, 0), 0.1)
+    before = snapshot(model, optimizer)
+    optimizer.found_inf = torch.tensor(1.0)
+    poison = [torch.full_like(parameter, math.nan) for parameter in model.parameters()]
+    take_step(model, optimizer, poison, 0.1)
+    take_step(model, optimizer, random_gradients(model, 1), 0.1)
+    assert_close(snapshot(model, optimizer), before, rtol=0, atol=0)
+    optimizer.found_inf = torch.tensor(0.0)
+    take_step(model, optimizer, random_gradients(model, 1), 0.1)
+    for after, old in zip(snapshot(model, optimizer), before, strict=True):
+        assert not torch.equal(after, old)

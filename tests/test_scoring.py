@@ -1,0 +1,58 @@
+"""Scores are sacreBLEU's own."""
+
+import pytest
+import sacrebleu
+
+from transformer_mt.errors import DataError
+from transformer_mt.scoring import bleu, chrf
+
+HYPOTHESES = [
+    "The cat sat on the mat, quietly.",
+    "",
+    "He said: “No!” It is 3.5 % more",
+    "A a b c d",
+]
+REFERENCES = [
+    "The cat sat on a mat quietly.",
+    "Nothing",
+    "He said “No”. It is 3.5% more.",
+    "a a b c d",
+]
+
+
+def test_bleu_is_sacrebleus():
+    """BLEU, its signature and its line are those of sacreBLEU with its defaults."""
+    direct = sacrebleu.corpus_bleu(HYPOTHESES, [REFERENCES])
+    metric = sacrebleu.metrics.BLEU()
+    same = metric.corpus_score(HYPOTHESES, [REFERENCES])
+    score = bleu(HYPOTHESES, REFERENCES)
+    assert 5 < score.value == direct.score == same.score < 95
+    assert score.signature == str(metric.get_signature())
+    assert "tok:13a" in score.signature and "case:mixed" in score.signature
+    assert score.text == same.format(signature=score.signature)
+
+
+def test_chrf_is_sacrebleus():
+    """ChrF and its signature are those of sacreBLEU with its defaults."""
+    metric = sacrebleu.metrics.CHRF()
+    direct = metric.corpus_score(HYPOTHESES, [REFERENCES])
+    score = chrf(HYPOTHESES, REFERENCES)
+    assert 5 < score.value == direct.score < 95
+    assert score.signature == str(metric.get_signature())
+    assert score.text == direct.format(signature=score.signature)
+
+
+def test_direction_matters():
+    """Hypotheses come first: swapped arguments give another score."""
+    assert bleu(HYPOTHESES, REFERENCES).value != bleu(REFERENCES, HYPOTHESES).value
+
+
+@pytest.mark.parametrize("metric", [bleu, chrf])
+def test_nothing_is_scored_that_does_not_match(metric):
+    """Sides of different sizes are refused with both counts, in either direction, and no lines."""
+    with pytest.raises(DataError, match="4 hypotheses for 3 references"):
+        metric(HYPOTHESES, REFERENCES[:3])
+    with pytest.raises(DataError, match="3 hypotheses for 4 references"):
+        metric(HYPOTHESES[:3], REFERENCES)
+    with pytest.raises(DataError, match="no sentences"):
+        metric([], [])
