@@ -65,13 +65,13 @@ def train(config: Config, run_dir: Path) -> TrainState:
     kept = checkpoint.state.precision if checkpoint else None
     precision = choose_precision(config.train.precision, device, kept)
     corpus = load_split(config.data, config.data.train)
+    valid = load_split(config.data, config.data.valid)
     vocab = checkpoint.vocab if checkpoint else _first_vocabulary(config, corpus)
     pairs = encode_training_pairs(corpus, vocab, config.data)
     state = _first_state(checkpoint, precision, pairs)
     run_dir.mkdir(parents=True, exist_ok=True)
     with RunLog(run_dir, state.step, config.train.max_steps) as log:
         _introduce(log, config, device, precision, pairs, len(corpus), state)
-        valid = load_split(config.data, config.data.valid)
         trainer = Trainer(config, run_dir, vocab, pairs, valid, state, device, log)
         if checkpoint:
             trainer.restore(checkpoint)
