@@ -1,6 +1,5 @@
 """The command line: parse, call, print, exit code. No logic."""
 
-import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -41,10 +40,6 @@ def main() -> None:
         raise SystemExit(stop.exit_code) from None
     except KeyboardInterrupt:
         raise SystemExit(130) from None
-    except BrokenPipeError:
-        # The reader (head, say) has enough. Point stdout elsewhere so that its flush is silent.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise SystemExit(0) from None
     except OSError as error:
         _fail(f"{error.filename}: {error.strerror}" if error.filename else str(error))
 

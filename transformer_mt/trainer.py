@@ -12,23 +12,17 @@ import torch
 from torch import Tensor
 
 from transformer_mt.batching import Batch, cut_micro_batches, plan_epoch
-from transformer_mt.checkpoint import (
-    Checkpoint,
-    TrainState,
-    load_newest,
-    prune,
-    save_checkpoint,
-)
+from transformer_mt.checkpoint import Checkpoint, TrainState, load_newest, prune, save_checkpoint
 from transformer_mt.config import Config
-from transformer_mt.corpus import (
-    IdPairs,
-    RawPairs,
-    encode_pairs,
-    encode_training_pairs,
-    load_split,
-)
+from transformer_mt.corpus import IdPairs, RawPairs, encode_pairs, encode_training_pairs, load_split
 from transformer_mt.device import choose_device, choose_precision
-from transformer_mt.errors import CheckpointError, ConfigError, Interrupted, TrainingError
+from transformer_mt.errors import (
+    CheckpointError,
+    ConfigError,
+    DeviceError,
+    Interrupted,
+    TrainingError,
+)
 from transformer_mt.evaluator import Evaluation, evaluate, mean_nll, perplexity
 from transformer_mt.loss import smoothed_loss
 from transformer_mt.model import Transformer
@@ -154,6 +148,11 @@ class Trainer:
                 self.log.say(f"nothing to do: {reason}, and the run is at step {self.state.step}")
             else:
                 self.log.say(f"done: {self._loop()}, at step {self.state.step}")
+        except torch.OutOfMemoryError:
+            raise DeviceError(
+                f"step {self.state.step + 1}: out of memory on {self.device}: lower"
+                f" train.micro_batch_tokens = {self.config.train.micro_batch_tokens}"
+            ) from None
         finally:
             for signum, handler in handlers.items():
                 signal.signal(signum, handler)
