@@ -1,0 +1,66 @@
+"""What only a CUDA device can show: `python -m pytest -m gpu`."""
+
+import json
+
+import pytest
+import torch
+from conftest import tiny_config
+
+from transformer_mt.checkpoint import find_checkpoint, list_checkpoints
+from transformer_mt.corpus import load_split
+from transformer_mt.evaluator import evaluate
+from transformer_mt.trainer import train
+from transformer_mt.translator import Translator
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+]
+
+
+def losses(run_dir) -> list[float]:
+    records = map(json.loads, (run_dir / "metrics.jsonl").read_text().splitlines())
+    return [record["loss"] for record in records if record["kind"] == "train"]
+
+
+def cuda_config(corpus_dir, precision: str, steps: int):
+    return tiny_config(
+        corpus_dir,
+        model__dropout=0.0,
+        train__device="cuda",
+        train__precision=precision,
+        train__max_steps=steps,
+    )
+
+
+@pytest.mark.parametrize(
+    ("precision", "tolerance"), [("fp32", 1e-3), ("bf16", 0.02), ("fp16", 0.02)]
+)
+def test_every_precision_follows_the_cpu(corpus_dir, tmp_path, precision, tolerance):
+    """Without dropout the losses are the CPU's, up to the precision; fp16 may skip at first."""
+    train(tiny_config(corpus_dir, model__dropout=0.0), tmp_path / "cpu")
+    train(cuda_config(corpus_dir, precision, 20), tmp_path / "cuda")
+    for cpu, cuda in zip(losses(tmp_path / "cpu"), losses(tmp_path / "cuda"), strict=True):
+        assert cuda == pytest.approx(cpu, rel=tolerance)
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_a_run_resumes(corpus_dir, tmp_path, precision):
+    """Stopped at step 10 and resumed, the losses are the uninterrupted run's."""
+    train(cuda_config(corpus_dir, precision, 20), tmp_path / "whole")
+    train(cuda_config(corpus_dir, precision, 10), tmp_path / "parts")
+    train(cuda_config(corpus_dir, precision, 20), tmp_path / "parts")
+    assert losses(tmp_path / "parts") == pytest.approx(losses(tmp_path / "whole"), rel=1e-3)
+
+
+def test_translation_is_the_cpus(copy_run):
+    """Greedy fp32 on either device gives the same text, near-ties aside."""
+    checkpoint = find_checkpoint(copy_run, print)
+    assert list_checkpoints(copy_run)
+    pairs = load_split(checkpoint.config.data, "test")
+    texts = []
+    for device in ("cpu", "cuda"):
+        model = checkpoint.build_model().to(device)
+        texts.append(evaluate(Translator(model, checkpoint.vocab, 60), pairs).hypotheses)
+    same = sum(cpu == cuda for cpu, cuda in zip(*texts, strict=True))
+    assert same >= 0.95 * len(pairs)
