@@ -225,7 +225,7 @@ class Trainer:
         self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
         self._count_bad(finite, total)
-        self.window.loss += torch.where(finite, total, 0.0)
+        self.window.loss += torch.where(total.isfinite(), total, 0.0)
         self.window.tokens += tokens
         self.window.seconds += time.monotonic() - began
         self.state = self.state.with_(step=step, index=self.state.index + 1)
