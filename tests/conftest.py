@@ -96,6 +96,7 @@ def copy_run(corpus_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
     run_dir = tmp_path_factory.mktemp("runs") / "copy"
     config = tiny_config(
         corpus_dir,
+        data__max_length=24,  # about as long as what it learns from, so longer lines are split
         model__dropout=0.0,
         model__encoder_layers=2,
         model__decoder_layers=2,
@@ -103,10 +104,10 @@ def copy_run(corpus_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
         optim__warmup_steps=200,
         train__batch_tokens=1200,
         train__micro_batch_tokens=3000,
-        train__max_steps=900,
-        train__save_every=900,
+        train__max_steps=1500,
+        train__save_every=1500,
         train__log_every=100,
-        valid__every=300,
+        valid__every=500,
     )
     train(config, run_dir)
     return run_dir

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -197,7 +198,6 @@ NASTY = [
     b"ab \xff\xfe cd",
     b"\xef\xbb\xbfab",
     "\u200b \U0001f600".encode(),
-    b"abc " * 10_000,
     b"x" * 5_000,
 ]
 
@@ -210,7 +210,8 @@ def test_promise_3_as_many_lines_out_as_in(copy_run):
     held_out = (find_checkpoint(copy_run, print).config.data.path, "test.de")
     plain = Path(*held_out).read_bytes().splitlines()
     lines = [line for pair in zip(plain, NASTY * 5, strict=False) for line in pair]
-    lines = lines[: 2 * len(NASTY)] + plain
+    ten_thousand_words = b" ".join(plain * 60)
+    lines = [*lines[: 2 * len(NASTY)], ten_thousand_words, *plain]
     copied = copy_run.parent / "in.txt"
     copied.write_bytes(b"\n".join(lines))  # no final line break
     done = run_program("translate", copy_run, stdin=copied.read_bytes())
@@ -224,8 +225,9 @@ def test_promise_3_as_many_lines_out_as_in(copy_run):
     clean = [i for i, line in enumerate(lines) if line in plain]
     right = sum(got[i] == lines[i] for i in clean)
     assert right >= 0.9 * len(clean), f"{right} of {len(clean)} lines copied"
-    long_line = got[lines.index(b"abc " * 10_000)]
-    assert long_line.count(b"abc") > 9_000, "an over-long line is translated in parts, not cut"
+    words = Counter(ten_thousand_words.split())
+    kept = words & Counter(got[lines.index(ten_thousand_words)].split())
+    assert kept.total() > 0.8 * words.total() > 8_000, "an over-long line is split, not cut"
     output = copy_run.parent / "out.txt"
     done = run_program("translate", copy_run, "--input", copied, "--output", output)
     assert done.returncode == 0 and done.stdout == b""
