@@ -30,7 +30,8 @@ from transformer_mt.checkpoint import (
 )
 from transformer_mt.config import Config
 from transformer_mt.corpus import encode_training_pairs, load_split
-from transformer_mt.errors import CheckpointError, ConfigError, TrainingError
+from transformer_mt.device import choose_precision
+from transformer_mt.errors import CheckpointError, ConfigError, DeviceError, TrainingError
 from transformer_mt.run_log import RunLog
 from transformer_mt.trainer import Trainer, train
 from transformer_mt.vocab import train_vocabulary
@@ -112,6 +113,22 @@ def test_promise_1_a_killed_run_ends_bit_equal(corpus_dir, tmp_path):
 
     assert run_program("train", config, "--run", other, "--set", "train.seed=2").returncode == 0
     assert not same(weights(whole), weights(other))
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_promise_1_in_either_precision(corpus_dir, tmp_path, precision):
+    """Stopped by max_steps and resumed with more, twice. Sabotage: drop the moments."""
+    try:
+        choose_precision(precision, torch.device("cpu"), None)
+    except DeviceError as error:
+        pytest.skip(str(error))
+    whole = tiny_config(corpus_dir, train__precision=precision)
+    train(whole, tmp_path / "whole")
+    for steps in (7, 13, 20):
+        part = tiny_config(corpus_dir, train__precision=precision, train__max_steps=steps)
+        state = train(part, tmp_path / "parts")
+        assert (state.step, state.precision) == (steps, precision)
+    assert same(weights(tmp_path / "whole"), weights(tmp_path / "parts"))
 
 
 def test_promise_1_another_configuration_is_refused_by_name(corpus_dir, tmp_path):

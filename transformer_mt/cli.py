@@ -117,9 +117,12 @@ def translate(
         _write(translator.translate(lines), sys.stdout.buffer)
     else:
         beside = output.with_name(f".{output.name}.partial")
-        with beside.open("wb") as file:
-            _write(translator.translate(lines), file)
-        beside.replace(output)
+        try:
+            with beside.open("wb") as file:
+                _write(translator.translate(lines), file)
+            beside.replace(output)
+        finally:
+            beside.unlink(missing_ok=True)
     if translator.lines_split:
         print(f"{translator.lines_split} over-long lines translated in parts", file=sys.stderr)
 
