@@ -6,7 +6,7 @@ from torch.testing import assert_close
 
 from transformer_mt.batching import pad
 from transformer_mt.config import ModelConfig
-from transformer_mt.decoding import greedy
+from transformer_mt.decoding import Hypothesis, beam_search, greedy
 from transformer_mt.model import Transformer
 
 V, PAD, BOS, EOS = 12, 3, 4, 5
@@ -92,7 +92,7 @@ class Script:
         self.texts, self.heard = [list(text) for text in texts], []
         self.position = 0
 
-    def select(self, rows: torch.Tensor) -> None:
+    def select(self, rows: torch.Tensor, sources: torch.Tensor | None = None) -> None:
         self.texts = [self.texts[row] for row in rows.tolist()]
 
     def step(self, ids: torch.Tensor, state: "Script") -> torch.Tensor:
@@ -123,3 +123,92 @@ def test_each_row_has_its_own_limit():
     hypotheses, heard = play(texts, [2, 1, 3, 3])
     assert hypotheses == [[7, 7], [6], [8, 8], [9, 9, 9]]
     assert [len(ids) for ids in heard] == [4, 3, 2]
+
+
+@torch.no_grad()
+def naive_beam(
+    model: Transformer, source: list[int], limit: int, beam_size: int, alpha: float
+) -> list[tuple[list[int], float]]:
+    """Searches for one sentence with lists and no cache; gives ids and scores, best first."""
+    src, beam, ended = torch.tensor([source]), [([BOS], 0.0)], []
+    while True:
+        candidates = []
+        for tgt, total in beam:
+            logits = model(src, torch.tensor([tgt]))[0, -1]
+            for token, value in enumerate(logits.log_softmax(-1).tolist()):
+                candidates.append(([*tgt, token], total + value))
+        candidates = sorted(candidates, key=lambda c: -c[1])[: 2 * beam_size]
+        ended += [(tgt[1:], v) for tgt, v in candidates[:beam_size] if tgt[-1] == EOS]
+        beam = [c for c in candidates if c[0][-1] != EOS][:beam_size]
+        if len(ended) >= beam_size:
+            break
+        if len(beam[0][0]) > limit:
+            ended += [(tgt[1:], v) for tgt, v in beam]
+            break
+    scored = [(tgt, value / ((5 + len(tgt)) / 6) ** alpha) for tgt, value in ended]
+    scored = sorted(scored, key=lambda s: -s[1])[:beam_size]
+    return [([token for token in tgt if token != EOS], score) for tgt, score in scored]
+
+
+@torch.no_grad()
+def search(
+    model: Transformer, sources: list[list[int]], limits: list[int], beam_size: int, alpha: float
+) -> list[list[Hypothesis]]:
+    """Decodes a padded batch by beam search, as the translator does."""
+    state = model.start(pad(sources, PAD), max(limits))
+    limit = torch.tensor(limits)
+    return beam_search(model.decode_step, state, limit, BOS, EOS, beam_size, alpha)
+
+
+LIMITS = [20, 3, 20, 11, 20, 1, 7, 20]
+
+
+def test_beam_of_one_is_greedy(model, sources):
+    """Sabotage that fails it: let hypotheses end anywhere among the candidates."""
+    found = search(model, sources, LIMITS, 1, 0.6)
+    assert [best.ids for [best] in found] == cached_greedy(model, sources, LIMITS)
+
+
+@pytest.mark.parametrize(("beam_size", "alpha"), [(2, 0.0), (3, 0.6), (4, 1.0), (6, 0.6)])
+def test_beam_equals_the_naive_search(model, sources, beam_size, alpha):
+    """A cached, batched, shrinking search finds what lists find for each sentence alone."""
+    found = search(model, sources, LIMITS, beam_size, alpha)
+    for source, limit, hypotheses in zip(sources, LIMITS, found, strict=True):
+        expected = naive_beam(model, source, limit, beam_size, alpha)
+        assert [h.ids for h in hypotheses] == [ids for ids, _ in expected]
+        scores = torch.tensor([h.score for h in hypotheses])
+        assert_close(scores, torch.tensor([s for _, s in expected]), rtol=0, atol=1e-4)
+
+
+@torch.no_grad()
+def test_beam_scores_equal_teacher_forced_scores(model, sources):
+    """The log-probability of each hypothesis is the one decode gives it, end mark included."""
+    marked = 0
+    for source, hypotheses in zip(sources, search(model, sources, [15] * 8, 4, 0.6), strict=True):
+        for h in hypotheses:
+            targets = h.ids if len(h.ids) == 15 else [*h.ids, EOS]
+            marked += targets[-1] == EOS
+            logits = model(torch.tensor([source]), torch.tensor([[BOS, *targets[:-1]]]))
+            forced = logits[0].log_softmax(-1).gather(1, torch.tensor(targets)[:, None]).sum()
+            assert_close(torch.tensor(h.log_probability), forced, rtol=0, atol=1e-4)
+            assert h.score == pytest.approx(float(forced) / ((5 + len(targets)) / 6) ** 0.6, 1e-4)
+    assert 0 < marked < 32
+
+
+def test_n_best_lists_are_sorted_and_distinct(model, sources):
+    """Sabotage that fails it: begin with `beam_size` equal hypotheses."""
+    for hypotheses in search(model, sources, LIMITS, 5, 0.6):
+        scores = [h.score for h in hypotheses]
+        assert len(scores) == 5 and scores == sorted(scores, reverse=True)
+        assert len({tuple(h.ids) for h in hypotheses}) == 5
+
+
+def test_a_larger_beam_is_never_worse(model, sources):
+    """On these sentences; no beam search promises it for all."""
+    best = [
+        [found[0].log_probability for found in search(model, sources, [20] * 8, size, 0.0)]
+        for size in (1, 2, 4, 6)
+    ]
+    for narrow, wide in zip(best, best[1:], strict=False):
+        assert all(b >= a - 1e-5 for a, b in zip(narrow, wide, strict=True))
+    assert sum(best[-1]) > sum(best[0]) + 0.1

@@ -195,11 +195,23 @@ def test_cached_steps_equal_decode(norm, tied):
     state = model.start(SRC, 7)
     first = torch.stack([model.decode_step(tgt_in[:, t], state) for t in range(3)], dim=1)
     assert_close(first, model(SRC, tgt_in[:, :3]), rtol=0, atol=1e-5)
-    state.select(rows)
+    state.select(rows, rows)
     # The two copies of row 0 part ways here.
     chosen = torch.cat((tgt_in[rows, :3], tgt_in[:, 3:]), dim=1)
     rest = torch.stack([model.decode_step(chosen[:, t], state) for t in range(3, 7)], dim=1)
     assert_close(rest, model(SRC[rows], chosen)[:, 3:], rtol=0, atol=1e-5)
+
+
+@torch.no_grad()
+def test_rows_of_one_source_share_its_memory():
+    """Three rows a source, as a beam has them, give the logits of three copies of the source."""
+    model, rows = build(), torch.arange(3).repeat_interleave(3)
+    state, generator = model.start(SRC, 7), torch.Generator().manual_seed(3)
+    state.select(rows)
+    tgt_in = torch.randint(4, V, (9, 7), generator=generator)
+    steps = torch.stack([model.decode_step(tgt_in[:, t], state) for t in range(7)], dim=1)
+    assert state.layers[0].memory_keys.size(0) == 3
+    assert_close(steps, model(SRC[rows], tgt_in), rtol=0, atol=1e-5)
 
 
 @torch.no_grad()

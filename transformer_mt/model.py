@@ -15,20 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from transformer_mt.attention import CrossAttention, LayerCache, Maps, SelfAttention
 from transformer_mt.config import ModelConfig
-
-Maps = list[Tensor]
-"""Collects attention weights, (B, H, queries, keys), when a caller wants to look at them."""
-
-
-@dataclass
-class LayerCache:
-    """Keys and values that one decoder layer keeps between steps, each (B, H, length, K)."""
-
-    self_keys: Tensor
-    self_values: Tensor
-    memory_keys: Tensor
-    memory_values: Tensor
 
 
 @dataclass
@@ -36,7 +24,7 @@ class DecoderState:
     """What incremental decoding carries from step to step.
 
     Attributes:
-        layers: Cached keys and values; those of self-attention have room for `max_length`.
+        layers: Cached keys and values of each layer.
         memory_mask: Real source positions, (B, 1, 1, S).
         length: Target positions already in the cache.
     """
@@ -45,12 +33,19 @@ class DecoderState:
     memory_mask: Tensor
     length: int = 0
 
-    def select(self, rows: Tensor) -> None:
-        """Keeps, repeats or reorders rows in place; rows is an int64 tensor of row numbers."""
-        self.memory_mask = self.memory_mask[rows]
+    def select(self, rows: Tensor, sources: Tensor | None = None) -> None:
+        """Keeps, repeats or reorders rows in place; rows of one source stand together.
+
+        Args:
+            rows: Row numbers, int64.
+            sources: Numbers of the sources that are kept, int64; None keeps all.
+        """
         for layer in self.layers:
-            for name, tensor in vars(layer).items():
-                setattr(layer, name, tensor[rows])
+            layer.select(rows, self.length)
+        if sources is not None:
+            self.memory_mask = self.memory_mask[sources]
+            for layer in self.layers:
+                layer.select_sources(sources)
 
 
 def sinusoid(positions: Tensor, d_model: int) -> Tensor:
@@ -71,106 +66,6 @@ def sinusoid(positions: Tensor, d_model: int) -> Tensor:
     )
     angles = positions[:, None] * rates  # (L, D / 2)
     return torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(1)
-
-
-def attend(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Tensor | None,
-    causal: bool,
-    dropout: float,
-    maps: Maps | None,
-) -> Tensor:
-    """Computes scaled dot-product attention.
-
-    Args:
-        q: Queries, (B, H, T, K).
-        k: Keys, (B, H, S, K).
-        v: Values, (B, H, S, K).
-        mask: Where queries may attend, broadcastable to (B, H, T, S); None is everywhere.
-        causal: Whether a query sees only positions up to its own.
-        dropout: Probability with which a weight is dropped.
-        maps: Receives the weights, (B, H, T, S), if given.
-
-    Returns:
-        Weighted values, (B, H, T, K).
-
-    Reference:
-        Section 3.2.1, equation 1.
-    """
-    if maps is not None:
-        maps.append(_attention_weights(q, k, mask, causal))
-    if q.device.type == "cpu":
-        # On CPUs the bf16 backward of this one operation is many times slower than fp32's.
-        with torch.autocast("cpu", enabled=False):
-            return F.scaled_dot_product_attention(
-                q.float(), k.float(), v.float(), mask, dropout, causal
-            )
-    return F.scaled_dot_product_attention(q, k, v, mask, dropout, causal)
-
-
-def _attention_weights(q: Tensor, k: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
-    scores = q.float() @ k.float().transpose(-2, -1) / math.sqrt(q.size(-1))  # (B, H, T, S)
-    if causal:
-        mask = torch.ones(q.size(-2), k.size(-2), dtype=torch.bool, device=q.device).tril()
-    if mask is not None:
-        scores = scores.masked_fill(~mask, -math.inf)
-    return scores.softmax(dim=-1)
-
-
-class SelfAttention(nn.Module):
-    """Multi-head attention of a sequence to itself (section 3.2.2)."""
-
-    def __init__(self, config: ModelConfig) -> None:
-        super().__init__()
-        self.n_heads, self.dropout = config.n_heads, config.attention_dropout
-        self.qkv = nn.Linear(config.d_model, 3 * config.d_model, config.attention_bias)
-        self.out = nn.Linear(config.d_model, config.d_model, config.attention_bias)
-
-    def forward(self, x: Tensor, mask: Tensor | None, causal: bool, maps: Maps | None) -> Tensor:
-        """Attends within x, (B, T, D) to (B, T, D)."""
-        q, k, v = self.qkv(x).unflatten(-1, (3 * self.n_heads, -1)).transpose(1, 2).chunk(3, dim=1)
-        dropout = self.dropout if self.training else 0.0
-        return self._project(attend(q, k, v, mask, causal, dropout, maps))
-
-    def step(self, x: Tensor, cache: LayerCache, length: int) -> Tensor:
-        """Attends from position `length` to itself and all before, (B, 1, D) to (B, 1, D)."""
-        q, k, v = self.qkv(x).unflatten(-1, (3 * self.n_heads, -1)).transpose(1, 2).chunk(3, dim=1)
-        cache.self_keys[:, :, length] = k[:, :, 0]
-        cache.self_values[:, :, length] = v[:, :, 0]
-        keys, values = cache.self_keys[:, :, : length + 1], cache.self_values[:, :, : length + 1]
-        return self._project(attend(q, keys, values, None, False, 0.0, None))
-
-    def _project(self, heads: Tensor) -> Tensor:
-        projected: Tensor = self.out(heads.transpose(1, 2).flatten(2))  # (B, T, D)
-        return projected
-
-
-class CrossAttention(nn.Module):
-    """Multi-head attention of the target to the encoder's output (section 3.2.3)."""
-
-    def __init__(self, config: ModelConfig) -> None:
-        super().__init__()
-        self.n_heads, self.dropout = config.n_heads, config.attention_dropout
-        self.q = nn.Linear(config.d_model, config.d_model, config.attention_bias)
-        self.kv = nn.Linear(config.d_model, 2 * config.d_model, config.attention_bias)
-        self.out = nn.Linear(config.d_model, config.d_model, config.attention_bias)
-
-    def project_memory(self, memory: Tensor) -> tuple[Tensor, Tensor]:
-        """Makes keys and values of the encoder's output, (B, S, D) to two (B, H, S, K)."""
-        k, v = self.kv(memory).unflatten(-1, (2 * self.n_heads, -1)).transpose(1, 2).chunk(2, dim=1)
-        return k, v
-
-    def forward(
-        self, x: Tensor, keys: Tensor, values: Tensor, mask: Tensor, maps: Maps | None
-    ) -> Tensor:
-        """Attends from x, (B, T, D), to projected memory; gives (B, T, D)."""
-        q = self.q(x).unflatten(-1, (self.n_heads, -1)).transpose(1, 2)  # (B, H, T, K)
-        dropout = self.dropout if self.training else 0.0
-        heads = attend(q, keys, values, mask, False, dropout, maps)
-        projected: Tensor = self.out(heads.transpose(1, 2).flatten(2))  # (B, T, D)
-        return projected
 
 
 class FeedForward(nn.Module):
@@ -208,12 +103,16 @@ class Residual(nn.Module):
         return out
 
 
+def _heads(config: ModelConfig) -> tuple[int, int, bool, float]:
+    return config.d_model, config.n_heads, config.attention_bias, config.attention_dropout
+
+
 class EncoderLayer(nn.Module):
     """Self-attention and feed-forward (section 3.1)."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.self_attention, self.feed_forward = SelfAttention(config), FeedForward(config)
+        self.self_attention, self.feed_forward = SelfAttention(*_heads(config)), FeedForward(config)
         self.residuals = nn.ModuleList(Residual(config) for _ in range(2))
 
     def forward(self, x: Tensor, mask: Tensor, maps: Maps | None) -> Tensor:
@@ -228,7 +127,8 @@ class DecoderLayer(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.self_attention, self.cross_attention = SelfAttention(config), CrossAttention(config)
+        self.self_attention = SelfAttention(*_heads(config))
+        self.cross_attention = CrossAttention(*_heads(config))
         self.feed_forward = FeedForward(config)
         self.residuals = nn.ModuleList(Residual(config) for _ in range(3))
 
@@ -247,10 +147,9 @@ class DecoderLayer(nn.Module):
         return x
 
     def step(self, x: Tensor, cache: LayerCache, memory_mask: Tensor, length: int) -> Tensor:
-        """Maps one position, (B, 1, D) to (B, 1, D), and adds it to the cache."""
-        keys, values = cache.memory_keys, cache.memory_values
+        """Maps one position, (R, 1, D) to (R, 1, D), and adds it to the cache."""
         x = self.residuals[0](x, lambda y: self.self_attention.step(y, cache, length))
-        x = self.residuals[1](x, lambda y: self.cross_attention(y, keys, values, memory_mask, None))
+        x = self.residuals[1](x, lambda y: self.cross_attention.step(y, cache, memory_mask))
         x = self.residuals[2](x, self.feed_forward)
         return x
 
@@ -366,11 +265,11 @@ class Transformer(nn.Module):
         """Computes the logits of the next position and adds this one to the state.
 
         Args:
-            ids: The token at position `state.length` of each row, (B,).
-            state: From `start`; changed in place.
+            ids: The token at position `state.length` of each row, (R,).
+            state: From `start`, which makes a row for each source; changed in place.
 
         Returns:
-            Logits, (B, V), equal to `decode`'s at this position.
+            Logits, (R, V), equal to `decode`'s at this position.
         """
         x = self._embed(ids[:, None], self._tgt_matrix(), state.length)
         for layer, cache in zip(self.decoder, state.layers, strict=True):
