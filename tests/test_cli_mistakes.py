@@ -7,7 +7,7 @@ import torch
 from conftest import tiny_config, tiny_values, write_copy_corpus, write_toml
 
 from transformer_mt.cli import main
-from transformer_mt.trainer import train
+from transformer_mt.run import train
 
 
 def call(monkeypatch, capsys, *arguments) -> tuple[int, str, str]:
@@ -30,7 +30,7 @@ SETTINGS = [
     ("modl.d_model=3", "unknown key modl; did you mean model?"),
     ("train.max_steps=many", "train.max_steps"),
     ("train.max_steps=1.5", "train.max_steps"),
-    ("train.max_steps=0", "train.max_steps"),
+    ("train.max_steps=-1", "train.max_steps"),
     ("optim.lr_scale=nan", "optim.lr_scale"),
     ("vocab.shared=1", "vocab.shared"),
     ("model.norm=between", "model.norm"),

@@ -6,7 +6,7 @@ import pytest
 from conftest import tiny_config
 from pydantic import ValidationError
 
-from transformer_mt.config import MAY_CHANGE, changed_keys, load_config, parse_config, show_value
+from transformer_mt.config import MAY_CHANGE, changed_keys, flat_values, load_config, parse_config
 from transformer_mt.errors import ConfigError
 
 RECIPES = sorted((Path(__file__).parents[1] / "configs").glob("*.toml"))
@@ -60,7 +60,7 @@ def test_the_papers_recipes(name, d_model, d_ff, heads, dropout, steps, kept):
 )
 def test_overrides_are_toml_or_plain_words(text, value):
     """Numbers, booleans and lists are read as TOML; what is none is a string."""
-    assert show_value(recipe("sample", text), text.partition("=")[0].strip()) == value
+    assert flat_values(recipe("sample", text))[text.partition("=")[0].strip()] == value
 
 
 def test_the_last_override_wins():
@@ -98,4 +98,4 @@ def test_changed_keys(tmp_path):
     other = tiny_config(tmp_path, train__max_steps=99, train__seed=9, optim__warmup_steps=5)
     assert changed_keys(old, other) == ["optim.warmup_steps", "train.seed"]
     for key in MAY_CHANGE:
-        show_value(old, key)  # each names a key that exists
+        flat_values(old)[key]  # each names a key that exists

@@ -20,13 +20,16 @@ FLOORS = {
     "optim": 2,
     "scoring": 2,
     "vocab": 2,
-    "checkpoint": 3,
     "corpus": 3,
+    "learner": 3,
+    "checkpoint": 4,
     "translator": 4,
+    "averaging": 5,
     "evaluator": 5,
     "trainer": 6,
-    "cli": 7,
-    "__main__": 8,
+    "run": 7,
+    "cli": 8,
+    "__main__": 9,
 }
 
 

@@ -9,7 +9,7 @@ from conftest import tiny_config
 from transformer_mt.checkpoint import find_checkpoint, list_checkpoints
 from transformer_mt.corpus import load_split
 from transformer_mt.evaluator import evaluate
-from transformer_mt.trainer import train
+from transformer_mt.run import train
 from transformer_mt.translator import Translator
 
 pytestmark = [

@@ -32,8 +32,10 @@ from transformer_mt.config import Config
 from transformer_mt.corpus import encode_training_pairs, load_split
 from transformer_mt.device import choose_precision
 from transformer_mt.errors import CheckpointError, ConfigError, DeviceError, TrainingError
+from transformer_mt.learner import Learner
+from transformer_mt.run import train
 from transformer_mt.run_log import RunLog
-from transformer_mt.trainer import Trainer, train
+from transformer_mt.trainer import Trainer
 from transformer_mt.vocab import train_vocabulary
 
 
@@ -74,8 +76,9 @@ def build_trainer(tmp_path):
             pairs = encode_training_pairs(corpus, vocab, config.data)
             valid = load_split(config.data, config.data.valid)
             log = logs.enter_context(RunLog(tmp_path, 0, config.train.max_steps))
-            device = torch.device("cpu")
-            return Trainer(config, tmp_path, vocab, pairs, valid, TrainState(), device, log)
+            sizes = vocab.src_size, vocab.tgt_size
+            learner = Learner(config, *sizes, torch.device("cpu"), config.train.precision)
+            return Trainer(config, tmp_path, vocab, pairs, valid, TrainState(), learner, log)
 
         yield build
 
@@ -285,14 +288,14 @@ def test_promise_5_micro_batches_do_not_change_the_recipe(corpus_dir, build_trai
             corpus_dir, model__dropout=0.0, optim__max_grad_norm=0.0, train__micro_batch_tokens=size
         )
         trainer = build_trainer(config)
-        lengths = trainer.src_lengths, trainer.tgt_lengths
+        lengths = trainer.lengths
         step = plan_epoch(*lengths, config.train.batch_tokens, config.train.seed, 0)[0]
         parts = cut_micro_batches(step, *lengths, size)
-        trainer.train_step([trainer.pairs.batch(part) for part in parts])
+        trainer.learner.train_step(1, [trainer.pairs.batch(part) for part in parts])
         # Adam's first moment is the gradient times a constant.
-        moments = trainer.optimizer.state.values()
+        moments = trainer.learner.optimizer.state.values()
         gradients.append(torch.cat([moment["exp_avg"].flatten() for moment in moments]))
-        losses.append(float(trainer.window.loss))
+        losses.append(float(trainer.learner.window.loss))
         counts.append(len(parts))
     assert counts[0] == 1 < counts[1] < counts[2]
     for gradient, loss in zip(gradients[1:], losses[1:], strict=True):
@@ -324,11 +327,11 @@ def test_promise_6_a_save_that_fails_in_the_middle_only_warns(
     """A final one is an error. Sabotage: let the OSError end the run."""
     real, failed = trainer_module.save_checkpoint, []
 
-    def full_disk(run_dir, model, optimizer, config, vocab, state):
+    def full_disk(run_dir, learner, config, vocab, state):
         if state.step in (5, 10):
             failed.append(state.step)
             raise OSError(28, "No space left on device", str(run_dir))
-        return real(run_dir, model, optimizer, config, vocab, state)
+        return real(run_dir, learner, config, vocab, state)
 
     monkeypatch.setattr(trainer_module, "save_checkpoint", full_disk)
     train(tiny_config(corpus_dir, train__max_steps=15), tmp_path / "run")
@@ -342,13 +345,13 @@ def test_promise_6_a_save_that_fails_in_the_middle_only_warns(
 
 def poison(trainer: Trainer, value: float) -> None:
     """Makes one gradient a value that is no number, as an overflow would."""
-    trainer.poisoned = trainer.model.encoder[0].feed_forward.inner.bias.register_hook(
+    trainer.poisoned = trainer.learner.model.encoder[0].feed_forward.inner.bias.register_hook(
         lambda gradient: torch.full_like(gradient, value)
     )
 
 
 def step_once(trainer: Trainer, indices: range) -> None:
-    trainer.train_step([trainer.pairs.batch(indices)])
+    trainer._train_step([trainer.pairs.batch(indices)])
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
@@ -356,18 +359,23 @@ def test_promise_7_a_bad_step_is_skipped_and_counted(corpus_dir, build_trainer, 
     """Weights and moments stay; the step counts. Sabotage: do not set found_inf."""
     trainer = build_trainer(tiny_config(corpus_dir))
     step_once(trainer, range(8))
-    before = [p.detach().clone() for p in trainer.model.parameters()]
+    before = [p.detach().clone() for p in trainer.learner.model.parameters()]
     poison(trainer, value)
     step_once(trainer, range(8, 16))
-    assert all(torch.equal(*pair) for pair in zip(before, trainer.model.parameters(), strict=True))
-    assert int(trainer.skipped) == int(trainer.bad_in_row) == 1 and trainer.state.step == 2
+    assert all(
+        torch.equal(*pair) for pair in zip(before, trainer.learner.model.parameters(), strict=True)
+    )
+    assert (
+        int(trainer.learner.skipped) == int(trainer.learner.bad_in_row) == 1
+        and trainer.state.step == 2
+    )
     trainer.poisoned.remove()
     step_once(trainer, range(8, 16))
     assert not all(
-        torch.equal(*pair) for pair in zip(before, trainer.model.parameters(), strict=True)
+        torch.equal(*pair) for pair in zip(before, trainer.learner.model.parameters(), strict=True)
     )
-    assert all(p.isfinite().all() for p in trainer.model.parameters())
-    assert int(trainer.bad_in_row) == 0
+    assert all(p.isfinite().all() for p in trainer.learner.model.parameters())
+    assert int(trainer.learner.bad_in_row) == 0
 
 
 def test_promise_7_too_many_bad_steps_stop_the_run(corpus_dir, build_trainer):
@@ -377,7 +385,7 @@ def test_promise_7_too_many_bad_steps_stop_the_run(corpus_dir, build_trainer):
     poison(trainer, float("nan"))
     with pytest.raises(TrainingError, match=r"step 3: 3 steps in a row .*rate.*scale"):
         trainer.run()
-    assert all(p.isfinite().all() for p in trainer.model.parameters())
+    assert all(p.isfinite().all() for p in trainer.learner.model.parameters())
 
 
 def test_promise_7_gradients_are_unscaled_before_they_are_clipped(corpus_dir, build_trainer):
@@ -387,9 +395,11 @@ def test_promise_7_gradients_are_unscaled_before_they_are_clipped(corpus_dir, bu
         config = tiny_config(corpus_dir, optim__max_grad_norm=0.01)
         trainer = build_trainer(config)
         if scale:
-            trainer.scaler = torch.amp.GradScaler("cpu", init_scale=scale)
+            trainer.learner.scaler = torch.amp.GradScaler("cpu", init_scale=scale)
         step_once(trainer, range(8))
-        results.append((float(trainer.norm), [p.detach() for p in trainer.model.parameters()]))
+        results.append(
+            (float(trainer.learner.norm), [p.detach() for p in trainer.learner.model.parameters()])
+        )
     assert results[0][0] == pytest.approx(results[1][0], rel=1e-5) and results[0][0] > 0.01
     for left, right in zip(results[0][1], results[1][1], strict=True):
         torch.testing.assert_close(left, right, rtol=0, atol=1e-6)

@@ -3,7 +3,7 @@
 Knows no text and no model.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -118,6 +118,16 @@ def cut_micro_batches(
             start, width = position, length
     parts.append(step[start:])
     return parts
+
+
+def padded_size(part: Indices, src_lengths: Indices, tgt_lengths: Indices) -> int:
+    """Counts the positions of a micro-batch, both sides, padding included."""
+    return len(part) * int(src_lengths[part].max() + tgt_lengths[part].max())
+
+
+def largest_part(parts: Iterable[Indices], src_lengths: Indices, tgt_lengths: Indices) -> Indices:
+    """Finds the micro-batch that needs most memory."""
+    return max(parts, key=lambda part: padded_size(part, src_lengths, tgt_lengths))
 
 
 def pad(rows: Sequence[Ids | Sequence[int]], pad_id: int) -> torch.Tensor:

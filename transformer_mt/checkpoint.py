@@ -2,6 +2,7 @@
 
     RUN/step-00001000/
         model.safetensors      weights, a tied matrix once
+        ema.safetensors        their moving average, with train.ema_decay
         training.safetensors   Adam's moments; the newest two checkpoints only
         state.json             position, best score, loss scale, precision
         config.json            the whole configuration
@@ -17,7 +18,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Self
@@ -27,14 +28,16 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from transformer_mt.config import Config, changed_keys, parse_config, show_value
+from transformer_mt.config import Config, changed_keys, flat_values, parse_config
 from transformer_mt.errors import CheckpointError, ConfigError, DataError
+from transformer_mt.learner import Learner
 from transformer_mt.model import Transformer
 from transformer_mt.vocab import PAD_ID, Vocabulary
 
-MANIFEST, MODEL, TRAINING, STATE, CONFIG = (
+MANIFEST, MODEL, EMA, TRAINING, STATE, CONFIG = (
     "manifest.json",
     "model.safetensors",
+    "ema.safetensors",
     "training.safetensors",
     "state.json",
     "config.json",
@@ -105,62 +108,65 @@ class Checkpoint:
             CheckpointError: Naming each key that differs, with both values.
         """
         if keys := changed_keys(self.config, config):
-            changes = ", ".join(
-                f"{key} (was {show_value(self.config, key)}, is {show_value(config, key)})"
-                for key in keys
-            )
+            was, is_ = flat_values(self.config), flat_values(config)
+            changes = ", ".join(f"{key} (was {was[key]}, is {is_[key]})" for key in keys)
             raise CheckpointError(
                 f"{self.path.parent}: made with another configuration: {changes};"
                 " name another --run directory, or change it back"
             )
 
-    def build_model(self) -> Transformer:
+    def build_model(self, raw: bool = False) -> Transformer:
         """Builds the model with its weights, on the CPU, in evaluation mode.
+
+        Args:
+            raw: Takes the weights themselves although there is a moving average of them.
 
         Raises:
             CheckpointError: If the weights are not those of the configuration.
         """
         model = Transformer(self.config.model, self.vocab.src_size, self.vocab.tgt_size, PAD_ID)
-        self.load_weights(model)
+        self.load_weights(model, EMA if (self.path / EMA).exists() and not raw else MODEL)
         return model.eval()
 
-    def load_weights(self, model: nn.Module) -> None:
-        """Copies the weights into a model.
+    def load_weights(self, model: nn.Module, name: str = MODEL) -> None:
+        """Copies the weights of a file into a model.
 
         Raises:
             CheckpointError: If a name or shape differs.
         """
         try:
-            safetensors.torch.load_model(model, self.path / MODEL)
+            safetensors.torch.load_model(model, self.path / name)
         except (RuntimeError, OSError, safetensors.SafetensorError) as error:
-            raise CheckpointError(f"{self.path / MODEL}: {_one_line(error)}") from None
+            raise CheckpointError(f"{self.path / name}: {_one_line(error)}") from None
 
-    def load_moments(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        """Copies Adam's moments into an optimizer of the model.
+    def restore(self, learner: Learner) -> None:
+        """Copies weights, moments, their moving average and the loss scale into a learner.
 
         Raises:
-            CheckpointError: If the checkpoint holds none.
+            CheckpointError: If the checkpoint holds no moments, or other weights.
         """
         if not (self.path / TRAINING).exists():
             raise CheckpointError(f"{self.path}: holds no {TRAINING}, so training cannot resume")
+        self.load_weights(learner.model)
         tensors = safetensors.torch.load_file(self.path / TRAINING)
-        state = optimizer.state_dict()
-        state["state"] = {
+        optimizer = learner.optimizer.state_dict()
+        optimizer["state"] = {
             index: {key: tensors[f"{key}.{name}"] for key in ("exp_avg", "exp_avg_sq", "step")}
-            for index, (name, _) in enumerate(model.named_parameters())
+            for index, (name, _) in enumerate(learner.model.named_parameters())
         }
-        optimizer.load_state_dict(state)
+        learner.optimizer.load_state_dict(optimizer)
+        if learner.ema:
+            with learner.ema.in_place():
+                self.load_weights(learner.model, EMA)
+        if learner.scaler.is_enabled() and self.state.scaler:
+            learner.scaler.load_state_dict(self.state.scaler)
+        learner.skipped.fill_(self.state.skipped)
 
 
 def save_checkpoint(
-    run_dir: Path,
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    config: Config,
-    vocab: Vocabulary,
-    state: TrainState,
+    run_dir: Path, learner: Learner, config: Config, vocab: Vocabulary, state: TrainState
 ) -> Path:
-    """Writes a checkpoint beside its final name, syncs it to disk and renames it.
+    """Writes the checkpoint of a step.
 
     Returns:
         The checkpoint directory.
@@ -168,14 +174,41 @@ def save_checkpoint(
     Raises:
         OSError: If the disk does not take it; what was there before is untouched.
     """
-    final = run_dir / f"step-{state.step:08d}"
-    partial = run_dir / f".{final.name}.partial"
+    files = {MODEL: _weights(learner.model), TRAINING: _moments(learner.model, learner.optimizer)}
+    if learner.ema:
+        with learner.ema.in_place():
+            files[EMA] = {name: tensor.clone() for name, tensor in files[MODEL].items()}
+    return write_checkpoint(run_dir / f"step-{state.step:08d}", files, config, vocab, state)
+
+
+def write_checkpoint(
+    final: Path,
+    files: Mapping[str, dict[str, Tensor]],
+    config: Config,
+    vocab: Vocabulary,
+    state: TrainState,
+) -> Path:
+    """Writes a checkpoint beside its final name, syncs it to disk and renames it.
+
+    Args:
+        final: Its name.
+        files: The tensors of each safetensors file.
+        config: The run's configuration.
+        vocab: Its vocabulary.
+        state: Where the run stands.
+
+    Returns:
+        The checkpoint directory.
+
+    Raises:
+        OSError: If the disk does not take it; what was there before is untouched.
+    """
+    partial = final.with_name(f".{final.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     try:
-        weights = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
-        safetensors.torch.save_file(weights, partial / MODEL)
-        safetensors.torch.save_file(_moments(model, optimizer), partial / TRAINING)
+        for name, tensors in files.items():
+            safetensors.torch.save_file(tensors, partial / name)
         (partial / STATE).write_bytes(_canonical(asdict(state)))
         (partial / CONFIG).write_bytes(_canonical(config.model_dump(mode="json")))
         vocab.save(partial)
@@ -190,9 +223,9 @@ def save_checkpoint(
         shutil.rmtree(partial, ignore_errors=True)
         raise
     if final.exists():  # damaged, or training would have resumed after it
-        final.rename(run_dir / f".{final.name}.damaged.partial")
+        final.rename(final.with_name(f".{final.name}.damaged.partial"))
     partial.rename(final)
-    _sync(run_dir)
+    _sync(final.parent)
     return final
 
 
@@ -282,6 +315,10 @@ def find_checkpoint(path: Path, warn: Callable[[str], None]) -> Checkpoint:
     except CheckpointError as error:
         warn(f"{error}; using the newest instead of the best")
         return newest
+
+
+def _weights(model: nn.Module) -> dict[str, Tensor]:
+    return {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
 
 
 def _moments(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:

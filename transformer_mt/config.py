@@ -44,12 +44,16 @@ class DataConfig(Section):
 class VocabConfig(Section):
     """The SentencePiece vocabulary learned from the training text."""
 
-    kind: Literal["bpe", "unigram"] = "bpe"
+    kind: Literal["bpe", "unigram", "word", "char"] = "bpe"
     size: int = Field(default=37_000, ge=1)
-    """Pieces, the special and byte pieces included; of each language when not shared."""
+    """Pieces, the special and byte pieces included; of each language when not shared. Words and
+    characters, which have no byte pieces, may be fewer."""
     shared: bool = True
     max_sentences: int = Field(default=5_000_000, ge=1)
     """SentencePiece learns from so many lines at most, drawn at random, to bound its memory."""
+    path: str | None = None
+    """A SentencePiece model made elsewhere, or a folder with src.model and tgt.model; then kind,
+    size and max_sentences mean nothing."""
 
 
 class ModelConfig(Section):
@@ -110,7 +114,7 @@ class TrainConfig(Section):
     """A step collects pairs until its real source or target tokens reach this."""
     micro_batch_tokens: int = Field(default=8192, ge=2)
     """Padded positions, sentences times longest side, that go through the model at once."""
-    max_steps: int = Field(default=100_000, ge=1)
+    max_steps: int = Field(default=100_000, ge=0)
     max_epochs: int = Field(default=0, ge=0)
     """0 is no limit."""
     max_minutes: float = Field(default=0.0, ge=0.0)
@@ -123,6 +127,11 @@ class TrainConfig(Section):
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
     device: Literal["auto", "cpu", "cuda"] = "auto"
     seed: int = Field(default=1, ge=0, lt=2**32)
+    init_from: str | None = None
+    """A run or checkpoint whose weights and vocabulary this run begins with."""
+    ema_decay: float = Field(default=0.0, ge=0.0, lt=1.0)
+    """Decay of a moving average of the weights, kept, validated and saved beside them, such as
+    0.999. 0 keeps none."""
 
 
 class ValidConfig(Section):
@@ -216,15 +225,15 @@ def parse_config(values: Mapping[str, Any], origin: str) -> Config:
         raise ConfigError(f"{origin}: {_explain(error)}") from None
 
 
+def flat_values(config: Config) -> dict[str, object]:
+    """Gives every value under its dotted key."""
+    return dict(_flatten(config.model_dump()))
+
+
 def changed_keys(old: Config, new: Config) -> list[str]:
     """Names the keys that differ and must not, for a run that would be resumed."""
-    before, after = dict(_flatten(old.model_dump())), dict(_flatten(new.model_dump()))
+    before, after = flat_values(old), flat_values(new)
     return sorted(key for key in before if before[key] != after[key] and key not in MAY_CHANGE)
-
-
-def show_value(config: Config, key: str) -> object:
-    """Looks up a dotted key."""
-    return dict(_flatten(config.model_dump()))[key]
 
 
 def _set(values: dict[str, Any], override: str) -> None:

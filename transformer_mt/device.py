@@ -39,8 +39,19 @@ def choose_precision(name: str, device: torch.device, kept: str | None) -> str:
         has_bf16 = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
     if name == "auto":
         return "bf16" if has_bf16 else ("fp16" if device.type == "cuda" else "fp32")
-    if name == "bf16" and not has_bf16:
-        raise DeviceError(f"train.precision = bf16: this {device.type} has no bf16; use fp32")
-    if name == "fp16" and device.type == "cpu":
-        raise DeviceError("train.precision = fp16 needs CUDA; on a CPU use bf16 or fp32")
+    if (name == "bf16" and not has_bf16) or (name == "fp16" and device.type == "cpu"):
+        if kept:
+            raise DeviceError(
+                f"train.precision: the run computes in {kept}, which this {device.type} does not"
+                " have; resume it where it began, or start a new run"
+            )
+        raise DeviceError(
+            f"train.precision = {name}: this {device.type} does not compute in it; use auto or fp32"
+        )
     return name
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Tells whether an error of PyTorch or Python means that memory ran out."""
+    allocator = isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
+    return allocator or isinstance(error, (torch.OutOfMemoryError, MemoryError))

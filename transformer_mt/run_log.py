@@ -16,6 +16,9 @@ from tqdm import tqdm
 
 from transformer_mt import __version__
 
+SECONDS_BETWEEN_LINES = 10.0
+"""Where there is no bar, figures come as a line at most so often."""
+
 
 class RunLog:
     """The log files of one run directory and the progress bar on stderr.
@@ -25,9 +28,11 @@ class RunLog:
         step: The step the run stands at; metrics of later steps, which an interrupted process
             wrote and this one will write again, are removed.
         total: Steps the run will have at most, for the bar.
+        quiet: Whether stderr gets warnings alone.
     """
 
-    def __init__(self, run_dir: Path, step: int, total: int) -> None:
+    def __init__(self, run_dir: Path, step: int, total: int, quiet: bool = False) -> None:
+        self._quiet, self._shown = quiet, 0.0
         self._metrics_path = run_dir / "metrics.jsonl"
         _truncate_metrics(self._metrics_path, step)
         self._metrics = self._metrics_path.open("a", encoding="utf-8")
@@ -37,8 +42,9 @@ class RunLog:
             initial=step,
             unit="step",
             dynamic_ncols=True,
+            bar_format="{n_fmt}/{total_fmt} {bar} {elapsed}<{remaining}{postfix}",
             file=sys.stderr,
-            disable=not sys.stderr.isatty(),
+            disable=quiet or not sys.stderr.isatty(),
         )
 
     def __enter__(self) -> Self:
@@ -61,8 +67,14 @@ class RunLog:
 
     def say(self, text: str) -> None:
         """Prints a line to stderr, above the bar, and keeps it in train.log."""
-        self._bar.write(text, file=sys.stderr)
+        if not self._quiet:
+            self._bar.write(text, file=sys.stderr)
         self.note(text)
+
+    def warn(self, text: str) -> None:
+        """Does the same, quiet or not."""
+        self._bar.write(f"warning: {text}", file=sys.stderr)
+        self.note(f"warning: {text}")
 
     def note(self, text: str) -> None:
         """Keeps a line in train.log alone."""
@@ -73,14 +85,14 @@ class RunLog:
         """Moves the bar by a step."""
         self._bar.update()
 
-    def show(self, **figures: str) -> None:
-        """Shows figures behind the bar, or as a line where there is no terminal."""
-        if self._bar.disable:
-            shown = " ".join(f"{name}={figure}" for name, figure in figures.items())
-            print(shown, file=sys.stderr)
-        else:
-            figures.pop("step", None)
-            self._bar.set_postfix(figures)
+    def show(self, step: int, loss: float, rate: float, speed: float) -> None:
+        """Shows figures behind the bar, or now and then as a line where there is no terminal."""
+        figures = f"loss {loss:.3f}, rate {rate:.1e}, {speed:,.0f} tokens/s"
+        if not self._bar.disable:
+            self._bar.set_postfix_str(figures)
+        elif not self._quiet and time.monotonic() - self._shown > SECONDS_BETWEEN_LINES:
+            self._shown = time.monotonic()
+            print(f"step {step}: {figures}", file=sys.stderr)
 
 
 def environment() -> str:

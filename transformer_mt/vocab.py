@@ -30,8 +30,8 @@ class Vocabulary:
 
     def __init__(self, src_model: bytes, tgt_model: bytes) -> None:
         self.src_model, self.tgt_model = src_model, tgt_model
-        self._src = _load(src_model)
-        self._tgt = self._src if self.shared else _load(tgt_model)
+        self._src = _Pieces(src_model)
+        self._tgt = self._src if self.shared else _Pieces(tgt_model)
 
     @property
     def shared(self) -> bool:
@@ -41,24 +41,24 @@ class Vocabulary:
     @property
     def src_size(self) -> int:
         """Number of source pieces, special ones included."""
-        return int(self._src.get_piece_size())
+        return self._src.size
 
     @property
     def tgt_size(self) -> int:
         """Number of target pieces, special ones included."""
-        return int(self._tgt.get_piece_size())
+        return self._tgt.size
 
     def encode_src(self, texts: Sequence[str]) -> list[list[int]]:
         """Encodes source texts into piece ids, without begin or end marks."""
-        return _encode(self._src, texts)
+        return self._src.encode(texts)
 
     def encode_tgt(self, texts: Sequence[str]) -> list[list[int]]:
         """Encodes target texts into piece ids, without begin or end marks."""
-        return _encode(self._tgt, texts)
+        return self._tgt.encode(texts)
 
     def src_pieces(self, ids: Sequence[int]) -> list[str]:
         """Spells source ids as pieces; a word begins with `▁`."""
-        return [str(self._src.id_to_piece(i)) for i in ids]
+        return self._src.spell(ids)
 
     def decode_tgt(self, ids: Sequence[int]) -> str:
         """Joins target ids into one line of text.
@@ -66,7 +66,7 @@ class Vocabulary:
         Byte pieces can spell a line break or a tab; each becomes a space, so that a
         hypothesis is always exactly one line.
         """
-        return str(self._tgt.decode(list(ids))).translate(_LINE_BREAKS)
+        return self._tgt.decode(ids).translate(_LINE_BREAKS)
 
     def save(self, directory: Path) -> list[Path]:
         """Writes the model files and returns their paths: one file when shared, else two."""
@@ -78,20 +78,20 @@ class Vocabulary:
         return [directory / name for name in models]
 
     @classmethod
-    def load(cls, directory: Path) -> "Vocabulary":
-        """Reads what `save` wrote.
+    def load(cls, path: Path) -> "Vocabulary":
+        """Reads what `save` wrote, or a SentencePiece model file.
 
         Raises:
             DataError: If a file is missing or is no SentencePiece model.
         """
-        shared = directory / "vocab.model"
-        paths = (
-            [shared] * 2 if shared.exists() else [directory / "src.model", directory / "tgt.model"]
-        )
+        shared = path if path.is_file() else path / "vocab.model"
+        paths = [shared] * 2 if shared.exists() else [path / "src.model", path / "tgt.model"]
         try:
             return cls(*(path.read_bytes() for path in paths))
         except OSError as error:
             raise DataError(f"{error.filename}: no vocabulary there: {error.strerror}") from None
+        except DataError as error:
+            raise DataError(f"{path}: {error}") from None
 
 
 def train_vocabulary(
@@ -100,7 +100,8 @@ def train_vocabulary(
     """Learns a vocabulary from the two sides of the training text.
 
     Text is kept as written (SentencePiece's `identity` rule) but for white space, which is
-    folded; characters too rare for a piece are spelled in bytes, so nothing is unknown.
+    folded. `bpe` and `unigram` spell characters too rare for a piece in bytes, so nothing is
+    unknown; to `word` and `char` what training did not hold is.
 
     Args:
         src_texts: Source lines.
@@ -120,7 +121,7 @@ def train_vocabulary(
 def _train(texts: Iterable[str], config: VocabConfig, seed: int) -> bytes:
     sentencepiece.set_random_generator_seed(seed)
     sentencepiece.set_min_log_level(2)
-    writer = io.BytesIO()
+    writer, subwords = io.BytesIO(), config.kind in ("bpe", "unigram")
     try:
         sentencepiece.SentencePieceTrainer.train(
             sentence_iterator=(fold_whitespace(text) for text in texts),
@@ -129,9 +130,10 @@ def _train(texts: Iterable[str], config: VocabConfig, seed: int) -> bytes:
             vocab_size=config.size,
             input_sentence_size=config.max_sentences,
             shuffle_input_sentence=True,
-            character_coverage=0.9999,
+            character_coverage=0.9999 if subwords else 1.0,
             normalization_rule_name="identity",
-            byte_fallback=True,
+            byte_fallback=subwords,
+            hard_vocab_limit=subwords,  # a text has only so many words and characters
             pad_id=PAD_ID,
             unk_id=UNK_ID,
             bos_id=BOS_ID,
@@ -148,21 +150,31 @@ def fold_whitespace(text: str) -> str:
     return " ".join(text.split())
 
 
-def _load(model: bytes) -> sentencepiece.SentencePieceProcessor:
-    processor = sentencepiece.SentencePieceProcessor()
-    try:
-        processor.load_from_serialized_proto(model)
-    except RuntimeError:
-        raise DataError("the vocabulary file is not a SentencePiece model") from None
-    ids = (processor.pad_id(), processor.unk_id(), processor.bos_id(), processor.eos_id())
-    if ids != (PAD_ID, UNK_ID, BOS_ID, EOS_ID):
-        raise DataError(f"the vocabulary has pad, unk, bos, eos = {ids}; 0, 1, 2, 3 are needed")
-    return processor
+class _Pieces:
+    """One SentencePiece model whose special ids are ours."""
 
+    def __init__(self, model: bytes) -> None:
+        self._processor = processor = sentencepiece.SentencePieceProcessor()
+        try:
+            processor.load_from_serialized_proto(model)
+        except RuntimeError:
+            raise DataError("this is not a SentencePiece model") from None
+        ids = (processor.pad_id(), processor.unk_id(), processor.bos_id(), processor.eos_id())
+        # SentencePiece's own default has no padding: ours is put before it.
+        self._shift = int(ids == (-1, UNK_ID - 1, BOS_ID - 1, EOS_ID - 1))
+        if not self._shift and ids != (PAD_ID, UNK_ID, BOS_ID, EOS_ID):
+            raise DataError(
+                f"pad, unk, bos and eos have the ids {ids}; 0, 1, 2, 3 or -1, 0, 1, 2 are needed"
+            )
+        self.size = int(processor.get_piece_size()) + self._shift
 
-def _encode(
-    processor: sentencepiece.SentencePieceProcessor, texts: Sequence[str]
-) -> list[list[int]]:
-    folded = [fold_whitespace(text) for text in texts]
-    ids: list[list[int]] = processor.encode(folded, num_threads=-1) if folded else []
-    return ids
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        folded = [fold_whitespace(text) for text in texts]
+        ids: list[list[int]] = self._processor.encode(folded, num_threads=-1) if folded else []
+        return [[i + 1 for i in row] for row in ids] if self._shift else ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return str(self._processor.decode([max(i - self._shift, 0) for i in ids]))
+
+    def spell(self, ids: Sequence[int]) -> list[str]:
+        return [str(self._processor.id_to_piece(max(i - self._shift, 0))) for i in ids]

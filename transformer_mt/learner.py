@@ -1,0 +1,161 @@
+"""What a step changes: model, optimizer, loss scaler, moving average. Knows no files and no run."""
+
+import time
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from transformer_mt.batching import Batch
+from transformer_mt.config import Config
+from transformer_mt.device import is_out_of_memory
+from transformer_mt.errors import DeviceError
+from transformer_mt.loss import smoothed_loss
+from transformer_mt.model import Transformer
+from transformer_mt.optim import Ema, build_adam, noam_rate
+from transformer_mt.vocab import PAD_ID
+
+_AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+
+
+@dataclass
+class Window:
+    """Sums since the last log line, on the device until they are read."""
+
+    loss: Tensor
+    tokens: int = 0
+    seconds: float = 0.0
+
+
+class Learner:
+    """A model in training, from its seeded start.
+
+    Args:
+        config: The whole configuration.
+        src_size: Source vocabulary.
+        tgt_size: Target vocabulary.
+        device: Where to compute.
+        precision: `fp32`, `bf16` or `fp16`.
+    """
+
+    def __init__(
+        self, config: Config, src_size: int, tgt_size: int, device: torch.device, precision: str
+    ) -> None:
+        self.config, self.device, self.precision = config, device, precision
+        torch.manual_seed(config.train.seed)
+        self.model = Transformer(config.model, src_size, tgt_size, PAD_ID).to(device)
+        self.optimizer = build_adam(self.model, config.optim)
+        self.scaler = torch.amp.GradScaler(device.type, enabled=precision == "fp16")
+        decay = config.train.ema_decay
+        self.ema = Ema(self.model, decay) if decay else None
+        self.skipped, self.bad_in_row = torch.zeros(2, device=device).unbind()
+        self.norm = torch.zeros((), device=device)
+        self.new_window()
+
+    def begin_from(self, model: nn.Module) -> None:
+        """Takes the weights of another model of the same shapes, and forgets the random start."""
+        self.model.load_state_dict(model.state_dict())
+        if self.ema:
+            self.ema = Ema(self.model, self.ema.decay)
+
+    def new_window(self) -> None:
+        """Begins the sums anew."""
+        self.window = Window(torch.zeros((), device=self.device))
+
+    @property
+    def rate(self) -> float:
+        """The learning rate of the last step."""
+        return float(self.optimizer.param_groups[0]["lr"])
+
+    def train_step(self, step: int, micro_batches: list[Batch]) -> None:
+        """Takes one optimizer step on the pairs of its micro-batches.
+
+        Nothing here waits for the device: a step whose gradient is not finite is skipped there.
+
+        Args:
+            step: Its number, from 1.
+            micro_batches: On the CPU.
+
+        Raises:
+            DeviceError: If memory runs out; names the micro-batch's shape.
+        """
+        config, began = self.config.optim, time.monotonic()
+        # Dropout is a pure function of (seed, step), so there is no generator state to save.
+        torch.manual_seed(self.config.train.seed * 2**31 + step)
+        for group in self.optimizer.param_groups:
+            group["lr"] = noam_rate(
+                step, self.config.model.d_model, config.warmup_steps, config.lr_scale
+            )
+        tokens = sum(batch.tgt_tokens for batch in micro_batches)
+        total = torch.zeros((), device=self.device)
+        for micro_batch in micro_batches:
+            # The sum over the tokens of the whole step: how it is cut does not change the gradient.
+            total += self._backward(micro_batch, tokens)
+        self.scaler.unscale_(self.optimizer)  # before clipping, or the scale would be clipped
+        self.norm = self._clip(config.max_grad_norm)
+        finite = self.norm.isfinite()
+        # Fused Adam leaves the weights alone where found_inf is 1; a scaler sets its own.
+        self.optimizer.found_inf = (~finite).float()  # type: ignore[attr-defined]
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.optimizer.zero_grad(set_to_none=True)
+        if self.ema:
+            self.ema.update(step)
+        self._count_bad(finite, total)
+        self.window.loss += torch.where(total.isfinite(), total, 0.0)
+        self.window.tokens += tokens
+        self.window.seconds += time.monotonic() - began
+
+    def try_memory(self, largest: Batch) -> None:
+        """Goes through a micro-batch with everything in memory that training needs.
+
+        Weights and moments stay as they are.
+
+        Raises:
+            DeviceError: If memory runs out; names the micro-batch's shape.
+        """
+        for parameter in self.model.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+        self.optimizer.found_inf = torch.ones((), device=self.device)  # type: ignore[attr-defined]
+        self.optimizer.step()  # makes room for the moments, and changes nothing
+        self._backward(largest, largest.tgt_tokens)
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def _backward(self, micro_batch: Batch, tokens: int) -> Tensor:
+        """Adds a micro-batch's share of the step's gradient; gives its loss sum."""
+        autocast = torch.autocast(
+            self.device.type, _AUTOCAST[self.precision], enabled=self.precision != "fp32"
+        )
+        try:
+            batch = micro_batch.to(self.device)
+            with autocast:
+                logits = self.model(batch.src, batch.tgt_in)
+                smoothing = self.config.optim.label_smoothing
+                loss = smoothed_loss(logits, batch.tgt_out, smoothing, PAD_ID)
+            self.scaler.scale(loss / tokens).backward()  # type: ignore[no-untyped-call]
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            (rows, src), tgt = micro_batch.src.shape, micro_batch.tgt_in.size(1)
+            raise DeviceError(
+                f"out of memory on {self.device.type} with {rows} sentences of {src} source and"
+                f" {tgt} target tokens: lower train.micro_batch_tokens ="
+                f" {self.config.train.micro_batch_tokens} (it changes no result) or the model"
+            ) from None
+        return loss.detach()
+
+    def _clip(self, max_norm: float) -> Tensor:
+        """Scales gradients down to a norm and gives the norm they had, all on the device."""
+        parameters = list(self.model.parameters())
+        norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+        if max_norm:
+            torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
+        return norm
+
+    def _count_bad(self, finite: Tensor, loss: Tensor) -> None:
+        """Counts a skipped step; one that only overflowed the loss scale is not a bad one."""
+        bad = ~finite
+        if self.scaler.is_enabled():
+            bad = bad & (~loss.isfinite() | (self.scaler._get_scale_async() <= 1.0))  # type: ignore[operator]
+        self.skipped += bad
+        self.bad_in_row = (self.bad_in_row + bad) * bad

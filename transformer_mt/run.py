@@ -1,0 +1,295 @@
+"""A run from its configuration: started or resumed, or only tried out."""
+
+import os
+import resource
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from transformer_mt.batching import (
+    Indices,
+    cut_micro_batches,
+    largest_part,
+    padded_size,
+    plan_epoch,
+)
+from transformer_mt.checkpoint import Checkpoint, TrainState, find_checkpoint, load_newest
+from transformer_mt.config import Config, flat_values
+from transformer_mt.corpus import IdPairs, RawPairs, encode_training_pairs, load_split
+from transformer_mt.device import choose_device, choose_precision
+from transformer_mt.errors import CheckpointError, ConfigError
+from transformer_mt.learner import Learner
+from transformer_mt.run_log import RunLog, environment
+from transformer_mt.trainer import Trainer
+from transformer_mt.vocab import Vocabulary, train_vocabulary
+
+_TIMED_STEPS = 3
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Start:
+    """Everything a run begins with.
+
+    Attributes:
+        vocab: Its vocabulary.
+        pairs: Training pairs.
+        raw: Pairs before filtering.
+        valid: Raw validation text.
+        state: Where the run stands.
+        learner: The model as it was there.
+        resumed: Whether there was a checkpoint.
+    """
+
+    vocab: Vocabulary
+    pairs: IdPairs
+    raw: int
+    valid: RawPairs
+    state: TrainState
+    learner: Learner
+    resumed: bool
+
+
+def train(config: Config, run_dir: Path, quiet: bool = False) -> TrainState:
+    """Trains a run to its end, from wherever its newest checkpoint left it.
+
+    Args:
+        config: What to train; must agree with the run's own if the run exists.
+        run_dir: Where logs and checkpoints go.
+        quiet: Whether stderr gets warnings alone.
+
+    Returns:
+        The state at the end.
+
+    Raises:
+        ConfigError: If the corpus does not fit the configuration.
+        CheckpointError: If the run is of another configuration, all its checkpoints are damaged,
+            or its directory cannot be written.
+        DeviceError: If the device or precision asked for is absent, or memory is too small.
+        TrainingError: If the numbers stay non-finite.
+        Interrupted: After SIGINT or SIGTERM, once the step is finished and saved.
+    """
+    _require_writable(run_dir)
+    start = _start(config, run_dir, _silent if quiet else _say)
+    run_dir.mkdir(parents=True, exist_ok=True)
+    with RunLog(run_dir, start.state.step, config.train.max_steps, quiet) as log:
+        _introduce(log, config, start)
+        trainer = Trainer(
+            config,
+            run_dir,
+            start.vocab,
+            start.pairs,
+            start.valid,
+            start.state,
+            start.learner,
+            log,
+        )
+        trainer.run(saved_step=start.state.step if start.resumed else -1)
+        return trainer.state
+
+
+def dry_run(config: Config, run_dir: Path) -> str:
+    """Takes a few steps without keeping anything, and reports what a training would be.
+
+    Args:
+        config: What would be trained.
+        run_dir: The run that would be started or resumed.
+
+    Returns:
+        Several lines: configuration, sizes, statistics, and estimates of memory and time.
+
+    Raises:
+        TransformerMTError: Whatever would end the training at its start.
+    """
+    _require_writable(run_dir)
+    start = _start(config, run_dir, _say)
+    lines = [f"{key} = {value}" for key, value in flat_values(config).items()]
+    lines += ["", *_describe(config, start), *_try(config, start)]
+    return "\n".join(lines)
+
+
+def _start(config: Config, run_dir: Path, say: Say) -> Start:
+    checkpoint = load_newest(run_dir, _warn)
+    if checkpoint:
+        checkpoint.require_config(config)
+    device = choose_device(config.train.device)
+    kept = checkpoint.state.precision if checkpoint else None
+    precision = choose_precision(config.train.precision, device, kept)
+    origin = None if checkpoint else _origin(config)
+    corpus = load_split(config.data, config.data.train)
+    valid = load_split(config.data, config.data.valid)
+    vocab = _vocabulary(config, checkpoint or origin, corpus, say)
+    pairs = encode_training_pairs(corpus, vocab, config.data)
+    state = _first_state(checkpoint, precision, pairs)
+    learner = Learner(config, vocab.src_size, vocab.tgt_size, device, precision)
+    if checkpoint:
+        checkpoint.restore(learner)
+    elif origin:
+        learner.begin_from(origin.build_model())
+    return Start(vocab, pairs, len(corpus), valid, state, learner, checkpoint is not None)
+
+
+def _origin(config: Config) -> Checkpoint | None:
+    """Finds what `train.init_from` names, and compares what weights depend on."""
+    name = config.train.init_from
+    if name is None:
+        return None
+    checkpoint = find_checkpoint(Path(name), _warn)
+    theirs, ours = checkpoint.config.model.model_dump(), config.model.model_dump()
+    differing = [
+        f"model.{key} = {theirs[key]}, not {ours[key]}"
+        for key in ours
+        if theirs[key] != ours[key] and not key.endswith("dropout")
+    ]
+    if differing:
+        raise ConfigError(f"train.init_from = {name}: it has {', '.join(differing)}")
+    return checkpoint
+
+
+def _vocabulary(
+    config: Config, checkpoint: Checkpoint | None, corpus: RawPairs, say: Say
+) -> Vocabulary:
+    if checkpoint:
+        return checkpoint.vocab
+    if config.vocab.path is None:
+        say(f"learning a vocabulary of {config.vocab.size} pieces")
+        return train_vocabulary(corpus.src, corpus.tgt, config.vocab, config.train.seed)
+    vocab = Vocabulary.load(Path(config.vocab.path))
+    if vocab.shared != config.vocab.shared:
+        kind = "one shared vocabulary" if vocab.shared else "two vocabularies"
+        raise ConfigError(
+            f"vocab.path = {config.vocab.path}: this is {kind}; set vocab.shared and"
+            " model.tie_embeddings accordingly"
+        )
+    return vocab
+
+
+def _first_state(checkpoint: Checkpoint | None, precision: str, pairs: IdPairs) -> TrainState:
+    digest = pairs.digest()
+    if checkpoint is None:
+        return TrainState(precision=precision, corpus=digest)
+    if checkpoint.state.corpus != digest:
+        raise CheckpointError(
+            f"{checkpoint.path.parent}: the training text has changed since; train it as a new"
+            " run with another --run directory"
+        )
+    return checkpoint.state
+
+
+def _require_writable(run_dir: Path) -> None:
+    """Finds out before hours of work, not after, that nothing can be saved."""
+    there = next(path for path in (run_dir, *run_dir.absolute().parents) if path.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        what = "not writable" if there.is_dir() else "not a folder"
+        raise CheckpointError(f"{there}: {what}; name another --run directory")
+
+
+def _introduce(log: RunLog, config: Config, start: Start) -> None:
+    log.note(f"command: {' '.join(sys.argv)}")
+    log.note(f"configuration: {config.model_dump_json()}")
+    log.note(f"made with: {environment()}")
+    state = start.state
+    log.say(
+        f"{len(start.pairs)} training pairs of {start.raw} (dropped: {_dropped(start.pairs)});"
+        f" {start.learner.device.type}, {state.precision}"
+    )
+    if state.step:
+        log.say(f"resuming at step {state.step}, epoch {state.epoch}")
+
+
+def _dropped(pairs: IdPairs) -> str:
+    return ", ".join(f"{count} {why}" for why, count in sorted(pairs.dropped.items())) or "none"
+
+
+def _describe(config: Config, start: Start) -> list[str]:
+    parameters = sum(p.numel() for p in start.learner.model.parameters())
+    sizes = f"{start.vocab.src_size} pieces"
+    if not start.vocab.shared:
+        sizes = f"{start.vocab.src_size} source and {start.vocab.tgt_size} target pieces"
+    lengths = start.pairs.src_lengths, start.pairs.tgt_lengths
+    src, tgt = (int(side.sum()) for side in lengths)
+    parts = [part for step in _plan(config, start) for part in step]
+    padding = 1 - (src + tgt) / sum(padded_size(part, *lengths) for part in parts)
+    return [
+        f"model       {parameters / 1e6:.1f} million parameters, {sizes}",
+        f"corpus      {len(start.pairs)} pairs of {start.raw} (dropped: {_dropped(start.pairs)})",
+        f"            {src} source and {tgt} target tokens, end marks included",
+        f"epoch       {len(_plan(config, start))} steps, {len(parts)} micro-batches,"
+        f" {padding:.1%} of positions are padding",
+    ]
+
+
+def _plan(config: Config, start: Start) -> list[list[Indices]]:
+    """Gives the micro-batches of each step of the epoch the run is in."""
+    lengths = start.pairs.src_lengths, start.pairs.tgt_lengths
+    train = config.train
+    steps = plan_epoch(*lengths, train.batch_tokens, train.seed, start.state.epoch)
+    return [cut_micro_batches(step, *lengths, train.micro_batch_tokens) for step in steps]
+
+
+def _try(config: Config, start: Start) -> list[str]:
+    """Takes steps as training would, and measures them."""
+    learner, pairs, plan = start.learner, start.pairs, _plan(config, start)
+    lengths = pairs.src_lengths, pairs.tgt_lengths
+    learner.try_memory(pairs.batch(largest_part((p for step in plan for p in step), *lengths)))
+    seconds, tokens = [], 0
+    for parts in plan[:_TIMED_STEPS]:
+        began = time.monotonic()
+        learner.train_step(start.state.step + 1, [pairs.batch(part) for part in parts])
+        float(learner.norm)  # waits for the device
+        seconds.append(time.monotonic() - began)
+        tokens += sum(int(pairs.tgt_lengths[part].sum()) for part in parts)
+    a_step = float(np.median(seconds))
+    left, until = _steps_left(config, start.state, len(plan), a_step)
+    return [
+        f"speed       {tokens / sum(seconds):,.0f} target tokens/s, {a_step:.3g} s a step"
+        f" ({len(seconds)} steps on {learner.device.type} in {learner.precision})",
+        f"memory      {_peak_gigabytes(learner.device):.1f} GB at the peak, largest batch included",
+        f"time        {_duration(left * a_step)} for {left} steps, until {until},"
+        " validation not counted",
+    ]
+
+
+def _steps_left(
+    config: Config, state: TrainState, steps_an_epoch: int, seconds: float
+) -> tuple[int, str]:
+    """Finds the limit that will end training first."""
+    train = config.train
+    limits = [(train.max_steps - state.step, f"train.max_steps = {train.max_steps}")]
+    if train.max_epochs:
+        left = (train.max_epochs - state.epoch) * steps_an_epoch - state.index
+        limits.append((left, f"train.max_epochs = {train.max_epochs}"))
+    if train.max_minutes:
+        left = int((60 * train.max_minutes - state.seconds) / seconds)
+        limits.append((left, f"train.max_minutes = {train.max_minutes:g}"))
+    steps, until = min(limits)
+    return max(steps, 0), until
+
+
+def _peak_gigabytes(device: torch.device) -> float:
+    if device.type == "cuda":
+        return torch.cuda.max_memory_reserved(device) / 1e9
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9  # kilobytes on Linux
+
+
+def _duration(seconds: float) -> str:
+    hours, minutes = divmod(round(seconds / 60), 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min"
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr)
+
+
+def _silent(text: str) -> None:
+    pass
+
+
+def _warn(text: str) -> None:
+    print(f"warning: {text}", file=sys.stderr)
