@@ -2,6 +2,10 @@
 
 import hashlib
 import re
+import ssl
+import sys
+import urllib.error
+import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -232,22 +236,50 @@ def _read_text(path: Path) -> list[str]:
 
 def _load_dataset(config: DataConfig, split: str) -> RawPairs:
     import datasets
+    from huggingface_hub import constants
+    from huggingface_hub.utils.tqdm import disable_progress_bars
 
+    if not sys.stderr.isatty():
+        datasets.disable_progress_bars()
+        disable_progress_bars()
+    unreachable = "" if Path(config.path).is_dir() else _why_unreachable(constants.ENDPOINT)
+    if unreachable:  # then the cache is asked at once, without a minute of further tries
+        datasets.config.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE = True
     try:
         dataset = datasets.load_dataset(
             config.path, config.name, split=split, cache_dir=config.cache_dir
         )
-    except (ValueError, FileNotFoundError, ConnectionError, OSError) as error:
+    except (ValueError, OSError) as error:
         reason = " ".join(str(error).split()) or type(error).__name__
-        raise DataError(
-            f"data.path = {config.path}, split {split}: {reason}"
-            " (without network, name a local folder or a corpus in data.cache_dir)"
-        ) from None
+        if unreachable or constants.HF_HUB_OFFLINE:
+            reason = (
+                f"{unreachable or 'HF_HUB_OFFLINE is set'}, and data.cache_dir ="
+                f" {config.cache_dir} does not hold it; without network, set data.path to a local"
+                " folder or data.cache_dir to a cache that holds it"
+            )
+        raise DataError(f"data.path = {config.path}, split {split}: {reason}") from None
     raw = RawPairs([], [])
     for src, tgt in _columns(dataset, config, split):
         raw.src.append((src or "").strip())
         raw.tgt.append((tgt or "").strip())
     return raw
+
+
+def _why_unreachable(endpoint: str) -> str:
+    """Says why the hub cannot be reached; nothing if it answers, however badly."""
+    from huggingface_hub import constants
+
+    if constants.HF_HUB_OFFLINE:
+        return ""
+    try:
+        urllib.request.urlopen(urllib.request.Request(endpoint, method="HEAD"), timeout=5).close()
+    except urllib.error.HTTPError:
+        return ""
+    except OSError as error:
+        reason = getattr(error, "reason", error)
+        # A certificate that only the hub's own client knows is no reason to give up.
+        return "" if isinstance(reason, ssl.SSLError) else f"{endpoint} is out of reach ({reason})"
+    return ""
 
 
 def _columns(dataset: Any, config: DataConfig, split: str) -> Iterator[tuple[Any, Any]]:

@@ -1,0 +1,134 @@
+"""A Hugging Face hub on loopback that serves one dataset repository, well or badly."""
+
+import hashlib
+import json
+import re
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+class FakeHub(ThreadingHTTPServer):
+    """Serves the files of `wmt/wmt16`; other repositories are absent.
+
+    Attributes:
+        files: Content by path in the repository.
+        busy: So many requests for each file are answered 503 first.
+        broken: So many downloads of each file end in the middle.
+        requests: Methods and paths asked for.
+    """
+
+    daemon_threads = True
+
+    def __init__(self, files: dict[str, bytes], busy: int, broken: int) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.files, self.requests = files, []
+        self.busy = dict.fromkeys(files, busy)
+        self.broken = dict.fromkeys(files, broken)
+
+    @property
+    def url(self) -> str:
+        """Its endpoint."""
+        return f"http://127.0.0.1:{self.server_port}"
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: FakeHub
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *arguments: object) -> None:
+        """Keeps quiet."""
+
+    def do_HEAD(self) -> None:
+        self._answer()
+
+    def do_GET(self) -> None:
+        self._answer()
+
+    def do_POST(self) -> None:
+        self._answer()
+
+    def _answer(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        path = self.path.partition("?")[0]
+        self.server.requests.append(f"{self.command} {path}")
+        if match := re.fullmatch(r"/datasets/wmt/wmt16/resolve/[^/]+/(.+)", path):
+            self._file(match[1])
+        elif re.fullmatch(r"/api/datasets/wmt/wmt16(/revision/[^/]+)?", path):
+            siblings = [{"rfilename": name} for name in self.server.files]
+            self._json({"id": "wmt/wmt16", "sha": COMMIT, "siblings": siblings, "tags": []})
+        elif match := re.fullmatch(r"/api/datasets/wmt/wmt16/tree/[^/]+(/.*)?", path):
+            folder = (match[1] or "").strip("/")
+            self._json([e for e in self._entries() if e["path"].startswith(folder)])
+        elif path.startswith("/api/datasets/wmt/wmt16/paths-info/"):
+            wanted = json.loads(body)["paths"]
+            self._json([e for e in self._entries() if e["path"] in wanted])
+        else:
+            self._reply(404, b"", {"X-Error-Code": "RepoNotFound"})
+
+    def _entries(self) -> list[dict[str, object]]:
+        folders = {name.rpartition("/")[0] for name in self.server.files} - {""}
+        entries: list[dict[str, object]] = [
+            {"type": "directory", "path": folder, "oid": "0" * 40, "size": 0} for folder in folders
+        ]
+        for name, content in self.server.files.items():
+            oid = hashlib.sha1(content).hexdigest()
+            entries.append({"type": "file", "path": name, "oid": oid, "size": len(content)})
+        return entries
+
+    def _file(self, name: str) -> None:
+        content = self.server.files.get(name)
+        if content is None:
+            self._reply(404, b"", {"X-Error-Code": "EntryNotFound"})
+            return
+        if self.server.busy[name]:
+            self.server.busy[name] -= 1
+            self._reply(503, b"")
+            return
+        headers = {
+            "X-Repo-Commit": COMMIT,
+            "ETag": f'"{hashlib.sha1(content).hexdigest()}"',
+            "Accept-Ranges": "bytes",
+        }
+        if match := re.match(r"bytes=(\d+)-", self.headers.get("Range") or ""):
+            start = int(match[1])
+            headers["Content-Range"] = f"bytes {start}-{len(content) - 1}/{len(content)}"
+            self._reply(206, content[start:], headers)
+        elif self.command == "GET" and self.server.broken[name]:
+            self.server.broken[name] -= 1
+            self._reply(200, content, headers, sent=len(content) // 2)
+            self.close_connection = True
+        else:
+            self._reply(200, content, headers)
+
+    def _json(self, value: object) -> None:
+        self._reply(200, json.dumps(value).encode(), {"Content-Type": "application/json"})
+
+    def _reply(
+        self,
+        code: int,
+        body: bytes,
+        headers: dict[str, str] | None = None,
+        sent: int | None = None,
+    ) -> None:
+        self.send_response(code)
+        for key, value in (headers or {}).items():
+            self.send_header(key, value)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body[:sent])
+
+
+@contextmanager
+def serve(files: dict[str, bytes], busy: int = 0, broken: int = 0) -> Iterator[FakeHub]:
+    """Runs a hub until the block ends."""
+    with FakeHub(files, busy, broken) as hub:
+        thread = threading.Thread(target=hub.serve_forever, daemon=True)
+        thread.start()
+        yield hub
+        hub.shutdown()
+        thread.join()
