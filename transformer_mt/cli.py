@@ -1,5 +1,6 @@
 """The command line: parse, call, print, exit code. No logic."""
 
+import signal
 import sys
 import time
 from collections.abc import Iterable
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     from transformer_mt.translator import Translator
 
 app = typer.Typer(
-    no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
@@ -45,18 +45,18 @@ RawOption = Annotated[
 def main() -> None:
     """Runs the program; a user's mistake ends in one line on stderr and exit code 2."""
     try:
-        app()
+        app(sys.argv[1:] or ["--help"], standalone_mode=False)
+    except typer.TyperException as error:
+        _fail(f"{error.format_message()} (see {Path(sys.argv[0]).name} --help)")
     except TransformerMTError as error:
         _fail(str(error))
     except Interrupted as stop:
         raise SystemExit(stop.exit_code) from None
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, typer.Abort):
         raise SystemExit(130) from None
-    except BrokenPipeError:  # the reader has what it wants, as `head` does
-        _drop_stdout()
-        raise SystemExit(0) from None
     except OSError as error:
-        _drop_stdout()
+        # Python would flush at its exit what nobody takes, and fail again.
+        sys.stdout = sys.__stdout__ = None  # type: ignore[misc]
         _fail(f"{error.filename or 'output'}: {error.strerror or error}")
     except (RuntimeError, MemoryError) as error:
         from transformer_mt.device import is_out_of_memory
@@ -64,11 +64,6 @@ def main() -> None:
         if not is_out_of_memory(error):
             raise
         _fail(f"out of memory: choose a smaller --beam-size, or --device cpu ({error})")
-
-
-def _drop_stdout() -> None:
-    """Keeps Python from flushing, at its exit, what nobody takes."""
-    sys.stdout = sys.__stdout__ = None  # type: ignore[misc]
 
 
 def _fail(message: str) -> None:
@@ -288,6 +283,8 @@ def _split(checkpoint: "Checkpoint", name: str) -> "RawPairs":
 def _write(lines: Iterable[str], output: Path | None) -> int:
     """Writes lines to stdout, or to a file that appears when it is whole; counts them."""
     if output is None:
+        # When the reader has what it wants, as `head` has, end as other tools do.
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
         return _write_to(sys.stdout.buffer, lines)
     beside = output.with_name(f".{output.name}.partial")
     try:

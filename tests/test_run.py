@@ -1,0 +1,161 @@
+"""A run's beginning: fine-tuning, foreign vocabularies, the moving average, dry runs."""
+
+import json
+
+import pytest
+import safetensors.torch
+import torch
+from conftest import tiny_config, tiny_values, write_toml
+
+from transformer_mt import run as runs
+from transformer_mt.checkpoint import EMA, MODEL, find_checkpoint, list_checkpoints, load_checkpoint
+from transformer_mt.config import load_config
+from transformer_mt.errors import CheckpointError, ConfigError, DataError, DeviceError
+from transformer_mt.evaluator import evaluate
+from transformer_mt.run import dry_run, train
+from transformer_mt.translator import Translator
+
+
+def weights(path, name=MODEL) -> dict[str, torch.Tensor]:
+    return safetensors.torch.load_file(path / name)
+
+
+def losses(run_dir) -> list[float]:
+    records = map(json.loads, (run_dir / "metrics.jsonl").read_text().splitlines())
+    return [record["loss"] for record in records if record["kind"] == "train"]
+
+
+def equal(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> bool:
+    return left.keys() == right.keys() and all(torch.equal(left[k], right[k]) for k in left)
+
+
+@pytest.fixture(scope="module")
+def first(corpus_dir, tmp_path_factory):
+    """Gives a run to begin another one from."""
+    run_dir = tmp_path_factory.mktemp("runs") / "first"
+    train(tiny_config(corpus_dir), run_dir)
+    return run_dir
+
+
+def test_fine_tuning_on_no_steps_is_the_start(corpus_dir, first, tmp_path):
+    """Weights and vocabulary are the checkpoint's, whatever vocab.size says.
+
+    Sabotage: initialise the model after loading.
+    """
+    origin = find_checkpoint(first, print)
+    config = tiny_config(
+        corpus_dir, train__init_from=str(first), train__max_steps=0, vocab__size=300, train__seed=7
+    )
+    train(config, tmp_path / "run")
+    [path] = list_checkpoints(tmp_path / "run")
+    assert path.name == "step-00000000" and equal(weights(path), weights(origin.path))
+    assert load_checkpoint(path).vocab.src_model == origin.vocab.src_model
+
+
+def test_fine_tuning_goes_on_without_its_origin(corpus_dir, first, tmp_path):
+    """It begins at step 0 with fresh moments, learns, and resumes as any run."""
+    changes = {"train__init_from": str(first), "optim__warmup_steps": 50}
+    train(tiny_config(corpus_dir, train__max_steps=5, **changes), tmp_path / "run")
+    state = train(tiny_config(corpus_dir, train__max_steps=8, **changes), tmp_path / "run")
+    assert state.step == 8
+    found, fresh = losses(tmp_path / "run"), losses(first)
+    assert len(found) == 8 and found[0] < fresh[0] - 0.3
+
+
+def test_fine_tuning_needs_the_same_shapes(corpus_dir, first, tmp_path):
+    """The keys that differ are named with both values; dropout is free."""
+    config = tiny_config(
+        corpus_dir, train__init_from=str(first), model__d_ff=64, model__dropout=0.3
+    )
+    with pytest.raises(ConfigError, match=r"it has model.d_ff = 128, not 64$"):
+        train(config, tmp_path / "run")
+    nowhere = tiny_config(corpus_dir, train__init_from="nowhere")
+    with pytest.raises(CheckpointError, match="nowhere: no such run or checkpoint"):
+        train(nowhere, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_vocabulary_made_elsewhere(corpus_dir, first, tmp_path):
+    """A file or a checkpoint's folder gives its pieces; what is none is refused by name."""
+    origin = find_checkpoint(first, print)
+    for name in ("vocab.model", ""):
+        config = tiny_config(corpus_dir, train__max_steps=0, vocab__path=str(origin.path / name))
+        train(config, tmp_path / f"run{name}")
+        vocab = find_checkpoint(tmp_path / f"run{name}", print).vocab
+        assert vocab.src_model == origin.vocab.src_model
+    wrong = [(str(origin.path / "config.json"), "not a SentencePiece model"), ("nope", "nope")]
+    for path, message in wrong:
+        with pytest.raises(DataError, match=message):
+            train(tiny_config(corpus_dir, vocab__path=path), tmp_path / "none")
+    values = tiny_values(corpus_dir, vocab__path=str(origin.path), vocab__shared=False)
+    values["model"]["tie_embeddings"] = False
+    with pytest.raises(ConfigError, match=r"one shared vocabulary; set vocab.shared"):
+        train(load_config(write_toml(tmp_path / "two.toml", values)), tmp_path / "none")
+
+
+def test_the_moving_average_is_kept_scored_and_used(corpus_dir, tmp_path, capsys):
+    """Validation scores both; a checkpoint holds both; commands take the average unless told."""
+    config = tiny_config(corpus_dir, train__ema_decay=0.9, train__max_steps=10)
+    train(config, tmp_path / "run")
+    checkpoint = find_checkpoint(tmp_path / "run", print)
+    assert not equal(weights(checkpoint.path), weights(checkpoint.path, EMA))
+    valid = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])
+    pairs = runs.load_split(config.data, config.data.valid)
+    for raw, key in ((True, "bleu"), (False, "ema_bleu")):
+        translator = Translator(checkpoint.build_model(raw), checkpoint.vocab, 60)
+        assert round(evaluate(translator, pairs).bleu.value, 4) == valid[key]
+    assert checkpoint.state.best_bleu == pytest.approx(valid["ema_bleu"], abs=1e-4)
+    assert "of the moving average" in capsys.readouterr().err
+
+
+def test_the_moving_average_resumes_exactly(corpus_dir, tmp_path):
+    """Stopped and resumed, both sets of weights are bit-equal. Sabotage: do not load ema."""
+    changes = {"train__ema_decay": 0.9}
+    train(tiny_config(corpus_dir, train__max_steps=10, **changes), tmp_path / "whole")
+    train(tiny_config(corpus_dir, train__max_steps=5, **changes), tmp_path / "parts")
+    train(tiny_config(corpus_dir, train__max_steps=10, **changes), tmp_path / "parts")
+    left, right = (list_checkpoints(tmp_path / name)[0] for name in ("whole", "parts"))
+    assert left.name == right.name == "step-00000010"
+    for name in (MODEL, EMA):
+        assert equal(weights(left, name), weights(right, name))
+
+
+def test_a_dry_run_reports_and_writes_nothing(corpus_dir, tmp_path):
+    """Neither a run directory nor a change to an existing run."""
+    config = tiny_config(corpus_dir, train__max_steps=12)
+    report = dry_run(config, tmp_path / "run")
+    assert list(tmp_path.iterdir()) == []
+    for part in ("optim.warmup_steps = 100", "4000 pairs of 4000 (dropped: none)", "292 pieces"):
+        assert part in report
+    for part in ("million parameters", "of positions are padding", "target tokens/s", "GB at the"):
+        assert part in report
+    assert "for 12 steps, until train.max_steps = 12" in report
+    train(config, tmp_path / "run")
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    longer = tiny_config(corpus_dir, train__max_steps=15)
+    assert "for 3 steps, until train.max_steps = 15" in dry_run(longer, tmp_path / "run")
+    assert before == {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+
+
+def test_a_precision_that_the_machine_cannot_keep(corpus_dir, tmp_path, monkeypatch):
+    """Asked for, or kept from the hardware a run began on."""
+    has = {"bf16": True}
+    for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"):
+        monkeypatch.setattr(torch.cpu, name, lambda: has["bf16"])
+    config = tiny_config(corpus_dir, train__precision="auto", train__max_steps=2)
+    assert train(config, tmp_path / "run").precision == "bf16"
+    has["bf16"] = False
+    longer = tiny_config(corpus_dir, train__precision="auto", train__max_steps=4)
+    with pytest.raises(DeviceError, match="the run computes in bf16, which this cpu does not"):
+        train(longer, tmp_path / "run")
+    wanted = tiny_config(corpus_dir, train__precision="bf16")
+    with pytest.raises(DeviceError, match="train.precision = bf16: this cpu does not"):
+        train(wanted, tmp_path / "other")
+    assert train(longer, tmp_path / "other").precision == "fp32"
+
+
+def test_quiet_says_nothing(corpus_dir, tmp_path, capsys):
+    """But train.log holds what would have been said."""
+    train(tiny_config(corpus_dir, train__max_steps=2), tmp_path / "run", quiet=True)
+    assert capsys.readouterr() == ("", "")
+    assert "4000 training pairs" in (tmp_path / "run" / "train.log").read_text()
