@@ -1,10 +1,14 @@
 """Every mistake ends in one line that names the culprit, exit code 2, and nothing written."""
 
+import os
+import resource
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
-from conftest import tiny_config, tiny_values, write_copy_corpus, write_toml
+from conftest import command, run_program, tiny_config, tiny_values, write_copy_corpus, write_toml
 
 from transformer_mt.cli import main
 from transformer_mt.run import train
@@ -13,9 +17,12 @@ from transformer_mt.run import train
 def call(monkeypatch, capsys, *arguments) -> tuple[int, str, str]:
     """Runs the program in this process; gives exit code, stdout and stderr."""
     monkeypatch.setattr(sys, "argv", ["transformer-mt", *map(str, arguments)])
-    with pytest.raises(SystemExit) as stop:
+    try:
         main()
-    return int(stop.value.code or 0), *capsys.readouterr()
+        code = 0
+    except SystemExit as stop:
+        code = int(stop.code or 0)
+    return code, *capsys.readouterr()
 
 
 def assert_one_error(code: int, out: str, err: str, culprit: str) -> None:
@@ -49,6 +56,14 @@ SETTINGS = [
     ("vocab.size=100000", "vocab.size = 100000"),
     ("vocab.size=20", "vocab.size = 20"),
     ("train.precision=fp16", "train.precision = fp16"),
+    ("train.init_from=nowhere", "nowhere: no such run or checkpoint"),
+    ("train.ema_decay=1", "train.ema_decay"),
+    ("vocab.path=nope.model", "nope.model"),
+    ("vocab.kind=pieces", "vocab.kind"),
+    ("model.d_model=63", "model.d_model = 63"),
+    ("data=3", "data"),
+    ("train.batch_token=9", "did you mean train.batch_tokens?"),
+    ("data.max_length=600", "data.max_length = 600"),
 ]
 
 
@@ -112,12 +127,12 @@ def test_a_run_of_another_configuration(corpus_dir, tmp_path, monkeypatch, capsy
     assert before == sorted(path.name for path in (tmp_path / "run").iterdir())
 
 
-@pytest.mark.parametrize("command", ["translate", "evaluate"])
+@pytest.mark.parametrize("verb", ["translate", "evaluate"])
 @pytest.mark.parametrize("name", ["nowhere", "."])
-def test_a_path_that_is_no_run(tmp_path, monkeypatch, capsys, command, name):
+def test_a_path_that_is_no_run(tmp_path, monkeypatch, capsys, verb, name):
     """Missing, or a folder without checkpoints."""
     path = tmp_path / name
-    assert_one_error(*call(monkeypatch, capsys, command, path), str(path))
+    assert_one_error(*call(monkeypatch, capsys, verb, path), str(path))
 
 
 @pytest.mark.parametrize(
@@ -132,15 +147,102 @@ def test_a_path_that_is_no_run(tmp_path, monkeypatch, capsys, command, name):
 )
 def test_wrong_arguments(copy_run, monkeypatch, capsys, arguments, culprit):
     """The file, option or split is named."""
-    command, *options = arguments
-    assert_one_error(*call(monkeypatch, capsys, command, copy_run, *options), culprit)
+    verb, *options = arguments
+    assert_one_error(*call(monkeypatch, capsys, verb, copy_run, *options), culprit)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "culprit"),
+    [
+        (["trian"], "'train'"),
+        (["train", "--nope"], "--nope"),
+        (["translate", "run", "--bem-size", "4"], "--beam-size"),
+        (["translate", "run", "--beam-size", "0"], "--beam-size"),
+        (["translate", "run", "--beam-size", "2", "--n-best", "3"], "--n-best 3"),
+        (["evaluate"], "RUN_OR_CHECKPOINT"),
+        (["evaluate", "run", "--length-penalty", "x"], "--length-penalty"),
+        (["average", "run", "--last", "0"], "--last"),
+        (["average", "nowhere", "--last", "2"], "nowhere"),
+    ],
+)
+def test_wrong_usage(monkeypatch, capsys, arguments, culprit):
+    """The option or command is named, with a near match where there is one."""
+    assert_one_error(*call(monkeypatch, capsys, *arguments), culprit)
+
+
+def test_a_beam_wider_than_the_vocabulary(copy_run, monkeypatch, capsys):
+    """The widest that can be searched is named."""
+    result = call(monkeypatch, capsys, "translate", copy_run, "--beam-size", "200")
+    assert_one_error(*result, "beam size 200: choose 1 to 146")
+
+
+def test_no_permission_to_write(corpus_dir, tmp_path, monkeypatch, capsys):
+    """Found out before anything is learned: a file in the way, or a folder of somebody else."""
+    config = write_toml(tmp_path / "tiny.toml", tiny_values(corpus_dir))
+    result = call(monkeypatch, capsys, "train", config, "--run", config / "run")
+    assert_one_error(*result, f"{config}: not a folder")
+    monkeypatch.setattr("os.access", lambda path, mode: not mode & os.W_OK)
+    result = call(monkeypatch, capsys, "train", config, "--run", tmp_path / "a" / "run")
+    assert_one_error(*result, f"{tmp_path}: not writable")
+    assert not (tmp_path / "a").exists() and "learning" not in result[2]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+def test_a_full_disk(copy_run):
+    """Standard output that takes nothing ends in one line too."""
+    for arguments in (["translate", copy_run], ["evaluate", copy_run], ["--help"]):
+        with open("/dev/full", "wb") as full:
+            done = subprocess.run(
+                command(*arguments), input=b"a b\n", stdout=full, stderr=subprocess.PIPE, timeout=60
+            )
+        last = done.stderr.decode().splitlines()[-1]
+        assert done.returncode == 2 and last.startswith("error: ") and "No space left" in last
+        assert b"Traceback" not in done.stderr
+
+
+def test_out_of_memory(corpus_dir, tmp_path):
+    """Found out before the first step: the batch's shape and the key to lower are named.
+
+    Sabotage: try no batch before the first step.
+    """
+    values = tiny_values(corpus_dir, model__d_ff=100_000, train__batch_tokens=20_000)
+    values["train"]["micro_batch_tokens"] = 30_000
+    config, run = write_toml(tmp_path / "tiny.toml", values), tmp_path / "run"
+    limit = 6 * 1024**3
+    done = subprocess.run(
+        command("train", config, "--run", run),
+        capture_output=True,
+        text=True,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (limit, limit)),
+        timeout=120,
+    )
+    last = done.stderr.splitlines()[-1]
+    assert done.returncode == 2 and last.startswith("error: out of memory on cpu with ")
+    assert "sentences of" in last and "train.micro_batch_tokens = 30000" in last
+    assert "Traceback" not in done.stderr and not (run / "metrics.jsonl").read_text()
 
 
 def test_usage(monkeypatch, capsys):
-    """Help and version are data; an unknown option is a mistake."""
-    code, out, _ = call(monkeypatch, capsys, "--help")
-    assert code == 0 and "translate" in out
+    """Help and version are data."""
+    for arguments in ((), ("--help",)):
+        code, out, err = call(monkeypatch, capsys, *arguments)
+        assert code == 0 and not err
+        assert "\n  transformer-mt translate checkpoints/wmt16-base < in.de > out.en\n" in out
     code, out, _ = call(monkeypatch, capsys, "--version")
-    assert code == 0 and out.startswith("transformer-mt ")
-    assert call(monkeypatch, capsys, "train", "--nope")[0] == 2
-    assert call(monkeypatch, capsys, "evaluate")[0] == 2
+    assert code == 0 and out.startswith("transformer-mt ") and f"torch {torch.__version__}" in out
+
+
+def test_help_is_quick_and_needs_no_torch():
+    """Sabotage: import torch at the top of cli.py."""
+    loaded = "{'torch', 'datasets', 'numpy'} & set(sys.modules)"
+    code = f"import sys, transformer_mt.cli; assert not {loaded}"
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
+
+
+def test_piped_output_is_plain(corpus_dir, tmp_path):
+    """No bar, no colour and no carriage return where stderr is no terminal."""
+    config = write_toml(tmp_path / "tiny.toml", tiny_values(corpus_dir))
+    done = run_program("train", config, "--run", tmp_path / "run")
+    assert done.returncode == 0 and done.stdout == b""
+    assert b"\x1b" not in done.stderr and b"\r" not in done.stderr
+    assert b"step 1: loss" in done.stderr and b"validation BLEU" in done.stderr

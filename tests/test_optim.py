@@ -9,7 +9,7 @@ from torch import nn
 from torch.testing import assert_close
 
 from transformer_mt.config import OptimConfig
-from transformer_mt.optim import build_adam, noam_rate
+from transformer_mt.optim import Ema, build_adam, noam_rate
 
 
 @pytest.mark.parametrize(("d_model", "warmup"), [(512, 4000), (1024, 7), (256, 1)])
@@ -97,3 +97,19 @@ def test_found_inf_skips_the_step_on_the_device():
     take_step(model, optimizer, random_gradients(model, 1), 0.1)
     for after, old in zip(snapshot(model, optimizer), before, strict=True):
         assert not torch.equal(after, old)
+
+
+def test_moving_average_by_hand():
+    """Each step keeps min(decay, (1 + step) / (10 + step)) of what was; the weights come back."""
+    model = nn.Linear(1, 1, bias=False)
+    model.weight.data.fill_(8.0)
+    ema = Ema(model, 0.25)
+    expected = 8.0
+    for step, weight in enumerate((4.0, 2.0, -6.0), start=1):
+        model.weight.data.fill_(weight)
+        ema.update(step)
+        kept = (2 / 11, 0.25, 0.25)[step - 1]
+        expected = kept * expected + (1 - kept) * weight
+        with ema.in_place():
+            assert model.weight.item() == pytest.approx(expected, rel=1e-6)
+        assert model.weight.item() == weight

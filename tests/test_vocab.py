@@ -1,8 +1,10 @@
 """Vocabularies: ids, round trips, and text that no training ever saw."""
 
+import io
 import random
 
 import pytest
+import sentencepiece
 from conftest import ALPHABET
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -88,3 +90,56 @@ def test_what_is_no_vocabulary(tmp_path):
         Vocabulary(b"nonsense", b"nonsense")
     with pytest.raises(DataError, match="src.model"):
         Vocabulary.load(tmp_path)
+
+
+def test_words(vocab):
+    """Each word is a piece, unknown ones are one mark, and there may be fewer than asked for."""
+    words = learn(kind="word")
+    assert words.src_size == 320 and learn(kind="word", shared=False).src_size <= 320
+    few = train_vocabulary(["ab cd"] * 9, ["ef"] * 9, VocabConfig(kind="word", size=320), 1)
+    assert few.src_size == 4 + 3
+    (ids,) = few.encode_tgt(["ef xy ab"])
+    assert ids[1] == 1 and len(ids) == 3 and few.src_pieces(ids)[::2] == ["▁ef", "▁ab"]
+
+
+def test_characters():
+    """Each character is a piece; text of known characters comes back."""
+    characters = learn(kind="char")
+    assert characters.src_size == 4 + 1 + len(ALPHABET)
+    (ids,) = characters.encode_tgt(["abc xyz"])
+    assert len(ids) == 8 and characters.decode_tgt(ids) == "abc xyz"
+
+
+def test_a_vocabulary_with_sentencepieces_own_ids(tmp_path):
+    """One without padding, as spm_train makes it, gets ours before its first id."""
+    writer = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(lines(1)), model_writer=writer, vocab_size=60, minloglevel=2
+    )
+    (tmp_path / "spm.model").write_bytes(writer.getvalue())
+    theirs = sentencepiece.SentencePieceProcessor(model_proto=writer.getvalue())
+    vocab = Vocabulary.load(tmp_path / "spm.model")
+    assert vocab.src_size == vocab.tgt_size == 61 and vocab.shared
+    (ids,) = vocab.encode_tgt([lines(1)[0]])
+    assert ids == [i + 1 for i in theirs.encode(lines(1)[0])] and min(ids) > 3
+    assert vocab.decode_tgt(ids) == lines(1)[0]
+    assert vocab.src_pieces(ids) == theirs.encode(lines(1)[0], out_type=str)
+    assert vocab.decode_tgt([0, 2, 3]) is not None  # a model may say anything
+
+
+def test_a_vocabulary_with_other_ids(tmp_path):
+    """It is refused, and its ids are told."""
+    writer = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(lines(1)),
+        model_writer=writer,
+        vocab_size=60,
+        minloglevel=2,
+        pad_id=3,
+        unk_id=0,
+        bos_id=1,
+        eos_id=2,
+    )
+    (tmp_path / "spm.model").write_bytes(writer.getvalue())
+    with pytest.raises(DataError, match=r"spm.model: .*\(3, 0, 1, 2\); 0, 1, 2, 3"):
+        Vocabulary.load(tmp_path / "spm.model")

@@ -45,9 +45,9 @@ RawOption = Annotated[
 def main() -> None:
     """Runs the program; a user's mistake ends in one line on stderr and exit code 2."""
     try:
-        app(sys.argv[1:] or ["--help"], standalone_mode=False)
+        app(sys.argv[1:] or ["--help"], "transformer-mt", standalone_mode=False)
     except typer.TyperException as error:
-        _fail(f"{error.format_message()} (see {Path(sys.argv[0]).name} --help)")
+        _fail(f"{error.format_message()} (see transformer-mt --help)")
     except TransformerMTError as error:
         _fail(str(error))
     except Interrupted as stop:
