@@ -45,15 +45,15 @@ RawOption = Annotated[
 def main() -> None:
     """Runs the program; a user's mistake ends in one line on stderr and exit code 2."""
     try:
-        app(sys.argv[1:] or ["--help"], "transformer-mt", standalone_mode=False)
+        # Typer gives the exit code of an interruption; a command itself gives none.
+        if code := app(sys.argv[1:] or ["--help"], "transformer-mt", standalone_mode=False):
+            raise SystemExit(code)
     except typer.TyperException as error:
         _fail(f"{error.format_message()} (see transformer-mt --help)")
     except TransformerMTError as error:
         _fail(str(error))
     except Interrupted as stop:
         raise SystemExit(stop.exit_code) from None
-    except (KeyboardInterrupt, typer.Abort):
-        raise SystemExit(130) from None
     except OSError as error:
         # Python would flush at its exit what nobody takes, and fail again.
         sys.stdout = sys.__stdout__ = None  # type: ignore[misc]
