@@ -45,7 +45,11 @@ def corpus_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def tiny_values(corpus_dir: Path, **changes: object) -> dict[str, dict[str, object]]:
     """Gives a small configuration; changes are dotted keys with __ for the dot."""
     values: dict[str, dict[str, object]] = {
-        "data": {"path": str(corpus_dir), "max_length": 60},
+        "data": {
+            "path": str(corpus_dir),
+            "max_length": 60,
+            "prepared_dir": str(corpus_dir.parent / "prepared"),
+        },
         "vocab": {"size": 292},
         "model": {
             "d_model": 64,

@@ -52,7 +52,7 @@ SETTINGS = [
     ("data.train=nope", "nope.de"),
     ("data.train=train[", "train["),
     ("data.valid=nope", "nope.de"),
-    ("data.src_lang=fr", "train.fr"),
+    ("data.src_lang=fr", "validation.fr"),
     ("vocab.size=100000", "vocab.size = 100000"),
     ("vocab.size=20", "vocab.size = 20"),
     ("train.precision=fp16", "train.precision = fp16"),

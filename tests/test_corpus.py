@@ -1,22 +1,17 @@
 """Reading parallel text: every layout, every way to be wrong, and lines that stay lines."""
 
+import gzip
 import io
 import json
+import lzma
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from transformer_mt.config import DataConfig, VocabConfig
-from transformer_mt.corpus import (
-    RawPairs,
-    decode_lines,
-    encode_pairs,
-    encode_training_pairs,
-    load_split,
-)
+from transformer_mt.config import DataConfig
+from transformer_mt.corpus import decode_lines, load_split, open_split
 from transformer_mt.errors import DataError
-from transformer_mt.vocab import train_vocabulary
 
 PAIRS = [("eins", "one"), ("zwei", "two"), ("drei", "three"), ("vier", "four")]
 
@@ -32,13 +27,6 @@ def numbers(tmp_path) -> DataConfig:
     """Gives a text folder of four pairs."""
     sides = ("".join(f"{word}\n" for word in side).encode() for side in zip(*PAIRS, strict=True))
     return text_folder(tmp_path, *sides)
-
-
-@pytest.fixture(scope="module")
-def vocab():
-    """Gives a vocabulary of little more than bytes."""
-    words = [word for pair in PAIRS for word in pair]
-    return train_vocabulary(words, words, VocabConfig(size=280), 1)
 
 
 @pytest.mark.parametrize(
@@ -112,7 +100,7 @@ def test_lines_end_at_line_feeds_alone(tmp_path):
     [
         (b"a\nb\nc\n", b"1\n2\n", r"train.de has 3 lines and .*train.en has 2"),
         (b"a\n\xff\n", b"1\n2\n", r"train.de, line 2: not UTF-8"),
-        (b"", b"", r"split train holds no pairs"),
+        (b"", b"", r"split train: holds no pairs"),
     ],
 )
 def test_text_that_cannot_be_used(tmp_path, src, tgt, message):
@@ -124,8 +112,8 @@ def test_text_that_cannot_be_used(tmp_path, src, tgt, message):
 @pytest.mark.parametrize(
     ("changes", "split", "message"),
     [
-        ({}, "nope", r"nope.de: no such file; the folder holds train.de, train.en"),
-        ({"tgt_lang": "fr"}, "train", r"train.fr: no such file"),
+        ({}, "nope", r"nope.de: no such file.*the folder holds train.de, train.en"),
+        ({"tgt_lang": "fr"}, "train", r"train.fr: no such file, though"),
         ({}, "train[:x]", r"train\[:x\]: not a split"),
         ({"path": "./nowhere"}, "train", r"data.path = ./nowhere: there is no such folder"),
     ],
@@ -136,36 +124,86 @@ def test_what_is_not_there(numbers, changes, split, message):
         load_split(numbers.model_copy(update=changes), split)
 
 
-def test_training_pairs_are_filtered_and_counted(vocab):
-    """Each reason is counted; other sets are never filtered."""
-    long = "eins " * 30
-    raw = RawPairs(["eins", "", "zwei", long, "x " * 9], ["one", "no", "  ", long, "one"])
-    config = DataConfig(path="x", max_length=40, max_length_ratio=4.0)
-    pairs = encode_training_pairs(raw, vocab, config)
-    assert len(pairs) == 1 and vocab.decode_tgt(pairs.tgt(0).tolist()) == "one"
-    assert pairs.dropped == {"empty": 2, "over 40 pieces": 1, "length ratio over 4": 1}
-    everything = encode_pairs(raw, vocab)
-    assert len(everything) == 5 and not everything.dropped
-    assert everything.src_lengths.tolist() == [len(everything.src(i)) + 1 for i in range(5)]
-
-
-def test_nothing_left_is_an_error_with_the_counts(vocab):
-    """The message says how many pairs each reason took."""
-    raw = RawPairs(["", "eins " * 30], ["no", "one"])
-    with pytest.raises(DataError, match=r"left of 2 \(1 empty, 1 over 9 pieces\)"):
-        encode_training_pairs(raw, vocab, DataConfig(path="x", max_length=9))
-
-
-def test_the_digest_names_the_content(vocab):
-    """Equal pairs have equal digests; moving a piece from one pair to the next changes it."""
-    first, same, other = (
-        encode_pairs(RawPairs(list(src), ["one", "two"]), vocab).digest()
-        for src in (["ab", "c"], ["ab", "c"], ["a", "bc"])
-    )
-    assert first == same != other
-
-
 def test_decoding_never_loses_a_line():
     """Invalid UTF-8 is replaced; a last line without a line feed counts."""
     raw = io.BytesIO(b"a\xff\n\n\xe2\x80\xa8\r\nlast")
     assert list(decode_lines(raw)) == ["a\ufffd", "", "\u2028\r", "last"]
+
+
+def pack(raw: bytes, ending: str) -> bytes:
+    """Compresses as the ending of a file says."""
+    if ending == ".zst":
+        sink = pa.BufferOutputStream()
+        with pa.CompressedOutputStream(sink, "zstd") as stream:
+            stream.write(raw)
+        return sink.getvalue().to_pybytes()
+    return {"": bytes, ".gz": gzip.compress, ".xz": lzma.compress}[ending](raw)
+
+
+@pytest.mark.parametrize("ending", ["", ".gz", ".xz", ".zst"])
+def test_packed_text_and_tables(tmp_path, ending):
+    """Two files or one table, packed or not, in either direction, with more columns or without."""
+    sides = ["".join(f"{word}\n" for word in side).encode() for side in zip(*PAIRS, strict=True)]
+    for language, raw in zip(("de", "en"), sides, strict=True):
+        (tmp_path / f"text.{language}{ending}").write_bytes(pack(raw, ending))
+    table = "".join(f"{de}\t {en}\t0.9\n" for de, en in PAIRS).encode()
+    (tmp_path / f"table.de-en.tsv{ending}").write_bytes(pack(table, ending))
+    for name in ("text", "table"):
+        pairs = load_split(DataConfig(path=str(tmp_path)), name)
+        assert list(zip(pairs.src, pairs.tgt, strict=True)) == PAIRS
+        back = DataConfig(path=str(tmp_path), src_lang="en", tgt_lang="de")
+        assert load_split(back, f"{name}[1:2]").src == ["two"]
+
+
+def test_tables_are_text(tmp_path):
+    """Quotes, NA, U+2028 and a lone carriage return are text; a last empty line counts."""
+    raw = 'a "b\tc" d\nNA\tnull\nx\u2028y\tz\rw\n\t\n'.encode()
+    (tmp_path / "train.de-en.tsv").write_bytes(raw)
+    pairs = load_split(DataConfig(path=str(tmp_path)), "train")
+    assert pairs.src == ['a "b', "NA", "x\u2028y", ""]
+    assert pairs.tgt == ['c" d', "null", "z\rw", ""]
+    (tmp_path / "train.de-en.tsv").write_bytes(b"a\tb\nc d\n")
+    with pytest.raises(DataError, match=r"train.de-en.tsv, line 2: no tab"):
+        load_split(DataConfig(path=str(tmp_path)), "train")
+
+
+@pytest.mark.parametrize("ending", [".gz", ".xz", ".zst"])
+def test_a_damaged_packed_file(tmp_path, ending):
+    """The file is named, whether cut short or no archive at all."""
+    raw = pack(b"".join(b"%d\n" % i for i in range(5000)), ending)
+    (tmp_path / "train.en").write_bytes(b"")
+    for damaged in (raw[: len(raw) // 2], b"plain text, not packed"):
+        for language in ("de", "en"):
+            (tmp_path / f"train.{language}{ending}").write_bytes(damaged)
+        (tmp_path / "train.en").unlink(missing_ok=True)
+        with pytest.raises(DataError, match=f"train.de{ending}: cannot read it"):
+            load_split(DataConfig(path=str(tmp_path)), "train")
+
+
+def test_several_files_make_a_split(tmp_path):
+    """Names, paths into other folders, patterns of tables, slices: one after the other."""
+    (tmp_path / "main").mkdir()
+    (tmp_path / "more").mkdir()
+    for folder, word in (("main", "a"), ("more", "b")):
+        for language in ("de", "en"):
+            (tmp_path / folder / f"part.{language}").write_text(f"{word}{language}\n" * 3)
+    for number in (1, 2):
+        rows = [{"de": f"p{number}", "en": f"q{number}"}]
+        pq.write_table(pa.Table.from_pylist(rows), tmp_path / "more" / f"{number}.parquet")
+    (tmp_path / "more" / "x.jsonl").write_text(json.dumps({"de": "j", "en": "k"}) + "\n")
+    names = ["part[:1]", "../more/part[:2]", "../more/*.parquet", "../more/x.jsonl"]
+    config = DataConfig(path=str(tmp_path / "main"), cache_dir=str(tmp_path / "cache"))
+    pairs = load_split(config, names)
+    assert pairs.src == ["ade", "bde", "bde", "p1", "p2", "j"]
+    with pytest.raises(DataError, match=r"nope\*.parquet: no such file"):
+        load_split(config, ["part", "nope*.parquet"])
+
+
+def test_the_identity_is_the_content(tmp_path, numbers):
+    """It changes with a byte of any file, not with time, and is the same when read again."""
+    first = open_split(numbers, "train").identity()
+    path = tmp_path / "train.en"
+    path.write_bytes(path.read_bytes())
+    assert open_split(numbers, "train").identity() == first
+    path.write_bytes(path.read_bytes().replace(b"two", b"tow"))
+    assert open_split(numbers, "train").identity() != first

@@ -1,6 +1,8 @@
 """The house: a module imports only from strictly lower floors."""
 
 import ast
+import io
+import tokenize
 from pathlib import Path
 
 import pytest
@@ -22,10 +24,12 @@ FLOORS = {
     "vocab": 2,
     "corpus": 3,
     "learner": 3,
+    "pairs": 4,
     "checkpoint": 4,
     "translator": 4,
     "averaging": 5,
     "evaluator": 5,
+    "prepared": 5,
     "trainer": 6,
     "run": 7,
     "cli": 8,
@@ -67,8 +71,32 @@ def test_imports_inside_functions_count():
     assert imported_rooms(source) == {"cli", "loss"}
 
 
+def code_lines(source: str) -> int:
+    """Counts lines that hold code: no blank ones, comments or docstrings."""
+    docstrings = {
+        line
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+        for line in range(node.lineno, (node.end_lineno or node.lineno) + 1)
+    }
+    layout = {
+        tokenize.COMMENT,
+        tokenize.NL,
+        tokenize.NEWLINE,
+        tokenize.INDENT,
+        tokenize.DEDENT,
+        tokenize.ENDMARKER,
+    }
+    code: set[int] = set()
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type not in layout:
+            code |= set(range(token.start[0], token.end[0] + 1))
+    return len(code - docstrings)
+
+
 def test_no_file_is_too_long_to_read():
-    """No file over 400 lines, the package near 3,500."""
-    lengths = {path.name: len(path.read_text().splitlines()) for path in PACKAGE.glob("*.py")}
-    assert max(lengths.values()) <= 400, lengths
-    assert sum(lengths.values()) <= 3800
+    """No file over 400 lines, the package within 3,500 lines of code."""
+    sources = {path.name: path.read_text() for path in PACKAGE.glob("*.py")}
+    assert max(len(source.splitlines()) for source in sources.values()) <= 400
+    assert sum(map(code_lines, sources.values())) <= 3500
+    assert code_lines('"""Doc\nstring."""\n\n# why\nx = 1\ny = (\n    2\n)\n') == 4

@@ -41,7 +41,8 @@ def wmt16() -> dict[str, bytes]:
 def config(tmp_path) -> Path:
     """Gives a configuration that names the hub's corpus and trains two steps."""
     values = tiny_values(tmp_path, data__path="wmt/wmt16", train__max_steps=2)
-    values["data"] |= {"name": "de-en", "cache_dir": str(tmp_path / "cache")}
+    folders = {f"{name}_dir": str(tmp_path / name) for name in ("cache", "prepared")}
+    values["data"] |= {"name": "de-en", **folders}
     return write_toml(tmp_path / "tiny.toml", values)
 
 

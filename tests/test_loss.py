@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from transformer_mt.batching import Batch, collate
+from transformer_mt.batching import Batch, pad
 from transformer_mt.config import ModelConfig
 from transformer_mt.loss import nll, smoothed_loss
 from transformer_mt.model import Transformer
@@ -80,7 +80,12 @@ def test_half_precision_logits_are_summed_in_fp32():
 
 def batch_of(pairs: list[tuple[np.ndarray, np.ndarray]]) -> Batch:
     """Pads pairs together."""
-    return collate(*zip(*pairs, strict=True), pad_id=PAD, bos_id=BOS, eos_id=EOS)
+    return Batch(
+        src=pad([[*src, EOS] for src, _ in pairs], PAD),
+        tgt_in=pad([[BOS, *tgt] for _, tgt in pairs], PAD),
+        tgt_out=pad([[*tgt, EOS] for _, tgt in pairs], PAD),
+        tgt_tokens=sum(len(tgt) + 1 for _, tgt in pairs),
+    )
 
 
 @pytest.mark.parametrize("norm", ["post", "pre", "sublayer"])

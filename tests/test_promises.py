@@ -12,6 +12,7 @@ from collections import Counter
 from contextlib import ExitStack
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from conftest import command, run_program, tiny_config, tiny_values, write_toml
@@ -29,14 +30,14 @@ from transformer_mt.checkpoint import (
     load_newest,
 )
 from transformer_mt.config import Config
-from transformer_mt.corpus import encode_training_pairs, load_split
+from transformer_mt.corpus import load_split
 from transformer_mt.device import choose_precision
 from transformer_mt.errors import CheckpointError, ConfigError, DeviceError, TrainingError
 from transformer_mt.learner import Learner
+from transformer_mt.prepared import prepare
 from transformer_mt.run import train
-from transformer_mt.run_log import RunLog
+from transformer_mt.run_log import RunLog, Talk
 from transformer_mt.trainer import Trainer
-from transformer_mt.vocab import train_vocabulary
 
 
 def weights(run_dir: Path) -> dict[str, torch.Tensor]:
@@ -71,14 +72,12 @@ def build_trainer(tmp_path):
     with ExitStack() as logs:
 
         def build(config: Config) -> Trainer:
-            corpus = load_split(config.data, config.data.train)
-            vocab = train_vocabulary(corpus.src, corpus.tgt, config.vocab, config.train.seed)
-            pairs = encode_training_pairs(corpus, vocab, config.data)
+            corpus = prepare(config, Talk())
             valid = load_split(config.data, config.data.valid)
             log = logs.enter_context(RunLog(tmp_path, 0, config.train.max_steps))
-            sizes = vocab.src_size, vocab.tgt_size
+            sizes = corpus.vocab.src_size, corpus.vocab.tgt_size
             learner = Learner(config, *sizes, torch.device("cpu"), config.train.precision)
-            return Trainer(config, tmp_path, vocab, pairs, valid, TrainState(), learner, log)
+            return Trainer(config, tmp_path, corpus, valid, TrainState(), learner, log)
 
         yield build
 
@@ -351,7 +350,7 @@ def poison(trainer: Trainer, value: float) -> None:
 
 
 def step_once(trainer: Trainer, indices: range) -> None:
-    trainer._train_step([trainer.pairs.batch(indices)])
+    trainer._train_step([trainer.pairs.batch(np.array(indices))])
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])

@@ -2,6 +2,7 @@
 
 import io
 import random
+from collections import Counter
 
 import pytest
 import sentencepiece
@@ -20,7 +21,9 @@ def lines(seed: int) -> list[str]:
 
 
 def learn(**changes) -> Vocabulary:
-    return train_vocabulary(lines(1), lines(2), VocabConfig(size=320, **changes), 1)
+    config = VocabConfig(size=320, **changes)
+    sides = [Counter(" ".join(lines(seed)).split()) for seed in (1, 2)]
+    return train_vocabulary([sides[0] + sides[1]] if config.shared else sides, config)
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +88,7 @@ def test_saved_and_loaded(tmp_path, shared):
 def test_what_is_no_vocabulary(tmp_path):
     """Too many pieces for the text, no model, no file: each is named."""
     with pytest.raises(DataError, match=r"vocab.size = 99999: .*<= \d+"):
-        train_vocabulary(lines(1), lines(2), VocabConfig(size=99_999), 1)
+        train_vocabulary([Counter(lines(1))], VocabConfig(size=99_999))
     with pytest.raises(DataError, match="not a SentencePiece model"):
         Vocabulary(b"nonsense", b"nonsense")
     with pytest.raises(DataError, match="src.model"):
@@ -96,7 +99,8 @@ def test_words(vocab):
     """Each word is a piece, unknown ones are one mark, and there may be fewer than asked for."""
     words = learn(kind="word")
     assert words.src_size == 320 and learn(kind="word", shared=False).src_size <= 320
-    few = train_vocabulary(["ab cd"] * 9, ["ef"] * 9, VocabConfig(kind="word", size=320), 1)
+    counts = Counter({"ab": 9, "cd": 9, "ef": 9})
+    few = train_vocabulary([counts], VocabConfig(kind="word", size=320))
     assert few.src_size == 4 + 3
     (ids,) = few.encode_tgt(["ef xy ab"])
     assert ids[1] == 1 and len(ids) == 3 and few.src_pieces(ids)[::2] == ["▁ef", "▁ab"]
@@ -143,3 +147,33 @@ def test_a_vocabulary_with_other_ids(tmp_path):
     (tmp_path / "spm.model").write_bytes(writer.getvalue())
     with pytest.raises(DataError, match=r"spm.model: .*\(3, 0, 1, 2\); 0, 1, 2, 3"):
         Vocabulary.load(tmp_path / "spm.model")
+
+
+def test_word_counts_say_what_the_text_would():
+    """BPE learns the same pieces from counted words as SentencePiece does from the text."""
+    text = lines(1) + lines(2)
+    writer = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(text),
+        model_writer=writer,
+        model_type="bpe",
+        vocab_size=320,
+        character_coverage=0.9999,
+        normalization_rule_name="identity",
+        byte_fallback=True,
+        pad_id=0,
+        unk_id=1,
+        bos_id=2,
+        eos_id=3,
+        minloglevel=2,
+    )
+    theirs = sentencepiece.SentencePieceProcessor(model_proto=writer.getvalue())
+    ours = learn()
+    assert ours.src_pieces(range(320)) == [theirs.id_to_piece(i) for i in range(320)]
+
+
+def test_only_the_most_frequent_words_are_learned_from():
+    """Sabotage: cut the words before sorting them."""
+    counts = Counter({"rare": 1, "often": 9, "always": 20})
+    vocab = train_vocabulary([counts], VocabConfig(kind="word", size=99, max_words=2))
+    assert vocab.src_pieces(range(4, vocab.src_size)) == ["▁always", "▁often"]

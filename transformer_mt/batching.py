@@ -13,9 +13,11 @@ import torch
 Ids = npt.NDArray[np.int32]
 Indices = npt.NDArray[np.int64]
 
-STEPS_PER_POOL = 100
+STEPS_PER_POOL = 400
 """Pairs are sorted by length inside pools of about so many steps: enough for little padding,
 few enough that a step's company is drawn from the whole corpus over the epochs."""
+BIN_WIDTH = 1.07
+"""Pairs whose longer sides differ by less than this factor are sorted by their other side."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,7 @@ def plan_epoch(
         epoch: Epoch, from 0.
 
     Returns:
-        For each step the indices of its pairs, sorted by length.
+        For each step the indices of its pairs, neighbours of similar lengths.
     """
     rng = np.random.default_rng([seed, epoch])
     order = rng.permutation(len(src_lengths))
@@ -68,10 +70,20 @@ def plan_epoch(
     steps: list[Indices] = []
     for start in range(0, len(order), pool_size):
         pool = order[start : start + pool_size]
-        # Pairs of equal lengths stay in random order: lexsort is stable.
-        pool = pool[np.lexsort((src_lengths[pool], tgt_lengths[pool]))]
+        pool = pool[_order_by_shape(src_lengths[pool], tgt_lengths[pool], rng.random())]
         steps += _cut_where_full(pool, src_lengths, tgt_lengths, batch_tokens)
     return [steps[i] for i in rng.permutation(len(steps))]
+
+
+def _order_by_shape(src_lengths: Indices, tgt_lengths: Indices, offset: float) -> Indices:
+    """Sorts so that neighbours are alike on both sides; equal ones stay in random order.
+
+    A random offset of the bins' edges, from 0 to 1, gives pairs other company in every epoch.
+    """
+    longer, difference = np.maximum(src_lengths, tgt_lengths), src_lengths - tgt_lengths
+    bins = (np.log(longer) / np.log(BIN_WIDTH) + offset).astype(np.int64)
+    # Every other bin runs backwards, so that a step across the edge of two bins is alike too.
+    return np.lexsort((longer, np.where(bins % 2, -difference, difference), bins))
 
 
 def _cut_where_full(
@@ -96,7 +108,7 @@ def cut_micro_batches(
     """Cuts a step into parts of at most `micro_batch_tokens` padded positions.
 
     Args:
-        step: Indices of pairs, sorted by length.
+        step: Indices of pairs, neighbours of similar lengths.
         src_lengths: Tokens of each source of the corpus, (N,).
         tgt_lengths: Tokens of each target of the corpus, (N,).
         micro_batch_tokens: Limit on sentences times longest side.
@@ -137,14 +149,3 @@ def pad(rows: Sequence[Ids | Sequence[int]], pad_id: int) -> torch.Tensor:
     for target, row, length in zip(padded, rows, lengths, strict=True):
         target[:length] = row
     return torch.from_numpy(padded)
-
-
-def collate(src: Sequence[Ids], tgt: Sequence[Ids], pad_id: int, bos_id: int, eos_id: int) -> Batch:
-    """Adds begin and end marks to rows of pieces and pads them."""
-    bos, eos = np.array([bos_id], np.int32), np.array([eos_id], np.int32)
-    return Batch(
-        src=pad([np.concatenate((row, eos)) for row in src], pad_id),
-        tgt_in=pad([np.concatenate((bos, row)) for row in tgt], pad_id),
-        tgt_out=pad([np.concatenate((row, eos)) for row in tgt], pad_id),
-        tgt_tokens=sum(len(row) + 1 for row in tgt),
-    )

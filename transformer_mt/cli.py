@@ -23,6 +23,13 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
+ConfigArgument = Annotated[
+    Path, typer.Argument(help="A TOML file, such as configs/wmt16-base.toml.")
+]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Override a key; may be repeated."),
+]
 RunArgument = Annotated[
     Path,
     typer.Argument(
@@ -71,10 +78,6 @@ def _fail(message: str) -> None:
     raise SystemExit(2)
 
 
-def _warn(message: str) -> None:
-    print(f"warning: {message}", file=sys.stderr)
-
-
 def _version(wanted: bool) -> None:
     if wanted:
         import torch
@@ -103,14 +106,11 @@ def program(
 
 @app.command()
 def train(
-    config: Annotated[Path, typer.Argument(help="A TOML file, such as configs/wmt16-base.toml.")],
+    config: ConfigArgument,
     run: Annotated[
         Path | None, typer.Option(help="Run directory. Default: checkpoints/ and the file's name.")
     ] = None,
-    set_: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Override a key; may be repeated."),
-    ] = None,
+    set_: SetOption = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Report sizes, speed, memory and time; keep nothing.")
     ] = False,
@@ -132,6 +132,26 @@ def train(
         print(runs.dry_run(settings, run_dir))
     else:
         runs.train(settings, run_dir, quiet)
+
+
+@app.command()
+def prepare(
+    config: ConfigArgument,
+    set_: SetOption = None,
+    quiet: QuietOption = False,
+) -> None:
+    """Turn the training text of a configuration into ids, for all runs that want the same.
+
+    \b
+    transformer-mt prepare configs/wmt16-base.toml
+    """
+    from transformer_mt.config import load_config
+
+    settings = load_config(config, set_ or ())
+    from transformer_mt.prepared import prepare as prepare_corpus
+    from transformer_mt.run_log import Talk
+
+    print(prepare_corpus(settings, Talk(quiet)).path)
 
 
 @app.command()
@@ -167,22 +187,23 @@ def translate(
     if n_best > beam_size:
         raise ConfigError(f"--n-best {n_best} needs --beam-size {n_best} or more")
     checkpoint, translator = _load(path, device, raw, beam_size, length_penalty, scores)
-    say = _silent if quiet else _say
-    say(f"translating with {checkpoint.path}")
+    from transformer_mt.corpus import decode_lines
+    from transformer_mt.run_log import Talk
+
+    talk = Talk(quiet)
+    talk.say(f"translating with {checkpoint.path}")
     if input_ is None and sys.stdin.isatty():
         _prompt(translator, checkpoint.config.data.src_lang)
         return
-    from transformer_mt.corpus import decode_lines
-
     began = time.monotonic()
     with input_.open("rb") if input_ else sys.stdin.buffer as source:
         found = translator.n_best(decode_lines(source))
         lines = (line.show(scores) for some in found for line in some[:n_best])
         count = _write(lines, output) // n_best
     seconds = time.monotonic() - began
-    say(f"{count} lines in {seconds:.1f} s, {count / max(seconds, 1e-9):,.0f} a second")
+    talk.say(f"{count} lines in {seconds:.1f} s, {count / max(seconds, 1e-9):,.0f} a second")
     if translator.lines_split:
-        say(f"{translator.lines_split} over-long lines translated in parts")
+        talk.say(f"{translator.lines_split} over-long lines translated in parts")
 
 
 @app.command()
@@ -213,6 +234,7 @@ def evaluate(
 
     from transformer_mt.corpus import load_text
     from transformer_mt.evaluator import evaluate as evaluate_set
+    from transformer_mt.run_log import Talk
 
     pairs = load_text(src, ref) if src and ref else _split(checkpoint, split or "test")
     found = evaluate_set(translator, pairs)
@@ -235,7 +257,7 @@ def evaluate(
         print(f"hypothesis  {found.hypotheses[i]}\n")
     print(found.bleu.text)
     print(found.chrf.text)
-    _say(f"{len(pairs)} sentences in {found.seconds:.1f} s with {checkpoint.path}")
+    Talk().say(f"{len(pairs)} sentences in {found.seconds:.1f} s with {checkpoint.path}")
 
 
 @app.command()
@@ -262,10 +284,11 @@ def _load(
 ) -> "tuple[Checkpoint, Translator]":
     from transformer_mt.checkpoint import find_checkpoint
     from transformer_mt.device import choose_device
+    from transformer_mt.run_log import Talk
     from transformer_mt.translator import Translator
 
     target = choose_device(device)
-    checkpoint = find_checkpoint(path, _warn)
+    checkpoint = find_checkpoint(path, Talk().warn)
     model = checkpoint.build_model(raw).to(target)
     longest = checkpoint.config.data.max_length
     translator = Translator(model, checkpoint.vocab, longest, beam_size, length_penalty, scored)
@@ -306,7 +329,7 @@ def _write_to(stream: BinaryIO, lines: Iterable[str]) -> int:
 
 
 def _prompt(translator: "Translator", language: str) -> None:
-    _say("Type a sentence; Ctrl-D or quit leaves.")
+    print("Type a sentence; Ctrl-D or quit leaves.", file=sys.stderr)
     while True:
         try:
             line = input(f"{language}> ")
@@ -316,11 +339,3 @@ def _prompt(translator: "Translator", language: str) -> None:
         if line.strip() == "quit":
             return
         print(next(translator.translate([line])))
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr)
-
-
-def _silent(text: str) -> None:
-    pass

@@ -29,7 +29,8 @@ class DataConfig(Section):
     """A hub id, a local folder laid out like a hub repository, or a folder of SPLIT.LANG text."""
     name: str | None = None
     """The corpus's configuration on the hub, such as "de-en"."""
-    train: str = "train"
+    train: str | list[str] = "train"
+    """One split, or several; in a local folder also names or patterns of files, see the README."""
     valid: str = "validation"
     test: str = "test"
     src_lang: str = "de"
@@ -38,7 +39,19 @@ class DataConfig(Section):
     """Pieces a side, end marks not counted; longer training pairs are dropped."""
     max_length_ratio: float = Field(default=0.0, ge=0.0)
     """Longer side over shorter side, in pieces; pairs beyond it are dropped. 0 is no limit."""
+    drop_duplicates: bool = False
+    """Of equal training pairs only the first is kept."""
+    drop_identical: bool = False
+    """Training pairs whose sides are the same text are dropped."""
+    drop_control: bool = False
+    """Training pairs with control characters are dropped."""
+    min_letters: float = Field(default=0.0, ge=0.0, le=1.0)
+    """Share of letters among the characters of either side, spaces apart, below which a training
+    pair is dropped."""
     cache_dir: str = "data/cache"
+    """Where downloads lie."""
+    prepared_dir: str = "data/prepared"
+    """Where training text lies as ids, for all runs that want the same."""
 
 
 class VocabConfig(Section):
@@ -49,11 +62,12 @@ class VocabConfig(Section):
     """Pieces, the special and byte pieces included; of each language when not shared. Words and
     characters, which have no byte pieces, may be fewer."""
     shared: bool = True
-    max_sentences: int = Field(default=5_000_000, ge=1)
-    """SentencePiece learns from so many lines at most, drawn at random, to bound its memory."""
+    max_words: int = Field(default=1_000_000, ge=1)
+    """SentencePiece learns from so many distinct words at most, the most frequent, to bound its
+    memory."""
     path: str | None = None
     """A SentencePiece model made elsewhere, or a folder with src.model and tgt.model; then kind,
-    size and max_sentences mean nothing."""
+    size and max_words mean nothing."""
 
 
 class ModelConfig(Section):
@@ -173,6 +187,7 @@ class Config(Section):
 MAY_CHANGE = frozenset(
     {
         "data.cache_dir",
+        "data.prepared_dir",
         "train.max_steps",
         "train.max_epochs",
         "train.max_minutes",

@@ -1,25 +1,32 @@
-"""Parallel text: from Hugging Face datasets or local files to raw pairs, then to clean ids."""
+"""Raw parallel text: from the hub, folders and files to pairs of lines, nothing filtered.
 
+Lines end at a line feed alone, on every path.
+"""
+
+import gzip
 import hashlib
+import io
+import lzma
 import re
 import ssl
 import sys
 import urllib.error
 import urllib.request
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain, islice, zip_longest
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
-import numpy as np
-
-from transformer_mt.batching import Batch, Ids, Indices, collate
 from transformer_mt.config import DataConfig
 from transformer_mt.errors import DataError
-from transformer_mt.vocab import BOS_ID, EOS_ID, PAD_ID, Vocabulary
 
-_ENCODE_AT_ONCE = 10_000
+Pair = tuple[str, str]
+
+_ROWS_AT_ONCE = 10_000
+_PACKED = ("", ".gz", ".xz", ".zst")
+_TABLES = re.compile(r".*\.(parquet|jsonl|json)(\.gz|\.zst)?")
 _SLICE = re.compile(r"(?P<split>[^\[\]]+)(?:\[(?P<start>-?\d*):(?P<stop>-?\d*)\])?")
 
 
@@ -40,77 +47,48 @@ class RawPairs:
 
 
 @dataclass(frozen=True)
-class IdPairs:
-    """Pairs of piece ids in flat arrays, without begin and end marks.
+class Source:
+    """A split that can be read any number of times without being held in memory.
 
     Attributes:
-        src_ids: All source ids, one pair after another, int32.
-        src_offsets: Where each pair begins in `src_ids`, (N + 1,) int64.
-        tgt_ids: All target ids, int32.
-        tgt_offsets: Where each pair begins in `tgt_ids`, (N + 1,) int64.
-        dropped: How many pairs were left out, by reason.
+        read: Gives its pairs, trimmed, in order.
+        identity: Names its content: equal for equal text, another when a file has changed.
     """
 
-    src_ids: Ids
-    src_offsets: Indices
-    tgt_ids: Ids
-    tgt_offsets: Indices
-    dropped: Counter[str] = field(default_factory=Counter)
-
-    def __len__(self) -> int:
-        return len(self.src_offsets) - 1
-
-    def src(self, index: int) -> Ids:
-        """Gives the source ids of one pair."""
-        return self.src_ids[self.src_offsets[index] : self.src_offsets[index + 1]]
-
-    def tgt(self, index: int) -> Ids:
-        """Gives the target ids of one pair."""
-        return self.tgt_ids[self.tgt_offsets[index] : self.tgt_offsets[index + 1]]
-
-    @property
-    def src_lengths(self) -> Indices:
-        """Tokens of each source with its end mark, (N,)."""
-        return np.diff(self.src_offsets) + 1
-
-    @property
-    def tgt_lengths(self) -> Indices:
-        """Tokens of each target with its begin or end mark, (N,)."""
-        return np.diff(self.tgt_offsets) + 1
-
-    def batch(self, indices: Indices) -> Batch:
-        """Pads some pairs, with their marks, into a batch on the CPU."""
-        src, tgt = [self.src(i) for i in indices], [self.tgt(i) for i in indices]
-        return collate(src, tgt, PAD_ID, BOS_ID, EOS_ID)
-
-    def digest(self) -> str:
-        """Names the content: SHA-256 over ids and offsets."""
-        digest = hashlib.sha256()
-        for array in (self.src_ids, self.src_offsets, self.tgt_ids, self.tgt_offsets):
-            digest.update(np.ascontiguousarray(array).data)
-        return digest.hexdigest()
+    read: Callable[[], Iterator[Pair]]
+    identity: Callable[[], str]
 
 
-def load_split(config: DataConfig, split: str) -> RawPairs:
-    """Loads one split of the configured corpus.
+def open_split(config: DataConfig, split: str | list[str]) -> Source:
+    """Finds a split of the configured corpus.
 
     Args:
         config: Where the corpus lies and which languages to take.
-        split: A split's name, or a slice of it such as `train[:5000]`.
+        split: A split's name, a slice of it such as `train[:5000]`, or several of them. In a local
+            folder NAME is NAME.de and NAME.en, NAME.de-en.tsv (each also .gz, .xz or .zst), a
+            path or pattern of parquet or JSONL files, or else a split as on the hub.
 
     Raises:
-        DataError: Naming the file, split, column or language that is missing or malformed.
+        DataError: Naming the file, split, column or language that is missing or malformed; some
+            of it only when the pairs are read.
     """
-    folder = Path(config.path)
-    if folder.is_file():
-        raise DataError(f"data.path = {config.path}: this is a file; name the folder it lies in")
-    if not folder.is_dir() and not re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", config.path):
-        raise DataError(f"data.path = {config.path}: there is no such folder")
-    is_text = folder.is_dir() and _has_text(folder, config)
-    pairs = _load_text(folder, config, split) if is_text else _load_dataset(config, split)
-    if not len(pairs):
-        raise DataError(f"{config.path}: split {split} holds no pairs")
-    return pairs
+    names = [split] if isinstance(split, str) else split
+    sources = [_open(config, name) for name in names]
+    if len(sources) == 1:
+        return sources[0]
+    return Source(
+        lambda: chain.from_iterable(source.read() for source in sources),
+        lambda: _digest_of(source.identity() for source in sources),
+    )
+
+
+def load_split(config: DataConfig, split: str | list[str]) -> RawPairs:
+    """Loads a whole split into memory.
+
+    Raises:
+        DataError: Like `open_split`, and if there is no pair.
+    """
+    return _gather(open_split(config, split).read(), f"{config.path}: split {split}")
 
 
 def load_text(src_path: Path, tgt_path: Path) -> RawPairs:
@@ -119,13 +97,7 @@ def load_text(src_path: Path, tgt_path: Path) -> RawPairs:
     Raises:
         DataError: If one cannot be read, is not UTF-8, or has more lines than the other.
     """
-    src, tgt = _read_text(src_path), _read_text(tgt_path)
-    if len(src) != len(tgt):
-        raise DataError(
-            f"{src_path} has {len(src)} lines and {tgt_path} has {len(tgt)}:"
-            " they must be line-aligned"
-        )
-    return RawPairs([line.strip() for line in src], [line.strip() for line in tgt])
+    return _gather(_read_text(src_path, tgt_path), str(src_path))
 
 
 def decode_lines(raw: Iterable[bytes]) -> Iterator[str]:
@@ -137,104 +109,153 @@ def decode_lines(raw: Iterable[bytes]) -> Iterator[str]:
         yield line.removesuffix(b"\n").decode("utf-8", errors="replace")
 
 
-def encode_pairs(raw: RawPairs, vocab: Vocabulary) -> IdPairs:
-    """Encodes pairs as they are, dropping none."""
-    return _encode(raw, vocab, lambda src, tgt: None)
+def _gather(pairs: Iterator[Pair], what: str) -> RawPairs:
+    raw = RawPairs([], [])
+    for src, tgt in pairs:
+        raw.src.append(src)
+        raw.tgt.append(tgt)
+    if not raw:
+        raise DataError(f"{what}: holds no pairs")
+    return raw
 
 
-def encode_training_pairs(raw: RawPairs, vocab: Vocabulary, config: DataConfig) -> IdPairs:
-    """Encodes pairs and drops those that training cannot use, counting them by reason.
-
-    Raises:
-        DataError: If no pair is left; gives the counts.
-    """
-
-    def reason(src: list[int], tgt: list[int]) -> str | None:
-        if not src or not tgt:
-            return "empty"
-        longer, shorter = max(len(src), len(tgt)), min(len(src), len(tgt))
-        if longer > config.max_length:
-            return f"over {config.max_length} pieces"
-        if config.max_length_ratio and longer > config.max_length_ratio * shorter:
-            return f"length ratio over {config.max_length_ratio:g}"
-        return None
-
-    pairs = _encode(raw, vocab, reason)
-    if not len(pairs):
-        counts = ", ".join(f"{count} {why}" for why, count in pairs.dropped.items())
-        raise DataError(
-            f"data.train = {config.train}: no training pair is left of {len(raw)}"
-            f" ({counts or 'the split is empty'}); see data.max_length and data.max_length_ratio"
-        )
-    return pairs
-
-
-def _encode(
-    raw: RawPairs, vocab: Vocabulary, reason: Callable[[list[int], list[int]], str | None]
-) -> IdPairs:
-    src_parts, tgt_parts, src_lengths, tgt_lengths = [], [], [0], [0]
-    dropped: Counter[str] = Counter()
-    for start in range(0, len(raw), _ENCODE_AT_ONCE):
-        stop = start + _ENCODE_AT_ONCE
-        encoded = zip(
-            vocab.encode_src(raw.src[start:stop]),
-            vocab.encode_tgt(raw.tgt[start:stop]),
-            strict=True,
-        )
-        for src, tgt in encoded:
-            if why := reason(src, tgt):
-                dropped[why] += 1
-                continue
-            src_parts.append(np.array(src, np.int32))
-            tgt_parts.append(np.array(tgt, np.int32))
-            src_lengths.append(len(src))
-            tgt_lengths.append(len(tgt))
-    empty = np.empty(0, np.int32)
-    return IdPairs(
-        np.concatenate((empty, *src_parts)),
-        np.cumsum(src_lengths),
-        np.concatenate((empty, *tgt_parts)),
-        np.cumsum(tgt_lengths),
-        dropped,
-    )
-
-
-def _has_text(folder: Path, config: DataConfig) -> bool:
-    languages = (config.src_lang, config.tgt_lang)
-    return any(path.suffix[1:] in languages for path in folder.iterdir())
-
-
-def _load_text(folder: Path, config: DataConfig, split: str) -> RawPairs:
+def _open(config: DataConfig, split: str) -> Source:
+    folder = Path(config.path)
+    if folder.is_file():
+        raise DataError(f"data.path = {config.path}: this is a file; name the folder it lies in")
+    if not folder.is_dir():
+        if not re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", config.path):
+            raise DataError(f"data.path = {config.path}: there is no such folder")
+        return _open_dataset(config, split)
+    if _TABLES.fullmatch(split):
+        return _open_tables(config, split)
+    if not _has_text(folder, config):
+        return _open_dataset(config, split)
     match = _SLICE.fullmatch(split)
     if not match:
         raise DataError(f"{split}: not a split; write a name or a slice, such as train[:5000]")
-    name = match["split"]
-    paths = [folder / f"{name}.{language}" for language in (config.src_lang, config.tgt_lang)]
-    for path in paths:
-        if not path.is_file():
-            there = sorted(p.name for p in folder.iterdir() if p.is_file())
-            raise DataError(f"{path}: no such file; the folder holds {', '.join(there[:8])}")
-    pairs = load_text(*paths)
-    part = slice(int(match["start"] or 0), int(match["stop"]) if match["stop"] else None)
-    return RawPairs(pairs.src[part], pairs.tgt[part])
+    paths, read = _find_text(folder, config, match["split"])
+    return Source(lambda: _cut(read, match["start"], match["stop"]), lambda: _digest(paths))
 
 
-def _read_text(path: Path) -> list[str]:
+def _has_text(folder: Path, config: DataConfig) -> bool:
+    ends = (f".{config.src_lang}", f".{config.tgt_lang}", ".tsv")
+    packed = re.compile(r"\.(gz|xz|zst)$")
+    return any(packed.sub("", path.name).endswith(ends) for path in folder.iterdir())
+
+
+def _find_text(
+    folder: Path, config: DataConfig, name: str
+) -> tuple[list[Path], Callable[[], Iterator[Pair]]]:
+    src, tgt = config.src_lang, config.tgt_lang
+    for packed in _PACKED:
+        paths = [folder / f"{name}.{language}{packed}" for language in (src, tgt)]
+        if any(path.is_file() for path in paths):
+            for path in paths:
+                if not path.is_file():
+                    raise DataError(f"{path}: no such file, though the other language has one")
+            return paths, partial(_read_text, *paths)
+        for left, right in ((src, tgt), (tgt, src)):
+            path = folder / f"{name}.{left}-{right}.tsv{packed}"
+            if path.is_file():
+                return [path], partial(_read_tsv, path, swapped=left != src)
+    there = sorted(path.name for path in folder.iterdir() if path.is_file())
+    raise DataError(
+        f"{folder / name}.{src}: no such file, nor {name}.{tgt} or {name}.{src}-{tgt}.tsv;"
+        f" the folder holds {', '.join(there[:8])}"
+    )
+
+
+def _cut(read: Callable[[], Iterator[Pair]], start: str | None, stop: str | None) -> Iterator[Pair]:
+    first, last = int(start or 0), int(stop) if stop else None
+    if first < 0 or (last or 0) < 0:  # counted from the end, so the end must be known
+        first, last, _ = slice(first, last).indices(sum(1 for _ in read()))
+    return islice(read(), first, last)
+
+
+def _read_text(src_path: Path, tgt_path: Path) -> Iterator[Pair]:
+    src_lines, tgt_lines = _lines(src_path), _lines(tgt_path)
+    for count, (src, tgt) in enumerate(zip_longest(src_lines, tgt_lines)):
+        if src is None or tgt is None:
+            more = count + 1 + sum(1 for _ in (tgt_lines if src is None else src_lines))
+            counts = (count, more) if src is None else (more, count)
+            raise DataError(
+                f"{src_path} has {counts[0]} lines and {tgt_path} has {counts[1]}:"
+                " they must be line-aligned"
+            )
+        yield src.strip(), tgt.strip()
+
+
+def _read_tsv(path: Path, swapped: bool) -> Iterator[Pair]:
+    for number, line in enumerate(_lines(path), start=1):
+        columns = line.split("\t")  # quotes are text: a tab always ends a column
+        if len(columns) < 2:
+            raise DataError(f"{path}, line {number}: no tab between the two languages")
+        left, right = columns[0].strip(), columns[1].strip()
+        yield (right, left) if swapped else (left, right)
+
+
+def _lines(path: Path) -> Iterator[str]:
+    number = 0
     try:
-        raw = path.open("rb")  # a text file would also split at a lone carriage return
-    except OSError as error:
-        raise DataError(f"{path}: cannot read it: {error.strerror}") from None
-    lines: list[str] = []
-    with raw:
-        try:
-            lines += (line.removesuffix(b"\n").decode("utf-8") for line in raw)
-        except UnicodeDecodeError:
-            number = len(lines) + 1
-            raise DataError(f"{path}, line {number}: not UTF-8; convert it with iconv") from None
-    return lines
+        with _unpack(path) as raw:  # binary: a text file would also split at carriage returns
+            for line in raw:
+                number += 1
+                yield line.removesuffix(b"\n").decode("utf-8")
+    except UnicodeDecodeError:
+        raise DataError(f"{path}, line {number}: not UTF-8; convert it with iconv") from None
+    except (OSError, EOFError, lzma.LZMAError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise DataError(f"{path}: cannot read it after line {number}: {reason}") from None
 
 
-def _load_dataset(config: DataConfig, split: str) -> RawPairs:
+def _unpack(path: Path) -> IO[bytes] | gzip.GzipFile:
+    if path.suffix == ".gz":
+        return gzip.open(path, "rb")
+    if path.suffix == ".xz":
+        return lzma.open(path)
+    if path.suffix == ".zst":
+        import pyarrow
+
+        return io.BufferedReader(pyarrow.CompressedInputStream(str(path), "zstd"))
+    return path.open("rb")
+
+
+def _open_tables(config: DataConfig, pattern: str) -> Source:
+    """Opens parquet or JSONL files of a local folder."""
+    folder = Path(config.path)
+    absolute = Path(pattern).is_absolute()
+    root, relative = (Path("/"), pattern[1:]) if absolute else (folder, pattern)
+    paths = sorted(root.glob(relative))
+    if not paths:
+        raise DataError(f"{folder / pattern}: no such file")
+    kind = "parquet" if ".parquet" in pattern else "json"
+    files = [str(path) for path in paths]
+
+    def read() -> Iterator[Pair]:
+        options = {"data_files": files, "split": "train"}
+        return _rows(_load_dataset(config, kind, pattern, **options), config)
+
+    return Source(read, lambda: _digest(paths))
+
+
+def _open_dataset(config: DataConfig, split: str) -> Source:
+    """Opens a split on the hub, or of a local folder laid out like it."""
+    folder = Path(config.path)
+
+    def load() -> Any:
+        return _load_dataset(config, config.path, split, name=config.name, split=split)
+
+    def identity() -> str:
+        if folder.is_dir():
+            return _digest(path for path in sorted(folder.rglob("*")) if path.is_file())
+        # The client keeps each revision of a corpus under a name of its own.
+        return _digest_of(str(Path(file["filename"])) for file in load().cache_files)
+
+    return Source(lambda: _rows(load(), config), identity)
+
+
+def _load_dataset(config: DataConfig, builder: str, what: str, **options: Any) -> Any:
     import datasets
     from huggingface_hub import constants
     from huggingface_hub.utils.tqdm import disable_progress_bars
@@ -246,23 +267,16 @@ def _load_dataset(config: DataConfig, split: str) -> RawPairs:
     if unreachable:  # then the cache is asked at once, without a minute of further tries
         datasets.config.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE = True
     try:
-        dataset = datasets.load_dataset(
-            config.path, config.name, split=split, cache_dir=config.cache_dir
-        )
-    except (ValueError, OSError) as error:
-        reason = " ".join(str(error).split()) or type(error).__name__
-        if unreachable or constants.HF_HUB_OFFLINE:
+        return datasets.load_dataset(builder, cache_dir=config.cache_dir, **options)
+    except (ValueError, OSError, datasets.exceptions.DatasetGenerationError) as error:
+        reason = " ".join(str(error.__cause__ or error).split()) or type(error).__name__
+        if not Path(config.path).is_dir() and (unreachable or constants.HF_HUB_OFFLINE):
             reason = (
                 f"{unreachable or 'HF_HUB_OFFLINE is set'}, and data.cache_dir ="
                 f" {config.cache_dir} does not hold it; without network, set data.path to a local"
                 " folder or data.cache_dir to a cache that holds it"
             )
-        raise DataError(f"data.path = {config.path}, split {split}: {reason}") from None
-    raw = RawPairs([], [])
-    for src, tgt in _columns(dataset, config, split):
-        raw.src.append((src or "").strip())
-        raw.tgt.append((tgt or "").strip())
-    return raw
+        raise DataError(f"data.path = {config.path}, split {what}: {reason}") from None
 
 
 def _why_unreachable(endpoint: str) -> str:
@@ -282,21 +296,34 @@ def _why_unreachable(endpoint: str) -> str:
     return ""
 
 
-def _columns(dataset: Any, config: DataConfig, split: str) -> Iterator[tuple[Any, Any]]:
+def _rows(dataset: Any, config: DataConfig) -> Iterator[Pair]:
+    """Reads a translation column, or a column a language; a missing value is an empty side."""
     src, tgt = config.src_lang, config.tgt_lang
-    columns = dataset.column_names
-    nested = "translation" in columns
-    feature = dataset.features["translation"] if nested else columns
+    nested = "translation" in dataset.column_names
+    feature = dataset.features["translation"] if nested else dataset.column_names
     # The hub's own type for translations lists its languages; a plain struct is a mapping.
     languages = list(getattr(feature, "languages", feature))
     for key, language in (("src_lang", src), ("tgt_lang", tgt)):
         if language not in languages:
-            raise DataError(
-                f"data.{key} = {language}: split {split} of {config.path}"
-                f" has {', '.join(languages)}"
-            )
-    for rows in dataset.iter(batch_size=_ENCODE_AT_ONCE):
-        if nested:
-            yield from ((pair[src], pair[tgt]) for pair in rows["translation"])
-        else:
-            yield from zip(rows[src], rows[tgt], strict=True)
+            raise DataError(f"data.{key} = {language}: {config.path} has {', '.join(languages)}")
+    for rows in dataset.iter(batch_size=_ROWS_AT_ONCE):
+        pairs = (
+            ((pair[src], pair[tgt]) for pair in rows["translation"])
+            if nested
+            else zip(rows[src], rows[tgt], strict=True)
+        )
+        for left, right in pairs:
+            yield (left or "").strip(), (right or "").strip()
+
+
+def _digest(paths: Iterable[Path]) -> str:
+    """Names the content of files."""
+    found = []
+    for path in paths:
+        with path.open("rb") as file:
+            found.append(f"{path.name} {hashlib.file_digest(file, 'sha256').hexdigest()}")
+    return _digest_of(found)
+
+
+def _digest_of(parts: Iterable[str]) -> str:
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()

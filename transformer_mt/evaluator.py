@@ -8,9 +8,10 @@ import numpy as np
 import torch
 
 from transformer_mt.batching import cut_micro_batches
-from transformer_mt.corpus import IdPairs, RawPairs
+from transformer_mt.corpus import RawPairs
 from transformer_mt.loss import nll
 from transformer_mt.model import Transformer
+from transformer_mt.pairs import IdPairs
 from transformer_mt.scoring import Score, bleu, chrf
 from transformer_mt.translator import Translator
 from transformer_mt.vocab import PAD_ID
@@ -56,7 +57,7 @@ def mean_nll(model: Transformer, pairs: IdPairs, micro_batch_tokens: int) -> flo
     """
     training, device = model.training, model.src_embedding.device
     model.eval()
-    src_lengths, tgt_lengths = pairs.src_lengths, pairs.tgt_lengths
+    src_lengths, tgt_lengths = pairs.lengths
     order = np.lexsort((src_lengths, tgt_lengths))
     room = max(micro_batch_tokens, int(src_lengths.max()), int(tgt_lengths.max()))
     total = torch.zeros((), dtype=torch.float64, device=device)

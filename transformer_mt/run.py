@@ -3,8 +3,8 @@
 import os
 import resource
 import sys
+import tempfile
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,17 +20,15 @@ from transformer_mt.batching import (
 )
 from transformer_mt.checkpoint import Checkpoint, TrainState, find_checkpoint, load_newest
 from transformer_mt.config import Config, flat_values
-from transformer_mt.corpus import IdPairs, RawPairs, encode_training_pairs, load_split
+from transformer_mt.corpus import RawPairs, load_split
 from transformer_mt.device import choose_device, choose_precision
 from transformer_mt.errors import CheckpointError, ConfigError
 from transformer_mt.learner import Learner
-from transformer_mt.run_log import RunLog, environment
+from transformer_mt.prepared import Prepared, prepare
+from transformer_mt.run_log import RunLog, Talk, environment
 from transformer_mt.trainer import Trainer
-from transformer_mt.vocab import Vocabulary, train_vocabulary
 
 _TIMED_STEPS = 3
-
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -38,18 +36,14 @@ class Start:
     """Everything a run begins with.
 
     Attributes:
-        vocab: Its vocabulary.
-        pairs: Training pairs.
-        raw: Pairs before filtering.
+        corpus: Vocabulary and training pairs.
         valid: Raw validation text.
         state: Where the run stands.
         learner: The model as it was there.
         resumed: Whether there was a checkpoint.
     """
 
-    vocab: Vocabulary
-    pairs: IdPairs
-    raw: int
+    corpus: Prepared
     valid: RawPairs
     state: TrainState
     learner: Learner
@@ -76,19 +70,12 @@ def train(config: Config, run_dir: Path, quiet: bool = False) -> TrainState:
         Interrupted: After SIGINT or SIGTERM, once the step is finished and saved.
     """
     _require_writable(run_dir)
-    start = _start(config, run_dir, _silent if quiet else _say)
+    start = _start(config, run_dir, Talk(quiet))
     run_dir.mkdir(parents=True, exist_ok=True)
     with RunLog(run_dir, start.state.step, config.train.max_steps, quiet) as log:
         _introduce(log, config, start)
         trainer = Trainer(
-            config,
-            run_dir,
-            start.vocab,
-            start.pairs,
-            start.valid,
-            start.state,
-            start.learner,
-            log,
+            config, run_dir, start.corpus, start.valid, start.state, start.learner, log
         )
         trainer.run(saved_step=start.state.step if start.resumed else -1)
         return trainer.state
@@ -108,39 +95,45 @@ def dry_run(config: Config, run_dir: Path) -> str:
         TransformerMTError: Whatever would end the training at its start.
     """
     _require_writable(run_dir)
-    start = _start(config, run_dir, _say)
+    with tempfile.TemporaryDirectory() as scratch:
+        start = _start(config, run_dir, Talk(), Path(scratch))
     lines = [f"{key} = {value}" for key, value in flat_values(config).items()]
     lines += ["", *_describe(config, start), *_try(config, start)]
     return "\n".join(lines)
 
 
-def _start(config: Config, run_dir: Path, say: Say) -> Start:
-    checkpoint = load_newest(run_dir, _warn)
+def _start(config: Config, run_dir: Path, talk: Talk, scratch: Path | None = None) -> Start:
+    checkpoint = load_newest(run_dir, talk.warn)
     if checkpoint:
         checkpoint.require_config(config)
     device = choose_device(config.train.device)
     kept = checkpoint.state.precision if checkpoint else None
     precision = choose_precision(config.train.precision, device, kept)
-    origin = None if checkpoint else _origin(config)
-    corpus = load_split(config.data, config.data.train)
+    origin = checkpoint or _origin(config, talk)
     valid = load_split(config.data, config.data.valid)
-    vocab = _vocabulary(config, checkpoint or origin, corpus, say)
-    pairs = encode_training_pairs(corpus, vocab, config.data)
-    state = _first_state(checkpoint, precision, pairs)
-    learner = Learner(config, vocab.src_size, vocab.tgt_size, device, precision)
+    corpus = prepare(config, talk, origin.vocab if origin else None, scratch)
+    state = TrainState(precision=precision, corpus=corpus.digest)
+    sizes = corpus.vocab.src_size, corpus.vocab.tgt_size
+    learner = Learner(config, *sizes, device, precision)
     if checkpoint:
+        if checkpoint.state.corpus != corpus.digest:
+            raise CheckpointError(
+                f"{run_dir}: the training text has changed since; train it as a new run with"
+                " another --run directory"
+            )
+        state = checkpoint.state
         checkpoint.restore(learner)
     elif origin:
         learner.begin_from(origin.build_model())
-    return Start(vocab, pairs, len(corpus), valid, state, learner, checkpoint is not None)
+    return Start(corpus, valid, state, learner, checkpoint is not None)
 
 
-def _origin(config: Config) -> Checkpoint | None:
+def _origin(config: Config, talk: Talk) -> Checkpoint | None:
     """Finds what `train.init_from` names, and compares what weights depend on."""
     name = config.train.init_from
     if name is None:
         return None
-    checkpoint = find_checkpoint(Path(name), _warn)
+    checkpoint = find_checkpoint(Path(name), talk.warn)
     theirs, ours = checkpoint.config.model.model_dump(), config.model.model_dump()
     differing = [
         f"model.{key} = {theirs[key]}, not {ours[key]}"
@@ -150,36 +143,6 @@ def _origin(config: Config) -> Checkpoint | None:
     if differing:
         raise ConfigError(f"train.init_from = {name}: it has {', '.join(differing)}")
     return checkpoint
-
-
-def _vocabulary(
-    config: Config, checkpoint: Checkpoint | None, corpus: RawPairs, say: Say
-) -> Vocabulary:
-    if checkpoint:
-        return checkpoint.vocab
-    if config.vocab.path is None:
-        say(f"learning a vocabulary of {config.vocab.size} pieces")
-        return train_vocabulary(corpus.src, corpus.tgt, config.vocab, config.train.seed)
-    vocab = Vocabulary.load(Path(config.vocab.path))
-    if vocab.shared != config.vocab.shared:
-        kind = "one shared vocabulary" if vocab.shared else "two vocabularies"
-        raise ConfigError(
-            f"vocab.path = {config.vocab.path}: this is {kind}; set vocab.shared and"
-            " model.tie_embeddings accordingly"
-        )
-    return vocab
-
-
-def _first_state(checkpoint: Checkpoint | None, precision: str, pairs: IdPairs) -> TrainState:
-    digest = pairs.digest()
-    if checkpoint is None:
-        return TrainState(precision=precision, corpus=digest)
-    if checkpoint.state.corpus != digest:
-        raise CheckpointError(
-            f"{checkpoint.path.parent}: the training text has changed since; train it as a new"
-            " run with another --run directory"
-        )
-    return checkpoint.state
 
 
 def _require_writable(run_dir: Path) -> None:
@@ -194,31 +157,28 @@ def _introduce(log: RunLog, config: Config, start: Start) -> None:
     log.note(f"command: {' '.join(sys.argv)}")
     log.note(f"configuration: {config.model_dump_json()}")
     log.note(f"made with: {environment()}")
-    state = start.state
+    state, report = start.state, start.corpus.report
     log.say(
-        f"{len(start.pairs)} training pairs of {start.raw} (dropped: {_dropped(start.pairs)});"
+        f"{report['kept']} training pairs of {report['pairs']} (dropped: {start.corpus.dropped});"
         f" {start.learner.device.type}, {state.precision}"
     )
     if state.step:
         log.say(f"resuming at step {state.step}, epoch {state.epoch}")
 
 
-def _dropped(pairs: IdPairs) -> str:
-    return ", ".join(f"{count} {why}" for why, count in sorted(pairs.dropped.items())) or "none"
-
-
 def _describe(config: Config, start: Start) -> list[str]:
     parameters = sum(p.numel() for p in start.learner.model.parameters())
-    sizes = f"{start.vocab.src_size} pieces"
-    if not start.vocab.shared:
-        sizes = f"{start.vocab.src_size} source and {start.vocab.tgt_size} target pieces"
-    lengths = start.pairs.src_lengths, start.pairs.tgt_lengths
+    vocab, report, lengths = start.corpus.vocab, start.corpus.report, start.corpus.pairs.lengths
+    sizes = f"{vocab.src_size} pieces"
+    if not vocab.shared:
+        sizes = f"{vocab.src_size} source and {vocab.tgt_size} target pieces"
     src, tgt = (int(side.sum()) for side in lengths)
     parts = [part for step in _plan(config, start) for part in step]
     padding = 1 - (src + tgt) / sum(padded_size(part, *lengths) for part in parts)
     return [
         f"model       {parameters / 1e6:.1f} million parameters, {sizes}",
-        f"corpus      {len(start.pairs)} pairs of {start.raw} (dropped: {_dropped(start.pairs)})",
+        f"corpus      {report['kept']} pairs of {report['pairs']}"
+        f" (dropped: {start.corpus.dropped})",
         f"            {src} source and {tgt} target tokens, end marks included",
         f"epoch       {len(_plan(config, start))} steps, {len(parts)} micro-batches,"
         f" {padding:.1%} of positions are padding",
@@ -227,16 +187,15 @@ def _describe(config: Config, start: Start) -> list[str]:
 
 def _plan(config: Config, start: Start) -> list[list[Indices]]:
     """Gives the micro-batches of each step of the epoch the run is in."""
-    lengths = start.pairs.src_lengths, start.pairs.tgt_lengths
-    train = config.train
+    lengths, train = start.corpus.pairs.lengths, config.train
     steps = plan_epoch(*lengths, train.batch_tokens, train.seed, start.state.epoch)
     return [cut_micro_batches(step, *lengths, train.micro_batch_tokens) for step in steps]
 
 
 def _try(config: Config, start: Start) -> list[str]:
     """Takes steps as training would, and measures them."""
-    learner, pairs, plan = start.learner, start.pairs, _plan(config, start)
-    lengths = pairs.src_lengths, pairs.tgt_lengths
+    learner, pairs, plan = start.learner, start.corpus.pairs, _plan(config, start)
+    lengths = pairs.lengths
     learner.try_memory(pairs.batch(largest_part((p for step in plan for p in step), *lengths)))
     seconds, tokens = [], 0
     for parts in plan[:_TIMED_STEPS]:
@@ -244,7 +203,7 @@ def _try(config: Config, start: Start) -> list[str]:
         learner.train_step(start.state.step + 1, [pairs.batch(part) for part in parts])
         float(learner.norm)  # waits for the device
         seconds.append(time.monotonic() - began)
-        tokens += sum(int(pairs.tgt_lengths[part].sum()) for part in parts)
+        tokens += sum(int(lengths[1][part].sum()) for part in parts)
     a_step = float(np.median(seconds))
     left, until = _steps_left(config, start.state, len(plan), a_step)
     return [
@@ -281,15 +240,3 @@ def _peak_gigabytes(device: torch.device) -> float:
 def _duration(seconds: float) -> str:
     hours, minutes = divmod(round(seconds / 60), 60)
     return f"{hours} h {minutes} min" if hours else f"{minutes} min"
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr)
-
-
-def _silent(text: str) -> None:
-    pass
-
-
-def _warn(text: str) -> None:
-    print(f"warning: {text}", file=sys.stderr)

@@ -6,9 +6,10 @@ import platform
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import numpy as np
 import torch
@@ -16,8 +17,41 @@ from tqdm import tqdm
 
 from transformer_mt import __version__
 
+T = TypeVar("T")
+
 SECONDS_BETWEEN_LINES = 10.0
 """Where there is no bar, figures come as a line at most so often."""
+
+
+class Talk:
+    """What a command says on stderr.
+
+    Args:
+        quiet: Whether that is warnings alone.
+    """
+
+    def __init__(self, quiet: bool = False) -> None:
+        self.quiet = quiet
+
+    def say(self, text: str) -> None:
+        """Prints a line."""
+        if not self.quiet:
+            print(text, file=sys.stderr)
+
+    def warn(self, text: str) -> None:
+        """Prints a warning, quiet or not."""
+        print(f"warning: {text}", file=sys.stderr)
+
+    def bar(
+        self, items: Iterable[T], name: str, unit: str, total: int | None = None
+    ) -> Iterable[T]:
+        """Shows how far the caller has come with some items, where there is a terminal."""
+        hidden = self.quiet or not sys.stderr.isatty()
+        unit = f" {unit}"
+        shown: Iterable[T] = tqdm(
+            items, name, total, unit=unit, dynamic_ncols=True, disable=hidden, leave=False
+        )
+        return shown
 
 
 class RunLog:

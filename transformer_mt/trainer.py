@@ -11,13 +11,14 @@ import numpy as np
 from transformer_mt.batching import Batch, cut_micro_batches, largest_part, plan_epoch
 from transformer_mt.checkpoint import TrainState, prune, save_checkpoint
 from transformer_mt.config import Config
-from transformer_mt.corpus import IdPairs, RawPairs, encode_pairs
+from transformer_mt.corpus import RawPairs
 from transformer_mt.errors import CheckpointError, Interrupted, TrainingError
 from transformer_mt.evaluator import Evaluation, evaluate, mean_nll, perplexity
 from transformer_mt.learner import Learner
+from transformer_mt.pairs import encode_pairs
+from transformer_mt.prepared import Prepared
 from transformer_mt.run_log import RunLog
 from transformer_mt.translator import Translator
-from transformer_mt.vocab import Vocabulary
 
 _SAMPLES = 3
 
@@ -28,8 +29,7 @@ class Trainer:
     Args:
         config: The whole configuration.
         run_dir: Where checkpoints go.
-        vocab: The run's vocabulary.
-        pairs: Training pairs.
+        corpus: The run's vocabulary and training pairs.
         valid: Raw validation text.
         state: Where to begin.
         learner: The model in training, as it was there.
@@ -40,18 +40,17 @@ class Trainer:
         self,
         config: Config,
         run_dir: Path,
-        vocab: Vocabulary,
-        pairs: IdPairs,
+        corpus: Prepared,
         valid: RawPairs,
         state: TrainState,
         learner: Learner,
         log: RunLog,
     ) -> None:
-        self.config, self.run_dir, self.vocab, self.log = config, run_dir, vocab, log
-        self.pairs, self.valid, self.state, self.learner = pairs, valid, state, learner
-        self.lengths = pairs.src_lengths, pairs.tgt_lengths
-        self.valid_ids = encode_pairs(valid, vocab)
-        self.translator = Translator(learner.model, vocab, config.data.max_length)
+        self.config, self.run_dir, self.vocab, self.log = config, run_dir, corpus.vocab, log
+        self.pairs, self.lengths = corpus.pairs, corpus.pairs.lengths
+        self.valid, self.state, self.learner = valid, state, learner
+        self.valid_ids = encode_pairs(valid, corpus.vocab)
+        self.translator = Translator(learner.model, corpus.vocab, config.data.max_length)
         self.signum = 0
         self.saved_step = -1
 

@@ -1,0 +1,213 @@
+"""The prepared corpus: what is dropped, when it is reused, and that it is whole or not there."""
+
+import json
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import command, tiny_config, tiny_values, write_copy_corpus, write_toml
+
+from transformer_mt import prepared as module
+from transformer_mt.corpus import load_text
+from transformer_mt.errors import DataError
+from transformer_mt.prepared import Prepared, prepare
+from transformer_mt.run_log import Talk
+
+QUIET = Talk(quiet=True)
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    """Gives a corpus of 300 pairs to copy."""
+    write_copy_corpus(tmp_path / "corpus", {"train": 300, "validation": 5})
+    return tmp_path / "corpus"
+
+
+def made(folder: Path) -> list[str]:
+    """Lists what lies prepared; the locks aside."""
+    found = (folder.parent / "prepared").glob("*")
+    return sorted(path.name for path in found if not path.name.endswith(".lock"))
+
+
+def texts(prepared: Prepared) -> list[str]:
+    vocab, side = prepared.vocab, prepared.pairs.tgt
+    return [vocab.decode_tgt(side[i].tolist()) for i in range(len(side))]
+
+
+def test_all_pairs_come_back(folder):
+    """Ids are mapped from disk in a narrow type, and spell the text."""
+    found = prepare(tiny_config(folder), QUIET)
+    assert found.report["kept"] == found.report["pairs"] == len(found.pairs) == 300
+    assert texts(found) == load_text(folder / "train.de", folder / "train.en").tgt
+    assert isinstance(found.pairs.src.ids, np.memmap) and found.pairs.src.ids.dtype == np.uint16
+    assert found.report["unknown"] == 0 and found.report["pieces_per_word"] > 1
+    assert found.report["longest"] == max(found.pairs.lengths[0].max() - 1, 1)
+
+
+def test_each_reason_is_counted(folder):
+    """Options drop what they name, in training alone, and the report says how much."""
+    extra = [
+        ("", "no source"),
+        ("same", "same"),
+        ("same", "same"),
+        ("only once", "once"),
+        ("only once", "once"),
+        ("bell \x07", "rings"),
+        ("12 34 / 56", "1 2 3"),
+        ("short", "l o n g e r " * 4),
+        ("so long " * 30, "so long " * 30),
+    ]
+    for column, language in enumerate(("de", "en")):
+        with (folder / f"train.{language}").open("a") as file:
+            file.writelines(f"{pair[column]}\n" for pair in extra)
+    config = tiny_config(
+        folder,
+        data__drop_duplicates=True,
+        data__drop_control=True,
+        data__min_letters=0.5,
+        data__max_length_ratio=4.0,
+        vocab__size=300,
+    )
+    dropped = prepare(config, QUIET).report["dropped"]
+    assert dropped == {
+        "empty": 1,
+        "duplicate": 2,
+        "control characters": 1,
+        "too few letters": 1,
+        "length ratio over 4": 1,
+        "over 60 pieces": 1,
+    }
+    identical = prepare(tiny_config(folder, data__drop_identical=True, vocab__size=300), QUIET)
+    assert identical.report["dropped"]["identical sides"] == 300 + 3
+    assert texts(identical)[:2] == ["once", "once"]
+
+
+def test_nothing_left_is_an_error_with_the_counts(folder):
+    """The message says how many pairs each reason took; nothing is left behind."""
+    for language in ("de", "en"):
+        path = folder / f"train.{language}"
+        path.write_text(path.read_text().replace("\n", " and more\n"))
+    for changes, counts in (
+        ({"data__drop_identical": True}, "300 identical sides"),
+        ({"data__max_length": 1}, "300 over 1 pieces"),
+    ):
+        with pytest.raises(DataError, match=rf"left of 300 \({counts}\)"):
+            prepare(tiny_config(folder, data__train="train", **changes), QUIET)
+    assert made(folder) == []
+
+
+def test_it_is_made_once(folder, monkeypatch):
+    """What shapes it not at all does not matter; the second time nothing is read."""
+    first = prepare(tiny_config(folder), QUIET)
+    monkeypatch.setattr(module, "_make", None)
+    again = prepare(tiny_config(folder, model__d_ff=64, train__seed=5), QUIET)
+    assert again.path == first.path and made(folder) == [first.path.name]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"data__train": "train[:200]"},
+        {"data__max_length": 9},
+        {"data__drop_duplicates": True},
+        {"data__src_lang": "en", "data__tgt_lang": "de"},
+        {"vocab__size": 289},
+        {"vocab__kind": "unigram"},
+    ],
+)
+def test_whatever_shapes_it_makes_another(folder, changes):
+    """A changed configuration never gets the ids of the old one."""
+    first = prepare(tiny_config(folder), QUIET)
+    assert prepare(tiny_config(folder, **changes), QUIET).path != first.path
+    assert len(made(folder)) == 2
+
+
+def test_changed_text_makes_another(folder):
+    """A byte of it, with size and time of the file as they were.
+
+    Sabotage: name the text by its files' sizes and times.
+    """
+    first = prepare(tiny_config(folder), QUIET)
+    path = folder / "train.en"
+    times, raw = path.stat(), path.read_bytes()
+    path.write_bytes((b"z" if raw[:1] != b"z" else b"y") + raw[1:])
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+    second = prepare(tiny_config(folder), QUIET)
+    assert second.path != first.path and second.digest != first.digest
+
+
+def test_a_run_keeps_its_own_vocabulary(folder):
+    """Given one, it is used; if it is the learned one, nothing is made again."""
+    first = prepare(tiny_config(folder), QUIET)
+    assert prepare(tiny_config(folder), QUIET, first.vocab).path == first.path
+    other = prepare(tiny_config(folder, vocab__size=289), QUIET)
+    mixed = prepare(tiny_config(folder), QUIET, other.vocab)
+    assert mixed.vocab.src_model == other.vocab.src_model
+    assert mixed.digest == other.digest and mixed.path not in (first.path, other.path)
+    assert prepare(tiny_config(folder), QUIET, other.vocab).path == mixed.path
+
+
+def test_another_place_for_the_moment(folder, tmp_path):
+    """A dry run leaves nothing, and uses what is there."""
+    scratch = prepare(tiny_config(folder), QUIET, scratch=tmp_path / "scratch")
+    assert made(folder) == [] and scratch.path.parent == tmp_path / "scratch"
+    first = prepare(tiny_config(folder), QUIET)
+    assert prepare(tiny_config(folder), QUIET, scratch=tmp_path / "scratch").path == first.path
+
+
+def test_two_at_once_make_one(folder):
+    """The second waits for the first and takes what it made."""
+    config = write_toml(folder.parent / "tiny.toml", tiny_values(folder))
+    processes = [
+        subprocess.Popen(command("prepare", config), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        for _ in range(3)
+    ]
+    results = [process.communicate(timeout=120) for process in processes]
+    assert [process.returncode for process in processes] == [0, 0, 0]
+    assert len({out for out, _ in results}) == len(made(folder)) == 1
+
+
+def content(path: Path) -> dict[str, bytes]:
+    """Reads a prepared corpus, the seconds it took aside."""
+    files = {file.name: file.read_bytes() for file in path.iterdir()}
+    report = json.loads(files.pop(module.REPORT))
+    del report["seconds"]
+    return {**files, module.REPORT: json.dumps(report).encode()}
+
+
+@pytest.mark.slow
+def test_killed_at_any_moment_it_is_made_whole_the_next_time(tmp_path):
+    """SIGKILL at twenty moments over all phases of 100,000 pairs; the ids are the same in the end.
+
+    Sabotage: write the report first and do not rename.
+    """
+    write_copy_corpus(tmp_path / "corpus", {"train": 100_000, "validation": 5})
+    folder, phases = tmp_path / "corpus", set()
+    values = tiny_values(folder, vocab__size=2000, data__drop_duplicates=True)
+    config = write_toml(tmp_path / "tiny.toml", values)
+    began = time.monotonic()
+    expected = subprocess.run(command("prepare", config), capture_output=True, check=True)
+    whole, took = content(Path(expected.stdout.decode().strip())), time.monotonic() - began
+    for moment in np.linspace(0.15, 0.98, 20):
+        subprocess.run(["rm", "-r", str(tmp_path / "prepared")], check=True)
+        process = subprocess.Popen(command("prepare", config), stderr=subprocess.DEVNULL)
+        time.sleep(took * moment)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        left = {path.name for path in (tmp_path / "prepared").glob("**/*")}
+        phases.add(
+            "done"
+            if made(folder) and not made(folder)[0].startswith(".")
+            else "encoding"
+            if "src.ids" in left
+            else "before"
+        )
+        assert all(name.startswith(".") for name in made(folder)) or "done" in phases
+        again = subprocess.run(command("prepare", config), capture_output=True, check=True)
+        assert content(Path(again.stdout.decode().strip())) == whole
+        assert len(made(folder)) == 1
+    assert {"before", "encoding"} <= phases

@@ -1,0 +1,371 @@
+"""The prepared corpus: training text as a vocabulary and memory-mapped ids, shared by runs.
+
+    PREPARED_DIR/NAME/        NAME is the fingerprint of everything that shaped it
+        vocab.model           or src.model and tgt.model
+        src.ids, tgt.ids      all ids, flat
+        src.offsets.npy       where each line begins; tgt.offsets.npy likewise
+        report.json           counts; written last
+
+It appears at one stroke, whole. Who finds another process at it waits for that one.
+"""
+
+import fcntl
+import hashlib
+import json
+import os
+import re
+import shutil
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from transformer_mt.config import Config, DataConfig
+from transformer_mt.corpus import Pair, Source, open_split
+from transformer_mt.errors import ConfigError, DataError
+from transformer_mt.pairs import IdPairs, Side, flatten
+from transformer_mt.run_log import Talk
+from transformer_mt.vocab import UNK_ID, Vocabulary, train_vocabulary
+
+REPORT = "report.json"
+FORMAT = 1
+_CHUNK = 20_000
+_SHAPING = (
+    "train src_lang tgt_lang max_length max_length_ratio"
+    " drop_duplicates drop_identical drop_control min_letters"
+).split()
+_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
+_NO_LETTER = re.compile(r"[\W\d_]")
+_KEPT = ""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A prepared corpus, mapped from disk.
+
+    Attributes:
+        path: Its directory.
+        vocab: Its vocabulary.
+        pairs: Its training pairs.
+        report: Counts: `pairs` read, `kept`, `dropped` by reason, and so on.
+    """
+
+    path: Path
+    vocab: Vocabulary
+    pairs: IdPairs
+    report: dict[str, Any]
+
+    @property
+    def digest(self) -> str:
+        """Names the ids, whatever shaped them."""
+        return str(self.report["digest"])
+
+    @property
+    def dropped(self) -> str:
+        """Says how many pairs were left out, by reason."""
+        return describe_dropped(self.report["dropped"])
+
+
+def prepare(
+    config: Config, talk: Talk, vocab: Vocabulary | None = None, scratch: Path | None = None
+) -> Prepared:
+    """Gives the prepared corpus of a configuration, making it if there is none.
+
+    Args:
+        config: What shapes it: the corpus, its limits and the vocabulary.
+        talk: Where to tell what is done.
+        vocab: The vocabulary of a run that exists; None learns or loads the configured one.
+        scratch: Where to make it, if there is none, instead of in `data.prepared_dir`.
+
+    Raises:
+        ConfigError: If the vocabulary at `vocab.path` is not of the kind configured.
+        DataError: If the corpus or vocabulary cannot be used, or no pair is left.
+    """
+    source, folder = open_split(config.data, config.data.train), Path(config.data.prepared_dir)
+    if vocab is None and config.vocab.path:
+        vocab = _foreign_vocabulary(config)
+    text = source.identity()
+    learned = _load(folder / _fingerprint(config, text, None))
+    # A run's vocabulary is most often the one that was learned from this very text.
+    if learned and (vocab is None or _same(learned.vocab, vocab)):
+        return learned
+    name = _fingerprint(config, text, vocab)
+    folder = folder if (folder / name).exists() else scratch or folder
+    folder.mkdir(parents=True, exist_ok=True)
+    with _lock(folder / f".{name}.lock", talk):
+        if not (folder / name).exists():
+            _make(config, source, vocab, folder / name, talk)
+    found = _load(folder / name)
+    assert found
+    return found
+
+
+def describe_dropped(dropped: dict[str, int]) -> str:
+    """Lists counts by reason."""
+    return ", ".join(f"{count} {why}" for why, count in sorted(dropped.items())) or "none"
+
+
+def _fingerprint(config: Config, text: str, vocab: Vocabulary | None) -> str:
+    shape: dict[str, Any] = {"format": FORMAT, "text": text}
+    shape["data"] = {key: getattr(config.data, key) for key in _SHAPING}
+    shape["vocab"] = (
+        [hashlib.sha256(model).hexdigest() for model in (vocab.src_model, vocab.tgt_model)]
+        if vocab
+        else config.vocab.model_dump()
+    )
+    return hashlib.sha256(json.dumps(shape, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _same(left: Vocabulary, right: Vocabulary) -> bool:
+    return (left.src_model, left.tgt_model) == (right.src_model, right.tgt_model)
+
+
+def _foreign_vocabulary(config: Config) -> Vocabulary:
+    vocab = Vocabulary.load(Path(str(config.vocab.path)))
+    if vocab.shared != config.vocab.shared:
+        kind = "one shared vocabulary" if vocab.shared else "two vocabularies"
+        raise ConfigError(
+            f"vocab.path = {config.vocab.path}: this is {kind}; set vocab.shared and"
+            " model.tie_embeddings accordingly"
+        )
+    return vocab
+
+
+@contextmanager
+def _lock(path: Path, talk: Talk) -> Iterator[None]:
+    """Lets one process at a time go on; the lock dies with its holder."""
+    with path.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            talk.say("another process prepares the same corpus; waiting for it")
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _load(path: Path) -> Prepared | None:
+    if not (path / REPORT).exists():
+        return None
+    report = json.loads((path / REPORT).read_bytes())
+    sides = []
+    for side in ("src", "tgt"):
+        offsets = np.load(path / f"{side}.offsets.npy", mmap_mode="r")
+        ids = np.memmap(path / f"{side}.ids", report["dtype"], "r", shape=(int(offsets[-1]),))
+        sides.append(Side(ids, offsets))
+    return Prepared(path, Vocabulary.load(path), IdPairs(*sides), report)
+
+
+def _make(
+    config: Config, source: Source, vocab: Vocabulary | None, final: Path, talk: Talk
+) -> None:
+    """Reads the corpus twice: to clean and count words, then to encode what is kept."""
+    partial = final.with_name(f".{final.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)  # of a process that was killed
+    partial.mkdir()
+    try:
+        began = time.monotonic()
+        cleaned = _clean(config, source, vocab is None, talk)
+        read = time.monotonic()
+        if vocab is None:
+            distinct = sum(map(len, cleaned.counts))
+            talk.say(f"learning {config.vocab.size} pieces from {distinct} distinct words")
+            vocab = train_vocabulary(cleaned.counts, config.vocab)
+            cleaned.counts.clear()  # they may fill a gigabyte
+        vocab.save(partial)
+        learned = time.monotonic()
+        report = _encode(config.data, source, cleaned, vocab, partial, talk)
+        seconds = {
+            "reading": read - began,
+            "vocabulary": learned - read,
+            "encoding": time.monotonic() - learned,
+        }
+        report["seconds"] = {phase: round(value, 1) for phase, value in seconds.items()}
+        (partial / REPORT).write_text(json.dumps(report, indent=1) + "\n")
+        _sync(partial)
+        partial.rename(final)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    _summarise(report, talk)
+
+
+@dataclass
+class Cleaned:
+    """What the first reading found.
+
+    Attributes:
+        reasons: Why each pair is dropped, as an index into `names`; 0 keeps it.
+        names: The reasons.
+        counts: Words of the kept lines with their counts: of each side, or of both in one.
+        words: How many words that are.
+    """
+
+    reasons: bytearray
+    names: list[str]
+    counts: list[Counter[str]]
+    words: int = 0
+
+    def dropped(self) -> Counter[str]:
+        """Counts the pairs that are dropped, by reason."""
+        counts = Counter(map(self.names.__getitem__, self.reasons))
+        counts.pop(_KEPT, None)
+        return counts
+
+
+def _clean(config: Config, source: Source, learn: bool, talk: Talk) -> Cleaned:
+    """Reads the corpus once; counts words if a vocabulary is to be learned from them."""
+    counts = [Counter[str]() for _ in range(1 if config.vocab.shared else 2)]
+    cleaned, seen = Cleaned(bytearray(), [_KEPT], counts), set[bytes]()
+    for pair in talk.bar(source.read(), "reading", "pairs"):
+        why = _text_reason(config.data, pair, seen)
+        if why not in cleaned.names:
+            cleaned.names.append(why)
+        cleaned.reasons.append(cleaned.names.index(why))
+        if not why:
+            src, tgt = pair[0].split(), pair[1].split()
+            cleaned.words += len(src) + len(tgt)
+            if learn:
+                counts[0].update(src)
+                counts[-1].update(tgt)
+    if not cleaned.words:
+        _refuse(config.data, len(cleaned.reasons), cleaned.dropped())
+    return cleaned
+
+
+def _text_reason(config: DataConfig, pair: Pair, seen: set[bytes]) -> str:
+    """Says why a pair is dropped as text; nothing if it is kept."""
+    src, tgt = pair
+    if not src or not tgt:
+        return "empty"
+    if config.drop_identical and src == tgt:
+        return "identical sides"
+    if config.drop_control and (_CONTROL.search(src) or _CONTROL.search(tgt)):
+        return "control characters"
+    if config.min_letters and min(map(_letters, pair)) < config.min_letters:
+        return "too few letters"
+    if config.drop_duplicates:
+        digest = hashlib.blake2b(f"{src}\n{tgt}".encode(), digest_size=8).digest()
+        if digest in seen:
+            return "duplicate"
+        seen.add(digest)
+    return _KEPT
+
+
+def _letters(text: str) -> float:
+    return len(_NO_LETTER.sub("", text)) / len("".join(text.split()))
+
+
+def _length_reason(config: DataConfig, src: int, tgt: int) -> str:
+    """Says why a pair is dropped for its pieces; nothing if it is kept."""
+    longer, shorter = max(src, tgt), min(src, tgt)
+    if not shorter:
+        return "empty"
+    if longer > config.max_length:
+        return f"over {config.max_length} pieces"
+    if config.max_length_ratio and longer > config.max_length_ratio * shorter:
+        return f"length ratio over {config.max_length_ratio:g}"
+    return _KEPT
+
+
+def _encode(
+    config: DataConfig,
+    source: Source,
+    cleaned: Cleaned,
+    vocab: Vocabulary,
+    folder: Path,
+    talk: Talk,
+) -> dict[str, Any]:
+    """Reads the corpus again and writes ids and offsets of what is kept; gives the report."""
+    dropped, sides = (
+        cleaned.dropped(),
+        [_Writer(folder, "src", vocab), _Writer(folder, "tgt", vocab)],
+    )
+    pairs = talk.bar(source.read(), "encoding", "pairs", len(cleaned.reasons))
+    text = (pair for pair, why in zip(pairs, cleaned.reasons, strict=True) if not why)
+    while chunk := list(islice(text, _CHUNK)):
+        src, tgt = zip(*chunk, strict=True)
+        kept = []
+        for rows in zip(vocab.encode_src(src), vocab.encode_tgt(tgt), strict=True):
+            if why := _length_reason(config, *map(len, rows)):
+                dropped[why] += 1
+            else:
+                kept.append(rows)
+        for number, side in enumerate(sides):
+            side.add([rows[number] for rows in kept])
+    for side in sides:
+        side.close()
+    if not sides[0].lines:
+        _refuse(config, len(cleaned.reasons), dropped)
+    return {
+        "format": FORMAT,
+        "pairs": len(cleaned.reasons),
+        "kept": sides[0].lines,
+        "dropped": dict(dropped),
+        "pieces_per_word": round(sum(side.pieces for side in sides) / cleaned.words, 3),
+        "unknown": sum(side.unknown for side in sides),
+        "longest": max(side.longest for side in sides),
+        "dtype": sides[0].dtype.name,
+        "digest": hashlib.sha256("".join(side.digest for side in sides).encode()).hexdigest(),
+    }
+
+
+class _Writer:
+    """Writes one side's ids as they come, and its offsets at the end."""
+
+    def __init__(self, folder: Path, name: str, vocab: Vocabulary) -> None:
+        largest = max(vocab.src_size, vocab.tgt_size)
+        self.dtype = np.dtype(np.uint16 if largest <= 2**16 else np.int32)
+        self._offsets = folder / f"{name}.offsets.npy"
+        self._file = (folder / f"{name}.ids").open("wb")
+        self._hash, self._lengths = hashlib.sha256(), [np.zeros(1, np.int64)]
+        self.lines = self.pieces = self.unknown = self.longest = 0
+
+    def add(self, rows: Sequence[Sequence[int]]) -> None:
+        side = flatten(rows)
+        raw, lengths = side.ids.astype(self.dtype).tobytes(), np.diff(side.offsets)
+        self._file.write(raw)
+        self._lengths.append(lengths)
+        for part in (raw, lengths.tobytes()):
+            self._hash.update(part)
+        self.lines += len(rows)
+        self.pieces += len(side.ids)
+        self.unknown += int((side.ids == UNK_ID).sum())
+        self.longest = max(self.longest, int(lengths.max(initial=0)))
+
+    def close(self) -> None:
+        self._file.close()
+        np.save(self._offsets, np.cumsum(np.concatenate(self._lengths)))
+        self.digest = self._hash.hexdigest()
+
+
+def _refuse(config: DataConfig, pairs: int, dropped: Counter[str]) -> None:
+    raise DataError(
+        f"data.train = {config.train}: no training pair is left of {pairs}"
+        f" ({describe_dropped(dropped)}); see the limits under [data]"
+    )
+
+
+def _summarise(report: dict[str, Any], talk: Talk) -> None:
+    seconds = ", ".join(f"{phase} {value:.0f} s" for phase, value in report["seconds"].items())
+    talk.say(
+        f"{report['kept']} training pairs of {report['pairs']}"
+        f" (dropped: {describe_dropped(report['dropped'])})"
+    )
+    talk.say(
+        f"{report['pieces_per_word']} pieces a word, {report['unknown']} unknown, longest"
+        f" {report['longest']} pieces; {seconds}"
+    )
+
+
+def _sync(folder: Path) -> None:
+    for path in (*folder.iterdir(), folder):
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
