@@ -14,6 +14,8 @@ FLOORS = {
     "attention": 1,
     "config": 1,
     "device": 1,
+    "locks": 1,
+    "manifest": 1,
     "run_log": 1,
     "batching": 2,
     "decoding": 2,

@@ -3,7 +3,7 @@
 Knows no text and no model.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,6 +18,7 @@ STEPS_PER_POOL = 400
 few enough that a step's company is drawn from the whole corpus over the epochs."""
 BIN_WIDTH = 1.07
 """Pairs whose longer sides differ by less than this factor are sorted by their other side."""
+_LARGEST_STEPS = 100
 
 
 @dataclass(frozen=True)
@@ -137,9 +138,21 @@ def padded_size(part: Indices, src_lengths: Indices, tgt_lengths: Indices) -> in
     return len(part) * int(src_lengths[part].max() + tgt_lengths[part].max())
 
 
-def largest_part(parts: Iterable[Indices], src_lengths: Indices, tgt_lengths: Indices) -> Indices:
-    """Finds the micro-batch that needs most memory."""
-    return max(parts, key=lambda part: padded_size(part, src_lengths, tgt_lengths))
+def largest_micro_batch(
+    steps: Sequence[Indices],
+    src_lengths: Indices,
+    tgt_lengths: Indices,
+    micro_batch_tokens: int,
+) -> Indices:
+    """Finds the micro-batch that needs most memory, among those of an epoch's largest steps."""
+    order = np.concatenate(steps)
+    counts = np.fromiter(map(len, steps), np.int64, len(steps))
+    starts = np.cumsum(counts) - counts
+    widths = sum(np.maximum.reduceat(side[order], starts) for side in (src_lengths, tgt_lengths))
+    largest = np.argsort(counts * widths)[-_LARGEST_STEPS:]
+    lengths = src_lengths, tgt_lengths
+    parts = [p for i in largest for p in cut_micro_batches(steps[i], *lengths, micro_batch_tokens)]
+    return max(parts, key=lambda part: padded_size(part, *lengths))
 
 
 def pad(rows: Sequence[Ids | Sequence[int]], pad_id: int) -> torch.Tensor:

@@ -13,9 +13,6 @@ Nothing in it is ever unpickled, and nothing half-written is ever loaded.
 """
 
 import errno
-import hashlib
-import json
-import os
 import re
 import shutil
 from collections.abc import Callable, Mapping
@@ -31,11 +28,20 @@ from torch import Tensor, nn
 from transformer_mt.config import Config, changed_keys, flat_values, parse_config
 from transformer_mt.errors import CheckpointError, ConfigError, DataError
 from transformer_mt.learner import Learner
+from transformer_mt.manifest import (
+    MANIFEST,
+    canonical,
+    read_json,
+    read_manifest,
+    sha256,
+    sync,
+    verify,
+    write_manifest,
+)
 from transformer_mt.model import Transformer
-from transformer_mt.vocab import PAD_ID, Vocabulary
+from transformer_mt.vocab import PAD_ID, SHARED, Vocabulary
 
-MANIFEST, MODEL, EMA, TRAINING, STATE, CONFIG = (
-    "manifest.json",
+MODEL, EMA, TRAINING, STATE, CONFIG = (
     "model.safetensors",
     "ema.safetensors",
     "training.safetensors",
@@ -45,6 +51,7 @@ MANIFEST, MODEL, EMA, TRAINING, STATE, CONFIG = (
 KEEP_TRAINING = 2
 """Checkpoints that keep optimizer moments: the newest, and the one to fall back to."""
 
+_MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 _NAME = re.compile(r"step-(\d{8,})")
 
 
@@ -65,6 +72,10 @@ class TrainState:
         precision: What `auto` was resolved to.
         corpus: Digest of the training ids.
         scaler: State of the fp16 loss scaler; empty without one.
+        bad_in_row: Steps just before with non-finite numbers.
+        window_loss: Loss sum since the last log line, and likewise
+        window_tokens: the tokens and
+        window_seconds: the seconds.
     """
 
     step: int = 0
@@ -79,6 +90,10 @@ class TrainState:
     precision: str = "fp32"
     corpus: str = ""
     scaler: dict[str, Any] | None = None
+    bad_in_row: int = 0
+    window_loss: float = 0.0
+    window_tokens: int = 0
+    window_seconds: float = 0.0
 
     def with_(self, **changes: Any) -> Self:
         """Gives a copy with some attributes changed."""
@@ -91,12 +106,14 @@ class Checkpoint:
 
     Attributes:
         path: Its directory.
+        files: The names its manifest vouches for; nothing else is read.
         config: The run's configuration.
         vocab: Its vocabulary.
         state: Where the run stood.
     """
 
     path: Path
+    files: frozenset[str]
     config: Config
     vocab: Vocabulary
     state: TrainState
@@ -125,7 +142,7 @@ class Checkpoint:
             CheckpointError: If the weights are not those of the configuration.
         """
         model = Transformer(self.config.model, self.vocab.src_size, self.vocab.tgt_size, PAD_ID)
-        self.load_weights(model, EMA if (self.path / EMA).exists() and not raw else MODEL)
+        self.load_weights(model, EMA if EMA in self.files and not raw else MODEL)
         return model.eval()
 
     def load_weights(self, model: nn.Module, name: str = MODEL) -> None:
@@ -145,22 +162,29 @@ class Checkpoint:
         Raises:
             CheckpointError: If the checkpoint holds no moments, or other weights.
         """
-        if not (self.path / TRAINING).exists():
+        if TRAINING not in self.files:
             raise CheckpointError(f"{self.path}: holds no {TRAINING}, so training cannot resume")
         self.load_weights(learner.model)
-        tensors = safetensors.torch.load_file(self.path / TRAINING)
-        optimizer = learner.optimizer.state_dict()
-        optimizer["state"] = {
-            index: {key: tensors[f"{key}.{name}"] for key in ("exp_avg", "exp_avg_sq", "step")}
-            for index, (name, _) in enumerate(learner.model.named_parameters())
-        }
-        learner.optimizer.load_state_dict(optimizer)
+        try:
+            tensors = safetensors.torch.load_file(self.path / TRAINING)
+            optimizer = learner.optimizer.state_dict()
+            optimizer["state"] = {
+                index: {key: tensors[f"{key}.{name}"] for key in _MOMENTS}
+                for index, (name, _) in enumerate(learner.model.named_parameters())
+            }
+            learner.optimizer.load_state_dict(optimizer)
+        except (safetensors.SafetensorError, OSError, KeyError, ValueError) as error:
+            raise CheckpointError(f"{self.path / TRAINING}: {_one_line(error)}") from None
         if learner.ema:
             with learner.ema.in_place():
                 self.load_weights(learner.model, EMA)
         if learner.scaler.is_enabled() and self.state.scaler:
             learner.scaler.load_state_dict(self.state.scaler)
         learner.skipped.fill_(self.state.skipped)
+        learner.bad_in_row.fill_(self.state.bad_in_row)
+        learner.window.loss.fill_(self.state.window_loss)
+        learner.window.tokens = self.state.window_tokens
+        learner.window.seconds = self.state.window_seconds
 
 
 def save_checkpoint(
@@ -209,13 +233,13 @@ def write_checkpoint(
     try:
         for name, tensors in files.items():
             safetensors.torch.save_file(tensors, partial / name)
-        (partial / STATE).write_bytes(_canonical(asdict(state)))
-        (partial / CONFIG).write_bytes(_canonical(config.model_dump(mode="json")))
+        (partial / STATE).write_bytes(canonical(asdict(state)))
+        (partial / CONFIG).write_bytes(canonical(config.model_dump(mode="json")))
         vocab.save(partial)
-        _write_manifest(partial, {path.name: _sha256(path) for path in partial.iterdir()})
+        write_manifest(partial, {path.name: sha256(path) for path in partial.iterdir()})
         for path in partial.iterdir():
-            _sync(path)
-        _sync(partial)
+            sync(path)
+        sync(partial)
     except safetensors.SafetensorError as error:  # its word for a full disk
         shutil.rmtree(partial, ignore_errors=True)
         raise OSError(errno.EIO, _one_line(error), str(partial)) from error
@@ -225,7 +249,7 @@ def write_checkpoint(
     if final.exists():  # damaged, or training would have resumed after it
         final.rename(final.with_name(f".{final.name}.damaged.partial"))
     partial.rename(final)
-    _sync(final.parent)
+    sync(final.parent)
     return final
 
 
@@ -240,9 +264,9 @@ def prune(run_dir: Path, keep_last: int, best_step: int) -> None:
             path.rename(doomed)
             shutil.rmtree(doomed)
         elif age >= KEEP_TRAINING and (path / TRAINING).exists():
-            files = _read_manifest(path)
+            files = read_manifest(path)
             files.pop(TRAINING, None)
-            _write_manifest(path, files)
+            write_manifest(path, files)
             (path / TRAINING).unlink()
 
 
@@ -259,16 +283,12 @@ def load_checkpoint(path: Path) -> Checkpoint:
     Raises:
         CheckpointError: Naming the file that is missing or damaged.
     """
-    files = _read_manifest(path)
-    for name, digest in sorted(files.items()):
-        if not (path / name).is_file():
-            raise CheckpointError(f"{path / name}: missing from the checkpoint")
-        if _sha256(path / name) != digest:
-            raise CheckpointError(f"{path / name}: damaged (its SHA-256 is not the manifest's)")
+    files = verify(path)
     try:
-        config = parse_config(json.loads((path / CONFIG).read_bytes()), str(path / CONFIG))
-        state = TrainState(**json.loads((path / STATE).read_bytes()))
-        return Checkpoint(path, config, Vocabulary.load(path), state)
+        config = parse_config(read_json(path / CONFIG), str(path / CONFIG))
+        state = TrainState(**read_json(path / STATE))
+        vocab = Vocabulary.load(path / SHARED if SHARED in files else path)
+        return Checkpoint(path, files, config, vocab, state)
     except (ConfigError, DataError) as error:
         raise CheckpointError(str(error)) from None
     except (ValueError, TypeError, OSError) as error:
@@ -326,56 +346,9 @@ def _moments(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Te
     return {
         f"{key}.{name}": states[index][key].contiguous()
         for index, (name, _) in enumerate(model.named_parameters())
-        for key in ("exp_avg", "exp_avg_sq", "step")
+        for key in _MOMENTS
         if index in states
     }
-
-
-def _write_manifest(directory: Path, files: dict[str, str]) -> None:
-    """Replaces the manifest at one stroke."""
-    body: dict[str, Any] = {"files": files, "format": 1}
-    body["sha256"] = hashlib.sha256(_canonical(body)).hexdigest()
-    beside = directory / f"{MANIFEST}.partial"
-    beside.write_bytes(_canonical(body))
-    _sync(beside)
-    beside.replace(directory / MANIFEST)
-    _sync(directory)
-
-
-def _read_manifest(directory: Path) -> dict[str, str]:
-    path = directory / MANIFEST
-    try:
-        raw = path.read_bytes()
-        body = json.loads(raw)
-        canonical = raw == _canonical(body)
-        digest = body.pop("sha256")
-        files = body["files"]
-        if not canonical or digest != hashlib.sha256(_canonical(body)).hexdigest():
-            raise CheckpointError(f"{path}: damaged (its SHA-256 is not its own)")
-        if not all(isinstance(d, str) and Path(n).name == n for n, d in files.items()):
-            raise CheckpointError(f"{path}: names a file outside the checkpoint")
-    except OSError as error:
-        raise CheckpointError(f"{path}: cannot read it: {error.strerror}") from None
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        raise CheckpointError(f"{path}: damaged (not a manifest)") from None
-    return dict(files)
-
-
-def _canonical(value: Any) -> bytes:
-    return json.dumps(value, sort_keys=True, indent=1, allow_nan=False).encode() + b"\n"
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _step(path: Path) -> int:

@@ -134,6 +134,8 @@ class TrainConfig(Section):
     max_minutes: float = Field(default=0.0, ge=0.0)
     """Minutes of training over all resumptions, validation included. 0 is no limit."""
     save_every: int = Field(default=1000, ge=1)
+    save_every_minutes: float = Field(default=0.0, ge=0.0)
+    """Minutes after which a checkpoint is saved in any case. 0 is never."""
     keep_last: int = Field(default=5, ge=1)
     log_every: int = Field(default=50, ge=1)
     max_bad_steps: int = Field(default=100, ge=1)
@@ -192,6 +194,7 @@ MAY_CHANGE = frozenset(
         "train.max_epochs",
         "train.max_minutes",
         "train.save_every",
+        "train.save_every_minutes",
         "train.keep_last",
         "train.log_every",
         "train.max_bad_steps",

@@ -9,16 +9,13 @@
 It appears at one stroke, whole. Who finds another process at it waits for that one.
 """
 
-import fcntl
 import hashlib
 import json
-import os
 import re
 import shutil
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -29,6 +26,8 @@ import numpy as np
 from transformer_mt.config import Config, DataConfig
 from transformer_mt.corpus import Pair, Source, open_split
 from transformer_mt.errors import ConfigError, DataError
+from transformer_mt.locks import locked
+from transformer_mt.manifest import sync
 from transformer_mt.pairs import IdPairs, Side, flatten
 from transformer_mt.run_log import Talk
 from transformer_mt.vocab import UNK_ID, Vocabulary, train_vocabulary
@@ -98,7 +97,8 @@ def prepare(
     name = _fingerprint(config, text, vocab)
     folder = folder if (folder / name).exists() else scratch or folder
     folder.mkdir(parents=True, exist_ok=True)
-    with _lock(folder / f".{name}.lock", talk):
+    busy = "process {} prepares the same corpus; waiting for it"
+    with locked(folder / f".{name}.lock", lambda holder: talk.say(busy.format(holder))):
         if not (folder / name).exists():
             _make(config, source, vocab, folder / name, talk)
     found = _load(folder / name)
@@ -135,18 +135,6 @@ def _foreign_vocabulary(config: Config) -> Vocabulary:
             " model.tie_embeddings accordingly"
         )
     return vocab
-
-
-@contextmanager
-def _lock(path: Path, talk: Talk) -> Iterator[None]:
-    """Lets one process at a time go on; the lock dies with its holder."""
-    with path.open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            talk.say("another process prepares the same corpus; waiting for it")
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 def _load(path: Path) -> Prepared | None:
@@ -187,7 +175,8 @@ def _make(
         }
         report["seconds"] = {phase: round(value, 1) for phase, value in seconds.items()}
         (partial / REPORT).write_text(json.dumps(report, indent=1) + "\n")
-        _sync(partial)
+        for path in (*partial.iterdir(), partial):
+            sync(path)
         partial.rename(final)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
@@ -360,12 +349,3 @@ def _summarise(report: dict[str, Any], talk: Talk) -> None:
         f"{report['pieces_per_word']} pieces a word, {report['unknown']} unknown, longest"
         f" {report['longest']} pieces; {seconds}"
     )
-
-
-def _sync(folder: Path) -> None:
-    for path in (*folder.iterdir(), folder):
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)

@@ -5,6 +5,7 @@ import resource
 import sys
 import tempfile
 import time
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,16 +15,23 @@ import torch
 from transformer_mt.batching import (
     Indices,
     cut_micro_batches,
-    largest_part,
+    largest_micro_batch,
     padded_size,
     plan_epoch,
 )
-from transformer_mt.checkpoint import Checkpoint, TrainState, find_checkpoint, load_newest
+from transformer_mt.checkpoint import (
+    Checkpoint,
+    TrainState,
+    find_checkpoint,
+    list_checkpoints,
+    load_newest,
+)
 from transformer_mt.config import Config, flat_values
 from transformer_mt.corpus import RawPairs, load_split
 from transformer_mt.device import choose_device, choose_precision
 from transformer_mt.errors import CheckpointError, ConfigError
 from transformer_mt.learner import Learner
+from transformer_mt.locks import locked
 from transformer_mt.prepared import Prepared, prepare
 from transformer_mt.run_log import RunLog, Talk, environment
 from transformer_mt.trainer import Trainer
@@ -70,9 +78,17 @@ def train(config: Config, run_dir: Path, quiet: bool = False) -> TrainState:
         Interrupted: After SIGINT or SIGTERM, once the step is finished and saved.
     """
     _require_writable(run_dir)
-    start = _start(config, run_dir, Talk(quiet))
-    run_dir.mkdir(parents=True, exist_ok=True)
-    with RunLog(run_dir, start.state.step, config.train.max_steps, quiet) as log:
+    with ExitStack() as held:
+        existed = run_dir.is_dir()
+        if existed:  # a new directory appears only when everything that it needs is there
+            held.enter_context(_alone(run_dir))
+        start = _start(config, run_dir, Talk(quiet))
+        if not existed:
+            run_dir.mkdir(parents=True, exist_ok=True)
+            held.enter_context(_alone(run_dir))
+            if list_checkpoints(run_dir):
+                raise CheckpointError(f"{run_dir}: another process began this run just now")
+        log = held.enter_context(RunLog(run_dir, start.state.step, config.train.max_steps, quiet))
         _introduce(log, config, start)
         trainer = Trainer(
             config, run_dir, start.corpus, start.valid, start.state, start.learner, log
@@ -145,6 +161,17 @@ def _origin(config: Config, talk: Talk) -> Checkpoint | None:
     return checkpoint
 
 
+def _alone(run_dir: Path) -> AbstractContextManager[None]:
+    """Keeps other trainers off a run."""
+
+    def refuse(holder: str) -> None:
+        raise CheckpointError(
+            f"{run_dir}: process {holder} trains this run; stop it, or name another --run directory"
+        )
+
+    return locked(run_dir / ".lock", refuse)
+
+
 def _require_writable(run_dir: Path) -> None:
     """Finds out before hours of work, not after, that nothing can be saved."""
     there = next(path for path in (run_dir, *run_dir.absolute().parents) if path.exists())
@@ -173,39 +200,44 @@ def _describe(config: Config, start: Start) -> list[str]:
     if not vocab.shared:
         sizes = f"{vocab.src_size} source and {vocab.tgt_size} target pieces"
     src, tgt = (int(side.sum()) for side in lengths)
-    parts = [part for step in _plan(config, start) for part in step]
+    steps = _plan(config, start)
+    parts = [part for step in steps for part in _cut(config, start, step)]
     padding = 1 - (src + tgt) / sum(padded_size(part, *lengths) for part in parts)
     return [
         f"model       {parameters / 1e6:.1f} million parameters, {sizes}",
         f"corpus      {report['kept']} pairs of {report['pairs']}"
         f" (dropped: {start.corpus.dropped})",
         f"            {src} source and {tgt} target tokens, end marks included",
-        f"epoch       {len(_plan(config, start))} steps, {len(parts)} micro-batches,"
+        f"epoch       {len(steps)} steps, {len(parts)} micro-batches,"
         f" {padding:.1%} of positions are padding",
     ]
 
 
-def _plan(config: Config, start: Start) -> list[list[Indices]]:
-    """Gives the micro-batches of each step of the epoch the run is in."""
-    lengths, train = start.corpus.pairs.lengths, config.train
-    steps = plan_epoch(*lengths, train.batch_tokens, train.seed, start.state.epoch)
-    return [cut_micro_batches(step, *lengths, train.micro_batch_tokens) for step in steps]
+def _plan(config: Config, start: Start) -> list[Indices]:
+    """Gives the steps of the epoch the run is in."""
+    train, lengths = config.train, start.corpus.pairs.lengths
+    return plan_epoch(*lengths, train.batch_tokens, train.seed, start.state.epoch)
+
+
+def _cut(config: Config, start: Start, step: Indices) -> list[Indices]:
+    return cut_micro_batches(step, *start.corpus.pairs.lengths, config.train.micro_batch_tokens)
 
 
 def _try(config: Config, start: Start) -> list[str]:
     """Takes steps as training would, and measures them."""
-    learner, pairs, plan = start.learner, start.corpus.pairs, _plan(config, start)
-    lengths = pairs.lengths
-    learner.try_memory(pairs.batch(largest_part((p for step in plan for p in step), *lengths)))
+    learner, pairs, steps = start.learner, start.corpus.pairs, _plan(config, start)
+    limit = config.train.micro_batch_tokens
+    learner.try_memory(pairs.batch(largest_micro_batch(steps, *pairs.lengths, limit)))
     seconds, tokens = [], 0
-    for parts in plan[:_TIMED_STEPS]:
+    for step in steps[:_TIMED_STEPS]:
         began = time.monotonic()
+        parts = _cut(config, start, step)
         learner.train_step(start.state.step + 1, [pairs.batch(part) for part in parts])
         float(learner.norm)  # waits for the device
         seconds.append(time.monotonic() - began)
-        tokens += sum(int(lengths[1][part].sum()) for part in parts)
+        tokens += int(pairs.lengths[1][step].sum())
     a_step = float(np.median(seconds))
-    left, until = _steps_left(config, start.state, len(plan), a_step)
+    left, until = _steps_left(config, start.state, len(steps), a_step)
     return [
         f"speed       {tokens / sum(seconds):,.0f} target tokens/s, {a_step:.3g} s a step"
         f" ({len(seconds)} steps on {learner.device.type} in {learner.precision})",

@@ -154,10 +154,10 @@ def _truncate_metrics(path: Path, step: int) -> None:
     for line in path.read_text(encoding="utf-8").splitlines():
         try:
             record = json.loads(line)
-        except json.JSONDecodeError:
+            if record["step"] <= step:
+                kept.append(line + "\n")
+        except (ValueError, TypeError, KeyError):
             continue  # the line a killed process was writing
-        if record["step"] <= step:
-            kept.append(line + "\n")
     beside = path.with_name(path.name + ".tmp")
     beside.write_text("".join(kept), encoding="utf-8")
     os.replace(beside, path)

@@ -8,7 +8,7 @@ from types import FrameType
 
 import numpy as np
 
-from transformer_mt.batching import Batch, cut_micro_batches, largest_part, plan_epoch
+from transformer_mt.batching import Batch, cut_micro_batches, largest_micro_batch, plan_epoch
 from transformer_mt.checkpoint import TrainState, prune, save_checkpoint
 from transformer_mt.config import Config
 from transformer_mt.corpus import RawPairs
@@ -52,7 +52,7 @@ class Trainer:
         self.valid_ids = encode_pairs(valid, corpus.vocab)
         self.translator = Translator(learner.model, corpus.vocab, config.data.max_length)
         self.signum = 0
-        self.saved_step = -1
+        self.saved_step, self.saved_at = -1, time.monotonic()
 
     def run(self, saved_step: int = -1) -> None:
         """Trains until a limit is reached, then validates and saves.
@@ -68,9 +68,11 @@ class Trainer:
             if reason and saved_step == self.state.step:
                 self.log.say(f"nothing to do: {reason}, and the run is at step {self.state.step}")
                 return
-            if reason:
+            # Interrupted just before it was due, or nothing is trained at all.
+            due = self.state.step and self.state.step % self.config.valid.every == 0
+            if reason or (due and self.state.valid_step != self.state.step):
                 self._validate()
-                self._save(final=True)
+                self._save(final=bool(reason))
             self.log.say(f"done: {reason or self._loop()}, at step {self.state.step}")
         finally:
             for signum, handler in handlers.items():
@@ -79,13 +81,13 @@ class Trainer:
     def _loop(self) -> str:
         config, tried = self.config.train, False
         while True:
-            epoch = plan_epoch(*self.lengths, config.batch_tokens, config.seed, self.state.epoch)
-            steps = [cut_micro_batches(s, *self.lengths, config.micro_batch_tokens) for s in epoch]
+            steps = plan_epoch(*self.lengths, config.batch_tokens, config.seed, self.state.epoch)
             if not tried:  # memory that does not suffice is found out now, not in hour three
                 tried = True
-                largest = largest_part((part for step in steps for part in step), *self.lengths)
+                largest = largest_micro_batch(steps, *self.lengths, config.micro_batch_tokens)
                 self.learner.try_memory(self.pairs.batch(largest))
-            for parts in steps[self.state.index :]:
+            for step in steps[self.state.index :]:
+                parts = cut_micro_batches(step, *self.lengths, config.micro_batch_tokens)
                 self._train_step([self.pairs.batch(part) for part in parts])
                 if self.state.index == len(steps):
                     self.state = self.state.with_(epoch=self.state.epoch + 1, index=0)
@@ -112,9 +114,13 @@ class Trainer:
         if step % config.valid.every == 0 or reason:
             self._validate()
             reason = self._limit()
-        if step % config.train.save_every == 0 or reason:
+        if step % config.train.save_every == 0 or reason or self._save_is_due():
             self._save(final=reason is not None)
         return reason
+
+    def _save_is_due(self) -> bool:
+        minutes = self.config.train.save_every_minutes
+        return bool(minutes) and time.monotonic() - self.saved_at >= 60 * minutes
 
     def _limit(self) -> str | None:
         """Names the limit that ends training, if one is reached."""
@@ -134,9 +140,10 @@ class Trainer:
         state, learner, window = self.state, self.learner, self.learner.window
         if (bad := int(learner.bad_in_row)) >= self.config.train.max_bad_steps:
             raise TrainingError(
-                f"step {state.step}: {bad} steps in a row had non-finite gradients (rate"
-                f" {learner.rate:.3g}, loss scale {learner.scaler.get_scale():g}); the weights are"
-                " unharmed: lower optim.lr_scale, or use train.precision = fp32"
+                f"step {state.step} (number {state.index} of epoch {state.epoch}): {bad} steps in a"
+                f" row had non-finite gradients (rate {learner.rate:.3g}, loss scale"
+                f" {learner.scaler.get_scale():g}); the weights are unharmed: lower optim.lr_scale,"
+                " or use train.precision = fp32"
             )
         skipped, norm = int(learner.skipped), float(learner.norm)
         self.state = state.with_(skipped=skipped)
@@ -206,10 +213,15 @@ class Trainer:
         """Saves a checkpoint; a periodic save that fails is reported and training goes on."""
         if self.state.step == self.saved_step:
             return
+        learner, window = self.learner, self.learner.window
         state = self.state.with_(
             seconds=self._seconds(),
-            skipped=int(self.learner.skipped),
-            scaler=self.learner.scaler.state_dict() or None,
+            skipped=int(learner.skipped),
+            scaler=learner.scaler.state_dict() or None,
+            bad_in_row=int(learner.bad_in_row),
+            window_loss=float(window.loss),
+            window_tokens=window.tokens,
+            window_seconds=window.seconds,
         )
         try:
             save_checkpoint(self.run_dir, self.learner, self.config, self.vocab, state)
@@ -222,7 +234,7 @@ class Trainer:
                 raise CheckpointError(reason) from None
             self.log.warn(f"{reason}; training goes on")
             return
-        self.saved_step = state.step
+        self.saved_step, self.saved_at = state.step, time.monotonic()
 
     def _stop(self, signum: int, frame: FrameType | None) -> None:
         if self.signum:  # the second time the user means it: checkpoints are atomic anyway

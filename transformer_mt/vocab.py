@@ -15,6 +15,9 @@ from transformer_mt.errors import DataError
 
 PAD_ID, UNK_ID, BOS_ID, EOS_ID = 0, 1, 2, 3
 
+SHARED = "vocab.model"
+"""File of a vocabulary that both languages share."""
+
 _LINE_BREAKS = str.maketrans("\n\r\t", "   ")
 
 
@@ -71,7 +74,7 @@ class Vocabulary:
 
     def save(self, directory: Path) -> list[Path]:
         """Writes the model files and returns their paths: one file when shared, else two."""
-        models = {"vocab.model": self.src_model}
+        models = {SHARED: self.src_model}
         if not self.shared:
             models = {"src.model": self.src_model, "tgt.model": self.tgt_model}
         for name, model in models.items():
@@ -85,7 +88,7 @@ class Vocabulary:
         Raises:
             DataError: If a file is missing or is no SentencePiece model.
         """
-        shared = path if path.is_file() else path / "vocab.model"
+        shared = path if path.is_file() else path / SHARED
         paths = [shared] * 2 if shared.exists() else [path / "src.model", path / "tgt.model"]
         try:
             return cls(*(path.read_bytes() for path in paths))

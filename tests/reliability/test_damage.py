@@ -1,0 +1,185 @@
+"""Damaged checkpoints: never loaded as good, always named."""
+
+import json
+import pickle
+import shutil
+from pathlib import Path
+
+import pytest
+from conftest import tiny_config
+
+from transformer_mt.checkpoint import list_checkpoints, load_checkpoint, load_newest
+from transformer_mt.errors import CheckpointError
+from transformer_mt.manifest import sha256, write_manifest
+from transformer_mt.run import train
+
+NAMES = [
+    "config.json",
+    "ema.safetensors",
+    "manifest.json",
+    "model.safetensors",
+    "state.json",
+    "training.safetensors",
+    "vocab.model",
+]
+
+
+@pytest.fixture(scope="module")
+def original(corpus_dir, tmp_path_factory) -> Path:
+    """Gives a run with three checkpoints."""
+    run_dir = tmp_path_factory.mktemp("damage") / "run"
+    train(tiny_config(corpus_dir, train__max_steps=15, train__ema_decay=0.9), run_dir)
+    return run_dir
+
+
+@pytest.fixture
+def run_dir(original, tmp_path) -> Path:
+    """Gives a copy to damage."""
+    return Path(shutil.copytree(original, tmp_path / "run"))
+
+
+def flip(path: Path, place: int) -> None:
+    raw = bytearray(path.read_bytes())
+    raw[place] ^= 1
+    path.write_bytes(raw)
+
+
+def change_digit(path: Path) -> None:
+    """Changes a digit of a JSON file, so that it stays JSON; of another file its last byte."""
+    raw = path.read_bytes()
+    if path.suffix != ".json":
+        flip(path, -1)
+        return
+    place = next(i for i in range(len(raw)) if raw[i : i + 1] in b"12345678" and raw[i : i + 1])
+    path.write_bytes(raw[:place] + bytes([raw[place] + 1]) + raw[place + 1 :])
+    json.loads(path.read_bytes())
+
+
+DAMAGE = {
+    "first byte": lambda path: flip(path, 0),
+    "middle byte": lambda path: flip(path, path.stat().st_size // 2),
+    "last byte": lambda path: flip(path, -1),
+    "digit": change_digit,
+    "empty": lambda path: path.write_bytes(b""),
+    "one byte": lambda path: path.write_bytes(path.read_bytes()[:1]),
+    "half": lambda path: path.write_bytes(path.read_bytes()[: path.stat().st_size // 2]),
+    "without its end": lambda path: path.write_bytes(path.read_bytes()[:-1]),
+    "longer": lambda path: path.write_bytes(path.read_bytes() + b"\0"),
+    "zeros": lambda path: path.write_bytes(bytes(path.stat().st_size)),
+    "missing": lambda path: path.unlink(),
+    "a folder": lambda path: (path.unlink(), path.mkdir()),
+    "a link": lambda path: (path.rename(path.parent.parent / "x"), path.symlink_to("../x")),
+}
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_file_is_named_and_the_checkpoint_before_is_used(run_dir, name, damage):
+    """Whatever happened to whichever file. Sabotage: leave a file out of the manifest."""
+    newest, before, _ = list_checkpoints(run_dir)
+    assert sorted(path.name for path in newest.iterdir()) == NAMES
+    DAMAGE[damage](newest / name)
+    with pytest.raises(CheckpointError, match=name.replace(".", r"\.")):
+        load_checkpoint(newest)
+    warnings: list[str] = []
+    assert load_newest(run_dir, warnings.append).path == before
+    assert len(warnings) == 1 and str(newest / name) in warnings[0]
+
+
+def test_none_good_is_said_and_nothing_overwritten(corpus_dir, run_dir):
+    """Training refuses; the remains stay as they are."""
+    for path in list_checkpoints(run_dir):
+        flip(path / "model.safetensors", 100)
+    left = {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file()}
+    config = tiny_config(corpus_dir, train__max_steps=20, train__ema_decay=0.9)
+    with pytest.raises(CheckpointError, match="none of its 3 checkpoints is undamaged"):
+        train(config, run_dir)
+    for path, raw in left.items():
+        assert path.name == ".lock" or path.read_bytes() == raw
+
+
+def test_training_goes_on_from_the_one_before(corpus_dir, run_dir):
+    """What is made again replaces what was damaged, bit for bit as it had been."""
+    newest = list_checkpoints(run_dir)[0]
+    digest = sha256(newest / "model.safetensors")
+    flip(newest / "model.safetensors", -5)
+    train(tiny_config(corpus_dir, train__max_steps=15, train__ema_decay=0.9), run_dir)
+    assert sha256(newest / "model.safetensors") == digest and load_checkpoint(newest)
+
+
+def test_a_file_that_nobody_vouches_for_is_not_read(run_dir):
+    """A moving average slipped into a checkpoint changes nothing. Sabotage: ask the disk for it."""
+    path = list_checkpoints(run_dir)[0]
+    files = {file.name: sha256(file) for file in path.iterdir() if file.name != "manifest.json"}
+    del files["ema.safetensors"]
+    write_manifest(path, files)
+    checkpoint = load_checkpoint(path)
+    for raw, slipped in zip(
+        checkpoint.build_model(raw=True).parameters(),
+        checkpoint.build_model().parameters(),
+        strict=True,
+    ):
+        assert raw.equal(slipped)
+
+
+def vouch(path: Path, name: str, raw: bytes) -> None:
+    """Puts a file into a checkpoint with a genuine manifest, as an attacker would."""
+    files = {file.name: sha256(file) for file in path.iterdir() if file.name != "manifest.json"}
+    (path / Path(name).name).write_bytes(raw)
+    files[name] = sha256(path / Path(name).name)
+    write_manifest(path, files)
+
+
+class Bomb:
+    """Something that a pickle would execute."""
+
+    def __reduce__(self):
+        """Says what to call, and with what."""
+        return (pytest.fail, ("a pickle was executed",))
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "state.json", "config.json", "vocab.model"])
+@pytest.mark.parametrize(
+    "raw",
+    [
+        pickle.dumps(Bomb()),
+        b"[" * 100_000,
+        b"{}",
+        b"null",
+        b'{"step": "many"}',
+        b"1" * 5000,
+        b"\xff" * 16,
+        b"\xff\xff\xff\xff\xff\xff\xff\x7f{}",
+        b'\x08\0\0\0\0\0\0\0{"a":{}}',
+        b" " * (2**20 + 1),
+    ],
+    ids=["pickle", "nested", "object", "null", "type", "number", "bytes", "huge", "header", "long"],
+)
+def test_a_genuine_manifest_makes_no_file_safe(run_dir, name, raw):
+    """Nothing is executed or believed: it is refused, in our own words, and the file is named."""
+    path = list_checkpoints(run_dir)[0]
+    vouch(path, name, raw)
+    with pytest.raises(CheckpointError) as error:
+        load_checkpoint(path).build_model(raw=True)
+    assert name in str(error.value) or str(path) in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["../escape", "/etc/passwd", "a/b", "..", ""])
+def test_a_path_that_climbs_out_is_refused(run_dir, name):
+    """Only plain names of files beside the manifest."""
+    path = list_checkpoints(run_dir)[0]
+    write_manifest(path, {name: "0" * 64})
+    with pytest.raises(CheckpointError, match=r"manifest\.json: names a file outside"):
+        load_checkpoint(path)
+
+
+def test_a_directory_copied_half_way(run_dir, tmp_path):
+    """With any number of its files there."""
+    newest = list_checkpoints(run_dir)[0]
+    for count in range(len(NAMES)):
+        copied = tmp_path / f"copy-{count}"
+        copied.mkdir()
+        for name in NAMES[:count]:
+            shutil.copy(newest / name, copied / name)
+        with pytest.raises(CheckpointError, match=str(copied)):
+            load_checkpoint(copied)

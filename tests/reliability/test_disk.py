@@ -1,0 +1,95 @@
+"""Full disks and folders that become read-only, on a small file system of their own."""
+
+import json
+import os
+import shlex
+import subprocess
+from pathlib import Path
+
+import pytest
+from conftest import command, tiny_values, write_copy_corpus, write_toml
+
+from transformer_mt.checkpoint import list_checkpoints, load_newest
+
+pytestmark = pytest.mark.slow
+
+NAMESPACE = ["unshare", "--map-root-user", "--mount", "sh", "-ec"]
+
+
+@pytest.fixture
+def config(tmp_path) -> Path:
+    """Gives a configuration; skips where a process may not mount anything."""
+    (tmp_path / "disk").mkdir()
+    probe = [*NAMESPACE, f"mount -t tmpfs -o size=1m tmpfs {shlex.quote(str(tmp_path / 'disk'))}"]
+    if subprocess.run(probe, capture_output=True).returncode:
+        pytest.skip("this machine does not let a user mount a file system")
+    write_copy_corpus(tmp_path / "corpus", {"train": 600, "validation": 12})
+    values = tiny_values(tmp_path / "corpus", train__max_steps=60, train__save_every=5)
+    values["valid"]["every"] = 60
+    return write_toml(tmp_path / "tiny.toml", values)
+
+
+def run_on_disk(config: Path, size: str, script: str) -> subprocess.CompletedProcess[str]:
+    """Runs a script with DISK, a file system of that size, and TRAIN; copies the run to kept."""
+    folder = config.parent
+    disk = shlex.quote(str(folder / "disk"))
+    train = shlex.join(command("train", config, "--run", folder / "disk" / "run"))
+    whole = (
+        f"mount -t tmpfs -o size={size} tmpfs {disk}; DISK={disk}\n{script}\n"
+        f"cp -r {disk}/run {shlex.quote(str(folder / 'kept'))}; exit $CODE"
+    ).replace("TRAIN", train)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        [*NAMESPACE, whole], capture_output=True, text=True, env=environment, timeout=120
+    )
+
+
+def test_a_full_disk(config):
+    """Periodic saves warn and training goes on; the last one fails with exit code 2, by name.
+
+    What was saved before the disk was full is still there and good. Sabotage: let a failed save
+    leave its partial directory.
+    """
+    # A checkpoint has about 900 kB: two fit, and the third does not.
+    done = run_on_disk(config, "2500k", "CODE=0; TRAIN || CODE=$?")
+    assert done.returncode == 2, done.stderr
+    assert "training goes on" in done.stderr and "Traceback" not in done.stderr
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("error: ") and "cannot save step 60" in last
+    kept = config.parent / "kept"
+    assert list_checkpoints(kept) and load_newest(kept, pytest.fail)
+    assert not list(kept.glob(".step-*"))
+
+
+def test_room_again(config):
+    """Once there is room, the same command goes on from what was saved and ends."""
+    script = (
+        "dd if=/dev/zero of=$DISK/filler bs=1k count=4000 2>/dev/null || true\n"
+        "CODE=0; TRAIN || CODE=$?; [ $CODE = 2 ]\n"
+        "rm $DISK/filler; CODE=0; TRAIN || CODE=$?"
+    )
+    done = run_on_disk(config, "6m", script)
+    assert done.returncode == 0, done.stderr
+    newest = load_newest(config.parent / "kept", pytest.fail)
+    assert newest.state.step == 60
+    lines = (config.parent / "kept" / "metrics.jsonl").read_text().splitlines()
+    steps = [json.loads(line)["step"] for line in lines]
+    assert steps == [*range(1, 61), 60]
+
+
+def test_a_folder_that_becomes_read_only(config):
+    """In the middle: saves warn; the end is one line and exit code 2; nothing good is lost."""
+    script = (
+        "CODE=0; TRAIN & PID=$!\n"
+        "until [ -e $DISK/run/step-00000005 ]; do sleep 0.05; done\n"
+        "chmod a-w $DISK/run; mount -o remount,ro $DISK 2>/dev/null || mount -o remount,ro,bind"
+        " $DISK || { kill $PID; exit 77; }\n"
+        "wait $PID || CODE=$?"
+    )
+    done = run_on_disk(config, "40m", script)
+    if done.returncode == 77:
+        pytest.skip("this machine does not let a file system in use become read-only")
+    assert done.returncode == 2, done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stderr.splitlines()[-1].startswith("error: ")
+    assert load_newest(config.parent / "kept", pytest.fail).state.step >= 5

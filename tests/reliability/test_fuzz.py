@@ -1,0 +1,145 @@
+"""Whatever is in our files, only our own errors come out."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from conftest import tiny_config, tiny_values
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from transformer_mt.checkpoint import CONFIG, MODEL, STATE, list_checkpoints, load_checkpoint
+from transformer_mt.config import Config, load_config, parse_config
+from transformer_mt.errors import TransformerMTError
+from transformer_mt.manifest import MANIFEST, canonical, sha256, write_manifest
+from transformer_mt.run import train
+
+pytestmark = pytest.mark.slow
+
+many = settings(
+    max_examples=2000,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20)
+names = st.text(max_size=9)
+values = st.recursive(
+    scalars,
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=9), inner, max_size=3)
+    ),
+    max_leaves=8,
+)
+KEYS = [
+    (section, key)
+    for section, field in Config.model_fields.items()
+    for key in getattr(field.annotation, "model_fields", ())
+]
+
+
+@pytest.fixture(scope="module")
+def checkpoint(corpus_dir, tmp_path_factory) -> Path:
+    """Gives a checkpoint to spoil."""
+    run_dir = tmp_path_factory.mktemp("fuzz") / "run"
+    train(tiny_config(corpus_dir, train__max_steps=1), run_dir)
+    return list_checkpoints(run_dir)[0]
+
+
+@many
+@given(st.dictionaries(st.sampled_from(KEYS), values, max_size=4), st.sampled_from("dmovt?"))
+def test_any_value_of_any_key(changes, letter):
+    """A configuration is accepted or refused in our own words."""
+    nested = tiny_values(Path("corpus"))
+    for (section, key), value in changes.items():
+        nested.setdefault(section, {})[key] = value
+    if letter == "?":
+        nested = {**nested, **{str(key): value for key, value in changes.items()}}
+    try:
+        assert isinstance(parse_config(nested, "fuzz"), Config)
+    except TransformerMTError as error:
+        assert "\n" not in str(error) or str(error)
+
+
+@many
+@given(st.binary(max_size=200) | st.text(max_size=200).map(str.encode))
+def test_any_bytes_as_a_configuration_file(tmp_path, raw):
+    """TOML or not."""
+    path = tmp_path / "any.toml"
+    path.write_bytes(raw)
+    try:
+        load_config(path)
+    except TransformerMTError as error:
+        assert str(path) in str(error)
+
+
+@many
+@given(st.text(max_size=40) | st.from_regex(r"[a-z.]{0,12}=[-\[\]{}0-9a-z\".,]{0,12}"))
+def test_any_override(override):
+    """`--set` takes any text."""
+    path = Path(__file__).parents[2] / "configs" / "sample.toml"
+    try:
+        load_config(path, [override])
+    except TransformerMTError:
+        pass
+
+
+def refused_or_read(path: Path) -> None:
+    """Loads a checkpoint to the last weight; our own errors are what may come out."""
+    try:
+        load_checkpoint(path).build_model()
+    except TransformerMTError as error:
+        assert str(path) in str(error)
+
+
+def spoil(checkpoint: Path, tmp_path: Path, name: str, raw: bytes, genuine: bool) -> Path:
+    """Copies a checkpoint with another file in it, and vouches for that if asked to."""
+    copied = tmp_path / "copy"
+    if not copied.exists():
+        shutil.copytree(checkpoint, copied)
+    for file in checkpoint.iterdir():
+        if (copied / file.name).read_bytes() != file.read_bytes():
+            shutil.copy(file, copied / file.name)
+    (copied / name).write_bytes(raw)
+    if genuine:
+        files = {f.name: sha256(f) for f in copied.iterdir() if f.name != MANIFEST}
+        write_manifest(copied, files)
+    return copied
+
+
+@many
+@given(values, st.booleans())
+def test_any_json_as_a_manifest(checkpoint, tmp_path, value, own_digest):
+    """Well-formed, canonical even, and still nothing but errors of ours."""
+    body = {"files": value, "format": 1} if own_digest else value
+    try:
+        raw = canonical(body)
+    except ValueError:
+        raw = json.dumps(body).encode()
+    refused_or_read(spoil(checkpoint, tmp_path, MANIFEST, raw, False))
+    if own_digest and isinstance(value, dict):
+        copied = spoil(checkpoint, tmp_path, STATE, b"{}", True)
+        try:
+            write_manifest(copied, value)
+        except ValueError:
+            return  # NaN has no JSON
+        refused_or_read(copied)
+
+
+@many
+@given(st.sampled_from([CONFIG, STATE]), values, st.sampled_from(["", "step", "model", "vocab"]))
+def test_any_json_that_is_vouched_for(checkpoint, tmp_path, name, value, key):
+    """State and configuration with a genuine manifest and any content."""
+    content = json.loads((checkpoint / name).read_bytes())
+    if key:
+        content[key] = value
+    refused_or_read(spoil(checkpoint, tmp_path, name, json.dumps(content).encode(), True))
+
+
+@many
+@given(st.binary(max_size=64), st.integers(0, 2**64 - 1), st.booleans())
+def test_any_header_of_the_weights(checkpoint, tmp_path, raw, size, keep):
+    """Safetensors with any length of header and any header."""
+    tail = (checkpoint / MODEL).read_bytes()[8:] if keep else raw
+    spoiled = size.to_bytes(8, "little") + tail
+    refused_or_read(spoil(checkpoint, tmp_path, MODEL, spoiled, True))

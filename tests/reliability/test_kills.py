@@ -1,0 +1,135 @@
+"""At least a hundred SIGKILLs: every run ends with the weights of one that was never stopped."""
+
+import json
+import os
+import random
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from conftest import command, tiny_values, write_copy_corpus, write_toml
+
+from transformer_mt.checkpoint import list_checkpoints, load_checkpoint, load_newest
+
+pytestmark = pytest.mark.slow
+
+KILLER = Path(__file__).with_name("kill_at.py")
+SAVE_EVERY = 5
+STEPS = 150
+# So many lines run in a save and its pruning, and in a step with its log line, or more.
+LINES = {"save": 330, "step": 1500}
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory) -> Path:
+    """Gives the configuration of a tiny model, dropout and a moving average included."""
+    folder = tmp_path_factory.mktemp("kills")
+    write_copy_corpus(folder / "corpus", {"train": 600, "validation": 12})
+    values = tiny_values(
+        folder / "corpus",
+        model__d_model=16,
+        model__d_ff=32,
+        model__n_heads=2,
+        model__dropout=0.2,
+        train__batch_tokens=300,
+        train__max_steps=STEPS,
+        train__save_every=SAVE_EVERY,
+        train__log_every=2,
+        train__ema_decay=0.9,
+        train__keep_last=3,
+        valid__every=25,
+    )
+    return write_toml(folder / "tiny.toml", values)
+
+
+@pytest.fixture(scope="module")
+def whole(config) -> Path:
+    """Gives a run that nothing stopped."""
+    run_dir = config.parent / "whole"
+    done = subprocess.run(
+        command("train", config, "--run", run_dir), env=ENVIRONMENT, capture_output=True
+    )
+    assert done.returncode == 0, done.stderr
+    return run_dir
+
+
+def records(run_dir: Path) -> list[dict[str, object]]:
+    """Reads the metrics, wall times aside."""
+    lines = map(json.loads, (run_dir / "metrics.jsonl").read_text().splitlines())
+    timed = ("seconds", "tokens_per_second")
+    return [{key: value for key, value in line.items() if key not in timed} for line in lines]
+
+
+def last_step(run_dir: Path) -> int:
+    """Gives the last step that a killed process wrote to its metrics."""
+    path = run_dir / "metrics.jsonl"
+    steps = [0]
+    for line in path.read_text().splitlines() if path.exists() else ():
+        try:
+            steps.append(json.loads(line)["step"])
+        except ValueError:
+            pass  # it was killed while writing
+    return max(steps)
+
+
+def kill_until_done(config: Path, run_dir: Path, where: str, seed: int) -> int:
+    """Starts, kills and starts again until the run has ended; gives the number of kills."""
+    rng, kills = random.Random(seed), 0
+    while True:
+        limit = rng.randint(1, LINES[where])
+        arguments = [where, limit, "train", config, "--run", run_dir]
+        process = subprocess.run(
+            [sys.executable, KILLER, *map(str, arguments)], env=ENVIRONMENT, capture_output=True
+        )
+        if process.returncode == 0:
+            return kills
+        assert process.returncode == -9, process.stderr
+        kills += 1
+        newest = load_newest(run_dir, pytest.fail)  # a kill damages nothing
+        resumed = newest.state.step if newest else 0
+        assert last_step(run_dir) - resumed <= SAVE_EVERY
+        assert resumed > 0 or kills < 20, "nothing is ever resumed"
+
+
+def files(run_dir: Path) -> dict[str, bytes]:
+    newest = load_checkpoint(list_checkpoints(run_dir)[0])
+    return {name: (newest.path / name).read_bytes() for name in newest.files}
+
+
+def assert_equal(run_dir: Path, whole: Path) -> None:
+    """Compares weights, moments, moving average, vocabulary and metrics; times may differ."""
+    left, right = files(run_dir), files(whole)
+    assert left.keys() == right.keys()
+    for name in left.keys() - {"state.json", "manifest.json"}:
+        assert left[name] == right[name], name
+    states = [json.loads(some["state.json"]) for some in (left, right)]
+    for state in states:
+        del state["seconds"], state["window_seconds"]
+    assert states[0] == states[1] and states[0]["step"] == STEPS
+    assert records(run_dir) == records(whole)
+
+
+@pytest.mark.parametrize(("where", "kills"), [("save", 60), ("step", 50)])
+def test_killed_at_any_line_a_run_ends_as_if_never_stopped(config, whole, where, kills):
+    """In the middle of saving and pruning, and of steps, logging and validation.
+
+    Sabotage: write into the final directory; prune before the rename; do not keep the sums of the
+    log window; validate only after the save.
+    """
+
+    def attack(seed: int) -> tuple[int, Path]:
+        run_dir = config.parent / f"{where}-{seed}"
+        return kill_until_done(config, run_dir, where, seed), run_dir
+
+    total, seed = 0, 0
+    with ThreadPoolExecutor(2) as pool:
+        while total < kills:
+            results = list(pool.map(attack, range(seed, seed + 2)))
+            seed += 2
+            for count, run_dir in results:
+                assert_equal(run_dir, whole)
+                total += count
+    assert total >= kills
