@@ -23,6 +23,7 @@ from typing import Any, Self
 import safetensors
 import safetensors.torch
 import torch
+from pydantic import TypeAdapter, ValidationError
 from torch import Tensor, nn
 
 from transformer_mt.config import Config, changed_keys, flat_values, parse_config
@@ -286,13 +287,24 @@ def load_checkpoint(path: Path) -> Checkpoint:
     files = verify(path)
     try:
         config = parse_config(read_json(path / CONFIG), str(path / CONFIG))
-        state = TrainState(**read_json(path / STATE))
+        state = _parse_state(read_json(path / STATE), path / STATE)
         vocab = Vocabulary.load(path / SHARED if SHARED in files else path)
         return Checkpoint(path, files, config, vocab, state)
     except (ConfigError, DataError) as error:
         raise CheckpointError(str(error)) from None
     except (ValueError, TypeError, OSError) as error:
         raise CheckpointError(f"{path}: not readable: {_one_line(error)}") from None
+
+
+def _parse_state(values: Any, path: Path) -> TrainState:
+    try:
+        state = TypeAdapter(TrainState).validate_json(canonical(values), strict=True)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise CheckpointError(f"{path}: {first['loc'] or 'all of it'}: {first['msg']}") from None
+    if values.keys() != asdict(state).keys() or min(state.step, state.epoch, state.index) < 0:
+        raise CheckpointError(f"{path}: not the state of a run of this version")
+    return state
 
 
 def load_newest(run_dir: Path, warn: Callable[[str], None]) -> Checkpoint | None:

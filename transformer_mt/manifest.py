@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ MANIFEST = "manifest.json"
 FORMAT = 1
 LARGEST_JSON = 2**20
 """Bytes of a JSON file that is read at all; ours have a few thousand."""
+
+_PLAIN = re.compile(r"\w[\w.-]*", re.ASCII)
 
 
 def write_manifest(directory: Path, files: dict[str, str]) -> None:
@@ -37,12 +40,14 @@ def read_manifest(directory: Path) -> dict[str, str]:
         CheckpointError: If the manifest is missing, damaged or names a file elsewhere.
     """
     path = directory / MANIFEST
+    if path.is_symlink():
+        raise CheckpointError(f"{path}: a symbolic link")
     body = read_json(path)
     try:
         genuine = path.read_bytes() == canonical(body)
         digest, files = body.pop("sha256"), body["files"]
         genuine = genuine and digest == hashlib.sha256(canonical(body)).hexdigest()
-        inside = all(isinstance(d, str) and Path(n).name == n for n, d in files.items())
+        inside = all(isinstance(d, str) and _PLAIN.fullmatch(n) for n, d in files.items())
     except (OSError, KeyError, TypeError, AttributeError, ValueError, RecursionError):
         raise CheckpointError(f"{path}: damaged (not a manifest)") from None
     if not genuine:
@@ -82,11 +87,15 @@ def read_json(path: Path) -> Any:
     try:
         if path.stat().st_size > LARGEST_JSON:
             raise CheckpointError(f"{path}: damaged ({path.stat().st_size} bytes)")
-        return json.loads(path.read_bytes())
+        return json.loads(path.read_bytes(), parse_constant=_refuse_constant)
     except OSError as error:
         raise CheckpointError(f"{path}: cannot read it: {error.strerror}") from None
     except (ValueError, RecursionError):
         raise CheckpointError(f"{path}: damaged (not JSON)") from None
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")
 
 
 def canonical(value: Any) -> bytes:

@@ -9,13 +9,14 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TextIO, TypeVar
 
 import numpy as np
 import torch
 from tqdm import tqdm
 
 from transformer_mt import __version__
+from transformer_mt.errors import CheckpointError
 
 T = TypeVar("T")
 
@@ -66,7 +67,7 @@ class RunLog:
     """
 
     def __init__(self, run_dir: Path, step: int, total: int, quiet: bool = False) -> None:
-        self._quiet, self._shown = quiet, 0.0
+        self._quiet, self._shown, self._full = quiet, 0.0, False
         self._metrics_path = run_dir / "metrics.jsonl"
         _truncate_metrics(self._metrics_path, step)
         self._metrics = self._metrics_path.open("a", encoding="utf-8")
@@ -91,13 +92,28 @@ class RunLog:
         trace: TracebackType | None,
     ) -> None:
         self._bar.close()
-        self._metrics.close()
-        self._text.close()
+        for file in (self._metrics, self._text):
+            try:
+                file.close()
+            except OSError as failed:
+                if error is None:
+                    raise CheckpointError(f"{file.name}: {failed.strerror}") from None
 
     def record(self, kind: str, **values: Any) -> None:
         """Adds a line to metrics.jsonl; `kind` is `train` or `valid`."""
-        self._metrics.write(json.dumps({"kind": kind, **values}) + "\n")
-        self._metrics.flush()
+        self._write(self._metrics, json.dumps({"kind": kind, **values}) + "\n")
+
+    def _write(self, file: TextIO, text: str) -> None:
+        """Writes what it can: the rest waits in memory until the disk has room again."""
+        try:
+            file.write(text)
+            file.flush()
+        except OSError as error:
+            if not self._full:
+                self._full = True
+                self._bar.write(
+                    f"warning: {file.name}: {error.strerror}; training goes on", file=sys.stderr
+                )
 
     def say(self, text: str) -> None:
         """Prints a line to stderr, above the bar, and keeps it in train.log."""
@@ -112,8 +128,7 @@ class RunLog:
 
     def note(self, text: str) -> None:
         """Keeps a line in train.log alone."""
-        self._text.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
-        self._text.flush()
+        self._write(self._text, f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
 
     def advance(self) -> None:
         """Moves the bar by a step."""
