@@ -1,6 +1,6 @@
 """Runs the program and kills it at a chosen line: `kill_at.py save|step N ARGUMENTS...`.
 
-Counts the lines that run inside saving and pruning, or inside training, logging and validating;
+Counts the lines that run inside writing and pruning, or inside training, logging and validating;
 before the Nth of them the process sends itself SIGKILL.
 """
 
@@ -41,7 +41,7 @@ def main() -> None:
     where, limit = sys.argv[1], int(sys.argv[2])
     if where == "save":
         files = {checkpoint.__file__, manifest.__file__}
-        targets = [(trainer, "save_checkpoint"), (trainer, "prune")]
+        targets = [(checkpoint, "write_checkpoint"), (trainer, "prune")]
     else:
         files = {learner.__file__, trainer.__file__, run_log.__file__}
         targets = [
