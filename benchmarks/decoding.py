@@ -37,7 +37,7 @@ def draw_sources(sentences: int) -> list[list[int]]:
 @torch.no_grad()
 def decode(model: Transformer, sources: list[list[int]], beam_size: int) -> float:
     """Translates everything once; gives the seconds it took."""
-    device, began = model.src_embedding.device, time.perf_counter()
+    device, began = model.device, time.perf_counter()
     for start in range(0, len(sources), BATCH):
         batch = sources[start : start + BATCH]
         lengths = torch.tensor([len(source) for source in batch], device=device)

@@ -132,7 +132,9 @@ def run(*arguments: object) -> tuple[float, int, str]:
 def first_step(run_dir: Path, settings: list[str], step: int) -> float:
     """Starts training; gives the seconds until its metrics hold the step."""
     command = [sys.executable, "-m", "transformer_mt", "train", str(CONFIG), "--run", str(run_dir)]
-    metrics, began = run_dir / "metrics.jsonl", time.perf_counter()
+    metrics = run_dir / "metrics.jsonl"
+    metrics.unlink(missing_ok=True)
+    began = time.perf_counter()
     process = subprocess.Popen([*command, *settings], stderr=subprocess.DEVNULL)
     while not (metrics.exists() and f'"step": {step},' in metrics.read_text()):
         if process.poll() is not None:
@@ -212,7 +214,7 @@ def main(
     if not saved:
         run("train", CONFIG, *settings, "--run", late, "--set", "train.max_steps=0")
     state = load_checkpoint(list_checkpoints(late)[-1]).state
-    state = replace(state, step=50_000, epoch=2, index=1234)
+    state = replace(state, step=50_000, epoch=2, index=1234, valid_step=50_000)
     save_checkpoint(late, learner, config.model_copy(), prepared.vocab, state)
     result["resume_seconds"] = first_step(late, settings, 50_001)
     for key, value in result.items():

@@ -248,7 +248,9 @@ def write_checkpoint(
         shutil.rmtree(partial, ignore_errors=True)
         raise
     if final.exists():  # damaged, or training would have resumed after it
-        final.rename(final.with_name(f".{final.name}.damaged.partial"))
+        aside = final.with_name(f".{final.name}.damaged.partial")
+        shutil.rmtree(aside, ignore_errors=True)
+        final.rename(aside)
     partial.rename(final)
     sync(final.parent)
     return final
