@@ -1,7 +1,6 @@
 """Reading parallel text: every layout, every way to be wrong, and lines that stay lines."""
 
 import gzip
-import io
 import json
 import lzma
 
@@ -10,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from transformer_mt.config import DataConfig
-from transformer_mt.corpus import decode_lines, load_split, open_split
+from transformer_mt.corpus import load_split, open_split
 from transformer_mt.errors import DataError
 
 PAIRS = [("eins", "one"), ("zwei", "two"), ("drei", "three"), ("vier", "four")]
@@ -122,12 +121,6 @@ def test_what_is_not_there(numbers, changes, split, message):
     """The message names the file, split or folder that is missing."""
     with pytest.raises(DataError, match=message):
         load_split(numbers.model_copy(update=changes), split)
-
-
-def test_decoding_never_loses_a_line():
-    """Invalid UTF-8 is replaced; a last line without a line feed counts."""
-    raw = io.BytesIO(b"a\xff\n\n\xe2\x80\xa8\r\nlast")
-    assert list(decode_lines(raw)) == ["a\ufffd", "", "\u2028\r", "last"]
 
 
 def pack(raw: bytes, ending: str) -> bytes:

@@ -4,7 +4,7 @@ import pytest
 import sacrebleu
 
 from transformer_mt.errors import DataError
-from transformer_mt.scoring import bleu, chrf
+from transformer_mt.scoring import bleu, paired_bootstrap, score_all
 
 HYPOTHESES = [
     "The cat sat on the mat, quietly.",
@@ -32,14 +32,17 @@ def test_bleu_is_sacrebleus():
     assert score.text == same.format(signature=score.signature)
 
 
-def test_chrf_is_sacrebleus():
-    """ChrF and its signature are those of sacreBLEU with its defaults."""
-    metric = sacrebleu.metrics.CHRF()
-    direct = metric.corpus_score(HYPOTHESES, [REFERENCES])
-    score = chrf(HYPOTHESES, REFERENCES)
-    assert 5 < score.value == direct.score < 95
-    assert score.signature == str(metric.get_signature())
-    assert score.text == direct.format(signature=score.signature)
+def test_chrf_and_ter_are_sacrebleus():
+    """Values and signatures are those of sacreBLEU with its defaults; TER only when asked for."""
+    assert [score.name for score in score_all(HYPOTHESES, REFERENCES)] == ["bleu", "chrf"]
+    scores = score_all(HYPOTHESES, REFERENCES, ter=True)
+    assert scores[0] == bleu(HYPOTHESES, REFERENCES)
+    metrics = [sacrebleu.metrics.BLEU(), sacrebleu.metrics.CHRF(), sacrebleu.metrics.TER()]
+    for score, metric in zip(scores, metrics, strict=True):
+        direct = metric.corpus_score(HYPOTHESES, [REFERENCES])
+        assert 5 < score.value == direct.score < 95
+        assert score.signature == str(metric.get_signature())
+        assert score.text == direct.format(signature=score.signature)
 
 
 def test_direction_matters():
@@ -47,7 +50,12 @@ def test_direction_matters():
     assert bleu(HYPOTHESES, REFERENCES).value != bleu(REFERENCES, HYPOTHESES).value
 
 
-@pytest.mark.parametrize("metric", [bleu, chrf])
+def shorter(hypotheses, references):
+    """Compares with a baseline that is right."""
+    return paired_bootstrap(references, hypotheses, references)
+
+
+@pytest.mark.parametrize("metric", [bleu, score_all, shorter])
 def test_nothing_is_scored_that_does_not_match(metric):
     """Sides of different sizes are refused with both counts, in either direction, and no lines."""
     with pytest.raises(DataError, match="4 hypotheses for 3 references"):

@@ -13,8 +13,54 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from transformer_mt.linear import Linear
+
 Maps = list[Tensor]
 """Collects attention weights, (B, H, queries, keys), when a caller wants to look at them."""
+
+
+FEW_QUERIES = 8
+"""Up to so many, as in a step of decoding, plain products are faster on a CPU."""
+
+
+class Cache:
+    """Vectors of target positions that a decoder layer keeps between steps.
+
+    Time comes first, so that a step writes, and a selection of rows copies, whole blocks.
+
+    Args:
+        like: Any tensor of the device and type to keep.
+        room: Target positions there will be at most.
+        rows: Hypotheses, R.
+        width: Numbers kept of each position, D.
+    """
+
+    def __init__(self, like: Tensor, room: int, rows: int, width: int) -> None:
+        self._room, self._width = room, width
+        self._store = like.new_empty(room * rows * width)
+        self._spare = like.new_empty(0)
+        self._view = self._store.view(room, rows, width)
+
+    def append(self, vectors: Tensor, length: int) -> None:
+        """Writes the vectors, (R, D), of position `length`."""
+        self._view[length] = vectors
+
+    def heads(self, length: int, n_heads: int) -> Tensor:
+        """Gives the first `length` positions as (R, H, length, K)."""
+        return (
+            self._view[:length]
+            .view(length, -1, n_heads, self._width // n_heads)
+            .permute(1, 2, 0, 3)
+        )
+
+    def select(self, rows: Tensor, length: int) -> None:
+        """Keeps, repeats or reorders rows, of `length` positions each."""
+        size = self._room * len(rows) * self._width
+        if len(self._spare) < size:
+            self._spare = self._store.new_empty(size)
+        view = self._spare[:size].view(self._room, len(rows), self._width)
+        torch.index_select(self._view[:length], 1, rows, out=view[:length])
+        self._store, self._spare, self._view = self._spare, self._store, view
 
 
 @dataclass
@@ -22,40 +68,26 @@ class LayerCache:
     """Keys and values that one decoder layer keeps between steps.
 
     Attributes:
-        self_keys: Of R rows of target positions, with room for more, (R, H, room, K).
+        self_keys: Of the target positions so far of R rows.
         self_values: Likewise.
         memory_keys: Of the encoder's output, (B, H, S, K); several rows may share a source.
         memory_values: Likewise.
     """
 
-    self_keys: Tensor
-    self_values: Tensor
+    self_keys: Cache
+    self_values: Cache
     memory_keys: Tensor
     memory_values: Tensor
 
     def select(self, rows: Tensor, length: int) -> None:
-        """Keeps, repeats or reorders rows of `length` target positions, in place."""
-        self.self_keys = _select(self.self_keys, rows, length)
-        self.self_values = _select(self.self_values, rows, length)
+        """Keeps, repeats or reorders rows of `length` target positions."""
+        self.self_keys.select(rows, length)
+        self.self_values.select(rows, length)
 
     def select_sources(self, sources: Tensor) -> None:
         """Keeps only some sources."""
-        self.memory_keys, self.memory_values = (
-            self.memory_keys[sources],
-            self.memory_values[sources],
-        )
-
-
-def _select(cache: Tensor, rows: Tensor, length: int) -> Tensor:
-    used = cache[rows, :, :length]
-    # Only what is used is copied, and no memory is asked for unless there are more rows.
-    kept = (
-        cache[: len(rows)]
-        if len(rows) <= len(cache)
-        else cache.new_empty((len(rows), *cache.shape[1:]))
-    )
-    kept[:, :, :length] = used
-    return kept
+        self.memory_keys = self.memory_keys.index_select(0, sources)
+        self.memory_values = self.memory_values.index_select(0, sources)
 
 
 def attend(
@@ -87,11 +119,12 @@ def attend(
     if maps is not None:
         maps.append(_attention_weights(q, k, mask, causal))
     if q.device.type == "cpu":
-        # On CPUs the bf16 backward of this one operation is many times slower than fp32's.
+        # On CPUs this one operation is slower in bf16, its backward many times, than in fp32.
         with torch.autocast("cpu", enabled=False):
-            return F.scaled_dot_product_attention(
-                q.float(), k.float(), v.float(), mask, dropout, causal
-            )
+            wide = q.float(), k.float(), v.float()
+            if q.size(2) <= FEW_QUERIES and not dropout:
+                return (_attention_weights(q, k, mask, causal) @ wide[2]).to(q.dtype)
+            return F.scaled_dot_product_attention(*wide, mask, dropout, causal).to(q.dtype)
     return F.scaled_dot_product_attention(q, k, v, mask, dropout, causal)
 
 
@@ -110,8 +143,8 @@ class SelfAttention(nn.Module):
     def __init__(self, d_model: int, n_heads: int, bias: bool, dropout: float) -> None:
         super().__init__()
         self.n_heads, self.dropout = n_heads, dropout
-        self.qkv = nn.Linear(d_model, 3 * d_model, bias)
-        self.out = nn.Linear(d_model, d_model, bias)
+        self.qkv = Linear(d_model, 3 * d_model, bias)
+        self.out = Linear(d_model, d_model, bias)
 
     def forward(self, x: Tensor, mask: Tensor | None, causal: bool, maps: Maps | None) -> Tensor:
         """Attends within x, (B, T, D) to (B, T, D)."""
@@ -120,12 +153,14 @@ class SelfAttention(nn.Module):
         return self._project(attend(q, k, v, mask, causal, dropout, maps))
 
     def step(self, x: Tensor, cache: LayerCache, length: int) -> Tensor:
-        """Attends from position `length` to itself and all before, (B, 1, D) to (B, 1, D)."""
-        q, k, v = self.qkv(x).unflatten(-1, (3 * self.n_heads, -1)).transpose(1, 2).chunk(3, dim=1)
-        cache.self_keys[:, :, length] = k[:, :, 0]
-        cache.self_values[:, :, length] = v[:, :, 0]
-        keys, values = cache.self_keys[:, :, : length + 1], cache.self_values[:, :, : length + 1]
-        return self._project(attend(q, keys, values, None, False, 0.0, None))
+        """Attends from position `length` to itself and all before, (R, 1, D) to (R, 1, D)."""
+        q, k, v = self.qkv(x).chunk(3, dim=-1)
+        cache.self_keys.append(k[:, 0], length)
+        cache.self_values.append(v[:, 0], length)
+        keys = cache.self_keys.heads(length + 1, self.n_heads)
+        values = cache.self_values.heads(length + 1, self.n_heads)
+        queries = q.unflatten(-1, (self.n_heads, -1)).transpose(1, 2)  # (R, H, 1, K)
+        return self._project(attend(queries, keys, values, None, False, 0.0, None))
 
     def _project(self, heads: Tensor) -> Tensor:
         projected: Tensor = self.out(heads.transpose(1, 2).flatten(2))  # (B, T, D)
@@ -138,14 +173,15 @@ class CrossAttention(nn.Module):
     def __init__(self, d_model: int, n_heads: int, bias: bool, dropout: float) -> None:
         super().__init__()
         self.n_heads, self.dropout = n_heads, dropout
-        self.q = nn.Linear(d_model, d_model, bias)
-        self.kv = nn.Linear(d_model, 2 * d_model, bias)
-        self.out = nn.Linear(d_model, d_model, bias)
+        self.q = Linear(d_model, d_model, bias)
+        self.kv = Linear(d_model, 2 * d_model, bias)
+        self.out = Linear(d_model, d_model, bias)
 
     def project_memory(self, memory: Tensor) -> tuple[Tensor, Tensor]:
         """Makes keys and values of the encoder's output, (B, S, D) to two (B, H, S, K)."""
         k, v = self.kv(memory).unflatten(-1, (2 * self.n_heads, -1)).transpose(1, 2).chunk(2, dim=1)
-        return k, v
+        # Widened here, once, on a CPU: `attend` would do it for every query anew.
+        return (k.float(), v.float()) if k.device.type == "cpu" else (k, v)
 
     def forward(
         self, x: Tensor, keys: Tensor, values: Tensor, mask: Tensor, maps: Maps | None

@@ -1,11 +1,12 @@
 """The command line: parse, call, print, exit code. No logic."""
 
-import signal
+import json
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, BinaryIO
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -14,8 +15,6 @@ from transformer_mt.errors import ConfigError, DataError, Interrupted, Transform
 
 # torch and datasets take seconds to import: commands import what needs them, so --help need not.
 if TYPE_CHECKING:
-    from transformer_mt.checkpoint import Checkpoint
-    from transformer_mt.corpus import RawPairs
     from transformer_mt.translator import Translator
 
 app = typer.Typer(
@@ -30,23 +29,30 @@ SetOption = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Override a key; may be repeated."),
 ]
-RunArgument = Annotated[
-    Path,
+RunsArgument = Annotated[
+    list[Path],
     typer.Argument(
-        metavar="RUN_OR_CHECKPOINT", help="A run (its best checkpoint) or one checkpoint."
+        metavar="RUN_OR_CHECKPOINT...",
+        help="A run (its best checkpoint) or one checkpoint; several decode as an ensemble.",
     ),
 ]
-
-
-DeviceOption = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
 BeamOption = Annotated[int, typer.Option(min=1, help="Beam size; 1 is greedy search.")]
 PenaltyOption = Annotated[
     float, typer.Option(min=0.0, help="Exponent of the length penalty of a beam.")
 ]
-QuietOption = Annotated[bool, typer.Option("--quiet", help="Only warnings and errors on stderr.")]
+PrecisionOption = Annotated[str, typer.Option(help="fp32, bf16 or fp16.")]
+BatchOption = Annotated[
+    int | None, typer.Option(min=1, help="Source pieces decoded at once, times the beam.")
+]
+LengthOption = Annotated[
+    int | None,
+    typer.Option(min=1, help="Pieces after which a line is split. Default: data.max_length."),
+]
+DeviceOption = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
 RawOption = Annotated[
     bool, typer.Option("--raw", help="The weights themselves, where a moving average is kept too.")
 ]
+QuietOption = Annotated[bool, typer.Option("--quiet", help="Only warnings and errors on stderr.")]
 
 
 def main() -> None:
@@ -156,7 +162,7 @@ def prepare(
 
 @app.command()
 def translate(
-    path: RunArgument,
+    paths: RunsArgument,
     input_: Annotated[
         Path | None,
         typer.Option("--input", help="Text to translate, a sentence a line. Default: stdin."),
@@ -172,6 +178,9 @@ def translate(
     scores: Annotated[
         bool, typer.Option("--scores", help="Put score and tab before each translation.")
     ] = False,
+    precision: PrecisionOption = "fp32",
+    batch_tokens: BatchOption = None,
+    max_length: LengthOption = None,
     device: DeviceOption = "auto",
     raw: RawOption = False,
     quiet: QuietOption = False,
@@ -186,78 +195,141 @@ def translate(
         raise DataError(f"{input_}: no such file")
     if n_best > beam_size:
         raise ConfigError(f"--n-best {n_best} needs --beam-size {n_best} or more")
-    checkpoint, translator = _load(path, device, raw, beam_size, length_penalty, scores)
-    from transformer_mt.corpus import decode_lines
+    from transformer_mt.loading import load_translator
     from transformer_mt.run_log import Talk
+    from transformer_mt.streams import LineReader, count_lines, write_lines
+    from transformer_mt.translator import CHUNK_LINES, Search
 
-    talk = Talk(quiet)
-    talk.say(f"translating with {checkpoint.path}")
+    talk, search = Talk(quiet), Search(beam_size, length_penalty, scores, batch_tokens)
+    checkpoints, translator = load_translator(
+        paths, talk.warn, search, device, precision, max_length, raw
+    )
+    talk.say(f"translating with {' and '.join(str(some.path) for some in checkpoints)}")
     if input_ is None and sys.stdin.isatty():
-        _prompt(translator, checkpoint.config.data.src_lang)
+        _prompt(translator, checkpoints[0].config.data.src_lang)
         return
     began = time.monotonic()
-    with input_.open("rb") if input_ else sys.stdin.buffer as source:
-        found = translator.n_best(decode_lines(source))
-        lines = (line.show(scores) for some in found for line in some[:n_best])
-        count = _write(lines, output) // n_best
+    total = count_lines(input_) if input_ else None
+    hidden = output is None and sys.stdout.isatty()  # the bar would run into the lines
+    with (
+        input_.open("rb") if input_ else sys.stdin.buffer as source,
+        talk.bar("translating", "lines", total, hidden=hidden) as bar,
+    ):
+        reader = LineReader(source)
+
+        def translated() -> Iterator[list[str]]:
+            for chunk in reader.chunks(CHUNK_LINES):
+                found = translator.translate_chunk(chunk, bar.update)
+                yield [line.show(scores) for some in found for line in some[:n_best]]
+
+        count = write_lines(translated(), output) // n_best
     seconds = time.monotonic() - began
     talk.say(f"{count} lines in {seconds:.1f} s, {count / max(seconds, 1e-9):,.0f} a second")
     if translator.lines_split:
         talk.say(f"{translator.lines_split} over-long lines translated in parts")
+    if reader.replaced:
+        talk.warn(f"{reader.replaced} lines were not UTF-8; what was not became U+FFFD")
 
 
 @app.command()
 def evaluate(
-    path: RunArgument,
+    paths: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            metavar="[RUN_OR_CHECKPOINT...]",
+            help="As for translate. Not needed for --hypotheses with --ref or --test-set.",
+        ),
+    ] = None,
     split: Annotated[
         str | None, typer.Option(help="Split of the configured corpus. Default: data.test.")
     ] = None,
+    test_set: Annotated[
+        str | None, typer.Option(help="sacreBLEU's name of a set, such as wmt16, instead.")
+    ] = None,
     src: Annotated[Path | None, typer.Option(help="Source text, instead of a split.")] = None,
     ref: Annotated[Path | None, typer.Option(help="Reference translation of --src.")] = None,
+    hypotheses: Annotated[
+        Path | None, typer.Option(help="Score this translation instead of making one.")
+    ] = None,
+    save: Annotated[Path | None, typer.Option(help="Where to keep the translation.")] = None,
+    baseline: Annotated[
+        Path | None,
+        typer.Option(metavar="RUN_OR_FILE", help="Compare with this run or translation."),
+    ] = None,
+    ter: Annotated[bool, typer.Option("--ter", help="Count TER too.")] = False,
+    samples: Annotated[
+        int,
+        typer.Option(min=0, help="Sentences to show; with --baseline those that changed most."),
+    ] = 0,
+    json_: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     beam_size: BeamOption = 1,
     length_penalty: PenaltyOption = 0.6,
-    samples: Annotated[int, typer.Option(min=0, help="Sentences to show.")] = 0,
-    json_: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    precision: PrecisionOption = "fp32",
+    batch_tokens: BatchOption = None,
+    max_length: LengthOption = None,
     device: DeviceOption = "auto",
     raw: RawOption = False,
+    quiet: QuietOption = False,
 ) -> None:
-    """Translate a test set and score it with sacreBLEU.
+    """Translate a test set, score it with sacreBLEU, and compare it with a baseline.
 
     \b
     transformer-mt evaluate checkpoints/wmt16-base
-    transformer-mt evaluate checkpoints/wmt16-base --src in.de --ref ref.en --json
+    transformer-mt evaluate checkpoints/wmt16-base --test-set wmt14 --beam-size 4 --save hyp.en
+    transformer-mt evaluate checkpoints/wmt16-base --baseline checkpoints/wmt16-small
+    transformer-mt evaluate --hypotheses hyp.en --src in.de --ref ref.en --json
     """
-    if (src is None) != (ref is None):
-        raise DataError("--src and --ref go together")
-    checkpoint, translator = _load(path, device, raw, beam_size, length_penalty)
-    import json
+    if not paths and (hypotheses is None or not (src or test_set)):
+        raise ConfigError("name a run, or --hypotheses with --src and --ref or with --test-set")
+    from dataclasses import asdict
 
-    from transformer_mt.corpus import load_text
-    from transformer_mt.evaluator import evaluate as evaluate_set
+    from transformer_mt.checkpoint import find_checkpoint
+    from transformer_mt.comparison import compare, show
+    from transformer_mt.config import DataConfig
+    from transformer_mt.loading import load_translator, obtain
     from transformer_mt.run_log import Talk
+    from transformer_mt.scoring import score_all
+    from transformer_mt.streams import write_lines
+    from transformer_mt.testsets import load_test_set
+    from transformer_mt.translator import Search
 
-    pairs = load_text(src, ref) if src and ref else _split(checkpoint, split or "test")
-    found = evaluate_set(translator, pairs)
+    talk, search = Talk(quiet), Search(beam_size, length_penalty, False, batch_tokens)
+    load = partial(
+        load_translator,
+        warn=talk.warn,
+        search=search,
+        device=device,
+        precision=precision,
+        max_length=max_length,
+        raw=raw,
+    )
+    data = find_checkpoint(paths[0], talk.warn).config.data if paths else DataConfig(path="none")
+    pairs = load_test_set(data, split, src, ref, test_set)
+    ours = obtain([hypotheses] if hypotheses else paths or [], pairs.src, load, talk)
+    theirs = obtain([baseline], pairs.src, load, talk) if baseline else None
+    scores = score_all(ours.lines, pairs.tgt, ter)
+    found = compare(pairs, ours.lines, theirs.lines, ter) if theirs else None
+    if save:
+        write_lines([ours.lines], save)
     if json_:
-        result = {
-            "bleu": found.bleu.value,
-            "bleu_signature": found.bleu.signature,
-            "chrf": found.chrf.value,
-            "chrf_signature": found.chrf.signature,
-            "sentences": len(pairs),
-            "beam_size": beam_size,
-            "seconds": round(found.seconds, 3),
-            "checkpoint": str(checkpoint.path),
-        }
+        result: dict[str, object] = {"sentences": len(pairs), "beam_size": beam_size}
+        for score in scores:
+            result |= {score.name: score.value, f"{score.name}_signature": score.signature}
+        result |= {"seconds": round(ours.seconds, 3), "checkpoint": ours.name}
+        if theirs and found:
+            result |= {"baseline": theirs.name, **asdict(found)}
         print(json.dumps(result))
         return
-    for i in range(min(samples, len(pairs))):
+    for i in range(min(0 if theirs else samples, len(pairs))):
         print(f"source      {pairs.src[i]}")
         print(f"reference   {pairs.tgt[i]}")
-        print(f"hypothesis  {found.hypotheses[i]}\n")
-    print(found.bleu.text)
-    print(found.chrf.text)
-    Talk().say(f"{len(pairs)} sentences in {found.seconds:.1f} s with {checkpoint.path}")
+        print(f"hypothesis  {ours.lines[i]}\n")
+    for score in scores:
+        print(score.text)
+    if theirs and found:
+        print(f"\nagainst {theirs.name}\n")
+        print(show(found, pairs, ours.lines, theirs.lines, samples))
+    talk.say(f"{len(pairs)} sentences in {ours.seconds:.1f} s with {ours.name}")
 
 
 @app.command()
@@ -279,53 +351,30 @@ def average(
     print(average_run(run, last, output))
 
 
-def _load(
-    path: Path, device: str, raw: bool, beam_size: int, length_penalty: float, scored: bool = False
-) -> "tuple[Checkpoint, Translator]":
+@app.command()
+def export(
+    path: Annotated[
+        Path,
+        typer.Argument(
+            metavar="RUN_OR_CHECKPOINT", help="A run (its best checkpoint) or one checkpoint."
+        ),
+    ],
+    output: Annotated[Path, typer.Option("-o", "--output", help="The directory to make.")],
+    quantization: Annotated[
+        str, typer.Option(help="float32, float16, bfloat16, int16 or int8.")
+    ] = "float32",
+    raw: RawOption = False,
+) -> None:
+    """Write a checkpoint as a CTranslate2 model, for translating without PyTorch.
+
+    \b
+    transformer-mt export checkpoints/wmt16-base -o wmt16-ct2 --quantization int8
+    """
     from transformer_mt.checkpoint import find_checkpoint
-    from transformer_mt.device import choose_device
+    from transformer_mt.export import export as export_checkpoint
     from transformer_mt.run_log import Talk
-    from transformer_mt.translator import Translator
 
-    target = choose_device(device)
-    checkpoint = find_checkpoint(path, Talk().warn)
-    model = checkpoint.build_model(raw).to(target)
-    longest = checkpoint.config.data.max_length
-    translator = Translator(model, checkpoint.vocab, longest, beam_size, length_penalty, scored)
-    return checkpoint, translator
-
-
-def _split(checkpoint: "Checkpoint", name: str) -> "RawPairs":
-    from transformer_mt.corpus import load_split
-
-    data = checkpoint.config.data
-    names = {"train": data.train, "valid": data.valid, "validation": data.valid, "test": data.test}
-    return load_split(data, names.get(name, name))
-
-
-def _write(lines: Iterable[str], output: Path | None) -> int:
-    """Writes lines to stdout, or to a file that appears when it is whole; counts them."""
-    if output is None:
-        # When the reader has what it wants, as `head` has, end as other tools do.
-        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-        return _write_to(sys.stdout.buffer, lines)
-    beside = output.with_name(f".{output.name}.partial")
-    try:
-        with beside.open("wb") as file:
-            count = _write_to(file, lines)
-        beside.replace(output)
-    finally:
-        beside.unlink(missing_ok=True)
-    return count
-
-
-def _write_to(stream: BinaryIO, lines: Iterable[str]) -> int:
-    count = 0
-    for line in lines:
-        stream.write(line.encode("utf-8") + b"\n")
-        count += 1
-    stream.flush()
-    return count
+    print(export_checkpoint(find_checkpoint(path, Talk().warn), output, quantization, raw))
 
 
 def _prompt(translator: "Translator", language: str) -> None:

@@ -100,15 +100,6 @@ def load_text(src_path: Path, tgt_path: Path) -> RawPairs:
     return _gather(_read_text(src_path, tgt_path), str(src_path))
 
 
-def decode_lines(raw: Iterable[bytes]) -> Iterator[str]:
-    r"""Decodes lines of a binary stream; such a stream splits at `\n` alone.
-
-    Invalid UTF-8 becomes U+FFFD, so that no line is ever lost.
-    """
-    for line in raw:
-        yield line.removesuffix(b"\n").decode("utf-8", errors="replace")
-
-
 def _gather(pairs: Iterator[Pair], what: str) -> RawPairs:
     raw = RawPairs([], [])
     for src, tgt in pairs:
@@ -174,7 +165,7 @@ def _cut(read: Callable[[], Iterator[Pair]], start: str | None, stop: str | None
 
 
 def _read_text(src_path: Path, tgt_path: Path) -> Iterator[Pair]:
-    src_lines, tgt_lines = _lines(src_path), _lines(tgt_path)
+    src_lines, tgt_lines = read_lines(src_path), read_lines(tgt_path)
     for count, (src, tgt) in enumerate(zip_longest(src_lines, tgt_lines)):
         if src is None or tgt is None:
             more = count + 1 + sum(1 for _ in (tgt_lines if src is None else src_lines))
@@ -187,7 +178,7 @@ def _read_text(src_path: Path, tgt_path: Path) -> Iterator[Pair]:
 
 
 def _read_tsv(path: Path, swapped: bool) -> Iterator[Pair]:
-    for number, line in enumerate(_lines(path), start=1):
+    for number, line in enumerate(read_lines(path), start=1):
         columns = line.split("\t")  # quotes are text: a tab always ends a column
         if len(columns) < 2:
             raise DataError(f"{path}, line {number}: no tab between the two languages")
@@ -195,7 +186,12 @@ def _read_tsv(path: Path, swapped: bool) -> Iterator[Pair]:
         yield (right, left) if swapped else (left, right)
 
 
-def _lines(path: Path) -> Iterator[str]:
+def read_lines(path: Path) -> Iterator[str]:
+    r"""Reads the lines of a text file, which may be packed (.gz, .xz, .zst), split at `\n` alone.
+
+    Raises:
+        DataError: If it cannot be read or is not UTF-8.
+    """
     number = 0
     try:
         with _unpack(path) as raw:  # binary: a text file would also split at carriage returns

@@ -17,6 +17,9 @@ class State(Protocol):
 
 S = TypeVar("S", bound=State)
 
+KEPT_SHARE = 0.9
+"""Greedy search drops rows that have ended when no more than this share goes on."""
+
 
 @dataclass(frozen=True)
 class Hypothesis:
@@ -54,19 +57,22 @@ def greedy(
     """
     rows = torch.arange(len(max_lengths), device=max_lengths.device)
     hypotheses: list[list[int]] = [[] for _ in rows]
-    ids = torch.full_like(rows, bos_id)
+    ids, going = torch.full_like(rows, bos_id), torch.ones_like(rows, dtype=torch.bool)
     for position in range(1, int(max_lengths.max()) + 1):
-        ids = step(ids, state).argmax(dim=-1)
-        ended = ids == eos_id
-        for row, token, end in zip(rows.tolist(), ids.tolist(), ended.tolist(), strict=True):
-            if not end:
+        ids = step(ids, state).float().argmax(dim=-1)
+        going &= ids != eos_id
+        flags = going.tolist()
+        for row, token, goes_on in zip(rows.tolist(), ids.tolist(), flags, strict=True):
+            if goes_on:
                 hypotheses[row].append(token)
-        going = ~(ended | (max_lengths[rows] <= position))
-        if not bool(going.all()):
+        going &= max_lengths[rows] > position
+        left = int(going.sum())
+        if not left:
+            break
+        # Dropping rows copies those that stay, so a few that have ended are carried along.
+        if left <= KEPT_SHARE * len(rows):
             kept = going.nonzero().flatten()
-            if not len(kept):
-                break
-            rows, ids = rows[kept], ids[kept]
+            rows, ids, going = rows[kept], ids[kept], going[kept]
             state.select(kept, kept)
     return hypotheses
 
@@ -126,12 +132,13 @@ def beam_search(
             found[owner].append(Hypothesis(text[1:], value, score))
 
     for position in range(1, int(max_lengths.max()) + 1):
-        logits = step(tokens[:, :, -1].flatten(), state)
-        log_probabilities = logits.float().log_softmax(-1).view(*totals.shape, -1)
-        continued = totals[:, :, None] + log_probabilities  # (B, beam, V)
+        logits = step(tokens[:, :, -1].flatten(), state).float()
         # At most one end mark a beam: twice as many candidates always leave a full beam.
-        best, flat = continued.flatten(1).topk(2 * beam_size)  # (B, 2 * beam)
-        parents, ids = flat // logits.size(-1), flat % logits.size(-1)
+        likely, words = logits.log_softmax(-1).topk(2 * beam_size)  # (R, 2 * beam)
+        continued = totals[:, :, None] + likely.view(*totals.shape, -1)  # (B, beam, 2 * beam)
+        best, places = continued.flatten(1).topk(2 * beam_size)  # (B, 2 * beam)
+        parents = places // (2 * beam_size)
+        ids = words.view(len(totals), -1).gather(1, places)
         texts = tokens.gather(1, parents[:, :, None].expand(-1, -1, position))
         ended = ids == eos_id
         collect(ended[:, :beam_size], texts[:, :beam_size], best[:, :beam_size], True)

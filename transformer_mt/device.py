@@ -33,13 +33,11 @@ def choose_precision(name: str, device: torch.device, kept: str | None) -> str:
     """
     if name == "auto" and kept:
         name = kept
-    if device.type == "cuda":
-        has_bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
-    else:
-        has_bf16 = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
     if name == "auto":
-        return "bf16" if has_bf16 else ("fp16" if device.type == "cuda" else "fp32")
-    if (name == "bf16" and not has_bf16) or (name == "fp16" and device.type == "cpu"):
+        if supports("bf16", device):
+            return "bf16"
+        return "fp16" if device.type == "cuda" else "fp32"
+    if not supports(name, device):
         if kept:
             raise DeviceError(
                 f"train.precision: the run computes in {kept}, which this {device.type} does not"
@@ -49,6 +47,15 @@ def choose_precision(name: str, device: torch.device, kept: str | None) -> str:
             f"train.precision = {name}: this {device.type} does not compute in it; use auto or fp32"
         )
     return name
+
+
+def supports(precision: str, device: torch.device) -> bool:
+    """Tells whether a device computes in `fp32`, `bf16` or `fp16` without emulating it."""
+    if precision == "bf16":
+        if device.type == "cuda":
+            return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+        return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    return precision == "fp32" or device.type == "cuda"
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -1,7 +1,6 @@
 """From raw sources and raw references to hypotheses and scores: the one way to a BLEU."""
 
 import math
-import time
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,26 +11,22 @@ from transformer_mt.corpus import RawPairs
 from transformer_mt.loss import nll
 from transformer_mt.model import Transformer
 from transformer_mt.pairs import IdPairs
-from transformer_mt.scoring import Score, bleu, chrf
+from transformer_mt.scoring import Score, bleu
 from transformer_mt.translator import Translator
 from transformer_mt.vocab import PAD_ID
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Translations of a set and their scores.
+    """Translations of a set and their score.
 
     Attributes:
         hypotheses: One a source line, detokenised.
         bleu: Corpus BLEU.
-        chrf: Corpus chrF2.
-        seconds: Time spent translating.
     """
 
     hypotheses: list[str]
     bleu: Score
-    chrf: Score
-    seconds: float
 
 
 def evaluate(translator: Translator, pairs: RawPairs) -> Evaluation:
@@ -40,10 +35,8 @@ def evaluate(translator: Translator, pairs: RawPairs) -> Evaluation:
     Raises:
         DataError: If there are no pairs.
     """
-    started = time.monotonic()
     hypotheses = list(translator.translate(pairs.src))
-    seconds = time.monotonic() - started
-    return Evaluation(hypotheses, bleu(hypotheses, pairs.tgt), chrf(hypotheses, pairs.tgt), seconds)
+    return Evaluation(hypotheses, bleu(hypotheses, pairs.tgt))
 
 
 @torch.no_grad()
@@ -55,7 +48,7 @@ def mean_nll(model: Transformer, pairs: IdPairs, micro_batch_tokens: int) -> flo
         pairs: Every pair counts, however long.
         micro_batch_tokens: Padded positions computed at once, unless a single pair needs more.
     """
-    training, device = model.training, model.src_embedding.device
+    training, device = model.training, model.device
     model.eval()
     src_lengths, tgt_lengths = pairs.lengths
     order = np.lexsort((src_lengths, tgt_lengths))

@@ -15,8 +15,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from transformer_mt.attention import CrossAttention, LayerCache, Maps, SelfAttention
+from transformer_mt.attention import Cache, CrossAttention, LayerCache, Maps, SelfAttention
 from transformer_mt.config import ModelConfig
+from transformer_mt.linear import Linear, Packable
 
 
 @dataclass
@@ -73,8 +74,8 @@ class FeedForward(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.inner = nn.Linear(config.d_model, config.d_ff)
-        self.outer = nn.Linear(config.d_ff, config.d_model)
+        self.inner = Linear(config.d_model, config.d_ff)
+        self.outer = Linear(config.d_ff, config.d_model)
         self.dropout = nn.Dropout(config.activation_dropout)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -154,7 +155,7 @@ class DecoderLayer(nn.Module):
         return x
 
 
-class Transformer(nn.Module):
+class Transformer(Packable):
     """The whole model, from ids to logits.
 
     Args:
@@ -201,6 +202,16 @@ class Transformer(nn.Module):
                 nn.init.xavier_uniform_(parameter)
             elif name.endswith("bias"):
                 nn.init.zeros_(parameter)
+
+    @property
+    def matrix(self) -> Tensor:
+        """What makes logits of the decoder's output, (V, D)."""
+        return self.src_embedding if self.tied else self.out_embedding
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+        return self.src_embedding.device
 
     def forward(self, src: Tensor, tgt_in: Tensor) -> Tensor:
         """Computes logits, (B, T, V), of padded ids, (B, S) and (B, T)."""
@@ -257,8 +268,9 @@ class Transformer(nn.Module):
         layers = []
         for layer in self.decoder:
             keys, values = layer.cross_attention.project_memory(memory)  # type: ignore[union-attr, operator]
-            room = (len(src), self.n_heads, max_length, self.d_model // self.n_heads)
-            layers.append(LayerCache(keys.new_empty(room), keys.new_empty(room), keys, values))
+            keys, values = keys.contiguous(), values.contiguous()  # read anew in every step
+            own = [Cache(keys, max_length, len(src), self.d_model) for _ in range(2)]
+            layers.append(LayerCache(own[0], own[1], keys, values))
         return DecoderState(layers, self.src_mask(src))
 
     def decode_step(self, ids: Tensor, state: DecoderState) -> Tensor:
@@ -290,10 +302,9 @@ class Transformer(nn.Module):
     def _positions(self, length: int) -> Tensor:
         if length > len(self.positions):
             room = max(length, 2 * len(self.positions), 256)
-            steps = torch.arange(room, device=self.src_embedding.device)
-            self.positions = sinusoid(steps, self.d_model)
+            steps = torch.arange(room, device=self.device)
+            self.positions = sinusoid(steps, self.d_model).to(self.src_embedding.dtype)
         return self.positions[:length]
 
     def _logits(self, x: Tensor) -> Tensor:
-        matrix = self.src_embedding if self.tied else self.out_embedding
-        return F.linear(self.decoder_norm(x), matrix)
+        return self.multiply(self.decoder_norm(x), None)

@@ -210,7 +210,7 @@ def _clean(config: Config, source: Source, learn: bool, talk: Talk) -> Cleaned:
     """Reads the corpus once; counts words if a vocabulary is to be learned from them."""
     counts = [Counter[str]() for _ in range(1 if config.vocab.shared else 2)]
     cleaned, seen = Cleaned(bytearray(), [_KEPT], counts), set[bytes]()
-    for pair in talk.bar(source.read(), "reading", "pairs"):
+    for pair in talk.bar("reading", "pairs", items=source.read()):
         why = _text_reason(config.data, pair, seen)
         if why not in cleaned.names:
             cleaned.names.append(why)
@@ -274,7 +274,7 @@ def _encode(
         cleaned.dropped(),
         [_Writer(folder, "src", vocab), _Writer(folder, "tgt", vocab)],
     )
-    pairs = talk.bar(source.read(), "encoding", "pairs", len(cleaned.reasons))
+    pairs = talk.bar("encoding", "pairs", len(cleaned.reasons), source.read())
     text = (pair for pair, why in zip(pairs, cleaned.reasons, strict=True) if not why)
     while chunk := list(islice(text, _CHUNK)):
         src, tgt = zip(*chunk, strict=True)

@@ -44,15 +44,25 @@ class Talk:
         print(f"warning: {text}", file=sys.stderr)
 
     def bar(
-        self, items: Iterable[T], name: str, unit: str, total: int | None = None
-    ) -> Iterable[T]:
-        """Shows how far the caller has come with some items, where there is a terminal."""
-        hidden = self.quiet or not sys.stderr.isatty()
+        self,
+        name: str,
+        unit: str,
+        total: int | None = None,
+        items: Iterable[T] | None = None,
+        hidden: bool = False,
+    ) -> "tqdm[T]":
+        """Shows, where there is a terminal, how far the caller has come with some items.
+
+        Args:
+            name: What is being done.
+            unit: What is counted.
+            total: How many there will be, if known.
+            items: What to iterate over; else the caller moves the bar with `update`.
+            hidden: Shows nothing, as `quiet` does.
+        """
+        hidden = hidden or self.quiet or not sys.stderr.isatty()
         unit = f" {unit}"
-        shown: Iterable[T] = tqdm(
-            items, name, total, unit=unit, dynamic_ncols=True, disable=hidden, leave=False
-        )
-        return shown
+        return tqdm(items, name, total, unit=unit, dynamic_ncols=True, disable=hidden, leave=False)
 
 
 class RunLog:

@@ -52,6 +52,10 @@ class Vocabulary:
         """Number of target pieces, special ones included."""
         return self._tgt.size
 
+    def equals(self, other: "Vocabulary") -> bool:
+        """Tells whether another vocabulary gives every piece the same id."""
+        return (self.src_model, self.tgt_model) == (other.src_model, other.tgt_model)
+
     def encode_src(self, texts: Sequence[str]) -> list[list[int]]:
         """Encodes source texts into piece ids, without begin or end marks."""
         return self._src.encode(texts)
@@ -63,6 +67,10 @@ class Vocabulary:
     def src_pieces(self, ids: Sequence[int]) -> list[str]:
         """Spells source ids as pieces; a word begins with `▁`."""
         return self._src.spell(ids)
+
+    def tgt_pieces(self, ids: Sequence[int]) -> list[str]:
+        """Spells target ids as pieces."""
+        return self._tgt.spell(ids)
 
     def decode_tgt(self, ids: Sequence[int]) -> str:
         """Joins target ids into one line of text.

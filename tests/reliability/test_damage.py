@@ -164,6 +164,15 @@ def test_a_genuine_manifest_makes_no_file_safe(run_dir, name, raw):
     assert name in str(error.value) or str(path) in str(error.value)
 
 
+@pytest.mark.parametrize("name", ["state.json", "config.json"])
+def test_json_of_an_absurd_size_is_not_read(run_dir, name):
+    """Although it is good but for a million spaces. Sabotage: no limit on the size."""
+    path = list_checkpoints(run_dir)[0]
+    vouch(path, name, (path / name).read_bytes() + b" " * 2**20)
+    with pytest.raises(CheckpointError, match=rf"{name}: damaged \(\d+ bytes\)"):
+        load_checkpoint(path)
+
+
 @pytest.mark.parametrize("name", ["../escape", "/etc/passwd", "a/b", "..", ""])
 def test_a_path_that_climbs_out_is_refused(run_dir, name):
     """Only plain names of files beside the manifest."""
