@@ -159,7 +159,7 @@ def test_wrong_arguments(copy_run, monkeypatch, capsys, arguments, culprit):
         (["translate", "run", "--bem-size", "4"], "--beam-size"),
         (["translate", "run", "--beam-size", "0"], "--beam-size"),
         (["translate", "run", "--beam-size", "2", "--n-best", "3"], "--n-best 3"),
-        (["evaluate"], "RUN_OR_CHECKPOINT"),
+        (["evaluate"], "name a run"),
         (["evaluate", "run", "--length-penalty", "x"], "--length-penalty"),
         (["average", "run", "--last", "0"], "--last"),
         (["average", "nowhere", "--last", "2"], "nowhere"),

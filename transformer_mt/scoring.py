@@ -97,8 +97,9 @@ def paired_bootstrap(
     differences = []
     for name, signature in signatures.items():
         before, after = results[name]
-        found = (after.score, before.score, after.p_value)  # type: ignore[union-attr]
-        differences.append(Difference(name, *found, signature.format()))  # type: ignore[arg-type]
+        value, p_value = float(after.score), float(after.p_value or 0.0)  # type: ignore[union-attr]
+        old = float(before.score)  # type: ignore[union-attr]
+        differences.append(Difference(name, value, old, p_value, signature.format()))
     return differences
 
 

@@ -1,0 +1,95 @@
+"""A checkpoint as a CTranslate2 model."""
+
+import ctranslate2
+import pytest
+import sentencepiece
+from conftest import copy_lines, run_program, tiny_config
+
+from transformer_mt.checkpoint import find_checkpoint
+from transformer_mt.errors import ConfigError
+from transformer_mt.export import export
+from transformer_mt.loading import load_translator
+from transformer_mt.run import train
+from transformer_mt.translator import EXTRA_LENGTH
+
+LINES = copy_lines(150, 11)
+
+
+def translate(folder) -> list[str]:
+    """Translates as the model card says, greedily."""
+    shared = (folder / "vocab.model").exists()
+    names = ("vocab.model", "vocab.model") if shared else ("src.model", "tgt.model")
+    src, tgt = (
+        sentencepiece.SentencePieceProcessor(model_file=str(folder / name)) for name in names
+    )
+    translator = ctranslate2.Translator(str(folder), compute_type="default")
+    pieces = [src.encode(line, out_type=str) for line in LINES]
+    found = []
+    for row in pieces:  # each with the limit that ours has
+        length = len(row) + EXTRA_LENGTH
+        best = translator.translate_batch([row], beam_size=1, max_decoding_length=length)
+        text = tgt.decode(best[0].hypotheses[0])
+        found.append(text.translate(str.maketrans("\n\r\t", "   ")))  # bytes ours never writes
+    return found
+
+
+def test_it_translates_as_ours_does(copy_run, tmp_path):
+    """Every one of 150 lines in fp32; nearly every one in int8."""
+    expected = list(load_translator([copy_run], pytest.fail)[1].translate(LINES))
+    checkpoint = find_checkpoint(copy_run, pytest.fail)
+    assert translate(export(checkpoint, tmp_path / "fp32", "float32")) == expected
+    eight = translate(export(checkpoint, tmp_path / "int8", "int8"))
+    assert sum(map(str.__eq__, eight, expected)) > 0.95 * len(LINES)
+    sizes = [(tmp_path / name / "model.bin").stat().st_size for name in ("fp32", "int8")]
+    assert sizes[1] < 0.6 * sizes[0]  # the positions stay as they are
+
+
+@pytest.mark.parametrize("norm", ["post", "pre"])
+@pytest.mark.parametrize("tied", [True, False])
+def test_every_model_it_can_express(corpus_dir, tmp_path, norm, tied):
+    """Either norm, tied or with a vocabulary a language, with biases or without, uneven stacks.
+
+    A model that has learned nothing writes long nonsense: a slip anywhere would show.
+    """
+    config = tiny_config(
+        corpus_dir,
+        model__norm=norm,
+        model__tie_embeddings=tied,
+        model__attention_bias=tied,
+        model__encoder_layers=2,
+        model__decoder_layers=1,
+        vocab__shared=tied,
+        train__max_steps=0,
+        valid__every=1000,
+    )
+    train(config, tmp_path / "run")
+    expected = list(load_translator([tmp_path / "run"], pytest.fail)[1].translate(LINES))
+    assert len(set(expected)) > 1
+    checkpoint = find_checkpoint(tmp_path / "run", pytest.fail)
+    folder = export(checkpoint, tmp_path / "exported", "float32")
+    assert translate(folder) == expected
+
+
+def test_what_it_refuses(corpus_dir, copy_run, tmp_path, monkeypatch):
+    """By name, leaving nothing behind."""
+    config = tiny_config(corpus_dir, model__norm="sublayer", train__max_steps=1)
+    train(config, tmp_path / "run")
+    checkpoint = find_checkpoint(tmp_path / "run", pytest.fail)
+    with pytest.raises(ConfigError, match=r"model\.norm = sublayer"):
+        export(checkpoint, tmp_path / "out", "int8")
+    with pytest.raises(ConfigError, match="--quantization int4: write float32"):
+        export(checkpoint, tmp_path / "out", "int4")
+    with pytest.raises(ConfigError, match="run: exists already"):
+        export(find_checkpoint(copy_run, pytest.fail), tmp_path / "run", "int8")
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"pip install 'transformer-mt\[ctranslate2\]'"):
+        export(checkpoint, tmp_path / "out", "int8")
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+def test_the_command(copy_run, tmp_path):
+    """It prints the directory, which holds a model card."""
+    done = run_program("export", copy_run, "-o", tmp_path / "out", "--quantization", "int8")
+    assert done.returncode == 0 and done.stdout.decode() == f"{tmp_path / 'out'}\n"
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert card.startswith("# out\n") and "weights in int8" in card and "de to en" in card

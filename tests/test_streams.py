@@ -1,0 +1,99 @@
+"""Lines in and out: none lost, none held back."""
+
+import os
+import threading
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from transformer_mt.streams import LineReader, count_lines, write_lines
+
+
+def read(raw: bytes, size: int, pieces: int = 1) -> tuple[list[list[str]], int]:
+    """Sends bytes through a pipe in some pieces and gives the chunks."""
+    reading, writing = os.pipe()
+
+    def send() -> None:
+        step = max(1, -(-len(raw) // pieces))
+        with open(writing, "wb", buffering=0) as stream:
+            for start in range(0, len(raw), step):
+                stream.write(raw[start : start + step])
+
+    sender = threading.Thread(target=send)
+    sender.start()
+    with open(reading, "rb") as stream:
+        reader = LineReader(stream)
+        chunks = list(reader.chunks(size))
+    sender.join()
+    return chunks, reader.replaced
+
+
+@given(st.lists(st.binary(max_size=9)), st.booleans(), st.integers(1, 5), st.integers(1, 4))
+def test_every_line_once_and_in_order(lines, ended, size, pieces):
+    r"""Split at line feeds alone; a last line without one counts.
+
+    Sabotage: `splitlines()`; forget what follows the last line feed.
+    """
+    raw = b"\n".join(line.replace(b"\n", b"\r") for line in lines) + b"\n" * ended
+    expected = raw.split(b"\n")
+    if not expected[-1]:
+        expected.pop()
+    chunks, replaced = read(raw, size, pieces)
+    assert [line for chunk in chunks for line in chunk] == [
+        line.decode("utf-8", errors="replace") for line in expected
+    ]
+    assert all(0 < len(chunk) <= size for chunk in chunks)
+    assert replaced == sum(line.decode("utf-8", "ignore").encode() != line for line in expected)
+
+
+def test_a_line_longer_than_any_block():
+    """Ten megabytes without a line feed are one line."""
+    chunks, _ = read(b"x" * 10_000_000 + b"\nend", 4)
+    assert [len(line) for chunk in chunks for line in chunk] == [10_000_000, 3]
+
+
+def test_only_what_is_not_utf_8_is_counted():
+    """A replacement character that was there is none of ours."""
+    assert read("\ufffd\n\u2028\r".encode() + b"\n\xff\xff\n\xc3", 10)[1] == 2
+
+
+def test_a_writer_that_waits_gets_its_lines():
+    """Without closing the pipe, and without its half line. Sabotage: read until a chunk is full."""
+    reading, writing = os.pipe()
+    with open(reading, "rb") as stream:
+        chunks = LineReader(stream).chunks(1000)
+        os.write(writing, b"one\ntwo\nhal")
+        assert next(chunks) == ["one", "two"]
+        os.write(writing, b"f\n")
+        os.close(writing)
+        assert list(chunks) == [["half"]]
+
+
+@pytest.mark.parametrize(("raw", "count"), [(b"", 0), (b"\n", 1), (b"a\r\n\nb", 3), (b"a\n", 1)])
+def test_counting(tmp_path, raw, count):
+    """As many as are read."""
+    (tmp_path / "text").write_bytes(raw)
+    assert count_lines(tmp_path / "text") == count
+
+
+def test_a_file_appears_when_it_is_whole(tmp_path):
+    """What was there stays until then, and if something goes wrong."""
+    output = tmp_path / "out"
+    output.write_text("before")
+
+    def chunks():
+        yield ["a", "ü"]
+        assert output.read_text() == "before"
+        yield ["\u2028"]
+
+    assert write_lines(chunks(), output) == 3
+    assert output.read_bytes() == "a\nü\n\u2028\n".encode()
+
+    def broken():
+        yield ["x"]
+        raise ValueError
+
+    with pytest.raises(ValueError):
+        write_lines(broken(), output)
+    assert output.read_bytes().startswith(b"a\n") and list(tmp_path.iterdir()) == [output]

@@ -1,0 +1,191 @@
+"""`translate`: batches, precisions, ensembles, streams."""
+
+import os
+import select
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import command, copy_lines, run_program, tiny_config
+
+from transformer_mt.checkpoint import find_checkpoint
+from transformer_mt.device import supports
+from transformer_mt.ensemble import Ensemble
+from transformer_mt.errors import CheckpointError, ConfigError, DeviceError
+from transformer_mt.linear import packed
+from transformer_mt.loading import load_translator
+from transformer_mt.run import train
+from transformer_mt.translator import Search, Translator
+from transformer_mt.vocab import BOS_ID
+
+LINES = ["", *copy_lines(40, 9), " ", "a", *copy_lines(20, 10)]
+
+
+@pytest.fixture(scope="module")
+def other_run(copy_run, tmp_path_factory) -> Path:
+    """Gives a run of another size with the same vocabulary."""
+    folder = tmp_path_factory.mktemp("other")
+    config = find_checkpoint(copy_run, print).config
+    vocab = find_checkpoint(copy_run, print).path / "vocab.model"
+    values = {"data__max_length": 20, "model__d_model": 32, "train__max_steps": 5}
+    other = tiny_config(Path(config.data.path), **values)
+    other = other.model_copy(update={"vocab": other.vocab.model_copy(update={"path": str(vocab)})})
+    train(other, folder / "run")
+    return folder / "run"
+
+
+def load(*paths: Path, **options: object) -> Translator:
+    return load_translator(paths, pytest.fail, **options)[1]
+
+
+@pytest.mark.parametrize("batch_tokens", [1, 40, 100_000])
+@pytest.mark.parametrize("beam_size", [1, 4])
+def test_batches_change_nothing(copy_run, batch_tokens, beam_size):
+    """The same text and scores however many lines are decoded together."""
+    search = Search(beam_size, scored=True)
+    whole = load(copy_run, search=search).translate_chunk(LINES)
+    search = Search(beam_size, scored=True, batch_tokens=batch_tokens)
+    parts = load(copy_run, search=search).translate_chunk(LINES)
+    for some, others in zip(whole, parts, strict=True):
+        assert [one.text for one in some] == [one.text for one in others]
+        scores = [[one.score for one in those] for those in (some, others)]
+        assert scores[0] == pytest.approx(scores[1], abs=1e-4)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("rows", [1, 2, 7])
+def test_logits_do_not_depend_on_the_batch(copy_run, rows):
+    """Within 1e-5 in fp32, packed or not."""
+    model = find_checkpoint(copy_run, print).build_model()
+    src = torch.randint(4, model.matrix.size(0), (7, 11))
+    ids = torch.full((7,), BOS_ID)
+    whole = model.decode_step(ids, model.start(src, 3))
+    with packed(model):
+        assert model.packed is not None
+        again = [
+            model.decode_step(ids[i : i + rows], model.start(src[i : i + rows], 3))
+            for i in range(0, 7, rows)
+        ]
+    assert model.packed is None
+    torch.testing.assert_close(torch.cat(again), whole, atol=1e-5, rtol=1e-5)
+
+
+def test_lines_are_counted_as_they_are_done(copy_run):
+    """Empty and split lines count once."""
+    counts: list[int] = []
+    translator = load(copy_run, search=Search(batch_tokens=60), max_length=5)
+    translator.translate_chunk(LINES, counts.append)
+    assert sum(counts) == len(LINES) and len(counts) > 3
+    assert 0 < translator.lines_split < len(LINES)
+
+
+def test_an_ensemble_of_one_or_of_the_same_is_itself(copy_run):
+    """To the last letter, and the scores too."""
+    alone = load(copy_run, search=Search(2)).translate_chunk(LINES)
+    model = find_checkpoint(copy_run, print).build_model()
+    vocab = find_checkpoint(copy_run, print).vocab
+    one = Translator(Ensemble([model]).eval(), vocab, 24, Search(2)).translate_chunk(LINES)
+    twice = load(copy_run, copy_run, search=Search(2)).translate_chunk(LINES)
+    for mine, its, theirs in zip(alone, one, twice, strict=True):
+        assert mine[0].text == its[0].text == theirs[0].text
+        assert mine[0].score == pytest.approx(its[0].score, abs=1e-4)
+        assert mine[0].score == pytest.approx(theirs[0].score, abs=1e-4)
+
+
+@torch.no_grad()
+def test_an_ensemble_is_the_mean_probability(copy_run, other_run):
+    """Of models of different sizes, position by position, rows selected between."""
+    models = [find_checkpoint(path, print).build_model() for path in (copy_run, other_run)]
+    ensemble = Ensemble(models).eval()
+    src = torch.randint(4, models[0].matrix.size(0), (3, 6))
+    ids, rows = torch.full((3,), BOS_ID), torch.tensor([2, 0])
+    states, state = [model.start(src, 4) for model in models], ensemble.start(src, 4)
+    for step_ids in (ids, torch.tensor([9, 7, 8])):
+        means = [
+            model.decode_step(step_ids, its).softmax(-1)
+            for model, its in zip(models, states, strict=True)
+        ]
+        found = ensemble.decode_step(step_ids, state).exp()
+        torch.testing.assert_close(found, sum(means) / 2)
+    for some in (*states, state):
+        some.select(rows, rows)
+    last = torch.tensor([5, 6])
+    means = [
+        model.decode_step(last, its).softmax(-1) for model, its in zip(models, states, strict=True)
+    ]
+    torch.testing.assert_close(ensemble.decode_step(last, state).exp(), sum(means) / 2)
+
+
+def test_an_ensemble_takes_the_shorter_limit_and_one_vocabulary(copy_run, other_run, corpus_dir):
+    """Runs with other pieces are refused by name."""
+    assert load(copy_run, other_run).max_length == 20
+    values = {"vocab__size": 290, "train__max_steps": 1}
+    train(tiny_config(corpus_dir, **values), copy_run.parent / "pieces")
+    with pytest.raises(CheckpointError, match=r"pieces.*its vocabulary is not that of .*copy"):
+        load(copy_run, copy_run.parent / "pieces")
+
+
+def test_precisions(copy_run):
+    """The weights are rounded; what a device lacks is refused."""
+    expected = list(load(copy_run).translate(LINES))
+    if supports("bf16", torch.device("cpu")):
+        found = list(load(copy_run, precision="bf16").translate(LINES))
+        assert sum(map(str.__eq__, expected, found)) > 0.8 * len(LINES)
+        assert load(copy_run, precision="bf16").model.matrix.dtype == torch.bfloat16
+    with pytest.raises(DeviceError, match="--precision fp16: this cpu"):
+        load(copy_run, precision="fp16", device="cpu")
+    with pytest.raises(ConfigError, match="--precision int8: write fp32, bf16, fp16"):
+        load(copy_run, precision="int8")
+
+
+def test_a_coprocess_gets_its_answer(copy_run):
+    """A program that writes a line and waits, with the pipe still open."""
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        command("translate", copy_run, "--quiet"), stdin=pipe, stdout=pipe
+    ) as process:
+        for line in (b"abc de\n", b"\n", b"x yz\n"):
+            process.stdin.write(line)
+            process.stdin.flush()
+            assert select.select([process.stdout], [], [], 60)[0], "nothing came"
+            assert (process.stdout.readline() == b"\n") == (line == b"\n")
+        process.stdin.close()
+        assert process.stdout.read() == b""
+
+
+def test_a_reader_that_has_enough_ends_it(copy_run, tmp_path):
+    """`| head` ends it as it ends other tools: by SIGPIPE, without a word."""
+    (tmp_path / "in").write_text("abc de\n" * 40_000)
+    arguments = command("translate", copy_run, "--quiet", "--input", tmp_path / "in")
+    pipe = subprocess.PIPE
+    with subprocess.Popen(arguments, stdout=pipe, stderr=pipe) as process:
+        assert process.stdout.readline()
+        process.stdout.close()
+        assert process.wait(60) == -signal.SIGPIPE
+        assert process.stderr.read() == b""
+
+
+def test_what_it_says(copy_run):
+    """Split lines and invalid bytes are counted on stderr, never on stdout."""
+    long = " ".join(copy_lines(10, 3)).encode()
+    done = run_program("translate", copy_run, stdin=b"ab\xff\n" + long + b"\n\n")
+    assert done.stdout.count(b"\n") == 3
+    said = done.stderr.decode()
+    assert "1 over-long lines translated in parts" in said
+    assert "warning: 1 lines were not UTF-8" in said and "3 lines in " in said
+    done = run_program("translate", copy_run, "--max-length", 1000, stdin=long)
+    assert "parts" not in done.stderr.decode()
+
+
+def test_an_interrupted_file_leaves_nothing(copy_run, tmp_path):
+    """Neither half an output nor its beginning beside it; exit code 130."""
+    (tmp_path / "in").write_text("".join(f"{line}\n" for line in copy_lines(60_000, 1)))
+    arguments = command("translate", copy_run, "--input", "in", "--output", "out")
+    with subprocess.Popen(arguments, cwd=tmp_path, stderr=subprocess.PIPE) as process:
+        while not (tmp_path / ".out.partial").exists():
+            assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 130 and b"Traceback" not in process.stderr.read()
+    assert os.listdir(tmp_path) == ["in"]
