@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import command, copy_lines, run_program, tiny_config
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from transformer_mt.checkpoint import find_checkpoint
 from transformer_mt.device import supports
@@ -34,6 +36,12 @@ def other_run(copy_run, tmp_path_factory) -> Path:
     other = other.model_copy(update={"vocab": other.vocab.model_copy(update={"path": str(vocab)})})
     train(other, folder / "run")
     return folder / "run"
+
+
+@pytest.fixture(scope="module")
+def translator(copy_run) -> Translator:
+    """Gives a translator that copies."""
+    return load(copy_run)
 
 
 def load(*paths: Path, **options: object) -> Translator:
@@ -189,3 +197,14 @@ def test_an_interrupted_file_leaves_nothing(copy_run, tmp_path):
         process.send_signal(signal.SIGINT)
         assert process.wait(60) == 130 and b"Traceback" not in process.stderr.read()
     assert os.listdir(tmp_path) == ["in"]
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.text(st.characters(exclude_characters="\n"), max_size=12), max_size=6))
+def test_any_lines(translator, lines):
+    r"""As many come out; those without a piece are empty, none holds a line break or a tab."""
+    found = list(translator.translate(lines))
+    assert len(found) == len(lines)
+    for line, text in zip(lines, found, strict=True):
+        assert not set("\n\r\t") & set(text)
+        assert line.split() or not text

@@ -1,6 +1,6 @@
 """Decoding speed of the base model and of a deep encoder with a shallow decoder.
 
-    python benchmarks/decoding.py [--sentences 128] [--beam-size 4] [--device cuda]
+    python benchmarks/depth.py [--sentences 128] [--beam-size 4] [--device cuda]
 
 Random weights, an end mark that never comes: every model translates the same sources to the same
 lengths, so only the layers differ. The lengths are drawn like newstest2016's, 27 pieces a sentence
