@@ -80,7 +80,7 @@ class FeedForward(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Maps (B, T, D) to (B, T, D)."""
-        return self.outer(self.dropout(self.inner(x).relu()))  # type: ignore[no-any-return]
+        return self.outer(self.dropout(self.inner(x).relu_()))  # type: ignore[no-any-return]
 
 
 class Residual(nn.Module):
