@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
+from transformer_mt import decoding
 from transformer_mt.batching import pad
 from transformer_mt.config import ModelConfig
 from transformer_mt.decoding import Hypothesis, beam_search, greedy
@@ -109,20 +110,31 @@ def play(texts: list[list[int]], limits: list[int]) -> tuple[list[list[int]], li
     return greedy(script.step, script, torch.tensor(limits), BOS, EOS), script.heard
 
 
-def test_ended_rows_leave_and_disturb_no_other():
-    """A row that ends is never stepped again; every step hears the last tokens of the others."""
+def test_ended_rows_leave_and_disturb_no_other(monkeypatch):
+    """A row that ends is not stepped again; every step hears the last tokens of the others."""
+    monkeypatch.setattr(decoding, "ROW_MULTIPLE", 1)
     texts = [[7, EOS, 9, 9], [EOS, 9, 9, 9], [6, 8, 7, EOS], [8, 8, EOS, 9]]
     hypotheses, heard = play(texts, [10, 10, 10, 10])
     assert hypotheses == [[7], [], [6, 8, 7], [8, 8]]
     assert heard == [[BOS] * 4, [7, 6, 8], [8, 8], [7]]
 
 
-def test_each_row_has_its_own_limit():
+def test_each_row_has_its_own_limit(monkeypatch):
     """A row gives at most its own number of tokens and may end exactly there; then it leaves."""
+    monkeypatch.setattr(decoding, "ROW_MULTIPLE", 1)
     texts = [[7, 7, 7], [6, 6, 6], [8, 8, EOS], [9, 9, 9]]
     hypotheses, heard = play(texts, [2, 1, 3, 3])
     assert hypotheses == [[7, 7], [6], [8, 8], [9, 9, 9]]
     assert [len(ids) for ids in heard] == [4, 3, 2]
+
+
+def test_ended_rows_that_stay_add_nothing(monkeypatch):
+    """Row counts are multiples; what an ended row would go on with is in no hypothesis."""
+    monkeypatch.setattr(decoding, "ROW_MULTIPLE", 2)
+    texts = [[7, EOS, 9, 9], [EOS, 9, 9, 9], [6, 8, 7, EOS], [8, 8, EOS, 9]]
+    hypotheses, heard = play(texts, [10, 10, 10, 10])
+    assert hypotheses == [[7], [], [6, 8, 7], [8, 8]]
+    assert [len(ids) for ids in heard] == [4, 4, 2, 2]
 
 
 @torch.no_grad()

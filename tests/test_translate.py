@@ -191,7 +191,12 @@ def test_an_interrupted_file_leaves_nothing(copy_run, tmp_path):
     """Neither half an output nor its beginning beside it; exit code 130."""
     (tmp_path / "in").write_text("".join(f"{line}\n" for line in copy_lines(60_000, 1)))
     arguments = command("translate", copy_run, "--input", "in", "--output", "out")
-    with subprocess.Popen(arguments, cwd=tmp_path, stderr=subprocess.PIPE) as process:
+    with subprocess.Popen(
+        arguments,
+        cwd=tmp_path,
+        stderr=subprocess.PIPE,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's & ignores it
+    ) as process:
         while not (tmp_path / ".out.partial").exists():
             assert process.poll() is None
         process.send_signal(signal.SIGINT)
