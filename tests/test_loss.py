@@ -5,6 +5,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
+from transformer_mt import loss
 from transformer_mt.batching import Batch, pad
 from transformer_mt.config import ModelConfig
 from transformer_mt.loss import nll, smoothed_loss
@@ -55,8 +56,8 @@ def test_losses_are_sums():
     """Two copies of a batch have twice its loss: nothing is averaged inside."""
     logits, targets = case()
     twice = torch.cat((logits, logits)), torch.cat((targets, targets))
-    for loss in (lambda *pair: smoothed_loss(*pair, 0.1, PAD), lambda *pair: nll(*pair, PAD)):
-        assert_close(loss(*twice), 2 * loss(logits, targets))
+    for some in (lambda *pair: smoothed_loss(*pair, 0.1, PAD), lambda *pair: nll(*pair, PAD)):
+        assert_close(some(*twice), 2 * some(logits, targets))
 
 
 def test_padding_has_no_gradient():
@@ -117,3 +118,42 @@ def test_cutting_a_step_keeps_its_gradient(norm, cuts):
     parts = [batch_of(pairs[a:b]) for a, b in zip(edges[:-1], edges[1:], strict=True)]
     assert len({part.tgt_tokens for part in parts}) > 1
     assert_close(gradient(parts), whole, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("rows", [1, 3, 1000])
+def test_projected_is_smoothed(monkeypatch, smoothing, rows):
+    """Value and gradients, some rows of logits at a time, padding within and at the end.
+
+    Sabotage: count padded rows; spread the smoothing over V - 1.
+    """
+    monkeypatch.setitem(loss.CHUNK_LOGITS, "cpu", 9 * rows)
+    torch.manual_seed(0)
+    hidden, matrix = torch.randn(2, 5, 4), torch.randn(9, 4)
+    targets = torch.tensor([[3, 4, 0, 5, 2], [8, 2, 0, 0, 0]])
+    found = []
+    for fast in (True, False):
+        h, m = hidden.clone().requires_grad_(), matrix.clone().requires_grad_()
+        value = (
+            loss.projected_loss(h, m, targets, smoothing, 0)
+            if fast
+            else smoothed_loss(h @ m.t(), targets, smoothing, 0)
+        )
+        (value / 7).backward()
+        found.append((value.detach(), h.grad, m.grad))
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
+
+
+def test_projected_under_autocast():
+    """In bf16 it is near, and gradients have the types of what they belong to."""
+    torch.manual_seed(0)
+    hidden = torch.randn(3, 6, 16, requires_grad=True)
+    matrix = torch.randn(30, 16, requires_grad=True)
+    targets = torch.randint(1, 30, (3, 6))
+    with torch.autocast("cpu", torch.bfloat16):
+        value = loss.projected_loss(hidden, matrix, targets, 0.1, 0)
+    value.backward()
+    assert value.dtype == hidden.grad.dtype == matrix.grad.dtype == torch.float32
+    plain = smoothed_loss(hidden @ matrix.t(), targets, 0.1, 0)
+    assert float(value) == pytest.approx(float(plain), rel=0.01)

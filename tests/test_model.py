@@ -11,6 +11,7 @@ from torch import nn
 from torch.testing import assert_close
 
 from transformer_mt.config import ModelConfig
+from transformer_mt.dropout import Dropout
 from transformer_mt.model import Transformer, sinusoid
 
 each_norm = pytest.mark.parametrize("norm", ["post", "pre", "sublayer"])
@@ -132,7 +133,7 @@ def test_logits_are_those_of_the_paper(norm, bias, tied):
 @pytest.mark.parametrize("knob", ["dropout", "activation_dropout"])
 def test_dropout_stands_where_the_paper_puts_it(norm, knob, monkeypatch):
     """Dropout acts on each sublayer's output and on embedding plus position, or inside the FFN."""
-    monkeypatch.setattr(nn.Dropout, "forward", lambda self, x: x.sin() if self.p else x)
+    monkeypatch.setattr(Dropout, "forward", lambda self, x: x.sin() if self.p else x)
     model = build(norm=norm, **{knob: 0.5})
     paper = Paper(model, norm, **{"drop" if knob == "dropout" else "drop_inner": np.sin})
     assert_follows_paper(model, paper, SRC, TGT)

@@ -10,7 +10,7 @@ from transformer_mt.batching import Batch
 from transformer_mt.config import Config
 from transformer_mt.device import is_out_of_memory
 from transformer_mt.errors import DeviceError
-from transformer_mt.loss import smoothed_loss
+from transformer_mt.loss import projected_loss
 from transformer_mt.model import Transformer
 from transformer_mt.optim import Ema, build_adam, noam_rate
 from transformer_mt.vocab import PAD_ID
@@ -129,9 +129,9 @@ class Learner:
         try:
             batch = micro_batch.to(self.device)
             with autocast:
-                logits = self.model(batch.src, batch.tgt_in)
+                hidden = self.model.hidden(batch.src, batch.tgt_in)
                 smoothing = self.config.optim.label_smoothing
-                loss = smoothed_loss(logits, batch.tgt_out, smoothing, PAD_ID)
+                loss = projected_loss(hidden, self.model.matrix, batch.tgt_out, smoothing, PAD_ID)
             self.scaler.scale(loss / tokens).backward()  # type: ignore[no-untyped-call]
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):

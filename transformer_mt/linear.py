@@ -1,15 +1,48 @@
-"""Linear maps whose matrices can be packed, for as long as they stay the same.
+"""Linear maps through oneDNN on CPUs, and matrices packed for as long as they stay the same.
 
-On CPUs oneDNN multiplies by a matrix that was laid out for it beforehand two to three times as fast
-as PyTorch's plain kernel does (benchmarks/README.md).
+PyTorch's own float32 product goes through another library, which on many CPUs is half as fast, and
+a matrix that was laid out for oneDNN beforehand is faster again (benchmarks/README.md).
 """
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+_ONEDNN = hasattr(torch.ops.mkldnn, "_linear_pointwise")
+
+
+def product(x: Tensor, matrix: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Computes x @ matrix^T + bias, (..., inputs) to (..., outputs), as `F.linear` does."""
+    wide = x.dtype == matrix.dtype == torch.float32 and not torch.is_autocast_enabled("cpu")
+    if _ONEDNN and x.device.type == "cpu" and wide:
+        rows: Tensor = _Product.apply(x.flatten(0, -2), matrix, bias)  # type: ignore[no-untyped-call]
+        return rows.view(*x.shape[:-1], -1)
+    return F.linear(x, matrix, bias)
+
+
+class _Product(torch.autograd.Function):
+    """oneDNN's product with its gradients, which are products too."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, matrix: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(rows, matrix)
+        ctx.biased = bias is not None
+        return _onednn(rows, matrix, bias)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        rows, matrix = ctx.saved_tensors
+        grad_bias = grad.sum(0) if ctx.biased else None
+        return _onednn(grad, matrix.t()), _onednn(grad.t(), rows.t()), grad_bias
+
+
+def _onednn(x: Tensor, matrix: Tensor, bias: Tensor | None = None) -> Tensor:
+    found: Tensor = torch.ops.mkldnn._linear_pointwise(x, matrix, bias, "none", [], "")
+    return found
 
 
 class Packable(nn.Module):
@@ -25,9 +58,8 @@ class Packable(nn.Module):
     def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """Maps (..., inputs) to (..., outputs)."""
         if self.packed is None:
-            return F.linear(x, self.matrix, bias)
-        product: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.packed, bias, "none", [], "")
-        return product
+            return product(x, self.matrix, bias)
+        return _onednn(x, self.packed, bias)
 
 
 class Linear(nn.Linear, Packable):
@@ -61,4 +93,4 @@ def packed(model: nn.Module) -> Iterator[None]:
 
 
 def _can_pack(matrix: Tensor) -> bool:
-    return matrix.device.type == "cpu" and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
+    return matrix.device.type == "cpu" and _ONEDNN

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from transformer_mt.attention import Cache, CrossAttention, LayerCache, Maps, SelfAttention
 from transformer_mt.config import ModelConfig
+from transformer_mt.dropout import Dropout
 from transformer_mt.linear import Linear, Packable
 
 
@@ -76,7 +77,7 @@ class FeedForward(nn.Module):
         super().__init__()
         self.inner = Linear(config.d_model, config.d_ff)
         self.outer = Linear(config.d_ff, config.d_model)
-        self.dropout = nn.Dropout(config.activation_dropout)
+        self.dropout = Dropout(config.activation_dropout)
 
     def forward(self, x: Tensor) -> Tensor:
         """Maps (B, T, D) to (B, T, D)."""
@@ -90,7 +91,7 @@ class Residual(nn.Module):
         super().__init__()
         self.placement: Literal["post", "pre", "sublayer"] = config.norm
         self.norm = nn.LayerNorm(config.d_model)
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = Dropout(config.dropout)
 
     def forward(self, x: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
         """Applies a sublayer to x, (B, T, D), and adds what it gives."""
@@ -179,7 +180,7 @@ class Transformer(Packable):
             self.tgt_embedding = nn.Parameter(torch.empty(tgt_size, config.d_model))
             self.out_embedding = nn.Parameter(torch.empty(tgt_size, config.d_model))
         self.tied = config.tie_embeddings
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = Dropout(config.dropout)
         self.encoder = nn.ModuleList(EncoderLayer(config) for _ in range(config.encoder_layers))
         self.decoder = nn.ModuleList(DecoderLayer(config) for _ in range(config.decoder_layers))
         final_norm = config.norm != "post"
@@ -215,7 +216,11 @@ class Transformer(Packable):
 
     def forward(self, src: Tensor, tgt_in: Tensor) -> Tensor:
         """Computes logits, (B, T, V), of padded ids, (B, S) and (B, T)."""
-        return self.decode(tgt_in, self.encode(src), self.src_mask(src))
+        return self.multiply(self.hidden(src, tgt_in), None)
+
+    def hidden(self, src: Tensor, tgt_in: Tensor) -> Tensor:
+        """Computes what logits are made of by `matrix`, (B, T, D), of (B, S) and (B, T)."""
+        return self._decoder(tgt_in, self.encode(src), self.src_mask(src), None)
 
     def src_mask(self, src: Tensor) -> Tensor:
         """Marks real source positions, (B, S) to (B, 1, 1, S)."""
@@ -257,10 +262,16 @@ class Transformer(Packable):
         Returns:
             Logits, (B, T, V).
         """
+        return self.multiply(self._decoder(tgt_in, memory, memory_mask, maps), None)
+
+    def _decoder(
+        self, tgt_in: Tensor, memory: Tensor, memory_mask: Tensor, maps: tuple[Maps, Maps] | None
+    ) -> Tensor:
         x = self._embed(tgt_in, self._tgt_matrix(), 0)
         for layer in self.decoder:
             x = layer(x, memory, memory_mask, maps)
-        return self._logits(x)
+        hidden: Tensor = self.decoder_norm(x)
+        return hidden
 
     def start(self, src: Tensor, max_length: int) -> DecoderState:
         """Encodes source ids, (B, S), and makes room to decode `max_length` target positions."""
@@ -287,7 +298,7 @@ class Transformer(Packable):
         for layer, cache in zip(self.decoder, state.layers, strict=True):
             x = layer.step(x, cache, state.memory_mask, state.length)  # type: ignore[operator]
         state.length += 1
-        return self._logits(x)[:, 0]
+        return self.multiply(self.decoder_norm(x)[:, 0], None)
 
     def _tgt_matrix(self) -> Tensor:
         return self.src_embedding if self.tied else self.tgt_embedding
@@ -305,6 +316,3 @@ class Transformer(Packable):
             steps = torch.arange(room, device=self.device)
             self.positions = sinusoid(steps, self.d_model).to(self.src_embedding.dtype)
         return self.positions[:length]
-
-    def _logits(self, x: Tensor) -> Tensor:
-        return self.multiply(self.decoder_norm(x), None)
