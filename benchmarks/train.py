@@ -43,6 +43,7 @@ class Tutorial(nn.Module):
     """What most tutorials build around `nn.Transformer`."""
 
     def __init__(self, config: Config, vocab: int) -> None:
+        """Takes the sizes of a configuration."""
         super().__init__()
         sizes = config.model
         self.embedding = nn.Embedding(vocab, sizes.d_model)
@@ -182,8 +183,9 @@ def main(
     rows = []
     for side, some in rates.items():
         rate = statistics.median(some)
-        share = statistics.median(shares[side]) if side in shares else math.nan
-        print(f"{side:38}{rate:16,.0f}{best / rate:8.1f}x{share:9.1%}")
+        share = statistics.median(shares[side]) if side in shares else None
+        shown = f"{share:9.1%}" if share else ""
+        print(f"{side:38}{rate:16,.0f}{best / rate:8.1f}x{shown}")
         rows.append({"side": side, "tokens_per_second": rate, "share_of_peak": share})
     machine = {"cores": os.cpu_count(), "torch": torch.__version__, "peaks": peaks}
     print(json.dumps({"benchmark": "train", "config": config.stem, "rows": rows} | machine))
