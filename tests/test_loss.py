@@ -145,15 +145,21 @@ def test_projected_is_smoothed(monkeypatch, smoothing, rows):
         torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
 
 
-def test_projected_under_autocast():
-    """In bf16 it is near, and gradients have the types of what they belong to."""
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_projected_under_autocast(dtype):
+    """It is near, and gradients have the types of what they belong to."""
     torch.manual_seed(0)
     hidden = torch.randn(3, 6, 16, requires_grad=True)
     matrix = torch.randn(30, 16, requires_grad=True)
     targets = torch.randint(1, 30, (3, 6))
-    with torch.autocast("cpu", torch.bfloat16):
+    with torch.autocast("cpu", dtype):
         value = loss.projected_loss(hidden, matrix, targets, 0.1, 0)
     value.backward()
     assert value.dtype == hidden.grad.dtype == matrix.grad.dtype == torch.float32
     plain = smoothed_loss(hidden @ matrix.t(), targets, 0.1, 0)
     assert value.detach().item() == pytest.approx(plain.detach().item(), rel=0.01)
+    found = [hidden.grad.clone(), matrix.grad.clone()]
+    hidden.grad = matrix.grad = None
+    plain.backward()
+    for ours, theirs in zip(found, (hidden.grad, matrix.grad), strict=True):
+        assert (ours - theirs).norm() < 0.02 * theirs.norm()

@@ -87,7 +87,10 @@ class _ProjectedLoss(torch.autograd.Function):
             rows, weights = hidden.flatten(0, 1).to(dtype), matrix.to(dtype)
             ids, real = targets.flatten(), (targets.flatten() != pad_id)[:, None]
             loss = torch.zeros((), device=hidden.device)
-            grad_rows, grad_matrix = torch.empty_like(rows), torch.zeros_like(matrix)
+            grad_rows = torch.empty_like(rows, dtype=torch.float32)
+            grad_matrix = torch.zeros_like(matrix)
+            # Before the loss scale acts: a probability of 1 / V would be lost in fp16.
+            boost = 16.0 if dtype == torch.float16 else 1.0
             size, vocab = max(1, CHUNK_LOGITS[device] // len(matrix)), len(matrix)
             for start in range(0, len(rows), size):
                 some = slice(start, start + size)
@@ -98,10 +101,10 @@ class _ProjectedLoss(torch.autograd.Function):
                 # Softmax less the smoothed target.
                 grads = logs.exp_().sub_(smoothing / vocab)
                 grads.scatter_add_(1, right, grads.new_full(right.shape, smoothing - 1))
-                narrow = grads.to(dtype)
+                narrow = (grads * boost).to(dtype) if boost > 1 else grads.to(dtype)
                 grad_rows[some] = product(narrow, weights.t()) * real[some]
                 grad_matrix += product(narrow.t(), (rows[some] * real[some]).t())
-        ctx.save_for_backward(grad_rows.view_as(hidden), grad_matrix)
+        ctx.save_for_backward(grad_rows.div_(boost).view(hidden.shape), grad_matrix.div_(boost))
         return loss
 
     @staticmethod
