@@ -177,3 +177,8 @@ def test_only_the_most_frequent_words_are_learned_from():
     counts = Counter({"rare": 1, "often": 9, "always": 20})
     vocab = train_vocabulary([counts], VocabConfig(kind="word", size=99, max_words=2))
     assert vocab.src_pieces(range(4, vocab.src_size)) == ["▁always", "▁often"]
+
+
+def test_half_a_surrogate_pair_is_a_question_mark(vocab):
+    """A terminal can send one; the other texts are encoded as ever."""
+    assert vocab.encode_src(["a \ud800 b", "a b"]) == vocab.encode_src(["a ? b", "a b"])

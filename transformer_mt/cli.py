@@ -258,9 +258,12 @@ def evaluate(
     ] = None,
     ter: Annotated[bool, typer.Option("--ter", help="Count TER too.")] = False,
     samples: Annotated[
-        int,
-        typer.Option(min=0, help="Sentences to show; with --baseline those that changed most."),
-    ] = 0,
+        int | None,
+        typer.Option(
+            min=0,
+            help="Sentences to show. Default: 0; with --baseline the 3 best and worst changes.",
+        ),
+    ] = None,
     json_: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     beam_size: BeamOption = 1,
     length_penalty: PenaltyOption = 0.6,
@@ -320,7 +323,7 @@ def evaluate(
             result |= {"baseline": theirs.name, **asdict(found)}
         print(json.dumps(result))
         return
-    for i in range(min(0 if theirs else samples, len(pairs))):
+    for i in range(min(0 if theirs else samples or 0, len(pairs))):
         print(f"source      {pairs.src[i]}")
         print(f"reference   {pairs.tgt[i]}")
         print(f"hypothesis  {ours.lines[i]}\n")
@@ -328,7 +331,7 @@ def evaluate(
         print(score.text)
     if theirs and found:
         print(f"\nagainst {theirs.name}\n")
-        print(show(found, pairs, ours.lines, theirs.lines, samples))
+        print(show(found, pairs, ours.lines, theirs.lines, 3 if samples is None else samples))
     talk.say(f"{len(pairs)} sentences in {ours.seconds:.1f} s with {ours.name}")
 
 

@@ -177,7 +177,11 @@ class _Pieces:
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         folded = [fold_whitespace(text) for text in texts]
-        ids: list[list[int]] = self._processor.encode(folded, num_threads=-1) if folded else []
+        try:
+            ids: list[list[int]] = self._processor.encode(folded, num_threads=-1) if folded else []
+        except TypeError:  # half a surrogate pair, which a terminal can send, is no text
+            whole = [text.encode("utf-8", "replace").decode() for text in folded]
+            ids = self._processor.encode(whole, num_threads=-1)
         return [[i + 1 for i in row] for row in ids] if self._shift else ids
 
     def decode(self, ids: Sequence[int]) -> str:
