@@ -160,6 +160,7 @@ def test_wrong_arguments(copy_run, monkeypatch, capsys, arguments, culprit):
         (["translate", "run", "--beam-size", "0"], "--beam-size"),
         (["translate", "run", "--beam-size", "2", "--n-best", "3"], "--n-best 3"),
         (["evaluate"], "name a run"),
+        (["evaluate", "run", "--hypotheses", "nope.en"], "nope.en: no such file"),
         (["evaluate", "run", "--length-penalty", "x"], "--length-penalty"),
         (["average", "run", "--last", "0"], "--last"),
         (["average", "nowhere", "--last", "2"], "nowhere"),

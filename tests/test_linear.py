@@ -74,4 +74,5 @@ def test_dropout_is_seeded_and_ends_with_training():
     first = dropout(x)
     torch.manual_seed(5)
     assert dropout(x).equal(first) and not dropout(x).equal(first)
+    assert torch.isfinite(Dropout(0.9999999)(x)).all()
     assert dropout.eval()(x) is x and Dropout(0.0)(x) is x

@@ -214,3 +214,13 @@ def test_killed_at_any_moment_it_is_made_whole_the_next_time(tmp_path):
         assert content(Path(again.stdout.decode().strip())) == whole
         assert len(made(folder)) == 1
     assert {"reading", "vocabulary", "encoding"} <= phases.keys(), phases
+
+
+@pytest.mark.parametrize("name", ["report.json", "src.ids", "tgt.offsets.npy", "vocab.model"])
+def test_a_damaged_one_is_named(corpus_dir, tmp_path, name):
+    """In one line that says what to do; it is never half used."""
+    config = tiny_config(corpus_dir, data__prepared_dir=str(tmp_path / "prepared"))
+    path = prepare(config, Talk(quiet=True)).path
+    (path / name).write_bytes((path / name).read_bytes()[:7])
+    with pytest.raises(DataError, match=path.name):
+        prepare(config, Talk(quiet=True))

@@ -213,3 +213,12 @@ def test_any_lines(translator, lines):
     for line, text in zip(lines, found, strict=True):
         assert not set("\n\r\t") & set(text)
         assert line.split() or not text
+
+
+def test_a_named_pipe_is_an_input(copy_run, tmp_path):
+    """As `--input <(zcat in.gz)` gives one; it is read once."""
+    os.mkfifo(tmp_path / "pipe")
+    arguments = command("translate", copy_run, "--quiet", "--input", tmp_path / "pipe")
+    with subprocess.Popen(arguments, stdout=subprocess.PIPE) as process:
+        (tmp_path / "pipe").write_text("abc de\n\n")
+        assert process.communicate(timeout=60)[0].count(b"\n") == 2

@@ -191,7 +191,7 @@ def translate(
     transformer-mt translate checkpoints/wmt16-base < in.de > out.en
     transformer-mt translate checkpoints/wmt16-base --beam-size 4 --input in.de --output out.en
     """
-    if input_ is not None and not input_.is_file():
+    if input_ is not None and (not input_.exists() or input_.is_dir()):  # a pipe is welcome
         raise DataError(f"{input_}: no such file")
     if n_best > beam_size:
         raise ConfigError(f"--n-best {n_best} needs --beam-size {n_best} or more")
@@ -209,8 +209,9 @@ def translate(
         _prompt(translator, checkpoints[0].config.data.src_lang)
         return
     began = time.monotonic()
-    total = count_lines(input_) if input_ else None
     hidden = output is None and sys.stdout.isatty()  # the bar would run into the lines
+    counts = talk.shows_bars and not hidden
+    total = count_lines(input_) if input_ and input_.is_file() and counts else None
     with (
         input_.open("rb") if input_ else sys.stdin.buffer as source,
         talk.bar("translating", "lines", total, hidden=hidden) as bar,
@@ -284,6 +285,8 @@ def evaluate(
     """
     if not paths and (hypotheses is None or not (src or test_set)):
         raise ConfigError("name a run, or --hypotheses with --src and --ref or with --test-set")
+    if hypotheses is not None and not hypotheses.is_file():
+        raise DataError(f"{hypotheses}: no such file")
     from dataclasses import asdict
 
     from transformer_mt.checkpoint import find_checkpoint
@@ -309,11 +312,11 @@ def evaluate(
     data = find_checkpoint(paths[0], talk.warn).config.data if paths else DataConfig(path="none")
     pairs = load_test_set(data, split, src, ref, test_set)
     ours = obtain([hypotheses] if hypotheses else paths or [], pairs.src, load, talk)
+    if save:  # before anything else can fail
+        write_lines([ours.lines], save)
     theirs = obtain([baseline], pairs.src, load, talk) if baseline else None
     scores = score_all(ours.lines, pairs.tgt, ter)
     found = compare(pairs, ours.lines, theirs.lines, ter) if theirs else None
-    if save:
-        write_lines([ours.lines], save)
     if json_:
         result: dict[str, object] = {"sentences": len(pairs), "beam_size": beam_size}
         for score in scores:

@@ -4,6 +4,7 @@ PyTorch's own float32 product goes through another library, which on many CPUs i
 a matrix that was laid out for oneDNN beforehand is faster again (benchmarks/README.md).
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -45,15 +46,15 @@ def _onednn(x: Tensor, matrix: Tensor, bias: Tensor | None = None) -> Tensor:
     return found
 
 
-class Packable(nn.Module):
+class Packable(nn.Module, ABC):
     """A module with one matrix that it multiplies by."""
 
     packed: Tensor | None = None
 
     @property
+    @abstractmethod
     def matrix(self) -> Tensor:
         """The matrix, (outputs, inputs)."""
-        raise NotImplementedError
 
     def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """Maps (..., inputs) to (..., outputs)."""
@@ -78,6 +79,16 @@ class Linear(nn.Linear, Packable):
 @contextmanager
 def packed(model: nn.Module) -> Iterator[None]:
     """Packs the matrices of a model on a CPU; meanwhile they must not change, nor be trained."""
+    mine = pack(model)
+    try:
+        yield
+    finally:
+        for module in mine:
+            module.packed = None
+
+
+def pack(model: nn.Module) -> list[Packable]:
+    """Packs, for good, what is not packed yet; gives the modules."""
     mine = [
         module
         for module in model.modules()
@@ -85,11 +96,7 @@ def packed(model: nn.Module) -> Iterator[None]:
     ]
     for module in mine:
         module.packed = torch.ops.mkldnn._reorder_linear_weight(module.matrix.detach())
-    try:
-        yield
-    finally:
-        for module in mine:
-            module.packed = None
+    return mine
 
 
 def _can_pack(matrix: Tensor) -> bool:

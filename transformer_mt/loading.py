@@ -12,6 +12,7 @@ from transformer_mt.corpus import read_lines
 from transformer_mt.device import choose_device, supports
 from transformer_mt.ensemble import Ensemble
 from transformer_mt.errors import CheckpointError, ConfigError, DeviceError
+from transformer_mt.linear import pack
 from transformer_mt.run_log import Talk
 from transformer_mt.translator import GREEDY, Search, Translator
 
@@ -60,6 +61,7 @@ def load_translator(
         checkpoint.build_model(raw).to(target, _DTYPES[precision]) for checkpoint in checkpoints
     ]
     model = models[0] if len(models) == 1 else Ensemble(models).eval()
+    pack(model)  # once, not for each chunk of lines
     longest = max_length or min(checkpoint.config.data.max_length for checkpoint in checkpoints)
     return checkpoints, Translator(model, first.vocab, longest, search)
 

@@ -92,7 +92,7 @@ def prepare(
     text = source.identity()
     learned = _load(folder / _fingerprint(config, text, None))
     # A run's vocabulary is most often the one that was learned from this very text.
-    if learned and (vocab is None or _same(learned.vocab, vocab)):
+    if learned and (vocab is None or vocab.equals(learned.vocab)):
         return learned
     name = _fingerprint(config, text, vocab)
     folder = folder if (folder / name).exists() else scratch or folder
@@ -122,10 +122,6 @@ def _fingerprint(config: Config, text: str, vocab: Vocabulary | None) -> str:
     return hashlib.sha256(json.dumps(shape, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def _same(left: Vocabulary, right: Vocabulary) -> bool:
-    return (left.src_model, left.tgt_model) == (right.src_model, right.tgt_model)
-
-
 def _foreign_vocabulary(config: Config) -> Vocabulary:
     vocab = Vocabulary.load(Path(str(config.vocab.path)))
     if vocab.shared != config.vocab.shared:
@@ -140,13 +136,16 @@ def _foreign_vocabulary(config: Config) -> Vocabulary:
 def _load(path: Path) -> Prepared | None:
     if not (path / REPORT).exists():
         return None
-    report = json.loads((path / REPORT).read_bytes())
-    sides = []
-    for side in ("src", "tgt"):
-        offsets = np.load(path / f"{side}.offsets.npy", mmap_mode="r")
-        ids = np.memmap(path / f"{side}.ids", report["dtype"], "r", shape=(int(offsets[-1]),))
-        sides.append(Side(ids, offsets))
-    return Prepared(path, Vocabulary.load(path), IdPairs(*sides), report)
+    try:
+        report = json.loads((path / REPORT).read_bytes())
+        sides = []
+        for side in ("src", "tgt"):
+            offsets = np.load(path / f"{side}.offsets.npy", mmap_mode="r")
+            ids = np.memmap(path / f"{side}.ids", report["dtype"], "r", shape=(int(offsets[-1]),))
+            sides.append(Side(ids, offsets))
+        return Prepared(path, Vocabulary.load(path), IdPairs(*sides), report)
+    except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{path}: damaged ({error}); delete it, and it is made again") from None
 
 
 def _make(

@@ -34,6 +34,11 @@ class Talk:
     def __init__(self, quiet: bool = False) -> None:
         self.quiet = quiet
 
+    @property
+    def shows_bars(self) -> bool:
+        """Whether there is a terminal for them."""
+        return not self.quiet and sys.stderr.isatty()
+
     def say(self, text: str) -> None:
         """Prints a line."""
         if not self.quiet:
@@ -60,7 +65,7 @@ class Talk:
             items: What to iterate over; else the caller moves the bar with `update`.
             hidden: Shows nothing, as `quiet` does.
         """
-        hidden = hidden or self.quiet or not sys.stderr.isatty()
+        hidden = hidden or not self.shows_bars
         unit = f" {unit}"
         return tqdm(items, name, total, unit=unit, dynamic_ncols=True, disable=hidden, leave=False)
 
