@@ -181,13 +181,29 @@ def content(path: Path) -> dict[str, bytes]:
 
 
 def phase(folder: Path, said: str) -> str:
-    """Tells how far a killed process had come."""
+    """Tells how far a process has come by what lies on disk and what it said."""
     left = {path.name for path in (folder.parent / "prepared").glob("**/*")}
     if any(not name.startswith(".") for name in made(folder)):
         return "done"
     if "src.ids" in left:
         return "encoding"
-    return "vocabulary" if "learning" in said else "reading"
+    if "learning" in said:
+        return "vocabulary"
+    return "reading" if any(name.endswith(".partial") for name in left) else "starting"
+
+
+def kill_in(wanted: str, delay: float, config: Path, folder: Path, log: Path) -> str:
+    """Kills a process some seconds after a phase began; tells in which phase it died."""
+    with log.open("wb") as stderr:
+        process = subprocess.Popen(
+            command("prepare", config), stdout=subprocess.DEVNULL, stderr=stderr
+        )
+    while phase(folder, log.read_text()) != wanted and process.poll() is None:
+        time.sleep(0.002)
+    time.sleep(delay)
+    process.kill()
+    process.wait()
+    return phase(folder, log.read_text())
 
 
 @pytest.mark.slow
@@ -197,23 +213,20 @@ def test_killed_at_any_moment_it_is_made_whole_the_next_time(tmp_path):
     Sabotage: write into the final directory.
     """
     write_copy_corpus(tmp_path / "corpus", {"train": 100_000, "validation": 5})
-    folder, phases = tmp_path / "corpus", Counter[str]()
+    folder, log, phases = tmp_path / "corpus", tmp_path / "stderr", Counter[str]()
     values = tiny_values(folder, vocab__size=8000, data__drop_duplicates=True)
     config = write_toml(tmp_path / "tiny.toml", values)
-    began = time.monotonic()
     first = subprocess.run(command("prepare", config), capture_output=True, check=True)
-    whole, took = content(Path(first.stdout.decode().strip())), time.monotonic() - began
-    for moment in np.linspace(0.3, 0.97, 20):
-        shutil.rmtree(tmp_path / "prepared")
-        process = subprocess.Popen(command("prepare", config), stderr=subprocess.PIPE, text=True)
-        time.sleep(took * moment)
-        process.kill()
-        _, said = process.communicate()
-        phases[phase(folder, said)] += 1
-        again = subprocess.run(command("prepare", config), capture_output=True, check=True)
-        assert content(Path(again.stdout.decode().strip())) == whole
-        assert len(made(folder)) == 1
-    assert {"reading", "vocabulary", "encoding"} <= phases.keys(), phases
+    path = Path(first.stdout.decode().strip())
+    whole, seconds = content(path), json.loads((path / module.REPORT).read_bytes())["seconds"]
+    for wanted, kills in (("reading", 7), ("vocabulary", 5), ("encoding", 8)):
+        for share in np.linspace(0, 0.9, kills):
+            shutil.rmtree(tmp_path / "prepared")
+            phases[kill_in(wanted, share * seconds[wanted], config, folder, log)] += 1
+            again = subprocess.run(command("prepare", config), capture_output=True, check=True)
+            assert content(Path(again.stdout.decode().strip())) == whole
+            assert len(made(folder)) == 1
+    assert min(phases[each] for each in ("reading", "vocabulary", "encoding")) >= 2, phases
 
 
 @pytest.mark.parametrize("name", ["report.json", "src.ids", "tgt.offsets.npy", "vocab.model"])
