@@ -26,6 +26,7 @@ FLOORS = {
     "model": 2,
     "optim": 2,
     "scoring": 2,
+    "throughput": 2,
     "vocab": 2,
     "corpus": 3,
     "ensemble": 3,

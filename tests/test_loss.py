@@ -85,6 +85,7 @@ def batch_of(pairs: list[tuple[np.ndarray, np.ndarray]]) -> Batch:
         src=pad([[*src, EOS] for src, _ in pairs], PAD),
         tgt_in=pad([[BOS, *tgt] for _, tgt in pairs], PAD),
         tgt_out=pad([[*tgt, EOS] for _, tgt in pairs], PAD),
+        src_tokens=sum(len(src) + 1 for src, _ in pairs),
         tgt_tokens=sum(len(tgt) + 1 for _, tgt in pairs),
     )
 

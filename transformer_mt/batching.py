@@ -29,12 +29,14 @@ class Batch:
         src: Source pieces and end mark, (B, S).
         tgt_in: Begin mark and target pieces, (B, T).
         tgt_out: Target pieces and end mark, (B, T).
-        tgt_tokens: Real tokens in `tgt_out`, known without asking the device.
+        src_tokens: Real tokens in `src`, known without asking the device.
+        tgt_tokens: Likewise in `tgt_out`.
     """
 
     src: torch.Tensor
     tgt_in: torch.Tensor
     tgt_out: torch.Tensor
+    src_tokens: int
     tgt_tokens: int
 
     def to(self, device: torch.device) -> "Batch":
@@ -43,7 +45,7 @@ class Batch:
         if device.type == "cuda":
             tensors = (self.src.pin_memory(), self.tgt_in.pin_memory(), self.tgt_out.pin_memory())
         src, tgt_in, tgt_out = (tensor.to(device, non_blocking=True) for tensor in tensors)
-        return Batch(src, tgt_in, tgt_out, self.tgt_tokens)
+        return Batch(src, tgt_in, tgt_out, self.src_tokens, self.tgt_tokens)
 
 
 def plan_epoch(

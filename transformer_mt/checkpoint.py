@@ -75,7 +75,8 @@ class TrainState:
         scaler: State of the fp16 loss scaler; empty without one.
         bad_in_row: Steps just before with non-finite numbers.
         window_loss: Loss sum since the last log line, and likewise
-        window_tokens: the tokens and
+        window_tokens: the tokens,
+        window_operations: the operations they needed and
         window_seconds: the seconds.
     """
 
@@ -94,6 +95,7 @@ class TrainState:
     bad_in_row: int = 0
     window_loss: float = 0.0
     window_tokens: int = 0
+    window_operations: float = 0.0
     window_seconds: float = 0.0
 
     def with_(self, **changes: Any) -> Self:
@@ -185,6 +187,7 @@ class Checkpoint:
         learner.bad_in_row.fill_(self.state.bad_in_row)
         learner.window.loss.fill_(self.state.window_loss)
         learner.window.tokens = self.state.window_tokens
+        learner.window.operations = self.state.window_operations
         learner.window.seconds = self.state.window_seconds
 
 

@@ -13,6 +13,7 @@ from transformer_mt.errors import DeviceError
 from transformer_mt.loss import projected_loss
 from transformer_mt.model import Transformer
 from transformer_mt.optim import Ema, build_adam, noam_rate
+from transformer_mt.throughput import training_operations
 from transformer_mt.vocab import PAD_ID
 
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
@@ -20,10 +21,11 @@ _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float3
 
 @dataclass
 class Window:
-    """Sums since the last log line, on the device until they are read."""
+    """Sums since the last log line; the loss stays on the device until it is read."""
 
     loss: Tensor
     tokens: int = 0
+    operations: float = 0.0
     seconds: float = 0.0
 
 
@@ -42,6 +44,7 @@ class Learner:
         self, config: Config, src_size: int, tgt_size: int, device: torch.device, precision: str
     ) -> None:
         self.config, self.device, self.precision = config, device, precision
+        self.tgt_size = tgt_size
         torch.manual_seed(config.train.seed)
         self.model = Transformer(config.model, src_size, tgt_size, PAD_ID).to(device)
         self.optimizer = build_adam(self.model, config.optim)
@@ -104,6 +107,9 @@ class Learner:
         self._count_bad(finite, total)
         self.window.loss += torch.where(total.isfinite(), total, 0.0)
         self.window.tokens += tokens
+        self.window.operations += training_operations(
+            self.config.model, self.tgt_size, sum(b.src_tokens for b in micro_batches), tokens
+        )
         self.window.seconds += time.monotonic() - began
 
     def try_memory(self, largest: Batch) -> None:

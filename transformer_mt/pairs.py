@@ -37,6 +37,10 @@ class Side:
         """Tokens of each line with its begin or end mark, (N,)."""
         return np.diff(self.offsets) + 1
 
+    def tokens(self, lines: Indices) -> int:
+        """Counts the tokens of some lines, each with its begin or end mark."""
+        return int((self.offsets[lines + 1] - self.offsets[lines] + 1).sum())
+
     def gather(self, lines: Indices, begin: bool, end: bool) -> torch.Tensor:
         """Copies lines, with a begin or an end mark or both, into a padded (B, L) tensor."""
         starts = self.offsets[lines]
@@ -79,7 +83,8 @@ class IdPairs:
             src=self.src.gather(indices, begin=False, end=True),
             tgt_in=self.tgt.gather(indices, begin=True, end=False),
             tgt_out=self.tgt.gather(indices, begin=False, end=True),
-            tgt_tokens=int((self.tgt.offsets[indices + 1] - self.tgt.offsets[indices] + 1).sum()),
+            src_tokens=self.src.tokens(indices),
+            tgt_tokens=self.tgt.tokens(indices),
         )
 
 

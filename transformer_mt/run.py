@@ -34,6 +34,7 @@ from transformer_mt.learner import Learner
 from transformer_mt.locks import locked
 from transformer_mt.prepared import Prepared, prepare
 from transformer_mt.run_log import RunLog, Talk, environment
+from transformer_mt.throughput import measure_peak
 from transformer_mt.trainer import Trainer
 
 _TIMED_STEPS = 3
@@ -228,6 +229,8 @@ def _try(config: Config, start: Start) -> list[str]:
     learner, pairs, steps = start.learner, start.corpus.pairs, _plan(config, start)
     limit = config.train.micro_batch_tokens
     learner.try_memory(pairs.batch(largest_micro_batch(steps, *pairs.lengths, limit)))
+    peak = measure_peak(learner.device, learner.precision)
+    learner.new_window()
     seconds, tokens = [], 0
     for step in steps[:_TIMED_STEPS]:
         began = time.monotonic()
@@ -239,7 +242,8 @@ def _try(config: Config, start: Start) -> list[str]:
     a_step = float(np.median(seconds))
     left, until = _steps_left(config, start.state, len(steps), a_step)
     return [
-        f"speed       {tokens / sum(seconds):,.0f} target tokens/s, {a_step:.3g} s a step"
+        f"speed       {tokens / sum(seconds):,.0f} target tokens/s, {a_step:.3g} s a step,"
+        f" {learner.window.operations / sum(seconds) / peak:.0%} of peak"
         f" ({len(seconds)} steps on {learner.device.type} in {learner.precision})",
         f"memory      {_peak_gigabytes(learner.device):.1f} GB at the peak, largest batch included",
         f"time        {_duration(left * a_step)} for {left} steps, until {until},"

@@ -149,14 +149,14 @@ class RunLog:
         """Moves the bar by a step."""
         self._bar.update()
 
-    def show(self, step: int, loss: float, rate: float, speed: float) -> None:
+    def show(self, step: int, loss: float, rate: float, speed: float, share: float) -> None:
         """Shows figures behind the bar, or now and then as a line where there is no terminal."""
-        figures = f"loss {loss:.3f}, rate {rate:.1e}, {speed:,.0f} tokens/s"
+        shown = f"loss {loss:.3f}, {speed:,.0f} tokens/s, {share:.0%} of peak"
         if not self._bar.disable:
-            self._bar.set_postfix_str(figures)
+            self._bar.set_postfix_str(shown)
         elif not self._quiet and time.monotonic() - self._shown > SECONDS_BETWEEN_LINES:
             self._shown = time.monotonic()
-            print(f"step {step}: {figures}", file=sys.stderr)
+            print(f"step {step}: rate {rate:.1e}, {shown}", file=sys.stderr)
 
 
 def environment() -> str:

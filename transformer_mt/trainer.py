@@ -18,6 +18,7 @@ from transformer_mt.learner import Learner
 from transformer_mt.pairs import encode_pairs
 from transformer_mt.prepared import Prepared
 from transformer_mt.run_log import RunLog
+from transformer_mt.throughput import measure_peak
 from transformer_mt.translator import Translator
 
 _SAMPLES = 3
@@ -51,7 +52,7 @@ class Trainer:
         self.valid, self.state, self.learner = valid, state, learner
         self.valid_ids = encode_pairs(valid, corpus.vocab)
         self.translator = Translator(learner.model, corpus.vocab, config.data.max_length)
-        self.signum = 0
+        self.signum, self.peak = 0, math.inf
         self.saved_step, self.saved_at = -1, time.monotonic()
 
     def run(self, saved_step: int = -1) -> None:
@@ -86,6 +87,7 @@ class Trainer:
                 tried = True
                 largest = largest_micro_batch(steps, *self.lengths, config.micro_batch_tokens)
                 self.learner.try_memory(self.pairs.batch(largest))
+                self.peak = measure_peak(self.learner.device, self.learner.precision)
             for step in steps[self.state.index :]:
                 parts = cut_micro_batches(step, *self.lengths, config.micro_batch_tokens)
                 self._train_step([self.pairs.batch(part) for part in parts])
@@ -138,7 +140,10 @@ class Trainer:
 
     def _log_training(self) -> None:
         state, learner, window = self.state, self.learner, self.learner.window
-        if (bad := int(learner.bad_in_row)) >= self.config.train.max_bad_steps:
+        began = time.monotonic()
+        bad = int(learner.bad_in_row)  # waits until the device has done all that it was given
+        window.seconds += time.monotonic() - began
+        if bad >= self.config.train.max_bad_steps:
             raise TrainingError(
                 f"step {state.step} (number {state.index} of epoch {state.epoch}): {bad} steps in a"
                 f" row had non-finite gradients (rate {learner.rate:.3g}, loss scale"
@@ -147,7 +152,8 @@ class Trainer:
             )
         skipped, norm = int(learner.skipped), float(learner.norm)
         self.state = state.with_(skipped=skipped)
-        loss, speed = float(window.loss) / window.tokens, window.tokens / max(window.seconds, 1e-9)
+        loss, seconds = float(window.loss) / window.tokens, max(window.seconds, 1e-9)
+        speed, share = window.tokens / seconds, window.operations / seconds / self.peak
         self.log.record(
             "train",
             step=state.step,
@@ -156,10 +162,11 @@ class Trainer:
             loss=round(loss, 6),
             rate=learner.rate,
             tokens_per_second=round(speed, 1),
+            peak_share=round(share, 4),
             grad_norm=round(norm, 6) if math.isfinite(norm) else None,
             skipped=skipped,
         )
-        self.log.show(state.step, loss, learner.rate, speed)
+        self.log.show(state.step, loss, learner.rate, speed, share)
         learner.new_window()
 
     def _seconds(self) -> float:
@@ -221,6 +228,7 @@ class Trainer:
             bad_in_row=int(learner.bad_in_row),
             window_loss=float(window.loss),
             window_tokens=window.tokens,
+            window_operations=window.operations,
             window_seconds=window.seconds,
         )
         try:

@@ -1,0 +1,60 @@
+"""The share of the device's peak: operations against PyTorch's own count, and where it is told."""
+
+import json
+
+import pytest
+import torch
+from conftest import tiny_config
+from torch.utils.flop_counter import FlopCounterMode
+
+from transformer_mt import linear
+from transformer_mt.config import ModelConfig
+from transformer_mt.learner import Learner
+from transformer_mt.prepared import prepare
+from transformer_mt.run import dry_run, train
+from transformer_mt.run_log import Talk
+from transformer_mt.throughput import training_operations
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize("layers", [(2, 3), (3, 1)])
+def test_operations_are_those_pytorch_counts(corpus_dir, monkeypatch, layers):
+    """On a batch without padding, attention's own products left out.
+
+    Sabotage: make the memory's keys and values of target positions.
+    """
+    monkeypatch.setattr(linear, "_ONEDNN", False)  # the counter does not know oneDNN's product
+    encoder, decoder = layers
+    config = tiny_config(corpus_dir, model__encoder_layers=encoder, model__decoder_layers=decoder)
+    prepared = prepare(config, Talk(quiet=True))
+    src, tgt = prepared.pairs.lengths
+    alike = ((src == src[0]) & (tgt == tgt[0])).nonzero()[0]
+    batch = prepared.pairs.batch(alike)
+    vocab = prepared.vocab
+    learner = Learner(config, vocab.src_size, vocab.tgt_size, CPU, "fp32")
+    with FlopCounterMode(display=False) as counter:
+        learner.train_step(1, [batch])
+    by_operation = counter.get_flop_counts()["Global"]
+    products = sum(
+        count for name, count in by_operation.items() if str(name) in ("aten.mm", "aten.addmm")
+    )
+    assert learner.window.operations == products
+    assert learner.window.operations == training_operations(
+        config.model, vocab.tgt_size, int(src[alike].sum()), int(tgt[alike].sum())
+    )
+
+
+def test_the_papers_base_model():
+    """About 0.38 GFLOP a target token with its source token, with 37,000 pieces."""
+    assert training_operations(ModelConfig(), 37_000, 1, 1) == pytest.approx(0.38e9, rel=0.02)
+
+
+def test_training_tells_it(corpus_dir, tmp_path):
+    """In the metrics and in a dry run, above nothing and below everything."""
+    config = tiny_config(corpus_dir, train__max_steps=10, train__log_every=5)
+    train(config, tmp_path / "run", quiet=True)
+    lines = map(json.loads, (tmp_path / "run" / "metrics.jsonl").read_text().splitlines())
+    shares = [line["peak_share"] for line in lines if line["kind"] == "train"]
+    assert len(shares) == 2 and all(0 < share < 1 for share in shares)
+    assert "% of peak (3 steps on cpu" in dry_run(config, tmp_path / "other")
