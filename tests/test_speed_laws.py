@@ -4,11 +4,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from conftest import tiny_config
+from torch._dynamo.testing import CompileCounterWithBackend
 
-from transformer_mt import learner, linear
+from transformer_mt import attention, learner, linear
 from transformer_mt.batching import cut_micro_batches, plan_epoch
 from transformer_mt.device import supports
-from transformer_mt.learner import Learner
+from transformer_mt.learner import Learner, compile_hidden
 from transformer_mt.loss import smoothed_loss
 from transformer_mt.prepared import Prepared, prepare
 from transformer_mt.run_log import Talk
@@ -59,3 +60,26 @@ def test_bf16_stays_within_a_hundredth(corpus_dir, prepared):
     """Of the loss of fp32, at every step."""
     wide, narrow = (losses(corpus_dir, prepared, name) for name in ("fp32", "bf16"))
     assert narrow == pytest.approx(wide, rel=0.01)
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+def test_compiled_once_it_is_the_eager_model(corpus_dir, prepared, monkeypatch, backend):
+    """One graph serves batches of every shape, and trains alike; on the CPU, but on CUDA's path.
+
+    Sabotage: compile with `dynamic=False`.
+    """
+    monkeypatch.setattr(linear, "_ONEDNN", False)
+    monkeypatch.setattr(attention, "FEW_QUERIES", 0)
+    torch._dynamo.reset()
+    config = tiny_config(corpus_dir, model__dropout=0.0, optim__lr_scale=0.03)
+    sizes = prepared.vocab.src_size, prepared.vocab.tgt_size
+    eager, compiled = (Learner(config, *sizes, torch.device("cpu"), "fp32") for _ in range(2))
+    counter, shapes = CompileCounterWithBackend(backend), set()
+    compiled._hidden = compile_hidden(compiled.model, config.data.max_length + 1, counter)
+    for number, step in enumerate(plan_epoch(*prepared.pairs.lengths, 200, 1, 0)[:60], 1):
+        batch = prepared.pairs.batch(step)
+        shapes.add((*batch.src.shape, batch.tgt_in.size(1)))
+        for learning in (eager, compiled):
+            learning.train_step(number, [batch])
+        assert float(compiled.window.loss) == pytest.approx(float(eager.window.loss), rel=1e-4)
+    assert len(shapes) >= 20 and 1 <= counter.frame_count <= 4

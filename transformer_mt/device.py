@@ -1,5 +1,8 @@
 """What this machine can compute on, and in which precision."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 
 from transformer_mt.errors import DeviceError
@@ -56,6 +59,21 @@ def supports(precision: str, device: torch.device) -> bool:
             return bool(torch.cuda.is_bf16_supported(including_emulation=False))
         return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
     return precision == "fp32" or device.type == "cuda"
+
+
+@contextmanager
+def tensor_cores(device: torch.device) -> Iterator[None]:
+    """On CUDA, lets float32 products round their factors to TF32 for a while.
+
+    Training bears it. Decoding is left exact, so that it gives the same text everywhere.
+    """
+    before = torch.get_float32_matmul_precision()
+    if device.type == "cuda":
+        torch.set_float32_matmul_precision("high")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 def is_out_of_memory(error: BaseException) -> bool:

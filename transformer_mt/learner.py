@@ -1,6 +1,7 @@
 """What a step changes: model, optimizer, loss scaler, moving average. Knows no files and no run."""
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -8,7 +9,7 @@ from torch import Tensor, nn
 
 from transformer_mt.batching import Batch
 from transformer_mt.config import Config
-from transformer_mt.device import is_out_of_memory
+from transformer_mt.device import is_out_of_memory, tensor_cores
 from transformer_mt.errors import DeviceError
 from transformer_mt.loss import projected_loss
 from transformer_mt.model import Transformer
@@ -29,6 +30,20 @@ class Window:
     seconds: float = 0.0
 
 
+def compile_hidden(
+    model: Transformer, max_length: int, backend: str | Callable[..., object] = "inductor"
+) -> Callable[[Tensor, Tensor], Tensor]:
+    """Fuses the operations of `model.hidden`, once for batches of every shape.
+
+    Args:
+        model: Whose parameters are used.
+        max_length: Tokens of the longest side there will be.
+        backend: What makes code of the graph.
+    """
+    model.reserve(max_length)  # or the table of positions would grow, and with it a new graph
+    return torch.compile(model.hidden, dynamic=True, backend=backend)
+
+
 class Learner:
     """A model in training, from its seeded start.
 
@@ -47,6 +62,9 @@ class Learner:
         self.tgt_size = tgt_size
         torch.manual_seed(config.train.seed)
         self.model = Transformer(config.model, src_size, tgt_size, PAD_ID).to(device)
+        self._hidden: Callable[[Tensor, Tensor], Tensor] = self.model.hidden
+        if config.train.compile and device.type == "cuda":
+            self._hidden = compile_hidden(self.model, config.data.max_length + 1)
         self.optimizer = build_adam(self.model, config.optim)
         self.scaler = torch.amp.GradScaler(device.type, enabled=precision == "fp16")
         decay = config.train.ema_decay
@@ -134,11 +152,17 @@ class Learner:
         )
         try:
             batch = micro_batch.to(self.device)
-            with autocast:
-                hidden = self.model.hidden(batch.src, batch.tgt_in)
-                smoothing = self.config.optim.label_smoothing
-                loss = projected_loss(hidden, self.model.matrix, batch.tgt_out, smoothing, PAD_ID)
-            self.scaler.scale(loss / tokens).backward()  # type: ignore[no-untyped-call]
+            with tensor_cores(self.device):
+                with autocast:
+                    hidden = self._hidden(batch.src, batch.tgt_in)
+                    loss = projected_loss(
+                        hidden,
+                        self.model.matrix,
+                        batch.tgt_out,
+                        self.config.optim.label_smoothing,
+                        PAD_ID,
+                    )
+                self.scaler.scale(loss / tokens).backward()  # type: ignore[no-untyped-call]
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise

@@ -306,13 +306,14 @@ class Transformer(Packable):
     def _embed(self, ids: Tensor, matrix: Tensor, start: int) -> Tensor:
         """Embeds ids, (B, L), that stand from position `start` on; gives (B, L, D)."""
         embedded = F.embedding(ids, matrix) * math.sqrt(self.d_model)  # section 3.4
-        positions = self._positions(start + ids.size(1))[start:]
+        self.reserve(start + ids.size(1))
+        positions = self.positions[start : start + ids.size(1)]
         dropped: Tensor = self.dropout(embedded + positions)
         return dropped
 
-    def _positions(self, length: int) -> Tensor:
+    def reserve(self, length: int) -> None:
+        """Computes the encodings of positions below `length` beforehand."""
         if length > len(self.positions):
             room = max(length, 2 * len(self.positions), 256)
             steps = torch.arange(room, device=self.device)
             self.positions = sinusoid(steps, self.d_model).to(self.src_embedding.dtype)
-        return self.positions[:length]
