@@ -62,6 +62,7 @@ def test_bf16_stays_within_a_hundredth(corpus_dir, prepared):
     assert narrow == pytest.approx(wide, rel=0.01)
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # PyTorch's own, of its parts
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
 def test_compiled_once_it_is_the_eager_model(corpus_dir, prepared, monkeypatch, backend):
     """One graph serves batches of every shape, and trains alike; on the CPU, but on CUDA's path.
