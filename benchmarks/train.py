@@ -1,194 +1,255 @@
-"""Training speed: ours beside loops as tutorials write them, on the same corpus and sizes.
+"""Training speed: ours beside its peers, on the same pairs and sizes.
 
-    python benchmarks/train.py FOLDER [--config configs/multi30k.toml] [--steps 10]
+    python benchmarks/train.py --text FOLDER [--joeynmt DIR]      # small and base, for a CPU
+    python benchmarks/train.py [--steps 50]                       # base and big, for a GPU
 
-FOLDER holds the corpus. The peers are `nn.Transformer` with tied sizes, Adam and cross-entropy
-over all logits, in fp32: on random batches of 128 padded sentences, on our batches, and on 32
-sentences padded to 500 positions. The sides take turns, a step each; medians count. The share of
-the peak is that of a 2,048-cube product in the same precision. Prints a table and, as its last
-line, one JSON object.
+With the text of `configs/multi30k.toml` in FOLDER: its model (3+3 layers, 256) and the paper's base
+(6+6, 512) on its vocabulary and batches. The peers, in fp32: `nn.Transformer` with Adam and
+cross-entropy over all logits, on random batches of 128 padded sentences as most tutorials write
+it, on our batches, and on 32 (base: 8) sentences padded to 500 positions; and JoeyNMT 2.3.0, for
+which an environment is made in DIR once, before and after the others.
+
+Without: base and big with 37,000 pieces on made pairs of WMT16's lengths (gamma-distributed, a mean
+of 32 pieces a side), steps of 25,000 tokens, eager and compiled.
+
+On a CPU the sides take turns, a step each; on a GPU they follow each other, so that each has the
+memory for itself. Medians count, after two steps to warm up. The share of the peak is that of
+`docs/speed.md`. Prints tables and, as its last line, one JSON object.
 """
 
 import json
-import math
 import os
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 import typer
-from torch import Tensor, nn
+from peers import JoeyNMT, Step, tutorial
 
 from transformer_mt.batching import Indices, cut_micro_batches, plan_epoch
 from transformer_mt.config import Config, load_config
 from transformer_mt.device import supports
 from transformer_mt.learner import Learner
-from transformer_mt.linear import product
-from transformer_mt.model import sinusoid
-from transformer_mt.prepared import Prepared, prepare
+from transformer_mt.pairs import IdPairs, Side
+from transformer_mt.prepared import prepare
 from transformer_mt.run_log import Talk
-from transformer_mt.vocab import PAD_ID
+from transformer_mt.throughput import measure_peak, training_operations
 
-Step = Callable[[int], tuple[int, int]]
-"""Takes step i; gives its source and target tokens."""
-SENTENCES, FIXED_SENTENCES, FIXED_LENGTH = 128, 32, 500
-
-
-class Tutorial(nn.Module):
-    """What most tutorials build around `nn.Transformer`."""
-
-    def __init__(self, config: Config, vocab: int) -> None:
-        """Takes the sizes of a configuration."""
-        super().__init__()
-        sizes = config.model
-        self.embedding = nn.Embedding(vocab, sizes.d_model)
-        self.register_buffer("positions", sinusoid(torch.arange(512), sizes.d_model))
-        self.dropout = nn.Dropout(sizes.dropout)
-        self.transformer = nn.Transformer(
-            sizes.d_model,
-            sizes.n_heads,
-            sizes.encoder_layers,
-            sizes.decoder_layers,
-            sizes.d_ff,
-            sizes.dropout,
-            batch_first=True,
-        )
-        self.out = nn.Linear(sizes.d_model, vocab)
-
-    def embed(self, ids: Tensor) -> Tensor:
-        """Embeds ids, (B, L) to (B, L, D)."""
-        scaled = self.embedding(ids) * math.sqrt(self.embedding.embedding_dim)
-        return self.dropout(scaled + self.positions[: ids.size(1)])
-
-    def forward(self, src: Tensor, tgt: Tensor) -> Tensor:
-        """Computes logits, (B, T, V)."""
-        causal = nn.Transformer.generate_square_subsequent_mask(tgt.size(1), dtype=torch.bool)
-        hidden = self.transformer(
-            self.embed(src),
-            self.embed(tgt),
-            tgt_mask=causal,
-            src_key_padding_mask=src == PAD_ID,
-            tgt_key_padding_mask=tgt == PAD_ID,
-            memory_key_padding_mask=src == PAD_ID,
-            tgt_is_causal=True,
-        )
-        return self.out(hidden)
+CONFIGS = Path(__file__).parents[1] / "configs"
+PAPER = {"d_model": 512, "d_ff": 2048, "n_heads": 8, "encoder_layers": 6, "decoder_layers": 6}
+RANDOM_SENTENCES, FIXED_LENGTH = 128, 500
+FIXED_SENTENCES = {"small": 32, "base": 8}
+"""With base, 32 need more than 24 GiB."""
+WARM_UP = 2
+GB = 1e9
 
 
-def tutorial(
-    config: Config, prepared: Prepared, batches: Callable[[int], Indices], length: int = 0
-) -> Step:
-    """Gives a step of the plain loop, padded to a fixed length if one is given."""
-    model = Tutorial(config, prepared.vocab.tgt_size).train()
-    adam = torch.optim.Adam(model.parameters(), lr=1e-4)
+@dataclass
+class Task:
+    """What all sides are given."""
 
-    def step(i: int) -> tuple[int, int]:
-        lines = batches(i)
-        batch = prepared.pairs.batch(lines)
-        parts = batch.src, batch.tgt_in, batch.tgt_out
-        if length:
-            parts = tuple(F.pad(part, (0, length - part.size(1)), value=PAD_ID) for part in parts)
-        src, tgt_in, tgt_out = parts
-        logits = model(src, tgt_in)
-        adam.zero_grad()
-        F.cross_entropy(logits.flatten(0, 1), tgt_out.flatten(), ignore_index=PAD_ID).backward()
-        adam.step()
-        return tuple(int(side[lines].sum()) for side in prepared.pairs.lengths)
+    config: Config
+    pairs: IdPairs
+    vocab: int
+    device: torch.device
 
-    return step
+    def plan(self) -> list[Indices]:
+        """Gives the steps of an epoch."""
+        return plan_epoch(*self.pairs.lengths, self.config.train.batch_tokens, 1, 0)
 
 
-def ours(config: Config, prepared: Prepared, steps: list[Indices], precision: str) -> Step:
+@dataclass
+class Contender:
+    """One program under test and what was measured of it."""
+
+    name: str
+    precision: str
+    make: Callable[[], Step]
+    rates: list[float] = field(default_factory=list)
+    shares: list[float] = field(default_factory=list)
+    first_seconds: float = 0.0
+    gigabytes: float | None = None
+
+    def row(self) -> dict[str, Any]:
+        """Gives its medians."""
+        return {
+            "side": self.name,
+            "tokens_per_second": statistics.median(self.rates),
+            "share_of_peak": statistics.median(self.shares) if self.shares else None,
+            "first_step_seconds": self.first_seconds,
+            "gigabytes": self.gigabytes,
+        }
+
+
+def ours(task: Task, precision: str, micro_batch_tokens: int, fuse: bool) -> Step:
     """Gives a step of our training."""
-    vocab, lengths = prepared.vocab, prepared.pairs.lengths
-    device = torch.device("cpu")
-    learner = Learner(config, vocab.src_size, vocab.tgt_size, device, precision)
+    train = task.config.train.model_copy(update={"compile": fuse})
+    config = task.config.model_copy(update={"train": train})
+    learner = Learner(config, task.vocab, task.vocab, task.device, precision)
+    steps = task.plan()
 
     def step(i: int) -> tuple[int, int]:
-        parts = cut_micro_batches(steps[i], *lengths, config.train.micro_batch_tokens)
-        learner.train_step(i + 1, [prepared.pairs.batch(part) for part in parts])
-        return tuple(int(side[steps[i]].sum()) for side in lengths)
+        parts = cut_micro_batches(steps[i], *task.pairs.lengths, micro_batch_tokens)
+        batches = [task.pairs.batch(part) for part in parts]
+        learner.train_step(i + 1, batches)
+        float(learner.norm)  # waits for the device
+        return sum(batch.src_tokens for batch in batches), sum(b.tgt_tokens for b in batches)
 
     return step
 
 
-def operations(config: Config, vocab: int, src: int, tgt: int) -> float:
-    """Counts the floating-point operations of the matrix products of a step, attention left out."""
-    sizes = config.model
-    square, inner = sizes.d_model**2, 2 * sizes.d_model * sizes.d_ff
-    encoder = sizes.encoder_layers * (4 * square + inner) + sizes.decoder_layers * 2 * square
-    decoder = sizes.decoder_layers * (6 * square + inner) + vocab * sizes.d_model
-    return 6.0 * (src * encoder + tgt * decoder)  # forward, and twice as much backward
-
-
-def peak(dtype: torch.dtype) -> float:
-    """Measures a 2,048-cube product, in operations a second."""
-    matrix = torch.randn(2048, 2048).to(dtype)
-    times = []
-    for _ in range(6):
-        began = time.perf_counter()
-        product(matrix, matrix)
-        times.append(time.perf_counter() - began)
-    return 2 * 2048**3 / min(times)
-
-
-def main(
-    folder: Annotated[Path, typer.Argument(help="The corpus.")],
-    config: Annotated[Path, typer.Option(help="Sizes and batches.")] = Path(
-        "configs/multi30k.toml"
-    ),
-    steps: Annotated[int, typer.Option(help="Steps of each side, after two to warm up.")] = 10,
-) -> None:
-    """Measures every side."""
-    settings = load_config(config, [f"data.path={folder}"])
-    prepared = prepare(settings, Talk())
-    lengths, vocab = prepared.pairs.lengths, prepared.vocab.tgt_size
-    plan = plan_epoch(*lengths, settings.train.batch_tokens, 1, 0)
-    rng = np.random.default_rng(1)
-    order = rng.permutation(len(prepared.pairs))
-    sides: dict[str, tuple[str, Step]] = {}
+def our_sides(task: Task) -> list[Contender]:
+    """Gives ours in each precision; on a GPU also in eager mode and in little memory."""
+    micro = task.config.train.micro_batch_tokens
+    sides = []
     for precision in ("bf16", "fp32"):
-        if supports(precision, torch.device("cpu")):
-            sides[f"ours, {precision}"] = precision, ours(settings, prepared, plan, precision)
-    random = tutorial(settings, prepared, lambda i: order[i * SENTENCES : (i + 1) * SENTENCES])
-    sides["nn.Transformer, 128 random sentences"] = "fp32", random
-    sides["nn.Transformer, our batches"] = "fp32", tutorial(settings, prepared, plan.__getitem__)
-    fixed = tutorial(
-        settings,
-        prepared,
-        lambda i: order[i * FIXED_SENTENCES : (i + 1) * FIXED_SENTENCES],
-        FIXED_LENGTH,
-    )
-    rates: dict[str, list[float]] = {side: [] for side in sides}
-    shares: dict[str, list[float]] = {side: [] for side in sides}
-    peaks = {"fp32": peak(torch.float32), "bf16": peak(torch.bfloat16)}
-    for i in range(steps + 2):
-        for side, (precision, step) in sides.items():
+        if supports(precision, task.device):
+            make = lambda p=precision: ours(task, p, micro, True)  # noqa: E731
+            sides.append(Contender(f"ours, {precision}", precision, make))
+    if task.device.type == "cuda":
+        sides.append(Contender("eager", "bf16", lambda: ours(task, "bf16", micro, False)))
+        for size in (2 * task.config.train.batch_tokens, 4096, 2048):
+            name = f"micro-batches of {size}"
+            make = lambda s=size: ours(task, "bf16", s, True)  # noqa: E731
+            sides.append(Contender(name, "bf16", make))
+    return sides
+
+
+def loops(task: Task) -> list[Contender]:
+    """Gives the loops around `nn.Transformer`."""
+    order = np.random.default_rng(1).permutation(len(task.pairs))
+    steps = task.plan()
+    given = task.config, task.pairs, task.vocab
+
+    def at_random(size: int) -> Callable[[int], Indices]:
+        return lambda i: order[i * size : (i + 1) * size]
+
+    return [
+        Contender(
+            f"nn.Transformer, {RANDOM_SENTENCES} random sentences",
+            "fp32",
+            lambda: tutorial(*given, at_random(RANDOM_SENTENCES), task.device),
+        ),
+        Contender(
+            "nn.Transformer, our batches",
+            "fp32",
+            lambda: tutorial(*given, steps.__getitem__, task.device),
+        ),
+    ]
+
+
+def fixed(task: Task, sentences: int) -> Contender:
+    """Measures one step of sentences padded to a fixed length, which takes long enough."""
+    side = Contender(f"padded to {FIXED_LENGTH}, {sentences} sentences", "fp32", lambda: 0)
+    lines = np.arange(sentences)
+    step = tutorial(task.config, task.pairs, task.vocab, lambda i: lines, task.device, FIXED_LENGTH)
+    began = time.perf_counter()
+    side.rates.append(step(0)[1] / (time.perf_counter() - began))
+    return side
+
+
+def measure(task: Task, sides: list[Contender], steps: int) -> None:
+    """Takes steps with some sides in turn."""
+    peaks = {side.precision: measure_peak(task.device, side.precision) for side in sides}
+    running = [side.make() for side in sides]
+    for i in range(steps + WARM_UP):
+        for side, step in zip(sides, running, strict=True):
             began = time.perf_counter()
             src, tgt = step(i)
             took = time.perf_counter() - began
-            if i >= 2:
-                rates[side].append(tgt / took)
-                done = operations(settings, vocab, src, tgt)
-                shares[side].append(done / took / peaks[precision])
-    began = time.perf_counter()
-    rates["fixed length, 32 x 500"] = [fixed(0)[1] / (time.perf_counter() - began)]
-    best = statistics.median(rates[next(iter(sides))])
-    print(f"{'':38}{'target tokens/s':>16}{'ours is':>9}{'of peak':>9}")
-    rows = []
-    for side, some in rates.items():
-        rate = statistics.median(some)
-        share = statistics.median(shares[side]) if side in shares else None
-        shown = f"{share:9.1%}" if share else ""
-        print(f"{side:38}{rate:16,.0f}{best / rate:8.1f}x{shown}")
-        rows.append({"side": side, "tokens_per_second": rate, "share_of_peak": share})
-    machine = {"cores": os.cpu_count(), "torch": torch.__version__, "peaks": peaks}
-    print(json.dumps({"benchmark": "train", "config": config.stem, "rows": rows} | machine))
+            side.first_seconds = side.first_seconds or took
+            if i >= WARM_UP:
+                done = training_operations(task.config.model, task.vocab, src, tgt)
+                side.rates.append(tgt / took)
+                side.shares.append(done / took / peaks[side.precision])
+
+
+def measure_alone(task: Task, side: Contender, steps: int) -> None:
+    """Takes steps with one side, and measures its memory, on a GPU."""
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    measure(task, [side], steps)
+    side.gigabytes = torch.cuda.max_memory_reserved() / GB
+
+
+def made_pairs(vocab: int, seed: int = 1, count: int = 200_000) -> IdPairs:
+    """Makes pairs of random ids with lengths like those of WMT16 in pieces."""
+    rng = np.random.default_rng(seed)
+    src = np.clip(rng.gamma(2.2, 32 / 2.2, count), 2, 250)
+    tgt = np.clip(src * rng.lognormal(0.0, 0.2, count), 2, 250)
+    sides = []
+    for lengths in (src, tgt):
+        offsets = np.concatenate(([0], np.cumsum(lengths.astype(np.int64))))
+        ids = rng.integers(4, vocab, int(offsets[-1]), dtype=np.int32)
+        sides.append(Side(ids, offsets))
+    return IdPairs(*sides)
+
+
+def table(title: str, rows: list[dict[str, Any]]) -> None:
+    """Prints rows, and how many times as fast the first is."""
+    print(f"\n{title:38}{'tokens/s':>10}{'ours is':>9}{'of peak':>9}{'first':>8}{'GB':>6}")
+    for row in rows:
+        rate, share, memory = row["tokens_per_second"], row["share_of_peak"], row["gigabytes"]
+        ratio = rows[0]["tokens_per_second"] / rate
+        shown = f"{share:9.1%}" if share else " " * 9
+        first = f"{row['first_step_seconds']:7.1f}s" if row["first_step_seconds"] else " " * 8
+        print(
+            f"{row['side']:38}{rate:10,.0f}{ratio:8.1f}x{shown}{first}"
+            + (f"{memory:6.1f}" if memory else "")
+        )
+
+
+def compare(
+    task: Task, steps: int, sentences: int, joey: Callable[[], float] | None
+) -> list[dict[str, Any]]:
+    """Measures all sides of one model."""
+    rates = [joey()] if joey else []
+    sides = our_sides(task) + loops(task)
+    if task.device.type == "cuda":
+        for side in sides:
+            measure_alone(task, side, steps)
+    else:
+        measure(task, sides, steps)
+        sides.append(fixed(task, sentences))
+    if joey:
+        rates.append(joey())
+        sides.append(Contender("JoeyNMT 2.3.0", "fp32", lambda: 0, rates))
+    return [side.row() for side in sides]
+
+
+def main(
+    text: Annotated[Path | None, typer.Option(help="The corpus of Multi30k.")] = None,
+    joeynmt: Annotated[Path | None, typer.Option(help="JoeyNMT's environment.")] = None,
+    steps: Annotated[int, typer.Option(help="Steps of each side, after two to warm up.")] = 10,
+    sizes: Annotated[str, typer.Option(help="Which models, with commas between.")] = "",
+) -> None:
+    """Measures every side."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    side = JoeyNMT(joeynmt) if joeynmt else None
+    results = {}
+    for size in (sizes or ("small,base" if text else "base,big")).split(","):
+        joey = None
+        if text:
+            changes = [f"model.{key}={value}" for key, value in PAPER.items() if size == "base"]
+            config = load_config(CONFIGS / "multi30k.toml", [f"data.path={text}", *changes])
+            prepared = prepare(config, Talk())
+            task = Task(config, prepared.pairs, prepared.vocab.tgt_size, device)
+            if side:
+                updates = 60 if size == "small" else 18
+                joey = lambda c=config, p=prepared, u=updates: side.rate(c, p, u)  # noqa: E731
+        else:
+            config = load_config(CONFIGS / f"wmt16-{size}.toml")
+            task = Task(config, made_pairs(config.vocab.size), config.vocab.size, device)
+        results[size] = compare(task, steps, FIXED_SENTENCES.get(size, 0), joey)
+        table(size, results[size])
+    name = torch.cuda.get_device_name() if device.type == "cuda" else f"{os.cpu_count()} cores"
+    machine = {"device": name, "torch": torch.__version__}
+    print(json.dumps({"benchmark": "train", "sizes": results} | machine))
 
 
 if __name__ == "__main__":

@@ -63,7 +63,8 @@ class Learner:
         torch.manual_seed(config.train.seed)
         self.model = Transformer(config.model, src_size, tgt_size, PAD_ID).to(device)
         self._hidden: Callable[[Tensor, Tensor], Tensor] = self.model.hidden
-        if config.train.compile and device.type == "cuda":
+        self.fused = config.train.compile and device.type == "cuda"
+        if self.fused:
             self._hidden = compile_hidden(self.model, config.data.max_length + 1)
         self.optimizer = build_adam(self.model, config.optim)
         self.scaler = torch.amp.GradScaler(device.type, enabled=precision == "fp16")
@@ -161,6 +162,7 @@ class Learner:
                         batch.tgt_out,
                         self.config.optim.label_smoothing,
                         PAD_ID,
+                        self.fused,
                     )
                 self.scaler.scale(loss / tokens).backward()  # type: ignore[no-untyped-call]
         except (RuntimeError, MemoryError) as error:

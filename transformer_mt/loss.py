@@ -1,5 +1,7 @@
 """The training loss and the unsmoothed one that perplexity is made of."""
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -46,6 +48,7 @@ def projected_loss(
     targets: torch.Tensor,
     label_smoothing: float,
     pad_id: int,
+    fused: bool = False,
 ) -> torch.Tensor:
     """Computes `smoothed_loss` of hidden @ matrix^T without holding all the logits.
 
@@ -58,14 +61,40 @@ def projected_loss(
         targets: Token ids, (B, T); positions holding `pad_id` do not count.
         label_smoothing: Share of the mass that is spread.
         pad_id: Id of padding.
+        fused: Whether torch.compile makes the softmax and its gradient in one pass or two.
 
     Returns:
         The sum in nats, a float32 scalar that can be differentiated once.
     """
     loss: torch.Tensor = _ProjectedLoss.apply(  # type: ignore[no-untyped-call]
-        hidden, matrix, targets, label_smoothing, pad_id
+        hidden, matrix, targets, label_smoothing, pad_id, fused
     )
     return loss
+
+
+def _gradients(
+    logits: torch.Tensor, right: torch.Tensor, smoothing: float, boost: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Gives the nats of some rows, (C, 1), and boosted softmax less smoothing, (C, V)."""
+    logs = F.log_softmax(logits.float(), -1)
+    nats = (smoothing - 1) * logs.gather(1, right) - smoothing * logs.mean(-1, True)
+    grads = logs.exp_().sub_(smoothing / logits.size(1))
+    # Before the loss scale acts: a probability of 1 / V would be lost in fp16.
+    grads = grads.mul_(boost) if boost > 1 else grads
+    return nats, grads.to(logits.dtype)
+
+
+def _fused_gradients(
+    logits: torch.Tensor, right: torch.Tensor, smoothing: float, boost: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    for tensor in (logits, right):  # one kernel for any number of rows
+        torch._dynamo.maybe_mark_dynamic(tensor, 0)
+    return _compiled_gradients()(logits, right, smoothing, boost)
+
+
+@functools.cache
+def _compiled_gradients() -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:
+    return torch.compile(_gradients)
 
 
 class _ProjectedLoss(torch.autograd.Function):
@@ -79,7 +108,9 @@ class _ProjectedLoss(torch.autograd.Function):
         targets: torch.Tensor,
         smoothing: float,
         pad_id: int,
+        fused: bool,
     ) -> torch.Tensor:
+        gradients = _fused_gradients if fused else _gradients
         device = hidden.device.type
         autocast = torch.is_autocast_enabled(device)
         dtype = torch.get_autocast_dtype(device) if autocast else hidden.dtype
@@ -89,28 +120,23 @@ class _ProjectedLoss(torch.autograd.Function):
             loss = torch.zeros((), device=hidden.device)
             grad_rows = torch.empty_like(rows, dtype=torch.float32)
             grad_matrix = torch.zeros_like(matrix)
-            # Before the loss scale acts: a probability of 1 / V would be lost in fp16.
             boost = 16.0 if dtype == torch.float16 else 1.0
-            size, vocab = max(1, CHUNK_LOGITS[device] // len(matrix)), len(matrix)
+            size = max(1, CHUNK_LOGITS[device] // len(matrix))
             for start in range(0, len(rows), size):
                 some = slice(start, start + size)
-                logs = F.log_softmax(product(rows[some], weights).float(), -1)  # (C, V)
-                right = ids[some, None]
-                nats = (1 - smoothing) * logs.gather(1, right) + smoothing * logs.mean(-1, True)
-                loss -= (nats * real[some]).sum()
-                # Softmax less the smoothed target.
-                grads = logs.exp_().sub_(smoothing / vocab)
-                grads.scatter_add_(1, right, grads.new_full(right.shape, smoothing - 1))
-                narrow = (grads * boost).to(dtype) if boost > 1 else grads.to(dtype)
-                grad_rows[some] = product(narrow, weights.t()) * real[some]
-                grad_matrix += product(narrow.t(), (rows[some] * real[some]).t())
+                logits, right = product(rows[some], weights), ids[some, None]
+                nats, grads = gradients(logits, right, smoothing, boost)
+                loss += (nats * real[some]).sum()
+                grads.scatter_add_(1, right, grads.new_full(right.shape, boost * (smoothing - 1)))
+                grad_rows[some] = product(grads, weights.t()) * real[some]
+                grad_matrix += product(grads.t(), (rows[some] * real[some]).t())
         ctx.save_for_backward(grad_rows.div_(boost).view(hidden.shape), grad_matrix.div_(boost))
         return loss
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         grad_hidden, grad_matrix = ctx.saved_tensors
-        return grad_hidden * grad, grad_matrix * grad, None, None, None
+        return grad_hidden * grad, grad_matrix * grad, None, None, None, None
 
 
 def nll(logits: torch.Tensor, targets: torch.Tensor, pad_id: int) -> torch.Tensor:
