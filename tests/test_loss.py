@@ -128,7 +128,7 @@ def test_projected_is_smoothed(monkeypatch, smoothing, rows):
 
     Sabotage: count padded rows; spread the smoothing over V - 1.
     """
-    monkeypatch.setitem(loss.CHUNK_LOGITS, "cpu", 9 * rows)
+    monkeypatch.setitem(loss.CHUNK_ROWS, "cpu", rows)
     torch.manual_seed(0)
     hidden, matrix = torch.randn(2, 5, 4), torch.randn(9, 4)
     targets = torch.tensor([[3, 4, 0, 5, 2], [8, 2, 0, 0, 0]])

@@ -9,8 +9,8 @@ import torch.nn.functional as F
 
 from transformer_mt.linear import product
 
-CHUNK_LOGITS = {"cpu": 2**22, "cuda": 2**26}
-"""Logits that exist at once, by device."""
+CHUNK_ROWS = {"cpu": 384, "cuda": 2048}
+"""Rows of logits that exist at once: few enough for a CPU's cache, enough for fast products."""
 
 
 def smoothed_loss(
@@ -76,12 +76,15 @@ def _gradients(
     logits: torch.Tensor, right: torch.Tensor, smoothing: float, boost: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Gives the nats of some rows, (C, 1), and boosted softmax less smoothing, (C, V)."""
-    logs = F.log_softmax(logits.float(), -1)
-    nats = (smoothing - 1) * logs.gather(1, right) - smoothing * logs.mean(-1, True)
-    grads = logs.exp_().sub_(smoothing / logits.size(1))
-    # Before the loss scale acts: a probability of 1 / V would be lost in fp16.
-    grads = grads.mul_(boost) if boost > 1 else grads
-    return nats, grads.to(logits.dtype)
+    # float16 would lose a share of 1 / V; bfloat16 has float32's range, and half its memory.
+    wide = logits.dtype if logits.dtype == torch.bfloat16 else torch.float32
+    shares = F.softmax(logits, -1, dtype=wide)
+    norm = logits.amax(-1, True).float() - shares.amax(-1, True).float().log()  # log-sum-exp
+    mean = logits.mean(-1, True, dtype=torch.float32)
+    nats = norm - (1 - smoothing) * logits.gather(1, right).float() - smoothing * mean
+    shares = shares.sub_(smoothing / logits.size(1))
+    shares = shares.mul_(boost) if boost > 1 else shares
+    return nats, shares.to(logits.dtype)
 
 
 def _fused_gradients(
@@ -121,9 +124,8 @@ class _ProjectedLoss(torch.autograd.Function):
             grad_rows = torch.empty_like(rows, dtype=torch.float32)
             grad_matrix = torch.zeros_like(matrix)
             boost = 16.0 if dtype == torch.float16 else 1.0
-            size = max(1, CHUNK_LOGITS[device] // len(matrix))
-            for start in range(0, len(rows), size):
-                some = slice(start, start + size)
+            for start in range(0, len(rows), CHUNK_ROWS[device]):
+                some = slice(start, start + CHUNK_ROWS[device])
                 logits, right = product(rows[some], weights), ids[some, None]
                 nats, grads = gradients(logits, right, smoothing, boost)
                 loss += (nats * real[some]).sum()
