@@ -294,7 +294,7 @@ def test_promise_5_micro_batches_do_not_change_the_recipe(corpus_dir, build_trai
         # Adam's first moment is the gradient times a constant.
         moments = trainer.learner.optimizer.state.values()
         gradients.append(torch.cat([moment["exp_avg"].flatten() for moment in moments]))
-        losses.append(float(trainer.learner.window.loss))
+        losses.append(trainer.learner.read_window().loss)
         counts.append(len(parts))
     assert counts[0] == 1 < counts[1] < counts[2]
     for gradient, loss in zip(gradients[1:], losses[1:], strict=True):

@@ -41,10 +41,10 @@ class Batch:
 
     def to(self, device: torch.device) -> "Batch":
         """Copies to a device, without waiting for it where that is possible."""
-        tensors = (self.src, self.tgt_in, self.tgt_out)
-        if device.type == "cuda":
-            tensors = (self.src.pin_memory(), self.tgt_in.pin_memory(), self.tgt_out.pin_memory())
-        src, tgt_in, tgt_out = (tensor.to(device, non_blocking=True) for tensor in tensors)
+        src, tgt_in, tgt_out = (
+            (some.pin_memory() if device.type == "cuda" else some).to(device, non_blocking=True)
+            for some in (self.src, self.tgt_in, self.tgt_out)
+        )
         return Batch(src, tgt_in, tgt_out, self.src_tokens, self.tgt_tokens)
 
 

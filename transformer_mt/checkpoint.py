@@ -16,7 +16,7 @@ import errno
 import re
 import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 from transformer_mt.config import Config, changed_keys, flat_values, parse_config
 from transformer_mt.errors import CheckpointError, ConfigError, DataError
-from transformer_mt.learner import Learner
+from transformer_mt.learner import Learner, Window
 from transformer_mt.manifest import (
     MANIFEST,
     canonical,
@@ -74,10 +74,7 @@ class TrainState:
         corpus: Digest of the training ids.
         scaler: State of the fp16 loss scaler; empty without one.
         bad_in_row: Steps just before with non-finite numbers.
-        window_loss: Loss sum since the last log line, and likewise
-        window_tokens: the tokens,
-        window_operations: the operations they needed and
-        window_seconds: the seconds.
+        window: Sums since the last log line.
     """
 
     step: int = 0
@@ -93,10 +90,7 @@ class TrainState:
     corpus: str = ""
     scaler: dict[str, Any] | None = None
     bad_in_row: int = 0
-    window_loss: float = 0.0
-    window_tokens: int = 0
-    window_operations: float = 0.0
-    window_seconds: float = 0.0
+    window: Window = field(default_factory=Window)
 
     def with_(self, **changes: Any) -> Self:
         """Gives a copy with some attributes changed."""
@@ -185,10 +179,7 @@ class Checkpoint:
             learner.scaler.load_state_dict(self.state.scaler)
         learner.skipped.fill_(self.state.skipped)
         learner.bad_in_row.fill_(self.state.bad_in_row)
-        learner.window.loss.fill_(self.state.window_loss)
-        learner.window.tokens = self.state.window_tokens
-        learner.window.operations = self.state.window_operations
-        learner.window.seconds = self.state.window_seconds
+        learner.new_window(**asdict(self.state.window))
 
 
 def save_checkpoint(
@@ -241,20 +232,17 @@ def write_checkpoint(
         (partial / CONFIG).write_bytes(canonical(config.model_dump(mode="json")))
         vocab.save(partial)
         write_manifest(partial, {path.name: sha256(path) for path in partial.iterdir()})
-        for path in partial.iterdir():
+        for path in (*partial.iterdir(), partial):
             sync(path)
-        sync(partial)
+        if final.exists():  # damaged, or training would have resumed after it
+            aside = final.with_name(f".{final.name}.damaged.partial")
+            shutil.rmtree(aside, ignore_errors=True)
+            final.rename(aside)
+        partial.rename(final)
     except safetensors.SafetensorError as error:  # its word for a full disk
-        shutil.rmtree(partial, ignore_errors=True)
         raise OSError(errno.EIO, _one_line(error), str(partial)) from error
-    except BaseException:
+    finally:
         shutil.rmtree(partial, ignore_errors=True)
-        raise
-    if final.exists():  # damaged, or training would have resumed after it
-        aside = final.with_name(f".{final.name}.damaged.partial")
-        shutil.rmtree(aside, ignore_errors=True)
-        final.rename(aside)
-    partial.rename(final)
     sync(final.parent)
     return final
 
@@ -307,7 +295,7 @@ def _parse_state(values: Any, path: Path) -> TrainState:
     except ValidationError as error:
         first = error.errors()[0]
         raise CheckpointError(f"{path}: {first['loc'] or 'all of it'}: {first['msg']}") from None
-    if values.keys() != asdict(state).keys() or min(state.step, state.epoch, state.index) < 0:
+    if values != asdict(state) or min(state.step, state.epoch, state.index) < 0:
         raise CheckpointError(f"{path}: not the state of a run of this version")
     return state
 

@@ -7,6 +7,8 @@ import torch
 
 from transformer_mt.errors import DeviceError
 
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
 
 def choose_device(name: str) -> torch.device:
     """Finds the device; `auto` is CUDA where there is one.

@@ -24,10 +24,11 @@ TYPES = ("float32", "float16", "bfloat16", "int8", "int16")
 _CARD = """\
 # {name}
 
-A Transformer that translates from {src} to {tgt}, exported by transformer-mt {version} from
-`{path}` for [CTranslate2](https://opennmt.net/CTranslate2/). {parameters:,} parameters,
-{encoder}+{decoder} layers of width {d_model}, weights in {quantization}. Trained on `{corpus}`
-for {step:,} steps; the run's best validation BLEU, in fp32 by greedy search, is {bleu}.
+A Transformer that translates from {data.src_lang} to {data.tgt_lang}, exported by transformer-mt
+{version} from `{path}` for [CTranslate2](https://opennmt.net/CTranslate2/). It has
+{parameters:,} parameters, {sizes.encoder_layers}+{sizes.decoder_layers} layers of width
+{sizes.d_model} and weights in {quantization}. Trained on `{data.path}` for {step:,} steps; the
+run's best validation BLEU, in fp32 by greedy search, is {bleu}.
 
     import ctranslate2, sentencepiece
 
@@ -39,7 +40,7 @@ for {step:,} steps; the run's best validation BLEU, in fp32 by greedy search, is
     print(tgt.decode(found[0].hypotheses[0]))
 
 transformer-mt ends a translation {extra} pieces beyond its source, and splits lines of more than
-{max_length} pieces; CTranslate2 knows `max_decoding_length` and splits nothing.
+{data.max_length} pieces; CTranslate2 knows `max_decoding_length` and splits nothing.
 """
 
 
@@ -120,21 +121,23 @@ def _spec(checkpoint: Checkpoint, model: Transformer) -> "TransformerSpec":
 
 
 def _encoder_layer(spec: Any, layer: Any) -> None:
-    _linear(spec.self_attention.linear[0], layer.self_attention.qkv)
-    _linear(spec.self_attention.linear[1], layer.self_attention.out)
-    _norm(spec.self_attention.layer_norm, layer.residuals[0].norm)
+    _self_attention(spec.self_attention, layer)
     _feed_forward(spec.ffn, layer, 1)
 
 
 def _decoder_layer(spec: Any, layer: Any) -> None:
-    _linear(spec.self_attention.linear[0], layer.self_attention.qkv)
-    _linear(spec.self_attention.linear[1], layer.self_attention.out)
-    _norm(spec.self_attention.layer_norm, layer.residuals[0].norm)
+    _self_attention(spec.self_attention, layer)
     _linear(spec.attention.linear[0], layer.cross_attention.q)
     _linear(spec.attention.linear[1], layer.cross_attention.kv)
     _linear(spec.attention.linear[2], layer.cross_attention.out)
     _norm(spec.attention.layer_norm, layer.residuals[1].norm)
     _feed_forward(spec.ffn, layer, 2)
+
+
+def _self_attention(spec: Any, layer: Any) -> None:
+    _linear(spec.linear[0], layer.self_attention.qkv)
+    _linear(spec.linear[1], layer.self_attention.out)
+    _norm(spec.layer_norm, layer.residuals[0].norm)
 
 
 def _feed_forward(spec: Any, layer: Any, residual: int) -> None:
@@ -160,23 +163,18 @@ def _array(tensor: Tensor) -> Any:
 def _card(
     checkpoint: Checkpoint, model: Transformer, output: Path, quantization: str, models: list[Path]
 ) -> str:
-    config, state = checkpoint.config, checkpoint.state
+    state = checkpoint.state
     return _CARD.format(
         name=output.name,
         version=__version__,
         path=checkpoint.path.name,
-        src=config.data.src_lang,
-        tgt=config.data.tgt_lang,
-        corpus=config.data.path,
+        data=checkpoint.config.data,
+        sizes=checkpoint.config.model,
         parameters=sum(parameter.numel() for parameter in model.parameters()),
-        encoder=config.model.encoder_layers,
-        decoder=config.model.decoder_layers,
-        d_model=config.model.d_model,
         quantization=quantization,
         step=state.step,
         bleu=f"{state.best_bleu:.2f}" if state.best_bleu >= 0 else "not measured",
         src_model=models[0].name,
         tgt_model=models[-1].name,
         extra=EXTRA_LENGTH,
-        max_length=config.data.max_length,
     )

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from transformer_mt.batching import Batch
 from transformer_mt.config import Config
-from transformer_mt.device import is_out_of_memory, tensor_cores
+from transformer_mt.device import DTYPES, is_out_of_memory, tensor_cores
 from transformer_mt.errors import DeviceError
 from transformer_mt.loss import projected_loss
 from transformer_mt.model import Transformer
@@ -17,14 +17,19 @@ from transformer_mt.optim import Ema, build_adam, noam_rate
 from transformer_mt.throughput import training_operations
 from transformer_mt.vocab import PAD_ID
 
-_AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
-
 
 @dataclass
 class Window:
-    """Sums since the last log line; the loss stays on the device until it is read."""
+    """Sums since the last log line.
 
-    loss: Tensor
+    Attributes:
+        loss: Nats.
+        tokens: Target tokens.
+        operations: Floating-point operations that they needed.
+        seconds: Time.
+    """
+
+    loss: float = 0.0
     tokens: int = 0
     operations: float = 0.0
     seconds: float = 0.0
@@ -80,9 +85,17 @@ class Learner:
         if self.ema:
             self.ema = Ema(self.model, self.ema.decay)
 
-    def new_window(self) -> None:
-        """Begins the sums anew."""
-        self.window = Window(torch.zeros((), device=self.device))
+    def new_window(self, **sums: float) -> None:
+        """Begins the sums anew, or with those of a `Window`."""
+        self.window = Window(**sums)  # type: ignore[arg-type]
+        self.loss = torch.full((), self.window.loss, device=self.device)  # there until it is read
+
+    def read_window(self) -> Window:
+        """Waits until the device has done all that it was given; gives the sums."""
+        began = time.monotonic()
+        self.window.loss = float(self.loss)
+        self.window.seconds += time.monotonic() - began
+        return self.window
 
     @property
     def rate(self) -> float:
@@ -124,7 +137,7 @@ class Learner:
         if self.ema:
             self.ema.update(step)
         self._count_bad(finite, total)
-        self.window.loss += torch.where(total.isfinite(), total, 0.0)
+        self.loss += torch.where(total.isfinite(), total, 0.0)
         self.window.tokens += tokens
         self.window.operations += training_operations(
             self.config.model, self.tgt_size, sum(b.src_tokens for b in micro_batches), tokens
@@ -149,7 +162,7 @@ class Learner:
     def _backward(self, micro_batch: Batch, tokens: int) -> Tensor:
         """Adds a micro-batch's share of the step's gradient; gives its loss sum."""
         autocast = torch.autocast(
-            self.device.type, _AUTOCAST[self.precision], enabled=self.precision != "fp32"
+            self.device.type, DTYPES[self.precision], enabled=self.precision != "fp32"
         )
         try:
             batch = micro_batch.to(self.device)

@@ -5,18 +5,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
 from transformer_mt.checkpoint import Checkpoint, find_checkpoint
 from transformer_mt.corpus import read_lines
-from transformer_mt.device import choose_device, supports
+from transformer_mt.device import DTYPES, choose_device, supports
 from transformer_mt.ensemble import Ensemble
 from transformer_mt.errors import CheckpointError, ConfigError, DeviceError
 from transformer_mt.linear import pack
 from transformer_mt.run_log import Talk
 from transformer_mt.translator import GREEDY, Search, Translator
-
-_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def load_translator(
@@ -45,8 +41,8 @@ def load_translator(
         DeviceError: If the device is absent or does not compute in that precision.
     """
     target = choose_device(device)
-    if precision not in _DTYPES:
-        raise ConfigError(f"--precision {precision}: write {', '.join(_DTYPES)}")
+    if precision not in DTYPES:
+        raise ConfigError(f"--precision {precision}: write {', '.join(DTYPES)}")
     if not supports(precision, target):
         raise DeviceError(f"--precision {precision}: this {target.type} does not compute in it")
     checkpoints = [find_checkpoint(path, warn) for path in paths]
@@ -58,7 +54,7 @@ def load_translator(
                 " an ensemble needs one (train with vocab.path)"
             )
     models = [
-        checkpoint.build_model(raw).to(target, _DTYPES[precision]) for checkpoint in checkpoints
+        checkpoint.build_model(raw).to(target, DTYPES[precision]) for checkpoint in checkpoints
     ]
     model = models[0] if len(models) == 1 else Ensemble(models).eval()
     pack(model)  # once, not for each chunk of lines

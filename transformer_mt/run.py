@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from tqdm import tqdm
 
 from transformer_mt.batching import (
     Indices,
@@ -246,7 +247,7 @@ def _try(config: Config, start: Start) -> list[str]:
         f" {learner.window.operations / sum(seconds) / peak:.0%} of peak"
         f" ({len(seconds)} steps on {learner.device.type} in {learner.precision})",
         f"memory      {_peak_gigabytes(learner.device):.1f} GB at the peak, largest batch included",
-        f"time        {_duration(left * a_step)} for {left} steps, until {until},"
+        f"time        {tqdm.format_interval(left * a_step)} for {left} steps, until {until},"
         " validation not counted",
     ]
 
@@ -271,8 +272,3 @@ def _peak_gigabytes(device: torch.device) -> float:
     if device.type == "cuda":
         return torch.cuda.max_memory_reserved(device) / 1e9
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9  # kilobytes on Linux
-
-
-def _duration(seconds: float) -> str:
-    hours, minutes = divmod(round(seconds / 60), 60)
-    return f"{hours} h {minutes} min" if hours else f"{minutes} min"

@@ -156,7 +156,7 @@ class RunLog:
             self._bar.set_postfix_str(shown)
         elif not self._quiet and time.monotonic() - self._shown > SECONDS_BETWEEN_LINES:
             self._shown = time.monotonic()
-            print(f"step {step}: rate {rate:.1e}, {shown}", file=sys.stderr)
+            print(f"step {step}: {shown}, rate {rate:.1e}", file=sys.stderr)
 
 
 def environment() -> str:

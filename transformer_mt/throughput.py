@@ -5,9 +5,9 @@ import time
 import torch
 
 from transformer_mt.config import ModelConfig
+from transformer_mt.device import DTYPES, tensor_cores
 from transformer_mt.linear import product
 
-_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _SIZES = {"cpu": 1024, "cuda": 8192}
 """Rows and columns of a product that is large enough to run at full speed."""
 _TRIES = 5
@@ -44,13 +44,14 @@ def measure_peak(device: torch.device, precision: str) -> float:
         precision: `fp32`, `bf16` or `fp16`.
     """
     size = _SIZES[device.type]
-    matrix = torch.ones(size, size, dtype=_DTYPES[precision], device=device)
+    matrix = torch.ones(size, size, dtype=DTYPES[precision], device=device)
     matrix.mul_(torch.rand(size, 1, device=device))  # a GPU clocks higher on equal numbers
     seconds = []
     for _ in range(_TRIES):
         _wait(device)
         began = time.perf_counter()
-        product(matrix, matrix)
+        with tensor_cores(device):  # as training does
+            product(matrix, matrix)
         _wait(device)
         seconds.append(time.perf_counter() - began)
     return 2.0 * size**3 / min(seconds)

@@ -3,6 +3,7 @@
 import math
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 
@@ -139,11 +140,8 @@ class Trainer:
         return None
 
     def _log_training(self) -> None:
-        state, learner, window = self.state, self.learner, self.learner.window
-        began = time.monotonic()
-        bad = int(learner.bad_in_row)  # waits until the device has done all that it was given
-        window.seconds += time.monotonic() - began
-        if bad >= self.config.train.max_bad_steps:
+        state, learner, window = self.state, self.learner, self.learner.read_window()
+        if (bad := int(learner.bad_in_row)) >= self.config.train.max_bad_steps:
             raise TrainingError(
                 f"step {state.step} (number {state.index} of epoch {state.epoch}): {bad} steps in a"
                 f" row had non-finite gradients (rate {learner.rate:.3g}, loss scale"
@@ -152,13 +150,10 @@ class Trainer:
             )
         skipped, norm = int(learner.skipped), float(learner.norm)
         self.state = state.with_(skipped=skipped)
-        loss, seconds = float(window.loss) / window.tokens, max(window.seconds, 1e-9)
+        loss, seconds = window.loss / window.tokens, max(window.seconds, 1e-9)
         speed, share = window.tokens / seconds, window.operations / seconds / self.peak
-        self.log.record(
+        self._record(
             "train",
-            step=state.step,
-            epoch=state.epoch,
-            seconds=round(self._seconds(), 3),
             loss=round(loss, 6),
             rate=learner.rate,
             tokens_per_second=round(speed, 1),
@@ -168,6 +163,10 @@ class Trainer:
         )
         self.log.show(state.step, loss, learner.rate, speed, share)
         learner.new_window()
+
+    def _record(self, kind: str, **figures: float | None) -> None:
+        at = {"step": self.state.step, "epoch": self.state.epoch}
+        self.log.record(kind, **at, seconds=round(self._seconds(), 3), **figures)
 
     def _seconds(self) -> float:
         return time.monotonic() - self.started
@@ -190,11 +189,8 @@ class Trainer:
             bad_validations=0 if better else state.bad_validations + 1,
             valid_step=state.step,
         )
-        self.log.record(
+        self._record(
             "valid",
-            step=state.step,
-            epoch=state.epoch,
-            seconds=round(self._seconds(), 3),
             nll=round(nats, 6),
             perplexity=round(perplexity(nats), 4),
             **{name: round(figure, 4) for name, figure in figures.items()},
@@ -220,16 +216,13 @@ class Trainer:
         """Saves a checkpoint; a periodic save that fails is reported and training goes on."""
         if self.state.step == self.saved_step:
             return
-        learner, window = self.learner, self.learner.window
+        learner = self.learner
         state = self.state.with_(
             seconds=self._seconds(),
             skipped=int(learner.skipped),
             scaler=learner.scaler.state_dict() or None,
             bad_in_row=int(learner.bad_in_row),
-            window_loss=float(window.loss),
-            window_tokens=window.tokens,
-            window_operations=window.operations,
-            window_seconds=window.seconds,
+            window=replace(learner.read_window()),
         )
         try:
             save_checkpoint(self.run_dir, self.learner, self.config, self.vocab, state)

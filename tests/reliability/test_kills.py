@@ -114,7 +114,7 @@ def assert_equal(run_dir: Path, whole: Path) -> None:
         assert left[name] == right[name], name
     states = [json.loads(some["state.json"]) for some in (left, right)]
     for state in states:
-        del state["seconds"], state["window_seconds"]
+        del state["seconds"], state["window"]["seconds"]
     assert states[0] == states[1] and states[0]["step"] == STEPS
     assert records(run_dir) == records(whole)
 
