@@ -6,7 +6,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from conftest import command, tiny_config
+from conftest import command, run_program, tiny_config
 from test_promises import NASTY
 
 from transformer_mt.run import train
@@ -24,7 +24,7 @@ def random_lines(count: int, seed: int) -> list[str]:
 
 @pytest.fixture(scope="module")
 def copier(tmp_path_factory) -> Path:
-    """Gives a run that copies lines without a slip: words, none twice in a line."""
+    """Gives a run that copies lines, almost without a slip: words, none twice in a line."""
     folder = tmp_path_factory.mktemp("copier")
     (folder / "corpus").mkdir()
     for split, count in (("train", 20_000), ("validation", 60)):
@@ -41,10 +41,11 @@ def copier(tmp_path_factory) -> Path:
         optim__warmup_steps=200,
         train__batch_tokens=2000,
         train__micro_batch_tokens=4000,
-        train__max_steps=1500,
-        train__save_every=1500,
+        train__max_steps=2000,
+        train__save_every=2000,
+        train__ema_decay=0.99,  # a steadier hand than the last step's
         train__log_every=200,
-        valid__every=1500,
+        valid__every=2000,
     )
     train(config, folder / "run")
     return folder / "run"
@@ -52,6 +53,9 @@ def copier(tmp_path_factory) -> Path:
 
 def test_a_hundred_thousand_lines(copier, tmp_path):
     """Order and content equal, empty lines empty, as a pipe and as files, nasty lines between.
+
+    A model trained elsewhere may err in a word or two of half a million: such a line must be what
+    it makes of the line alone.
 
     Sabotage: not restoring the order; `splitlines()`; skipping empty lines.
     """
@@ -65,7 +69,11 @@ def test_a_hundred_thousand_lines(copier, tmp_path):
     got = done.stdout.split(b"\n")
     assert got.pop() == b"" and len(got) == len(lines)
     nasty = set(NASTY)
-    assert [a for a in zip(lines, got, strict=True) if a[0] not in nasty and a[0] != a[1]] == []
+    slips = [a for a in zip(lines, got, strict=True) if a[0] not in nasty and a[0] != a[1]]
+    assert len(slips) <= 5
+    for line, text in slips:
+        assert run_program("translate", copier, stdin=line).stdout == text + b"\n"
+        assert len(line.split()) == len(text.split())
     assert all(not text for line, text in zip(lines, got, strict=True) if not line.strip())
     files = "--input", tmp_path / "in", "--output", tmp_path / "out"
     subprocess.run(command("translate", copier, "--quiet", *files), check=True)

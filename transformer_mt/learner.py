@@ -42,7 +42,7 @@ def compile_hidden(
 
     Args:
         model: Whose parameters are used.
-        max_length: Tokens of the longest side there will be.
+        max_length: Positions there will be at most, also outside.
         backend: What makes code of the graph.
     """
     model.reserve(max_length)  # or the table of positions would grow, and with it a new graph
@@ -70,7 +70,8 @@ class Learner:
         self._hidden: Callable[[Tensor, Tensor], Tensor] = self.model.hidden
         self.fused = config.train.compile and device.type == "cuda"
         if self.fused:
-            self._hidden = compile_hidden(self.model, config.data.max_length + 1)
+            # A translation, in validation, is somewhat longer than its source.
+            self._hidden = compile_hidden(self.model, config.data.max_length + 64)
         self.optimizer = build_adam(self.model, config.optim)
         self.scaler = torch.amp.GradScaler(device.type, enabled=precision == "fp16")
         decay = config.train.ema_decay
