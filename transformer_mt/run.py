@@ -4,12 +4,10 @@ import os
 import resource
 import sys
 import tempfile
-import time
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import torch
 from tqdm import tqdm
 
@@ -38,7 +36,7 @@ from transformer_mt.run_log import RunLog, Talk, environment
 from transformer_mt.throughput import measure_peak
 from transformer_mt.trainer import Trainer
 
-_TIMED_STEPS = 3
+_WARM_UP, _TIMED_STEPS = 2, 3
 
 
 @dataclass(frozen=True)
@@ -231,21 +229,21 @@ def _try(config: Config, start: Start) -> list[str]:
     limit = config.train.micro_batch_tokens
     learner.try_memory(pairs.batch(largest_micro_batch(steps, *pairs.lengths, limit)))
     peak = measure_peak(learner.device, learner.precision)
+    tried = steps[: _WARM_UP + _TIMED_STEPS]
     learner.new_window()
-    seconds, tokens = [], 0
-    for step in steps[:_TIMED_STEPS]:
-        began = time.monotonic()
+    for number, step in enumerate(tried, 1):
         parts = _cut(config, start, step)
         learner.train_step(start.state.step + 1, [pairs.batch(part) for part in parts])
-        float(learner.norm)  # waits for the device
-        seconds.append(time.monotonic() - began)
-        tokens += int(pairs.lengths[1][step].sum())
-    a_step = float(np.median(seconds))
+        if number == min(_WARM_UP, len(tried) - 1):
+            learner.read_window()  # waits for the device
+            learner.new_window()
+    window, count = learner.read_window(), max(1, len(tried) - _WARM_UP)
+    a_step = window.seconds / count
     left, until = _steps_left(config, start.state, len(steps), a_step)
     return [
-        f"speed       {tokens / sum(seconds):,.0f} target tokens/s, {a_step:.3g} s a step,"
-        f" {learner.window.operations / sum(seconds) / peak:.0%} of peak"
-        f" ({len(seconds)} steps on {learner.device.type} in {learner.precision})",
+        f"speed       {window.tokens / window.seconds:,.0f} target tokens/s, {a_step:.3g} s a step,"
+        f" {window.operations / window.seconds / peak:.0%} of peak"
+        f" ({count} steps on {learner.device.type} in {learner.precision})",
         f"memory      {_peak_gigabytes(learner.device):.1f} GB at the peak, largest batch included",
         f"time        {tqdm.format_interval(left * a_step)} for {left} steps, until {until},"
         " validation not counted",
