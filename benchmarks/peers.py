@@ -87,8 +87,10 @@ def tutorial(
         src, tgt_in, tgt_out = (part.to(device) for part in parts)
         logits = model(src, tgt_in)
         adam.zero_grad()
-        F.cross_entropy(logits.flatten(0, 1), tgt_out.flatten(), ignore_index=PAD_ID).backward()
+        loss = F.cross_entropy(logits.flatten(0, 1), tgt_out.flatten(), ignore_index=PAD_ID)
+        loss.backward()
         adam.step()
+        float(loss.detach())  # waits for the device, as a loop does that prints it
         return batch.src_tokens, batch.tgt_tokens
 
     return step

@@ -18,6 +18,7 @@ memory for itself. Medians count, after two steps to warm up. The share of the p
 """
 
 import json
+import math
 import os
 import statistics
 import time
@@ -33,7 +34,8 @@ from peers import JoeyNMT, Step, tutorial
 
 from transformer_mt.batching import Indices, cut_micro_batches, plan_epoch
 from transformer_mt.config import Config, load_config
-from transformer_mt.device import supports
+from transformer_mt.device import choose_device, supports
+from transformer_mt.errors import DeviceError
 from transformer_mt.learner import Learner
 from transformer_mt.pairs import IdPairs, Side
 from transformer_mt.prepared import prepare
@@ -74,15 +76,17 @@ class Contender:
     shares: list[float] = field(default_factory=list)
     first_seconds: float = 0.0
     gigabytes: float | None = None
+    peak: float = 0.0
 
     def row(self) -> dict[str, Any]:
         """Gives its medians."""
         return {
             "side": self.name,
-            "tokens_per_second": statistics.median(self.rates),
+            "tokens_per_second": statistics.median(self.rates) if self.rates else None,
             "share_of_peak": statistics.median(self.shares) if self.shares else None,
             "first_step_seconds": self.first_seconds,
             "gigabytes": self.gigabytes,
+            "peak": self.peak,
         }
 
 
@@ -155,7 +159,8 @@ def fixed(task: Task, sentences: int) -> Contender:
 
 def measure(task: Task, sides: list[Contender], steps: int) -> None:
     """Takes steps with some sides in turn."""
-    peaks = {side.precision: measure_peak(task.device, side.precision) for side in sides}
+    for side in sides:
+        side.peak = measure_peak(task.device, side.precision)
     running = [side.make() for side in sides]
     for i in range(steps + WARM_UP):
         for side, step in zip(sides, running, strict=True):
@@ -166,14 +171,19 @@ def measure(task: Task, sides: list[Contender], steps: int) -> None:
             if i >= WARM_UP:
                 done = training_operations(task.config.model, task.vocab, src, tgt)
                 side.rates.append(tgt / took)
-                side.shares.append(done / took / peaks[side.precision])
+                side.shares.append(done / took / side.peak)
 
 
 def measure_alone(task: Task, side: Contender, steps: int) -> None:
-    """Takes steps with one side, and measures its memory, on a GPU."""
+    """Takes steps with one side, compiled afresh, and measures its memory, on a GPU."""
+    torch._dynamo.reset()
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
-    measure(task, [side], steps)
+    try:
+        measure(task, [side], steps)
+    except (DeviceError, torch.OutOfMemoryError) as error:
+        side.name += " (out of memory)"
+        print(error)
     side.gigabytes = torch.cuda.max_memory_reserved() / GB
 
 
@@ -194,8 +204,9 @@ def table(title: str, rows: list[dict[str, Any]]) -> None:
     """Prints rows, and how many times as fast the first is."""
     print(f"\n{title:38}{'tokens/s':>10}{'ours is':>9}{'of peak':>9}{'first':>8}{'GB':>6}")
     for row in rows:
-        rate, share, memory = row["tokens_per_second"], row["share_of_peak"], row["gigabytes"]
-        ratio = rows[0]["tokens_per_second"] / rate
+        rate = row["tokens_per_second"] or math.nan
+        share, memory = row["share_of_peak"], row["gigabytes"]
+        ratio = (rows[0]["tokens_per_second"] or math.nan) / rate
         shown = f"{share:9.1%}" if share else " " * 9
         first = f"{row['first_step_seconds']:7.1f}s" if row["first_step_seconds"] else " " * 8
         print(
@@ -229,7 +240,10 @@ def main(
     sizes: Annotated[str, typer.Option(help="Which models, with commas between.")] = "",
 ) -> None:
     """Measures every side."""
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    os.environ["TORCHINDUCTOR_FORCE_DISABLE_CACHES"] = "1"  # the first step shall really compile
+    device = choose_device("auto")
+    if joeynmt and device.type == "cuda":
+        raise typer.BadParameter("JoeyNMT is measured on a CPU; leave --joeynmt out")
     side = JoeyNMT(joeynmt) if joeynmt else None
     results = {}
     for size in (sizes or ("small,base" if text else "base,big")).split(","):

@@ -1,6 +1,7 @@
 """A run's beginning: fine-tuning, foreign vocabularies, the moving average, dry runs."""
 
 import json
+from dataclasses import asdict
 
 import pytest
 import safetensors.torch
@@ -12,6 +13,7 @@ from transformer_mt.checkpoint import EMA, MODEL, find_checkpoint, list_checkpoi
 from transformer_mt.config import load_config
 from transformer_mt.errors import CheckpointError, ConfigError, DataError, DeviceError
 from transformer_mt.evaluator import evaluate
+from transformer_mt.learner import Learner
 from transformer_mt.run import dry_run, train
 from transformer_mt.translator import Translator
 
@@ -159,3 +161,16 @@ def test_quiet_says_nothing(corpus_dir, tmp_path, capsys):
     train(tiny_config(corpus_dir, train__max_steps=2), tmp_path / "run", quiet=True)
     assert capsys.readouterr() == ("", "")
     assert "4000 training pairs" in (tmp_path / "run" / "train.log").read_text()
+
+
+def test_sums_of_an_unfinished_log_line_are_restored(corpus_dir, tmp_path):
+    """Loss, tokens, operations and seconds. Sabotage: leave the operations out of `Window`."""
+    changes = {"train__log_every": 5, "train__save_every": 7, "train__max_steps": 10}
+    config = tiny_config(corpus_dir, **changes)
+    train(config, tmp_path / "run")
+    saved = load_checkpoint(tmp_path / "run" / "step-00000007")
+    sizes = saved.vocab.src_size, saved.vocab.tgt_size
+    learner = Learner(config, *sizes, torch.device("cpu"), "fp32")
+    saved.restore(learner)
+    assert learner.window == saved.state.window and min(asdict(learner.window).values()) > 0
+    assert float(learner.loss) == saved.state.window.loss

@@ -7,7 +7,8 @@ import torch
 from conftest import tiny_config
 from torch.utils.flop_counter import FlopCounterMode
 
-from transformer_mt import linear
+from transformer_mt import linear, trainer
+from transformer_mt.checkpoint import find_checkpoint
 from transformer_mt.config import ModelConfig
 from transformer_mt.learner import Learner
 from transformer_mt.prepared import prepare
@@ -50,11 +51,16 @@ def test_the_papers_base_model():
     assert training_operations(ModelConfig(), 37_000, 1, 1) == pytest.approx(0.38e9, rel=0.02)
 
 
-def test_training_tells_it(corpus_dir, tmp_path):
-    """In the metrics and in a dry run, above nothing and below everything."""
+def test_training_tells_it(corpus_dir, tmp_path, monkeypatch):
+    """In the metrics, as operations a second over the peak, and in a dry run."""
+    monkeypatch.setattr(trainer, "measure_peak", lambda device, precision: 1e12)
     config = tiny_config(corpus_dir, train__max_steps=10, train__log_every=5)
     train(config, tmp_path / "run", quiet=True)
     lines = map(json.loads, (tmp_path / "run" / "metrics.jsonl").read_text().splitlines())
-    shares = [line["peak_share"] for line in lines if line["kind"] == "train"]
-    assert len(shares) == 2 and all(0 < share < 1 for share in shares)
+    told = [line for line in lines if line["kind"] == "train"]
+    size = find_checkpoint(tmp_path / "run", print).vocab.tgt_size
+    for line in told:  # the corpus is copied: as many source as target tokens
+        a_second = training_operations(config.model, size, 1, 1) * line["tokens_per_second"]
+        assert line["peak_share"] == pytest.approx(a_second / 1e12, rel=0.02, abs=1e-4)
+    assert len(told) == 2
     assert "% of peak (3 steps on cpu" in dry_run(config, tmp_path / "other")

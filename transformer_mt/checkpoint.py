@@ -179,7 +179,7 @@ class Checkpoint:
             learner.scaler.load_state_dict(self.state.scaler)
         learner.skipped.fill_(self.state.skipped)
         learner.bad_in_row.fill_(self.state.bad_in_row)
-        learner.new_window(**asdict(self.state.window))
+        learner.new_window(self.state.window)
 
 
 def save_checkpoint(

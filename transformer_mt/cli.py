@@ -76,7 +76,7 @@ def main() -> None:
 
         if not is_out_of_memory(error):
             raise
-        _fail(f"out of memory: choose a smaller --beam-size, or --device cpu ({error})")
+        _fail(f"out of memory: lower --beam-size, train.micro_batch_tokens or the model ({error})")
 
 
 def _fail(message: str) -> None:

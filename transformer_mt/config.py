@@ -143,8 +143,8 @@ class TrainConfig(Section):
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
     device: Literal["auto", "cpu", "cuda"] = "auto"
     compile: bool = True
-    """On CUDA, the model's operations are fused by torch.compile, which takes a minute or so at the
-    start. CPUs are faster without."""
+    """On CUDA, the model's operations are fused by torch.compile, which takes a while at the start.
+    CPUs are faster without."""
     seed: int = Field(default=1, ge=0, lt=2**32)
     init_from: str | None = None
     """A run or checkpoint whose weights and vocabulary this run begins with."""

@@ -22,6 +22,9 @@ def choose_device(name: str) -> torch.device:
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name == "cuda" and not torch.cuda.is_available():
         raise DeviceError("device cuda: PyTorch finds no CUDA device here; use cpu or auto")
+    if name == "cuda":
+        # cuDNN plans attention anew for every shape it has not met; ours differ in every batch.
+        torch.backends.cuda.enable_cudnn_sdp(False)
     return torch.device(name)
 
 

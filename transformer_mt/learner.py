@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +23,7 @@ class Window:
     """Sums since the last log line.
 
     Attributes:
-        loss: Nats.
+        loss: Nats; `Learner.read_window` brings it up to date.
         tokens: Target tokens.
         operations: Floating-point operations that they needed.
         seconds: Time.
@@ -38,11 +38,11 @@ class Window:
 def compile_hidden(
     model: Transformer, max_length: int, backend: str | Callable[..., object] = "inductor"
 ) -> Callable[[Tensor, Tensor], Tensor]:
-    """Fuses the operations of `model.hidden`, once for batches of every shape.
+    """Fuses the operations of `model.hidden`, a few times at most for batches of all shapes.
 
     Args:
         model: Whose parameters are used.
-        max_length: Positions there will be at most, also outside.
+        max_length: Tokens of the longest side there will be, in validation too.
         backend: What makes code of the graph.
     """
     model.reserve(max_length)  # or the table of positions would grow, and with it a new graph
@@ -70,7 +70,7 @@ class Learner:
         self._hidden: Callable[[Tensor, Tensor], Tensor] = self.model.hidden
         self.fused = config.train.compile and device.type == "cuda"
         if self.fused:
-            # A translation, in validation, is somewhat longer than its source.
+            # In validation a translation may be 50 pieces longer than its source.
             self._hidden = compile_hidden(self.model, config.data.max_length + 64)
         self.optimizer = build_adam(self.model, config.optim)
         self.scaler = torch.amp.GradScaler(device.type, enabled=precision == "fp16")
@@ -86,9 +86,9 @@ class Learner:
         if self.ema:
             self.ema = Ema(self.model, self.ema.decay)
 
-    def new_window(self, **sums: float) -> None:
-        """Begins the sums anew, or with those of a `Window`."""
-        self.window = Window(**sums)  # type: ignore[arg-type]
+    def new_window(self, window: Window | None = None) -> None:
+        """Begins the sums anew, or where they were."""
+        self.window = replace(window) if window else Window()
         self.loss = torch.full((), self.window.loss, device=self.device)  # there until it is read
 
     def read_window(self) -> Window:
@@ -170,16 +170,16 @@ class Learner:
             with tensor_cores(self.device):
                 with autocast:
                     hidden = self._hidden(batch.src, batch.tgt_in)
-                    loss = projected_loss(
-                        hidden,
-                        self.model.matrix,
-                        batch.tgt_out,
-                        self.config.optim.label_smoothing,
-                        PAD_ID,
-                        self.fused,
-                    )
+                    wanted = batch.tgt_out, self.config.optim.label_smoothing, PAD_ID
+                    loss = projected_loss(hidden, self.model.matrix, *wanted, self.fused)
                 self.scaler.scale(loss / tokens).backward()  # type: ignore[no-untyped-call]
         except (RuntimeError, MemoryError) as error:
+            if self.fused and isinstance(error, torch._dynamo.exc.TorchDynamoException):
+                reason, *_ = str(error).split("\n\n")  # what follows is advice to PyTorch's authors
+                raise DeviceError(
+                    f"torch.compile failed ({reason}): install a C compiler and Python's headers,"
+                    " or begin the run with train.compile = false"
+                ) from None
             if not is_out_of_memory(error):
                 raise
             (rows, src), tgt = micro_batch.src.shape, micro_batch.tgt_in.size(1)

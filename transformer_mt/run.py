@@ -228,7 +228,6 @@ def _try(config: Config, start: Start) -> list[str]:
     learner, pairs, steps = start.learner, start.corpus.pairs, _plan(config, start)
     limit = config.train.micro_batch_tokens
     learner.try_memory(pairs.batch(largest_micro_batch(steps, *pairs.lengths, limit)))
-    peak = measure_peak(learner.device, learner.precision)
     tried = steps[: _WARM_UP + _TIMED_STEPS]
     learner.new_window()
     for number, step in enumerate(tried, 1):
@@ -238,13 +237,15 @@ def _try(config: Config, start: Start) -> list[str]:
             learner.read_window()  # waits for the device
             learner.new_window()
     window, count = learner.read_window(), max(1, len(tried) - _WARM_UP)
+    memory = _peak_gigabytes(learner.device)
+    peak = measure_peak(learner.device, learner.precision)
     a_step = window.seconds / count
     left, until = _steps_left(config, start.state, len(steps), a_step)
     return [
         f"speed       {window.tokens / window.seconds:,.0f} target tokens/s, {a_step:.3g} s a step,"
         f" {window.operations / window.seconds / peak:.0%} of peak"
         f" ({count} steps on {learner.device.type} in {learner.precision})",
-        f"memory      {_peak_gigabytes(learner.device):.1f} GB at the peak, largest batch included",
+        f"memory      {memory:.1f} GB at the peak, largest batch included",
         f"time        {tqdm.format_interval(left * a_step)} for {left} steps, until {until},"
         " validation not counted",
     ]
