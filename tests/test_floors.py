@@ -106,8 +106,8 @@ def code_lines(source: str) -> int:
 
 
 def test_no_file_is_too_long_to_read():
-    """No file over 400 lines, the package near 3,500 lines of code."""
+    """No file over 400 lines, the package within 3,500 lines of code."""
     sources = {path.name: path.read_text() for path in PACKAGE.glob("*.py")}
     assert max(len(source.splitlines()) for source in sources.values()) <= 400
-    assert sum(map(code_lines, sources.values())) <= 3520
+    assert sum(map(code_lines, sources.values())) <= 3500
     assert code_lines('"""Doc\nstring."""\n\n# why\nx = 1\ny = (\n    2\n)\n') == 4

@@ -42,13 +42,8 @@ from transformer_mt.manifest import (
 from transformer_mt.model import Transformer
 from transformer_mt.vocab import PAD_ID, SHARED, Vocabulary
 
-MODEL, EMA, TRAINING, STATE, CONFIG = (
-    "model.safetensors",
-    "ema.safetensors",
-    "training.safetensors",
-    "state.json",
-    "config.json",
-)
+MODEL, EMA, TRAINING = "model.safetensors", "ema.safetensors", "training.safetensors"
+STATE, CONFIG = "state.json", "config.json"
 KEEP_TRAINING = 2
 """Checkpoints that keep optimizer moments: the newest, and the one to fall back to."""
 

@@ -3,8 +3,7 @@
 import json
 import sys
 import time
-from collections.abc import Iterator
-from functools import partial
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,12 +14,10 @@ from transformer_mt.errors import ConfigError, DataError, Interrupted, Transform
 
 # torch and datasets take seconds to import: commands import what needs them, so --help need not.
 if TYPE_CHECKING:
+    from transformer_mt.checkpoint import Checkpoint
     from transformer_mt.translator import Translator
 
-app = typer.Typer(
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-)
+app = typer.Typer(pretty_exceptions_enable=False, rich_markup_mode=None)
 
 ConfigArgument = Annotated[
     Path, typer.Argument(help="A TOML file, such as configs/wmt16-base.toml.")
@@ -300,15 +297,11 @@ def evaluate(
     from transformer_mt.translator import Search
 
     talk, search = Talk(quiet), Search(beam_size, length_penalty, False, batch_tokens)
-    load = partial(
-        load_translator,
-        warn=talk.warn,
-        search=search,
-        device=device,
-        precision=precision,
-        max_length=max_length,
-        raw=raw,
-    )
+    how = search, device, precision, max_length, raw
+
+    def load(some: Sequence[Path]) -> "tuple[list[Checkpoint], Translator]":
+        return load_translator(some, talk.warn, *how)
+
     data = find_checkpoint(paths[0], talk.warn).config.data if paths else DataConfig(path="none")
     pairs = load_test_set(data, split, src, ref, test_set)
     ours = obtain([hypotheses] if hypotheses else paths or [], pairs.src, load, talk)

@@ -24,11 +24,11 @@ TYPES = ("float32", "float16", "bfloat16", "int8", "int16")
 _CARD = """\
 # {name}
 
-A Transformer that translates from {data.src_lang} to {data.tgt_lang}, exported by transformer-mt
-{version} from `{path}` for [CTranslate2](https://opennmt.net/CTranslate2/). It has
-{parameters:,} parameters, {sizes.encoder_layers}+{sizes.decoder_layers} layers of width
-{sizes.d_model} and weights in {quantization}. Trained on `{data.path}` for {step:,} steps; the
-run's best validation BLEU, in fp32 by greedy search, is {bleu}.
+A Transformer that translates from {config.data.src_lang} to {config.data.tgt_lang}, exported by
+transformer-mt {version} from `{path}` for [CTranslate2](https://opennmt.net/CTranslate2/). It has
+{parameters:,} parameters, {config.model.encoder_layers}+{config.model.decoder_layers} layers of
+width {config.model.d_model} and weights in {quantization}. Trained on `{config.data.path}` for
+{step:,} steps; the run's best validation BLEU, in fp32 by greedy search, is {bleu}.
 
     import ctranslate2, sentencepiece
 
@@ -40,7 +40,7 @@ run's best validation BLEU, in fp32 by greedy search, is {bleu}.
     print(tgt.decode(found[0].hypotheses[0]))
 
 transformer-mt ends a translation {extra} pieces beyond its source, and splits lines of more than
-{data.max_length} pieces; CTranslate2 knows `max_decoding_length` and splits nothing.
+{config.data.max_length} pieces; CTranslate2 knows `max_decoding_length` and splits nothing.
 """
 
 
@@ -163,17 +163,16 @@ def _array(tensor: Tensor) -> Any:
 def _card(
     checkpoint: Checkpoint, model: Transformer, output: Path, quantization: str, models: list[Path]
 ) -> str:
-    state = checkpoint.state
+    best = checkpoint.state.best_bleu
     return _CARD.format(
         name=output.name,
         version=__version__,
         path=checkpoint.path.name,
-        data=checkpoint.config.data,
-        sizes=checkpoint.config.model,
+        config=checkpoint.config,
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         quantization=quantization,
-        step=state.step,
-        bleu=f"{state.best_bleu:.2f}" if state.best_bleu >= 0 else "not measured",
+        step=checkpoint.state.step,
+        bleu=f"{best:.2f}" if best >= 0 else "not measured",
         src_model=models[0].name,
         tgt_model=models[-1].name,
         extra=EXTRA_LENGTH,

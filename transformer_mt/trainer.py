@@ -216,13 +216,12 @@ class Trainer:
         """Saves a checkpoint; a periodic save that fails is reported and training goes on."""
         if self.state.step == self.saved_step:
             return
-        learner = self.learner
         state = self.state.with_(
             seconds=self._seconds(),
-            skipped=int(learner.skipped),
-            scaler=learner.scaler.state_dict() or None,
-            bad_in_row=int(learner.bad_in_row),
-            window=replace(learner.read_window()),
+            skipped=int(self.learner.skipped),
+            scaler=self.learner.scaler.state_dict() or None,
+            bad_in_row=int(self.learner.bad_in_row),
+            window=replace(self.learner.read_window()),
         )
         try:
             save_checkpoint(self.run_dir, self.learner, self.config, self.vocab, state)
