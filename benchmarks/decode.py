@@ -23,13 +23,13 @@ import ctranslate2
 import torch
 import typer
 
-from transformer_mt.checkpoint import Checkpoint, find_checkpoint
-from transformer_mt.device import supports
-from transformer_mt.export import export
-from transformer_mt.loading import load_translator
-from transformer_mt.scoring import bleu
-from transformer_mt.translator import EXTRA_LENGTH, Search
-from transformer_mt.vocab import BOS_ID, EOS_ID
+from transformer_mt.checkpoints.checkpoint import Checkpoint, find_checkpoint
+from transformer_mt.evaluation.scoring import bleu
+from transformer_mt.system.device import supports
+from transformer_mt.text.vocabulary import BOS_ID, EOS_ID
+from transformer_mt.translation.export import export
+from transformer_mt.translation.loading import load_translator
+from transformer_mt.translation.translator import EXTRA_LENGTH, Search
 
 Translate = Callable[[list[str]], list[str]]
 PLAIN_SENTENCES = 100

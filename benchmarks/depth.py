@@ -16,10 +16,10 @@ import numpy as np
 import torch
 import typer
 
-from transformer_mt.batching import pad
 from transformer_mt.config import ModelConfig
-from transformer_mt.decoding import beam_search, greedy
-from transformer_mt.model import Transformer
+from transformer_mt.model.transformer import Transformer
+from transformer_mt.text.batching import pad
+from transformer_mt.translation.search import beam_search, greedy
 
 MODELS = {"6+6": (6, 6), "12+1": (12, 1), "6+1": (6, 1)}
 VOCABULARY = 37_000

@@ -12,13 +12,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from transformer_mt.batching import Indices
 from transformer_mt.config import Config
-from transformer_mt.corpus import load_split
-from transformer_mt.model import sinusoid
-from transformer_mt.pairs import IdPairs
-from transformer_mt.prepared import Prepared
-from transformer_mt.vocab import PAD_ID
+from transformer_mt.model.transformer import sinusoid
+from transformer_mt.text.batching import Indices
+from transformer_mt.text.corpus import load_split
+from transformer_mt.text.encoded_pairs import IdPairs
+from transformer_mt.text.prepared import Prepared
+from transformer_mt.text.vocabulary import PAD_ID
 
 Step = Callable[[int], tuple[int, int]]
 """Takes step i; gives its source and target tokens."""

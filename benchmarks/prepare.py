@@ -24,12 +24,12 @@ import numpy as np
 import torch
 import typer
 
-from transformer_mt.batching import cut_micro_batches, padded_size, plan_epoch
-from transformer_mt.checkpoint import list_checkpoints, load_checkpoint, save_checkpoint
+from transformer_mt.checkpoints.checkpoint import list_checkpoints, load_checkpoint, save_checkpoint
 from transformer_mt.config import load_config
-from transformer_mt.learner import Learner
-from transformer_mt.prepared import prepare
-from transformer_mt.run_log import Talk
+from transformer_mt.system.console import Talk
+from transformer_mt.text.batching import cut_micro_batches, padded_size, plan_epoch
+from transformer_mt.text.prepared import prepare
+from transformer_mt.training.engine import Learner
 
 FORMS = 1_000_000
 BLOCK = 50_000

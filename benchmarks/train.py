@@ -32,15 +32,15 @@ import torch
 import typer
 from peers import JoeyNMT, Step, tutorial
 
-from transformer_mt.batching import Indices, cut_micro_batches, plan_epoch
 from transformer_mt.config import Config, load_config
-from transformer_mt.device import choose_device, supports
 from transformer_mt.errors import DeviceError
-from transformer_mt.learner import Learner
-from transformer_mt.pairs import IdPairs, Side
-from transformer_mt.prepared import prepare
-from transformer_mt.run_log import Talk
-from transformer_mt.throughput import measure_peak, training_operations
+from transformer_mt.system.console import Talk
+from transformer_mt.system.device import choose_device, supports
+from transformer_mt.text.batching import Indices, cut_micro_batches, plan_epoch
+from transformer_mt.text.encoded_pairs import IdPairs, Side
+from transformer_mt.text.prepared import prepare
+from transformer_mt.training.engine import Learner
+from transformer_mt.training.flops import measure_peak, training_operations
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 PAPER = {"d_model": 512, "d_ff": 2048, "n_heads": 8, "encoder_layers": 6, "decoder_layers": 6}

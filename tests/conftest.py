@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from transformer_mt.config import Config, parse_config
-from transformer_mt.run import train
+from transformer_mt.training.run import train
 
 ALPHABET = "abcdefghijklmnopqrstuvwxyz"
 

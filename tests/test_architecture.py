@@ -1,113 +1,88 @@
-"""The house: a module imports only from strictly lower floors."""
+"""The packages: a package imports only from packages before it, and files stay readable."""
 
 import ast
-import io
-import tokenize
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
 
 PACKAGE = Path(__file__).parents[1] / "transformer_mt"
-FLOORS = {
-    "__init__": 0,
-    "dropout": 0,
-    "errors": 0,
-    "linear": 0,
-    "attention": 1,
-    "config": 1,
-    "device": 1,
-    "locks": 1,
-    "manifest": 1,
-    "run_log": 1,
-    "streams": 1,
-    "batching": 2,
-    "decoding": 2,
-    "loss": 2,
-    "model": 2,
-    "optim": 2,
-    "scoring": 2,
-    "throughput": 2,
-    "vocab": 2,
-    "corpus": 3,
-    "ensemble": 3,
-    "learner": 3,
-    "pairs": 4,
-    "checkpoint": 4,
-    "comparison": 4,
-    "testsets": 4,
-    "translator": 4,
-    "averaging": 5,
-    "evaluator": 5,
-    "export": 5,
-    "loading": 5,
-    "prepared": 5,
-    "trainer": 6,
-    "run": 7,
-    "cli": 8,
-    "__main__": 9,
+ORDER = ("system", "text", "model", "checkpoints", "translation", "evaluation", "training")
+"""A package may import from itself and from packages that stand before it."""
+ANYWHERE = {"errors", "config"}
+"""Modules that every package may import."""
+TOP = {"__init__", "__main__", "cli"}
+"""Modules above all packages."""
+MODULES = {
+    ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts): path
+    for path in sorted(PACKAGE.rglob("*.py"))
 }
 
 
-def imported_rooms(source: str) -> set[str]:
+def imported_modules(source: str) -> set[str]:
     """Names the modules of this package that a source imports, inside functions too."""
-    rooms = set()
+    modules = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
+            modules |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             assert not node.level, "write absolute imports"
-            names = [node.module or ""]
-            if node.module == "transformer_mt":
-                modules = [a.name for a in node.names if a.name in FLOORS]
-                names = [f"transformer_mt.{name}" for name in modules] or [
-                    "transformer_mt.__init__"
-                ]
-        else:
-            continue
-        rooms |= {name.split(".")[1] for name in names if name.startswith("transformer_mt.")}
-    return rooms
+            names = {f"{node.module}.{alias.name}" for alias in node.names}
+            modules |= {name if name in MODULES else str(node.module) for name in names}
+    return {name for name in modules if name.startswith("transformer_mt.")}
 
 
-@pytest.mark.parametrize("path", sorted(PACKAGE.glob("*.py")), ids=lambda path: path.stem)
-def test_imports_go_down(path):
-    """Sabotage that fails it: `from transformer_mt.trainer import train` in translator.py."""
-    floor = FLOORS[path.stem]
-    above = {room for room in imported_rooms(path.read_text()) if FLOORS[room] >= floor}
-    assert not above, f"{path.name} imports {above} from its own floor or above"
+def package_of(module: str) -> str:
+    """Gives the package of a module, or the module's own name if it is in none."""
+    return module.split(".")[1]
+
+
+def test_every_package_has_its_place():
+    """No package is empty, missing from the order, or a catch-all."""
+    packages = {path.name for path in PACKAGE.iterdir() if (path / "__init__.py").exists()}
+    assert packages == set(ORDER)
+    for package in ORDER:
+        assert len(list((PACKAGE / package).glob("*.py"))) > 1
+    assert not {"utils", "helpers", "common"} & {path.stem for path in MODULES.values()}
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_imports_follow_the_order(module):
+    """Sabotage: `from transformer_mt.training.trainer import Trainer` in translator.py."""
+    if module == "transformer_mt" or package_of(module) in TOP:
+        return
+    package = package_of(module)
+    allowed = {*ANYWHERE, package, *(ORDER[: ORDER.index(package)] if package in ORDER else ())}
+    imported = imported_modules(MODULES[module].read_text())
+    above = {name for name in imported if package_of(name) not in allowed}
+    assert not above, f"{module} must not import {above}"
+
+
+def test_no_import_is_circular():
+    """Modules of one package import each other without cycles."""
+    graph = {name: imported_modules(path.read_text()) for name, path in MODULES.items()}
+    list(TopologicalSorter(graph).static_order())
 
 
 def test_imports_inside_functions_count():
     """The parser sees what a function imports."""
-    source = "def f():\n    from transformer_mt.cli import main\n    import transformer_mt.loss\n"
-    assert imported_rooms(source) == {"cli", "loss"}
+    source = "def f():\n    from transformer_mt.cli import main\n    import transformer_mt.errors\n"
+    assert imported_modules(source) == {"transformer_mt.cli", "transformer_mt.errors"}
 
 
-def code_lines(source: str) -> int:
-    """Counts lines that hold code: no blank ones, comments or docstrings."""
-    docstrings = {
-        line
-        for node in ast.walk(ast.parse(source))
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
-        for line in range(node.lineno, (node.end_lineno or node.lineno) + 1)
-    }
-    layout = {
-        tokenize.COMMENT,
-        tokenize.NL,
-        tokenize.NEWLINE,
-        tokenize.INDENT,
-        tokenize.DEDENT,
-        tokenize.ENDMARKER,
-    }
-    code: set[int] = set()
-    for token in tokenize.generate_tokens(io.StringIO(source).readline):
-        if token.type not in layout:
-            code |= set(range(token.start[0], token.end[0] + 1))
-    return len(code - docstrings)
-
-
-def test_no_file_is_too_long_to_read():
-    """No file over 400 lines, the package within 3,500 lines of code."""
-    sources = {path.name: path.read_text() for path in PACKAGE.glob("*.py")}
-    assert max(len(source.splitlines()) for source in sources.values()) <= 400
-    assert sum(map(code_lines, sources.values())) <= 3500
-    assert code_lines('"""Doc\nstring."""\n\n# why\nx = 1\ny = (\n    2\n)\n') == 4
+@pytest.mark.parametrize("module", MODULES)
+def test_files_and_functions_are_short(module):
+    """No file over 400 lines, no function over 50, no body of a command over 30."""
+    source = MODULES[module].read_text()
+    assert len(source.splitlines()) <= 400
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            first, *rest = node.body
+            body = rest if ast.get_docstring(node) and rest else node.body
+            in_body = (node.end_lineno or 0) - body[0].lineno + 1
+            docstring = (first.end_lineno or 0) - first.lineno + 1 if body is rest else 0
+            if package_of(module + ".") == "cli":
+                assert in_body <= 30, f"{node.name} has {in_body} lines"
+            else:
+                lines = (node.end_lineno or 0) - node.lineno + 1 - docstring
+                assert lines <= 50, f"{node.name} has {lines} lines"

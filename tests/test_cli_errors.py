@@ -11,7 +11,7 @@ import torch
 from conftest import command, run_program, tiny_config, tiny_values, write_copy_corpus, write_toml
 
 from transformer_mt.cli import main
-from transformer_mt.run import train
+from transformer_mt.training.run import train
 
 
 def call(monkeypatch, capsys, *arguments) -> tuple[int, str, str]:

@@ -6,11 +6,11 @@ import pytest
 import torch
 from conftest import tiny_config
 
-from transformer_mt.checkpoint import find_checkpoint, list_checkpoints
-from transformer_mt.corpus import load_split
-from transformer_mt.evaluator import evaluate
-from transformer_mt.run import train
-from transformer_mt.translator import Translator
+from transformer_mt.checkpoints.checkpoint import find_checkpoint, list_checkpoints
+from transformer_mt.evaluation.evaluator import evaluate
+from transformer_mt.text.corpus import load_split
+from transformer_mt.training.run import train
+from transformer_mt.translation.translator import Translator
 
 pytestmark = [
     pytest.mark.gpu,

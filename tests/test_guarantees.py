@@ -18,9 +18,7 @@ import torch
 from conftest import command, run_program, tiny_config, tiny_values, write_toml
 from safetensors.torch import load_file
 
-from transformer_mt import trainer as trainer_module
-from transformer_mt.batching import cut_micro_batches, plan_epoch
-from transformer_mt.checkpoint import (
+from transformer_mt.checkpoints.checkpoint import (
     MANIFEST,
     TRAINING,
     TrainState,
@@ -30,14 +28,16 @@ from transformer_mt.checkpoint import (
     load_newest,
 )
 from transformer_mt.config import Config
-from transformer_mt.corpus import load_split
-from transformer_mt.device import choose_precision
 from transformer_mt.errors import CheckpointError, ConfigError, DeviceError, TrainingError
-from transformer_mt.learner import Learner
-from transformer_mt.prepared import prepare
-from transformer_mt.run import train
-from transformer_mt.run_log import RunLog, Talk
-from transformer_mt.trainer import Trainer
+from transformer_mt.system.console import RunLog, Talk
+from transformer_mt.system.device import choose_precision
+from transformer_mt.text.batching import cut_micro_batches, plan_epoch
+from transformer_mt.text.corpus import load_split
+from transformer_mt.text.prepared import prepare
+from transformer_mt.training import trainer as trainer_module
+from transformer_mt.training.engine import Learner
+from transformer_mt.training.run import train
+from transformer_mt.training.trainer import Trainer
 
 
 def weights(run_dir: Path) -> dict[str, torch.Tensor]:

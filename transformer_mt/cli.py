@@ -14,8 +14,8 @@ from transformer_mt.errors import ConfigError, DataError, Interrupted, Transform
 
 # torch and datasets take seconds to import: commands import what needs them, so --help need not.
 if TYPE_CHECKING:
-    from transformer_mt.checkpoint import Checkpoint
-    from transformer_mt.translator import Translator
+    from transformer_mt.checkpoints.checkpoint import Checkpoint
+    from transformer_mt.translation.translator import Translator
 
 app = typer.Typer(pretty_exceptions_enable=False, rich_markup_mode=None)
 
@@ -69,7 +69,7 @@ def main() -> None:
         sys.stdout = sys.__stdout__ = None  # type: ignore[misc]
         _fail(f"{error.filename or 'output'}: {error.strerror or error}")
     except (RuntimeError, MemoryError) as error:
-        from transformer_mt.device import is_out_of_memory
+        from transformer_mt.system.device import is_out_of_memory
 
         if not is_out_of_memory(error):
             raise
@@ -128,7 +128,7 @@ def train(
     from transformer_mt.config import load_config
 
     settings = load_config(config, set_ or ())
-    from transformer_mt import run as runs
+    from transformer_mt.training import run as runs
 
     run_dir = run or Path("checkpoints") / config.stem
     if dry_run:
@@ -151,8 +151,8 @@ def prepare(
     from transformer_mt.config import load_config
 
     settings = load_config(config, set_ or ())
-    from transformer_mt.prepared import prepare as prepare_corpus
-    from transformer_mt.run_log import Talk
+    from transformer_mt.system.console import Talk
+    from transformer_mt.text.prepared import prepare as prepare_corpus
 
     print(prepare_corpus(settings, Talk(quiet)).path)
 
@@ -192,10 +192,10 @@ def translate(
         raise DataError(f"{input_}: no such file")
     if n_best > beam_size:
         raise ConfigError(f"--n-best {n_best} needs --beam-size {n_best} or more")
-    from transformer_mt.loading import load_translator
-    from transformer_mt.run_log import Talk
-    from transformer_mt.streams import LineReader, count_lines, write_lines
-    from transformer_mt.translator import CHUNK_LINES, Search
+    from transformer_mt.system.console import Talk
+    from transformer_mt.system.streams import LineReader, count_lines, write_lines
+    from transformer_mt.translation.loading import load_translator
+    from transformer_mt.translation.translator import CHUNK_LINES, Search
 
     talk, search = Talk(quiet), Search(beam_size, length_penalty, scores, batch_tokens)
     checkpoints, translator = load_translator(
@@ -286,15 +286,15 @@ def evaluate(
         raise DataError(f"{hypotheses}: no such file")
     from dataclasses import asdict
 
-    from transformer_mt.checkpoint import find_checkpoint
-    from transformer_mt.comparison import compare, show
+    from transformer_mt.checkpoints.checkpoint import find_checkpoint
     from transformer_mt.config import DataConfig
-    from transformer_mt.loading import load_translator, obtain
-    from transformer_mt.run_log import Talk
-    from transformer_mt.scoring import score_all
-    from transformer_mt.streams import write_lines
-    from transformer_mt.testsets import load_test_set
-    from transformer_mt.translator import Search
+    from transformer_mt.evaluation.comparison import compare, show
+    from transformer_mt.evaluation.scoring import score_all
+    from transformer_mt.system.console import Talk
+    from transformer_mt.system.streams import write_lines
+    from transformer_mt.text.test_sets import load_test_set
+    from transformer_mt.translation.loading import load_translator, obtain
+    from transformer_mt.translation.translator import Search
 
     talk, search = Talk(quiet), Search(beam_size, length_penalty, False, batch_tokens)
     how = search, device, precision, max_length, raw
@@ -345,7 +345,7 @@ def average(
     transformer-mt average checkpoints/wmt16-base --last 5
     transformer-mt evaluate checkpoints/wmt16-base/averaged-5 --beam-size 4
     """
-    from transformer_mt.averaging import average as average_run
+    from transformer_mt.checkpoints.averaging import average as average_run
 
     print(average_run(run, last, output))
 
@@ -369,9 +369,9 @@ def export(
     \b
     transformer-mt export checkpoints/wmt16-base -o wmt16-ct2 --quantization int8
     """
-    from transformer_mt.checkpoint import find_checkpoint
-    from transformer_mt.export import export as export_checkpoint
-    from transformer_mt.run_log import Talk
+    from transformer_mt.checkpoints.checkpoint import find_checkpoint
+    from transformer_mt.system.console import Talk
+    from transformer_mt.translation.export import export as export_checkpoint
 
     print(export_checkpoint(find_checkpoint(path, Talk().warn), output, quantization, raw))
 

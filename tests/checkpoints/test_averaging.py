@@ -7,10 +7,10 @@ import safetensors.torch
 import torch
 from conftest import tiny_config
 
-from transformer_mt.averaging import average
-from transformer_mt.checkpoint import MODEL, list_checkpoints, load_checkpoint
+from transformer_mt.checkpoints.averaging import average
+from transformer_mt.checkpoints.checkpoint import MODEL, list_checkpoints, load_checkpoint
 from transformer_mt.errors import CheckpointError
-from transformer_mt.run import train
+from transformer_mt.training.run import train
 
 
 @pytest.fixture(scope="module")

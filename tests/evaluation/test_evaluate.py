@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from conftest import copy_lines, run_program
 
-from transformer_mt.comparison import compare, show
 from transformer_mt.config import DataConfig
-from transformer_mt.corpus import RawPairs
 from transformer_mt.errors import DataError
-from transformer_mt.scoring import bleu
-from transformer_mt.testsets import load_test_set
+from transformer_mt.evaluation.comparison import compare, show
+from transformer_mt.evaluation.scoring import bleu
+from transformer_mt.text.corpus import RawPairs
+from transformer_mt.text.test_sets import load_test_set
 
 
 @pytest.fixture(scope="module")

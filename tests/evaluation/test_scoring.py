@@ -4,7 +4,7 @@ import pytest
 import sacrebleu
 
 from transformer_mt.errors import DataError
-from transformer_mt.scoring import bleu, paired_bootstrap, score_all
+from transformer_mt.evaluation.scoring import bleu, paired_bootstrap, score_all
 
 HYPOTHESES = [
     "The cat sat on the mat, quietly.",

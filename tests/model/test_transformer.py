@@ -11,8 +11,8 @@ from torch import nn
 from torch.testing import assert_close
 
 from transformer_mt.config import ModelConfig
-from transformer_mt.dropout import Dropout
-from transformer_mt.model import Transformer, sinusoid
+from transformer_mt.model.dropout import Dropout
+from transformer_mt.model.transformer import Transformer, sinusoid
 
 each_norm = pytest.mark.parametrize("norm", ["post", "pre", "sublayer"])
 V, PAD, HEADS = 23, 5, 4

@@ -8,7 +8,12 @@ import os
 import signal
 import sys
 
-from transformer_mt import checkpoint, cli, learner, manifest, run_log, trainer
+from transformer_mt import cli
+from transformer_mt.checkpoints import checkpoint
+from transformer_mt.system import console as run_log
+from transformer_mt.system import files as manifest
+from transformer_mt.training import engine as learner
+from transformer_mt.training import trainer
 
 _count = 0
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from conftest import tiny_config
 
-from transformer_mt.checkpoint import list_checkpoints, load_checkpoint, load_newest
+from transformer_mt.checkpoints.checkpoint import list_checkpoints, load_checkpoint, load_newest
 from transformer_mt.errors import CheckpointError
-from transformer_mt.manifest import sha256, write_manifest
-from transformer_mt.run import train
+from transformer_mt.system.files import sha256, write_manifest
+from transformer_mt.training.run import train
 
 NAMES = [
     "config.json",

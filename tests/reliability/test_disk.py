@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from conftest import command, tiny_values, write_copy_corpus, write_toml
 
-from transformer_mt.checkpoint import list_checkpoints, load_newest
+from transformer_mt.checkpoints.checkpoint import list_checkpoints, load_newest
 
 pytestmark = pytest.mark.slow
 

@@ -9,11 +9,17 @@ from conftest import tiny_config, tiny_values
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from transformer_mt.checkpoint import CONFIG, MODEL, STATE, list_checkpoints, load_checkpoint
+from transformer_mt.checkpoints.checkpoint import (
+    CONFIG,
+    MODEL,
+    STATE,
+    list_checkpoints,
+    load_checkpoint,
+)
 from transformer_mt.config import Config, load_config, parse_config
 from transformer_mt.errors import TransformerMTError
-from transformer_mt.manifest import MANIFEST, canonical, sha256, write_manifest
-from transformer_mt.run import train
+from transformer_mt.system.files import MANIFEST, canonical, sha256, write_manifest
+from transformer_mt.training.run import train
 
 pytestmark = pytest.mark.slow
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transformer_mt.streams import LineReader, count_lines, write_lines
+from transformer_mt.system.streams import LineReader, count_lines, write_lines
 
 
 def read(raw: bytes, size: int, pieces: int = 1) -> tuple[list[list[str]], int]:

@@ -6,8 +6,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from transformer_mt import batching
-from transformer_mt.batching import (
+from transformer_mt.text import batching
+from transformer_mt.text.batching import (
     cut_micro_batches,
     largest_micro_batch,
     pad,

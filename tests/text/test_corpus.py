@@ -9,8 +9,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from transformer_mt.config import DataConfig
-from transformer_mt.corpus import load_split, open_split
 from transformer_mt.errors import DataError
+from transformer_mt.text.corpus import load_split, open_split
 
 PAIRS = [("eins", "one"), ("zwei", "two"), ("drei", "three"), ("vier", "four")]
 

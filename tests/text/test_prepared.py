@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from conftest import command, tiny_config, tiny_values, write_copy_corpus, write_toml
 
-from transformer_mt import prepared as module
-from transformer_mt.corpus import load_text
 from transformer_mt.errors import DataError
-from transformer_mt.prepared import Prepared, prepare
-from transformer_mt.run_log import Talk
+from transformer_mt.system.console import Talk
+from transformer_mt.text import prepared as module
+from transformer_mt.text.corpus import load_text
+from transformer_mt.text.prepared import Prepared, prepare
 
 QUIET = Talk(quiet=True)
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from transformer_mt.config import VocabConfig
 from transformer_mt.errors import DataError
-from transformer_mt.vocab import Vocabulary, fold_whitespace, train_vocabulary
+from transformer_mt.text.vocabulary import Vocabulary, fold_whitespace, train_vocabulary
 
 
 def lines(seed: int) -> list[str]:

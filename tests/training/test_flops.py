@@ -7,14 +7,15 @@ import torch
 from conftest import tiny_config
 from torch.utils.flop_counter import FlopCounterMode
 
-from transformer_mt import linear, trainer
-from transformer_mt.checkpoint import find_checkpoint
+from transformer_mt.checkpoints.checkpoint import find_checkpoint
 from transformer_mt.config import ModelConfig
-from transformer_mt.learner import Learner
-from transformer_mt.prepared import prepare
-from transformer_mt.run import dry_run, train
-from transformer_mt.run_log import Talk
-from transformer_mt.throughput import training_operations
+from transformer_mt.model import cpu_kernels as linear
+from transformer_mt.system.console import Talk
+from transformer_mt.text.prepared import prepare
+from transformer_mt.training import trainer
+from transformer_mt.training.engine import Learner
+from transformer_mt.training.flops import training_operations
+from transformer_mt.training.run import dry_run, train
 
 CPU = torch.device("cpu")
 

@@ -5,11 +5,11 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from transformer_mt import loss
-from transformer_mt.batching import Batch, pad
 from transformer_mt.config import ModelConfig
-from transformer_mt.loss import nll, smoothed_loss
-from transformer_mt.model import Transformer
+from transformer_mt.model.transformer import Transformer
+from transformer_mt.text.batching import Batch, pad
+from transformer_mt.training import loss
+from transformer_mt.training.loss import nll, smoothed_loss
 
 V, PAD, BOS, EOS = 11, 3, 1, 2
 

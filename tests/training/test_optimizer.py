@@ -9,7 +9,7 @@ from torch import nn
 from torch.testing import assert_close
 
 from transformer_mt.config import OptimConfig
-from transformer_mt.optim import Ema, build_adam, noam_rate
+from transformer_mt.training.optimizer import Ema, build_adam, noam_rate
 
 
 @pytest.mark.parametrize(("d_model", "warmup"), [(512, 4000), (1024, 7), (256, 1)])

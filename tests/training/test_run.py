@@ -8,14 +8,20 @@ import safetensors.torch
 import torch
 from conftest import tiny_config, tiny_values, write_toml
 
-from transformer_mt import run as runs
-from transformer_mt.checkpoint import EMA, MODEL, find_checkpoint, list_checkpoints, load_checkpoint
+from transformer_mt.checkpoints.checkpoint import (
+    EMA,
+    MODEL,
+    find_checkpoint,
+    list_checkpoints,
+    load_checkpoint,
+)
 from transformer_mt.config import load_config
 from transformer_mt.errors import CheckpointError, ConfigError, DataError, DeviceError
-from transformer_mt.evaluator import evaluate
-from transformer_mt.learner import Learner
-from transformer_mt.run import dry_run, train
-from transformer_mt.translator import Translator
+from transformer_mt.evaluation.evaluator import evaluate
+from transformer_mt.training import run as runs
+from transformer_mt.training.engine import Learner
+from transformer_mt.training.run import dry_run, train
+from transformer_mt.translation.translator import Translator
 
 
 def weights(path, name=MODEL) -> dict[str, torch.Tensor]:

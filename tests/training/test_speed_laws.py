@@ -7,14 +7,16 @@ import torch.nn.functional as F
 from conftest import tiny_config
 from torch._dynamo.testing import CompileCounterWithBackend
 
-from transformer_mt import attention, dropout, learner, linear
-from transformer_mt.batching import cut_micro_batches, plan_epoch
-from transformer_mt.device import supports
 from transformer_mt.errors import DeviceError
-from transformer_mt.learner import Learner, compile_hidden
-from transformer_mt.loss import smoothed_loss
-from transformer_mt.prepared import Prepared, prepare
-from transformer_mt.run_log import Talk
+from transformer_mt.model import attention, dropout
+from transformer_mt.model import cpu_kernels as linear
+from transformer_mt.system.console import Talk
+from transformer_mt.system.device import supports
+from transformer_mt.text.batching import cut_micro_batches, plan_epoch
+from transformer_mt.text.prepared import Prepared, prepare
+from transformer_mt.training import engine as learner
+from transformer_mt.training.engine import Learner, compile_hidden
+from transformer_mt.training.loss import smoothed_loss
 
 STEPS = 200
 

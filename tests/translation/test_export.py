@@ -5,12 +5,12 @@ import pytest
 import sentencepiece
 from conftest import copy_lines, run_program, tiny_config
 
-from transformer_mt.checkpoint import find_checkpoint
+from transformer_mt.checkpoints.checkpoint import find_checkpoint
 from transformer_mt.errors import ConfigError
-from transformer_mt.export import export
-from transformer_mt.loading import load_translator
-from transformer_mt.run import train
-from transformer_mt.translator import EXTRA_LENGTH
+from transformer_mt.training.run import train
+from transformer_mt.translation.export import export
+from transformer_mt.translation.loading import load_translator
+from transformer_mt.translation.translator import EXTRA_LENGTH
 
 LINES = copy_lines(150, 11)
 

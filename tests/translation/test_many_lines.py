@@ -9,7 +9,7 @@ import pytest
 from conftest import command, run_program, tiny_config
 from test_promises import NASTY
 
-from transformer_mt.run import train
+from transformer_mt.training.run import train
 
 pytestmark = pytest.mark.slow
 

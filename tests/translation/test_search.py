@@ -4,11 +4,11 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from transformer_mt import decoding
-from transformer_mt.batching import pad
 from transformer_mt.config import ModelConfig
-from transformer_mt.decoding import Hypothesis, beam_search, greedy
-from transformer_mt.model import Transformer
+from transformer_mt.model.transformer import Transformer
+from transformer_mt.text.batching import pad
+from transformer_mt.translation import search as decoding
+from transformer_mt.translation.search import Hypothesis, beam_search, greedy
 
 V, PAD, BOS, EOS = 12, 3, 4, 5
 LENGTHS = (2, 9, 5, 1, 7, 3, 12, 4)

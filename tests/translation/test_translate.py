@@ -12,15 +12,15 @@ from conftest import command, copy_lines, run_program, tiny_config
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from transformer_mt.checkpoint import find_checkpoint
-from transformer_mt.device import supports
-from transformer_mt.ensemble import Ensemble
+from transformer_mt.checkpoints.checkpoint import find_checkpoint
 from transformer_mt.errors import CheckpointError, ConfigError, DeviceError
-from transformer_mt.linear import packed
-from transformer_mt.loading import load_translator
-from transformer_mt.run import train
-from transformer_mt.translator import Search, Translator
-from transformer_mt.vocab import BOS_ID
+from transformer_mt.model.cpu_kernels import packed
+from transformer_mt.model.ensemble import Ensemble
+from transformer_mt.system.device import supports
+from transformer_mt.text.vocabulary import BOS_ID
+from transformer_mt.training.run import train
+from transformer_mt.translation.loading import load_translator
+from transformer_mt.translation.translator import Search, Translator
 
 LINES = ["", *copy_lines(40, 9), " ", "a", *copy_lines(20, 10)]
 

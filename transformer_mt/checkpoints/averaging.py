@@ -5,7 +5,12 @@ from pathlib import Path
 import safetensors.torch
 import torch
 
-from transformer_mt.checkpoint import MODEL, list_checkpoints, load_checkpoint, write_checkpoint
+from transformer_mt.checkpoints.checkpoint import (
+    MODEL,
+    list_checkpoints,
+    load_checkpoint,
+    write_checkpoint,
+)
 from transformer_mt.errors import CheckpointError
 
 

@@ -28,8 +28,8 @@ from torch import Tensor, nn
 
 from transformer_mt.config import Config, changed_keys, flat_values, parse_config
 from transformer_mt.errors import CheckpointError, ConfigError, DataError
-from transformer_mt.learner import Learner, Window
-from transformer_mt.manifest import (
+from transformer_mt.model.transformer import Transformer
+from transformer_mt.system.files import (
     MANIFEST,
     canonical,
     read_json,
@@ -39,8 +39,8 @@ from transformer_mt.manifest import (
     verify,
     write_manifest,
 )
-from transformer_mt.model import Transformer
-from transformer_mt.vocab import PAD_ID, SHARED, Vocabulary
+from transformer_mt.text.vocabulary import PAD_ID, SHARED, Vocabulary
+from transformer_mt.training.engine import Learner, Window
 
 MODEL, EMA, TRAINING = "model.safetensors", "ema.safetensors", "training.safetensors"
 STATE, CONFIG = "state.json", "config.json"

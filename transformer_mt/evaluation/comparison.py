@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from transformer_mt.corpus import RawPairs
-from transformer_mt.scoring import Difference, bleu, paired_bootstrap, sentence_chrf
+from transformer_mt.evaluation.scoring import Difference, bleu, paired_bootstrap, sentence_chrf
+from transformer_mt.text.corpus import RawPairs
 
 _BOUNDS = (0, 10, 20, 30, 40, 60, sys.maxsize)
 """A bucket holds sources with more words than one bound, and at most as many as the next."""

@@ -6,14 +6,14 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from transformer_mt.batching import cut_micro_batches
-from transformer_mt.corpus import RawPairs
-from transformer_mt.loss import nll
-from transformer_mt.model import Transformer
-from transformer_mt.pairs import IdPairs
-from transformer_mt.scoring import Score, bleu
-from transformer_mt.translator import Translator
-from transformer_mt.vocab import PAD_ID
+from transformer_mt.evaluation.scoring import Score, bleu
+from transformer_mt.model.transformer import Transformer
+from transformer_mt.text.batching import cut_micro_batches
+from transformer_mt.text.corpus import RawPairs
+from transformer_mt.text.encoded_pairs import IdPairs
+from transformer_mt.text.vocabulary import PAD_ID
+from transformer_mt.training.loss import nll
+from transformer_mt.translation.translator import Translator
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from transformer_mt.linear import Linear
+from transformer_mt.model.cpu_kernels import Linear
 
 Maps = list[Tensor]
 """Collects attention weights, (B, H, queries, keys), when a caller wants to look at them."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from transformer_mt.model import DecoderState, Transformer
+from transformer_mt.model.transformer import DecoderState, Transformer
 
 
 @dataclass

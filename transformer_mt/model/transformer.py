@@ -15,10 +15,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from transformer_mt.attention import Cache, CrossAttention, LayerCache, Maps, SelfAttention
 from transformer_mt.config import ModelConfig
-from transformer_mt.dropout import Dropout
-from transformer_mt.linear import Linear, Packable
+from transformer_mt.model.attention import Cache, CrossAttention, LayerCache, Maps, SelfAttention
+from transformer_mt.model.cpu_kernels import Linear, Packable
+from transformer_mt.model.dropout import Dropout
 
 
 @dataclass

@@ -7,9 +7,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from transformer_mt.batching import Batch, Indices
-from transformer_mt.corpus import RawPairs
-from transformer_mt.vocab import BOS_ID, EOS_ID, PAD_ID, Vocabulary
+from transformer_mt.text.batching import Batch, Indices
+from transformer_mt.text.corpus import RawPairs
+from transformer_mt.text.vocabulary import BOS_ID, EOS_ID, PAD_ID, Vocabulary
 
 Ids = npt.NDArray[np.uint16] | npt.NDArray[np.int32]
 

@@ -24,13 +24,13 @@ from typing import Any
 import numpy as np
 
 from transformer_mt.config import Config, DataConfig
-from transformer_mt.corpus import Pair, Source, open_split
 from transformer_mt.errors import ConfigError, DataError
-from transformer_mt.locks import locked
-from transformer_mt.manifest import sync
-from transformer_mt.pairs import IdPairs, Side, flatten
-from transformer_mt.run_log import Talk
-from transformer_mt.vocab import UNK_ID, Vocabulary, train_vocabulary
+from transformer_mt.system.console import Talk
+from transformer_mt.system.files import sync
+from transformer_mt.system.locks import locked
+from transformer_mt.text.corpus import Pair, Source, open_split
+from transformer_mt.text.encoded_pairs import IdPairs, Side, flatten
+from transformer_mt.text.vocabulary import UNK_ID, Vocabulary, train_vocabulary
 
 REPORT = "report.json"
 FORMAT = 1

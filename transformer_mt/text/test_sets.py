@@ -10,8 +10,8 @@ from sacrebleu.dataset import DATASETS
 from sacrebleu.utils import SACREBLEU_DIR
 
 from transformer_mt.config import DataConfig
-from transformer_mt.corpus import RawPairs, load_split, load_text
 from transformer_mt.errors import DataError
+from transformer_mt.text.corpus import RawPairs, load_split, load_text
 
 _SECONDS_TO_CONNECT = 10.0
 

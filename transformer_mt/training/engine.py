@@ -7,15 +7,15 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from transformer_mt.batching import Batch
 from transformer_mt.config import Config
-from transformer_mt.device import DTYPES, is_out_of_memory, tensor_cores
 from transformer_mt.errors import DeviceError
-from transformer_mt.loss import projected_loss
-from transformer_mt.model import Transformer
-from transformer_mt.optim import Ema, build_adam, noam_rate
-from transformer_mt.throughput import training_operations
-from transformer_mt.vocab import PAD_ID
+from transformer_mt.model.transformer import Transformer
+from transformer_mt.system.device import DTYPES, is_out_of_memory, tensor_cores
+from transformer_mt.text.batching import Batch
+from transformer_mt.text.vocabulary import PAD_ID
+from transformer_mt.training.flops import training_operations
+from transformer_mt.training.loss import projected_loss
+from transformer_mt.training.optimizer import Ema, build_adam, noam_rate
 
 
 @dataclass

@@ -5,8 +5,8 @@ import time
 import torch
 
 from transformer_mt.config import ModelConfig
-from transformer_mt.device import DTYPES, tensor_cores
-from transformer_mt.linear import product
+from transformer_mt.model.cpu_kernels import product
+from transformer_mt.system.device import DTYPES, tensor_cores
 
 _SIZES = {"cpu": 1024, "cuda": 8192}
 """Rows and columns of a product that is large enough to run at full speed."""

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from transformer_mt.linear import product
+from transformer_mt.model.cpu_kernels import product
 
 CHUNK_ROWS = {"cpu": 384, "cuda": 2048}
 """Rows of logits that exist at once: few enough for a CPU's cache, enough for fast products."""

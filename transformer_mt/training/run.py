@@ -11,14 +11,7 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
-from transformer_mt.batching import (
-    Indices,
-    cut_micro_batches,
-    largest_micro_batch,
-    padded_size,
-    plan_epoch,
-)
-from transformer_mt.checkpoint import (
+from transformer_mt.checkpoints.checkpoint import (
     Checkpoint,
     TrainState,
     find_checkpoint,
@@ -26,15 +19,22 @@ from transformer_mt.checkpoint import (
     load_newest,
 )
 from transformer_mt.config import Config, flat_values
-from transformer_mt.corpus import RawPairs, load_split
-from transformer_mt.device import choose_device, choose_precision
 from transformer_mt.errors import CheckpointError, ConfigError
-from transformer_mt.learner import Learner
-from transformer_mt.locks import locked
-from transformer_mt.prepared import Prepared, prepare
-from transformer_mt.run_log import RunLog, Talk, environment
-from transformer_mt.throughput import measure_peak
-from transformer_mt.trainer import Trainer
+from transformer_mt.system.console import RunLog, Talk, environment
+from transformer_mt.system.device import choose_device, choose_precision
+from transformer_mt.system.locks import locked
+from transformer_mt.text.batching import (
+    Indices,
+    cut_micro_batches,
+    largest_micro_batch,
+    padded_size,
+    plan_epoch,
+)
+from transformer_mt.text.corpus import RawPairs, load_split
+from transformer_mt.text.prepared import Prepared, prepare
+from transformer_mt.training.engine import Learner
+from transformer_mt.training.flops import measure_peak
+from transformer_mt.training.trainer import Trainer
 
 _WARM_UP, _TIMED_STEPS = 2, 3
 

@@ -9,18 +9,18 @@ from types import FrameType
 
 import numpy as np
 
-from transformer_mt.batching import Batch, cut_micro_batches, largest_micro_batch, plan_epoch
-from transformer_mt.checkpoint import TrainState, prune, save_checkpoint
+from transformer_mt.checkpoints.checkpoint import TrainState, prune, save_checkpoint
 from transformer_mt.config import Config
-from transformer_mt.corpus import RawPairs
 from transformer_mt.errors import CheckpointError, Interrupted, TrainingError
-from transformer_mt.evaluator import Evaluation, evaluate, mean_nll, perplexity
-from transformer_mt.learner import Learner
-from transformer_mt.pairs import encode_pairs
-from transformer_mt.prepared import Prepared
-from transformer_mt.run_log import RunLog
-from transformer_mt.throughput import measure_peak
-from transformer_mt.translator import Translator
+from transformer_mt.evaluation.evaluator import Evaluation, evaluate, mean_nll, perplexity
+from transformer_mt.system.console import RunLog
+from transformer_mt.text.batching import Batch, cut_micro_batches, largest_micro_batch, plan_epoch
+from transformer_mt.text.corpus import RawPairs
+from transformer_mt.text.encoded_pairs import encode_pairs
+from transformer_mt.text.prepared import Prepared
+from transformer_mt.training.engine import Learner
+from transformer_mt.training.flops import measure_peak
+from transformer_mt.translation.translator import Translator
 
 _SAMPLES = 3
 

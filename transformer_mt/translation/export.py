@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from transformer_mt import __version__
-from transformer_mt.checkpoint import Checkpoint
+from transformer_mt.checkpoints.checkpoint import Checkpoint
 from transformer_mt.errors import ConfigError
-from transformer_mt.model import Transformer, sinusoid
-from transformer_mt.translator import EXTRA_LENGTH
-from transformer_mt.vocab import PAD_ID
+from transformer_mt.model.transformer import Transformer, sinusoid
+from transformer_mt.text.vocabulary import PAD_ID
+from transformer_mt.translation.translator import EXTRA_LENGTH
 
 if TYPE_CHECKING:
     from ctranslate2.specs import TransformerSpec

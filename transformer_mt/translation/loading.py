@@ -5,14 +5,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from transformer_mt.checkpoint import Checkpoint, find_checkpoint
-from transformer_mt.corpus import read_lines
-from transformer_mt.device import DTYPES, choose_device, supports
-from transformer_mt.ensemble import Ensemble
+from transformer_mt.checkpoints.checkpoint import Checkpoint, find_checkpoint
 from transformer_mt.errors import CheckpointError, ConfigError, DeviceError
-from transformer_mt.linear import pack
-from transformer_mt.run_log import Talk
-from transformer_mt.translator import GREEDY, Search, Translator
+from transformer_mt.model.cpu_kernels import pack
+from transformer_mt.model.ensemble import Ensemble
+from transformer_mt.system.console import Talk
+from transformer_mt.system.device import DTYPES, choose_device, supports
+from transformer_mt.text.corpus import read_lines
+from transformer_mt.translation.translator import GREEDY, Search, Translator
 
 
 def load_translator(

@@ -7,13 +7,13 @@ from itertools import islice
 
 import torch
 
-from transformer_mt.batching import pad
-from transformer_mt.decoding import Hypothesis, beam_search, greedy
-from transformer_mt.ensemble import Ensemble
 from transformer_mt.errors import ConfigError
-from transformer_mt.linear import packed
-from transformer_mt.model import Transformer
-from transformer_mt.vocab import BOS_ID, EOS_ID, PAD_ID, Vocabulary
+from transformer_mt.model.cpu_kernels import packed
+from transformer_mt.model.ensemble import Ensemble
+from transformer_mt.model.transformer import Transformer
+from transformer_mt.text.batching import pad
+from transformer_mt.text.vocabulary import BOS_ID, EOS_ID, PAD_ID, Vocabulary
+from transformer_mt.translation.search import Hypothesis, beam_search, greedy
 
 CHUNK_LINES = 8192
 """Lines sorted by length and decoded together; a chunk's translations come out at once."""

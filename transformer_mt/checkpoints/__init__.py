@@ -1,0 +1,1 @@
+"""Checkpoints: save, verify, load, prune, average."""

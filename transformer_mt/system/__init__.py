@@ -1,0 +1,1 @@
+"""The machine: devices, files, streams of lines, messages."""

@@ -1,0 +1,1 @@
+"""From parallel corpora to batches of ids."""

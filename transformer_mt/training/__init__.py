@@ -1,0 +1,1 @@
+"""Loss, optimizer, training step, the loop, and runs from their configuration."""

@@ -1,0 +1,1 @@
+"""From lines to lines: search, batching of lines, export to other runtimes."""
