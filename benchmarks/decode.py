@@ -29,7 +29,7 @@ from transformer_mt.system.device import supports
 from transformer_mt.text.vocabulary import BOS_ID, EOS_ID
 from transformer_mt.translation.export import export
 from transformer_mt.translation.loading import load_translator
-from transformer_mt.translation.translator import EXTRA_LENGTH, Search
+from transformer_mt.translation.translator import EXTRA_LENGTH, SearchOptions
 
 Translate = Callable[[list[str]], list[str]]
 PLAIN_SENTENCES = 100
@@ -37,7 +37,7 @@ PLAIN_SENTENCES = 100
 
 def ours(run: Path, device: str, precision: str, beam_size: int, batch_tokens: int) -> Translate:
     """Gives our translation at one batch size."""
-    search = Search(beam_size, batch_tokens=batch_tokens)
+    search = SearchOptions(beam_size, batch_tokens=batch_tokens)
     translator = load_translator([run], print, search, device, precision)[1]
     return lambda lines: list(translator.translate(lines))
 

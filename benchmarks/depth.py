@@ -43,9 +43,9 @@ def decode(model: Transformer, sources: list[list[int]], beam_size: int) -> floa
         lengths = torch.tensor([len(source) for source in batch], device=device)
         state = model.start(pad(batch, 0).to(device), int(lengths.max()))
         if beam_size == 1:
-            greedy(model.decode_step, state, lengths, 2, -1)
+            greedy(model.next_logits, state, lengths, 2, -1)
         else:
-            beam_search(model.decode_step, state, lengths, 2, -1, beam_size, 0.6)
+            beam_search(model.next_logits, state, lengths, 2, -1, beam_size, 0.6)
     return time.perf_counter() - began
 
 

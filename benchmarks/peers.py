@@ -16,8 +16,8 @@ from transformer_mt.config import Config
 from transformer_mt.model.transformer import sinusoid
 from transformer_mt.text.batching import Indices
 from transformer_mt.text.corpus import load_split
-from transformer_mt.text.encoded_pairs import IdPairs
-from transformer_mt.text.prepared import Prepared
+from transformer_mt.text.encoded_pairs import EncodedPairs
+from transformer_mt.text.prepared import PreparedCorpus
 from transformer_mt.text.vocabulary import PAD_ID
 
 Step = Callable[[int], tuple[int, int]]
@@ -69,7 +69,7 @@ class Tutorial(nn.Module):
 
 def tutorial(
     config: Config,
-    pairs: IdPairs,
+    pairs: EncodedPairs,
     vocab: int,
     batches: Callable[[int], Indices],
     device: torch.device,
@@ -183,7 +183,7 @@ class JoeyNMT:
                 subprocess.run(command, check=True)
             (self.folder / "installed").touch()
 
-    def rate(self, config: Config, prepared: Prepared, updates: int) -> float:
+    def rate(self, config: Config, prepared: PreparedCorpus, updates: int) -> float:
         """Trains for some updates; gives the median of the target tokens/s that it logs."""
         folder = self.folder / "side"
         folder.mkdir(exist_ok=True)

@@ -29,7 +29,7 @@ from transformer_mt.config import load_config
 from transformer_mt.system.console import Talk
 from transformer_mt.text.batching import cut_micro_batches, padded_size, plan_epoch
 from transformer_mt.text.prepared import prepare
-from transformer_mt.training.engine import Learner
+from transformer_mt.training.engine import Engine
 
 FORMS = 1_000_000
 BLOCK = 50_000
@@ -206,16 +206,16 @@ def main(
     result["data_path_mib"] = (anonymous_memory() - before) / 2**20
 
     sizes = prepared.vocab.src_size, prepared.vocab.tgt_size
-    learner = Learner(config, *sizes, torch.device("cpu"), "fp32")
-    for parameter in learner.model.parameters():
+    engine = Engine(config, *sizes, torch.device("cpu"), "fp32")
+    for parameter in engine.model.parameters():
         parameter.grad = torch.zeros_like(parameter)
-    learner.optimizer.step()
+    engine.optimizer.step()
     late, saved = folder / "late", list_checkpoints(folder / "late")
     if not saved:
         run("train", CONFIG, *settings, "--run", late, "--set", "train.max_steps=0")
     state = load_checkpoint(list_checkpoints(late)[-1]).state
     state = replace(state, step=50_000, epoch=2, index=1234, valid_step=50_000)
-    save_checkpoint(late, learner, config.model_copy(), prepared.vocab, state)
+    save_checkpoint(late, engine, config.model_copy(), prepared.vocab, state)
     result["resume_seconds"] = first_step(late, settings, 50_001)
     for key, value in result.items():
         print(f"{key:>26}  {value:,.3f}" if isinstance(value, float) else f"{key:>26}  {value}")

@@ -37,10 +37,10 @@ from transformer_mt.errors import DeviceError
 from transformer_mt.system.console import Talk
 from transformer_mt.system.device import choose_device, supports
 from transformer_mt.text.batching import Indices, cut_micro_batches, plan_epoch
-from transformer_mt.text.encoded_pairs import IdPairs, Side
+from transformer_mt.text.encoded_pairs import EncodedPairs, Side
 from transformer_mt.text.prepared import prepare
-from transformer_mt.training.engine import Learner
-from transformer_mt.training.flops import measure_peak, training_operations
+from transformer_mt.training.engine import Engine
+from transformer_mt.training.flops import measure_peak_flops, training_flops
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 PAPER = {"d_model": 512, "d_ff": 2048, "n_heads": 8, "encoder_layers": 6, "decoder_layers": 6}
@@ -56,7 +56,7 @@ class Task:
     """What all sides are given."""
 
     config: Config
-    pairs: IdPairs
+    pairs: EncodedPairs
     vocab: int
     device: torch.device
 
@@ -94,14 +94,14 @@ def ours(task: Task, precision: str, micro_batch_tokens: int, fuse: bool) -> Ste
     """Gives a step of our training."""
     train = task.config.train.model_copy(update={"compile": fuse})
     config = task.config.model_copy(update={"train": train})
-    learner = Learner(config, task.vocab, task.vocab, task.device, precision)
+    engine = Engine(config, task.vocab, task.vocab, task.device, precision)
     steps = task.plan()
 
     def step(i: int) -> tuple[int, int]:
         parts = cut_micro_batches(steps[i], *task.pairs.lengths, micro_batch_tokens)
         batches = [task.pairs.batch(part) for part in parts]
-        learner.train_step(i + 1, batches)
-        float(learner.norm)  # waits for the device
+        engine.train_step(i + 1, batches)
+        float(engine.norm)  # waits for the device
         return sum(batch.src_tokens for batch in batches), sum(b.tgt_tokens for b in batches)
 
     return step
@@ -160,7 +160,7 @@ def fixed(task: Task, sentences: int) -> Contender:
 def measure(task: Task, sides: list[Contender], steps: int) -> None:
     """Takes steps with some sides in turn."""
     for side in sides:
-        side.peak = measure_peak(task.device, side.precision)
+        side.peak = measure_peak_flops(task.device, side.precision)
     running = [side.make() for side in sides]
     for i in range(steps + WARM_UP):
         for side, step in zip(sides, running, strict=True):
@@ -169,7 +169,7 @@ def measure(task: Task, sides: list[Contender], steps: int) -> None:
             took = time.perf_counter() - began
             side.first_seconds = side.first_seconds or took
             if i >= WARM_UP:
-                done = training_operations(task.config.model, task.vocab, src, tgt)
+                done = training_flops(task.config.model, task.vocab, src, tgt)
                 side.rates.append(tgt / took)
                 side.shares.append(done / took / side.peak)
 
@@ -187,7 +187,7 @@ def measure_alone(task: Task, side: Contender, steps: int) -> None:
     side.gigabytes = torch.cuda.max_memory_reserved() / GB
 
 
-def made_pairs(vocab: int, seed: int = 1, count: int = 200_000) -> IdPairs:
+def made_pairs(vocab: int, seed: int = 1, count: int = 200_000) -> EncodedPairs:
     """Makes pairs of random ids with lengths like those of WMT16 in pieces."""
     rng = np.random.default_rng(seed)
     src = np.clip(rng.gamma(2.2, 32 / 2.2, count), 2, 250)
@@ -197,7 +197,7 @@ def made_pairs(vocab: int, seed: int = 1, count: int = 200_000) -> IdPairs:
         offsets = np.concatenate(([0], np.cumsum(lengths.astype(np.int64))))
         ids = rng.integers(4, vocab, int(offsets[-1]), dtype=np.int32)
         sides.append(Side(ids, offsets))
-    return IdPairs(*sides)
+    return EncodedPairs(*sides)
 
 
 def table(title: str, rows: list[dict[str, Any]]) -> None:

@@ -35,7 +35,7 @@ from transformer_mt.text.batching import cut_micro_batches, plan_epoch
 from transformer_mt.text.corpus import load_split
 from transformer_mt.text.prepared import prepare
 from transformer_mt.training import trainer as trainer_module
-from transformer_mt.training.engine import Learner
+from transformer_mt.training.engine import Engine
 from transformer_mt.training.run import train
 from transformer_mt.training.trainer import Trainer
 
@@ -76,8 +76,8 @@ def build_trainer(tmp_path):
             valid = load_split(config.data, config.data.valid)
             log = logs.enter_context(RunLog(tmp_path, 0, config.train.max_steps))
             sizes = corpus.vocab.src_size, corpus.vocab.tgt_size
-            learner = Learner(config, *sizes, torch.device("cpu"), config.train.precision)
-            return Trainer(config, tmp_path, corpus, valid, TrainState(), learner, log)
+            engine = Engine(config, *sizes, torch.device("cpu"), config.train.precision)
+            return Trainer(config, tmp_path, corpus, valid, TrainState(), engine, log)
 
         yield build
 
@@ -106,7 +106,7 @@ def test_promise_1_a_killed_run_ends_bit_equal(corpus_dir, tmp_path):
     assert reached - resumed <= 7, "more than one save interval was lost"
     assert resumed % 20, "the position was not in the middle of an epoch"
     assert same(weights(whole), weights(killed)), f"killed at {reached}, resumed at {resumed}"
-    unlike = {"seconds", "tokens_per_second", "peak_share"}
+    unlike = {"seconds", "tokens_per_second", "mfu"}
     logs = [
         [{k: v for k, v in record.items() if k not in unlike} for record in metrics(run, "train")]
         for run in (whole, killed)
@@ -290,11 +290,11 @@ def test_promise_5_micro_batches_do_not_change_the_recipe(corpus_dir, build_trai
         lengths = trainer.lengths
         step = plan_epoch(*lengths, config.train.batch_tokens, config.train.seed, 0)[0]
         parts = cut_micro_batches(step, *lengths, size)
-        trainer.learner.train_step(1, [trainer.pairs.batch(part) for part in parts])
+        trainer.engine.train_step(1, [trainer.pairs.batch(part) for part in parts])
         # Adam's first moment is the gradient times a constant.
-        moments = trainer.learner.optimizer.state.values()
+        moments = trainer.engine.optimizer.state.values()
         gradients.append(torch.cat([moment["exp_avg"].flatten() for moment in moments]))
-        losses.append(trainer.learner.read_window().loss)
+        losses.append(trainer.engine.read_window().loss)
         counts.append(len(parts))
     assert counts[0] == 1 < counts[1] < counts[2]
     for gradient, loss in zip(gradients[1:], losses[1:], strict=True):
@@ -326,11 +326,11 @@ def test_promise_6_a_save_that_fails_in_the_middle_only_warns(
     """A final one is an error. Sabotage: let the OSError end the run."""
     real, failed = trainer_module.save_checkpoint, []
 
-    def full_disk(run_dir, learner, config, vocab, state):
+    def full_disk(run_dir, engine, config, vocab, state):
         if state.step in (5, 10):
             failed.append(state.step)
             raise OSError(28, "No space left on device", str(run_dir))
-        return real(run_dir, learner, config, vocab, state)
+        return real(run_dir, engine, config, vocab, state)
 
     monkeypatch.setattr(trainer_module, "save_checkpoint", full_disk)
     train(tiny_config(corpus_dir, train__max_steps=15), tmp_path / "run")
@@ -344,7 +344,7 @@ def test_promise_6_a_save_that_fails_in_the_middle_only_warns(
 
 def poison(trainer: Trainer, value: float) -> None:
     """Makes one gradient a value that is no number, as an overflow would."""
-    trainer.poisoned = trainer.learner.model.encoder[0].feed_forward.inner.bias.register_hook(
+    trainer.poisoned = trainer.engine.model.encoder[0].feed_forward.inner.bias.register_hook(
         lambda gradient: torch.full_like(gradient, value)
     )
 
@@ -358,23 +358,23 @@ def test_promise_7_a_bad_step_is_skipped_and_counted(corpus_dir, build_trainer, 
     """Weights and moments stay; the step counts. Sabotage: do not set found_inf."""
     trainer = build_trainer(tiny_config(corpus_dir))
     step_once(trainer, range(8))
-    before = [p.detach().clone() for p in trainer.learner.model.parameters()]
+    before = [p.detach().clone() for p in trainer.engine.model.parameters()]
     poison(trainer, value)
     step_once(trainer, range(8, 16))
     assert all(
-        torch.equal(*pair) for pair in zip(before, trainer.learner.model.parameters(), strict=True)
+        torch.equal(*pair) for pair in zip(before, trainer.engine.model.parameters(), strict=True)
     )
     assert (
-        int(trainer.learner.skipped) == int(trainer.learner.bad_in_row) == 1
+        int(trainer.engine.skipped) == int(trainer.engine.bad_in_row) == 1
         and trainer.state.step == 2
     )
     trainer.poisoned.remove()
     step_once(trainer, range(8, 16))
     assert not all(
-        torch.equal(*pair) for pair in zip(before, trainer.learner.model.parameters(), strict=True)
+        torch.equal(*pair) for pair in zip(before, trainer.engine.model.parameters(), strict=True)
     )
-    assert all(p.isfinite().all() for p in trainer.learner.model.parameters())
-    assert int(trainer.learner.bad_in_row) == 0
+    assert all(p.isfinite().all() for p in trainer.engine.model.parameters())
+    assert int(trainer.engine.bad_in_row) == 0
 
 
 def test_promise_7_too_many_bad_steps_stop_the_run(corpus_dir, build_trainer):
@@ -384,7 +384,7 @@ def test_promise_7_too_many_bad_steps_stop_the_run(corpus_dir, build_trainer):
     poison(trainer, float("nan"))
     with pytest.raises(TrainingError, match=r"step 3 .*: 3 steps in a row .*rate.*scale"):
         trainer.run()
-    assert all(p.isfinite().all() for p in trainer.learner.model.parameters())
+    assert all(p.isfinite().all() for p in trainer.engine.model.parameters())
 
 
 def test_promise_7_gradients_are_unscaled_before_they_are_clipped(corpus_dir, build_trainer):
@@ -394,10 +394,10 @@ def test_promise_7_gradients_are_unscaled_before_they_are_clipped(corpus_dir, bu
         config = tiny_config(corpus_dir, optim__max_grad_norm=0.01)
         trainer = build_trainer(config)
         if scale:
-            trainer.learner.scaler = torch.amp.GradScaler("cpu", init_scale=scale)
+            trainer.engine.scaler = torch.amp.GradScaler("cpu", init_scale=scale)
         step_once(trainer, range(8))
         results.append(
-            (float(trainer.learner.norm), [p.detach() for p in trainer.learner.model.parameters()])
+            (float(trainer.engine.norm), [p.detach() for p in trainer.engine.model.parameters()])
         )
     assert results[0][0] == pytest.approx(results[1][0], rel=1e-5) and results[0][0] > 0.01
     for left, right in zip(results[0][1], results[1][1], strict=True):

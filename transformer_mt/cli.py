@@ -195,9 +195,9 @@ def translate(
     from transformer_mt.system.console import Talk
     from transformer_mt.system.streams import LineReader, count_lines, write_lines
     from transformer_mt.translation.loading import load_translator
-    from transformer_mt.translation.translator import CHUNK_LINES, Search
+    from transformer_mt.translation.translator import CHUNK_LINES, SearchOptions
 
-    talk, search = Talk(quiet), Search(beam_size, length_penalty, scores, batch_tokens)
+    talk, search = Talk(quiet), SearchOptions(beam_size, length_penalty, scores, batch_tokens)
     checkpoints, translator = load_translator(
         paths, talk.warn, search, device, precision, max_length, raw
     )
@@ -294,9 +294,9 @@ def evaluate(
     from transformer_mt.system.streams import write_lines
     from transformer_mt.text.test_sets import load_test_set
     from transformer_mt.translation.loading import load_translator, obtain
-    from transformer_mt.translation.translator import Search
+    from transformer_mt.translation.translator import SearchOptions
 
-    talk, search = Talk(quiet), Search(beam_size, length_penalty, False, batch_tokens)
+    talk, search = Talk(quiet), SearchOptions(beam_size, length_penalty, False, batch_tokens)
     how = search, device, precision, max_length, raw
 
     def load(some: Sequence[Path]) -> "tuple[list[Checkpoint], Translator]":

@@ -194,12 +194,12 @@ def test_cached_steps_equal_decode(norm, tied):
     model = build(norm=norm, tie_embeddings=tied)
     tgt_in, rows = padded_ids((7, 7, 7)), torch.tensor([2, 0, 0])
     state = model.start(SRC, 7)
-    first = torch.stack([model.decode_step(tgt_in[:, t], state) for t in range(3)], dim=1)
+    first = torch.stack([model.next_logits(tgt_in[:, t], state) for t in range(3)], dim=1)
     assert_close(first, model(SRC, tgt_in[:, :3]), rtol=0, atol=1e-5)
     state.select(rows, rows)
     # The two copies of row 0 part ways here.
     chosen = torch.cat((tgt_in[rows, :3], tgt_in[:, 3:]), dim=1)
-    rest = torch.stack([model.decode_step(chosen[:, t], state) for t in range(3, 7)], dim=1)
+    rest = torch.stack([model.next_logits(chosen[:, t], state) for t in range(3, 7)], dim=1)
     assert_close(rest, model(SRC[rows], chosen)[:, 3:], rtol=0, atol=1e-5)
 
 
@@ -210,7 +210,7 @@ def test_rows_of_one_source_share_its_memory():
     state, generator = model.start(SRC, 7), torch.Generator().manual_seed(3)
     state.select(rows)
     tgt_in = torch.randint(4, V, (9, 7), generator=generator)
-    steps = torch.stack([model.decode_step(tgt_in[:, t], state) for t in range(7)], dim=1)
+    steps = torch.stack([model.next_logits(tgt_in[:, t], state) for t in range(7)], dim=1)
     assert state.layers[0].memory_keys.size(0) == 3
     assert_close(steps, model(SRC[rows], tgt_in), rtol=0, atol=1e-5)
 
@@ -243,7 +243,7 @@ def test_positions_are_the_papers_without_limit():
     np.testing.assert_allclose(sinusoid(torch.arange(600), 32), naive_sinusoid(600, 32), atol=1e-4)
     model, tgt_in = build(encoder_layers=1, decoder_layers=1), padded_ids((290,))
     state = model.start(SRC[:1], 290)
-    steps = torch.stack([model.decode_step(ids, state) for ids in tgt_in.T], dim=1)
+    steps = torch.stack([model.next_logits(ids, state) for ids in tgt_in.T], dim=1)
     assert_close(steps, model(SRC[:1], tgt_in), rtol=0, atol=1e-5)
     assert_follows_paper(model, Paper(model), padded_ids((300,)), tgt_in)
 

@@ -12,8 +12,7 @@ from transformer_mt import cli
 from transformer_mt.checkpoints import checkpoint
 from transformer_mt.system import console as run_log
 from transformer_mt.system import files as manifest
-from transformer_mt.training import engine as learner
-from transformer_mt.training import trainer
+from transformer_mt.training import engine, trainer
 
 _count = 0
 
@@ -48,9 +47,9 @@ def main() -> None:
         files = {checkpoint.__file__, manifest.__file__}
         targets = [(checkpoint, "write_checkpoint"), (trainer, "prune")]
     else:
-        files = {learner.__file__, trainer.__file__, run_log.__file__}
+        files = {engine.__file__, trainer.__file__, run_log.__file__}
         targets = [
-            (learner.Learner, "train_step"),
+            (engine.Engine, "train_step"),
             (trainer.Trainer, "_log_training"),
             (trainer.Trainer, "_validate"),
         ]

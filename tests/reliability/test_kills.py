@@ -60,7 +60,7 @@ def whole(config) -> Path:
 def records(run_dir: Path) -> list[dict[str, object]]:
     """Reads the metrics, wall times aside."""
     lines = map(json.loads, (run_dir / "metrics.jsonl").read_text().splitlines())
-    timed = ("seconds", "tokens_per_second", "peak_share")
+    timed = ("seconds", "tokens_per_second", "mfu")
     return [{key: value for key, value in line.items() if key not in timed} for line in lines]
 
 

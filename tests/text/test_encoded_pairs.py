@@ -4,14 +4,14 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from transformer_mt.text.encoded_pairs import IdPairs, Side, flatten
+from transformer_mt.text.encoded_pairs import EncodedLines, EncodedPairs, flatten
 
 rows = st.lists(st.lists(st.integers(4, 60_000), max_size=9), min_size=1, max_size=20)
 
 
 def test_batches_are_marked_padded_and_counted():
     """Sources end with the end mark; targets begin and end shifted by one; real tokens count."""
-    pairs = IdPairs(flatten([[], [7, 8], [9]]), flatten([[5], [4], [5, 6, 7]]))
+    pairs = EncodedPairs(flatten([[], [7, 8], [9]]), flatten([[5], [4], [5, 6, 7]]))
     batch = pairs.batch(np.array([1, 2]))
     assert batch.src.tolist() == [[7, 8, 3], [9, 3, 0]]
     assert batch.tgt_in.tolist() == [[2, 4, 0, 0], [2, 5, 6, 7]]
@@ -25,7 +25,7 @@ def test_batches_are_marked_padded_and_counted():
 def test_any_lines_in_any_order(rows, random):
     """Each row is its line and its mark; a narrow type on disk changes nothing."""
     side = flatten(rows)
-    narrow = Side(side.ids.astype(np.uint16), side.offsets)
+    narrow = EncodedLines(side.ids.astype(np.uint16), side.offsets)
     assert len(side) == len(rows) and [side[i].tolist() for i in range(len(rows))] == rows
     assert side.lengths.tolist() == [len(row) + 1 for row in rows]
     order = random.sample(range(len(rows)), len(rows))

@@ -16,7 +16,7 @@ from transformer_mt.errors import DataError
 from transformer_mt.system.console import Talk
 from transformer_mt.text import prepared as module
 from transformer_mt.text.corpus import load_text
-from transformer_mt.text.prepared import Prepared, prepare
+from transformer_mt.text.prepared import PreparedCorpus, prepare
 
 QUIET = Talk(quiet=True)
 
@@ -34,7 +34,7 @@ def made(folder: Path) -> list[str]:
     return sorted(path.name for path in found if not path.name.endswith(".lock"))
 
 
-def texts(prepared: Prepared) -> list[str]:
+def texts(prepared: PreparedCorpus) -> list[str]:
     vocab, side = prepared.vocab, prepared.pairs.tgt
     return [vocab.decode_tgt(side[i].tolist()) for i in range(len(side))]
 

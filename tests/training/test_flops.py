@@ -13,8 +13,8 @@ from transformer_mt.model import cpu_kernels as linear
 from transformer_mt.system.console import Talk
 from transformer_mt.text.prepared import prepare
 from transformer_mt.training import trainer
-from transformer_mt.training.engine import Learner
-from transformer_mt.training.flops import training_operations
+from transformer_mt.training.engine import Engine
+from transformer_mt.training.flops import training_flops
 from transformer_mt.training.run import dry_run, train
 
 CPU = torch.device("cpu")
@@ -34,34 +34,34 @@ def test_operations_are_those_pytorch_counts(corpus_dir, monkeypatch, layers):
     alike = ((src == src[0]) & (tgt == tgt[0])).nonzero()[0]
     batch = prepared.pairs.batch(alike)
     vocab = prepared.vocab
-    learner = Learner(config, vocab.src_size, vocab.tgt_size, CPU, "fp32")
+    engine = Engine(config, vocab.src_size, vocab.tgt_size, CPU, "fp32")
     with FlopCounterMode(display=False) as counter:
-        learner.train_step(1, [batch])
+        engine.train_step(1, [batch])
     by_operation = counter.get_flop_counts()["Global"]
     products = sum(
         count for name, count in by_operation.items() if str(name) in ("aten.mm", "aten.addmm")
     )
-    assert learner.window.operations == products
-    assert learner.window.operations == training_operations(
+    assert engine.window.flops == products
+    assert engine.window.flops == training_flops(
         config.model, vocab.tgt_size, int(src[alike].sum()), int(tgt[alike].sum())
     )
 
 
 def test_the_papers_base_model():
     """About 0.38 GFLOP a target token with its source token, with 37,000 pieces."""
-    assert training_operations(ModelConfig(), 37_000, 1, 1) == pytest.approx(0.38e9, rel=0.02)
+    assert training_flops(ModelConfig(), 37_000, 1, 1) == pytest.approx(0.38e9, rel=0.02)
 
 
 def test_training_tells_it(corpus_dir, tmp_path, monkeypatch):
     """In the metrics, as operations a second over the peak, and in a dry run."""
-    monkeypatch.setattr(trainer, "measure_peak", lambda device, precision: 1e12)
+    monkeypatch.setattr(trainer, "measure_peak_flops", lambda device, precision: 1e12)
     config = tiny_config(corpus_dir, train__max_steps=10, train__log_every=5)
     train(config, tmp_path / "run", quiet=True)
     lines = map(json.loads, (tmp_path / "run" / "metrics.jsonl").read_text().splitlines())
     told = [line for line in lines if line["kind"] == "train"]
     size = find_checkpoint(tmp_path / "run", print).vocab.tgt_size
     for line in told:  # the corpus is copied: as many source as target tokens
-        a_second = training_operations(config.model, size, 1, 1) * line["tokens_per_second"]
-        assert line["peak_share"] == pytest.approx(a_second / 1e12, rel=0.02, abs=1e-4)
+        a_second = training_flops(config.model, size, 1, 1) * line["tokens_per_second"]
+        assert line["mfu"] == pytest.approx(a_second / 1e12, rel=0.02, abs=1e-4)
     assert len(told) == 2
     assert "% of peak (3 steps on cpu" in dry_run(config, tmp_path / "other")

@@ -19,7 +19,7 @@ from transformer_mt.config import load_config
 from transformer_mt.errors import CheckpointError, ConfigError, DataError, DeviceError
 from transformer_mt.evaluation.evaluator import evaluate
 from transformer_mt.training import run as runs
-from transformer_mt.training.engine import Learner
+from transformer_mt.training.engine import Engine
 from transformer_mt.training.run import dry_run, train
 from transformer_mt.translation.translator import Translator
 
@@ -170,13 +170,13 @@ def test_quiet_says_nothing(corpus_dir, tmp_path, capsys):
 
 
 def test_sums_of_an_unfinished_log_line_are_restored(corpus_dir, tmp_path):
-    """Loss, tokens, operations and seconds. Sabotage: leave the operations out of `Window`."""
+    """Loss, tokens, operations and seconds. Sabotage: leave the operations out of `LogWindow`."""
     changes = {"train__log_every": 5, "train__save_every": 7, "train__max_steps": 10}
     config = tiny_config(corpus_dir, **changes)
     train(config, tmp_path / "run")
     saved = load_checkpoint(tmp_path / "run" / "step-00000007")
     sizes = saved.vocab.src_size, saved.vocab.tgt_size
-    learner = Learner(config, *sizes, torch.device("cpu"), "fp32")
-    saved.restore(learner)
-    assert learner.window == saved.state.window and min(asdict(learner.window).values()) > 0
-    assert float(learner.loss) == saved.state.window.loss
+    engine = Engine(config, *sizes, torch.device("cpu"), "fp32")
+    saved.restore(engine)
+    assert engine.window == saved.state.window and min(asdict(engine.window).values()) > 0
+    assert float(engine.loss) == saved.state.window.loss

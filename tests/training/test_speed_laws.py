@@ -13,25 +13,25 @@ from transformer_mt.model import cpu_kernels as linear
 from transformer_mt.system.console import Talk
 from transformer_mt.system.device import supports
 from transformer_mt.text.batching import cut_micro_batches, plan_epoch
-from transformer_mt.text.prepared import Prepared, prepare
-from transformer_mt.training import engine as learner
-from transformer_mt.training.engine import Learner, compile_hidden
+from transformer_mt.text.prepared import PreparedCorpus, prepare
+from transformer_mt.training import engine
+from transformer_mt.training.engine import Engine, compile_hidden
 from transformer_mt.training.loss import smoothed_loss
 
 STEPS = 200
 
 
 @pytest.fixture(scope="module")
-def prepared(corpus_dir) -> Prepared:
+def prepared(corpus_dir) -> PreparedCorpus:
     return prepare(tiny_config(corpus_dir), Talk(quiet=True))
 
 
-def losses(corpus_dir, prepared: Prepared, precision: str) -> list[float]:
+def losses(corpus_dir, prepared: PreparedCorpus, precision: str) -> list[float]:
     """Trains without dropout; gives the loss a token of each step."""
     config = tiny_config(corpus_dir, model__dropout=0.0, optim__lr_scale=0.03)
     lengths, vocab = prepared.pairs.lengths, prepared.vocab
     device = torch.device("cpu")
-    learning = Learner(config, vocab.src_size, vocab.tgt_size, device, precision)
+    learning = Engine(config, vocab.src_size, vocab.tgt_size, device, precision)
     found: list[float] = []
     while len(found) < STEPS:
         for step in plan_epoch(*lengths, config.train.batch_tokens, 1, len(found)):
@@ -50,7 +50,7 @@ def test_the_fast_path_is_the_plain_one(corpus_dir, prepared, monkeypatch):
     fast = losses(corpus_dir, prepared, "fp32")
     monkeypatch.setattr(linear, "_ONEDNN", False)
     monkeypatch.setattr(
-        learner,
+        engine,
         "projected_loss",
         lambda hidden, matrix, *rest: smoothed_loss(F.linear(hidden, matrix), *rest[:3]),
     )
@@ -76,11 +76,11 @@ def cudas_path(monkeypatch):
     torch._dynamo.reset()
 
 
-def train_compiled(corpus_dir, prepared: Prepared, rate: float, precision: str, backend: str):
+def train_compiled(corpus_dir, prepared: PreparedCorpus, rate: float, precision: str, backend: str):
     """Trains eagerly and compiled beside each other; gives losses, graphs and shapes."""
     config = tiny_config(corpus_dir, model__dropout=rate, optim__lr_scale=0.03)
     sizes = prepared.vocab.src_size, prepared.vocab.tgt_size
-    eager, compiled = (Learner(config, *sizes, torch.device("cpu"), precision) for _ in range(2))
+    eager, compiled = (Engine(config, *sizes, torch.device("cpu"), precision) for _ in range(2))
     counter, shapes, found = CompileCounterWithBackend(backend), set(), []
     compiled._hidden = compile_hidden(compiled.model, config.data.max_length + 1, counter)
     compiled.fused = backend == "inductor"
@@ -129,7 +129,7 @@ def test_what_cannot_be_compiled_is_a_line(corpus_dir, prepared):
 
     torch._dynamo.reset()
     sizes = prepared.vocab.src_size, prepared.vocab.tgt_size
-    learning = Learner(tiny_config(corpus_dir), *sizes, torch.device("cpu"), "fp32")
+    learning = Engine(tiny_config(corpus_dir), *sizes, torch.device("cpu"), "fp32")
     learning.fused, learning._hidden = True, compile_hidden(learning.model, 61, broken)
     with pytest.raises(DeviceError, match="(?s)no compiler.*train.compile = false"):
         learning.train_step(1, [prepared.pairs.batch(np.arange(3))])

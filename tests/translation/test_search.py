@@ -53,7 +53,7 @@ def cached_greedy(
 ) -> list[list[int]]:
     """Decodes a padded batch as the translator does."""
     state = model.start(pad(sources, PAD), max(limits))
-    return greedy(model.decode_step, state, torch.tensor(limits), BOS, EOS)
+    return greedy(model.next_logits, state, torch.tensor(limits), BOS, EOS)
 
 
 def test_greedy_equals_the_naive_loop(model, sources):
@@ -74,7 +74,7 @@ def test_search_score_equals_teacher_forced_score(model, sources):
         picked: list[float] = []
 
         def step(ids, state, picked=picked):
-            logits = model.decode_step(ids, state)
+            logits = model.next_logits(ids, state)
             picked.append(float(logits.log_softmax(-1).max()))
             return logits
 
@@ -169,7 +169,7 @@ def search(
     """Decodes a padded batch by beam search, as the translator does."""
     state = model.start(pad(sources, PAD), max(limits))
     limit = torch.tensor(limits)
-    return beam_search(model.decode_step, state, limit, BOS, EOS, beam_size, alpha)
+    return beam_search(model.next_logits, state, limit, BOS, EOS, beam_size, alpha)
 
 
 LIMITS = [20, 3, 20, 11, 20, 1, 7, 20]

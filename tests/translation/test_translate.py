@@ -20,7 +20,7 @@ from transformer_mt.system.device import supports
 from transformer_mt.text.vocabulary import BOS_ID
 from transformer_mt.training.run import train
 from transformer_mt.translation.loading import load_translator
-from transformer_mt.translation.translator import Search, Translator
+from transformer_mt.translation.translator import SearchOptions, Translator
 
 LINES = ["", *copy_lines(40, 9), " ", "a", *copy_lines(20, 10)]
 
@@ -52,9 +52,9 @@ def load(*paths: Path, **options: object) -> Translator:
 @pytest.mark.parametrize("beam_size", [1, 4])
 def test_batches_change_nothing(copy_run, batch_tokens, beam_size):
     """The same text and scores however many lines are decoded together."""
-    search = Search(beam_size, scored=True)
+    search = SearchOptions(beam_size, scored=True)
     whole = load(copy_run, search=search).translate_chunk(LINES)
-    search = Search(beam_size, scored=True, batch_tokens=batch_tokens)
+    search = SearchOptions(beam_size, scored=True, batch_tokens=batch_tokens)
     parts = load(copy_run, search=search).translate_chunk(LINES)
     for some, others in zip(whole, parts, strict=True):
         assert [one.text for one in some] == [one.text for one in others]
@@ -69,11 +69,11 @@ def test_logits_do_not_depend_on_the_batch(copy_run, rows):
     model = find_checkpoint(copy_run, print).build_model()
     src = torch.randint(4, model.matrix.size(0), (7, 11))
     ids = torch.full((7,), BOS_ID)
-    whole = model.decode_step(ids, model.start(src, 3))
+    whole = model.next_logits(ids, model.start(src, 3))
     with packed(model):
         assert model.packed is not None
         again = [
-            model.decode_step(ids[i : i + rows], model.start(src[i : i + rows], 3))
+            model.next_logits(ids[i : i + rows], model.start(src[i : i + rows], 3))
             for i in range(0, 7, rows)
         ]
     assert model.packed is None
@@ -83,7 +83,7 @@ def test_logits_do_not_depend_on_the_batch(copy_run, rows):
 def test_lines_are_counted_as_they_are_done(copy_run):
     """Empty and split lines count once."""
     counts: list[int] = []
-    translator = load(copy_run, search=Search(batch_tokens=60), max_length=5)
+    translator = load(copy_run, search=SearchOptions(batch_tokens=60), max_length=5)
     translator.translate_chunk(LINES, counts.append)
     assert sum(counts) == len(LINES) and len(counts) > 3
     assert 0 < translator.lines_split < len(LINES)
@@ -91,11 +91,11 @@ def test_lines_are_counted_as_they_are_done(copy_run):
 
 def test_an_ensemble_of_one_or_of_the_same_is_itself(copy_run):
     """To the last letter, and the scores too."""
-    alone = load(copy_run, search=Search(2)).translate_chunk(LINES)
+    alone = load(copy_run, search=SearchOptions(2)).translate_chunk(LINES)
     model = find_checkpoint(copy_run, print).build_model()
     vocab = find_checkpoint(copy_run, print).vocab
-    one = Translator(Ensemble([model]).eval(), vocab, 24, Search(2)).translate_chunk(LINES)
-    twice = load(copy_run, copy_run, search=Search(2)).translate_chunk(LINES)
+    one = Translator(Ensemble([model]).eval(), vocab, 24, SearchOptions(2)).translate_chunk(LINES)
+    twice = load(copy_run, copy_run, search=SearchOptions(2)).translate_chunk(LINES)
     for mine, its, theirs in zip(alone, one, twice, strict=True):
         assert mine[0].text == its[0].text == theirs[0].text
         assert mine[0].score == pytest.approx(its[0].score, abs=1e-4)
@@ -112,18 +112,18 @@ def test_an_ensemble_is_the_mean_probability(copy_run, other_run):
     states, state = [model.start(src, 4) for model in models], ensemble.start(src, 4)
     for step_ids in (ids, torch.tensor([9, 7, 8])):
         means = [
-            model.decode_step(step_ids, its).softmax(-1)
+            model.next_logits(step_ids, its).softmax(-1)
             for model, its in zip(models, states, strict=True)
         ]
-        found = ensemble.decode_step(step_ids, state).exp()
+        found = ensemble.next_logits(step_ids, state).exp()
         torch.testing.assert_close(found, sum(means) / 2)
     for some in (*states, state):
         some.select(rows, rows)
     last = torch.tensor([5, 6])
     means = [
-        model.decode_step(last, its).softmax(-1) for model, its in zip(models, states, strict=True)
+        model.next_logits(last, its).softmax(-1) for model, its in zip(models, states, strict=True)
     ]
-    torch.testing.assert_close(ensemble.decode_step(last, state).exp(), sum(means) / 2)
+    torch.testing.assert_close(ensemble.next_logits(last, state).exp(), sum(means) / 2)
 
 
 def test_an_ensemble_takes_the_shorter_limit_and_one_vocabulary(copy_run, other_run, corpus_dir):

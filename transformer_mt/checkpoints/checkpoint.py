@@ -40,7 +40,7 @@ from transformer_mt.system.files import (
     write_manifest,
 )
 from transformer_mt.text.vocabulary import PAD_ID, SHARED, Vocabulary
-from transformer_mt.training.engine import Learner, Window
+from transformer_mt.training.engine import Engine, LogWindow
 
 MODEL, EMA, TRAINING = "model.safetensors", "ema.safetensors", "training.safetensors"
 STATE, CONFIG = "state.json", "config.json"
@@ -85,7 +85,7 @@ class TrainState:
     corpus: str = ""
     scaler: dict[str, Any] | None = None
     bad_in_row: int = 0
-    window: Window = field(default_factory=Window)
+    window: LogWindow = field(default_factory=LogWindow)
 
     def with_(self, **changes: Any) -> Self:
         """Gives a copy with some attributes changed."""
@@ -148,37 +148,37 @@ class Checkpoint:
         except (RuntimeError, OSError, safetensors.SafetensorError) as error:
             raise CheckpointError(f"{self.path / name}: {_one_line(error)}") from None
 
-    def restore(self, learner: Learner) -> None:
-        """Copies weights, moments, their moving average and the loss scale into a learner.
+    def restore(self, engine: Engine) -> None:
+        """Copies weights, moments, their moving average and the loss scale into an engine.
 
         Raises:
             CheckpointError: If the checkpoint holds no moments, or other weights.
         """
         if TRAINING not in self.files:
             raise CheckpointError(f"{self.path}: holds no {TRAINING}, so training cannot resume")
-        self.load_weights(learner.model)
+        self.load_weights(engine.model)
         try:
             tensors = safetensors.torch.load_file(self.path / TRAINING)
-            optimizer = learner.optimizer.state_dict()
+            optimizer = engine.optimizer.state_dict()
             optimizer["state"] = {
                 index: {key: tensors[f"{key}.{name}"] for key in _MOMENTS}
-                for index, (name, _) in enumerate(learner.model.named_parameters())
+                for index, (name, _) in enumerate(engine.model.named_parameters())
             }
-            learner.optimizer.load_state_dict(optimizer)
+            engine.optimizer.load_state_dict(optimizer)
         except (safetensors.SafetensorError, OSError, KeyError, ValueError) as error:
             raise CheckpointError(f"{self.path / TRAINING}: {_one_line(error)}") from None
-        if learner.ema:
-            with learner.ema.in_place():
-                self.load_weights(learner.model, EMA)
-        if learner.scaler.is_enabled() and self.state.scaler:
-            learner.scaler.load_state_dict(self.state.scaler)
-        learner.skipped.fill_(self.state.skipped)
-        learner.bad_in_row.fill_(self.state.bad_in_row)
-        learner.new_window(self.state.window)
+        if engine.ema:
+            with engine.ema.in_place():
+                self.load_weights(engine.model, EMA)
+        if engine.scaler.is_enabled() and self.state.scaler:
+            engine.scaler.load_state_dict(self.state.scaler)
+        engine.skipped.fill_(self.state.skipped)
+        engine.bad_in_row.fill_(self.state.bad_in_row)
+        engine.new_window(self.state.window)
 
 
 def save_checkpoint(
-    run_dir: Path, learner: Learner, config: Config, vocab: Vocabulary, state: TrainState
+    run_dir: Path, engine: Engine, config: Config, vocab: Vocabulary, state: TrainState
 ) -> Path:
     """Writes the checkpoint of a step.
 
@@ -188,9 +188,9 @@ def save_checkpoint(
     Raises:
         OSError: If the disk does not take it; what was there before is untouched.
     """
-    files = {MODEL: _weights(learner.model), TRAINING: _moments(learner.model, learner.optimizer)}
-    if learner.ema:
-        with learner.ema.in_place():
+    files = {MODEL: _weights(engine.model), TRAINING: _moments(engine.model, engine.optimizer)}
+    if engine.ema:
+        with engine.ema.in_place():
             files[EMA] = {name: tensor.clone() for name, tensor in files[MODEL].items()}
     return write_checkpoint(run_dir / f"step-{state.step:08d}", files, config, vocab, state)
 

@@ -10,7 +10,7 @@ from transformer_mt.evaluation.scoring import Score, bleu
 from transformer_mt.model.transformer import Transformer
 from transformer_mt.text.batching import cut_micro_batches
 from transformer_mt.text.corpus import RawPairs
-from transformer_mt.text.encoded_pairs import IdPairs
+from transformer_mt.text.encoded_pairs import EncodedPairs
 from transformer_mt.text.vocabulary import PAD_ID
 from transformer_mt.training.loss import nll
 from transformer_mt.translation.translator import Translator
@@ -40,7 +40,7 @@ def evaluate(translator: Translator, pairs: RawPairs) -> Evaluation:
 
 
 @torch.no_grad()
-def mean_nll(model: Transformer, pairs: IdPairs, micro_batch_tokens: int) -> float:
+def mean_nll(model: Transformer, pairs: EncodedPairs, micro_batch_tokens: int) -> float:
     """Computes the unsmoothed negative log-likelihood, in nats a target token.
 
     Args:

@@ -46,9 +46,9 @@ class Ensemble(nn.Module):
         """Encodes source ids, (B, S), with every model."""
         return EnsembleState([model.start(src, max_length) for model in self.models])  # type: ignore[operator]
 
-    def decode_step(self, ids: Tensor, state: EnsembleState) -> Tensor:
+    def next_logits(self, ids: Tensor, state: EnsembleState) -> Tensor:
         """Computes the log-probabilities of the next position, (R,) to (R, V)."""
         members = zip(self.models, state.members, strict=True)
-        logits = [model.decode_step(ids, its).float() for model, its in members]  # type: ignore[operator]
+        logits = [model.next_logits(ids, its).float() for model, its in members]  # type: ignore[operator]
         stacked = torch.stack([some.log_softmax(-1) for some in logits])
         return stacked.logsumexp(0) - math.log(len(logits))

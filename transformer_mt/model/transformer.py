@@ -284,7 +284,7 @@ class Transformer(Packable):
             layers.append(LayerCache(own[0], own[1], keys, values))
         return DecoderState(layers, self.src_mask(src))
 
-    def decode_step(self, ids: Tensor, state: DecoderState) -> Tensor:
+    def next_logits(self, ids: Tensor, state: DecoderState) -> Tensor:
         """Computes the logits of the next position and adds this one to the state.
 
         Args:

@@ -149,14 +149,14 @@ class RunLog:
         """Moves the bar by a step."""
         self._bar.update()
 
-    def show(self, step: int, loss: float, rate: float, speed: float, share: float) -> None:
+    def show(self, step: int, loss: float, lr: float, speed: float, mfu: float) -> None:
         """Shows figures behind the bar, or now and then as a line where there is no terminal."""
-        shown = f"loss {loss:.3f}, {speed:,.0f} tokens/s, {share:.0%} of peak"
+        shown = f"loss {loss:.3f}, {speed:,.0f} tokens/s, {mfu:.0%} of peak"
         if not self._bar.disable:
             self._bar.set_postfix_str(shown)
         elif not self._quiet and time.monotonic() - self._shown > SECONDS_BETWEEN_LINES:
             self._shown = time.monotonic()
-            print(f"step {step}: {shown}, rate {rate:.1e}", file=sys.stderr)
+            print(f"step {step}: {shown}, lr {lr:.1e}", file=sys.stderr)
 
 
 def environment() -> str:

@@ -15,7 +15,7 @@ Ids = npt.NDArray[np.uint16] | npt.NDArray[np.int32]
 
 
 @dataclass(frozen=True)
-class Side:
+class EncodedLines:
     """The ids of one language, one line after another, without begin and end marks.
 
     Attributes:
@@ -58,7 +58,7 @@ class Side:
 
 
 @dataclass(frozen=True)
-class IdPairs:
+class EncodedPairs:
     """Parallel lines as ids.
 
     Attributes:
@@ -66,8 +66,8 @@ class IdPairs:
         tgt: Target lines, as many.
     """
 
-    src: Side
-    tgt: Side
+    src: EncodedLines
+    tgt: EncodedLines
 
     def __len__(self) -> int:
         return len(self.src)
@@ -88,13 +88,13 @@ class IdPairs:
         )
 
 
-def flatten(rows: Sequence[Sequence[int]]) -> Side:
+def flatten(rows: Sequence[Sequence[int]]) -> EncodedLines:
     """Puts rows of ids, without marks, one after another."""
     lengths = np.fromiter(map(len, rows), np.int64, len(rows))
     ids = np.fromiter((i for row in rows for i in row), np.int32, int(lengths.sum()))
-    return Side(ids, np.concatenate(([0], np.cumsum(lengths))))
+    return EncodedLines(ids, np.concatenate(([0], np.cumsum(lengths))))
 
 
-def encode_pairs(raw: RawPairs, vocab: Vocabulary) -> IdPairs:
+def encode_pairs(raw: RawPairs, vocab: Vocabulary) -> EncodedPairs:
     """Encodes pairs as they are, dropping none."""
-    return IdPairs(flatten(vocab.encode_src(raw.src)), flatten(vocab.encode_tgt(raw.tgt)))
+    return EncodedPairs(flatten(vocab.encode_src(raw.src)), flatten(vocab.encode_tgt(raw.tgt)))

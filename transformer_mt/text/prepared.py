@@ -29,7 +29,7 @@ from transformer_mt.system.console import Talk
 from transformer_mt.system.files import sync
 from transformer_mt.system.locks import locked
 from transformer_mt.text.corpus import Pair, Source, open_split
-from transformer_mt.text.encoded_pairs import IdPairs, Side, flatten
+from transformer_mt.text.encoded_pairs import EncodedLines, EncodedPairs, flatten
 from transformer_mt.text.vocabulary import UNK_ID, Vocabulary, train_vocabulary
 
 REPORT = "report.json"
@@ -45,7 +45,7 @@ _KEPT = ""
 
 
 @dataclass(frozen=True)
-class Prepared:
+class PreparedCorpus:
     """A prepared corpus, mapped from disk.
 
     Attributes:
@@ -57,7 +57,7 @@ class Prepared:
 
     path: Path
     vocab: Vocabulary
-    pairs: IdPairs
+    pairs: EncodedPairs
     report: dict[str, Any]
 
     @property
@@ -73,7 +73,7 @@ class Prepared:
 
 def prepare(
     config: Config, talk: Talk, vocab: Vocabulary | None = None, scratch: Path | None = None
-) -> Prepared:
+) -> PreparedCorpus:
     """Gives the prepared corpus of a configuration, making it if there is none.
 
     Args:
@@ -133,7 +133,7 @@ def _foreign_vocabulary(config: Config) -> Vocabulary:
     return vocab
 
 
-def _load(path: Path) -> Prepared | None:
+def _load(path: Path) -> PreparedCorpus | None:
     if not (path / REPORT).exists():
         return None
     try:
@@ -142,8 +142,8 @@ def _load(path: Path) -> Prepared | None:
         for side in ("src", "tgt"):
             offsets = np.load(path / f"{side}.offsets.npy", mmap_mode="r")
             ids = np.memmap(path / f"{side}.ids", report["dtype"], "r", shape=(int(offsets[-1]),))
-            sides.append(Side(ids, offsets))
-        return Prepared(path, Vocabulary.load(path), IdPairs(*sides), report)
+            sides.append(EncodedLines(ids, offsets))
+        return PreparedCorpus(path, Vocabulary.load(path), EncodedPairs(*sides), report)
     except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
         raise DataError(f"{path}: damaged ({error}); delete it, and it is made again") from None
 

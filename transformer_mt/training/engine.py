@@ -13,25 +13,25 @@ from transformer_mt.model.transformer import Transformer
 from transformer_mt.system.device import DTYPES, is_out_of_memory, tensor_cores
 from transformer_mt.text.batching import Batch
 from transformer_mt.text.vocabulary import PAD_ID
-from transformer_mt.training.flops import training_operations
+from transformer_mt.training.flops import training_flops
 from transformer_mt.training.loss import projected_loss
 from transformer_mt.training.optimizer import Ema, build_adam, noam_rate
 
 
 @dataclass
-class Window:
+class LogWindow:
     """Sums since the last log line.
 
     Attributes:
-        loss: Nats; `Learner.read_window` brings it up to date.
+        loss: Nats; `Engine.read_window` brings it up to date.
         tokens: Target tokens.
-        operations: Floating-point operations that they needed.
+        flops: Floating-point operations that they needed.
         seconds: Time.
     """
 
     loss: float = 0.0
     tokens: int = 0
-    operations: float = 0.0
+    flops: float = 0.0
     seconds: float = 0.0
 
 
@@ -49,7 +49,7 @@ def compile_hidden(
     return torch.compile(model.hidden, dynamic=True, backend=backend)
 
 
-class Learner:
+class Engine:
     """A model in training, from its seeded start.
 
     Args:
@@ -86,12 +86,12 @@ class Learner:
         if self.ema:
             self.ema = Ema(self.model, self.ema.decay)
 
-    def new_window(self, window: Window | None = None) -> None:
+    def new_window(self, window: LogWindow | None = None) -> None:
         """Begins the sums anew, or where they were."""
-        self.window = replace(window) if window else Window()
+        self.window = replace(window) if window else LogWindow()
         self.loss = torch.full((), self.window.loss, device=self.device)  # there until it is read
 
-    def read_window(self) -> Window:
+    def read_window(self) -> LogWindow:
         """Waits until the device has done all that it was given; gives the sums."""
         began = time.monotonic()
         self.window.loss = float(self.loss)
@@ -99,7 +99,7 @@ class Learner:
         return self.window
 
     @property
-    def rate(self) -> float:
+    def lr(self) -> float:
         """The learning rate of the last step."""
         return float(self.optimizer.param_groups[0]["lr"])
 
@@ -140,7 +140,7 @@ class Learner:
         self._count_bad(finite, total)
         self.loss += torch.where(total.isfinite(), total, 0.0)
         self.window.tokens += tokens
-        self.window.operations += training_operations(
+        self.window.flops += training_flops(
             self.config.model, self.tgt_size, sum(b.src_tokens for b in micro_batches), tokens
         )
         self.window.seconds += time.monotonic() - began

@@ -13,9 +13,7 @@ _SIZES = {"cpu": 1024, "cuda": 8192}
 _TRIES = 5
 
 
-def training_operations(
-    config: ModelConfig, tgt_size: int, src_tokens: int, tgt_tokens: int
-) -> float:
+def training_flops(config: ModelConfig, tgt_size: int, src_tokens: int, tgt_tokens: int) -> float:
     """Counts the floating-point operations that training on some real tokens needs.
 
     These are the multiplications and additions by the model's matrices, forward and twice as many
@@ -36,7 +34,7 @@ def training_operations(
     return 6.0 * (src_tokens * a_source + tgt_tokens * a_target)
 
 
-def measure_peak(device: torch.device, precision: str) -> float:
+def measure_peak_flops(device: torch.device, precision: str) -> float:
     """Measures a large matrix product, in operations a second: the best of some tries.
 
     Args:

@@ -31,9 +31,9 @@ from transformer_mt.text.batching import (
     plan_epoch,
 )
 from transformer_mt.text.corpus import RawPairs, load_split
-from transformer_mt.text.prepared import Prepared, prepare
-from transformer_mt.training.engine import Learner
-from transformer_mt.training.flops import measure_peak
+from transformer_mt.text.prepared import PreparedCorpus, prepare
+from transformer_mt.training.engine import Engine
+from transformer_mt.training.flops import measure_peak_flops
 from transformer_mt.training.trainer import Trainer
 
 _WARM_UP, _TIMED_STEPS = 2, 3
@@ -47,14 +47,14 @@ class Start:
         corpus: Vocabulary and training pairs.
         valid: Raw validation text.
         state: Where the run stands.
-        learner: The model as it was there.
+        engine: The model as it was there.
         resumed: Whether there was a checkpoint.
     """
 
-    corpus: Prepared
+    corpus: PreparedCorpus
     valid: RawPairs
     state: TrainState
-    learner: Learner
+    engine: Engine
     resumed: bool
 
 
@@ -91,7 +91,7 @@ def train(config: Config, run_dir: Path, quiet: bool = False) -> TrainState:
         log = held.enter_context(RunLog(run_dir, start.state.step, config.train.max_steps, quiet))
         _introduce(log, config, start)
         trainer = Trainer(
-            config, run_dir, start.corpus, start.valid, start.state, start.learner, log
+            config, run_dir, start.corpus, start.valid, start.state, start.engine, log
         )
         trainer.run(saved_step=start.state.step if start.resumed else -1)
         return trainer.state
@@ -130,7 +130,7 @@ def _start(config: Config, run_dir: Path, talk: Talk, scratch: Path | None = Non
     corpus = prepare(config, talk, origin.vocab if origin else None, scratch)
     state = TrainState(precision=precision, corpus=corpus.digest)
     sizes = corpus.vocab.src_size, corpus.vocab.tgt_size
-    learner = Learner(config, *sizes, device, precision)
+    engine = Engine(config, *sizes, device, precision)
     if checkpoint:
         if checkpoint.state.corpus != corpus.digest:
             raise CheckpointError(
@@ -138,10 +138,10 @@ def _start(config: Config, run_dir: Path, talk: Talk, scratch: Path | None = Non
                 " another --run directory"
             )
         state = checkpoint.state
-        checkpoint.restore(learner)
+        checkpoint.restore(engine)
     elif origin:
-        learner.begin_from(origin.build_model())
-    return Start(corpus, valid, state, learner, checkpoint is not None)
+        engine.begin_from(origin.build_model())
+    return Start(corpus, valid, state, engine, checkpoint is not None)
 
 
 def _origin(config: Config, talk: Talk) -> Checkpoint | None:
@@ -187,14 +187,14 @@ def _introduce(log: RunLog, config: Config, start: Start) -> None:
     state, report = start.state, start.corpus.report
     log.say(
         f"{report['kept']} training pairs of {report['pairs']} (dropped: {start.corpus.dropped});"
-        f" {start.learner.device.type}, {state.precision}"
+        f" {start.engine.device.type}, {state.precision}"
     )
     if state.step:
         log.say(f"resuming at step {state.step}, epoch {state.epoch}")
 
 
 def _describe(config: Config, start: Start) -> list[str]:
-    parameters = sum(p.numel() for p in start.learner.model.parameters())
+    parameters = sum(p.numel() for p in start.engine.model.parameters())
     vocab, report, lengths = start.corpus.vocab, start.corpus.report, start.corpus.pairs.lengths
     sizes = f"{vocab.src_size} pieces"
     if not vocab.shared:
@@ -225,26 +225,26 @@ def _cut(config: Config, start: Start, step: Indices) -> list[Indices]:
 
 def _try(config: Config, start: Start) -> list[str]:
     """Takes steps as training would, and measures them."""
-    learner, pairs, steps = start.learner, start.corpus.pairs, _plan(config, start)
+    engine, pairs, steps = start.engine, start.corpus.pairs, _plan(config, start)
     limit = config.train.micro_batch_tokens
-    learner.try_memory(pairs.batch(largest_micro_batch(steps, *pairs.lengths, limit)))
+    engine.try_memory(pairs.batch(largest_micro_batch(steps, *pairs.lengths, limit)))
     tried = steps[: _WARM_UP + _TIMED_STEPS]
-    learner.new_window()
+    engine.new_window()
     for number, step in enumerate(tried, 1):
         parts = _cut(config, start, step)
-        learner.train_step(start.state.step + 1, [pairs.batch(part) for part in parts])
+        engine.train_step(start.state.step + 1, [pairs.batch(part) for part in parts])
         if number == min(_WARM_UP, len(tried) - 1):
-            learner.read_window()  # waits for the device
-            learner.new_window()
-    window, count = learner.read_window(), max(1, len(tried) - _WARM_UP)
-    memory = _peak_gigabytes(learner.device)
-    peak = measure_peak(learner.device, learner.precision)
+            engine.read_window()  # waits for the device
+            engine.new_window()
+    window, count = engine.read_window(), max(1, len(tried) - _WARM_UP)
+    memory = _peak_gigabytes(engine.device)
+    peak = measure_peak_flops(engine.device, engine.precision)
     a_step = window.seconds / count
     left, until = _steps_left(config, start.state, len(steps), a_step)
     return [
         f"speed       {window.tokens / window.seconds:,.0f} target tokens/s, {a_step:.3g} s a step,"
-        f" {window.operations / window.seconds / peak:.0%} of peak"
-        f" ({count} steps on {learner.device.type} in {learner.precision})",
+        f" {window.flops / window.seconds / peak:.0%} of peak"
+        f" ({count} steps on {engine.device.type} in {engine.precision})",
         f"memory      {memory:.1f} GB at the peak, largest batch included",
         f"time        {tqdm.format_interval(left * a_step)} for {left} steps, until {until},"
         " validation not counted",

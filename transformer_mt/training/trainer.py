@@ -17,9 +17,9 @@ from transformer_mt.system.console import RunLog
 from transformer_mt.text.batching import Batch, cut_micro_batches, largest_micro_batch, plan_epoch
 from transformer_mt.text.corpus import RawPairs
 from transformer_mt.text.encoded_pairs import encode_pairs
-from transformer_mt.text.prepared import Prepared
-from transformer_mt.training.engine import Learner
-from transformer_mt.training.flops import measure_peak
+from transformer_mt.text.prepared import PreparedCorpus
+from transformer_mt.training.engine import Engine
+from transformer_mt.training.flops import measure_peak_flops
 from transformer_mt.translation.translator import Translator
 
 _SAMPLES = 3
@@ -34,7 +34,7 @@ class Trainer:
         corpus: The run's vocabulary and training pairs.
         valid: Raw validation text.
         state: Where to begin.
-        learner: The model in training, as it was there.
+        engine: The model in training, as it was there.
         log: Where to tell.
     """
 
@@ -42,17 +42,17 @@ class Trainer:
         self,
         config: Config,
         run_dir: Path,
-        corpus: Prepared,
+        corpus: PreparedCorpus,
         valid: RawPairs,
         state: TrainState,
-        learner: Learner,
+        engine: Engine,
         log: RunLog,
     ) -> None:
         self.config, self.run_dir, self.vocab, self.log = config, run_dir, corpus.vocab, log
         self.pairs, self.lengths = corpus.pairs, corpus.pairs.lengths
-        self.valid, self.state, self.learner = valid, state, learner
+        self.valid, self.state, self.engine = valid, state, engine
         self.valid_ids = encode_pairs(valid, corpus.vocab)
-        self.translator = Translator(learner.model, corpus.vocab, config.data.max_length)
+        self.translator = Translator(engine.model, corpus.vocab, config.data.max_length)
         self.signum, self.peak = 0, math.inf
         self.saved_step, self.saved_at = -1, time.monotonic()
 
@@ -87,8 +87,8 @@ class Trainer:
             if not tried:  # memory that does not suffice is found out now, not in hour three
                 tried = True
                 largest = largest_micro_batch(steps, *self.lengths, config.micro_batch_tokens)
-                self.learner.try_memory(self.pairs.batch(largest))
-                self.peak = measure_peak(self.learner.device, self.learner.precision)
+                self.engine.try_memory(self.pairs.batch(largest))
+                self.peak = measure_peak_flops(self.engine.device, self.engine.precision)
             for step in steps[self.state.index :]:
                 parts = cut_micro_batches(step, *self.lengths, config.micro_batch_tokens)
                 self._train_step([self.pairs.batch(part) for part in parts])
@@ -99,7 +99,7 @@ class Trainer:
 
     def _train_step(self, micro_batches: list[Batch]) -> None:
         state = self.state.with_(step=self.state.step + 1, index=self.state.index + 1)
-        self.learner.train_step(state.step, micro_batches)
+        self.engine.train_step(state.step, micro_batches)
         self.state = state
 
     def _after_step(self) -> str | None:
@@ -140,29 +140,29 @@ class Trainer:
         return None
 
     def _log_training(self) -> None:
-        state, learner, window = self.state, self.learner, self.learner.read_window()
-        if (bad := int(learner.bad_in_row)) >= self.config.train.max_bad_steps:
+        state, engine, window = self.state, self.engine, self.engine.read_window()
+        if (bad := int(engine.bad_in_row)) >= self.config.train.max_bad_steps:
             raise TrainingError(
                 f"step {state.step} (number {state.index} of epoch {state.epoch}): {bad} steps in a"
-                f" row had non-finite gradients (rate {learner.rate:.3g}, loss scale"
-                f" {learner.scaler.get_scale():g}); the weights are unharmed: lower optim.lr_scale,"
+                f" row had non-finite gradients (rate {engine.lr:.3g}, loss scale"
+                f" {engine.scaler.get_scale():g}); the weights are unharmed: lower optim.lr_scale,"
                 " or use train.precision = fp32"
             )
-        skipped, norm = int(learner.skipped), float(learner.norm)
+        skipped, norm = int(engine.skipped), float(engine.norm)
         self.state = state.with_(skipped=skipped)
         loss, seconds = window.loss / window.tokens, max(window.seconds, 1e-9)
-        speed, share = window.tokens / seconds, window.operations / seconds / self.peak
+        speed, share = window.tokens / seconds, window.flops / seconds / self.peak
         self._record(
             "train",
             loss=round(loss, 6),
-            rate=learner.rate,
+            lr=engine.lr,
             tokens_per_second=round(speed, 1),
-            peak_share=round(share, 4),
+            mfu=round(share, 4),
             grad_norm=round(norm, 6) if math.isfinite(norm) else None,
             skipped=skipped,
         )
-        self.log.show(state.step, loss, learner.rate, speed, share)
-        learner.new_window()
+        self.log.show(state.step, loss, engine.lr, speed, share)
+        engine.new_window()
 
     def _record(self, kind: str, **figures: float | None) -> None:
         at = {"step": self.state.step, "epoch": self.state.epoch}
@@ -174,11 +174,11 @@ class Trainer:
     def _validate(self) -> None:
         """Scores the weights, and their moving average if there is one; that then counts."""
         state = self.state
-        nats = mean_nll(self.learner.model, self.valid_ids, self.config.train.micro_batch_tokens)
+        nats = mean_nll(self.engine.model, self.valid_ids, self.config.train.micro_batch_tokens)
         found = evaluate(self.translator, self.valid)
         figures = {"bleu": found.bleu.value}
-        if self.learner.ema:
-            with self.learner.ema.in_place():
+        if self.engine.ema:
+            with self.engine.ema.in_place():
                 found = evaluate(self.translator, self.valid)
             figures["ema_bleu"] = found.bleu.value
         value = found.bleu.value
@@ -195,7 +195,7 @@ class Trainer:
             perplexity=round(perplexity(nats), 4),
             **{name: round(figure, 4) for name, figure in figures.items()},
         )
-        average = f", of the moving average {value:.2f}" if self.learner.ema else ""
+        average = f", of the moving average {value:.2f}" if self.engine.ema else ""
         self.log.say(
             f"step {state.step}: validation BLEU {figures['bleu']:.2f}{average},"
             f" perplexity {perplexity(nats):.2f}"
@@ -218,13 +218,13 @@ class Trainer:
             return
         state = self.state.with_(
             seconds=self._seconds(),
-            skipped=int(self.learner.skipped),
-            scaler=self.learner.scaler.state_dict() or None,
-            bad_in_row=int(self.learner.bad_in_row),
-            window=replace(self.learner.read_window()),
+            skipped=int(self.engine.skipped),
+            scaler=self.engine.scaler.state_dict() or None,
+            bad_in_row=int(self.engine.bad_in_row),
+            window=replace(self.engine.read_window()),
         )
         try:
-            save_checkpoint(self.run_dir, self.learner, self.config, self.vocab, state)
+            save_checkpoint(self.run_dir, self.engine, self.config, self.vocab, state)
             prune(self.run_dir, self.config.train.keep_last, state.best_step)
         except OSError as error:
             reason = (

@@ -12,13 +12,13 @@ from transformer_mt.model.ensemble import Ensemble
 from transformer_mt.system.console import Talk
 from transformer_mt.system.device import DTYPES, choose_device, supports
 from transformer_mt.text.corpus import read_lines
-from transformer_mt.translation.translator import GREEDY, Search, Translator
+from transformer_mt.translation.translator import GREEDY, SearchOptions, Translator
 
 
 def load_translator(
     paths: Sequence[Path],
     warn: Callable[[str], None],
-    search: Search = GREEDY,
+    search: SearchOptions = GREEDY,
     device: str = "auto",
     precision: str = "fp32",
     max_length: int | None = None,

@@ -47,7 +47,7 @@ class Translation:
 
 
 @dataclass(frozen=True)
-class Search:
+class SearchOptions:
     """How translations are looked for.
 
     Attributes:
@@ -64,7 +64,7 @@ class Search:
     batch_tokens: int | None = None
 
 
-GREEDY = Search()
+GREEDY = SearchOptions()
 
 
 class Translator:
@@ -91,7 +91,7 @@ class Translator:
         model: Transformer | Ensemble,
         vocab: Vocabulary,
         max_length: int,
-        search: Search = GREEDY,
+        search: SearchOptions = GREEDY,
     ) -> None:
         if not 1 <= search.beam_size <= vocab.tgt_size // 2:
             raise ConfigError(f"beam size {search.beam_size}: choose 1 to {vocab.tgt_size // 2}")
@@ -181,7 +181,7 @@ class Translator:
         return found
 
     def _decode(self, sources: list[list[int]]) -> list[list[Hypothesis]]:
-        device, step = self.model.device, self.model.decode_step
+        device, step = self.model.device, self.model.next_logits
         src = pad([[*ids, EOS_ID] for ids in sources], PAD_ID).to(device)
         max_lengths = torch.tensor([len(ids) + EXTRA_LENGTH for ids in sources], device=device)
         state = self.model.start(src, int(max_lengths.max()))
