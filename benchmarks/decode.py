@@ -128,7 +128,7 @@ def main(
     """Measures every side."""
     torch.set_num_threads(threads)
     lines, references = (path.read_text().split("\n")[:-1] for path in (src, ref))
-    checkpoint, rows = find_checkpoint(run, print), []
+    checkpoint, rows = find_checkpoint(run), []
     sizes = (2048, 4096, 8192, 16384) if device == "cpu" else (8192, 32768, 131072)
     with tempfile.TemporaryDirectory() as folder:
         sides: dict[tuple[str, int], list[tuple[int, Translate]]] = {}

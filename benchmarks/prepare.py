@@ -26,7 +26,6 @@ import typer
 
 from transformer_mt.checkpoints.checkpoint import list_checkpoints, load_checkpoint, save_checkpoint
 from transformer_mt.config import load_config
-from transformer_mt.system.console import Talk
 from transformer_mt.text.batching import cut_micro_batches, padded_size, plan_epoch
 from transformer_mt.text.prepared import prepare
 from transformer_mt.training.engine import Engine
@@ -188,7 +187,7 @@ def main(
 
     config = load_config(CONFIG, [item for item in settings if item != "--set"])
     before = anonymous_memory()
-    prepared = prepare(config, Talk(quiet=True))
+    prepared = prepare(config)
     lengths = prepared.pairs.lengths
     for batch_tokens in (1000, 25_000):
         steps = plan_epoch(*lengths, batch_tokens, 1, 0)

@@ -34,7 +34,6 @@ from peers import JoeyNMT, Step, tutorial
 
 from transformer_mt.config import Config, load_config
 from transformer_mt.errors import DeviceError
-from transformer_mt.system.console import Talk
 from transformer_mt.system.device import choose_device, supports
 from transformer_mt.text.batching import Indices, cut_micro_batches, plan_epoch
 from transformer_mt.text.encoded_pairs import EncodedPairs, Side
@@ -251,7 +250,7 @@ def main(
         if text:
             changes = [f"model.{key}={value}" for key, value in PAPER.items() if size == "base"]
             config = load_config(CONFIGS / "multi30k.toml", [f"data.path={text}", *changes])
-            prepared = prepare(config, Talk())
+            prepared = prepare(config)
             task = Task(config, prepared.pairs, prepared.vocab.tgt_size, device)
             if side:
                 updates = 60 if size == "small" else 18

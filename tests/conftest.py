@@ -1,5 +1,6 @@
 """A corpus to copy, a model that has learned to copy it, and ways to run the program."""
 
+import logging
 import os
 import random
 import subprocess
@@ -10,9 +11,26 @@ import pytest
 import torch
 
 from transformer_mt.config import Config, parse_config
+from transformer_mt.system.console import PACKAGE_LOGGER
 from transformer_mt.training.run import train
 
 ALPHABET = "abcdefghijklmnopqrstuvwxyz"
+
+NASTY = [
+    b"",
+    b"   ",
+    b"\t",
+    "abc\u2028de".encode(),
+    "abc\x85de".encode(),
+    b"ab\x0ccd",
+    b"abc de\r",
+    b"a\x00b",
+    b"ab \xff\xfe cd",
+    b"\xef\xbb\xbfab",
+    "\u200b \U0001f600".encode(),
+    b"x" * 5_000,
+]
+"""Lines that other programs drop, split or stumble over."""
 
 
 def copy_lines(count: int, seed: int) -> list[str]:
@@ -115,6 +133,14 @@ def copy_run(corpus_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
     )
     train(config, run_dir)
     return run_dir
+
+
+@pytest.fixture(autouse=True)
+def _messages():
+    """Removes the handlers that a command has installed in this process."""
+    yield
+    PACKAGE_LOGGER.handlers.clear()
+    PACKAGE_LOGGER.setLevel(logging.NOTSET)
 
 
 @pytest.fixture(autouse=True)

@@ -55,7 +55,7 @@ def test_a_run_resumes(corpus_dir, tmp_path, precision):
 
 def test_translation_is_the_cpus(copy_run):
     """Greedy fp32 on either device gives the same text, near-ties aside."""
-    checkpoint = find_checkpoint(copy_run, print)
+    checkpoint = find_checkpoint(copy_run)
     assert list_checkpoints(copy_run)
     pairs = load_split(checkpoint.config.data, "test")
     texts = []

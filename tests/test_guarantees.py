@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import command, run_program, tiny_config, tiny_values, write_toml
+from conftest import NASTY, command, run_program, tiny_config, tiny_values, write_toml
 from safetensors.torch import load_file
 
 from transformer_mt.checkpoints.checkpoint import (
@@ -29,7 +29,6 @@ from transformer_mt.checkpoints.checkpoint import (
 )
 from transformer_mt.config import Config
 from transformer_mt.errors import CheckpointError, ConfigError, DeviceError, TrainingError
-from transformer_mt.system.console import RunLog, Talk
 from transformer_mt.system.device import choose_precision
 from transformer_mt.text.batching import cut_micro_batches, plan_epoch
 from transformer_mt.text.corpus import load_split
@@ -37,6 +36,7 @@ from transformer_mt.text.prepared import prepare
 from transformer_mt.training import trainer as trainer_module
 from transformer_mt.training.engine import Engine
 from transformer_mt.training.run import train
+from transformer_mt.training.run_log import RunLog
 from transformer_mt.training.trainer import Trainer
 
 
@@ -72,7 +72,7 @@ def build_trainer(tmp_path):
     with ExitStack() as logs:
 
         def build(config: Config) -> Trainer:
-            corpus = prepare(config, Talk())
+            corpus = prepare(config)
             valid = load_split(config.data, config.data.valid)
             log = logs.enter_context(RunLog(tmp_path, 0, config.train.max_steps))
             sizes = corpus.vocab.src_size, corpus.vocab.tgt_size
@@ -143,7 +143,7 @@ def test_promise_1_another_configuration_is_refused_by_name(corpus_dir, tmp_path
     assert longer.step == 8
 
 
-def test_promise_2_damage_is_named_and_the_checkpoint_before_is_used(corpus_dir, tmp_path):
+def test_promise_2_damage_is_named_and_the_checkpoint_before_is_used(corpus_dir, tmp_path, caplog):
     """Any flipped, cut or missing file counts. Sabotage: verify sizes instead of digests."""
     run_dir = tmp_path / "run"
     train(tiny_config(corpus_dir, train__max_steps=10), run_dir)
@@ -156,11 +156,11 @@ def test_promise_2_damage_is_named_and_the_checkpoint_before_is_used(corpus_dir,
             path.unlink() if damaged is None else path.write_bytes(damaged)
             with pytest.raises(CheckpointError, match=re.escape(path.name)):
                 load_checkpoint(newest)
-            warnings: list[str] = []
-            assert load_newest(run_dir, warnings.append).path == older
-            assert path.name in warnings[0]
+            caplog.clear()
+            assert load_newest(run_dir).path == older
+            assert path.name in caplog.messages[0]
             path.write_bytes(content)
-    assert load_newest(run_dir, warnings.append).path == newest
+    assert load_newest(run_dir).path == newest
 
 
 def test_promise_2_a_save_that_is_cut_short_leaves_no_checkpoint(corpus_dir, tmp_path, monkeypatch):
@@ -189,7 +189,7 @@ def test_promise_2_a_checkpoint_stands_alone_and_holds_no_pickle(corpus_dir, tmp
     run_dir = tmp_path / "run"
     train(tiny_config(corpus_dir, train__max_steps=20, train__keep_last=3), run_dir)
     kept = list_checkpoints(run_dir)
-    best = find_checkpoint(run_dir, print).state.best_step
+    best = find_checkpoint(run_dir).state.best_step
     assert {p.name for p in kept} == {f"step-{s:08d}" for s in {20, 15, 10, best}}
     assert [(path / TRAINING).exists() for path in kept] == [True, True] + [False] * (len(kept) - 2)
     assert {p.suffix for path in kept for p in path.iterdir()} <= {
@@ -201,24 +201,8 @@ def test_promise_2_a_checkpoint_stands_alone_and_holds_no_pickle(corpus_dir, tmp
     assert sum(name.endswith("embedding") for name in tensors) == 1
     copied = shutil.copytree(kept[-1], tmp_path / "elsewhere")
     shutil.rmtree(run_dir)
-    find_checkpoint(copied, print).build_model()
+    find_checkpoint(copied).build_model()
     assert (copied / MANIFEST).exists()
-
-
-NASTY = [
-    b"",
-    b"   ",
-    b"\t",
-    "abc\u2028de".encode(),
-    "abc\x85de".encode(),
-    b"ab\x0ccd",
-    b"abc de\r",
-    b"a\x00b",
-    b"ab \xff\xfe cd",
-    b"\xef\xbb\xbfab",
-    "\u200b \U0001f600".encode(),
-    b"x" * 5_000,
-]
 
 
 def test_promise_3_as_many_lines_out_as_in(copy_run):
@@ -226,7 +210,7 @@ def test_promise_3_as_many_lines_out_as_in(copy_run):
 
     Sabotage: `text.splitlines()`; skipping empty lines; not restoring the order.
     """
-    held_out = (find_checkpoint(copy_run, print).config.data.path, "test.de")
+    held_out = (find_checkpoint(copy_run).config.data.path, "test.de")
     plain = Path(*held_out).read_bytes().splitlines()
     lines = [line for pair in zip(plain, NASTY * 5, strict=False) for line in pair]
     ten_thousand_words = b" ".join(plain * 60)
@@ -258,7 +242,7 @@ def test_promise_4_one_bleu(copy_run, tmp_path):
 
     Sabotage: score against references decoded from ids; filter the validation set.
     """
-    checkpoint = find_checkpoint(copy_run, print)
+    checkpoint = find_checkpoint(copy_run)
     folder = Path(checkpoint.config.data.path)
     logged = [r["bleu"] for r in metrics(copy_run, "valid") if r["step"] == checkpoint.state.step]
     done = run_program("evaluate", copy_run, "--split", "validation", "--json")
@@ -317,11 +301,11 @@ def test_promise_6_an_interrupted_run_saves_and_says_so(corpus_dir, tmp_path, si
     process = start_and_wait(command("train", config, "--run", run_dir), run_dir, 3)
     process.send_signal(signum)
     assert process.wait(timeout=30) == code
-    assert load_newest(run_dir, print).state.step == metrics(run_dir, "train")[-1]["step"]
+    assert load_newest(run_dir).state.step == metrics(run_dir, "train")[-1]["step"]
 
 
 def test_promise_6_a_save_that_fails_in_the_middle_only_warns(
-    corpus_dir, tmp_path, monkeypatch, capsys
+    corpus_dir, tmp_path, monkeypatch, caplog
 ):
     """A final one is an error. Sabotage: let the OSError end the run."""
     real, failed = trainer_module.save_checkpoint, []
@@ -337,7 +321,7 @@ def test_promise_6_a_save_that_fails_in_the_middle_only_warns(
     assert failed[0] == 5 and [p.name for p in list_checkpoints(tmp_path / "run")] == [
         "step-00000015"
     ]
-    assert "No space left on device; training goes on" in capsys.readouterr().err
+    assert "No space left on device; training goes on" in caplog.text
     with pytest.raises(CheckpointError, match="No space left"):
         train(tiny_config(corpus_dir, train__max_steps=10), tmp_path / "other")
 

@@ -1,6 +1,7 @@
 """The command line: parse, call, print, exit code. No logic."""
 
 import json
+import logging
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -16,6 +17,8 @@ from transformer_mt.errors import ConfigError, DataError, Interrupted, Transform
 if TYPE_CHECKING:
     from transformer_mt.checkpoints.checkpoint import Checkpoint
     from transformer_mt.translation.translator import Translator
+
+logger = logging.getLogger(__name__)
 
 app = typer.Typer(pretty_exceptions_enable=False, rich_markup_mode=None)
 
@@ -128,13 +131,16 @@ def train(
     from transformer_mt.config import load_config
 
     settings = load_config(config, set_ or ())
+    from transformer_mt.system.console import show_messages
     from transformer_mt.training import run as runs
+
+    show_messages(quiet)
 
     run_dir = run or Path("checkpoints") / config.stem
     if dry_run:
         print(runs.dry_run(settings, run_dir))
     else:
-        runs.train(settings, run_dir, quiet)
+        runs.train(settings, run_dir)
 
 
 @app.command()
@@ -151,10 +157,11 @@ def prepare(
     from transformer_mt.config import load_config
 
     settings = load_config(config, set_ or ())
-    from transformer_mt.system.console import Talk
+    from transformer_mt.system.console import show_messages
     from transformer_mt.text.prepared import prepare as prepare_corpus
 
-    print(prepare_corpus(settings, Talk(quiet)).path)
+    show_messages(quiet)
+    print(prepare_corpus(settings).path)
 
 
 @app.command()
@@ -192,26 +199,25 @@ def translate(
         raise DataError(f"{input_}: no such file")
     if n_best > beam_size:
         raise ConfigError(f"--n-best {n_best} needs --beam-size {n_best} or more")
-    from transformer_mt.system.console import Talk
+    from transformer_mt.system.console import progress_bar, show_messages, shows_bars
     from transformer_mt.system.streams import LineReader, count_lines, write_lines
     from transformer_mt.translation.loading import load_translator
     from transformer_mt.translation.translator import CHUNK_LINES, SearchOptions
 
-    talk, search = Talk(quiet), SearchOptions(beam_size, length_penalty, scores, batch_tokens)
-    checkpoints, translator = load_translator(
-        paths, talk.warn, search, device, precision, max_length, raw
-    )
-    talk.say(f"translating with {' and '.join(str(some.path) for some in checkpoints)}")
+    show_messages(quiet)
+    search = SearchOptions(beam_size, length_penalty, scores, batch_tokens)
+    checkpoints, translator = load_translator(paths, search, device, precision, max_length, raw)
+    logger.info(f"translating with {' and '.join(str(some.path) for some in checkpoints)}")
     if input_ is None and sys.stdin.isatty():
         _prompt(translator, checkpoints[0].config.data.src_lang)
         return
     began = time.monotonic()
     hidden = output is None and sys.stdout.isatty()  # the bar would run into the lines
-    counts = talk.shows_bars and not hidden
+    counts = shows_bars() and not hidden
     total = count_lines(input_) if input_ and input_.is_file() and counts else None
     with (
         input_.open("rb") if input_ else sys.stdin.buffer as source,
-        talk.bar("translating", "lines", total, hidden=hidden) as bar,
+        progress_bar("translating", "lines", total, hidden=hidden) as bar,
     ):
         reader = LineReader(source)
 
@@ -222,11 +228,11 @@ def translate(
 
         count = write_lines(translated(), output) // n_best
     seconds = time.monotonic() - began
-    talk.say(f"{count} lines in {seconds:.1f} s, {count / max(seconds, 1e-9):,.0f} a second")
+    logger.info(f"{count} lines in {seconds:.1f} s, {count / max(seconds, 1e-9):,.0f} a second")
     if translator.lines_split:
-        talk.say(f"{translator.lines_split} over-long lines translated in parts")
+        logger.info(f"{translator.lines_split} over-long lines translated in parts")
     if reader.replaced:
-        talk.warn(f"{reader.replaced} lines were not UTF-8; what was not became U+FFFD")
+        logger.warning(f"{reader.replaced} lines were not UTF-8; what was not became U+FFFD")
 
 
 @app.command()
@@ -290,24 +296,25 @@ def evaluate(
     from transformer_mt.config import DataConfig
     from transformer_mt.evaluation.comparison import compare, show
     from transformer_mt.evaluation.scoring import score_all
-    from transformer_mt.system.console import Talk
+    from transformer_mt.system.console import show_messages
     from transformer_mt.system.streams import write_lines
     from transformer_mt.text.test_sets import load_test_set
     from transformer_mt.translation.loading import load_translator, obtain
     from transformer_mt.translation.translator import SearchOptions
 
-    talk, search = Talk(quiet), SearchOptions(beam_size, length_penalty, False, batch_tokens)
+    show_messages(quiet)
+    search = SearchOptions(beam_size, length_penalty, False, batch_tokens)
     how = search, device, precision, max_length, raw
 
     def load(some: Sequence[Path]) -> "tuple[list[Checkpoint], Translator]":
-        return load_translator(some, talk.warn, *how)
+        return load_translator(some, *how)
 
-    data = find_checkpoint(paths[0], talk.warn).config.data if paths else DataConfig(path="none")
+    data = find_checkpoint(paths[0]).config.data if paths else DataConfig(path="none")
     pairs = load_test_set(data, split, src, ref, test_set)
-    ours = obtain([hypotheses] if hypotheses else paths or [], pairs.src, load, talk)
+    ours = obtain([hypotheses] if hypotheses else paths or [], pairs.src, load)
     if save:  # before anything else can fail
         write_lines([ours.lines], save)
-    theirs = obtain([baseline], pairs.src, load, talk) if baseline else None
+    theirs = obtain([baseline], pairs.src, load) if baseline else None
     scores = score_all(ours.lines, pairs.tgt, ter)
     found = compare(pairs, ours.lines, theirs.lines, ter) if theirs else None
     if json_:
@@ -328,7 +335,7 @@ def evaluate(
     if theirs and found:
         print(f"\nagainst {theirs.name}\n")
         print(show(found, pairs, ours.lines, theirs.lines, 3 if samples is None else samples))
-    talk.say(f"{len(pairs)} sentences in {ours.seconds:.1f} s with {ours.name}")
+    logger.info(f"{len(pairs)} sentences in {ours.seconds:.1f} s with {ours.name}")
 
 
 @app.command()
@@ -370,10 +377,11 @@ def export(
     transformer-mt export checkpoints/wmt16-base -o wmt16-ct2 --quantization int8
     """
     from transformer_mt.checkpoints.checkpoint import find_checkpoint
-    from transformer_mt.system.console import Talk
+    from transformer_mt.system.console import show_messages
     from transformer_mt.translation.export import export as export_checkpoint
 
-    print(export_checkpoint(find_checkpoint(path, Talk().warn), output, quantization, raw))
+    show_messages()
+    print(export_checkpoint(find_checkpoint(path), output, quantization, raw))
 
 
 def _prompt(translator: "Translator", language: str) -> None:

@@ -13,12 +13,9 @@ import pytest
 from conftest import command, tiny_config, tiny_values, write_copy_corpus, write_toml
 
 from transformer_mt.errors import DataError
-from transformer_mt.system.console import Talk
 from transformer_mt.text import prepared as module
 from transformer_mt.text.corpus import load_text
 from transformer_mt.text.prepared import PreparedCorpus, prepare
-
-QUIET = Talk(quiet=True)
 
 
 @pytest.fixture
@@ -41,7 +38,7 @@ def texts(prepared: PreparedCorpus) -> list[str]:
 
 def test_all_pairs_come_back(folder):
     """Ids are mapped from disk in a narrow type, and spell the text."""
-    found = prepare(tiny_config(folder), QUIET)
+    found = prepare(tiny_config(folder))
     assert found.report["kept"] == found.report["pairs"] == len(found.pairs) == 300
     assert texts(found) == load_text(folder / "train.de", folder / "train.en").tgt
     assert isinstance(found.pairs.src.ids, np.memmap) and found.pairs.src.ids.dtype == np.uint16
@@ -73,7 +70,7 @@ def test_each_reason_is_counted(folder):
         data__max_length_ratio=4.0,
         vocab__size=300,
     )
-    dropped = prepare(config, QUIET).report["dropped"]
+    dropped = prepare(config).report["dropped"]
     assert dropped == {
         "empty": 1,
         "duplicate": 2,
@@ -82,7 +79,7 @@ def test_each_reason_is_counted(folder):
         "length ratio over 4": 1,
         "over 60 pieces": 1,
     }
-    identical = prepare(tiny_config(folder, data__drop_identical=True, vocab__size=300), QUIET)
+    identical = prepare(tiny_config(folder, data__drop_identical=True, vocab__size=300))
     assert identical.report["dropped"]["identical sides"] == 300 + 3
     assert texts(identical)[:2] == ["once", "once"]
 
@@ -97,15 +94,15 @@ def test_nothing_left_is_an_error_with_the_counts(folder):
         ({"data__max_length": 1}, "300 over 1 pieces"),
     ):
         with pytest.raises(DataError, match=rf"left of 300 \({counts}\)"):
-            prepare(tiny_config(folder, data__train="train", **changes), QUIET)
+            prepare(tiny_config(folder, data__train="train", **changes))
     assert made(folder) == []
 
 
 def test_it_is_made_once(folder, monkeypatch):
     """What shapes it not at all does not matter; the second time nothing is read."""
-    first = prepare(tiny_config(folder), QUIET)
+    first = prepare(tiny_config(folder))
     monkeypatch.setattr(module, "_make", None)
-    again = prepare(tiny_config(folder, model__d_ff=64, train__seed=5), QUIET)
+    again = prepare(tiny_config(folder, model__d_ff=64, train__seed=5))
     assert again.path == first.path and made(folder) == [first.path.name]
 
 
@@ -122,8 +119,8 @@ def test_it_is_made_once(folder, monkeypatch):
 )
 def test_whatever_shapes_it_makes_another(folder, changes):
     """A changed configuration never gets the ids of the old one."""
-    first = prepare(tiny_config(folder), QUIET)
-    assert prepare(tiny_config(folder, **changes), QUIET).path != first.path
+    first = prepare(tiny_config(folder))
+    assert prepare(tiny_config(folder, **changes)).path != first.path
     assert len(made(folder)) == 2
 
 
@@ -132,32 +129,32 @@ def test_changed_text_makes_another(folder):
 
     Sabotage: name the text by its files' sizes and times.
     """
-    first = prepare(tiny_config(folder), QUIET)
+    first = prepare(tiny_config(folder))
     path = folder / "train.en"
     times, raw = path.stat(), path.read_bytes()
     path.write_bytes((b"z" if raw[:1] != b"z" else b"y") + raw[1:])
     os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
-    second = prepare(tiny_config(folder), QUIET)
+    second = prepare(tiny_config(folder))
     assert second.path != first.path and second.digest != first.digest
 
 
 def test_a_run_keeps_its_own_vocabulary(folder):
     """Given one, it is used; if it is the learned one, nothing is made again."""
-    first = prepare(tiny_config(folder), QUIET)
-    assert prepare(tiny_config(folder), QUIET, first.vocab).path == first.path
-    other = prepare(tiny_config(folder, vocab__size=289), QUIET)
-    mixed = prepare(tiny_config(folder), QUIET, other.vocab)
+    first = prepare(tiny_config(folder))
+    assert prepare(tiny_config(folder), first.vocab).path == first.path
+    other = prepare(tiny_config(folder, vocab__size=289))
+    mixed = prepare(tiny_config(folder), other.vocab)
     assert mixed.vocab.src_model == other.vocab.src_model
     assert mixed.digest == other.digest and mixed.path not in (first.path, other.path)
-    assert prepare(tiny_config(folder), QUIET, other.vocab).path == mixed.path
+    assert prepare(tiny_config(folder), other.vocab).path == mixed.path
 
 
 def test_another_place_for_the_moment(folder, tmp_path):
     """A dry run leaves nothing, and uses what is there."""
-    scratch = prepare(tiny_config(folder), QUIET, scratch=tmp_path / "scratch")
+    scratch = prepare(tiny_config(folder), scratch=tmp_path / "scratch")
     assert made(folder) == [] and scratch.path.parent == tmp_path / "scratch"
-    first = prepare(tiny_config(folder), QUIET)
-    assert prepare(tiny_config(folder), QUIET, scratch=tmp_path / "scratch").path == first.path
+    first = prepare(tiny_config(folder))
+    assert prepare(tiny_config(folder), scratch=tmp_path / "scratch").path == first.path
 
 
 def test_two_at_once_make_one(folder):
@@ -233,7 +230,7 @@ def test_killed_at_any_moment_it_is_made_whole_the_next_time(tmp_path):
 def test_a_damaged_one_is_named(corpus_dir, tmp_path, name):
     """In one line that says what to do; it is never half used."""
     config = tiny_config(corpus_dir, data__prepared_dir=str(tmp_path / "prepared"))
-    path = prepare(config, Talk(quiet=True)).path
+    path = prepare(config).path
     (path / name).write_bytes((path / name).read_bytes()[:7])
     with pytest.raises(DataError, match=path.name):
-        prepare(config, Talk(quiet=True))
+        prepare(config)

@@ -10,7 +10,6 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformer_mt.checkpoints.checkpoint import find_checkpoint
 from transformer_mt.config import ModelConfig
 from transformer_mt.model import cpu_kernels as linear
-from transformer_mt.system.console import Talk
 from transformer_mt.text.prepared import prepare
 from transformer_mt.training import trainer
 from transformer_mt.training.engine import Engine
@@ -29,7 +28,7 @@ def test_operations_are_those_pytorch_counts(corpus_dir, monkeypatch, layers):
     monkeypatch.setattr(linear, "_ONEDNN", False)  # the counter does not know oneDNN's product
     encoder, decoder = layers
     config = tiny_config(corpus_dir, model__encoder_layers=encoder, model__decoder_layers=decoder)
-    prepared = prepare(config, Talk(quiet=True))
+    prepared = prepare(config)
     src, tgt = prepared.pairs.lengths
     alike = ((src == src[0]) & (tgt == tgt[0])).nonzero()[0]
     batch = prepared.pairs.batch(alike)
@@ -56,10 +55,10 @@ def test_training_tells_it(corpus_dir, tmp_path, monkeypatch):
     """In the metrics, as operations a second over the peak, and in a dry run."""
     monkeypatch.setattr(trainer, "measure_peak_flops", lambda device, precision: 1e12)
     config = tiny_config(corpus_dir, train__max_steps=10, train__log_every=5)
-    train(config, tmp_path / "run", quiet=True)
+    train(config, tmp_path / "run")
     lines = map(json.loads, (tmp_path / "run" / "metrics.jsonl").read_text().splitlines())
     told = [line for line in lines if line["kind"] == "train"]
-    size = find_checkpoint(tmp_path / "run", print).vocab.tgt_size
+    size = find_checkpoint(tmp_path / "run").vocab.tgt_size
     for line in told:  # the corpus is copied: as many source as target tokens
         a_second = training_flops(config.model, size, 1, 1) * line["tokens_per_second"]
         assert line["mfu"] == pytest.approx(a_second / 1e12, rel=0.02, abs=1e-4)

@@ -10,7 +10,6 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from transformer_mt.errors import DeviceError
 from transformer_mt.model import attention, dropout
 from transformer_mt.model import cpu_kernels as linear
-from transformer_mt.system.console import Talk
 from transformer_mt.system.device import supports
 from transformer_mt.text.batching import cut_micro_batches, plan_epoch
 from transformer_mt.text.prepared import PreparedCorpus, prepare
@@ -23,7 +22,7 @@ STEPS = 200
 
 @pytest.fixture(scope="module")
 def prepared(corpus_dir) -> PreparedCorpus:
-    return prepare(tiny_config(corpus_dir), Talk(quiet=True))
+    return prepare(tiny_config(corpus_dir))
 
 
 def losses(corpus_dir, prepared: PreparedCorpus, precision: str) -> list[float]:

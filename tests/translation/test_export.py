@@ -35,8 +35,8 @@ def translate(folder) -> list[str]:
 
 def test_it_translates_as_ours_does(copy_run, tmp_path):
     """Every one of 150 lines in fp32; nearly every one in int8."""
-    expected = list(load_translator([copy_run], pytest.fail)[1].translate(LINES))
-    checkpoint = find_checkpoint(copy_run, pytest.fail)
+    expected = list(load_translator([copy_run])[1].translate(LINES))
+    checkpoint = find_checkpoint(copy_run)
     assert translate(export(checkpoint, tmp_path / "fp32", "float32")) == expected
     eight = translate(export(checkpoint, tmp_path / "int8", "int8"))
     assert sum(map(str.__eq__, eight, expected)) > 0.95 * len(LINES)
@@ -63,9 +63,9 @@ def test_every_model_it_can_express(corpus_dir, tmp_path, norm, tied):
         valid__every=1000,
     )
     train(config, tmp_path / "run")
-    expected = list(load_translator([tmp_path / "run"], pytest.fail)[1].translate(LINES))
+    expected = list(load_translator([tmp_path / "run"])[1].translate(LINES))
     assert len(set(expected)) > 1
-    checkpoint = find_checkpoint(tmp_path / "run", pytest.fail)
+    checkpoint = find_checkpoint(tmp_path / "run")
     folder = export(checkpoint, tmp_path / "exported", "float32")
     assert translate(folder) == expected
 
@@ -74,13 +74,13 @@ def test_what_it_refuses(corpus_dir, copy_run, tmp_path, monkeypatch):
     """By name, leaving nothing behind."""
     config = tiny_config(corpus_dir, model__norm="sublayer", train__max_steps=1)
     train(config, tmp_path / "run")
-    checkpoint = find_checkpoint(tmp_path / "run", pytest.fail)
+    checkpoint = find_checkpoint(tmp_path / "run")
     with pytest.raises(ConfigError, match=r"model\.norm = sublayer"):
         export(checkpoint, tmp_path / "out", "int8")
     with pytest.raises(ConfigError, match="--quantization int4: write float32"):
         export(checkpoint, tmp_path / "out", "int4")
     with pytest.raises(ConfigError, match="run: exists already"):
-        export(find_checkpoint(copy_run, pytest.fail), tmp_path / "run", "int8")
+        export(find_checkpoint(copy_run), tmp_path / "run", "int8")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"pip install 'transformer-mt\[ctranslate2\]'"):
         export(checkpoint, tmp_path / "out", "int8")

@@ -6,8 +6,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from conftest import command, run_program, tiny_config
-from test_promises import NASTY
+from conftest import NASTY, command, run_program, tiny_config
 
 from transformer_mt.training.run import train
 

@@ -29,8 +29,8 @@ LINES = ["", *copy_lines(40, 9), " ", "a", *copy_lines(20, 10)]
 def other_run(copy_run, tmp_path_factory) -> Path:
     """Gives a run of another size with the same vocabulary."""
     folder = tmp_path_factory.mktemp("other")
-    config = find_checkpoint(copy_run, print).config
-    vocab = find_checkpoint(copy_run, print).path / "vocab.model"
+    config = find_checkpoint(copy_run).config
+    vocab = find_checkpoint(copy_run).path / "vocab.model"
     values = {"data__max_length": 20, "model__d_model": 32, "train__max_steps": 5}
     other = tiny_config(Path(config.data.path), **values)
     other = other.model_copy(update={"vocab": other.vocab.model_copy(update={"path": str(vocab)})})
@@ -45,7 +45,7 @@ def translator(copy_run) -> Translator:
 
 
 def load(*paths: Path, **options: object) -> Translator:
-    return load_translator(paths, pytest.fail, **options)[1]
+    return load_translator(paths, **options)[1]
 
 
 @pytest.mark.parametrize("batch_tokens", [1, 40, 100_000])
@@ -66,7 +66,7 @@ def test_batches_change_nothing(copy_run, batch_tokens, beam_size):
 @pytest.mark.parametrize("rows", [1, 2, 7])
 def test_logits_do_not_depend_on_the_batch(copy_run, rows):
     """Within 1e-5 in fp32, packed or not."""
-    model = find_checkpoint(copy_run, print).build_model()
+    model = find_checkpoint(copy_run).build_model()
     src = torch.randint(4, model.matrix.size(0), (7, 11))
     ids = torch.full((7,), BOS_ID)
     whole = model.next_logits(ids, model.start(src, 3))
@@ -92,8 +92,8 @@ def test_lines_are_counted_as_they_are_done(copy_run):
 def test_an_ensemble_of_one_or_of_the_same_is_itself(copy_run):
     """To the last letter, and the scores too."""
     alone = load(copy_run, search=SearchOptions(2)).translate_chunk(LINES)
-    model = find_checkpoint(copy_run, print).build_model()
-    vocab = find_checkpoint(copy_run, print).vocab
+    model = find_checkpoint(copy_run).build_model()
+    vocab = find_checkpoint(copy_run).vocab
     one = Translator(Ensemble([model]).eval(), vocab, 24, SearchOptions(2)).translate_chunk(LINES)
     twice = load(copy_run, copy_run, search=SearchOptions(2)).translate_chunk(LINES)
     for mine, its, theirs in zip(alone, one, twice, strict=True):
@@ -105,7 +105,7 @@ def test_an_ensemble_of_one_or_of_the_same_is_itself(copy_run):
 @torch.no_grad()
 def test_an_ensemble_is_the_mean_probability(copy_run, other_run):
     """Of models of different sizes, position by position, rows selected between."""
-    models = [find_checkpoint(path, print).build_model() for path in (copy_run, other_run)]
+    models = [find_checkpoint(path).build_model() for path in (copy_run, other_run)]
     ensemble = Ensemble(models).eval()
     src = torch.randint(4, models[0].matrix.size(0), (3, 6))
     ids, rows = torch.full((3,), BOS_ID), torch.tensor([2, 0])

@@ -13,9 +13,10 @@ Nothing in it is ever unpickled, and nothing half-written is ever loaded.
 """
 
 import errno
+import logging
 import re
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
@@ -41,6 +42,8 @@ from transformer_mt.system.files import (
 )
 from transformer_mt.text.vocabulary import PAD_ID, SHARED, Vocabulary
 from transformer_mt.training.engine import Engine, LogWindow
+
+logger = logging.getLogger(__name__)
 
 MODEL, EMA, TRAINING = "model.safetensors", "ema.safetensors", "training.safetensors"
 STATE, CONFIG = "state.json", "config.json"
@@ -295,7 +298,7 @@ def _parse_state(values: Any, path: Path) -> TrainState:
     return state
 
 
-def load_newest(run_dir: Path, warn: Callable[[str], None]) -> Checkpoint | None:
+def load_newest(run_dir: Path) -> Checkpoint | None:
     """Reads the newest undamaged checkpoint of a run, warning about each damaged one.
 
     Returns:
@@ -309,13 +312,13 @@ def load_newest(run_dir: Path, warn: Callable[[str], None]) -> Checkpoint | None
         try:
             return load_checkpoint(path)
         except CheckpointError as error:
-            warn(f"{error}; trying the checkpoint before it")
+            logger.warning("%s; trying the checkpoint before it", error)
     if paths:
         raise CheckpointError(f"{run_dir}: none of its {len(paths)} checkpoints is undamaged")
     return None
 
 
-def find_checkpoint(path: Path, warn: Callable[[str], None]) -> Checkpoint:
+def find_checkpoint(path: Path) -> Checkpoint:
     """Reads a checkpoint directory, or a run's best checkpoint, or else its newest.
 
     Raises:
@@ -323,7 +326,7 @@ def find_checkpoint(path: Path, warn: Callable[[str], None]) -> Checkpoint:
     """
     if (path / MANIFEST).exists():
         return load_checkpoint(path)
-    newest = load_newest(path, warn)
+    newest = load_newest(path)
     if newest is None:
         what = "no checkpoint in it" if path.is_dir() else "no such run or checkpoint"
         raise CheckpointError(f"{path}: {what}")
@@ -333,7 +336,7 @@ def find_checkpoint(path: Path, warn: Callable[[str], None]) -> Checkpoint:
     try:
         return load_checkpoint(best)
     except CheckpointError as error:
-        warn(f"{error}; using the newest instead of the best")
+        logger.warning("%s; using the newest instead of the best", error)
         return newest
 
 

@@ -11,6 +11,7 @@ It appears at one stroke, whole. Who finds another process at it waits for that 
 
 import hashlib
 import json
+import logging
 import re
 import shutil
 import time
@@ -25,12 +26,14 @@ import numpy as np
 
 from transformer_mt.config import Config, DataConfig
 from transformer_mt.errors import ConfigError, DataError
-from transformer_mt.system.console import Talk
+from transformer_mt.system.console import progress_bar
 from transformer_mt.system.files import sync
 from transformer_mt.system.locks import locked
 from transformer_mt.text.corpus import Pair, Source, open_split
 from transformer_mt.text.encoded_pairs import EncodedLines, EncodedPairs, flatten
 from transformer_mt.text.vocabulary import UNK_ID, Vocabulary, train_vocabulary
+
+logger = logging.getLogger(__name__)
 
 REPORT = "report.json"
 FORMAT = 1
@@ -72,13 +75,12 @@ class PreparedCorpus:
 
 
 def prepare(
-    config: Config, talk: Talk, vocab: Vocabulary | None = None, scratch: Path | None = None
+    config: Config, vocab: Vocabulary | None = None, scratch: Path | None = None
 ) -> PreparedCorpus:
     """Gives the prepared corpus of a configuration, making it if there is none.
 
     Args:
         config: What shapes it: the corpus, its limits and the vocabulary.
-        talk: Where to tell what is done.
         vocab: The vocabulary of a run that exists; None learns or loads the configured one.
         scratch: Where to make it, if there is none, instead of in `data.prepared_dir`.
 
@@ -97,13 +99,16 @@ def prepare(
     name = _fingerprint(config, text, vocab)
     folder = folder if (folder / name).exists() else scratch or folder
     folder.mkdir(parents=True, exist_ok=True)
-    busy = "process {} prepares the same corpus; waiting for it"
-    with locked(folder / f".{name}.lock", lambda holder: talk.say(busy.format(holder))):
+    with locked(folder / f".{name}.lock", _log_waiting):
         if not (folder / name).exists():
-            _make(config, source, vocab, folder / name, talk)
+            _make(config, source, vocab, folder / name)
     found = _load(folder / name)
     assert found
     return found
+
+
+def _log_waiting(holder: str) -> None:
+    logger.info("process %s prepares the same corpus; waiting for it", holder)
 
 
 def describe_dropped(dropped: dict[str, int]) -> str:
@@ -148,25 +153,23 @@ def _load(path: Path) -> PreparedCorpus | None:
         raise DataError(f"{path}: damaged ({error}); delete it, and it is made again") from None
 
 
-def _make(
-    config: Config, source: Source, vocab: Vocabulary | None, final: Path, talk: Talk
-) -> None:
+def _make(config: Config, source: Source, vocab: Vocabulary | None, final: Path) -> None:
     """Reads the corpus twice: to clean and count words, then to encode what is kept."""
     partial = final.with_name(f".{final.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)  # of a process that was killed
     partial.mkdir()
     try:
         began = time.monotonic()
-        cleaned = _clean(config, source, vocab is None, talk)
+        cleaned = _clean(config, source, vocab is None)
         read = time.monotonic()
         if vocab is None:
             distinct = sum(map(len, cleaned.counts))
-            talk.say(f"learning {config.vocab.size} pieces from {distinct} distinct words")
+            logger.info("learning %d pieces from %d distinct words", config.vocab.size, distinct)
             vocab = train_vocabulary(cleaned.counts, config.vocab)
             cleaned.counts.clear()  # they may fill a gigabyte
         vocab.save(partial)
         learned = time.monotonic()
-        report = _encode(config.data, source, cleaned, vocab, partial, talk)
+        report = _encode(config.data, source, cleaned, vocab, partial)
         seconds = {
             "reading": read - began,
             "vocabulary": learned - read,
@@ -179,7 +182,7 @@ def _make(
         partial.rename(final)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-    _summarise(report, talk)
+    _log_summary(report)
 
 
 @dataclass
@@ -205,11 +208,11 @@ class Cleaned:
         return counts
 
 
-def _clean(config: Config, source: Source, learn: bool, talk: Talk) -> Cleaned:
+def _clean(config: Config, source: Source, learn: bool) -> Cleaned:
     """Reads the corpus once; counts words if a vocabulary is to be learned from them."""
     counts = [Counter[str]() for _ in range(1 if config.vocab.shared else 2)]
     cleaned, seen = Cleaned(bytearray(), [_KEPT], counts), set[bytes]()
-    for pair in talk.bar("reading", "pairs", items=source.read()):
+    for pair in progress_bar("reading", "pairs", items=source.read()):
         why = _text_reason(config.data, pair, seen)
         if why not in cleaned.names:
             cleaned.names.append(why)
@@ -266,14 +269,13 @@ def _encode(
     cleaned: Cleaned,
     vocab: Vocabulary,
     folder: Path,
-    talk: Talk,
 ) -> dict[str, Any]:
     """Reads the corpus again and writes ids and offsets of what is kept; gives the report."""
     dropped, sides = (
         cleaned.dropped(),
         [_Writer(folder, "src", vocab), _Writer(folder, "tgt", vocab)],
     )
-    pairs = talk.bar("encoding", "pairs", len(cleaned.reasons), source.read())
+    pairs = progress_bar("encoding", "pairs", len(cleaned.reasons), source.read())
     text = (pair for pair, why in zip(pairs, cleaned.reasons, strict=True) if not why)
     while chunk := list(islice(text, _CHUNK)):
         src, tgt = zip(*chunk, strict=True)
@@ -338,13 +340,13 @@ def _refuse(config: DataConfig, pairs: int, dropped: Counter[str]) -> None:
     )
 
 
-def _summarise(report: dict[str, Any], talk: Talk) -> None:
+def _log_summary(report: dict[str, Any]) -> None:
     seconds = ", ".join(f"{phase} {value:.0f} s" for phase, value in report["seconds"].items())
-    talk.say(
+    logger.info(
         f"{report['kept']} training pairs of {report['pairs']}"
         f" (dropped: {describe_dropped(report['dropped'])})"
     )
-    talk.say(
+    logger.info(
         f"{report['pieces_per_word']} pieces a word, {report['unknown']} unknown, longest"
         f" {report['longest']} pieces; {seconds}"
     )

@@ -1,5 +1,6 @@
 """A run from its configuration: started or resumed, or only tried out."""
 
+import logging
 import os
 import resource
 import sys
@@ -20,7 +21,6 @@ from transformer_mt.checkpoints.checkpoint import (
 )
 from transformer_mt.config import Config, flat_values
 from transformer_mt.errors import CheckpointError, ConfigError
-from transformer_mt.system.console import RunLog, Talk, environment
 from transformer_mt.system.device import choose_device, choose_precision
 from transformer_mt.system.locks import locked
 from transformer_mt.text.batching import (
@@ -34,7 +34,10 @@ from transformer_mt.text.corpus import RawPairs, load_split
 from transformer_mt.text.prepared import PreparedCorpus, prepare
 from transformer_mt.training.engine import Engine
 from transformer_mt.training.flops import measure_peak_flops
+from transformer_mt.training.run_log import RunLog, describe_environment
 from transformer_mt.training.trainer import Trainer
+
+logger = logging.getLogger(__name__)
 
 _WARM_UP, _TIMED_STEPS = 2, 3
 
@@ -58,13 +61,12 @@ class Start:
     resumed: bool
 
 
-def train(config: Config, run_dir: Path, quiet: bool = False) -> TrainState:
+def train(config: Config, run_dir: Path) -> TrainState:
     """Trains a run to its end, from wherever its newest checkpoint left it.
 
     Args:
         config: What to train; must agree with the run's own if the run exists.
         run_dir: Where logs and checkpoints go.
-        quiet: Whether stderr gets warnings alone.
 
     Returns:
         The state at the end.
@@ -82,13 +84,13 @@ def train(config: Config, run_dir: Path, quiet: bool = False) -> TrainState:
         existed = run_dir.is_dir()
         if existed:  # a new directory appears only when everything that it needs is there
             held.enter_context(_alone(run_dir))
-        start = _start(config, run_dir, Talk(quiet))
+        start = _start(config, run_dir)
         if not existed:
             run_dir.mkdir(parents=True, exist_ok=True)
             held.enter_context(_alone(run_dir))
             if list_checkpoints(run_dir):
                 raise CheckpointError(f"{run_dir}: another process began this run just now")
-        log = held.enter_context(RunLog(run_dir, start.state.step, config.train.max_steps, quiet))
+        log = held.enter_context(RunLog(run_dir, start.state.step, config.train.max_steps))
         _introduce(log, config, start)
         trainer = Trainer(
             config, run_dir, start.corpus, start.valid, start.state, start.engine, log
@@ -112,22 +114,22 @@ def dry_run(config: Config, run_dir: Path) -> str:
     """
     _require_writable(run_dir)
     with tempfile.TemporaryDirectory() as scratch:
-        start = _start(config, run_dir, Talk(), Path(scratch))
+        start = _start(config, run_dir, Path(scratch))
     lines = [f"{key} = {value}" for key, value in flat_values(config).items()]
     lines += ["", *_describe(config, start), *_try(config, start)]
     return "\n".join(lines)
 
 
-def _start(config: Config, run_dir: Path, talk: Talk, scratch: Path | None = None) -> Start:
-    checkpoint = load_newest(run_dir, talk.warn)
+def _start(config: Config, run_dir: Path, scratch: Path | None = None) -> Start:
+    checkpoint = load_newest(run_dir)
     if checkpoint:
         checkpoint.require_config(config)
     device = choose_device(config.train.device)
     kept = checkpoint.state.precision if checkpoint else None
     precision = choose_precision(config.train.precision, device, kept)
-    origin = checkpoint or _origin(config, talk)
+    origin = checkpoint or _origin(config)
     valid = load_split(config.data, config.data.valid)
-    corpus = prepare(config, talk, origin.vocab if origin else None, scratch)
+    corpus = prepare(config, origin.vocab if origin else None, scratch)
     state = TrainState(precision=precision, corpus=corpus.digest)
     sizes = corpus.vocab.src_size, corpus.vocab.tgt_size
     engine = Engine(config, *sizes, device, precision)
@@ -144,12 +146,12 @@ def _start(config: Config, run_dir: Path, talk: Talk, scratch: Path | None = Non
     return Start(corpus, valid, state, engine, checkpoint is not None)
 
 
-def _origin(config: Config, talk: Talk) -> Checkpoint | None:
+def _origin(config: Config) -> Checkpoint | None:
     """Finds what `train.init_from` names, and compares what weights depend on."""
     name = config.train.init_from
     if name is None:
         return None
-    checkpoint = find_checkpoint(Path(name), talk.warn)
+    checkpoint = find_checkpoint(Path(name))
     theirs, ours = checkpoint.config.model.model_dump(), config.model.model_dump()
     differing = [
         f"model.{key} = {theirs[key]}, not {ours[key]}"
@@ -183,14 +185,14 @@ def _require_writable(run_dir: Path) -> None:
 def _introduce(log: RunLog, config: Config, start: Start) -> None:
     log.note(f"command: {' '.join(sys.argv)}")
     log.note(f"configuration: {config.model_dump_json()}")
-    log.note(f"made with: {environment()}")
+    log.note(f"made with: {describe_environment()}")
     state, report = start.state, start.corpus.report
-    log.say(
+    logger.info(
         f"{report['kept']} training pairs of {report['pairs']} (dropped: {start.corpus.dropped});"
         f" {start.engine.device.type}, {state.precision}"
     )
     if state.step:
-        log.say(f"resuming at step {state.step}, epoch {state.epoch}")
+        logger.info(f"resuming at step {state.step}, epoch {state.epoch}")
 
 
 def _describe(config: Config, start: Start) -> list[str]:

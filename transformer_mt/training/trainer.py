@@ -1,5 +1,6 @@
 """The training loop of a run: steps, limits, validation, checkpoints."""
 
+import logging
 import math
 import signal
 import time
@@ -13,14 +14,16 @@ from transformer_mt.checkpoints.checkpoint import TrainState, prune, save_checkp
 from transformer_mt.config import Config
 from transformer_mt.errors import CheckpointError, Interrupted, TrainingError
 from transformer_mt.evaluation.evaluator import Evaluation, evaluate, mean_nll, perplexity
-from transformer_mt.system.console import RunLog
 from transformer_mt.text.batching import Batch, cut_micro_batches, largest_micro_batch, plan_epoch
 from transformer_mt.text.corpus import RawPairs
 from transformer_mt.text.encoded_pairs import encode_pairs
 from transformer_mt.text.prepared import PreparedCorpus
 from transformer_mt.training.engine import Engine
 from transformer_mt.training.flops import measure_peak_flops
+from transformer_mt.training.run_log import RunLog
 from transformer_mt.translation.translator import Translator
+
+logger = logging.getLogger(__name__)
 
 _SAMPLES = 3
 
@@ -68,14 +71,14 @@ class Trainer:
         try:
             reason = self._limit()
             if reason and saved_step == self.state.step:
-                self.log.say(f"nothing to do: {reason}, and the run is at step {self.state.step}")
+                logger.info(f"nothing to do: {reason}, and the run is at step {self.state.step}")
                 return
             # Interrupted just before it was due, or nothing is trained at all.
             due = self.state.step and self.state.step % self.config.valid.every == 0
             if reason or (due and self.state.valid_step != self.state.step):
                 self._validate()
                 self._save(final=bool(reason))
-            self.log.say(f"done: {reason or self._loop()}, at step {self.state.step}")
+            logger.info(f"done: {reason or self._loop()}, at step {self.state.step}")
         finally:
             for signum, handler in handlers.items():
                 signal.signal(signum, handler)
@@ -110,7 +113,7 @@ class Trainer:
             self._log_training()
         if self.signum:
             self._save(final=True)
-            self.log.say(
+            logger.info(
                 f"interrupted and saved at step {step}; the same command goes on from there"
             )
             raise Interrupted(self.signum)
@@ -196,7 +199,7 @@ class Trainer:
             **{name: round(figure, 4) for name, figure in figures.items()},
         )
         average = f", of the moving average {value:.2f}" if self.engine.ema else ""
-        self.log.say(
+        logger.info(
             f"step {state.step}: validation BLEU {figures['bleu']:.2f}{average},"
             f" perplexity {perplexity(nats):.2f}"
             + (" (best)" if better else f" (best {state.best_bleu:.2f})")
@@ -208,9 +211,9 @@ class Trainer:
     def _show_samples(self, found: Evaluation) -> None:
         # The same few sentences each time, so that one can watch them improve.
         for i in np.linspace(0, len(self.valid) - 1, _SAMPLES, dtype=int):
-            self.log.say(f"  source     {self.valid.src[i]}")
-            self.log.say(f"  reference  {self.valid.tgt[i]}")
-            self.log.say(f"  hypothesis {found.hypotheses[i]}")
+            logger.info(f"  source     {self.valid.src[i]}")
+            logger.info(f"  reference  {self.valid.tgt[i]}")
+            logger.info(f"  hypothesis {found.hypotheses[i]}")
 
     def _save(self, final: bool = False) -> None:
         """Saves a checkpoint; a periodic save that fails is reported and training goes on."""
@@ -232,7 +235,7 @@ class Trainer:
             )
             if final:
                 raise CheckpointError(reason) from None
-            self.log.warn(f"{reason}; training goes on")
+            logger.warning(f"{reason}; training goes on")
             return
         self.saved_step, self.saved_at = state.step, time.monotonic()
 

@@ -9,7 +9,7 @@ from transformer_mt.checkpoints.checkpoint import Checkpoint, find_checkpoint
 from transformer_mt.errors import CheckpointError, ConfigError, DeviceError
 from transformer_mt.model.cpu_kernels import pack
 from transformer_mt.model.ensemble import Ensemble
-from transformer_mt.system.console import Talk
+from transformer_mt.system.console import progress_bar
 from transformer_mt.system.device import DTYPES, choose_device, supports
 from transformer_mt.text.corpus import read_lines
 from transformer_mt.translation.translator import GREEDY, SearchOptions, Translator
@@ -17,7 +17,6 @@ from transformer_mt.translation.translator import GREEDY, SearchOptions, Transla
 
 def load_translator(
     paths: Sequence[Path],
-    warn: Callable[[str], None],
     search: SearchOptions = GREEDY,
     device: str = "auto",
     precision: str = "fp32",
@@ -28,7 +27,6 @@ def load_translator(
 
     Args:
         paths: A run (its best checkpoint) or a checkpoint each; several decode as an ensemble.
-        warn: Is told of damaged checkpoints that are passed over.
         search: How to look for translations.
         device: `auto`, `cpu` or `cuda`.
         precision: `fp32`, `bf16` or `fp16`; the weights are rounded to it.
@@ -45,7 +43,7 @@ def load_translator(
         raise ConfigError(f"--precision {precision}: write {', '.join(DTYPES)}")
     if not supports(precision, target):
         raise DeviceError(f"--precision {precision}: this {target.type} does not compute in it")
-    checkpoints = [find_checkpoint(path, warn) for path in paths]
+    checkpoints = [find_checkpoint(path) for path in paths]
     first = checkpoints[0]
     for other in checkpoints[1:]:
         if not other.vocab.equals(first.vocab):
@@ -81,7 +79,6 @@ def obtain(
     paths: Sequence[Path],
     sources: Sequence[str],
     load: Callable[[Sequence[Path]], tuple[list[Checkpoint], Translator]],
-    talk: Talk,
 ) -> Output:
     """Reads a translation from a file, or makes one.
 
@@ -89,7 +86,6 @@ def obtain(
         paths: One file with a translation, or runs and checkpoints.
         sources: What is to be translated.
         load: Makes a translator of runs and checkpoints.
-        talk: Where to show how far it is.
 
     Raises:
         TransformerMTError: If a path is neither.
@@ -99,6 +95,6 @@ def obtain(
     checkpoints, translator = load(paths)
     name = " and ".join(str(checkpoint.path) for checkpoint in checkpoints)
     began = time.monotonic()
-    with talk.bar("translating", "lines", len(sources)) as bar:
+    with progress_bar("translating", "lines", len(sources)) as bar:
         lines = list(translator.translate(sources, bar.update))
     return Output(lines, name, time.monotonic() - began)

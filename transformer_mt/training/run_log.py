@@ -1,0 +1,153 @@
+"""The log of one run: metrics.jsonl for programs, train.log for people, the progress bar."""
+
+import json
+import logging
+import os
+import platform
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TextIO
+
+import numpy as np
+import torch
+from tqdm import tqdm
+
+from transformer_mt import __version__
+from transformer_mt.errors import CheckpointError
+from transformer_mt.system.console import (
+    PACKAGE_LOGGER,
+    MessageFormatter,
+    shows_bars,
+    shows_progress,
+)
+
+logger = logging.getLogger(__name__)
+
+SECONDS_BETWEEN_LINES = 10.0
+"""Without a progress bar, figures are printed as lines, at most one in this time."""
+
+
+class RunLog(logging.Handler):
+    """The log files of one run directory and the progress bar on stderr.
+
+    While it is open, every message of the package is also kept in train.log.
+
+    Args:
+        run_dir: The run directory, which exists.
+        step: The step the run stands at; metrics of later steps, which an interrupted process
+            wrote and this one will write again, are removed.
+        total: Largest number of steps the run will have, for the bar.
+    """
+
+    def __init__(self, run_dir: Path, step: int, total: int) -> None:
+        super().__init__(logging.INFO)
+        self.setFormatter(MessageFormatter())
+        self._last_line, self._disk_is_full = 0.0, False
+        self._metrics_path = run_dir / "metrics.jsonl"
+        _remove_later_metrics(self._metrics_path, step)
+        self._metrics = self._metrics_path.open("a", encoding="utf-8")
+        self._text = (run_dir / "train.log").open("a", encoding="utf-8")
+        self._bar = tqdm(
+            total=total,
+            initial=step,
+            unit="step",
+            dynamic_ncols=True,
+            bar_format="{n_fmt}/{total_fmt} {bar} {elapsed}<{remaining}{postfix}",
+            file=sys.stderr,
+            disable=not shows_bars(),
+        )
+
+    def __enter__(self) -> Self:
+        self._level_before = PACKAGE_LOGGER.level
+        PACKAGE_LOGGER.setLevel(logging.INFO)
+        PACKAGE_LOGGER.addHandler(self)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        PACKAGE_LOGGER.removeHandler(self)
+        PACKAGE_LOGGER.setLevel(self._level_before)
+        self._bar.close()
+        for file in (self._metrics, self._text):
+            try:
+                file.close()
+            except OSError as failure:
+                if error is None:
+                    raise CheckpointError(f"{file.name}: {failure.strerror}") from None
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keeps a message of the package in train.log."""
+        self.note(self.format(record))
+
+    def note(self, text: str) -> None:
+        """Adds a line to train.log alone."""
+        self._write(self._text, f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
+
+    def record(self, kind: str, **values: Any) -> None:
+        """Adds a line to metrics.jsonl; `kind` is `train` or `valid`."""
+        self._write(self._metrics, json.dumps({"kind": kind, **values}) + "\n")
+
+    def _write(self, file: TextIO, text: str) -> None:
+        """Writes what it can: the rest waits in memory until the disk has room again."""
+        try:
+            file.write(text)
+            file.flush()
+        except OSError as error:
+            if not self._disk_is_full:
+                self._disk_is_full = True
+                logger.warning("%s: %s; training goes on", file.name, error.strerror)
+
+    def advance(self) -> None:
+        """Moves the bar by one step."""
+        self._bar.update()
+
+    def show(self, step: int, loss: float, lr: float, tokens_per_second: float, mfu: float) -> None:
+        """Shows figures behind the bar, or from time to time as a line where there is no bar."""
+        figures = f"loss {loss:.3f}, {tokens_per_second:,.0f} tokens/s, {mfu:.0%} of peak"
+        if not self._bar.disable:
+            self._bar.set_postfix_str(figures)
+        elif shows_progress() and time.monotonic() - self._last_line > SECONDS_BETWEEN_LINES:
+            self._last_line = time.monotonic()
+            print(f"step {step}: {figures}, lr {lr:.1e}", file=sys.stderr)
+
+
+def describe_environment() -> str:
+    """Describes, for train.log, the software a run was made with."""
+    versions = f"torch {torch.__version__}, numpy {np.__version__}"
+    python = f"python {platform.python_version()}"
+    threads = f"{torch.get_num_threads()} threads"
+    return f"transformer-mt {__version__}, commit {_commit()}, {versions}, {python}, {threads}"
+
+
+def _commit() -> str:
+    """Names the commit of the source tree, if it is one."""
+    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"]
+    try:
+        output = subprocess.run(command, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return output.stdout.strip()
+
+
+def _remove_later_metrics(path: Path, step: int) -> None:
+    """Keeps the lines of steps up to `step`, and none that a killed process half wrote."""
+    if not path.exists():
+        return
+    kept = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            record = json.loads(line)
+            if record["step"] <= step:
+                kept.append(line + "\n")
+        except (ValueError, TypeError, KeyError):
+            continue
+    temporary = path.with_name(path.name + ".tmp")
+    temporary.write_text("".join(kept), encoding="utf-8")
+    os.replace(temporary, path)
