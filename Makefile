@@ -19,7 +19,7 @@ check: .venv/.installed-test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest tests/test_floors.py
+	$(BIN)/python -m pytest tests/test_architecture.py
 
 clean:
 	rm -rf .venv checkpoints/sample
