@@ -18,7 +18,7 @@ from transformer_mt.checkpoints.checkpoint import (
 )
 from transformer_mt.config import Config, load_config, parse_config
 from transformer_mt.errors import TransformerMTError
-from transformer_mt.system.files import MANIFEST, canonical, sha256, write_manifest
+from transformer_mt.system.files import MANIFEST, canonical_json, sha256, write_manifest
 from transformer_mt.training.run import train
 
 pytestmark = pytest.mark.slow
@@ -119,7 +119,7 @@ def test_any_json_as_a_manifest(checkpoint, tmp_path, value, own_digest):
     """Well-formed, canonical even, and still nothing but errors of ours."""
     body = {"files": value, "format": 1} if own_digest else value
     try:
-        raw = canonical(body)
+        raw = canonical_json(body)
     except ValueError:
         raw = json.dumps(body).encode()
     refused_or_read(spoil(checkpoint, tmp_path, MANIFEST, raw, False))

@@ -32,12 +32,13 @@ from transformer_mt.errors import CheckpointError, ConfigError, DataError
 from transformer_mt.model.transformer import Transformer
 from transformer_mt.system.files import (
     MANIFEST,
-    canonical,
+    atomic_directory,
+    canonical_json,
+    delete_directory,
     read_json,
     read_manifest,
     sha256,
-    sync,
-    verify,
+    verify_manifest,
     write_manifest,
 )
 from transformer_mt.text.vocabulary import PAD_ID, SHARED, Vocabulary
@@ -220,28 +221,16 @@ def write_checkpoint(
     Raises:
         OSError: If the disk does not take it; what was there before is untouched.
     """
-    partial = final.with_name(f".{final.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
     try:
-        for name, tensors in files.items():
-            safetensors.torch.save_file(tensors, partial / name)
-        (partial / STATE).write_bytes(canonical(asdict(state)))
-        (partial / CONFIG).write_bytes(canonical(config.model_dump(mode="json")))
-        vocab.save(partial)
-        write_manifest(partial, {path.name: sha256(path) for path in partial.iterdir()})
-        for path in (*partial.iterdir(), partial):
-            sync(path)
-        if final.exists():  # damaged, or training would have resumed after it
-            aside = final.with_name(f".{final.name}.damaged.partial")
-            shutil.rmtree(aside, ignore_errors=True)
-            final.rename(aside)
-        partial.rename(final)
-    except safetensors.SafetensorError as error:  # its word for a full disk
-        raise OSError(errno.EIO, _one_line(error), str(partial)) from error
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
-    sync(final.parent)
+        with atomic_directory(final) as folder:
+            for name, tensors in files.items():
+                safetensors.torch.save_file(tensors, folder / name)
+            (folder / STATE).write_bytes(canonical_json(asdict(state)))
+            (folder / CONFIG).write_bytes(canonical_json(config.model_dump(mode="json")))
+            vocab.save(folder)
+            write_manifest(folder, {path.name: sha256(path) for path in folder.iterdir()})
+    except safetensors.SafetensorError as error:  # raised when the disk is full
+        raise OSError(errno.EIO, _one_line(error), str(final)) from error
     return final
 
 
@@ -251,10 +240,7 @@ def prune(run_dir: Path, keep_last: int, best_step: int) -> None:
         shutil.rmtree(leftover)
     for age, path in enumerate(list_checkpoints(run_dir)):
         if age >= keep_last and _step(path) != best_step:
-            # Renamed first: a half-deleted directory must not look like a damaged checkpoint.
-            doomed = path.with_name(f".{path.name}.partial")
-            path.rename(doomed)
-            shutil.rmtree(doomed)
+            delete_directory(path)
         elif age >= KEEP_TRAINING and (path / TRAINING).exists():
             files = read_manifest(path)
             files.pop(TRAINING, None)
@@ -275,7 +261,7 @@ def load_checkpoint(path: Path) -> Checkpoint:
     Raises:
         CheckpointError: Naming the file that is missing or damaged.
     """
-    files = verify(path)
+    files = verify_manifest(path)
     try:
         config = parse_config(read_json(path / CONFIG), str(path / CONFIG))
         state = _parse_state(read_json(path / STATE), path / STATE)
@@ -289,7 +275,7 @@ def load_checkpoint(path: Path) -> Checkpoint:
 
 def _parse_state(values: Any, path: Path) -> TrainState:
     try:
-        state = TypeAdapter(TrainState).validate_json(canonical(values), strict=True)
+        state = TypeAdapter(TrainState).validate_json(canonical_json(values), strict=True)
     except ValidationError as error:
         first = error.errors()[0]
         raise CheckpointError(f"{path}: {first['loc'] or 'all of it'}: {first['msg']}") from None

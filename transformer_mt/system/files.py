@@ -1,112 +1,99 @@
-"""Directories whose files are vouched for: a manifest with the SHA-256 of each and of itself."""
+"""Files that are whole or absent: atomic replacement, locks, digests and manifests."""
 
+import fcntl
 import hashlib
 import json
 import os
 import re
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from transformer_mt.errors import CheckpointError
 
 MANIFEST = "manifest.json"
-FORMAT = 1
-LARGEST_JSON = 2**20
-"""Bytes of a JSON file that is read at all; ours have a few thousand."""
+MANIFEST_FORMAT = 1
+MAX_JSON_BYTES = 2**20
+"""A larger JSON file is damaged: the program's own have a few thousand bytes."""
 
-_PLAIN = re.compile(r"\w[\w.-]*", re.ASCII)
+_PLAIN_NAME = re.compile(r"\w[\w.-]*", re.ASCII)
 
 
-def write_manifest(directory: Path, files: dict[str, str]) -> None:
-    """Replaces the manifest at one stroke.
+@contextmanager
+def atomic_file(path: Path) -> Iterator[BinaryIO]:
+    """Opens a temporary file that replaces `path` once it is written and on disk.
+
+    After an error or a kill, what was at `path` before is still there.
 
     Args:
-        directory: What it vouches for.
-        files: Names and SHA-256 digests.
-    """
-    body: dict[str, Any] = {"files": files, "format": FORMAT}
-    body["sha256"] = hashlib.sha256(canonical(body)).hexdigest()
-    beside = directory / f"{MANIFEST}.partial"
-    beside.write_bytes(canonical(body))
-    sync(beside)
-    beside.replace(directory / MANIFEST)
-    sync(directory)
-
-
-def read_manifest(directory: Path) -> dict[str, str]:
-    """Gives the names and digests of the files, not yet compared.
+        path: The file to write or replace.
 
     Raises:
-        CheckpointError: If the manifest is missing, damaged or names a file elsewhere.
+        OSError: If the file cannot be written.
     """
-    path = directory / MANIFEST
-    if path.is_symlink():
-        raise CheckpointError(f"{path}: a symbolic link")
-    body = read_json(path)
+    temporary = path.with_name(f".{path.name}.partial")
     try:
-        genuine = path.read_bytes() == canonical(body)
-        digest, files = body.pop("sha256"), body["files"]
-        genuine = genuine and digest == hashlib.sha256(canonical(body)).hexdigest()
-        inside = all(isinstance(d, str) and _PLAIN.fullmatch(n) for n, d in files.items())
-    except (OSError, KeyError, TypeError, AttributeError, ValueError, RecursionError):
-        raise CheckpointError(f"{path}: damaged (not a manifest)") from None
-    if not genuine:
-        raise CheckpointError(f"{path}: damaged (its SHA-256 is not its own)")
-    if not inside:
-        raise CheckpointError(f"{path}: names a file outside the checkpoint")
-    if body["format"] != FORMAT:
-        raise CheckpointError(f"{path}: format {body['format']}, of another version of the program")
-    return dict(files)
+        with temporary.open("wb") as file:
+            yield file
+        sync(temporary)
+        temporary.replace(path)
+        sync(path.parent)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
-def verify(directory: Path) -> frozenset[str]:
-    """Compares every file with the manifest; gives their names.
+@contextmanager
+def atomic_directory(path: Path) -> Iterator[Path]:
+    """Gives an empty directory that becomes `path` once the block has filled it.
 
-    What else lies there is nobody's, and must not be read.
+    Its files are on disk before it is renamed. A directory that is replaced is first moved to
+    `.NAME.replaced`, from where `restore_replaced` brings it back if the process was killed
+    between the two renames.
 
-    Raises:
-        CheckpointError: Naming the file that is missing, damaged or a link.
-    """
-    files = read_manifest(directory)
-    for name, digest in sorted(files.items()):
-        path = directory / name
-        if path.is_symlink() or not path.is_file():
-            what = "a symbolic link" if path.is_symlink() else "missing from the checkpoint"
-            raise CheckpointError(f"{path}: {what}")
-        if sha256(path) != digest:
-            raise CheckpointError(f"{path}: damaged (its SHA-256 is not the manifest's)")
-    return frozenset(files)
-
-
-def read_json(path: Path) -> Any:
-    """Reads a JSON file of ours.
+    Args:
+        path: The directory to make or replace.
 
     Raises:
-        CheckpointError: If it cannot be read, is too large, or is not JSON.
+        OSError: If it cannot be written; what was at `path` before is still there.
     """
+    temporary, replaced = _beside(path, "partial"), _beside(path, "replaced")
+    for leftover in (temporary, replaced):
+        shutil.rmtree(leftover, ignore_errors=True)
+    temporary.mkdir(parents=True)
     try:
-        if path.stat().st_size > LARGEST_JSON:
-            raise CheckpointError(f"{path}: damaged ({path.stat().st_size} bytes)")
-        return json.loads(path.read_bytes(), parse_constant=_refuse_constant)
-    except OSError as error:
-        raise CheckpointError(f"{path}: cannot read it: {error.strerror}") from None
-    except (ValueError, RecursionError):
-        raise CheckpointError(f"{path}: damaged (not JSON)") from None
+        yield temporary
+        for item in (*temporary.iterdir(), temporary):
+            sync(item)
+        if path.exists():
+            path.rename(replaced)
+        temporary.rename(path)
+        sync(path.parent)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    shutil.rmtree(replaced, ignore_errors=True)
 
 
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is not JSON")
+def restore_replaced(directory: Path) -> None:
+    """Brings back subdirectories that `atomic_directory` was replacing when it was killed."""
+    for replaced in directory.glob(".*.replaced"):
+        path = directory / replaced.name.removeprefix(".").removesuffix(".replaced")
+        if path.exists():
+            shutil.rmtree(replaced)
+        else:
+            replaced.rename(path)
 
 
-def canonical(value: Any) -> bytes:
-    """Spells a JSON value in the one way that has this digest."""
-    return json.dumps(value, sort_keys=True, indent=1, allow_nan=False).encode() + b"\n"
+def delete_directory(path: Path) -> None:
+    """Deletes a directory so that, after a kill, it is not found half deleted under its name."""
+    doomed = _beside(path, "partial")
+    path.rename(doomed)
+    shutil.rmtree(doomed)
 
 
-def sha256(path: Path) -> str:
-    """Digests a file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def _beside(path: Path, suffix: str) -> Path:
+    return path.with_name(f".{path.name}.{suffix}")
 
 
 def sync(path: Path) -> None:
@@ -116,3 +103,117 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+@contextmanager
+def locked(path: Path, when_busy: Callable[[str], None]) -> Iterator[None]:
+    """Holds a lock file, waiting while another process holds it; a lock ends with its process.
+
+    Args:
+        path: The lock file; it is left behind.
+        when_busy: Called with the id of the process that holds the lock, before waiting for it;
+            may raise instead.
+    """
+    with path.open("a+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            when_busy(file.read().strip() or "unknown")
+            fcntl.flock(file, fcntl.LOCK_EX)
+        file.truncate(0)
+        file.write(str(os.getpid()))
+        file.flush()
+        yield
+
+
+def sha256(path: Path) -> str:
+    """Computes the SHA-256 digest of a file, in hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def canonical_json(value: Any) -> bytes:
+    """Encodes a value as JSON in the one way that gives equal values equal bytes."""
+    return json.dumps(value, sort_keys=True, indent=1, allow_nan=False).encode() + b"\n"
+
+
+def read_json(path: Path) -> Any:
+    """Reads a JSON file that this program wrote.
+
+    Raises:
+        CheckpointError: If it cannot be read, is too large, or is not JSON.
+    """
+    try:
+        if path.stat().st_size > MAX_JSON_BYTES:
+            raise CheckpointError(f"{path}: damaged ({path.stat().st_size} bytes)")
+        return json.loads(path.read_bytes(), parse_constant=_refuse_constant)
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from None
+    except (ValueError, RecursionError):
+        raise CheckpointError(f"{path}: damaged (not JSON)") from None
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")
+
+
+def write_manifest(directory: Path, files: dict[str, str]) -> None:
+    """Writes or replaces the manifest of a directory, which holds a digest of itself.
+
+    Args:
+        directory: The directory.
+        files: SHA-256 digests by file name.
+    """
+    body: dict[str, Any] = {"files": files, "format": MANIFEST_FORMAT}
+    body["sha256"] = hashlib.sha256(canonical_json(body)).hexdigest()
+    with atomic_file(directory / MANIFEST) as file:
+        file.write(canonical_json(body))
+
+
+def read_manifest(directory: Path) -> dict[str, str]:
+    """Reads the file names and digests of a manifest, without comparing them.
+
+    Raises:
+        CheckpointError: If the manifest is missing, damaged, newer than this program, or names a
+            file outside the directory.
+    """
+    path = directory / MANIFEST
+    if path.is_symlink():
+        raise CheckpointError(f"{path}: is a symbolic link")
+    body = read_json(path)
+    try:
+        intact = path.read_bytes() == canonical_json(body)
+        digest, files, version = body.pop("sha256"), body["files"], body["format"]
+        intact = intact and digest == hashlib.sha256(canonical_json(body)).hexdigest()
+        inside = all(isinstance(d, str) and _PLAIN_NAME.fullmatch(n) for n, d in files.items())
+    except (OSError, KeyError, TypeError, AttributeError, ValueError, RecursionError):
+        raise CheckpointError(f"{path}: damaged (not a manifest)") from None
+    if not intact:
+        raise CheckpointError(f"{path}: damaged (its own SHA-256 does not match)")
+    if not inside:
+        raise CheckpointError(f"{path}: names a file outside its directory")
+    if version != MANIFEST_FORMAT:
+        raise CheckpointError(f"{path}: format {version} is unknown; use a newer transformer-mt")
+    return dict(files)
+
+
+def verify_manifest(directory: Path) -> frozenset[str]:
+    """Compares every file with the manifest.
+
+    Returns:
+        The names of the files that the manifest lists; nothing else in the directory may be read.
+
+    Raises:
+        CheckpointError: Naming the file that is missing, damaged or a symbolic link.
+    """
+    files = read_manifest(directory)
+    for name, digest in sorted(files.items()):
+        path = directory / name
+        if path.is_symlink():
+            raise CheckpointError(f"{path}: is a symbolic link")
+        if not path.is_file():
+            raise CheckpointError(f"{path}: missing from the checkpoint")
+        if sha256(path) != digest:
+            raise CheckpointError(f"{path}: damaged (its SHA-256 is not the manifest's)")
+    return frozenset(files)

@@ -8,6 +8,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
+from transformer_mt.system.files import atomic_file
+
 BLOCK = 2**16
 IDLE_SECONDS = 0.05
 """So long nothing has come when a writer seems to wait for an answer."""
@@ -75,14 +77,8 @@ def write_lines(chunks: Iterable[list[str]], output: Path | None) -> int:
         # When the reader has what it wants, as `head` has, end as other tools do.
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
         return _write_to(sys.stdout.buffer, chunks)
-    beside = output.with_name(f".{output.name}.partial")
-    try:
-        with beside.open("wb") as file:
-            count = _write_to(file, chunks)
-        beside.replace(output)
-    finally:
-        beside.unlink(missing_ok=True)
-    return count
+    with atomic_file(output) as file:
+        return _write_to(file, chunks)
 
 
 def _write_to(stream: BinaryIO, chunks: Iterable[list[str]]) -> int:

@@ -13,7 +13,6 @@ import hashlib
 import json
 import logging
 import re
-import shutil
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -27,8 +26,7 @@ import numpy as np
 from transformer_mt.config import Config, DataConfig
 from transformer_mt.errors import ConfigError, DataError
 from transformer_mt.system.console import progress_bar
-from transformer_mt.system.files import sync
-from transformer_mt.system.locks import locked
+from transformer_mt.system.files import atomic_directory, locked
 from transformer_mt.text.corpus import Pair, Source, open_split
 from transformer_mt.text.encoded_pairs import EncodedLines, EncodedPairs, flatten
 from transformer_mt.text.vocabulary import UNK_ID, Vocabulary, train_vocabulary
@@ -155,10 +153,7 @@ def _load(path: Path) -> PreparedCorpus | None:
 
 def _make(config: Config, source: Source, vocab: Vocabulary | None, final: Path) -> None:
     """Reads the corpus twice: to clean and count words, then to encode what is kept."""
-    partial = final.with_name(f".{final.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)  # of a process that was killed
-    partial.mkdir()
-    try:
+    with atomic_directory(final) as folder:
         began = time.monotonic()
         cleaned = _clean(config, source, vocab is None)
         read = time.monotonic()
@@ -167,21 +162,16 @@ def _make(config: Config, source: Source, vocab: Vocabulary | None, final: Path)
             logger.info("learning %d pieces from %d distinct words", config.vocab.size, distinct)
             vocab = train_vocabulary(cleaned.counts, config.vocab)
             cleaned.counts.clear()  # they may fill a gigabyte
-        vocab.save(partial)
+        vocab.save(folder)
         learned = time.monotonic()
-        report = _encode(config.data, source, cleaned, vocab, partial)
+        report = _encode(config.data, source, cleaned, vocab, folder)
         seconds = {
             "reading": read - began,
             "vocabulary": learned - read,
             "encoding": time.monotonic() - learned,
         }
         report["seconds"] = {phase: round(value, 1) for phase, value in seconds.items()}
-        (partial / REPORT).write_text(json.dumps(report, indent=1) + "\n")
-        for path in (*partial.iterdir(), partial):
-            sync(path)
-        partial.rename(final)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+        (folder / REPORT).write_text(json.dumps(report, indent=1) + "\n")
     _log_summary(report)
 
 

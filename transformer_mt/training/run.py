@@ -22,7 +22,7 @@ from transformer_mt.checkpoints.checkpoint import (
 from transformer_mt.config import Config, flat_values
 from transformer_mt.errors import CheckpointError, ConfigError
 from transformer_mt.system.device import choose_device, choose_precision
-from transformer_mt.system.locks import locked
+from transformer_mt.system.files import locked
 from transformer_mt.text.batching import (
     Indices,
     cut_micro_batches,

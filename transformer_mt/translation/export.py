@@ -1,7 +1,6 @@
 """A checkpoint as a CTranslate2 model, for translating without PyTorch."""
 
 import importlib.util
-import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +11,7 @@ from transformer_mt import __version__
 from transformer_mt.checkpoints.checkpoint import Checkpoint
 from transformer_mt.errors import ConfigError
 from transformer_mt.model.transformer import Transformer, sinusoid
+from transformer_mt.system.files import atomic_directory
 from transformer_mt.text.vocabulary import PAD_ID
 from transformer_mt.translation.translator import EXTRA_LENGTH
 
@@ -70,19 +70,13 @@ def export(checkpoint: Checkpoint, output: Path, quantization: str, raw: bool = 
     if output.exists():
         raise ConfigError(f"{output}: exists already; name another directory")
     model = checkpoint.build_model(raw)
-    partial = output.with_name(f".{output.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    try:
+    with atomic_directory(output) as folder:
         spec = _spec(checkpoint, model)
         spec.validate()
         spec.optimize(quantization=quantization)
-        spec.save(str(partial))
-        models = checkpoint.vocab.save(partial)
-        (partial / "README.md").write_text(_card(checkpoint, model, output, quantization, models))
-        partial.rename(output)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+        spec.save(str(folder))
+        models = checkpoint.vocab.save(folder)
+        (folder / "README.md").write_text(_card(checkpoint, model, output, quantization, models))
     return output
 
 
