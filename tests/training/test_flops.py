@@ -7,14 +7,15 @@ import torch
 from conftest import tiny_config
 from torch.utils.flop_counter import FlopCounterMode
 
-from transformer_mt.checkpoints.checkpoint import find_checkpoint
+from transformer_mt.checkpoints.run_directory import find_checkpoint
 from transformer_mt.config import ModelConfig
 from transformer_mt.model import cpu_kernels as linear
 from transformer_mt.text.prepared import prepare
 from transformer_mt.training import trainer
+from transformer_mt.training.dry_run import dry_run
 from transformer_mt.training.engine import Engine
 from transformer_mt.training.flops import training_flops
-from transformer_mt.training.run import dry_run, train
+from transformer_mt.training.run import train
 
 CPU = torch.device("cpu")
 

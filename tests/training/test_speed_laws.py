@@ -37,7 +37,7 @@ def losses(corpus_dir, prepared: PreparedCorpus, precision: str) -> list[float]:
             parts = cut_micro_batches(step, *lengths, config.train.micro_batch_tokens)
             learning.train_step(len(found) + 1, [prepared.pairs.batch(part) for part in parts])
             found.append(learning.read_window().loss / learning.window.tokens)
-            learning.new_window()
+            learning.start_window()
     return found[:STEPS]
 
 
@@ -82,7 +82,7 @@ def train_compiled(corpus_dir, prepared: PreparedCorpus, rate: float, precision:
     eager, compiled = (Engine(config, *sizes, torch.device("cpu"), precision) for _ in range(2))
     counter, shapes, found = CompileCounterWithBackend(backend), set(), []
     compiled._hidden = compile_hidden(compiled.model, config.data.max_length + 1, counter)
-    compiled.fused = backend == "inductor"
+    compiled.compiled = backend == "inductor"
     for number, step in enumerate(plan_epoch(*prepared.pairs.lengths, 200, 1, 0)[:60], 1):
         batch = prepared.pairs.batch(step)
         shapes.add((*batch.src.shape, batch.tgt_in.size(1)))
@@ -129,6 +129,6 @@ def test_what_cannot_be_compiled_is_a_line(corpus_dir, prepared):
     torch._dynamo.reset()
     sizes = prepared.vocab.src_size, prepared.vocab.tgt_size
     learning = Engine(tiny_config(corpus_dir), *sizes, torch.device("cpu"), "fp32")
-    learning.fused, learning._hidden = True, compile_hidden(learning.model, 61, broken)
+    learning.compiled, learning._hidden = True, compile_hidden(learning.model, 61, broken)
     with pytest.raises(DeviceError, match="(?s)no compiler.*train.compile = false"):
         learning.train_step(1, [prepared.pairs.batch(np.arange(3))])

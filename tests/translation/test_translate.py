@@ -12,7 +12,7 @@ from conftest import command, copy_lines, run_program, tiny_config
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from transformer_mt.checkpoints.checkpoint import find_checkpoint
+from transformer_mt.checkpoints.run_directory import find_checkpoint
 from transformer_mt.errors import CheckpointError, ConfigError, DeviceError
 from transformer_mt.model.cpu_kernels import packed
 from transformer_mt.model.ensemble import Ensemble

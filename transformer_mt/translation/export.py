@@ -157,7 +157,7 @@ def _array(tensor: Tensor) -> Any:
 def _card(
     checkpoint: Checkpoint, model: Transformer, output: Path, quantization: str, models: list[Path]
 ) -> str:
-    best = checkpoint.state.best_bleu
+    best = checkpoint.progress.best_bleu
     return _CARD.format(
         name=output.name,
         version=__version__,
@@ -165,7 +165,7 @@ def _card(
         config=checkpoint.config,
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         quantization=quantization,
-        step=checkpoint.state.step,
+        step=checkpoint.progress.step,
         bleu=f"{best:.2f}" if best >= 0 else "not measured",
         src_model=models[0].name,
         tgt_model=models[-1].name,

@@ -5,7 +5,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from transformer_mt.checkpoints.checkpoint import Checkpoint, find_checkpoint
+from transformer_mt.checkpoints.checkpoint import Checkpoint
+from transformer_mt.checkpoints.run_directory import find_checkpoint
 from transformer_mt.errors import CheckpointError, ConfigError, DeviceError
 from transformer_mt.model.cpu_kernels import pack
 from transformer_mt.model.ensemble import Ensemble
