@@ -53,7 +53,7 @@ def test_what_cannot_be_averaged(run_dir, tmp_path):
     """Too few checkpoints, a directory that exists, a damaged one among them."""
     with pytest.raises(CheckpointError, match="has 4 checkpoints, not 9"):
         average(run_dir, 9, None)
-    with pytest.raises(CheckpointError, match="exists already"):
+    with pytest.raises(CheckpointError, match="already exists"):
         average(run_dir, 2, tmp_path)
     path = list_checkpoints(run_dir)[1] / MODEL
     content = path.read_bytes()
