@@ -5,8 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch.testing import assert_close
 
-from transformer_mt.model.cpu_kernels import Linear, packed, product
-from transformer_mt.model.dropout import Dropout
+from transformer_mt.model.cpu_kernels import Dropout, Linear, packed, product
 
 
 @pytest.mark.parametrize("shape", [(5, 6), (2, 3, 6), (1, 1, 6)])

@@ -11,7 +11,7 @@ from torch import nn
 from torch.testing import assert_close
 
 from transformer_mt.config import ModelConfig
-from transformer_mt.model.dropout import Dropout
+from transformer_mt.model.cpu_kernels import Dropout
 from transformer_mt.model.transformer import Transformer, sinusoid
 
 each_norm = pytest.mark.parametrize("norm", ["post", "pre", "sublayer"])

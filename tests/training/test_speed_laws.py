@@ -8,7 +8,7 @@ from conftest import tiny_config
 from torch._dynamo.testing import CompileCounterWithBackend
 
 from transformer_mt.errors import DeviceError
-from transformer_mt.model import attention, dropout
+from transformer_mt.model import attention
 from transformer_mt.model import cpu_kernels as linear
 from transformer_mt.system.device import supports
 from transformer_mt.text.batching import cut_micro_batches, plan_epoch
@@ -71,7 +71,7 @@ def cudas_path(monkeypatch):
     """Lets the CPU take the branches that CUDA takes."""
     monkeypatch.setattr(linear, "_ONEDNN", False)
     monkeypatch.setattr(attention, "FEW_QUERIES", 0)
-    monkeypatch.setattr(dropout, "_noise", lambda x, p: F.dropout(torch.ones_like(x), p))
+    monkeypatch.setattr(linear, "_noise", lambda x, p: F.dropout(torch.ones_like(x), p))
     torch._dynamo.reset()
 
 

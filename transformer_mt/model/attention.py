@@ -7,13 +7,13 @@ Reference: Vaswani et al. 2017, Attention Is All You Need, section 3.2.
 """
 
 import math
-from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from transformer_mt.model.cpu_kernels import Linear
+from transformer_mt.model.decoder_cache import LayerCache
 
 Maps = list[Tensor]
 """Collects attention weights, (B, H, queries, keys), when a caller wants to look at them."""
@@ -21,73 +21,6 @@ Maps = list[Tensor]
 
 FEW_QUERIES = 8
 """Up to so many, as in a step of decoding, plain products are faster on a CPU."""
-
-
-class Cache:
-    """Vectors of target positions that a decoder layer keeps between steps.
-
-    Time comes first, so that a step writes, and a selection of rows copies, whole blocks.
-
-    Args:
-        like: Any tensor of the device and type to keep.
-        room: Target positions there will be at most.
-        rows: Hypotheses, R.
-        width: Numbers kept of each position, D.
-    """
-
-    def __init__(self, like: Tensor, room: int, rows: int, width: int) -> None:
-        self._room, self._width = room, width
-        self._store = like.new_empty(room * rows * width)
-        self._spare = like.new_empty(0)
-        self._view = self._store.view(room, rows, width)
-
-    def append(self, vectors: Tensor, length: int) -> None:
-        """Writes the vectors, (R, D), of position `length`."""
-        self._view[length] = vectors
-
-    def heads(self, length: int, n_heads: int) -> Tensor:
-        """Gives the first `length` positions as (R, H, length, K)."""
-        return (
-            self._view[:length]
-            .view(length, -1, n_heads, self._width // n_heads)
-            .permute(1, 2, 0, 3)
-        )
-
-    def select(self, rows: Tensor, length: int) -> None:
-        """Keeps, repeats or reorders rows, of `length` positions each."""
-        size = self._room * len(rows) * self._width
-        if len(self._spare) < size:
-            self._spare = self._store.new_empty(size)
-        view = self._spare[:size].view(self._room, len(rows), self._width)
-        torch.index_select(self._view[:length], 1, rows, out=view[:length])
-        self._store, self._spare, self._view = self._spare, self._store, view
-
-
-@dataclass
-class LayerCache:
-    """Keys and values that one decoder layer keeps between steps.
-
-    Attributes:
-        self_keys: Of the target positions so far of R rows.
-        self_values: Likewise.
-        memory_keys: Of the encoder's output, (B, H, S, K); several rows may share a source.
-        memory_values: Likewise.
-    """
-
-    self_keys: Cache
-    self_values: Cache
-    memory_keys: Tensor
-    memory_values: Tensor
-
-    def select(self, rows: Tensor, length: int) -> None:
-        """Keeps, repeats or reorders rows of `length` target positions."""
-        self.self_keys.select(rows, length)
-        self.self_values.select(rows, length)
-
-    def select_sources(self, sources: Tensor) -> None:
-        """Keeps only some sources."""
-        self.memory_keys = self.memory_keys.index_select(0, sources)
-        self.memory_values = self.memory_values.index_select(0, sources)
 
 
 def attend(

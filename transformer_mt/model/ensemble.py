@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from transformer_mt.model.transformer import DecoderState, Transformer
+from transformer_mt.model.decoder_cache import DecoderState
+from transformer_mt.model.transformer import Transformer
 
 
 @dataclass

@@ -8,7 +8,6 @@ Reference: Vaswani et al. 2017, Attention Is All You Need, section 3.
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -16,38 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from transformer_mt.config import ModelConfig
-from transformer_mt.model.attention import Cache, CrossAttention, LayerCache, Maps, SelfAttention
-from transformer_mt.model.cpu_kernels import Linear, Packable
-from transformer_mt.model.dropout import Dropout
-
-
-@dataclass
-class DecoderState:
-    """What incremental decoding carries from step to step.
-
-    Attributes:
-        layers: Cached keys and values of each layer.
-        memory_mask: Real source positions, (B, 1, 1, S).
-        length: Target positions already in the cache.
-    """
-
-    layers: list[LayerCache]
-    memory_mask: Tensor
-    length: int = 0
-
-    def select(self, rows: Tensor, sources: Tensor | None = None) -> None:
-        """Keeps, repeats or reorders rows in place; rows of one source stand together.
-
-        Args:
-            rows: Row numbers, int64.
-            sources: Numbers of the sources that are kept, int64; None keeps all.
-        """
-        for layer in self.layers:
-            layer.select(rows, self.length)
-        if sources is not None:
-            self.memory_mask = self.memory_mask[sources]
-            for layer in self.layers:
-                layer.select_sources(sources)
+from transformer_mt.model.attention import CrossAttention, Maps, SelfAttention
+from transformer_mt.model.cpu_kernels import Dropout, Linear, Packable
+from transformer_mt.model.decoder_cache import Cache, DecoderState, LayerCache
 
 
 def sinusoid(positions: Tensor, d_model: int) -> Tensor:
