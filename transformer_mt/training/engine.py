@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from transformer_mt.config import Config
 from transformer_mt.errors import DeviceError
 from transformer_mt.model.transformer import Transformer
-from transformer_mt.system.device import DTYPES, is_out_of_memory, tensor_cores
+from transformer_mt.system.device import DTYPES, compute_settings, is_out_of_memory
+from transformer_mt.system.private_torch import is_compile_error, loss_scale, skip_step_if
 from transformer_mt.text.batching import Batch
 from transformer_mt.text.vocabulary import PAD_ID
 from transformer_mt.training.flops import training_flops
@@ -130,8 +131,7 @@ class Engine:
         self.scaler.unscale_(self.optimizer)  # before clipping, or the scale would be clipped
         self.norm = self._clip(config.max_grad_norm)
         finite = self.norm.isfinite()
-        # Fused Adam leaves the weights alone where found_inf is 1; a scaler sets its own.
-        self.optimizer.found_inf = (~finite).float()  # type: ignore[attr-defined]
+        skip_step_if(self.optimizer, ~finite)
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
@@ -155,7 +155,7 @@ class Engine:
         """
         for parameter in self.model.parameters():
             parameter.grad = torch.zeros_like(parameter)
-        self.optimizer.found_inf = torch.ones((), device=self.device)  # type: ignore[attr-defined]
+        skip_step_if(self.optimizer, torch.ones((), device=self.device))
         self.optimizer.step()  # makes room for the moments, and changes nothing
         self._backward(largest, largest.tgt_tokens)
         self.optimizer.zero_grad(set_to_none=True)
@@ -167,14 +167,14 @@ class Engine:
         )
         try:
             batch = micro_batch.to(self.device)
-            with tensor_cores(self.device):
+            with compute_settings(self.device, tf32=True):
                 with autocast:
                     hidden = self._hidden(batch.src, batch.tgt_in)
                     wanted = batch.tgt_out, self.config.optim.label_smoothing, PAD_ID
                     loss = projected_loss(hidden, self.model.matrix, *wanted, self.fused)
                 self.scaler.scale(loss / tokens).backward()  # type: ignore[no-untyped-call]
         except (RuntimeError, MemoryError) as error:
-            if self.fused and isinstance(error, torch._dynamo.exc.TorchDynamoException):
+            if self.fused and is_compile_error(error):
                 reason, *_ = str(error).split("\n\n")  # what follows is advice to PyTorch's authors
                 raise DeviceError(
                     f"torch.compile failed ({reason}): install a C compiler and Python's headers,"
@@ -202,6 +202,6 @@ class Engine:
         """Counts a skipped step; one that only overflowed the loss scale is not a bad one."""
         bad = ~finite
         if self.scaler.is_enabled():
-            bad = bad & (~loss.isfinite() | (self.scaler._get_scale_async() <= 1.0))  # type: ignore[operator]
+            bad = bad & (~loss.isfinite() | (loss_scale(self.scaler) <= 1.0))
         self.skipped += bad
         self.bad_in_row = (self.bad_in_row + bad) * bad
