@@ -16,7 +16,7 @@ from transformer_mt.text.batching import Batch
 from transformer_mt.text.vocabulary import PAD_ID
 from transformer_mt.training.flops import training_flops
 from transformer_mt.training.loss import projected_loss
-from transformer_mt.training.optimizer import Ema, build_adam, noam_rate
+from transformer_mt.training.optimizer import ExponentialMovingAverage, build_adam, noam_rate
 
 
 @dataclass
@@ -76,7 +76,7 @@ class Engine:
         self.optimizer = build_adam(self.model, config.optim)
         self.scaler = torch.amp.GradScaler(device.type, enabled=precision == "fp16")
         decay = config.train.ema_decay
-        self.ema = Ema(self.model, decay) if decay else None
+        self.ema = ExponentialMovingAverage(self.model, decay) if decay else None
         self.skipped, self.bad_in_row = torch.zeros(2, device=device).unbind()
         self.norm = torch.zeros((), device=device)
         self.new_window()
@@ -85,7 +85,7 @@ class Engine:
         """Takes the weights of another model of the same shapes, and forgets the random start."""
         self.model.load_state_dict(model.state_dict())
         if self.ema:
-            self.ema = Ema(self.model, self.ema.decay)
+            self.ema = ExponentialMovingAverage(self.model, self.ema.decay)
 
     def new_window(self, window: LogWindow | None = None) -> None:
         """Begins the sums anew, or where they were."""
@@ -171,7 +171,7 @@ class Engine:
                 with autocast:
                     hidden = self._hidden(batch.src, batch.tgt_in)
                     wanted = batch.tgt_out, self.config.optim.label_smoothing, PAD_ID
-                    loss = projected_loss(hidden, self.model.matrix, *wanted, self.fused)
+                    loss = projected_loss(hidden, self.model.output_weight, *wanted, self.fused)
                 self.scaler.scale(loss / tokens).backward()  # type: ignore[no-untyped-call]
         except (RuntimeError, MemoryError) as error:
             if self.fused and is_compile_error(error):
