@@ -83,7 +83,7 @@ def compute_settings(device: torch.device, tf32: bool) -> Iterator[None]:
     if device.type != "cuda":
         yield
         return
-    cudnn_attention = torch.backends.cuda.cudnn_sdp_enabled()
+    cudnn_attention = torch.backends.cuda.cudnn_sdp_enabled()  # type: ignore[no-untyped-call]
     matmul_precision = torch.get_float32_matmul_precision()
     torch.backends.cuda.enable_cudnn_sdp(False)
     torch.set_float32_matmul_precision("high" if tf32 else "highest")

@@ -3,21 +3,19 @@
 No other module may use such API (tests/test_architecture.py). After an update of PyTorch, check
 this list:
 
-| Function              | PyTorch API                               | If the API is absent           |
-|-----------------------|-------------------------------------------|--------------------------------|
-| `has_onednn_linear`   | torch.ops.mkldnn                          | gives False                    |
-| `onednn_linear`       | torch.ops.mkldnn._linear_pointwise        | callers use `F.linear`         |
-| `pack_onednn_weight`  | torch.ops.mkldnn._reorder_linear_weight   | callers do not pack            |
-| `cpu_supports_bf16`   | torch.cpu._is_avx512_bf16_supported,      | gives False                    |
-|                       | torch.cpu._is_amx_tile_supported          |                                |
-| `lerp_all_`           | torch._foreach_lerp_                      | one `lerp_` per tensor         |
-| `loss_scale`          | torch.amp.GradScaler._get_scale_async     | waits for the device           |
-| `skip_step_if`        | attribute `found_inf` of a fused optimizer| fails: see its docstring       |
-| `mark_dynamic`        | torch._dynamo.maybe_mark_dynamic          | more compilations              |
-| `is_compile_error`    | torch._dynamo.exc.TorchDynamoException    | gives False                    |
+| Function           | PyTorch API                             | If the API is absent      |
+|--------------------|-----------------------------------------|---------------------------|
+| has_onednn_linear  | torch.ops.mkldnn                        | gives False               |
+| onednn_linear      | torch.ops.mkldnn._linear_pointwise      | callers use `F.linear`    |
+| pack_onednn_weight | torch.ops.mkldnn._reorder_linear_weight | callers do not pack       |
+| cpu_supports_bf16  | torch.cpu._is_avx512_bf16_supported     | gives False               |
+|                    | torch.cpu._is_amx_tile_supported        |                           |
+| lerp_all_          | torch._foreach_lerp_                    | one `lerp_` per tensor    |
+| loss_scale         | torch.amp.GradScaler._get_scale_async   | waits for the device      |
+| skip_step_if       | found_inf of a fused torch.optim.Adam   | no fallback, a test fails |
+| mark_dynamic       | torch._dynamo.maybe_mark_dynamic        | more compilations         |
+| is_compile_error   | torch._dynamo.exc.TorchDynamoException  | gives False               |
 """
-
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -57,7 +55,7 @@ def cpu_supports_bf16() -> bool:
     return any(check() for check in checks if check is not None)
 
 
-def lerp_all_(tensors: Sequence[Tensor], ends: Sequence[Tensor], weight: float) -> None:
+def lerp_all_(tensors: list[Tensor], ends: list[Tensor], weight: float) -> None:
     """Moves each tensor in place towards its end: tensor += weight * (end - tensor)."""
     if hasattr(torch, "_foreach_lerp_"):
         torch._foreach_lerp_(tensors, ends, weight)
