@@ -7,12 +7,12 @@ import numpy as np
 import torch
 
 from transformer_mt.evaluation.scoring import Score, bleu
+from transformer_mt.model.likelihood import token_log_probabilities
 from transformer_mt.model.transformer import Transformer
 from transformer_mt.text.batching import cut_micro_batches
 from transformer_mt.text.corpus import RawPairs
 from transformer_mt.text.encoded_pairs import EncodedPairs
 from transformer_mt.text.vocabulary import PAD_ID
-from transformer_mt.training.loss import nll
 from transformer_mt.translation.translator import Translator
 
 
@@ -56,7 +56,10 @@ def mean_nll(model: Transformer, pairs: EncodedPairs, micro_batch_tokens: int) -
     total = torch.zeros((), dtype=torch.float64, device=device)
     for part in cut_micro_batches(order, src_lengths, tgt_lengths, room):
         batch = pairs.batch(part).to(device)
-        total += nll(model(batch.src, batch.tgt_in), batch.tgt_out, PAD_ID)
+        log_probabilities = token_log_probabilities(
+            model, batch.src, batch.tgt_in, batch.tgt_out, PAD_ID
+        )
+        total -= log_probabilities[batch.tgt_out != PAD_ID].sum()
     model.train(training)
     return float(total) / int(tgt_lengths.sum())
 

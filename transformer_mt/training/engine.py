@@ -16,12 +16,18 @@ from torch import Tensor, nn
 from transformer_mt.config import Config
 from transformer_mt.errors import DeviceError
 from transformer_mt.model.transformer import Transformer
-from transformer_mt.system.device import DTYPES, is_out_of_memory, tensor_cores
+from transformer_mt.system.device import DTYPES, compute_settings, is_out_of_memory
+from transformer_mt.system.private_torch import is_compile_error, loss_scale, skip_step_if
 from transformer_mt.text.batching import Batch
 from transformer_mt.text.vocabulary import PAD_ID
 from transformer_mt.training.flops import training_flops
 from transformer_mt.training.loss import projected_loss
-from transformer_mt.training.optimizer import Ema, build_adam, noam_rate
+from transformer_mt.training.optimizer import (
+    ExponentialMovingAverage,
+    build_adam,
+    clip_gradients,
+    noam_rate,
+)
 
 _MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 
@@ -102,7 +108,7 @@ class Engine:
         self.optimizer = build_adam(self.model, config.optim)
         self.scaler = torch.amp.GradScaler(device.type, enabled=precision == "fp16")
         decay = config.train.ema_decay
-        self.ema = Ema(self.model, decay) if decay else None
+        self.ema = ExponentialMovingAverage(self.model, decay) if decay else None
         self.skipped_steps, self.nonfinite_in_row = torch.zeros(2, device=device).unbind()
         self.grad_norm = torch.zeros((), device=device)
         self.start_window()
@@ -169,7 +175,7 @@ class Engine:
         """Takes the weights of another model of the same shapes instead of the random ones."""
         self.model.load_state_dict(model.state_dict())
         if self.ema:
-            self.ema = Ema(self.model, self.ema.decay)
+            self.ema = ExponentialMovingAverage(self.model, self.ema.decay)
 
     def start_window(self, window: LogWindow | None = None) -> None:
         """Starts the sums of a log line at zero, or at those of an interrupted run."""
@@ -223,10 +229,9 @@ class Engine:
     def _update_weights(self, step: int, loss: Tensor) -> None:
         """Applies the gradients, unless they are not finite."""
         self.scaler.unscale_(self.optimizer)  # before clipping, or the scale would be clipped
-        self.grad_norm = self._clip_gradients(self.config.optim.max_grad_norm)
+        self.grad_norm = clip_gradients(self.model.parameters(), self.config.optim.max_grad_norm)
         finite = self.grad_norm.isfinite()
-        # Fused Adam leaves the weights alone where found_inf is 1; a scaler sets its own.
-        self.optimizer.found_inf = (~finite).float()  # type: ignore[attr-defined]
+        skip_step_if(self.optimizer, ~finite)
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
@@ -244,7 +249,7 @@ class Engine:
         """
         for parameter in self.model.parameters():
             parameter.grad = torch.zeros_like(parameter)
-        self.optimizer.found_inf = torch.ones((), device=self.device)  # type: ignore[attr-defined]
+        skip_step_if(self.optimizer, torch.ones((), device=self.device))
         self.optimizer.step()  # allocates the moments, and changes nothing
         self._backward(largest, largest.tgt_tokens)
         self.optimizer.zero_grad(set_to_none=True)
@@ -253,7 +258,7 @@ class Engine:
         """Adds a micro-batch's part of the step's gradient; gives the sum of its loss."""
         try:
             batch = micro_batch.to(self.device)
-            with tensor_cores(self.device):
+            with compute_settings(self.device, tf32=True):
                 loss = self._loss(batch)
                 self.scaler.scale(loss / step_tokens).backward()  # type: ignore[no-untyped-call]
         except (RuntimeError, MemoryError) as error:
@@ -266,7 +271,7 @@ class Engine:
         with torch.autocast(self.device.type, DTYPES[self.precision], enabled=enabled):
             return projected_loss(
                 self._hidden(batch.src, batch.tgt_in),
-                self.model.matrix,
+                self.model.output_weight,
                 batch.tgt_out,
                 self.config.optim.label_smoothing,
                 PAD_ID,
@@ -275,7 +280,7 @@ class Engine:
 
     def _explain(self, error: Exception, micro_batch: Batch) -> Exception:
         """Turns what a user can mend into a DeviceError; gives any other error back."""
-        if self.compiled and isinstance(error, torch._dynamo.exc.TorchDynamoException):
+        if self.compiled and is_compile_error(error):
             reason, *_ = str(error).split("\n\n")  # what follows is advice to PyTorch's authors
             return DeviceError(
                 f"torch.compile failed ({reason}): install a C compiler and Python's headers,"
@@ -290,19 +295,11 @@ class Engine:
             f" {self.config.train.micro_batch_tokens}, or the sizes under [model]"
         )
 
-    def _clip_gradients(self, max_norm: float) -> Tensor:
-        """Scales gradients down to a norm; gives the norm before, all on the device."""
-        parameters = list(self.model.parameters())
-        norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
-        if max_norm:
-            torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
-        return norm
-
     def _count_nonfinite(self, finite: Tensor, loss: Tensor) -> None:
         """Counts a skipped step, unless the loss scaler is still finding its scale."""
         skipped = ~finite
         if self.scaler.is_enabled():
-            at_smallest_scale = self.scaler._get_scale_async() <= 1.0  # type: ignore[operator]
+            at_smallest_scale = loss_scale(self.scaler) <= 1.0
             skipped = skipped & (~loss.isfinite() | at_smallest_scale)
         self.skipped_steps += skipped
         self.nonfinite_in_row = (self.nonfinite_in_row + skipped) * skipped

@@ -8,7 +8,7 @@ from pathlib import Path
 from transformer_mt.checkpoints.checkpoint import Checkpoint
 from transformer_mt.checkpoints.run_directory import find_checkpoint
 from transformer_mt.errors import CheckpointError, ConfigError, DeviceError
-from transformer_mt.model.cpu_kernels import pack
+from transformer_mt.model.cpu_kernels import pack_weights
 from transformer_mt.model.ensemble import Ensemble
 from transformer_mt.system.console import progress_bar
 from transformer_mt.system.device import DTYPES, choose_device, supports
@@ -56,7 +56,7 @@ def load_translator(
         checkpoint.build_model(raw).to(target, DTYPES[precision]) for checkpoint in checkpoints
     ]
     model = models[0] if len(models) == 1 else Ensemble(models).eval()
-    pack(model)  # once, not for each chunk of lines
+    pack_weights(model)  # once, not for each chunk of lines
     longest = max_length or min(checkpoint.config.data.max_length for checkpoint in checkpoints)
     return checkpoints, Translator(model, first.vocab, longest, search)
 

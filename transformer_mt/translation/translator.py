@@ -8,9 +8,10 @@ from itertools import islice
 import torch
 
 from transformer_mt.errors import ConfigError
-from transformer_mt.model.cpu_kernels import packed
+from transformer_mt.model.cpu_kernels import packed_weights
 from transformer_mt.model.ensemble import Ensemble
 from transformer_mt.model.transformer import Transformer
+from transformer_mt.system.device import compute_settings
 from transformer_mt.text.batching import pad
 from transformer_mt.text.vocabulary import BOS_ID, EOS_ID, PAD_ID, Vocabulary
 from transformer_mt.translation.search import Hypothesis, beam_search, greedy
@@ -168,7 +169,7 @@ class Translator:
         self.model.eval()
         found: list[list[Hypothesis]] = [[] for _ in sources]
         order = sorted(range(len(sources)), key=lambda i: len(sources[i]), reverse=True)
-        with packed(self.model):
+        with compute_settings(self.model.device, tf32=False), packed_weights(self.model):
             while order:
                 longest = max(len(sources[order[0]]) + 1, SHORTEST)
                 rows = max(1, self.batch_tokens // (longest * self.search.beam_size))
@@ -184,7 +185,7 @@ class Translator:
         device, step = self.model.device, self.model.next_logits
         src = pad([[*ids, EOS_ID] for ids in sources], PAD_ID).to(device)
         max_lengths = torch.tensor([len(ids) + EXTRA_LENGTH for ids in sources], device=device)
-        state = self.model.start(src, int(max_lengths.max()))
+        state = self.model.begin_decoding(src, int(max_lengths.max()))
         if self.greedy:
             rows = greedy(step, state, max_lengths, BOS_ID, EOS_ID)  # type: ignore[arg-type]
             return [[Hypothesis(ids, math.nan, math.nan)] for ids in rows]
