@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from transformer_mt.config import Config, DataConfig
+from transformer_mt.config import Config, DataConfig, values_that_shape_corpus
 from transformer_mt.errors import ConfigError, DataError
 from transformer_mt.system.console import progress_bar
 from transformer_mt.system.files import atomic_directory, locked
@@ -36,10 +36,6 @@ logger = logging.getLogger(__name__)
 REPORT = "report.json"
 FORMAT = 1
 _CHUNK = 20_000
-_SHAPING = (
-    "train src_lang tgt_lang max_length max_length_ratio"
-    " drop_duplicates drop_identical drop_control min_letters"
-).split()
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 _NO_LETTER = re.compile(r"[\W\d_]")
 _KEPT = ""
@@ -116,11 +112,11 @@ def describe_dropped(dropped: dict[str, int]) -> str:
 
 def _fingerprint(config: Config, text: str, vocab: Vocabulary | None) -> str:
     shape: dict[str, Any] = {"format": FORMAT, "text": text}
-    shape["data"] = {key: getattr(config.data, key) for key in _SHAPING}
+    shape["data"] = values_that_shape_corpus(config.data)
     shape["vocab"] = (
         [hashlib.sha256(model).hexdigest() for model in (vocab.src_model, vocab.tgt_model)]
         if vocab
-        else config.vocab.model_dump()
+        else values_that_shape_corpus(config.vocab)
     )
     return hashlib.sha256(json.dumps(shape, sort_keys=True).encode()).hexdigest()[:16]
 
