@@ -12,7 +12,6 @@ It appears at one stroke, whole. Who finds another process at it waits for that 
 import hashlib
 import json
 import logging
-import re
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -27,6 +26,12 @@ from transformer_mt.config import Config, DataConfig, values_that_shape_corpus
 from transformer_mt.errors import ConfigError, DataError
 from transformer_mt.system.console import progress_bar
 from transformer_mt.system.files import atomic_directory, locked
+from transformer_mt.text.cleaning import (
+    _KEPT,
+    _length_reason,
+    _text_reason,
+    describe_dropped,
+)
 from transformer_mt.text.corpus import Pair, Source, open_split
 from transformer_mt.text.encoded_pairs import EncodedLines, EncodedPairs, flatten
 from transformer_mt.text.vocabulary import UNK_ID, Vocabulary, train_vocabulary
@@ -36,9 +41,6 @@ logger = logging.getLogger(__name__)
 REPORT = "report.json"
 FORMAT = 1
 _CHUNK = 20_000
-_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
-_NO_LETTER = re.compile(r"[\W\d_]")
-_KEPT = ""
 
 
 @dataclass(frozen=True)
@@ -103,11 +105,6 @@ def prepare(
 
 def _log_waiting(holder: str) -> None:
     logger.info("process %s prepares the same corpus; waiting for it", holder)
-
-
-def describe_dropped(dropped: dict[str, int]) -> str:
-    """Lists counts by reason."""
-    return ", ".join(f"{count} {why}" for why, count in sorted(dropped.items())) or "none"
 
 
 def _fingerprint(config: Config, text: str, vocab: Vocabulary | None) -> str:
@@ -212,41 +209,6 @@ def _clean(config: Config, source: Source, learn: bool) -> Cleaned:
     if not cleaned.words:
         _refuse(config.data, len(cleaned.reasons), cleaned.dropped())
     return cleaned
-
-
-def _text_reason(config: DataConfig, pair: Pair, seen: set[bytes]) -> str:
-    """Says why a pair is dropped as text; nothing if it is kept."""
-    src, tgt = pair
-    if not src or not tgt:
-        return "empty"
-    if config.drop_identical and src == tgt:
-        return "identical sides"
-    if config.drop_control and (_CONTROL.search(src) or _CONTROL.search(tgt)):
-        return "control characters"
-    if config.min_letters and min(map(_letters, pair)) < config.min_letters:
-        return "too few letters"
-    if config.drop_duplicates:
-        digest = hashlib.blake2b(f"{src}\n{tgt}".encode(), digest_size=8).digest()
-        if digest in seen:
-            return "duplicate"
-        seen.add(digest)
-    return _KEPT
-
-
-def _letters(text: str) -> float:
-    return len(_NO_LETTER.sub("", text)) / len("".join(text.split()))
-
-
-def _length_reason(config: DataConfig, src: int, tgt: int) -> str:
-    """Says why a pair is dropped for its pieces; nothing if it is kept."""
-    longer, shorter = max(src, tgt), min(src, tgt)
-    if not shorter:
-        return "empty"
-    if longer > config.max_length:
-        return f"over {config.max_length} pieces"
-    if config.max_length_ratio and longer > config.max_length_ratio * shorter:
-        return f"length ratio over {config.max_length_ratio:g}"
-    return _KEPT
 
 
 def _encode(
