@@ -1,12 +1,24 @@
 """Configuration: strict types, overrides, the recipes, and what a resumed run may change."""
 
 from pathlib import Path
+from typing import Annotated
 
 import pytest
 from conftest import tiny_config
 from pydantic import ValidationError
 
-from transformer_mt.config import MAY_CHANGE, changed_keys, flat_values, load_config, parse_config
+from transformer_mt.config import (
+    Config,
+    DataConfig,
+    OnChange,
+    TrainConfig,
+    changed_keys,
+    flat_values,
+    keys_that_end_bit_equality,
+    load_config,
+    parse_config,
+    values_that_shape_corpus,
+)
 from transformer_mt.errors import ConfigError
 
 RECIPES = sorted((Path(__file__).parents[1] / "configs").glob("*.toml"))
@@ -51,7 +63,7 @@ def test_the_papers_recipes(name, d_model, d_ff, heads, dropout, steps, kept):
         ("optim.lr_scale=2", 2.0),
         ("model.tie_embeddings=false", False),
         ("optim.betas=[0.8, 0.9]", (0.8, 0.9)),
-        ("data.path=../some/folder-1", "../some/folder-1"),
+        ("data.path=../a/folder-1", "../a/folder-1"),
         ("data.train=train[:5000]", "train[:5000]"),
         ('data.name="no"', "no"),
         ("data.name=de-en", "de-en"),
@@ -59,7 +71,7 @@ def test_the_papers_recipes(name, d_model, d_ff, heads, dropout, steps, kept):
     ],
 )
 def test_overrides_are_toml_or_plain_words(text, value):
-    """Numbers, booleans and lists are read as TOML; what is none is a string."""
+    """Numbers, booleans and lists are parsed as TOML; anything else is a string."""
     assert flat_values(recipe("sample", text))[text.partition("=")[0].strip()] == value
 
 
@@ -69,33 +81,182 @@ def test_the_last_override_wins():
 
 
 def test_configuration_is_frozen():
-    """Nothing changes it after it was checked."""
+    """A value cannot change after validation."""
     with pytest.raises(ValidationError):
         recipe("sample").train.seed = 3
 
 
 @pytest.mark.parametrize("value", ["yes", 1, None])
 def test_nothing_is_coerced(value):
-    """A word or a number is no boolean."""
+    """A string or a number is not a boolean."""
     values = {"data": {"path": "x"}, "vocab": {"shared": value}}
     with pytest.raises(ConfigError, match=r"^here: vocab.shared"):
         parse_config(values, "here")
 
 
-def test_the_message_is_one_line():
-    """Even where several keys are wrong."""
-    values = {"data": {"path": 3, "nope": 1}, "train": {"seed": "x"}}
+MISTAKES = [
+    (
+        {"model": {"d_modle": 3}},
+        ["data is missing", "unknown key model.d_modle (did you mean model.d_model?)"],
+    ),
+    (
+        {"data": {"path": "x"}, "modl": {}, "d_model": 3},
+        [
+            "unknown key modl (did you mean model?)",
+            "unknown key d_model (did you mean model.d_model?)",
+        ],
+    ),
+    (
+        {"data": {"path": "x"}, "train": {"warmup_steps": 3, "path": "y", "qqqq": 1}},
+        [
+            "unknown key train.warmup_steps (did you mean optim.warmup_steps?)",
+            "unknown key train.path (did you mean data.path or vocab.path?)",
+            "unknown key train.qqqq",
+        ],
+    ),
+    (
+        {"data": {"train": 3}, "train": {"seed": -1}, "optim": {"betas": [0.9, 1.5]}},
+        [
+            "data.path is missing",
+            "data.train = 3 should be a split's name or a list of them",
+            "optim.betas[1] = 1.5 should be less than 1",
+            "train.seed = -1 should be greater than or equal to 0",
+        ],
+    ),
+    (
+        {"data": {"path": "", "train": []}, "model": {"norm": "between"}, "valid": 3},
+        [
+            "data.path = '' should have at least 1 character",
+            "data.train = [] should be a split's name or a list of them",
+            "model.norm = 'between' should be 'post', 'pre' or 'sublayer'",
+            "valid = 3 should be a section, not a value",
+        ],
+    ),
+    (
+        {"data": {"path": "x"}, "model": {"d_model": 63, "n_heads": 4}, "optim": {"betas": [1]}},
+        [
+            "model.d_model = 63 is not divisible by model.n_heads = 4",
+            "model.d_model = 63 is odd; positional encodings are pairs of a sine and a cosine",
+            "optim.betas[0] = 1 should be less than 1",
+            "optim.betas[1] is missing",
+        ],
+    ),
+    (
+        {
+            "data": {"path": "x", "src_lang": "en", "max_length": 20},
+            "vocab": {"shared": False},
+            "train": {"micro_batch_tokens": 20},
+        },
+        [
+            "model.tie_embeddings = true requires vocab.shared = true",
+            "train.micro_batch_tokens = 20 cannot hold a pair of data.max_length = 20 pieces and",
+            "data.src_lang and data.tgt_lang are the same language, en",
+        ],
+    ),
+    ({"data": {"path": "x", "zz\nz": 1}}, [r"unknown key 'data.zz\nz'"]),
+    (
+        {"data": {"path": "x\ny", "train": 3.5, "test": ["\n"]}},
+        ["data.train", "data.test = ['\\n'"],
+    ),
+]
+
+
+@pytest.mark.parametrize(("values", "messages"), MISTAKES)
+def test_all_mistakes_are_reported_in_one_line(values, messages):
+    """Each with its key, its value and what is allowed. Sabotage: describe only the first."""
     with pytest.raises(ConfigError) as error:
         parse_config(values, "here")
-    assert "\n" not in str(error.value)
+    text = str(error.value)
+    assert text.startswith("here: ") and "\n" not in text
+    for message in messages:
+        assert message in text
+    assert text.count("; ") >= len(messages) - 1
 
 
-def test_changed_keys(tmp_path):
-    """Only how long to train and how often to log and save may change."""
+def test_only_declared_keys_may_change(tmp_path):
+    """How long to train, how often to log and save, and where text and vocabulary are stored."""
     old = tiny_config(tmp_path)
     longer = tiny_config(tmp_path, train__max_steps=99, train__save_every=3, valid__patience=2)
-    assert changed_keys(old, longer) == []
-    other = tiny_config(tmp_path, train__max_steps=99, train__seed=9, optim__warmup_steps=5)
-    assert changed_keys(old, other) == ["optim.warmup_steps", "train.seed"]
-    for key in MAY_CHANGE:
-        flat_values(old)[key]  # each names a key that exists
+    moved = tiny_config(tmp_path, data__path="moved", data__cache_dir="moved", vocab__path="moved")
+    for allowed in (longer, moved):
+        assert changed_keys(old, allowed) == keys_that_end_bit_equality(old, allowed) == []
+    other = tiny_config(
+        tmp_path, train__max_steps=99, train__seed=9, optim__warmup_steps=5, data__max_length=9
+    )
+    assert changed_keys(old, other) == ["data.max_length", "optim.warmup_steps", "train.seed"]
+
+
+def test_keys_that_end_bit_equality(tmp_path):
+    """Device, compilation and micro-batch size may change, and are listed."""
+    old = tiny_config(tmp_path)
+    new = tiny_config(
+        tmp_path,
+        train__max_steps=99,
+        train__device="auto",
+        train__compile=False,
+        train__micro_batch_tokens=700,
+    )
+    assert changed_keys(old, new) == []
+    assert keys_that_end_bit_equality(old, new) == [
+        "train.compile",
+        "train.device",
+        "train.micro_batch_tokens",
+    ]
+
+
+def test_keys_that_shape_the_corpus():
+    """Another value of these needs another prepared corpus."""
+    config = recipe("sample")
+    assert sorted(values_that_shape_corpus(config.data)) == [
+        "drop_control",
+        "drop_duplicates",
+        "drop_identical",
+        "max_length",
+        "max_length_ratio",
+        "min_letters",
+        "src_lang",
+        "tgt_lang",
+        "train",
+    ]
+    assert values_that_shape_corpus(config.vocab) == {
+        "kind": config.vocab.kind,
+        "size": config.vocab.size,
+        "shared": config.vocab.shared,
+        "max_words": config.vocab.max_words,
+    }
+    assert values_that_shape_corpus(config.train) == {}
+
+
+def test_a_field_must_declare_what_a_change_does():
+    """A new key without `OnChange`, or with two, fails when its class is created."""
+    with pytest.raises(TypeError, match=r"Forgetful.dropout: declare what a change on resume does"):
+
+        class Forgetful(TrainConfig):
+            dropout: float = 0.1
+
+    with pytest.raises(TypeError, match=r"Undecided.dropout: declare"):
+
+        class Undecided(TrainConfig):
+            dropout: Annotated[float, OnChange.ALLOWED, OnChange.REFUSED] = 0.1
+
+
+def with_new_field(config: Config, on_change: OnChange, value: int) -> Config:
+    """Returns a configuration whose data section has one more field, declared as given."""
+
+    class ExtendedDataConfig(DataConfig):
+        new: Annotated[int, on_change] = 0
+
+    data = ExtendedDataConfig(**config.data.model_dump(), new=value)
+    return config.model_copy(update={"data": data})
+
+
+@pytest.mark.parametrize("on_change", OnChange)
+def test_the_declaration_of_a_new_field_is_obeyed(tmp_path, on_change):
+    """No other list needs to know the field."""
+    old, new = (with_new_field(tiny_config(tmp_path), on_change, value) for value in (1, 2))
+    refused = on_change in (OnChange.REFUSED, OnChange.SHAPES_CORPUS)
+    inexact = on_change is OnChange.ENDS_BIT_EQUALITY
+    assert changed_keys(old, new) == (["data.new"] if refused else [])
+    assert keys_that_end_bit_equality(old, new) == (["data.new"] if inexact else [])
+    assert ("new" in values_that_shape_corpus(new.data)) == (on_change is OnChange.SHAPES_CORPUS)
+    assert flat_values(new)["data.new"] == 2

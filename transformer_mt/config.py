@@ -1,168 +1,227 @@
 """All configuration: typed, frozen sections, loaded strictly from TOML.
 
-Each default stands here and nowhere else; a file in `configs/` states only what differs.
+Every key is declared here once, with its type, its allowed values, its default, and what happens
+when a run is resumed with another value of it. A file in `configs/` states only what differs from
+the defaults.
 """
 
 import difflib
+import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
+from enum import Enum
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
+from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
 
 from transformer_mt.errors import ConfigError
 
-Precision = Literal["fp32", "bf16", "fp16"]
+
+class OnChange(Enum):
+    """What happens when a run is resumed with another value of a key."""
+
+    REFUSED = "refused"
+    """Training stops with an error: it would no longer be the same run."""
+    SHAPES_CORPUS = "shapes corpus"
+    """Refused too; the value is also part of the fingerprint of the prepared corpus."""
+    ENDS_BIT_EQUALITY = "ends bit-equality"
+    """Training continues, but the result differs in rounding or dropout masks."""
+    ALLOWED = "allowed"
+    """Training continues, and every step is the same as without the change."""
 
 
 class Section(BaseModel):
-    """What all sections share: immutable, strictly typed, no unknown keys, no NaN."""
+    """Base of all sections: immutable, strictly typed, no unknown keys, no NaN.
+
+    Each field is itself a section or declares an `OnChange` in its `Annotated` type.
+    """
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False)
 
+    @classmethod
+    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
+        """Refuses a subclass with a field that lacks its declaration.
+
+        Raises:
+            TypeError: Naming the field.
+        """
+        super().__pydantic_init_subclass__(**kwargs)
+        for name, field in cls.model_fields.items():
+            if not _is_section(field) and len(_declarations(field)) != 1:
+                raise TypeError(
+                    f"{cls.__name__}.{name}: declare what a change on resume does, with exactly"
+                    " one OnChange: Annotated[type, OnChange.REFUSED]"
+                )
+
+
+def _is_section(field: FieldInfo) -> bool:
+    return isinstance(field.annotation, type) and issubclass(field.annotation, Section)
+
+
+def _declarations(field: FieldInfo) -> list[OnChange]:
+    return [item for item in field.metadata if isinstance(item, OnChange)]
+
 
 class DataConfig(Section):
-    """Where the parallel text comes from, and which pairs of it are trained on."""
+    """The parallel text, and which of its pairs are trained on."""
 
-    path: str = Field(min_length=1)
+    path: Annotated[str, Field(min_length=1), OnChange.ALLOWED]
     """A hub id, a local folder laid out like a hub repository, or a folder of SPLIT.LANG text."""
-    name: str | None = None
+    name: Annotated[str | None, OnChange.ALLOWED] = None
     """The corpus's configuration on the hub, such as "de-en"."""
-    train: str | list[str] = "train"
-    """One split, or several; in a local folder also names or patterns of files, see the README."""
-    valid: str = "validation"
-    test: str = "test"
-    src_lang: str = "de"
-    tgt_lang: str = "en"
-    max_length: int = Field(default=256, ge=1)
-    """Pieces a side, end marks not counted; longer training pairs are dropped."""
-    max_length_ratio: float = Field(default=0.0, ge=0.0)
-    """Longer side over shorter side, in pieces; pairs beyond it are dropped. 0 is no limit."""
-    drop_duplicates: bool = False
-    """Of equal training pairs only the first is kept."""
-    drop_identical: bool = False
-    """Training pairs whose sides are the same text are dropped."""
-    drop_control: bool = False
-    """Training pairs with control characters are dropped."""
-    min_letters: float = Field(default=0.0, ge=0.0, le=1.0)
-    """Share of letters among the characters of either side, spaces apart, below which a training
-    pair is dropped."""
-    cache_dir: str = "data/cache"
-    """Where downloads lie."""
-    prepared_dir: str = "data/prepared"
-    """Where training text lies as ids, for all runs that want the same."""
+    train: Annotated[str | list[str], OnChange.SHAPES_CORPUS] = "train"
+    """One split or a list of them; in a local folder also file names and patterns (see README)."""
+    valid: Annotated[str, OnChange.REFUSED] = "validation"
+    test: Annotated[str, OnChange.ALLOWED] = "test"
+    src_lang: Annotated[str, OnChange.SHAPES_CORPUS] = "de"
+    tgt_lang: Annotated[str, OnChange.SHAPES_CORPUS] = "en"
+    max_length: Annotated[int, Field(ge=1), OnChange.SHAPES_CORPUS] = 256
+    """Pieces per side, without end marks; longer training pairs are dropped."""
+    max_length_ratio: Annotated[float, Field(ge=0), OnChange.SHAPES_CORPUS] = 0.0
+    """Limit on pieces of the longer side over pieces of the shorter. 0 is no limit."""
+    drop_duplicates: Annotated[bool, OnChange.SHAPES_CORPUS] = False
+    """Drop all but the first of equal training pairs."""
+    drop_identical: Annotated[bool, OnChange.SHAPES_CORPUS] = False
+    """Drop training pairs whose source and target are the same text."""
+    drop_control: Annotated[bool, OnChange.SHAPES_CORPUS] = False
+    """Drop training pairs with control characters."""
+    min_letters: Annotated[float, Field(ge=0, le=1), OnChange.SHAPES_CORPUS] = 0.0
+    """Drop training pairs in which letters are a smaller share of either side's characters, not
+    counting spaces."""
+    cache_dir: Annotated[str, OnChange.ALLOWED] = "data/cache"
+    """Folder for downloads."""
+    prepared_dir: Annotated[str, OnChange.ALLOWED] = "data/prepared"
+    """Folder for prepared corpora, which all runs with the same data and vocabulary share."""
+
+    @field_validator("train", mode="before")
+    @classmethod
+    def _names_of_splits(cls, value: object) -> object:
+        names = value if isinstance(value, list) else [value]
+        if not names or not all(isinstance(name, str) for name in names):
+            raise ValueError(f"data.train = {value!r} should be a split's name or a list of them")
+        return value
 
 
 class VocabConfig(Section):
     """The SentencePiece vocabulary learned from the training text."""
 
-    kind: Literal["bpe", "unigram", "word", "char"] = "bpe"
-    size: int = Field(default=37_000, ge=1)
-    """Pieces, the special and byte pieces included; of each language when not shared. Words and
-    characters, which have no byte pieces, may be fewer."""
-    shared: bool = True
-    max_words: int = Field(default=1_000_000, ge=1)
-    """SentencePiece learns from so many distinct words at most, the most frequent, to bound its
+    kind: Annotated[Literal["bpe", "unigram", "word", "char"], OnChange.SHAPES_CORPUS] = "bpe"
+    size: Annotated[int, Field(ge=1), OnChange.SHAPES_CORPUS] = 37_000
+    """Number of pieces, including special and byte pieces; per language if not shared. `word` and
+    `char` have no byte pieces and may have fewer."""
+    shared: Annotated[bool, OnChange.SHAPES_CORPUS] = True
+    """One vocabulary for both languages."""
+    max_words: Annotated[int, Field(ge=1), OnChange.SHAPES_CORPUS] = 1_000_000
+    """Number of distinct words, the most frequent ones, that SentencePiece learns from; bounds its
     memory."""
-    path: str | None = None
-    """A SentencePiece model made elsewhere, or a folder with src.model and tgt.model; then kind,
-    size and max_words mean nothing."""
+    path: Annotated[str | None, OnChange.ALLOWED] = None
+    """An existing SentencePiece model, or a folder with src.model and tgt.model, to use instead of
+    learning one; kind, size and max_words are then ignored."""
 
 
 class ModelConfig(Section):
     """Sizes and variants of the encoder-decoder; the defaults are the paper's base model."""
 
-    d_model: int = Field(default=512, ge=2)
-    d_ff: int = Field(default=2048, ge=1)
-    n_heads: int = Field(default=8, ge=1)
-    encoder_layers: int = Field(default=6, ge=1)
-    decoder_layers: int = Field(default=6, ge=1)
-    dropout: float = Field(default=0.1, ge=0.0, lt=1.0)
-    attention_dropout: float = Field(default=0.0, ge=0.0, lt=1.0)
-    activation_dropout: float = Field(default=0.0, ge=0.0, lt=1.0)
-    norm: Literal["post", "pre", "sublayer"] = "post"
+    d_model: Annotated[int, Field(ge=2), OnChange.REFUSED] = 512
+    d_ff: Annotated[int, Field(ge=1), OnChange.REFUSED] = 2048
+    n_heads: Annotated[int, Field(ge=1), OnChange.REFUSED] = 8
+    encoder_layers: Annotated[int, Field(ge=1), OnChange.REFUSED] = 6
+    decoder_layers: Annotated[int, Field(ge=1), OnChange.REFUSED] = 6
+    dropout: Annotated[float, Field(ge=0, lt=1), OnChange.REFUSED] = 0.1
+    attention_dropout: Annotated[float, Field(ge=0, lt=1), OnChange.REFUSED] = 0.0
+    activation_dropout: Annotated[float, Field(ge=0, lt=1), OnChange.REFUSED] = 0.0
+    norm: Annotated[Literal["post", "pre", "sublayer"], OnChange.REFUSED] = "post"
     """LayerNorm(x + f(x)), x + f(LayerNorm(x)) or x + LayerNorm(f(x))."""
-    attention_bias: bool = True
-    tie_embeddings: bool = True
-    """One matrix for source embedding, target embedding and output projection."""
+    attention_bias: Annotated[bool, OnChange.REFUSED] = True
+    tie_embeddings: Annotated[bool, OnChange.REFUSED] = True
+    """Share one weight between source embedding, target embedding and output projection."""
 
     @model_validator(mode="after")
-    def _heads_divide_width(self) -> Self:
+    def _d_model_is_divisible(self) -> Self:
+        mistakes = []
         if self.d_model % self.n_heads:
-            raise ValueError(
+            mistakes.append(
                 f"model.d_model = {self.d_model} is not divisible by model.n_heads = {self.n_heads}"
             )
         if self.d_model % 2:
-            raise ValueError(
-                f"model.d_model = {self.d_model} is odd: sines and cosines of the positions"
-                " come in pairs, so choose an even width"
+            mistakes.append(
+                f"model.d_model = {self.d_model} is odd; positional encodings are pairs of a sine"
+                " and a cosine, so it must be even"
             )
+        if mistakes:
+            raise ValueError("; ".join(mistakes))
         return self
+
+
+Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
 class OptimConfig(Section):
-    """Adam, its rate and its loss; the defaults are the paper's."""
+    """Adam, its learning rate and the loss; the defaults are the paper's."""
 
-    warmup_steps: int = Field(default=4000, ge=1)
-    lr_scale: float = Field(default=1.0, gt=0.0)
-    """Multiplies the Noam rate."""
-    label_smoothing: float = Field(default=0.1, ge=0.0, lt=1.0)
-    max_grad_norm: float = Field(default=0.0, ge=0.0)
-    """Gradients are scaled down to this norm. 0 leaves them alone, as the paper does."""
-    # A TOML array arrives as a list, which strict mode would not take for a tuple.
-    betas: tuple[float, float] = Field(default=(0.9, 0.98), strict=False)
-    eps: float = Field(default=1e-9, gt=0.0)
-
-    @model_validator(mode="after")
-    def _betas_below_one(self) -> Self:
-        if not all(0.0 <= beta < 1.0 for beta in self.betas):
-            raise ValueError(f"optim.betas = {list(self.betas)} must lie in [0, 1)")
-        return self
+    warmup_steps: Annotated[int, Field(ge=1), OnChange.REFUSED] = 4000
+    lr_scale: Annotated[float, Field(gt=0), OnChange.REFUSED] = 1.0
+    """Factor on the Noam learning rate."""
+    label_smoothing: Annotated[float, Field(ge=0, lt=1), OnChange.REFUSED] = 0.1
+    max_grad_norm: Annotated[float, Field(ge=0), OnChange.REFUSED] = 0.0
+    """Norm to which gradients are clipped. 0 disables clipping, as in the paper."""
+    # Not strict, because a TOML array arrives as a list.
+    betas: Annotated[tuple[Beta, Beta], Field(strict=False), OnChange.REFUSED] = (0.9, 0.98)
+    eps: Annotated[float, Field(gt=0), OnChange.REFUSED] = 1e-9
 
 
 class TrainConfig(Section):
-    """The loop: how much a step holds, when it stops, what it saves."""
+    """The training loop: the size of a step, when to stop, what to save."""
 
-    batch_tokens: int = Field(default=25_000, ge=1)
-    """A step collects pairs until its real source or target tokens reach this."""
-    micro_batch_tokens: int = Field(default=8192, ge=2)
-    """Padded positions, sentences times longest side, that go through the model at once."""
-    max_steps: int = Field(default=100_000, ge=0)
-    max_epochs: int = Field(default=0, ge=0)
+    batch_tokens: Annotated[int, Field(ge=1), OnChange.REFUSED] = 25_000
+    """Source or target tokens, without padding, at which the pairs of a step are complete."""
+    micro_batch_tokens: Annotated[int, Field(ge=2), OnChange.ENDS_BIT_EQUALITY] = 8192
+    """Limit on sentences times longest side, padding included, per forward pass."""
+    max_steps: Annotated[int, Field(ge=0), OnChange.ALLOWED] = 100_000
+    max_epochs: Annotated[int, Field(ge=0), OnChange.ALLOWED] = 0
     """0 is no limit."""
-    max_minutes: float = Field(default=0.0, ge=0.0)
-    """Minutes of training over all resumptions, validation included. 0 is no limit."""
-    save_every: int = Field(default=1000, ge=1)
-    save_every_minutes: float = Field(default=0.0, ge=0.0)
-    """Minutes after which a checkpoint is saved in any case. 0 is never."""
-    keep_last: int = Field(default=5, ge=1)
-    log_every: int = Field(default=50, ge=1)
-    max_bad_steps: int = Field(default=100, ge=1)
-    """So many non-finite steps in a row stop the run."""
-    precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    compile: bool = True
-    """On CUDA, the model's operations are fused by torch.compile, which takes a while at the start.
-    CPUs are faster without."""
-    seed: int = Field(default=1, ge=0, lt=2**32)
-    init_from: str | None = None
-    """A run or checkpoint whose weights and vocabulary this run begins with."""
-    ema_decay: float = Field(default=0.0, ge=0.0, lt=1.0)
-    """Decay of a moving average of the weights, kept, validated and saved beside them, such as
-    0.999. 0 keeps none."""
+    max_minutes: Annotated[float, Field(ge=0), OnChange.ALLOWED] = 0.0
+    """Minutes of training over all resumptions, including validation. 0 is no limit."""
+    save_every: Annotated[int, Field(ge=1), OnChange.ALLOWED] = 1000
+    save_every_minutes: Annotated[float, Field(ge=0), OnChange.ALLOWED] = 0.0
+    """Also save when this many minutes have passed since the last checkpoint. 0 disables it."""
+    keep_last: Annotated[int, Field(ge=1), OnChange.ALLOWED] = 5
+    log_every: Annotated[int, Field(ge=1), OnChange.ALLOWED] = 50
+    max_bad_steps: Annotated[int, Field(ge=1), OnChange.ALLOWED] = 100
+    """Number of consecutive non-finite steps that ends training with an error."""
+    precision: Annotated[Literal["auto", "fp32", "bf16", "fp16"], OnChange.REFUSED] = "auto"
+    device: Annotated[Literal["auto", "cpu", "cuda"], OnChange.ENDS_BIT_EQUALITY] = "auto"
+    compile: Annotated[bool, OnChange.ENDS_BIT_EQUALITY] = True
+    """Use torch.compile on CUDA, which takes a while at the start. Has no effect on a CPU, where
+    compiled code is slower."""
+    seed: Annotated[int, Field(ge=0, lt=2**32), OnChange.REFUSED] = 1
+    init_from: Annotated[str | None, OnChange.REFUSED] = None
+    """A run or checkpoint whose weights and vocabulary the run starts from."""
+    ema_decay: Annotated[float, Field(ge=0, lt=1), OnChange.REFUSED] = 0.0
+    """Decay, such as 0.999, of a moving average of the weights that is validated and saved in
+    addition to them. 0 disables it."""
 
 
 class ValidConfig(Section):
     """Validation by greedy BLEU on `data.valid`."""
 
-    every: int = Field(default=1000, ge=1)
-    patience: int = Field(default=0, ge=0)
-    """Validations without a better BLEU after which training stops. 0 never stops it."""
+    every: Annotated[int, Field(ge=1), OnChange.REFUSED] = 1000
+    patience: Annotated[int, Field(ge=0), OnChange.ALLOWED] = 0
+    """Number of consecutive validations without a better BLEU that ends training. 0 is no limit."""
 
 
 class Config(Section):
-    """One training run, whole."""
+    """The configuration of a training run."""
 
     data: DataConfig
     vocab: VocabConfig = VocabConfig()
@@ -173,49 +232,36 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _sections_agree(self) -> Self:
+        mistakes = []
         if self.model.tie_embeddings and not self.vocab.shared:
-            raise ValueError(
-                "model.tie_embeddings = true needs vocab.shared = true:"
-                " separate vocabularies cannot share a matrix"
+            mistakes.append(
+                "model.tie_embeddings = true requires vocab.shared = true:"
+                " separate vocabularies cannot share an embedding"
             )
         if self.train.micro_batch_tokens <= self.data.max_length:
-            raise ValueError(
+            mistakes.append(
                 f"train.micro_batch_tokens = {self.train.micro_batch_tokens} cannot hold a pair of"
                 f" data.max_length = {self.data.max_length} pieces and its end mark:"
-                " raise the one or lower the other"
+                " raise the former or lower the latter"
             )
         if self.data.src_lang == self.data.tgt_lang:
-            raise ValueError("data.src_lang and data.tgt_lang name the same language")
+            mistakes.append(
+                f"data.src_lang and data.tgt_lang are the same language, {self.data.src_lang}"
+            )
+        if mistakes:
+            raise ValueError("; ".join(mistakes))
         return self
 
 
-MAY_CHANGE = frozenset(
-    {
-        "data.cache_dir",
-        "data.prepared_dir",
-        "train.max_steps",
-        "train.max_epochs",
-        "train.max_minutes",
-        "train.save_every",
-        "train.save_every_minutes",
-        "train.keep_last",
-        "train.log_every",
-        "train.max_bad_steps",
-        "valid.patience",
-    }
-)
-"""Keys a resumed run may change: how long it trains and how often it logs or saves, not what."""
-
-
 def load_config(path: Path, overrides: Iterable[str] = ()) -> Config:
-    """Reads a TOML file, applies `key=value` overrides and checks the whole.
+    """Reads a TOML file, applies `key=value` overrides and validates the result.
 
     Args:
         path: The TOML file.
-        overrides: Items such as `optim.warmup_steps=8000`, later ones winning.
+        overrides: Items such as `optim.warmup_steps=8000`; later ones win.
 
     Raises:
-        ConfigError: Naming file and line, or key, and what is wrong with it.
+        ConfigError: Naming the file, and the line or every key that is wrong.
     """
     try:
         with path.open("rb") as file:
@@ -226,38 +272,70 @@ def load_config(path: Path, overrides: Iterable[str] = ()) -> Config:
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path}: not valid TOML: {error}") from None
     for override in overrides:
-        _set(values, override)
+        _apply_override(values, override)
     return parse_config(values, str(path))
 
 
 def parse_config(values: Mapping[str, Any], origin: str) -> Config:
-    """Checks nested values against the sections.
+    """Validates nested values.
 
     Args:
         values: Section name to key to value.
-        origin: What to call their source in an error.
+        origin: Where the values come from, for the error message.
 
     Raises:
-        ConfigError: Naming the first key that is wrong.
+        ConfigError: Naming every key that is wrong. Rules between keys are checked once the keys
+            themselves are valid.
     """
     try:
         return Config.model_validate(values)
     except ValidationError as error:
-        raise ConfigError(f"{origin}: {_explain(error)}") from None
+        mistakes = "; ".join(_describe_mistake(mistake) for mistake in error.errors())
+        raise ConfigError(f"{origin}: {mistakes}") from None
 
 
 def flat_values(config: Config) -> dict[str, object]:
-    """Gives every value under its dotted key."""
-    return dict(_flatten(config.model_dump()))
+    """Returns every value by its dotted key."""
+    return {key: value for key, value, _ in _declared_keys(config)}
 
 
 def changed_keys(old: Config, new: Config) -> list[str]:
-    """Names the keys that differ and must not, for a run that would be resumed."""
-    before, after = flat_values(old), flat_values(new)
-    return sorted(key for key in before if before[key] != after[key] and key not in MAY_CHANGE)
+    """Lists the keys that differ and that a resumed run must not change."""
+    return _changed(old, new, (OnChange.REFUSED, OnChange.SHAPES_CORPUS))
 
 
-def _set(values: dict[str, Any], override: str) -> None:
+def keys_that_end_bit_equality(old: Config, new: Config) -> list[str]:
+    """Lists the keys that differ, may differ, and make a resumed run differ in rounding."""
+    return _changed(old, new, (OnChange.ENDS_BIT_EQUALITY,))
+
+
+def values_that_shape_corpus(section: Section) -> dict[str, object]:
+    """Returns the values of a section that the prepared corpus depends on, by name."""
+    return {
+        name: getattr(section, name)
+        for name, field in type(section).model_fields.items()
+        if OnChange.SHAPES_CORPUS in field.metadata
+    }
+
+
+def _declared_keys(config: Config) -> Iterator[tuple[str, object, OnChange]]:
+    """Lists dotted keys with their values and declarations."""
+    for section_name, section in config:
+        for name, field in type(section).model_fields.items():
+            [on_change] = _declarations(field)
+            yield f"{section_name}.{name}", getattr(section, name), on_change
+
+
+def _changed(old: Config, new: Config, kinds: tuple[OnChange, ...]) -> list[str]:
+    old_values = flat_values(old)
+    return sorted(
+        key
+        for key, value, on_change in _declared_keys(new)
+        if on_change in kinds and value != old_values[key]
+    )
+
+
+def _apply_override(values: dict[str, Any], override: str) -> None:
     key, equals, text = override.partition("=")
     key, text = key.strip(), text.strip()
     if not equals or not key:
@@ -271,43 +349,46 @@ def _set(values: dict[str, Any], override: str) -> None:
 
 
 def _parse_value(text: str) -> object:
-    """Reads a TOML value; what is none (a bare word, a path) is the string it looks like."""
+    """Parses a TOML value; text that is not one, such as a word or a path, is a string."""
     try:
         document = tomllib.loads(f"value = {text}")
     except tomllib.TOMLDecodeError:
         return text
-    # "1\nother = 2" would be valid TOML of two keys.
+    # "1\nother = 2" would be valid TOML with two keys.
     return document["value"] if len(document) == 1 else text
 
 
-def _explain(error: ValidationError) -> str:
-    first = error.errors()[0]
-    key = ".".join(str(part) for part in first["loc"])
-    if first["type"] == "extra_forbidden":
-        near = difflib.get_close_matches(key, _known_keys(), n=1, cutoff=0.6)
-        hint = f"; did you mean {near[0]}?" if near else ""
-        return f"unknown key {key}{hint}"
-    if first["type"] == "missing":
-        return f"{key} is missing"
-    if first["type"] == "value_error":
-        return str(first["ctx"]["error"])
-    message = first["msg"].replace("Input should", "should")
-    return f"{key} = {first['input']!r} {message}"
+def _describe_mistake(mistake: ErrorDetails) -> str:
+    key, value = _dotted_key(mistake["loc"]), mistake["input"]
+    match mistake["type"]:
+        case "extra_forbidden":
+            return f"unknown key {key}{_hint(key)}"
+        case "missing":
+            return f"{key} is missing"
+        case "value_error":
+            return str(mistake["ctx"]["error"])
+        case "model_type":
+            return f"{key or 'configuration'} = {value!r} should be a section, not a value"
+    expected = re.sub(r"^\w+ (?=should)| after validation", "", mistake["msg"])
+    return f"{key} = {value!r} {expected}"
 
 
-def _known_keys() -> list[str]:
-    keys: list[str] = []
-    for name, field in Config.model_fields.items():
-        section = field.annotation
-        keys.append(name)
-        if isinstance(section, type) and issubclass(section, Section):
-            keys += [f"{name}.{key}" for key in section.model_fields]
-    return keys
+def _dotted_key(location: tuple[int | str, ...]) -> str:
+    """Joins the parts of a key; the result is one line whatever the file contains."""
+    key = ""
+    for part in location:
+        key += f"[{part}]" if isinstance(part, int) else f".{part}"
+    key = key.removeprefix(".")
+    return key if key.isprintable() else repr(key)
 
 
-def _flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, object]]:
-    for key, value in values.items():
-        if isinstance(value, Mapping):
-            yield from _flatten(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
+def _hint(unknown: str) -> str:
+    """Suggests the same name in another section, or else the most similar key."""
+    known = list(Config.model_fields)
+    for section, field in Config.model_fields.items():
+        keys = getattr(field.annotation, "model_fields", {})
+        known += [f"{section}.{key}" for key in keys]
+    name = unknown.rpartition(".")[2]
+    near = [key for key in known if key.endswith(f".{name}")]
+    near = near or difflib.get_close_matches(unknown, known, n=1, cutoff=0.6)
+    return f" (did you mean {' or '.join(near)}?)" if near else ""

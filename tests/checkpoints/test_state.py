@@ -14,7 +14,7 @@ PATH = Path("run/step-00000005/state.json")
 
 def test_a_state_survives_json():
     """Every value comes back."""
-    progress = Progress(5, 1, 2, 3.5, 20.25, 4, 1, 5, "bf16", "abc")
+    progress = Progress(5, 1, 2, 3.5, 20.25, 4, 1, 5, "bf16", "abc", "def")
     state = RunState(progress, {"skipped_steps": 3}, {"threads": "2"})
     assert parse_state(json.loads(state.to_json()), PATH) == state
 

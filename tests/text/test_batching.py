@@ -1,4 +1,4 @@
-"""Laws of an epoch's plan, of micro-batches and of padding."""
+"""Properties of an epoch's plan, of micro-batches and of padding."""
 
 import numpy as np
 import pytest
@@ -39,7 +39,7 @@ def as_lists(steps: list[np.ndarray]) -> list[list[int]]:
 @quick
 @given(corpora(), batch_sizes, numbers, numbers, st.integers(1, 100))
 def test_every_pair_exactly_once(corpus, batch_tokens, seed, epoch, steps_per_pool):
-    """An epoch holds each pair once, whatever the pools, and no empty step."""
+    """An epoch has each pair once and no empty step, whatever the size of the pools."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(batching, "STEPS_PER_POOL", steps_per_pool)
         steps = plan_epoch(*corpus, batch_tokens, seed, epoch)
@@ -50,7 +50,7 @@ def test_every_pair_exactly_once(corpus, batch_tokens, seed, epoch, steps_per_po
 @quick
 @given(corpora(), batch_sizes, numbers, st.integers(1, 100))
 def test_steps_are_full_and_not_overfull(corpus, batch_tokens, seed, steps_per_pool):
-    """Steps reach batch_tokens, but for one a pool, and would not without their last pair."""
+    """Steps reach batch_tokens, except one per pool, and would not without their last pair."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(batching, "STEPS_PER_POOL", steps_per_pool)
         steps = plan_epoch(*corpus, batch_tokens, seed, 0)
@@ -68,7 +68,7 @@ def test_steps_are_full_and_not_overfull(corpus, batch_tokens, seed, steps_per_p
 @quick
 @given(corpora(), batch_sizes, numbers, numbers)
 def test_plan_is_pure(corpus, batch_tokens, seed, epoch):
-    """The same arguments give the same plan, whatever NumPy's global state, and keep theirs."""
+    """The plan does not depend on NumPy's global state, and leaves its arguments unchanged."""
     before = [lengths.copy() for lengths in corpus]
     first = as_lists(plan_epoch(*corpus, batch_tokens, seed, epoch))
     np.random.seed(epoch)
@@ -86,17 +86,17 @@ def realistic(count: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def test_plan_differs_by_epoch_and_seed():
-    """Another epoch or seed deals the pairs into other steps, not just the same in other order."""
+    """Another epoch or seed gives different steps, not only the same steps in another order."""
     corpus = realistic(3000)
     plans = [plan_epoch(*corpus, 500, seed, epoch) for seed, epoch in ((1, 0), (1, 1), (0, 1))]
-    companies = [{frozenset(step.tolist()) for step in plan} for plan in plans]
-    for i, company in enumerate(companies):
-        for other in companies[:i]:
-            assert len(company & other) < len(company) / 20
+    step_sets = [{frozenset(step.tolist()) for step in plan} for plan in plans]
+    for i, step_set in enumerate(step_sets):
+        for other in step_sets[:i]:
+            assert len(step_set & other) < len(step_set) / 20
 
 
 def test_steps_come_in_random_order():
-    """Short and long sentences alternate: an epoch is no curriculum by length."""
+    """The order of steps does not depend on the length of their sentences."""
     src, tgt = realistic(3000)
     means = [tgt[step].mean() for step in plan_epoch(src, tgt, 500, 1, 0)]
     assert abs(np.corrcoef(means, np.arange(len(means)))[0, 1]) < 0.25
@@ -105,24 +105,25 @@ def test_steps_come_in_random_order():
 @quick
 @given(corpora(), batch_sizes, st.integers(LONGEST, 600), st.integers(LONGEST, 600))
 def test_micro_batches_partition_a_step(corpus, batch_tokens, limit, other_limit):
-    """Parts hold a step's pairs once and in order, within the limit, none smaller than it must be.
+    """Micro-batches hold a step's pairs once, in order, within the limit, as many as fit.
 
-    Catches: a step's membership that depends on micro_batch_tokens.
+    Sabotage: let the pairs of a step depend on micro_batch_tokens.
     """
     longest = np.maximum(*corpus)
     for step in plan_epoch(*corpus, batch_tokens, 1, 0):
-        parts = cut_micro_batches(step, *corpus, limit)
+        micro_batches = cut_micro_batches(step, *corpus, limit)
         others = cut_micro_batches(step, *corpus, other_limit)
-        assert np.concatenate(parts).tolist() == np.concatenate(others).tolist() == step.tolist()
-        assert all(0 < len(part) * longest[part].max() <= limit for part in parts)
-        for part, following in zip(parts[:-1], parts[1:], strict=True):
-            grown = [*part, following[0]]
-            assert len(grown) * longest[grown].max() > limit
+        assert np.concatenate(micro_batches).tolist() == step.tolist()
+        assert np.concatenate(others).tolist() == step.tolist()
+        assert all(0 < len(pairs) * longest[pairs].max() <= limit for pairs in micro_batches)
+        for pairs, following in zip(micro_batches[:-1], micro_batches[1:], strict=True):
+            extended = [*pairs, following[0]]
+            assert len(extended) * longest[extended].max() > limit
 
 
 @pytest.mark.parametrize("side", [0, 1])
 def test_pair_longer_than_a_micro_batch(side):
-    """A pair that fits no micro-batch, by source or by target, is refused."""
+    """A pair that exceeds the limit, by its source or its target, is refused."""
     corpus = [np.array([3, 3, 3]), np.array([3, 3, 3])]
     corpus[side][1] = 11
     with pytest.raises(ValueError, match="11 tokens exceeds 10"):
@@ -133,7 +134,7 @@ def test_pair_longer_than_a_micro_batch(side):
 @quick
 @given(st.lists(st.lists(st.integers(0, 9), max_size=8), min_size=1, max_size=6))
 def test_pad(rows):
-    """Rows come back from their beginnings; all else is padding; the width is the longest."""
+    """Each row is at the beginning of its line, followed by padding up to the longest row."""
     padded = pad(rows, 77)
     assert padded.dtype == torch.int64
     assert padded.shape == (len(rows), max(map(len, rows)))
@@ -143,14 +144,17 @@ def test_pad(rows):
 
 @pytest.mark.parametrize("batch_tokens", [1000, 25_000])
 def test_little_is_padding(batch_tokens):
-    """At most 5% of positions, at small and large steps.
+    """At most 5% of positions are padding, for small and large steps.
 
-    Sabotage: sort by the target's length and then the source's.
+    Sabotage: sort by the target's length and then by the source's.
     """
     corpus = realistic(100_000)
     steps = plan_epoch(*corpus, batch_tokens, 1, 0)
-    parts = [part for step in steps for part in cut_micro_batches(step, *corpus, 8192)]
-    sizes = [padded_size(part, *corpus) for part in parts]
+    sizes = [
+        padded_size(micro_batch, *corpus)
+        for step in steps
+        for micro_batch in cut_micro_batches(step, *corpus, 8192)
+    ]
     assert 1 - sum(int(side.sum()) for side in corpus) / sum(sizes) <= 0.05
     largest = largest_micro_batch(steps, *corpus, 8192)
     assert padded_size(largest, *corpus) >= 0.99 * max(sizes)

@@ -1,4 +1,4 @@
-"""Reading parallel text: every layout, every way to be wrong, and lines that stay lines."""
+"""Reading parallel text: every layout, every error, and where lines end."""
 
 import gzip
 import json
@@ -39,7 +39,7 @@ def numbers(tmp_path) -> DataConfig:
     ],
 )
 def test_slices_of_text(numbers, split, part):
-    """A slice takes the pairs that Python's would."""
+    """A slice selects the same pairs as in Python."""
     pairs = load_split(numbers, split)
     assert list(zip(pairs.src, pairs.tgt, strict=True)) == PAIRS[part]
 
@@ -86,7 +86,7 @@ def test_missing_values_are_empty(tmp_path):
 
 
 def test_lines_end_at_line_feeds_alone(tmp_path):
-    """Nothing else that looks like a line break shifts the two sides against each other."""
+    """No other kind of line break moves the two sides against each other."""
     src = "a\u2028b\nc\x85d\ne\rf\ng\x0ch\ni\x00j\n\nk\r\n l".encode()
     config = text_folder(tmp_path, src, b"1\n2\n3\n4\n5\n6\n7\n8")
     pairs = load_split(config, "train")
@@ -99,7 +99,7 @@ def test_lines_end_at_line_feeds_alone(tmp_path):
     [
         (b"a\nb\nc\n", b"1\n2\n", r"train.de has 3 lines and .*train.en has 2"),
         (b"a\n\xff\n", b"1\n2\n", r"train.de, line 2: not UTF-8"),
-        (b"", b"", r"split train: holds no pairs"),
+        (b"", b"", r"split train: contains no pairs"),
     ],
 )
 def test_text_that_cannot_be_used(tmp_path, src, tgt, message):
@@ -112,7 +112,7 @@ def test_text_that_cannot_be_used(tmp_path, src, tgt, message):
     ("changes", "split", "message"),
     [
         ({}, "nope", r"nope.de: no such file.*the folder holds train.de, train.en"),
-        ({"tgt_lang": "fr"}, "train", r"train.fr: no such file, though"),
+        ({"tgt_lang": "fr"}, "train", r"train.fr: no such file, although"),
         ({}, "train[:x]", r"train\[:x\]: not a split"),
         ({"path": "./nowhere"}, "train", r"data.path = ./nowhere: there is no such folder"),
     ],
@@ -123,8 +123,8 @@ def test_what_is_not_there(numbers, changes, split, message):
         load_split(numbers.model_copy(update=changes), split)
 
 
-def pack(raw: bytes, ending: str) -> bytes:
-    """Compresses as the ending of a file says."""
+def compress(raw: bytes, ending: str) -> bytes:
+    """Compresses in the format of a file name's ending."""
     if ending == ".zst":
         sink = pa.BufferOutputStream()
         with pa.CompressedOutputStream(sink, "zstd") as stream:
@@ -134,13 +134,13 @@ def pack(raw: bytes, ending: str) -> bytes:
 
 
 @pytest.mark.parametrize("ending", ["", ".gz", ".xz", ".zst"])
-def test_packed_text_and_tables(tmp_path, ending):
-    """Two files or one table, packed or not, in either direction, with more columns or without."""
+def test_compressed_text_and_tables(tmp_path, ending):
+    """Two files or one table, compressed or not, in either direction; more columns are ignored."""
     sides = ["".join(f"{word}\n" for word in side).encode() for side in zip(*PAIRS, strict=True)]
     for language, raw in zip(("de", "en"), sides, strict=True):
-        (tmp_path / f"text.{language}{ending}").write_bytes(pack(raw, ending))
+        (tmp_path / f"text.{language}{ending}").write_bytes(compress(raw, ending))
     table = "".join(f"{de}\t {en}\t0.9\n" for de, en in PAIRS).encode()
-    (tmp_path / f"table.de-en.tsv{ending}").write_bytes(pack(table, ending))
+    (tmp_path / f"table.de-en.tsv{ending}").write_bytes(compress(table, ending))
     for name in ("text", "table"):
         pairs = load_split(DataConfig(path=str(tmp_path)), name)
         assert list(zip(pairs.src, pairs.tgt, strict=True)) == PAIRS
@@ -161,20 +161,20 @@ def test_tables_are_text(tmp_path):
 
 
 @pytest.mark.parametrize("ending", [".gz", ".xz", ".zst"])
-def test_a_damaged_packed_file(tmp_path, ending):
-    """The file is named, whether cut short or no archive at all."""
-    raw = pack(b"".join(b"%d\n" % i for i in range(5000)), ending)
+def test_a_damaged_compressed_file(tmp_path, ending):
+    """The file is named, whether it is truncated or not compressed at all."""
+    raw = compress(b"".join(b"%d\n" % i for i in range(5000)), ending)
     (tmp_path / "train.en").write_bytes(b"")
-    for damaged in (raw[: len(raw) // 2], b"plain text, not packed"):
+    for damaged in (raw[: len(raw) // 2], b"plain text, not compressed"):
         for language in ("de", "en"):
             (tmp_path / f"train.{language}{ending}").write_bytes(damaged)
         (tmp_path / "train.en").unlink(missing_ok=True)
-        with pytest.raises(DataError, match=f"train.de{ending}: cannot read it"):
+        with pytest.raises(DataError, match=f"train.de{ending}: cannot be read"):
             load_split(DataConfig(path=str(tmp_path)), "train")
 
 
 def test_several_files_make_a_split(tmp_path):
-    """Names, paths into other folders, patterns of tables, slices: one after the other."""
+    """Names, paths into other folders, patterns of tables and slices are concatenated in order."""
     (tmp_path / "main").mkdir()
     (tmp_path / "more").mkdir()
     for folder, word in (("main", "a"), ("more", "b")):
@@ -192,11 +192,11 @@ def test_several_files_make_a_split(tmp_path):
         load_split(config, ["part", "nope*.parquet"])
 
 
-def test_the_identity_is_the_content(tmp_path, numbers):
-    """It changes with a byte of any file, not with time, and is the same when read again."""
-    first = open_split(numbers, "train").identity()
+def test_the_digest_is_of_the_content(tmp_path, numbers):
+    """It changes with any byte of a file, and not with its time of modification."""
+    first = open_split(numbers, "train").digest()
     path = tmp_path / "train.en"
     path.write_bytes(path.read_bytes())
-    assert open_split(numbers, "train").identity() == first
+    assert open_split(numbers, "train").digest() == first
     path.write_bytes(path.read_bytes().replace(b"two", b"tow"))
-    assert open_split(numbers, "train").identity() != first
+    assert open_split(numbers, "train").digest() != first

@@ -1,4 +1,4 @@
-"""The prepared corpus: what is dropped, when it is reused, and that it is whole or not there."""
+"""The prepared corpus: what is dropped, when it is reused, and that it is complete or absent."""
 
 import json
 import os
@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from conftest import command, tiny_config, tiny_values, write_copy_corpus, write_toml
 
-from transformer_mt.errors import DataError
+from transformer_mt.errors import ConfigError, DataError
 from transformer_mt.text import prepared as module
 from transformer_mt.text.corpus import load_text
 from transformer_mt.text.prepared import PreparedCorpus, prepare
@@ -25,29 +25,30 @@ def folder(tmp_path) -> Path:
     return tmp_path / "corpus"
 
 
-def made(folder: Path) -> list[str]:
-    """Lists what lies prepared; the locks aside."""
-    found = (folder.parent / "prepared").glob("*")
-    return sorted(path.name for path in found if not path.name.endswith(".lock"))
+def prepared_names(folder: Path) -> list[str]:
+    """Lists the prepared corpora, without their lock files."""
+    paths = (folder.parent / "prepared").glob("*")
+    return sorted(path.name for path in paths if not path.name.endswith(".lock"))
 
 
 def texts(prepared: PreparedCorpus) -> list[str]:
-    vocab, side = prepared.vocab, prepared.pairs.tgt
-    return [vocab.decode_tgt(side[i].tolist()) for i in range(len(side))]
+    vocab, lines = prepared.vocab, prepared.pairs.tgt
+    return [vocab.decode_tgt(lines[i].tolist()) for i in range(len(lines))]
 
 
 def test_all_pairs_come_back(folder):
-    """Ids are mapped from disk in a narrow type, and spell the text."""
-    found = prepare(tiny_config(folder))
-    assert found.report["kept"] == found.report["pairs"] == len(found.pairs) == 300
-    assert texts(found) == load_text(folder / "train.de", folder / "train.en").tgt
-    assert isinstance(found.pairs.src.ids, np.memmap) and found.pairs.src.ids.dtype == np.uint16
-    assert found.report["unknown"] == 0 and found.report["pieces_per_word"] > 1
-    assert found.report["longest"] == max(found.pairs.lengths[0].max() - 1, 1)
+    """Ids are mapped from disk in a narrow type, and decode to the text."""
+    prepared = prepare(tiny_config(folder))
+    report, pairs = prepared.report, prepared.pairs
+    assert report["kept"] == report["pairs"] == len(pairs) == 300
+    assert texts(prepared) == load_text(folder / "train.de", folder / "train.en").tgt
+    assert isinstance(pairs.src.ids, np.memmap) and pairs.src.ids.dtype == np.uint16
+    assert report["unknown"] == 0 and report["pieces_per_word"] > 1
+    assert report["longest"] == max(pairs.lengths[0].max() - 1, 1)
 
 
 def test_each_reason_is_counted(folder):
-    """Options drop what they name, in training alone, and the report says how much."""
+    """Options drop what they name from the training text; the report counts it."""
     extra = [
         ("", "no source"),
         ("same", "same"),
@@ -85,7 +86,7 @@ def test_each_reason_is_counted(folder):
 
 
 def test_nothing_left_is_an_error_with_the_counts(folder):
-    """The message says how many pairs each reason took; nothing is left behind."""
+    """The message counts the dropped pairs by reason; no files remain."""
     for language in ("de", "en"):
         path = folder / f"train.{language}"
         path.write_text(path.read_text().replace("\n", " and more\n"))
@@ -95,15 +96,15 @@ def test_nothing_left_is_an_error_with_the_counts(folder):
     ):
         with pytest.raises(DataError, match=rf"left of 300 \({counts}\)"):
             prepare(tiny_config(folder, data__train="train", **changes))
-    assert made(folder) == []
+    assert prepared_names(folder) == []
 
 
 def test_it_is_made_once(folder, monkeypatch):
-    """What shapes it not at all does not matter; the second time nothing is read."""
+    """A configuration that differs only in other keys uses the same corpus."""
     first = prepare(tiny_config(folder))
-    monkeypatch.setattr(module, "_make", None)
+    monkeypatch.setattr(module, "_write_prepared", None)
     again = prepare(tiny_config(folder, model__d_ff=64, train__seed=5))
-    assert again.path == first.path and made(folder) == [first.path.name]
+    assert again.path == first.path and prepared_names(folder) == [first.path.name]
 
 
 @pytest.mark.parametrize(
@@ -117,17 +118,25 @@ def test_it_is_made_once(folder, monkeypatch):
         {"vocab__kind": "unigram"},
     ],
 )
-def test_whatever_shapes_it_makes_another(folder, changes):
-    """A changed configuration never gets the ids of the old one."""
+def test_a_key_that_shapes_the_corpus_makes_another(folder, changes):
+    """A changed configuration does not get the ids of the old one."""
     first = prepare(tiny_config(folder))
     assert prepare(tiny_config(folder, **changes)).path != first.path
-    assert len(made(folder)) == 2
+    assert len(prepared_names(folder)) == 2
+
+
+def test_other_rules_make_another(folder, monkeypatch):
+    """Sabotage: leave `CLEANING_VERSION` out of the fingerprint."""
+    first = prepare(tiny_config(folder))
+    monkeypatch.setattr(module, "CLEANING_VERSION", module.CLEANING_VERSION + 1)
+    second = prepare(tiny_config(folder))
+    assert second.path != first.path and second.digest == first.digest
 
 
 def test_changed_text_makes_another(folder):
-    """A byte of it, with size and time of the file as they were.
+    """One byte differs; size and time of modification are the same.
 
-    Sabotage: name the text by its files' sizes and times.
+    Sabotage: identify the text by its files' sizes and times.
     """
     first = prepare(tiny_config(folder))
     path = folder / "train.en"
@@ -139,7 +148,7 @@ def test_changed_text_makes_another(folder):
 
 
 def test_a_run_keeps_its_own_vocabulary(folder):
-    """Given one, it is used; if it is the learned one, nothing is made again."""
+    """It is used if given; if it equals the learned one, that corpus is used."""
     first = prepare(tiny_config(folder))
     assert prepare(tiny_config(folder), first.vocab).path == first.path
     other = prepare(tiny_config(folder, vocab__size=289))
@@ -149,16 +158,38 @@ def test_a_run_keeps_its_own_vocabulary(folder):
     assert prepare(tiny_config(folder), other.vocab).path == mixed.path
 
 
-def test_another_place_for_the_moment(folder, tmp_path):
-    """A dry run leaves nothing, and uses what is there."""
+def test_a_moved_vocabulary_is_compared(folder, tmp_path):
+    """A run keeps its vocabulary: `vocab.path` may be missing, or another copy of it.
+
+    Sabotage: use the run's vocabulary without comparing.
+    """
+    own, other = prepare(tiny_config(folder)), prepare(tiny_config(folder, vocab__size=289))
+    for same in (own.path / "vocab.model", tmp_path / "missing.model"):
+        config = tiny_config(folder, vocab__path=str(same))
+        assert prepare(config, own.vocab).digest == own.digest
+    config = tiny_config(folder, vocab__path=str(other.path / "vocab.model"))
+    with pytest.raises(ConfigError, match=r"vocab.path = .*: this is not the vocabulary of the"):
+        prepare(config, own.vocab)
+    assert prepare(config).digest == other.digest
+
+
+def test_moved_text_gives_the_same_corpus(folder, tmp_path):
+    """Its content identifies it, not its path."""
+    first = prepare(tiny_config(folder))
+    folder.rename(tmp_path / "moved")
+    assert prepare(tiny_config(tmp_path / "moved")).path == first.path
+
+
+def test_a_scratch_folder(folder, tmp_path):
+    """A dry run leaves no files in `data.prepared_dir`, and uses a corpus that is there."""
     scratch = prepare(tiny_config(folder), scratch=tmp_path / "scratch")
-    assert made(folder) == [] and scratch.path.parent == tmp_path / "scratch"
+    assert prepared_names(folder) == [] and scratch.path.parent == tmp_path / "scratch"
     first = prepare(tiny_config(folder))
     assert prepare(tiny_config(folder), scratch=tmp_path / "scratch").path == first.path
 
 
 def test_two_at_once_make_one(folder):
-    """The second waits for the first and takes what it made."""
+    """The others wait for the first one and use its corpus."""
     config = write_toml(folder.parent / "tiny.toml", tiny_values(folder))
     processes = [
         subprocess.Popen(command("prepare", config), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
@@ -166,31 +197,31 @@ def test_two_at_once_make_one(folder):
     ]
     results = [process.communicate(timeout=120) for process in processes]
     assert [process.returncode for process in processes] == [0, 0, 0]
-    assert len({out for out, _ in results}) == len(made(folder)) == 1
+    assert len({out for out, _ in results}) == len(prepared_names(folder)) == 1
 
 
 def content(path: Path) -> dict[str, bytes]:
-    """Reads a prepared corpus, the seconds it took aside."""
+    """Reads the files of a prepared corpus, without the seconds in its report."""
     files = {file.name: file.read_bytes() for file in path.iterdir()}
     report = json.loads(files.pop(module.REPORT))
     del report["seconds"]
     return {**files, module.REPORT: json.dumps(report).encode()}
 
 
-def phase(folder: Path, said: str) -> str:
-    """Tells how far a process has come by what lies on disk and what it said."""
-    left = {path.name for path in (folder.parent / "prepared").glob("**/*")}
-    if any(not name.startswith(".") for name in made(folder)):
+def phase(folder: Path, messages: str) -> str:
+    """Finds the phase that a process is in from its files and messages."""
+    names = {path.name for path in (folder.parent / "prepared").glob("**/*")}
+    if any(not name.startswith(".") for name in prepared_names(folder)):
         return "done"
-    if "src.ids" in left:
+    if "src.ids" in names:
         return "encoding"
-    if "learning" in said:
+    if "learning" in messages:
         return "vocabulary"
-    return "reading" if any(name.endswith(".partial") for name in left) else "starting"
+    return "reading" if any(name.endswith(".partial") for name in names) else "starting"
 
 
 def kill_in(wanted: str, delay: float, config: Path, folder: Path, log: Path) -> str:
-    """Kills a process some seconds after a phase began; tells in which phase it died."""
+    """Kills a process some seconds after a phase began; returns the phase it was in."""
     with log.open("wb") as stderr:
         process = subprocess.Popen(
             command("prepare", config), stdout=subprocess.DEVNULL, stderr=stderr
@@ -204,8 +235,8 @@ def kill_in(wanted: str, delay: float, config: Path, folder: Path, log: Path) ->
 
 
 @pytest.mark.slow
-def test_killed_at_any_moment_it_is_made_whole_the_next_time(tmp_path):
-    """SIGKILL at twenty moments over all phases of 100,000 pairs; the ids are the same in the end.
+def test_killed_at_any_moment_it_is_complete_the_next_time(tmp_path):
+    """SIGKILL at twenty moments in all phases of 100,000 pairs; the ids are the same in the end.
 
     Sabotage: write into the final directory.
     """
@@ -222,13 +253,13 @@ def test_killed_at_any_moment_it_is_made_whole_the_next_time(tmp_path):
             phases[kill_in(wanted, share * seconds[wanted], config, folder, log)] += 1
             again = subprocess.run(command("prepare", config), capture_output=True, check=True)
             assert content(Path(again.stdout.decode().strip())) == whole
-            assert len(made(folder)) == 1
+            assert len(prepared_names(folder)) == 1
     assert min(phases[each] for each in ("reading", "vocabulary", "encoding")) >= 2, phases
 
 
 @pytest.mark.parametrize("name", ["report.json", "src.ids", "tgt.offsets.npy", "vocab.model"])
-def test_a_damaged_one_is_named(corpus_dir, tmp_path, name):
-    """In one line that says what to do; it is never half used."""
+def test_a_damaged_corpus_is_named(corpus_dir, tmp_path, name):
+    """The message names it; it is not used in part."""
     config = tiny_config(corpus_dir, data__prepared_dir=str(tmp_path / "prepared"))
     path = prepare(config).path
     (path / name).write_bytes((path / name).read_bytes()[:7])

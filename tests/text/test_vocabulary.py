@@ -1,4 +1,4 @@
-"""Vocabularies: ids, round trips, and text that no training ever saw."""
+"""Vocabularies: ids, round trips, and text that was not in the training text."""
 
 import io
 import random
@@ -33,7 +33,7 @@ def vocab() -> Vocabulary:
 
 @pytest.mark.parametrize("kind", ["bpe", "unigram"])
 def test_learning_is_deterministic(kind):
-    """The same text and seed give the same bytes, in either kind."""
+    """The same text gives the same bytes, for either kind."""
     first, second = learn(kind=kind), learn(kind=kind)
     assert first.src_model == second.src_model
     assert first.src_size == 320
@@ -44,27 +44,27 @@ def test_learning_is_deterministic(kind):
     ["Größe über Äpfel", "½ … ² ﬁ Å", "日本語 и русский", "\U0001f600 ok", "a\u200bb", "x\x00y"],
 )
 def test_text_comes_back_as_written(vocab, text):
-    """No character is normalised away, and what has no piece is spelled in bytes."""
+    """No character is normalised, and characters without a piece are encoded as bytes."""
     (ids,) = vocab.encode_tgt([text])
     assert vocab.decode_tgt(ids) == text
-    assert all(i > 3 for i in ids), "no special id stands for text"
+    assert all(i > 3 for i in ids), "text has a special id"
 
 
 @settings(max_examples=200, deadline=None)
 @given(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\u2581"), max_size=40))
 def test_any_text_comes_back_with_white_space_folded(vocab, text):
-    """Of all of Unicode only SentencePiece's own space mark, U+2581, is not itself."""
+    """All of Unicode except SentencePiece's space mark, U+2581, comes back unchanged."""
     (ids,) = vocab.encode_src([text])
     assert vocab.decode_tgt(ids) == fold_whitespace(text)
 
 
-def test_white_space_of_every_kind_is_one_space():
+def test_white_space_of_every_kind_is_folded():
     """Line separators, tabs and non-breaking spaces too."""
     assert fold_whitespace(" a\t\u00a0b\u2028\x0c\x85c \r\n") == "a b c"
 
 
 def test_a_hypothesis_is_one_line(vocab):
-    r"""Byte pieces that spell \n, \r and \t decode to spaces. Sabotage: decode without folding."""
+    r"""Byte pieces of \n, \r and \t decode to spaces. Sabotage: decode without replacing them."""
     byte_ids = [4 + ord(character) for character in "\n\r\t"]
     assert vocab.src_pieces(byte_ids) == ["<0x0A>", "<0x0D>", "<0x09>"]
     (ids,) = vocab.encode_tgt(["ab"])
@@ -73,20 +73,26 @@ def test_a_hypothesis_is_one_line(vocab):
 
 @pytest.mark.parametrize("shared", [True, False])
 def test_saved_and_loaded(tmp_path, shared):
-    """One file when shared, else two; ids stay what they were."""
-    made = learn(shared=shared)
-    assert len(made.save(tmp_path)) == (1 if shared else 2)
-    read = Vocabulary.load(tmp_path)
-    assert read.shared == made.shared == shared
+    """One file if shared, else two; ids do not change."""
+    saved = learn(shared=shared)
+    assert len(saved.save(tmp_path)) == (1 if shared else 2)
+    loaded = Vocabulary.load(tmp_path)
+    assert loaded.shared == saved.shared == shared
+    assert loaded.has_same_ids(saved)
     text = lines(3)
-    assert (read.encode_src(text), read.encode_tgt(text)) == (
-        made.encode_src(text),
-        made.encode_tgt(text),
-    )
+    assert loaded.encode_src(text) == saved.encode_src(text)
+    assert loaded.encode_tgt(text) == saved.encode_tgt(text)
 
 
-def test_what_is_no_vocabulary(tmp_path):
-    """Too many pieces for the text, no model, no file: each is named."""
+def test_vocabularies_that_differ_in_one_language():
+    """Sabotage: compare the source models only."""
+    both = learn(shared=False)
+    for src, tgt in ((both.src_model, both.src_model), (both.tgt_model, both.tgt_model)):
+        assert not both.has_same_ids(Vocabulary(src, tgt))
+
+
+def test_vocabularies_that_cannot_be_used(tmp_path):
+    """Too many pieces for the text, not a model, no file: the message says which."""
     with pytest.raises(DataError, match=r"vocab.size = 99999: .*<= \d+"):
         train_vocabulary([Counter(lines(1))], VocabConfig(size=99_999))
     with pytest.raises(DataError, match="not a SentencePiece model"):
@@ -96,7 +102,7 @@ def test_what_is_no_vocabulary(tmp_path):
 
 
 def test_words(vocab):
-    """Each word is a piece, unknown ones are one mark, and there may be fewer than asked for."""
+    """Each word is a piece, other words are unknown, and there may be fewer than `size`."""
     words = learn(kind="word")
     assert words.src_size == 320 and learn(kind="word", shared=False).src_size <= 320
     counts = Counter({"ab": 9, "cd": 9, "ef": 9})
@@ -114,25 +120,25 @@ def test_characters():
     assert len(ids) == 8 and characters.decode_tgt(ids) == "abc xyz"
 
 
-def test_a_vocabulary_with_sentencepieces_own_ids(tmp_path):
-    """One without padding, as spm_train makes it, gets ours before its first id."""
+def test_a_vocabulary_with_the_default_ids_of_sentencepiece(tmp_path):
+    """A model without a padding piece gets one before its first id."""
     writer = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(lines(1)), model_writer=writer, vocab_size=60, minloglevel=2
     )
     (tmp_path / "spm.model").write_bytes(writer.getvalue())
-    theirs = sentencepiece.SentencePieceProcessor(model_proto=writer.getvalue())
+    processor = sentencepiece.SentencePieceProcessor(model_proto=writer.getvalue())
     vocab = Vocabulary.load(tmp_path / "spm.model")
     assert vocab.src_size == vocab.tgt_size == 61 and vocab.shared
     (ids,) = vocab.encode_tgt([lines(1)[0]])
-    assert ids == [i + 1 for i in theirs.encode(lines(1)[0])] and min(ids) > 3
+    assert ids == [i + 1 for i in processor.encode(lines(1)[0])] and min(ids) > 3
     assert vocab.decode_tgt(ids) == lines(1)[0]
-    assert vocab.src_pieces(ids) == theirs.encode(lines(1)[0], out_type=str)
-    assert vocab.decode_tgt([0, 2, 3]) is not None  # a model may say anything
+    assert vocab.src_pieces(ids) == processor.encode(lines(1)[0], out_type=str)
+    assert vocab.decode_tgt([0, 2, 3]) is not None  # a model may produce any id
 
 
 def test_a_vocabulary_with_other_ids(tmp_path):
-    """It is refused, and its ids are told."""
+    """It is refused; the message names its ids."""
     writer = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(lines(1)),
@@ -145,12 +151,12 @@ def test_a_vocabulary_with_other_ids(tmp_path):
         eos_id=2,
     )
     (tmp_path / "spm.model").write_bytes(writer.getvalue())
-    with pytest.raises(DataError, match=r"spm.model: .*\(3, 0, 1, 2\); 0, 1, 2, 3"):
+    with pytest.raises(DataError, match=r"spm.model: .*\(3, 0, 1, 2\); they must be 0, 1, 2, 3"):
         Vocabulary.load(tmp_path / "spm.model")
 
 
-def test_word_counts_say_what_the_text_would():
-    """BPE learns the same pieces from counted words as SentencePiece does from the text."""
+def test_word_counts_are_enough_to_learn_from():
+    """BPE learns the same pieces from counted words as from the text."""
     text = lines(1) + lines(2)
     writer = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
@@ -167,9 +173,9 @@ def test_word_counts_say_what_the_text_would():
         eos_id=3,
         minloglevel=2,
     )
-    theirs = sentencepiece.SentencePieceProcessor(model_proto=writer.getvalue())
-    ours = learn()
-    assert ours.src_pieces(range(320)) == [theirs.id_to_piece(i) for i in range(320)]
+    from_text = sentencepiece.SentencePieceProcessor(model_proto=writer.getvalue())
+    from_counts = learn()
+    assert from_counts.src_pieces(range(320)) == [from_text.id_to_piece(i) for i in range(320)]
 
 
 def test_only_the_most_frequent_words_are_learned_from():
@@ -179,6 +185,6 @@ def test_only_the_most_frequent_words_are_learned_from():
     assert vocab.src_pieces(range(4, vocab.src_size)) == ["▁always", "▁often"]
 
 
-def test_half_a_surrogate_pair_is_a_question_mark(vocab):
-    """A terminal can send one; the other texts are encoded as ever."""
+def test_a_lone_surrogate_is_a_question_mark(vocab):
+    """A terminal can send one; other texts are not affected."""
     assert vocab.encode_src(["a \ud800 b", "a b"]) == vocab.encode_src(["a ? b", "a b"])

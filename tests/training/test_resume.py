@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 from pathlib import Path
 
@@ -115,3 +116,27 @@ def test_a_checkpoint_without_moments_cannot_resume(corpus_dir, tmp_path):
         path.rename(tmp_path / path.name)
     with pytest.raises(CheckpointError, match=f"{oldest.path.name}: has no training.safetensors"):
         train(config, tmp_path / "run")
+
+
+def test_a_smaller_micro_batch_is_allowed_and_ends_bit_equality(corpus_dir, tmp_path, caplog):
+    """As the advice for too little memory says. Sabotage: do not compare these keys."""
+    train(tiny_config(corpus_dir, train__max_steps=2), tmp_path / "run")
+    smaller = tiny_config(corpus_dir, train__max_steps=4, train__micro_batch_tokens=300)
+    assert train(smaller, tmp_path / "run").step == 4
+    [message] = [text for text in caplog.messages if "bit-equal" in text]
+    assert message.endswith("one: train.micro_batch_tokens (was 600, is 300)")
+
+
+def test_moved_text_is_the_same_and_changed_text_is_refused(corpus_dir, tmp_path):
+    """Digests decide, not paths, for validation text too. Sabotage: compare only training ids."""
+    moved = tmp_path / "moved"
+    shutil.copytree(corpus_dir, moved)
+    train(tiny_config(corpus_dir, train__max_steps=2), tmp_path / "run")
+    config = tiny_config(corpus_dir, data__path=str(moved), train__max_steps=4)
+    assert train(config, tmp_path / "run").step == 4
+    for split, name in (("validation", "validation"), ("train", "training")):
+        text = (moved / f"{split}.en").read_text()
+        (moved / f"{split}.en").write_text("x" + text)
+        with pytest.raises(CheckpointError, match=f"run: the {name} text has changed"):
+            train(config, tmp_path / "run")
+        (moved / f"{split}.en").write_text(text)

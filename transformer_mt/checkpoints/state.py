@@ -45,6 +45,7 @@ class Progress:
         valid_step: Step of the latest validation.
         precision: `fp32`, `bf16` or `fp16`, what `auto` was resolved to.
         corpus_digest: Digest of the training ids.
+        valid_digest: Digest of the validation text; empty if it was not recorded.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
@@ -59,6 +60,7 @@ class Progress:
     valid_step: Count = 0
     precision: str = "fp32"
     corpus_digest: str = ""
+    valid_digest: str = ""
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
-"""Raw parallel text: from the hub, folders and files to pairs of lines, nothing filtered.
+"""Raw parallel text: pairs of lines from the hub, folders and files, without any cleaning.
 
-Lines end at a line feed alone, on every path.
+In text files only a line feed ends a line.
 """
 
 import gzip
@@ -8,10 +8,6 @@ import hashlib
 import io
 import lzma
 import re
-import ssl
-import sys
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -21,22 +17,25 @@ from typing import IO, Any
 
 from transformer_mt.config import DataConfig
 from transformer_mt.errors import DataError
+from transformer_mt.system.files import sha256
+from transformer_mt.text.hub import load_dataset, read_pairs
 
 Pair = tuple[str, str]
 
-_ROWS_AT_ONCE = 10_000
-_PACKED = ("", ".gz", ".xz", ".zst")
-_TABLES = re.compile(r".*\.(parquet|jsonl|json)(\.gz|\.zst)?")
+_COMPRESSIONS = ("", ".gz", ".xz", ".zst")
+_COMPRESSION_SUFFIX = re.compile(r"\.(gz|xz|zst)$")
+_DATA_FILES = re.compile(r".*\.(parquet|jsonl|json)(\.gz|\.zst)?")
+_HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 _SLICE = re.compile(r"(?P<split>[^\[\]]+)(?:\[(?P<start>-?\d*):(?P<stop>-?\d*)\])?")
 
 
 @dataclass(frozen=True)
 class RawPairs:
-    """Line-aligned raw text, trimmed, nothing filtered.
+    """Line-aligned raw text, without white space at the ends of lines, not cleaned.
 
     Attributes:
         src: Source lines.
-        tgt: Target lines, as many.
+        tgt: Target lines, the same number.
     """
 
     src: list[str]
@@ -45,40 +44,44 @@ class RawPairs:
     def __len__(self) -> int:
         return len(self.src)
 
+    def digest(self) -> str:
+        """Computes a digest of the text, in hexadecimal."""
+        return _digest_strings(chain(self.src, self.tgt))
+
 
 @dataclass(frozen=True)
-class Source:
-    """A split that can be read any number of times without being held in memory.
+class CorpusSplit:
+    """A split that can be read any number of times and is never held in memory.
 
     Attributes:
-        read: Gives its pairs, trimmed, in order.
-        identity: Names its content: equal for equal text, another when a file has changed.
+        read: Yields its pairs in order, without white space at their ends.
+        digest: Computes a digest that identifies the content, wherever it is stored.
     """
 
     read: Callable[[], Iterator[Pair]]
-    identity: Callable[[], str]
+    digest: Callable[[], str]
 
 
-def open_split(config: DataConfig, split: str | list[str]) -> Source:
+def open_split(config: DataConfig, split: str | list[str]) -> CorpusSplit:
     """Finds a split of the configured corpus.
 
     Args:
-        config: Where the corpus lies and which languages to take.
-        split: A split's name, a slice of it such as `train[:5000]`, or several of them. In a local
+        config: Where the corpus is stored and which languages to take.
+        split: A split's name, a slice of it such as `train[:5000]`, or a list of them. In a local
             folder NAME is NAME.de and NAME.en, NAME.de-en.tsv (each also .gz, .xz or .zst), a
-            path or pattern of parquet or JSONL files, or else a split as on the hub.
+            path or pattern of Parquet or JSONL files, or else a split as on the hub.
 
     Raises:
         DataError: Naming the file, split, column or language that is missing or malformed; some
-            of it only when the pairs are read.
+            errors are only found when the pairs are read.
     """
     names = [split] if isinstance(split, str) else split
-    sources = [_open(config, name) for name in names]
-    if len(sources) == 1:
-        return sources[0]
-    return Source(
-        lambda: chain.from_iterable(source.read() for source in sources),
-        lambda: _digest_of(source.identity() for source in sources),
+    splits = [_open_one(config, name) for name in names]
+    if len(splits) == 1:
+        return splits[0]
+    return CorpusSplit(
+        lambda: chain.from_iterable(split.read() for split in splits),
+        lambda: _digest_strings(split.digest() for split in splits),
     )
 
 
@@ -86,9 +89,9 @@ def load_split(config: DataConfig, split: str | list[str]) -> RawPairs:
     """Loads a whole split into memory.
 
     Raises:
-        DataError: Like `open_split`, and if there is no pair.
+        DataError: As `open_split`, and if there is no pair.
     """
-    return _gather(open_split(config, split).read(), f"{config.path}: split {split}")
+    return _collect(open_split(config, split).read(), f"{config.path}: split {split}")
 
 
 def load_text(src_path: Path, tgt_path: Path) -> RawPairs:
@@ -97,69 +100,76 @@ def load_text(src_path: Path, tgt_path: Path) -> RawPairs:
     Raises:
         DataError: If one cannot be read, is not UTF-8, or has more lines than the other.
     """
-    return _gather(_read_text(src_path, tgt_path), str(src_path))
+    return _collect(_read_text(src_path, tgt_path), str(src_path))
 
 
-def _gather(pairs: Iterator[Pair], what: str) -> RawPairs:
+def _collect(pairs: Iterator[Pair], name: str) -> RawPairs:
     raw = RawPairs([], [])
     for src, tgt in pairs:
         raw.src.append(src)
         raw.tgt.append(tgt)
     if not raw:
-        raise DataError(f"{what}: holds no pairs")
+        raise DataError(f"{name}: contains no pairs")
     return raw
 
 
-def _open(config: DataConfig, split: str) -> Source:
+def _open_one(config: DataConfig, split: str) -> CorpusSplit:
+    """Chooses the reader by what `data.path` and the split's name refer to."""
     folder = Path(config.path)
     if folder.is_file():
-        raise DataError(f"data.path = {config.path}: this is a file; name the folder it lies in")
+        raise DataError(f"data.path = {config.path}: this is a file; give the folder that holds it")
     if not folder.is_dir():
-        if not re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", config.path):
+        if not _HUB_ID.fullmatch(config.path):
             raise DataError(f"data.path = {config.path}: there is no such folder")
         return _open_dataset(config, split)
-    if _TABLES.fullmatch(split):
-        return _open_tables(config, split)
+    if _DATA_FILES.fullmatch(split):
+        return _open_data_files(config, split)
     if not _has_text(folder, config):
         return _open_dataset(config, split)
     match = _SLICE.fullmatch(split)
     if not match:
         raise DataError(f"{split}: not a split; write a name or a slice, such as train[:5000]")
     paths, read = _find_text(folder, config, match["split"])
-    return Source(lambda: _cut(read, match["start"], match["stop"]), lambda: _digest(paths))
+    return CorpusSplit(
+        lambda: _slice(read, match["start"], match["stop"]), lambda: _digest_files(paths)
+    )
 
 
 def _has_text(folder: Path, config: DataConfig) -> bool:
-    ends = (f".{config.src_lang}", f".{config.tgt_lang}", ".tsv")
-    packed = re.compile(r"\.(gz|xz|zst)$")
-    return any(packed.sub("", path.name).endswith(ends) for path in folder.iterdir())
+    endings = (f".{config.src_lang}", f".{config.tgt_lang}", ".tsv")
+    names = (_COMPRESSION_SUFFIX.sub("", path.name) for path in folder.iterdir())
+    return any(name.endswith(endings) for name in names)
 
 
 def _find_text(
     folder: Path, config: DataConfig, name: str
 ) -> tuple[list[Path], Callable[[], Iterator[Pair]]]:
+    """Finds the files of a split in a folder of text, and how to read them."""
     src, tgt = config.src_lang, config.tgt_lang
-    for packed in _PACKED:
-        paths = [folder / f"{name}.{language}{packed}" for language in (src, tgt)]
+    for compression in _COMPRESSIONS:
+        paths = [folder / f"{name}.{language}{compression}" for language in (src, tgt)]
         if any(path.is_file() for path in paths):
             for path in paths:
                 if not path.is_file():
-                    raise DataError(f"{path}: no such file, though the other language has one")
+                    raise DataError(f"{path}: no such file, although the other language has one")
             return paths, partial(_read_text, *paths)
-        for left, right in ((src, tgt), (tgt, src)):
-            path = folder / f"{name}.{left}-{right}.tsv{packed}"
+        for first, second in ((src, tgt), (tgt, src)):
+            path = folder / f"{name}.{first}-{second}.tsv{compression}"
             if path.is_file():
-                return [path], partial(_read_tsv, path, swapped=left != src)
-    there = sorted(path.name for path in folder.iterdir() if path.is_file())
+                return [path], partial(_read_tsv, path, swapped=first != src)
+    files = sorted(path.name for path in folder.iterdir() if path.is_file())
     raise DataError(
         f"{folder / name}.{src}: no such file, nor {name}.{tgt} or {name}.{src}-{tgt}.tsv;"
-        f" the folder holds {', '.join(there[:8])}"
+        f" the folder holds {', '.join(files[:8])}"
     )
 
 
-def _cut(read: Callable[[], Iterator[Pair]], start: str | None, stop: str | None) -> Iterator[Pair]:
+def _slice(
+    read: Callable[[], Iterator[Pair]], start: str | None, stop: str | None
+) -> Iterator[Pair]:
+    """Reads the pairs from `start` to `stop`, which mean what they mean in a Python slice."""
     first, last = int(start or 0), int(stop) if stop else None
-    if first < 0 or (last or 0) < 0:  # counted from the end, so the end must be known
+    if first < 0 or (last or 0) < 0:  # relative to the end, so count the pairs
         first, last, _ = slice(first, last).indices(sum(1 for _ in read()))
     return islice(read(), first, last)
 
@@ -168,10 +178,10 @@ def _read_text(src_path: Path, tgt_path: Path) -> Iterator[Pair]:
     src_lines, tgt_lines = read_lines(src_path), read_lines(tgt_path)
     for count, (src, tgt) in enumerate(zip_longest(src_lines, tgt_lines)):
         if src is None or tgt is None:
-            more = count + 1 + sum(1 for _ in (tgt_lines if src is None else src_lines))
-            counts = (count, more) if src is None else (more, count)
+            longer = count + 1 + sum(1 for _ in (tgt_lines if src is None else src_lines))
+            src_count, tgt_count = (count, longer) if src is None else (longer, count)
             raise DataError(
-                f"{src_path} has {counts[0]} lines and {tgt_path} has {counts[1]}:"
+                f"{src_path} has {src_count} lines and {tgt_path} has {tgt_count}:"
                 " they must be line-aligned"
             )
         yield src.strip(), tgt.strip()
@@ -182,30 +192,33 @@ def _read_tsv(path: Path, swapped: bool) -> Iterator[Pair]:
         columns = line.split("\t")  # quotes are text: a tab always ends a column
         if len(columns) < 2:
             raise DataError(f"{path}, line {number}: no tab between the two languages")
-        left, right = columns[0].strip(), columns[1].strip()
-        yield (right, left) if swapped else (left, right)
+        first, second = columns[0].strip(), columns[1].strip()
+        yield (second, first) if swapped else (first, second)
 
 
 def read_lines(path: Path) -> Iterator[str]:
-    r"""Reads the lines of a text file, which may be packed (.gz, .xz, .zst), split at `\n` alone.
+    r"""Reads the lines, ended by `\n` alone, of a text file that may be compressed.
+
+    Args:
+        path: The file; .gz, .xz and .zst are decompressed.
 
     Raises:
         DataError: If it cannot be read or is not UTF-8.
     """
     number = 0
     try:
-        with _unpack(path) as raw:  # binary: a text file would also split at carriage returns
+        with _open_bytes(path) as raw:  # in text mode a carriage return would end a line too
             for line in raw:
                 number += 1
                 yield line.removesuffix(b"\n").decode("utf-8")
     except UnicodeDecodeError:
-        raise DataError(f"{path}, line {number}: not UTF-8; convert it with iconv") from None
+        raise DataError(f"{path}, line {number}: not UTF-8; convert the file with iconv") from None
     except (OSError, EOFError, lzma.LZMAError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise DataError(f"{path}: cannot read it after line {number}: {reason}") from None
+        raise DataError(f"{path}: cannot be read after line {number}: {reason}") from None
 
 
-def _unpack(path: Path) -> IO[bytes] | gzip.GzipFile:
+def _open_bytes(path: Path) -> IO[bytes] | gzip.GzipFile:
     if path.suffix == ".gz":
         return gzip.open(path, "rb")
     if path.suffix == ".xz":
@@ -217,109 +230,44 @@ def _unpack(path: Path) -> IO[bytes] | gzip.GzipFile:
     return path.open("rb")
 
 
-def _open_tables(config: DataConfig, pattern: str) -> Source:
-    """Opens parquet or JSONL files of a local folder."""
+def _open_data_files(config: DataConfig, pattern: str) -> CorpusSplit:
+    """Opens Parquet or JSONL files of a local folder."""
     folder = Path(config.path)
     absolute = Path(pattern).is_absolute()
     root, relative = (Path("/"), pattern[1:]) if absolute else (folder, pattern)
     paths = sorted(root.glob(relative))
     if not paths:
         raise DataError(f"{folder / pattern}: no such file")
-    kind = "parquet" if ".parquet" in pattern else "json"
+    file_format = "parquet" if ".parquet" in pattern else "json"
     files = [str(path) for path in paths]
 
     def read() -> Iterator[Pair]:
-        options = {"data_files": files, "split": "train"}
-        return _rows(_load_dataset(config, kind, pattern, **options), config)
+        dataset = load_dataset(config, file_format, pattern, data_files=files, split="train")
+        return read_pairs(dataset, config)
 
-    return Source(read, lambda: _digest(paths))
+    return CorpusSplit(read, lambda: _digest_files(paths))
 
 
-def _open_dataset(config: DataConfig, split: str) -> Source:
-    """Opens a split on the hub, or of a local folder laid out like it."""
+def _open_dataset(config: DataConfig, split: str) -> CorpusSplit:
+    """Opens a split on the hub, or of a local folder with the layout of a hub repository."""
     folder = Path(config.path)
 
     def load() -> Any:
-        return _load_dataset(config, config.path, split, name=config.name, split=split)
+        return load_dataset(config, config.path, split, name=config.name, split=split)
 
-    def identity() -> str:
+    def digest() -> str:
         if folder.is_dir():
-            return _digest(path for path in sorted(folder.rglob("*")) if path.is_file())
-        # The client keeps each revision of a corpus under a name of its own.
-        return _digest_of(str(Path(file["filename"])) for file in load().cache_files)
+            return _digest_files(path for path in sorted(folder.rglob("*")) if path.is_file())
+        # The client stores each revision of a corpus under another name.
+        return _digest_strings(str(Path(file["filename"])) for file in load().cache_files)
 
-    return Source(lambda: _rows(load(), config), identity)
-
-
-def _load_dataset(config: DataConfig, builder: str, what: str, **options: Any) -> Any:
-    import datasets
-    from huggingface_hub import constants
-    from huggingface_hub.utils.tqdm import disable_progress_bars
-
-    if not sys.stderr.isatty():
-        datasets.disable_progress_bars()
-        disable_progress_bars()
-    unreachable = "" if Path(config.path).is_dir() else _why_unreachable(constants.ENDPOINT)
-    if unreachable:  # then the cache is asked at once, without a minute of further tries
-        datasets.config.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE = True
-    try:
-        return datasets.load_dataset(builder, cache_dir=config.cache_dir, **options)
-    except (ValueError, OSError, datasets.exceptions.DatasetGenerationError) as error:
-        reason = " ".join(str(error.__cause__ or error).split()) or type(error).__name__
-        if not Path(config.path).is_dir() and (unreachable or constants.HF_HUB_OFFLINE):
-            reason = (
-                f"{unreachable or 'HF_HUB_OFFLINE is set'}, and data.cache_dir ="
-                f" {config.cache_dir} does not hold it; without network, set data.path to a local"
-                " folder or data.cache_dir to a cache that holds it"
-            )
-        raise DataError(f"data.path = {config.path}, split {what}: {reason}") from None
+    return CorpusSplit(lambda: read_pairs(load(), config), digest)
 
 
-def _why_unreachable(endpoint: str) -> str:
-    """Says why the hub cannot be reached; nothing if it answers, however badly."""
-    from huggingface_hub import constants
-
-    if constants.HF_HUB_OFFLINE:
-        return ""
-    try:
-        urllib.request.urlopen(urllib.request.Request(endpoint, method="HEAD"), timeout=5).close()
-    except urllib.error.HTTPError:
-        return ""
-    except OSError as error:
-        reason = getattr(error, "reason", error)
-        # A certificate that only the hub's own client knows is no reason to give up.
-        return "" if isinstance(reason, ssl.SSLError) else f"{endpoint} is out of reach ({reason})"
-    return ""
+def _digest_files(paths: Iterable[Path]) -> str:
+    """Computes a digest of the names and contents of files."""
+    return _digest_strings(f"{path.name} {sha256(path)}" for path in paths)
 
 
-def _rows(dataset: Any, config: DataConfig) -> Iterator[Pair]:
-    """Reads a translation column, or a column a language; a missing value is an empty side."""
-    src, tgt = config.src_lang, config.tgt_lang
-    nested = "translation" in dataset.column_names
-    feature = dataset.features["translation"] if nested else dataset.column_names
-    # The hub's own type for translations lists its languages; a plain struct is a mapping.
-    languages = list(getattr(feature, "languages", feature))
-    for key, language in (("src_lang", src), ("tgt_lang", tgt)):
-        if language not in languages:
-            raise DataError(f"data.{key} = {language}: {config.path} has {', '.join(languages)}")
-    for rows in dataset.iter(batch_size=_ROWS_AT_ONCE):
-        pairs = (
-            ((pair[src], pair[tgt]) for pair in rows["translation"])
-            if nested
-            else zip(rows[src], rows[tgt], strict=True)
-        )
-        for left, right in pairs:
-            yield (left or "").strip(), (right or "").strip()
-
-
-def _digest(paths: Iterable[Path]) -> str:
-    """Names the content of files."""
-    found = []
-    for path in paths:
-        with path.open("rb") as file:
-            found.append(f"{path.name} {hashlib.file_digest(file, 'sha256').hexdigest()}")
-    return _digest_of(found)
-
-
-def _digest_of(parts: Iterable[str]) -> str:
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+def _digest_strings(strings: Iterable[str]) -> str:
+    return hashlib.sha256("\n".join(strings).encode()).hexdigest()

@@ -7,11 +7,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from transformer_mt.text.batching import Batch, Indices
+from transformer_mt.text.batching import Batch, Indices, Lengths
 from transformer_mt.text.corpus import RawPairs
 from transformer_mt.text.vocabulary import BOS_ID, EOS_ID, PAD_ID, Vocabulary
 
 Ids = npt.NDArray[np.uint16] | npt.NDArray[np.int32]
+"""Piece ids; the narrow type is for vocabularies of up to 65,536 pieces."""
 
 
 @dataclass(frozen=True)
@@ -19,12 +20,12 @@ class EncodedLines:
     """The ids of one language, one line after another, without begin and end marks.
 
     Attributes:
-        ids: All ids.
-        offsets: Where each line begins in `ids`, (N + 1,) int64.
+        ids: The ids of all lines, flat.
+        offsets: Where each line begins in `ids`, and the end of the last one, (N + 1,).
     """
 
     ids: Ids
-    offsets: Indices
+    offsets: npt.NDArray[np.int64]
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -33,23 +34,23 @@ class EncodedLines:
         return self.ids[self.offsets[index] : self.offsets[index + 1]]
 
     @property
-    def lengths(self) -> Indices:
+    def lengths(self) -> Lengths:
         """Tokens of each line with its begin or end mark, (N,)."""
         return np.diff(self.offsets) + 1
 
-    def tokens(self, lines: Indices) -> int:
-        """Counts the tokens of some lines, each with its begin or end mark."""
+    def count_tokens(self, lines: Indices) -> int:
+        """Counts the tokens of the given lines, each with its begin or end mark."""
         return int((self.offsets[lines + 1] - self.offsets[lines] + 1).sum())
 
     def gather(self, lines: Indices, begin: bool, end: bool) -> torch.Tensor:
-        """Copies lines, with a begin or an end mark or both, into a padded (B, L) tensor."""
+        """Copies lines into a padded (B, L) tensor, with a begin mark, an end mark or both."""
         starts = self.offsets[lines]
         lengths = self.offsets[lines + 1] - starts
         columns = np.arange(int(lengths.max(initial=0)))
-        real = columns < lengths[:, None]
+        is_piece = columns < lengths[:, None]
         marked = np.full((len(lines), begin + len(columns) + end), PAD_ID, np.int64)
         padded = marked[:, int(begin) : int(begin) + len(columns)]
-        padded[real] = self.ids[(starts[:, None] + columns)[real]]
+        padded[is_piece] = self.ids[(starts[:, None] + columns)[is_piece]]
         if begin:
             marked[:, 0] = BOS_ID
         if end:
@@ -63,7 +64,7 @@ class EncodedPairs:
 
     Attributes:
         src: Source lines.
-        tgt: Target lines, as many.
+        tgt: Target lines, the same number.
     """
 
     src: EncodedLines
@@ -73,28 +74,28 @@ class EncodedPairs:
         return len(self.src)
 
     @property
-    def lengths(self) -> tuple[Indices, Indices]:
+    def lengths(self) -> tuple[Lengths, Lengths]:
         """Tokens of each source with its end mark and of each target with one mark, (N,) each."""
         return self.src.lengths, self.tgt.lengths
 
     def batch(self, indices: Indices) -> Batch:
-        """Pads some pairs, with their marks, into a batch on the CPU."""
+        """Collects the given pairs, with their marks, into a padded batch on the CPU."""
         return Batch(
             src=self.src.gather(indices, begin=False, end=True),
             tgt_in=self.tgt.gather(indices, begin=True, end=False),
             tgt_out=self.tgt.gather(indices, begin=False, end=True),
-            src_tokens=self.src.tokens(indices),
-            tgt_tokens=self.tgt.tokens(indices),
+            src_tokens=self.src.count_tokens(indices),
+            tgt_tokens=self.tgt.count_tokens(indices),
         )
 
 
 def flatten(rows: Sequence[Sequence[int]]) -> EncodedLines:
-    """Puts rows of ids, without marks, one after another."""
+    """Concatenates rows of ids without marks."""
     lengths = np.fromiter(map(len, rows), np.int64, len(rows))
     ids = np.fromiter((i for row in rows for i in row), np.int32, int(lengths.sum()))
     return EncodedLines(ids, np.concatenate(([0], np.cumsum(lengths))))
 
 
 def encode_pairs(raw: RawPairs, vocab: Vocabulary) -> EncodedPairs:
-    """Encodes pairs as they are, dropping none."""
+    """Encodes all pairs, without cleaning."""
     return EncodedPairs(flatten(vocab.encode_src(raw.src)), flatten(vocab.encode_tgt(raw.tgt)))

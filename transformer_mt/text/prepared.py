@@ -1,21 +1,21 @@
-"""The prepared corpus: training text as a vocabulary and memory-mapped ids, shared by runs.
+"""The prepared corpus: a vocabulary and the training text as memory-mapped ids, shared by runs.
 
-    PREPARED_DIR/NAME/        NAME is the fingerprint of everything that shaped it
+    PREPARED_DIR/NAME/        NAME is the fingerprint of everything the content depends on
         vocab.model           or src.model and tgt.model
-        src.ids, tgt.ids      all ids, flat
-        src.offsets.npy       where each line begins; tgt.offsets.npy likewise
-        report.json           counts; written last
+        src.ids, tgt.ids      all ids, one line after another
+        src.offsets.npy       where each line begins in src.ids; tgt.offsets.npy likewise
+        report.json           counts
 
-It appears at one stroke, whole. Who finds another process at it waits for that one.
+The directory appears complete, by a rename. A process that needs a corpus that another process is
+preparing waits for it.
 """
 
 import hashlib
 import json
 import logging
-import re
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -23,11 +23,18 @@ from typing import Any
 
 import numpy as np
 
-from transformer_mt.config import Config, DataConfig
+from transformer_mt.config import Config, DataConfig, values_that_shape_corpus
 from transformer_mt.errors import ConfigError, DataError
 from transformer_mt.system.console import progress_bar
 from transformer_mt.system.files import atomic_directory, locked
-from transformer_mt.text.corpus import Pair, Source, open_split
+from transformer_mt.text.cleaning import (
+    CLEANING_VERSION,
+    DropReasons,
+    describe_dropped,
+    reason_to_drop_pieces,
+    reason_to_drop_text,
+)
+from transformer_mt.text.corpus import CorpusSplit, Pair, open_split
 from transformer_mt.text.encoded_pairs import EncodedLines, EncodedPairs, flatten
 from transformer_mt.text.vocabulary import UNK_ID, Vocabulary, train_vocabulary
 
@@ -35,14 +42,8 @@ logger = logging.getLogger(__name__)
 
 REPORT = "report.json"
 FORMAT = 1
-_CHUNK = 20_000
-_SHAPING = (
-    "train src_lang tgt_lang max_length max_length_ratio"
-    " drop_duplicates drop_identical drop_control min_letters"
-).split()
-_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
-_NO_LETTER = re.compile(r"[\W\d_]")
-_KEPT = ""
+"""Format of the files; part of the fingerprint."""
+_PAIRS_PER_CHUNK = 20_000
 
 
 @dataclass(frozen=True)
@@ -63,108 +64,137 @@ class PreparedCorpus:
 
     @property
     def digest(self) -> str:
-        """Names the ids, whatever shaped them."""
+        """SHA-256 digest of the ids, which does not depend on how they were made."""
         return str(self.report["digest"])
 
     @property
     def dropped(self) -> str:
-        """Says how many pairs were left out, by reason."""
+        """Numbers of dropped pairs by reason, as text."""
         return describe_dropped(self.report["dropped"])
 
 
 def prepare(
     config: Config, vocab: Vocabulary | None = None, scratch: Path | None = None
 ) -> PreparedCorpus:
-    """Gives the prepared corpus of a configuration, making it if there is none.
+    """Loads the prepared corpus of a configuration, after making it if it does not exist.
 
     Args:
-        config: What shapes it: the corpus, its limits and the vocabulary.
-        vocab: The vocabulary of a run that exists; None learns or loads the configured one.
-        scratch: Where to make it, if there is none, instead of in `data.prepared_dir`.
+        config: The corpus, its limits and the vocabulary.
+        vocab: The vocabulary of an existing run; None learns or loads the configured one.
+        scratch: Where to make the corpus, if it does not exist, instead of `data.prepared_dir`.
 
     Raises:
-        ConfigError: If the vocabulary at `vocab.path` is not of the kind configured.
+        ConfigError: If the vocabulary at `vocab.path` contradicts the configuration or `vocab`.
         DataError: If the corpus or vocabulary cannot be used, or no pair is left.
     """
-    source, folder = open_split(config.data, config.data.train), Path(config.data.prepared_dir)
-    if vocab is None and config.vocab.path:
-        vocab = _foreign_vocabulary(config)
-    text = source.identity()
-    learned = _load(folder / _fingerprint(config, text, None))
-    # A run's vocabulary is most often the one that was learned from this very text.
-    if learned and (vocab is None or vocab.equals(learned.vocab)):
+    split = open_split(config.data, config.data.train)
+    configured_vocab = _load_configured_vocabulary(config, vocab)
+    vocab = vocab or configured_vocab
+    folder, split_digest = Path(config.data.prepared_dir), split.digest()
+    learned = _load_prepared(folder / _fingerprint(config, split_digest, None))
+    # The vocabulary of a run is usually the one that was learned from this very text.
+    if learned and (vocab is None or vocab.has_same_ids(learned.vocab)):
         return learned
-    name = _fingerprint(config, text, vocab)
+    name = _fingerprint(config, split_digest, vocab)
     folder = folder if (folder / name).exists() else scratch or folder
     folder.mkdir(parents=True, exist_ok=True)
     with locked(folder / f".{name}.lock", _log_waiting):
         if not (folder / name).exists():
-            _make(config, source, vocab, folder / name)
-    found = _load(folder / name)
-    assert found
-    return found
+            _write_prepared(config, split, vocab, folder / name)
+    prepared = _load_prepared(folder / name)
+    assert prepared
+    return prepared
 
 
 def _log_waiting(holder: str) -> None:
-    logger.info("process %s prepares the same corpus; waiting for it", holder)
+    logger.info("process %s is preparing the same corpus; waiting for it", holder)
 
 
-def describe_dropped(dropped: dict[str, int]) -> str:
-    """Lists counts by reason."""
-    return ", ".join(f"{count} {why}" for why, count in sorted(dropped.items())) or "none"
+def _fingerprint(config: Config, split_digest: str, vocab: Vocabulary | None) -> str:
+    """Names a prepared corpus by everything that its content depends on."""
+    inputs: dict[str, Any] = {
+        "format": FORMAT,
+        "cleaning": CLEANING_VERSION,
+        "text": split_digest,
+        "data": values_that_shape_corpus(config.data),
+    }
+    if vocab:
+        models = (vocab.src_model, vocab.tgt_model)
+        inputs["vocab"] = [hashlib.sha256(model).hexdigest() for model in models]
+    else:
+        inputs["vocab"] = values_that_shape_corpus(config.vocab)
+    return hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def _fingerprint(config: Config, text: str, vocab: Vocabulary | None) -> str:
-    shape: dict[str, Any] = {"format": FORMAT, "text": text}
-    shape["data"] = {key: getattr(config.data, key) for key in _SHAPING}
-    shape["vocab"] = (
-        [hashlib.sha256(model).hexdigest() for model in (vocab.src_model, vocab.tgt_model)]
-        if vocab
-        else config.vocab.model_dump()
-    )
-    return hashlib.sha256(json.dumps(shape, sort_keys=True).encode()).hexdigest()[:16]
+def _load_configured_vocabulary(config: Config, vocab: Vocabulary | None) -> Vocabulary | None:
+    """Loads the vocabulary at `vocab.path`, if set, and checks that it can be used.
 
-
-def _foreign_vocabulary(config: Config) -> Vocabulary:
-    vocab = Vocabulary.load(Path(str(config.vocab.path)))
-    if vocab.shared != config.vocab.shared:
-        kind = "one shared vocabulary" if vocab.shared else "two vocabularies"
+    A run that exists has its own copy, so for it the path may be missing, but not another one.
+    """
+    if config.vocab.path is None or (vocab and not Path(config.vocab.path).exists()):
+        return None
+    configured = Vocabulary.load(Path(config.vocab.path))
+    if vocab and not vocab.has_same_ids(configured):
+        raise ConfigError(
+            f"vocab.path = {config.vocab.path}: this is not the vocabulary of the checkpoint, which"
+            " cannot be replaced; change the path back or remove it"
+        )
+    if configured.shared != config.vocab.shared:
+        kind = "one shared vocabulary" if configured.shared else "two vocabularies"
         raise ConfigError(
             f"vocab.path = {config.vocab.path}: this is {kind}; set vocab.shared and"
             " model.tie_embeddings accordingly"
         )
-    return vocab
+    return configured
 
 
-def _load(path: Path) -> PreparedCorpus | None:
+def _load_prepared(path: Path) -> PreparedCorpus | None:
+    """Maps a prepared corpus from disk; returns None if there is none.
+
+    Raises:
+        DataError: If its files are damaged.
+    """
     if not (path / REPORT).exists():
         return None
     try:
         report = json.loads((path / REPORT).read_bytes())
-        sides = []
-        for side in ("src", "tgt"):
-            offsets = np.load(path / f"{side}.offsets.npy", mmap_mode="r")
-            ids = np.memmap(path / f"{side}.ids", report["dtype"], "r", shape=(int(offsets[-1]),))
-            sides.append(EncodedLines(ids, offsets))
-        return PreparedCorpus(path, Vocabulary.load(path), EncodedPairs(*sides), report)
+        src, tgt = (_load_lines(path, side, report["dtype"]) for side in ("src", "tgt"))
+        return PreparedCorpus(path, Vocabulary.load(path), EncodedPairs(src, tgt), report)
     except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{path}: damaged ({error}); delete it, and it is made again") from None
+        raise DataError(
+            f"{path}: damaged ({error}); delete this folder to have it made again"
+        ) from None
 
 
-def _make(config: Config, source: Source, vocab: Vocabulary | None, final: Path) -> None:
-    """Reads the corpus twice: to clean and count words, then to encode what is kept."""
-    with atomic_directory(final) as folder:
+def _load_lines(path: Path, side: str, dtype: str) -> EncodedLines:
+    offsets = np.load(path / f"{side}.offsets.npy", mmap_mode="r")
+    ids = np.memmap(path / f"{side}.ids", dtype, "r", shape=(int(offsets[-1]),))
+    return EncodedLines(ids, offsets)
+
+
+def _write_prepared(
+    config: Config, split: CorpusSplit, vocab: Vocabulary | None, path: Path
+) -> None:
+    """Reads a split twice: to clean it and count its words, then to encode the pairs kept.
+
+    Args:
+        config: The rules of cleaning, and the vocabulary to learn.
+        split: The training text.
+        vocab: A vocabulary to use; None learns one.
+        path: The directory to write.
+    """
+    with atomic_directory(path) as folder:
         began = time.monotonic()
-        cleaned = _clean(config, source, vocab is None)
+        cleaned = _clean(config, split, count_words=vocab is None)
         read = time.monotonic()
         if vocab is None:
-            distinct = sum(map(len, cleaned.counts))
+            distinct = sum(map(len, cleaned.word_counts))
             logger.info("learning %d pieces from %d distinct words", config.vocab.size, distinct)
-            vocab = train_vocabulary(cleaned.counts, config.vocab)
-            cleaned.counts.clear()  # they may fill a gigabyte
+            vocab = train_vocabulary(cleaned.word_counts, config.vocab)
+            cleaned.word_counts.clear()  # frees up to a gigabyte
         vocab.save(folder)
         learned = time.monotonic()
-        report = _encode(config.data, source, cleaned, vocab, folder)
+        report = _write_ids(config.data, split, cleaned, vocab, folder)
         seconds = {
             "reading": read - began,
             "vocabulary": learned - read,
@@ -176,155 +206,131 @@ def _make(config: Config, source: Source, vocab: Vocabulary | None, final: Path)
 
 
 @dataclass
-class Cleaned:
-    """What the first reading found.
+class _CleanedSplit:
+    """What the first reading of a split gives.
 
     Attributes:
-        reasons: Why each pair is dropped, as an index into `names`; 0 keeps it.
-        names: The reasons.
-        counts: Words of the kept lines with their counts: of each side, or of both in one.
-        words: How many words that are.
+        reasons: Why each pair is dropped, or that it is kept.
+        word_counts: Occurrences of each word in the pairs kept: one counter per side, or one for
+            both if the vocabulary is shared; empty unless counted.
+        words: Number of words in the pairs kept.
     """
 
-    reasons: bytearray
-    names: list[str]
-    counts: list[Counter[str]]
+    reasons: DropReasons
+    word_counts: list[Counter[str]]
     words: int = 0
 
-    def dropped(self) -> Counter[str]:
-        """Counts the pairs that are dropped, by reason."""
-        counts = Counter(map(self.names.__getitem__, self.reasons))
-        counts.pop(_KEPT, None)
-        return counts
 
-
-def _clean(config: Config, source: Source, learn: bool) -> Cleaned:
-    """Reads the corpus once; counts words if a vocabulary is to be learned from them."""
+def _clean(config: Config, split: CorpusSplit, count_words: bool) -> _CleanedSplit:
+    """Reads a split for the first time and decides which pairs are kept as text."""
     counts = [Counter[str]() for _ in range(1 if config.vocab.shared else 2)]
-    cleaned, seen = Cleaned(bytearray(), [_KEPT], counts), set[bytes]()
-    for pair in progress_bar("reading", "pairs", items=source.read()):
-        why = _text_reason(config.data, pair, seen)
-        if why not in cleaned.names:
-            cleaned.names.append(why)
-        cleaned.reasons.append(cleaned.names.index(why))
-        if not why:
-            src, tgt = pair[0].split(), pair[1].split()
-            cleaned.words += len(src) + len(tgt)
-            if learn:
-                counts[0].update(src)
-                counts[-1].update(tgt)
+    cleaned, seen_pairs = _CleanedSplit(DropReasons(), counts), set[bytes]()
+    for src, tgt in progress_bar("reading", "pairs", items=split.read()):
+        reason = reason_to_drop_text(config.data, src, tgt, seen_pairs)
+        cleaned.reasons.append(reason)
+        if reason is None:
+            src_words, tgt_words = src.split(), tgt.split()
+            cleaned.words += len(src_words) + len(tgt_words)
+            if count_words:
+                counts[0].update(src_words)
+                counts[-1].update(tgt_words)
     if not cleaned.words:
-        _refuse(config.data, len(cleaned.reasons), cleaned.dropped())
+        raise _nothing_left(config.data, len(cleaned.reasons), cleaned.reasons.counts())
     return cleaned
 
 
-def _text_reason(config: DataConfig, pair: Pair, seen: set[bytes]) -> str:
-    """Says why a pair is dropped as text; nothing if it is kept."""
-    src, tgt = pair
-    if not src or not tgt:
-        return "empty"
-    if config.drop_identical and src == tgt:
-        return "identical sides"
-    if config.drop_control and (_CONTROL.search(src) or _CONTROL.search(tgt)):
-        return "control characters"
-    if config.min_letters and min(map(_letters, pair)) < config.min_letters:
-        return "too few letters"
-    if config.drop_duplicates:
-        digest = hashlib.blake2b(f"{src}\n{tgt}".encode(), digest_size=8).digest()
-        if digest in seen:
-            return "duplicate"
-        seen.add(digest)
-    return _KEPT
-
-
-def _letters(text: str) -> float:
-    return len(_NO_LETTER.sub("", text)) / len("".join(text.split()))
-
-
-def _length_reason(config: DataConfig, src: int, tgt: int) -> str:
-    """Says why a pair is dropped for its pieces; nothing if it is kept."""
-    longer, shorter = max(src, tgt), min(src, tgt)
-    if not shorter:
-        return "empty"
-    if longer > config.max_length:
-        return f"over {config.max_length} pieces"
-    if config.max_length_ratio and longer > config.max_length_ratio * shorter:
-        return f"length ratio over {config.max_length_ratio:g}"
-    return _KEPT
-
-
-def _encode(
-    config: DataConfig,
-    source: Source,
-    cleaned: Cleaned,
-    vocab: Vocabulary,
-    folder: Path,
+def _write_ids(
+    config: DataConfig, split: CorpusSplit, cleaned: _CleanedSplit, vocab: Vocabulary, folder: Path
 ) -> dict[str, Any]:
-    """Reads the corpus again and writes ids and offsets of what is kept; gives the report."""
-    dropped, sides = (
-        cleaned.dropped(),
-        [_Writer(folder, "src", vocab), _Writer(folder, "tgt", vocab)],
-    )
-    pairs = progress_bar("encoding", "pairs", len(cleaned.reasons), source.read())
-    text = (pair for pair, why in zip(pairs, cleaned.reasons, strict=True) if not why)
-    while chunk := list(islice(text, _CHUNK)):
-        src, tgt = zip(*chunk, strict=True)
-        kept = []
-        for rows in zip(vocab.encode_src(src), vocab.encode_tgt(tgt), strict=True):
-            if why := _length_reason(config, *map(len, rows)):
-                dropped[why] += 1
+    """Reads a split for the second time and writes the ids of the pairs kept.
+
+    Returns:
+        The report.
+    """
+    dropped = cleaned.reasons.counts()
+    src_writer, tgt_writer = (_EncodedLinesWriter(folder, side, vocab) for side in ("src", "tgt"))
+    pairs = progress_bar("encoding", "pairs", len(cleaned.reasons), split.read())
+    kept = (pair for pair, reason in zip(pairs, cleaned.reasons, strict=True) if reason is None)
+    while chunk := list(islice(kept, _PAIRS_PER_CHUNK)):
+        encoded = []
+        for src_ids, tgt_ids in _encode(vocab, chunk):
+            if reason := reason_to_drop_pieces(config, len(src_ids), len(tgt_ids)):
+                dropped[reason] += 1
             else:
-                kept.append(rows)
-        for number, side in enumerate(sides):
-            side.add([rows[number] for rows in kept])
-    for side in sides:
-        side.close()
-    if not sides[0].lines:
-        _refuse(config, len(cleaned.reasons), dropped)
+                encoded.append((src_ids, tgt_ids))
+        src_writer.write([src_ids for src_ids, _ in encoded])
+        tgt_writer.write([tgt_ids for _, tgt_ids in encoded])
+    writers = src_writer, tgt_writer
+    for writer in writers:
+        writer.close()
+    if not src_writer.lines:
+        raise _nothing_left(config, len(cleaned.reasons), dropped)
     return {
         "format": FORMAT,
         "pairs": len(cleaned.reasons),
-        "kept": sides[0].lines,
+        "kept": src_writer.lines,
         "dropped": dict(dropped),
-        "pieces_per_word": round(sum(side.pieces for side in sides) / cleaned.words, 3),
-        "unknown": sum(side.unknown for side in sides),
-        "longest": max(side.longest for side in sides),
-        "dtype": sides[0].dtype.name,
-        "digest": hashlib.sha256("".join(side.digest for side in sides).encode()).hexdigest(),
+        "pieces_per_word": round(sum(writer.pieces for writer in writers) / cleaned.words, 3),
+        "unknown": sum(writer.unknown for writer in writers),
+        "longest": max(writer.longest for writer in writers),
+        "dtype": src_writer.dtype.name,
+        "digest": hashlib.sha256("".join(w.digest for w in writers).encode()).hexdigest(),
     }
 
 
-class _Writer:
-    """Writes one side's ids as they come, and its offsets at the end."""
+def _encode(vocab: Vocabulary, pairs: Sequence[Pair]) -> Iterator[tuple[list[int], list[int]]]:
+    src, tgt = zip(*pairs, strict=True)
+    return zip(vocab.encode_src(src), vocab.encode_tgt(tgt), strict=True)
 
-    def __init__(self, folder: Path, name: str, vocab: Vocabulary) -> None:
+
+class _EncodedLinesWriter:
+    """Writes the ids of one side in chunks, and the offsets of its lines at the end.
+
+    Args:
+        folder: Where to write.
+        side: `src` or `tgt`, the beginning of the file names.
+        vocab: The vocabulary, whose size decides the type of the ids.
+
+    Attributes:
+        dtype: Type of the ids on disk.
+        lines: Number of lines so far.
+        pieces: Number of ids so far.
+        unknown: Number of ids of the unknown piece so far.
+        longest: Pieces of the longest line so far.
+        digest: SHA-256 digest of ids and lengths, once closed.
+    """
+
+    def __init__(self, folder: Path, side: str, vocab: Vocabulary) -> None:
         largest = max(vocab.src_size, vocab.tgt_size)
         self.dtype = np.dtype(np.uint16 if largest <= 2**16 else np.int32)
-        self._offsets = folder / f"{name}.offsets.npy"
-        self._file = (folder / f"{name}.ids").open("wb")
+        self._offsets_path = folder / f"{side}.offsets.npy"
+        self._file = (folder / f"{side}.ids").open("wb")
         self._hash, self._lengths = hashlib.sha256(), [np.zeros(1, np.int64)]
         self.lines = self.pieces = self.unknown = self.longest = 0
+        self.digest = ""
 
-    def add(self, rows: Sequence[Sequence[int]]) -> None:
-        side = flatten(rows)
-        raw, lengths = side.ids.astype(self.dtype).tobytes(), np.diff(side.offsets)
+    def write(self, rows: Sequence[Sequence[int]]) -> None:
+        """Appends lines."""
+        encoded = flatten(rows)
+        raw, lengths = encoded.ids.astype(self.dtype).tobytes(), np.diff(encoded.offsets)
         self._file.write(raw)
         self._lengths.append(lengths)
-        for part in (raw, lengths.tobytes()):
-            self._hash.update(part)
+        self._hash.update(raw)
+        self._hash.update(lengths.tobytes())
         self.lines += len(rows)
-        self.pieces += len(side.ids)
-        self.unknown += int((side.ids == UNK_ID).sum())
+        self.pieces += len(encoded.ids)
+        self.unknown += int((encoded.ids == UNK_ID).sum())
         self.longest = max(self.longest, int(lengths.max(initial=0)))
 
     def close(self) -> None:
+        """Writes the offsets."""
         self._file.close()
-        np.save(self._offsets, np.cumsum(np.concatenate(self._lengths)))
+        np.save(self._offsets_path, np.cumsum(np.concatenate(self._lengths)))
         self.digest = self._hash.hexdigest()
 
 
-def _refuse(config: DataConfig, pairs: int, dropped: Counter[str]) -> None:
-    raise DataError(
+def _nothing_left(config: DataConfig, pairs: int, dropped: Counter[str]) -> DataError:
+    return DataError(
         f"data.train = {config.train}: no training pair is left of {pairs}"
         f" ({describe_dropped(dropped)}); see the limits under [data]"
     )
@@ -337,6 +343,6 @@ def _log_summary(report: dict[str, Any]) -> None:
         f" (dropped: {describe_dropped(report['dropped'])})"
     )
     logger.info(
-        f"{report['pieces_per_word']} pieces a word, {report['unknown']} unknown, longest"
+        f"{report['pieces_per_word']} pieces per word, {report['unknown']} unknown, longest"
         f" {report['longest']} pieces; {seconds}"
     )

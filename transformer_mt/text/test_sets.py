@@ -1,7 +1,9 @@
-"""What a model is tested on: a split of its corpus, two files, or one of sacreBLEU's own sets."""
+"""Test sets: a split of the corpus, two files, or one of sacreBLEU's own sets."""
 
 import socket
 import tarfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from difflib import get_close_matches
 from http.client import HTTPException
 from pathlib import Path
@@ -13,7 +15,8 @@ from transformer_mt.config import DataConfig
 from transformer_mt.errors import DataError
 from transformer_mt.text.corpus import RawPairs, load_split, load_text
 
-_SECONDS_TO_CONNECT = 10.0
+_DOWNLOAD_TIMEOUT = 10.0
+"""Seconds without an answer after which a download fails."""
 
 
 def load_test_set(
@@ -23,17 +26,17 @@ def load_test_set(
     ref: Path | None = None,
     test_set: str | None = None,
 ) -> RawPairs:
-    """Loads raw sources and references; without a choice the configured test split.
+    """Loads raw sources and references, by default those of the configured test split.
 
     Args:
         data: The corpus and its languages.
-        split: A split of it; train, valid and test are those of the configuration.
-        src: Source text, instead of a split.
-        ref: Its reference translation.
-        test_set: sacreBLEU's name of a set, such as wmt16, instead of either.
+        split: A split of the corpus; train, valid and test are the configured ones.
+        src: A file of source text, instead of a split.
+        ref: The file of its reference translation.
+        test_set: The name of one of sacreBLEU's sets, such as wmt16, instead of a split or files.
 
     Raises:
-        DataError: If more than one is chosen, or what is chosen is not there.
+        DataError: If more than one test set is given, or it does not exist or cannot be read.
     """
     if (src is None) != (ref is None):
         raise DataError("--src and --ref go together")
@@ -43,9 +46,9 @@ def load_test_set(
         return _load_sacrebleu(test_set, data.src_lang, data.tgt_lang)
     if src and ref:
         return load_text(src, ref)
-    wanted = split or "test"
+    split = split or "test"
     names = {"train": data.train, "valid": data.valid, "validation": data.valid, "test": data.test}
-    return load_split(data, names.get(wanted, wanted))
+    return load_split(data, names.get(split, split))
 
 
 def _load_sacrebleu(name: str, src_lang: str, tgt_lang: str) -> RawPairs:
@@ -59,14 +62,28 @@ def _load_sacrebleu(name: str, src_lang: str, tgt_lang: str) -> RawPairs:
     if pair not in dataset.langpairs:
         raise DataError(f"--test-set {name}: has {', '.join(dataset.langpairs)}, not {pair}")
     try:
-        socket.setdefaulttimeout(_SECONDS_TO_CONNECT)  # sacreBLEU's downloads have none
-        sources = list(dataset.source(pair))  # type: ignore[no-untyped-call]
-        references = list(dataset.references(pair))  # type: ignore[no-untyped-call]
+        with _socket_timeout(_DOWNLOAD_TIMEOUT):  # sacreBLEU's downloads have no timeout
+            sources = list(dataset.source(pair))  # type: ignore[no-untyped-call]
+            references = list(dataset.references(pair))  # type: ignore[no-untyped-call]
     except (OSError, HTTPException, tarfile.TarError, SystemExit) as error:
         raise DataError(
-            f"--test-set {name}: cannot download it ({error}); without network, put sacreBLEU's"
-            f" folder of it into {SACREBLEU_DIR}, or use --src and --ref"
+            f"--test-set {name}: cannot download it ({error}); without network, copy its folder"
+            f" into {SACREBLEU_DIR}, or use --src and --ref"
         ) from None
-    if any(len(some) > 1 for some in references):
-        raise DataError(f"--test-set {name}: has several references; use --save and sacrebleu")
-    return RawPairs(sources, [some[0] for some in references])
+    if any(len(alternatives) > 1 for alternatives in references):
+        raise DataError(
+            f"--test-set {name}: has several references; save the translation with --save and score"
+            " it with sacrebleu"
+        )
+    return RawPairs(sources, [alternatives[0] for alternatives in references])
+
+
+@contextmanager
+def _socket_timeout(seconds: float) -> Iterator[None]:
+    """Sets the default timeout of new sockets, and restores it afterwards."""
+    before = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(seconds)
+    try:
+        yield
+    finally:
+        socket.setdefaulttimeout(before)

@@ -27,10 +27,10 @@ def numeric_environment(device: torch.device) -> dict[str, str]:
     }
 
 
-def describe_changes(old: dict[str, str], new: dict[str, str]) -> str:
-    """Lists the differences of two numeric environments; nothing if there are none."""
+def describe_changes(old: dict[str, str], new: dict[str, str]) -> list[str]:
+    """Lists the differences of two numeric environments; what `old` does not record is left out."""
     changed = [name for name in new if name in old and old[name] != new[name]]
-    return ", ".join(f"{name} (was {old[name]}, is {new[name]})" for name in changed)
+    return [f"{name} (was {old[name]}, is {new[name]})" for name in changed]
 
 
 def describe_software() -> str:

@@ -14,7 +14,7 @@ from transformer_mt.checkpoints.run_directory import (
     load_newest,
 )
 from transformer_mt.checkpoints.state import Progress
-from transformer_mt.config import Config
+from transformer_mt.config import Config, flat_values, keys_that_end_bit_equality
 from transformer_mt.errors import CheckpointError, ConfigError
 from transformer_mt.system.device import choose_device, choose_precision
 from transformer_mt.system.files import locked, restore_replaced
@@ -89,16 +89,17 @@ def build_trainer(config: Config, run_dir: Path, scratch: Path | None = None) ->
     initial = checkpoint or _initial_checkpoint(config)
     valid = load_split(config.data, config.data.valid)
     corpus = prepare(config, initial.vocab if initial else None, scratch)
-    progress = Progress(precision=precision, corpus_digest=corpus.digest)
+    progress = Progress(
+        precision=precision, corpus_digest=corpus.digest, valid_digest=valid.digest()
+    )
     engine = Engine(config, corpus.vocab.src_size, corpus.vocab.tgt_size, device, precision)
     if checkpoint:
-        if checkpoint.progress.corpus_digest != corpus.digest:
-            raise CheckpointError(
-                f"{run_dir}: the training text has changed; train it as a new run with another"
-                " --run directory"
-            )
-        progress = replace(checkpoint.progress, precision=precision)
+        _require_same_text(run_dir, checkpoint.progress, progress)
         restore_engine(engine, checkpoint)
+        _warn_if_not_bit_equal(config, engine, checkpoint)
+        progress = replace(
+            checkpoint.progress, precision=precision, valid_digest=progress.valid_digest
+        )
     elif initial:
         engine.start_from(initial.build_model())
     return Trainer(
@@ -106,8 +107,41 @@ def build_trainer(config: Config, run_dir: Path, scratch: Path | None = None) ->
     )
 
 
+def _require_same_text(run_dir: Path, old: Progress, new: Progress) -> None:
+    """Refuses to resume with other text; where it lies does not matter.
+
+    Raises:
+        CheckpointError: Naming the text that has changed.
+    """
+    texts = {
+        "training": (old.corpus_digest, new.corpus_digest),
+        "validation": (old.valid_digest, new.valid_digest),
+    }
+    for name, (old_digest, new_digest) in texts.items():
+        if old_digest and old_digest != new_digest:
+            raise CheckpointError(
+                f"{run_dir}: the {name} text has changed; train it as a new run with another"
+                " --run directory"
+            )
+
+
+def _warn_if_not_bit_equal(config: Config, engine: Engine, checkpoint: Checkpoint) -> None:
+    """Names what makes the resumed run differ in its last bits from an uninterrupted one."""
+    old, new = flat_values(checkpoint.config), flat_values(config)
+    changes = [
+        f"{key} (was {old[key]}, is {new[key]})"
+        for key in keys_that_end_bit_equality(checkpoint.config, config)
+    ]
+    environment = numeric_environment(engine.device)
+    changes += describe_changes(checkpoint.state.environment, environment)
+    if changes:
+        logger.warning(
+            "from here on the run is not bit-equal to an uninterrupted one: %s", ", ".join(changes)
+        )
+
+
 def restore_engine(engine: Engine, checkpoint: Checkpoint) -> None:
-    """Brings an engine into the state of a checkpoint, and warns of what ends bit-equality.
+    """Brings an engine into the state of a checkpoint.
 
     Raises:
         CheckpointError: If the checkpoint has no moments, or does not fit the engine.
@@ -128,9 +162,6 @@ def restore_engine(engine: Engine, checkpoint: Checkpoint) -> None:
     except (RuntimeError, KeyError, ValueError, TypeError) as error:
         reason = " ".join(str(error).split())
         raise CheckpointError(f"{checkpoint.path}: does not fit this run: {reason}") from None
-    environment = numeric_environment(engine.device)
-    if changes := describe_changes(checkpoint.state.environment, environment):
-        logger.warning("from here on the run is not bit-equal to an uninterrupted one: %s", changes)
 
 
 def _initial_checkpoint(config: Config) -> Checkpoint | None:

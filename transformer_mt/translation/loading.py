@@ -47,7 +47,7 @@ def load_translator(
     checkpoints = [find_checkpoint(path) for path in paths]
     first = checkpoints[0]
     for other in checkpoints[1:]:
-        if not other.vocab.equals(first.vocab):
+        if not other.vocab.has_same_ids(first.vocab):
             raise CheckpointError(
                 f"{other.path}: its vocabulary is not that of {first.path};"
                 " an ensemble needs one (train with vocab.path)"

@@ -1,0 +1,137 @@
+"""The rules that drop pairs, and a golden test of what they decide."""
+
+import hashlib
+import json
+
+import pytest
+
+from transformer_mt.config import DataConfig
+from transformer_mt.text.cleaning import (
+    CLEANING_VERSION,
+    DropReasons,
+    describe_dropped,
+    has_control_character,
+    letter_share,
+    reason_to_drop_pieces,
+    reason_to_drop_text,
+)
+
+STRICT = DataConfig(
+    path="corpus",
+    max_length=20,
+    max_length_ratio=2.5,
+    drop_duplicates=True,
+    drop_identical=True,
+    drop_control=True,
+    min_letters=0.5,
+)
+PERMISSIVE = DataConfig(path="corpus", max_length=20)
+
+TEXTS: list[tuple[str, str, str | None, str | None]] = [
+    # source, target, reason under STRICT, reason under PERMISSIVE
+    ("ein Haus", "a house", None, None),
+    ("ein Haus", "a house", "duplicate", None),
+    ("ein Haus", "one house", None, None),
+    ("das Haus", "a house", None, None),
+    ("Ein Haus", "a house", None, None),
+    ("ein  Haus", "a house", None, None),
+    ("", "a house", "empty", "empty"),
+    ("ein Haus", "", "empty", "empty"),
+    ("", "", "empty", "empty"),
+    ("Hotel", "Hotel", "identical sides", None),
+    ("Hotel", "hotel", None, None),
+    ("12", "12", "identical sides", None),
+    ("Glocke \x07", "bell", "control characters", None),
+    ("Glocke", "bell \x00", "control characters", None),
+    ("a\x0cb", "form feed", "control characters", None),
+    ("a\x0bb", "vertical tab", "control characters", None),
+    ("a\x1fb", "unit separator", "control characters", None),
+    ("a\x7fb", "delete", "control characters", None),
+    ("a\x85b", "next line", "control characters", None),
+    ("a\x9fb", "last of C1", "control characters", None),
+    ("a\tb", "tab", None, None),
+    ("a\rb", "carriage return", None, None),
+    ("a\u2028b", "line separator", None, None),
+    ("a\u200bb", "zero width", None, None),
+    ("a\u00a0b", "no-break space", None, None),
+    ("a\ufffdb", "replacement", None, None),
+    ("ab12", "half letters", None, None),
+    ("ab123", "fewer than half", "too few letters", None),
+    ("viele Buchstaben", "1 2 3", "too few letters", None),
+    ("a_b_c_d", "underscores are no letters", None, None),
+    ("a_b__", "underscores are no letters", "too few letters", None),
+    ("\u00fc\u00df \u65e5\u672c", "letters of any script", None, None),
+    ("\U0001f600\U0001f600 a", "symbols", "too few letters", None),
+    ("a     1", "spaces are not counted", None, None),
+    ("\u0661\u0662 a", "digits of any script", "too few letters", None),
+    ("e\u0301", "combining accent", None, None),
+]
+PIECES: list[tuple[int, int, str | None, str | None]] = [
+    (1, 1, None, None),
+    (0, 3, "empty", "empty"),
+    (3, 0, "empty", "empty"),
+    (0, 0, "empty", "empty"),
+    (20, 20, None, None),
+    (21, 20, "over 20 pieces", "over 20 pieces"),
+    (20, 21, "over 20 pieces", "over 20 pieces"),
+    (10, 4, None, None),
+    (4, 10, None, None),
+    (11, 4, "length ratio over 2.5", None),
+    (4, 11, "length ratio over 2.5", None),
+    (30, 1, "over 20 pieces", "over 20 pieces"),
+]
+GOLDEN = {1: "d6b2e95af4163b2ec9e6aad4ce25128835df814d7e2b867d058f1d3826db9743"}
+"""Digest of the cases above and of what is decided about them, for each `CLEANING_VERSION`."""
+
+
+def decisions(config: DataConfig) -> list[list[str | None]]:
+    """Applies all rules to all pairs."""
+    seen_pairs = set[bytes]()
+    return [
+        [reason_to_drop_text(config, src, tgt, seen_pairs) for src, tgt, *_ in TEXTS],
+        [reason_to_drop_pieces(config, src, tgt) for src, tgt, *_ in PIECES],
+    ]
+
+
+@pytest.mark.parametrize(("config", "column"), [(STRICT, 2), (PERMISSIVE, 3)])
+def test_reasons(config, column):
+    """Every rule drops what it names, and nothing if it is off."""
+    texts, pieces = decisions(config)
+    for case, reason in zip([*TEXTS, *PIECES], [*texts, *pieces], strict=True):
+        assert reason == case[column], case[:2]
+
+
+def test_a_changed_rule_needs_a_new_version():
+    """If a rule decides differently, raise `CLEANING_VERSION` and add the digest to `GOLDEN`.
+
+    Replace the digest of the current version only if nothing but a case was added.
+    Sabotage: change any rule, such as `longer >= config.max_length`.
+    """
+    raw = json.dumps([TEXTS, PIECES, decisions(STRICT), decisions(PERMISSIVE)]).encode()
+    assert GOLDEN[CLEANING_VERSION] == hashlib.sha256(raw).hexdigest()
+    assert len(set(GOLDEN.values())) == len(GOLDEN) == CLEANING_VERSION
+
+
+def test_a_dropped_pair_is_not_a_first_occurrence():
+    """Only a pair that is kept makes a later equal one a duplicate."""
+    seen_pairs = set[bytes]()
+    for _ in range(2):
+        assert reason_to_drop_text(STRICT, "Hotel", "Hotel", seen_pairs) == "identical sides"
+    assert not seen_pairs
+
+
+def test_control_characters_and_letters():
+    """The functions that the rules are made of."""
+    assert has_control_character("a\x1bb") and not has_control_character("a\t\r\nb")
+    assert letter_share("ab 12") == 0.5 and letter_share("\u00e4") == 1 and letter_share("7 %") == 0
+
+
+def test_drop_reasons_are_stored_in_order():
+    """They are iterated in the order in which they were added, and counted without those kept."""
+    reasons, expected = DropReasons(), [None, "empty", None, "duplicate", "empty", None]
+    for reason in expected:
+        reasons.append(reason)
+    assert list(reasons) == list(reasons) == expected and len(reasons) == 6
+    assert reasons.counts() == {"empty": 2, "duplicate": 1}
+    assert describe_dropped(reasons.counts()) == "1 duplicate, 2 empty"
+    assert describe_dropped({}) == describe_dropped(DropReasons().counts()) == "none"

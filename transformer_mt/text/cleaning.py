@@ -1,0 +1,112 @@
+"""The rules that drop training pairs: first by their text, then by their number of pieces.
+
+If a rule changes what it decides about any pair, raise `CLEANING_VERSION`, so that corpora that
+were prepared under the old rules are not reused. tests/text/test_cleaning.py checks this.
+"""
+
+import hashlib
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+
+from transformer_mt.config import DataConfig
+
+CLEANING_VERSION = 1
+"""Version of the rules; part of the fingerprint of a prepared corpus."""
+
+_CONTROL_CHARACTER = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
+_NOT_A_LETTER = re.compile(r"[\W\d_]")
+
+
+def reason_to_drop_text(
+    config: DataConfig, src: str, tgt: str, seen_pairs: set[bytes]
+) -> str | None:
+    """Applies the rules about text.
+
+    Args:
+        config: Which rules are on, and their limits.
+        src: Source text, without white space at its ends.
+        tgt: Target text, likewise.
+        seen_pairs: Digests of the pairs kept so far; a pair that is kept is added.
+
+    Returns:
+        Why the pair is dropped, or None to keep it.
+    """
+    if not src or not tgt:
+        return "empty"
+    if config.drop_identical and src == tgt:
+        return "identical sides"
+    if config.drop_control and (has_control_character(src) or has_control_character(tgt)):
+        return "control characters"
+    if config.min_letters and min(letter_share(src), letter_share(tgt)) < config.min_letters:
+        return "too few letters"
+    if config.drop_duplicates:
+        digest = _pair_digest(src, tgt)
+        if digest in seen_pairs:
+            return "duplicate"
+        seen_pairs.add(digest)
+    return None
+
+
+def reason_to_drop_pieces(config: DataConfig, src_pieces: int, tgt_pieces: int) -> str | None:
+    """Applies the rules about length.
+
+    Args:
+        config: The limits.
+        src_pieces: Number of pieces of the source, without end mark.
+        tgt_pieces: Number of pieces of the target, without marks.
+
+    Returns:
+        Why the pair is dropped, or None to keep it.
+    """
+    longer, shorter = max(src_pieces, tgt_pieces), min(src_pieces, tgt_pieces)
+    if shorter == 0:
+        return "empty"
+    if longer > config.max_length:
+        return f"over {config.max_length} pieces"
+    if config.max_length_ratio and longer > config.max_length_ratio * shorter:
+        return f"length ratio over {config.max_length_ratio:g}"
+    return None
+
+
+def has_control_character(text: str) -> bool:
+    """Tells whether text has a C0 or C1 control character other than tab, LF and CR."""
+    return _CONTROL_CHARACTER.search(text) is not None
+
+
+def letter_share(text: str) -> float:
+    """Computes the share of letters among the characters of text that are not white space."""
+    return len(_NOT_A_LETTER.sub("", text)) / len("".join(text.split()))
+
+
+def _pair_digest(src: str, tgt: str) -> bytes:
+    """Computes eight bytes that stand for a pair, since all pairs would not fit into memory."""
+    return hashlib.blake2b(f"{src}\n{tgt}".encode(), digest_size=8).digest()
+
+
+class DropReasons:
+    """Why each pair of a split is dropped, stored in one byte per pair."""
+
+    def __init__(self) -> None:
+        self._codes = bytearray()
+        self._code_of: dict[str | None, int] = {None: 0}
+
+    def __len__(self) -> int:
+        return len(self._codes)
+
+    def __iter__(self) -> Iterator[str | None]:
+        """Gives the reason for each pair in order; None is a pair that is kept."""
+        return map(list(self._code_of).__getitem__, self._codes)
+
+    def append(self, reason: str | None) -> None:
+        """Adds the reason for the next pair."""
+        self._codes.append(self._code_of.setdefault(reason, len(self._code_of)))
+
+    def counts(self) -> Counter[str]:
+        """Counts the dropped pairs by reason."""
+        return Counter(reason for reason in self if reason is not None)
+
+
+def describe_dropped(counts: Mapping[str, int]) -> str:
+    """Lists numbers of dropped pairs by reason."""
+    return ", ".join(f"{count} {reason}" for reason, count in sorted(counts.items())) or "none"

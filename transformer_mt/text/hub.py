@@ -1,0 +1,128 @@
+"""Corpora read by the `datasets` library: from the hub, or from local Parquet and JSONL files."""
+
+import ssl
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from transformer_mt.config import DataConfig
+from transformer_mt.errors import DataError
+from transformer_mt.system.console import shows_bars
+
+_ROWS_PER_BATCH = 10_000
+_SECONDS_TO_ANSWER = 5.0
+
+
+def load_dataset(config: DataConfig, builder: str, requested: str, **options: Any) -> Any:
+    """Loads a split, from the cache if the hub cannot be reached.
+
+    Args:
+        config: Where the corpus is, and the folder for downloads.
+        builder: A hub id, a folder, or the name of a file format.
+        requested: The split as configured, for error messages.
+        **options: Arguments of `datasets.load_dataset`.
+
+    Raises:
+        DataError: If the corpus does not exist or cannot be read.
+    """
+    import datasets
+    from huggingface_hub import constants
+
+    is_local = Path(config.path).is_dir()
+    problem = "" if is_local else _why_offline(constants.ENDPOINT)
+    with ExitStack() as stack:
+        if not shows_bars():
+            stack.enter_context(_without_progress_bars())
+        if problem:  # the cache is used at once, without a minute of retries
+            stack.enter_context(_offline())
+        try:
+            return datasets.load_dataset(builder, cache_dir=config.cache_dir, **options)
+        except (ValueError, OSError, datasets.exceptions.DatasetGenerationError) as error:
+            reason = " ".join(str(error.__cause__ or error).split()) or type(error).__name__
+    if problem:
+        reason = (
+            f"{problem}, and data.cache_dir = {config.cache_dir} does not contain it; without"
+            " network, set data.path to a local folder or data.cache_dir to a cache that contains"
+            " it"
+        )
+    raise DataError(f"data.path = {config.path}, split {requested}: {reason}")
+
+
+def read_pairs(dataset: Any, config: DataConfig) -> Iterator[tuple[str, str]]:
+    """Reads pairs from a `translation` column or from one column per language.
+
+    A missing value is an empty side.
+
+    Raises:
+        DataError: If there is no column for a language.
+    """
+    src, tgt = config.src_lang, config.tgt_lang
+    nested = "translation" in dataset.column_names
+    feature = dataset.features["translation"] if nested else dataset.column_names
+    # The hub's own type for translations lists its languages; a plain struct is a mapping.
+    languages = list(getattr(feature, "languages", feature))
+    for key, language in (("src_lang", src), ("tgt_lang", tgt)):
+        if language not in languages:
+            raise DataError(f"data.{key} = {language}: {config.path} has {', '.join(languages)}")
+    for rows in dataset.iter(batch_size=_ROWS_PER_BATCH):
+        pairs = (
+            ((pair[src], pair[tgt]) for pair in rows["translation"])
+            if nested
+            else zip(rows[src], rows[tgt], strict=True)
+        )
+        for src_text, tgt_text in pairs:
+            yield (src_text or "").strip(), (tgt_text or "").strip()
+
+
+def _why_offline(endpoint: str) -> str:
+    """Explains why the hub is not used; empty if it answers, even with an error."""
+    from huggingface_hub import constants
+
+    if constants.HF_HUB_OFFLINE:
+        return "HF_HUB_OFFLINE is set"
+    request = urllib.request.Request(endpoint, method="HEAD")
+    try:
+        urllib.request.urlopen(request, timeout=_SECONDS_TO_ANSWER).close()
+    except urllib.error.HTTPError:
+        return ""
+    except OSError as error:
+        reason = getattr(error, "reason", error)
+        # The hub's client may know certificates that Python does not, so let it try.
+        return "" if isinstance(reason, ssl.SSLError) else f"{endpoint} is unreachable ({reason})"
+    return ""
+
+
+@contextmanager
+def _offline() -> Iterator[None]:
+    """Makes both libraries use their caches only; restores their settings afterwards."""
+    import datasets
+    from huggingface_hub import constants
+
+    before = datasets.config.HF_HUB_OFFLINE, constants.HF_HUB_OFFLINE
+    datasets.config.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE = True
+    try:
+        yield
+    finally:
+        datasets.config.HF_HUB_OFFLINE, constants.HF_HUB_OFFLINE = before
+
+
+@contextmanager
+def _without_progress_bars() -> Iterator[None]:
+    """Hides the progress bars of both libraries; restores their settings afterwards."""
+    import datasets
+    from huggingface_hub.utils.tqdm import disable_progress_bars, progress_bar_states
+
+    datasets_had_bars = not datasets.are_progress_bars_disabled()
+    hub_states = dict(progress_bar_states)
+    datasets.disable_progress_bars()
+    disable_progress_bars()
+    try:
+        yield
+    finally:
+        if datasets_had_bars:
+            datasets.enable_progress_bars()
+        progress_bar_states.clear()
+        progress_bar_states.update(hub_states)
