@@ -13,7 +13,8 @@ import numpy as np
 from transformer_mt.checkpoints.checkpoint import TrainState, prune, save_checkpoint
 from transformer_mt.config import Config
 from transformer_mt.errors import CheckpointError, Interrupted, TrainingError
-from transformer_mt.evaluation.evaluator import Evaluation, evaluate, mean_nll, perplexity
+from transformer_mt.evaluation.evaluator import Evaluation, evaluate
+from transformer_mt.evaluation.perplexity import mean_nll, perplexity
 from transformer_mt.text.batching import Batch, cut_micro_batches, largest_micro_batch, plan_epoch
 from transformer_mt.text.corpus import RawPairs
 from transformer_mt.text.encoded_pairs import encode_pairs
