@@ -29,8 +29,9 @@ from transformer_mt.evaluation.scoring import bleu
 from transformer_mt.system.device import supports
 from transformer_mt.text.vocabulary import BOS_ID, EOS_ID
 from transformer_mt.translation.export import export
-from transformer_mt.translation.loading import load_translator
-from transformer_mt.translation.translator import EXTRA_LENGTH, SearchOptions
+from transformer_mt.translation.loading import build_translation_model, find_checkpoints
+from transformer_mt.translation.options import LoadOptions, SearchOptions
+from transformer_mt.translation.translator import EXTRA_LENGTH
 
 Translate = Callable[[list[str]], list[str]]
 PLAIN_SENTENCES = 100
@@ -38,8 +39,8 @@ PLAIN_SENTENCES = 100
 
 def ours(run: Path, device: str, precision: str, beam_size: int, batch_tokens: int) -> Translate:
     """Gives our translation at one batch size."""
-    search = SearchOptions(beam_size, batch_tokens=batch_tokens)
-    translator = load_translator([run], print, search, device, precision)[1]
+    model = build_translation_model(find_checkpoints([run]), LoadOptions(device, precision))
+    translator = model.translator(SearchOptions(beam_size, batch_tokens=batch_tokens))
     return lambda lines: list(translator.translate(lines))
 
 

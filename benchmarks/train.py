@@ -36,7 +36,7 @@ from transformer_mt.config import Config, load_config
 from transformer_mt.errors import DeviceError
 from transformer_mt.system.device import choose_device, supports
 from transformer_mt.text.batching import Indices, cut_micro_batches, plan_epoch
-from transformer_mt.text.encoded_pairs import EncodedPairs, Side
+from transformer_mt.text.encoded_pairs import EncodedLines, EncodedPairs
 from transformer_mt.text.prepared import prepare
 from transformer_mt.training.engine import Engine
 from transformer_mt.training.flops import measure_peak_flops, training_flops
@@ -195,7 +195,7 @@ def made_pairs(vocab: int, seed: int = 1, count: int = 200_000) -> EncodedPairs:
     for lengths in (src, tgt):
         offsets = np.concatenate(([0], np.cumsum(lengths.astype(np.int64))))
         ids = rng.integers(4, vocab, int(offsets[-1]), dtype=np.int32)
-        sides.append(Side(ids, offsets))
+        sides.append(EncodedLines(ids, offsets))
     return EncodedPairs(*sides)
 
 

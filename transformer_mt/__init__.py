@@ -1,11 +1,74 @@
-"""Train, run and score the Transformer of "Attention Is All You Need" on German-English."""
+"""Train, run and score the Transformer of "Attention Is All You Need" on German-English.
 
-import os
+    import transformer_mt
+
+    model = transformer_mt.load("checkpoints/wmt16-base")
+    model.translate(["Ein Satz."])
+    model.n_best(["Ein Satz."], n=4)
+    model.score(["Ein Satz."], ["A sentence."])
+    model.attention("Ein Satz.", "A sentence.")
+
+Importing the package is quick: torch is imported when a model is loaded. The library changes no
+settings of the process and prints nothing; its messages go to `logging`.
+"""
+
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from transformer_mt.translation.options import DEFAULT_LOAD, LoadOptions
+
+if TYPE_CHECKING:
+    from transformer_mt.translation.forced_decoding import AttentionWeights
+    from transformer_mt.translation.translation_model import TranslationModel
+    from transformer_mt.translation.translator import Translation
+
+__all__ = ["AttentionWeights", "Translation", "TranslationModel", "load"]
 
 __version__ = "0.1.0"
 
-# oneDNN, and PyTorch's bridge to it, keep a compiled kernel with its buffers for each shape they
-# have met, a thousand of them: with sentences of all lengths, memory climbs for hours. The few
-# shapes of one step are all that is used again. Read when PyTorch is loaded.
-os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")
-os.environ.setdefault("LRU_CACHE_CAPACITY", "64")
+_LAZY = {
+    "AttentionWeights": "transformer_mt.translation.forced_decoding",
+    "Translation": "transformer_mt.translation.translator",
+    "TranslationModel": "transformer_mt.translation.translation_model",
+}
+"""Public classes whose modules import torch."""
+
+
+def load(
+    path: str | Path,
+    *others: str | Path,
+    device: str = DEFAULT_LOAD.device,
+    precision: str = DEFAULT_LOAD.precision,
+    max_length: int | None = DEFAULT_LOAD.max_length,
+    raw: bool = DEFAULT_LOAD.raw,
+) -> "TranslationModel":
+    """Loads a trained model, or several as an ensemble.
+
+    Args:
+        path: A run (its best checkpoint) or a checkpoint.
+        others: More of them with the same vocabulary; together they form an ensemble.
+        device: `auto`, `cpu` or `cuda`.
+        precision: `fp32`, `bf16` or `fp16`; the weights are rounded to it.
+        max_length: Source pieces after which a line is split; None is the maximum in training.
+        raw: Whether to use the trained weights even if the checkpoint has their moving average.
+
+    Returns:
+        A model with the methods `translate`, `n_best`, `score` and `attention`.
+
+    Raises:
+        CheckpointError: If a checkpoint is missing or damaged, or the vocabularies differ.
+        ConfigError: If the precision is unknown or the maximum length below 1.
+        DeviceError: If the device is absent or does not support the precision.
+    """
+    from transformer_mt.translation.loading import build_translation_model, find_checkpoints
+
+    checkpoints = find_checkpoints([Path(item) for item in (path, *others)])
+    return build_translation_model(checkpoints, LoadOptions(device, precision, max_length, raw))
+
+
+def __getattr__(name: str) -> Any:
+    """Imports a public class when it is first used."""
+    if name in _LAZY:
+        return getattr(import_module(_LAZY[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,22 +1,27 @@
-"""The command line: parse, call, print, exit code. No logic."""
+"""The command line: parse, call, print, exit code. No logic.
+
+Commands import what they need themselves: torch takes seconds to import, and --help shall not.
+"""
 
 import json
 import logging
 import sys
-import time
-from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from transformer_mt import __version__
-from transformer_mt.errors import ConfigError, DataError, Interrupted, TransformerMTError
-
-# torch and datasets take seconds to import: commands import what needs them, so --help need not.
-if TYPE_CHECKING:
-    from transformer_mt.checkpoints.checkpoint import Checkpoint
-    from transformer_mt.translation.translator import Translator
+from transformer_mt.errors import ConfigError, Interrupted, TransformerMTError
+from transformer_mt.system.process_settings import exit_on_closed_stdout, limit_kernel_caches
+from transformer_mt.system.streams import require_input
+from transformer_mt.translation.options import (
+    DEFAULT_LOAD,
+    DEFAULT_SEARCH,
+    LoadOptions,
+    SearchOptions,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -38,11 +43,11 @@ RunsArgument = Annotated[
 ]
 BeamOption = Annotated[int, typer.Option(min=1, help="Beam size; 1 is greedy search.")]
 PenaltyOption = Annotated[
-    float, typer.Option(min=0.0, help="Exponent of the length penalty of a beam.")
+    float, typer.Option(min=0.0, help="Exponent of the length penalty of beam search.")
 ]
 PrecisionOption = Annotated[str, typer.Option(help="fp32, bf16 or fp16.")]
 BatchOption = Annotated[
-    int | None, typer.Option(min=1, help="Source pieces decoded at once, times the beam.")
+    int | None, typer.Option(min=1, help="Source pieces decoded at once, times the beam size.")
 ]
 LengthOption = Annotated[
     int | None,
@@ -50,15 +55,19 @@ LengthOption = Annotated[
 ]
 DeviceOption = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
 RawOption = Annotated[
-    bool, typer.Option("--raw", help="The weights themselves, where a moving average is kept too.")
+    bool,
+    typer.Option(
+        "--raw", help="Use the trained weights, not their moving average if there is one."
+    ),
 ]
 QuietOption = Annotated[bool, typer.Option("--quiet", help="Only warnings and errors on stderr.")]
 
 
 def main() -> None:
     """Runs the program; a user's mistake ends in one line on stderr and exit code 2."""
+    limit_kernel_caches()
     try:
-        # Typer gives the exit code of an interruption; a command itself gives none.
+        # Typer returns the exit code of an interruption; commands return None.
         if code := app(sys.argv[1:] or ["--help"], "transformer-mt", standalone_mode=False):
             raise SystemExit(code)
     except typer.TyperException as error:
@@ -68,7 +77,7 @@ def main() -> None:
     except Interrupted as stop:
         raise SystemExit(stop.exit_code) from None
     except OSError as error:
-        # Python would flush at its exit what nobody takes, and fail again.
+        # Python flushes stdout when it exits, and would fail again.
         sys.stdout = sys.__stdout__ = None  # type: ignore[misc]
         _fail(f"{error.filename or 'output'}: {error.strerror or error}")
     except (RuntimeError, MemoryError) as error:
@@ -84,8 +93,8 @@ def _fail(message: str) -> None:
     raise SystemExit(2)
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
+def _print_version(requested: bool) -> None:
+    if requested:
         import torch
 
         cuda = torch.cuda.is_available()
@@ -98,10 +107,12 @@ def _version(wanted: bool) -> None:
 def program(
     version: Annotated[
         bool,
-        typer.Option("--version", callback=_version, is_eager=True, help="Print the versions."),
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the versions."
+        ),
     ] = False,
 ) -> None:
-    """Train the Transformer on German-English, translate files with it, score it with sacreBLEU.
+    """Train the Transformer on German-English, translate with it, and score it with sacreBLEU.
 
     \b
     transformer-mt train configs/wmt16-base.toml
@@ -114,15 +125,15 @@ def program(
 def train(
     config: ConfigArgument,
     run: Annotated[
-        Path | None, typer.Option(help="Run directory. Default: checkpoints/ and the file's name.")
+        Path | None, typer.Option(help="Run directory. Default: checkpoints/NAME of NAME.toml.")
     ] = None,
     set_: SetOption = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Report sizes, speed, memory and time; keep nothing.")
+        bool, typer.Option("--dry-run", help="Report sizes, speed, memory and time; save nothing.")
     ] = False,
     quiet: QuietOption = False,
 ) -> None:
-    """Train a model. The same command again resumes where it stopped.
+    """Train a model. The same command again resumes an interrupted run.
 
     \b
     transformer-mt train configs/wmt16-base.toml --dry-run
@@ -130,17 +141,15 @@ def train(
     """
     from transformer_mt.config import load_config
 
-    settings = load_config(config, set_ or ())
+    settings = load_config(config, set_ or ())  # before torch, so that a mistake shows at once
     from transformer_mt.system.console import show_messages
+    from transformer_mt.training import dry_run as dry_runs
     from transformer_mt.training import run as runs
 
     show_messages(quiet)
-
     run_dir = run or Path("checkpoints") / config.stem
     if dry_run:
-        from transformer_mt.training.dry_run import dry_run as run_dry
-
-        print(run_dry(settings, run_dir))
+        print(dry_runs.dry_run(settings, run_dir))
     else:
         runs.train(settings, run_dir)
 
@@ -151,7 +160,7 @@ def prepare(
     set_: SetOption = None,
     quiet: QuietOption = False,
 ) -> None:
-    """Turn the training text of a configuration into ids, for all runs that want the same.
+    """Clean and encode the training text of a configuration once, for all runs that use it.
 
     \b
     transformer-mt prepare configs/wmt16-base.toml
@@ -171,23 +180,24 @@ def translate(
     paths: RunsArgument,
     input_: Annotated[
         Path | None,
-        typer.Option("--input", help="Text to translate, a sentence a line. Default: stdin."),
+        typer.Option("--input", help="Text to translate, one sentence per line. Default: stdin."),
     ] = None,
     output: Annotated[
-        Path | None, typer.Option("--output", help="Where to put the translation. Default: stdout.")
+        Path | None, typer.Option("--output", help="File for the translation. Default: stdout.")
     ] = None,
-    beam_size: BeamOption = 1,
-    length_penalty: PenaltyOption = 0.6,
+    beam_size: BeamOption = DEFAULT_SEARCH.beam_size,
+    length_penalty: PenaltyOption = DEFAULT_SEARCH.length_penalty,
     n_best: Annotated[
-        int, typer.Option(min=1, help="Translations of each line, the best first; up to the beam.")
+        int,
+        typer.Option(min=1, help="Translations per line, the best first; at most the beam size."),
     ] = 1,
     scores: Annotated[
-        bool, typer.Option("--scores", help="Put score and tab before each translation.")
+        bool, typer.Option("--scores", help="Write score and tab before each translation.")
     ] = False,
-    precision: PrecisionOption = "fp32",
+    precision: PrecisionOption = DEFAULT_LOAD.precision,
     batch_tokens: BatchOption = None,
     max_length: LengthOption = None,
-    device: DeviceOption = "auto",
+    device: DeviceOption = DEFAULT_LOAD.device,
     raw: RawOption = False,
     quiet: QuietOption = False,
 ) -> None:
@@ -197,44 +207,24 @@ def translate(
     transformer-mt translate checkpoints/wmt16-base < in.de > out.en
     transformer-mt translate checkpoints/wmt16-base --beam-size 4 --input in.de --output out.en
     """
-    if input_ is not None and (not input_.exists() or input_.is_dir()):  # a pipe is welcome
-        raise DataError(f"{input_}: no such file")
     if n_best > beam_size:
         raise ConfigError(f"--n-best {n_best} needs --beam-size {n_best} or more")
-    from transformer_mt.system.console import progress_bar, show_messages, shows_bars
-    from transformer_mt.system.streams import LineReader, count_lines, write_lines
-    from transformer_mt.translation.loading import load_translator
-    from transformer_mt.translation.translator import CHUNK_LINES, SearchOptions
+    require_input(input_)
+    from transformer_mt.system.console import show_messages
+    from transformer_mt.translation import loading, stream
 
     show_messages(quiet)
-    search = SearchOptions(beam_size, length_penalty, scores, batch_tokens)
-    checkpoints, translator = load_translator(paths, search, device, precision, max_length, raw)
-    logger.info(f"translating with {' and '.join(str(some.path) for some in checkpoints)}")
+    if output is None:
+        exit_on_closed_stdout()
+    checkpoints = loading.find_checkpoints(paths)
+    options = LoadOptions(device, precision, max_length, raw)
+    model = loading.build_translation_model(checkpoints, options)
+    translator = model.translator(SearchOptions(beam_size, length_penalty, scores, batch_tokens))
+    logger.info(f"translating with {model.name}")
     if input_ is None and sys.stdin.isatty():
-        _prompt(translator, checkpoints[0].config.data.src_lang)
-        return
-    began = time.monotonic()
-    hidden = output is None and sys.stdout.isatty()  # the bar would run into the lines
-    counts = shows_bars() and not hidden
-    total = count_lines(input_) if input_ and input_.is_file() and counts else None
-    with (
-        input_.open("rb") if input_ else sys.stdin.buffer as source,
-        progress_bar("translating", "lines", total, hidden=hidden) as bar,
-    ):
-        reader = LineReader(source)
-
-        def translated() -> Iterator[list[str]]:
-            for chunk in reader.chunks(CHUNK_LINES):
-                found = translator.translate_chunk(chunk, bar.update)
-                yield [line.show(scores) for some in found for line in some[:n_best]]
-
-        count = write_lines(translated(), output) // n_best
-    seconds = time.monotonic() - began
-    logger.info(f"{count} lines in {seconds:.1f} s, {count / max(seconds, 1e-9):,.0f} a second")
-    if translator.lines_split:
-        logger.info(f"{translator.lines_split} over-long lines translated in parts")
-    if reader.replaced:
-        logger.warning(f"{reader.replaced} lines were not UTF-8; what was not became U+FFFD")
+        stream.translate_interactively(translator, checkpoints[0].config.data.src_lang)
+    else:
+        stream.translate_stream(translator, input_, output, n_best, scores)
 
 
 @app.command()
@@ -250,19 +240,20 @@ def evaluate(
         str | None, typer.Option(help="Split of the configured corpus. Default: data.test.")
     ] = None,
     test_set: Annotated[
-        str | None, typer.Option(help="sacreBLEU's name of a set, such as wmt16, instead.")
+        str | None,
+        typer.Option(help="sacreBLEU's name of a test set, such as wmt16, instead of a split."),
     ] = None,
     src: Annotated[Path | None, typer.Option(help="Source text, instead of a split.")] = None,
     ref: Annotated[Path | None, typer.Option(help="Reference translation of --src.")] = None,
     hypotheses: Annotated[
         Path | None, typer.Option(help="Score this translation instead of making one.")
     ] = None,
-    save: Annotated[Path | None, typer.Option(help="Where to keep the translation.")] = None,
+    save: Annotated[Path | None, typer.Option(help="File to save the translation to.")] = None,
     baseline: Annotated[
         Path | None,
         typer.Option(metavar="RUN_OR_FILE", help="Compare with this run or translation."),
     ] = None,
-    ter: Annotated[bool, typer.Option("--ter", help="Count TER too.")] = False,
+    ter: Annotated[bool, typer.Option("--ter", help="Compute TER too.")] = False,
     samples: Annotated[
         int | None,
         typer.Option(
@@ -271,12 +262,12 @@ def evaluate(
         ),
     ] = None,
     json_: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
-    beam_size: BeamOption = 1,
-    length_penalty: PenaltyOption = 0.6,
-    precision: PrecisionOption = "fp32",
+    beam_size: BeamOption = DEFAULT_SEARCH.beam_size,
+    length_penalty: PenaltyOption = DEFAULT_SEARCH.length_penalty,
+    precision: PrecisionOption = DEFAULT_LOAD.precision,
     batch_tokens: BatchOption = None,
     max_length: LengthOption = None,
-    device: DeviceOption = "auto",
+    device: DeviceOption = DEFAULT_LOAD.device,
     raw: RawOption = False,
     quiet: QuietOption = False,
 ) -> None:
@@ -290,60 +281,32 @@ def evaluate(
     """
     if not paths and (hypotheses is None or not (src or test_set)):
         raise ConfigError("name a run, or --hypotheses with --src and --ref or with --test-set")
-    if hypotheses is not None and not hypotheses.is_file():
-        raise DataError(f"{hypotheses}: no such file")
-    from dataclasses import asdict
-
-    from transformer_mt.checkpoints.run_directory import find_checkpoint
-    from transformer_mt.config import DataConfig
-    from transformer_mt.evaluation.comparison import compare, show
-    from transformer_mt.evaluation.scoring import score_all
+    require_input(hypotheses)
+    from transformer_mt.evaluation.report import evaluate_system
     from transformer_mt.system.console import show_messages
-    from transformer_mt.system.streams import write_lines
     from transformer_mt.text.test_sets import load_test_set
-    from transformer_mt.translation.loading import load_translator, obtain
-    from transformer_mt.translation.translator import SearchOptions
 
     show_messages(quiet)
-    search = SearchOptions(beam_size, length_penalty, False, batch_tokens)
-    how = search, device, precision, max_length, raw
-
-    def load(some: Sequence[Path]) -> "tuple[list[Checkpoint], Translator]":
-        return load_translator(some, *how)
-
-    data = find_checkpoint(paths[0]).config.data if paths else DataConfig(path="none")
-    pairs = load_test_set(data, split, src, ref, test_set)
-    ours = obtain([hypotheses] if hypotheses else paths or [], pairs.src, load)
-    if save:  # before anything else can fail
-        write_lines([ours.lines], save)
-    theirs = obtain([baseline], pairs.src, load) if baseline else None
-    scores = score_all(ours.lines, pairs.tgt, ter)
-    found = compare(pairs, ours.lines, theirs.lines, ter) if theirs else None
-    if json_:
-        result: dict[str, object] = {"sentences": len(pairs), "beam_size": beam_size}
-        for score in scores:
-            result |= {score.name: score.value, f"{score.name}_signature": score.signature}
-        result |= {"seconds": round(ours.seconds, 3), "checkpoint": ours.name}
-        if theirs and found:
-            result |= {"baseline": theirs.name, **asdict(found)}
-        print(json.dumps(result))
-        return
-    for i in range(min(0 if theirs else samples or 0, len(pairs))):
-        print(f"source      {pairs.src[i]}")
-        print(f"reference   {pairs.tgt[i]}")
-        print(f"hypothesis  {ours.lines[i]}\n")
-    for score in scores:
-        print(score.text)
-    if theirs and found:
-        print(f"\nagainst {theirs.name}\n")
-        print(show(found, pairs, ours.lines, theirs.lines, 3 if samples is None else samples))
-    logger.info(f"{len(pairs)} sentences in {ours.seconds:.1f} s with {ours.name}")
+    report = evaluate_system(
+        paths=paths or [],
+        hypotheses=hypotheses,
+        baseline=baseline,
+        load_pairs=partial(load_test_set, split=split, src=src, ref=ref, test_set=test_set),
+        search=SearchOptions(beam_size, length_penalty, batch_tokens=batch_tokens),
+        load=LoadOptions(device, precision, max_length, raw),
+        ter=ter,
+        save=save,
+    )
+    print(json.dumps(report.to_dict()) if json_ else report.format(samples))
+    logger.info(
+        f"{len(report.pairs)} sentences in {report.system.seconds:.1f} s with {report.system.name}"
+    )
 
 
 @app.command()
 def average(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")],
-    last: Annotated[int, typer.Option(min=1, help="How many of its newest checkpoints.")] = 5,
+    last: Annotated[int, typer.Option(min=1, help="Number of newest checkpoints.")] = 5,
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="Default: averaged-N in the run.")
     ] = None,
@@ -367,7 +330,7 @@ def export(
             metavar="RUN_OR_CHECKPOINT", help="A run (its best checkpoint) or one checkpoint."
         ),
     ],
-    output: Annotated[Path, typer.Option("-o", "--output", help="The directory to make.")],
+    output: Annotated[Path, typer.Option("-o", "--output", help="Directory to create.")],
     quantization: Annotated[
         str, typer.Option(help="float32, float16, bfloat16, int16 or int8.")
     ] = "float32",
@@ -384,16 +347,3 @@ def export(
 
     show_messages()
     print(export_checkpoint(find_checkpoint(path), output, quantization, raw))
-
-
-def _prompt(translator: "Translator", language: str) -> None:
-    print("Type a sentence; Ctrl-D or quit leaves.", file=sys.stderr)
-    while True:
-        try:
-            line = input(f"{language}> ")
-        except EOFError:
-            print(file=sys.stderr)
-            return
-        if line.strip() == "quit":
-            return
-        print(next(translator.translate([line])))

@@ -12,7 +12,7 @@ from conftest import copy_lines, run_program
 
 from transformer_mt.config import DataConfig
 from transformer_mt.errors import DataError
-from transformer_mt.evaluation.comparison import compare, show
+from transformer_mt.evaluation.comparison import compare, format_comparison
 from transformer_mt.evaluation.scoring import bleu
 from transformer_mt.text.corpus import RawPairs
 from transformer_mt.text.test_sets import load_test_set
@@ -28,8 +28,8 @@ def texts(tmp_path_factory) -> Path:
         texts["one"][i] = texts["one"][i][::-1]
     for i in range(0, 60, 3):
         texts["two"][i] = " ".join(texts["two"][i].split()[:-1]) + " zzz"
-    for name, some in texts.items():
-        (folder / name).write_text("".join(f"{line}\n" for line in some))
+    for name, text in texts.items():
+        (folder / name).write_text("".join(f"{line}\n" for line in text))
     return folder
 
 
@@ -47,58 +47,59 @@ def sacrebleu(*arguments: object) -> str:
 def test_a_translation_is_scored_as_sacrebleu_does(texts):
     """No model is loaded; BLEU, chrF2 and TER agree to the last digit."""
     files = "--src", texts / "src", "--ref", texts / "ref"
-    found = evaluate("--hypotheses", texts / "two", *files, "--ter")
-    its = sacrebleu(texts / "ref", "-i", texts / "two", "-m", "bleu", "chrf", "ter")
-    for score, name in zip(json.loads(its), ("bleu", "chrf", "ter"), strict=True):
-        assert score["score"] == round(found[name], 10)
-        assert score["signature"] == found[f"{name}_signature"]
+    result = evaluate("--hypotheses", texts / "two", *files, "--ter")
+    printed = sacrebleu(texts / "ref", "-i", texts / "two", "-m", "bleu", "chrf", "ter")
+    for score, name in zip(json.loads(printed), ("bleu", "chrf", "ter"), strict=True):
+        assert score["score"] == round(result[name], 10)
+        assert score["signature"] == result[f"{name}_signature"]
 
 
 def test_a_baseline_is_compared_as_sacrebleu_does(texts):
     """Scores, p-values and signatures of its paired bootstrap, which takes the baseline first."""
     files = "--src", texts / "src", "--ref", texts / "ref"
-    found = evaluate("--hypotheses", texts / "one", *files, "--baseline", texts / "two")
+    result = evaluate("--hypotheses", texts / "one", *files, "--baseline", texts / "two")
     paired = "-m", "bleu", "chrf", "--paired-bs", "-f", "text"  # its JSON of this fails in 2.6.0
-    its = sacrebleu(texts / "ref", "-i", texts / "two", texts / "one", *paired)
-    values = [float(value) for value in re.findall(r"(\d+\.\d{10}) \(", its)]
-    p_values = [float(value) for value in re.findall(r"\(p = (\d\.\d+)\)", its)]
-    differences = found["differences"]
-    assert values == [round(some[key], 10) for key in ("baseline", "value") for some in differences]
-    assert p_values == [round(some["p_value"], 4) for some in differences]
-    signatures = re.findall(r"^ - (?:BLEU|chrF2) +(\S+)$", its, re.MULTILINE)
-    assert signatures == [some["signature"] for some in differences]
-    assert found["baseline"] == str(texts / "two")
-    assert 0 < found["differences"][0]["p_value"] < 0.5
+    printed = sacrebleu(texts / "ref", "-i", texts / "two", texts / "one", *paired)
+    values = [float(value) for value in re.findall(r"(\d+\.\d{10}) \(", printed)]
+    p_values = [float(value) for value in re.findall(r"\(p = (\d\.\d+)\)", printed)]
+    metrics = result["differences"]
+    assert values == [round(metric[key], 10) for key in ("baseline", "value") for metric in metrics]
+    assert p_values == [round(metric["p_value"], 4) for metric in metrics]
+    signatures = re.findall(r"^ - (?:BLEU|chrF2) +(\S+)$", printed, re.MULTILINE)
+    assert signatures == [metric["signature"] for metric in metrics]
+    assert result["baseline"] == str(texts / "two")
+    assert 0 < metrics[0]["p_value"] < 0.5
 
 
 def test_a_comparison_by_hand():
     """Buckets hold every sentence once, changes are sorted, equal sentences left out."""
     words = [f"w{i} " * length for i, length in enumerate((1, 10, 11, 60, 61))]
     pairs = RawPairs(words, [f"{word}end" for word in words])
-    ours, theirs = list(pairs.tgt), list(pairs.tgt)
-    ours[1], theirs[4] = "bad", "worse than that"
-    found = compare(pairs, ours, theirs)
-    names = [(bucket.words, bucket.sentences) for bucket in found.buckets]
+    system, baseline = list(pairs.tgt), list(pairs.tgt)
+    system[1], baseline[4] = "bad", "worse than that"
+    comparison = compare(pairs, system, baseline)
+    buckets, changes = comparison.buckets, comparison.changes
+    names = [(bucket.words, bucket.sentences) for bucket in buckets]
     assert names == [("1-10", 2), ("11-20", 1), ("41-60", 1), ("over 60", 1)]
-    assert found.buckets[0].bleu == bleu(ours[:2], pairs.tgt[:2]).value
-    assert found.buckets[0].baseline > 99 > found.buckets[3].baseline
-    assert [change.line for change in found.changes] == [5, 2]
-    assert found.changes[0].difference > 0 > found.changes[1].difference
-    text = show(found, pairs, ours, theirs, 3)
+    assert buckets[0].bleu == bleu(system[:2], pairs.tgt[:2]).value
+    assert buckets[0].baseline > 99 > buckets[3].baseline
+    assert [change.line for change in changes] == [5, 2]
+    assert changes[0].difference > 0 > changes[1].difference
+    text = format_comparison(comparison, pairs, system, baseline, 3)
     assert "1 better, 1 worse, 3 equal" in text and "line 5, better by" in text
 
 
 def test_saved_translations_are_those_that_were_scored(copy_run, texts, tmp_path):
     """They score the same, and compared with themselves nothing differs."""
     files = "--src", texts / "src", "--ref", texts / "ref"
-    found = evaluate(copy_run, *files, "--save", tmp_path / "hyp")
+    result = evaluate(copy_run, *files, "--save", tmp_path / "hyp")
     done = run_program("translate", copy_run, stdin=(texts / "src").read_bytes())
     assert (tmp_path / "hyp").read_bytes() == done.stdout
     again = evaluate("--hypotheses", tmp_path / "hyp", *files, "--baseline", copy_run)
-    assert again["bleu"] == found["bleu"] and not again["changes"]
+    assert again["bleu"] == result["bleu"] and not again["changes"]
     done = run_program("evaluate", copy_run, *files, "--baseline", texts / "two", "--samples", 2)
-    said = done.stdout.decode()
-    assert f"against {texts / 'two'}" in said and said.count("better by") == 2
+    printed = done.stdout.decode()
+    assert f"compared with {texts / 'two'}" in printed and printed.count("better by") == 2
 
 
 def test_one_of_sacrebleus_own_sets(copy_run, texts, tmp_path):

@@ -15,10 +15,10 @@ def read(raw: bytes, size: int, pieces: int = 1) -> tuple[list[list[str]], int]:
     reading, writing = os.pipe()
 
     def send() -> None:
-        step = max(1, -(-len(raw) // pieces))
+        block = max(1, -(-len(raw) // pieces))
         with open(writing, "wb", buffering=0) as stream:
-            for start in range(0, len(raw), step):
-                stream.write(raw[start : start + step])
+            for start in range(0, len(raw), block):
+                stream.write(raw[start : start + block])
 
     sender = threading.Thread(target=send)
     sender.start()
@@ -26,7 +26,7 @@ def read(raw: bytes, size: int, pieces: int = 1) -> tuple[list[list[str]], int]:
         reader = LineReader(stream)
         chunks = list(reader.chunks(size))
     sender.join()
-    return chunks, reader.replaced
+    return chunks, reader.lines_replaced
 
 
 @given(st.lists(st.binary(max_size=9)), st.booleans(), st.integers(1, 5), st.integers(1, 4))
@@ -54,7 +54,7 @@ def test_a_line_longer_than_any_block():
 
 
 def test_only_what_is_not_utf_8_is_counted():
-    """A replacement character that was there is none of ours."""
+    """A replacement character in the input is valid UTF-8."""
     assert read("\ufffd\n\u2028\r".encode() + b"\n\xff\xff\n\xc3", 10)[1] == 2
 
 

@@ -9,7 +9,7 @@ from transformer_mt.checkpoints.run_directory import find_checkpoint
 from transformer_mt.errors import ConfigError
 from transformer_mt.training.run import train
 from transformer_mt.translation.export import export
-from transformer_mt.translation.loading import load_translator
+from transformer_mt.translation.loading import build_translation_model
 from transformer_mt.translation.translator import EXTRA_LENGTH
 
 LINES = copy_lines(150, 11)
@@ -24,19 +24,19 @@ def translate(folder) -> list[str]:
     )
     translator = ctranslate2.Translator(str(folder), compute_type="default")
     pieces = [src.encode(line, out_type=str) for line in LINES]
-    found = []
-    for row in pieces:  # each with the limit that ours has
+    texts = []
+    for row in pieces:  # each with the limit of transformer-mt
         length = len(row) + EXTRA_LENGTH
         best = translator.translate_batch([row], beam_size=1, max_decoding_length=length)
         text = tgt.decode(best[0].hypotheses[0])
-        found.append(text.translate(str.maketrans("\n\r\t", "   ")))  # bytes ours never writes
-    return found
+        texts.append(text.translate(str.maketrans("\n\r\t", "   ")))  # as transformer-mt does
+    return texts
 
 
 def test_it_translates_as_ours_does(copy_run, tmp_path):
     """Every one of 150 lines in fp32; nearly every one in int8."""
-    expected = list(load_translator([copy_run])[1].translate(LINES))
     checkpoint = find_checkpoint(copy_run)
+    expected = build_translation_model([checkpoint]).translate(LINES)
     assert translate(export(checkpoint, tmp_path / "fp32", "float32")) == expected
     eight = translate(export(checkpoint, tmp_path / "int8", "int8"))
     assert sum(map(str.__eq__, eight, expected)) > 0.95 * len(LINES)
@@ -63,9 +63,9 @@ def test_every_model_it_can_express(corpus_dir, tmp_path, norm, tied):
         valid__every=1000,
     )
     train(config, tmp_path / "run")
-    expected = list(load_translator([tmp_path / "run"])[1].translate(LINES))
-    assert len(set(expected)) > 1
     checkpoint = find_checkpoint(tmp_path / "run")
+    expected = build_translation_model([checkpoint]).translate(LINES)
+    assert len(set(expected)) > 1
     folder = export(checkpoint, tmp_path / "exported", "float32")
     assert translate(folder) == expected
 
@@ -77,9 +77,9 @@ def test_what_it_refuses(corpus_dir, copy_run, tmp_path, monkeypatch):
     checkpoint = find_checkpoint(tmp_path / "run")
     with pytest.raises(ConfigError, match=r"model\.norm = sublayer"):
         export(checkpoint, tmp_path / "out", "int8")
-    with pytest.raises(ConfigError, match="--quantization int4: write float32"):
+    with pytest.raises(ConfigError, match="--quantization int4: choose float32"):
         export(checkpoint, tmp_path / "out", "int4")
-    with pytest.raises(ConfigError, match="run: exists already"):
+    with pytest.raises(ConfigError, match="run: already exists"):
         export(find_checkpoint(copy_run), tmp_path / "run", "int8")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"pip install 'transformer-mt\[ctranslate2\]'"):
@@ -92,4 +92,6 @@ def test_the_command(copy_run, tmp_path):
     done = run_program("export", copy_run, "-o", tmp_path / "out", "--quantization", "int8")
     assert done.returncode == 0 and done.stdout.decode() == f"{tmp_path / 'out'}\n"
     card = (tmp_path / "out" / "README.md").read_text()
-    assert card.startswith("# out\n") and "weights in int8" in card and "de to en" in card
+    assert (
+        card.startswith("# out\n") and "weights are stored\nin int8" in card and "de to en" in card
+    )

@@ -1,4 +1,4 @@
-"""Search against naive search, with the model and with a step function that knows none."""
+"""Search against naive search, with a model and with scripted logits."""
 
 import pytest
 import torch
@@ -73,13 +73,15 @@ def test_search_score_equals_teacher_forced_score(model, sources):
     for source in sources:
         picked: list[float] = []
 
-        def step(ids, state, picked=picked):
+        def next_logits(ids, state, picked=picked):
             logits = model.next_logits(ids, state)
             picked.append(float(logits.log_softmax(-1).max()))
             return logits
 
         src = torch.tensor([source])
-        [hypothesis] = greedy(step, model.begin_decoding(src, 15), torch.tensor([15]), BOS, EOS)
+        [hypothesis] = greedy(
+            next_logits, model.begin_decoding(src, 15), torch.tensor([15]), BOS, EOS
+        )
         targets = torch.tensor([*hypothesis, EOS][: len(picked)])
         logits = model(src, torch.tensor([[BOS, *hypothesis][: len(picked)]]))
         forced = logits[0].log_softmax(-1).gather(1, targets[:, None]).sum()
@@ -87,54 +89,54 @@ def test_search_score_equals_teacher_forced_score(model, sources):
 
 
 class Script:
-    """A step function and its state: each row says its own tokens, then junk for ever."""
+    """Scripted logits and their state: each row gives its own tokens, then anything."""
 
     def __init__(self, texts: list[list[int]]) -> None:
-        self.texts, self.heard = [list(text) for text in texts], []
+        self.texts, self.calls = [list(text) for text in texts], []
         self.position = 0
 
     def select(self, rows: torch.Tensor, sources: torch.Tensor | None = None) -> None:
         self.texts = [self.texts[row] for row in rows.tolist()]
 
-    def step(self, ids: torch.Tensor, state: "Script") -> torch.Tensor:
+    def next_logits(self, ids: torch.Tensor, state: "Script") -> torch.Tensor:
         assert state is self and len(ids) == len(self.texts)
-        self.heard.append(ids.tolist())
-        said = [text[self.position] for text in self.texts]
+        self.calls.append(ids.tolist())
+        tokens = [text[self.position] for text in self.texts]
         self.position += 1
-        return torch.nn.functional.one_hot(torch.tensor(said), V).float()
+        return torch.nn.functional.one_hot(torch.tensor(tokens), V).float()
 
 
 def play(texts: list[list[int]], limits: list[int]) -> tuple[list[list[int]], list[list[int]]]:
-    """Decodes a script; gives the hypotheses and the ids each step was called with."""
+    """Decodes a script; gives the hypotheses and the ids of each call."""
     script = Script(texts)
-    return greedy(script.step, script, torch.tensor(limits), BOS, EOS), script.heard
+    return greedy(script.next_logits, script, torch.tensor(limits), BOS, EOS), script.calls
 
 
 def test_ended_rows_leave_and_disturb_no_other(monkeypatch):
     """A row that ends is not stepped again; every step hears the last tokens of the others."""
     monkeypatch.setattr(decoding, "ROW_MULTIPLE", 1)
     texts = [[7, EOS, 9, 9], [EOS, 9, 9, 9], [6, 8, 7, EOS], [8, 8, EOS, 9]]
-    hypotheses, heard = play(texts, [10, 10, 10, 10])
+    hypotheses, calls = play(texts, [10, 10, 10, 10])
     assert hypotheses == [[7], [], [6, 8, 7], [8, 8]]
-    assert heard == [[BOS] * 4, [7, 6, 8], [8, 8], [7]]
+    assert calls == [[BOS] * 4, [7, 6, 8], [8, 8], [7]]
 
 
 def test_each_row_has_its_own_limit(monkeypatch):
     """A row gives at most its own number of tokens and may end exactly there; then it leaves."""
     monkeypatch.setattr(decoding, "ROW_MULTIPLE", 1)
     texts = [[7, 7, 7], [6, 6, 6], [8, 8, EOS], [9, 9, 9]]
-    hypotheses, heard = play(texts, [2, 1, 3, 3])
+    hypotheses, calls = play(texts, [2, 1, 3, 3])
     assert hypotheses == [[7, 7], [6], [8, 8], [9, 9, 9]]
-    assert [len(ids) for ids in heard] == [4, 3, 2]
+    assert [len(ids) for ids in calls] == [4, 3, 2]
 
 
 def test_ended_rows_that_stay_add_nothing(monkeypatch):
     """Row counts are multiples; what an ended row would go on with is in no hypothesis."""
     monkeypatch.setattr(decoding, "ROW_MULTIPLE", 2)
     texts = [[7, EOS, 9, 9], [EOS, 9, 9, 9], [6, 8, 7, EOS], [8, 8, EOS, 9]]
-    hypotheses, heard = play(texts, [10, 10, 10, 10])
+    hypotheses, calls = play(texts, [10, 10, 10, 10])
     assert hypotheses == [[7], [], [6, 8, 7], [8, 8]]
-    assert [len(ids) for ids in heard] == [4, 4, 2, 2]
+    assert [len(ids) for ids in calls] == [4, 4, 2, 2]
 
 
 @torch.no_grad()
@@ -177,15 +179,15 @@ LIMITS = [20, 3, 20, 11, 20, 1, 7, 20]
 
 def test_beam_of_one_is_greedy(model, sources):
     """Sabotage that fails it: let hypotheses end anywhere among the candidates."""
-    found = search(model, sources, LIMITS, 1, 0.6)
-    assert [best.ids for [best] in found] == cached_greedy(model, sources, LIMITS)
+    searched = search(model, sources, LIMITS, 1, 0.6)
+    assert [best.ids for [best] in searched] == cached_greedy(model, sources, LIMITS)
 
 
 @pytest.mark.parametrize(("beam_size", "alpha"), [(2, 0.0), (3, 0.6), (4, 1.0), (6, 0.6)])
 def test_beam_equals_the_naive_search(model, sources, beam_size, alpha):
     """A cached, batched, shrinking search finds what lists find for each sentence alone."""
-    found = search(model, sources, LIMITS, beam_size, alpha)
-    for source, limit, hypotheses in zip(sources, LIMITS, found, strict=True):
+    searched = search(model, sources, LIMITS, beam_size, alpha)
+    for source, limit, hypotheses in zip(sources, LIMITS, searched, strict=True):
         expected = naive_beam(model, source, limit, beam_size, alpha)
         assert [h.ids for h in hypotheses] == [ids for ids, _ in expected]
         scores = torch.tensor([h.score for h in hypotheses])
@@ -218,9 +220,12 @@ def test_n_best_lists_are_sorted_and_distinct(model, sources):
 def test_a_larger_beam_is_never_worse(model, sources):
     """On these sentences; no beam search promises it for all."""
     best = [
-        [found[0].log_probability for found in search(model, sources, [20] * 8, size, 0.0)]
+        [
+            hypotheses[0].log_probability
+            for hypotheses in search(model, sources, [20] * 8, size, 0.0)
+        ]
         for size in (1, 2, 4, 6)
     ]
-    for narrow, wide in zip(best, best[1:], strict=False):
-        assert all(b >= a - 1e-5 for a, b in zip(narrow, wide, strict=True))
+    for smaller, larger in zip(best, best[1:], strict=False):
+        assert all(b >= a - 1e-5 for a, b in zip(smaller, larger, strict=True))
     assert sum(best[-1]) > sum(best[0]) + 0.1

@@ -14,13 +14,14 @@ from hypothesis import strategies as st
 
 from transformer_mt.checkpoints.run_directory import find_checkpoint
 from transformer_mt.errors import CheckpointError, ConfigError, DeviceError
-from transformer_mt.model.cpu_kernels import is_packed, packed_weights
+from transformer_mt.model.cpu_kernels import packed_weights
 from transformer_mt.model.ensemble import Ensemble
 from transformer_mt.system.device import supports
 from transformer_mt.text.vocabulary import BOS_ID
 from transformer_mt.training.run import train
-from transformer_mt.translation.loading import load_translator
-from transformer_mt.translation.translator import SearchOptions, Translator
+from transformer_mt.translation.loading import build_translation_model, find_checkpoints
+from transformer_mt.translation.options import DEFAULT_SEARCH, LoadOptions, SearchOptions
+from transformer_mt.translation.translator import Translator
 
 LINES = ["", *copy_lines(40, 9), " ", "a", *copy_lines(20, 10)]
 
@@ -44,22 +45,24 @@ def translator(copy_run) -> Translator:
     return load(copy_run)
 
 
-def load(*paths: Path, **options: object) -> Translator:
-    return load_translator(paths, **options)[1]
+def load(*paths: Path, search: SearchOptions = DEFAULT_SEARCH, **options) -> Translator:
+    """Loads a translator; options are those of loading."""
+    model = build_translation_model(find_checkpoints(paths), LoadOptions(**options))
+    return model.translator(search)
 
 
 @pytest.mark.parametrize("batch_tokens", [1, 40, 100_000])
 @pytest.mark.parametrize("beam_size", [1, 4])
 def test_batches_change_nothing(copy_run, batch_tokens, beam_size):
     """The same text and scores however many lines are decoded together."""
-    search = SearchOptions(beam_size, scored=True)
-    whole = load(copy_run, search=search).translate_chunk(LINES)
-    search = SearchOptions(beam_size, scored=True, batch_tokens=batch_tokens)
-    parts = load(copy_run, search=search).translate_chunk(LINES)
-    for some, others in zip(whole, parts, strict=True):
-        assert [one.text for one in some] == [one.text for one in others]
-        scores = [[one.score for one in those] for those in (some, others)]
-        assert scores[0] == pytest.approx(scores[1], abs=1e-4)
+    search = SearchOptions(beam_size, with_scores=True)
+    expected = load(copy_run, search=search).translate_chunk(LINES)
+    search = SearchOptions(beam_size, with_scores=True, batch_tokens=batch_tokens)
+    actual = load(copy_run, search=search).translate_chunk(LINES)
+    for expected_line, line in zip(expected, actual, strict=True):
+        assert [t.text for t in expected_line] == [t.text for t in line]
+        scores = [t.score for t in line]
+        assert [t.score for t in expected_line] == pytest.approx(scores, abs=1e-4)
 
 
 @torch.no_grad()
@@ -71,12 +74,12 @@ def test_logits_do_not_depend_on_the_batch(copy_run, rows):
     ids = torch.full((7,), BOS_ID)
     whole = model.next_logits(ids, model.begin_decoding(src, 3))
     with packed_weights(model):
-        assert is_packed(model.output_weight)
+        assert model.packed is not None
         again = [
             model.next_logits(ids[i : i + rows], model.begin_decoding(src[i : i + rows], 3))
             for i in range(0, 7, rows)
         ]
-    assert not is_packed(model.output_weight)
+    assert model.packed is None
     torch.testing.assert_close(torch.cat(again), whole, atol=1e-5, rtol=1e-5)
 
 
@@ -96,10 +99,10 @@ def test_an_ensemble_of_one_or_of_the_same_is_itself(copy_run):
     vocab = find_checkpoint(copy_run).vocab
     one = Translator(Ensemble([model]).eval(), vocab, 24, SearchOptions(2)).translate_chunk(LINES)
     twice = load(copy_run, copy_run, search=SearchOptions(2)).translate_chunk(LINES)
-    for mine, its, theirs in zip(alone, one, twice, strict=True):
-        assert mine[0].text == its[0].text == theirs[0].text
-        assert mine[0].score == pytest.approx(its[0].score, abs=1e-4)
-        assert mine[0].score == pytest.approx(theirs[0].score, abs=1e-4)
+    for single, of_one, of_two in zip(alone, one, twice, strict=True):
+        assert single[0].text == of_one[0].text == of_two[0].text
+        assert single[0].score == pytest.approx(of_one[0].score, abs=1e-4)
+        assert single[0].score == pytest.approx(of_two[0].score, abs=1e-4)
 
 
 @torch.no_grad()
@@ -113,20 +116,16 @@ def test_an_ensemble_is_the_mean_probability(copy_run, other_run):
         [model.begin_decoding(src, 4) for model in models],
         ensemble.begin_decoding(src, 4),
     )
-    for step_ids in (ids, torch.tensor([9, 7, 8])):
-        means = [
-            model.next_logits(step_ids, its).softmax(-1)
-            for model, its in zip(models, states, strict=True)
-        ]
-        found = ensemble.next_logits(step_ids, state).exp()
-        torch.testing.assert_close(found, sum(means) / 2)
-    for some in (*states, state):
-        some.select(rows, rows)
+    members = list(zip(models, states, strict=True))
+    for last_ids in (ids, torch.tensor([9, 7, 8])):
+        shares = [model.next_logits(last_ids, own).softmax(-1) for model, own in members]
+        actual = ensemble.next_logits(last_ids, state).exp()
+        torch.testing.assert_close(actual, sum(shares) / 2)
+    for each in (*states, state):
+        each.select(rows, rows)
     last = torch.tensor([5, 6])
-    means = [
-        model.next_logits(last, its).softmax(-1) for model, its in zip(models, states, strict=True)
-    ]
-    torch.testing.assert_close(ensemble.next_logits(last, state).exp(), sum(means) / 2)
+    shares = [model.next_logits(last, own).softmax(-1) for model, own in members]
+    torch.testing.assert_close(ensemble.next_logits(last, state).exp(), sum(shares) / 2)
 
 
 def test_an_ensemble_takes_the_shorter_limit_and_one_vocabulary(copy_run, other_run, corpus_dir):
@@ -134,7 +133,9 @@ def test_an_ensemble_takes_the_shorter_limit_and_one_vocabulary(copy_run, other_
     assert load(copy_run, other_run).max_length == 20
     values = {"vocab__size": 290, "train__max_steps": 1}
     train(tiny_config(corpus_dir, **values), copy_run.parent / "pieces")
-    with pytest.raises(CheckpointError, match=r"pieces.*its vocabulary is not that of .*copy"):
+    with pytest.raises(
+        CheckpointError, match=r"pieces.*its vocabulary differs from that of .*copy"
+    ):
         load(copy_run, copy_run.parent / "pieces")
 
 
@@ -142,12 +143,12 @@ def test_precisions(copy_run):
     """The weights are rounded; what a device lacks is refused."""
     expected = list(load(copy_run).translate(LINES))
     if supports("bf16", torch.device("cpu")):
-        found = list(load(copy_run, precision="bf16").translate(LINES))
-        assert sum(map(str.__eq__, expected, found)) > 0.8 * len(LINES)
+        rounded = list(load(copy_run, precision="bf16").translate(LINES))
+        assert sum(map(str.__eq__, expected, rounded)) > 0.8 * len(LINES)
         assert load(copy_run, precision="bf16").model.output_weight.dtype == torch.bfloat16
-    with pytest.raises(DeviceError, match="--precision fp16: this cpu"):
+    with pytest.raises(DeviceError, match="precision fp16: this cpu does not support it"):
         load(copy_run, precision="fp16", device="cpu")
-    with pytest.raises(ConfigError, match="--precision int8: write fp32, bf16, fp16"):
+    with pytest.raises(ConfigError, match="precision int8: choose fp32, bf16, fp16"):
         load(copy_run, precision="int8")
 
 
@@ -167,7 +168,7 @@ def test_a_coprocess_gets_its_answer(copy_run):
 
 
 def test_a_reader_that_has_enough_ends_it(copy_run, tmp_path):
-    """`| head` ends it as it ends other tools: by SIGPIPE, without a word."""
+    """`| head` ends it as it ends other tools: by SIGPIPE, without a message."""
     (tmp_path / "in").write_text("abc de\n" * 40_000)
     arguments = command("translate", copy_run, "--quiet", "--input", tmp_path / "in")
     pipe = subprocess.PIPE
@@ -178,16 +179,16 @@ def test_a_reader_that_has_enough_ends_it(copy_run, tmp_path):
         assert process.stderr.read() == b""
 
 
-def test_what_it_says(copy_run):
+def test_messages(copy_run):
     """Split lines and invalid bytes are counted on stderr, never on stdout."""
     long = " ".join(copy_lines(10, 3)).encode()
     done = run_program("translate", copy_run, stdin=b"ab\xff\n" + long + b"\n\n")
     assert done.stdout.count(b"\n") == 3
-    said = done.stderr.decode()
-    assert "1 over-long lines translated in parts" in said
-    assert "warning: 1 lines were not UTF-8" in said and "3 lines in " in said
+    messages = done.stderr.decode()
+    assert "1 lines exceeded the maximum length and were split" in messages
+    assert "warning: 1 lines were not valid UTF-8" in messages and "3 lines in " in messages
     done = run_program("translate", copy_run, "--max-length", 1000, stdin=long)
-    assert "parts" not in done.stderr.decode()
+    assert "split" not in done.stderr.decode()
 
 
 def test_an_interrupted_file_leaves_nothing(copy_run, tmp_path):
@@ -211,9 +212,9 @@ def test_an_interrupted_file_leaves_nothing(copy_run, tmp_path):
 @given(st.lists(st.text(st.characters(exclude_characters="\n"), max_size=12), max_size=6))
 def test_any_lines(translator, lines):
     r"""As many come out; those without a piece are empty, none holds a line break or a tab."""
-    found = list(translator.translate(lines))
-    assert len(found) == len(lines)
-    for line, text in zip(lines, found, strict=True):
+    translations = list(translator.translate(lines))
+    assert len(translations) == len(lines)
+    for line, text in zip(lines, translations, strict=True):
         assert not set("\n\r\t") & set(text)
         assert line.split() or not text
 

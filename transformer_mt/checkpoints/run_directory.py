@@ -14,7 +14,7 @@ logger = logging.getLogger(__name__)
 RESUMABLE_CHECKPOINTS = 2
 """Checkpoints that keep the optimizer's moments: the newest, and the one to fall back to."""
 
-_NAME = re.compile(r"step-(\d{8,})")
+_NAME = re.compile(r"step-\d{8,}")
 
 
 def checkpoint_path(run_dir: Path, step: int) -> Path:

@@ -1,1 +1,1 @@
-"""Hypotheses and references to scores; one system against another."""
+"""Hypotheses and references to scores; one system against another; perplexity."""

@@ -1,4 +1,4 @@
-"""One system against another: significance, by length, and the sentences that changed most."""
+"""One system against another: significance, BLEU by length, and the largest changes."""
 
 import sys
 from collections.abc import Sequence
@@ -8,19 +8,19 @@ from itertools import pairwise
 from transformer_mt.evaluation.scoring import Difference, bleu, paired_bootstrap, sentence_chrf
 from transformer_mt.text.corpus import RawPairs
 
-_BOUNDS = (0, 10, 20, 30, 40, 60, sys.maxsize)
-"""A bucket holds sources with more words than one bound, and at most as many as the next."""
+_LENGTH_BOUNDS = (0, 10, 20, 30, 40, 60, sys.maxsize)
+"""A bucket holds the sources with more words than one bound and at most as many as the next."""
 
 
 @dataclass(frozen=True)
 class Bucket:
-    """BLEU on the sentences of some length.
+    """BLEU on the sentences of similar length.
 
     Attributes:
-        words: Words of the source, such as `11-20`.
-        sentences: How many there are.
-        bleu: Of the system.
-        baseline: Of what it is compared with.
+        words: Range of source lengths in words, such as `11-20`.
+        sentences: Number of sentences.
+        bleu: BLEU of the system.
+        baseline: BLEU of the baseline.
     """
 
     words: str
@@ -31,11 +31,11 @@ class Bucket:
 
 @dataclass(frozen=True)
 class Change:
-    """A sentence on which the systems differ.
+    """A sentence whose chrF2 differs between the systems.
 
     Attributes:
-        line: Its number, from 1.
-        difference: chrF2 of the system less that of the baseline.
+        line: Its line number, from 1.
+        difference: chrF2 of the system minus that of the baseline.
     """
 
     line: int
@@ -44,12 +44,12 @@ class Change:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What distinguishes two systems on one test set.
+    """The differences of two systems on one test set.
 
     Attributes:
         differences: Each metric with its p-value.
         buckets: BLEU by source length.
-        changes: The sentences that differ, the one that gained most first.
+        changes: The sentences that differ, in order of falling difference.
     """
 
     differences: list[Difference]
@@ -60,17 +60,26 @@ class Comparison:
 def compare(
     pairs: RawPairs, hypotheses: Sequence[str], baseline: Sequence[str], ter: bool = False
 ) -> Comparison:
-    """Compares hypotheses with those of a baseline.
+    """Compares the hypotheses of a system with those of a baseline.
+
+    Args:
+        pairs: The test set.
+        hypotheses: Translations by the system, one per source.
+        baseline: Translations by the baseline, one per source.
+        ter: Whether to compute TER as well.
 
     Raises:
-        DataError: If there are no sentences, or not as many of each.
+        DataError: If there are no sentences, or their numbers differ.
     """
     differences = paired_bootstrap(hypotheses, baseline, pairs.tgt, ter)
-    chrf = (sentence_chrf(some, pairs.tgt) for some in (hypotheses, baseline))
+    system_chrf = sentence_chrf(hypotheses, pairs.tgt)
+    baseline_chrf = sentence_chrf(baseline, pairs.tgt)
     changes = [
-        Change(line, ours - theirs)
-        for line, (ours, theirs) in enumerate(zip(*chrf, strict=True), 1)
-        if ours != theirs
+        Change(line, system_score - baseline_score)
+        for line, (system_score, baseline_score) in enumerate(
+            zip(system_chrf, baseline_chrf, strict=True), 1
+        )
+        if system_score != baseline_score
     ]
     changes.sort(key=lambda change: -change.difference)
     return Comparison(differences, _buckets(pairs, hypotheses, baseline), changes)
@@ -79,53 +88,45 @@ def compare(
 def _buckets(pairs: RawPairs, hypotheses: Sequence[str], baseline: Sequence[str]) -> list[Bucket]:
     words = [max(1, len(line.split())) for line in pairs.src]
     buckets = []
-    for low, high in pairwise(_BOUNDS):
+    for low, high in pairwise(_LENGTH_BOUNDS):
         lines = [i for i, count in enumerate(words) if low < count <= high]
         if lines:
             references = [pairs.tgt[i] for i in lines]
-            ours, theirs = (
-                bleu([some[i] for i in lines], references).value for some in (hypotheses, baseline)
-            )
+            system_bleu = bleu([hypotheses[i] for i in lines], references).value
+            baseline_bleu = bleu([baseline[i] for i in lines], references).value
             name = f"{low + 1}-{high}" if high < sys.maxsize else f"over {low}"
-            buckets.append(Bucket(name, len(lines), ours, theirs))
+            buckets.append(Bucket(name, len(lines), system_bleu, baseline_bleu))
     return buckets
 
 
-def show(
-    found: Comparison,
+def format_comparison(
+    comparison: Comparison,
     pairs: RawPairs,
     hypotheses: Sequence[str],
     baseline: Sequence[str],
-    changes: int,
+    samples: int,
 ) -> str:
-    """Writes a comparison for people.
+    """Formats a comparison for people.
 
     Args:
-        found: What `compare` gave.
+        comparison: The result of `compare`.
         pairs: The test set.
-        hypotheses: Of the system.
-        baseline: Of the baseline.
-        changes: Sentences shown that became better, and as many that became worse.
+        hypotheses: Translations by the system.
+        baseline: Translations by the baseline.
+        samples: Sentences shown of those that gained most, and of those that lost most.
     """
-    lines = [f"{'':12}{'system':>9}{'baseline':>10}{'difference':>12}{'p':>8}"]
-    for some in found.differences:
-        gain = some.value - some.baseline
-        lines.append(
-            f"{some.name:12}{some.value:9.2f}{some.baseline:10.2f}{gain:+12.2f}{some.p_value:8.4f}"
-            f"  {some.signature}"
-        )
-    lines += ["", f"{'words':12}{'BLEU':>9}{'baseline':>10}{'difference':>12}{'sentences':>11}"]
-    for bucket in found.buckets:
-        gain = bucket.bleu - bucket.baseline
-        lines.append(
-            f"{bucket.words:12}{bucket.bleu:9.2f}{bucket.baseline:10.2f}{gain:+12.2f}{bucket.sentences:11}"
-        )
-    better = [change for change in found.changes if change.difference > 0]
-    worse = [change for change in reversed(found.changes) if change.difference < 0]
-    same = len(pairs) - len(better) - len(worse)
-    lines += ["", f"chrF2 of the sentence: {len(better)} better, {len(worse)} worse, {same} equal"]
-    for name, some_changes in (("better", better), ("worse", worse)):
-        for change in some_changes[:changes]:
+    better = [change for change in comparison.changes if change.difference > 0]
+    worse = [change for change in reversed(comparison.changes) if change.difference < 0]
+    equal = len(pairs) - len(better) - len(worse)
+    lines = [
+        *_format_metrics(comparison.differences),
+        "",
+        *_format_buckets(comparison.buckets),
+        "",
+        f"chrF2 per sentence: {len(better)} better, {len(worse)} worse, {equal} equal",
+    ]
+    for name, changes in (("better", better), ("worse", worse)):
+        for change in changes[:samples]:
             i = change.line - 1
             lines += [
                 "",
@@ -136,3 +137,23 @@ def show(
                 f"  baseline   {baseline[i]}",
             ]
     return "\n".join(lines)
+
+
+def _format_metrics(differences: Sequence[Difference]) -> list[str]:
+    lines = [f"{'':12}{'system':>9}{'baseline':>10}{'difference':>12}{'p':>8}"]
+    for metric in differences:
+        lines.append(
+            f"{metric.name:12}{metric.value:9.2f}{metric.baseline:10.2f}"
+            f"{metric.value - metric.baseline:+12.2f}{metric.p_value:8.4f}  {metric.signature}"
+        )
+    return lines
+
+
+def _format_buckets(buckets: Sequence[Bucket]) -> list[str]:
+    lines = [f"{'words':12}{'BLEU':>9}{'baseline':>10}{'difference':>12}{'sentences':>11}"]
+    for bucket in buckets:
+        lines.append(
+            f"{bucket.words:12}{bucket.bleu:9.2f}{bucket.baseline:10.2f}"
+            f"{bucket.bleu - bucket.baseline:+12.2f}{bucket.sentences:11}"
+        )
+    return lines

@@ -1,27 +1,24 @@
-"""From raw sources and raw references to hypotheses and scores: the one way to a BLEU."""
+"""Translations of a test set, from a model or from a file, and their score."""
 
-import math
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass
-
-import numpy as np
-import torch
+from pathlib import Path
 
 from transformer_mt.evaluation.scoring import Score, bleu
-from transformer_mt.model.likelihood import token_log_probabilities
-from transformer_mt.model.transformer import Transformer
-from transformer_mt.text.batching import cut_micro_batches
-from transformer_mt.text.corpus import RawPairs
-from transformer_mt.text.encoded_pairs import EncodedPairs
-from transformer_mt.text.vocabulary import PAD_ID
+from transformer_mt.system.console import progress_bar
+from transformer_mt.text.corpus import RawPairs, read_lines
+from transformer_mt.translation.options import SearchOptions
+from transformer_mt.translation.translation_model import TranslationModel
 from transformer_mt.translation.translator import Translator
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Translations of a set and their score.
+    """Translations of a test set and their score.
 
     Attributes:
-        hypotheses: One a source line, detokenised.
+        hypotheses: One per source line, detokenised.
         bleu: Corpus BLEU.
     """
 
@@ -39,31 +36,39 @@ def evaluate(translator: Translator, pairs: RawPairs) -> Evaluation:
     return Evaluation(hypotheses, bleu(hypotheses, pairs.tgt))
 
 
-@torch.no_grad()
-def mean_nll(model: Transformer, pairs: EncodedPairs, micro_batch_tokens: int) -> float:
-    """Computes the unsmoothed negative log-likelihood, in nats a target token.
+@dataclass(frozen=True)
+class SystemOutput:
+    """The translation of a test set by one system.
 
-    Args:
-        model: On its device; set to evaluation mode meanwhile.
-        pairs: Every pair counts, however long.
-        micro_batch_tokens: Padded positions computed at once, unless a single pair needs more.
+    Attributes:
+        lines: One per source line.
+        name: The checkpoints or the file it comes from.
+        seconds: Time spent translating; 0 if it was read from a file.
     """
-    training, device = model.training, model.device
-    model.eval()
-    src_lengths, tgt_lengths = pairs.lengths
-    order = np.lexsort((src_lengths, tgt_lengths))
-    room = max(micro_batch_tokens, int(src_lengths.max()), int(tgt_lengths.max()))
-    total = torch.zeros((), dtype=torch.float64, device=device)
-    for part in cut_micro_batches(order, src_lengths, tgt_lengths, room):
-        batch = pairs.batch(part).to(device)
-        log_probabilities = token_log_probabilities(
-            model, batch.src, batch.tgt_in, batch.tgt_out, PAD_ID
-        )
-        total -= log_probabilities[batch.tgt_out != PAD_ID].sum()
-    model.train(training)
-    return float(total) / int(tgt_lengths.sum())
+
+    lines: list[str]
+    name: str
+    seconds: float
 
 
-def perplexity(mean: float) -> float:
-    """Turns nats a token into a perplexity; one too large for a float is infinite."""
-    return math.exp(mean) if mean < 700 else math.inf
+def read_output(path: Path) -> SystemOutput:
+    """Reads a translation from a file.
+
+    Raises:
+        DataError: If it cannot be read or is not UTF-8.
+    """
+    return SystemOutput(list(read_lines(path)), str(path), 0.0)
+
+
+def translate_test_set(
+    model: TranslationModel, sources: Sequence[str], options: SearchOptions
+) -> SystemOutput:
+    """Translates a test set, with a progress bar.
+
+    Raises:
+        ConfigError: If the beam size exceeds half the vocabulary.
+    """
+    translator, began = model.translator(options), time.monotonic()
+    with progress_bar("translating", "lines", len(sources)) as bar:
+        lines = list(translator.translate(sources, bar.update))
+    return SystemOutput(lines, model.name, time.monotonic() - began)

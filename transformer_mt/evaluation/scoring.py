@@ -1,4 +1,4 @@
-"""Translation quality by sacreBLEU, never without its signature."""
+"""Translation quality by sacreBLEU; every value comes with its signature."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,13 +14,13 @@ from transformer_mt.errors import DataError
 
 @dataclass(frozen=True)
 class Score:
-    """One metric on one set of hypotheses.
+    """The value of one metric for one set of hypotheses.
 
     Attributes:
         name: `bleu`, `chrf` or `ter`.
-        value: From 0 to 100; TER counts mistakes and may be larger.
-        signature: sacreBLEU's record of how it was counted.
-        text: sacreBLEU's own line, value, details and signature.
+        value: From 0 to 100; TER is an error rate and may be larger.
+        signature: sacreBLEU's record of how it was computed.
+        text: The line that sacreBLEU prints: value, details and signature.
     """
 
     name: str
@@ -31,14 +31,14 @@ class Score:
 
 @dataclass(frozen=True)
 class Difference:
-    """One metric on two sets of hypotheses.
+    """The values of one metric for a system and a baseline.
 
     Attributes:
-        name: What sacreBLEU calls the metric.
-        value: Of the system.
-        baseline: Of what it is compared with.
-        p_value: Probability of a difference as large if both were equally good.
-        signature: sacreBLEU's record of how it was counted.
+        name: sacreBLEU's name of the metric.
+        value: Value of the system.
+        baseline: Value of the baseline.
+        p_value: Probability of a difference at least as large if both were equally good.
+        signature: sacreBLEU's record of how it was computed.
     """
 
     name: str
@@ -49,10 +49,10 @@ class Difference:
 
 
 def bleu(hypotheses: Sequence[str], references: Sequence[str]) -> Score:
-    """Scores detokenised hypotheses against raw references by corpus BLEU.
+    """Computes corpus BLEU of detokenised hypotheses against raw references.
 
     Raises:
-        DataError: If there are no sentences, or not as many of each.
+        DataError: If there are no sentences, or their numbers differ.
     """
     return score_all(hypotheses, references)[0]
 
@@ -60,18 +60,23 @@ def bleu(hypotheses: Sequence[str], references: Sequence[str]) -> Score:
 def score_all(
     hypotheses: Sequence[str], references: Sequence[str], ter: bool = False
 ) -> list[Score]:
-    """Scores detokenised hypotheses against raw references by BLEU, chrF2 and, if asked, TER.
+    """Computes BLEU, chrF2 and, if requested, TER of detokenised hypotheses.
+
+    Args:
+        hypotheses: One per reference.
+        references: Raw text.
+        ter: Whether to compute TER as well.
 
     Raises:
-        DataError: If there are no sentences, or not as many of each.
+        DataError: If there are no sentences, or their numbers differ.
     """
     _check(hypotheses, references)
     scores = []
     for metric in _metrics(ter):
-        found = metric.corpus_score(hypotheses, [references])
+        score = metric.corpus_score(hypotheses, [references])
         signature = metric.get_signature().format()
         name = type(metric).__name__.lower()
-        scores.append(Score(name, found.score, signature, found.format(signature=signature)))
+        scores.append(Score(name, score.score, signature, score.format(signature=signature)))
     return scores
 
 
@@ -84,7 +89,7 @@ def paired_bootstrap(
     """Compares two systems by sacreBLEU's paired bootstrap test, as `sacrebleu --paired-bs` does.
 
     Raises:
-        DataError: If there are no sentences, or not as many of each.
+        DataError: If there are no sentences, or their numbers differ.
 
     Reference:
         Koehn 2004, Statistical Significance Tests for Machine Translation Evaluation.
@@ -96,15 +101,21 @@ def paired_bootstrap(
     signatures, results = PairedTest(systems, metrics, [references], test_type="bs")()
     differences = []
     for name, signature in signatures.items():
-        before, after = results[name]
-        value, p_value = float(after.score), float(after.p_value or 0.0)  # type: ignore[union-attr]
-        old = float(before.score)  # type: ignore[union-attr]
-        differences.append(Difference(name, value, old, p_value, signature.format()))
+        of_baseline, of_system = results[name]
+        differences.append(
+            Difference(
+                name=name,
+                value=float(of_system.score),  # type: ignore[union-attr]
+                baseline=float(of_baseline.score),  # type: ignore[union-attr]
+                p_value=float(of_system.p_value or 0.0),  # type: ignore[union-attr]
+                signature=signature.format(),
+            )
+        )
     return differences
 
 
 def sentence_chrf(hypotheses: Sequence[str], references: Sequence[str]) -> list[float]:
-    """Scores each sentence for itself by chrF2, which is steadier there than BLEU."""
+    """Computes chrF2 of each sentence; BLEU is unreliable on single sentences."""
     metric = CHRF()
     pairs = zip(hypotheses, references, strict=True)
     return [metric.sentence_score(hypothesis, [reference]).score for hypothesis, reference in pairs]

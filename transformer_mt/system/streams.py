@@ -1,51 +1,52 @@
-r"""Lines from a stream of bytes and back: split at `\n` alone, given out once they are there."""
+r"""Lines from a stream of bytes and back: split at `\n` alone, passed on as they arrive."""
 
 import os
 import select
-import signal
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
+from transformer_mt.errors import DataError
 from transformer_mt.system.files import atomic_file
 
-BLOCK = 2**16
+BLOCK_BYTES = 2**16
 IDLE_SECONDS = 0.05
-"""So long nothing has come when a writer seems to wait for an answer."""
+"""After this long without input, the writer is taken to be waiting for an answer."""
 
 
 class LineReader:
-    """Reads lines in chunks: as many as asked for, or fewer where the writer pauses.
+    """Reads lines in chunks: as many as requested, or fewer when the writer pauses.
 
     Args:
         stream: A file or pipe opened for bytes.
 
     Attributes:
-        replaced: Lines so far that were not UTF-8; what was not is U+FFFD in them.
+        lines_replaced: Lines so far that were not valid UTF-8; their invalid bytes were replaced
+            by U+FFFD.
     """
 
     def __init__(self, stream: BinaryIO) -> None:
-        self._descriptor, self.replaced = stream.fileno(), 0
+        self._descriptor, self.lines_replaced = stream.fileno(), 0
 
     def chunks(self, size: int) -> Iterator[list[str]]:
-        """Gives lists of at most `size` lines, never an empty one; no line is ever lost."""
+        """Yields lists of 1 to `size` lines; every line is in one of them."""
         ready: list[bytes] = []
-        begun: list[bytes] = []  # pieces of a line whose end has not come yet
-        while block := os.read(self._descriptor, BLOCK):
+        incomplete: list[bytes] = []  # the blocks of a line whose end has not been read yet
+        while block := os.read(self._descriptor, BLOCK_BYTES):
             head, newline, rest = block.rpartition(b"\n")
             if newline:
-                ready += b"".join((*begun, head)).split(b"\n")
-                begun = []
-            begun.append(rest)
+                ready += b"".join((*incomplete, head)).split(b"\n")
+                incomplete = []
+            incomplete.append(rest)
             while len(ready) >= size:
                 yield self._decode(ready[:size])
                 ready = ready[size:]
             if ready and not self._has_more():
                 yield self._decode(ready)
                 ready = []
-        if any(begun):
-            ready.append(b"".join(begun))
+        if any(incomplete):
+            ready.append(b"".join(incomplete))
         if ready:
             yield self._decode(ready)
 
@@ -56,14 +57,27 @@ class LineReader:
         try:
             return [line.decode("utf-8") for line in lines]
         except UnicodeDecodeError:
-            found = [line.decode("utf-8", errors="replace") for line in lines]
-            both = zip(lines, found, strict=True)
-            self.replaced += sum(line != text.encode("utf-8") for line, text in both)
-            return found
+            texts = [line.decode("utf-8", errors="replace") for line in lines]
+            pairs = zip(lines, texts, strict=True)
+            self.lines_replaced += sum(line != text.encode("utf-8") for line, text in pairs)
+            return texts
+
+
+def require_input(path: Path | None) -> None:
+    """Refuses an input that does not exist, before any work is done for it.
+
+    Args:
+        path: A file or named pipe; None is no file or stdin.
+
+    Raises:
+        DataError: If it does not exist or is a directory.
+    """
+    if path is not None and (not path.exists() or path.is_dir()):
+        raise DataError(f"{path}: no such file")
 
 
 def count_lines(path: Path) -> int:
-    r"""Counts the lines of a file; a last one without `\n` is one too."""
+    r"""Counts the lines of a file, including a last one without `\n`."""
     count, last = 0, b"\n"
     with path.open("rb") as file:
         while block := file.read(2**20):
@@ -72,10 +86,12 @@ def count_lines(path: Path) -> int:
 
 
 def write_lines(chunks: Iterable[list[str]], output: Path | None) -> int:
-    """Writes lines to stdout, or to a file that appears when it is whole; counts them."""
+    """Writes lines to stdout, or to a file that appears once it is complete.
+
+    Returns:
+        The number of lines.
+    """
     if output is None:
-        # When the reader has what it wants, as `head` has, end as other tools do.
-        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
         return _write_to(sys.stdout.buffer, chunks)
     with atomic_file(output) as file:
         return _write_to(file, chunks)
@@ -85,6 +101,6 @@ def _write_to(stream: BinaryIO, chunks: Iterable[list[str]]) -> int:
     count = 0
     for lines in chunks:
         stream.writelines(line.encode("utf-8") + b"\n" for line in lines)
-        stream.flush()  # somebody may be waiting for it
+        stream.flush()  # the reader may be waiting for these lines
         count += len(lines)
     return count

@@ -13,7 +13,8 @@ from transformer_mt.checkpoints.run_directory import checkpoint_path, prune
 from transformer_mt.checkpoints.state import Progress, RunState
 from transformer_mt.config import Config
 from transformer_mt.errors import CheckpointError, Interrupted, TrainingError
-from transformer_mt.evaluation.evaluator import Evaluation, evaluate, mean_nll, perplexity
+from transformer_mt.evaluation.evaluator import Evaluation, evaluate
+from transformer_mt.evaluation.perplexity import mean_nll, perplexity
 from transformer_mt.text.batching import (
     Batch,
     Indices,

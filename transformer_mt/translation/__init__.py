@@ -1,1 +1,1 @@
-"""From lines to lines: search, batching of lines, export to other runtimes."""
+"""Search, lines to lines, scores of given translations, export to other runtimes."""

@@ -19,28 +19,30 @@ if TYPE_CHECKING:
     from ctranslate2.specs import TransformerSpec
 
 TYPES = ("float32", "float16", "bfloat16", "int8", "int16")
-"""How CTranslate2 can keep the weights."""
+"""Types in which CTranslate2 can store the weights."""
 
 _CARD = """\
 # {name}
 
 A Transformer that translates from {config.data.src_lang} to {config.data.tgt_lang}, exported by
 transformer-mt {version} from `{path}` for [CTranslate2](https://opennmt.net/CTranslate2/). It has
-{parameters:,} parameters, {config.model.encoder_layers}+{config.model.decoder_layers} layers of
-width {config.model.d_model} and weights in {quantization}. Trained on `{config.data.path}` for
-{step:,} steps; the run's best validation BLEU, in fp32 by greedy search, is {bleu}.
+{parameters:,} parameters in {config.model.encoder_layers} encoder layers and
+{config.model.decoder_layers} decoder layers of width {config.model.d_model}; its weights are stored
+in {quantization}. It was trained on `{config.data.path}` for {step:,} steps. The best validation
+BLEU of the run, by greedy search in fp32, is {bleu}.
 
     import ctranslate2, sentencepiece
 
     src = sentencepiece.SentencePieceProcessor("{src_model}")
     tgt = sentencepiece.SentencePieceProcessor("{tgt_model}")
     translator = ctranslate2.Translator(".")
-    text = " ".join("...".split())  # white space as in training
-    found = translator.translate_batch([src.encode(text, out_type=str)], beam_size=4)
-    print(tgt.decode(found[0].hypotheses[0]))
+    text = " ".join("...".split())  # whitespace as in training
+    results = translator.translate_batch([src.encode(text, out_type=str)], beam_size=4)
+    print(tgt.decode(results[0].hypotheses[0]))
 
-transformer-mt ends a translation {extra} pieces beyond its source, and splits lines of more than
-{config.data.max_length} pieces; CTranslate2 knows `max_decoding_length` and splits nothing.
+transformer-mt limits a translation to {extra} pieces more than its source, and splits lines of
+more than {config.data.max_length} pieces. CTranslate2 does neither: pass `max_decoding_length`,
+and split long lines yourself.
 """
 
 
@@ -50,63 +52,65 @@ def export(checkpoint: Checkpoint, output: Path, quantization: str, raw: bool = 
     Args:
         checkpoint: What to export.
         output: The directory to make.
-        quantization: One of `TYPES`, what the weights are kept in.
-        raw: Takes the weights themselves although there is a moving average of them.
+        quantization: Type in which the weights are stored, one of `TYPES`.
+        raw: Whether to use the trained weights even if the checkpoint has their moving average.
 
     Returns:
         The directory.
 
     Raises:
-        ConfigError: If CTranslate2 is not installed or cannot express the model, the directory
-            exists, or the quantization is none.
+        ConfigError: If CTranslate2 is not installed or does not support the model, the directory
+            exists, or the quantization is unknown.
     """
     config = checkpoint.config.model
     if importlib.util.find_spec("ctranslate2") is None:
         raise ConfigError("export needs CTranslate2: pip install 'transformer-mt[ctranslate2]'")
     if quantization not in TYPES:
-        raise ConfigError(f"--quantization {quantization}: write {', '.join(TYPES)}")
+        raise ConfigError(f"--quantization {quantization}: choose {', '.join(TYPES)}")
     if config.norm == "sublayer":
-        raise ConfigError("model.norm = sublayer: CTranslate2 knows post and pre only")
+        raise ConfigError("model.norm = sublayer: CTranslate2 supports only post and pre")
     if output.exists():
-        raise ConfigError(f"{output}: exists already; name another directory")
+        raise ConfigError(f"{output}: already exists; choose another directory")
     model = checkpoint.build_model(raw)
     with atomic_directory(output) as folder:
-        spec = _spec(checkpoint, model)
+        spec = _build_spec(checkpoint, model)
         spec.validate()
         spec.optimize(quantization=quantization)
         spec.save(str(folder))
-        models = checkpoint.vocab.save(folder)
-        (folder / "README.md").write_text(_card(checkpoint, model, output, quantization, models))
+        vocab_files = checkpoint.vocab.save(folder)
+        card = _model_card(checkpoint, model, output, quantization, vocab_files)
+        (folder / "README.md").write_text(card)
     return output
 
 
-def _spec(checkpoint: Checkpoint, model: Transformer) -> "TransformerSpec":
+def _build_spec(checkpoint: Checkpoint, model: Transformer) -> "TransformerSpec":
+    """Describes the model, with its weights and vocabularies, to CTranslate2."""
     from ctranslate2.specs import TransformerSpec
 
     config, vocab = checkpoint.config.model, checkpoint.vocab
     layers = config.encoder_layers, config.decoder_layers
     spec = TransformerSpec.from_config(layers, config.n_heads, pre_norm=config.norm == "pre")
-    # A position beyond these is refused by CTranslate2; inputs this long were never trained on.
+    # CTranslate2 refuses longer sequences; the model was not trained on any as long as this.
     positions = sinusoid(torch.arange(2 * checkpoint.config.data.max_length + 1024), config.d_model)
     for stack in (spec.encoder, spec.decoder):
         stack.position_encodings.encodings = _array(positions)
-    tied = model.tied
-    tgt, out = (model.src_embedding,) * 2 if tied else (model.tgt_embedding, model.out_embedding)
     spec.encoder.embeddings[0].weight = _array(model.src_embedding)
-    spec.decoder.embeddings.weight = _array(tgt)
-    spec.decoder.projection.weight = _array(out)
+    tgt_embedding = model.src_embedding if model.tied else model.tgt_embedding
+    out_embedding = model.src_embedding if model.tied else model.out_embedding
+    spec.decoder.embeddings.weight = _array(tgt_embedding)
+    spec.decoder.projection.weight = _array(out_embedding)
     if config.norm == "pre":
-        _norm(spec.encoder.layer_norm, model.encoder_norm)
-        _norm(spec.decoder.layer_norm, model.decoder_norm)
-    for its, layer in zip(spec.encoder.layer, model.encoder, strict=True):
-        _encoder_layer(its, layer)
-    for its, layer in zip(spec.decoder.layer, model.decoder, strict=True):
-        _decoder_layer(its, layer)
+        _fill_norm(spec.encoder.layer_norm, model.encoder_norm)
+        _fill_norm(spec.decoder.layer_norm, model.decoder_norm)
+    for layer_spec, layer in zip(spec.encoder.layer, model.encoder, strict=True):
+        _fill_encoder_layer(layer_spec, layer)
+    for layer_spec, layer in zip(spec.decoder.layer, model.decoder, strict=True):
+        _fill_decoder_layer(layer_spec, layer)
     for register, pieces in (
         (spec.register_source_vocabulary, vocab.src_pieces(range(vocab.src_size))),
         (spec.register_target_vocabulary, vocab.tgt_pieces(range(vocab.tgt_size))),
     ):
-        pieces[PAD_ID] = "<pad>"  # in a vocabulary made elsewhere there may be none
+        pieces[PAD_ID] = "<pad>"  # a vocabulary given by vocab.path may have no padding piece
         register(pieces)
     spec.config.add_source_eos = True
     spec.config.decoder_start_token = "<s>"
@@ -114,39 +118,39 @@ def _spec(checkpoint: Checkpoint, model: Transformer) -> "TransformerSpec":
     return spec
 
 
-def _encoder_layer(spec: Any, layer: Any) -> None:
-    _self_attention(spec.self_attention, layer)
-    _feed_forward(spec.ffn, layer, 1)
+def _fill_encoder_layer(spec: Any, layer: Any) -> None:
+    _fill_self_attention(spec.self_attention, layer)
+    _fill_feed_forward(spec.ffn, layer, 1)
 
 
-def _decoder_layer(spec: Any, layer: Any) -> None:
-    _self_attention(spec.self_attention, layer)
-    _linear(spec.attention.linear[0], layer.cross_attention.q)
-    _linear(spec.attention.linear[1], layer.cross_attention.kv)
-    _linear(spec.attention.linear[2], layer.cross_attention.out)
-    _norm(spec.attention.layer_norm, layer.residuals[1].norm)
-    _feed_forward(spec.ffn, layer, 2)
+def _fill_decoder_layer(spec: Any, layer: Any) -> None:
+    _fill_self_attention(spec.self_attention, layer)
+    _fill_linear(spec.attention.linear[0], layer.cross_attention.q)
+    _fill_linear(spec.attention.linear[1], layer.cross_attention.kv)
+    _fill_linear(spec.attention.linear[2], layer.cross_attention.out)
+    _fill_norm(spec.attention.layer_norm, layer.residuals[1].norm)
+    _fill_feed_forward(spec.ffn, layer, 2)
 
 
-def _self_attention(spec: Any, layer: Any) -> None:
-    _linear(spec.linear[0], layer.self_attention.qkv)
-    _linear(spec.linear[1], layer.self_attention.out)
-    _norm(spec.layer_norm, layer.residuals[0].norm)
+def _fill_self_attention(spec: Any, layer: Any) -> None:
+    _fill_linear(spec.linear[0], layer.self_attention.qkv)
+    _fill_linear(spec.linear[1], layer.self_attention.out)
+    _fill_norm(spec.layer_norm, layer.residuals[0].norm)
 
 
-def _feed_forward(spec: Any, layer: Any, residual: int) -> None:
-    _linear(spec.linear_0, layer.feed_forward.inner)
-    _linear(spec.linear_1, layer.feed_forward.outer)
-    _norm(spec.layer_norm, layer.residuals[residual].norm)
+def _fill_feed_forward(spec: Any, layer: Any, residual: int) -> None:
+    _fill_linear(spec.linear_0, layer.feed_forward.inner)
+    _fill_linear(spec.linear_1, layer.feed_forward.outer)
+    _fill_norm(spec.layer_norm, layer.residuals[residual].norm)
 
 
-def _linear(spec: Any, linear: Any) -> None:
+def _fill_linear(spec: Any, linear: Any) -> None:
     spec.weight = _array(linear.weight)
     if linear.bias is not None:
         spec.bias = _array(linear.bias)
 
 
-def _norm(spec: Any, norm: Any) -> None:
+def _fill_norm(spec: Any, norm: Any) -> None:
     spec.gamma, spec.beta = _array(norm.weight), _array(norm.bias)
 
 
@@ -154,10 +158,14 @@ def _array(tensor: Tensor) -> Any:
     return tensor.detach().float().numpy()
 
 
-def _card(
-    checkpoint: Checkpoint, model: Transformer, output: Path, quantization: str, models: list[Path]
+def _model_card(
+    checkpoint: Checkpoint,
+    model: Transformer,
+    output: Path,
+    quantization: str,
+    vocab_files: list[Path],
 ) -> str:
-    best = checkpoint.progress.best_bleu
+    best_bleu = checkpoint.progress.best_bleu
     return _CARD.format(
         name=output.name,
         version=__version__,
@@ -166,8 +174,8 @@ def _card(
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         quantization=quantization,
         step=checkpoint.progress.step,
-        bleu=f"{best:.2f}" if best >= 0 else "not measured",
-        src_model=models[0].name,
-        tgt_model=models[-1].name,
+        bleu=f"{best_bleu:.2f}" if best_bleu >= 0 else "not measured",
+        src_model=vocab_files[0].name,
+        tgt_model=vocab_files[-1].name,
         extra=EXTRA_LENGTH,
     )

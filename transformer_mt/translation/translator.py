@@ -1,4 +1,4 @@
-"""From lines to lines: order kept, empty lines kept, long lines split and joined."""
+"""Lines to lines with one search: order kept, empty lines kept, long lines split and joined."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -14,16 +14,17 @@ from transformer_mt.model.transformer import Transformer
 from transformer_mt.system.device import compute_settings
 from transformer_mt.text.batching import pad
 from transformer_mt.text.vocabulary import BOS_ID, EOS_ID, PAD_ID, Vocabulary
+from transformer_mt.translation.options import DEFAULT_SEARCH, SearchOptions
 from transformer_mt.translation.search import Hypothesis, beam_search, greedy
 
 CHUNK_LINES = 8192
-"""Lines sorted by length and decoded together; a chunk's translations come out at once."""
+"""Lines sorted by length and decoded together; their translations are written at once."""
 BATCH_TOKENS = {"cpu": 8192, "cuda": 32768}
-"""Padded source positions decoded at once, times the beam, by device."""
-SHORTEST = 8
-"""A shorter line counts as so many positions: its logits need room too."""
+"""Default of `SearchOptions.batch_tokens` for each type of device."""
+MIN_BATCH_LENGTH = 8
+"""Shorter lines count as this many positions in a batch: their logits need memory too."""
 EXTRA_LENGTH = 50
-"""Output is at most so much longer than the source, in pieces (section 6.1 of the paper)."""
+"""Output has at most this many pieces more than the source (section 6.1 of the paper)."""
 
 _SENTENCE_ENDS = (".", "!", "?", "…")
 _CLAUSE_ENDS = (";", ":", ",", "–", "—")
@@ -35,41 +36,24 @@ class Translation:
 
     Attributes:
         text: Detokenised, without line break or tab.
-        score: Its log-probability over the length penalty, summed over the parts of a split
+        score: Its log-probability divided by the length penalty, summed over the parts of a split
             line; 0 for an empty line, NaN from greedy search.
     """
 
     text: str
     score: float
 
-    def show(self, with_score: bool) -> str:
-        """Writes it as a line of output."""
+    def format(self, with_score: bool) -> str:
+        """Formats a line of output: the text, after score and tab if asked for."""
         return f"{self.score:.4f}\t{self.text}" if with_score else self.text
 
 
-@dataclass(frozen=True)
-class SearchOptions:
-    """How translations are looked for.
-
-    Attributes:
-        beam_size: 1 is greedy search.
-        length_penalty: Exponent of the length penalty of beam search.
-        scored: Whether scores are wanted of a beam of 1 too.
-        batch_tokens: Padded source positions decoded at once, times the beam; None is what suits
-            the device.
-    """
-
-    beam_size: int = 1
-    length_penalty: float = 0.6
-    scored: bool = False
-    batch_tokens: int | None = None
-
-
-GREEDY = SearchOptions()
+def _ignore(lines: int) -> None:
+    """Ignores progress."""
 
 
 class Translator:
-    """Translation with one model or several, in the precision of their weights.
+    """Translation with one model or an ensemble, in the precision of its weights.
 
     The text of a line does not depend on how lines are batched, rounding of ties aside, so
     validation, `evaluate` and `translate` agree.
@@ -77,14 +61,14 @@ class Translator:
     Args:
         model: On its device; set to evaluation mode while it translates.
         vocab: Its vocabulary.
-        max_length: Source pieces the model was trained to take; longer lines are split.
-        search: How to look for translations.
+        max_length: Source pieces the model was trained on; longer lines are split.
+        options: How to search.
 
     Attributes:
         lines_split: Lines so far that were translated in parts.
 
     Raises:
-        ConfigError: If the beam is wider than half the vocabulary.
+        ConfigError: If the beam size exceeds half the vocabulary.
     """
 
     def __init__(
@@ -92,49 +76,59 @@ class Translator:
         model: Transformer | Ensemble,
         vocab: Vocabulary,
         max_length: int,
-        search: SearchOptions = GREEDY,
+        options: SearchOptions = DEFAULT_SEARCH,
     ) -> None:
-        if not 1 <= search.beam_size <= vocab.tgt_size // 2:
-            raise ConfigError(f"beam size {search.beam_size}: choose 1 to {vocab.tgt_size // 2}")
-        self.model, self.vocab, self.max_length, self.search = model, vocab, max_length, search
-        self.greedy = search.beam_size == 1 and not search.scored
-        self.batch_tokens = search.batch_tokens or BATCH_TOKENS[model.device.type]
+        if not 1 <= options.beam_size <= vocab.tgt_size // 2:
+            raise ConfigError(
+                f"beam size {options.beam_size}: choose 1 to {vocab.tgt_size // 2}, half the"
+                " target vocabulary"
+            )
+        self.model, self.vocab, self.max_length, self.options = model, vocab, max_length, options
+        self.greedy = options.beam_size == 1 and not options.with_scores
+        self.batch_tokens = options.batch_tokens or BATCH_TOKENS[model.device.type]
         self.lines_split = 0
 
     def translate(
-        self, lines: Iterable[str], advance: Callable[[int], object] = lambda lines: None
+        self, lines: Iterable[str], advance: Callable[[int], object] = _ignore
     ) -> Iterator[str]:
-        r"""Translates lines lazily, one for one and in order; no result holds a `\n` or `\r`."""
+        r"""Translates lines lazily, one for one and in order; no result holds a `\n` or `\r`.
+
+        Args:
+            lines: Source text.
+            advance: Called with the number of lines that have been translated, batch by batch.
+        """
         remaining = iter(lines)
         while chunk := list(islice(remaining, CHUNK_LINES)):
-            yield from (found[0].text for found in self.translate_chunk(chunk, advance))
+            for translations in self.translate_chunk(chunk, advance):
+                yield translations[0].text
 
     def translate_chunk(
-        self, lines: Sequence[str], advance: Callable[[int], object] = lambda lines: None
+        self, lines: Sequence[str], advance: Callable[[int], object] = _ignore
     ) -> list[list[Translation]]:
-        """Gives for every line its `beam_size` best translations, the best first.
+        """Finds the `beam_size` best translations of every line, the best first.
 
-        They differ in their pieces, so two may spell the same text. Those of a split line join
+        They differ in their pieces, so two may have the same text. Those of a split line join
         the best of each part, then the second best of each, and so on.
 
         Args:
             lines: Source text; similar lengths are batched, so many lines are faster than few.
-            advance: Is told of lines that are done, batch by batch.
+            advance: Called with the number of lines that have been translated, batch by batch.
         """
         parts: list[list[int]] = []
         owners: list[int] = []
         for line, ids in enumerate(self.vocab.encode_src(lines)):
-            split = self._split(ids)
-            self.lines_split += len(split) > 1
-            parts += split
-            owners += [line] * len(split)
-        found: list[list[list[Hypothesis]]] = [[] for _ in lines]
-        for owner, hypotheses in zip(owners, self._decode_all(parts, owners, advance), strict=True):
-            found[owner].append(hypotheses)
-        advance(sum(not some for some in found))
+            line_parts = self._split(ids)
+            self.lines_split += len(line_parts) > 1
+            parts += line_parts
+            owners += [line] * len(line_parts)
+        decoded = self._decode_all(parts, owners, advance)
+        hypotheses: list[list[list[Hypothesis]]] = [[] for _ in lines]  # by line, part, rank
+        for owner, part_hypotheses in zip(owners, decoded, strict=True):
+            hypotheses[owner].append(part_hypotheses)
+        advance(sum(not line for line in hypotheses))  # empty lines have no parts
+        ranks = range(self.options.beam_size)
         return [
-            [self._join([part[rank] for part in line]) for rank in range(self.search.beam_size)]
-            for line in found
+            [self._join([part[rank] for part in line]) for rank in ranks] for line in hypotheses
         ]
 
     def _join(self, parts: list[Hypothesis]) -> Translation:
@@ -142,52 +136,82 @@ class Translator:
         return Translation(" ".join(filter(None, texts)), sum(part.score for part in parts))
 
     def _split(self, ids: list[int]) -> list[list[int]]:
-        """Cuts pieces into parts the model can take; no piece is lost; no pieces, no parts."""
+        """Splits a line into parts of at most `max_length` pieces; an empty line has no parts."""
         parts = []
         while len(ids) > self.max_length:
-            cut = self._cut(self.vocab.src_pieces(ids[: self.max_length + 1]))
-            parts.append(ids[:cut])
-            ids = ids[cut:]
+            end = self._split_point(self.vocab.src_pieces(ids[: self.max_length + 1]))
+            parts.append(ids[:end])
+            ids = ids[end:]
         return [*parts, ids] if ids else parts
 
-    def _cut(self, pieces: list[str]) -> int:
-        """Finds the last good place to cut: after a sentence, a clause, a word, or anywhere."""
-        words = [i for i in range(1, len(pieces)) if pieces[i].startswith("▁")]
-        for ends in (_SENTENCE_ENDS, _CLAUSE_ENDS):
-            places = [i for i in words if pieces[i - 1].endswith(ends)]
-            # A part of a few words has little context: such a mark is no better than a word end.
-            if places and places[-1] > len(pieces) // 4:
-                return places[-1]
-        return words[-1] if words else len(pieces) - 1
+    def _split_point(self, pieces: list[str]) -> int:
+        """Finds the last end of a sentence, else of a clause, else of a word, else the last piece.
 
-    @torch.no_grad()
+        Args:
+            pieces: One more than a part may have.
+
+        Returns:
+            Index of the piece that the next part begins with.
+        """
+        word_starts = [i for i in range(1, len(pieces)) if pieces[i].startswith("▁")]
+        for ends in (_SENTENCE_ENDS, _CLAUSE_ENDS):
+            points = [i for i in word_starts if pieces[i - 1].endswith(ends)]
+            # A part of a few words lacks context, so such an early mark is not better than the
+            # end of a later word.
+            if points and points[-1] > len(pieces) // 4:
+                return points[-1]
+        return word_starts[-1] if word_starts else len(pieces) - 1
+
     def _decode_all(
         self, sources: list[list[int]], owners: list[int], advance: Callable[[int], object]
     ) -> list[list[Hypothesis]]:
-        """Decodes in batches of similar length; gives hypotheses in the order of the sources."""
-        training = self.model.training
+        """Decodes in batches of similar length, and restores the order of the sources.
+
+        Args:
+            sources: Source ids without end marks, none empty.
+            owners: The line that each source is a part of.
+            advance: Called with the number of lines in each batch.
+        """
+        was_training = self.model.training
         self.model.eval()
-        found: list[list[Hypothesis]] = [[] for _ in sources]
+        hypotheses: list[list[Hypothesis]] = [[] for _ in sources]
         order = sorted(range(len(sources)), key=lambda i: len(sources[i]), reverse=True)
         with compute_settings(self.model.device, tf32=False), packed_weights(self.model):
             while order:
-                longest = max(len(sources[order[0]]) + 1, SHORTEST)
-                rows = max(1, self.batch_tokens // (longest * self.search.beam_size))
+                longest = max(len(sources[order[0]]) + 1, MIN_BATCH_LENGTH)
+                rows = max(1, self.batch_tokens // (longest * self.options.beam_size))
                 batch, order = order[:rows], order[rows:]
-                hypotheses = self._decode([sources[i] for i in batch])
-                for i, some in zip(batch, hypotheses, strict=True):
-                    found[i] = some
+                decoded = self.decode([sources[i] for i in batch])
+                for i, source_hypotheses in zip(batch, decoded, strict=True):
+                    hypotheses[i] = source_hypotheses
+                # A line counts once, with its first part.
                 advance(sum(i == 0 or owners[i] != owners[i - 1] for i in batch))
-        self.model.train(training)
-        return found
+        self.model.train(was_training)
+        return hypotheses
 
-    def _decode(self, sources: list[list[int]]) -> list[list[Hypothesis]]:
-        device, step = self.model.device, self.model.next_logits
+    @torch.no_grad()
+    def decode(self, sources: list[list[int]]) -> list[list[Hypothesis]]:
+        """Finds the `beam_size` best hypotheses of each source, the best first, in one batch.
+
+        Args:
+            sources: Source ids without end marks, none empty; the model is in evaluation mode.
+
+        Returns:
+            Hypotheses of each source; those of greedy search have NaN for a log-probability.
+        """
+        device, next_logits = self.model.device, self.model.next_logits
         src = pad([[*ids, EOS_ID] for ids in sources], PAD_ID).to(device)
         max_lengths = torch.tensor([len(ids) + EXTRA_LENGTH for ids in sources], device=device)
         state = self.model.begin_decoding(src, int(max_lengths.max()))
         if self.greedy:
-            rows = greedy(step, state, max_lengths, BOS_ID, EOS_ID)  # type: ignore[arg-type]
+            rows = greedy(next_logits, state, max_lengths, BOS_ID, EOS_ID)  # type: ignore[arg-type]
             return [[Hypothesis(ids, math.nan, math.nan)] for ids in rows]
-        search = BOS_ID, EOS_ID, self.search.beam_size, self.search.length_penalty
-        return beam_search(step, state, max_lengths, *search)  # type: ignore[arg-type]
+        return beam_search(
+            next_logits,  # type: ignore[arg-type]
+            state,
+            max_lengths,
+            BOS_ID,
+            EOS_ID,
+            self.options.beam_size,
+            self.options.length_penalty,
+        )

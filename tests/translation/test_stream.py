@@ -1,0 +1,67 @@
+"""Translation of files, from a function with plain arguments."""
+
+import io
+import logging
+
+import pytest
+from conftest import copy_lines
+
+from transformer_mt import load
+from transformer_mt.errors import DataError
+from transformer_mt.system.streams import require_input
+from transformer_mt.translation.options import SearchOptions
+from transformer_mt.translation.stream import translate_interactively, translate_stream
+
+LINES = copy_lines(10, 4)
+
+
+@pytest.fixture(scope="module")
+def model(copy_run):
+    """Gives a model that copies."""
+    return load(copy_run)
+
+
+def test_counts_of_a_file(model, tmp_path, caplog):
+    """Lines read, split and repaired, although several translations of each are written."""
+    long = " ".join(LINES).encode()
+    (tmp_path / "in").write_bytes(b"ab\xff\n" + long + b"\n\n" + b"cd")
+    translator = model.translator(SearchOptions(beam_size=2))
+    with caplog.at_level(logging.INFO, "transformer_mt"):
+        counts = translate_stream(translator, tmp_path / "in", tmp_path / "out", 2, True)
+    assert (counts.lines, counts.lines_split, counts.lines_replaced) == (4, 1, 1)
+    assert counts.seconds > 0
+    messages = [record.getMessage() for record in caplog.records]
+    assert messages[0].startswith("4 lines in ") and len(messages) == 3
+    lines = (tmp_path / "out").read_text().splitlines()
+    assert len(lines) == 8 and lines[4:6] == ["0.0000\t", "0.0000\t"]
+    best, second = (float(line.split("\t")[0]) for line in lines[6:])
+    assert best >= second
+    # Counts are those of one stream, not of all that a translator has seen.
+    (tmp_path / "in").write_text("ab\n")
+    assert translate_stream(translator, tmp_path / "in", tmp_path / "out").lines_split == 0
+    assert translator.lines_split == 1
+
+
+def test_one_translation_per_line(model, tmp_path):
+    """The same text as that of the model, in order, without scores."""
+    (tmp_path / "in").write_text("".join(f"{line}\n" for line in LINES))
+    translate_stream(model.translator(), tmp_path / "in", tmp_path / "out")
+    assert (tmp_path / "out").read_text().splitlines() == model.translate(LINES)
+
+
+def test_a_prompt(model, monkeypatch, capsys):
+    """It answers each line on stdout, and ends at `quit` or the end of input."""
+    for end in ("quit\nabc\n", ""):
+        monkeypatch.setattr("sys.stdin", io.StringIO(f"{LINES[0]}\n{end}"))
+        translate_interactively(model.translator(), "de")
+        out, err = capsys.readouterr()
+        assert out == f"de> {model.translate(LINES[:1])[0]}\nde> "
+        assert err.startswith("Type a sentence.")
+
+
+def test_a_missing_input(tmp_path):
+    """A file that does not exist, or a directory."""
+    for path in (tmp_path, tmp_path / "nope"):
+        with pytest.raises(DataError, match=f"{path}: no such file"):
+            require_input(path)
+    require_input(None)

@@ -1,0 +1,49 @@
+"""Perplexity: how well a model predicts given translations."""
+
+import math
+
+import numpy as np
+import torch
+
+from transformer_mt.model.likelihood import token_log_probabilities
+from transformer_mt.model.transformer import Transformer
+from transformer_mt.text.batching import cut_micro_batches
+from transformer_mt.text.encoded_pairs import EncodedPairs
+from transformer_mt.text.vocabulary import PAD_ID
+
+
+@torch.no_grad()
+def mean_nll(model: Transformer, pairs: EncodedPairs, micro_batch_tokens: int) -> float:
+    """Computes the mean negative log-likelihood per target token, without label smoothing.
+
+    Args:
+        model: On its device; set to evaluation mode meanwhile.
+        pairs: Every pair counts, however long.
+        micro_batch_tokens: Padded positions computed at once, unless a single pair has more.
+
+    Returns:
+        Nats per target token, end marks included.
+    """
+    was_training, device = model.training, model.device
+    model.eval()
+    src_lengths, tgt_lengths = pairs.lengths
+    order = np.lexsort((src_lengths, tgt_lengths))
+    limit = max(micro_batch_tokens, int(src_lengths.max()), int(tgt_lengths.max()))
+    total = torch.zeros((), dtype=torch.float64, device=device)
+    for indices in cut_micro_batches(order, src_lengths, tgt_lengths, limit):
+        batch = pairs.batch(indices).to(device)
+        log_probabilities = token_log_probabilities(
+            model, batch.src, batch.tgt_in, batch.tgt_out, PAD_ID
+        )
+        total -= log_probabilities[batch.tgt_out != PAD_ID].sum()
+    model.train(was_training)
+    return float(total) / int(tgt_lengths.sum())
+
+
+def perplexity(nll: float) -> float:
+    """Computes the perplexity of a mean negative log-likelihood in nats per token.
+
+    Returns:
+        Its exponential; infinity if that exceeds the range of a float.
+    """
+    return math.exp(nll) if nll < 700 else math.inf

@@ -1,0 +1,130 @@
+"""The evaluation of a system on a test set, as text or as JSON."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from transformer_mt.config import DataConfig
+from transformer_mt.evaluation.comparison import Comparison, compare, format_comparison
+from transformer_mt.evaluation.evaluator import SystemOutput, read_output, translate_test_set
+from transformer_mt.evaluation.scoring import Score, score_all
+from transformer_mt.system.streams import write_lines
+from transformer_mt.text.corpus import RawPairs
+from transformer_mt.translation.loading import build_translation_model, find_checkpoints
+from transformer_mt.translation.options import LoadOptions, SearchOptions
+
+DEFAULT_CHANGES = 3
+"""Sentences shown of those that gained most against a baseline, and of those that lost most."""
+
+
+@dataclass(frozen=True)
+class EvaluationReport:
+    """Scores of a system on a test set, and its comparison with a baseline.
+
+    Attributes:
+        pairs: The test set.
+        system: The translation that was scored.
+        beam_size: What it was translated with.
+        scores: BLEU, chrF2 and, if requested, TER.
+        baseline: The translation it was compared with.
+        comparison: The result; None without a baseline.
+    """
+
+    pairs: RawPairs
+    system: SystemOutput
+    beam_size: int
+    scores: list[Score]
+    baseline: SystemOutput | None
+    comparison: Comparison | None
+
+    def to_dict(self) -> dict[str, object]:
+        """Gives the values and signatures for JSON."""
+        result: dict[str, object] = {"sentences": len(self.pairs), "beam_size": self.beam_size}
+        for score in self.scores:
+            result |= {score.name: score.value, f"{score.name}_signature": score.signature}
+        result |= {"seconds": round(self.system.seconds, 3), "checkpoint": self.system.name}
+        if self.baseline and self.comparison:
+            result |= {"baseline": self.baseline.name, **asdict(self.comparison)}
+        return result
+
+    def format(self, samples: int | None = None) -> str:
+        """Formats the report for people.
+
+        Args:
+            samples: Sentences shown; with a baseline, of those that gained and of those that
+                lost most. None shows none, and `DEFAULT_CHANGES` of each with a baseline.
+        """
+        scores = [score.text for score in self.scores]
+        if not self.baseline or not self.comparison:
+            return "\n".join([*self._format_samples(samples or 0), *scores])
+        changes = DEFAULT_CHANGES if samples is None else samples
+        comparison = format_comparison(
+            self.comparison, self.pairs, self.system.lines, self.baseline.lines, changes
+        )
+        return "\n".join([*scores, "", f"compared with {self.baseline.name}", "", comparison])
+
+    def _format_samples(self, count: int) -> list[str]:
+        lines = []
+        for i in range(min(count, len(self.pairs))):
+            lines += [
+                f"source      {self.pairs.src[i]}",
+                f"reference   {self.pairs.tgt[i]}",
+                f"hypothesis  {self.system.lines[i]}",
+                "",
+            ]
+        return lines
+
+
+def evaluate_system(
+    paths: Sequence[Path],
+    hypotheses: Path | None,
+    baseline: Path | None,
+    load_pairs: Callable[[DataConfig], RawPairs],
+    search: SearchOptions,
+    load: LoadOptions,
+    ter: bool = False,
+    save: Path | None = None,
+) -> EvaluationReport:
+    """Scores a translation of a test set, made or read, and compares it with a baseline.
+
+    Args:
+        paths: A run or a checkpoint each; several form an ensemble. With `hypotheses`, the first
+            gives only the corpus and its languages, and none is needed.
+        hypotheses: A translation to score instead of making one.
+        baseline: A run, a checkpoint or a translation to compare with.
+        load_pairs: Loads the test set of a corpus, such as `load_test_set`.
+        search: How to search for translations.
+        load: How to load the models.
+        ter: Whether to compute TER as well.
+        save: File to write the translation to before it is scored.
+
+    Raises:
+        TransformerMTError: If a path, the test set, or an option is wrong.
+    """
+    checkpoints = find_checkpoints(paths[:1] if hypotheses else paths) if paths else []
+    pairs = load_pairs(checkpoints[0].config.data if checkpoints else DataConfig(path="none"))
+    if hypotheses is not None:
+        system = read_output(hypotheses)
+    else:
+        model = build_translation_model(checkpoints, load)
+        system = translate_test_set(model, pairs.src, search)
+    if save:  # first, so that no later error loses the translation
+        write_lines([system.lines], save)
+    other = _read_or_translate(baseline, pairs.src, search, load) if baseline else None
+    return EvaluationReport(
+        pairs=pairs,
+        system=system,
+        beam_size=search.beam_size,
+        scores=score_all(system.lines, pairs.tgt, ter),
+        baseline=other,
+        comparison=compare(pairs, system.lines, other.lines, ter) if other else None,
+    )
+
+
+def _read_or_translate(
+    path: Path, sources: Sequence[str], search: SearchOptions, load: LoadOptions
+) -> SystemOutput:
+    if path.is_file():
+        return read_output(path)
+    model = build_translation_model(find_checkpoints([path]), load)
+    return translate_test_set(model, sources, search)

@@ -1,0 +1,108 @@
+"""What a model makes of a given translation: its log-probability and its attention weights.
+
+Shapes: B batch, S source length, T target length, H heads, V vocabulary.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from transformer_mt.model.ensemble import Ensemble
+from transformer_mt.model.likelihood import token_log_probabilities
+from transformer_mt.model.transformer import Transformer
+from transformer_mt.text.batching import cut_micro_batches, pad
+from transformer_mt.text.encoded_pairs import EncodedPairs
+from transformer_mt.text.vocabulary import BOS_ID, EOS_ID, PAD_ID
+
+BATCH_POSITIONS = 2048
+"""Padded positions scored at once: the logits of all of them are in memory, in float32."""
+
+Weights = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class AttentionWeights:
+    """Attention weights of a sentence pair, for each layer an array (H, queries, keys).
+
+    Each row of weights sums to 1.
+
+    Attributes:
+        src_pieces: The S source pieces, the end mark last.
+        tgt_pieces: The T inputs of the decoder, the begin mark first; the queries at piece i
+            predict piece i + 1.
+        encoder: Encoder self-attention, (H, S, S) each.
+        decoder: Decoder self-attention, (H, T, T) each; weights of later pieces are 0.
+        cross: Attention of the decoder to the encoder's output, (H, T, S) each.
+    """
+
+    src_pieces: list[str]
+    tgt_pieces: list[str]
+    encoder: list[Weights]
+    decoder: list[Weights]
+    cross: list[Weights]
+
+
+@torch.no_grad()
+def log_probabilities(model: Transformer | Ensemble, pairs: EncodedPairs) -> list[float]:
+    """Computes the log-probability of each target given its source.
+
+    Args:
+        model: On its device, in evaluation mode.
+        pairs: Every pair counts, however long.
+
+    Returns:
+        For each pair the sum over its target tokens including the end mark, in nats. An ensemble
+        gives each token the mean of its members' probabilities.
+    """
+    if not len(pairs):
+        return []
+    src_lengths, tgt_lengths = pairs.lengths
+    order = np.lexsort((src_lengths, tgt_lengths))
+    limit = max(BATCH_POSITIONS, int(src_lengths.max()), int(tgt_lengths.max()))
+    sums = np.zeros(len(pairs))
+    for indices in cut_micro_batches(order, src_lengths, tgt_lengths, limit):
+        batch = pairs.batch(indices).to(model.device)
+        tokens = _token_log_probabilities(model, batch.src, batch.tgt_in, batch.tgt_out)
+        sums[indices] = tokens.double().sum(dim=1).cpu().numpy()
+    return [float(value) for value in sums]
+
+
+def _token_log_probabilities(
+    model: Transformer | Ensemble, src: Tensor, tgt_in: Tensor, tgt_out: Tensor
+) -> Tensor:
+    """Computes the log-probability of each target token, (B, T) float32; padding has 0."""
+    members: Any = model.models if isinstance(model, Ensemble) else [model]
+    by_member = [
+        token_log_probabilities(member, src, tgt_in, tgt_out, PAD_ID) for member in members
+    ]
+    return torch.stack(by_member).logsumexp(dim=0) - math.log(len(by_member))
+
+
+@torch.no_grad()
+def attention_arrays(
+    model: Transformer, src_ids: Sequence[int], tgt_ids: Sequence[int]
+) -> tuple[list[Weights], list[Weights], list[Weights]]:
+    """Computes the attention weights of one pair.
+
+    Args:
+        model: On its device, in evaluation mode.
+        src_ids: Source ids without end mark.
+        tgt_ids: Target ids without begin and end marks.
+
+    Returns:
+        Encoder self-, decoder self- and cross-attention, one array (H, queries, keys) per layer.
+    """
+    src = pad([[*src_ids, EOS_ID]], PAD_ID).to(model.device)
+    tgt_in = pad([[BOS_ID, *tgt_ids]], PAD_ID).to(model.device)
+    weights = model.attention_weights(src, tgt_in)
+    return _arrays(weights.encoder), _arrays(weights.decoder), _arrays(weights.cross)
+
+
+def _arrays(layers: list[Tensor]) -> list[Weights]:
+    return [weights[0].float().cpu().numpy() for weights in layers]

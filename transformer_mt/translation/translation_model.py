@@ -1,0 +1,150 @@
+"""A trained model, or an ensemble, and what it can be asked: the object of the Python API."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from transformer_mt.checkpoints.checkpoint import Checkpoint
+from transformer_mt.errors import ConfigError, DataError
+from transformer_mt.model.ensemble import Ensemble
+from transformer_mt.model.transformer import Transformer
+from transformer_mt.text.corpus import RawPairs
+from transformer_mt.text.encoded_pairs import encode_pairs
+from transformer_mt.text.vocabulary import BOS_ID, EOS_ID, Vocabulary
+from transformer_mt.translation.forced_decoding import (
+    AttentionWeights,
+    attention_arrays,
+    log_probabilities,
+)
+from transformer_mt.translation.options import DEFAULT_SEARCH, SearchOptions
+from transformer_mt.translation.translator import Translation, Translator
+
+
+@dataclass(frozen=True)
+class TranslationModel:
+    """One or several trained models, ready to translate.
+
+    Attributes:
+        checkpoints: What they were loaded from; several models form an ensemble.
+        model: The model or ensemble, on its device and in its precision.
+        vocab: Its vocabulary.
+        max_length: Source pieces after which a line is split.
+    """
+
+    checkpoints: list[Checkpoint]
+    model: Transformer | Ensemble
+    vocab: Vocabulary
+    max_length: int
+
+    @property
+    def name(self) -> str:
+        """The checkpoints, for messages."""
+        return " and ".join(str(checkpoint.path) for checkpoint in self.checkpoints)
+
+    def translator(self, options: SearchOptions = DEFAULT_SEARCH) -> Translator:
+        """Makes a translator of streams of lines.
+
+        Raises:
+            ConfigError: If the beam size exceeds half the vocabulary.
+        """
+        return Translator(self.model, self.vocab, self.max_length, options)
+
+    def translate(
+        self,
+        lines: Sequence[str],
+        *,
+        beam_size: int = DEFAULT_SEARCH.beam_size,
+        length_penalty: float = DEFAULT_SEARCH.length_penalty,
+    ) -> list[str]:
+        """Translates lines; an empty line gives an empty line.
+
+        Args:
+            lines: Source text; a line longer than `max_length` pieces is translated in parts.
+            beam_size: Hypotheses kept per sentence; 1 is greedy search.
+            length_penalty: Exponent of the length penalty of beam search.
+
+        Returns:
+            As many lines, detokenised.
+
+        Raises:
+            ConfigError: If the beam size exceeds half the vocabulary.
+        """
+        options = SearchOptions(beam_size, length_penalty)
+        return list(self.translator(options).translate(lines))
+
+    def n_best(
+        self,
+        lines: Sequence[str],
+        *,
+        n: int,
+        beam_size: int | None = None,
+        length_penalty: float = DEFAULT_SEARCH.length_penalty,
+    ) -> list[list[Translation]]:
+        """Finds the best translations of each line by beam search.
+
+        Args:
+            lines: Source text.
+            n: Translations per line.
+            beam_size: Hypotheses kept per sentence, at least `n`; None is `n`.
+            length_penalty: Exponent of the length penalty; 0 makes scores log-probabilities.
+
+        Returns:
+            For each line `n` translations with their scores, the best first.
+
+        Raises:
+            ConfigError: If `n` is not between 1 and the beam size, or the beam size exceeds half
+                the vocabulary.
+        """
+        beam_size = n if beam_size is None else beam_size
+        if not 1 <= n <= beam_size:
+            raise ConfigError(f"n = {n}: choose 1 to {beam_size}, the beam size")
+        translator = self.translator(SearchOptions(beam_size, length_penalty, with_scores=True))
+        return [line[:n] for line in translator.translate_chunk(lines)]
+
+    def score(self, sources: Sequence[str], hypotheses: Sequence[str]) -> list[float]:
+        """Computes the log-probability of given translations.
+
+        The sum over the pieces of a translation and its end mark, without length penalty. A line
+        is encoded into its usual pieces, and never split. An empty source is always translated
+        to an empty line: that has the score 0.0, and any other translation of it minus infinity.
+
+        Args:
+            sources: Source text.
+            hypotheses: One translation of each source.
+
+        Returns:
+            Natural logarithms, one per pair.
+
+        Raises:
+            DataError: If there are not as many hypotheses as sources.
+        """
+        if len(sources) != len(hypotheses):
+            raise DataError(f"{len(hypotheses)} hypotheses for {len(sources)} sources")
+        pairs = encode_pairs(RawPairs(list(sources), list(hypotheses)), self.vocab)
+        scores = log_probabilities(self.model, pairs)
+        for i in range(len(pairs)):
+            if not len(pairs.src[i]):
+                scores[i] = -math.inf if len(pairs.tgt[i]) else 0.0
+        return scores
+
+    def attention(self, source: str, hypothesis: str | None = None) -> AttentionWeights:
+        """Computes the attention weights of a sentence and its translation.
+
+        Args:
+            source: Source text; it is not split.
+            hypothesis: Its translation; None is what greedy search finds.
+
+        Raises:
+            ConfigError: If this is an ensemble.
+        """
+        if isinstance(self.model, Ensemble):
+            raise ConfigError("attention weights need a single model, not an ensemble")
+        [src_ids] = self.vocab.encode_src([source])
+        if hypothesis is not None:
+            [tgt_ids] = self.vocab.encode_tgt([hypothesis])
+        else:
+            tgt_ids = self.translator().decode([src_ids])[0][0].ids if src_ids else []
+        encoder, decoder, cross = attention_arrays(self.model, src_ids, tgt_ids)
+        src_pieces = self.vocab.src_pieces([*src_ids, EOS_ID])
+        tgt_pieces = self.vocab.tgt_pieces([BOS_ID, *tgt_ids])
+        return AttentionWeights(src_pieces, tgt_pieces, encoder, decoder, cross)
