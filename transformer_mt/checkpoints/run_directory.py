@@ -26,7 +26,8 @@ def list_checkpoints(run_dir: Path) -> list[Path]:
     """Lists the checkpoint directories of a run, newest first."""
     if not run_dir.is_dir():
         return []
-    return sorted((path for path in run_dir.iterdir() if _NAME.fullmatch(path.name)), reverse=True)
+    paths = [path for path in run_dir.iterdir() if _NAME.fullmatch(path.name)]
+    return sorted(paths, key=lambda path: int(path.name.removeprefix("step-")), reverse=True)
 
 
 def load_newest(run_dir: Path) -> Checkpoint | None:

@@ -147,12 +147,13 @@ class Engine:
         """
         counters = TypeAdapter(_Counters).validate_json(json.dumps(state["counters"]))
         self.model.load_state_dict(state["model"])
-        optimizer = self.optimizer.state_dict()
-        optimizer["state"] = {
-            index: {key: state["optimizer"][f"{key}.{name}"] for key in _MOMENTS}
-            for index, (name, _) in enumerate(self.model.named_parameters())
-        }
-        self.optimizer.load_state_dict(optimizer)
+        if state["optimizer"]:  # before the first step there are no moments
+            optimizer = self.optimizer.state_dict()
+            optimizer["state"] = {
+                index: {key: state["optimizer"][f"{key}.{name}"] for key in _MOMENTS}
+                for index, (name, _) in enumerate(self.model.named_parameters())
+            }
+            self.optimizer.load_state_dict(optimizer)
         if self.ema:
             with self.ema.in_place():
                 self.model.load_state_dict(state["ema"])
