@@ -23,7 +23,8 @@ import ctranslate2
 import torch
 import typer
 
-from transformer_mt.checkpoints.checkpoint import Checkpoint, find_checkpoint
+from transformer_mt.checkpoints.checkpoint import Checkpoint
+from transformer_mt.checkpoints.run_directory import find_checkpoint
 from transformer_mt.evaluation.scoring import bleu
 from transformer_mt.system.device import supports
 from transformer_mt.text.vocabulary import BOS_ID, EOS_ID

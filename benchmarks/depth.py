@@ -41,7 +41,7 @@ def decode(model: Transformer, sources: list[list[int]], beam_size: int) -> floa
     for start in range(0, len(sources), BATCH):
         batch = sources[start : start + BATCH]
         lengths = torch.tensor([len(source) for source in batch], device=device)
-        state = model.start(pad(batch, 0).to(device), int(lengths.max()))
+        state = model.begin_decoding(pad(batch, 0).to(device), int(lengths.max()))
         if beam_size == 1:
             greedy(model.next_logits, state, lengths, 2, -1)
         else:

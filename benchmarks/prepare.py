@@ -24,11 +24,13 @@ import numpy as np
 import torch
 import typer
 
-from transformer_mt.checkpoints.checkpoint import list_checkpoints, load_checkpoint, save_checkpoint
+from transformer_mt.checkpoints.checkpoint import load_checkpoint, save_checkpoint
+from transformer_mt.checkpoints.run_directory import checkpoint_path, list_checkpoints
 from transformer_mt.config import load_config
 from transformer_mt.text.batching import cut_micro_batches, padded_size, plan_epoch
 from transformer_mt.text.prepared import prepare
 from transformer_mt.training.engine import Engine
+from transformer_mt.training.trainer import TENSOR_FILES
 
 FORMS = 1_000_000
 BLOCK = 50_000
@@ -213,8 +215,12 @@ def main(
     if not saved:
         run("train", CONFIG, *settings, "--run", late, "--set", "train.max_steps=0")
     state = load_checkpoint(list_checkpoints(late)[-1]).state
-    state = replace(state, step=50_000, epoch=2, index=1234, valid_step=50_000)
-    save_checkpoint(late, engine, config.model_copy(), prepared.vocab, state)
+    position = {"step": 50_000, "epoch": 2, "epoch_step": 1234, "valid_step": 50_000}
+    state = replace(state, progress=replace(state.progress, **position))
+    tensors = engine.state_dict()
+    files = {file: tensors[key] for key, file in TENSOR_FILES.items() if key in tensors}
+    path = checkpoint_path(late, state.progress.step)
+    save_checkpoint(path, files, state, config, prepared.vocab)
     result["resume_seconds"] = first_step(late, settings, 50_001)
     for key, value in result.items():
         print(f"{key:>26}  {value:,.3f}" if isinstance(value, float) else f"{key:>26}  {value}")

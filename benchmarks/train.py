@@ -100,7 +100,7 @@ def ours(task: Task, precision: str, micro_batch_tokens: int, fuse: bool) -> Ste
         parts = cut_micro_batches(steps[i], *task.pairs.lengths, micro_batch_tokens)
         batches = [task.pairs.batch(part) for part in parts]
         engine.train_step(i + 1, batches)
-        float(engine.norm)  # waits for the device
+        float(engine.grad_norm)  # waits for the device
         return sum(batch.src_tokens for batch in batches), sum(b.tgt_tokens for b in batches)
 
     return step

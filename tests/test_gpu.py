@@ -6,7 +6,7 @@ import pytest
 import torch
 from conftest import tiny_config
 
-from transformer_mt.checkpoints.checkpoint import find_checkpoint, list_checkpoints
+from transformer_mt.checkpoints.run_directory import find_checkpoint, list_checkpoints
 from transformer_mt.evaluation.evaluator import evaluate
 from transformer_mt.text.corpus import load_split
 from transformer_mt.training.run import train

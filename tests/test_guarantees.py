@@ -1,4 +1,4 @@
-"""The seven promises of the program, a test or a few each; each names a sabotage that fails it."""
+"""The guarantees of the program, a test or a few each; each names a sabotage that fails it."""
 
 import json
 import random
@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -18,23 +17,14 @@ import torch
 from conftest import NASTY, command, run_program, tiny_config, tiny_values, write_toml
 from safetensors.torch import load_file
 
-from transformer_mt.checkpoints.checkpoint import (
-    MANIFEST,
-    TRAINING,
-    TrainState,
-    find_checkpoint,
-    list_checkpoints,
-    load_checkpoint,
-    load_newest,
-)
-from transformer_mt.config import Config
+from transformer_mt.checkpoints.checkpoint import TRAINING, load_checkpoint
+from transformer_mt.checkpoints.run_directory import find_checkpoint, list_checkpoints, load_newest
 from transformer_mt.errors import CheckpointError, ConfigError, DeviceError, TrainingError
 from transformer_mt.system.device import choose_precision
+from transformer_mt.system.files import MANIFEST
 from transformer_mt.text.batching import cut_micro_batches, plan_epoch
-from transformer_mt.text.corpus import load_split
-from transformer_mt.text.prepared import prepare
+from transformer_mt.training import run
 from transformer_mt.training import trainer as trainer_module
-from transformer_mt.training.engine import Engine
 from transformer_mt.training.run import train
 from transformer_mt.training.run_log import RunLog
 from transformer_mt.training.trainer import Trainer
@@ -69,20 +59,10 @@ def start_and_wait(arguments: list[str], run_dir: Path, step: int) -> subprocess
 @pytest.fixture
 def build_trainer(tmp_path):
     """Gives a function that builds what `train` builds, without running it."""
-    with ExitStack() as logs:
-
-        def build(config: Config) -> Trainer:
-            corpus = prepare(config)
-            valid = load_split(config.data, config.data.valid)
-            log = logs.enter_context(RunLog(tmp_path, 0, config.train.max_steps))
-            sizes = corpus.vocab.src_size, corpus.vocab.tgt_size
-            engine = Engine(config, *sizes, torch.device("cpu"), config.train.precision)
-            return Trainer(config, tmp_path, corpus, valid, TrainState(), engine, log)
-
-        yield build
+    return lambda config: run.build_trainer(config, tmp_path)
 
 
-def test_promise_1_a_killed_run_ends_bit_equal(corpus_dir, tmp_path):
+def test_guarantee_1_a_killed_run_ends_bit_equal(corpus_dir, tmp_path):
     """SIGKILL at a random step, mid-epoch, dropout on: the resumed run ends as if never stopped.
 
     Sabotage: seed dropout once at the start; drop the moments; begin the epoch again.
@@ -118,7 +98,7 @@ def test_promise_1_a_killed_run_ends_bit_equal(corpus_dir, tmp_path):
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_promise_1_in_either_precision(corpus_dir, tmp_path, precision):
+def test_guarantee_1_in_either_precision(corpus_dir, tmp_path, precision):
     """Stopped by max_steps and resumed with more, twice. Sabotage: drop the moments."""
     try:
         choose_precision(precision, torch.device("cpu"), None)
@@ -133,7 +113,7 @@ def test_promise_1_in_either_precision(corpus_dir, tmp_path, precision):
     assert same(weights(tmp_path / "whole"), weights(tmp_path / "parts"))
 
 
-def test_promise_1_another_configuration_is_refused_by_name(corpus_dir, tmp_path):
+def test_guarantee_1_another_configuration_is_refused_by_name(corpus_dir, tmp_path):
     """Sabotage: compare only the model section; let max_steps count as a change."""
     train(tiny_config(corpus_dir, train__max_steps=6), tmp_path / "run")
     changed = tiny_config(corpus_dir, train__max_steps=6, optim__warmup_steps=7, train__seed=3)
@@ -143,7 +123,9 @@ def test_promise_1_another_configuration_is_refused_by_name(corpus_dir, tmp_path
     assert longer.step == 8
 
 
-def test_promise_2_damage_is_named_and_the_checkpoint_before_is_used(corpus_dir, tmp_path, caplog):
+def test_guarantee_2_damage_is_named_and_the_checkpoint_before_is_used(
+    corpus_dir, tmp_path, caplog
+):
     """Any flipped, cut or missing file counts. Sabotage: verify sizes instead of digests."""
     run_dir = tmp_path / "run"
     train(tiny_config(corpus_dir, train__max_steps=10), run_dir)
@@ -163,7 +145,7 @@ def test_promise_2_damage_is_named_and_the_checkpoint_before_is_used(corpus_dir,
     assert load_newest(run_dir).path == newest
 
 
-def test_promise_2_a_save_that_is_cut_short_leaves_no_checkpoint(corpus_dir, tmp_path, monkeypatch):
+def test_guarantee_2_an_interrupted_save_leaves_no_checkpoint(corpus_dir, tmp_path, monkeypatch):
     """Killed before the rename: the old stays newest, the rest is swept up later.
 
     Sabotage: write straight into the final directory.
@@ -184,12 +166,12 @@ def test_promise_2_a_save_that_is_cut_short_leaves_no_checkpoint(corpus_dir, tmp
     assert [path.name for path in list_checkpoints(run_dir)] == ["step-00000010", "step-00000005"]
 
 
-def test_promise_2_a_checkpoint_stands_alone_and_holds_no_pickle(corpus_dir, tmp_path):
+def test_guarantee_2_a_checkpoint_stands_alone_and_holds_no_pickle(corpus_dir, tmp_path):
     """Only the newest two keep moments; a copy translates elsewhere. Sabotage: never prune."""
     run_dir = tmp_path / "run"
     train(tiny_config(corpus_dir, train__max_steps=20, train__keep_last=3), run_dir)
     kept = list_checkpoints(run_dir)
-    best = find_checkpoint(run_dir).state.best_step
+    best = find_checkpoint(run_dir).progress.best_step
     assert {p.name for p in kept} == {f"step-{s:08d}" for s in {20, 15, 10, best}}
     assert [(path / TRAINING).exists() for path in kept] == [True, True] + [False] * (len(kept) - 2)
     assert {p.suffix for path in kept for p in path.iterdir()} <= {
@@ -205,7 +187,7 @@ def test_promise_2_a_checkpoint_stands_alone_and_holds_no_pickle(corpus_dir, tmp
     assert (copied / MANIFEST).exists()
 
 
-def test_promise_3_as_many_lines_out_as_in(copy_run):
+def test_guarantee_3_as_many_lines_out_as_in(copy_run):
     r"""Order and content survive whatever stands between the lines, as a pipe and as files.
 
     Sabotage: `text.splitlines()`; skipping empty lines; not restoring the order.
@@ -237,18 +219,20 @@ def test_promise_3_as_many_lines_out_as_in(copy_run):
     assert output.read_bytes().split(b"\n")[:-1] == got
 
 
-def test_promise_4_one_bleu(copy_run, tmp_path):
+def test_guarantee_4_one_bleu(copy_run, tmp_path):
     """Training's validation, `evaluate`, and `translate | sacrebleu` agree to the last digit.
 
     Sabotage: score against references decoded from ids; filter the validation set.
     """
     checkpoint = find_checkpoint(copy_run)
     folder = Path(checkpoint.config.data.path)
-    logged = [r["bleu"] for r in metrics(copy_run, "valid") if r["step"] == checkpoint.state.step]
+    logged = [
+        r["bleu"] for r in metrics(copy_run, "valid") if r["step"] == checkpoint.progress.step
+    ]
     done = run_program("evaluate", copy_run, "--split", "validation", "--json")
     result = json.loads(done.stdout)
     assert result["sentences"] == 60 and result["checkpoint"] == str(checkpoint.path)
-    assert round(result["bleu"], 4) == logged[0] == round(checkpoint.state.best_bleu, 4)
+    assert round(result["bleu"], 4) == logged[0] == round(checkpoint.progress.best_bleu, 4)
     source = (folder / "validation.de").read_bytes()
     (tmp_path / "hyp").write_bytes(run_program("translate", copy_run, stdin=source).stdout)
     for metric, key in (("bleu", "bleu"), ("chrf", "chrf")):
@@ -260,7 +244,7 @@ def test_promise_4_one_bleu(copy_run, tmp_path):
     assert "chrF2" in result["chrf_signature"] or "nc:6" in result["chrf_signature"]
 
 
-def test_promise_5_micro_batches_do_not_change_the_recipe(corpus_dir, build_trainer):
+def test_guarantee_5_micro_batches_do_not_change_the_recipe(corpus_dir, build_trainer):
     """Dropout off, a step in one part or in many gives the same gradient up to rounding.
 
     Sabotage: divide by the number of micro-batches, or by each one's own tokens.
@@ -286,14 +270,14 @@ def test_promise_5_micro_batches_do_not_change_the_recipe(corpus_dir, build_trai
         assert loss == pytest.approx(losses[0], rel=1e-5)
 
 
-def test_promise_5_what_does_not_fit_is_an_error_at_the_start(corpus_dir, tmp_path):
+def test_guarantee_5_what_does_not_fit_is_an_error_at_the_start(corpus_dir, tmp_path):
     """Sabotage: drop the pairs that are too long for a micro-batch."""
     with pytest.raises(ConfigError, match=r"train.micro_batch_tokens = 60 .*data.max_length = 60"):
         tiny_config(corpus_dir, train__micro_batch_tokens=60)
 
 
 @pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_promise_6_an_interrupted_run_saves_and_says_so(corpus_dir, tmp_path, signum, code):
+def test_guarantee_6_an_interrupted_run_saves_and_says_so(corpus_dir, tmp_path, signum, code):
     """The step is finished and saved. Sabotage: leave the signals to Python."""
     values = tiny_values(corpus_dir, train__max_steps=100_000, train__save_every=50_000)
     values["valid"]["every"] = 50_000
@@ -301,20 +285,20 @@ def test_promise_6_an_interrupted_run_saves_and_says_so(corpus_dir, tmp_path, si
     process = start_and_wait(command("train", config, "--run", run_dir), run_dir, 3)
     process.send_signal(signum)
     assert process.wait(timeout=30) == code
-    assert load_newest(run_dir).state.step == metrics(run_dir, "train")[-1]["step"]
+    assert load_newest(run_dir).progress.step == metrics(run_dir, "train")[-1]["step"]
 
 
-def test_promise_6_a_save_that_fails_in_the_middle_only_warns(
+def test_guarantee_6_a_save_that_fails_in_the_middle_only_warns(
     corpus_dir, tmp_path, monkeypatch, caplog
 ):
     """A final one is an error. Sabotage: let the OSError end the run."""
     real, failed = trainer_module.save_checkpoint, []
 
-    def full_disk(run_dir, engine, config, vocab, state):
-        if state.step in (5, 10):
-            failed.append(state.step)
-            raise OSError(28, "No space left on device", str(run_dir))
-        return real(run_dir, engine, config, vocab, state)
+    def full_disk(path, tensors, state, config, vocab):
+        if state.progress.step in (5, 10):
+            failed.append(state.progress.step)
+            raise OSError(28, "No space left on device", str(path))
+        real(path, tensors, state, config, vocab)
 
     monkeypatch.setattr(trainer_module, "save_checkpoint", full_disk)
     train(tiny_config(corpus_dir, train__max_steps=15), tmp_path / "run")
@@ -334,11 +318,11 @@ def poison(trainer: Trainer, value: float) -> None:
 
 
 def step_once(trainer: Trainer, indices: range) -> None:
-    trainer._train_step([trainer.pairs.batch(np.array(indices))])
+    trainer.train_step(np.array(indices))
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_promise_7_a_bad_step_is_skipped_and_counted(corpus_dir, build_trainer, value):
+def test_guarantee_7_a_bad_step_is_skipped_and_counted(corpus_dir, build_trainer, value):
     """Weights and moments stay; the step counts. Sabotage: do not set found_inf."""
     trainer = build_trainer(tiny_config(corpus_dir))
     step_once(trainer, range(8))
@@ -349,8 +333,8 @@ def test_promise_7_a_bad_step_is_skipped_and_counted(corpus_dir, build_trainer, 
         torch.equal(*pair) for pair in zip(before, trainer.engine.model.parameters(), strict=True)
     )
     assert (
-        int(trainer.engine.skipped) == int(trainer.engine.bad_in_row) == 1
-        and trainer.state.step == 2
+        int(trainer.engine.skipped_steps) == int(trainer.engine.nonfinite_in_row) == 1
+        and trainer.progress.step == 2
     )
     trainer.poisoned.remove()
     step_once(trainer, range(8, 16))
@@ -358,20 +342,23 @@ def test_promise_7_a_bad_step_is_skipped_and_counted(corpus_dir, build_trainer, 
         torch.equal(*pair) for pair in zip(before, trainer.engine.model.parameters(), strict=True)
     )
     assert all(p.isfinite().all() for p in trainer.engine.model.parameters())
-    assert int(trainer.engine.bad_in_row) == 0
+    assert int(trainer.engine.nonfinite_in_row) == 0
 
 
-def test_promise_7_too_many_bad_steps_stop_the_run(corpus_dir, build_trainer):
-    """The message gives step, rate and scale. Sabotage: never read the counter."""
+def test_guarantee_7_too_many_bad_steps_stop_the_run(corpus_dir, tmp_path, build_trainer):
+    """The message gives step, lr and scale. Sabotage: never read the counter."""
     config = tiny_config(corpus_dir, train__max_bad_steps=3, train__max_steps=50)
     trainer = build_trainer(config)
     poison(trainer, float("nan"))
-    with pytest.raises(TrainingError, match=r"step 3 .*: 3 steps in a row .*rate.*scale"):
-        trainer.run()
+    with (
+        RunLog(tmp_path, trainer.progress, config.train.max_steps) as log,
+        pytest.raises(TrainingError, match=r"step 3 .*: 3 steps in a row .*lr.*scale"),
+    ):
+        trainer.run(log)
     assert all(p.isfinite().all() for p in trainer.engine.model.parameters())
 
 
-def test_promise_7_gradients_are_unscaled_before_they_are_clipped(corpus_dir, build_trainer):
+def test_guarantee_7_gradients_are_unscaled_before_they_are_clipped(corpus_dir, build_trainer):
     """A loss scale changes nothing. Sabotage: clip before `scaler.unscale_`."""
     results = []
     for scale in (None, 4096.0):
@@ -381,7 +368,10 @@ def test_promise_7_gradients_are_unscaled_before_they_are_clipped(corpus_dir, bu
             trainer.engine.scaler = torch.amp.GradScaler("cpu", init_scale=scale)
         step_once(trainer, range(8))
         results.append(
-            (float(trainer.engine.norm), [p.detach() for p in trainer.engine.model.parameters()])
+            (
+                float(trainer.engine.grad_norm),
+                [p.detach() for p in trainer.engine.model.parameters()],
+            )
         )
     assert results[0][0] == pytest.approx(results[1][0], rel=1e-5) and results[0][0] > 0.01
     for left, right in zip(results[0][1], results[1][1], strict=True):

@@ -149,7 +149,9 @@ def train(
 
     run_dir = run or Path("checkpoints") / config.stem
     if dry_run:
-        print(runs.dry_run(settings, run_dir))
+        from transformer_mt.training.dry_run import dry_run as run_dry
+
+        print(run_dry(settings, run_dir))
     else:
         runs.train(settings, run_dir)
 
@@ -341,7 +343,7 @@ def export(
     \b
     transformer-mt export checkpoints/wmt16-base -o wmt16-ct2 --quantization int8
     """
-    from transformer_mt.checkpoints.checkpoint import find_checkpoint
+    from transformer_mt.checkpoints.run_directory import find_checkpoint
     from transformer_mt.system.console import show_messages
     from transformer_mt.translation.export import export as export_checkpoint
 

@@ -8,7 +8,8 @@ import torch
 from conftest import tiny_config
 
 from transformer_mt.checkpoints.averaging import average
-from transformer_mt.checkpoints.checkpoint import MODEL, list_checkpoints, load_checkpoint
+from transformer_mt.checkpoints.checkpoint import MODEL, load_checkpoint
+from transformer_mt.checkpoints.run_directory import list_checkpoints
 from transformer_mt.errors import CheckpointError
 from transformer_mt.training.run import train
 
@@ -43,7 +44,7 @@ def test_the_average_is_the_mean_of_the_newest(run_dir):
         mean = torch.stack([part[name] for part in parts]).mean(0)
         torch.testing.assert_close(tensor, mean, rtol=0, atol=1e-6)
     checkpoint = load_checkpoint(path)
-    assert checkpoint.state.step == 20 and checkpoint.build_model()
+    assert checkpoint.progress.step == 20 and checkpoint.build_model()
     files = json.loads((path / "manifest.json").read_text())["files"]
     assert sorted(files) == ["config.json", MODEL, "state.json", "vocab.model"]
 
@@ -52,7 +53,7 @@ def test_what_cannot_be_averaged(run_dir, tmp_path):
     """Too few checkpoints, a directory that exists, a damaged one among them."""
     with pytest.raises(CheckpointError, match="has 4 checkpoints, not 9"):
         average(run_dir, 9, None)
-    with pytest.raises(CheckpointError, match="exists already"):
+    with pytest.raises(CheckpointError, match="already exists"):
         average(run_dir, 2, tmp_path)
     path = list_checkpoints(run_dir)[1] / MODEL
     content = path.read_bytes()

@@ -1,78 +1,190 @@
-"""Products through oneDNN, dropout from random bits: the same mathematics, faster."""
+"""The CPU's fast paths compute what plain PyTorch computes."""
+
+from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch.testing import assert_close
 
-from transformer_mt.model.cpu_kernels import Linear, packed, product
-from transformer_mt.model.dropout import Dropout
+from transformer_mt.model import cpu_kernels
+from transformer_mt.model.attention import scaled_dot_product_attention
+from transformer_mt.model.cpu_kernels import (
+    Dropout,
+    Linear,
+    attention,
+    dropout,
+    is_packed,
+    linear,
+    pack_weights,
+    packed_weights,
+    prepare_keys_values,
+    reference_dropout,
+    reference_linear,
+)
+
+
+def value_and_gradients(function, *inputs):
+    """Gives the output for copies of the inputs, and the gradients of an uneven sum of it."""
+    leaves = [x.clone().requires_grad_() for x in inputs]
+    output = function(*leaves)
+    (output.sin() * torch.arange(output.size(-1))).sum().backward()
+    return [output.detach(), *(leaf.grad for leaf in leaves)]
+
+
+def without_onednn(monkeypatch) -> None:
+    """Removes the private operators from PyTorch."""
+    monkeypatch.setattr(torch.ops, "mkldnn", SimpleNamespace())
 
 
 @pytest.mark.parametrize("shape", [(5, 6), (2, 3, 6), (1, 1, 6)])
-@pytest.mark.parametrize("biased", [True, False])
-def test_a_product_and_its_gradients(shape, biased):
-    """Those of `F.linear`. Sabotage: transpose nothing in the backward pass; forget the bias."""
+@pytest.mark.parametrize("bias", [True, False])
+def test_linear_is_the_reference(shape, bias):
+    """Value and gradients. Sabotage: do not transpose in the backward pass; drop the bias."""
     torch.manual_seed(0)
-    x, matrix, bias = torch.randn(shape), torch.randn(4, 6), torch.randn(4) if biased else None
-    found = []
-    for function in (product, F.linear):
-        inputs = [t.clone().requires_grad_() for t in (x, matrix, bias) if t is not None]
-        out = function(*inputs)
-        (out.sin() * torch.arange(4)).sum().backward()
-        found.append([out, *(t.grad for t in inputs)])
-    for ours, theirs in zip(*found, strict=True):
-        assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
+    inputs = [torch.randn(shape), torch.randn(4, 6), *([torch.randn(4)] if bias else [])]
+    expected = value_and_gradients(reference_linear, *inputs)
+    assert_close(value_and_gradients(linear, *inputs), expected, atol=1e-5, rtol=1e-5)
 
 
-def test_a_product_may_be_changed_in_place():
+def test_linear_without_onednn_is_the_reference(monkeypatch):
+    """Without the private operators the result is F.linear's to the last bit, packed or not.
+
+    Sabotage: leave `has_onednn_linear` out of a condition.
+    """
+    torch.manual_seed(0)
+    module, x = Linear(64, 48), torch.randn(3, 5, 64)
+    without_onednn(monkeypatch)
+    expected = F.linear(x, module.weight, module.bias)
+    assert module(x).equal(expected)
+    assert pack_weights(module) == []
+    with torch.no_grad(), packed_weights(module):
+        assert not is_packed(module.weight)
+        assert module(x).equal(expected)
+
+
+def test_other_devices_use_the_references(monkeypatch):
+    """None of the fast paths runs where a tensor is not on a CPU."""
+    monkeypatch.setattr(cpu_kernels, "_on_cpu", lambda x: False)
+    without_onednn(monkeypatch)
+    torch.manual_seed(0)
+    x, weight, heads = torch.randn(3, 8), torch.randn(4, 8), torch.randn(2, 4, 5, 3)
+    assert linear(x, weight).equal(F.linear(x, weight))
+    torch.manual_seed(1)
+    dropped = dropout(x, 0.5)
+    torch.manual_seed(1)
+    assert dropped.equal(reference_dropout(x, 0.5))
+    expected = F.scaled_dot_product_attention(heads, heads, heads, is_causal=True)
+    assert attention(heads, heads, heads, None, True, 0.0).equal(expected)
+
+
+def test_output_of_linear_may_be_changed_in_place():
     """As the feed-forward network does with its ReLU."""
-    linear, x = Linear(6, 4), torch.randn(2, 3, 6)
-    linear(x).relu_().sum().backward()
-    grad, linear.weight.grad = linear.weight.grad, None
-    F.linear(x, linear.weight, linear.bias).relu().sum().backward()
-    assert_close(grad, linear.weight.grad)
+    module, x = Linear(6, 4), torch.randn(2, 3, 6)
+    module(x).relu_().sum().backward()
+    grad, module.weight.grad = module.weight.grad, None
+    F.linear(x, module.weight, module.bias).relu().sum().backward()
+    assert_close(grad, module.weight.grad)
 
 
 @torch.no_grad()
-def test_packed_is_the_same_and_ends():
-    """Within rounding, in either precision, and not after the weights may have changed."""
-    for dtype, tolerance in ((torch.float32, 1e-5), (torch.bfloat16, 2e-2)):
-        linear, x = Linear(64, 48).to(dtype), torch.randn(3, 5, 64, dtype=dtype)
-        plain = linear(x)
-        with packed(linear):
-            assert linear.packed is not None
-            assert_close(linear(x), plain, atol=tolerance, rtol=tolerance)
-        assert linear.packed is None
-        linear.weight.mul_(2)
-        assert not torch.allclose(linear(x), plain, atol=0.1)
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
+def test_packed_weights_give_the_same_and_end(dtype, tolerance):
+    """Within rounding in either precision, and not after the weights may have changed."""
+    module, x = Linear(64, 48).to(dtype), torch.randn(3, 5, 64, dtype=dtype)
+    expected = reference_linear(x, module.weight, module.bias)
+    with packed_weights(module):
+        assert is_packed(module.weight)
+        assert_close(module(x), expected, atol=tolerance, rtol=tolerance)
+    assert not is_packed(module.weight)
+    module.weight.mul_(2)
+    assert not torch.allclose(module(x), expected, atol=0.1)
+
+
+@torch.no_grad()
+def test_weights_packed_before_stay_packed():
+    """A `packed_weights` inside another unpacks only what it has packed itself."""
+    module = Linear(8, 8)
+    with packed_weights(module):
+        with packed_weights(module):
+            pass
+        assert is_packed(module.weight)
+    assert not is_packed(module.weight)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("p", [0.1, 0.5, 0.9])
-def test_dropout_keeps_the_mean(dtype, p):
-    """It zeroes that share, scales the rest, and lets the same gradient through.
+@pytest.mark.parametrize("function", [dropout, reference_dropout])
+def test_dropout_keeps_the_mean(function, dtype, p):
+    """It zeroes a share p, scales the rest, and passes the same gradient; so does the reference.
 
     Sabotage: draw from int64's default range, whose sign bit is never set.
     """
     torch.manual_seed(0)
     x = torch.ones(1_000_003, dtype=dtype, requires_grad=True)
-    out = Dropout(p)(x)
-    share = float((out.detach() == 0).float().mean())
-    assert share == pytest.approx(p, abs=0.003)
-    assert float(out.detach().float().mean()) == pytest.approx(1.0, abs=0.01)
-    blocks = (out[:1_000_000] == 0).view(-1, 4).float().mean(0)  # all parts of a drawn number
-    assert torch.allclose(blocks, torch.tensor(p), atol=0.005)
-    out.sum().backward()
-    assert x.grad.equal(out.detach())
+    output = function(x, p)
+    zeros = (output.detach() == 0).float()
+    assert float(zeros.mean()) == pytest.approx(p, abs=0.003)
+    assert float(output.detach().float().mean()) == pytest.approx(1.0, abs=0.01)
+    lanes = zeros[:1_000_000].view(-1, 4).mean(0)  # the four 16-bit parts of a drawn number
+    assert torch.allclose(lanes, torch.tensor(p), atol=0.005)
+    output.sum().backward()
+    assert x.grad.equal(output.detach())
 
 
 def test_dropout_is_seeded_and_ends_with_training():
-    """The same seed, the same zeros; none in evaluation, none without a probability."""
-    dropout, x = Dropout(0.3), torch.ones(7, 11)
+    """The same seed gives the same zeros; none in evaluation, none with probability 0."""
+    module, x = Dropout(0.3), torch.ones(7, 11)
     torch.manual_seed(5)
-    first = dropout(x)
+    first = module(x)
     torch.manual_seed(5)
-    assert dropout(x).equal(first) and not dropout(x).equal(first)
+    assert module(x).equal(first) and not module(x).equal(first)
     assert torch.isfinite(Dropout(0.9999999)(x)).all()
-    assert dropout.eval()(x) is x and Dropout(0.0)(x) is x
+    assert module.eval()(x) is x and Dropout(0.0)(x) is x
+
+
+@pytest.mark.parametrize("n_queries", [1, cpu_kernels.FEW_QUERIES, cpu_kernels.FEW_QUERIES + 3])
+@pytest.mark.parametrize("masking", ["causal", "mask", "none"])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
+def test_attention_is_the_equation(n_queries, masking, dtype, tolerance):
+    """Value and gradients are those of softmax(QK^T / sqrt(K))V, under autocast too."""
+    torch.manual_seed(0)
+    n_keys = n_queries if masking == "causal" else 7
+    mask = (
+        (torch.arange(n_keys) < torch.tensor([[4], [7]]))[:, None, None]
+        if masking == "mask"
+        else None
+    )
+    q = torch.randn(2, 4, n_queries, 8)
+    k, v = torch.randn(2, 2, 4, n_keys, 8)
+    inputs = [x.to(dtype) for x in (q, k, v)]
+    causal = masking == "causal"
+    expected = value_and_gradients(
+        lambda q, k, v: scaled_dot_product_attention(q, k, v, mask, causal), *inputs
+    )
+    with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
+        computed = value_and_gradients(
+            lambda q, k, v: attention(q, k, v, mask, causal, 0.0), *inputs
+        )
+    assert [x.dtype for x in computed] == [dtype] * 4
+    assert_close(computed, expected, atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("n_queries", [2, 20])
+def test_attention_dropout_keeps_the_mean(n_queries):
+    """However many queries there are, weights are dropped, and the others scaled up."""
+    torch.manual_seed(0)
+    q, k = torch.zeros(50, 4, n_queries, 8), torch.randn(50, 4, 30, 8)
+    v = torch.ones(50, 4, 30, 8)
+    output = attention(q, k, v, None, False, 0.5)
+    assert float(output.std()) > 0.05
+    assert float(output.mean()) == pytest.approx(1.0, abs=0.02)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_prepared_keys_and_values(dtype):
+    """Contiguous, float32 on a CPU, otherwise the same."""
+    keys, values = torch.randn(2, 3, 5, 4, 8, dtype=dtype).transpose(2, 3)
+    prepared = prepare_keys_values(keys, values)
+    for x, original in zip(prepared, (keys, values), strict=True):
+        assert x.is_contiguous() and x.dtype == torch.float32 and x.equal(original.float())

@@ -11,7 +11,7 @@ from torch import nn
 from torch.testing import assert_close
 
 from transformer_mt.config import ModelConfig
-from transformer_mt.model.dropout import Dropout
+from transformer_mt.model.cpu_kernels import Dropout, is_packed, packed_weights
 from transformer_mt.model.transformer import Transformer, sinusoid
 
 each_norm = pytest.mark.parametrize("norm", ["post", "pre", "sublayer"])
@@ -55,7 +55,7 @@ class Paper:
             fused = re.search(r"\.(qkv|kv)\.", name)
             names = [name.replace(fused[0], f".{c}.") for c in fused[1]] if fused else [name]
             self.w |= zip(names, np.split(tensor.double().numpy(), len(names)), strict=True)
-        self.maps = {}
+        self.attention_weights = {}
 
     def norm(self, x, name):
         scaled = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-5)
@@ -66,13 +66,13 @@ class Paper:
 
     def attention(self, x, y, name, causal):
         projected = [self.linear(z, f"{name}.{c}") for c, z in (("q", x), ("k", y), ("v", y))]
-        heads, maps = [], []
+        heads, weights = [], []
         hidden = np.triu(np.full((len(x), len(y)), -np.inf), 1) if causal else 0
         for q, k, v in zip(*(np.split(p, HEADS, axis=-1) for p in projected), strict=True):
             scores = np.exp(q @ k.T / math.sqrt(q.shape[-1]) + hidden)
-            maps.append(scores / scores.sum(-1, keepdims=True))
-            heads.append(maps[-1] @ v)
-        self.maps[name] = np.stack(maps)
+            weights.append(scores / scores.sum(-1, keepdims=True))
+            heads.append(weights[-1] @ v)
+        self.attention_weights[name] = np.stack(weights)
         return self.linear(np.concatenate(heads, -1), f"{name}.out")
 
     def residual(self, x, name, f):
@@ -189,15 +189,15 @@ def test_no_logit_sees_the_future(norm):
 @each_norm
 @pytest.mark.parametrize("tied", [True, False])
 @torch.no_grad()
-def test_cached_steps_equal_decode(norm, tied):
-    """Step by step with a cache gives decode's logits, also after rows are picked and repeated."""
+def test_incremental_decoding_equals_decode(norm, tied):
+    """Position by position with a cache, the logits are decode's, also after rows are selected."""
     model = build(norm=norm, tie_embeddings=tied)
     tgt_in, rows = padded_ids((7, 7, 7)), torch.tensor([2, 0, 0])
-    state = model.start(SRC, 7)
+    state = model.begin_decoding(SRC, 7)
     first = torch.stack([model.next_logits(tgt_in[:, t], state) for t in range(3)], dim=1)
     assert_close(first, model(SRC, tgt_in[:, :3]), rtol=0, atol=1e-5)
     state.select(rows, rows)
-    # The two copies of row 0 part ways here.
+    # From here on the two copies of row 0 differ.
     chosen = torch.cat((tgt_in[rows, :3], tgt_in[:, 3:]), dim=1)
     rest = torch.stack([model.next_logits(chosen[:, t], state) for t in range(3, 7)], dim=1)
     assert_close(rest, model(SRC[rows], chosen)[:, 3:], rtol=0, atol=1e-5)
@@ -207,34 +207,73 @@ def test_cached_steps_equal_decode(norm, tied):
 def test_rows_of_one_source_share_its_memory():
     """Three rows a source, as a beam has them, give the logits of three copies of the source."""
     model, rows = build(), torch.arange(3).repeat_interleave(3)
-    state, generator = model.start(SRC, 7), torch.Generator().manual_seed(3)
+    state, generator = model.begin_decoding(SRC, 7), torch.Generator().manual_seed(3)
     state.select(rows)
     tgt_in = torch.randint(4, V, (9, 7), generator=generator)
-    steps = torch.stack([model.next_logits(tgt_in[:, t], state) for t in range(7)], dim=1)
-    assert state.layers[0].memory_keys.size(0) == 3
-    assert_close(steps, model(SRC[rows], tgt_in), rtol=0, atol=1e-5)
+    logits = torch.stack([model.next_logits(tgt_in[:, t], state) for t in range(7)], dim=1)
+    assert state.layers[0].memory_keys.size(0) == 3 and state.position == 7
+    assert_close(logits, model(SRC[rows], tgt_in), rtol=0, atol=1e-5)
 
 
+@each_norm
 @torch.no_grad()
-def test_attention_maps_are_the_weights():
-    """Maps, one a layer, are the paper's softmax; masked and future places hold exactly 0."""
-    model, papers = build(), [Paper(build()) for _ in SRC]
-    encoder, self_maps, cross_maps = [], [], []
+def test_attention_weights_are_the_papers(norm):
+    """Each layer's weights are the paper's softmax; masked and future places hold exactly 0."""
+    model, papers = build(norm=norm), [Paper(build(norm=norm), norm) for _ in SRC]
+    weights = model.attention_weights(SRC, TGT)
     real, past = model.src_mask(SRC), torch.ones(6, 6, dtype=torch.bool).tril()
-    logits = model.decode(TGT, model.encode(SRC, encoder), real, (self_maps, cross_maps))
-    assert_close(logits, model(SRC, TGT), rtol=0, atol=0)
-    assert (len(encoder), len(self_maps), len(cross_maps)) == (2, 3, 3)
     for row, s, t in sentences(SRC, TGT):
         papers[row].logits(s, t)
-    kinds = ("encoder.{}.self", encoder, real), ("decoder.{}.self", self_maps, past)
-    for name, layers, mask in (*kinds, ("decoder.{}.cross", cross_maps, real)):
-        for layer, weights in enumerate(layers):
-            assert_close(weights.sum(-1), torch.ones(weights.shape[:-1]))
-            assert not weights.masked_select(~mask).any()
+    kinds = (
+        ("encoder.{}.self_attention", weights.encoder, real, (2, 7, 7)),
+        ("decoder.{}.self_attention", weights.decoder, past, (3, 6, 6)),
+        ("decoder.{}.cross_attention", weights.cross, real, (3, 6, 7)),
+    )
+    for name, layers, mask, (count, queries, keys) in kinds:
+        assert [layer.shape for layer in layers] == [(3, HEADS, queries, keys)] * count
+        for number, layer in enumerate(layers):
+            assert_close(layer.sum(-1), torch.ones(layer.shape[:-1]))
+            assert not layer.masked_select(~mask).any()
             for row, paper in enumerate(papers):
-                expected = paper.maps[f"{name.format(layer)}_attention"]
-                found = weights[row, :, : expected.shape[1], : expected.shape[2]]
-                np.testing.assert_allclose(found, expected, atol=1e-5)
+                expected = paper.attention_weights[name.format(number)]
+                real_part = layer[row, :, : expected.shape[1], : expected.shape[2]]
+                np.testing.assert_allclose(real_part, expected, atol=1e-5)
+
+
+def test_attention_weights_leave_the_model_as_it_was():
+    """No hook stays behind, after an error either, and nothing needs a gradient."""
+    model = build()
+    before = model(SRC, TGT)
+    first = model.attention_weights(SRC, TGT)
+    with pytest.raises(IndexError):
+        model.attention_weights(SRC, TGT + V)
+    assert not any(module._forward_pre_hooks for module in model.modules())
+    assert len(model.attention_weights(SRC, TGT).cross) == len(first.cross) == 3
+    assert not first.cross[0].requires_grad and first.cross[0].dtype == torch.float32
+    assert_close(model(SRC, TGT), before, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_all_products_are_packed(tied):
+    """The weights of all linear layers and the output weight, but no embedding only looked up."""
+    model = build(tie_embeddings=tied)
+    with torch.no_grad(), packed_weights(model):
+        for name, parameter in model.named_parameters():
+            looked_up = not tied and name in ("src_embedding", "tgt_embedding")
+            assert is_packed(parameter) == (parameter.dim() == 2 and not looked_up), name
+    assert not any(map(is_packed, model.parameters()))
+
+
+def test_names_of_parameters():
+    """Checkpoints are read by these names."""
+    names = set(build(encoder_layers=1, decoder_layers=1, norm="pre").state_dict())
+    attention = {f"{x}.{y}" for x in ("qkv", "out") for y in ("weight", "bias")}
+    assert {f"encoder.0.self_attention.{name}" for name in attention} <= names
+    cross = {"q.weight", "kv.weight", "out.weight", "q.bias", "kv.bias", "out.bias"}
+    assert {f"decoder.0.cross_attention.{name}" for name in cross} <= names
+    assert {"src_embedding", "encoder_norm.weight", "decoder.0.residuals.2.norm.bias"} <= names
+    assert {"decoder.0.feed_forward.inner.weight", "decoder.0.feed_forward.outer.bias"} <= names
+    assert len(names) == 1 + (4 + 4 + 4) + (4 + 6 + 4 + 6) + 4
 
 
 @torch.no_grad()
@@ -242,9 +281,9 @@ def test_positions_are_the_papers_without_limit():
     """Positions follow section 3.5, in sentences longer than any seen before too, cached or not."""
     np.testing.assert_allclose(sinusoid(torch.arange(600), 32), naive_sinusoid(600, 32), atol=1e-4)
     model, tgt_in = build(encoder_layers=1, decoder_layers=1), padded_ids((290,))
-    state = model.start(SRC[:1], 290)
-    steps = torch.stack([model.next_logits(ids, state) for ids in tgt_in.T], dim=1)
-    assert_close(steps, model(SRC[:1], tgt_in), rtol=0, atol=1e-5)
+    state = model.begin_decoding(SRC[:1], 290)
+    logits = torch.stack([model.next_logits(ids, state) for ids in tgt_in.T], dim=1)
+    assert_close(logits, model(SRC[:1], tgt_in), rtol=0, atol=1e-5)
     assert_follows_paper(model, Paper(model), padded_ids((300,)), tgt_in)
 
 

@@ -9,15 +9,14 @@ import signal
 import sys
 
 from transformer_mt import cli
-from transformer_mt.checkpoints import checkpoint
-from transformer_mt.system import console as run_log
-from transformer_mt.system import files as manifest
-from transformer_mt.training import engine, trainer
+from transformer_mt.checkpoints import checkpoint, run_directory
+from transformer_mt.system import files
+from transformer_mt.training import engine, run_log, trainer
 
 _count = 0
 
 
-def trace(function, files, limit):
+def trace(function, sources, limit):
     """Wraps a function so that its lines, in these files, are counted."""
 
     def on_line(frame, event, argument):
@@ -28,7 +27,7 @@ def trace(function, files, limit):
         return on_line
 
     def on_call(frame, event, argument):
-        return on_line if frame.f_code.co_filename in files else None
+        return on_line if frame.f_code.co_filename in sources else None
 
     def wrapped(*arguments, **options):
         sys.settrace(on_call)
@@ -44,17 +43,18 @@ def main() -> None:
     """Patches what is to be counted, and runs the command line."""
     where, limit = sys.argv[1], int(sys.argv[2])
     if where == "save":
-        files = {checkpoint.__file__, manifest.__file__}
-        targets = [(checkpoint, "write_checkpoint"), (trainer, "prune")]
+        modules = checkpoint, run_directory, files
+        targets = [(trainer, "save_checkpoint"), (trainer, "prune")]
     else:
-        files = {engine.__file__, trainer.__file__, run_log.__file__}
+        modules = engine, trainer, run_log
         targets = [
             (engine.Engine, "train_step"),
             (trainer.Trainer, "_log_training"),
             (trainer.Trainer, "_validate"),
         ]
+    sources = {module.__file__ for module in modules}
     for owner, name in targets:
-        setattr(owner, name, trace(getattr(owner, name), files, limit))
+        setattr(owner, name, trace(getattr(owner, name), sources, limit))
     sys.argv = ["transformer-mt", *sys.argv[3:]]
     cli.main()
 

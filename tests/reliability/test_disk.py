@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from conftest import command, tiny_values, write_copy_corpus, write_toml
 
-from transformer_mt.checkpoints.checkpoint import list_checkpoints, load_newest
+from transformer_mt.checkpoints.run_directory import list_checkpoints, load_newest
 
 pytestmark = pytest.mark.slow
 
@@ -71,7 +71,7 @@ def test_room_again(config):
     done = run_on_disk(config, "6m", script)
     assert done.returncode == 0, done.stderr
     newest = load_newest(config.parent / "kept")
-    assert newest.state.step == 60
+    assert newest.progress.step == 60
     lines = (config.parent / "kept" / "metrics.jsonl").read_text().splitlines()
     steps = [json.loads(line)["step"] for line in lines]
     assert steps == [*range(1, 61), 60]
@@ -90,4 +90,4 @@ def test_a_folder_that_becomes_read_only(config):
     assert "Traceback" not in done.stderr and "Read-only file system" in done.stderr
     assert "training goes on" in done.stderr
     assert done.stderr.splitlines()[-1].startswith("error: ")
-    assert load_newest(config.parent / "kept").state.step >= 5
+    assert load_newest(config.parent / "kept").progress.step >= 5

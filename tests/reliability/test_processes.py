@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from conftest import command, tiny_values, write_toml
 
-from transformer_mt.checkpoints.checkpoint import list_checkpoints, load_newest
+from transformer_mt.checkpoints.run_directory import list_checkpoints, load_newest
 
 pytestmark = pytest.mark.slow
 
@@ -68,10 +68,10 @@ def test_a_signal_saves_within_seconds(config, signum, code):
     _, said = process.communicate(timeout=30)
     assert process.returncode == code and time.monotonic() - began < 5
     newest = load_newest(config.parent / "run")
-    assert f"interrupted and saved at step {newest.state.step}" in said
-    again = start(config, f"train.max_steps={newest.state.step + 2}")
+    assert f"interrupted and saved at step {newest.progress.step}" in said
+    again = start(config, f"train.max_steps={newest.progress.step + 2}")
     _, said = again.communicate(timeout=60)
-    assert again.returncode == 0 and f"resuming at step {newest.state.step}" in said
+    assert again.returncode == 0 and f"resuming at step {newest.progress.step}" in said
 
 
 def test_the_second_interrupt_stops_at_once_and_harms_nothing(config):

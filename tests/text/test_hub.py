@@ -13,7 +13,7 @@ import pytest
 from conftest import command, copy_lines, tiny_values, write_toml
 from fake_hub import FakeHub, serve
 
-from transformer_mt.checkpoints.checkpoint import list_checkpoints
+from transformer_mt.checkpoints.run_directory import list_checkpoints
 
 NO_NETWORK = ("unshare", "--map-root-user", "--net")
 

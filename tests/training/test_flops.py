@@ -1,4 +1,4 @@
-"""The share of the device's peak: operations against PyTorch's own count, and where it is told."""
+"""Floating-point operations against PyTorch's own count, and MFU in the metrics."""
 
 import json
 
@@ -7,25 +7,27 @@ import torch
 from conftest import tiny_config
 from torch.utils.flop_counter import FlopCounterMode
 
-from transformer_mt.checkpoints.checkpoint import find_checkpoint
+from transformer_mt.checkpoints.run_directory import find_checkpoint
 from transformer_mt.config import ModelConfig
-from transformer_mt.model import cpu_kernels as linear
+from transformer_mt.model import cpu_kernels
 from transformer_mt.text.prepared import prepare
 from transformer_mt.training import trainer
+from transformer_mt.training.dry_run import dry_run
 from transformer_mt.training.engine import Engine
 from transformer_mt.training.flops import training_flops
-from transformer_mt.training.run import dry_run, train
+from transformer_mt.training.run import train
 
 CPU = torch.device("cpu")
 
 
 @pytest.mark.parametrize("layers", [(2, 3), (3, 1)])
-def test_operations_are_those_pytorch_counts(corpus_dir, monkeypatch, layers):
-    """On a batch without padding, attention's own products left out.
+def test_training_flops_are_those_pytorch_counts(corpus_dir, monkeypatch, layers):
+    """On a batch without padding, the products inside attention left out.
 
-    Sabotage: make the memory's keys and values of target positions.
+    Sabotage: count cross-attention's keys and values per target token.
     """
-    monkeypatch.setattr(linear, "_ONEDNN", False)  # the counter does not know oneDNN's product
+    # The counter ignores oneDNN's product.
+    monkeypatch.setattr(cpu_kernels, "has_onednn_linear", lambda: False)
     encoder, decoder = layers
     config = tiny_config(corpus_dir, model__encoder_layers=encoder, model__decoder_layers=decoder)
     prepared = prepare(config)
@@ -47,20 +49,20 @@ def test_operations_are_those_pytorch_counts(corpus_dir, monkeypatch, layers):
 
 
 def test_the_papers_base_model():
-    """About 0.38 GFLOP a target token with its source token, with 37,000 pieces."""
+    """About 0.38 GFLOP per target token and its source token, with 37,000 pieces."""
     assert training_flops(ModelConfig(), 37_000, 1, 1) == pytest.approx(0.38e9, rel=0.02)
 
 
-def test_training_tells_it(corpus_dir, tmp_path, monkeypatch):
-    """In the metrics, as operations a second over the peak, and in a dry run."""
+def test_mfu_is_reported(corpus_dir, tmp_path, monkeypatch):
+    """MFU is the operations per second over the peak, in the metrics and in a dry run."""
     monkeypatch.setattr(trainer, "measure_peak_flops", lambda device, precision: 1e12)
     config = tiny_config(corpus_dir, train__max_steps=10, train__log_every=5)
     train(config, tmp_path / "run")
     lines = map(json.loads, (tmp_path / "run" / "metrics.jsonl").read_text().splitlines())
-    told = [line for line in lines if line["kind"] == "train"]
+    training = [line for line in lines if line["kind"] == "train"]
     size = find_checkpoint(tmp_path / "run").vocab.tgt_size
-    for line in told:  # the corpus is copied: as many source as target tokens
-        a_second = training_flops(config.model, size, 1, 1) * line["tokens_per_second"]
-        assert line["mfu"] == pytest.approx(a_second / 1e12, rel=0.02, abs=1e-4)
-    assert len(told) == 2
+    for line in training:  # the corpus is copied: as many source as target tokens
+        per_second = training_flops(config.model, size, 1, 1) * line["tokens_per_second"]
+        assert line["mfu"] == pytest.approx(per_second / 1e12, rel=0.02, abs=1e-4)
+    assert len(training) == 2
     assert "% of peak (3 steps on cpu" in dry_run(config, tmp_path / "other")

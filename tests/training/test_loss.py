@@ -9,7 +9,7 @@ from transformer_mt.config import ModelConfig
 from transformer_mt.model.transformer import Transformer
 from transformer_mt.text.batching import Batch, pad
 from transformer_mt.training import loss
-from transformer_mt.training.loss import nll, smoothed_loss
+from transformer_mt.training.loss import smoothed_loss
 
 V, PAD, BOS, EOS = 11, 3, 1, 2
 
@@ -46,18 +46,13 @@ def test_smoothed_loss_by_hand(smoothing):
     assert loss.item() == pytest.approx(by_hand(logits, targets, smoothing), rel=1e-5)
 
 
-def test_nll_is_unsmoothed():
-    """Perplexity's loss is the plain negative log-likelihood, summed."""
-    logits, targets = case()
-    assert nll(logits, targets, PAD).item() == pytest.approx(by_hand(logits, targets, 0), rel=1e-5)
-
-
 def test_losses_are_sums():
     """Two copies of a batch have twice its loss: nothing is averaged inside."""
     logits, targets = case()
     twice = torch.cat((logits, logits)), torch.cat((targets, targets))
-    for some in (lambda *pair: smoothed_loss(*pair, 0.1, PAD), lambda *pair: nll(*pair, PAD)):
-        assert_close(some(*twice), 2 * some(logits, targets))
+    for smoothing in (0.0, 0.1):
+        once = smoothed_loss(logits, targets, smoothing, PAD)
+        assert_close(smoothed_loss(*twice, smoothing, PAD), 2 * once)
 
 
 def test_padding_has_no_gradient():
@@ -124,43 +119,42 @@ def test_cutting_a_step_keeps_its_gradient(norm, cuts):
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("rows", [1, 3, 1000])
 def test_projected_is_smoothed(monkeypatch, smoothing, rows):
-    """Value and gradients, some rows of logits at a time, padding within and at the end.
+    """Value and gradients, in chunks of every size, with padding within and at the end.
 
     Sabotage: count padded rows; spread the smoothing over V - 1.
     """
     monkeypatch.setitem(loss.CHUNK_ROWS, "cpu", rows)
     torch.manual_seed(0)
-    hidden, matrix = torch.randn(2, 5, 4), torch.randn(9, 4)
+    hidden, output_weight = torch.randn(2, 5, 4), torch.randn(9, 4)
     targets = torch.tensor([[3, 4, 0, 5, 2], [8, 2, 0, 0, 0]])
-    found = []
-    for fast in (True, False):
-        h, m = hidden.clone().requires_grad_(), matrix.clone().requires_grad_()
+    results = []
+    for projected in (True, False):
+        h, w = hidden.clone().requires_grad_(), output_weight.clone().requires_grad_()
         value = (
-            loss.projected_loss(h, m, targets, smoothing, 0)
-            if fast
-            else smoothed_loss(h @ m.t(), targets, smoothing, 0)
+            loss.projected_loss(h, w, targets, smoothing, 0)
+            if projected
+            else smoothed_loss(h @ w.t(), targets, smoothing, 0)
         )
         (value / 7).backward()
-        found.append((value.detach(), h.grad, m.grad))
-    for ours, theirs in zip(*found, strict=True):
-        torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
+        results.append((value.detach(), h.grad, w.grad))
+    assert_close(*results, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_projected_under_autocast(dtype):
-    """It is near, and gradients have the types of what they belong to."""
+    """Within a few percent of fp32; gradients have the types of their tensors."""
     torch.manual_seed(0)
     hidden = torch.randn(3, 6, 16, requires_grad=True)
-    matrix = torch.randn(30, 16, requires_grad=True)
+    output_weight = torch.randn(30, 16, requires_grad=True)
     targets = torch.randint(1, 30, (3, 6))
     with torch.autocast("cpu", dtype):
-        value = loss.projected_loss(hidden, matrix, targets, 0.1, 0)
+        value = loss.projected_loss(hidden, output_weight, targets, 0.1, 0)
     value.backward()
-    assert value.dtype == hidden.grad.dtype == matrix.grad.dtype == torch.float32
-    plain = smoothed_loss(hidden @ matrix.t(), targets, 0.1, 0)
+    assert value.dtype == hidden.grad.dtype == output_weight.grad.dtype == torch.float32
+    plain = smoothed_loss(hidden @ output_weight.t(), targets, 0.1, 0)
     assert value.detach().item() == pytest.approx(plain.detach().item(), rel=0.01)
-    found = [hidden.grad.clone(), matrix.grad.clone()]
-    hidden.grad = matrix.grad = None
+    gradients = [hidden.grad.clone(), output_weight.grad.clone()]
+    hidden.grad = output_weight.grad = None
     plain.backward()
-    for ours, theirs in zip(found, (hidden.grad, matrix.grad), strict=True):
-        assert (ours - theirs).norm() < 0.02 * theirs.norm()
+    for gradient, exact in zip(gradients, (hidden.grad, output_weight.grad), strict=True):
+        assert (gradient - exact).norm() < 0.02 * exact.norm()

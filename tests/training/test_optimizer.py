@@ -1,4 +1,4 @@
-"""The rate against the paper's formula, Adam by hand, and steps that must not count."""
+"""The learning rate against the paper's formula, Adam by hand, and skipped steps."""
 
 import math
 
@@ -9,7 +9,8 @@ from torch import nn
 from torch.testing import assert_close
 
 from transformer_mt.config import OptimConfig
-from transformer_mt.training.optimizer import Ema, build_adam, noam_rate
+from transformer_mt.system.private_torch import skip_step_if
+from transformer_mt.training.optimizer import ExponentialMovingAverage, build_adam, noam_rate
 
 
 @pytest.mark.parametrize(("d_model", "warmup"), [(512, 4000), (1024, 7), (256, 1)])
@@ -79,31 +80,31 @@ def snapshot(model: nn.Module, optimizer: torch.optim.Adam) -> list[torch.Tensor
     return [tensor.detach().clone() for tensor in tensors]
 
 
-def test_found_inf_skips_the_step_on_the_device():
-    """With found_inf = 1 neither weights nor moments nor step counts change; with 0 all do.
+def test_a_step_is_skipped_on_the_device():
+    """On the condition neither weights nor moments nor step counts change; without it all do.
 
-    Catches: Adam that is not fused, which knows no found_inf.
+    Catches: Adam that is not fused, which ignores the condition.
     """
     model = nn.Linear(5, 2)
     optimizer = build_adam(model, OptimConfig())
     take_step(model, optimizer, random_gradients(model, 0), 0.1)
     before = snapshot(model, optimizer)
-    optimizer.found_inf = torch.tensor(1.0)
+    skip_step_if(optimizer, torch.tensor(True))
     poison = [torch.full_like(parameter, math.nan) for parameter in model.parameters()]
     take_step(model, optimizer, poison, 0.1)
     take_step(model, optimizer, random_gradients(model, 1), 0.1)
     assert_close(snapshot(model, optimizer), before, rtol=0, atol=0)
-    optimizer.found_inf = torch.tensor(0.0)
+    skip_step_if(optimizer, torch.tensor(False))
     take_step(model, optimizer, random_gradients(model, 1), 0.1)
     for after, old in zip(snapshot(model, optimizer), before, strict=True):
         assert not torch.equal(after, old)
 
 
 def test_moving_average_by_hand():
-    """Each step keeps min(decay, (1 + step) / (10 + step)) of what was; the weights come back."""
+    """A step keeps min(decay, (1 + step) / (10 + step)) of the average; the weights come back."""
     model = nn.Linear(1, 1, bias=False)
     model.weight.data.fill_(8.0)
-    ema = Ema(model, 0.25)
+    ema = ExponentialMovingAverage(model, 0.25)
     expected = 8.0
     for step, weight in enumerate((4.0, 2.0, -6.0), start=1):
         model.weight.data.fill_(weight)

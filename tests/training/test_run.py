@@ -8,19 +8,15 @@ import safetensors.torch
 import torch
 from conftest import tiny_config, tiny_values, write_toml
 
-from transformer_mt.checkpoints.checkpoint import (
-    EMA,
-    MODEL,
-    find_checkpoint,
-    list_checkpoints,
-    load_checkpoint,
-)
+from transformer_mt.checkpoints.checkpoint import EMA, MODEL, load_checkpoint
+from transformer_mt.checkpoints.run_directory import find_checkpoint, list_checkpoints
 from transformer_mt.config import load_config
 from transformer_mt.errors import CheckpointError, ConfigError, DataError, DeviceError
 from transformer_mt.evaluation.evaluator import evaluate
 from transformer_mt.training import run as runs
+from transformer_mt.training.dry_run import dry_run
 from transformer_mt.training.engine import Engine
-from transformer_mt.training.run import dry_run, train
+from transformer_mt.training.run import restore_engine, train
 from transformer_mt.translation.translator import Translator
 
 
@@ -112,7 +108,7 @@ def test_the_moving_average_is_kept_scored_and_used(corpus_dir, tmp_path, caplog
     for raw, key in ((True, "bleu"), (False, "ema_bleu")):
         translator = Translator(checkpoint.build_model(raw), checkpoint.vocab, 60)
         assert round(evaluate(translator, pairs).bleu.value, 4) == valid[key]
-    assert checkpoint.state.best_bleu == pytest.approx(valid["ema_bleu"], abs=1e-4)
+    assert checkpoint.progress.best_bleu == pytest.approx(valid["ema_bleu"], abs=1e-4)
     assert "of the moving average" in caplog.text
 
 
@@ -170,13 +166,14 @@ def test_train_prints_nothing_unless_asked(corpus_dir, tmp_path, capsys):
 
 
 def test_sums_of_an_unfinished_log_line_are_restored(corpus_dir, tmp_path):
-    """Loss, tokens, operations and seconds. Sabotage: leave the operations out of `LogWindow`."""
+    """Loss, tokens, FLOPs and seconds. Sabotage: leave the FLOPs out of `LogWindow`."""
     changes = {"train__log_every": 5, "train__save_every": 7, "train__max_steps": 10}
     config = tiny_config(corpus_dir, **changes)
     train(config, tmp_path / "run")
     saved = load_checkpoint(tmp_path / "run" / "step-00000007")
     sizes = saved.vocab.src_size, saved.vocab.tgt_size
     engine = Engine(config, *sizes, torch.device("cpu"), "fp32")
-    saved.restore(engine)
-    assert engine.window == saved.state.window and min(asdict(engine.window).values()) > 0
-    assert float(engine.loss) == saved.state.window.loss
+    restore_engine(engine, saved)
+    window = saved.state.counters["window"]
+    assert asdict(engine.window) == window and min(window.values()) > 0
+    assert engine.read_window().loss == window["loss"]

@@ -5,7 +5,7 @@ import pytest
 import sentencepiece
 from conftest import copy_lines, run_program, tiny_config
 
-from transformer_mt.checkpoints.checkpoint import find_checkpoint
+from transformer_mt.checkpoints.run_directory import find_checkpoint
 from transformer_mt.errors import ConfigError
 from transformer_mt.training.run import train
 from transformer_mt.translation.export import export

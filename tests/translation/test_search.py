@@ -52,7 +52,7 @@ def cached_greedy(
     model: Transformer, sources: list[list[int]], limits: list[int]
 ) -> list[list[int]]:
     """Decodes a padded batch as the translator does."""
-    state = model.start(pad(sources, PAD), max(limits))
+    state = model.begin_decoding(pad(sources, PAD), max(limits))
     return greedy(model.next_logits, state, torch.tensor(limits), BOS, EOS)
 
 
@@ -79,7 +79,9 @@ def test_search_score_equals_teacher_forced_score(model, sources):
             return logits
 
         src = torch.tensor([source])
-        [hypothesis] = greedy(next_logits, model.start(src, 15), torch.tensor([15]), BOS, EOS)
+        [hypothesis] = greedy(
+            next_logits, model.begin_decoding(src, 15), torch.tensor([15]), BOS, EOS
+        )
         targets = torch.tensor([*hypothesis, EOS][: len(picked)])
         logits = model(src, torch.tensor([[BOS, *hypothesis][: len(picked)]]))
         forced = logits[0].log_softmax(-1).gather(1, targets[:, None]).sum()
@@ -167,7 +169,7 @@ def search(
     model: Transformer, sources: list[list[int]], limits: list[int], beam_size: int, alpha: float
 ) -> list[list[Hypothesis]]:
     """Decodes a padded batch by beam search, as the translator does."""
-    state = model.start(pad(sources, PAD), max(limits))
+    state = model.begin_decoding(pad(sources, PAD), max(limits))
     limit = torch.tensor(limits)
     return beam_search(model.next_logits, state, limit, BOS, EOS, beam_size, alpha)
 

@@ -12,9 +12,9 @@ from conftest import command, copy_lines, run_program, tiny_config
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from transformer_mt.checkpoints.checkpoint import find_checkpoint
+from transformer_mt.checkpoints.run_directory import find_checkpoint
 from transformer_mt.errors import CheckpointError, ConfigError, DeviceError
-from transformer_mt.model.cpu_kernels import packed
+from transformer_mt.model.cpu_kernels import is_packed, packed_weights
 from transformer_mt.model.ensemble import Ensemble
 from transformer_mt.system.device import supports
 from transformer_mt.text.vocabulary import BOS_ID
@@ -70,16 +70,16 @@ def test_batches_change_nothing(copy_run, batch_tokens, beam_size):
 def test_logits_do_not_depend_on_the_batch(copy_run, rows):
     """Within 1e-5 in fp32, packed or not."""
     model = find_checkpoint(copy_run).build_model()
-    src = torch.randint(4, model.matrix.size(0), (7, 11))
+    src = torch.randint(4, model.output_weight.size(0), (7, 11))
     ids = torch.full((7,), BOS_ID)
-    whole = model.next_logits(ids, model.start(src, 3))
-    with packed(model):
-        assert model.packed is not None
+    whole = model.next_logits(ids, model.begin_decoding(src, 3))
+    with packed_weights(model):
+        assert is_packed(model.output_weight)
         again = [
-            model.next_logits(ids[i : i + rows], model.start(src[i : i + rows], 3))
+            model.next_logits(ids[i : i + rows], model.begin_decoding(src[i : i + rows], 3))
             for i in range(0, 7, rows)
         ]
-    assert model.packed is None
+    assert not is_packed(model.output_weight)
     torch.testing.assert_close(torch.cat(again), whole, atol=1e-5, rtol=1e-5)
 
 
@@ -110,9 +110,10 @@ def test_an_ensemble_is_the_mean_probability(copy_run, other_run):
     """Of models of different sizes, position by position, rows selected between."""
     models = [find_checkpoint(path).build_model() for path in (copy_run, other_run)]
     ensemble = Ensemble(models).eval()
-    src = torch.randint(4, models[0].matrix.size(0), (3, 6))
+    src = torch.randint(4, models[0].output_weight.size(0), (3, 6))
     ids, rows = torch.full((3,), BOS_ID), torch.tensor([2, 0])
-    states, state = [model.start(src, 4) for model in models], ensemble.start(src, 4)
+    states = [model.begin_decoding(src, 4) for model in models]
+    state = ensemble.begin_decoding(src, 4)
     members = list(zip(models, states, strict=True))
     for last_ids in (ids, torch.tensor([9, 7, 8])):
         shares = [model.next_logits(last_ids, own).softmax(-1) for model, own in members]
@@ -142,7 +143,7 @@ def test_precisions(copy_run):
     if supports("bf16", torch.device("cpu")):
         rounded = list(load(copy_run, precision="bf16").translate(LINES))
         assert sum(map(str.__eq__, expected, rounded)) > 0.8 * len(LINES)
-        assert load(copy_run, precision="bf16").model.matrix.dtype == torch.bfloat16
+        assert load(copy_run, precision="bf16").model.output_weight.dtype == torch.bfloat16
     with pytest.raises(DeviceError, match="precision fp16: this cpu does not support it"):
         load(copy_run, precision="fp16", device="cpu")
     with pytest.raises(ConfigError, match="precision int8: choose fp32, bf16, fp16"):

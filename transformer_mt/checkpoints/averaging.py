@@ -1,50 +1,58 @@
 """The mean of a run's last checkpoints, as the paper evaluates it (section 6.1)."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
-import safetensors.torch
 import torch
 
 from transformer_mt.checkpoints.checkpoint import (
     MODEL,
-    list_checkpoints,
+    Checkpoint,
     load_checkpoint,
-    write_checkpoint,
+    save_checkpoint,
 )
+from transformer_mt.checkpoints.run_directory import list_checkpoints
 from transformer_mt.errors import CheckpointError
 
 
 def average(run_dir: Path, last: int, output: Path | None) -> Path:
     """Averages the weights of the newest checkpoints of a run.
 
-    The mean is taken in float64. What is written is a complete checkpoint to translate with or
-    to begin another run from; it cannot be resumed, having no moments.
+    The result is a complete checkpoint to translate with or to begin another run from. It cannot
+    be resumed, since it has no optimizer moments.
 
     Args:
         run_dir: The run.
-        last: How many of its checkpoints.
-        output: Where to put the result; None is `averaged-N` in the run.
+        last: How many of its newest checkpoints to average.
+        output: Directory of the result; None is `averaged-N` in the run.
 
     Returns:
         The directory written.
 
     Raises:
-        CheckpointError: If there are not so many, one of them is damaged, or the directory exists.
+        CheckpointError: If the run has fewer checkpoints, one of them is damaged, or the
+            directory exists.
     """
     paths = list_checkpoints(run_dir)
     if len(paths) < last or not paths:
         raise CheckpointError(
-            f"{run_dir}: has {len(paths)} checkpoints, not {last}; choose --last accordingly, or"
-            " raise train.keep_last and train on"
+            f"{run_dir}: has {len(paths)} checkpoints, not {last}; choose a smaller --last, or"
+            " raise train.keep_last and continue training"
         )
     output = output or run_dir / f"averaged-{last}"
     if output.exists():
-        raise CheckpointError(f"{output}: exists already; name another directory with -o")
+        raise CheckpointError(f"{output}: already exists; name another directory with -o")
     checkpoints = [load_checkpoint(path) for path in paths[:last]]
+    newest = checkpoints[0]
+    tensors = {MODEL: _mean_weights(checkpoints)}
+    save_checkpoint(output, tensors, newest.state, newest.config, newest.vocab)
+    return output
+
+
+def _mean_weights(checkpoints: Sequence[Checkpoint]) -> dict[str, torch.Tensor]:
+    """Averages in float64, so that the order of the sum does not matter."""
     sums: dict[str, torch.Tensor] = {}
     for checkpoint in checkpoints:
-        for name, tensor in safetensors.torch.load_file(checkpoint.path / MODEL).items():
+        for name, tensor in checkpoint.load_tensors(MODEL).items():
             sums[name] = sums.get(name, 0.0) + tensor.double()
-    mean = {name: (total / last).float() for name, total in sums.items()}
-    newest = checkpoints[0]
-    return write_checkpoint(output, {MODEL: mean}, newest.config, newest.vocab, newest.state)
+    return {name: (total / len(checkpoints)).float() for name, total in sums.items()}

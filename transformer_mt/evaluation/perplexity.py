@@ -4,8 +4,8 @@ import math
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 
+from transformer_mt.model.likelihood import token_log_probabilities
 from transformer_mt.model.transformer import Transformer
 from transformer_mt.text.batching import cut_micro_batches
 from transformer_mt.text.encoded_pairs import EncodedPairs
@@ -32,9 +32,10 @@ def mean_nll(model: Transformer, pairs: EncodedPairs, micro_batch_tokens: int) -
     total = torch.zeros((), dtype=torch.float64, device=device)
     for indices in cut_micro_batches(order, src_lengths, tgt_lengths, limit):
         batch = pairs.batch(indices).to(device)
-        logits = model(batch.src, batch.tgt_in).float().flatten(0, 1)  # (B * T, V)
-        targets = batch.tgt_out.flatten()
-        total += F.cross_entropy(logits, targets, ignore_index=PAD_ID, reduction="sum")
+        log_probabilities = token_log_probabilities(
+            model, batch.src, batch.tgt_in, batch.tgt_out, PAD_ID
+        )  # (B, T)
+        total -= log_probabilities[batch.tgt_out != PAD_ID].sum()
     model.train(was_training)
     return float(total) / int(tgt_lengths.sum())
 

@@ -1,134 +1,30 @@
-"""Scaled dot-product and multi-head attention, with the caches of step-by-step decoding.
+"""Scaled dot-product attention: softmax(Q K^T / sqrt(K)) V.
 
-Shapes: B batch, S source length, T target length, D model width, H heads, K head width. Masks are
-bool and True means "may attend".
+Shapes: B batch, H heads, T queries, S keys, K head width. Masks are bool and True means "may
+attend". The layers around it are in multi_head_attention.py; what runs on a CPU is in
+cpu_kernels.py and tested against the functions here.
 
-Reference: Vaswani et al. 2017, Attention Is All You Need, section 3.2.
+Reference: Vaswani et al. 2017, Attention Is All You Need, section 3.2.1.
 """
 
 import math
-from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
-
-from transformer_mt.model.cpu_kernels import Linear
-
-Maps = list[Tensor]
-"""Collects attention weights, (B, H, queries, keys), when a caller wants to look at them."""
+from torch import Tensor
 
 
-FEW_QUERIES = 8
-"""Up to so many, as in a step of decoding, plain products are faster on a CPU."""
-
-
-class Cache:
-    """Vectors of target positions that a decoder layer keeps between steps.
-
-    Time comes first, so that a step writes, and a selection of rows copies, whole blocks.
-
-    Args:
-        like: Any tensor of the device and type to keep.
-        room: Target positions there will be at most.
-        rows: Hypotheses, R.
-        width: Numbers kept of each position, D.
-    """
-
-    def __init__(self, like: Tensor, room: int, rows: int, width: int) -> None:
-        self._room, self._width = room, width
-        self._store = like.new_empty(room * rows * width)
-        self._spare = like.new_empty(0)
-        self._view = self._store.view(room, rows, width)
-
-    def append(self, vectors: Tensor, length: int) -> None:
-        """Writes the vectors, (R, D), of position `length`."""
-        self._view[length] = vectors
-
-    def heads(self, length: int, n_heads: int) -> Tensor:
-        """Gives the first `length` positions as (R, H, length, K)."""
-        return (
-            self._view[:length]
-            .view(length, -1, n_heads, self._width // n_heads)
-            .permute(1, 2, 0, 3)
-        )
-
-    def select(self, rows: Tensor, length: int) -> None:
-        """Keeps, repeats or reorders rows, of `length` positions each."""
-        size = self._room * len(rows) * self._width
-        if len(self._spare) < size:
-            self._spare = self._store.new_empty(size)
-        view = self._spare[:size].view(self._room, len(rows), self._width)
-        torch.index_select(self._view[:length], 1, rows, out=view[:length])
-        self._store, self._spare, self._view = self._spare, self._store, view
-
-
-@dataclass
-class LayerCache:
-    """Keys and values that one decoder layer keeps between steps.
-
-    Attributes:
-        self_keys: Of the target positions so far of R rows.
-        self_values: Likewise.
-        memory_keys: Of the encoder's output, (B, H, S, K); several rows may share a source.
-        memory_values: Likewise.
-    """
-
-    self_keys: Cache
-    self_values: Cache
-    memory_keys: Tensor
-    memory_values: Tensor
-
-    def select(self, rows: Tensor, length: int) -> None:
-        """Keeps, repeats or reorders rows of `length` target positions."""
-        self.self_keys.select(rows, length)
-        self.self_values.select(rows, length)
-
-    def select_sources(self, sources: Tensor) -> None:
-        """Keeps only some sources."""
-        self.memory_keys = self.memory_keys.index_select(0, sources)
-        self.memory_values = self.memory_values.index_select(0, sources)
-
-
-def attend(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Tensor | None,
-    causal: bool,
-    dropout: float,
-    maps: Maps | None,
-) -> Tensor:
-    """Computes scaled dot-product attention.
+def attention_weights(q: Tensor, k: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
+    """Computes softmax(Q K^T / sqrt(K)) in float32.
 
     Args:
         q: Queries, (B, H, T, K).
         k: Keys, (B, H, S, K).
-        v: Values, (B, H, S, K).
         mask: Where queries may attend, broadcastable to (B, H, T, S); None is everywhere.
-        causal: Whether a query sees only positions up to its own.
-        dropout: Probability with which a weight is dropped.
-        maps: Receives the weights, (B, H, T, S), if given.
+        causal: Whether a query sees only positions up to its own; then mask must be None.
 
     Returns:
-        Weighted values, (B, H, T, K).
-
-    Reference:
-        Section 3.2.1, equation 1.
+        Weights, (B, H, T, S); each row sums to 1.
     """
-    if maps is not None:
-        maps.append(_attention_weights(q, k, mask, causal))
-    if q.device.type == "cpu":
-        # On CPUs this one operation is slower in bf16, its backward many times, than in fp32.
-        with torch.autocast("cpu", enabled=False):
-            wide = q.float(), k.float(), v.float()
-            if q.size(2) <= FEW_QUERIES and not dropout:
-                return (_attention_weights(q, k, mask, causal) @ wide[2]).to(q.dtype)
-            return F.scaled_dot_product_attention(*wide, mask, dropout, causal).to(q.dtype)
-    return F.scaled_dot_product_attention(q, k, v, mask, dropout, causal)
-
-
-def _attention_weights(q: Tensor, k: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
     scores = q.float() @ k.float().transpose(-2, -1) / math.sqrt(q.size(-1))  # (B, H, T, S)
     if causal:
         mask = torch.ones(q.size(-2), k.size(-2), dtype=torch.bool, device=q.device).tril()
@@ -137,66 +33,22 @@ def _attention_weights(q: Tensor, k: Tensor, mask: Tensor | None, causal: bool) 
     return scores.softmax(dim=-1)
 
 
-class SelfAttention(nn.Module):
-    """Multi-head attention of a sequence to itself (section 3.2.2)."""
+def scaled_dot_product_attention(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool
+) -> Tensor:
+    """Computes softmax(Q K^T / sqrt(K)) V.
 
-    def __init__(self, d_model: int, n_heads: int, bias: bool, dropout: float) -> None:
-        super().__init__()
-        self.n_heads, self.dropout = n_heads, dropout
-        self.qkv = Linear(d_model, 3 * d_model, bias)
-        self.out = Linear(d_model, d_model, bias)
+    Args:
+        q: Queries, (B, H, T, K).
+        k: Keys, (B, H, S, K).
+        v: Values, (B, H, S, K).
+        mask: As in `attention_weights`.
+        causal: As in `attention_weights`.
 
-    def forward(self, x: Tensor, mask: Tensor | None, causal: bool, maps: Maps | None) -> Tensor:
-        """Attends within x, (B, T, D) to (B, T, D)."""
-        q, k, v = self.qkv(x).unflatten(-1, (3 * self.n_heads, -1)).transpose(1, 2).chunk(3, dim=1)
-        dropout = self.dropout if self.training else 0.0
-        return self._project(attend(q, k, v, mask, causal, dropout, maps))
+    Returns:
+        Weighted values, (B, H, T, K), of the type of the queries.
 
-    def step(self, x: Tensor, cache: LayerCache, length: int) -> Tensor:
-        """Attends from position `length` to itself and all before, (R, 1, D) to (R, 1, D)."""
-        q, k, v = self.qkv(x).chunk(3, dim=-1)
-        cache.self_keys.append(k[:, 0], length)
-        cache.self_values.append(v[:, 0], length)
-        keys = cache.self_keys.heads(length + 1, self.n_heads)
-        values = cache.self_values.heads(length + 1, self.n_heads)
-        queries = q.unflatten(-1, (self.n_heads, -1)).transpose(1, 2)  # (R, H, 1, K)
-        return self._project(attend(queries, keys, values, None, False, 0.0, None))
-
-    def _project(self, heads: Tensor) -> Tensor:
-        projected: Tensor = self.out(heads.transpose(1, 2).flatten(2))  # (B, T, D)
-        return projected
-
-
-class CrossAttention(nn.Module):
-    """Multi-head attention of the target to the encoder's output (section 3.2.3)."""
-
-    def __init__(self, d_model: int, n_heads: int, bias: bool, dropout: float) -> None:
-        super().__init__()
-        self.n_heads, self.dropout = n_heads, dropout
-        self.q = Linear(d_model, d_model, bias)
-        self.kv = Linear(d_model, 2 * d_model, bias)
-        self.out = Linear(d_model, d_model, bias)
-
-    def project_memory(self, memory: Tensor) -> tuple[Tensor, Tensor]:
-        """Makes keys and values of the encoder's output, (B, S, D) to two (B, H, S, K)."""
-        k, v = self.kv(memory).unflatten(-1, (2 * self.n_heads, -1)).transpose(1, 2).chunk(2, dim=1)
-        # Widened here, once, on a CPU: `attend` would do it for every query anew.
-        return (k.float(), v.float()) if k.device.type == "cpu" else (k, v)
-
-    def forward(
-        self, x: Tensor, keys: Tensor, values: Tensor, mask: Tensor, maps: Maps | None
-    ) -> Tensor:
-        """Attends from x, (B, T, D), to projected memory; gives (B, T, D)."""
-        q = self.q(x).unflatten(-1, (self.n_heads, -1)).transpose(1, 2)  # (B, H, T, K)
-        dropout = self.dropout if self.training else 0.0
-        heads = attend(q, keys, values, mask, False, dropout, maps)
-        projected: Tensor = self.out(heads.transpose(1, 2).flatten(2))  # (B, T, D)
-        return projected
-
-    def step(self, x: Tensor, cache: LayerCache, mask: Tensor) -> Tensor:
-        """Attends from one position of R rows, (R, 1, D), to the B sources they belong to.
-
-        Rows of one source follow each other, so they are its queries and share its keys.
-        """
-        queries = x.view(len(cache.memory_keys), -1, x.size(-1))  # (B, R / B, D)
-        return self(queries, cache.memory_keys, cache.memory_values, mask, None).view_as(x)  # type: ignore[no-any-return]
+    Reference:
+        Section 3.2.1, equation 1.
+    """
+    return (attention_weights(q, k, mask, causal) @ v.float()).to(q.dtype)

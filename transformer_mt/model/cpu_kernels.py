@@ -1,10 +1,11 @@
-"""Linear maps through oneDNN on CPUs, and matrices packed for as long as they stay the same.
+"""Linear layers, dropout and attention as the model calls them, with fast paths for CPUs.
 
-PyTorch's own float32 product goes through another library, which on many CPUs is half as fast, and
-a matrix that was laid out for oneDNN beforehand is faster again (benchmarks/README.md).
+Each function computes what its plain PyTorch counterpart computes (`reference_linear`,
+`reference_dropout`, `attention.scaled_dot_product_attention`); tests compare the two. On other
+devices, and where PyTorch lacks the private operators, the plain functions run.
+benchmarks/README.md has the measurements.
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -13,91 +14,208 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-_ONEDNN = hasattr(torch.ops.mkldnn, "_linear_pointwise")
+from transformer_mt.model.attention import scaled_dot_product_attention
+from transformer_mt.system.private_torch import (
+    has_onednn_linear,
+    onednn_linear,
+    pack_onednn_weight,
+)
+
+FEW_QUERIES = 8
+"""Up to this many queries, as in incremental decoding, plain products are faster than SDPA."""
+_PACKED = "onednn_packed"
+"""Attribute of a weight that holds its packed copy."""
+_STATES = 2**16
+"""Dropout draws 16 random bits per element, so p is rounded to a multiple of 1 / 2^16."""
 
 
-def product(x: Tensor, matrix: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Computes x @ matrix^T + bias, (..., inputs) to (..., outputs), as `F.linear` does."""
-    wide = x.dtype == matrix.dtype == torch.float32 and not torch.is_autocast_enabled("cpu")
-    if _ONEDNN and x.device.type == "cpu" and wide:
-        rows: Tensor = _Product.apply(x.flatten(0, -2), matrix, bias)  # type: ignore[no-untyped-call]
-        return rows.view(*x.shape[:-1], -1)
-    return F.linear(x, matrix, bias)
+def _on_cpu(x: Tensor) -> bool:
+    return x.device.type == "cpu"
 
 
-class _Product(torch.autograd.Function):
+# --- Linear layers ------------------------------------------------------------------------------
+
+
+def reference_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Computes x @ weight^T + bias in plain PyTorch."""
+    return F.linear(x, weight, bias)
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Computes x @ weight^T + bias.
+
+    In float32 on a CPU the product runs through oneDNN: PyTorch's default library is half as fast
+    on many CPUs.
+
+    Args:
+        x: Input, (..., inputs).
+        weight: Weight, (outputs, inputs); if packed, the packed copy is used, without gradients.
+        bias: Bias, (outputs,).
+
+    Returns:
+        Output, (..., outputs).
+    """
+    if not _on_cpu(x):
+        return reference_linear(x, weight, bias)
+    packed = getattr(weight, _PACKED, None)
+    if packed is not None:
+        return onednn_linear(x, packed, bias)
+    float32 = x.dtype == weight.dtype == torch.float32 and not torch.is_autocast_enabled("cpu")
+    if not float32 or not has_onednn_linear():
+        return reference_linear(x, weight, bias)
+    rows: Tensor = _OneDNNLinear.apply(x.flatten(0, -2), weight, bias)  # type: ignore[no-untyped-call]
+    return rows.view(*x.shape[:-1], -1)
+
+
+class _OneDNNLinear(torch.autograd.Function):
     """oneDNN's product with its gradients, which are products too."""
 
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, matrix: Tensor, bias: Tensor | None) -> Tensor:
-        ctx.save_for_backward(rows, matrix)
-        ctx.biased = bias is not None
-        return _onednn(rows, matrix, bias)
+    def forward(ctx: Any, rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(rows, weight)
+        ctx.has_bias = bias is not None
+        return onednn_linear(rows, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        rows, matrix = ctx.saved_tensors
-        grad_bias = grad.sum(0) if ctx.biased else None
-        return _onednn(grad, matrix.t()), _onednn(grad.t(), rows.t()), grad_bias
+        rows, weight = ctx.saved_tensors
+        grad_bias = grad.sum(0) if ctx.has_bias else None
+        return onednn_linear(grad, weight.t()), onednn_linear(grad.t(), rows.t()), grad_bias
 
 
-def _onednn(x: Tensor, matrix: Tensor, bias: Tensor | None = None) -> Tensor:
-    found: Tensor = torch.ops.mkldnn._linear_pointwise(x, matrix, bias, "none", [], "")
-    return found
-
-
-class Packable(nn.Module, ABC):
-    """A module with one matrix that it multiplies by."""
-
-    packed: Tensor | None = None
-
-    @property
-    @abstractmethod
-    def matrix(self) -> Tensor:
-        """The matrix, (outputs, inputs)."""
-
-    def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        """Maps (..., inputs) to (..., outputs)."""
-        if self.packed is None:
-            return product(x, self.matrix, bias)
-        return _onednn(x, self.packed, bias)
-
-
-class Linear(nn.Linear, Packable):
-    """An affine map, as PyTorch's own."""
-
-    @property
-    def matrix(self) -> Tensor:
-        """The matrix, (outputs, inputs)."""
-        return self.weight
+class Linear(nn.Linear):
+    """`nn.Linear` computed by `linear`."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Maps (..., inputs) to (..., outputs)."""
-        return self.multiply(x, self.bias)
+        return linear(x, self.weight, self.bias)
 
 
 @contextmanager
-def packed(model: nn.Module) -> Iterator[None]:
-    """Packs the matrices of a model on a CPU; meanwhile they must not change, nor be trained."""
-    mine = pack(model)
+def packed_weights(model: nn.Module) -> Iterator[None]:
+    """Packs the weights of a model for a while; they must neither change nor be trained then."""
+    weights = pack_weights(model)
     try:
         yield
     finally:
-        for module in mine:
-            module.packed = None
+        for weight in weights:
+            delattr(weight, _PACKED)
 
 
-def pack(model: nn.Module) -> list[Packable]:
-    """Packs, for good, what is not packed yet; gives the modules."""
-    mine = [
-        module
-        for module in model.modules()
-        if isinstance(module, Packable) and module.packed is None and _can_pack(module.matrix)
-    ]
-    for module in mine:
-        module.packed = torch.ops.mkldnn._reorder_linear_weight(module.matrix.detach())
-    return mine
+def pack_weights(model: nn.Module) -> list[Tensor]:
+    """Copies the weights of a model on a CPU into oneDNN's own layout, which makes `linear` faster.
+
+    The weights must neither change nor be trained afterwards.
+
+    Args:
+        model: Its `nn.Linear` weights are packed, and what a module names `output_weight`.
+
+    Returns:
+        The weights packed by this call; those already packed are left out.
+    """
+    weights = []
+    for module in model.modules():
+        weight = module.weight if isinstance(module, nn.Linear) else None
+        weight = getattr(module, "output_weight", weight)
+        if weight is not None and not is_packed(weight) and _on_cpu(weight) and has_onednn_linear():
+            setattr(weight, _PACKED, pack_onednn_weight(weight))
+            weights.append(weight)
+    return weights
 
 
-def _can_pack(matrix: Tensor) -> bool:
-    return matrix.device.type == "cpu" and _ONEDNN
+def is_packed(weight: Tensor) -> bool:
+    """Tells whether `linear` uses a packed copy of a weight."""
+    return hasattr(weight, _PACKED)
+
+
+# --- Dropout ------------------------------------------------------------------------------------
+
+
+def reference_dropout(x: Tensor, p: float) -> Tensor:
+    """Zeroes elements with probability p and divides the others by 1 - p, in plain PyTorch."""
+    return F.dropout(x, p)
+
+
+def dropout(x: Tensor, p: float) -> Tensor:
+    """Zeroes elements with probability p and scales the others up to keep the mean.
+
+    Args:
+        x: Any tensor.
+        p: Probability of a zero, below 1; on a CPU rounded to a multiple of 1 / 2^16.
+
+    Returns:
+        A tensor of the same shape.
+    """
+    if not _on_cpu(x):
+        return reference_dropout(x, p)
+    return x * _dropout_factors(x.detach(), p)
+
+
+def _dropout_factors(like: Tensor, p: float) -> Tensor:
+    """Draws zeros and 1 / (1 - p), five times as fast as PyTorch, which draws them one by one."""
+    zeros = min(round(p * _STATES), _STATES - 1)
+    # The full range of int64: by default the sign bit would never be set.
+    bits = torch.empty(-(-like.numel() // 4), dtype=torch.int64).random_(-(2**63), None)
+    bits = bits.view(torch.int16)[: like.numel()].view(like.shape)
+    factors = torch.empty(like.shape, dtype=like.dtype)
+    return torch.ge(bits, zeros - _STATES // 2, out=factors).mul_(_STATES / (_STATES - zeros))
+
+
+class Dropout(nn.Module):
+    """`nn.Dropout` computed by `dropout`.
+
+    Args:
+        p: Probability of a zero.
+
+    Reference:
+        Attention Is All You Need, section 5.4.
+    """
+
+    def __init__(self, p: float) -> None:
+        super().__init__()
+        self.p = p
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Maps a tensor to one of the same shape; without change unless in training."""
+        return dropout(x, self.p) if self.training and self.p else x
+
+
+# --- Attention ----------------------------------------------------------------------------------
+
+
+def attention(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, dropout: float
+) -> Tensor:
+    """Computes `attention.scaled_dot_product_attention`, with dropout of the weights.
+
+    Args:
+        q: Queries, (B, H, T, K).
+        k: Keys, (B, H, S, K).
+        v: Values, (B, H, S, K).
+        mask: Where queries may attend, broadcastable to (B, H, T, S); None is everywhere.
+        causal: Whether a query sees only positions up to its own; then mask must be None.
+        dropout: Probability with which a weight is dropped.
+
+    Returns:
+        Weighted values, (B, H, T, K).
+    """
+    if not _on_cpu(q):
+        return F.scaled_dot_product_attention(q, k, v, mask, dropout, causal)
+    # In bf16 a CPU computes attention more slowly than in float32, its gradient many times.
+    with torch.autocast("cpu", enabled=False):
+        if q.size(2) <= FEW_QUERIES and not dropout:
+            return scaled_dot_product_attention(q, k, v, mask, causal)
+        output = F.scaled_dot_product_attention(
+            q.float(), k.float(), v.float(), mask, dropout, causal
+        )
+        return output.to(q.dtype)
+
+
+def prepare_keys_values(keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    """Copies keys and values, (B, H, S, K), that `attention` will read many times.
+
+    They become contiguous and, on a CPU, float32, or each call would convert them again.
+    """
+    if _on_cpu(keys):
+        keys, values = keys.float(), values.float()
+    return keys.contiguous(), values.contiguous()

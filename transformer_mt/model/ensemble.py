@@ -7,15 +7,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from transformer_mt.model.transformer import DecoderState, Transformer
+from transformer_mt.model.decoder_cache import DecoderState
+from transformer_mt.model.transformer import Transformer
 
 
 @dataclass
 class EnsembleState:
-    """The states of all members, row by row the same hypotheses.
+    """Decoding states of all members; a row holds the same hypothesis in each.
 
     Attributes:
-        members: One state a model.
+        members: One state per model.
     """
 
     members: list[DecoderState]
@@ -27,10 +28,10 @@ class EnsembleState:
 
 
 class Ensemble(nn.Module):
-    """Models with one vocabulary, whose mean probability decides each token.
+    """Models with one vocabulary that decode with the mean of their probabilities.
 
     Args:
-        models: At least one; the sizes may differ.
+        models: At least one; their sizes may differ.
     """
 
     def __init__(self, models: Sequence[Transformer]) -> None:
@@ -39,16 +40,19 @@ class Ensemble(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """Where the models are."""
+        """Device of the models."""
         return self.models[0].device  # type: ignore[return-value]
 
-    def start(self, src: Tensor, max_length: int) -> EnsembleState:
-        """Encodes source ids, (B, S), with every model."""
-        return EnsembleState([model.start(src, max_length) for model in self.models])  # type: ignore[operator]
+    def begin_decoding(self, src: Tensor, max_length: int) -> EnsembleState:
+        """Encodes padded source ids, (B, S), with every model."""
+        return EnsembleState([model.begin_decoding(src, max_length) for model in self.models])  # type: ignore[operator]
 
     def next_logits(self, ids: Tensor, state: EnsembleState) -> Tensor:
-        """Computes the log-probabilities of the next position, (R,) to (R, V)."""
-        members = zip(self.models, state.members, strict=True)
-        logits = [model.next_logits(ids, its).float() for model, its in members]  # type: ignore[operator]
-        stacked = torch.stack([some.log_softmax(-1) for some in logits])
-        return stacked.logsumexp(0) - math.log(len(logits))
+        """Computes the log-probabilities of the next token, (R,) to (R, V)."""
+        log_probabilities = torch.stack(
+            [
+                model.next_logits(ids, member).float().log_softmax(-1)  # type: ignore[operator]
+                for model, member in zip(self.models, state.members, strict=True)
+            ]
+        )  # (models, R, V)
+        return log_probabilities.logsumexp(0) - math.log(len(self.models))

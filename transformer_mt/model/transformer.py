@@ -1,7 +1,10 @@
-"""The encoder-decoder Transformer. Knows ids and tensors, no files and no strings.
+"""The encoder-decoder Transformer, from ids to logits.
 
-Shapes: B batch, S source length, T target length, D model width, H heads, K head width,
-V vocabulary. Masks are bool and True means "may attend".
+Shapes:
+    B  batch                 S  source length       T  target length      L  either length
+    D  model width           H  heads               K  head width, D / H
+    V  target vocabulary     R  rows (hypotheses) of incremental decoding
+Masks are bool and True means "may attend".
 
 Reference: Vaswani et al. 2017, Attention Is All You Need, section 3.
 """
@@ -16,62 +19,48 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from transformer_mt.config import ModelConfig
-from transformer_mt.model.attention import Cache, CrossAttention, LayerCache, Maps, SelfAttention
-from transformer_mt.model.cpu_kernels import Linear, Packable
-from transformer_mt.model.dropout import Dropout
+from transformer_mt.model.cpu_kernels import Dropout, Linear, linear, prepare_keys_values
+from transformer_mt.model.decoder_cache import DecoderState, LayerCache, PositionCache
+from transformer_mt.model.multi_head_attention import CrossAttention, SelfAttention
 
 
-@dataclass
-class DecoderState:
-    """What incremental decoding carries from step to step.
+@dataclass(frozen=True)
+class AttentionWeights:
+    """Attention weights of every layer, first layer first.
 
     Attributes:
-        layers: Cached keys and values of each layer.
-        memory_mask: Real source positions, (B, 1, 1, S).
-        length: Target positions already in the cache.
+        encoder: Self-attention of the encoder, (B, H, S, S) each.
+        decoder: Self-attention of the decoder, (B, H, T, T) each.
+        cross: Attention of the decoder to the encoder's output, (B, H, T, S) each.
     """
 
-    layers: list[LayerCache]
-    memory_mask: Tensor
-    length: int = 0
-
-    def select(self, rows: Tensor, sources: Tensor | None = None) -> None:
-        """Keeps, repeats or reorders rows in place; rows of one source stand together.
-
-        Args:
-            rows: Row numbers, int64.
-            sources: Numbers of the sources that are kept, int64; None keeps all.
-        """
-        for layer in self.layers:
-            layer.select(rows, self.length)
-        if sources is not None:
-            self.memory_mask = self.memory_mask[sources]
-            for layer in self.layers:
-                layer.select_sources(sources)
+    encoder: list[Tensor]
+    decoder: list[Tensor]
+    cross: list[Tensor]
 
 
 def sinusoid(positions: Tensor, d_model: int) -> Tensor:
     """Computes position encodings.
 
     Args:
-        positions: Positions from 0, (L,).
+        positions: Positions, counted from 0, (L,).
         d_model: Model width, even.
 
     Returns:
-        Sines in even and cosines in odd places, (L, D), float32.
+        Sines at even and cosines at odd indices, (L, D), float32.
 
     Reference:
         Section 3.5.
     """
-    rates = torch.exp(
+    frequencies = torch.exp(
         torch.arange(0, d_model, 2, device=positions.device) * (-math.log(10000.0) / d_model)
-    )
-    angles = positions[:, None] * rates  # (L, D / 2)
-    return torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(1)
+    )  # (D / 2,)
+    angles = positions[:, None] * frequencies  # (L, D / 2)
+    return torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(1)  # (L, D)
 
 
 class FeedForward(nn.Module):
-    """Two linear maps with a ReLU between, at each position (section 3.3)."""
+    """Two linear layers with a ReLU between them, applied at each position (section 3.3)."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -80,8 +69,10 @@ class FeedForward(nn.Module):
         self.dropout = Dropout(config.activation_dropout)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Maps (B, T, D) to (B, T, D)."""
-        return self.outer(self.dropout(self.inner(x).relu_()))  # type: ignore[no-any-return]
+        """Maps (B, L, D) to (B, L, D)."""
+        activations = self.inner(x).relu_()  # (B, L, d_ff)
+        output: Tensor = self.outer(self.dropout(activations))  # (B, L, D)
+        return output
 
 
 class Residual(nn.Module):
@@ -94,19 +85,15 @@ class Residual(nn.Module):
         self.dropout = Dropout(config.dropout)
 
     def forward(self, x: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
-        """Applies a sublayer to x, (B, T, D), and adds what it gives."""
-        out: Tensor
+        """Adds the output of a sublayer to its input, (B, L, D) to (B, L, D)."""
+        output: Tensor
         if self.placement == "post":
-            out = self.norm(x + self.dropout(sublayer(x)))
+            output = self.norm(x + self.dropout(sublayer(x)))
         elif self.placement == "pre":
-            out = x + self.dropout(sublayer(self.norm(x)))
+            output = x + self.dropout(sublayer(self.norm(x)))
         else:
-            out = x + self.norm(self.dropout(sublayer(x)))
-        return out
-
-
-def _heads(config: ModelConfig) -> tuple[int, int, bool, float]:
-    return config.d_model, config.n_heads, config.attention_bias, config.attention_dropout
+            output = x + self.norm(self.dropout(sublayer(x)))
+        return output
 
 
 class EncoderLayer(nn.Module):
@@ -114,56 +101,74 @@ class EncoderLayer(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.self_attention, self.feed_forward = SelfAttention(*_heads(config)), FeedForward(config)
+        self.self_attention = SelfAttention(config)
+        self.feed_forward = FeedForward(config)
         self.residuals = nn.ModuleList(Residual(config) for _ in range(2))
 
-    def forward(self, x: Tensor, mask: Tensor, maps: Maps | None) -> Tensor:
-        """Maps (B, S, D) to (B, S, D)."""
-        x = self.residuals[0](x, lambda y: self.self_attention(y, mask, False, maps))
-        out: Tensor = self.residuals[1](x, self.feed_forward)
-        return out
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        """Maps (B, S, D) to (B, S, D); the mask is (B, 1, 1, S)."""
+        x = self.residuals[0](x, lambda y: self.self_attention(y, mask, False))
+        x = self.residuals[1](x, self.feed_forward)
+        return x
 
 
 class DecoderLayer(nn.Module):
-    """Causal self-attention, attention to the memory, feed-forward (section 3.1)."""
+    """Causal self-attention, cross-attention to the memory, feed-forward (section 3.1)."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.self_attention = SelfAttention(*_heads(config))
-        self.cross_attention = CrossAttention(*_heads(config))
+        self.self_attention = SelfAttention(config)
+        self.cross_attention = CrossAttention(config)
         self.feed_forward = FeedForward(config)
         self.residuals = nn.ModuleList(Residual(config) for _ in range(3))
 
-    def forward(
-        self, x: Tensor, memory: Tensor, memory_mask: Tensor, maps: tuple[Maps, Maps] | None
+    def forward(self, x: Tensor, memory: Tensor, memory_mask: Tensor) -> Tensor:
+        """Computes the layer at all target positions.
+
+        Args:
+            x: Target vectors, (B, T, D).
+            memory: The encoder's output, (B, S, D).
+            memory_mask: Real source positions, (B, 1, 1, S).
+
+        Returns:
+            Target vectors, (B, T, D).
+        """
+        keys, values = self.cross_attention.project_memory(memory)  # (B, H, S, K) each
+        # Padding is at the end, so the causal mask alone hides it from every real position.
+        x = self.residuals[0](x, lambda y: self.self_attention(y, None, True))
+        x = self.residuals[1](x, lambda y: self.cross_attention(y, keys, values, memory_mask))
+        x = self.residuals[2](x, self.feed_forward)
+        return x
+
+    def begin_decoding(self, memory: Tensor, max_length: int) -> LayerCache:
+        """Makes a cache of `max_length` positions for each source of the memory, (B, S, D)."""
+        keys, values = prepare_keys_values(*self.cross_attention.project_memory(memory))
+        n_rows, d_model = memory.size(0), memory.size(-1)
+        self_keys, self_values = (
+            PositionCache(keys, max_length, n_rows, d_model) for _ in range(2)
+        )
+        return LayerCache(self_keys, self_values, keys, values)
+
+    def decode_position(
+        self, x: Tensor, cache: LayerCache, memory_mask: Tensor, position: int
     ) -> Tensor:
-        """Maps (B, T, D) to (B, T, D); maps receive self- and cross-attention weights."""
-        self_maps, cross_maps = maps or (None, None)
-        keys, values = self.cross_attention.project_memory(memory)
-        # Padding stands at the end, so the causal mask alone hides it from every real position.
-        x = self.residuals[0](x, lambda y: self.self_attention(y, None, True, self_maps))
+        """Computes the layer at one position, (R, 1, D) to (R, 1, D), and adds it to the cache."""
+        x = self.residuals[0](x, lambda y: self.self_attention.decode_position(y, cache, position))
         x = self.residuals[1](
-            x, lambda y: self.cross_attention(y, keys, values, memory_mask, cross_maps)
+            x, lambda y: self.cross_attention.decode_position(y, cache, memory_mask)
         )
         x = self.residuals[2](x, self.feed_forward)
         return x
 
-    def step(self, x: Tensor, cache: LayerCache, memory_mask: Tensor, length: int) -> Tensor:
-        """Maps one position, (R, 1, D) to (R, 1, D), and adds it to the cache."""
-        x = self.residuals[0](x, lambda y: self.self_attention.step(y, cache, length))
-        x = self.residuals[1](x, lambda y: self.cross_attention.step(y, cache, memory_mask))
-        x = self.residuals[2](x, self.feed_forward)
-        return x
 
-
-class Transformer(Packable):
+class Transformer(nn.Module):
     """The whole model, from ids to logits.
 
     Args:
         config: Sizes and variants.
-        src_size: Source vocabulary.
-        tgt_size: Target vocabulary.
-        pad_id: Id of padding, which nothing attends to.
+        src_size: Size of the source vocabulary.
+        tgt_size: Size of the target vocabulary, V.
+        pad_id: Id of padding, which no position attends to.
 
     Raises:
         ValueError: If embeddings are tied and the vocabularies differ in size.
@@ -172,9 +177,11 @@ class Transformer(Packable):
     def __init__(self, config: ModelConfig, src_size: int, tgt_size: int, pad_id: int) -> None:
         super().__init__()
         if config.tie_embeddings and src_size != tgt_size:
-            raise ValueError(f"tied embeddings need one vocabulary, not {src_size} and {tgt_size}")
+            raise ValueError(
+                f"tied embeddings need vocabularies of one size, not {src_size} and {tgt_size}"
+            )
         self.d_model, self.n_heads, self.pad_id = config.d_model, config.n_heads, pad_id
-        # Tied, the one matrix is a parameter once: checkpoints hold it once too.
+        # Tied embeddings are one parameter, so checkpoints store them once.
         self.src_embedding = nn.Parameter(torch.empty(src_size, config.d_model))
         if not config.tie_embeddings:
             self.tgt_embedding = nn.Parameter(torch.empty(tgt_size, config.d_model))
@@ -191,12 +198,12 @@ class Transformer(Packable):
         self._initialise()
 
     def _initialise(self) -> None:
-        """Embeddings from N(0, 1/D), each projection Xavier uniform, biases zero."""
+        """Draws embeddings from N(0, 1/D) and projections Xavier uniform; sets biases to zero."""
         for name, parameter in self.named_parameters():
             if name.endswith("_embedding"):
                 nn.init.normal_(parameter, std=self.d_model**-0.5)
             elif name.endswith((".qkv.weight", ".kv.weight")):
-                # A fused matrix is several projections, and Xavier's bound is that of each.
+                # A fused weight holds several projections; Xavier's bound applies to each.
                 for projection in torch.split(parameter, self.d_model):
                     nn.init.xavier_uniform_(projection)
             elif parameter.dim() == 2:
@@ -205,115 +212,153 @@ class Transformer(Packable):
                 nn.init.zeros_(parameter)
 
     @property
-    def matrix(self) -> Tensor:
-        """What makes logits of the decoder's output, (V, D)."""
+    def output_weight(self) -> Tensor:
+        """Weight of the projection from the decoder's output to logits, (V, D)."""
         return self.src_embedding if self.tied else self.out_embedding
 
     @property
     def device(self) -> torch.device:
-        """Where the model is."""
+        """Device of the parameters."""
         return self.src_embedding.device
 
     def forward(self, src: Tensor, tgt_in: Tensor) -> Tensor:
-        """Computes logits, (B, T, V), of padded ids, (B, S) and (B, T)."""
-        return self.multiply(self.hidden(src, tgt_in), None)
+        """Computes the logits of every target position.
+
+        Args:
+            src: Source ids, padded, (B, S).
+            tgt_in: Begin mark and target ids, padded, (B, T).
+
+        Returns:
+            Logits, (B, T, V).
+        """
+        return self._logits(self.hidden(src, tgt_in))
 
     def hidden(self, src: Tensor, tgt_in: Tensor) -> Tensor:
-        """Computes what logits are made of by `matrix`, (B, T, D), of (B, S) and (B, T)."""
-        return self._decoder(tgt_in, self.encode(src), self.src_mask(src), None)
+        """Computes the decoder's output, which `output_weight` projects to logits.
+
+        Args:
+            src: Source ids, padded, (B, S).
+            tgt_in: Begin mark and target ids, padded, (B, T).
+
+        Returns:
+            Decoder output, (B, T, D).
+        """
+        return self._decoder_output(tgt_in, self.encode(src), self.src_mask(src))
 
     def src_mask(self, src: Tensor) -> Tensor:
         """Marks real source positions, (B, S) to (B, 1, 1, S)."""
         return (src != self.pad_id)[:, None, None, :]
 
-    def encode(self, src: Tensor, maps: Maps | None = None) -> Tensor:
-        """Encodes source ids.
-
-        Args:
-            src: Padded ids, (B, S).
-            maps: Receives each layer's attention weights, (B, H, S, S), if given.
-
-        Returns:
-            The memory, (B, S, D).
-        """
-        mask = self.src_mask(src)
-        x = self._embed(src, self.src_embedding, 0)
+    def encode(self, src: Tensor) -> Tensor:
+        """Computes the memory, (B, S, D), of padded source ids, (B, S)."""
+        mask = self.src_mask(src)  # (B, 1, 1, S)
+        x = self._embed(src, self.src_embedding, 0)  # (B, S, D)
         for layer in self.encoder:
-            x = layer(x, mask, maps)
+            x = layer(x, mask)
         memory: Tensor = self.encoder_norm(x)
         return memory
 
-    def decode(
-        self,
-        tgt_in: Tensor,
-        memory: Tensor,
-        memory_mask: Tensor,
-        maps: tuple[Maps, Maps] | None = None,
-    ) -> Tensor:
-        """Computes the logits of every target position at once.
+    def decode(self, tgt_in: Tensor, memory: Tensor, memory_mask: Tensor) -> Tensor:
+        """Computes the logits of every target position.
 
         Args:
             tgt_in: Begin mark and target ids, padded, (B, T).
             memory: The encoder's output, (B, S, D).
             memory_mask: Real source positions, (B, 1, 1, S).
-            maps: Two lists that receive each layer's self-attention weights, (B, H, T, T),
-                and cross-attention weights, (B, H, T, S), if given.
 
         Returns:
             Logits, (B, T, V).
         """
-        return self.multiply(self._decoder(tgt_in, memory, memory_mask, maps), None)
+        return self._logits(self._decoder_output(tgt_in, memory, memory_mask))
 
-    def _decoder(
-        self, tgt_in: Tensor, memory: Tensor, memory_mask: Tensor, maps: tuple[Maps, Maps] | None
-    ) -> Tensor:
-        x = self._embed(tgt_in, self._tgt_matrix(), 0)
-        for layer in self.decoder:
-            x = layer(x, memory, memory_mask, maps)
-        hidden: Tensor = self.decoder_norm(x)
-        return hidden
+    def begin_decoding(self, src: Tensor, max_length: int) -> DecoderState:
+        """Encodes the sources of an incremental decoding.
 
-    def start(self, src: Tensor, max_length: int) -> DecoderState:
-        """Encodes source ids, (B, S), and makes room to decode `max_length` target positions."""
+        Args:
+            src: Source ids, padded, (B, S).
+            max_length: Largest number of target positions.
+
+        Returns:
+            State of B rows for `next_logits`.
+        """
         memory = self.encode(src)
-        layers = []
-        for layer in self.decoder:
-            keys, values = layer.cross_attention.project_memory(memory)  # type: ignore[union-attr, operator]
-            keys, values = keys.contiguous(), values.contiguous()  # read anew in every step
-            own = [Cache(keys, max_length, len(src), self.d_model) for _ in range(2)]
-            layers.append(LayerCache(own[0], own[1], keys, values))
+        layers = [layer.begin_decoding(memory, max_length) for layer in self.decoder]  # type: ignore[operator]
         return DecoderState(layers, self.src_mask(src))
 
     def next_logits(self, ids: Tensor, state: DecoderState) -> Tensor:
-        """Computes the logits of the next position and adds this one to the state.
+        """Decodes one position of incremental decoding.
 
         Args:
-            ids: The token at position `state.length` of each row, (R,).
-            state: From `start`, which makes a row for each source; changed in place.
+            ids: The token at `state.position` in each row, (R,).
+            state: From `begin_decoding`; advanced by one position.
 
         Returns:
-            Logits, (R, V), equal to `decode`'s at this position.
+            Logits of the following token, (R, V), equal to those of `decode` at this position.
         """
-        x = self._embed(ids[:, None], self._tgt_matrix(), state.length)
+        x = self._embed(ids[:, None], self._tgt_embedding_weight(), state.position)  # (R, 1, D)
         for layer, cache in zip(self.decoder, state.layers, strict=True):
-            x = layer.step(x, cache, state.memory_mask, state.length)  # type: ignore[operator]
-        state.length += 1
-        return self.multiply(self.decoder_norm(x)[:, 0], None)
+            x = layer.decode_position(x, cache, state.memory_mask, state.position)  # type: ignore[operator]
+        state.position += 1
+        return self._logits(self.decoder_norm(x)[:, 0])  # (R, V)
 
-    def _tgt_matrix(self) -> Tensor:
-        return self.src_embedding if self.tied else self.tgt_embedding
+    @torch.no_grad()
+    def attention_weights(self, src: Tensor, tgt_in: Tensor) -> AttentionWeights:
+        """Computes the attention weights of every layer, in float32.
 
-    def _embed(self, ids: Tensor, matrix: Tensor, start: int) -> Tensor:
-        """Embeds ids, (B, L), that stand from position `start` on; gives (B, L, D)."""
-        embedded = F.embedding(ids, matrix) * math.sqrt(self.d_model)  # section 3.4
-        self.reserve(start + ids.size(1))
-        positions = self.positions[start : start + ids.size(1)]
-        dropped: Tensor = self.dropout(embedded + positions)
-        return dropped
+        Padded target positions have weights too; a caller ignores their rows.
+
+        Args:
+            src: Source ids, padded, (B, S).
+            tgt_in: Begin mark and target ids, padded, (B, T).
+        """
+        weights = AttentionWeights([], [], [])
+
+        def record_self(module: nn.Module, args: tuple[Tensor, Tensor | None, bool]) -> None:
+            x, mask, causal = args
+            recorded = weights.decoder if causal else weights.encoder
+            recorded.append(module.weights(x, mask, causal))  # type: ignore[operator]
+
+        def record_cross(module: nn.Module, args: tuple[Tensor, Tensor, Tensor, Tensor]) -> None:
+            x, keys, _, mask = args
+            weights.cross.append(module.weights(x, keys, mask))  # type: ignore[operator]
+
+        hooks = []
+        for module in self.modules():
+            if isinstance(module, SelfAttention):
+                hooks.append(module.register_forward_pre_hook(record_self))
+            elif isinstance(module, CrossAttention):
+                hooks.append(module.register_forward_pre_hook(record_cross))
+        try:
+            self.hidden(src, tgt_in)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        return weights
 
     def reserve(self, length: int) -> None:
-        """Computes the encodings of positions below `length` beforehand."""
+        """Computes the encodings of all positions below `length` beforehand."""
         if length > len(self.positions):
-            room = max(length, 2 * len(self.positions), 256)
-            steps = torch.arange(room, device=self.device)
-            self.positions = sinusoid(steps, self.d_model).to(self.src_embedding.dtype)
+            n_positions = max(length, 2 * len(self.positions), 256)
+            positions = torch.arange(n_positions, device=self.device)
+            self.positions = sinusoid(positions, self.d_model).to(self.src_embedding.dtype)
+
+    def _decoder_output(self, tgt_in: Tensor, memory: Tensor, memory_mask: Tensor) -> Tensor:
+        x = self._embed(tgt_in, self._tgt_embedding_weight(), 0)  # (B, T, D)
+        for layer in self.decoder:
+            x = layer(x, memory, memory_mask)
+        output: Tensor = self.decoder_norm(x)
+        return output
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        return linear(hidden, self.output_weight)  # (..., D) to (..., V)
+
+    def _tgt_embedding_weight(self) -> Tensor:
+        return self.src_embedding if self.tied else self.tgt_embedding
+
+    def _embed(self, ids: Tensor, weight: Tensor, first_position: int) -> Tensor:
+        """Embeds ids, (B, L), at consecutive positions; gives (B, L, D) (sections 3.4, 3.5)."""
+        embedded = F.embedding(ids, weight) * math.sqrt(self.d_model)  # (B, L, D)
+        end = first_position + ids.size(1)
+        self.reserve(end)
+        output: Tensor = self.dropout(embedded + self.positions[first_position:end])
+        return output

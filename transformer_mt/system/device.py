@@ -1,4 +1,4 @@
-"""What this machine can compute on, and in which precision."""
+"""The compute device, its precisions, and the PyTorch settings it computes with."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -6,82 +6,96 @@ from contextlib import contextmanager
 import torch
 
 from transformer_mt.errors import DeviceError
+from transformer_mt.system.private_torch import cpu_supports_bf16
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def choose_device(name: str) -> torch.device:
-    """Finds the device; `auto` is CUDA where there is one.
+    """Resolves a device name; `auto` is CUDA if available, else the CPU.
+
+    Args:
+        name: `auto`, `cpu` or `cuda`.
 
     Raises:
-        DeviceError: If the name is none, or CUDA is asked for and absent.
+        DeviceError: If the name is unknown, or CUDA is requested and not available.
     """
     if name not in ("auto", "cpu", "cuda"):
-        raise DeviceError(f"device {name}: write auto, cpu or cuda")
+        raise DeviceError(f"unknown device {name}: use auto, cpu or cuda")
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name == "cuda" and not torch.cuda.is_available():
-        raise DeviceError("device cuda: PyTorch finds no CUDA device here; use cpu or auto")
-    if name == "cuda":
-        # cuDNN plans attention anew for every shape it has not met; ours differ in every batch.
-        torch.backends.cuda.enable_cudnn_sdp(False)
+        raise DeviceError("device cuda: PyTorch finds no CUDA device; use cpu or auto")
     return torch.device(name)
 
 
-def choose_precision(name: str, device: torch.device, kept: str | None) -> str:
-    """Resolves `auto` to the fastest precision that trains well.
+def choose_precision(name: str, device: torch.device, recorded: str | None) -> str:
+    """Resolves `auto` to the fastest precision that trains reliably.
 
     Args:
         name: `auto`, `fp32`, `bf16` or `fp16`.
-        device: Where to compute.
-        kept: What a resumed run has computed in so far; `auto` stays with it.
+        device: The compute device.
+        recorded: Precision of the run so far if it is resumed; `auto` keeps it.
 
     Raises:
-        DeviceError: If the device does not compute in that precision.
+        DeviceError: If the device does not support that precision.
     """
-    if name == "auto" and kept:
-        name = kept
+    if name == "auto" and recorded:
+        name = recorded
     if name == "auto":
         if supports("bf16", device):
             return "bf16"
         return "fp16" if device.type == "cuda" else "fp32"
     if not supports(name, device):
-        if kept:
+        if recorded:
             raise DeviceError(
-                f"train.precision: the run computes in {kept}, which this {device.type} does not"
-                " have; resume it where it began, or start a new run"
+                f"train.precision: the run was trained in {recorded}, which this {device.type}"
+                " device does not support; resume it on its original device or start a new run"
             )
         raise DeviceError(
-            f"train.precision = {name}: this {device.type} does not compute in it; use auto or fp32"
+            f"train.precision = {name}: this {device.type} device does not support {name};"
+            " use auto or fp32"
         )
     return name
 
 
 def supports(precision: str, device: torch.device) -> bool:
-    """Tells whether a device computes in `fp32`, `bf16` or `fp16` without emulating it."""
+    """Tells whether a device supports `fp32`, `bf16` or `fp16` natively, without emulation."""
     if precision == "bf16":
         if device.type == "cuda":
             return bool(torch.cuda.is_bf16_supported(including_emulation=False))
-        return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+        return cpu_supports_bf16()
     return precision == "fp32" or device.type == "cuda"
 
 
 @contextmanager
-def tensor_cores(device: torch.device) -> Iterator[None]:
-    """On CUDA, lets float32 products round their factors to TF32 for a while.
+def compute_settings(device: torch.device, tf32: bool) -> Iterator[None]:
+    """Applies this program's process-wide CUDA settings and restores the previous ones at the end.
 
-    Training bears it. Decoding is left exact, so that it gives the same text everywhere.
+    cuDNN attention is disabled: it compiles a plan for every new shape, and nearly every batch has
+    a new one. On other devices nothing is changed.
+
+    Args:
+        device: The compute device.
+        tf32: Whether float32 matrix products may use TF32. Training tolerates its rounding;
+            decoding does without, so that every device gives the same text.
     """
-    before = torch.get_float32_matmul_precision()
-    if device.type == "cuda":
-        torch.set_float32_matmul_precision("high")
+    if device.type != "cuda":
+        yield
+        return
+    cudnn_attention = torch.backends.cuda.cudnn_sdp_enabled()  # type: ignore[no-untyped-call]
+    matmul_precision = torch.get_float32_matmul_precision()
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    torch.set_float32_matmul_precision("high" if tf32 else "highest")
     try:
         yield
     finally:
-        torch.set_float32_matmul_precision(before)
+        torch.backends.cuda.enable_cudnn_sdp(cudnn_attention)
+        torch.set_float32_matmul_precision(matmul_precision)
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Tells whether an error of PyTorch or Python means that memory ran out."""
-    allocator = isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
-    return allocator or isinstance(error, (torch.OutOfMemoryError, MemoryError))
+    """Tells whether an error from PyTorch or Python means that memory ran out."""
+    # On the CPU PyTorch raises a plain RuntimeError; only its message names the allocator.
+    cpu_allocation = isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
+    return cpu_allocation or isinstance(error, (torch.OutOfMemoryError, MemoryError))

@@ -1,21 +1,35 @@
-"""What a step changes: model, optimizer, loss scaler, moving average. Knows no files and no run."""
+"""One optimizer step, and everything it changes: the one owner of the training state.
 
+Knows no files and no run.
+"""
+
+import json
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, ClassVar
 
 import torch
+from pydantic import ConfigDict, TypeAdapter
 from torch import Tensor, nn
 
 from transformer_mt.config import Config
 from transformer_mt.errors import DeviceError
 from transformer_mt.model.transformer import Transformer
-from transformer_mt.system.device import DTYPES, is_out_of_memory, tensor_cores
+from transformer_mt.system.device import DTYPES, compute_settings, is_out_of_memory
+from transformer_mt.system.private_torch import is_compile_error, loss_scale, skip_step_if
 from transformer_mt.text.batching import Batch
 from transformer_mt.text.vocabulary import PAD_ID
 from transformer_mt.training.flops import training_flops
 from transformer_mt.training.loss import projected_loss
-from transformer_mt.training.optimizer import Ema, build_adam, noam_rate
+from transformer_mt.training.optimizer import (
+    ExponentialMovingAverage,
+    build_adam,
+    clip_gradients,
+    noam_rate,
+)
+
+_MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 
 
 @dataclass
@@ -23,10 +37,10 @@ class LogWindow:
     """Sums since the last log line.
 
     Attributes:
-        loss: Nats; `Engine.read_window` brings it up to date.
+        loss: Label-smoothed loss, in nats; `Engine.read_window` brings it up to date.
         tokens: Target tokens.
-        flops: Floating-point operations that they needed.
-        seconds: Time.
+        flops: Floating-point operations that training on them needed.
+        seconds: Time spent in steps.
     """
 
     loss: float = 0.0
@@ -35,67 +49,145 @@ class LogWindow:
     seconds: float = 0.0
 
 
+@dataclass(frozen=True)
+class _Counters:
+    """The part of the engine's state that is numbers, not tensors of the model's size."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
+
+    skipped_steps: int = 0
+    nonfinite_in_row: int = 0
+    loss_scaler: dict[str, Any] = field(default_factory=dict)
+    window: LogWindow = field(default_factory=LogWindow)
+
+
 def compile_hidden(
     model: Transformer, max_length: int, backend: str | Callable[..., object] = "inductor"
 ) -> Callable[[Tensor, Tensor], Tensor]:
-    """Fuses the operations of `model.hidden`, a few times at most for batches of all shapes.
+    """Compiles `model.hidden` to a few graphs that serve batches of all shapes.
 
     Args:
-        model: Whose parameters are used.
-        max_length: Tokens of the longest side there will be, in validation too.
-        backend: What makes code of the graph.
+        model: The model, whose parameters are shared.
+        max_length: Tokens of the longest source or target there will be, in validation too.
+        backend: Backend of `torch.compile`.
     """
-    model.reserve(max_length)  # or the table of positions would grow, and with it a new graph
+    model.reserve(max_length)  # a table of positions that grows would need a new graph
     return torch.compile(model.hidden, dynamic=True, backend=backend)
 
 
 class Engine:
-    """A model in training, from its seeded start.
+    """A model in training with its optimizer, loss scaler, moving average and counters.
 
     Args:
         config: The whole configuration.
-        src_size: Source vocabulary.
-        tgt_size: Target vocabulary.
+        src_size: Size of the source vocabulary.
+        tgt_size: Size of the target vocabulary.
         device: Where to compute.
         precision: `fp32`, `bf16` or `fp16`.
+
+    Attributes:
+        model: The model; its weights are initialised from `train.seed`.
+        ema: Moving average of the weights; None without `train.ema_decay`.
+        grad_norm: Norm of the last step's gradient before clipping, a scalar on the device.
+        skipped_steps: Steps left out because their gradient was not finite, on the device.
+        nonfinite_in_row: Such steps since the last good one, on the device.
     """
 
     def __init__(
         self, config: Config, src_size: int, tgt_size: int, device: torch.device, precision: str
     ) -> None:
         self.config, self.device, self.precision = config, device, precision
-        self.tgt_size = tgt_size
         torch.manual_seed(config.train.seed)
         self.model = Transformer(config.model, src_size, tgt_size, PAD_ID).to(device)
+        self._tgt_size = tgt_size
         self._hidden: Callable[[Tensor, Tensor], Tensor] = self.model.hidden
-        self.fused = config.train.compile and device.type == "cuda"
-        if self.fused:
+        self.compiled = config.train.compile and device.type == "cuda"
+        if self.compiled:
             # In validation a translation may be 50 pieces longer than its source.
             self._hidden = compile_hidden(self.model, config.data.max_length + 64)
         self.optimizer = build_adam(self.model, config.optim)
         self.scaler = torch.amp.GradScaler(device.type, enabled=precision == "fp16")
         decay = config.train.ema_decay
-        self.ema = Ema(self.model, decay) if decay else None
-        self.skipped, self.bad_in_row = torch.zeros(2, device=device).unbind()
-        self.norm = torch.zeros((), device=device)
-        self.new_window()
+        self.ema = ExponentialMovingAverage(self.model, decay) if decay else None
+        self.skipped_steps, self.nonfinite_in_row = torch.zeros(2, device=device).unbind()
+        self.grad_norm = torch.zeros((), device=device)
+        self.start_window()
 
-    def begin_from(self, model: nn.Module) -> None:
-        """Takes the weights of another model of the same shapes, and forgets the random start."""
+    def state_dict(self) -> dict[str, Any]:
+        """Gives everything that a resumed run needs to go on bit-equal.
+
+        Returns:
+            `model`, `optimizer` and, if there is a moving average, `ema`: tensors by name;
+            `counters`: JSON values.
+        """
+        state: dict[str, Any] = {
+            "model": self.model.state_dict(),
+            "optimizer": self._moments(),
+            "counters": asdict(
+                _Counters(
+                    skipped_steps=int(self.skipped_steps),
+                    nonfinite_in_row=int(self.nonfinite_in_row),
+                    loss_scaler=self.scaler.state_dict(),
+                    window=replace(self.read_window()),
+                )
+            ),
+        }
+        if self.ema:
+            with self.ema.in_place():
+                state["ema"] = {k: v.clone() for k, v in self.model.state_dict().items()}
+        return state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Takes what `state_dict` gave.
+
+        Raises:
+            KeyError: If a tensor is missing.
+            RuntimeError: If a name or shape of the weights differs.
+            ValueError: If moments or counters are malformed.
+        """
+        counters = TypeAdapter(_Counters).validate_json(json.dumps(state["counters"]))
+        self.model.load_state_dict(state["model"])
+        optimizer = self.optimizer.state_dict()
+        optimizer["state"] = {
+            index: {key: state["optimizer"][f"{key}.{name}"] for key in _MOMENTS}
+            for index, (name, _) in enumerate(self.model.named_parameters())
+        }
+        self.optimizer.load_state_dict(optimizer)
+        if self.ema:
+            with self.ema.in_place():
+                self.model.load_state_dict(state["ema"])
+        if self.scaler.is_enabled() and counters.loss_scaler:
+            self.scaler.load_state_dict(counters.loss_scaler)
+        self.skipped_steps.fill_(counters.skipped_steps)
+        self.nonfinite_in_row.fill_(counters.nonfinite_in_row)
+        self.start_window(counters.window)
+
+    def _moments(self) -> dict[str, Tensor]:
+        states = self.optimizer.state_dict()["state"]
+        return {
+            f"{key}.{name}": states[index][key]
+            for index, (name, _) in enumerate(self.model.named_parameters())
+            for key in _MOMENTS
+            if index in states
+        }
+
+    def start_from(self, model: nn.Module) -> None:
+        """Takes the weights of another model of the same shapes instead of the random ones."""
         self.model.load_state_dict(model.state_dict())
         if self.ema:
-            self.ema = Ema(self.model, self.ema.decay)
+            self.ema = ExponentialMovingAverage(self.model, self.ema.decay)
 
-    def new_window(self, window: LogWindow | None = None) -> None:
-        """Begins the sums anew, or where they were."""
+    def start_window(self, window: LogWindow | None = None) -> None:
+        """Starts the sums of a log line at zero, or at those of an interrupted run."""
         self.window = replace(window) if window else LogWindow()
-        self.loss = torch.full((), self.window.loss, device=self.device)  # there until it is read
+        # On the device until it is read, so that no step waits.
+        self._window_loss = torch.full((), self.window.loss, device=self.device)
 
     def read_window(self) -> LogWindow:
-        """Waits until the device has done all that it was given; gives the sums."""
-        began = time.monotonic()
-        self.window.loss = float(self.loss)
-        self.window.seconds += time.monotonic() - began
+        """Waits for the device and gives the sums since the last log line."""
+        start = time.monotonic()
+        self.window.loss = float(self._window_loss)
+        self.window.seconds += time.monotonic() - start
         return self.window
 
     @property
@@ -110,98 +202,104 @@ class Engine:
 
         Args:
             step: Its number, from 1.
-            micro_batches: On the CPU.
+            micro_batches: The step's pairs, on the CPU.
 
         Raises:
-            DeviceError: If memory runs out; names the micro-batch's shape.
+            DeviceError: If memory runs out or the model cannot be compiled.
         """
-        config, began = self.config.optim, time.monotonic()
+        optim, start = self.config.optim, time.monotonic()
         # Dropout is a pure function of (seed, step), so there is no generator state to save.
         torch.manual_seed(self.config.train.seed * 2**31 + step)
+        lr = noam_rate(step, self.config.model.d_model, optim.warmup_steps, optim.lr_scale)
         for group in self.optimizer.param_groups:
-            group["lr"] = noam_rate(
-                step, self.config.model.d_model, config.warmup_steps, config.lr_scale
-            )
+            group["lr"] = lr
         tokens = sum(batch.tgt_tokens for batch in micro_batches)
-        total = torch.zeros((), device=self.device)
+        loss = torch.zeros((), device=self.device)
         for micro_batch in micro_batches:
-            # The sum over the tokens of the whole step: how it is cut does not change the gradient.
-            total += self._backward(micro_batch, tokens)
+            # Divided by the tokens of the whole step: how it is cut does not change the gradient.
+            loss += self._backward(micro_batch, tokens)
+        self._update_weights(step, loss)
+        self._window_loss += torch.where(loss.isfinite(), loss, 0.0)
+        self.window.tokens += tokens
+        self.window.flops += training_flops(
+            self.config.model, self._tgt_size, sum(b.src_tokens for b in micro_batches), tokens
+        )
+        self.window.seconds += time.monotonic() - start
+
+    def _update_weights(self, step: int, loss: Tensor) -> None:
+        """Applies the gradients, unless they are not finite."""
         self.scaler.unscale_(self.optimizer)  # before clipping, or the scale would be clipped
-        self.norm = self._clip(config.max_grad_norm)
-        finite = self.norm.isfinite()
-        # Fused Adam leaves the weights alone where found_inf is 1; a scaler sets its own.
-        self.optimizer.found_inf = (~finite).float()  # type: ignore[attr-defined]
+        self.grad_norm = clip_gradients(self.model.parameters(), self.config.optim.max_grad_norm)
+        finite = self.grad_norm.isfinite()
+        skip_step_if(self.optimizer, ~finite)
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
         if self.ema:
             self.ema.update(step)
-        self._count_bad(finite, total)
-        self.loss += torch.where(total.isfinite(), total, 0.0)
-        self.window.tokens += tokens
-        self.window.flops += training_flops(
-            self.config.model, self.tgt_size, sum(b.src_tokens for b in micro_batches), tokens
-        )
-        self.window.seconds += time.monotonic() - began
+        self._count_nonfinite(finite, loss)
 
-    def try_memory(self, largest: Batch) -> None:
-        """Goes through a micro-batch with everything in memory that training needs.
+    def check_memory(self, largest: Batch) -> None:
+        """Runs one micro-batch forward and backward with all that training keeps in memory.
 
         Weights and moments stay as they are.
 
         Raises:
-            DeviceError: If memory runs out; names the micro-batch's shape.
+            DeviceError: If memory runs out or the model cannot be compiled.
         """
         for parameter in self.model.parameters():
             parameter.grad = torch.zeros_like(parameter)
-        self.optimizer.found_inf = torch.ones((), device=self.device)  # type: ignore[attr-defined]
-        self.optimizer.step()  # makes room for the moments, and changes nothing
+        skip_step_if(self.optimizer, torch.ones((), device=self.device))
+        self.optimizer.step()  # allocates the moments, and changes nothing
         self._backward(largest, largest.tgt_tokens)
         self.optimizer.zero_grad(set_to_none=True)
 
-    def _backward(self, micro_batch: Batch, tokens: int) -> Tensor:
-        """Adds a micro-batch's share of the step's gradient; gives its loss sum."""
-        autocast = torch.autocast(
-            self.device.type, DTYPES[self.precision], enabled=self.precision != "fp32"
-        )
+    def _backward(self, micro_batch: Batch, step_tokens: int) -> Tensor:
+        """Adds a micro-batch's part of the step's gradient; gives the sum of its loss."""
         try:
             batch = micro_batch.to(self.device)
-            with tensor_cores(self.device):
-                with autocast:
-                    hidden = self._hidden(batch.src, batch.tgt_in)
-                    wanted = batch.tgt_out, self.config.optim.label_smoothing, PAD_ID
-                    loss = projected_loss(hidden, self.model.matrix, *wanted, self.fused)
-                self.scaler.scale(loss / tokens).backward()  # type: ignore[no-untyped-call]
+            with compute_settings(self.device, tf32=True):
+                loss = self._loss(batch)
+                self.scaler.scale(loss / step_tokens).backward()  # type: ignore[no-untyped-call]
         except (RuntimeError, MemoryError) as error:
-            if self.fused and isinstance(error, torch._dynamo.exc.TorchDynamoException):
-                reason, *_ = str(error).split("\n\n")  # what follows is advice to PyTorch's authors
-                raise DeviceError(
-                    f"torch.compile failed ({reason}): install a C compiler and Python's headers,"
-                    " or begin the run with train.compile = false"
-                ) from None
-            if not is_out_of_memory(error):
-                raise
-            (rows, src), tgt = micro_batch.src.shape, micro_batch.tgt_in.size(1)
-            raise DeviceError(
-                f"out of memory on {self.device.type} with {rows} sentences of {src} source and"
-                f" {tgt} target tokens: lower train.micro_batch_tokens ="
-                f" {self.config.train.micro_batch_tokens} (it changes no result) or the model"
-            ) from None
+            raise self._explain(error, micro_batch) from None
         return loss.detach()
 
-    def _clip(self, max_norm: float) -> Tensor:
-        """Scales gradients down to a norm and gives the norm they had, all on the device."""
-        parameters = list(self.model.parameters())
-        norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
-        if max_norm:
-            torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
-        return norm
+    def _loss(self, batch: Batch) -> Tensor:
+        """Computes the sum of the label-smoothed loss over a micro-batch's target tokens."""
+        enabled = self.precision != "fp32"
+        with torch.autocast(self.device.type, DTYPES[self.precision], enabled=enabled):
+            return projected_loss(
+                self._hidden(batch.src, batch.tgt_in),
+                self.model.output_weight,
+                batch.tgt_out,
+                self.config.optim.label_smoothing,
+                PAD_ID,
+                self.compiled,
+            )
 
-    def _count_bad(self, finite: Tensor, loss: Tensor) -> None:
-        """Counts a skipped step; one that only overflowed the loss scale is not a bad one."""
-        bad = ~finite
+    def _explain(self, error: Exception, micro_batch: Batch) -> Exception:
+        """Turns what a user can mend into a DeviceError; gives any other error back."""
+        if self.compiled and is_compile_error(error):
+            reason, *_ = str(error).split("\n\n")  # what follows is advice to PyTorch's authors
+            return DeviceError(
+                f"torch.compile failed ({reason}): install a C compiler and Python's headers,"
+                " or set train.compile = false"
+            )
+        if not is_out_of_memory(error):
+            return error
+        (rows, src), tgt = micro_batch.src.shape, micro_batch.tgt_in.size(1)
+        return DeviceError(
+            f"out of memory on {self.device.type} with {rows} sentences of {src} source and"
+            f" {tgt} target tokens: lower train.micro_batch_tokens ="
+            f" {self.config.train.micro_batch_tokens}, or the sizes under [model]"
+        )
+
+    def _count_nonfinite(self, finite: Tensor, loss: Tensor) -> None:
+        """Counts a skipped step, unless the loss scaler is still finding its scale."""
+        skipped = ~finite
         if self.scaler.is_enabled():
-            bad = bad & (~loss.isfinite() | (self.scaler._get_scale_async() <= 1.0))  # type: ignore[operator]
-        self.skipped += bad
-        self.bad_in_row = (self.bad_in_row + bad) * bad
+            at_smallest_scale = loss_scale(self.scaler) <= 1.0
+            skipped = skipped & (~loss.isfinite() | at_smallest_scale)
+        self.skipped_steps += skipped
+        self.nonfinite_in_row = (self.nonfinite_in_row + skipped) * skipped

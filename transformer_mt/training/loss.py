@@ -1,4 +1,8 @@
-"""The training loss and the unsmoothed one that perplexity is made of."""
+"""The label-smoothed training loss, computed with or without all logits in memory.
+
+Shapes: B batch, T target length, D model width, V target vocabulary, N = B * T target positions,
+C positions of one chunk.
+"""
 
 import functools
 from collections.abc import Callable
@@ -6,25 +10,25 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
-from transformer_mt.model.cpu_kernels import product
+from transformer_mt.model.cpu_kernels import linear
+from transformer_mt.system.private_torch import mark_dynamic
 
 CHUNK_ROWS = {"cpu": 384, "cuda": 2048}
-"""Rows of logits that exist at once: few enough for a CPU's cache, enough for fast products."""
+"""Target positions whose logits exist at once: few enough for a CPU's cache, enough for speed."""
 
 
-def smoothed_loss(
-    logits: torch.Tensor, targets: torch.Tensor, label_smoothing: float, pad_id: int
-) -> torch.Tensor:
+def smoothed_loss(logits: Tensor, targets: Tensor, label_smoothing: float, pad_id: int) -> Tensor:
     """Sums the label-smoothed cross-entropy over the target tokens.
 
     The smoothing mass is spread evenly over the whole vocabulary, the true token included
-    (some implementations leave that token or the padding out).
+    (some implementations exclude that token or the padding).
 
     Args:
         logits: Unnormalised scores, (B, T, V).
         targets: Token ids, (B, T); positions holding `pad_id` do not count.
-        label_smoothing: Share of the mass that is spread.
+        label_smoothing: Probability mass that is spread.
         pad_id: Id of padding.
 
     Returns:
@@ -43,113 +47,114 @@ def smoothed_loss(
 
 
 def projected_loss(
-    hidden: torch.Tensor,
-    matrix: torch.Tensor,
-    targets: torch.Tensor,
+    hidden: Tensor,
+    output_weight: Tensor,
+    targets: Tensor,
     label_smoothing: float,
     pad_id: int,
-    fused: bool = False,
-) -> torch.Tensor:
-    """Computes `smoothed_loss` of hidden @ matrix^T without holding all the logits.
+    compiled: bool = False,
+) -> Tensor:
+    """Computes `smoothed_loss` of hidden @ output_weight^T without holding all logits in memory.
 
-    They are made, and turned into gradients, some rows at a time; in the precision of autocast,
-    the sums in float32.
+    Logits are computed and turned into gradients in chunks of `CHUNK_ROWS` positions, in the
+    precision of autocast; sums are float32.
 
     Args:
         hidden: The decoder's output, (B, T, D).
-        matrix: What makes logits of it, (V, D).
+        output_weight: Weight of the projection to logits, (V, D).
         targets: Token ids, (B, T); positions holding `pad_id` do not count.
-        label_smoothing: Share of the mass that is spread.
+        label_smoothing: Probability mass that is spread.
         pad_id: Id of padding.
-        fused: Whether torch.compile makes the softmax and its gradient in one pass or two.
+        compiled: Whether torch.compile fuses the softmax and its gradient into few kernels.
 
     Returns:
         The sum in nats, a float32 scalar that can be differentiated once.
     """
-    loss: torch.Tensor = _ProjectedLoss.apply(  # type: ignore[no-untyped-call]
-        hidden, matrix, targets, label_smoothing, pad_id, fused
+    loss: Tensor = _ProjectedLoss.apply(  # type: ignore[no-untyped-call]
+        hidden, output_weight, targets, label_smoothing, pad_id, compiled
     )
     return loss
 
 
-def _gradients(
-    logits: torch.Tensor, right: torch.Tensor, smoothing: float, boost: float
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Gives the nats of some rows, (C, 1), and boosted softmax less smoothing, (C, V)."""
-    # float16 would lose a share of 1 / V; bfloat16 has float32's range, and half its memory.
-    wide = logits.dtype if logits.dtype == torch.bfloat16 else torch.float32
-    shares = F.softmax(logits, -1, dtype=wide)
-    norm = logits.amax(-1, True).float() - shares.amax(-1, True).float().log()  # log-sum-exp
-    mean = logits.mean(-1, True, dtype=torch.float32)
-    nats = norm - (1 - smoothing) * logits.gather(1, right).float() - smoothing * mean
-    shares = shares.sub_(smoothing / logits.size(1))
-    shares = shares.mul_(boost) if boost > 1 else shares
-    return nats, shares.to(logits.dtype)
+def _losses_and_gradients(
+    logits: Tensor, target_ids: Tensor, smoothing: float, grad_scale: float
+) -> tuple[Tensor, Tensor]:
+    """Computes losses and the part of the gradient that does not depend on the target.
+
+    Args:
+        logits: Unnormalised scores, (C, V).
+        target_ids: Token ids, (C, 1).
+        smoothing: Probability mass that is spread.
+        grad_scale: Factor on the gradient.
+
+    Returns:
+        Nats, (C, 1), and (softmax - smoothing / V) * grad_scale, (C, V), of the type of the logits.
+    """
+    # float16 would round smoothing / V to 0; bfloat16 has the range of float32 in half the memory.
+    softmax_dtype = logits.dtype if logits.dtype == torch.bfloat16 else torch.float32
+    probabilities = F.softmax(logits, -1, dtype=softmax_dtype)  # (C, V)
+    # The log of the softmax's denominator, without another pass over exp(logits).
+    log_sum_exp = logits.amax(-1, True).float() - probabilities.amax(-1, True).float().log()
+    mean_logit = logits.mean(-1, True, dtype=torch.float32)  # (C, 1)
+    target_logits = logits.gather(1, target_ids).float()  # (C, 1)
+    losses = log_sum_exp - (1 - smoothing) * target_logits - smoothing * mean_logit
+    gradients = probabilities.sub_(smoothing / logits.size(1))
+    gradients = gradients.mul_(grad_scale) if grad_scale > 1 else gradients
+    return losses, gradients.to(logits.dtype)
 
 
-def _fused_gradients(
-    logits: torch.Tensor, right: torch.Tensor, smoothing: float, boost: float
-) -> tuple[torch.Tensor, torch.Tensor]:
-    for tensor in (logits, right):  # one kernel for any number of rows
-        torch._dynamo.maybe_mark_dynamic(tensor, 0)
-    return _compiled_gradients()(logits, right, smoothing, boost)
+def _compiled_losses_and_gradients(
+    logits: Tensor, target_ids: Tensor, smoothing: float, grad_scale: float
+) -> tuple[Tensor, Tensor]:
+    for tensor in (logits, target_ids):
+        mark_dynamic(tensor, 0)  # one kernel for chunks of every size
+    return _compile_losses_and_gradients()(logits, target_ids, smoothing, grad_scale)
 
 
 @functools.cache
-def _compiled_gradients() -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:
-    return torch.compile(_gradients)
+def _compile_losses_and_gradients() -> Callable[..., tuple[Tensor, Tensor]]:
+    return torch.compile(_losses_and_gradients)
 
 
 class _ProjectedLoss(torch.autograd.Function):
-    """The gradient of a softmax is known with the softmax, so one pass makes both."""
+    """Computes the gradient along with the loss, since both need the softmax."""
 
     @staticmethod
     def forward(
         ctx: Any,
-        hidden: torch.Tensor,
-        matrix: torch.Tensor,
-        targets: torch.Tensor,
+        hidden: Tensor,
+        output_weight: Tensor,
+        targets: Tensor,
         smoothing: float,
         pad_id: int,
-        fused: bool,
-    ) -> torch.Tensor:
-        gradients = _fused_gradients if fused else _gradients
+        compiled: bool,
+    ) -> Tensor:
+        compute = _compiled_losses_and_gradients if compiled else _losses_and_gradients
         device = hidden.device.type
         autocast = torch.is_autocast_enabled(device)
         dtype = torch.get_autocast_dtype(device) if autocast else hidden.dtype
         with torch.autocast(device, enabled=False):
-            rows, weights = hidden.flatten(0, 1).to(dtype), matrix.to(dtype)
-            ids, real = targets.flatten(), (targets.flatten() != pad_id)[:, None]
+            rows, weight = hidden.flatten(0, 1).to(dtype), output_weight.to(dtype)  # (N, D), (V, D)
+            ids, real = targets.flatten(), (targets.flatten() != pad_id)[:, None]  # (N,), (N, 1)
             loss = torch.zeros((), device=hidden.device)
-            grad_rows = torch.empty_like(rows, dtype=torch.float32)
-            grad_matrix = torch.zeros_like(matrix)
-            boost = 16.0 if dtype == torch.float16 else 1.0
+            grad_rows = torch.empty_like(rows, dtype=torch.float32)  # (N, D)
+            grad_weight = torch.zeros_like(output_weight)  # (V, D)
+            # Gradients near 1 / V would lose precision in float16.
+            grad_scale = 16.0 if dtype == torch.float16 else 1.0
             for start in range(0, len(rows), CHUNK_ROWS[device]):
-                some = slice(start, start + CHUNK_ROWS[device])
-                logits, right = product(rows[some], weights), ids[some, None]
-                nats, grads = gradients(logits, right, smoothing, boost)
-                loss += (nats * real[some]).sum()
-                grads.scatter_add_(1, right, grads.new_full(right.shape, boost * (smoothing - 1)))
-                grad_rows[some] = product(grads, weights.t()) * real[some]
-                grad_matrix += product(grads.t(), (rows[some] * real[some]).t())
-        ctx.save_for_backward(grad_rows.div_(boost).view(hidden.shape), grad_matrix.div_(boost))
+                chunk = slice(start, start + CHUNK_ROWS[device])
+                logits, target_ids = linear(rows[chunk], weight), ids[chunk, None]  # (C, V), (C, 1)
+                losses, grads = compute(logits, target_ids, smoothing, grad_scale)
+                loss += (losses * real[chunk]).sum()
+                at_target = grads.new_full(target_ids.shape, grad_scale * (smoothing - 1))
+                grads.scatter_add_(1, target_ids, at_target)
+                grad_rows[chunk] = linear(grads, weight.t()) * real[chunk]
+                grad_weight += linear(grads.t(), (rows[chunk] * real[chunk]).t())
+        grad_hidden = grad_rows.div_(grad_scale).view(hidden.shape)  # (B, T, D)
+        ctx.save_for_backward(grad_hidden, grad_weight.div_(grad_scale))
         return loss
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        grad_hidden, grad_matrix = ctx.saved_tensors
-        return grad_hidden * grad, grad_matrix * grad, None, None, None, None
-
-
-def nll(logits: torch.Tensor, targets: torch.Tensor, pad_id: int) -> torch.Tensor:
-    """Sums the negative log-likelihood of the target tokens, in nats, without smoothing.
-
-    Args:
-        logits: Unnormalised scores, (B, T, V).
-        targets: Token ids, (B, T); positions holding `pad_id` do not count.
-        pad_id: Id of padding.
-
-    Returns:
-        A float32 scalar.
-    """
-    return smoothed_loss(logits, targets, 0.0, pad_id)
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        grad_hidden, grad_weight = ctx.saved_tensors
+        return grad_hidden * grad, grad_weight * grad, None, None, None, None

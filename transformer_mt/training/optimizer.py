@@ -1,22 +1,23 @@
-"""Adam, the paper's learning rate, and a moving average of the weights."""
+"""Adam, the learning rate of the paper, and a moving average of the weights."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from transformer_mt.config import OptimConfig
+from transformer_mt.system.private_torch import lerp_all_
 
 
 def noam_rate(step: int, d_model: int, warmup_steps: int, scale: float = 1.0) -> float:
-    """Gives the learning rate of one step: a linear rise, then the inverse square root.
+    """Computes the learning rate of a step: linear warm-up, then inverse square-root decay.
 
     Args:
-        step: Step about to be taken, counted from 1.
+        step: Number of the step about to be taken, from 1.
         d_model: Model width.
-        warmup_steps: Steps of the rise.
-        scale: Factor on the paper's rate.
+        warmup_steps: Steps of the warm-up.
+        scale: Factor on the learning rate of the paper.
 
     Raises:
         ValueError: If step is below 1.
@@ -32,7 +33,7 @@ def noam_rate(step: int, d_model: int, warmup_steps: int, scale: float = 1.0) ->
 def build_adam(model: nn.Module, config: OptimConfig) -> torch.optim.Adam:
     """Builds fused Adam, the one implementation that can skip a step on the device.
 
-    The rate is set before each step, from `noam_rate`.
+    Set the learning rate before each step, from `noam_rate`.
 
     Reference:
         Attention Is All You Need, section 5.3.
@@ -42,32 +43,49 @@ def build_adam(model: nn.Module, config: OptimConfig) -> torch.optim.Adam:
     )
 
 
-class Ema:
-    """An exponential moving average of a model's weights.
+def clip_gradients(parameters: Iterable[Tensor], max_norm: float) -> Tensor:
+    """Scales gradients down to a total norm, without waiting for the device.
 
     Args:
-        model: Whose weights, and on whose device.
-        decay: Share of the old average that a step keeps, once enough steps are behind.
+        parameters: Parameters with unscaled gradients, changed in place.
+        max_norm: Largest total norm; 0 is no limit.
+
+    Returns:
+        The total norm before clipping, a scalar on the device.
+    """
+    parameters = list(parameters)
+    norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+    if max_norm:
+        nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
+    return norm
+
+
+class ExponentialMovingAverage:
+    """An exponential moving average of the weights of a model.
+
+    Args:
+        model: The average starts at its weights, on their device.
+        decay: Share of the previous average that a step keeps, early steps excepted.
     """
 
     def __init__(self, model: nn.Module, decay: float) -> None:
         self.decay = decay
-        self._live: list[torch.Tensor] = list(model.parameters())
-        self._average = [p.detach().clone() for p in self._live]
+        self._parameters: list[Tensor] = list(model.parameters())
+        self._averages = [parameter.detach().clone() for parameter in self._parameters]
 
     @torch.no_grad()
     def update(self, step: int) -> None:
-        """Takes in the weights after a step, counted from 1.
+        """Adds the weights after a step, counted from 1.
 
-        Early steps keep only (1 + step) / (10 + step) of what was, so that the random start is
-        soon forgotten.
+        Early steps keep only (1 + step) / (10 + step) of the previous average, so that the random
+        initial weights soon lose their influence.
         """
         decay = min(self.decay, (1 + step) / (10 + step))
-        torch._foreach_lerp_(self._average, self._live, 1.0 - decay)
+        lerp_all_(self._averages, self._parameters, 1.0 - decay)
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """Puts the average into the model for a while; what the model then has is the average."""
+        """Swaps the average into the model for a while; changes made to it then are kept."""
         self._swap()
         try:
             yield
@@ -76,7 +94,7 @@ class Ema:
 
     @torch.no_grad()
     def _swap(self) -> None:
-        for live, average in zip(self._live, self._average, strict=True):
-            kept = live.clone()
-            live.copy_(average)
-            average.copy_(kept)
+        for parameter, average in zip(self._parameters, self._averages, strict=True):
+            weights = parameter.clone()
+            parameter.copy_(average)
+            average.copy_(weights)

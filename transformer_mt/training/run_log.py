@@ -2,20 +2,15 @@
 
 import json
 import logging
-import os
-import platform
-import subprocess
 import sys
 import time
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TextIO
 
-import numpy as np
-import torch
 from tqdm import tqdm
 
-from transformer_mt import __version__
+from transformer_mt.checkpoints.state import Progress
 from transformer_mt.errors import CheckpointError
 from transformer_mt.system.console import (
     PACKAGE_LOGGER,
@@ -23,6 +18,7 @@ from transformer_mt.system.console import (
     shows_bars,
     shows_progress,
 )
+from transformer_mt.system.files import atomic_file
 
 logger = logging.getLogger(__name__)
 
@@ -37,22 +33,22 @@ class RunLog(logging.Handler):
 
     Args:
         run_dir: The run directory, which exists.
-        step: The step the run stands at; metrics of later steps, which an interrupted process
-            wrote and this one will write again, are removed.
-        total: Largest number of steps the run will have, for the bar.
+        progress: Where the run stands; metrics that an interrupted process wrote after that, and
+            that this one will write again, are removed.
+        max_steps: Largest number of steps the run will have, for the bar.
     """
 
-    def __init__(self, run_dir: Path, step: int, total: int) -> None:
+    def __init__(self, run_dir: Path, progress: Progress, max_steps: int) -> None:
         super().__init__(logging.INFO)
         self.setFormatter(MessageFormatter())
         self._last_line, self._disk_is_full = 0.0, False
         self._metrics_path = run_dir / "metrics.jsonl"
-        _remove_later_metrics(self._metrics_path, step)
+        _remove_later_metrics(self._metrics_path, progress)
         self._metrics = self._metrics_path.open("a", encoding="utf-8")
         self._text = (run_dir / "train.log").open("a", encoding="utf-8")
         self._bar = tqdm(
-            total=total,
-            initial=step,
+            total=max_steps,
+            initial=progress.step,
             unit="step",
             dynamic_ncols=True,
             bar_format="{n_fmt}/{total_fmt} {bar} {elapsed}<{remaining}{postfix}",
@@ -118,36 +114,19 @@ class RunLog(logging.Handler):
             print(f"step {step}: {figures}, lr {lr:.1e}", file=sys.stderr)
 
 
-def describe_environment() -> str:
-    """Describes, for train.log, the software a run was made with."""
-    versions = f"torch {torch.__version__}, numpy {np.__version__}"
-    python = f"python {platform.python_version()}"
-    threads = f"{torch.get_num_threads()} threads"
-    return f"transformer-mt {__version__}, commit {_commit()}, {versions}, {python}, {threads}"
-
-
-def _commit() -> str:
-    """Names the commit of the source tree, if it is one."""
-    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"]
-    try:
-        output = subprocess.run(command, capture_output=True, text=True, check=True)
-    except (OSError, subprocess.CalledProcessError):
-        return "unknown"
-    return output.stdout.strip()
-
-
-def _remove_later_metrics(path: Path, step: int) -> None:
-    """Keeps the lines of steps up to `step`, and none that a killed process half wrote."""
+def _remove_later_metrics(path: Path, progress: Progress) -> None:
+    """Removes lines that were written after a checkpoint, and one that was only half written."""
     if not path.exists():
         return
     kept = []
     for line in path.read_text(encoding="utf-8").splitlines():
         try:
             record = json.loads(line)
-            if record["step"] <= step:
+            # A checkpoint saved on a signal comes before the validation of its step.
+            last_step = progress.valid_step if record["kind"] == "valid" else progress.step
+            if record["step"] <= last_step:
                 kept.append(line + "\n")
         except (ValueError, TypeError, KeyError):
             continue
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text("".join(kept), encoding="utf-8")
-    os.replace(temporary, path)
+    with atomic_file(path) as file:
+        file.write("".join(kept).encode())

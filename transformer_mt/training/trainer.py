@@ -1,32 +1,56 @@
-"""The training loop of a run: steps, limits, validation, checkpoints."""
+"""The training loop of a run: steps, validation, checkpoints, until a limit is reached."""
 
 import logging
 import math
-import signal
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from types import FrameType
 
 import numpy as np
 
-from transformer_mt.checkpoints.checkpoint import TrainState, prune, save_checkpoint
+from transformer_mt.checkpoints.checkpoint import EMA, MODEL, TRAINING, save_checkpoint
+from transformer_mt.checkpoints.run_directory import checkpoint_path, prune
+from transformer_mt.checkpoints.state import Progress, RunState
 from transformer_mt.config import Config
 from transformer_mt.errors import CheckpointError, Interrupted, TrainingError
 from transformer_mt.evaluation.evaluator import Evaluation, evaluate
 from transformer_mt.evaluation.perplexity import mean_nll, perplexity
-from transformer_mt.text.batching import Batch, cut_micro_batches, largest_micro_batch, plan_epoch
+from transformer_mt.text.batching import (
+    Batch,
+    Indices,
+    cut_micro_batches,
+    largest_micro_batch,
+    plan_epoch,
+)
 from transformer_mt.text.corpus import RawPairs
 from transformer_mt.text.encoded_pairs import encode_pairs
 from transformer_mt.text.prepared import PreparedCorpus
 from transformer_mt.training.engine import Engine
+from transformer_mt.training.environment import numeric_environment
 from transformer_mt.training.flops import measure_peak_flops
+from transformer_mt.training.limits import stop_limits
 from transformer_mt.training.run_log import RunLog
+from transformer_mt.training.signals import StopRequest, catch_stop_signals
 from transformer_mt.translation.translator import Translator
 
 logger = logging.getLogger(__name__)
 
 _SAMPLES = 3
+TENSOR_FILES = {"model": MODEL, "optimizer": TRAINING, "ema": EMA}
+"""Files of a checkpoint by their keys in the state of the engine."""
+
+
+@dataclass(frozen=True)
+class RunData:
+    """The text of a run.
+
+    Attributes:
+        corpus: Vocabulary and encoded training pairs.
+        valid: Raw validation text.
+    """
+
+    corpus: PreparedCorpus
+    valid: RawPairs
 
 
 class Trainer:
@@ -35,212 +59,239 @@ class Trainer:
     Args:
         config: The whole configuration.
         run_dir: Where checkpoints go.
-        corpus: The run's vocabulary and training pairs.
-        valid: Raw validation text.
-        state: Where to begin.
-        engine: The model in training, as it was there.
-        log: Where to tell.
+        data: Its text.
+        engine: The model in training, in the state that belongs to `progress`.
+        progress: Where the run stands.
+        is_saved: Whether there is a checkpoint of this progress.
     """
 
     def __init__(
         self,
         config: Config,
         run_dir: Path,
-        corpus: PreparedCorpus,
-        valid: RawPairs,
-        state: TrainState,
+        data: RunData,
         engine: Engine,
-        log: RunLog,
+        progress: Progress,
+        is_saved: bool,
     ) -> None:
-        self.config, self.run_dir, self.vocab, self.log = config, run_dir, corpus.vocab, log
-        self.pairs, self.lengths = corpus.pairs, corpus.pairs.lengths
-        self.valid, self.state, self.engine = valid, state, engine
-        self.valid_ids = encode_pairs(valid, corpus.vocab)
-        self.translator = Translator(engine.model, corpus.vocab, config.data.max_length)
-        self.signum, self.peak = 0, math.inf
-        self.saved_step, self.saved_at = -1, time.monotonic()
+        self.config, self.run_dir, self.data = config, run_dir, data
+        self.engine, self.progress = engine, progress
+        self.pairs, self.lengths = data.corpus.pairs, data.corpus.pairs.lengths
+        self._valid_pairs = encode_pairs(data.valid, data.corpus.vocab)
+        self._translator = Translator(engine.model, data.corpus.vocab, config.data.max_length)
+        self._saved_progress = progress if is_saved else None
+        self._saved_at = self._started = time.monotonic()
+        self._peak_flops = math.inf
+        self._stop = StopRequest()
 
-    def run(self, saved_step: int = -1) -> None:
+    def run(self, log: RunLog) -> None:
         """Trains until a limit is reached, then validates and saves.
 
-        Args:
-            saved_step: Step whose checkpoint exists already.
-        """
-        self.saved_step = saved_step
-        handlers = {s: signal.signal(s, self._stop) for s in (signal.SIGINT, signal.SIGTERM)}
-        self.started = time.monotonic() - self.state.seconds
-        try:
-            reason = self._limit()
-            if reason and saved_step == self.state.step:
-                logger.info(f"nothing to do: {reason}, and the run is at step {self.state.step}")
-                return
-            # Interrupted just before it was due, or nothing is trained at all.
-            due = self.state.step and self.state.step % self.config.valid.every == 0
-            if reason or (due and self.state.valid_step != self.state.step):
-                self._validate()
-                self._save(final=bool(reason))
-            logger.info(f"done: {reason or self._loop()}, at step {self.state.step}")
-        finally:
-            for signum, handler in handlers.items():
-                signal.signal(signum, handler)
+        SIGINT and SIGTERM are caught meanwhile.
 
-    def _loop(self) -> str:
-        config, tried = self.config.train, False
+        Raises:
+            CheckpointError: If the last checkpoint cannot be saved.
+            DeviceError: If memory runs out.
+            TrainingError: If the numbers stay non-finite.
+            Interrupted: After SIGINT or SIGTERM, once the step is finished and saved.
+        """
+        self.log = log
+        self._saved_at = time.monotonic()
+        self._started = self._saved_at - self.progress.seconds
+        with catch_stop_signals() as self._stop:
+            if self._reached_limit() and self._saved_progress and self._is_validated():
+                logger.info(
+                    "nothing to do: %s, and the run is at step %d",
+                    self._reached_limit(),
+                    self.progress.step,
+                )
+                return
+            self._validate_if_missed()
+            reason = self._reached_limit() or self._train_epochs()
+            logger.info("done: %s, at step %d", reason, self.progress.step)
+
+    def plan_epoch(self) -> list[Indices]:
+        """Plans the steps of the current epoch: for each the indices of its pairs."""
+        train = self.config.train
+        return plan_epoch(*self.lengths, train.batch_tokens, train.seed, self.progress.epoch)
+
+    def cut_step(self, step_pairs: Indices) -> list[Indices]:
+        """Cuts the pairs of a step into those of its micro-batches."""
+        return cut_micro_batches(step_pairs, *self.lengths, self.config.train.micro_batch_tokens)
+
+    def train_step(self, step_pairs: Indices) -> None:
+        """Takes the next optimizer step on some pairs."""
+        micro_batches = [self.pairs.batch(indices) for indices in self.cut_step(step_pairs)]
+        self.engine.train_step(self.progress.step + 1, micro_batches)
+        self.progress = replace(
+            self.progress, step=self.progress.step + 1, epoch_step=self.progress.epoch_step + 1
+        )
+
+    def check_memory(self, steps: list[Indices]) -> None:
+        """Tries the largest micro-batch of an epoch, so that too little memory shows at once."""
+        limit = self.config.train.micro_batch_tokens
+        largest: Batch = self.pairs.batch(largest_micro_batch(steps, *self.lengths, limit))
+        self.engine.check_memory(largest)
+
+    def _train_epochs(self) -> str:
+        """Trains epoch after epoch; gives the limit that ends training."""
+        steps = self.plan_epoch()
+        self.check_memory(steps)
+        self._peak_flops = measure_peak_flops(self.engine.device, self.engine.precision)
         while True:
-            steps = plan_epoch(*self.lengths, config.batch_tokens, config.seed, self.state.epoch)
-            if not tried:  # memory that does not suffice is found out now, not in hour three
-                tried = True
-                largest = largest_micro_batch(steps, *self.lengths, config.micro_batch_tokens)
-                self.engine.try_memory(self.pairs.batch(largest))
-                self.peak = measure_peak_flops(self.engine.device, self.engine.precision)
-            for step in steps[self.state.index :]:
-                parts = cut_micro_batches(step, *self.lengths, config.micro_batch_tokens)
-                self._train_step([self.pairs.batch(part) for part in parts])
-                if self.state.index == len(steps):
-                    self.state = self.state.with_(epoch=self.state.epoch + 1, index=0)
+            for step_pairs in steps[self.progress.epoch_step :]:
+                self.train_step(step_pairs)
+                if self.progress.epoch_step == len(steps):
+                    self.progress = replace(
+                        self.progress, epoch=self.progress.epoch + 1, epoch_step=0
+                    )
                 if reason := self._after_step():
                     return reason
-
-    def _train_step(self, micro_batches: list[Batch]) -> None:
-        state = self.state.with_(step=self.state.step + 1, index=self.state.index + 1)
-        self.engine.train_step(state.step, micro_batches)
-        self.state = state
+            steps = self.plan_epoch()
 
     def _after_step(self) -> str | None:
-        """Logs, validates and saves when it is time; names the limit that ends training."""
-        config, step, reason = self.config, self.state.step, self._limit()
+        """Logs, validates and saves when due; gives the limit that ends training."""
+        train, step, reason = self.config.train, self.progress.step, self._reached_limit()
         self.log.advance()
-        if step % config.train.log_every == 0 or reason:
+        if step % train.log_every == 0 or reason:
             self._log_training()
-        if self.signum:
+        if self._stop.signum:
             self._save(final=True)
-            logger.info(
-                f"interrupted and saved at step {step}; the same command goes on from there"
-            )
-            raise Interrupted(self.signum)
-        if step % config.valid.every == 0 or reason:
+            logger.info("interrupted and saved at step %d; run the same command to resume", step)
+            raise Interrupted(self._stop.signum)
+        if step % self.config.valid.every == 0 or reason:
             self._validate()
-            reason = self._limit()
-        if step % config.train.save_every == 0 or reason or self._save_is_due():
+            reason = self._reached_limit()
+        if step % train.save_every == 0 or reason or self._save_is_due():
             self._save(final=reason is not None)
         return reason
 
     def _save_is_due(self) -> bool:
         minutes = self.config.train.save_every_minutes
-        return bool(minutes) and time.monotonic() - self.saved_at >= 60 * minutes
+        return bool(minutes) and time.monotonic() - self._saved_at >= 60 * minutes
 
-    def _limit(self) -> str | None:
-        """Names the limit that ends training, if one is reached."""
-        config, state = self.config.train, self.state
-        if state.step >= config.max_steps:
-            return f"train.max_steps = {config.max_steps}"
-        if config.max_epochs and state.epoch >= config.max_epochs:
-            return f"train.max_epochs = {config.max_epochs}"
-        if config.max_minutes and self._seconds() >= 60 * config.max_minutes:
-            return f"train.max_minutes = {config.max_minutes:g}"
-        patience = self.config.valid.patience
-        if patience and state.bad_validations >= patience:
-            return f"valid.patience = {patience}"
-        return None
+    def _reached_limit(self) -> str | None:
+        """Gives the limit that ends training, if one is reached."""
+        limits = stop_limits(self.config, self.progress, self._seconds())
+        return next((limit.key for limit in limits if limit.left <= 0), None)
+
+    def _seconds(self) -> float:
+        """Gives the training time so far, over all resumptions."""
+        return time.monotonic() - self._started
 
     def _log_training(self) -> None:
-        state, engine, window = self.state, self.engine, self.engine.read_window()
-        if (bad := int(engine.bad_in_row)) >= self.config.train.max_bad_steps:
-            raise TrainingError(
-                f"step {state.step} (number {state.index} of epoch {state.epoch}): {bad} steps in a"
-                f" row had non-finite gradients (rate {engine.lr:.3g}, loss scale"
-                f" {engine.scaler.get_scale():g}); the weights are unharmed: lower optim.lr_scale,"
-                " or use train.precision = fp32"
-            )
-        skipped, norm = int(engine.skipped), float(engine.norm)
-        self.state = state.with_(skipped=skipped)
+        engine, window = self.engine, self.engine.read_window()
+        self._stop_if_nonfinite()
         loss, seconds = window.loss / window.tokens, max(window.seconds, 1e-9)
-        speed, share = window.tokens / seconds, window.flops / seconds / self.peak
+        tokens_per_second, mfu = window.tokens / seconds, window.flops / seconds / self._peak_flops
+        norm = float(engine.grad_norm)
         self._record(
             "train",
             loss=round(loss, 6),
             lr=engine.lr,
-            tokens_per_second=round(speed, 1),
-            mfu=round(share, 4),
+            tokens_per_second=round(tokens_per_second, 1),
+            mfu=round(mfu, 4),
             grad_norm=round(norm, 6) if math.isfinite(norm) else None,
-            skipped=skipped,
+            skipped=int(engine.skipped_steps),
         )
-        self.log.show(state.step, loss, engine.lr, speed, share)
-        engine.new_window()
+        self.log.show(self.progress.step, loss, engine.lr, tokens_per_second, mfu)
+        engine.start_window()
+
+    def _stop_if_nonfinite(self) -> None:
+        engine, progress = self.engine, self.progress
+        in_row = int(engine.nonfinite_in_row)
+        if in_row >= self.config.train.max_bad_steps:
+            raise TrainingError(
+                f"step {progress.step} (step {progress.epoch_step} of epoch {progress.epoch}):"
+                f" {in_row} steps in a row had non-finite gradients (lr {engine.lr:.3g}, loss scale"
+                f" {engine.scaler.get_scale():g}); the weights are unharmed: lower optim.lr_scale,"
+                " or use train.precision = fp32"
+            )
 
     def _record(self, kind: str, **figures: float | None) -> None:
-        at = {"step": self.state.step, "epoch": self.state.epoch}
-        self.log.record(kind, **at, seconds=round(self._seconds(), 3), **figures)
+        position = {"step": self.progress.step, "epoch": self.progress.epoch}
+        self.log.record(kind, **position, seconds=round(self._seconds(), 3), **figures)
 
-    def _seconds(self) -> float:
-        return time.monotonic() - self.started
+    def _is_validated(self) -> bool:
+        return self.progress.valid_step == self.progress.step
+
+    def _validate_if_missed(self) -> None:
+        """Makes up for a validation that an interrupted run did not come to."""
+        step, reason = self.progress.step, self._reached_limit()
+        due = step > 0 and step % self.config.valid.every == 0
+        if reason or (due and not self._is_validated()):
+            self._validate()
+            self._save(final=bool(reason))
 
     def _validate(self) -> None:
         """Scores the weights, and their moving average if there is one; that then counts."""
-        state = self.state
-        nats = mean_nll(self.engine.model, self.valid_ids, self.config.train.micro_batch_tokens)
-        found = evaluate(self.translator, self.valid)
-        figures = {"bleu": found.bleu.value}
+        nll = mean_nll(self.engine.model, self._valid_pairs, self.config.train.micro_batch_tokens)
+        evaluation = evaluate(self._translator, self.data.valid)
+        scores = {"bleu": evaluation.bleu.value}
         if self.engine.ema:
             with self.engine.ema.in_place():
-                found = evaluate(self.translator, self.valid)
-            figures["ema_bleu"] = found.bleu.value
-        value = found.bleu.value
-        better = value > state.best_bleu
-        self.state = state.with_(
-            best_bleu=value if better else state.best_bleu,
-            best_step=state.step if better else state.best_step,
-            bad_validations=0 if better else state.bad_validations + 1,
-            valid_step=state.step,
-        )
+                evaluation = evaluate(self._translator, self.data.valid)
+            scores["ema_bleu"] = evaluation.bleu.value
+        previous_best = self.progress.best_bleu
+        is_best = self._note_validation(evaluation.bleu.value)
         self._record(
             "valid",
-            nll=round(nats, 6),
-            perplexity=round(perplexity(nats), 4),
-            **{name: round(figure, 4) for name, figure in figures.items()},
+            nll=round(nll, 6),
+            perplexity=round(perplexity(nll), 4),
+            **{name: round(value, 4) for name, value in scores.items()},
         )
-        average = f", of the moving average {value:.2f}" if self.engine.ema else ""
+        average = f", of the moving average {scores['ema_bleu']:.2f}" if self.engine.ema else ""
         logger.info(
-            f"step {state.step}: validation BLEU {figures['bleu']:.2f}{average},"
-            f" perplexity {perplexity(nats):.2f}"
-            + (" (best)" if better else f" (best {state.best_bleu:.2f})")
+            f"step {self.progress.step}: validation BLEU {scores['bleu']:.2f}{average},"
+            f" perplexity {perplexity(nll):.2f}"
+            + (" (best)" if is_best else f" (best {previous_best:.2f})")
         )
-        self._show_samples(found)
-        if better:
+        self._log_samples(evaluation)
+        if is_best:
             self._save()
 
-    def _show_samples(self, found: Evaluation) -> None:
+    def _note_validation(self, bleu: float) -> bool:
+        """Takes a validation into the progress; tells whether it is the best so far."""
+        progress = self.progress
+        is_best = bleu > progress.best_bleu
+        self.progress = replace(
+            progress,
+            best_bleu=bleu if is_best else progress.best_bleu,
+            best_step=progress.step if is_best else progress.best_step,
+            validations_since_best=0 if is_best else progress.validations_since_best + 1,
+            valid_step=progress.step,
+        )
+        return is_best
+
+    def _log_samples(self, evaluation: Evaluation) -> None:
         # The same few sentences each time, so that one can watch them improve.
-        for i in np.linspace(0, len(self.valid) - 1, _SAMPLES, dtype=int):
-            logger.info(f"  source     {self.valid.src[i]}")
-            logger.info(f"  reference  {self.valid.tgt[i]}")
-            logger.info(f"  hypothesis {found.hypotheses[i]}")
+        for i in np.linspace(0, len(self.data.valid) - 1, _SAMPLES, dtype=int):
+            logger.info("  source     %s", self.data.valid.src[i])
+            logger.info("  reference  %s", self.data.valid.tgt[i])
+            logger.info("  hypothesis %s", evaluation.hypotheses[i])
 
     def _save(self, final: bool = False) -> None:
-        """Saves a checkpoint; a periodic save that fails is reported and training goes on."""
-        if self.state.step == self.saved_step:
+        """Saves a checkpoint; if a periodic save fails, training goes on with a warning."""
+        if self.progress == self._saved_progress:
             return
-        state = self.state.with_(
-            seconds=self._seconds(),
-            skipped=int(self.engine.skipped),
-            scaler=self.engine.scaler.state_dict() or None,
-            bad_in_row=int(self.engine.bad_in_row),
-            window=replace(self.engine.read_window()),
+        state = self.engine.state_dict()
+        tensors = {file: state[key] for key, file in TENSOR_FILES.items() if key in state}
+        run_state = RunState(
+            progress=replace(self.progress, seconds=self._seconds()),
+            counters=state["counters"],
+            environment=numeric_environment(self.engine.device),
         )
         try:
-            save_checkpoint(self.run_dir, self.engine, self.config, self.vocab, state)
-            prune(self.run_dir, self.config.train.keep_last, state.best_step)
+            path = checkpoint_path(self.run_dir, self.progress.step)
+            save_checkpoint(path, tensors, run_state, self.config, self.data.corpus.vocab)
+            prune(self.run_dir, self.config.train.keep_last, self.progress.best_step)
         except OSError as error:
             reason = (
-                f"{error.filename or self.run_dir}: cannot save step {state.step}: {error.strerror}"
+                f"{error.filename or self.run_dir}: cannot save step {self.progress.step}:"
+                f" {error.strerror}"
             )
             if final:
                 raise CheckpointError(reason) from None
-            logger.warning(f"{reason}; training goes on")
+            logger.warning("%s; training goes on", reason)
             return
-        self.saved_step, self.saved_at = state.step, time.monotonic()
-
-    def _stop(self, signum: int, frame: FrameType | None) -> None:
-        if self.signum:  # the second time the user means it: checkpoints are atomic anyway
-            raise Interrupted(signum)
-        self.signum = signum
+        self._saved_progress, self._saved_at = self.progress, time.monotonic()

@@ -165,7 +165,7 @@ def _model_card(
     quantization: str,
     vocab_files: list[Path],
 ) -> str:
-    best_bleu = checkpoint.state.best_bleu
+    best_bleu = checkpoint.progress.best_bleu
     return _CARD.format(
         name=output.name,
         version=__version__,
@@ -173,7 +173,7 @@ def _model_card(
         config=checkpoint.config,
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         quantization=quantization,
-        step=checkpoint.state.step,
+        step=checkpoint.progress.step,
         bleu=f"{best_bleu:.2f}" if best_bleu >= 0 else "not measured",
         src_model=vocab_files[0].name,
         tgt_model=vocab_files[-1].name,

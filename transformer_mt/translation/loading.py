@@ -5,9 +5,10 @@ from pathlib import Path
 
 import torch
 
-from transformer_mt.checkpoints.checkpoint import Checkpoint, find_checkpoint
+from transformer_mt.checkpoints.checkpoint import Checkpoint
+from transformer_mt.checkpoints.run_directory import find_checkpoint
 from transformer_mt.errors import CheckpointError, ConfigError, DeviceError
-from transformer_mt.model.cpu_kernels import pack
+from transformer_mt.model.cpu_kernels import pack_weights
 from transformer_mt.model.ensemble import Ensemble
 from transformer_mt.system.device import DTYPES, choose_device, supports
 from transformer_mt.translation.options import DEFAULT_LOAD, LoadOptions
@@ -60,6 +61,6 @@ def build_translation_model(
         models = [checkpoint.build_model(options.raw) for checkpoint in checkpoints]
     models = [model.to(device, DTYPES[precision]) for model in models]
     model = models[0] if len(models) == 1 else Ensemble(models).eval()
-    pack(model)  # once, not for each chunk of lines
+    pack_weights(model)  # once, not for each chunk of lines
     max_length = options.max_length or min(c.config.data.max_length for c in checkpoints)
     return TranslationModel(checkpoints, model, checkpoints[0].vocab, max_length)

@@ -8,9 +8,10 @@ from itertools import islice
 import torch
 
 from transformer_mt.errors import ConfigError
-from transformer_mt.model.cpu_kernels import packed
+from transformer_mt.model.cpu_kernels import packed_weights
 from transformer_mt.model.ensemble import Ensemble
 from transformer_mt.model.transformer import Transformer
+from transformer_mt.system.device import compute_settings
 from transformer_mt.text.batching import pad
 from transformer_mt.text.vocabulary import BOS_ID, EOS_ID, PAD_ID, Vocabulary
 from transformer_mt.translation.options import DEFAULT_SEARCH, SearchOptions
@@ -175,7 +176,7 @@ class Translator:
         self.model.eval()
         hypotheses: list[list[Hypothesis]] = [[] for _ in sources]
         order = sorted(range(len(sources)), key=lambda i: len(sources[i]), reverse=True)
-        with packed(self.model):
+        with compute_settings(self.model.device, tf32=False), packed_weights(self.model):
             while order:
                 longest = max(len(sources[order[0]]) + 1, MIN_BATCH_LENGTH)
                 rows = max(1, self.batch_tokens // (longest * self.options.beam_size))
@@ -201,7 +202,7 @@ class Translator:
         device, next_logits = self.model.device, self.model.next_logits
         src = pad([[*ids, EOS_ID] for ids in sources], PAD_ID).to(device)
         max_lengths = torch.tensor([len(ids) + EXTRA_LENGTH for ids in sources], device=device)
-        state = self.model.start(src, int(max_lengths.max()))
+        state = self.model.begin_decoding(src, int(max_lengths.max()))
         if self.greedy:
             rows = greedy(next_logits, state, max_lengths, BOS_ID, EOS_ID)  # type: ignore[arg-type]
             return [[Hypothesis(ids, math.nan, math.nan)] for ids in rows]

@@ -1,0 +1,92 @@
+"""Devices, precisions, and settings of PyTorch that are restored."""
+
+import pytest
+import torch
+
+from transformer_mt.errors import DeviceError
+from transformer_mt.system.device import (
+    choose_device,
+    choose_precision,
+    compute_settings,
+    is_out_of_memory,
+)
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+
+
+def settings() -> tuple[bool, str]:
+    """Gives the process-wide settings that `compute_settings` changes."""
+    return torch.backends.cuda.cudnn_sdp_enabled(), torch.get_float32_matmul_precision()
+
+
+@pytest.fixture(params=[(True, "highest"), (False, "medium")])
+def before(request):
+    """Sets what the settings are before, and restores those of the test process."""
+    original = settings()
+    torch.backends.cuda.enable_cudnn_sdp(request.param[0])
+    torch.set_float32_matmul_precision(request.param[1])
+    yield request.param
+    torch.backends.cuda.enable_cudnn_sdp(original[0])
+    torch.set_float32_matmul_precision(original[1])
+
+
+@pytest.mark.parametrize("tf32", [True, False])
+def test_compute_settings_are_restored(before, tf32):
+    """On CUDA they hold inside only, after an error too. Sabotage: restore without `finally`."""
+    with compute_settings(CUDA, tf32):
+        assert settings() == (False, "high" if tf32 else "highest")
+    assert settings() == before
+    with pytest.raises(ZeroDivisionError), compute_settings(CUDA, tf32):
+        1 / 0  # noqa: B018
+    assert settings() == before
+
+
+def test_compute_settings_leave_a_cpu_alone(before):
+    """On a CPU nothing changes."""
+    with compute_settings(CPU, tf32=True):
+        assert settings() == before
+    assert settings() == before
+
+
+def test_choosing_a_device_changes_no_setting(before, monkeypatch):
+    """A program that imports the package keeps its own settings."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert choose_device("auto") == choose_device("cuda") == CUDA
+    assert settings() == before
+
+
+def test_devices(monkeypatch):
+    """`auto` is CUDA where available; what is unknown or absent is an error."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert choose_device("auto") == choose_device("cpu") == CPU
+    with pytest.raises(DeviceError, match="unknown device tpu: use auto, cpu or cuda"):
+        choose_device("tpu")
+    with pytest.raises(DeviceError, match="finds no CUDA device; use cpu or auto"):
+        choose_device("cuda")
+
+
+@pytest.mark.parametrize("bf16", [True, False])
+def test_precisions(monkeypatch, bf16):
+    """`auto` is bf16 where supported, and what a resumed run recorded."""
+    monkeypatch.setattr("transformer_mt.system.device.cpu_supports_bf16", lambda: bf16)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: bf16)
+    assert choose_precision("auto", CPU, None) == ("bf16" if bf16 else "fp32")
+    assert choose_precision("auto", CUDA, None) == ("bf16" if bf16 else "fp16")
+    assert choose_precision("auto", CPU, "fp32") == "fp32"
+    assert choose_precision("fp16", CUDA, None) == "fp16"
+    with pytest.raises(
+        DeviceError, match="precision = fp16: this cpu device does not support fp16"
+    ):
+        choose_precision("fp16", CPU, None)
+    with pytest.raises(DeviceError, match="was trained in fp16, which this cpu device does not"):
+        choose_precision("auto", CPU, "fp16")
+
+
+def test_out_of_memory_is_recognised():
+    """Python's error, CUDA's error, and the message of the CPU's allocator."""
+    assert is_out_of_memory(MemoryError())
+    assert is_out_of_memory(torch.OutOfMemoryError())
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(2**60, dtype=torch.uint8)
+    assert is_out_of_memory(caught.value)
+    assert not is_out_of_memory(RuntimeError("shape mismatch"))

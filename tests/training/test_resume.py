@@ -1,0 +1,117 @@
+"""Resuming: validations that an interruption cut off, and changes that end bit-equality."""
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import tiny_config
+
+from transformer_mt.checkpoints.checkpoint import load_checkpoint
+from transformer_mt.checkpoints.run_directory import list_checkpoints, load_newest
+from transformer_mt.errors import CheckpointError, Interrupted
+from transformer_mt.training.engine import Engine
+from transformer_mt.training.run import train
+from transformer_mt.training.trainer import Trainer
+
+
+def validated_steps(run_dir: Path) -> list[int]:
+    records = map(json.loads, (run_dir / "metrics.jsonl").read_text().splitlines())
+    return [record["step"] for record in records if record["kind"] == "valid"]
+
+
+@pytest.fixture
+def interrupted(corpus_dir, tmp_path, monkeypatch) -> Path:
+    """Gives a run that got SIGTERM during step 10, at whose end a validation was due."""
+    train_step = Engine.train_step
+
+    def with_signal(engine, step, micro_batches):
+        train_step(engine, step, micro_batches)
+        if step == 10:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Engine, "train_step", with_signal)
+        with pytest.raises(Interrupted):
+            train(tiny_config(corpus_dir), tmp_path / "run")
+    assert load_newest(tmp_path / "run").progress.valid_step == 0
+    return tmp_path / "run"
+
+
+def test_a_missed_validation_is_made_up_and_saved_at_once(corpus_dir, interrupted, monkeypatch):
+    """Other processes see the new best before the next save.
+
+    Sabotage: save only if the step differs from that of the last save.
+    """
+    seen = []
+    train_step = Engine.train_step
+
+    def look(engine, step, micro_batches):
+        if step == 11:
+            seen.append(load_newest(interrupted).progress)
+        train_step(engine, step, micro_batches)
+
+    monkeypatch.setattr(Engine, "train_step", look)
+    train(tiny_config(corpus_dir), interrupted)
+    assert seen[0].step == seen[0].valid_step == seen[0].best_step == 10
+    assert validated_steps(interrupted) == [10, 20]
+
+
+def test_a_missed_validation_is_logged_once(corpus_dir, interrupted, monkeypatch):
+    """Killed after it was made up and before it was saved, the run logs it again, not twice.
+
+    Sabotage: keep all metrics up to the step of the checkpoint.
+    """
+
+    def killed(trainer, final=False):
+        raise SystemExit("killed")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "_save", killed)
+        with pytest.raises(SystemExit):
+            train(tiny_config(corpus_dir), interrupted)
+    assert validated_steps(interrupted) == [10]
+    train(tiny_config(corpus_dir), interrupted)
+    assert validated_steps(interrupted) == [10, 20]
+
+
+def test_interrupted_at_its_last_step_a_run_is_validated_when_resumed(
+    corpus_dir, interrupted, caplog
+):
+    """The limit is reached, but not everything is done; after that it is."""
+    config = tiny_config(corpus_dir, train__max_steps=10)
+    assert train(config, interrupted).valid_step == 10
+    assert validated_steps(interrupted) == [10]
+    train(config, interrupted)
+    assert "nothing to do: train.max_steps = 10" in caplog.messages[-1]
+    assert validated_steps(interrupted) == [10]
+
+
+def test_what_ends_bit_equality_is_said_once(corpus_dir, tmp_path, caplog):
+    """Another number of threads is named; an unchanged environment is not mentioned.
+
+    Sabotage: do not save the environment.
+    """
+    torch.set_num_threads(1)
+    train(tiny_config(corpus_dir, train__max_steps=2), tmp_path / "run")
+    train(tiny_config(corpus_dir, train__max_steps=4), tmp_path / "run")
+    assert "bit-equal" not in caplog.text
+    torch.set_num_threads(2)
+    train(tiny_config(corpus_dir, train__max_steps=6), tmp_path / "run")
+    [message] = [text for text in caplog.messages if "bit-equal" in text]
+    assert message.endswith("one: threads (was 1, is 2)")
+    environment = load_newest(tmp_path / "run").state.environment
+    assert environment["threads"] == "2" and environment["torch version"] == torch.__version__
+
+
+def test_a_checkpoint_without_moments_cannot_resume(corpus_dir, tmp_path):
+    """It is named."""
+    config = tiny_config(corpus_dir, train__keep_last=4)
+    train(config, tmp_path / "run")
+    oldest = load_checkpoint(list_checkpoints(tmp_path / "run")[-1])
+    for path in list_checkpoints(tmp_path / "run")[:-1]:
+        path.rename(tmp_path / path.name)
+    with pytest.raises(CheckpointError, match=f"{oldest.path.name}: has no training.safetensors"):
+        train(config, tmp_path / "run")

@@ -1,0 +1,91 @@
+"""The checkpoints of a run directory: list, choose, prune."""
+
+import logging
+import re
+import shutil
+from pathlib import Path
+
+from transformer_mt.checkpoints.checkpoint import TRAINING, Checkpoint, load_checkpoint
+from transformer_mt.errors import CheckpointError
+from transformer_mt.system.files import MANIFEST, delete_directory, read_manifest, write_manifest
+
+logger = logging.getLogger(__name__)
+
+RESUMABLE_CHECKPOINTS = 2
+"""Checkpoints that keep the optimizer's moments: the newest, and the one to fall back to."""
+
+_NAME = re.compile(r"step-(\d{8,})")
+
+
+def checkpoint_path(run_dir: Path, step: int) -> Path:
+    """Gives the directory of a step's checkpoint."""
+    return run_dir / f"step-{step:08d}"
+
+
+def list_checkpoints(run_dir: Path) -> list[Path]:
+    """Lists the checkpoint directories of a run, newest first."""
+    if not run_dir.is_dir():
+        return []
+    return sorted((path for path in run_dir.iterdir() if _NAME.fullmatch(path.name)), reverse=True)
+
+
+def load_newest(run_dir: Path) -> Checkpoint | None:
+    """Reads the newest undamaged checkpoint of a run and warns about damaged ones.
+
+    Returns:
+        The checkpoint; None if the run has none.
+
+    Raises:
+        CheckpointError: If there are checkpoints and all are damaged.
+    """
+    paths = list_checkpoints(run_dir)
+    for path in paths:
+        try:
+            return load_checkpoint(path)
+        except CheckpointError as error:
+            logger.warning("%s; trying the checkpoint before it", error)
+    if paths:
+        raise CheckpointError(f"{run_dir}: all of its {len(paths)} checkpoints are damaged")
+    return None
+
+
+def find_checkpoint(path: Path) -> Checkpoint:
+    """Reads a checkpoint directory, or of a run the best checkpoint, or else the newest.
+
+    Raises:
+        CheckpointError: If there is none.
+    """
+    if (path / MANIFEST).exists():
+        return load_checkpoint(path)
+    newest = load_newest(path)
+    if newest is None:
+        reason = "contains no checkpoint" if path.is_dir() else "no such run or checkpoint"
+        raise CheckpointError(f"{path}: {reason}")
+    best = checkpoint_path(path, newest.progress.best_step)
+    if newest.progress.best_bleu < 0 or best == newest.path:
+        return newest
+    try:
+        return load_checkpoint(best)
+    except CheckpointError as error:
+        logger.warning("%s; using the newest checkpoint instead of the best", error)
+        return newest
+
+
+def prune(run_dir: Path, keep_last: int, best_step: int) -> None:
+    """Deletes all but the newest checkpoints and the best, and moments that no resume will need.
+
+    Args:
+        run_dir: The run.
+        keep_last: How many of the newest checkpoints to keep.
+        best_step: Step of the checkpoint to keep in any case.
+    """
+    for leftover in run_dir.glob(".step-*.partial"):
+        shutil.rmtree(leftover)
+    for age, path in enumerate(list_checkpoints(run_dir)):
+        if age >= keep_last and path != checkpoint_path(run_dir, best_step):
+            delete_directory(path)
+        elif age >= RESUMABLE_CHECKPOINTS and (path / TRAINING).exists():
+            files = read_manifest(path)
+            files.pop(TRAINING, None)
+            write_manifest(path, files)
+            (path / TRAINING).unlink()

@@ -1,0 +1,100 @@
+"""Every use of private or undocumented PyTorch API. Checked on torch 2.13.0.
+
+No other module may use such API (tests/test_architecture.py). After an update of PyTorch, check
+this list:
+
+| Function           | PyTorch API                             | If the API is absent      |
+|--------------------|-----------------------------------------|---------------------------|
+| has_onednn_linear  | torch.ops.mkldnn                        | gives False               |
+| onednn_linear      | torch.ops.mkldnn._linear_pointwise      | callers use `F.linear`    |
+| pack_onednn_weight | torch.ops.mkldnn._reorder_linear_weight | callers do not pack       |
+| cpu_supports_bf16  | torch.cpu._is_avx512_bf16_supported     | gives False               |
+|                    | torch.cpu._is_amx_tile_supported        |                           |
+| lerp_all_          | torch._foreach_lerp_                    | one `lerp_` per tensor    |
+| loss_scale         | torch.amp.GradScaler._get_scale_async   | waits for the device      |
+| skip_step_if       | found_inf of a fused torch.optim.Adam   | no fallback, a test fails |
+| mark_dynamic       | torch._dynamo.maybe_mark_dynamic        | more compilations         |
+| is_compile_error   | torch._dynamo.exc.TorchDynamoException  | gives False               |
+"""
+
+import torch
+from torch import Tensor
+
+
+def has_onednn_linear() -> bool:
+    """Tells whether `onednn_linear` and `pack_onednn_weight` can be called."""
+    operators = getattr(torch.ops, "mkldnn", None)
+    return hasattr(operators, "_linear_pointwise") and hasattr(operators, "_reorder_linear_weight")
+
+
+def onednn_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Computes x @ weight^T + bias through oneDNN, without autograd.
+
+    Args:
+        x: Input on the CPU, (..., inputs).
+        weight: Of the same type, (outputs, inputs), or a result of `pack_onednn_weight`.
+        bias: Of the same type, (outputs,).
+
+    Returns:
+        Output, (..., outputs).
+    """
+    output: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+    return output
+
+
+def pack_onednn_weight(weight: Tensor) -> Tensor:
+    """Copies a weight, (outputs, inputs), into the memory layout that oneDNN prefers."""
+    packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.detach())
+    return packed
+
+
+def cpu_supports_bf16() -> bool:
+    """Tells whether the CPU has bf16 instructions (AVX-512 BF16 or AMX)."""
+    names = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
+    checks = [getattr(torch.cpu, name, None) for name in names]
+    return any(check() for check in checks if check is not None)
+
+
+def lerp_all_(tensors: list[Tensor], ends: list[Tensor], weight: float) -> None:
+    """Moves each tensor in place towards its end: tensor += weight * (end - tensor)."""
+    if hasattr(torch, "_foreach_lerp_"):
+        torch._foreach_lerp_(tensors, ends, weight)
+    else:
+        for tensor, end in zip(tensors, ends, strict=True):
+            tensor.lerp_(end, weight)
+
+
+def loss_scale(scaler: torch.amp.GradScaler) -> Tensor:
+    """Gives the scale of an enabled scaler as a scalar tensor, without waiting for the device."""
+    if hasattr(scaler, "_get_scale_async"):
+        scale: Tensor | None = scaler._get_scale_async()
+        if scale is not None:
+            return scale
+    return torch.tensor(scaler.get_scale())
+
+
+def skip_step_if(optimizer: torch.optim.Optimizer, condition: Tensor) -> None:
+    """Makes the next `step` of a fused optimizer leave everything unchanged on a condition.
+
+    The decision is made on the device. Of all functions here, this is the one without a fallback:
+    if PyTorch stopped reading `found_inf`, non-finite gradients would reach the weights.
+    tests/training/test_optimizer.py fails then.
+
+    Args:
+        optimizer: Fused, else the attribute has no effect. A loss scaler replaces the condition
+            by its own.
+        condition: Whether to skip, a bool scalar on the device of the parameters.
+    """
+    optimizer.found_inf = condition.float()  # type: ignore[attr-defined]
+
+
+def mark_dynamic(tensor: Tensor, dimension: int) -> None:
+    """Asks torch.compile for code that serves every size of a dimension."""
+    if hasattr(torch._dynamo, "maybe_mark_dynamic"):
+        torch._dynamo.maybe_mark_dynamic(tensor, dimension)
+
+
+def is_compile_error(error: BaseException) -> bool:
+    """Tells whether torch.compile raised an error."""
+    kind = getattr(torch._dynamo.exc, "TorchDynamoException", None)
+    return kind is not None and isinstance(error, kind)

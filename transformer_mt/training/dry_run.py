@@ -1,0 +1,105 @@
+"""A dry run: a few steps of a training without keeping anything, and what the whole would take."""
+
+import resource
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+from tqdm import tqdm
+
+from transformer_mt.config import Config, flat_values
+from transformer_mt.text.batching import Indices, padded_size
+from transformer_mt.training.engine import LogWindow
+from transformer_mt.training.flops import measure_peak_flops
+from transformer_mt.training.limits import stop_limits
+from transformer_mt.training.run import build_trainer, require_writable
+from transformer_mt.training.trainer import Trainer
+
+_WARM_UP_STEPS, _TIMED_STEPS = 2, 3
+
+
+def dry_run(config: Config, run_dir: Path) -> str:
+    """Takes a few steps without keeping anything, and estimates memory and time of a training.
+
+    Args:
+        config: What would be trained.
+        run_dir: The run that would be started or resumed.
+
+    Returns:
+        Several lines: configuration, sizes, statistics, and estimates of memory and time.
+
+    Raises:
+        TransformerMTError: Whatever would end the training at its start.
+    """
+    require_writable(run_dir)
+    with tempfile.TemporaryDirectory() as scratch:
+        trainer = build_trainer(config, run_dir, Path(scratch))
+    lines = [f"{key} = {value}" for key, value in flat_values(config).items()]
+    steps = trainer.plan_epoch()
+    lines += ["", *_describe(trainer, steps), *_estimate(trainer, steps)]
+    return "\n".join(lines)
+
+
+def _describe(trainer: Trainer, steps: list[Indices]) -> list[str]:
+    """Describes model, corpus and epoch."""
+    corpus = trainer.data.corpus
+    parameters = sum(p.numel() for p in trainer.engine.model.parameters())
+    vocab, report, lengths = corpus.vocab, corpus.report, trainer.lengths
+    sizes = f"{vocab.src_size} pieces"
+    if not vocab.shared:
+        sizes = f"{vocab.src_size} source and {vocab.tgt_size} target pieces"
+    src_tokens, tgt_tokens = (int(side.sum()) for side in lengths)
+    micro_batches = [indices for step in steps for indices in trainer.cut_step(step)]
+    positions = sum(padded_size(indices, *lengths) for indices in micro_batches)
+    padding = 1 - (src_tokens + tgt_tokens) / positions
+    return [
+        f"model       {parameters / 1e6:.1f} million parameters, {sizes}",
+        f"corpus      {report['kept']} pairs of {report['pairs']} (dropped: {corpus.dropped})",
+        f"            {src_tokens} source and {tgt_tokens} target tokens, end marks included",
+        f"epoch       {len(steps)} steps, {len(micro_batches)} micro-batches,"
+        f" {padding:.1%} of positions are padding",
+    ]
+
+
+def _estimate(trainer: Trainer, steps: list[Indices]) -> list[str]:
+    """Measures a few steps, and tells what the whole training would take."""
+    progress, engine = trainer.progress, trainer.engine
+    trainer.check_memory(steps)
+    window, count = _time_steps(trainer, steps)
+    peak_flops = measure_peak_flops(engine.device, engine.precision)
+    step_seconds = window.seconds / count
+    limits = [
+        (limit.steps_left(progress, len(steps), step_seconds), limit.key)
+        for limit in stop_limits(trainer.config, progress, progress.seconds)
+    ]
+    steps_left, key = min(limits)
+    steps_left = max(int(steps_left), 0)
+    return [
+        f"speed       {window.tokens / window.seconds:,.0f} target tokens/s,"
+        f" {step_seconds:.3g} s per step, {window.flops / window.seconds / peak_flops:.0%} of peak"
+        f" ({count} steps on {engine.device.type} in {engine.precision})",
+        f"memory      {_peak_gigabytes(engine.device):.1f} GB at the peak, largest batch included",
+        f"time        {tqdm.format_interval(steps_left * step_seconds)} for {steps_left} steps,"
+        f" until {key}, validation not counted",
+    ]
+
+
+def _time_steps(trainer: Trainer, steps: list[Indices]) -> tuple[LogWindow, int]:
+    """Takes a few steps; gives the sums of those after the first two, and their number."""
+    engine, trial = trainer.engine, steps[: _WARM_UP_STEPS + _TIMED_STEPS]
+    warm_up = min(_WARM_UP_STEPS, len(trial) - 1)
+    engine.start_window()
+    for number, step_pairs in enumerate(trial):
+        if number == warm_up:
+            engine.read_window()  # waits for the device
+            engine.start_window()
+        trainer.train_step(step_pairs)
+    return engine.read_window(), len(trial) - warm_up
+
+
+def _peak_gigabytes(device: torch.device) -> float:
+    if device.type == "cuda":
+        return torch.cuda.max_memory_reserved(device) / 1e9
+    unit = 1 if sys.platform == "darwin" else 1024  # bytes on macOS, kilobytes on Linux
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e9

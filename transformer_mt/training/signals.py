@@ -1,0 +1,41 @@
+"""SIGINT and SIGTERM during training: the first asks for a stop after the step."""
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import FrameType
+
+from transformer_mt.errors import Interrupted
+
+
+@dataclass
+class StopRequest:
+    """Whether a signal has asked training to stop.
+
+    Attributes:
+        signum: Number of the signal; 0 if none came.
+    """
+
+    signum: int = 0
+
+
+@contextmanager
+def catch_stop_signals() -> Iterator[StopRequest]:
+    """Records SIGINT and SIGTERM instead of ending the program; restores their handlers after.
+
+    A second signal raises Interrupted at once: checkpoints are atomic, so nothing is damaged.
+    """
+    request = StopRequest()
+
+    def handle(signum: int, frame: FrameType | None) -> None:
+        if request.signum:
+            raise Interrupted(signum)
+        request.signum = signum
+
+    previous = {s: signal.signal(s, handle) for s in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield request
+    finally:
+        for signum, handler in previous.items():
+            signal.signal(signum, handler)
