@@ -19,16 +19,16 @@ from typing import TYPE_CHECKING, Any
 from transformer_mt.translation.options import DEFAULT_LOAD, LoadOptions
 
 if TYPE_CHECKING:
-    from transformer_mt.translation.forced_decoding import AttentionWeights
+    from transformer_mt.translation.forced_decoding import PairAttention
     from transformer_mt.translation.translation_model import TranslationModel
     from transformer_mt.translation.translator import Translation
 
-__all__ = ["AttentionWeights", "Translation", "TranslationModel", "load"]
+__all__ = ["PairAttention", "Translation", "TranslationModel", "load"]
 
 __version__ = "0.1.0"
 
 _LAZY = {
-    "AttentionWeights": "transformer_mt.translation.forced_decoding",
+    "PairAttention": "transformer_mt.translation.forced_decoding",
     "Translation": "transformer_mt.translation.translator",
     "TranslationModel": "transformer_mt.translation.translation_model",
 }

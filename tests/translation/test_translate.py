@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from transformer_mt.checkpoints.run_directory import find_checkpoint
 from transformer_mt.errors import CheckpointError, ConfigError, DeviceError
-from transformer_mt.model.cpu_kernels import packed_weights
+from transformer_mt.model.cpu_kernels import is_packed, packed_weights
 from transformer_mt.model.ensemble import Ensemble
 from transformer_mt.system.device import supports
 from transformer_mt.text.vocabulary import BOS_ID
@@ -74,12 +74,12 @@ def test_logits_do_not_depend_on_the_batch(copy_run, rows):
     ids = torch.full((7,), BOS_ID)
     whole = model.next_logits(ids, model.begin_decoding(src, 3))
     with packed_weights(model):
-        assert model.packed is not None
+        assert is_packed(model.output_weight)
         again = [
             model.next_logits(ids[i : i + rows], model.begin_decoding(src[i : i + rows], 3))
             for i in range(0, 7, rows)
         ]
-    assert model.packed is None
+    assert not is_packed(model.output_weight)
     torch.testing.assert_close(torch.cat(again), whole, atol=1e-5, rtol=1e-5)
 
 
@@ -112,10 +112,8 @@ def test_an_ensemble_is_the_mean_probability(copy_run, other_run):
     ensemble = Ensemble(models).eval()
     src = torch.randint(4, models[0].output_weight.size(0), (3, 6))
     ids, rows = torch.full((3,), BOS_ID), torch.tensor([2, 0])
-    states, state = (
-        [model.begin_decoding(src, 4) for model in models],
-        ensemble.begin_decoding(src, 4),
-    )
+    states = [model.begin_decoding(src, 4) for model in models]
+    state = ensemble.begin_decoding(src, 4)
     members = list(zip(models, states, strict=True))
     for last_ids in (ids, torch.tensor([9, 7, 8])):
         shares = [model.next_logits(last_ids, own).softmax(-1) for model, own in members]

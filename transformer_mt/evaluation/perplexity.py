@@ -34,7 +34,7 @@ def mean_nll(model: Transformer, pairs: EncodedPairs, micro_batch_tokens: int) -
         batch = pairs.batch(indices).to(device)
         log_probabilities = token_log_probabilities(
             model, batch.src, batch.tgt_in, batch.tgt_out, PAD_ID
-        )
+        )  # (B, T)
         total -= log_probabilities[batch.tgt_out != PAD_ID].sum()
     model.train(was_training)
     return float(total) / int(tgt_lengths.sum())

@@ -1,6 +1,6 @@
 """What a model makes of a given translation: its log-probability and its attention weights.
 
-Shapes: B batch, S source length, T target length, H heads, V vocabulary.
+Shapes: B batch, S source length, T target length, H heads.
 """
 
 import math
@@ -16,9 +16,10 @@ from torch import Tensor
 from transformer_mt.model.ensemble import Ensemble
 from transformer_mt.model.likelihood import token_log_probabilities
 from transformer_mt.model.transformer import Transformer
-from transformer_mt.text.batching import cut_micro_batches, pad
+from transformer_mt.system.device import compute_settings
+from transformer_mt.text.batching import Batch, cut_micro_batches, pad
 from transformer_mt.text.encoded_pairs import EncodedPairs
-from transformer_mt.text.vocabulary import BOS_ID, EOS_ID, PAD_ID
+from transformer_mt.text.vocabulary import BOS_ID, EOS_ID, PAD_ID, Vocabulary
 
 BATCH_POSITIONS = 2048
 """Padded positions scored at once: the logits of all of them are in memory, in float32."""
@@ -27,7 +28,7 @@ Weights = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True)
-class AttentionWeights:
+class PairAttention:
     """Attention weights of a sentence pair, for each layer an array (H, queries, keys).
 
     Each row of weights sums to 1.
@@ -68,41 +69,47 @@ def log_probabilities(model: Transformer | Ensemble, pairs: EncodedPairs) -> lis
     sums = np.zeros(len(pairs))
     for indices in cut_micro_batches(order, src_lengths, tgt_lengths, limit):
         batch = pairs.batch(indices).to(model.device)
-        tokens = _token_log_probabilities(model, batch.src, batch.tgt_in, batch.tgt_out)
+        tokens = _token_log_probabilities(model, batch)  # (B, T)
         sums[indices] = tokens.double().sum(dim=1).cpu().numpy()
     return [float(value) for value in sums]
 
 
-def _token_log_probabilities(
-    model: Transformer | Ensemble, src: Tensor, tgt_in: Tensor, tgt_out: Tensor
-) -> Tensor:
+def _token_log_probabilities(model: Transformer | Ensemble, batch: Batch) -> Tensor:
     """Computes the log-probability of each target token, (B, T) float32; padding has 0."""
     members: Any = model.models if isinstance(model, Ensemble) else [model]
-    by_member = [
-        token_log_probabilities(member, src, tgt_in, tgt_out, PAD_ID) for member in members
-    ]
-    return torch.stack(by_member).logsumexp(dim=0) - math.log(len(by_member))
+    log_probabilities = torch.stack(
+        [
+            token_log_probabilities(member, batch.src, batch.tgt_in, batch.tgt_out, PAD_ID)
+            for member in members
+        ]
+    )  # (models, B, T)
+    return log_probabilities.logsumexp(dim=0) - math.log(len(log_probabilities))
 
 
-@torch.no_grad()
-def attention_arrays(
-    model: Transformer, src_ids: Sequence[int], tgt_ids: Sequence[int]
-) -> tuple[list[Weights], list[Weights], list[Weights]]:
+def pair_attention(
+    model: Transformer, vocab: Vocabulary, src_ids: Sequence[int], tgt_ids: Sequence[int]
+) -> PairAttention:
     """Computes the attention weights of one pair.
 
     Args:
         model: On its device, in evaluation mode.
+        vocab: Its vocabulary.
         src_ids: Source ids without end mark.
         tgt_ids: Target ids without begin and end marks.
-
-    Returns:
-        Encoder self-, decoder self- and cross-attention, one array (H, queries, keys) per layer.
     """
-    src = pad([[*src_ids, EOS_ID]], PAD_ID).to(model.device)
-    tgt_in = pad([[BOS_ID, *tgt_ids]], PAD_ID).to(model.device)
-    weights = model.attention_weights(src, tgt_in)
-    return _arrays(weights.encoder), _arrays(weights.decoder), _arrays(weights.cross)
+    src_ids, tgt_ids = [*src_ids, EOS_ID], [BOS_ID, *tgt_ids]
+    with compute_settings(model.device, tf32=False):
+        weights = model.attention_weights(
+            pad([src_ids], PAD_ID).to(model.device), pad([tgt_ids], PAD_ID).to(model.device)
+        )
+    return PairAttention(
+        src_pieces=vocab.src_pieces(src_ids),
+        tgt_pieces=vocab.tgt_pieces(tgt_ids),
+        encoder=_arrays(weights.encoder),
+        decoder=_arrays(weights.decoder),
+        cross=_arrays(weights.cross),
+    )
 
 
-def _arrays(layers: list[Tensor]) -> list[Weights]:
+def _arrays(layers: Sequence[Tensor]) -> list[Weights]:
     return [weights[0].float().cpu().numpy() for weights in layers]

@@ -10,11 +10,11 @@ from transformer_mt.model.ensemble import Ensemble
 from transformer_mt.model.transformer import Transformer
 from transformer_mt.text.corpus import RawPairs
 from transformer_mt.text.encoded_pairs import encode_pairs
-from transformer_mt.text.vocabulary import BOS_ID, EOS_ID, Vocabulary
+from transformer_mt.text.vocabulary import Vocabulary
 from transformer_mt.translation.forced_decoding import (
-    AttentionWeights,
-    attention_arrays,
+    PairAttention,
     log_probabilities,
+    pair_attention,
 )
 from transformer_mt.translation.options import DEFAULT_SEARCH, SearchOptions
 from transformer_mt.translation.translator import Translation, Translator
@@ -127,7 +127,7 @@ class TranslationModel:
                 scores[i] = -math.inf if len(pairs.tgt[i]) else 0.0
         return scores
 
-    def attention(self, source: str, hypothesis: str | None = None) -> AttentionWeights:
+    def attention(self, source: str, hypothesis: str | None = None) -> PairAttention:
         """Computes the attention weights of a sentence and its translation.
 
         Args:
@@ -143,8 +143,6 @@ class TranslationModel:
         if hypothesis is not None:
             [tgt_ids] = self.vocab.encode_tgt([hypothesis])
         else:
+            # Empty for an empty source, which the model does not translate.
             tgt_ids = self.translator().decode([src_ids])[0][0].ids if src_ids else []
-        encoder, decoder, cross = attention_arrays(self.model, src_ids, tgt_ids)
-        src_pieces = self.vocab.src_pieces([*src_ids, EOS_ID])
-        tgt_pieces = self.vocab.tgt_pieces([BOS_ID, *tgt_ids])
-        return AttentionWeights(src_pieces, tgt_pieces, encoder, decoder, cross)
+        return pair_attention(self.model, self.vocab, src_ids, tgt_ids)
