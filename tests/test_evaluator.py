@@ -1,4 +1,4 @@
-"""Perplexity against a computation by hand, whatever the batches."""
+"""Perplexity against a computation by hand, whatever the batches; what validation scores."""
 
 import math
 
@@ -6,9 +6,11 @@ import pytest
 import torch
 
 from transformer_mt.config import ModelConfig
-from transformer_mt.evaluator import mean_nll, perplexity
+from transformer_mt.corpus import RawPairs
+from transformer_mt.evaluator import evaluate, mean_nll, perplexity
 from transformer_mt.model import Transformer
 from transformer_mt.pairs import IdPairs, flatten
+from transformer_mt.scoring import bleu
 from transformer_mt.vocab import BOS_ID, EOS_ID, PAD_ID
 
 V = 13
@@ -36,14 +38,17 @@ def test_mean_nll_by_hand(micro_batch_tokens):
     """It is the sum over all target tokens divided by their number, end marks included.
 
     The lengths differ, so the batches hold padding, and one pair is longer than the limit.
-    Sabotage: divide by the source tokens, or by the padded positions; average over sentences.
+    Sabotage: divide by the source tokens, or by the padded positions; average over sentences;
+    cut the batches by the lengths of one side.
     """
-    model = build_model().eval()
+    model, sizes = build_model().eval(), []
     nats = sum(nats_of(model, *pair) for pair in zip(SRC, TGT, strict=True))
+    model.register_forward_pre_hook(lambda module, ids: sizes.append(max(i.numel() for i in ids)))
     expected = nats / sum(len(tgt) + 1 for tgt in TGT)
     found = mean_nll(model, IdPairs(flatten(SRC), flatten(TGT)), micro_batch_tokens)
     assert found == pytest.approx(expected, rel=1e-5)
     swapped = mean_nll(model, IdPairs(flatten(TGT), flatten(SRC)), micro_batch_tokens)
+    assert max(sizes) <= max(micro_batch_tokens, 10)
     nats = sum(nats_of(model, *pair) for pair in zip(TGT, SRC, strict=True))
     assert swapped == pytest.approx(nats / sum(len(src) + 1 for src in SRC), rel=1e-5)
 
@@ -64,3 +69,21 @@ def test_perplexity_is_the_exponential():
     assert perplexity(math.log(37.5)) == pytest.approx(37.5)
     assert perplexity(699.0) == math.exp(699.0)
     assert perplexity(710.0) == perplexity(math.inf) == math.inf
+
+
+class Reverser:
+    """Stands for a translator: gives the words of a line in reverse."""
+
+    def translate(self, lines):
+        return (" ".join(reversed(line.split())) for line in lines)
+
+
+def test_validation_scores_translations_of_the_source():
+    """They are scored against the references, not the sources.
+
+    Sabotage: exchange the two sides.
+    """
+    pairs = RawPairs(["e d c b a", "x y z"], ["a b c d e", "x y z w"])
+    found = evaluate(Reverser(), pairs)
+    assert found.hypotheses == ["a b c d e", "z y x"]
+    assert found.bleu == bleu(found.hypotheses, pairs.tgt) and 10 < found.bleu.value < 99
