@@ -291,7 +291,7 @@ def test_a_second_signal_ends_it_at_once(corpus_dir, tmp_path, monkeypatch):
 
 
 def test_memory_is_tried_with_the_largest_batch(corpus_dir, tmp_path, scores, monkeypatch):
-    """Once, before the first step, and it changes no weight: max_steps of one is that step alone."""
+    """Once, before the first step, and it changes no weight."""
     scores += [1.0, 1.0]
     tried: list[tuple[int, int]] = []
     real = Learner.try_memory
