@@ -70,7 +70,6 @@ COVERED_BY = {  # module: test files or tests, quickest first
         f"{PROMISES}5_micro_batches_do_not_change_the_recipe",
         f"{PROMISES}7_a_bad_step_is_skipped_and_counted",
         f"{PROMISES}7_gradients_are_unscaled_before_they_are_clipped",
-        "test_learner.py",
         "test_run.py",
         "test_throughput.py",
     ],
