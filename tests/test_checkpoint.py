@@ -1,7 +1,8 @@
 """Checkpoints: which are kept, which is used, and that all of a run comes back."""
 
 import json
-from dataclasses import replace
+import os
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -248,8 +249,28 @@ def test_a_state_that_is_none(save, changes, message):
         load_checkpoint(path)
 
 
-def test_a_fresh_state_is_valid(save):
-    """Zeros are no mistake, and a copy differs in what was asked for alone."""
+def test_a_fresh_state_is_all_zeros(save):
+    """Which is valid; no BLEU is below any; a copy differs in what was asked for alone."""
     state = load_checkpoint(save(0)).state
-    assert state == TrainState() and state.with_(step=4) == replace(state, step=4)
-    assert state.with_(step=4) != state and state.best_bleu < 0
+    values = {key: value for key, value in asdict(state).items() if value and key != "window"}
+    assert values == {"best_bleu": -1.0, "precision": "fp32"} and not any(asdict(Window()).values())
+    assert state == TrainState() and state.with_(step=4) == replace(state, step=4) != state
+
+
+def test_a_checkpoint_is_on_disk_before_and_after_it_is_renamed(save, tmp_path, monkeypatch):
+    """Every file and the directory before, the run's directory after, or a power cut loses it.
+
+    Sabotage: leave out the last sync.
+    """
+    synced: list[tuple[str, bool]] = []
+    real, final = os.fsync, tmp_path / "run" / "step-00000001"
+
+    def fsync(descriptor: int) -> None:
+        synced.append((os.readlink(f"/proc/self/fd/{descriptor}"), final.exists()))
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    save(1)
+    before = {Path(path).name for path, there in synced if not there}
+    assert before >= {path.name for path in final.iterdir()} | {f".{final.name}.partial"}
+    assert [path for path, there in synced if there] == [str(final.parent)]
