@@ -261,7 +261,7 @@ def require_passing(copy: Path, module: str) -> float:
             return time.monotonic() - began
 
 
-def test_module(module: str, chosen: list[Mutant], copies: list[Path]) -> list[Mutant]:
+def try_mutants(module: str, chosen: list[Mutant], copies: list[Path]) -> list[Mutant]:
     """Runs the tests of a module on each mutant; gives those that survive."""
     limit = 5 * require_passing(copies[0], module) + 20
     source = (ROOT / PACKAGE / module).read_text()
@@ -299,6 +299,9 @@ def main() -> None:
     if unknown := set(wanted) - set(COVERED_BY):
         parser.error(f"no tests are listed for {', '.join(sorted(unknown))}")
     equivalents, scores = known_equivalents(), {}
+    possible = {module: mutants_of(module) for module in COVERED_BY}
+    for stale in equivalents - {mutant.key for some in possible.values() for mutant in some}:
+        print(f"{EQUIVALENTS.name}: no such mutant: {' | '.join(stale)}")
     with tempfile.TemporaryDirectory() as folder:
         os.environ.setdefault("TRANSFORMER_MT_COPY_RUN", f"{folder}/run")
         Path(os.environ["TRANSFORMER_MT_COPY_RUN"]).mkdir(exist_ok=True)
@@ -311,11 +314,11 @@ def main() -> None:
             for cache in list(copy.rglob("__pycache__")):
                 shutil.rmtree(cache)
         for module in wanted:
-            possible = mutants_of(module)
-            random.Random(f"{arguments.seed} {module}").shuffle(possible)
-            chosen = [m for m in possible if m.key not in equivalents][: arguments.mutants]
-            survivors = test_module(module, chosen, copies)
-            scores[module] = len(chosen) - len(survivors), len(chosen), len(possible)
+            random.Random(f"{arguments.seed} {module}").shuffle(possible[module])
+            others = [m for m in possible[module] if m.key not in equivalents]
+            chosen = others[: arguments.mutants]
+            survivors = try_mutants(module, chosen, copies)
+            scores[module] = len(chosen) - len(survivors), len(chosen), len(others)
     print(f"\n{'module':24}{'killed':>8}{'tested':>8}{'possible':>10}")
     scores["total"] = tuple(map(sum, zip(*scores.values(), strict=True)))
     for module, (killed, tested, possible) in scores.items():
