@@ -260,6 +260,8 @@ def write_pairs(folder: Path, pairs: list[tuple[str, str]]) -> None:
         ),
         ({}, [("a", "a"), ("a", "a"), ("\x07 a", "1")], {}),
         ({}, [("", "a"), ("a", "b"), ("  ", "c"), ("", "")], {0: "empty", 2: "empty", 3: "empty"}),
+        # SentencePiece's own mark of a space is text, but holds no piece.
+        ({}, [("▁", "a"), ("a", "b"), ("b", "▁ ▁")], {0: "empty", 2: "empty"}),
         ({"drop_identical": True}, [("a", "a"), ("a", "b")], {0: "identical sides"}),
         ({"drop_control": True}, [("a\x07", "a"), ("a", "b")], {0: "control characters"}),
         (
