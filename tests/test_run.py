@@ -263,6 +263,8 @@ def test_where_no_run_can_lie(corpus_dir, tmp_path, command):
     assert not (tmp_path / "run").exists()
     state = train(tiny_config(corpus_dir, train__max_steps=1), tmp_path / "deep" / "er" / "run")
     assert state.step == 1 and state.precision == "fp32"
+    [only] = list_checkpoints(tmp_path / "deep" / "er" / "run")
+    assert only.name == "step-00000001"
 
 
 def test_a_precision_that_the_machine_cannot_keep(corpus_dir, tmp_path, monkeypatch):
