@@ -55,7 +55,12 @@ def shorter(hypotheses, references):
     return paired_bootstrap(references, hypotheses, references)
 
 
-@pytest.mark.parametrize("metric", [bleu, score_all, shorter])
+def longer(hypotheses, references):
+    """Compares a system with a baseline that is right."""
+    return paired_bootstrap(hypotheses, references, references)
+
+
+@pytest.mark.parametrize("metric", [bleu, score_all, shorter, longer])
 def test_nothing_is_scored_that_does_not_match(metric):
     """Sides of different sizes are refused with both counts, in either direction, and no lines."""
     with pytest.raises(DataError, match="4 hypotheses for 3 references"):

@@ -265,3 +265,147 @@ def test_a_damaged_corpus_is_named(corpus_dir, tmp_path, name):
     (path / name).write_bytes((path / name).read_bytes()[:7])
     with pytest.raises(DataError, match=path.name):
         prepare(config)
+
+
+def write_pairs(folder: Path, pairs: list[tuple[str, str]]) -> None:
+    """Writes the training text of a corpus of pairs."""
+    for column, language in enumerate(("de", "en")):
+        text = "".join(f"{pair[column]}\n" for pair in pairs)
+        (folder / f"train.{language}").write_text(text)
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+@pytest.mark.parametrize(
+    ("changes", "pairs", "dropped"),
+    [
+        # A source may have two translations, and a translation two sources.
+        (
+            {"drop_duplicates": True},
+            [("a b", "x"), ("a b", "y"), ("a c", "x"), ("a b", "x"), ("a", "b x"), ("a b", "x")],
+            {3: "duplicate", 5: "duplicate"},
+        ),
+        ({}, [("a", "a"), ("a", "a"), ("\x07 a", "1")], {}),
+        ({}, [("", "a"), ("a", "b"), ("  ", "c"), ("", "")], {0: "empty", 2: "empty", 3: "empty"}),
+        # SentencePiece's own mark of a space is text, but holds no piece.
+        ({}, [("▁", "a"), ("a", "b"), ("b", "▁ ▁")], {0: "empty", 2: "empty"}),
+        ({"drop_identical": True}, [("a", "a"), ("a", "b")], {0: "identical sides"}),
+        ({"drop_control": True}, [("a\x07", "a"), ("a", "b")], {0: "control characters"}),
+        (
+            {"min_letters": 0.5},
+            [("ab", "a1"), ("ab", "a1 2"), ("1 2", "ab"), ("a 1", "b2")],
+            {1: "too few letters", 2: "too few letters"},
+        ),
+        (
+            {"max_length_ratio": 2.0},
+            [("ab", "abcde"), ("ab", "abcdef"), ("abc", "abc")],  # 3 pieces to 6 and to 7
+            {1: "length ratio over 2"},
+        ),
+        ({"max_length": 5}, [("abcd", "a"), ("abcde", "a"), ("a", "b")], {1: "over 5 pieces"}),
+    ],
+)
+def test_which_pairs_are_dropped(folder, swapped, changes, pairs, dropped):
+    """By hand, one piece a character: a limit itself is allowed, and both sides count alike.
+
+    Sabotage: tell duplicates by the source alone; look at one side; drop at the limit.
+    """
+    pairs = [pair[::-1] for pair in pairs] if swapped else pairs
+    write_pairs(folder, pairs)
+    values = {f"data__{key}": value for key, value in changes.items()}
+    found = prepare(tiny_config(folder, vocab__kind="char", **values), QUIET)
+    assert found.report["dropped"] == dict(Counter(dropped.values()))
+    kept = [pair for i, pair in enumerate(pairs) if i not in dropped]
+    assert texts(found) == [tgt for _, tgt in kept]
+    sides = [found.pairs.src[i].tolist() for i in range(len(kept))]
+    assert sides == found.vocab.encode_src([src for src, _ in kept])
+    assert (found.report["pairs"], found.report["kept"]) == (len(pairs), len(kept))
+
+
+def test_the_report_by_hand(folder, capsys):
+    """Pieces per word, unknown pieces and the longest line, over both sides of what is kept.
+
+    The vocabulary lacks the letter q. Sabotage: count a side twice, or what is dropped.
+    """
+    write_pairs(folder, [("ab", "abc de"), ("a b", "c d e"), ("e", "a"), ("f g h", "f")])
+    first = prepare(tiny_config(folder, vocab__kind="char"), QUIET)
+    write_pairs(folder, [("ab", "abc qe"), ("a b", "c q eq ab"), ("e", "qaa"), ("", "f g h")])
+    found = prepare(tiny_config(folder, vocab__kind="char"), Talk(), first.vocab)
+    report = {key: found.report[key] for key in ("pairs", "kept", "dropped", "unknown", "longest")}
+    assert report == {
+        "pairs": 4,
+        "kept": 3,
+        "dropped": {"empty": 1},
+        "unknown": 4,
+        "longest": 10,  # c q eq ab, each word with a piece before it
+    }
+    # Sources of 3 + 4 + 2 pieces and 1 + 2 + 1 words, targets of 7 + 10 + 4 and 2 + 4 + 1.
+    assert found.report["pieces_per_word"] == round(30 / 11, 3)
+    assert found.dropped == "1 empty" and first.dropped == "none"
+    seconds = found.report["seconds"]
+    assert seconds.keys() == {"reading", "vocabulary", "encoding"}
+    assert all(0 <= value < 60 for value in seconds.values())
+    said = capsys.readouterr().err
+    assert "3 training pairs of 4 (dropped: 1 empty)\n" in said
+    assert "2.727 pieces a word, 4 unknown, longest 10 pieces; reading 0 s" in said
+    assert found.pairs.src.lengths.tolist() == [4, 5, 3]
+    assert found.pairs.tgt.lengths.tolist() == [8, 11, 5]
+
+
+def test_chunks_change_nothing(folder, monkeypatch, tmp_path):
+    """Encoded seven pairs at a time, the ids and their lines are the same."""
+    config = tiny_config(folder)
+    whole = prepare(config, QUIET)
+    monkeypatch.setattr(module, "_CHUNK", 7)
+    other = tiny_config(folder, data__prepared_dir=str(tmp_path / "deep" / "other"))
+    parts = prepare(other, QUIET)
+    assert parts.path.name == whole.path.name
+    files, others = content(whole.path), content(parts.path)
+    for found in (files, others):
+        del found[module.REPORT]
+    assert files == others
+    assert parts.report["kept"] == 300 and parts.report["longest"] == whole.report["longest"]
+
+
+def test_the_digest_tells_ids_and_lines(folder):
+    """The same ids cut into other lines, or on the other side, have another digest."""
+    vocab = prepare(tiny_config(folder, vocab__kind="char"), QUIET).vocab
+    digests = set()
+    for pairs in ([("a", "b"), ("ab", "b")], [("ab", "b"), ("a", "b")], [("b", "a"), ("b", "ab")]):
+        write_pairs(folder, pairs)
+        digests.add(prepare(tiny_config(folder, vocab__kind="char"), QUIET, vocab).digest)
+    assert len(digests) == 3
+
+
+@pytest.mark.parametrize(
+    ("sizes", "dtype"),
+    [((65_536, 300), "uint16"), ((300, 65_537), "int32"), ((65_537, 300), "int32")],
+)
+def test_ids_are_as_narrow_as_the_vocabulary_allows(folder, monkeypatch, sizes, dtype):
+    """Two bytes hold 65,536 different ids; the larger vocabulary decides for both sides."""
+    for name, size in zip(("src_size", "tgt_size"), sizes, strict=True):
+        monkeypatch.setattr(Vocabulary, name, property(lambda self, size=size: size))
+    found = prepare(tiny_config(folder), QUIET)
+    assert found.report["dtype"] == dtype
+    assert found.pairs.src.ids.dtype == found.pairs.tgt.ids.dtype == np.dtype(dtype)
+
+
+def test_each_language_has_its_own_vocabulary_or_both_one(folder):
+    """Learned from the side it is for, dropped pairs left out; shared, from both."""
+    write_pairs(folder, [("ab ab", "cd"), ("ba", "dc"), ("xyz", "")])
+    values = tiny_values(folder, vocab__kind="char", vocab__shared=False)
+    values["model"]["tie_embeddings"] = False
+    vocab = prepare(parse_config(values, "test"), QUIET).vocab
+    sides = vocab.src_pieces(range(vocab.src_size)), vocab.tgt_pieces(range(vocab.tgt_size))
+    assert [set(side[4:]) for side in sides] == [{"▁", "a", "b"}, {"▁", "c", "d"}]
+    shared = prepare(tiny_config(folder, vocab__kind="char"), QUIET).vocab
+    assert shared.shared and set(shared.src_pieces(range(4, shared.src_size))) == set("▁abcd")
+
+
+def test_what_a_killed_process_left_is_replaced(folder):
+    """A partial directory of the same name is no obstacle and nothing of it remains."""
+    path = prepare(tiny_config(folder), QUIET).path
+    shutil.rmtree(path)
+    partial = path.with_name(f".{path.name}.partial")
+    partial.mkdir()
+    (partial / "left").write_text("over")
+    assert prepare(tiny_config(folder), QUIET).path == path
+    assert not partial.exists() and not (path / "left").exists()

@@ -1,5 +1,7 @@
 """The losses by hand, and the law that how a step is cut does not change its gradient."""
 
+import functools
+
 import numpy as np
 import pytest
 import torch
@@ -158,3 +160,46 @@ def test_projected_under_autocast(dtype):
     plain.backward()
     for gradient, exact in zip(gradients, (hidden.grad, output_weight.grad), strict=True):
         assert (gradient - exact).norm() < 0.02 * exact.norm()
+
+
+def test_half_precision_sums_are_fp32():
+    """Logits around 100 are rounded to bf16 once; their mean and log-sum-exp are not.
+
+    Sabotage: take the mean in the precision of the logits.
+    """
+    torch.manual_seed(0)
+    hidden, matrix = torch.randn(4, 50, 16), torch.randn(30, 16)
+    hidden[..., 0], matrix[:, 0] = 10.0, 10.0
+    targets = torch.randint(1, 30, (4, 50))
+    with torch.autocast("cpu", torch.bfloat16):
+        value = loss.projected_loss(hidden, matrix, targets, 0.6, 0)
+        logits = linear.product(hidden.flatten(0, 1).bfloat16(), matrix.bfloat16())
+    plain = smoothed_loss(logits[None], targets.view(1, -1), 0.6, 0)
+    assert value.item() == pytest.approx(plain.item(), abs=0.01 * 200)
+
+
+def test_fused_is_one_graph_for_all_rows(monkeypatch):
+    """Compiled, it gives the same loss and gradients, and the last rows need no other graph.
+
+    Sabotage: do not mark the number of rows as dynamic; compile for each call.
+    """
+    graphs: list[object] = []
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    compiled = functools.partial(torch.compile, backend=backend)
+    monkeypatch.setattr(torch, "compile", compiled)
+    monkeypatch.setitem(loss.CHUNK_ROWS, "cpu", 8)
+    torch.manual_seed(0)
+    hidden, matrix = torch.randn(3, 7, 4), torch.randn(9, 4)
+    targets, found = torch.randint(0, 9, (3, 7)), []
+    for fused in (False, True):
+        h, m = hidden.clone().requires_grad_(), matrix.clone().requires_grad_()
+        value = loss.projected_loss(h, m, targets, 0.1, 0, fused)
+        value.backward()
+        found.append((value.detach(), h.grad, m.grad))
+    for plain, ours in zip(*found, strict=True):
+        torch.testing.assert_close(ours, plain, atol=1e-5, rtol=1e-5)
+    assert len(graphs) == 1
