@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from transformer_mt.text import batching
 from transformer_mt.text.batching import (
+    Batch,
     cut_micro_batches,
     largest_micro_batch,
     pad,
@@ -163,9 +164,9 @@ def test_little_is_padding(batch_tokens):
 
 
 def test_the_plan_is_that_of_earlier_versions():
-    """A run resumes with the steps it would have had, so the plan may never change.
+    """A resumed run takes the steps it would have taken, so the plan must never change.
 
-    Three thousand pairs in four pools. Sabotage: other pools, other bins, another generator.
+    3,000 pairs in four pools. Sabotage: other pools, other bins, another generator.
     """
     numbers = np.arange(3000)
     src, tgt = numbers * 7919 % 47 + 1, numbers * 104_729 % 53 + 1
@@ -174,8 +175,8 @@ def test_the_plan_is_that_of_earlier_versions():
     assert hashlib.sha256(repr(steps).encode()).hexdigest()[:16] == "d9f66c53297264ba"
 
 
-def test_both_sides_count_alike():
-    """With sources and targets exchanged the plan is the same, when one side is always short.
+def test_source_and_target_are_treated_alike():
+    """The plan stays the same if a long source and a short target are exchanged.
 
     Sabotage: fill the pools, or sort, by one side alone.
     """
@@ -183,13 +184,13 @@ def test_both_sides_count_alike():
     ones = np.ones_like(lengths)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(batching, "STEPS_PER_POOL", 3)
-        there, back = (plan_epoch(*pair, 40, 1, 0) for pair in ((lengths, ones), (ones, lengths)))
-    assert as_lists(there) == as_lists(back)
+        plans = [plan_epoch(*pair, 40, 1, 0) for pair in ((lengths, ones), (ones, lengths))]
+    assert as_lists(plans[0]) == as_lists(plans[1])
 
 
 @pytest.mark.parametrize("swapped", [False, True])
 def test_the_largest_micro_batch_of_many(swapped):
-    """It is found whichever side is long, and among more steps than are looked at closely.
+    """It is found whichever side is long, and among more steps than are examined one by one.
 
     Sabotage: order the steps by one side, or by the number of pairs plus their length.
     """
@@ -204,7 +205,7 @@ def test_the_largest_micro_batch_of_many(swapped):
 
 
 def test_a_batch_goes_to_a_device():
-    """With its counts."""
+    """Ids and counts stay the same."""
     ids = [torch.arange(4).view(2, 2) + i for i in range(3)]
     batch = Batch(*ids, src_tokens=3, tgt_tokens=4).to(torch.device("cpu"))
     assert all(map(torch.equal, (batch.src, batch.tgt_in, batch.tgt_out), ids))

@@ -10,7 +10,7 @@ import pytest
 
 from transformer_mt.config import DataConfig
 from transformer_mt.errors import DataError
-from transformer_mt.text.corpus import load_split, open_split
+from transformer_mt.text.corpus import load_split, load_text, open_split
 
 PAIRS = [("eins", "one"), ("zwei", "two"), ("drei", "three"), ("vier", "four")]
 
@@ -210,39 +210,39 @@ def test_the_digest_is_of_the_content(tmp_path, numbers):
 
 
 def test_two_files_by_name(tmp_path):
-    """Source and target in the order given; an error names the file and the line before it."""
+    """In the order given; an error names the file and the last line that was read."""
     (tmp_path / "a").write_bytes(b" one \r\ntwo")
     (tmp_path / "b").write_bytes(b"1\n\t2\n")
     pairs = load_text(tmp_path / "a", tmp_path / "b")
     assert (pairs.src, pairs.tgt, len(pairs)) == (["one", "two"], ["1", "2"], 2)
-    with pytest.raises(DataError, match=f"{tmp_path / 'c'}: cannot read it after line 0: No such"):
+    with pytest.raises(DataError, match=f"{tmp_path / 'c'}: cannot be read after line 0: No such"):
         load_text(tmp_path / "a", tmp_path / "c")
     for name in "ab":
         (tmp_path / name).write_bytes(b"")
-    with pytest.raises(DataError, match=f"{tmp_path / 'a'}: holds no pairs"):
+    with pytest.raises(DataError, match=f"{tmp_path / 'a'}: contains no pairs"):
         load_text(tmp_path / "a", tmp_path / "b")
     raw = gzip.compress(b"".join(b"%d\n" % i for i in range(50_000)))
     (tmp_path / "d.gz").write_bytes(raw[: len(raw) // 2])
     with pytest.raises(
-        DataError, match=r"d.gz: cannot read it after line \d{4}\d?: .*end-of-stream"
+        DataError, match=r"d.gz: cannot be read after line \d{4}\d?: .*end-of-stream"
     ):
         load_text(tmp_path / "d.gz", tmp_path / "d.gz")
 
 
 def test_a_table_may_name_the_languages_in_either_order(tmp_path):
-    """The file's name says which column is which, and the configuration which is the source."""
+    """The order of the columns follows from the file name, the source from the configuration."""
     (tmp_path / "train.en-de.tsv").write_text("one\teins\n")
     assert load_split(DataConfig(path=str(tmp_path)), "train").src == ["eins"]
-    back = DataConfig(path=str(tmp_path), src_lang="en", tgt_lang="de")
-    assert load_split(back, "train").src == ["one"]
-    assert load_split(back, "train").tgt == ["eins"]
+    reverse = DataConfig(path=str(tmp_path), src_lang="en", tgt_lang="de")
+    assert load_split(reverse, "train").src == ["one"]
+    assert load_split(reverse, "train").tgt == ["eins"]
 
 
 @pytest.mark.parametrize("nested", [True, False])
 def test_direction_and_missing_values_of_columns(tmp_path, nested):
-    """Either language may be the source and either side may be missing; rows come in order.
+    """Either language may be the source, either side may be missing, and the order is kept.
 
-    Sabotage: read one column twice; write the word None.
+    Sabotage: read one column twice; give the text "None" for a missing value.
     """
     rows = [{"de": f"d{i}", "en": f"e{i}"} for i in range(25)]
     rows += [{"de": None, "en": " x "}, {"de": "y", "en": None}]
@@ -263,10 +263,10 @@ def test_direction_and_missing_values_of_columns(tmp_path, nested):
     assert (tmp_path / "cache").is_dir()
 
 
-def test_the_identity_of_every_kind_of_split(tmp_path):
-    """Several splits, tables and folders laid out like the hub's: each file's content counts.
+def test_the_digest_of_every_kind_of_split(tmp_path):
+    """Lists of splits, JSONL files, folders with the hub's layout: all content counts.
 
-    Sabotage: name a split by its first file, or by its files' names.
+    Sabotage: hash only the first file, or only file names.
     """
     (tmp_path / "hub").mkdir()
     for name in ("a", "b"):
@@ -278,21 +278,21 @@ def test_the_identity_of_every_kind_of_split(tmp_path):
     hub = config.model_copy(update={"path": str(tmp_path / "hub")})
     splits = [(config, ["a", "b"]), (config, ["b", "a"]), (config, "*.jsonl"), (hub, "train")]
 
-    def identities() -> list[str]:
-        return [open_split(*pair).identity() for pair in splits]
+    def digests() -> list[str]:
+        return [open_split(*arguments).digest() for arguments in splits]
 
-    first = identities()
-    assert first == identities() and len(set(first)) == 4
+    first = digests()
+    assert first == digests() and len(set(first)) == 4
     changes = [("b.en", [0, 1]), ("b.jsonl", [2]), ("hub/b.jsonl", [3])]
     for name, changed in changes:
-        before, path = identities(), tmp_path / name
+        before, path = digests(), tmp_path / name
         path.write_text(path.read_text().replace("b", "c"))
-        after = identities()
+        after = digests()
         assert [i for i in range(4) if before[i] != after[i]] == changed
 
 
 def test_a_path_that_is_a_file(numbers):
-    """It is not taken for a name on the hub; the message says what to name instead."""
+    """It is not mistaken for a hub id; the message says what to give instead."""
     path = f"{numbers.path}/train.de"
-    with pytest.raises(DataError, match="train.de: this is a file; name the folder"):
+    with pytest.raises(DataError, match="train.de: this is a file; give the folder"):
         open_split(numbers.model_copy(update={"path": path}), "train")

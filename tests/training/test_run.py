@@ -1,4 +1,4 @@
-"""A run's beginning: fine-tuning, foreign vocabularies, the moving average, dry runs."""
+"""A run's beginning: fine-tuning, given vocabularies, the moving average."""
 
 import json
 import os
@@ -9,13 +9,13 @@ import pytest
 import safetensors.torch
 import torch
 from conftest import tiny_config, tiny_values, write_toml
-from tqdm import tqdm
 
 from transformer_mt.checkpoints.checkpoint import EMA, MODEL, load_checkpoint
 from transformer_mt.checkpoints.run_directory import find_checkpoint, list_checkpoints
 from transformer_mt.config import load_config
 from transformer_mt.errors import CheckpointError, ConfigError, DataError, DeviceError
 from transformer_mt.evaluation.evaluator import evaluate
+from transformer_mt.system.files import locked
 from transformer_mt.training import run as runs
 from transformer_mt.training.dry_run import dry_run
 from transformer_mt.training.engine import Engine
@@ -127,142 +127,49 @@ def test_the_moving_average_resumes_exactly(corpus_dir, tmp_path):
         assert equal(weights(left, name), weights(right, name))
 
 
-def test_a_dry_run_reports_and_writes_nothing(corpus_dir, tmp_path):
-    """Neither a run directory nor a change to an existing run."""
-    config = tiny_config(corpus_dir, train__max_steps=12)
-    report = dry_run(config, tmp_path / "run")
-    assert list(tmp_path.iterdir()) == []
-    for part in ("optim.warmup_steps = 100", "4000 pairs of 4000 (dropped: none)", "292 pieces"):
-        assert part in report
-    for part in ("million parameters", "of positions are padding", "target tokens/s", "GB at the"):
-        assert part in report
-    assert "for 12 steps, until train.max_steps = 12" in report
-    train(config, tmp_path / "run")
-    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
-    longer = tiny_config(corpus_dir, train__max_steps=15)
-    assert "for 3 steps, until train.max_steps = 15" in dry_run(longer, tmp_path / "run")
-    assert before == {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
-
-
-def figures(report: str, name: str) -> str:
-    """Picks the line of a dry run's report that begins with a word."""
-    [line] = [line for line in report.splitlines() if line.startswith(f"{name} ")]
-    return line
-
-
-def test_a_dry_runs_figures_by_hand(corpus_dir, tmp_path, monkeypatch):
-    """Sizes, tokens, padding and what is left to do are those of the plan.
-
-    Sabotage: count one side; begin at step 0; take the limit that comes last.
-    """
-    taken: list[int] = []
-    real = Learner.train_step
-
-    def train_step(self, step, micro_batches) -> None:
-        taken.append(step)
-        real(self, step, micro_batches)
-        self.window.seconds = 2.0 * self.window.tokens / 100  # fifty target tokens a second
-
-    config = tiny_config(corpus_dir, train__max_epochs=2, train__max_steps=1000)
-    state = train(
-        tiny_config(corpus_dir, train__max_epochs=2, train__max_steps=5), tmp_path / "run"
-    )
-    monkeypatch.setattr(Learner, "train_step", train_step)
-    monkeypatch.setattr(runs, "measure_peak", lambda device, precision: 1e7)
-    report = dry_run(config, tmp_path / "run")
-    pairs = prepare(config, Talk(quiet=True)).pairs
-    src, tgt = pairs.lengths
-    steps = plan_epoch(src, tgt, 500, config.train.seed, 0)
-    parts = [p for step in steps for p in cut_micro_batches(step, src, tgt, 600)]
-    positions = sum(len(p) * int(src[p].max() + tgt[p].max()) for p in parts)
-    padding = 1 - (src.sum() + tgt.sum()) / positions
-    assert f"{src.sum()} source and {tgt.sum()} target tokens, end marks included" in report
-    expected = f"{len(steps)} steps, {len(parts)} micro-batches, {padding:.1%} of positions"
-    assert expected in figures(report, "epoch")
-    model = find_checkpoint(tmp_path / "run", print).build_model()
-    count = sum(parameter.numel() for parameter in model.parameters())
-    assert f"{count / 1e6:.1f} million parameters, {model.matrix.size(0)} pieces" in report
-    assert taken == [6] * 5, "two steps to warm up and three that are timed, of the resumed run"
-    timed = [int(tgt[step].sum()) for step in steps[2:5]]
-    a_step = sum(timed) / 50 / 3
-    speed = figures(report, "speed")
-    assert f" 50 target tokens/s, {a_step:.3g} s a step," in speed and "(3 steps on cpu" in speed
-    left = 2 * len(steps) - state.step
-    assert f"for {left} steps, until train.max_epochs = 2," in figures(report, "time")
-    assert tqdm.format_interval(left * a_step) in figures(report, "time")
-    gigabytes = float(figures(report, "memory").split()[1])
-    assert 0.1 < gigabytes < 64
-    minutes = tiny_config(corpus_dir, train__max_minutes=7.0, train__max_steps=1000)
-    report = dry_run(minutes, tmp_path / "other")
-    timed = [int(tgt[step].sum()) for step in plan_epoch(src, tgt, 500, 1, 0)[2:5]]
-    left = int(7 * 60 / (sum(timed) / 50 / 3))
-    assert f"for {left} steps, until train.max_minutes = 7," in figures(report, "time")
-    resumed = tiny_config(corpus_dir, train__max_epochs=2, train__max_steps=5)
-    assert "for 0 steps, until train.max_steps = 5" in dry_run(resumed, tmp_path / "run")
-    few = tiny_config(corpus_dir, train__batch_tokens=20_000, train__max_steps=9)
-    few = few.model_copy(update={"data": few.data.model_copy(update={"train": "train[:900]"})})
-    taken.clear()
-    report = dry_run(few, tmp_path / "other")
-    src, tgt = prepare(few, Talk(quiet=True)).pairs.lengths
-    assert taken == [1] * len(plan_epoch(src, tgt, 20_000, 1, 0)) == [1]
-    assert "(1 steps on cpu" in report
-
-
-def test_what_a_run_says_at_its_start(corpus_dir, first, tmp_path):
-    """train.log holds the command, the configuration and versions, and where it resumes."""
+def test_what_a_run_logs_at_its_start(corpus_dir, first, tmp_path):
+    """train.log has the command, the configuration and versions, and the step it resumes at."""
     shutil.copytree(first, tmp_path / "run")
     train(tiny_config(corpus_dir, train__max_steps=21), tmp_path / "run")
     log = (tmp_path / "run" / "train.log").read_text()
-    assert log.count(" command: ") == log.count(" made with: transformer-mt ") == 2
-    assert '"max_steps":21' in log and log.count("; cpu, fp32") == 2
+    assert log.count(" command: ") == log.count(" software: transformer-mt ") == 2
+    assert log.count(" numeric environment: {'program version'") == 2
+    assert '"max_steps":21' in log and log.count("(dropped: none); cpu, fp32") == 2
     assert "resuming at step 20, epoch 0" in log and log.count("resuming") == 1
 
 
-def test_one_trainer_a_run(corpus_dir, first, tmp_path):
-    """A second one is refused, with the process that holds it, and a free run is trained.
+def test_one_trainer_per_run(corpus_dir, first, tmp_path):
+    """A second one is refused with the id of the first process; an unlocked run is trained.
 
     Sabotage: take no lock.
     """
     shutil.copytree(first, tmp_path / "run")
     with locked(tmp_path / "run" / ".lock", pytest.fail):
-        with pytest.raises(CheckpointError, match=f"process {os.getpid()} trains this run; stop"):
+        message = f"process {os.getpid()} is training this run; stop it"
+        with pytest.raises(CheckpointError, match=message):
             train(tiny_config(corpus_dir), tmp_path / "run")
     assert train(tiny_config(corpus_dir), tmp_path / "run").step == 20
 
 
-def test_changed_text_is_no_resume(corpus_dir, tmp_path):
-    """The digest of the ids decides: files that were written again resume, changed ones do not.
-
-    Sabotage: do not keep the digest of the corpus, or do not compare it.
-    """
-    other = tmp_path / "corpus"
-    shutil.copytree(corpus_dir, other)
-    train(tiny_config(other, train__max_steps=2), tmp_path / "run")
-    paths = [other / f"train.{language}" for language in ("de", "en")]
-    for path in paths:
-        path.write_text(path.read_text())
-    assert train(tiny_config(other, train__max_steps=3), tmp_path / "run").step == 3
-    for path in paths:
-        path.write_text(path.read_text().replace("a", "b", 1))
-    with pytest.raises(CheckpointError, match="the training text has changed since"):
-        train(tiny_config(other, train__max_steps=4), tmp_path / "run")
-
-
 @pytest.mark.parametrize("command", [train, dry_run])
-def test_where_no_run_can_lie(corpus_dir, tmp_path, command):
-    """A file in the way is named before anything is read or made."""
+def test_where_a_run_cannot_be(corpus_dir, tmp_path, command):
+    """A file in the way is named before anything is read or written."""
     (tmp_path / "file").write_text("")
-    missing = tiny_config(tmp_path / "nowhere")
+    without_text = tiny_config(tmp_path / "nowhere")
     for run_dir in (tmp_path / "file", tmp_path / "file" / "deep" / "run"):
-        with pytest.raises(CheckpointError, match="file: not a folder; name another --run"):
-            command(missing, run_dir)
+        with pytest.raises(CheckpointError, match="file: not a directory; name another --run"):
+            command(without_text, run_dir)
     with pytest.raises(DataError):
-        command(missing, tmp_path / "run")
+        command(without_text, tmp_path / "run")
     assert not (tmp_path / "run").exists()
-    state = train(tiny_config(corpus_dir, train__max_steps=1), tmp_path / "deep" / "er" / "run")
-    assert state.step == 1 and state.precision == "fp32"
-    [only] = list_checkpoints(tmp_path / "deep" / "er" / "run")
-    assert only.name == "step-00000001"
+
+
+def test_missing_directories_are_made(corpus_dir, tmp_path):
+    """Those above the run too."""
+    run_dir = tmp_path / "two" / "levels" / "run"
+    progress = train(tiny_config(corpus_dir, train__max_steps=1), run_dir)
+    assert progress.step == 1 and progress.precision == "fp32"
+    assert [path.name for path in list_checkpoints(run_dir)] == ["step-00000001"]
 
 
 def test_a_precision_that_the_machine_cannot_keep(corpus_dir, tmp_path, monkeypatch):

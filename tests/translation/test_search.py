@@ -140,12 +140,12 @@ def test_ended_rows_that_stay_add_nothing(monkeypatch):
 
 
 def test_a_few_ended_rows_stay(monkeypatch):
-    """Rows are dropped when nine tenths of them suffice, not before."""
+    """Rows are removed once nine tenths of them are enough, not before."""
     monkeypatch.setattr(decoding, "ROW_MULTIPLE", 1)
     texts = [[EOS, 9, 9, 9], [7, EOS, 9, 9], *([[8, 8, 8, EOS]] * 18)]
-    hypotheses, heard = play(texts, [10] * 20)
+    hypotheses, calls = play(texts, [10] * 20)
     assert hypotheses == [[], [7], *([[8, 8, 8]] * 18)]
-    assert [len(ids) for ids in heard] == [20, 20, 18, 18]
+    assert [len(ids) for ids in calls] == [20, 20, 18, 18]
 
 
 @torch.no_grad()
