@@ -181,7 +181,7 @@ def test_no_permission_to_write(corpus_dir, tmp_path, monkeypatch, capsys):
     """Found out before anything is learned: a file in the way, or a folder of somebody else."""
     config = write_toml(tmp_path / "tiny.toml", tiny_values(corpus_dir))
     result = call(monkeypatch, capsys, "train", config, "--run", config / "run")
-    assert_one_error(*result, f"{config}: not a folder")
+    assert_one_error(*result, f"{config}: not a directory")
     monkeypatch.setattr("os.access", lambda path, mode: not mode & os.W_OK)
     result = call(monkeypatch, capsys, "train", config, "--run", tmp_path / "a" / "run")
     assert_one_error(*result, f"{tmp_path}: not writable")
