@@ -71,6 +71,8 @@ COVERED_BY = {  # module: test files or tests, the quickest first
         COMPARED,
     ],
 }
+TOO_SLOW = ("text/test_prepared.py::test_killed_at_any_moment_it_is_complete_the_next_time",)
+"""Tests that are left out."""
 OPERATORS = {
     ast.Lt: ("<", "<="), ast.LtE: ("<=", "<"), ast.Gt: (">", ">="), ast.GtE: (">=", ">"),
     ast.Eq: ("==", "!="), ast.NotEq: ("!=", "=="), ast.Is: ("is", "is not"),
@@ -227,6 +229,7 @@ def run_tests(copy: Path, module: str) -> None:
     os.environ["PYTHONPATH"] = sys.path[0] = str(copy)
     options = ["-x", "-pno:cacheprovider", "-Wignore::pytest.PytestAssertRewriteWarning"]
     options += ["--hypothesis-seed=1", f"--basetemp={copy / 'tmp'}"]
+    options += [f"--deselect=tests/{test}" for test in TOO_SLOW]
     sys.exit(int(pytest.main([*options, *(f"tests/{test}" for test in COVERED_BY[module])])))
 
 

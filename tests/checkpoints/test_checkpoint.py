@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -18,8 +19,10 @@ from transformer_mt.checkpoints.checkpoint import (
     save_checkpoint,
 )
 from transformer_mt.checkpoints.state import Progress, RunState
+from transformer_mt.config import VocabConfig
 from transformer_mt.errors import CheckpointError
 from transformer_mt.system.files import MANIFEST, read_manifest, sha256, write_manifest
+from transformer_mt.text.vocabulary import train_vocabulary
 
 
 def test_a_checkpoint_comes_back_as_it_was(tmp_path):
@@ -37,6 +40,16 @@ def test_a_checkpoint_comes_back_as_it_was(tmp_path):
     assert torch.equal(checkpoint.load_tensors("a.safetensors")["m"], matrix)
     with pytest.raises(CheckpointError, match=f"saved: has no {TRAINING}"):
         checkpoint.load_tensors(TRAINING)
+
+
+def test_two_vocabularies_come_back(tmp_path):
+    """Each on its side."""
+    counters = [Counter({letters: 1}) for letters in ("abcd", "vwxyz")]
+    vocab = train_vocabulary(counters, VocabConfig(kind="char", size=10, shared=False))
+    save_checkpoint(tmp_path / "saved", {}, RunState(), small_config(), vocab)
+    loaded = load_checkpoint(tmp_path / "saved").vocab
+    assert (loaded.src_model, loaded.tgt_model) == (vocab.src_model, vocab.tgt_model)
+    assert not loaded.shared
 
 
 def test_the_moving_average_is_preferred(tmp_path):

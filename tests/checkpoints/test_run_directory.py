@@ -88,11 +88,11 @@ def test_only_checkpoints_are_listed(tmp_path):
     """Newest first, by number; other names are left alone."""
     run_dir = tmp_path / "run"
     save_step(run_dir, 9)
-    for name in ("step-00000010", "step-00000200", "step-100000000"):
+    for name in ("step-00000010", "step-99999999", "step-100000000"):
         shutil.copytree(run_dir / "step-00000009", run_dir / name)
     for name in ("step-1", "step-00000300.old", ".step-00000400.partial", "xstep-00000500"):
         (run_dir / name).mkdir()
-    assert saved_steps(run_dir) == [100_000_000, 200, 10, 9]
+    assert saved_steps(run_dir) == [100_000_000, 99_999_999, 10, 9]
     assert list_checkpoints(tmp_path / "none") == [] and load_newest(tmp_path / "none") is None
     (tmp_path / "empty").mkdir()
     reasons = {"none": "no such run or checkpoint", "empty": "contains no checkpoint"}

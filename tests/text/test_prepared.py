@@ -332,9 +332,10 @@ def test_the_report_by_hand(folder, caplog):
     The vocabulary lacks the letter q. Sabotage: count a side twice, or what is dropped.
     """
     write_pairs(folder, [("ab", "abc de"), ("a b", "c d e"), ("e", "a"), ("f g h", "f")])
-    first = prepare(tiny_config(folder, vocab__kind="char"))
-    write_pairs(folder, [("ab", "abc qe"), ("a b", "c q eq ab"), ("e", "qaa"), ("", "f g h")])
     caplog.set_level(logging.INFO)
+    first = prepare(tiny_config(folder, vocab__kind="char"))
+    assert caplog.messages[0] == "learning 292 pieces from 11 distinct words"
+    write_pairs(folder, [("ab", "abc qe"), ("a b", "c q eq ab"), ("e", "qaa"), ("", "f g h")])
     prepared = prepare(tiny_config(folder, vocab__kind="char"), first.vocab)
     counts = {
         key: prepared.report[key] for key in ("pairs", "kept", "dropped", "unknown", "longest")
@@ -378,7 +379,11 @@ def test_the_digest_depends_on_ids_and_lines(folder):
     """The same ids cut into other lines, or on the other side, give another digest."""
     vocab = prepare(tiny_config(folder, vocab__kind="char")).vocab
     digests = set()
-    for pairs in ([("a", "b"), ("ab", "b")], [("ab", "b"), ("a", "b")], [("b", "a"), ("b", "ab")]):
+    for pairs in (
+        [("a a", "b"), ("a", "b")],
+        [("a", "b"), ("a a", "b")],
+        [("b", "a a"), ("b", "a")],
+    ):
         write_pairs(folder, pairs)
         digests.add(prepare(tiny_config(folder, vocab__kind="char"), vocab).digest)
     assert len(digests) == 3
