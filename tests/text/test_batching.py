@@ -199,6 +199,8 @@ def test_the_largest_micro_batch_of_many(swapped):
     corpus = (tgt, src) if swapped else (src, tgt)
     steps = [np.array([i]) for i in range(201)]
     assert largest_micro_batch(steps, *corpus, 60).tolist() == [200]
+    assert largest_micro_batch(steps[198:], *corpus, 60).tolist() == [200]
+    assert largest_micro_batch([np.arange(3)], *corpus, 60).tolist() == [0]
     many = np.arange(201, 213)
     assert largest_micro_batch([*steps, many], *corpus, 60).tolist() == many.tolist()
     assert padded_size(many, *corpus) == 120 and padded_size(np.array([0, 200]), *corpus) == 220

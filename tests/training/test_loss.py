@@ -163,6 +163,37 @@ def test_projected_under_autocast(dtype):
         assert (gradient - exact).norm() < 0.02 * exact.norm()
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_small_gradients_do_not_underflow(dtype):
+    """They are fp32 until they reach the parameters: a millionth of a loss has a gradient.
+
+    Sabotage: keep the gradient of `hidden` in the precision of autocast.
+    """
+    gradients = []
+    for factor in (1.0, 1e-6):
+        hidden, output_weight = torch.ones(2, 3, 8), torch.linspace(-1, 1, 160).view(20, 8)
+        inputs = [tensor.requires_grad_() for tensor in (hidden, output_weight)]
+        with torch.autocast("cpu", dtype):
+            value = loss.projected_loss(*inputs, torch.ones(2, 3, dtype=torch.int64), 0.1, 0)
+        (factor * value).backward()
+        gradients.append([tensor.grad / factor for tensor in inputs])
+    assert_close(*gradients, rtol=1e-5, atol=1e-8)
+
+
+def test_small_probabilities_keep_their_precision():
+    """In float16, with many equally probable tokens and a smoothing close to their probability.
+
+    Sabotage: compute the softmax in float16.
+    """
+    size, smoothing = 29_000, 0.98
+    output_weight = torch.zeros(size, 8, requires_grad=True)
+    with torch.autocast("cpu", torch.float16):
+        targets = torch.zeros(1, 2, dtype=torch.int64)
+        loss.projected_loss(torch.ones(1, 2, 8), output_weight, targets, smoothing, 1).backward()
+    expected = torch.full((size - 1, 8), 2 * (1 - smoothing) / size)
+    assert_close(output_weight.grad[1:], expected, rtol=0.01, atol=0.0)
+
+
 def test_sums_of_half_precision_logits_are_fp32():
     """Logits around 100 are rounded to bf16 once; their mean and log-sum-exp are not.
 
