@@ -3,17 +3,25 @@
 import io
 import os
 import socket
+import ssl
 import subprocess
 import time
+import urllib.error
+import urllib.request
 from pathlib import Path
 
+import datasets
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from conftest import command, copy_lines, tiny_values, write_toml
 from fake_hub import FakeHub, serve
+from huggingface_hub import constants
 
 from transformer_mt.checkpoints.run_directory import list_checkpoints
+from transformer_mt.config import DataConfig
+from transformer_mt.errors import DataError
+from transformer_mt.text import hub
 
 NO_NETWORK = ("unshare", "--map-root-user", "--net")
 
@@ -73,15 +81,63 @@ def closed_port() -> str:
         return f"http://127.0.0.1:{unused.getsockname()[1]}"
 
 
-def downloads(hub: FakeHub) -> int:
-    return sum(request.startswith("GET") and "train-" in request for request in hub.requests)
+def downloads(fake_hub: FakeHub) -> int:
+    return sum(r.startswith("GET") and "train-" in r for r in fake_hub.requests)
+
+
+def test_an_answer_of_any_kind_is_a_hub(monkeypatch):
+    """An error page too. Sabotage: take an HTTP error for a missing network."""
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    with serve({}) as fake_hub:
+        assert hub._why_offline(fake_hub.url) == ""
+        assert hub._why_offline(f"{fake_hub.url}/api/datasets/wmt/wmt16") == ""
+        assert len(fake_hub.requests) == 2
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+        assert hub._why_offline(fake_hub.url) == "HF_HUB_OFFLINE is set"
+        assert len(fake_hub.requests) == 2
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (urllib.error.URLError(ssl.SSLError("unknown certificate")), ""),
+        (ssl.SSLError("unknown certificate"), ""),
+        (urllib.error.URLError(OSError("no route")), "http://hub is unreachable (no route)"),
+        (TimeoutError("timed out"), "http://hub is unreachable (timed out)"),
+    ],
+)
+def test_why_a_hub_is_not_used(monkeypatch, error, reason):
+    """Certificates that Python does not know may be known to the hub's client."""
+
+    def fail(request, timeout):
+        raise error
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(urllib.request, "urlopen", fail)
+    assert hub._why_offline("http://hub") == reason
+
+
+@pytest.mark.parametrize("src", ["de", "en"])
+def test_the_hubs_own_type_for_translations(src):
+    """It lists its languages, unlike a plain struct; missing values are empty."""
+    tgt = {"de": "en", "en": "de"}[src]
+    rows = [{"de": " eins ", "en": "one"}, {"de": None, "en": "two"}, {"de": "drei", "en": None}]
+    features = datasets.Features({"translation": datasets.Translation(languages=["de", "en"])})
+    dataset = datasets.Dataset.from_dict({"translation": rows}, features=features)
+    pairs = list(hub.read_pairs(dataset, DataConfig(path="hub", src_lang=src, tgt_lang=tgt)))
+    sides = {"de": ["eins", "", "drei"], "en": ["one", "two", ""]}
+    assert pairs == list(zip(sides[src], sides[tgt], strict=True))
+    for key, languages in (("src_lang", ("fr", "en")), ("tgt_lang", ("de", "fr"))):
+        config = DataConfig(path="hub", src_lang=languages[0], tgt_lang=languages[1])
+        with pytest.raises(DataError, match=f"data.{key} = fr: hub has de, en"):
+            next(hub.read_pairs(dataset, config))
 
 
 def test_a_hub_that_works_and_then_none(config):
     """The corpus is downloaded once; then it trains from the cache, hub or no hub."""
-    with serve(wmt16()) as hub:
-        assert_trained(config, train(config, hub.url))
-        assert downloads(hub) == 1
+    with serve(wmt16()) as fake_hub:
+        assert_trained(config, train(config, fake_hub.url))
+        assert downloads(fake_hub) == 1
     began = time.monotonic()
     assert_trained(config, train(config, closed_port(), "again"), "again")
     assert_trained(config, train(config, closed_port(), "offline", HF_HUB_OFFLINE="1"), "offline")
@@ -95,18 +151,18 @@ def test_a_hub_that_works_and_then_none(config):
 @pytest.mark.parametrize("faults", [{"busy": 2}, {"broken": 1}])
 def test_a_hub_that_works_badly(config, faults):
     """Two answers of 503, or a download that ends in the middle, cost only time."""
-    with serve(wmt16(), **faults) as hub:
-        assert_trained(config, train(config, hub.url))
-        name = next(name for name in hub.files if "train" in name)
-        assert hub.busy[name] == hub.broken[name] == 0
-        assert downloads(hub) == (2 if "broken" in faults else 1)
+    with serve(wmt16(), **faults) as fake_hub:
+        assert_trained(config, train(config, fake_hub.url))
+        name = next(name for name in fake_hub.files if "train" in name)
+        assert fake_hub.busy[name] == fake_hub.broken[name] == 0
+        assert downloads(fake_hub) == (2 if "broken" in faults else 1)
 
 
 def test_a_corpus_the_hub_has_not(config):
     """The id is named."""
-    with serve({}) as hub:
+    with serve({}) as fake_hub:
         config.write_text(config.read_text().replace("wmt/wmt16", "wmt/wmt61"))
-        done = train(config, hub.url)
+        done = train(config, fake_hub.url)
     assert done.returncode == 2 and done.stdout == ""
     assert "wmt/wmt61" in done.stderr.splitlines()[-1] and "Traceback" not in done.stderr
 
