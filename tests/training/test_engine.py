@@ -1,6 +1,7 @@
 """The state of the training engine: saved, loaded, and continued bit-equal."""
 
 from dataclasses import asdict
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -9,10 +10,12 @@ from conftest import tiny_config
 from transformer_mt.checkpoints.checkpoint import MODEL, TRAINING, load_checkpoint, save_checkpoint
 from transformer_mt.checkpoints.state import Progress, RunState
 from transformer_mt.config import Config
-from transformer_mt.errors import CheckpointError
+from transformer_mt.errors import CheckpointError, DeviceError
 from transformer_mt.text.batching import Batch
 from transformer_mt.text.prepared import PreparedCorpus, prepare
 from transformer_mt.training.engine import Engine, LogWindow
+from transformer_mt.training.flops import training_flops
+from transformer_mt.training.optimizer import noam_rate
 from transformer_mt.training.run import restore_engine
 from transformer_mt.training.trainer import TENSOR_FILES
 
@@ -43,6 +46,36 @@ def save(path, engine: Engine, prepared: PreparedCorpus) -> None:
 
 def equal_weights(engine: Engine, other: Engine) -> bool:
     return all(map(torch.equal, engine.model.parameters(), other.model.parameters()))
+
+
+def test_a_new_engine_has_counted_nothing(corpus_dir, prepared):
+    """Neither tokens nor skipped steps, nor without a window to continue."""
+    engine = build_engine(tiny_config(corpus_dir), prepared)
+    for _ in range(2):
+        assert asdict(engine.window) == {"loss": 0, "tokens": 0, "flops": 0, "seconds": 0}
+        assert engine.read_window().loss == 0
+        engine.start_window()
+    counters = engine.skipped_steps, engine.nonfinite_in_row, engine.grad_norm
+    assert [float(counter) for counter in counters] == [0, 0, 0]
+
+
+def test_the_sums_of_a_log_line(corpus_dir, prepared):
+    """Tokens, FLOPs and loss grow with every step, by what the model needs for its tokens.
+
+    Sabotage: count a step's micro-batches once.
+    """
+    config = tiny_config(corpus_dir)
+    engine = build_engine(config, prepared)
+    for step in (1, 2):
+        batches = [batch_from(prepared, 0), batch_from(prepared, 8)]
+        engine.train_step(step, batches)
+        tokens = sum(batch.tgt_tokens for batch in batches)
+        src_tokens = sum(batch.src_tokens for batch in batches)
+        flops = training_flops(config.model, prepared.vocab.tgt_size, src_tokens, tokens)
+        window = engine.read_window()
+        assert (window.tokens, window.flops) == (step * tokens, step * flops)
+        assert step * tokens < window.loss < 10 * step * tokens
+        assert engine.lr == noam_rate(step, 64, 100) and engine.grad_norm > 0
 
 
 def test_a_restored_engine_continues_bit_equal(corpus_dir, prepared, tmp_path):
@@ -91,3 +124,40 @@ def test_what_cannot_be_restored(corpus_dir, prepared, tmp_path):
     (checkpoint.path / TRAINING).write_bytes((checkpoint.path / MODEL).read_bytes())
     with pytest.raises(CheckpointError, match="saved: does not fit this run: .*exp_avg"):
         restore_engine(build_engine(config, prepared), checkpoint)
+
+
+def test_the_check_of_memory_changes_nothing(corpus_dir, prepared):
+    """It computes a gradient and makes the moments, but the next step is the first.
+
+    Sabotage: leave the gradients; update the weights.
+    """
+    config = tiny_config(corpus_dir, train__ema_decay=0.9)
+    checked, unchecked = build_engine(config, prepared), build_engine(config, prepared)
+    checked.check_memory(batch_from(prepared, 0))
+    assert len(checked.optimizer.state) == len(list(checked.model.parameters()))
+    assert all(parameter.grad is None for parameter in checked.model.parameters())
+    assert equal_weights(checked, unchecked)
+    for engine in (checked, unchecked):
+        engine.train_step(1, [batch_from(prepared, 8)])
+    assert equal_weights(checked, unchecked)
+
+
+def test_too_little_memory_is_explained(corpus_dir, prepared, monkeypatch):
+    """With the sizes of the batch and what to lower; other errors stay as they are.
+
+    Sabotage: do not try the largest batch.
+    """
+    engine, batch = build_engine(tiny_config(corpus_dir), prepared), batch_from(prepared, 0)
+    (rows, src), tgt = batch.src.shape, batch.tgt_in.size(1)
+    errors = [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory")]
+    for error in errors:
+        monkeypatch.setattr(engine, "_loss", Mock(side_effect=error))
+        message = (
+            f"out of memory on cpu with {rows} sentences of {src} source and {tgt} target tokens:"
+            " lower train.micro_batch_tokens = 600"
+        )
+        with pytest.raises(DeviceError, match=message):
+            engine.check_memory(batch)
+    monkeypatch.setattr(engine, "_loss", Mock(side_effect=RuntimeError("a bug")))
+    with pytest.raises(RuntimeError, match="a bug"):
+        engine.check_memory(batch)
