@@ -74,6 +74,7 @@ def test_the_sums_of_a_log_line(corpus_dir, prepared):
         flops = training_flops(config.model, prepared.vocab.tgt_size, src_tokens, tokens)
         window = engine.read_window()
         assert (window.tokens, window.flops) == (step * tokens, step * flops)
+        assert torch.initial_seed() == 2**31 + step, "the masks of dropout, as in earlier versions"
         assert step * tokens < window.loss < 10 * step * tokens
         assert engine.lr == noam_rate(step, 64, 100) and engine.grad_norm > 0
 
