@@ -115,6 +115,13 @@ def test_where_a_long_line_is_split(vocab, line, parts):
     assert translator.lines_split == (len(parts) > 1)
 
 
+def test_a_line_may_be_split_after_its_first_piece(vocab):
+    """If that is a whole word and the next one is too long. Sabotage: begin with the third."""
+    translator = build_translator(vocab, SearchOptions())
+    assert translator._split_point(["▁a", "▁b", "c", "d"]) == 1
+    assert translator._split_point(["▁a", "b", "c", "d"]) == 3
+
+
 def test_a_split_line_joins_its_parts(vocab):
     """For each rank the texts are joined by a space and the scores summed; progress counts lines.
 
