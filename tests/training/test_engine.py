@@ -5,16 +5,18 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from conftest import tiny_config
+from conftest import tiny_config, tiny_values
 
 from transformer_mt.checkpoints.checkpoint import MODEL, TRAINING, load_checkpoint, save_checkpoint
 from transformer_mt.checkpoints.state import Progress, RunState
-from transformer_mt.config import Config
+from transformer_mt.config import Config, parse_config
 from transformer_mt.errors import CheckpointError, DeviceError
 from transformer_mt.text.batching import Batch
 from transformer_mt.text.prepared import PreparedCorpus, prepare
+from transformer_mt.text.vocabulary import PAD_ID
 from transformer_mt.training.engine import Engine, LogWindow
 from transformer_mt.training.flops import training_flops
+from transformer_mt.training.loss import smoothed_loss
 from transformer_mt.training.optimizer import noam_rate
 from transformer_mt.training.run import restore_engine
 from transformer_mt.training.trainer import TENSOR_FILES
@@ -59,6 +61,19 @@ def test_a_new_engine_has_counted_nothing(corpus_dir, prepared):
     assert [float(counter) for counter in counters] == [0, 0, 0]
 
 
+def test_vocabularies_of_two_sizes(corpus_dir):
+    """The logits are of the target's. Sabotage: give the model one size twice."""
+    values = tiny_values(corpus_dir, vocab__shared=False)
+    values["model"]["tie_embeddings"] = False
+    engine = Engine(parse_config(values, "tests"), 20, 30, torch.device("cpu"), "fp32")
+    ids = torch.tensor([[5, 2]])
+    engine.train_step(1, [Batch(ids, ids, ids, 2, 2)])
+    assert engine.model(torch.tensor([[19]]), torch.tensor([[29]])).shape == (1, 1, 30)
+    assert engine.window.flops == training_flops(engine.config.model, 30, 2, 2)
+    with pytest.raises(IndexError):
+        engine.model(torch.tensor([[20]]), torch.tensor([[29]]))
+
+
 def test_the_sums_of_a_log_line(corpus_dir, prepared):
     """Tokens, FLOPs and loss grow with every step, by what the model needs for its tokens.
 
@@ -76,7 +91,26 @@ def test_the_sums_of_a_log_line(corpus_dir, prepared):
         assert (window.tokens, window.flops) == (step * tokens, step * flops)
         assert torch.initial_seed() == 2**31 + step, "the masks of dropout, as in earlier versions"
         assert step * tokens < window.loss < 10 * step * tokens
-        assert engine.lr == noam_rate(step, 64, 100) and engine.grad_norm > 0
+        assert engine.lr == noam_rate(step, 64, 100) and 0 < window.seconds < 60
+
+
+def test_the_gradient_is_per_token_of_the_step(corpus_dir, prepared):
+    """Its norm is that of the plain loss over all tokens of all micro-batches.
+
+    Sabotage: divide by the tokens of a micro-batch; multiply by them.
+    """
+    config = tiny_config(corpus_dir, model__dropout=0.0)
+    engine, other = build_engine(config, prepared), build_engine(config, prepared)
+    batches = [batch_from(prepared, 0), batch_from(prepared, 8)]
+    loss = sum(
+        smoothed_loss(other.model(batch.src, batch.tgt_in), batch.tgt_out, 0.1, PAD_ID)
+        for batch in batches
+    )
+    (loss / sum(batch.tgt_tokens for batch in batches)).backward()
+    norm = torch.nn.utils.get_total_norm([p.grad for p in other.model.parameters()])
+    engine.train_step(1, batches)
+    assert engine.grad_norm.item() == pytest.approx(norm.item(), rel=1e-4)
+    assert engine.read_window().loss == pytest.approx(loss.item(), rel=1e-5)
 
 
 def test_a_restored_engine_continues_bit_equal(corpus_dir, prepared, tmp_path):
@@ -110,6 +144,18 @@ def test_a_restored_engine_continues_bit_equal(corpus_dir, prepared, tmp_path):
     assert equal_weights(engine, restored)
     with engine.ema.in_place(), restored.ema.in_place():
         assert equal_weights(engine, restored)
+
+
+def test_missing_counters_are_zero(corpus_dir, prepared):
+    """So a new counter does not invalidate checkpoints; an unknown one is refused."""
+    engine = build_engine(tiny_config(corpus_dir), prepared)
+    engine.skipped_steps.fill_(5)
+    state = {"model": engine.model.state_dict(), "optimizer": {}, "counters": {}}
+    engine.load_state_dict(state)
+    assert (int(engine.skipped_steps), int(engine.nonfinite_in_row)) == (0, 0)
+    assert engine.window == LogWindow()
+    with pytest.raises(ValueError, match="unknown"):
+        engine.load_state_dict({**state, "counters": {"unknown": 1}})
 
 
 def test_what_cannot_be_restored(corpus_dir, prepared, tmp_path):
