@@ -42,7 +42,7 @@ COVERED_BY = {  # module: test files or tests, the quickest first
         f"{GUARANTEE}7_a_bad_step_is_skipped_and_counted",
         f"{GUARANTEE}7_gradients_are_unscaled_before_they_are_clipped",
         f"{GUARANTEE}5_micro_batches_do_not_change_the_recipe",
-        "training/test_speed_laws.py",
+        "training/test_speed_laws.py::test_a_failed_compilation_is_one_line",
     ],
     "training/trainer.py": [
         "training/test_trainer.py",

@@ -237,6 +237,21 @@ def test_figures_of_a_validation(corpus_dir, tmp_path, scores):
     assert log.count("  hypothesis ") == 3
 
 
+def test_figures_are_rounded(corpus_dir, tmp_path, scores):
+    """To the digits that are significant, so that the file can be read."""
+    scores += [12.3456789]
+    train(build_config(corpus_dir, train__max_steps=3, train__log_every=1), tmp_path / "run")
+    digits = {"loss": 6, "grad_norm": 6, "nll": 6, "mfu": 4, "perplexity": 4, "bleu": 4}
+    digits |= {"seconds": 3, "tokens_per_second": 1}
+    largest = dict.fromkeys(digits, 0)
+    for kind in ("train", "valid"):
+        for line in records(tmp_path / "run", kind):
+            for key in digits.keys() & line.keys():
+                _, _, decimals = f"{line[key]:.9f}".rstrip("0").partition(".")
+                largest[key] = max(largest[key], len(decimals))
+    assert all(0 < largest[key] <= digits[key] for key in digits)
+
+
 def make_gradients_infinite(monkeypatch, calls: set[int]) -> None:
     """Makes the gradients of some steps of this process infinite."""
     count = 0
