@@ -49,7 +49,11 @@ COVERED_BY = {  # module: test files or tests, the quickest first
         "training/test_resume.py",
         f"{GUARANTEE}6_a_save_that_fails_in_the_middle_only_warns",
     ],
-    "training/run.py": ["training/test_run.py", "training/test_resume.py"],
+    "training/run.py": [
+        f"{GUARANTEE}1_another_configuration_is_refused_by_name",
+        "training/test_resume.py",
+        "training/test_run.py",
+    ],
     "text/batching.py": ["text/test_batching.py", "text/test_encoded_pairs.py"],
     "text/corpus.py": ["text/test_corpus.py"],
     "text/hub.py": [

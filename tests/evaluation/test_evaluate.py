@@ -91,6 +91,13 @@ def test_a_comparison_by_hand():
     assert changes[0].difference > 1 > changes[1].difference > 0 > changes[2].difference
     text = format_comparison(comparison, pairs, system, baseline, 3)
     assert "2 better, 1 worse, 2 equal" in text and "line 5, better by" in text
+    details = text[text.index("line 2, worse by") :].splitlines()
+    assert details[1:] == [
+        f"  source     {pairs.src[1]}",
+        f"  reference  {pairs.tgt[1]}",
+        f"  system     {system[1]}",
+        f"  baseline   {baseline[1]}",
+    ]
 
 
 def test_buckets_by_source_length():
