@@ -151,6 +151,16 @@ def test_one_trainer_per_run(corpus_dir, first, tmp_path):
     assert train(tiny_config(corpus_dir), tmp_path / "run").step == 20
 
 
+def test_a_checkpoint_that_was_being_replaced_is_restored(corpus_dir, first, tmp_path):
+    """If the process was killed between two renames. Sabotage: resume without looking for it."""
+    shutil.copytree(first, tmp_path / "run")
+    newest = list_checkpoints(tmp_path / "run")[0]
+    newest.rename(newest.with_name(f".{newest.name}.replaced"))
+    train(tiny_config(corpus_dir), tmp_path / "run")
+    assert "nothing to do" in (tmp_path / "run" / "train.log").read_text()
+    assert list_checkpoints(tmp_path / "run")[0] == newest
+
+
 @pytest.mark.parametrize("command", [train, dry_run])
 def test_where_a_run_cannot_be(corpus_dir, tmp_path, command):
     """A file in the way is named before anything is read or written."""
