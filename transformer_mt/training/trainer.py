@@ -274,10 +274,11 @@ class Trainer:
         """Saves a checkpoint; if a periodic save fails, training goes on with a warning."""
         if self.progress == self._saved_progress:
             return
+        self.progress = replace(self.progress, seconds=self._seconds())
         state = self.engine.state_dict()
         tensors = {file: state[key] for key, file in TENSOR_FILES.items() if key in state}
         run_state = RunState(
-            progress=replace(self.progress, seconds=self._seconds()),
+            progress=self.progress,
             counters=state["counters"],
             environment=numeric_environment(self.engine.device),
         )
