@@ -3,6 +3,7 @@
 import logging
 import os
 import random
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -112,10 +113,8 @@ def write_toml(path: Path, values: dict[str, dict[str, object]]) -> Path:
     return path
 
 
-@pytest.fixture(scope="session")
-def copy_run(corpus_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Gives a run that has learned to copy lines of lower-case words."""
-    run_dir = tmp_path_factory.mktemp("runs") / "copy"
+def train_to_copy(corpus_dir: Path, run_dir: Path) -> None:
+    """Trains a run until it copies lines of lower-case words."""
     config = tiny_config(
         corpus_dir,
         data__max_length=24,  # about as long as what it learns from, so longer lines are split
@@ -132,6 +131,24 @@ def copy_run(corpus_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
         valid__every=500,
     )
     train(config, run_dir)
+
+
+@pytest.fixture(scope="session")
+def copy_run(corpus_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Gives a run that has learned to copy lines of lower-case words.
+
+    A directory named by the environment variable TRANSFORMER_MT_COPY_RUN keeps it, so that it is
+    trained once for many runs of the tests; delete the directory after a change to training.
+    """
+    run_dir = tmp_path_factory.mktemp("runs") / "copy"
+    if kept := os.environ.get("TRANSFORMER_MT_COPY_RUN"):
+        if not Path(kept, "run").exists():
+            shutil.copytree(corpus_dir, Path(kept, "corpus"), dirs_exist_ok=True)
+            train_to_copy(Path(kept, "corpus"), Path(kept, "partial"))
+            Path(kept, "partial").rename(Path(kept, "run"))
+        shutil.copytree(Path(kept, "run"), run_dir)
+    else:
+        train_to_copy(corpus_dir, run_dir)
     return run_dir
 
 

@@ -1,7 +1,7 @@
 """`state.json`: older formats are read, newer ones refused by name."""
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -17,6 +17,15 @@ def test_a_state_survives_json():
     progress = Progress(5, 1, 2, 3.5, 20.25, 4, 1, 5, "bf16", "abc", "def")
     state = RunState(progress, {"skipped_steps": 3}, {"threads": "2"})
     assert parse_state(json.loads(state.to_json()), PATH) == state
+
+
+def test_a_new_run_is_at_zero():
+    """Nothing is trained or validated yet, and zeros are valid. Sabotage: require a step."""
+    assert {key: value for key, value in asdict(Progress()).items() if value} == {
+        "best_bleu": -1.0,
+        "precision": "fp32",
+    }
+    assert parse_state(json.loads(RunState().to_json()), PATH) == RunState()
 
 
 def test_missing_keys_get_their_defaults():
@@ -69,6 +78,7 @@ def test_format_1_is_read():
         ({"format": FORMAT, "progress": {"step": -1}}, r"progress\.step"),
         ({"format": FORMAT, "progress": {"step": "1"}}, r"progress\.step"),
         ({"format": FORMAT, "progress": {"stride": 1}}, r"progress\.stride"),
+        ({"format": FORMAT, "counter": {}}, "counter"),
         ({"format": "2"}, "format"),
     ],
 )

@@ -72,21 +72,40 @@ def test_a_baseline_is_compared_as_sacrebleu_does(texts):
 
 
 def test_a_comparison_by_hand():
-    """Buckets hold every sentence once, changes are sorted, equal sentences left out."""
+    """Buckets hold every sentence once, changes are sorted, equal sentences left out.
+
+    Sabotage: ignore changes of less than one point.
+    """
     words = [f"w{i} " * length for i, length in enumerate((1, 10, 11, 60, 61))]
     pairs = RawPairs(words, [f"{word}end" for word in words])
     system, baseline = list(pairs.tgt), list(pairs.tgt)
     system[1], baseline[4] = "bad", "worse than that"
+    baseline[3] = baseline[3].removesuffix("d")
     comparison = compare(pairs, system, baseline)
     buckets, changes = comparison.buckets, comparison.changes
     names = [(bucket.words, bucket.sentences) for bucket in buckets]
     assert names == [("1-10", 2), ("11-20", 1), ("41-60", 1), ("over 60", 1)]
     assert buckets[0].bleu == bleu(system[:2], pairs.tgt[:2]).value
     assert buckets[0].baseline > 99 > buckets[3].baseline
-    assert [change.line for change in changes] == [5, 2]
-    assert changes[0].difference > 0 > changes[1].difference
+    assert [change.line for change in changes] == [5, 4, 2]
+    assert changes[0].difference > 1 > changes[1].difference > 0 > changes[2].difference
     text = format_comparison(comparison, pairs, system, baseline, 3)
-    assert "1 better, 1 worse, 3 equal" in text and "line 5, better by" in text
+    assert "2 better, 1 worse, 2 equal" in text and "line 5, better by" in text
+
+
+def test_buckets_by_source_length():
+    """A bound belongs to the bucket that it ends; an empty line counts as one word."""
+    counts = (0, 1, 10, 11, 20, 21, 30, 31, 40, 41, 60, 61)
+    pairs = RawPairs(["w " * count for count in counts], [f"line {count}" for count in counts])
+    buckets = compare(pairs, pairs.tgt, pairs.tgt).buckets
+    assert [(bucket.words, bucket.sentences) for bucket in buckets] == [
+        ("1-10", 3),
+        ("11-20", 2),
+        ("21-30", 2),
+        ("31-40", 2),
+        ("41-60", 2),
+        ("over 60", 1),
+    ]
 
 
 def test_saved_translations_are_those_that_were_scored(copy_run, texts, tmp_path):

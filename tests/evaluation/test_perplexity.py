@@ -11,12 +11,12 @@ from transformer_mt.model.transformer import Transformer
 from transformer_mt.text.encoded_pairs import EncodedPairs, flatten
 from transformer_mt.text.vocabulary import BOS_ID, EOS_ID, PAD_ID
 
-V = 12
-SOURCES = [[5, 6], [7], [8, 9, 10, 11, 4], [], [5, 5, 5]]
-TARGETS = [[4], [5, 6, 7, 8], [9, 10], [11], []]
+V = 13
+SOURCES = [[5, 6], [7], [4, 8, 9, 10, 11, 12, 4, 5, 6], [9, 9, 9], []]
+TARGETS = [[4], [5, 6, 7, 8, 9, 10, 11], [12, 4], [], [6, 6]]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def model() -> Transformer:
     """Gives a random model, in training mode, with dropout."""
     torch.manual_seed(3)
@@ -29,25 +29,37 @@ def model() -> Transformer:
 @torch.no_grad()
 def nats_of_a_pair(model: Transformer, src: list[int], tgt: list[int]) -> float:
     """Sums the negative log-probabilities of a target and its end mark, without padding."""
-    logits = model(torch.tensor([[*src, EOS_ID]]), torch.tensor([[BOS_ID, *tgt]]))[0]
-    targets = torch.tensor([*tgt, EOS_ID])
-    return -float(logits.log_softmax(-1).gather(1, targets[:, None]).sum())
+    logits = model(torch.tensor([[*src, EOS_ID]]), torch.tensor([[BOS_ID, *tgt]]))[0].double()
+    probabilities = zip(logits.softmax(-1).tolist(), [*tgt, EOS_ID], strict=True)
+    return -sum(math.log(row[token]) for row, token in probabilities)
 
 
-@pytest.mark.parametrize("micro_batch_tokens", [1, 12, 1000])
-def test_mean_nll_is_per_target_token(model, micro_batch_tokens):
-    """However the pairs are batched, and without dropout; the mode is restored.
+@pytest.mark.parametrize("micro_batch_tokens", [1, 12, 30, 1000])
+@pytest.mark.parametrize(("sources", "targets"), [(SOURCES, TARGETS), (TARGETS, SOURCES)])
+def test_mean_nll_is_per_target_token(model, sources, targets, micro_batch_tokens):
+    """However the pairs are batched; one pair is longer than the smallest limit.
 
-    Sabotage: divide by the pairs, by the source tokens, or by tokens without end marks.
+    Sabotage: divide by the pairs, by the source tokens, or by tokens without end marks; cut the
+    batches by the lengths of one side.
     """
-    pairs = EncodedPairs(flatten(SOURCES), flatten(TARGETS))
-    actual = mean_nll(model, pairs, micro_batch_tokens)
-    assert model.training
+    sizes: list[int] = []
     model.eval()
-    nats = [nats_of_a_pair(model, *pair) for pair in zip(SOURCES, TARGETS, strict=True)]
-    model.train()
-    tokens = sum(len(tgt) + 1 for tgt in TARGETS)
+    nats = [nats_of_a_pair(model, *pair) for pair in zip(sources, targets, strict=True)]
+    model.register_forward_pre_hook(lambda _, batch: sizes.extend(ids.numel() for ids in batch))
+    actual = mean_nll(model, EncodedPairs(flatten(sources), flatten(targets)), micro_batch_tokens)
+    tokens = sum(len(tgt) + 1 for tgt in targets)
     assert actual == pytest.approx(sum(nats) / tokens, rel=1e-5)
+    assert max(sizes) <= max(micro_batch_tokens, 10)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_dropout_is_off_and_the_mode_is_restored(model, training):
+    """Sabotage: measure in training mode; leave the model in evaluation mode."""
+    pairs = EncodedPairs(flatten(SOURCES), flatten(TARGETS))
+    model.train(training)
+    nll = mean_nll(model, pairs, 100)
+    assert model.training == training
+    assert nll == mean_nll(model.eval(), pairs, 100)
 
 
 def test_perplexity_is_the_exponential():
@@ -55,4 +67,4 @@ def test_perplexity_is_the_exponential():
     assert perplexity(math.log(V)) == pytest.approx(V)
     assert perplexity(0.0) == 1.0
     assert perplexity(699.0) == math.exp(699.0)
-    assert perplexity(710.0) == math.inf
+    assert perplexity(710.0) == perplexity(math.inf) == math.inf

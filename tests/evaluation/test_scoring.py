@@ -45,17 +45,32 @@ def test_chrf_and_ter_are_sacrebleus():
         assert score.text == direct.format(signature=score.signature)
 
 
+def test_systems_are_compared_by_ter_only_if_asked():
+    """As they are scored."""
+    for ter, names in ((False, ["BLEU", "chrF2"]), (True, ["BLEU", "chrF2", "TER"])):
+        options = {"ter": True} if ter else {}
+        differences = paired_bootstrap(HYPOTHESES, REFERENCES, REFERENCES, **options)
+        assert [difference.name for difference in differences] == names
+
+
 def test_direction_matters():
     """Hypotheses come first: swapped arguments give another score."""
     assert bleu(HYPOTHESES, REFERENCES).value != bleu(REFERENCES, HYPOTHESES).value
 
 
-def shorter(hypotheses, references):
-    """Compares with a baseline that is right."""
+def baseline_has_wrong_size(hypotheses, references):
+    """Compares a system that has as many lines as the references."""
     return paired_bootstrap(references, hypotheses, references)
 
 
-@pytest.mark.parametrize("metric", [bleu, score_all, shorter])
+def system_has_wrong_size(hypotheses, references):
+    """Compares with a baseline that has as many lines as the references."""
+    return paired_bootstrap(hypotheses, references, references)
+
+
+@pytest.mark.parametrize(
+    "metric", [bleu, score_all, baseline_has_wrong_size, system_has_wrong_size]
+)
 def test_nothing_is_scored_that_does_not_match(metric):
     """Sides of different sizes are refused with both counts, in either direction, and no lines."""
     with pytest.raises(DataError, match="4 hypotheses for 3 references"):

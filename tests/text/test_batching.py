@@ -1,5 +1,7 @@
 """Properties of an epoch's plan, of micro-batches and of padding."""
 
+import hashlib
+
 import numpy as np
 import pytest
 import torch
@@ -8,6 +10,7 @@ from hypothesis import strategies as st
 
 from transformer_mt.text import batching
 from transformer_mt.text.batching import (
+    Batch,
     cut_micro_batches,
     largest_micro_batch,
     pad,
@@ -158,3 +161,53 @@ def test_little_is_padding(batch_tokens):
     assert 1 - sum(int(side.sum()) for side in corpus) / sum(sizes) <= 0.05
     largest = largest_micro_batch(steps, *corpus, 8192)
     assert padded_size(largest, *corpus) >= 0.99 * max(sizes)
+
+
+def test_the_plan_is_that_of_earlier_versions():
+    """A resumed run takes the steps it would have taken, so the plan must never change.
+
+    3,000 pairs in four pools. Sabotage: other pools, other bins, another generator.
+    """
+    numbers = np.arange(3000)
+    src, tgt = numbers * 7919 % 47 + 1, numbers * 104_729 % 53 + 1
+    steps = as_lists(plan_epoch(src, tgt, 60, 5, 2))
+    assert steps[0] == [161, 1855] and len(steps) == 1265
+    assert hashlib.sha256(repr(steps).encode()).hexdigest()[:16] == "d9f66c53297264ba"
+
+
+def test_source_and_target_are_treated_alike():
+    """The plan stays the same if a long source and a short target are exchanged.
+
+    Sabotage: fill the pools, or sort, by one side alone.
+    """
+    lengths = 2 ** (np.arange(500) * 7919 % 7)
+    ones = np.ones_like(lengths)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(batching, "STEPS_PER_POOL", 3)
+        plans = [plan_epoch(*pair, 40, 1, 0) for pair in ((lengths, ones), (ones, lengths))]
+    assert as_lists(plans[0]) == as_lists(plans[1])
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+def test_the_largest_micro_batch_of_many(swapped):
+    """It is found whichever side is long, and among more steps than are examined one by one.
+
+    Sabotage: order the steps by one side, or by the number of pairs plus their length.
+    """
+    src = np.array([50] * 200 + [1] + [5] * 12)
+    tgt = np.array([1] * 200 + [60] + [5] * 12)
+    corpus = (tgt, src) if swapped else (src, tgt)
+    steps = [np.array([i]) for i in range(201)]
+    assert largest_micro_batch(steps, *corpus, 60).tolist() == [200]
+    many = np.arange(201, 213)
+    assert largest_micro_batch([*steps, many], *corpus, 60).tolist() == many.tolist()
+    assert padded_size(many, *corpus) == 120 and padded_size(np.array([0, 200]), *corpus) == 220
+
+
+def test_a_batch_goes_to_a_device():
+    """Ids and counts stay the same."""
+    ids = [torch.arange(4).view(2, 2) + i for i in range(3)]
+    batch = Batch(*ids, src_tokens=3, tgt_tokens=4).to(torch.device("cpu"))
+    assert all(map(torch.equal, (batch.src, batch.tgt_in, batch.tgt_out), ids))
+    assert (batch.src_tokens, batch.tgt_tokens) == (3, 4)
+    assert pad([], 7).shape == (0, 0)

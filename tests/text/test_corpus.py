@@ -10,7 +10,7 @@ import pytest
 
 from transformer_mt.config import DataConfig
 from transformer_mt.errors import DataError
-from transformer_mt.text.corpus import load_split, open_split
+from transformer_mt.text.corpus import load_split, load_text, open_split
 
 PAIRS = [("eins", "one"), ("zwei", "two"), ("drei", "three"), ("vier", "four")]
 
@@ -36,6 +36,10 @@ def numbers(tmp_path) -> DataConfig:
         ("train[2:]", slice(2, None)),
         ("train[1:2]", slice(1, 2)),
         ("train[-1:]", slice(-1, None)),
+        ("train[:-1]", slice(None, -1)),
+        ("train[1:-1]", slice(1, -1)),
+        ("train[-3:-1]", slice(-3, -1)),
+        ("train[-3:2]", slice(-3, 2)),
     ],
 )
 def test_slices_of_text(numbers, split, part):
@@ -98,6 +102,9 @@ def test_lines_end_at_line_feeds_alone(tmp_path):
     ("src", "tgt", "message"),
     [
         (b"a\nb\nc\n", b"1\n2\n", r"train.de has 3 lines and .*train.en has 2"),
+        (b"a\nb\nc\nd\n", b"1\n", r"train.de has 4 lines and .*train.en has 1"),
+        (b"a\nb\n", b"1\n2\n3\n4\n5\n", r"train.de has 2 lines and .*train.en has 5"),
+        (b"a\n", b"1\n2\n\xff\n", r"train.en, line 3: not UTF-8"),
         (b"a\n\xff\n", b"1\n2\n", r"train.de, line 2: not UTF-8"),
         (b"", b"", r"split train: contains no pairs"),
     ],
@@ -200,3 +207,92 @@ def test_the_digest_is_of_the_content(tmp_path, numbers):
     assert open_split(numbers, "train").digest() == first
     path.write_bytes(path.read_bytes().replace(b"two", b"tow"))
     assert open_split(numbers, "train").digest() != first
+
+
+def test_two_files_by_name(tmp_path):
+    """In the order given; an error names the file and the last line that was read."""
+    (tmp_path / "a").write_bytes(b" one \r\ntwo")
+    (tmp_path / "b").write_bytes(b"1\n\t2\n")
+    pairs = load_text(tmp_path / "a", tmp_path / "b")
+    assert (pairs.src, pairs.tgt, len(pairs)) == (["one", "two"], ["1", "2"], 2)
+    with pytest.raises(DataError, match=f"{tmp_path / 'c'}: cannot be read after line 0: No such"):
+        load_text(tmp_path / "a", tmp_path / "c")
+    for name in "ab":
+        (tmp_path / name).write_bytes(b"")
+    with pytest.raises(DataError, match=f"{tmp_path / 'a'}: contains no pairs"):
+        load_text(tmp_path / "a", tmp_path / "b")
+    raw = gzip.compress(b"".join(b"%d\n" % i for i in range(50_000)))
+    (tmp_path / "d.gz").write_bytes(raw[: len(raw) // 2])
+    with pytest.raises(
+        DataError, match=r"d.gz: cannot be read after line \d{4}\d?: .*end-of-stream"
+    ):
+        load_text(tmp_path / "d.gz", tmp_path / "d.gz")
+
+
+def test_a_table_may_name_the_languages_in_either_order(tmp_path):
+    """The order of the columns follows from the file name, the source from the configuration."""
+    (tmp_path / "train.en-de.tsv").write_text("one\teins\n")
+    assert load_split(DataConfig(path=str(tmp_path)), "train").src == ["eins"]
+    reverse = DataConfig(path=str(tmp_path), src_lang="en", tgt_lang="de")
+    assert load_split(reverse, "train").src == ["one"]
+    assert load_split(reverse, "train").tgt == ["eins"]
+
+
+@pytest.mark.parametrize("nested", [True, False])
+def test_direction_and_missing_values_of_columns(tmp_path, nested):
+    """Either language may be the source, either side may be missing, and the order is kept.
+
+    Sabotage: read one column twice; give the text "None" for a missing value.
+    """
+    rows = [{"de": f"d{i}", "en": f"e{i}"} for i in range(25)]
+    rows += [{"de": None, "en": " x "}, {"de": "y", "en": None}]
+    repository = tmp_path / "corpus"
+    repository.mkdir()
+    table = [{"translation": row} for row in rows] if nested else rows
+    pq.write_table(pa.Table.from_pylist(table), repository / "train.parquet")
+    options = {"path": str(repository), "cache_dir": str(tmp_path / "cache")}
+    for src, tgt in (("de", "en"), ("en", "de")):
+        pairs = load_split(DataConfig(**options, src_lang=src, tgt_lang=tgt), "train")
+        assert pairs.src == [(row[src] or "").strip() for row in rows]
+        assert pairs.tgt == [(row[tgt] or "").strip() for row in rows]
+        missing = DataConfig(**options, src_lang="fr", tgt_lang=tgt)
+        with pytest.raises(DataError, match=r"data.src_lang = fr"):
+            load_split(missing, "train")
+    config = DataConfig(**options)
+    assert load_split(config, str(repository / "*.parquet")).src[:2] == ["d0", "d1"]
+    assert (tmp_path / "cache").is_dir()
+
+
+def test_the_digest_of_every_kind_of_split(tmp_path):
+    """Lists of splits, JSONL files, folders with the hub's layout: all content counts.
+
+    Sabotage: hash only the first file, or only file names.
+    """
+    (tmp_path / "hub").mkdir()
+    for name in ("a", "b"):
+        for language in ("de", "en"):
+            (tmp_path / f"{name}.{language}").write_text(f"{name}{language}\n")
+        (tmp_path / f"{name}.jsonl").write_text(json.dumps({"de": name, "en": name}) + "\n")
+        (tmp_path / "hub" / f"{name}.jsonl").write_text(json.dumps({"de": name, "en": name}))
+    config = DataConfig(path=str(tmp_path), cache_dir=str(tmp_path.parent / "cache"))
+    hub = config.model_copy(update={"path": str(tmp_path / "hub")})
+    splits = [(config, ["a", "b"]), (config, ["b", "a"]), (config, "*.jsonl"), (hub, "train")]
+
+    def digests() -> list[str]:
+        return [open_split(*arguments).digest() for arguments in splits]
+
+    first = digests()
+    assert first == digests() and len(set(first)) == 4
+    changes = [("b.en", [0, 1]), ("b.jsonl", [2]), ("hub/b.jsonl", [3])]
+    for name, changed in changes:
+        before, path = digests(), tmp_path / name
+        path.write_text(path.read_text().replace("b", "c"))
+        after = digests()
+        assert [i for i in range(4) if before[i] != after[i]] == changed
+
+
+def test_a_path_that_is_a_file(numbers):
+    """It is not mistaken for a hub id; the message says what to give instead."""
+    path = f"{numbers.path}/train.de"
+    with pytest.raises(DataError, match="train.de: this is a file; give the folder"):
+        open_split(numbers.model_copy(update={"path": path}), "train")

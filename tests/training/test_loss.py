@@ -1,11 +1,14 @@
 """The losses by hand, and the law that how a step is cut does not change its gradient."""
 
+import functools
+
 import numpy as np
 import pytest
 import torch
 from torch.testing import assert_close
 
 from transformer_mt.config import ModelConfig
+from transformer_mt.model.cpu_kernels import linear
 from transformer_mt.model.transformer import Transformer
 from transformer_mt.text.batching import Batch, pad
 from transformer_mt.training import loss
@@ -158,3 +161,46 @@ def test_projected_under_autocast(dtype):
     plain.backward()
     for gradient, exact in zip(gradients, (hidden.grad, output_weight.grad), strict=True):
         assert (gradient - exact).norm() < 0.02 * exact.norm()
+
+
+def test_sums_of_half_precision_logits_are_fp32():
+    """Logits around 100 are rounded to bf16 once; their mean and log-sum-exp are not.
+
+    Sabotage: take the mean in the precision of the logits.
+    """
+    torch.manual_seed(0)
+    hidden, output_weight = torch.randn(4, 50, 16), torch.randn(30, 16)
+    hidden[..., 0], output_weight[:, 0] = 10.0, 10.0
+    targets = torch.randint(1, 30, (4, 50))
+    with torch.autocast("cpu", torch.bfloat16):
+        value = loss.projected_loss(hidden, output_weight, targets, 0.6, 0)
+        logits = linear(hidden.flatten(0, 1).bfloat16(), output_weight.bfloat16())
+    plain = smoothed_loss(logits[None], targets.view(1, -1), 0.6, 0)
+    assert value.item() == pytest.approx(plain.item(), abs=0.01 * 200)
+
+
+def test_one_compiled_graph_serves_all_chunks(monkeypatch):
+    """Compiled, loss and gradients are the same, and the last, smaller chunk needs no new graph.
+
+    Sabotage: do not mark the number of rows as dynamic; compile for each call.
+    """
+    graphs: list[object] = []
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=backend))
+    monkeypatch.setitem(loss.CHUNK_ROWS, "cpu", 8)
+    torch.manual_seed(0)
+    hidden, output_weight = torch.randn(3, 7, 4), torch.randn(9, 4)
+    targets = torch.randint(0, 9, (3, 7))
+
+    def loss_and_gradients(compiled: bool) -> tuple[torch.Tensor, ...]:
+        inputs = [tensor.clone().requires_grad_() for tensor in (hidden, output_weight)]
+        value = loss.projected_loss(*inputs, targets, 0.1, 0, compiled)
+        value.backward()
+        return (value.detach(), *(tensor.grad for tensor in inputs))
+
+    assert_close(loss_and_gradients(True), loss_and_gradients(False), atol=1e-5, rtol=1e-5)
+    assert len(graphs) == 1

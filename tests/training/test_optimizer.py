@@ -10,7 +10,12 @@ from torch.testing import assert_close
 
 from transformer_mt.config import OptimConfig
 from transformer_mt.system.private_torch import skip_step_if
-from transformer_mt.training.optimizer import ExponentialMovingAverage, build_adam, noam_rate
+from transformer_mt.training.optimizer import (
+    ExponentialMovingAverage,
+    build_adam,
+    clip_gradients,
+    noam_rate,
+)
 
 
 @pytest.mark.parametrize(("d_model", "warmup"), [(512, 4000), (1024, 7), (256, 1)])
@@ -70,6 +75,20 @@ def test_adam_by_hand():
             weights[i] = weights[i] - rate * corrected[0] / (np.sqrt(corrected[1]) + eps)
     for parameter, weight in zip(model.parameters(), weights, strict=True):
         np.testing.assert_allclose(parameter.detach().numpy(), weight, atol=1e-5)
+
+
+@pytest.mark.parametrize(("max_norm", "factor"), [(0.0, 1), (1.0, 1 / 13), (13.5, 1), (6.5, 0.5)])
+def test_gradients_are_clipped_to_a_total_norm(max_norm, factor):
+    """Over all parameters that have a gradient; 0 is no limit; the norm before is returned.
+
+    Sabotage: clip each parameter by itself.
+    """
+    parameters = [nn.Parameter(torch.zeros(2)) for _ in range(3)]
+    parameters[0].grad, parameters[2].grad = torch.tensor([3.0, 4.0]), torch.tensor([0.0, 12.0])
+    assert clip_gradients(iter(parameters), max_norm).item() == pytest.approx(13)
+    assert_close(parameters[0].grad, factor * torch.tensor([3.0, 4.0]))
+    assert_close(parameters[2].grad, factor * torch.tensor([0.0, 12.0]))
+    assert parameters[1].grad is None
 
 
 def snapshot(model: nn.Module, optimizer: torch.optim.Adam) -> list[torch.Tensor]:

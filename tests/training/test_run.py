@@ -1,6 +1,8 @@
-"""A run's beginning: fine-tuning, foreign vocabularies, the moving average, dry runs."""
+"""A run's beginning: fine-tuning, given vocabularies, the moving average."""
 
 import json
+import os
+import shutil
 from dataclasses import asdict
 
 import pytest
@@ -13,6 +15,7 @@ from transformer_mt.checkpoints.run_directory import find_checkpoint, list_check
 from transformer_mt.config import load_config
 from transformer_mt.errors import CheckpointError, ConfigError, DataError, DeviceError
 from transformer_mt.evaluation.evaluator import evaluate
+from transformer_mt.system.files import locked
 from transformer_mt.training import run as runs
 from transformer_mt.training.dry_run import dry_run
 from transformer_mt.training.engine import Engine
@@ -124,21 +127,49 @@ def test_the_moving_average_resumes_exactly(corpus_dir, tmp_path):
         assert equal(weights(left, name), weights(right, name))
 
 
-def test_a_dry_run_reports_and_writes_nothing(corpus_dir, tmp_path):
-    """Neither a run directory nor a change to an existing run."""
-    config = tiny_config(corpus_dir, train__max_steps=12)
-    report = dry_run(config, tmp_path / "run")
-    assert list(tmp_path.iterdir()) == []
-    for part in ("optim.warmup_steps = 100", "4000 pairs of 4000 (dropped: none)", "292 pieces"):
-        assert part in report
-    for part in ("million parameters", "of positions are padding", "target tokens/s", "GB at the"):
-        assert part in report
-    assert "for 12 steps, until train.max_steps = 12" in report
-    train(config, tmp_path / "run")
-    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
-    longer = tiny_config(corpus_dir, train__max_steps=15)
-    assert "for 3 steps, until train.max_steps = 15" in dry_run(longer, tmp_path / "run")
-    assert before == {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+def test_what_a_run_logs_at_its_start(corpus_dir, first, tmp_path):
+    """train.log has the command, the configuration and versions, and the step it resumes at."""
+    shutil.copytree(first, tmp_path / "run")
+    train(tiny_config(corpus_dir, train__max_steps=21), tmp_path / "run")
+    log = (tmp_path / "run" / "train.log").read_text()
+    assert log.count(" command: ") == log.count(" software: transformer-mt ") == 2
+    assert log.count(" numeric environment: {'program version'") == 2
+    assert '"max_steps":21' in log and log.count("(dropped: none); cpu, fp32") == 2
+    assert "resuming at step 20, epoch 0" in log and log.count("resuming") == 1
+
+
+def test_one_trainer_per_run(corpus_dir, first, tmp_path):
+    """A second one is refused with the id of the first process; an unlocked run is trained.
+
+    Sabotage: take no lock.
+    """
+    shutil.copytree(first, tmp_path / "run")
+    with locked(tmp_path / "run" / ".lock", pytest.fail):
+        message = f"process {os.getpid()} is training this run; stop it"
+        with pytest.raises(CheckpointError, match=message):
+            train(tiny_config(corpus_dir), tmp_path / "run")
+    assert train(tiny_config(corpus_dir), tmp_path / "run").step == 20
+
+
+@pytest.mark.parametrize("command", [train, dry_run])
+def test_where_a_run_cannot_be(corpus_dir, tmp_path, command):
+    """A file in the way is named before anything is read or written."""
+    (tmp_path / "file").write_text("")
+    without_text = tiny_config(tmp_path / "nowhere")
+    for run_dir in (tmp_path / "file", tmp_path / "file" / "deep" / "run"):
+        with pytest.raises(CheckpointError, match="file: not a directory; name another --run"):
+            command(without_text, run_dir)
+    with pytest.raises(DataError):
+        command(without_text, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_missing_directories_are_made(corpus_dir, tmp_path):
+    """Those above the run too."""
+    run_dir = tmp_path / "two" / "levels" / "run"
+    progress = train(tiny_config(corpus_dir, train__max_steps=1), run_dir)
+    assert progress.step == 1 and progress.precision == "fp32"
+    assert [path.name for path in list_checkpoints(run_dir)] == ["step-00000001"]
 
 
 def test_a_precision_that_the_machine_cannot_keep(corpus_dir, tmp_path, monkeypatch):

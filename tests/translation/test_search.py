@@ -139,6 +139,15 @@ def test_ended_rows_that_stay_add_nothing(monkeypatch):
     assert [len(ids) for ids in calls] == [4, 4, 2, 2]
 
 
+def test_a_few_ended_rows_stay(monkeypatch):
+    """Rows are removed once nine tenths of them are enough, not before."""
+    monkeypatch.setattr(decoding, "ROW_MULTIPLE", 1)
+    texts = [[EOS, 9, 9, 9], [7, EOS, 9, 9], *([[8, 8, 8, EOS]] * 18)]
+    hypotheses, calls = play(texts, [10] * 20)
+    assert hypotheses == [[], [7], *([[8, 8, 8]] * 18)]
+    assert [len(ids) for ids in calls] == [20, 20, 18, 18]
+
+
 @torch.no_grad()
 def naive_beam(
     model: Transformer, source: list[int], limit: int, beam_size: int, alpha: float

@@ -1,0 +1,40 @@
+"""Checkpoints of a small model that was never trained."""
+
+from collections import Counter
+from pathlib import Path
+
+import torch
+
+from transformer_mt.checkpoints.checkpoint import MODEL, TRAINING, save_checkpoint
+from transformer_mt.checkpoints.run_directory import checkpoint_path
+from transformer_mt.checkpoints.state import Progress, RunState
+from transformer_mt.config import Config, VocabConfig, parse_config
+from transformer_mt.model.transformer import Transformer
+from transformer_mt.text.vocabulary import PAD_ID, Vocabulary, train_vocabulary
+
+VOCAB = train_vocabulary([Counter({"abcdefgh": 1})], VocabConfig(kind="char", size=16))
+
+
+def small_config(**changes: object) -> Config:
+    """Gives a configuration; changes are dotted keys with __ for the dot."""
+    layers = {"encoder_layers": 1, "decoder_layers": 1, "d_model": 16, "d_ff": 32, "n_heads": 2}
+    values: dict[str, dict[str, object]] = {"data": {"path": "none"}, "model": layers, "train": {}}
+    for key, value in changes.items():
+        section, name = key.split("__")
+        values[section][name] = value
+    return parse_config(values, "tests")
+
+
+def build_model(config: Config, vocab: Vocabulary = VOCAB) -> Transformer:
+    """Builds the model of a configuration with random weights."""
+    return Transformer(config.model, vocab.src_size, vocab.tgt_size, PAD_ID)
+
+
+def save_step(run_dir: Path, step: int, **progress: object) -> Path:
+    """Saves a checkpoint with weights and moments, and gives its directory."""
+    path, config = checkpoint_path(run_dir, step), small_config()
+    torch.manual_seed(0)
+    weights = build_model(config).state_dict()
+    tensors = {MODEL: weights, TRAINING: {f"exp_avg.{name}": weights[name] for name in weights}}
+    save_checkpoint(path, tensors, RunState(Progress(step=step, **progress)), config, VOCAB)
+    return path

@@ -1,0 +1,138 @@
+"""One checkpoint: written whole or not at all, and read back as it was."""
+
+import json
+import os
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import safetensors
+import torch
+from small_checkpoint import VOCAB, build_model, save_step, small_config
+
+from transformer_mt.checkpoints.checkpoint import (
+    EMA,
+    MODEL,
+    STATE,
+    TRAINING,
+    load_checkpoint,
+    save_checkpoint,
+)
+from transformer_mt.checkpoints.state import Progress, RunState
+from transformer_mt.config import VocabConfig
+from transformer_mt.errors import CheckpointError
+from transformer_mt.system.files import MANIFEST, read_manifest, sha256, write_manifest
+from transformer_mt.text.vocabulary import train_vocabulary
+
+
+def test_a_checkpoint_comes_back_as_it_was(tmp_path):
+    """Configuration, vocabulary, state and tensors, transposed ones too; files are listed."""
+    config = small_config(train__ema_decay=0.9, train__seed=5)
+    state = RunState(Progress(step=3, best_bleu=1.5), {"skipped_steps": 2}, {"threads": "2"})
+    matrix = torch.arange(6.0).view(2, 3).t()
+    save_checkpoint(tmp_path / "saved", {"a.safetensors": {"m": matrix}}, state, config, VOCAB)
+    checkpoint = load_checkpoint(tmp_path / "saved")
+    assert checkpoint.state == state and checkpoint.progress == state.progress
+    assert checkpoint.config == config and checkpoint.path == tmp_path / "saved"
+    assert checkpoint.vocab.has_same_ids(VOCAB)
+    names = {path.name for path in (tmp_path / "saved").iterdir()}
+    assert checkpoint.files == names - {MANIFEST}
+    assert torch.equal(checkpoint.load_tensors("a.safetensors")["m"], matrix)
+    with pytest.raises(CheckpointError, match=f"saved: has no {TRAINING}"):
+        checkpoint.load_tensors(TRAINING)
+
+
+def test_two_vocabularies_come_back(tmp_path):
+    """Each on its side."""
+    counters = [Counter({letters: 1}) for letters in ("abcd", "vwxyz")]
+    vocab = train_vocabulary(counters, VocabConfig(kind="char", size=10, shared=False))
+    save_checkpoint(tmp_path / "saved", {}, RunState(), small_config(), vocab)
+    loaded = load_checkpoint(tmp_path / "saved").vocab
+    assert (loaded.src_model, loaded.tgt_model) == (vocab.src_model, vocab.tgt_model)
+    assert not loaded.shared
+
+
+def test_the_moving_average_is_preferred(tmp_path):
+    """Unless the raw weights are asked for; the model is in evaluation mode."""
+    config = small_config()
+    raw, average = build_model(config).state_dict(), build_model(config).state_dict()
+    files = {MODEL: raw, EMA: average}
+    save_checkpoint(tmp_path / "both", files, RunState(), config, VOCAB)
+    save_checkpoint(tmp_path / "one", {MODEL: raw}, RunState(), config, VOCAB)
+    both, one = load_checkpoint(tmp_path / "both"), load_checkpoint(tmp_path / "one")
+    built = (both.build_model(), both.build_model(raw=True), one.build_model())
+    for model, weights in zip(built, (average, raw, raw), strict=True):
+        assert not model.training
+        assert all(torch.equal(model.state_dict()[name], weights[name]) for name in weights)
+    wrong = small_config(model__d_ff=48)
+    save_checkpoint(tmp_path / "wrong", {MODEL: raw}, RunState(), wrong, VOCAB)
+    with pytest.raises(CheckpointError, match=rf"wrong/{MODEL}: .*size mismatch") as error:
+        load_checkpoint(tmp_path / "wrong").build_model()
+    assert "\n" not in str(error.value)
+
+
+def test_another_configuration_is_refused(tmp_path):
+    """Each key that differs is named with both values, unless it may change."""
+    checkpoint = load_checkpoint(save_step(tmp_path / "run", 1))
+    checkpoint.require_config(small_config(train__max_steps=7))
+    message = r"run: made .*: model.d_ff \(was 32, is 48\), train.seed \(was 1, is 4\); name"
+    with pytest.raises(CheckpointError, match=message):
+        checkpoint.require_config(small_config(model__d_ff=48, train__seed=4))
+
+
+def test_a_step_may_be_saved_again(tmp_path):
+    """What was under its name, damaged or not, is replaced as a whole."""
+    path = save_step(tmp_path, 1, seconds=1.0)
+    (path / MODEL).write_bytes(b"damaged")
+    (path / "extra").write_text("")
+    for seconds in (2.0, 3.0):
+        assert save_step(tmp_path, 1, seconds=seconds) == path
+        assert load_checkpoint(path).progress.seconds == seconds
+        assert not (path / "extra").exists() and list(tmp_path.iterdir()) == [path]
+
+
+def test_a_full_disk_is_an_oserror(tmp_path, monkeypatch):
+    """The previous checkpoint stays, nothing is half written, and the message is one line."""
+
+    def fail(tensors: object, path: Path) -> None:
+        path.write_bytes(b"partial")
+        raise safetensors.SafetensorError("No space\n left on device")
+
+    path = save_step(tmp_path / "deep" / "run", 1)
+    before = sorted(file.stat().st_mtime_ns for file in path.iterdir())
+    monkeypatch.setattr("safetensors.torch.save_file", fail)
+    with pytest.raises(OSError, match="No space left on device") as error:
+        save_step(tmp_path / "deep" / "run", 1)
+    assert error.value.filename == str(path) and list(path.parent.iterdir()) == [path]
+    assert sorted(file.stat().st_mtime_ns for file in path.iterdir()) == before
+
+
+@pytest.mark.parametrize(("value", "message"), [(-1, "greater than"), ("3", "valid integer")])
+def test_a_malformed_state_is_named(tmp_path, value, message):
+    """Even if the manifest agrees with it."""
+    path = save_step(tmp_path, 3)
+    state = json.loads((path / STATE).read_text())
+    state["progress"]["step"] = value
+    (path / STATE).write_text(json.dumps(state))
+    write_manifest(path, {**read_manifest(path), STATE: sha256(path / STATE)})
+    with pytest.raises(CheckpointError, match=rf"{STATE}: progress.step: .*{message}"):
+        load_checkpoint(path)
+
+
+def test_a_checkpoint_is_on_disk_before_and_after_it_is_renamed(tmp_path, monkeypatch):
+    """Every file and the directory before, the run's directory after, or a power cut loses it.
+
+    Sabotage: leave out the last sync.
+    """
+    synced: list[tuple[str, bool]] = []
+    real, final = os.fsync, tmp_path / "step-00000001"
+
+    def fsync(descriptor: int) -> None:
+        synced.append((os.readlink(f"/proc/self/fd/{descriptor}"), final.exists()))
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    save_step(tmp_path, 1)
+    before = {Path(path).name for path, renamed in synced if not renamed}
+    assert before >= {path.name for path in final.iterdir()} | {f".{final.name}.partial"}
+    assert [path for path, renamed in synced if renamed] == [str(tmp_path)]

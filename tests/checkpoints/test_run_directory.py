@@ -1,0 +1,101 @@
+"""The checkpoints of a run: which are listed, used and kept."""
+
+import logging
+import shutil
+
+import pytest
+from small_checkpoint import save_step
+
+from transformer_mt.checkpoints.checkpoint import MODEL, STATE, TRAINING, load_checkpoint
+from transformer_mt.checkpoints.run_directory import (
+    find_checkpoint,
+    list_checkpoints,
+    load_newest,
+    prune,
+)
+from transformer_mt.errors import CheckpointError
+
+
+def saved_steps(run_dir) -> list[int]:
+    return [int(path.name.removeprefix("step-")) for path in list_checkpoints(run_dir)]
+
+
+@pytest.mark.parametrize(
+    ("keep_last", "best", "kept"),
+    [
+        (2, 1, [6, 5, 1]),
+        (2, 2, [6, 5, 2]),
+        (2, 5, [6, 5]),
+        (1, 6, [6]),
+        (3, 1, [6, 5, 4, 1]),
+        (1, 0, [6]),
+        (9, 3, [6, 5, 4, 3, 2, 1]),
+    ],
+)
+def test_the_newest_and_the_best_are_kept(tmp_path, keep_last, best, kept):
+    """However old the best is; only the newest two keep their moments; all stay intact.
+
+    Sabotage: prune the best like any other; keep moments in three; forget the manifest.
+    """
+    for step in range(1, 7):
+        save_step(tmp_path, step)
+    (tmp_path / ".step-00000007.partial").mkdir()
+    for _ in range(2):  # pruning again changes nothing
+        prune(tmp_path, keep_last, best)
+        assert saved_steps(tmp_path) == kept
+        assert {path.name[:4] for path in tmp_path.iterdir()} == {"step"}
+        for age, path in enumerate(list_checkpoints(tmp_path)):
+            has_moments = TRAINING in load_checkpoint(path).files
+            assert has_moments == (path / TRAINING).exists() == (age < 2)
+
+
+def test_the_best_is_used_or_else_the_newest(tmp_path, caplog):
+    """A best checkpoint that is damaged gives a warning; a BLEU of zero is a score."""
+    save_step(tmp_path, 1)
+    save_step(tmp_path, 2, best_bleu=-1.0, best_step=1)
+    assert find_checkpoint(tmp_path).progress.step == 2
+    save_step(tmp_path, 3, best_bleu=0.0, best_step=1)
+    assert find_checkpoint(tmp_path).progress.step == 1
+    assert load_newest(tmp_path).progress.step == 3
+    assert find_checkpoint(tmp_path / "step-00000002").progress.step == 2
+    save_step(tmp_path, 4, best_bleu=2.5, best_step=4)
+    assert find_checkpoint(tmp_path).progress.step == 4 and not caplog.messages
+    save_step(tmp_path, 5, best_bleu=2.5, best_step=4)
+    (tmp_path / "step-00000004" / MODEL).write_bytes(b"")
+    assert find_checkpoint(tmp_path).progress.step == 5
+    [(_, level, warning)] = caplog.record_tuples
+    assert level == logging.WARNING and MODEL in warning
+    assert warning.endswith("; using the newest checkpoint instead of the best")
+
+
+def test_a_damaged_checkpoint_is_passed_over(tmp_path, caplog):
+    """With a warning that names it; if all are damaged, that is an error."""
+    for step in (1, 2, 3):
+        save_step(tmp_path, step)
+    for age, path in enumerate(list_checkpoints(tmp_path), start=1):
+        (path / STATE).unlink()
+        caplog.clear()
+        if age < 3:
+            assert load_newest(tmp_path).progress.step == 3 - age
+        else:
+            with pytest.raises(CheckpointError, match="all of its 3 checkpoints are damaged"):
+                load_newest(tmp_path)
+        assert len(caplog.messages) == age
+        assert caplog.messages[-1].startswith(str(path))
+
+
+def test_only_checkpoints_are_listed(tmp_path):
+    """Newest first, by number; other names are left alone."""
+    run_dir = tmp_path / "run"
+    save_step(run_dir, 9)
+    for name in ("step-00000010", "step-99999999", "step-100000000"):
+        shutil.copytree(run_dir / "step-00000009", run_dir / name)
+    for name in ("step-1", "step-00000300.old", ".step-00000400.partial", "xstep-00000500"):
+        (run_dir / name).mkdir()
+    assert saved_steps(run_dir) == [100_000_000, 99_999_999, 10, 9]
+    assert list_checkpoints(tmp_path / "none") == [] and load_newest(tmp_path / "none") is None
+    (tmp_path / "empty").mkdir()
+    reasons = {"none": "no such run or checkpoint", "empty": "contains no checkpoint"}
+    for name, reason in reasons.items():
+        with pytest.raises(CheckpointError, match=f"{name}: {reason}"):
+            find_checkpoint(tmp_path / name)

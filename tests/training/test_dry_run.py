@@ -1,0 +1,114 @@
+"""A dry run: what it reports, and that it keeps nothing."""
+
+import pytest
+from conftest import tiny_config
+from tqdm import tqdm
+
+from transformer_mt.checkpoints.run_directory import find_checkpoint
+from transformer_mt.text.batching import cut_micro_batches, plan_epoch
+from transformer_mt.text.prepared import prepare
+from transformer_mt.training import dry_run as dry_run_module
+from transformer_mt.training.dry_run import dry_run
+from transformer_mt.training.engine import Engine
+from transformer_mt.training.run import train
+
+
+def test_a_dry_run_reports_and_writes_nothing(corpus_dir, tmp_path):
+    """Neither a run directory nor a change to an existing run."""
+    config = tiny_config(corpus_dir, train__max_steps=12)
+    report = dry_run(config, tmp_path / "run")
+    assert list(tmp_path.iterdir()) == []
+    for part in ("optim.warmup_steps = 100", "4000 pairs of 4000 (dropped: none)", "292 pieces"):
+        assert part in report
+    for part in ("million parameters", "of positions are padding", "target tokens/s", "GB at the"):
+        assert part in report
+    assert "for 12 steps, until train.max_steps = 12" in report
+    train(config, tmp_path / "run")
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    longer = tiny_config(corpus_dir, train__max_steps=15)
+    assert "for 3 steps, until train.max_steps = 15" in dry_run(longer, tmp_path / "run")
+    assert before == {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+
+
+def line_of(report: str, name: str) -> str:
+    """Gives the line of a report that begins with a name."""
+    [line] = [line for line in report.splitlines() if line.startswith(f"{name} ")]
+    return line
+
+
+@pytest.fixture
+def taken_steps(monkeypatch):
+    """Gives the numbers of the steps that are taken; each trains 50 target tokens per second."""
+    steps: list[int] = []
+    real = Engine.train_step
+
+    def train_step(self, step, micro_batches) -> None:
+        steps.append(step)
+        real(self, step, micro_batches)
+        self.window.seconds = self.window.tokens / 50
+
+    monkeypatch.setattr(Engine, "train_step", train_step)
+    monkeypatch.setattr(dry_run_module, "measure_peak_flops", lambda device, precision: 1e7)
+    return steps
+
+
+def seconds_per_step(config) -> float:
+    """Computes what three steps take on average, after two to warm up."""
+    lengths = prepare(config).pairs.lengths
+    steps = plan_epoch(*lengths, config.train.batch_tokens, config.train.seed, 0)
+    return sum(int(lengths[1][step].sum()) for step in steps[2:5]) / 50 / 3
+
+
+def test_sizes_are_those_of_the_plan(corpus_dir, tmp_path):
+    """Parameters, tokens, micro-batches and padding. Sabotage: count one side."""
+    config = tiny_config(corpus_dir)
+    report = dry_run(config, tmp_path / "run")
+    src, tgt = prepare(config).pairs.lengths
+    assert f"{src.sum()} source and {tgt.sum()} target tokens, end marks included" in report
+    steps = plan_epoch(src, tgt, 500, config.train.seed, 0)
+    micro_batches = [m for step in steps for m in cut_micro_batches(step, src, tgt, 600)]
+    positions = sum(len(m) * int(src[m].max() + tgt[m].max()) for m in micro_batches)
+    padding = 1 - (src.sum() + tgt.sum()) / positions
+    expected = f"{len(steps)} steps, {len(micro_batches)} micro-batches, {padding:.1%} of positions"
+    assert expected in line_of(report, "epoch")
+    train(tiny_config(corpus_dir, train__max_steps=0), tmp_path / "run")
+    model = find_checkpoint(tmp_path / "run").build_model()
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    sizes = f"{parameters / 1e6:.1f} million parameters, {model.output_weight.size(0)} pieces"
+    assert sizes in report
+
+
+def test_the_time_left_of_a_resumed_run(corpus_dir, tmp_path, taken_steps):
+    """Until the limit that is reached first. Sabotage: begin at step 0; take the last limit."""
+    limits = {"train__max_epochs": 2, "train__max_steps": 1000}
+    config = tiny_config(corpus_dir, **limits)
+    train(tiny_config(corpus_dir, **{**limits, "train__max_steps": 5}), tmp_path / "run")
+    taken_steps.clear()
+    report = dry_run(config, tmp_path / "run")
+    assert taken_steps == [6, 7, 8, 9, 10]
+    seconds = seconds_per_step(config)
+    speed = line_of(report, "speed")
+    assert f" 50 target tokens/s, {seconds:.3g} s per step," in speed
+    assert "(3 steps on cpu" in speed
+    steps_per_epoch = len(plan_epoch(*prepare(config).pairs.lengths, 500, config.train.seed, 0))
+    steps_left, time_left = 2 * steps_per_epoch - 5, line_of(report, "time")
+    assert f"for {steps_left} steps, until train.max_epochs = 2," in time_left
+    assert tqdm.format_interval(steps_left * seconds) in time_left
+    assert 0.1 < float(line_of(report, "memory").split()[1]) < 64
+    finished = tiny_config(corpus_dir, **{**limits, "train__max_steps": 5})
+    assert "for 0 steps, until train.max_steps = 5" in dry_run(finished, tmp_path / "run")
+
+
+def test_a_limit_in_minutes(corpus_dir, tmp_path, taken_steps):
+    """It is as many steps as fit into it."""
+    config = tiny_config(corpus_dir, train__max_minutes=7.0, train__max_steps=1000)
+    time_left = line_of(dry_run(config, tmp_path / "run"), "time")
+    steps_left = int(7 * 60 / seconds_per_step(config))
+    assert f"for {steps_left} steps, until train.max_minutes = 7," in time_left
+
+
+def test_an_epoch_of_one_step(corpus_dir, tmp_path, taken_steps):
+    """Its only step is timed, without warm-up."""
+    changes = {"data__train": "train[:900]", "train__batch_tokens": 20_000, "train__max_steps": 9}
+    report = dry_run(tiny_config(corpus_dir, **changes), tmp_path / "run")
+    assert taken_steps == [1] and "(1 steps on cpu" in report

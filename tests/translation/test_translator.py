@@ -1,0 +1,215 @@
+"""The translator by hand: limits, splitting, batches and scores, with a model not trained."""
+
+import math
+from collections import Counter
+from itertools import count, islice
+
+import pytest
+import torch
+from torch import Tensor
+
+from transformer_mt.config import ModelConfig, VocabConfig
+from transformer_mt.errors import ConfigError
+from transformer_mt.model.transformer import Transformer
+from transformer_mt.text.vocabulary import EOS_ID, PAD_ID, Vocabulary, train_vocabulary
+from transformer_mt.translation import translator as translator_module
+from transformer_mt.translation.options import SearchOptions
+from transformer_mt.translation.translator import Translation, Translator
+
+LETTERS = "abcdefghijklmnopqrstuvwxyz.,;!"
+
+
+@pytest.fixture(scope="module")
+def vocab() -> Vocabulary:
+    """Gives a vocabulary whose pieces are characters, spaces included."""
+    return train_vocabulary([Counter({LETTERS: 1})], VocabConfig(kind="char", size=40))
+
+
+class RecordingModel(Transformer):
+    """A random model that records what it is asked to translate, and may be made never to end.
+
+    Attributes:
+        batches: Source ids of each batch, without padding and end marks.
+        was_training: For each batch, whether the model was in training mode.
+    """
+
+    def __init__(self, vocab: Vocabulary, ends: bool = True) -> None:
+        torch.manual_seed(5)
+        layers = {"encoder_layers": 1, "decoder_layers": 1, "norm": "pre"}
+        config = ModelConfig(d_model=16, d_ff=32, n_heads=2, **layers)
+        super().__init__(config, vocab.src_size, vocab.tgt_size, PAD_ID)
+        for parameter in self.parameters():
+            parameter.data.mul_(3.0)
+        self.ends = ends
+        self.batches: list[list[list[int]]] = []
+        self.was_training: list[bool] = []
+
+    def begin_decoding(self, src: Tensor, max_length: int) -> object:
+        self.batches.append([[i for i in row if i not in (PAD_ID, EOS_ID)] for row in src.tolist()])
+        self.was_training.append(self.training)
+        return super().begin_decoding(src, max_length)
+
+    def next_logits(self, ids: Tensor, state: object) -> Tensor:
+        logits = super().next_logits(ids, state)
+        return logits if self.ends else logits.index_fill(-1, torch.tensor([EOS_ID]), -math.inf)
+
+    @property
+    def sources(self) -> list[list[int]]:
+        """All sources, in the order in which they were translated."""
+        return [row for batch in self.batches for row in batch]
+
+
+def build_translator(vocab: Vocabulary, options: SearchOptions, max_length: int = 50) -> Translator:
+    return Translator(RecordingModel(vocab), vocab, max_length, options)
+
+
+def texts(vocab: Vocabulary, rows: list[list[int]]) -> list[str]:
+    return [vocab.decode_tgt(row) for row in rows]
+
+
+@pytest.mark.parametrize(
+    "options", [SearchOptions(1), SearchOptions(1, with_scores=True), SearchOptions(4)]
+)
+def test_output_is_at_most_fifty_pieces_longer(vocab, monkeypatch, options):
+    """A model that never ends gives exactly the source's pieces + 50, for each line.
+
+    Sabotage: allow 40 or 51; take the limit of the longest line for all.
+    """
+    monkeypatch.setattr(Vocabulary, "decode_tgt", lambda self, ids: " ".join(map(str, ids)))
+    lines = ["a", "bcdef", "abcdefghijkl"]
+    model = RecordingModel(vocab, ends=False)
+    outputs = Translator(model, vocab, 100, options).translate(lines)
+    pieces = [len(row) for row in vocab.encode_src(lines)]
+    assert [len(text.split()) for text in outputs] == [count + 50 for count in pieces]
+
+
+@pytest.mark.parametrize(
+    ("line", "parts"),
+    [
+        ("abcdefghijk", ["abcdefghijk"]),  # twelve pieces with the space before it
+        ("ab cd. ef gh ij", ["ab cd.", "ef gh ij"]),
+        ("ab cd! ef gh ij", ["ab cd!", "ef gh ij"]),
+        ("ab cd, ef gh ij", ["ab cd,", "ef gh ij"]),
+        ("ab. cd, ef gh", ["ab.", "cd, ef gh"]),  # a sentence before a later clause
+        ("ab. cd. ef gh", ["ab. cd.", "ef gh"]),  # the last of several
+        ("a. bcd efg hijk", ["a. bcd efg", "hijk"]),  # a mark in the first quarter is ignored
+        ("a, bcd efg hijk", ["a, bcd efg", "hijk"]),
+        ("abcdefghijk lm", ["abcdefghijk", "lm"]),  # a word that ends at the limit
+        ("abc.def ghi jklm", ["abc.def ghi", "jklm"]),  # no space after the mark
+        ("abcdefghijklmn", ["abcdefghijk", "lmn"]),  # within a word, if there is no other way
+        ("ab cd ef gh ij kl mn op qr", ["ab cd ef gh", "ij kl mn op", "qr"]),
+    ],
+)
+def test_where_a_long_line_is_split(vocab, line, parts):
+    """At most twelve pieces each, after a sentence, a clause or a word; no piece is lost.
+
+    Sabotage: cut after `max_length` pieces, wherever that is.
+    """
+    model = RecordingModel(vocab)
+    translator = Translator(model, vocab, 12, SearchOptions(batch_tokens=1))
+    translator.translate_chunk(["", line])
+    [ids] = vocab.encode_src([line])
+    sources = sorted(model.sources, key=lambda row: line.index(vocab.decode_tgt(row)))
+    assert texts(vocab, sources) == parts
+    assert sum(sources, []) == ids and max(map(len, sources)) <= 12
+    assert translator.lines_split == (len(parts) > 1)
+
+
+def test_a_split_line_joins_its_parts(vocab):
+    """For each rank the texts are joined by a space and the scores summed; progress counts lines.
+
+    Sabotage: average the scores; count the parts.
+    """
+    options = SearchOptions(3, with_scores=True)
+    lines = ["kl", "", "ab cd. ef gh ij", "mno", "  ", "ab cd. ef gh ij"]
+    advances: list[int] = []
+    translator = build_translator(vocab, options, max_length=12)
+    translations = translator.translate_chunk(lines, advances.append)
+    assert all(len(ranked) == 3 for ranked in translations)
+    first_part, second_part, short = (
+        build_translator(vocab, options, max_length=12).translate_chunk([part])[0]
+        for part in ("ab cd.", "ef gh ij", "kl")
+    )
+    for rank in range(3):
+        first, second = first_part[rank], second_part[rank]
+        assert translations[0][rank].text == short[rank].text
+        for line in (2, 5):
+            joined = " ".join(text for text in (first.text, second.text) if text)
+            assert translations[line][rank].text == joined
+            total = first.score + second.score
+            assert translations[line][rank].score == pytest.approx(total, abs=1e-4)
+        assert translations[1][rank] == translations[4][rank] == Translation("", 0)
+    assert first.score < 0 and translator.lines_split == 2
+    assert sum(advances) == len(lines) and min(advances) >= 0
+
+
+def test_batches_by_hand(vocab):
+    """Longest first, `batch_tokens` over length and beam size, a short line counting as eight.
+
+    Sabotage: leave the end mark or the beam size out of the length.
+    """
+    lines = ["b" * 2, "a", "c" * 3, "e" * 20, "d" * 9]  # the space before each is a piece too
+    expected = {
+        1: [["e" * 20, "d" * 9], ["ccc", "bb", "a"]],
+        2: [["e" * 20], ["d" * 9, "ccc"], ["bb", "a"]],
+    }
+
+    def batches(lines: list[str], beam_size: int, batch_tokens: int) -> list[list[str]]:
+        translator = build_translator(vocab, SearchOptions(beam_size, batch_tokens=batch_tokens))
+        translator.translate_chunk(lines)
+        return [texts(vocab, batch) for batch in translator.model.batches]
+
+    for beam_size in (1, 2):
+        assert batches(lines, beam_size, 48) == expected[beam_size]
+        # 23 positions with the end mark, times the beam size: one less and one line fits.
+        long_lines = ["e" * 21, "f" * 21]
+        assert len(batches(long_lines, beam_size, 46 * beam_size)) == 1
+        assert len(batches(long_lines, beam_size, 46 * beam_size - 1)) == 2
+        assert batches(["a", "b", "c"], beam_size, 16 * beam_size) == [["a", "b"], ["c"]]
+
+
+def test_the_mode_of_the_model_is_restored(vocab):
+    """Translation is without dropout; training goes on with it."""
+    for training in (True, False):
+        model = RecordingModel(vocab).train(training)
+        list(Translator(model, vocab, 50).translate(["ab"]))
+        assert model.training == training and model.was_training == [False]
+
+
+def test_lines_are_read_a_chunk_at_a_time(vocab, monkeypatch):
+    """A translation is given before the next chunk is read, so input may be without end."""
+    monkeypatch.setattr(translator_module, "CHUNK_LINES", 3)
+    read: list[int] = []
+    lines = ("ab" for number in count() if not read.append(number))
+    translator = build_translator(vocab, SearchOptions())
+    assert len(list(islice(translator.translate(lines), 4))) == 4 and len(read) == 6
+
+
+def test_when_there_are_scores(vocab):
+    """A beam size of 1 gives them if asked to; greedy search alone does not."""
+
+    def translate(options: SearchOptions) -> list[Translation]:
+        return build_translator(vocab, options).translate_chunk(["abc"])[0]
+
+    [greedy] = translate(SearchOptions())
+    [scored] = translate(SearchOptions(1, with_scores=True))
+    assert math.isnan(greedy.score) and scored.score < 0 and scored.text == greedy.text
+    beam = translate(SearchOptions(2))
+    assert beam[0].score >= scored.score - 1e-5 and len(beam) == 2
+    unpenalised = translate(SearchOptions(2, length_penalty=0.0))
+    assert unpenalised[0].score != pytest.approx(beam[0].score)
+
+
+def test_the_score_is_printed_with_four_digits():
+    """Before the text, with a tab between them."""
+    assert Translation("x y", -1.23456).format(True) == "-1.2346\tx y"
+    assert Translation("x y", -1.23456).format(False) == "x y"
+
+
+def test_limits_of_the_beam_size(vocab):
+    """From 1 to half the vocabulary; the message gives the bound."""
+    half = vocab.tgt_size // 2
+    assert build_translator(vocab, SearchOptions(half)).options.beam_size == half
+    for size in (0, half + 1):
+        with pytest.raises(ConfigError, match=f"beam size {size}: choose 1 to {half}"):
+            build_translator(vocab, SearchOptions(size))
