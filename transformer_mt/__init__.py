@@ -17,14 +17,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from transformer_mt.translation.options import DEFAULT_LOAD, LoadOptions
-from transformer_mt.version import __version__
+from transformer_mt.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from transformer_mt.translation.forced_decoding import PairAttention
     from transformer_mt.translation.translation_model import TranslationModel
     from transformer_mt.translation.translator import Translation
 
-__all__ = ["PairAttention", "Translation", "TranslationModel", "__version__", "load"]
+__all__ = ["PairAttention", "Translation", "TranslationModel", "load"]
 
 _LAZY = {
     "PairAttention": "transformer_mt.translation.forced_decoding",

@@ -298,9 +298,8 @@ def evaluate(
         save=save,
     )
     print(json.dumps(report.to_dict()) if json_ else report.format(samples))
-    logger.info(
-        f"{len(report.pairs)} sentences in {report.system.seconds:.1f} s with {report.system.name}"
-    )
+    if seconds := report.system.seconds:
+        logger.info(f"{len(report.pairs)} sentences in {seconds:.1f} s with {report.system.name}")
 
 
 @app.command()

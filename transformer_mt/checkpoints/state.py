@@ -32,7 +32,7 @@ _FORMAT_1_PROGRESS = {
 
 @dataclass(frozen=True)
 class Progress:
-    """Where a run stands, weights and optimizer apart.
+    """Progress of a run: step, epoch, best score. Weights and optimizer are stored as tensors.
 
     Attributes:
         step: Optimizer steps taken, skipped ones included.
