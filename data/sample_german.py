@@ -179,9 +179,8 @@ def _standard(clause: Clause) -> str:
     return f"{'wie' if predicate.equal else 'als'} {nominal(predicate.standard, NOM)}"
 
 
-def _middle(clause: Clause) -> list[tuple[str, str]]:
-    """Orders the parts between the two halves of the verb, each with its role."""
-    parts = [("subject", nominal(clause.subject, NOM))]
+def _objects(clause: Clause) -> tuple[list[tuple[str, str]], ...]:
+    """Groups the objects by where they stand: pronouns, definite phrases, the others."""
     pronouns, definite, rest = [], [], []
     for role, case, phrase in (("dative", DAT, clause.dative), ("direct", ACC, clause.direct)):
         if phrase is None:
@@ -193,7 +192,13 @@ def _middle(clause: Clause) -> list[tuple[str, str]]:
             definite.append(part)
         else:
             rest.append(part)
-    parts += pronouns
+    return pronouns, definite, rest
+
+
+def _middle(clause: Clause) -> list[tuple[str, str]]:
+    """Orders the parts between the two halves of the verb, each with its role."""
+    pronouns, definite, rest = _objects(clause)
+    parts = [("subject", nominal(clause.subject, NOM)), *pronouns]
     if clause.time:
         parts.append(("time", clause.time.de))
     parts += definite

@@ -286,3 +286,15 @@ def test_types_are_part_of_the_package():
     root = Path(transformer_mt.__file__).parent
     assert (root / "py.typed").exists()
     assert 'transformer_mt = ["py.typed"]' in (root.parent / "pyproject.toml").read_text()
+
+
+def test_a_string_is_not_a_list_of_lines(model):
+    """Its characters would be translated one by one."""
+    calls = [
+        lambda: model.translate("abc"),
+        lambda: model.n_best("abc", n=1),
+        lambda: model.score("abc", "abc"),
+    ]
+    for call in calls:
+        with pytest.raises(TypeError, match=r"pass a list of lines, such as \[line\]"):
+            call()

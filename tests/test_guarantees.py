@@ -305,7 +305,7 @@ def test_guarantee_6_a_save_that_fails_in_the_middle_only_warns(
     assert failed[0] == 5 and [p.name for p in list_checkpoints(tmp_path / "run")] == [
         "step-00000015"
     ]
-    assert "No space left on device; training goes on" in caplog.text
+    assert "No space left on device; training continues" in caplog.text
     with pytest.raises(CheckpointError, match="No space left"):
         train(tiny_config(corpus_dir, train__max_steps=10), tmp_path / "other")
 

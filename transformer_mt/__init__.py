@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from transformer_mt.translation.options import DEFAULT_LOAD, LoadOptions
+from transformer_mt.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from transformer_mt.translation.forced_decoding import PairAttention
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
     from transformer_mt.translation.translator import Translation
 
 __all__ = ["PairAttention", "Translation", "TranslationModel", "load"]
-
-__version__ = "0.1.0"
 
 _LAZY = {
     "PairAttention": "transformer_mt.translation.forced_decoding",

@@ -1,6 +1,6 @@
 """The command line: parse, call, print, exit code. No logic.
 
-Commands import what they need themselves: torch takes seconds to import, and --help shall not.
+Commands import what they need themselves: torch takes seconds to import, and --help must not.
 """
 
 import json
@@ -12,7 +12,6 @@ from typing import Annotated
 
 import typer
 
-from transformer_mt import __version__
 from transformer_mt.errors import ConfigError, Interrupted, TransformerMTError
 from transformer_mt.system.process_settings import exit_on_closed_stdout, limit_kernel_caches
 from transformer_mt.system.streams import require_input
@@ -22,6 +21,7 @@ from transformer_mt.translation.options import (
     LoadOptions,
     SearchOptions,
 )
+from transformer_mt.version import __version__
 
 logger = logging.getLogger(__name__)
 
@@ -298,9 +298,8 @@ def evaluate(
         save=save,
     )
     print(json.dumps(report.to_dict()) if json_ else report.format(samples))
-    logger.info(
-        f"{len(report.pairs)} sentences in {report.system.seconds:.1f} s with {report.system.name}"
-    )
+    if seconds := report.system.seconds:
+        logger.info(f"{len(report.pairs)} sentences in {seconds:.1f} s with {report.system.name}")
 
 
 @app.command()

@@ -86,7 +86,7 @@ class DataConfig(Section):
     src_lang: Annotated[str, OnChange.SHAPES_CORPUS] = "de"
     tgt_lang: Annotated[str, OnChange.SHAPES_CORPUS] = "en"
     max_length: Annotated[int, Field(ge=1), OnChange.SHAPES_CORPUS] = 256
-    """Pieces per side, without end marks; longer training pairs are dropped."""
+    """Pieces per side, without EOS; longer training pairs are dropped."""
     max_length_ratio: Annotated[float, Field(ge=0), OnChange.SHAPES_CORPUS] = 0.0
     """Limit on pieces of the longer side over pieces of the shorter. 0 is no limit."""
     drop_duplicates: Annotated[bool, OnChange.SHAPES_CORPUS] = False
@@ -241,7 +241,7 @@ class Config(Section):
         if self.train.micro_batch_tokens <= self.data.max_length:
             mistakes.append(
                 f"train.micro_batch_tokens = {self.train.micro_batch_tokens} cannot hold a pair of"
-                f" data.max_length = {self.data.max_length} pieces and its end mark:"
+                f" data.max_length = {self.data.max_length} pieces and EOS:"
                 " raise the former or lower the latter"
             )
         if self.data.src_lang == self.data.tgt_lang:

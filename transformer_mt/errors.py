@@ -1,19 +1,19 @@
-"""Every error a user can cause, in one tree.
+"""Every error that a user can cause, in one tree.
 
     TransformerMTError        one line on stderr, exit code 2
     ├── ConfigError           a key, a value or a combination of values
     ├── DataError             a corpus, a text file or a vocabulary
     ├── CheckpointError       a run or checkpoint directory
-    ├── DeviceError           hardware that was asked for and is not there, or is too small
-    └── TrainingError         a run that cannot go on (numbers that are no numbers)
-    Interrupted               SIGINT or SIGTERM, after the work was saved; exit 130 or 143
+    ├── DeviceError           a device, precision or amount of memory that is not available
+    └── TrainingError         a run that cannot continue, since its gradients stay non-finite
+    Interrupted               SIGINT or SIGTERM, after the work was saved; exit code 130 or 143
 
-Anything else that reaches the user is a bug of this program.
+Any other exception that reaches the user is a bug of this program.
 """
 
 
 class TransformerMTError(Exception):
-    """A mistake the user can mend: the message names the culprit and says what to do."""
+    """An error that the user can correct; the message names its cause and says what to do."""
 
 
 class ConfigError(TransformerMTError):
@@ -29,18 +29,18 @@ class CheckpointError(TransformerMTError):
 
 
 class DeviceError(TransformerMTError):
-    """A device or precision that this machine does not have."""
+    """A device, precision or amount of memory that this machine does not have."""
 
 
 class TrainingError(TransformerMTError):
-    """A training run that cannot go on."""
+    """A training run that cannot continue."""
 
 
 class Interrupted(Exception):
-    """A signal asked the program to stop, and everything worth keeping has been kept.
+    """A signal ended the program after everything worth keeping was saved.
 
     Args:
-        signum: Number of the signal; the exit code is 128 more, as shells have it.
+        signum: Number of the signal; the exit code is 128 more, as in a shell.
     """
 
     def __init__(self, signum: int) -> None:

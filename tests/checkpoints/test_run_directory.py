@@ -41,7 +41,7 @@ def test_the_newest_and_the_best_are_kept(tmp_path, keep_last, best, kept):
         save_step(tmp_path, step)
     (tmp_path / ".step-00000007.partial").mkdir()
     for _ in range(2):  # pruning again changes nothing
-        prune(tmp_path, keep_last, best)
+        prune(tmp_path, 6, keep_last, best)
         assert saved_steps(tmp_path) == kept
         assert {path.name[:4] for path in tmp_path.iterdir()} == {"step"}
         for age, path in enumerate(list_checkpoints(tmp_path)):
@@ -99,3 +99,17 @@ def test_only_checkpoints_are_listed(tmp_path):
     for name, reason in reasons.items():
         with pytest.raises(CheckpointError, match=f"{name}: {reason}"):
             find_checkpoint(tmp_path / name)
+
+
+def test_damaged_checkpoints_do_not_disturb_pruning(tmp_path, caplog):
+    """Later ones, before which the run was resumed, do not count; a damaged manifest is a warning.
+
+    Sabotage: count all checkpoints; let the error of the manifest out.
+    """
+    for step in range(1, 7):
+        save_step(tmp_path, step)
+    (tmp_path / "step-00000002" / "manifest.json").write_bytes(b"")
+    prune(tmp_path, 4, 3, 0)
+    assert saved_steps(tmp_path) == [6, 5, 4, 3, 2]
+    [warning] = caplog.messages
+    assert "step-00000002" in warning and "damaged" in warning

@@ -42,7 +42,7 @@ def test_scores(texts):
     scores = score_all(result.system.lines, result.pairs.tgt, ter=True)
     assert result.scores == scores and len(scores) == 3
     values = result.to_dict()
-    assert values["sentences"] == 12 and values["checkpoint"] == str(texts / "hyp")
+    assert values["sentences"] == 12 and values["hypotheses"] == str(texts / "hyp")
     for score in scores:
         assert values[score.name] == score.value
         assert values[f"{score.name}_signature"] == score.signature

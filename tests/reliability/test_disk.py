@@ -45,7 +45,7 @@ def run_on_disk(config: Path, size: str, script: str) -> subprocess.CompletedPro
 
 
 def test_a_full_disk(config):
-    """Periodic saves warn and training goes on; the last one fails with exit code 2, by name.
+    """Periodic saves warn and training continues; the last one fails with exit code 2, by name.
 
     What was saved before the disk was full is still there and good. Sabotage: let a failed save
     leave its partial directory.
@@ -53,7 +53,7 @@ def test_a_full_disk(config):
     # A checkpoint has about 900 kB: two fit, and the third does not.
     done = run_on_disk(config, "2500k", "CODE=0; TRAIN || CODE=$?")
     assert done.returncode == 2, done.stderr
-    assert "training goes on" in done.stderr and "Traceback" not in done.stderr
+    assert "training continues" in done.stderr and "Traceback" not in done.stderr
     last = done.stderr.splitlines()[-1]
     assert last.startswith("error: ") and "cannot save step 60" in last
     kept = config.parent / "kept"
@@ -88,6 +88,6 @@ def test_a_folder_that_becomes_read_only(config):
     done = run_on_disk(config, "40m", script)
     assert done.returncode == 2, done.stderr
     assert "Traceback" not in done.stderr and "Read-only file system" in done.stderr
-    assert "training goes on" in done.stderr
+    assert "training continues" in done.stderr
     assert done.stderr.splitlines()[-1].startswith("error: ")
     assert load_newest(config.parent / "kept").progress.step >= 5

@@ -68,7 +68,9 @@ def test_devices(monkeypatch):
 @pytest.mark.parametrize("bf16", [True, False])
 def test_precisions(monkeypatch, bf16):
     """`auto` is bf16 where supported, and what a resumed run recorded."""
-    monkeypatch.setattr("transformer_mt.system.device.cpu_supports_bf16", lambda: bf16)
+    monkeypatch.setattr(
+        "transformer_mt.system.device.cpu_bf16_instructions", lambda: ["AMX"] * bf16
+    )
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: bf16)
     assert choose_precision("auto", CPU, None) == ("bf16" if bf16 else "fp32")
     assert choose_precision("auto", CUDA, None) == ("bf16" if bf16 else "fp16")

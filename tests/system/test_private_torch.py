@@ -21,15 +21,16 @@ def test_onednn_needs_both_operators(monkeypatch, name):
 
 
 def test_bf16_support_of_the_cpu(monkeypatch):
-    """One kind of instruction suffices; without the checks there is no support."""
+    """The kinds of instructions are named; without the checks there are none."""
     names = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
     for answers in ((True, False), (False, True), (False, False)):
         for name, answer in zip(names, answers, strict=True):
             monkeypatch.setattr(torch.cpu, name, lambda answer=answer: answer)
-        assert private_torch.cpu_supports_bf16() == any(answers)
+        kinds = zip(("AVX512_BF16", "AMX"), answers, strict=True)
+        assert private_torch.cpu_bf16_instructions() == [kind for kind, answer in kinds if answer]
     for name in names:
         monkeypatch.delattr(torch.cpu, name)
-    assert not private_torch.cpu_supports_bf16()
+    assert not private_torch.cpu_bf16_instructions()
 
 
 @pytest.mark.parametrize("available", [True, False])

@@ -64,7 +64,7 @@ def test_sizes_are_those_of_the_plan(corpus_dir, tmp_path):
     config = tiny_config(corpus_dir)
     report = dry_run(config, tmp_path / "run")
     src, tgt = prepare(config).pairs.lengths
-    assert f"{src.sum()} source and {tgt.sum()} target tokens, end marks included" in report
+    assert f"{src.sum()} source and {tgt.sum()} target tokens, EOS included" in report
     steps = plan_epoch(src, tgt, 500, config.train.seed, 0)
     micro_batches = [m for step in steps for m in cut_micro_batches(step, src, tgt, 600)]
     positions = sum(len(m) * int(src[m].max() + tgt[m].max()) for m in micro_batches)

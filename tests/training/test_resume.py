@@ -4,6 +4,8 @@ import json
 import os
 import shutil
 import signal
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,8 +15,9 @@ from conftest import tiny_config
 from transformer_mt.checkpoints.checkpoint import load_checkpoint
 from transformer_mt.checkpoints.run_directory import list_checkpoints, load_newest
 from transformer_mt.errors import CheckpointError, Interrupted
+from transformer_mt.training import trainer as trainer_module
 from transformer_mt.training.engine import Engine
-from transformer_mt.training.run import train
+from transformer_mt.training.run import build_trainer, train
 from transformer_mt.training.trainer import Trainer
 
 
@@ -140,3 +143,38 @@ def test_moved_text_is_the_same_and_changed_text_is_refused(corpus_dir, tmp_path
         with pytest.raises(CheckpointError, match=f"run: the {name} text has changed"):
             train(config, tmp_path / "run")
         (moved / f"{split}.en").write_text(text)
+
+
+def test_training_in_a_thread(corpus_dir, tmp_path):
+    """Python allows signal handlers in the main thread alone; training needs none."""
+    config = tiny_config(corpus_dir, train__max_steps=2)
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(train, config, tmp_path / "run").result().step == 2
+
+
+def test_a_failed_save_waits_for_the_next(corpus_dir, tmp_path, monkeypatch, caplog):
+    """A full disk is written to once per interval, not at every step.
+
+    Sabotage: note the time of a save only when it succeeds.
+    """
+    monkeypatch.setattr(trainer_module, "save_checkpoint", no_space)
+    config = tiny_config(corpus_dir, train__save_every=1000, train__save_every_minutes=10.0)
+    trainer = build_trainer(config, tmp_path)
+    trainer.progress = replace(trainer.progress, step=1)
+    trainer._saved_at -= 600
+    for _ in range(3):
+        if trainer._save_is_due():
+            trainer._save()
+    assert len(caplog.messages) == 1
+
+
+def test_a_prune_that_fails_is_not_a_failed_save(corpus_dir, tmp_path, monkeypatch, caplog):
+    """It is a warning, also at the end of training."""
+    monkeypatch.setattr(trainer_module, "prune", no_space)
+    train(tiny_config(corpus_dir, train__max_steps=2), tmp_path / "run")
+    assert load_newest(tmp_path / "run").progress.step == 2
+    assert "cannot delete: No space left on device" in caplog.text
+
+
+def no_space(*arguments: object) -> None:
+    raise OSError(28, "No space left on device")

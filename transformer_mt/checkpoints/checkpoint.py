@@ -13,6 +13,7 @@ Nothing in it is ever unpickled, and nothing half-written is ever loaded.
 """
 
 import errno
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -128,12 +129,14 @@ def save_checkpoint(
     """
     try:
         with atomic_directory(path) as folder:
-            for name, content in tensors.items():
-                contiguous = {key: tensor.contiguous() for key, tensor in content.items()}
-                safetensors.torch.save_file(contiguous, folder / name)
             (folder / STATE).write_bytes(state.to_json())
             (folder / CONFIG).write_bytes(canonical_json(config.model_dump(mode="json")))
             vocab.save(folder)
+            for name, content in tensors.items():
+                contiguous = {key: tensor.contiguous() for key, tensor in content.items()}
+                safetensors.torch.save_file(contiguous, folder / name)
+                # safetensors lets only the owner read its files, whatever the umask.
+                shutil.copymode(folder / STATE, folder / name)
             write_manifest(folder, {file.name: sha256(file) for file in folder.iterdir()})
     except safetensors.SafetensorError as error:  # what safetensors raises for a full disk
         raise OSError(errno.EIO, _one_line(error), str(path)) from error

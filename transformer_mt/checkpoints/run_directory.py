@@ -72,21 +72,37 @@ def find_checkpoint(path: Path) -> Checkpoint:
         return newest
 
 
-def prune(run_dir: Path, keep_last: int, best_step: int) -> None:
+def prune(run_dir: Path, saved_step: int, keep_last: int, best_step: int) -> None:
     """Deletes all but the newest checkpoints and the best, and moments that no resume will need.
 
     Args:
         run_dir: The run.
+        saved_step: Step of the newest checkpoint. Later ones cannot be used, since the run was
+            resumed before them: they are left alone, and do not count.
         keep_last: How many of the newest checkpoints to keep.
         best_step: Step of the checkpoint to keep in any case.
+
+    Raises:
+        OSError: If something cannot be deleted.
     """
     for leftover in run_dir.glob(".step-*.partial"):
         shutil.rmtree(leftover)
-    for age, path in enumerate(list_checkpoints(run_dir)):
+    paths = list_checkpoints(run_dir)
+    newest = paths.index(checkpoint_path(run_dir, saved_step))
+    for age, path in enumerate(paths[newest:]):
         if age >= keep_last and path != checkpoint_path(run_dir, best_step):
             delete_directory(path)
         elif age >= RESUMABLE_CHECKPOINTS and (path / TRAINING).exists():
-            files = read_manifest(path)
-            files.pop(TRAINING, None)
-            write_manifest(path, files)
-            (path / TRAINING).unlink()
+            _drop_moments(path)
+
+
+def _drop_moments(path: Path) -> None:
+    """Deletes the optimizer's moments from a checkpoint; leaves a damaged one as it is."""
+    try:
+        files = read_manifest(path)
+    except CheckpointError as error:
+        logger.warning("%s", error)
+        return
+    files.pop(TRAINING, None)
+    write_manifest(path, files)
+    (path / TRAINING).unlink()

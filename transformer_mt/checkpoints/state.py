@@ -32,7 +32,7 @@ _FORMAT_1_PROGRESS = {
 
 @dataclass(frozen=True)
 class Progress:
-    """Where a run stands, weights and optimizer apart.
+    """Progress of a run: step, epoch, best score. Weights and optimizer are stored as tensors.
 
     Attributes:
         step: Optimizer steps taken, skipped ones included.
@@ -108,11 +108,17 @@ def parse_state(values: Any, path: Path) -> RunState:
         upgraded = _upgrade(values) if version == 1 else values
         return TypeAdapter(RunState).validate_json(canonical_json(upgraded), strict=True)
     except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(map(str, first["loc"])) or "the whole file"
-        raise CheckpointError(f"{path}: {key}: {first['msg']}") from None
+        raise CheckpointError(f"{path}: {_describe(error)}") from None
     except (KeyError, AttributeError) as error:
         raise CheckpointError(f"{path}: not a training state ({error})") from None
+
+
+def _describe(error: ValidationError) -> str:
+    first = error.errors()[0]
+    key = ".".join(map(str, first["loc"])) or "the whole file"
+    if first["type"] == "extra_forbidden":
+        return f"{key} is unknown to this version; use a newer transformer-mt"
+    return f"{key}: {first['msg']}"
 
 
 def _upgrade(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from transformer_mt.model.likelihood import token_log_probabilities
-from transformer_mt.model.transformer import Transformer
+from transformer_mt.model.transformer import Transformer, evaluation_mode
 from transformer_mt.text.batching import cut_micro_batches
 from transformer_mt.text.encoded_pairs import EncodedPairs
 from transformer_mt.text.vocabulary import PAD_ID
@@ -22,21 +22,19 @@ def mean_nll(model: Transformer, pairs: EncodedPairs, micro_batch_tokens: int) -
         micro_batch_tokens: Padded positions computed at once, unless a single pair has more.
 
     Returns:
-        Nats per target token, end marks included.
+        Nats per target token, EOS included.
     """
-    was_training, device = model.training, model.device
-    model.eval()
     src_lengths, tgt_lengths = pairs.lengths
     order = np.lexsort((src_lengths, tgt_lengths))
     limit = max(micro_batch_tokens, int(src_lengths.max()), int(tgt_lengths.max()))
-    total = torch.zeros((), dtype=torch.float64, device=device)
-    for indices in cut_micro_batches(order, src_lengths, tgt_lengths, limit):
-        batch = pairs.batch(indices).to(device)
-        log_probabilities = token_log_probabilities(
-            model, batch.src, batch.tgt_in, batch.tgt_out, PAD_ID
-        )  # (B, T)
-        total -= log_probabilities[batch.tgt_out != PAD_ID].sum()
-    model.train(was_training)
+    total = torch.zeros((), dtype=torch.float64, device=model.device)
+    with evaluation_mode(model):
+        for indices in cut_micro_batches(order, src_lengths, tgt_lengths, limit):
+            batch = pairs.batch(indices).to(model.device)
+            log_probabilities = token_log_probabilities(
+                model, batch.src, batch.tgt_in, batch.tgt_out, PAD_ID
+            )  # (B, T)
+            total -= log_probabilities[batch.tgt_out != PAD_ID].sum()
     return float(total) / int(tgt_lengths.sum())
 
 

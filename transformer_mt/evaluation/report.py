@@ -39,10 +39,13 @@ class EvaluationReport:
 
     def to_dict(self) -> dict[str, object]:
         """Gives the values and signatures for JSON."""
-        result: dict[str, object] = {"sentences": len(self.pairs), "beam_size": self.beam_size}
+        result: dict[str, object] = {"sentences": len(self.pairs)}
         for score in self.scores:
             result |= {score.name: score.value, f"{score.name}_signature": score.signature}
-        result |= {"seconds": round(self.system.seconds, 3), "checkpoint": self.system.name}
+        if self.system.seconds:
+            seconds = round(self.system.seconds, 3)
+            result |= {"beam_size": self.beam_size, "seconds": seconds}
+        result |= {"checkpoint" if self.system.seconds else "hypotheses": self.system.name}
         if self.baseline and self.comparison:
             result |= {"baseline": self.baseline.name, **asdict(self.comparison)}
         return result

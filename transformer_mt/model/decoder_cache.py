@@ -83,7 +83,7 @@ class DecoderState:
 
     Attributes:
         layers: Cached keys and values of each layer.
-        memory_mask: Real source positions, (B, 1, 1, S).
+        memory_mask: Source positions that are not padding, (B, 1, 1, S).
         position: Index of the next target position; those before it are cached.
     """
 

@@ -15,8 +15,8 @@ def token_log_probabilities(
     Args:
         model: In evaluation mode, or dropout acts.
         src: Source ids, padded, (B, S).
-        tgt_in: Begin mark and target ids, padded, (B, T).
-        tgt_out: Target ids and end mark, padded, (B, T).
+        tgt_in: BOS and target ids, padded, (B, T).
+        tgt_out: Target ids and EOS, padded, (B, T).
         pad_id: Id of padding.
 
     Returns:

@@ -96,7 +96,7 @@ class CrossAttention(nn.Module):
             x: Target vectors, (B, T, D).
             keys: From `project_memory`, (B, H, S, K).
             values: From `project_memory`, (B, H, S, K).
-            mask: Real source positions, (B, 1, 1, S).
+            mask: Source positions that are not padding, (B, 1, 1, S).
 
         Returns:
             Output, (B, T, D).

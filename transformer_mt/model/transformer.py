@@ -10,7 +10,8 @@ Reference: Vaswani et al. 2017, Attention Is All You Need, section 3.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
@@ -37,6 +38,17 @@ class AttentionWeights:
     encoder: list[Tensor]
     decoder: list[Tensor]
     cross: list[Tensor]
+
+
+@contextmanager
+def evaluation_mode(model: nn.Module) -> Iterator[None]:
+    """Puts a model into evaluation mode, without dropout, and restores its mode afterwards."""
+    was_training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(was_training)
 
 
 def sinusoid(positions: Tensor, d_model: int) -> Tensor:
@@ -128,7 +140,7 @@ class DecoderLayer(nn.Module):
         Args:
             x: Target vectors, (B, T, D).
             memory: The encoder's output, (B, S, D).
-            memory_mask: Real source positions, (B, 1, 1, S).
+            memory_mask: Source positions that are not padding, (B, 1, 1, S).
 
         Returns:
             Target vectors, (B, T, D).
@@ -226,7 +238,7 @@ class Transformer(nn.Module):
 
         Args:
             src: Source ids, padded, (B, S).
-            tgt_in: Begin mark and target ids, padded, (B, T).
+            tgt_in: BOS and target ids, padded, (B, T).
 
         Returns:
             Logits, (B, T, V).
@@ -238,7 +250,7 @@ class Transformer(nn.Module):
 
         Args:
             src: Source ids, padded, (B, S).
-            tgt_in: Begin mark and target ids, padded, (B, T).
+            tgt_in: BOS and target ids, padded, (B, T).
 
         Returns:
             Decoder output, (B, T, D).
@@ -246,7 +258,7 @@ class Transformer(nn.Module):
         return self._decoder_output(tgt_in, self.encode(src), self.src_mask(src))
 
     def src_mask(self, src: Tensor) -> Tensor:
-        """Marks real source positions, (B, S) to (B, 1, 1, S)."""
+        """Marks source positions that are not padding, (B, S) to (B, 1, 1, S)."""
         return (src != self.pad_id)[:, None, None, :]
 
     def encode(self, src: Tensor) -> Tensor:
@@ -262,9 +274,9 @@ class Transformer(nn.Module):
         """Computes the logits of every target position.
 
         Args:
-            tgt_in: Begin mark and target ids, padded, (B, T).
+            tgt_in: BOS and target ids, padded, (B, T).
             memory: The encoder's output, (B, S, D).
-            memory_mask: Real source positions, (B, 1, 1, S).
+            memory_mask: Source positions that are not padding, (B, 1, 1, S).
 
         Returns:
             Logits, (B, T, V).
@@ -309,7 +321,7 @@ class Transformer(nn.Module):
 
         Args:
             src: Source ids, padded, (B, S).
-            tgt_in: Begin mark and target ids, padded, (B, T).
+            tgt_in: BOS and target ids, padded, (B, T).
         """
         weights = AttentionWeights([], [], [])
 

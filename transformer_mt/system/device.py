@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import torch
 
 from transformer_mt.errors import DeviceError
-from transformer_mt.system.private_torch import cpu_supports_bf16
+from transformer_mt.system.private_torch import cpu_bf16_instructions
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -64,7 +64,7 @@ def supports(precision: str, device: torch.device) -> bool:
     if precision == "bf16":
         if device.type == "cuda":
             return bool(torch.cuda.is_bf16_supported(including_emulation=False))
-        return cpu_supports_bf16()
+        return bool(cpu_bf16_instructions())
     return precision == "fp32" or device.type == "cuda"
 
 

@@ -59,16 +59,20 @@ def atomic_directory(path: Path) -> Iterator[Path]:
         OSError: If it cannot be written; what was at `path` before is still there.
     """
     temporary, replaced = _beside(path, "partial"), _beside(path, "replaced")
-    for leftover in (temporary, replaced):
-        shutil.rmtree(leftover, ignore_errors=True)
+    shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
+    _restore(replaced, path)
     try:
         yield temporary
         for item in (*temporary.iterdir(), temporary):
             sync(item)
         if path.exists():
             path.rename(replaced)
-        temporary.rename(path)
+        try:
+            temporary.rename(path)
+        except OSError:
+            _restore(replaced, path)
+            raise
         sync(path.parent)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -78,18 +82,22 @@ def atomic_directory(path: Path) -> Iterator[Path]:
 def restore_replaced(directory: Path) -> None:
     """Brings back subdirectories that `atomic_directory` was replacing when it was killed."""
     for replaced in directory.glob(".*.replaced"):
-        path = directory / replaced.name.removeprefix(".").removesuffix(".replaced")
-        if path.exists():
-            shutil.rmtree(replaced)
-        else:
-            replaced.rename(path)
+        _restore(replaced, directory / replaced.name.removeprefix(".").removesuffix(".replaced"))
+
+
+def _restore(replaced: Path, path: Path) -> None:
+    """Brings a replaced directory back, or deletes it if the one that replaces it is in place."""
+    if path.exists():
+        shutil.rmtree(replaced, ignore_errors=True)
+    elif replaced.exists():
+        replaced.rename(path)
 
 
 def delete_directory(path: Path) -> None:
     """Deletes a directory so that, after a kill, it is not found half deleted under its name."""
-    doomed = _beside(path, "partial")
-    path.rename(doomed)
-    shutil.rmtree(doomed)
+    renamed = _beside(path, "partial")
+    path.rename(renamed)
+    shutil.rmtree(renamed)
 
 
 def _beside(path: Path, suffix: str) -> Path:

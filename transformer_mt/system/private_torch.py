@@ -3,18 +3,18 @@
 No other module may use such API (tests/test_architecture.py). After an update of PyTorch, check
 this list:
 
-| Function           | PyTorch API                             | If the API is absent      |
-|--------------------|-----------------------------------------|---------------------------|
-| has_onednn_linear  | torch.ops.mkldnn                        | gives False               |
-| onednn_linear      | torch.ops.mkldnn._linear_pointwise      | callers use `F.linear`    |
-| pack_onednn_weight | torch.ops.mkldnn._reorder_linear_weight | callers do not pack       |
-| cpu_supports_bf16  | torch.cpu._is_avx512_bf16_supported     | gives False               |
-|                    | torch.cpu._is_amx_tile_supported        |                           |
-| lerp_all_          | torch._foreach_lerp_                    | one `lerp_` per tensor    |
-| loss_scale         | torch.amp.GradScaler._get_scale_async   | waits for the device      |
-| skip_step_if       | found_inf of a fused torch.optim.Adam   | no fallback, a test fails |
-| mark_dynamic       | torch._dynamo.maybe_mark_dynamic        | more compilations         |
-| is_compile_error   | torch._dynamo.exc.TorchDynamoException  | gives False               |
+| Function              | PyTorch API                             | If the API is absent      |
+|-----------------------|-----------------------------------------|---------------------------|
+| has_onednn_linear     | torch.ops.mkldnn                        | gives False               |
+| onednn_linear         | torch.ops.mkldnn._linear_pointwise      | callers use `F.linear`    |
+| pack_onednn_weight    | torch.ops.mkldnn._reorder_linear_weight | callers do not pack       |
+| cpu_bf16_instructions | torch.cpu._is_avx512_bf16_supported     | gives nothing             |
+|                       | torch.cpu._is_amx_tile_supported        |                           |
+| lerp_all_             | torch._foreach_lerp_                    | one `lerp_` per tensor    |
+| loss_scale            | torch.amp.GradScaler._get_scale_async   | waits for the device      |
+| skip_step_if          | found_inf of a fused torch.optim.Adam   | no fallback, a test fails |
+| mark_dynamic          | torch._dynamo.maybe_mark_dynamic        | more compilations         |
+| is_compile_error      | torch._dynamo.exc.TorchDynamoException  | gives False               |
 """
 
 import torch
@@ -48,11 +48,13 @@ def pack_onednn_weight(weight: Tensor) -> Tensor:
     return packed
 
 
-def cpu_supports_bf16() -> bool:
-    """Tells whether the CPU has bf16 instructions (AVX-512 BF16 or AMX)."""
-    names = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
-    checks = [getattr(torch.cpu, name, None) for name in names]
-    return any(check() for check in checks if check is not None)
+def cpu_bf16_instructions() -> list[str]:
+    """Names the instruction sets of the CPU that compute in bf16."""
+    checks = {
+        "AVX512_BF16": getattr(torch.cpu, "_is_avx512_bf16_supported", None),
+        "AMX": getattr(torch.cpu, "_is_amx_tile_supported", None),
+    }
+    return [name for name, check in checks.items() if check is not None and check()]
 
 
 def lerp_all_(tensors: list[Tensor], ends: list[Tensor], weight: float) -> None:

@@ -27,9 +27,9 @@ class Batch:
     """Padded ids on one device.
 
     Attributes:
-        src: Source pieces and end mark, (B, S).
-        tgt_in: Begin mark and target pieces, (B, T).
-        tgt_out: Target pieces and end mark, (B, T).
+        src: Source pieces and EOS, (B, S).
+        tgt_in: BOS and target pieces, (B, T).
+        tgt_out: Target pieces and EOS, (B, T).
         src_tokens: Number of tokens in `src` without padding; an int, so that reading it does not
             wait for the device.
         tgt_tokens: Likewise for `tgt_out`.
@@ -59,8 +59,8 @@ def plan_epoch(
     Every pair is in exactly one step.
 
     Args:
-        src_lengths: Tokens of each source, end mark included, (N,).
-        tgt_lengths: Tokens of each target, end mark included, (N,).
+        src_lengths: Tokens of each source, EOS included, (N,).
+        tgt_lengths: Tokens of each target, EOS included, (N,).
         batch_tokens: Tokens, without padding, at which a step is complete.
         seed: The run's seed.
         epoch: Epoch, from 0.

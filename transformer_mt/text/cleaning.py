@@ -53,8 +53,8 @@ def reason_to_drop_pieces(config: DataConfig, src_pieces: int, tgt_pieces: int) 
 
     Args:
         config: The limits.
-        src_pieces: Number of pieces of the source, without end mark.
-        tgt_pieces: Number of pieces of the target, without marks.
+        src_pieces: Number of pieces of the source, without EOS.
+        tgt_pieces: Number of pieces of the target, without BOS and EOS.
 
     Returns:
         Why the pair is dropped, or None to keep it.

@@ -17,7 +17,7 @@ Ids = npt.NDArray[np.uint16] | npt.NDArray[np.int32]
 
 @dataclass(frozen=True)
 class EncodedLines:
-    """The ids of one language, one line after another, without begin and end marks.
+    """The ids of one language, one line after another, without BOS and EOS.
 
     Attributes:
         ids: The ids of all lines, flat.
@@ -35,15 +35,15 @@ class EncodedLines:
 
     @property
     def lengths(self) -> Lengths:
-        """Tokens of each line with its begin or end mark, (N,)."""
+        """Tokens of each line with its BOS or EOS, (N,)."""
         return np.diff(self.offsets) + 1
 
     def count_tokens(self, lines: Indices) -> int:
-        """Counts the tokens of the given lines, each with its begin or end mark."""
+        """Counts the tokens of the given lines, each with its BOS or EOS."""
         return int((self.offsets[lines + 1] - self.offsets[lines] + 1).sum())
 
     def gather(self, lines: Indices, begin: bool, end: bool) -> torch.Tensor:
-        """Copies lines into a padded (B, L) tensor, with a begin mark, an end mark or both."""
+        """Copies lines into a padded (B, L) tensor, with BOS, EOS or both."""
         starts = self.offsets[lines]
         lengths = self.offsets[lines + 1] - starts
         columns = np.arange(int(lengths.max(initial=0)))
@@ -75,11 +75,11 @@ class EncodedPairs:
 
     @property
     def lengths(self) -> tuple[Lengths, Lengths]:
-        """Tokens of each source with its end mark and of each target with one mark, (N,) each."""
+        """Tokens of each source with EOS and of each target with BOS or EOS, (N,) each."""
         return self.src.lengths, self.tgt.lengths
 
     def batch(self, indices: Indices) -> Batch:
-        """Collects the given pairs, with their marks, into a padded batch on the CPU."""
+        """Collects the given pairs, with BOS and EOS, into a padded batch on the CPU."""
         return Batch(
             src=self.src.gather(indices, begin=False, end=True),
             tgt_in=self.tgt.gather(indices, begin=True, end=False),
@@ -90,7 +90,7 @@ class EncodedPairs:
 
 
 def flatten(rows: Sequence[Sequence[int]]) -> EncodedLines:
-    """Concatenates rows of ids without marks."""
+    """Concatenates rows of ids, without BOS and EOS."""
     lengths = np.fromiter(map(len, rows), np.int64, len(rows))
     ids = np.fromiter((i for row in rows for i in row), np.int32, int(lengths.sum()))
     return EncodedLines(ids, np.concatenate(([0], np.cumsum(lengths))))

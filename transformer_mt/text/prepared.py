@@ -86,7 +86,8 @@ def prepare(
 
     Raises:
         ConfigError: If the vocabulary at `vocab.path` contradicts the configuration or `vocab`.
-        DataError: If the corpus or vocabulary cannot be used, or no pair is left.
+        DataError: If the corpus or vocabulary cannot be used, the prepared corpus is damaged, or
+            no pair is left.
     """
     split = open_split(config.data, config.data.train)
     configured_vocab = _load_configured_vocabulary(config, vocab)
@@ -98,12 +99,14 @@ def prepare(
         return learned
     name = _fingerprint(config, split_digest, vocab)
     folder = folder if (folder / name).exists() else scratch or folder
-    folder.mkdir(parents=True, exist_ok=True)
-    with locked(folder / f".{name}.lock", _log_waiting):
-        if not (folder / name).exists():
-            _write_prepared(config, split, vocab, folder / name)
+    if not (folder / name).exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        with locked(folder / f".{name}.lock", _log_waiting):
+            if not (folder / name).exists():
+                _write_prepared(config, split, vocab, folder / name)
     prepared = _load_prepared(folder / name)
-    assert prepared
+    if prepared is None:
+        raise _damaged(folder / name, f"{REPORT} is missing")
     return prepared
 
 
@@ -162,9 +165,11 @@ def _load_prepared(path: Path) -> PreparedCorpus | None:
         src, tgt = (_load_lines(path, side, report["dtype"]) for side in ("src", "tgt"))
         return PreparedCorpus(path, Vocabulary.load(path), EncodedPairs(src, tgt), report)
     except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
-        raise DataError(
-            f"{path}: damaged ({error}); delete this folder to have it made again"
-        ) from None
+        raise _damaged(path, error) from None
+
+
+def _damaged(path: Path, reason: object) -> DataError:
+    return DataError(f"{path}: damaged ({reason}); delete this folder to have it made again")
 
 
 def _load_lines(path: Path, side: str, dtype: str) -> EncodedLines:

@@ -59,11 +59,11 @@ class Vocabulary:
         return (self.src_model, self.tgt_model) == (other.src_model, other.tgt_model)
 
     def encode_src(self, texts: Sequence[str]) -> list[list[int]]:
-        """Encodes source texts into piece ids, without begin or end marks."""
+        """Encodes source texts into piece ids, without BOS or EOS."""
         return self._src.encode(texts)
 
     def encode_tgt(self, texts: Sequence[str]) -> list[list[int]]:
-        """Encodes target texts into piece ids, without begin or end marks."""
+        """Encodes target texts into piece ids, without BOS or EOS."""
         return self._tgt.encode(texts)
 
     def src_pieces(self, ids: Sequence[int]) -> list[str]:

@@ -56,7 +56,7 @@ def _describe(trainer: Trainer, steps: list[Indices]) -> list[str]:
     return [
         f"model       {parameters / 1e6:.1f} million parameters, {sizes}",
         f"corpus      {report['kept']} pairs of {report['pairs']} (dropped: {corpus.dropped})",
-        f"            {src_tokens} source and {tgt_tokens} target tokens, end marks included",
+        f"            {src_tokens} source and {tgt_tokens} target tokens, EOS included",
         f"epoch       {len(steps)} steps, {len(micro_batches)} micro-batches,"
         f" {padding:.1%} of positions are padding",
     ]

@@ -263,7 +263,7 @@ class Engine:
                 loss = self._loss(batch)
                 self.scaler.scale(loss / step_tokens).backward()  # type: ignore[no-untyped-call]
         except (RuntimeError, MemoryError) as error:
-            raise self._explain(error, micro_batch) from None
+            raise self._to_user_error(error, micro_batch) from None
         return loss.detach()
 
     def _loss(self, batch: Batch) -> Tensor:
@@ -279,8 +279,8 @@ class Engine:
                 self.compiled,
             )
 
-    def _explain(self, error: Exception, micro_batch: Batch) -> Exception:
-        """Turns what a user can mend into a DeviceError; gives any other error back."""
+    def _to_user_error(self, error: Exception, micro_batch: Batch) -> Exception:
+        """Converts errors that the user can fix to DeviceError; returns any other unchanged."""
         if self.compiled and is_compile_error(error):
             reason, *_ = str(error).split("\n\n")  # what follows is advice to PyTorch's authors
             return DeviceError(

@@ -7,8 +7,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from transformer_mt import __version__
-from transformer_mt.system.device import supports
+from transformer_mt.checkpoints.checkpoint import Checkpoint
+from transformer_mt.config import Config, flat_values, keys_that_end_bit_equality
+from transformer_mt.system.private_torch import cpu_bf16_instructions
+from transformer_mt.version import __version__
 
 
 def numeric_environment(device: torch.device) -> dict[str, str]:
@@ -16,21 +18,34 @@ def numeric_environment(device: torch.device) -> dict[str, str]:
 
     Two runs of one configuration are bit-equal if these are equal.
     """
-    bf16 = "with" if supports("bf16", torch.device("cpu")) else "without"
+    instructions = [torch.backends.cpu.get_cpu_capability(), *cpu_bf16_instructions()]
     return {
         "program version": __version__,
         "torch version": torch.__version__,
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
-        "CPU features": f"{torch.backends.cpu.get_cpu_capability()} {bf16} bf16",
+        "CPU features": ", ".join(instructions),
         "threads": str(torch.get_num_threads()),
         "processes": "1",
     }
 
 
-def describe_changes(old: dict[str, str], new: dict[str, str]) -> list[str]:
-    """Lists the differences of two numeric environments; what `old` does not record is left out."""
-    changed = [name for name in new if name in old and old[name] != new[name]]
-    return [f"{name} (was {old[name]}, is {new[name]})" for name in changed]
+def reasons_against_bit_equality(
+    checkpoint: Checkpoint, config: Config, device: torch.device
+) -> list[str]:
+    """Lists what makes a run resumed from a checkpoint differ from an uninterrupted one.
+
+    Args:
+        checkpoint: Where the run is resumed.
+        config: The configuration it is resumed with.
+        device: The device it is resumed on.
+    """
+    keys = keys_that_end_bit_equality(checkpoint.config, config)
+    old_values, new_values = flat_values(checkpoint.config), flat_values(config)
+    old, new = checkpoint.state.environment, numeric_environment(device)
+    names = [name for name in new if name in old and old[name] != new[name]]
+    changes = [(key, old_values[key], new_values[key]) for key in keys]
+    changes += [(name, old[name], new[name]) for name in names]
+    return [f"{name} (was {before}, is {after})" for name, before, after in changes]
 
 
 def describe_software() -> str:

@@ -23,8 +23,8 @@ def training_flops(config: ModelConfig, tgt_size: int, src_tokens: int, tgt_toke
     Args:
         config: Sizes of the model.
         tgt_size: Target vocabulary, V.
-        src_tokens: Source tokens, end marks included.
-        tgt_tokens: Target tokens, end marks included.
+        src_tokens: Source tokens, EOS included.
+        tgt_tokens: Target tokens, EOS included.
     """
     projection = config.d_model**2  # multiplications per token, as all below
     feed_forward = 2 * config.d_model * config.d_ff

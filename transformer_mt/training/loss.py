@@ -135,7 +135,8 @@ class _ProjectedLoss(torch.autograd.Function):
         dtype = torch.get_autocast_dtype(device) if autocast else hidden.dtype
         with torch.autocast(device, enabled=False):
             rows, weight = hidden.flatten(0, 1).to(dtype), output_weight.to(dtype)  # (N, D), (V, D)
-            ids, real = targets.flatten(), (targets.flatten() != pad_id)[:, None]  # (N,), (N, 1)
+            ids = targets.flatten()  # (N,)
+            not_padding = (ids != pad_id)[:, None]  # (N, 1)
             loss = torch.zeros((), device=hidden.device)
             grad_rows = torch.empty_like(rows, dtype=torch.float32)  # (N, D)
             grad_weight = torch.zeros_like(output_weight)  # (V, D)
@@ -145,11 +146,11 @@ class _ProjectedLoss(torch.autograd.Function):
                 chunk = slice(start, start + CHUNK_ROWS[device])
                 logits, target_ids = linear(rows[chunk], weight), ids[chunk, None]  # (C, V), (C, 1)
                 losses, grads = compute(logits, target_ids, smoothing, grad_scale)
-                loss += (losses * real[chunk]).sum()
+                loss += (losses * not_padding[chunk]).sum()
                 at_target = grads.new_full(target_ids.shape, grad_scale * (smoothing - 1))
                 grads.scatter_add_(1, target_ids, at_target)
-                grad_rows[chunk] = linear(grads, weight.t()) * real[chunk]
-                grad_weight += linear(grads.t(), (rows[chunk] * real[chunk]).t())
+                grad_rows[chunk] = linear(grads, weight.t()) * not_padding[chunk]
+                grad_weight += linear(grads.t(), (rows[chunk] * not_padding[chunk]).t())
         grad_hidden = grad_rows.div_(grad_scale).view(hidden.shape)  # (B, T, D)
         ctx.save_for_backward(grad_hidden, grad_weight.div_(grad_scale))
         return loss

@@ -14,7 +14,7 @@ from transformer_mt.checkpoints.run_directory import (
     load_newest,
 )
 from transformer_mt.checkpoints.state import Progress
-from transformer_mt.config import Config, flat_values, keys_that_end_bit_equality
+from transformer_mt.config import Config
 from transformer_mt.errors import CheckpointError, ConfigError
 from transformer_mt.system.device import choose_device, choose_precision
 from transformer_mt.system.files import locked, restore_replaced
@@ -22,9 +22,9 @@ from transformer_mt.text.corpus import load_split
 from transformer_mt.text.prepared import prepare
 from transformer_mt.training.engine import Engine
 from transformer_mt.training.environment import (
-    describe_changes,
     describe_software,
     numeric_environment,
+    reasons_against_bit_equality,
 )
 from transformer_mt.training.run_log import RunLog
 from transformer_mt.training.trainer import RunData, Trainer
@@ -96,7 +96,11 @@ def build_trainer(config: Config, run_dir: Path, scratch: Path | None = None) ->
     if checkpoint:
         _require_same_text(run_dir, checkpoint.progress, progress)
         restore_engine(engine, checkpoint)
-        _warn_if_not_bit_equal(config, engine, checkpoint)
+        if changes := reasons_against_bit_equality(checkpoint, config, device):
+            logger.warning(
+                "from here on the run is not bit-equal to an uninterrupted one: %s",
+                ", ".join(changes),
+            )
         progress = replace(
             checkpoint.progress, precision=precision, valid_digest=progress.valid_digest
         )
@@ -125,21 +129,6 @@ def _require_same_text(run_dir: Path, old: Progress, new: Progress) -> None:
             )
 
 
-def _warn_if_not_bit_equal(config: Config, engine: Engine, checkpoint: Checkpoint) -> None:
-    """Names what makes the resumed run differ in its last bits from an uninterrupted one."""
-    old, new = flat_values(checkpoint.config), flat_values(config)
-    changes = [
-        f"{key} (was {old[key]}, is {new[key]})"
-        for key in keys_that_end_bit_equality(checkpoint.config, config)
-    ]
-    environment = numeric_environment(engine.device)
-    changes += describe_changes(checkpoint.state.environment, environment)
-    if changes:
-        logger.warning(
-            "from here on the run is not bit-equal to an uninterrupted one: %s", ", ".join(changes)
-        )
-
-
 def restore_engine(engine: Engine, checkpoint: Checkpoint) -> None:
     """Brings an engine into the state of a checkpoint.
 
@@ -148,7 +137,8 @@ def restore_engine(engine: Engine, checkpoint: Checkpoint) -> None:
     """
     if TRAINING not in checkpoint.files:
         raise CheckpointError(
-            f"{checkpoint.path}: has no {TRAINING}, so training cannot resume from it"
+            f"{checkpoint.path}: has no {TRAINING}, so training cannot resume from it; start a new"
+            f" run with train.init_from = {checkpoint.path}"
         )
     state = {
         "model": checkpoint.load_tensors(MODEL),
@@ -170,11 +160,11 @@ def _initial_checkpoint(config: Config) -> Checkpoint | None:
     if name is None:
         return None
     checkpoint = find_checkpoint(Path(name))
-    theirs, ours = checkpoint.config.model.model_dump(), config.model.model_dump()
+    old, new = checkpoint.config.model.model_dump(), config.model.model_dump()
     differences = [
-        f"model.{key} = {theirs[key]}, not {ours[key]}"
-        for key in ours
-        if theirs[key] != ours[key] and not key.endswith("dropout")
+        f"model.{key} = {old[key]}, not {new[key]}"
+        for key in new
+        if old[key] != new[key] and not key.endswith("dropout")
     ]
     if differences:
         raise ConfigError(f"train.init_from = {name}: it has {', '.join(differences)}")

@@ -2,11 +2,14 @@
 
 import json
 import logging
+import math
 import sys
 import time
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TextIO
+from typing import Self, TextIO
 
 from tqdm import tqdm
 
@@ -24,6 +27,27 @@ logger = logging.getLogger(__name__)
 
 SECONDS_BETWEEN_LINES = 10.0
 """Without a progress bar, figures are printed as lines, at most one in this time."""
+
+
+@dataclass(frozen=True)
+class TrainingFigures:
+    """What one line of metrics.jsonl says about the steps since the line before.
+
+    Attributes:
+        loss: Label-smoothed loss, in nats per target token.
+        lr: Learning rate of the last step.
+        tokens_per_second: Target tokens per second.
+        mfu: Model FLOPs utilisation, a share of the device's measured peak.
+        grad_norm: Gradient norm of the last step before clipping; may be non-finite.
+        skipped: Steps of the whole run that were skipped because they were not finite.
+    """
+
+    loss: float
+    lr: float
+    tokens_per_second: float
+    mfu: float
+    grad_norm: float
+    skipped: int
 
 
 class RunLog(logging.Handler):
@@ -86,9 +110,47 @@ class RunLog(logging.Handler):
         """Adds a line to train.log alone."""
         self._write(self._text, f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
 
-    def record(self, kind: str, **values: Any) -> None:
-        """Adds a line to metrics.jsonl; `kind` is `train` or `valid`."""
-        self._write(self._metrics, json.dumps({"kind": kind, **values}) + "\n")
+    def record_training(self, progress: Progress, seconds: float, figures: TrainingFigures) -> None:
+        """Adds a line of kind `train` to metrics.jsonl, and shows its figures.
+
+        Args:
+            progress: Where the run stands.
+            seconds: Training time so far.
+            figures: What the line says.
+        """
+        norm = figures.grad_norm
+        values = {
+            "loss": round(figures.loss, 6),
+            "lr": figures.lr,
+            "tokens_per_second": round(figures.tokens_per_second, 1),
+            "mfu": round(figures.mfu, 4),
+            "grad_norm": round(norm, 6) if math.isfinite(norm) else None,
+            "skipped": figures.skipped,
+        }
+        self._record("train", progress, seconds, values)
+        self._show(progress.step, figures)
+
+    def record_validation(
+        self, progress: Progress, seconds: float, figures: Mapping[str, float]
+    ) -> None:
+        """Adds a line of kind `valid` to metrics.jsonl.
+
+        Args:
+            progress: Where the run stands.
+            seconds: Training time so far.
+            figures: `nll` in nats per target token, `perplexity`, `bleu`, and `ema_bleu` if there
+                is a moving average.
+        """
+        digits = {"nll": 6}
+        values = {name: round(value, digits.get(name, 4)) for name, value in figures.items()}
+        self._record("valid", progress, seconds, values)
+
+    def _record(
+        self, kind: str, progress: Progress, seconds: float, values: Mapping[str, float | None]
+    ) -> None:
+        position = {"kind": kind, "step": progress.step, "epoch": progress.epoch}
+        line = {**position, "seconds": round(seconds, 3), **values}
+        self._write(self._metrics, json.dumps(line) + "\n")
 
     def _write(self, file: TextIO, text: str) -> None:
         """Writes what it can: the rest waits in memory until the disk has room again."""
@@ -98,20 +160,21 @@ class RunLog(logging.Handler):
         except OSError as error:
             if not self._disk_is_full:
                 self._disk_is_full = True
-                logger.warning("%s: %s; training goes on", file.name, error.strerror)
+                logger.warning("%s: %s; training continues", file.name, error.strerror)
 
     def advance(self) -> None:
         """Moves the bar by one step."""
         self._bar.update()
 
-    def show(self, step: int, loss: float, lr: float, tokens_per_second: float, mfu: float) -> None:
+    def _show(self, step: int, figures: TrainingFigures) -> None:
         """Shows figures behind the bar, or from time to time as a line where there is no bar."""
-        figures = f"loss {loss:.3f}, {tokens_per_second:,.0f} tokens/s, {mfu:.0%} of peak"
+        speed = f"{figures.tokens_per_second:,.0f} tokens/s, {figures.mfu:.0%} of peak"
+        text = f"loss {figures.loss:.3f}, {speed}"
         if not self._bar.disable:
-            self._bar.set_postfix_str(figures)
+            self._bar.set_postfix_str(text)
         elif shows_progress() and time.monotonic() - self._last_line > SECONDS_BETWEEN_LINES:
             self._last_line = time.monotonic()
-            print(f"step {step}: {figures}, lr {lr:.1e}", file=sys.stderr)
+            print(f"step {step}: {text}, lr {figures.lr:.1e}", file=sys.stderr)
 
 
 def _remove_later_metrics(path: Path, progress: Progress) -> None:

@@ -1,6 +1,7 @@
 """SIGINT and SIGTERM during training: the first asks for a stop after the step."""
 
 import signal
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ def catch_stop_signals() -> Iterator[StopRequest]:
     """Records SIGINT and SIGTERM instead of ending the program; restores their handlers after.
 
     A second signal raises Interrupted at once: checkpoints are atomic, so nothing is damaged.
+    Outside the main thread, where Python allows no signal handlers, nothing is recorded.
     """
     request = StopRequest()
 
@@ -33,9 +35,13 @@ def catch_stop_signals() -> Iterator[StopRequest]:
             raise Interrupted(signum)
         request.signum = signum
 
+    if threading.current_thread() is not threading.main_thread():
+        yield request
+        return
     previous = {s: signal.signal(s, handle) for s in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield request
     finally:
         for signum, handler in previous.items():
-            signal.signal(signum, handler)
+            # None is a handler that was not installed by Python, and cannot be restored by it.
+            signal.signal(signum, signal.SIG_DFL if handler is None else handler)

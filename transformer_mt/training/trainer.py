@@ -29,7 +29,7 @@ from transformer_mt.training.engine import Engine
 from transformer_mt.training.environment import numeric_environment
 from transformer_mt.training.flops import measure_peak_flops
 from transformer_mt.training.limits import stop_limits
-from transformer_mt.training.run_log import RunLog
+from transformer_mt.training.run_log import RunLog, TrainingFigures
 from transformer_mt.training.signals import StopRequest, catch_stop_signals
 from transformer_mt.translation.translator import Translator
 
@@ -87,7 +87,7 @@ class Trainer:
     def run(self, log: RunLog) -> None:
         """Trains until a limit is reached, then validates and saves.
 
-        SIGINT and SIGTERM are caught meanwhile.
+        SIGINT and SIGTERM are caught during training.
 
         Raises:
             CheckpointError: If the last checkpoint cannot be saved.
@@ -120,7 +120,7 @@ class Trainer:
         return cut_micro_batches(step_pairs, *self.lengths, self.config.train.micro_batch_tokens)
 
     def train_step(self, step_pairs: Indices) -> None:
-        """Takes the next optimizer step on some pairs."""
+        """Takes the next optimizer step on the given pairs."""
         micro_batches = [self.pairs.batch(indices) for indices in self.cut_step(step_pairs)]
         self.engine.train_step(self.progress.step + 1, micro_batches)
         self.progress = replace(
@@ -182,19 +182,16 @@ class Trainer:
     def _log_training(self) -> None:
         engine, window = self.engine, self.engine.read_window()
         self._stop_if_nonfinite()
-        loss, seconds = window.loss / window.tokens, max(window.seconds, 1e-9)
-        tokens_per_second, mfu = window.tokens / seconds, window.flops / seconds / self._peak_flops
-        norm = float(engine.grad_norm)
-        self._record(
-            "train",
-            loss=round(loss, 6),
+        seconds = max(window.seconds, 1e-9)
+        figures = TrainingFigures(
+            loss=window.loss / window.tokens,
             lr=engine.lr,
-            tokens_per_second=round(tokens_per_second, 1),
-            mfu=round(mfu, 4),
-            grad_norm=round(norm, 6) if math.isfinite(norm) else None,
+            tokens_per_second=window.tokens / seconds,
+            mfu=window.flops / seconds / self._peak_flops,
+            grad_norm=float(engine.grad_norm),
             skipped=int(engine.skipped_steps),
         )
-        self.log.show(self.progress.step, loss, engine.lr, tokens_per_second, mfu)
+        self.log.record_training(self.progress, self._seconds(), figures)
         engine.start_window()
 
     def _stop_if_nonfinite(self) -> None:
@@ -208,20 +205,16 @@ class Trainer:
                 " or use train.precision = fp32"
             )
 
-    def _record(self, kind: str, **figures: float | None) -> None:
-        position = {"step": self.progress.step, "epoch": self.progress.epoch}
-        self.log.record(kind, **position, seconds=round(self._seconds(), 3), **figures)
-
     def _is_validated(self) -> bool:
         return self.progress.valid_step == self.progress.step
 
     def _validate_if_missed(self) -> None:
-        """Makes up for a validation that an interrupted run did not come to."""
-        step, reason = self.progress.step, self._reached_limit()
+        """Runs the validation that was due when the run was interrupted."""
+        step = self.progress.step
         due = step > 0 and step % self.config.valid.every == 0
-        if reason or (due and not self._is_validated()):
+        if self._reached_limit() or (due and not self._is_validated()):
             self._validate()
-            self._save(final=bool(reason))
+            self._save(final=self._reached_limit() is not None)
 
     def _validate(self) -> None:
         """Scores the weights, and their moving average if there is one; that then counts."""
@@ -233,13 +226,9 @@ class Trainer:
                 evaluation = evaluate(self._translator, self.data.valid)
             scores["ema_bleu"] = evaluation.bleu.value
         previous_best = self.progress.best_bleu
-        is_best = self._note_validation(evaluation.bleu.value)
-        self._record(
-            "valid",
-            nll=round(nll, 6),
-            perplexity=round(perplexity(nll), 4),
-            **{name: round(value, 4) for name, value in scores.items()},
-        )
+        is_best = self._update_best(evaluation.bleu.value)
+        figures = {"nll": nll, "perplexity": perplexity(nll), **scores}
+        self.log.record_validation(self.progress, self._seconds(), figures)
         average = f", of the moving average {scores['ema_bleu']:.2f}" if self.engine.ema else ""
         logger.info(
             f"step {self.progress.step}: validation BLEU {scores['bleu']:.2f}{average},"
@@ -250,8 +239,8 @@ class Trainer:
         if is_best:
             self._save()
 
-    def _note_validation(self, bleu: float) -> bool:
-        """Takes a validation into the progress; tells whether it is the best so far."""
+    def _update_best(self, bleu: float) -> bool:
+        """Updates best score and patience; tells whether the score is the best so far."""
         progress = self.progress
         is_best = bleu > progress.best_bleu
         self.progress = replace(
@@ -271,27 +260,35 @@ class Trainer:
             logger.info("  hypothesis %s", evaluation.hypotheses[i])
 
     def _save(self, final: bool = False) -> None:
-        """Saves a checkpoint; if a periodic save fails, training goes on with a warning."""
+        """Saves a checkpoint; if a periodic save fails, training continues with a warning."""
         if self.progress == self._saved_progress:
             return
+        self.progress = replace(self.progress, seconds=self._seconds())
         state = self.engine.state_dict()
         tensors = {file: state[key] for key, file in TENSOR_FILES.items() if key in state}
         run_state = RunState(
-            progress=replace(self.progress, seconds=self._seconds()),
+            progress=self.progress,
             counters=state["counters"],
             environment=numeric_environment(self.engine.device),
         )
+        self._saved_at = time.monotonic()  # a save that fails is tried again when the next is due
+        path = checkpoint_path(self.run_dir, self.progress.step)
         try:
-            path = checkpoint_path(self.run_dir, self.progress.step)
             save_checkpoint(path, tensors, run_state, self.config, self.data.corpus.vocab)
-            prune(self.run_dir, self.config.train.keep_last, self.progress.best_step)
         except OSError as error:
-            reason = (
-                f"{error.filename or self.run_dir}: cannot save step {self.progress.step}:"
-                f" {error.strerror}"
-            )
+            step = self.progress.step
+            reason = f"{error.filename or path}: cannot save step {step}: {error.strerror}"
             if final:
                 raise CheckpointError(reason) from None
-            logger.warning("%s; training goes on", reason)
+            logger.warning("%s; training continues", reason)
             return
-        self._saved_progress, self._saved_at = self.progress, time.monotonic()
+        self._saved_progress = self.progress
+        self._prune()
+
+    def _prune(self) -> None:
+        """Deletes checkpoints that are no longer needed; if that fails, training continues."""
+        step, keep_last = self.progress.step, self.config.train.keep_last
+        try:
+            prune(self.run_dir, step, keep_last, self.progress.best_step)
+        except OSError as error:
+            logger.warning("%s: cannot delete: %s", error.filename or self.run_dir, error.strerror)

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from transformer_mt import __version__
 from transformer_mt.checkpoints.checkpoint import Checkpoint
 from transformer_mt.errors import ConfigError
 from transformer_mt.model.transformer import Transformer, sinusoid
 from transformer_mt.system.files import atomic_directory
 from transformer_mt.text.vocabulary import PAD_ID
 from transformer_mt.translation.translator import EXTRA_LENGTH
+from transformer_mt.version import __version__
 
 if TYPE_CHECKING:
     from ctranslate2.specs import TransformerSpec

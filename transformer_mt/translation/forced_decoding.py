@@ -1,4 +1,4 @@
-"""What a model makes of a given translation: its log-probability and its attention weights.
+"""Log-probability and attention weights of given translations.
 
 Shapes: B batch, S source length, T target length, H heads.
 """
@@ -34,8 +34,8 @@ class PairAttention:
     Each row of weights sums to 1.
 
     Attributes:
-        src_pieces: The S source pieces, the end mark last.
-        tgt_pieces: The T inputs of the decoder, the begin mark first; the queries at piece i
+        src_pieces: The S source pieces, EOS last.
+        tgt_pieces: The T inputs of the decoder, BOS first; the queries at piece i
             predict piece i + 1.
         encoder: Encoder self-attention, (H, S, S) each.
         decoder: Decoder self-attention, (H, T, T) each; weights of later pieces are 0.
@@ -58,7 +58,7 @@ def log_probabilities(model: Transformer | Ensemble, pairs: EncodedPairs) -> lis
         pairs: Every pair counts, however long.
 
     Returns:
-        For each pair the sum over its target tokens including the end mark, in nats. An ensemble
+        For each pair the sum over its target tokens including EOS, in nats. An ensemble
         gives each token the mean of its members' probabilities.
     """
     if not len(pairs):
@@ -94,8 +94,8 @@ def pair_attention(
     Args:
         model: On its device, in evaluation mode.
         vocab: Its vocabulary.
-        src_ids: Source ids without end mark.
-        tgt_ids: Target ids without begin and end marks.
+        src_ids: Source ids without EOS.
+        tgt_ids: Target ids without BOS and EOS.
     """
     src_ids, tgt_ids = [*src_ids, EOS_ID], [BOS_ID, *tgt_ids]
     with compute_settings(model.device, tf32=False):

@@ -32,8 +32,8 @@ class Hypothesis:
     """One translation of a sentence.
 
     Attributes:
-        ids: Token ids without begin and end marks.
-        log_probability: Sum over its tokens, including the end mark if there is one, in nats.
+        ids: Token ids without BOS and EOS.
+        log_probability: Sum over its tokens, including EOS if it has one, in nats.
         score: That sum divided by the length penalty.
     """
 
@@ -54,12 +54,12 @@ def greedy(
     Args:
         next_logits: Maps the ids of the last position, (R,), and the state to logits, (R, V).
         state: State of B rows; changed in place.
-        max_lengths: Tokens after which a row ends without an end mark, (B,) int64.
+        max_lengths: Tokens after which a row ends without EOS, (B,) int64.
         bos_id: Id that every row begins with.
         eos_id: Id that ends a row.
 
     Returns:
-        B lists of ids without begin and end marks.
+        B lists of ids without BOS and EOS.
     """
     rows = torch.arange(len(max_lengths), device=max_lengths.device)
     hypotheses: list[list[int]] = [[] for _ in rows]
@@ -88,7 +88,7 @@ def length_penalty(tokens: int, alpha: float) -> float:
     """Computes the divisor of the log-probability of a hypothesis.
 
     Args:
-        tokens: Its length, including the end mark if there is one.
+        tokens: Its length, including EOS if it has one.
         alpha: Exponent; 0 gives 1.
 
     Reference:
@@ -108,13 +108,13 @@ def beam_search(
 ) -> list[list[Hypothesis]]:
     """Extends the `beam_size` most probable prefixes of every sentence until as many have ended.
 
-    A hypothesis ends when its end mark is among the `beam_size` most probable continuations; with
+    A hypothesis ends when EOS is among the `beam_size` most probable continuations; with
     a beam size of 1 this is greedy search.
 
     Args:
         next_logits: Maps the ids of the last position, (R,), and the state to logits, (R, V).
         state: State of B rows; changed in place, to R = B * W rows, fewer as sentences end.
-        max_lengths: Tokens after which a hypothesis ends without an end mark, (B,) int64.
+        max_lengths: Tokens after which a hypothesis ends without EOS, (B,) int64.
         bos_id: Id that every hypothesis begins with.
         eos_id: Id that ends a hypothesis.
         beam_size: Prefixes kept, W; at most V / 2.
@@ -156,7 +156,7 @@ class _Beam:
     Attributes:
         sentences: Numbers of the sentences, (B,).
         totals: Log-probabilities in nats, (B, W).
-        tokens: Ids with the begin mark, (B, W, L).
+        tokens: Ids with BOS, (B, W, L).
     """
 
     sentences: Tensor
@@ -165,7 +165,7 @@ class _Beam:
 
     @classmethod
     def begin(cls, max_lengths: Tensor, bos_id: int, beam_size: int) -> "_Beam":
-        """Makes the beam that holds begin marks only."""
+        """Makes the beam that holds BOS only."""
         sentences = torch.arange(len(max_lengths), device=max_lengths.device)
         # Only one prefix is possible at first: equal ones would fill the beam with duplicates.
         totals = torch.full((len(sentences), beam_size), -torch.inf, device=sentences.device)
@@ -195,12 +195,12 @@ class _EndedHypotheses:
         Args:
             beam: The hypotheses.
             mask: Which of them have ended.
-            has_eos: Whether their last token is the end mark.
+            has_eos: Whether their last token is EOS.
         """
         sentences = beam.sentences[:, None].expand_as(mask)[mask].tolist()
         totals, tokens = beam.totals[mask].tolist(), beam.tokens[mask].tolist()
         for sentence, total, ids in zip(sentences, totals, tokens, strict=True):
-            score = total / length_penalty(len(ids) - 1, self._alpha)  # without the begin mark
+            score = total / length_penalty(len(ids) - 1, self._alpha)  # without BOS
             hypothesis = Hypothesis(ids[1:-1] if has_eos else ids[1:], total, score)
             self._hypotheses[sentence].append(hypothesis)
 
@@ -218,7 +218,7 @@ class _EndedHypotheses:
 def _extend(beam: _Beam, logits: Tensor) -> tuple[_Beam, Tensor]:
     """Finds the 2 * W most probable continuations of a beam by one token.
 
-    A hypothesis has one continuation that is the end mark, so W others always remain.
+    A hypothesis has one continuation that is EOS, so W others always remain.
 
     Args:
         beam: Hypotheses of L tokens.

@@ -68,7 +68,9 @@ class TranslationModel:
 
         Raises:
             ConfigError: If the beam size exceeds half the vocabulary.
+            TypeError: If `lines` is a string: write [line] for a single line.
         """
+        _require_list(lines)
         options = SearchOptions(beam_size, length_penalty)
         return list(self.translator(options).translate(lines))
 
@@ -95,6 +97,7 @@ class TranslationModel:
             ConfigError: If `n` is not between 1 and the beam size, or the beam size exceeds half
                 the vocabulary.
         """
+        _require_list(lines)
         beam_size = n if beam_size is None else beam_size
         if not 1 <= n <= beam_size:
             raise ConfigError(f"n = {n}: choose 1 to {beam_size}, the beam size")
@@ -104,7 +107,7 @@ class TranslationModel:
     def score(self, sources: Sequence[str], hypotheses: Sequence[str]) -> list[float]:
         """Computes the log-probability of given translations.
 
-        The sum over the pieces of a translation and its end mark, without length penalty. A line
+        The sum over the pieces of a translation and EOS, without length penalty. A line
         is encoded into its usual pieces, and never split. An empty source is always translated
         to an empty line: that has the score 0.0, and any other translation of it minus infinity.
 
@@ -118,6 +121,8 @@ class TranslationModel:
         Raises:
             DataError: If there are not as many hypotheses as sources.
         """
+        _require_list(sources)
+        _require_list(hypotheses)
         if len(sources) != len(hypotheses):
             raise DataError(f"{len(hypotheses)} hypotheses for {len(sources)} sources")
         pairs = encode_pairs(RawPairs(list(sources), list(hypotheses)), self.vocab)
@@ -146,3 +151,9 @@ class TranslationModel:
             # Empty for an empty source, which the model does not translate.
             tgt_ids = self.translator().decode([src_ids])[0][0].ids if src_ids else []
         return pair_attention(self.model, self.vocab, src_ids, tgt_ids)
+
+
+def _require_list(lines: Sequence[str]) -> None:
+    """Refuses a string, which is a sequence of strings too: its characters."""
+    if isinstance(lines, str):
+        raise TypeError("pass a list of lines, such as [line], not a string")

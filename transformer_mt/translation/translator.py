@@ -10,7 +10,7 @@ import torch
 from transformer_mt.errors import ConfigError
 from transformer_mt.model.cpu_kernels import packed_weights
 from transformer_mt.model.ensemble import Ensemble
-from transformer_mt.model.transformer import Transformer
+from transformer_mt.model.transformer import Transformer, evaluation_mode
 from transformer_mt.system.device import compute_settings
 from transformer_mt.text.batching import pad
 from transformer_mt.text.vocabulary import BOS_ID, EOS_ID, PAD_ID, Vocabulary
@@ -168,15 +168,17 @@ class Translator:
         """Decodes in batches of similar length, and restores the order of the sources.
 
         Args:
-            sources: Source ids without end marks, none empty.
+            sources: Source ids without EOS, none empty.
             owners: The line that each source is a part of.
             advance: Called with the number of lines in each batch.
         """
-        was_training = self.model.training
-        self.model.eval()
         hypotheses: list[list[Hypothesis]] = [[] for _ in sources]
         order = sorted(range(len(sources)), key=lambda i: len(sources[i]), reverse=True)
-        with compute_settings(self.model.device, tf32=False), packed_weights(self.model):
+        with (
+            evaluation_mode(self.model),
+            compute_settings(self.model.device, tf32=False),
+            packed_weights(self.model),
+        ):
             while order:
                 longest = max(len(sources[order[0]]) + 1, MIN_BATCH_LENGTH)
                 rows = max(1, self.batch_tokens // (longest * self.options.beam_size))
@@ -186,7 +188,6 @@ class Translator:
                     hypotheses[i] = source_hypotheses
                 # A line counts once, with its first part.
                 advance(sum(i == 0 or owners[i] != owners[i - 1] for i in batch))
-        self.model.train(was_training)
         return hypotheses
 
     @torch.no_grad()
@@ -194,7 +195,7 @@ class Translator:
         """Finds the `beam_size` best hypotheses of each source, the best first, in one batch.
 
         Args:
-            sources: Source ids without end marks, none empty; the model is in evaluation mode.
+            sources: Source ids without EOS, none empty; the model is in evaluation mode.
 
         Returns:
             Hypotheses of each source; those of greedy search have NaN for a log-probability.
