@@ -65,7 +65,7 @@ COVERED_BY = {  # module: test files or tests, the quickest first
         "text/test_hub.py::test_no_hub_and_no_cache",
     ],
     "text/cleaning.py": ["text/test_cleaning.py"],
-    "text/prepared.py": ["text/test_prepared.py"],
+    "text/prepared.py": ["text/test_prepared_content.py", "text/test_prepared.py"],
     "checkpoints/checkpoint.py": ["checkpoints/test_checkpoint.py"],
     "checkpoints/run_directory.py": ["checkpoints/test_run_directory.py"],
     "checkpoints/state.py": ["checkpoints/test_state.py"],
@@ -80,8 +80,6 @@ COVERED_BY = {  # module: test files or tests, the quickest first
         COMPARED,
     ],
 }
-TOO_SLOW = ("text/test_prepared.py::test_killed_at_any_moment_it_is_complete_the_next_time",)
-"""Tests that are left out."""
 OPERATORS = {
     ast.Lt: ("<", "<="), ast.LtE: ("<=", "<"), ast.Gt: (">", ">="), ast.GtE: (">=", ">"),
     ast.Eq: ("==", "!="), ast.NotEq: ("!=", "=="), ast.Is: ("is", "is not"),
@@ -238,7 +236,6 @@ def run_tests(copy: Path, module: str) -> None:
     os.environ["PYTHONPATH"] = sys.path[0] = str(copy)
     options = ["-x", "-pno:cacheprovider", "-Wignore::pytest.PytestAssertRewriteWarning"]
     options += ["--hypothesis-seed=1", f"--basetemp={copy / 'tmp'}"]
-    options += [f"--deselect=tests/{test}" for test in TOO_SLOW]
     sys.exit(int(pytest.main([*options, *(f"tests/{test}" for test in COVERED_BY[module])])))
 
 

@@ -1,7 +1,6 @@
 """The prepared corpus: what is dropped, when it is reused, and that it is complete or absent."""
 
 import json
-import logging
 import os
 import shutil
 import subprocess
@@ -13,12 +12,10 @@ import numpy as np
 import pytest
 from conftest import command, tiny_config, tiny_values, write_copy_corpus, write_toml
 
-from transformer_mt.config import parse_config
 from transformer_mt.errors import ConfigError, DataError
 from transformer_mt.text import prepared as prepared_module
 from transformer_mt.text.corpus import load_text
 from transformer_mt.text.prepared import PreparedCorpus, prepare
-from transformer_mt.text.vocabulary import Vocabulary
 
 
 @pytest.fixture
@@ -273,93 +270,6 @@ def test_a_damaged_corpus_is_named(corpus_dir, tmp_path, name):
         prepare(config)
 
 
-def write_pairs(folder: Path, pairs: list[tuple[str, str]]) -> None:
-    """Writes the training text of a corpus of pairs."""
-    for column, language in enumerate(("de", "en")):
-        text = "".join(f"{pair[column]}\n" for pair in pairs)
-        (folder / f"train.{language}").write_text(text)
-
-
-@pytest.mark.parametrize("swapped", [False, True])
-@pytest.mark.parametrize(
-    ("changes", "pairs", "dropped"),
-    [
-        # A source may have two translations, and a translation two sources.
-        (
-            {"drop_duplicates": True},
-            [("a b", "x"), ("a b", "y"), ("a c", "x"), ("a b", "x"), ("a", "b x"), ("a b", "x")],
-            {3: "duplicate", 5: "duplicate"},
-        ),
-        ({}, [("a", "a"), ("a", "a"), ("\x07 a", "1")], {}),
-        ({}, [("", "a"), ("a", "b"), ("  ", "c"), ("", "")], {0: "empty", 2: "empty", 3: "empty"}),
-        # SentencePiece's own mark of a space is text, but holds no piece.
-        ({}, [("▁", "a"), ("a", "b"), ("b", "▁ ▁")], {0: "empty", 2: "empty"}),
-        ({"drop_identical": True}, [("a", "a"), ("a", "b")], {0: "identical sides"}),
-        ({"drop_control": True}, [("a\x07", "a"), ("a", "b")], {0: "control characters"}),
-        (
-            {"min_letters": 0.5},
-            [("ab", "a1"), ("ab", "a1 2"), ("1 2", "ab"), ("a 1", "b2")],
-            {1: "too few letters", 2: "too few letters"},
-        ),
-        (
-            {"max_length_ratio": 2.0},
-            [("ab", "abcde"), ("ab", "abcdef"), ("abc", "abc")],  # 3 pieces to 6 and to 7
-            {1: "length ratio over 2"},
-        ),
-        ({"max_length": 5}, [("abcd", "a"), ("abcde", "a"), ("a", "b")], {1: "over 5 pieces"}),
-    ],
-)
-def test_which_pairs_are_dropped(folder, swapped, changes, pairs, dropped):
-    """By hand, one piece per character: a limit itself is allowed, and both sides are checked.
-
-    Sabotage: compare only sources for duplicates; check one side; drop at the limit.
-    """
-    pairs = [pair[::-1] for pair in pairs] if swapped else pairs
-    write_pairs(folder, pairs)
-    values = {f"data__{key}": value for key, value in changes.items()}
-    prepared = prepare(tiny_config(folder, vocab__kind="char", **values))
-    assert prepared.report["dropped"] == dict(Counter(dropped.values()))
-    kept = [pair for i, pair in enumerate(pairs) if i not in dropped]
-    assert texts(prepared) == [tgt for _, tgt in kept]
-    sides = [prepared.pairs.src[i].tolist() for i in range(len(kept))]
-    assert sides == prepared.vocab.encode_src([src for src, _ in kept])
-    assert (prepared.report["pairs"], prepared.report["kept"]) == (len(pairs), len(kept))
-
-
-def test_the_report_by_hand(folder, caplog):
-    """Pieces per word, unknown pieces and the longest line, over both sides of what is kept.
-
-    The vocabulary lacks the letter q. Sabotage: count a side twice, or what is dropped.
-    """
-    write_pairs(folder, [("ab", "abc de"), ("a b", "c d e"), ("e", "a"), ("f g h", "f")])
-    caplog.set_level(logging.INFO)
-    first = prepare(tiny_config(folder, vocab__kind="char"))
-    assert caplog.messages[0] == "learning 292 pieces from 11 distinct words"
-    write_pairs(folder, [("ab", "abc qe"), ("a b", "c q eq ab"), ("e", "qaa"), ("", "f g h")])
-    prepared = prepare(tiny_config(folder, vocab__kind="char"), first.vocab)
-    counts = {
-        key: prepared.report[key] for key in ("pairs", "kept", "dropped", "unknown", "longest")
-    }
-    assert counts == {
-        "pairs": 4,
-        "kept": 3,
-        "dropped": {"empty": 1},
-        "unknown": 4,
-        "longest": 10,  # c q eq ab, each word with a piece before it
-    }
-    # Sources of 3 + 4 + 2 pieces and 1 + 2 + 1 words, targets of 7 + 10 + 4 and 2 + 4 + 1.
-    assert prepared.report["pieces_per_word"] == round(30 / 11, 3)
-    assert prepared.dropped == "1 empty" and first.dropped == "none"
-    seconds = prepared.report["seconds"]
-    assert seconds.keys() == {"reading", "vocabulary", "encoding"}
-    assert all(0 <= value < 60 for value in seconds.values())
-    assert caplog.messages[-2] == "3 training pairs of 4 (dropped: 1 empty)"
-    figures = "2.727 pieces per word, 4 unknown, longest 10 pieces; reading 0 s, "
-    assert caplog.messages[-1].startswith(figures)
-    assert prepared.pairs.src.lengths.tolist() == [4, 5, 3]
-    assert prepared.pairs.tgt.lengths.tolist() == [8, 11, 5]
-
-
 def test_chunks_change_nothing(folder, monkeypatch, tmp_path):
     """Encoded seven pairs at a time, all files are the same."""
     config = tiny_config(folder)
@@ -373,45 +283,6 @@ def test_chunks_change_nothing(folder, monkeypatch, tmp_path):
         del contents[prepared_module.REPORT]
     assert files == other_files
     assert parts.report["kept"] == 300 and parts.report["longest"] == whole.report["longest"]
-
-
-def test_the_digest_depends_on_ids_and_lines(folder):
-    """The same ids cut into other lines, or on the other side, give another digest."""
-    vocab = prepare(tiny_config(folder, vocab__kind="char")).vocab
-    digests = set()
-    for pairs in (
-        [("a a", "b"), ("a", "b")],
-        [("a", "b"), ("a a", "b")],
-        [("b", "a a"), ("b", "a")],
-    ):
-        write_pairs(folder, pairs)
-        digests.add(prepare(tiny_config(folder, vocab__kind="char"), vocab).digest)
-    assert len(digests) == 3
-
-
-@pytest.mark.parametrize(
-    ("sizes", "dtype"),
-    [((65_536, 300), "uint16"), ((300, 65_537), "int32"), ((65_537, 300), "int32")],
-)
-def test_ids_are_as_narrow_as_the_vocabulary_allows(folder, monkeypatch, sizes, dtype):
-    """Two bytes hold 65,536 different ids; the larger vocabulary decides for both sides."""
-    for name, size in zip(("src_size", "tgt_size"), sizes, strict=True):
-        monkeypatch.setattr(Vocabulary, name, property(lambda self, size=size: size))
-    prepared = prepare(tiny_config(folder))
-    assert prepared.report["dtype"] == dtype
-    assert prepared.pairs.src.ids.dtype == prepared.pairs.tgt.ids.dtype == np.dtype(dtype)
-
-
-def test_each_language_has_its_own_vocabulary_or_both_one(folder):
-    """Learned from its own side, without dropped pairs; a shared one from both."""
-    write_pairs(folder, [("ab ab", "cd"), ("ba", "dc"), ("xyz", "")])
-    values = tiny_values(folder, vocab__kind="char", vocab__shared=False)
-    values["model"]["tie_embeddings"] = False
-    vocab = prepare(parse_config(values, "test")).vocab
-    sides = vocab.src_pieces(range(vocab.src_size)), vocab.tgt_pieces(range(vocab.tgt_size))
-    assert [set(side[4:]) for side in sides] == [{"▁", "a", "b"}, {"▁", "c", "d"}]
-    shared = prepare(tiny_config(folder, vocab__kind="char")).vocab
-    assert shared.shared and set(shared.src_pieces(range(4, shared.src_size))) == set("▁abcd")
 
 
 def test_a_partial_directory_of_a_killed_process_is_replaced(folder):

@@ -12,9 +12,10 @@ import pytest
 import torch
 from conftest import tiny_config
 
-from transformer_mt.checkpoints.checkpoint import load_checkpoint
+from transformer_mt.checkpoints.checkpoint import STATE, load_checkpoint
 from transformer_mt.checkpoints.run_directory import list_checkpoints, load_newest
 from transformer_mt.errors import CheckpointError, Interrupted
+from transformer_mt.system.files import read_manifest, sha256, write_manifest
 from transformer_mt.training import trainer as trainer_module
 from transformer_mt.training.engine import Engine
 from transformer_mt.training.run import build_trainer, train
@@ -178,3 +179,15 @@ def test_a_prune_that_fails_is_not_a_failed_save(corpus_dir, tmp_path, monkeypat
 
 def no_space(*arguments: object) -> None:
     raise OSError(28, "No space left on device")
+
+
+def test_a_missing_digest_of_the_validation_text_is_added(corpus_dir, tmp_path):
+    """An older checkpoint has none; the run that resumes it records it."""
+    progress = train(tiny_config(corpus_dir, train__max_steps=2), tmp_path / "run")
+    [path] = list_checkpoints(tmp_path / "run")
+    state = json.loads((path / STATE).read_text())
+    del state["progress"]["valid_digest"]
+    (path / STATE).write_text(json.dumps(state))
+    write_manifest(path, {**read_manifest(path), STATE: sha256(path / STATE)})
+    resumed = train(tiny_config(corpus_dir, train__max_steps=3), tmp_path / "run")
+    assert resumed.valid_digest == progress.valid_digest != ""
