@@ -3,9 +3,9 @@
 stop_at.py [--place PLACE:N] [--signal NUMBER] [--fake LOG] CHUNK_LINES ARGUMENTS...
 
 Places: `translated`, when the Nth chunk of this process is translated and not yet written;
-`written`, when it is written; `code`, before the Nth line of code that runs while chunks are written
-and files are completed. With --fake, a chunk is not translated but reversed, in 20 ms, and its first
-line is added to LOG.
+`written`, when it is written; `code`, before the Nth line of code that runs while chunks are
+written and files are completed. With --fake, a chunk is not translated but reversed, in 20 ms, and
+its first line is added to LOG.
 """
 
 import argparse
@@ -72,17 +72,30 @@ def fake(log: str):
     return translate_chunk
 
 
+def install(set_, chunk_lines: int, place: str, number: int, log: str | None = None) -> None:
+    """Patches the program.
+
+    Args:
+        set_: `setattr`, or a fixture's that is undone.
+        chunk_lines: Lines in a chunk.
+        place: Where to stop.
+        number: The signal to stop with.
+        log: See `--fake`.
+    """
+    stop = Stop(place, number)
+    translate_chunk = fake(log) if log else Translator.translate_chunk
+    set_(translator, "CHUNK_LINES", chunk_lines)
+    set_(Translator, "translate_chunk", stop.after("translated", translate_chunk))
+    writer = resumable.ChunkWriter
+    set_(writer, "write", stop.after("written", writer.write))
+    if stop.place == "code":
+        sys.settrace(stop.trace)
+
+
 def main() -> None:
     """Patches the program and runs its command line."""
     options = OPTIONS.parse_args()
-    stop = Stop(options.place, options.signal)
-    translator.CHUNK_LINES = options.chunk_lines
-    if options.fake:
-        Translator.translate_chunk = fake(options.fake)
-    Translator.translate_chunk = stop.after("translated", Translator.translate_chunk)
-    resumable.ChunkWriter.write = stop.after("written", resumable.ChunkWriter.write)
-    if stop.place == "code":
-        sys.settrace(stop.trace)
+    install(setattr, options.chunk_lines, options.place, options.signal, options.fake)
     sys.argv = ["transformer-mt", *options.arguments]
     cli.main()
 

@@ -1,5 +1,6 @@
 """A translation that was stopped goes on where it was, and ends as if it had not been stopped."""
 
+import gzip
 import os
 import random
 import re
@@ -8,18 +9,28 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from conftest import copy_lines, run_program
+from conftest import copy_lines
+from stop_at import install
+
+from transformer_mt.cli import main
 
 STOP_AT = Path(__file__).with_name("stop_at.py")
 CHUNK = 8
 
 
-def program(*arguments: object, place: str = "none:0", number: int = signal.SIGKILL) -> list[str]:
-    """Gives a command line that stops at a place, with small chunks."""
-    options = ["--place", place, "--signal", str(int(number)), str(CHUNK)]
+def program(*arguments: object, place: str = "none:0", model: bool = False) -> list[str]:
+    """Gives a command line that is killed at a place, with small chunks.
+
+    Args:
+        arguments: The command line.
+        place: As in stop_at.py.
+        model: Whether the model translates; otherwise lines are reversed.
+    """
+    options = ["--place", place, *(() if model else ("--fake", os.devnull)), str(CHUNK)]
     return [sys.executable, str(STOP_AT), *options, *map(str, arguments)]
 
 
@@ -29,75 +40,109 @@ def run(*arguments: object, **options) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.fixture(scope="module")
-def texts(untrained_run, tmp_path_factory) -> tuple[Path, Path, bytes]:
-    """Gives an input of ten chunks, the last of three lines, and its undisturbed translation."""
-    folder = tmp_path_factory.mktemp("texts")
+@dataclass
+class Result:
+    """What a command gave."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+@pytest.fixture
+def call(monkeypatch, capfd):
+    """Runs a command in this process: SIGKILL needs one of its own, other signals do not."""
+
+    def call(
+        *arguments: object,
+        place: str = "none:0",
+        number: int = signal.SIGTERM,
+        model: bool = False,
+    ) -> Result:
+        with monkeypatch.context() as patch:
+            install(patch.setattr, CHUNK, place, number, None if model else os.devnull)
+            patch.setattr("transformer_mt.cli.exit_on_closed_stdout", lambda: None)
+            patch.setattr(sys, "argv", ["transformer-mt", *map(str, arguments)])
+            try:
+                main()
+                code = 0
+            except SystemExit as stop:
+                code = int(stop.code or 0)
+        return Result(code, *capfd.readouterr())
+
+    return call
+
+
+@pytest.fixture
+def texts(untrained_run, tmp_path) -> tuple[Path, Path, bytes]:
+    """Gives a run, an input of ten chunks, the last of three lines, and its lines reversed."""
+    folder = tmp_path / "texts"
+    folder.mkdir()
     lines = copy_lines(9 * CHUNK + 3, 21)
-    lines[4], lines[30] = "", "longer than sixty pieces " * 9
+    lines[4], lines[11] = "", "longer than sixty pieces " * 4
     (folder / "in.de").write_text("".join(f"{line}\n" for line in lines))
-    done = run("translate", untrained_run, "--input", folder / "in.de", "--output", folder / "out")
-    assert done.returncode == 0, done.stderr
-    assert sorted(os.listdir(folder)) == ["in.de", "out"]
-    return untrained_run, folder / "in.de", (folder / "out").read_bytes()
+    reversed_lines = "".join(f"{line[::-1]}\n" for line in lines)
+    return untrained_run, folder / "in.de", reversed_lines.encode()
 
 
-@pytest.mark.parametrize("suffix", ["", ".gz"])
-def test_killed_and_run_again(texts, tmp_path, suffix):
+def test_killed_and_run_again(texts, tmp_path, call):
     """SIGKILL between chunks and within one: equal bytes, nothing left behind, chunks not redone.
 
-    Sabotage: do not truncate the partial file; count lines before they are on disk.
+    Sabotage: do not truncate the partial file; do not skip the finished lines.
     """
-    run_dir, source, expected = texts
-    output = tmp_path / f"out{suffix}"
+    run_dir, source, _ = texts
+    (tmp_path / "out").mkdir()
+    output = tmp_path / "out" / "text.gz"
     command = ["translate", run_dir, "--input", source, "--output", output]
-    assert run(*command, place="written:2").returncode == -signal.SIGKILL
-    partial = tmp_path / f".out{suffix}.partial"
-    with partial.open("ab") as file:
+    assert run(*command, place="written:2", model=True).returncode == -signal.SIGKILL
+    with output.with_name(".text.gz.partial").open("ab") as file:
         file.write(b"half a chu")  # was not yet counted
-    assert run(*command, place="translated:3").returncode == -signal.SIGKILL
+    assert run(*command, place="translated:3", model=True).returncode == -signal.SIGKILL
     assert not output.exists()
-    done = run(*command)
+    done = call(*command, model=True)
     assert done.returncode == 0, done.stderr
     assert f"{output}: going on after {4 * CHUNK} finished lines" in done.stderr
-    assert f"{9 * CHUNK + 3 - 4 * CHUNK} lines in " in done.stderr
+    assert f"{5 * CHUNK + 3} lines in " in done.stderr
     assert "1 lines exceeded the maximum length" in done.stderr
-    assert os.listdir(tmp_path) == [output.name]
-    unpacked = subprocess.run(["gzip", "-dc", output], capture_output=True).stdout
-    assert (unpacked if suffix else output.read_bytes()) == expected
+    assert os.listdir(output.parent) == [output.name]
+    undisturbed = tmp_path / "undisturbed.gz"
+    assert call(*command[:-1], undisturbed, model=True).returncode == 0
+    assert output.read_bytes() == undisturbed.read_bytes()
+    assert gzip.decompress(output.read_bytes()).count(b"\n") == 9 * CHUNK + 3
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_stopped_by_a_signal(texts, tmp_path, number, code):
+def test_stopped_by_a_signal(texts, tmp_path, call, number, code):
     """The message says where the work is and how to go on. Sabotage: delete it on errors."""
     run_dir, source, expected = texts
     command = ["translate", run_dir, "--input", source, "--output", tmp_path / "out"]
-    done = run(*command, place="translated:4", number=number)
+    done = call(*command, place="translated:4", number=number)
     assert done.returncode == code and "Traceback" not in done.stderr
     kept = tmp_path / ".out.partial"
     message = f"{3 * CHUNK} finished lines are kept in {kept}; run the same command again to go on"
     assert done.stderr.splitlines()[-1] == f"warning: stopped: {message}"
-    assert run(*command).returncode == 0 and (tmp_path / "out").read_bytes() == expected
+    assert call(*command).returncode == 0 and (tmp_path / "out").read_bytes() == expected
 
 
-def test_anything_changed_starts_over(texts, tmp_path):
-    """Input, options and checkpoint; the message says which. Sabotage: leave one out of the task."""
-    run_dir, source, _ = texts
+def test_anything_changed_starts_over(texts, tmp_path, call):
+    """The message says what changed. Sabotage: leave the input's digest out of the task."""
+    run_dir, source, expected = texts
     copied = tmp_path / "in.de"
     copied.write_bytes(source.read_bytes())
     command = ["translate", run_dir, "--input", copied, "--output", tmp_path / "out"]
-    assert run(*command, place="written:2").returncode == -signal.SIGKILL
+    assert call(*command, place="written:2").returncode == 143
     copied.write_bytes(b"another line\n" + source.read_bytes())
     changed = [*command, "--batch-tokens", 100]
-    done = run(*changed)
+    done = call(*changed)
     assert done.returncode == 0, done.stderr
-    text = f"starting over; {2 * CHUNK} finished lines were made with another batch tokens and input"
+    text = (
+        f"starting over; {2 * CHUNK} finished lines were made with another batch tokens and input"
+    )
     assert text in done.stderr
-    undisturbed = run("translate", run_dir, "--input", copied, "--batch-tokens", 100)
-    assert (tmp_path / "out").read_text() == undisturbed.stdout
+    assert (tmp_path / "out").read_bytes() == b"enil rehtona\n" + expected
 
 
-def test_finished_files_are_skipped(texts, tmp_path):
+def test_finished_files_are_skipped(texts, tmp_path, call):
     """Of several, stopped in the second: the first is not translated again, unless it changed."""
     run_dir, source, expected = texts
     names = ["a.de", "b.de", "c.de"]
@@ -105,20 +150,19 @@ def test_finished_files_are_skipped(texts, tmp_path):
         (tmp_path / name).write_bytes(source.read_bytes())
     inputs = [word for name in names for word in ("--input", tmp_path / name)]
     command = ["translate", run_dir, *inputs, "--output-dir", tmp_path / "out"]
-    assert run(*command, place="written:13", number=signal.SIGTERM).returncode == 143
+    assert call(*command, place="written:13", number=signal.SIGTERM).returncode == 143
     assert (tmp_path / "out" / "a.en").read_bytes() == expected
-    done = run(*command, place="written:13")  # kills only if the first is translated again
-    assert done.returncode == -signal.SIGKILL or done.returncode == 0
-    assert f"{tmp_path / 'out' / 'a.en'}: already complete" in done.stderr
-    done = run(*command)
+    done = call(*command)
     assert done.returncode == 0, done.stderr
+    assert f"{tmp_path / 'out' / 'a.en'}: already complete" in done.stderr
+    assert done.stderr.count("lines in ") == 2
     assert sorted(os.listdir(tmp_path / "out")) == ["a.en", "b.en", "c.en"]
     assert all((tmp_path / "out" / f"{x}.en").read_bytes() == expected for x in "abc")
 
 
 @pytest.mark.slow
 def test_killed_at_any_line_of_code(texts, tmp_path):
-    """While chunks are written and files completed. Sabotage: write the journal before the chunk."""
+    """While chunks are written and files completed. Sabotage: journal before the chunk."""
     run_dir, source, expected = texts
     command = ["translate", run_dir, "--input", source, "--output", tmp_path / "out"]
     killed = 0
@@ -128,7 +172,7 @@ def test_killed_at_any_line_of_code(texts, tmp_path):
         done = run(*command)
         assert done.returncode == 0, done.stderr
         assert (tmp_path / "out").read_bytes() == expected
-        assert os.listdir(tmp_path) == ["out"]
+        assert sorted(os.listdir(tmp_path)) == ["out", "texts"]
     assert killed > 15
 
 
@@ -179,7 +223,10 @@ def test_two_processes_with_one_output(texts, tmp_path):
     assert done.returncode == 2 and first.returncode == 0
     assert re.search(rf"error: {tmp_path}/out: process \d+ is writing it", done.stderr)
     assert "translating with" not in done.stderr
-    assert (tmp_path / "out").read_bytes() == expected and os.listdir(tmp_path) == ["out"]
+    assert (tmp_path / "out").read_bytes() == expected and sorted(os.listdir(tmp_path)) == [
+        "out",
+        "texts",
+    ]
 
 
 @pytest.mark.slow
@@ -209,13 +256,13 @@ def test_a_full_disk(texts, tmp_path):
     assert (tmp_path / "out").read_bytes() == expected
 
 
-def test_a_stream_as_input_keeps_nothing(texts, tmp_path):
+def test_a_stream_as_input_keeps_nothing(texts, tmp_path, call, monkeypatch):
     """Stopped or not: stdin cannot be read again."""
     run_dir, source, expected = texts
-    command = program("translate", run_dir, "--output", tmp_path / "out", place="translated:3")
-    with source.open("rb") as file:
-        assert subprocess.run(command, stdin=file, capture_output=True).returncode
-    done = run_program("translate", run_dir, "--output", tmp_path / "out", stdin=b"abc\n\n")
-    assert done.returncode == 0, done.stderr.decode()
-    assert (tmp_path / "out").read_bytes().count(b"\n") == 2 and expected
-    assert os.listdir(tmp_path) == ["out"]
+    command = ["translate", run_dir, "--output", tmp_path / "out"]
+    for place, code in (("translated:3", 143), ("none:0", 0)):
+        with source.open() as file:
+            monkeypatch.setattr("sys.stdin", file)
+            assert call(*command, place=place).returncode == code
+        assert not list(tmp_path.glob(".*"))
+    assert (tmp_path / "out").read_bytes() == expected

@@ -26,7 +26,10 @@ def test_counts_of_a_file(model, tmp_path, caplog):
     """Lines read, split and repaired, although several translations of each are written."""
     long = " ".join(LINES).encode()
     (tmp_path / "in").write_bytes(b"ab\xff\n" + long + b"\n\n" + b"cd")
-    translator, output = model.translator(SearchOptions(beam_size=2)), check_output(tmp_path / "out")
+    translator, output = (
+        model.translator(SearchOptions(beam_size=2)),
+        check_output(tmp_path / "out"),
+    )
     with caplog.at_level(logging.INFO, "transformer_mt"):
         counts = translate_stream(
             translator, tmp_path / "in", output, OutputOptions(n_best=2, with_scores=True)
