@@ -123,7 +123,7 @@ def program(
 
     \b
     transformer-mt train configs/wmt16-base.toml
-    transformer-mt translate checkpoints/wmt16-base < in.de > out.en
+    transformer-mt translate checkpoints/wmt16-base --input in.de --output out.en
     transformer-mt evaluate checkpoints/wmt16-base
     """
 
