@@ -3,23 +3,25 @@
 Beside an output NAME lie, until it is complete:
 
     .NAME.partial    the finished chunks
-    .NAME.journal    what they were made from, and how many lines and bytes of them are on disk
+    .NAME.journal    JSON lines: what they are made from, then size and digest of each chunk
 
-A chunk is on disk before the journal counts it, so whatever stops the process, the partial file
-holds at least what the journal says, and a later process cuts off what it holds beyond that.
+A chunk is written before the journal names it, so a killed process leaves at most one chunk that
+the journal does not know, and a later process cuts it off. Neither file is forced to disk chunk by
+chunk, which costs up to a few percent of the time on a fast GPU: after a power failure the digests
+tell which chunks reached the disk.
 """
 
+import hashlib
 import json
 import logging
-import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any, BinaryIO
 
-from transformer_mt.errors import CheckpointError, DataError, Interrupted, OutputError
+from transformer_mt.errors import DataError, Interrupted, OutputError
 from transformer_mt.system.compression import compress
-from transformer_mt.system.files import atomic_file, canonical_json, read_json, sha256
+from transformer_mt.system.files import atomic_file, canonical_json, sha256
 from transformer_mt.system.outputs import Output, open_output
 
 logger = logging.getLogger(__name__)
@@ -31,21 +33,20 @@ Task = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Finished:
-    """What has been written.
+class Chunk:
+    """A finished chunk of lines.
 
     Attributes:
-        lines: Lines of the input that are translated.
+        lines: Lines of the input.
+        lines_split: Those that were translated in parts.
         bytes: Bytes of the output.
-        lines_split: Lines that were translated in parts.
+        sha256: Their digest.
     """
 
-    lines: int = 0
-    bytes: int = 0
-    lines_split: int = 0
-
-
-NOTHING = Finished()
+    lines: int
+    lines_split: int
+    bytes: int
+    sha256: str
 
 
 @dataclass(frozen=True)
@@ -54,12 +55,12 @@ class Journal:
 
     Attributes:
         task: What it is made from.
-        finished: How much of it is on disk.
+        chunks: Its finished chunks, in order.
         sha256: Its digest once it is complete.
     """
 
     task: Task
-    finished: Finished
+    chunks: list[Chunk]
     sha256: str | None = None
 
 
@@ -68,42 +69,47 @@ class ChunkWriter:
 
     Args:
         file: What to write into, at its end.
-        output: The output that it is a part of.
-        task: What the output is made from; None keeps no journal.
-        finished: What the file holds already.
+        suffix: How to compress, as in the output's name.
+        chunks: Those that the file holds already.
+        journal: File to which a line is added for each chunk; None for none.
 
     Attributes:
-        finished: What it holds now.
+        lines: Lines of the input that are finished.
+        lines_split: Those that were translated in parts.
     """
 
     def __init__(
-        self, file: BinaryIO, output: Output, task: Task | None, finished: Finished = NOTHING
+        self,
+        file: BinaryIO,
+        suffix: str,
+        chunks: Sequence[Chunk] = (),
+        journal: BinaryIO | None = None,
     ) -> None:
-        self._file, self._output, self._task, self.finished = file, output, task, finished
+        self._file, self._suffix, self._journal = file, suffix, journal
+        self._is_empty = not chunks
+        self.lines = sum(chunk.lines for chunk in chunks)
+        self.lines_split = sum(chunk.lines_split for chunk in chunks)
 
     def write(self, text: str, lines: int, lines_split: int) -> None:
-        """Writes the translation of a chunk; with a journal, it is on disk when this returns.
+        """Writes the translation of a chunk; it survives the process when this returns.
 
         Args:
             text: Lines of output.
             lines: Lines of input that were translated.
             lines_split: Those of them that were translated in parts.
         """
-        data = compress(text.encode("utf-8"), self._output.suffix)
+        data = compress(text.encode("utf-8"), self._suffix)
+        self._is_empty = False
         self._file.write(data)
         self._file.flush()  # the reader of a pipe may be waiting for these lines
-        self.finished = Finished(
-            self.finished.lines + lines,
-            self.finished.bytes + len(data),
-            self.finished.lines_split + lines_split,
-        )
-        if self._task is not None:
-            os.fsync(self._file.fileno())
-            _write_journal(self._output, Journal(self._task, self.finished))
+        if self._journal is not None:
+            digest = hashlib.sha256(data).hexdigest()
+            _add_line(self._journal, asdict(Chunk(lines, lines_split, len(data), digest)))
+        self.lines, self.lines_split = self.lines + lines, self.lines_split + lines_split
 
     def end(self) -> None:
         """Makes a compressed output without any chunk a valid file."""
-        if not self.finished.bytes and self._output.suffix:
+        if self._is_empty and self._suffix:
             self.write("", 0, 0)
 
 
@@ -121,60 +127,77 @@ def open_chunk_writer(output: Output, task: Task | None) -> Iterator[ChunkWriter
     """
     if task is None or output.target is None:
         with open_output(output) as file:
-            writer = ChunkWriter(file, output, None)
+            writer = ChunkWriter(file, output.suffix)
             yield writer
             writer.end()
         return
-    finished = _resume_point(output, task)
+    chunks = _finished_chunks(output, task)
+    lines = sum(chunk.lines for chunk in chunks)
     try:
-        with output.open_partial(finished.bytes) as file:
-            writer = ChunkWriter(file, output, task, finished)
+        with (
+            output.open_partial(sum(chunk.bytes for chunk in chunks)) as file,
+            _open_journal(output, Journal(task, chunks)) as journal,
+        ):
+            writer = ChunkWriter(file, output.suffix, chunks, journal)
             try:
                 yield writer
                 writer.end()
             finally:
-                finished = writer.finished
-        _write_journal(output, Journal(task, finished, sha256(output.partial)))
+                lines = writer.lines
+            _add_line(journal, {"sha256": sha256(output.partial)})
         output.commit()
     except DataError as error:  # the input cannot be read to its end
-        raise DataError(f"{error}; {_keep(output, finished)}") from None
+        raise DataError(f"{error}; {_keep(output, lines)}") from None
     except OSError as error:
         reason = error.strerror or error
-        raise OutputError(f"{output.name}: {reason}; {_keep(output, finished)}") from None
+        raise OutputError(f"{output.name}: {reason}; {_keep(output, lines)}") from None
     except Interrupted:
-        logger.warning("stopped: %s", _keep(output, finished))
+        logger.warning("stopped: %s", _keep(output, lines))
         raise
     except BaseException:
-        _keep(output, finished)
+        _keep(output, lines)
         raise
 
 
-def _keep(output: Output, finished: Finished) -> str:
+def _keep(output: Output, lines: int) -> str:
     """Keeps what is finished, and says where it is and how to go on."""
-    if not finished.lines:
+    if not lines:
         discard(output)
         return "no chunk of lines was finished"
     return (
-        f"{finished.lines:,} finished lines are kept in {output.partial};"
+        f"{lines:,} finished lines are kept in {output.partial};"
         " run the same command again to go on"
     )
 
 
-def _resume_point(output: Output, task: Task) -> Finished:
-    """Decides how much of a partial file is used, and says why if it is not."""
+def _finished_chunks(output: Output, task: Task) -> list[Chunk]:
+    """Lists the chunks of the partial file that can be used, and says why if none can."""
     journal = _read_journal(output)
     if journal is None:
-        return NOTHING
+        return []
+    lines = sum(chunk.lines for chunk in journal.chunks)
     if changes := _changed(journal.task, task):
         logger.warning(
-            f"{output.name}: starting over; {journal.finished.lines:,} finished lines were made"
+            f"{output.name}: starting over; {lines:,} finished lines were made"
             f" with another {' and '.join(changes)}"
         )
-        return NOTHING
-    if not output.partial.is_file() or output.partial.stat().st_size < journal.finished.bytes:
-        return NOTHING  # what the journal counted was moved away
-    logger.info(f"{output.name}: going on after {journal.finished.lines:,} finished lines")
-    return journal.finished
+        return []
+    chunks = _intact_chunks(output, journal.chunks)
+    if chunks:
+        lines = sum(chunk.lines for chunk in chunks)
+        logger.info(f"{output.name}: going on after {lines:,} finished lines")
+    return chunks
+
+
+def _intact_chunks(output: Output, chunks: list[Chunk]) -> list[Chunk]:
+    """Lists the chunks before the first one whose bytes are not in the partial file."""
+    if not output.partial.is_file():
+        return []
+    with output.partial.open("rb") as file:
+        for number, chunk in enumerate(chunks):
+            if hashlib.sha256(file.read(chunk.bytes)).hexdigest() != chunk.sha256:
+                return chunks[:number]
+    return chunks
 
 
 def is_complete(output: Output, task: Task) -> bool:
@@ -201,22 +224,43 @@ def _changed(old: Task, new: Task) -> list[str]:
     return [name.replace("_", " ") for name in names if old.get(name) != new.get(name)]
 
 
-def _write_journal(output: Output, journal: Journal) -> None:
-    with atomic_file(output.beside("journal")) as file:
-        file.write(canonical_json({"format": JOURNAL_FORMAT, **asdict(journal)}))
+def _add_line(journal: BinaryIO, value: dict[str, Any]) -> None:
+    journal.write(json.dumps(value).encode() + b"\n")
+    journal.flush()
+
+
+def _open_journal(output: Output, journal: Journal) -> BinaryIO:
+    """Replaces the journal of an output and opens it for more lines."""
+    path = output.beside("journal")
+    with atomic_file(path) as file:
+        _add_line(file, {"format": JOURNAL_FORMAT, "task": journal.task})
+        for chunk in journal.chunks:
+            _add_line(file, asdict(chunk))
+    return path.open("ab")
 
 
 def _read_journal(output: Output) -> Journal | None:
-    """Reads the journal of an output; one that is damaged is as good as none."""
+    """Reads the journal of an output up to the first line that is damaged or half-written."""
     if output.target is None or not output.beside("journal").exists():
         return None
+    header, *rows = output.beside("journal").read_bytes().split(b"\n")
+    chunks: list[Chunk] = []
     try:
-        values = read_json(output.beside("journal"))
-        if values.pop("format") != JOURNAL_FORMAT:
+        values = json.loads(header)
+        if values["format"] != JOURNAL_FORMAT:
             return None
-        return Journal(values["task"], Finished(**values["finished"]), values["sha256"])
-    except (CheckpointError, KeyError, TypeError, AttributeError):
+        task = dict(values["task"])
+    except (ValueError, KeyError, TypeError):
         return None
+    for row in rows:
+        try:
+            values = json.loads(row)
+            if values.keys() == {"sha256"}:
+                return Journal(task, chunks, values["sha256"])
+            chunks.append(Chunk(**values))
+        except (ValueError, TypeError, AttributeError):
+            break
+    return Journal(task, chunks)
 
 
 def normalized(task: Task) -> Task:

@@ -68,7 +68,7 @@ def translate_stream(
     total = count_lines(input_path) if shows_progress() and not hidden else None
     with open_input(input_path) as source, open_chunk_writer(output, task) as writer:
         reader = LineReader(source, str(input_path or "stdin"))
-        resumed, position = writer.finished.lines, 0
+        resumed, position = writer.lines, 0
         name = input_path.name if input_path else "translating"
         with Progress(name, "lines", total, resumed, hidden) as progress:
             for chunk in reader.chunks(translator.chunk_lines):
@@ -82,7 +82,7 @@ def translate_stream(
     counts = StreamCounts(
         position,
         resumed,
-        writer.finished.lines_split,
+        writer.lines_split,
         reader.lines_replaced,
         reader.bom_dropped,
         time.monotonic() - began,
