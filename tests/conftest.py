@@ -152,6 +152,15 @@ def copy_run(corpus_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
     return run_dir
 
 
+@pytest.fixture(scope="session")
+def untrained_run(corpus_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Gives a run of one step, for tests that compare bytes of translations and not their sense."""
+    run_dir = tmp_path_factory.mktemp("runs") / "untrained"
+    sizes = {"model__d_model": 16, "model__d_ff": 32, "data__train": "train[:600]"}
+    train(tiny_config(corpus_dir, train__max_steps=1, train__save_every=1, **sizes), run_dir)
+    return run_dir
+
+
 @pytest.fixture(autouse=True)
 def _messages():
     """Removes the handlers that a command has installed in this process."""

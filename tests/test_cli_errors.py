@@ -228,7 +228,10 @@ def test_usage(monkeypatch, capsys):
     for arguments in ((), ("--help",)):
         code, out, err = call(monkeypatch, capsys, *arguments)
         assert code == 0 and not err
-        assert "\n  transformer-mt translate checkpoints/wmt16-base < in.de > out.en\n" in out
+        assert (
+            "\n  transformer-mt translate checkpoints/wmt16-base --input in.de --output out.en\n"
+            in out
+        )
     code, out, _ = call(monkeypatch, capsys, "--version")
     assert code == 0 and out.startswith("transformer-mt ") and f"torch {torch.__version__}" in out
 

@@ -13,13 +13,20 @@ from typing import Annotated
 import typer
 
 from transformer_mt.errors import ConfigError, Interrupted, TransformerMTError
+from transformer_mt.system.outputs import check_output
 from transformer_mt.system.process_settings import exit_on_closed_stdout, limit_kernel_caches
+from transformer_mt.system.signals import interrupt_on_signals
 from transformer_mt.system.streams import require_input
 from transformer_mt.translation.options import (
     DEFAULT_LOAD,
+    DEFAULT_OUTPUT,
     DEFAULT_SEARCH,
+    FileOptions,
     LoadOptions,
+    OutputFormat,
+    OutputOptions,
     SearchOptions,
+    TranslateOptions,
 )
 from transformer_mt.version import __version__
 
@@ -116,7 +123,7 @@ def program(
 
     \b
     transformer-mt train configs/wmt16-base.toml
-    transformer-mt translate checkpoints/wmt16-base < in.de > out.en
+    transformer-mt translate checkpoints/wmt16-base --input in.de --output out.en
     transformer-mt evaluate checkpoints/wmt16-base
     """
 
@@ -179,11 +186,20 @@ def prepare(
 def translate(
     paths: RunsArgument,
     input_: Annotated[
-        Path | None,
-        typer.Option("--input", help="Text to translate, one sentence per line. Default: stdin."),
+        list[Path] | None,
+        typer.Option(
+            "--input",
+            help="Text, one sentence per line; also .gz, .xz, .zst; may be repeated with"
+            " --output-dir. Default: stdin.",
+        ),
     ] = None,
     output: Annotated[
-        Path | None, typer.Option("--output", help="File for the translation. Default: stdout.")
+        Path | None,
+        typer.Option("--output", help="File for the translation. Default: stdout, also as -."),
+    ] = None,
+    output_dir: Annotated[
+        Path | None,
+        typer.Option(help="Folder for the translation of each --input: a.de.gz gives a.en.gz."),
     ] = None,
     beam_size: BeamOption = DEFAULT_SEARCH.beam_size,
     length_penalty: PenaltyOption = DEFAULT_SEARCH.length_penalty,
@@ -194,6 +210,10 @@ def translate(
     scores: Annotated[
         bool, typer.Option("--scores", help="Write score and tab before each translation.")
     ] = False,
+    format_: Annotated[
+        OutputFormat,
+        typer.Option("--format", help="jsonl: one object with line, rank, score and text each."),
+    ] = DEFAULT_OUTPUT.format,
     precision: PrecisionOption = DEFAULT_LOAD.precision,
     batch_tokens: BatchOption = None,
     max_length: LengthOption = None,
@@ -203,28 +223,37 @@ def translate(
 ) -> None:
     """Translate text line by line: as many lines out as in, or --n-best times as many.
 
+    With --input and --output or --output-dir, the same command again continues a stopped one.
+
     \b
-    transformer-mt translate checkpoints/wmt16-base < in.de > out.en
-    transformer-mt translate checkpoints/wmt16-base --beam-size 4 --input in.de --output out.en
+    transformer-mt translate checkpoints/wmt16-base --input in.de --output out.en
+    transformer-mt translate checkpoints/wmt16-base --beam-size 4 < in.de > out.en
+    transformer-mt translate checkpoints/wmt16-base --input a.de --input b.de.gz --output-dir out
     """
     if n_best > beam_size:
         raise ConfigError(f"--n-best {n_best} needs --beam-size {n_best} or more")
-    require_input(input_)
+    file_options = FileOptions(input_ or [], output, output_dir)
+    written = OutputOptions(n_best, scores, format_)
+    search = SearchOptions(beam_size, length_penalty, written.needs_scores, batch_tokens)
+    options = TranslateOptions(LoadOptions(device, precision, max_length, raw), search, written)
     from transformer_mt.system.console import show_messages
-    from transformer_mt.translation import loading, stream
+    from transformer_mt.translation import files, loading, stream
 
     show_messages(quiet)
-    if output is None:
-        exit_on_closed_stdout()
     checkpoints = loading.find_checkpoints(paths)
-    options = LoadOptions(device, precision, max_length, raw)
-    model = loading.build_translation_model(checkpoints, options)
-    translator = model.translator(SearchOptions(beam_size, length_penalty, scores, batch_tokens))
-    logger.info(f"translating with {model.name}")
-    if input_ is None and sys.stdin.isatty():
-        stream.translate_interactively(translator, checkpoints[0].config.data.src_lang)
-    else:
-        stream.translate_stream(translator, input_, output, n_best, scores)
+    data = checkpoints[0].config.data
+    with (
+        interrupt_on_signals(),
+        files.plan_files(file_options, data.src_lang, data.tgt_lang) as plan,
+    ):
+        if any(pair.output.target is None for pair in plan.pairs):
+            exit_on_closed_stdout()
+        model = loading.build_translation_model(checkpoints, options.load)
+        logger.info(f"translating with {model.name}")
+        if not input_ and sys.stdin.isatty():
+            stream.translate_interactively(model.translator(search), data.src_lang)
+        else:
+            files.translate_files(model, plan, options)
 
 
 @app.command()
@@ -282,6 +311,7 @@ def evaluate(
     if not paths and (hypotheses is None or not (src or test_set)):
         raise ConfigError("name a run, or --hypotheses with --src and --ref or with --test-set")
     require_input(hypotheses)
+    output = check_output(save, [src, ref, hypotheses, baseline]) if save else None
     from transformer_mt.evaluation.report import evaluate_system
     from transformer_mt.system.console import show_messages
     from transformer_mt.text.test_sets import load_test_set
@@ -295,7 +325,7 @@ def evaluate(
         search=SearchOptions(beam_size, length_penalty, batch_tokens=batch_tokens),
         load=LoadOptions(device, precision, max_length, raw),
         ter=ter,
-        save=save,
+        save=output,
     )
     print(json.dumps(report.to_dict()) if json_ else report.format(samples))
     if seconds := report.system.seconds:

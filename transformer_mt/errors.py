@@ -3,6 +3,7 @@
     TransformerMTError        one line on stderr, exit code 2
     ├── ConfigError           a key, a value or a combination of values
     ├── DataError             a corpus, a text file or a vocabulary
+    ├── OutputError           a file that cannot be written or is in use
     ├── CheckpointError       a run or checkpoint directory
     ├── DeviceError           a device, precision or amount of memory that is not available
     └── TrainingError         a run that cannot continue, since its gradients stay non-finite
@@ -22,6 +23,10 @@ class ConfigError(TransformerMTError):
 
 class DataError(TransformerMTError):
     """A corpus, text file or vocabulary that is missing or malformed."""
+
+
+class OutputError(TransformerMTError):
+    """An output that cannot be written: a missing folder, a full disk, another process."""
 
 
 class CheckpointError(TransformerMTError):

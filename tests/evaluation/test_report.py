@@ -9,6 +9,7 @@ from conftest import copy_lines
 from transformer_mt.evaluation.evaluator import SystemOutput, read_output
 from transformer_mt.evaluation.report import EvaluationReport, evaluate_system
 from transformer_mt.evaluation.scoring import score_all
+from transformer_mt.system.outputs import check_output
 from transformer_mt.text.corpus import load_text
 from transformer_mt.translation.options import LoadOptions, SearchOptions
 
@@ -78,7 +79,7 @@ def test_a_baseline(texts):
 
 def test_saving(texts):
     """What was scored is in the file, even if scoring fails."""
-    report(texts, save=texts / "saved")
+    report(texts, save=check_output(texts / "saved"))
     assert (texts / "saved").read_bytes() == (texts / "hyp").read_bytes()
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transformer_mt.system.streams import LineReader, count_lines, write_lines
+from transformer_mt.system.streams import LineReader, count_lines
 
 
 def read(raw: bytes, size: int, pieces: int = 1) -> tuple[list[list[str]], int]:
@@ -75,25 +75,3 @@ def test_counting(tmp_path, raw, count):
     """As many as are read."""
     (tmp_path / "text").write_bytes(raw)
     assert count_lines(tmp_path / "text") == count
-
-
-def test_a_file_appears_when_it_is_whole(tmp_path):
-    """What was there stays until then, and if something goes wrong."""
-    output = tmp_path / "out"
-    output.write_text("before")
-
-    def chunks():
-        yield ["a", "ü"]
-        assert output.read_text() == "before"
-        yield ["\u2028"]
-
-    assert write_lines(chunks(), output) == 3
-    assert output.read_bytes() == "a\nü\n\u2028\n".encode()
-
-    def broken():
-        yield ["x"]
-        raise ValueError
-
-    with pytest.raises(ValueError):
-        write_lines(broken(), output)
-    assert output.read_bytes().startswith(b"a\n") and list(tmp_path.iterdir()) == [output]

@@ -13,6 +13,7 @@ Nothing in it is ever unpickled, and nothing half-written is ever loaded.
 """
 
 import errno
+import hashlib
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -30,6 +31,7 @@ from transformer_mt.system.files import (
     atomic_directory,
     canonical_json,
     read_json,
+    read_manifest,
     sha256,
     verify_manifest,
     write_manifest,
@@ -62,6 +64,12 @@ class Checkpoint:
     def progress(self) -> Progress:
         """Where the run stood."""
         return self.state.progress
+
+    def digest(self) -> str:
+        """Computes a digest of all files but the optimizer's moments, which pruning deletes."""
+        digests = read_manifest(self.path)
+        digests.pop(TRAINING, None)
+        return hashlib.sha256(canonical_json(digests)).hexdigest()
 
     def require_config(self, config: Config) -> None:
         """Refuses to resume with a configuration that would train another model.

@@ -1,6 +1,7 @@
 """The evaluation of a system on a test set, as text or as JSON."""
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -8,7 +9,7 @@ from transformer_mt.config import DataConfig
 from transformer_mt.evaluation.comparison import Comparison, compare, format_comparison
 from transformer_mt.evaluation.evaluator import SystemOutput, read_output, translate_test_set
 from transformer_mt.evaluation.scoring import Score, score_all
-from transformer_mt.system.streams import write_lines
+from transformer_mt.system.outputs import Output, write_lines
 from transformer_mt.text.corpus import RawPairs
 from transformer_mt.translation.loading import build_translation_model, find_checkpoints
 from transformer_mt.translation.options import LoadOptions, SearchOptions
@@ -86,7 +87,7 @@ def evaluate_system(
     search: SearchOptions,
     load: LoadOptions,
     ter: bool = False,
-    save: Path | None = None,
+    save: Output | None = None,
 ) -> EvaluationReport:
     """Scores a translation of a test set, made or read, and compares it with a baseline.
 
@@ -99,20 +100,21 @@ def evaluate_system(
         search: How to search for translations.
         load: How to load the models.
         ter: Whether to compute TER as well.
-        save: File to write the translation to before it is scored.
+        save: Where to write the translation before it is scored.
 
     Raises:
         TransformerMTError: If a path, the test set, or an option is wrong.
     """
     checkpoints = find_checkpoints(paths[:1] if hypotheses else paths) if paths else []
     pairs = load_pairs(checkpoints[0].config.data if checkpoints else DataConfig(path="none"))
-    if hypotheses is not None:
-        system = read_output(hypotheses)
-    else:
-        model = build_translation_model(checkpoints, load)
-        system = translate_test_set(model, pairs.src, search)
-    if save:  # first, so that no later error loses the translation
-        write_lines([system.lines], save)
+    with save.lock() if save else nullcontext():
+        if hypotheses is not None:
+            system = read_output(hypotheses)
+        else:
+            model = build_translation_model(checkpoints, load)
+            system = translate_test_set(model, pairs.src, search)
+        if save:  # first, so that no later error loses the translation
+            write_lines(system.lines, save)
     other = _read_or_translate(baseline, pairs.src, search, load) if baseline else None
     return EvaluationReport(
         pairs=pairs,

@@ -6,14 +6,19 @@ shown of the former before `show_messages`, so importing programs stay silent.
 
 import logging
 import sys
+import time
 from collections.abc import Iterable
-from typing import TypeVar
+from types import TracebackType
+from typing import Self, TypeVar
 
 from tqdm import tqdm
 
 T = TypeVar("T")
 
 PACKAGE_LOGGER = logging.getLogger("transformer_mt")
+
+SECONDS_BETWEEN_LINES = 10.0
+"""Without a progress bar, progress is printed as lines, at most one in this time."""
 
 
 class _StderrHandler(logging.Handler):
@@ -67,6 +72,7 @@ def progress_bar(
     total: int | None = None,
     items: Iterable[T] | None = None,
     hidden: bool = False,
+    done: int = 0,
 ) -> "tqdm[T]":
     """Makes a progress bar, which is invisible unless bars are shown.
 
@@ -76,8 +82,66 @@ def progress_bar(
         total: How many there will be, if known.
         items: What to iterate over; without it the caller moves the bar with `update`.
         hidden: Whether to show nothing in any case.
+        done: How many had been done before; they do not count for the speed.
     """
-    hidden = hidden or not shows_bars()
     return tqdm(
-        items, name, total, unit=f" {unit}", dynamic_ncols=True, disable=hidden, leave=False
+        items,
+        name,
+        total,
+        initial=done,
+        unit=f" {unit}",
+        dynamic_ncols=True,
+        disable=hidden or not shows_bars(),
+        leave=False,
     )
+
+
+class Progress:
+    """Progress of a long task on stderr: a bar at a terminal, elsewhere a line now and then.
+
+    Args:
+        name: What is being done.
+        unit: What is counted, in the plural.
+        total: How many there will be, if known.
+        done: How many had been done before.
+        hidden: Whether to show nothing in any case.
+    """
+
+    def __init__(
+        self, name: str, unit: str, total: int | None, done: int = 0, hidden: bool = False
+    ) -> None:
+        self._bar: tqdm[int] = progress_bar(name, unit, total, hidden=hidden, done=done)
+        self._prints_lines = shows_progress() and not shows_bars() and not hidden
+        self._name, self._unit, self._total = name, unit, total
+        self._done, self._done_before = done, done
+        self._began = self._last_line = time.monotonic()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._bar.close()
+
+    def update(self, count: int) -> None:
+        """Adds to what has been done."""
+        self._bar.update(count)
+        self._done += count
+        now = time.monotonic()
+        if self._prints_lines and now - self._last_line >= SECONDS_BETWEEN_LINES:
+            self._last_line = now
+            print(self._format_line(now - self._began), file=sys.stderr, flush=True)
+
+    def _format_line(self, seconds: float) -> str:
+        speed = (self._done - self._done_before) / seconds
+        if self._total is None or not speed:
+            return f"{self._name}: {self._done:,} {self._unit}, {speed:,.0f} per second"
+        left = tqdm.format_interval((self._total - self._done) / speed)
+        return (
+            f"{self._name}: {self._done:,} of {self._total:,} {self._unit},"
+            f" {speed:,.0f} per second, {left} left"
+        )

@@ -9,7 +9,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TextIO
 
 from transformer_mt.errors import CheckpointError
 
@@ -114,25 +114,50 @@ def sync(path: Path) -> None:
 
 
 @contextmanager
-def locked(path: Path, when_busy: Callable[[str], None]) -> Iterator[None]:
+def locked(path: Path, when_busy: Callable[[str], None], remove: bool = False) -> Iterator[None]:
     """Holds a lock file, waiting while another process holds it; a lock ends with its process.
 
     Args:
-        path: The lock file; it is left behind.
+        path: The lock file.
         when_busy: Called with the id of the process that holds the lock, before waiting for it;
             may raise instead.
+        remove: Whether to remove the file at the end; otherwise it is left behind.
     """
-    with path.open("a+") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            file.seek(0)
-            when_busy(file.read().strip() or "unknown")
-            fcntl.flock(file, fcntl.LOCK_EX)
+    with _acquire(path, when_busy) as file:
         file.truncate(0)
         file.write(str(os.getpid()))
         file.flush()
-        yield
+        try:
+            yield
+        finally:
+            if remove:
+                path.unlink(missing_ok=True)
+
+
+def _acquire(path: Path, when_busy: Callable[[str], None]) -> TextIO:
+    """Opens and locks a file, again if its holder removed it between the two."""
+    while True:
+        file = path.open("a+")
+        try:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                file.seek(0)
+                when_busy(file.read().strip() or "unknown")
+                fcntl.flock(file, fcntl.LOCK_EX)
+            if _is_at(path, file):
+                return file
+        except BaseException:
+            file.close()
+            raise
+        file.close()
+
+
+def _is_at(path: Path, file: TextIO) -> bool:
+    try:
+        return os.path.samestat(path.stat(), os.fstat(file.fileno()))
+    except FileNotFoundError:
+        return False
 
 
 def sha256(path: Path) -> str:

@@ -1,14 +1,18 @@
-r"""Lines from a stream of bytes and back: split at `\n` alone, passed on as they arrive."""
+r"""Lines from a stream of bytes: split at `\n` alone, passed on as they arrive."""
 
+import io
 import os
 import select
+import stat
 import sys
-from collections.abc import Iterable, Iterator
+from codecs import BOM_UTF8
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import BinaryIO
 
 from transformer_mt.errors import DataError
-from transformer_mt.system.files import atomic_file
+from transformer_mt.system.compression import DECOMPRESSION_ERRORS, open_decompressed
 
 BLOCK_BYTES = 2**16
 IDLE_SECONDS = 0.05
@@ -16,24 +20,35 @@ IDLE_SECONDS = 0.05
 
 
 class LineReader:
-    """Reads lines in chunks: as many as requested, or fewer when the writer pauses.
+    """Reads lines in chunks of a fixed size, or of fewer lines when the writer of a pipe pauses.
+
+    A byte order mark at the start is dropped.
 
     Args:
         stream: A file or pipe opened for bytes.
+        name: The input's name, for messages.
 
     Attributes:
         lines_replaced: Lines so far that were not valid UTF-8; their invalid bytes were replaced
             by U+FFFD.
+        bom_dropped: Whether the text began with a byte order mark.
     """
 
-    def __init__(self, stream: BinaryIO) -> None:
-        self._descriptor, self.lines_replaced = stream.fileno(), 0
+    def __init__(self, stream: BinaryIO, name: str = "stdin") -> None:
+        self._stream, self._name = stream, name
+        # A regular file never pauses: its chunks are the same each time that it is read.
+        self._is_pipe = _is_pipe(stream)
+        self._lines_read, self.lines_replaced, self.bom_dropped = 0, 0, False
 
     def chunks(self, size: int) -> Iterator[list[str]]:
-        """Yields lists of 1 to `size` lines; every line is in one of them."""
+        """Yields lists of 1 to `size` lines; every line is in one of them.
+
+        Raises:
+            DataError: If the input cannot be read or decompressed to its end.
+        """
         ready: list[bytes] = []
         incomplete: list[bytes] = []  # the blocks of a line whose end has not been read yet
-        while block := os.read(self._descriptor, BLOCK_BYTES):
+        while block := self._read():
             head, newline, rest = block.rpartition(b"\n")
             if newline:
                 ready += b"".join((*incomplete, head)).split(b"\n")
@@ -42,7 +57,7 @@ class LineReader:
             while len(ready) >= size:
                 yield self._decode(ready[:size])
                 ready = ready[size:]
-            if ready and not self._has_more():
+            if ready and self._is_pipe and not self._has_more():
                 yield self._decode(ready)
                 ready = []
         if any(incomplete):
@@ -50,10 +65,23 @@ class LineReader:
         if ready:
             yield self._decode(ready)
 
+    def _read(self) -> bytes:
+        try:
+            if self._is_pipe:  # what has arrived, without waiting for a whole block
+                return os.read(self._stream.fileno(), BLOCK_BYTES)
+            return self._stream.read(BLOCK_BYTES)
+        except DECOMPRESSION_ERRORS as error:
+            reason = getattr(error, "strerror", None) or error
+            raise DataError(f"{self._name}: cannot be read to its end: {reason}") from None
+
     def _has_more(self) -> bool:
-        return bool(select.select([self._descriptor], [], [], IDLE_SECONDS)[0])
+        return bool(select.select([self._stream.fileno()], [], [], IDLE_SECONDS)[0])
 
     def _decode(self, lines: list[bytes]) -> list[str]:
+        if not self._lines_read and lines[0].startswith(BOM_UTF8):
+            self.bom_dropped = True
+            lines = [lines[0].removeprefix(BOM_UTF8), *lines[1:]]
+        self._lines_read += len(lines)
         try:
             return [line.decode("utf-8") for line in lines]
         except UnicodeDecodeError:
@@ -63,44 +91,77 @@ class LineReader:
             return texts
 
 
+def _is_pipe(stream: BinaryIO) -> bool:
+    """Tells whether bytes come as they are written: neither from a file nor decompressed."""
+    raw = getattr(stream, "raw", None)
+    return isinstance(raw, io.FileIO) and not _is_regular(raw.fileno())
+
+
+def _is_regular(descriptor: int) -> bool:
+    return stat.S_ISREG(os.fstat(descriptor).st_mode)
+
+
+def open_input(path: Path | None) -> AbstractContextManager[BinaryIO]:
+    """Opens an input for bytes, decompressed by its extension; None is stdin.
+
+    Raises:
+        DataError: If it cannot be opened.
+    """
+    if path is None:
+        return nullcontext(sys.stdin.buffer)
+    try:
+        return open_decompressed(path)
+    except DECOMPRESSION_ERRORS as error:
+        raise DataError(f"{path}: {getattr(error, 'strerror', None) or error}") from None
+
+
 def require_input(path: Path | None) -> None:
-    """Refuses an input that does not exist, before any work is done for it.
+    """Refuses an input that does not exist or may not be read, before any work is done for it.
 
     Args:
         path: A file or named pipe; None is no file or stdin.
 
     Raises:
-        DataError: If it does not exist or is a directory.
+        DataError: If it does not exist, is a directory, or may not be read.
     """
-    if path is not None and (not path.exists() or path.is_dir()):
+    if path is None:
+        return
+    if not path.exists() or path.is_dir():
         raise DataError(f"{path}: no such file")
+    if not os.access(path, os.R_OK):
+        raise DataError(f"{path}: not readable")
 
 
-def count_lines(path: Path) -> int:
-    r"""Counts the lines of a file, including a last one without `\n`."""
-    count, last = 0, b"\n"
-    with path.open("rb") as file:
-        while block := file.read(2**20):
-            count, last = count + block.count(b"\n"), block
-    return count + (not last.endswith(b"\n"))
+def count_lines(path: Path | None) -> int | None:
+    r"""Counts the lines of a file, including a last one without `\n`.
 
-
-def write_lines(chunks: Iterable[list[str]], output: Path | None) -> int:
-    """Writes lines to stdout, or to a file that appears once it is complete.
+    Args:
+        path: A file, which may be compressed; None is stdin.
 
     Returns:
-        The number of lines.
+        The number of lines; None if it is known only once they are translated: from a pipe, or
+        because the file cannot be read.
     """
-    if output is None:
-        return _write_to(sys.stdout.buffer, chunks)
-    with atomic_file(output) as file:
-        return _write_to(file, chunks)
+    try:
+        if path is None:
+            return _count_ahead(sys.stdin.buffer) if _is_regular(sys.stdin.fileno()) else None
+        if not path.is_file():
+            return None
+        with open_decompressed(path) as file:
+            return _count(file)
+    except DECOMPRESSION_ERRORS:
+        return None
 
 
-def _write_to(stream: BinaryIO, chunks: Iterable[list[str]]) -> int:
-    count = 0
-    for lines in chunks:
-        stream.writelines(line.encode("utf-8") + b"\n" for line in lines)
-        stream.flush()  # the reader may be waiting for these lines
-        count += len(lines)
+def _count_ahead(stream: BinaryIO) -> int:
+    position = stream.tell()
+    count = _count(stream)
+    stream.seek(position)
     return count
+
+
+def _count(stream: BinaryIO) -> int:
+    count, last = 0, b"\n"
+    while block := stream.read(2**20):
+        count, last = count + block.count(b"\n"), block
+    return count + (not last.endswith(b"\n"))

@@ -3,26 +3,28 @@
 In text files only a line feed ends a line.
 """
 
-import gzip
 import hashlib
-import io
-import lzma
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, islice, zip_longest
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from transformer_mt.config import DataConfig
 from transformer_mt.errors import DataError
+from transformer_mt.system.compression import (
+    COMPRESSION_SUFFIXES,
+    DECOMPRESSION_ERRORS,
+    open_decompressed,
+)
 from transformer_mt.system.files import sha256
 from transformer_mt.text.hub import load_dataset, read_pairs
 
 Pair = tuple[str, str]
 
-_COMPRESSIONS = ("", ".gz", ".xz", ".zst")
+_COMPRESSIONS = ("", *COMPRESSION_SUFFIXES)
 _COMPRESSION_SUFFIX = re.compile(r"\.(gz|xz|zst)$")
 _DATA_FILES = re.compile(r".*\.(parquet|jsonl|json)(\.gz|\.zst)?")
 _HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
@@ -207,27 +209,15 @@ def read_lines(path: Path) -> Iterator[str]:
     """
     number = 0
     try:
-        with _open_bytes(path) as raw:  # in text mode a carriage return would end a line too
+        with open_decompressed(path) as raw:  # in text mode a carriage return would end a line too
             for line in raw:
                 number += 1
                 yield line.removesuffix(b"\n").decode("utf-8")
     except UnicodeDecodeError:
         raise DataError(f"{path}, line {number}: not UTF-8; convert the file with iconv") from None
-    except (OSError, EOFError, lzma.LZMAError) as error:
+    except DECOMPRESSION_ERRORS as error:
         reason = getattr(error, "strerror", None) or error
         raise DataError(f"{path}: cannot be read after line {number}: {reason}") from None
-
-
-def _open_bytes(path: Path) -> IO[bytes] | gzip.GzipFile:
-    if path.suffix == ".gz":
-        return gzip.open(path, "rb")
-    if path.suffix == ".xz":
-        return lzma.open(path)
-    if path.suffix == ".zst":
-        import pyarrow
-
-        return io.BufferedReader(pyarrow.CompressedInputStream(str(path), "zstd"))
-    return path.open("rb")
 
 
 def _open_data_files(config: DataConfig, pattern: str) -> CorpusSplit:

@@ -17,6 +17,7 @@ from transformer_mt.checkpoints.state import Progress
 from transformer_mt.errors import CheckpointError
 from transformer_mt.system.console import (
     PACKAGE_LOGGER,
+    SECONDS_BETWEEN_LINES,
     MessageFormatter,
     shows_bars,
     shows_progress,
@@ -24,9 +25,6 @@ from transformer_mt.system.console import (
 from transformer_mt.system.files import atomic_file
 
 logger = logging.getLogger(__name__)
-
-SECONDS_BETWEEN_LINES = 10.0
-"""Without a progress bar, figures are printed as lines, at most one in this time."""
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from transformer_mt.config import Config
 from transformer_mt.errors import CheckpointError, Interrupted, TrainingError
 from transformer_mt.evaluation.evaluator import Evaluation, evaluate
 from transformer_mt.evaluation.perplexity import mean_nll, perplexity
+from transformer_mt.system.signals import StopRequest, catch_stop_signals
 from transformer_mt.text.batching import (
     Batch,
     Indices,
@@ -30,7 +31,6 @@ from transformer_mt.training.environment import numeric_environment
 from transformer_mt.training.flops import measure_peak_flops
 from transformer_mt.training.limits import stop_limits
 from transformer_mt.training.run_log import RunLog, TrainingFigures
-from transformer_mt.training.signals import StopRequest, catch_stop_signals
 from transformer_mt.translation.translator import Translator
 
 logger = logging.getLogger(__name__)

@@ -1,6 +1,13 @@
-"""Options of loading and searching, and their defaults. Imports nothing heavy: --help needs it."""
+"""Options of loading, searching and writing, and their defaults.
 
-from dataclasses import dataclass
+Imports nothing heavy: --help needs it.
+"""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+
+from transformer_mt.errors import ConfigError
 
 
 @dataclass(frozen=True)
@@ -38,5 +45,79 @@ class LoadOptions:
     raw: bool = False
 
 
+class OutputFormat(StrEnum):
+    """How translations are written: as lines of text, or as one JSON object per translation."""
+
+    TEXT = "text"
+    JSONL = "jsonl"
+
+
+@dataclass(frozen=True)
+class OutputOptions:
+    """What is written for each line.
+
+    Attributes:
+        n_best: Translations per line, the best first; at most the beam size.
+        with_scores: Whether text has the score and a tab before it; JSON has a score always.
+        format: Text or JSON.
+    """
+
+    n_best: int = 1
+    with_scores: bool = False
+    format: OutputFormat = OutputFormat.TEXT
+
+    @property
+    def needs_scores(self) -> bool:
+        """Whether the search must compute scores."""
+        return self.with_scores or self.format is OutputFormat.JSONL
+
+
+@dataclass(frozen=True)
+class FileOptions:
+    """Which files are translated, and to where, as the user typed them.
+
+    Attributes:
+        inputs: Files or named pipes; none or `-` is stdin.
+        output: File or stream for the only input; None or `-` is stdout.
+        output_dir: Folder for the translation of each input.
+
+    Raises:
+        ConfigError: If they contradict each other.
+    """
+
+    inputs: list[Path] = field(default_factory=list)
+    output: Path | None = None
+    output_dir: Path | None = None
+
+    def __post_init__(self) -> None:
+        if self.output and self.output_dir:
+            raise ConfigError("--output and --output-dir: choose one")
+        if self.output_dir and self.reads_stdin:
+            raise ConfigError("--output-dir needs files as --input")
+        if len(self.inputs) > 1 and not self.output_dir:
+            raise ConfigError(f"{len(self.inputs)} times --input needs --output-dir")
+
+    @property
+    def reads_stdin(self) -> bool:
+        """Whether stdin is an input."""
+        return not self.inputs or Path("-") in self.inputs
+
+
+@dataclass(frozen=True)
+class TranslateOptions:
+    """Everything that the bytes of a translation depend on, its text and its models apart.
+
+    Attributes:
+        load: How the models were loaded.
+        search: How to search.
+        output: What to write.
+    """
+
+    load: LoadOptions
+    search: SearchOptions
+    output: OutputOptions
+
+
 DEFAULT_SEARCH = SearchOptions()
 DEFAULT_LOAD = LoadOptions()
+DEFAULT_OUTPUT = OutputOptions()

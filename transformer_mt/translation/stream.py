@@ -1,17 +1,20 @@
-"""Translation of a file, of a stream, or of lines typed at a prompt, with its report."""
+"""Translation of one input, or of lines typed at a prompt, with its report."""
 
+import json
 import logging
+import math
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
 
-from transformer_mt.system.console import progress_bar, shows_bars
-from transformer_mt.system.streams import LineReader, count_lines, write_lines
-from transformer_mt.translation.translator import CHUNK_LINES, Translator
+from transformer_mt.system.console import Progress, shows_progress
+from transformer_mt.system.outputs import Output
+from transformer_mt.system.streams import LineReader, count_lines, open_input
+from transformer_mt.translation.options import DEFAULT_OUTPUT, OutputFormat, OutputOptions
+from transformer_mt.translation.resumable import Task, open_chunk_writer
+from transformer_mt.translation.translator import Translation, Translator
 
 logger = logging.getLogger(__name__)
 
@@ -22,69 +25,101 @@ class StreamCounts:
 
     Attributes:
         lines: Lines read.
+        lines_resumed: Those that an earlier process had translated.
         lines_split: Those that were translated in parts.
         lines_replaced: Those that were not valid UTF-8.
+        bom_dropped: Whether a byte order mark was dropped.
         seconds: Time from the first to the last line.
     """
 
     lines: int
+    lines_resumed: int
     lines_split: int
     lines_replaced: int
+    bom_dropped: bool
     seconds: float
 
 
 def translate_stream(
     translator: Translator,
     input_path: Path | None,
-    output_path: Path | None,
-    n_best: int = 1,
-    with_scores: bool = False,
+    output: Output,
+    options: OutputOptions = DEFAULT_OUTPUT,
+    task: Task | None = None,
 ) -> StreamCounts:
     """Translates line by line, chunk by chunk, and reports counts and speed.
 
     Args:
-        translator: Its beam size is at least `n_best`.
+        translator: Its beam size is at least `options.n_best`.
         input_path: A file or named pipe; None is stdin.
-        output_path: A file, which appears once it is complete; None is stdout.
-        n_best: Translations written for each line, the best first.
-        with_scores: Whether to write score and tab before each translation.
+        output: A file, which appears once it is complete, or a stream.
+        options: What to write for each line.
+        task: What the output is made from, so that a stopped translation is continued; only for
+            a regular file as input.
 
     Raises:
-        OSError: If the input cannot be read or the output cannot be written.
+        DataError: If the input cannot be read.
+        OutputError: If a file cannot be written.
+        OSError: If a stream cannot be written.
     """
-    split_before, began = translator.lines_split, time.monotonic()
+    began = time.monotonic()
     # At a terminal, a bar would be mixed with the lines on stdout.
-    bar_is_hidden = output_path is None and sys.stdout.isatty()
-    counts_lines = input_path is not None and input_path.is_file() and shows_bars()
-    total = count_lines(input_path) if input_path and counts_lines and not bar_is_hidden else None
-    with (
-        _open_input(input_path) as source,
-        progress_bar("translating", "lines", total, hidden=bar_is_hidden) as bar,
-    ):
-        reader = LineReader(source)
-
-        def output_chunks() -> Iterator[list[str]]:
-            for chunk in reader.chunks(CHUNK_LINES):
-                translations = translator.translate_chunk(chunk, bar.update)
-                yield [t.format(with_scores) for line in translations for t in line[:n_best]]
-
-        lines = write_lines(output_chunks(), output_path) // n_best
-    seconds = time.monotonic() - began
-    lines_split = translator.lines_split - split_before
-    counts = StreamCounts(lines, lines_split, reader.lines_replaced, seconds)
+    hidden = output.descriptor == 1 and sys.stdout.isatty()
+    total = count_lines(input_path) if shows_progress() and not hidden else None
+    with open_input(input_path) as source, open_chunk_writer(output, task) as writer:
+        reader = LineReader(source, str(input_path or "stdin"))
+        resumed, position = writer.lines, 0
+        name = input_path.name if input_path else "translating"
+        with Progress(name, "lines", total, resumed, hidden) as progress:
+            for chunk in reader.chunks(translator.chunk_lines):
+                position += len(chunk)
+                if position > resumed:
+                    split_before = translator.lines_split
+                    translations = translator.translate_chunk(chunk, progress.update)
+                    text = format_lines(translations, position - len(chunk) + 1, options)
+                    lines_split = translator.lines_split - split_before
+                    writer.write(text, len(chunk), lines_split)
+    counts = StreamCounts(
+        position,
+        resumed,
+        writer.lines_split,
+        reader.lines_replaced,
+        reader.bom_dropped,
+        time.monotonic() - began,
+    )
     _report(counts)
     return counts
 
 
-def _open_input(path: Path | None) -> AbstractContextManager[BinaryIO]:
-    return path.open("rb") if path else nullcontext(sys.stdin.buffer)
+def format_lines(
+    translations: Sequence[Sequence[Translation]], first_line: int, options: OutputOptions
+) -> str:
+    """Formats the translations of consecutive lines, each ended by a line feed.
+
+    Args:
+        translations: Those of each line, the best first.
+        first_line: Number of the first line, from 1.
+        options: What to write for each line.
+    """
+    rows = []
+    for line, ranked in enumerate(translations, start=first_line):
+        for rank, translation in enumerate(ranked[: options.n_best], start=1):
+            if options.format is OutputFormat.JSONL:
+                score = None if math.isnan(translation.score) else translation.score
+                row = {"line": line, "rank": rank, "score": score, "text": translation.text}
+                rows.append(json.dumps(row, ensure_ascii=False, allow_nan=False))
+            else:
+                rows.append(translation.format(options.with_scores))
+    return "".join(f"{row}\n" for row in rows)
 
 
 def _report(counts: StreamCounts) -> None:
-    lines, seconds = counts.lines, counts.seconds
+    seconds, lines = counts.seconds, counts.lines - counts.lines_resumed
     logger.info(f"{lines} lines in {seconds:.1f} s, {lines / max(seconds, 1e-9):,.0f} per second")
     if counts.lines_split:
         logger.info(f"{counts.lines_split} lines exceeded the maximum length and were split")
+    if counts.bom_dropped:
+        logger.info("the byte order mark at the start of the input was dropped")
     if counts.lines_replaced:
         logger.warning(
             f"{counts.lines_replaced} lines were not valid UTF-8; invalid bytes were replaced by"

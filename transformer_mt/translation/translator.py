@@ -18,7 +18,7 @@ from transformer_mt.translation.options import DEFAULT_SEARCH, SearchOptions
 from transformer_mt.translation.search import Hypothesis, beam_search, greedy
 
 CHUNK_LINES = 8192
-"""Lines sorted by length and decoded together; their translations are written at once."""
+"""Default of `Translator.chunk_lines`."""
 BATCH_TOKENS = {"cpu": 8192, "cuda": 32768}
 """Default of `SearchOptions.batch_tokens` for each type of device."""
 MIN_BATCH_LENGTH = 8
@@ -65,6 +65,7 @@ class Translator:
         options: How to search.
 
     Attributes:
+        chunk_lines: Lines sorted by length and decoded together; translations appear at once.
         lines_split: Lines so far that were translated in parts.
 
     Raises:
@@ -86,7 +87,7 @@ class Translator:
         self.model, self.vocab, self.max_length, self.options = model, vocab, max_length, options
         self.greedy = options.beam_size == 1 and not options.with_scores
         self.batch_tokens = options.batch_tokens or BATCH_TOKENS[model.device.type]
-        self.lines_split = 0
+        self.chunk_lines, self.lines_split = CHUNK_LINES, 0
 
     def translate(
         self, lines: Iterable[str], advance: Callable[[int], object] = _ignore
@@ -98,7 +99,7 @@ class Translator:
             advance: Called with the number of lines that have been translated, batch by batch.
         """
         remaining = iter(lines)
-        while chunk := list(islice(remaining, CHUNK_LINES)):
+        while chunk := list(islice(remaining, self.chunk_lines)):
             for translations in self.translate_chunk(chunk, advance):
                 yield translations[0].text
 

@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM during training: the first asks for a stop after the step."""
+"""SIGINT and SIGTERM: a training step is finished first, a translation stops at once."""
 
 import signal
 import threading
@@ -45,3 +45,21 @@ def catch_stop_signals() -> Iterator[StopRequest]:
         for signum, handler in previous.items():
             # None is a handler that was not installed by Python, and cannot be restored by it.
             signal.signal(signum, signal.SIG_DFL if handler is None else handler)
+
+
+@contextmanager
+def interrupt_on_signals() -> Iterator[None]:
+    """Raises Interrupted on SIGINT and SIGTERM; restores their handlers after.
+
+    By default SIGTERM ends the process without any cleaning up.
+    """
+
+    def handle(signum: int, frame: FrameType | None) -> None:
+        raise Interrupted(signum)
+
+    previous = {s: signal.signal(s, handle) for s in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for signum, handler in previous.items():
+            signal.signal(signum, handler)
