@@ -42,6 +42,16 @@ def test_a_checkpoint_comes_back_as_it_was(tmp_path):
         checkpoint.load_tensors(TRAINING)
 
 
+def test_all_files_may_be_read_by_the_same_users(tmp_path):
+    """As the process's umask says. Sabotage: leave the mode that safetensors gives its files."""
+    umask = os.umask(0o027)
+    try:
+        path = save_step(tmp_path, 1)
+    finally:
+        os.umask(umask)
+    assert {file.stat().st_mode & 0o777 for file in path.iterdir()} == {0o640}
+
+
 def test_two_vocabularies_come_back(tmp_path):
     """Each on its side."""
     counters = [Counter({letters: 1}) for letters in ("abcd", "vwxyz")]
