@@ -235,33 +235,34 @@ def test_killed_twenty_times(untrained_run, tmp_path):
 def test_two_processes_with_one_output(texts, tmp_path):
     """The second is refused by name, and the first is not disturbed. Sabotage: no lock."""
     run_dir, source, expected = texts
-    command = ["translate", run_dir, "--input", source, "--output", tmp_path / "out"]
-    with subprocess.Popen(program(*command), stderr=subprocess.PIPE) as first:
+    os.mkfifo(tmp_path / "pipe")
+    options = ["--output", tmp_path / "out"]
+    waiting = program("translate", run_dir, "--input", tmp_path / "pipe", *options)
+    with subprocess.Popen(waiting, stderr=subprocess.DEVNULL) as first:
         while not (tmp_path / ".out.lock").exists():
             assert first.poll() is None
-        done = run(*command)
-        first.stderr.read()
+        done = run("translate", run_dir, "--input", source, *options)
+        (tmp_path / "pipe").write_bytes(source.read_bytes())
     assert done.returncode == 2 and first.returncode == 0
     assert re.search(rf"error: {tmp_path}/out: process \d+ is writing it", done.stderr)
     assert "translating with" not in done.stderr
-    assert (tmp_path / "out").read_bytes() == expected and sorted(os.listdir(tmp_path)) == [
-        "out",
-        "texts",
-    ]
+    assert (tmp_path / "out").read_bytes() == expected
+    assert sorted(os.listdir(tmp_path)) == ["out", "pipe", "texts"]
 
 
 @pytest.mark.slow
 def test_a_full_disk(texts, tmp_path):
     """One line and exit code 2; with room again the same command goes on."""
     run_dir, source, expected = texts
+    source.write_bytes(source.read_bytes() * 40)  # more than the disk has room for
     (tmp_path / "disk").mkdir()
     disk = shlex.quote(str(tmp_path / "disk"))
     command = program("translate", run_dir, "--input", source, "--output", tmp_path / "disk/out")
     script = (
         f"mount -t tmpfs -o size=64k tmpfs {disk}\n"
-        f"dd if=/dev/zero of={disk}/filler bs=4k count=11 2>/dev/null || true\n"
         f"CODE=0; {shlex.join(command)} || CODE=$?; echo first $CODE >&2\n"
-        f"rm {disk}/filler; {shlex.join(command)}; cp {disk}/out {shlex.quote(str(tmp_path))}"
+        f"mount -o remount,size=1m {disk}; {shlex.join(command)}\n"
+        f"cp {disk}/out {shlex.quote(str(tmp_path))}"
     )
     namespace = ["unshare", "--map-root-user", "--mount", "sh", "-ec"]
     probe = [*namespace, f"mount -t tmpfs -o size=1m tmpfs {disk}"]
@@ -274,7 +275,7 @@ def test_a_full_disk(texts, tmp_path):
     assert error.startswith(f"error: {tmp_path}/disk/out: No space left on device; ")
     assert "finished lines are kept in" in error and "Traceback" not in done.stderr
     assert "going on after" in done.stderr
-    assert (tmp_path / "out").read_bytes() == expected
+    assert (tmp_path / "out").read_bytes() == expected * 40
 
 
 def test_a_stream_as_input_keeps_nothing(texts, tmp_path, call, monkeypatch):
