@@ -27,9 +27,8 @@ def validated_steps(run_dir: Path) -> list[int]:
     return [record["step"] for record in records if record["kind"] == "valid"]
 
 
-@pytest.fixture
-def interrupted(corpus_dir, tmp_path, monkeypatch) -> Path:
-    """Gives a run that got SIGTERM during step 10, at whose end a validation was due."""
+def stop_at_step_10(patch: pytest.MonkeyPatch) -> None:
+    """Sends SIGTERM during step 10."""
     train_step = Engine.train_step
 
     def with_signal(engine, step, micro_batches):
@@ -37,8 +36,14 @@ def interrupted(corpus_dir, tmp_path, monkeypatch) -> Path:
         if step == 10:
             os.kill(os.getpid(), signal.SIGTERM)
 
+    patch.setattr(Engine, "train_step", with_signal)
+
+
+@pytest.fixture
+def interrupted(corpus_dir, tmp_path, monkeypatch) -> Path:
+    """Gives a run that got SIGTERM during step 10, at whose end a validation was due."""
     with monkeypatch.context() as patch:
-        patch.setattr(Engine, "train_step", with_signal)
+        stop_at_step_10(patch)
         with pytest.raises(Interrupted):
             train(tiny_config(corpus_dir), tmp_path / "run")
     assert load_newest(tmp_path / "run").progress.valid_step == 0
@@ -191,3 +196,11 @@ def test_a_missing_digest_of_the_validation_text_is_added(corpus_dir, tmp_path):
     write_manifest(path, {**read_manifest(path), STATE: sha256(path / STATE)})
     resumed = train(tiny_config(corpus_dir, train__max_steps=3), tmp_path / "run")
     assert resumed.valid_digest == progress.valid_digest != ""
+
+
+def test_a_failed_save_after_a_signal_is_an_error(corpus_dir, tmp_path, monkeypatch):
+    """The work since the last checkpoint is lost, so the exit code must not be that of a signal."""
+    stop_at_step_10(monkeypatch)
+    monkeypatch.setattr(trainer_module, "save_checkpoint", no_space)
+    with pytest.raises(CheckpointError, match="cannot save step 10: No space left"):
+        train(tiny_config(corpus_dir), tmp_path / "run")
