@@ -19,9 +19,9 @@ pytestmark = pytest.mark.slow
 KILLER = Path(__file__).with_name("kill_at.py")
 SAVE_EVERY = 5
 STEPS = 120
-# Writing a checkpoint and pruning run 190 lines, five steps with their log lines 500: the kill
+# Writing a checkpoint and pruning run about 350 lines, five steps with log lines 360: the kill
 # comes within the first two saves, or the first fifteen steps.
-LINES = {"save": 380, "step": 1500}
+LINES = {"save": 720, "step": 1080}
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
