@@ -11,6 +11,7 @@ import torch
 from small_checkpoint import VOCAB, build_model, save_step, small_config
 
 from transformer_mt.checkpoints.checkpoint import (
+    CONFIG,
     EMA,
     MODEL,
     STATE,
@@ -22,7 +23,7 @@ from transformer_mt.checkpoints.state import Progress, RunState
 from transformer_mt.config import VocabConfig
 from transformer_mt.errors import CheckpointError
 from transformer_mt.system.files import MANIFEST, read_manifest, sha256, write_manifest
-from transformer_mt.text.vocabulary import train_vocabulary
+from transformer_mt.text.vocabulary import Vocabulary, train_vocabulary
 
 
 def test_a_checkpoint_comes_back_as_it_was(tmp_path):
@@ -146,3 +147,22 @@ def test_a_checkpoint_is_on_disk_before_and_after_it_is_renamed(tmp_path, monkey
     before = {Path(path).name for path, renamed in synced if not renamed}
     assert before >= {path.name for path in final.iterdir()} | {f".{final.name}.partial"}
     assert [path for path, renamed in synced if renamed] == [str(tmp_path)]
+
+
+def test_a_vocabulary_that_the_manifest_does_not_list_is_not_read(tmp_path):
+    """Neither beside the files of two vocabularies nor instead of them.
+
+    Sabotage: choose the files by what is in the directory.
+    """
+    other = train_vocabulary([Counter({"xyz": 1})], VocabConfig(kind="char", size=16))
+    two = Vocabulary(VOCAB.src_model, other.src_model)
+    config = small_config(model__tie_embeddings=False).model_copy(
+        update={"vocab": VocabConfig(shared=False)}
+    )
+    path = tmp_path / "step-00000001"
+    save_checkpoint(path, {}, RunState(), config, two)
+    (path / "vocab.model").write_bytes(VOCAB.src_model)
+    assert load_checkpoint(path).vocab.has_same_ids(two)
+    write_manifest(path, {name: sha256(path / name) for name in (CONFIG, STATE, "src.model")})
+    with pytest.raises(CheckpointError, match=r"manifest does not list tgt\.model"):
+        load_checkpoint(path)

@@ -160,7 +160,10 @@ def load_checkpoint(path: Path) -> Checkpoint:
     try:
         state = parse_state(read_json(path / STATE), path / STATE)
         config = parse_config(read_json(path / CONFIG), str(path / CONFIG))
-        vocab = Vocabulary.load(path / SHARED if SHARED in files else path)
+        names = (SHARED, SHARED) if SHARED in files else ("src.model", "tgt.model")
+        if missing := set(names) - files:
+            raise CheckpointError(f"{path}: its manifest does not list {min(missing)}")
+        vocab = Vocabulary.load_files(*(path / name for name in names))
         return Checkpoint(path, files, config, vocab, state)
     except (ConfigError, DataError) as error:
         raise CheckpointError(str(error)) from None

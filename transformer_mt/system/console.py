@@ -96,7 +96,7 @@ def progress_bar(
     )
 
 
-class Progress:
+class ProgressDisplay:
     """Progress of a long task on stderr: a bar at a terminal, elsewhere a line now and then.
 
     Args:

@@ -99,15 +99,25 @@ class Vocabulary:
             DataError: If a file is missing or is not a SentencePiece model.
         """
         shared = path if path.is_file() else path / SHARED
-        paths = [shared] * 2 if shared.exists() else [path / "src.model", path / "tgt.model"]
+        if shared.exists():
+            return cls.load_files(shared, shared)
+        return cls.load_files(path / "src.model", path / "tgt.model")
+
+    @classmethod
+    def load_files(cls, src_path: Path, tgt_path: Path) -> "Vocabulary":
+        """Reads two SentencePiece model files, or one file twice for a shared vocabulary.
+
+        Raises:
+            DataError: If a file is missing or is not a SentencePiece model.
+        """
         try:
-            return cls(*(path.read_bytes() for path in paths))
+            return cls(src_path.read_bytes(), tgt_path.read_bytes())
         except OSError as error:
             raise DataError(
                 f"{error.filename}: cannot read a vocabulary: {error.strerror}"
             ) from None
         except DataError as error:
-            raise DataError(f"{path}: {error}") from None
+            raise DataError(f"{src_path}: {error}") from None
 
 
 def train_vocabulary(word_counts: Sequence[Counter[str]], config: VocabConfig) -> Vocabulary:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from transformer_mt.system.console import Progress, shows_progress
+from transformer_mt.system.console import ProgressDisplay, shows_progress
 from transformer_mt.system.outputs import Output
 from transformer_mt.system.streams import LineReader, count_lines, open_input
 from transformer_mt.translation.options import DEFAULT_OUTPUT, OutputFormat, OutputOptions
@@ -70,7 +70,7 @@ def translate_stream(
         reader = LineReader(source, str(input_path or "stdin"))
         resumed, position = writer.lines, 0
         name = input_path.name if input_path else "translating"
-        with Progress(name, "lines", total, resumed, hidden) as progress:
+        with ProgressDisplay(name, "lines", total, resumed, hidden) as progress:
             for chunk in reader.chunks(translator.chunk_lines):
                 position += len(chunk)
                 if position > resumed:
