@@ -4,6 +4,7 @@ import json
 import signal
 import subprocess
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -22,10 +23,22 @@ def config(corpus_dir, tmp_path) -> Path:
     return write_toml(tmp_path / "tiny.toml", values)
 
 
-def start(config: Path, *settings: str) -> subprocess.Popen[str]:
-    options = [part for setting in settings for part in ("--set", setting)]
-    run = ["train", config, "--run", config.parent / "run", *options]
-    return subprocess.Popen(command(*run), stderr=subprocess.PIPE, text=True)
+@pytest.fixture
+def start() -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Gives a function that starts a trainer; what still runs after the test is killed."""
+    started = []
+
+    def start_trainer(config: Path, *settings: str) -> subprocess.Popen[str]:
+        options = [part for setting in settings for part in ("--set", setting)]
+        run = ["train", config, "--run", config.parent / "run", *options]
+        started.append(subprocess.Popen(command(*run), stderr=subprocess.PIPE, text=True))
+        return started[-1]
+
+    yield start_trainer
+    for process in started:
+        process.kill()
+        process.wait()
+        process.stderr.close()
 
 
 def wait_for_steps(config: Path, process: subprocess.Popen[str], steps: int = 3) -> None:
@@ -37,7 +50,7 @@ def wait_for_steps(config: Path, process: subprocess.Popen[str], steps: int = 3)
         time.sleep(0.02)
 
 
-def test_the_second_trainer_is_refused_and_the_lock_dies_with_its_holder(config):
+def test_the_second_trainer_is_refused_and_the_lock_dies_with_its_holder(config, start):
     """The first is named and not disturbed; after SIGKILL the run is free at once.
 
     Sabotage: ask whether the lock file exists.
@@ -47,7 +60,7 @@ def test_the_second_trainer_is_refused_and_the_lock_dies_with_its_holder(config)
     second = start(config)
     _, said = second.communicate(timeout=60)
     assert second.returncode == 2 and len(said.splitlines()) == 1
-    assert f"process {first.pid} trains this run" in said
+    assert f"process {first.pid} is training this run" in said
     assert first.poll() is None
     first.kill()
     first.communicate()
@@ -59,7 +72,7 @@ def test_the_second_trainer_is_refused_and_the_lock_dies_with_its_holder(config)
 
 
 @pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_saves_within_seconds(config, signum, code):
+def test_a_signal_saves_within_seconds(config, start, signum, code):
     """The step is finished and saved, and the same command goes on from it."""
     process = start(config)
     wait_for_steps(config, process)
@@ -74,7 +87,7 @@ def test_a_signal_saves_within_seconds(config, signum, code):
     assert again.returncode == 0 and f"resuming at step {newest.progress.step}" in said
 
 
-def test_the_second_interrupt_stops_at_once_and_harms_nothing(config):
+def test_the_second_interrupt_stops_at_once_and_harms_nothing(config, start):
     """Even in a step that takes long; what is on disk is as it was."""
     process = start(config, "train.batch_tokens=40000", "model.d_ff=16384")  # a step of seconds
     log = config.parent / "run" / "train.log"
@@ -90,7 +103,7 @@ def test_the_second_interrupt_stops_at_once_and_harms_nothing(config):
     assert not list_checkpoints(config.parent / "run")
 
 
-def test_saving_by_the_clock(config):
+def test_saving_by_the_clock(config, start):
     """Every so many minutes there is a checkpoint, whatever `train.save_every` says."""
     process = start(config, "train.save_every_minutes=0.01", "train.keep_last=100")
     wait_for_steps(config, process, 150)
