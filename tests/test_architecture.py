@@ -9,7 +9,7 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "transformer_mt"
 ORDER = ("system", "text", "model", "checkpoints", "translation", "evaluation", "training")
 """A package may import from itself and from packages that stand before it."""
-ANYWHERE = {"config", "errors", "version"}
+ANYWHERE = {"config", "config_loading", "errors", "version"}
 """Modules that every package may import."""
 TOP = {"__init__", "__main__", "cli"}
 """Modules above all packages."""

@@ -15,10 +15,9 @@ from transformer_mt.config import (
     changed_keys,
     flat_values,
     keys_that_end_bit_equality,
-    load_config,
-    parse_config,
     values_that_shape_corpus,
 )
+from transformer_mt.config_loading import load_config, parse_config
 from transformer_mt.errors import ConfigError
 
 RECIPES = sorted((Path(__file__).parents[1] / "configs").glob("*.toml"))

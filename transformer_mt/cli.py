@@ -146,7 +146,7 @@ def train(
     transformer-mt train configs/wmt16-base.toml --dry-run
     transformer-mt train configs/wmt16-base.toml --set train.max_steps=50000
     """
-    from transformer_mt.config import load_config
+    from transformer_mt.config_loading import load_config
 
     settings = load_config(config, set_ or ())  # before torch, so that a mistake shows at once
     from transformer_mt.system.console import show_messages
@@ -172,7 +172,7 @@ def prepare(
     \b
     transformer-mt prepare configs/wmt16-base.toml
     """
-    from transformer_mt.config import load_config
+    from transformer_mt.config_loading import load_config
 
     settings = load_config(config, set_ or ())
     from transformer_mt.system.console import show_messages
