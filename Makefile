@@ -8,6 +8,10 @@ BIN := .venv/bin
 demo: .venv/.installed
 	$(BIN)/transformer-mt train configs/sample.toml
 	$(BIN)/transformer-mt evaluate checkpoints/sample --samples 5
+	@echo
+	@echo "Translate German sentences of this kind (Ctrl-D ends):"
+	@echo "    $(BIN)/transformer-mt translate checkpoints/sample"
+	@echo "Train on text of your own: see \"Your own text\" in README.md."
 
 test: .venv/.installed-test
 	$(BIN)/python -m pytest

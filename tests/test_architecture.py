@@ -9,9 +9,9 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "transformer_mt"
 ORDER = ("system", "text", "model", "checkpoints", "translation", "evaluation", "training")
 """A package may import from itself and from packages that stand before it."""
-ANYWHERE = {"config", "config_loading", "errors", "version"}
+ANYWHERE = {"config", "config_loading", "config_reference", "errors", "version"}
 """Modules that every package may import."""
-TOP = {"__init__", "__main__", "cli"}
+TOP = {"__init__", "__main__", "cli", "cli_options"}
 """Modules above all packages."""
 MODULES = {
     ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts): path

@@ -16,7 +16,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from transformer_mt.translation.options import DEFAULT_LOAD, LoadOptions
+from transformer_mt.translation.options import DEFAULT_LOAD, Device, LoadOptions, Precision
 from transformer_mt.version import __version__ as __version__
 
 if TYPE_CHECKING:
@@ -37,8 +37,8 @@ _LAZY = {
 def load(
     path: str | Path,
     *others: str | Path,
-    device: str = DEFAULT_LOAD.device,
-    precision: str = DEFAULT_LOAD.precision,
+    device: Device = DEFAULT_LOAD.device,
+    precision: Precision = DEFAULT_LOAD.precision,
     max_length: int | None = DEFAULT_LOAD.max_length,
     raw: bool = DEFAULT_LOAD.raw,
 ) -> "TranslationModel":

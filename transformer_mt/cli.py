@@ -12,6 +12,46 @@ from typing import Annotated
 
 import typer
 
+from transformer_mt.cli_options import (
+    AveragedRunArgument,
+    AverageOutputOption,
+    BaselineOption,
+    BatchOption,
+    BeamOption,
+    ConfigArgument,
+    DeviceOption,
+    DryRunOption,
+    ExportOutputOption,
+    FormatOption,
+    GroupedCommand,
+    HypothesesOption,
+    InputOption,
+    JsonOption,
+    KeyArgument,
+    LastOption,
+    LengthOption,
+    NBestOption,
+    OptionalRunsArgument,
+    OutputDirOption,
+    OutputOption,
+    PenaltyOption,
+    PrecisionOption,
+    QuantizationOption,
+    QuietOption,
+    RawOption,
+    ReferenceOption,
+    RunArgument,
+    RunDirOption,
+    RunsArgument,
+    SamplesOption,
+    SaveOption,
+    ScoresOption,
+    SetOption,
+    SourceOption,
+    SplitOption,
+    TerOption,
+    TestSetOption,
+)
 from transformer_mt.errors import ConfigError, Interrupted, TransformerMTError
 from transformer_mt.system.outputs import check_output
 from transformer_mt.system.process_settings import exit_on_closed_stdout, limit_kernel_caches
@@ -23,7 +63,6 @@ from transformer_mt.translation.options import (
     DEFAULT_SEARCH,
     FileOptions,
     LoadOptions,
-    OutputFormat,
     OutputOptions,
     SearchOptions,
     TranslateOptions,
@@ -32,42 +71,11 @@ from transformer_mt.version import __version__
 
 logger = logging.getLogger(__name__)
 
-app = typer.Typer(pretty_exceptions_enable=False, rich_markup_mode=None)
-
-ConfigArgument = Annotated[
-    Path, typer.Argument(help="A TOML file, such as configs/wmt16-base.toml.")
-]
-SetOption = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Override a key; may be repeated."),
-]
-RunsArgument = Annotated[
-    list[Path],
-    typer.Argument(
-        metavar="RUN_OR_CHECKPOINT...",
-        help="A run (its best checkpoint) or one checkpoint; several decode as an ensemble.",
-    ),
-]
-BeamOption = Annotated[int, typer.Option(min=1, help="Beam size; 1 is greedy search.")]
-PenaltyOption = Annotated[
-    float, typer.Option(min=0.0, help="Exponent of the length penalty of beam search.")
-]
-PrecisionOption = Annotated[str, typer.Option(help="fp32, bf16 or fp16.")]
-BatchOption = Annotated[
-    int | None, typer.Option(min=1, help="Source pieces decoded at once, times the beam size.")
-]
-LengthOption = Annotated[
-    int | None,
-    typer.Option(min=1, help="Pieces after which a line is split. Default: data.max_length."),
-]
-DeviceOption = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
-RawOption = Annotated[
-    bool,
-    typer.Option(
-        "--raw", help="Use the trained weights, not their moving average if there is one."
-    ),
-]
-QuietOption = Annotated[bool, typer.Option("--quiet", help="Only warnings and errors on stderr.")]
+app = typer.Typer(
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 
 
 def main() -> None:
@@ -115,7 +123,7 @@ def program(
     version: Annotated[
         bool,
         typer.Option(
-            "--version", callback=_print_version, is_eager=True, help="Print the versions."
+            "-V", "--version", callback=_print_version, is_eager=True, help="Print the versions."
         ),
     ] = False,
 ) -> None:
@@ -128,16 +136,12 @@ def program(
     """
 
 
-@app.command()
+@app.command(cls=GroupedCommand)
 def train(
     config: ConfigArgument,
-    run: Annotated[
-        Path | None, typer.Option(help="Run directory. Default: checkpoints/NAME of NAME.toml.")
-    ] = None,
+    run: RunDirOption = None,
     set_: SetOption = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Report sizes, speed, memory and time; save nothing.")
-    ] = False,
+    dry_run: DryRunOption = False,
     quiet: QuietOption = False,
 ) -> None:
     """Train a model. The same command again resumes an interrupted run.
@@ -161,13 +165,15 @@ def train(
         runs.train(settings, run_dir)
 
 
-@app.command()
+@app.command(cls=GroupedCommand)
 def prepare(
     config: ConfigArgument,
     set_: SetOption = None,
     quiet: QuietOption = False,
 ) -> None:
-    """Clean and encode the training text of a configuration once, for all runs that use it.
+    """Clean and encode the training text of a configuration.
+
+    It is done once for all runs that use the same text; `train` does it too.
 
     \b
     transformer-mt prepare configs/wmt16-base.toml
@@ -182,38 +188,17 @@ def prepare(
     print(prepare_corpus(settings).path)
 
 
-@app.command()
+@app.command(cls=GroupedCommand)
 def translate(
     paths: RunsArgument,
-    input_: Annotated[
-        list[Path] | None,
-        typer.Option(
-            "--input",
-            help="Text, one sentence per line; also .gz, .xz, .zst; may be repeated with"
-            " --output-dir. Default: stdin.",
-        ),
-    ] = None,
-    output: Annotated[
-        Path | None,
-        typer.Option("--output", help="File for the translation. Default: stdout, also as -."),
-    ] = None,
-    output_dir: Annotated[
-        Path | None,
-        typer.Option(help="Folder for the translation of each --input: a.de.gz gives a.en.gz."),
-    ] = None,
+    input_: InputOption = None,
+    output: OutputOption = None,
+    output_dir: OutputDirOption = None,
     beam_size: BeamOption = DEFAULT_SEARCH.beam_size,
     length_penalty: PenaltyOption = DEFAULT_SEARCH.length_penalty,
-    n_best: Annotated[
-        int,
-        typer.Option(min=1, help="Translations per line, the best first; at most the beam size."),
-    ] = 1,
-    scores: Annotated[
-        bool, typer.Option("--scores", help="Write score and tab before each translation.")
-    ] = False,
-    format_: Annotated[
-        OutputFormat,
-        typer.Option("--format", help="jsonl: one object with line, rank, score and text each."),
-    ] = DEFAULT_OUTPUT.format,
+    n_best: NBestOption = 1,
+    scores: ScoresOption = False,
+    format_: FormatOption = DEFAULT_OUTPUT.format,
     precision: PrecisionOption = DEFAULT_LOAD.precision,
     batch_tokens: BatchOption = None,
     max_length: LengthOption = None,
@@ -221,9 +206,10 @@ def translate(
     raw: RawOption = False,
     quiet: QuietOption = False,
 ) -> None:
-    """Translate text line by line: as many lines out as in, or --n-best times as many.
+    """Translate text line by line.
 
-    With --input and --output or --output-dir, the same command again continues a stopped one.
+    As many lines come out as go in, or --n-best times as many. With --input and --output or
+    --output-dir, the same command again continues a stopped one.
 
     \b
     transformer-mt translate checkpoints/wmt16-base --input in.de --output out.en
@@ -256,41 +242,15 @@ def translate(
             files.translate_files(model, plan, options)
 
 
-@app.command()
+@app.command(cls=GroupedCommand)
 def evaluate(
-    paths: Annotated[
-        list[Path] | None,
-        typer.Argument(
-            metavar="[RUN_OR_CHECKPOINT...]",
-            help="As for translate. Not needed for --hypotheses with --ref or --test-set.",
-        ),
-    ] = None,
-    split: Annotated[
-        str | None, typer.Option(help="Split of the configured corpus. Default: data.test.")
-    ] = None,
-    test_set: Annotated[
-        str | None,
-        typer.Option(help="sacreBLEU's name of a test set, such as wmt16, instead of a split."),
-    ] = None,
-    src: Annotated[Path | None, typer.Option(help="Source text, instead of a split.")] = None,
-    ref: Annotated[Path | None, typer.Option(help="Reference translation of --src.")] = None,
-    hypotheses: Annotated[
-        Path | None, typer.Option(help="Score this translation instead of making one.")
-    ] = None,
-    save: Annotated[Path | None, typer.Option(help="File to save the translation to.")] = None,
-    baseline: Annotated[
-        Path | None,
-        typer.Option(metavar="RUN_OR_FILE", help="Compare with this run or translation."),
-    ] = None,
-    ter: Annotated[bool, typer.Option("--ter", help="Compute TER too.")] = False,
-    samples: Annotated[
-        int | None,
-        typer.Option(
-            min=0,
-            help="Sentences to show. Default: 0; with --baseline the 3 best and worst changes.",
-        ),
-    ] = None,
-    json_: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    paths: OptionalRunsArgument = None,
+    split: SplitOption = None,
+    test_set: TestSetOption = None,
+    src: SourceOption = None,
+    ref: ReferenceOption = None,
+    hypotheses: HypothesesOption = None,
+    baseline: BaselineOption = None,
     beam_size: BeamOption = DEFAULT_SEARCH.beam_size,
     length_penalty: PenaltyOption = DEFAULT_SEARCH.length_penalty,
     precision: PrecisionOption = DEFAULT_LOAD.precision,
@@ -298,9 +258,15 @@ def evaluate(
     max_length: LengthOption = None,
     device: DeviceOption = DEFAULT_LOAD.device,
     raw: RawOption = False,
+    save: SaveOption = None,
+    ter: TerOption = False,
+    samples: SamplesOption = None,
+    json_: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
-    """Translate a test set, score it with sacreBLEU, and compare it with a baseline.
+    """Score translations of a test set with sacreBLEU.
+
+    The test set is translated first, unless --hypotheses names a translation.
 
     \b
     transformer-mt evaluate checkpoints/wmt16-base
@@ -332,15 +298,28 @@ def evaluate(
         logger.info(f"{len(report.pairs)} sentences in {seconds:.1f} s with {report.system.name}")
 
 
-@app.command()
+@app.command(cls=GroupedCommand)
+def config(key: KeyArgument = None) -> None:
+    """List the keys of a configuration.
+
+    Each with its default, its allowed values and its meaning.
+
+    \b
+    transformer-mt config
+    transformer-mt config optim.lr_scale
+    """
+    from transformer_mt.config_reference import describe_keys
+
+    print(describe_keys(key))
+
+
+@app.command(cls=GroupedCommand)
 def average(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")],
-    last: Annotated[int, typer.Option(min=1, help="Number of newest checkpoints.")] = 5,
-    output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="Default: averaged-N in the run.")
-    ] = None,
+    run: AveragedRunArgument,
+    last: LastOption = 5,
+    output: AverageOutputOption = None,
 ) -> None:
-    """Average the weights of a run's newest checkpoints into one checkpoint.
+    """Average the weights of a run's newest checkpoints.
 
     \b
     transformer-mt average checkpoints/wmt16-base --last 5
@@ -351,21 +330,14 @@ def average(
     print(average_run(run, last, output))
 
 
-@app.command()
+@app.command(cls=GroupedCommand)
 def export(
-    path: Annotated[
-        Path,
-        typer.Argument(
-            metavar="RUN_OR_CHECKPOINT", help="A run (its best checkpoint) or one checkpoint."
-        ),
-    ],
-    output: Annotated[Path, typer.Option("-o", "--output", help="Directory to create.")],
-    quantization: Annotated[
-        str, typer.Option(help="float32, float16, bfloat16, int16 or int8.")
-    ] = "float32",
+    path: RunArgument,
+    output: ExportOutputOption,
+    quantization: QuantizationOption = "float32",
     raw: RawOption = False,
 ) -> None:
-    """Write a checkpoint as a CTranslate2 model, for translating without PyTorch.
+    """Write a checkpoint as a CTranslate2 model.
 
     \b
     transformer-mt export checkpoints/wmt16-base -o wmt16-ct2 --quantization int8

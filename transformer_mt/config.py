@@ -38,7 +38,13 @@ class Section(BaseModel):
     Each field is itself a section or declares an `OnChange` in its `Annotated` type.
     """
 
-    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(
+        frozen=True,
+        strict=True,
+        extra="forbid",
+        allow_inf_nan=False,
+        use_attribute_docstrings=True,
+    )
 
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
@@ -125,16 +131,25 @@ class ModelConfig(Section):
     """Sizes and variants of the encoder-decoder; the defaults are the paper's base model."""
 
     d_model: Annotated[int, Field(ge=2), OnChange.REFUSED] = 512
+    """Width of embeddings and layers; even, and divisible by n_heads."""
     d_ff: Annotated[int, Field(ge=1), OnChange.REFUSED] = 2048
+    """Width inside the feed-forward layers."""
     n_heads: Annotated[int, Field(ge=1), OnChange.REFUSED] = 8
+    """Attention heads per layer."""
     encoder_layers: Annotated[int, Field(ge=1), OnChange.REFUSED] = 6
+    """Layers of the encoder."""
     decoder_layers: Annotated[int, Field(ge=1), OnChange.REFUSED] = 6
+    """Layers of the decoder."""
     dropout: Annotated[float, Field(ge=0, lt=1), OnChange.REFUSED] = 0.1
+    """On each sublayer's output and on the sum of embedding and position."""
     attention_dropout: Annotated[float, Field(ge=0, lt=1), OnChange.REFUSED] = 0.0
+    """On attention weights."""
     activation_dropout: Annotated[float, Field(ge=0, lt=1), OnChange.REFUSED] = 0.0
+    """Inside the feed-forward layers, after the ReLU."""
     norm: Annotated[Literal["post", "pre", "sublayer"], OnChange.REFUSED] = "post"
     """LayerNorm(x + f(x)), x + f(LayerNorm(x)) or x + LayerNorm(f(x))."""
     attention_bias: Annotated[bool, OnChange.REFUSED] = True
+    """Whether the projections of attention have biases."""
     tie_embeddings: Annotated[bool, OnChange.REFUSED] = True
     """Share one weight between source embedding, target embedding and output projection."""
 
@@ -162,14 +177,18 @@ class OptimConfig(Section):
     """Adam, its learning rate and the loss; the defaults are the paper's."""
 
     warmup_steps: Annotated[int, Field(ge=1), OnChange.REFUSED] = 4000
+    """Steps until the learning rate reaches its peak."""
     lr_scale: Annotated[float, Field(gt=0), OnChange.REFUSED] = 1.0
     """Factor on the Noam learning rate."""
     label_smoothing: Annotated[float, Field(ge=0, lt=1), OnChange.REFUSED] = 0.1
+    """Probability mass of the target distribution that is spread over the whole vocabulary."""
     max_grad_norm: Annotated[float, Field(ge=0), OnChange.REFUSED] = 0.0
     """Norm to which gradients are clipped. 0 disables clipping, as in the paper."""
     # Not strict, because a TOML array arrives as a list.
     betas: Annotated[tuple[Beta, Beta], Field(strict=False), OnChange.REFUSED] = (0.9, 0.98)
+    """Adam's decay rates."""
     eps: Annotated[float, Field(gt=0), OnChange.REFUSED] = 1e-9
+    """Adam's epsilon."""
 
 
 class TrainConfig(Section):
@@ -180,23 +199,30 @@ class TrainConfig(Section):
     micro_batch_tokens: Annotated[int, Field(ge=2), OnChange.ENDS_BIT_EQUALITY] = 8192
     """Limit on sentences times longest side, padding included, per forward pass."""
     max_steps: Annotated[int, Field(ge=0), OnChange.ALLOWED] = 100_000
+    """Steps after which training ends."""
     max_epochs: Annotated[int, Field(ge=0), OnChange.ALLOWED] = 0
-    """0 is no limit."""
+    """Epochs after which training ends. 0 is no limit."""
     max_minutes: Annotated[float, Field(ge=0), OnChange.ALLOWED] = 0.0
     """Minutes of training over all resumptions, including validation. 0 is no limit."""
     save_every: Annotated[int, Field(ge=1), OnChange.ALLOWED] = 1000
+    """Steps between checkpoints."""
     save_every_minutes: Annotated[float, Field(ge=0), OnChange.ALLOWED] = 0.0
     """Also save when this many minutes have passed since the last checkpoint. 0 disables it."""
     keep_last: Annotated[int, Field(ge=1), OnChange.ALLOWED] = 5
+    """Number of newest checkpoints kept, in addition to the best one."""
     log_every: Annotated[int, Field(ge=1), OnChange.ALLOWED] = 50
+    """Steps between lines of metrics.jsonl."""
     max_bad_steps: Annotated[int, Field(ge=1), OnChange.ALLOWED] = 100
     """Number of consecutive non-finite steps that ends training with an error."""
     precision: Annotated[Literal["auto", "fp32", "bf16", "fp16"], OnChange.REFUSED] = "auto"
+    """Type of the matrix products; `auto` is bf16 where the device computes it fast, else fp32."""
     device: Annotated[Literal["auto", "cpu", "cuda"], OnChange.ENDS_BIT_EQUALITY] = "auto"
+    """Where to train; `auto` is CUDA if there is a GPU."""
     compile: Annotated[bool, OnChange.ENDS_BIT_EQUALITY] = True
     """Use torch.compile on CUDA, which takes a while at the start. Has no effect on a CPU, where
     compiled code is slower."""
     seed: Annotated[int, Field(ge=0, lt=2**32), OnChange.REFUSED] = 1
+    """Of initial weights, order of the pairs and dropout."""
     init_from: Annotated[str | None, OnChange.REFUSED] = None
     """A run or checkpoint whose weights and vocabulary the run starts from."""
     ema_decay: Annotated[float, Field(ge=0, lt=1), OnChange.REFUSED] = 0.0
@@ -208,6 +234,7 @@ class ValidConfig(Section):
     """Validation by greedy BLEU on `data.valid`."""
 
     every: Annotated[int, Field(ge=1), OnChange.REFUSED] = 1000
+    """Steps between validations."""
     patience: Annotated[int, Field(ge=0), OnChange.ALLOWED] = 0
     """Number of consecutive validations without a better BLEU that ends training. 0 is no limit."""
 

@@ -77,8 +77,6 @@ def test_what_it_refuses(corpus_dir, copy_run, tmp_path, monkeypatch):
     checkpoint = find_checkpoint(tmp_path / "run")
     with pytest.raises(ConfigError, match=r"model\.norm = sublayer"):
         export(checkpoint, tmp_path / "out", "int8")
-    with pytest.raises(ConfigError, match="--quantization int4: choose float32"):
-        export(checkpoint, tmp_path / "out", "int4")
     with pytest.raises(ConfigError, match="run: already exists"):
         export(find_checkpoint(copy_run), tmp_path / "run", "int8")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)

@@ -12,13 +12,13 @@ from transformer_mt.errors import ConfigError
 from transformer_mt.model.transformer import Transformer, sinusoid
 from transformer_mt.system.files import atomic_directory
 from transformer_mt.text.vocabulary import PAD_ID
+from transformer_mt.translation.options import Quantization
 from transformer_mt.translation.translator import EXTRA_LENGTH
 from transformer_mt.version import __version__
 
 if TYPE_CHECKING:
     from ctranslate2.specs import TransformerSpec
 
-TYPES = ("float32", "float16", "bfloat16", "int8", "int16")
 """Types in which CTranslate2 can store the weights."""
 
 _CARD = """\
@@ -46,27 +46,27 @@ and split long lines yourself.
 """
 
 
-def export(checkpoint: Checkpoint, output: Path, quantization: str, raw: bool = False) -> Path:
+def export(
+    checkpoint: Checkpoint, output: Path, quantization: Quantization, raw: bool = False
+) -> Path:
     """Writes a CTranslate2 model with its SentencePiece models and a model card.
 
     Args:
         checkpoint: What to export.
         output: The directory to make.
-        quantization: Type in which the weights are stored, one of `TYPES`.
+        quantization: Type in which the weights are stored.
         raw: Whether to use the trained weights even if the checkpoint has their moving average.
 
     Returns:
         The directory.
 
     Raises:
-        ConfigError: If CTranslate2 is not installed or does not support the model, the directory
-            exists, or the quantization is unknown.
+        ConfigError: If CTranslate2 is not installed or does not support the model, or the directory
+            exists.
     """
     config = checkpoint.config.model
     if importlib.util.find_spec("ctranslate2") is None:
         raise ConfigError("export needs CTranslate2: pip install 'transformer-mt[ctranslate2]'")
-    if quantization not in TYPES:
-        raise ConfigError(f"--quantization {quantization}: choose {', '.join(TYPES)}")
     if config.norm == "sublayer":
         raise ConfigError("model.norm = sublayer: CTranslate2 supports only post and pre")
     if output.exists():
@@ -162,7 +162,7 @@ def _model_card(
     checkpoint: Checkpoint,
     model: Transformer,
     output: Path,
-    quantization: str,
+    quantization: Quantization,
     vocab_files: list[Path],
 ) -> str:
     best_bleu = checkpoint.progress.best_bleu

@@ -6,8 +6,14 @@ Imports nothing heavy: --help needs it.
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
+from typing import Literal
 
 from transformer_mt.errors import ConfigError
+
+Device = Literal["auto", "cpu", "cuda"]
+Precision = Literal["fp32", "bf16", "fp16"]
+Quantization = Literal["float32", "float16", "bfloat16", "int16", "int8"]
+"""Types in which an exported model stores its weights."""
 
 
 @dataclass(frozen=True)
@@ -39,8 +45,8 @@ class LoadOptions:
         raw: Whether to use the trained weights even if the checkpoint has their moving average.
     """
 
-    device: str = "auto"
-    precision: str = "fp32"
+    device: Device = "auto"
+    precision: Precision = "fp32"
     max_length: int | None = None
     raw: bool = False
 

@@ -1,0 +1,76 @@
+"""The list of all configuration keys, from their declarations in `config.py`."""
+
+import difflib
+import json
+import textwrap
+from collections.abc import Iterator
+from typing import Any, Literal, get_args, get_origin
+
+from pydantic.fields import FieldInfo
+
+from transformer_mt.config import Config, OnChange
+from transformer_mt.errors import ConfigError
+
+_ON_RESUME = {
+    OnChange.REFUSED: "fixed for a run",
+    OnChange.SHAPES_CORPUS: "fixed for a run",
+    OnChange.ENDS_BIT_EQUALITY: "may change on resume, which ends bit-equality",
+    OnChange.ALLOWED: "may change on resume",
+}
+_BOUNDS = {"ge": "{} or more", "gt": "above {}", "le": "{} or less", "lt": "below {}"}
+
+
+def describe_keys(key: str | None = None) -> str:
+    """Describes keys in the order of `config.py`, section by section.
+
+    Args:
+        key: A key such as `optim.lr_scale`, or a section; None is all.
+
+    Raises:
+        ConfigError: If there is no such key or section, naming the most similar one.
+    """
+    entries = list(_entries())
+    wanted = [entry for entry in entries if key is None or f"{entry[0]}.".startswith(f"{key}.")]
+    if not wanted:
+        names = [name for name, _ in entries] + [*Config.model_fields]
+        near = difflib.get_close_matches(str(key), names, n=1)
+        hint = f"did you mean {near[0]}?" if near else "`transformer-mt config` lists all"
+        raise ConfigError(f"{key} is not a key of the configuration; {hint}")
+    return "\n\n".join(text for _, text in wanted)
+
+
+def _entries() -> Iterator[tuple[str, str]]:
+    """Yields the name and the description of each section and each key."""
+    for section, section_field in Config.model_fields.items():
+        model: Any = section_field.annotation
+        yield section, f"[{section}]  {model.__doc__}"
+        for name, field in model.model_fields.items():
+            key = f"{section}.{name}"
+            notes = "; ".join([*_allowed(field), *_on_resume(field)])
+            meaning = textwrap.fill(
+                field.description or "", 79, initial_indent="    ", subsequent_indent="    "
+            )
+            yield key, f"{key} = {_default(field)}  ({notes})\n{meaning}"
+
+
+def _default(field: FieldInfo) -> str:
+    """Gives the default as TOML."""
+    if field.is_required():
+        return "(required)"
+    return "(not set)" if field.default is None else json.dumps(field.default)
+
+
+def _allowed(field: FieldInfo) -> Iterator[str]:
+    """Gives the choices or the bounds of a value."""
+    if get_origin(field.annotation) is Literal:
+        yield "one of " + ", ".join(json.dumps(choice) for choice in get_args(field.annotation))
+    for item in field.metadata:
+        for bound, text in _BOUNDS.items():
+            if hasattr(item, bound):
+                yield text.format(getattr(item, bound))
+
+
+def _on_resume(field: FieldInfo) -> Iterator[str]:
+    for item in field.metadata:
+        if isinstance(item, OnChange):
+            yield _ON_RESUME[item]
