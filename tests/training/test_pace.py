@@ -49,6 +49,14 @@ def test_validations_to_come_count():
         assert left.seconds == 4 * 5 + 20 * validations
 
 
+@pytest.mark.parametrize("limits", [{"max_steps": 7}, {"max_steps": 100, "max_minutes": 0.5}])
+def test_nothing_is_left_after_the_last_validation(limits):
+    """Before it, the time of the validation is. Sabotage: always expect one more."""
+    for valid_step, seconds in ((5, 20.0), (7, 0.0)):
+        progress = Progress(step=7, valid_step=valid_step)
+        assert time_left(limits, progress, validation=20.0).seconds == seconds
+
+
 def test_minutes_include_all_validations_but_the_last():
     """The clock of train.max_minutes runs during validations too, and fewer steps fit."""
     left = time_left({"max_steps": 1000, "max_minutes": 2.5}, validation=20.0)

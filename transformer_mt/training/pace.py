@@ -27,9 +27,11 @@ class Schedule:
             progress: Where the run stands.
             steps: Steps until the end.
         """
-        every = self.steps_per_validation
+        every, is_validated = self.steps_per_validation, progress.valid_step == progress.step
+        if steps == 0:
+            return 0 if is_validated else 1
         done = progress.step // every
-        if progress.step % every == 0 and progress.valid_step != progress.step:
+        if progress.step % every == 0 and not is_validated:
             done -= 1  # that of the current step is still to come
         return math.ceil((progress.step + steps) / every) - done
 
@@ -108,7 +110,8 @@ def _estimate(limit: StopLimit, progress: Progress, schedule: Schedule, pace: Pa
         seconds = max(limit.left, 0.0)
         share = pace.validation_seconds / schedule.steps_per_validation
         steps = int(seconds / max(pace.step_seconds + share, 1e-9))
-        return TimeLeft(limit.key, steps, seconds + pace.validation_seconds)
+        last = 1 if seconds else schedule.count_validations(progress, 0)
+        return TimeLeft(limit.key, steps, seconds + last * pace.validation_seconds)
     steps = int(limit.left)
     if limit.unit == "epochs":
         steps = steps * schedule.steps_per_epoch - progress.epoch_step

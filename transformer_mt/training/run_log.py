@@ -165,17 +165,18 @@ class RunLog(logging.Handler):
                 self._disk_is_full = True
                 logger.warning("%s: %s; training continues", file.name, error.strerror)
 
-    def advance(self, time_left: TimeLeft) -> None:
-        """Moves the bar by one step.
+    def advance(self, step: int, time_left: TimeLeft) -> None:
+        """Moves the bar to a step.
 
         Args:
-            time_left: What remains after the step.
+            step: The last step taken.
+            time_left: What remains after it.
         """
         self._time_left = f"{tqdm.format_interval(time_left.seconds)} left"
         if not self._bar.disable:
-            self._bar.total = self._bar.n + 1 + time_left.steps
+            self._bar.total = step + time_left.steps
             self._describe_bar()
-            self._bar.update()
+            self._bar.update(step - self._bar.n)
 
     def is_display_due(self) -> bool:
         """Tells whether figures are to be displayed though no log line is due yet."""

@@ -157,7 +157,7 @@ class Trainer:
         """Logs, validates and saves when due; gives the limit that ends training."""
         train, step, reason = self.config.train, self.progress.step, self._reached_limit()
         self._pace.count_step(self._seconds())
-        self.log.advance(self._estimate_time_left())
+        self.log.advance(step, self._estimate_time_left())
         if step % train.log_every == 0 or reason:
             self._log_training()
         elif self.log.is_display_due():
@@ -168,6 +168,7 @@ class Trainer:
             raise Interrupted(self._stop.signum)
         if step % self.config.valid.every == 0 or reason:
             self._validate()
+            self.log.advance(step, self._estimate_time_left())
             reason = self._reached_limit()
         if step % train.save_every == 0 or reason or self._save_is_due():
             self._save(final=reason is not None)
