@@ -49,6 +49,16 @@ def test_the_average_is_the_mean_of_the_newest(run_dir):
     assert sorted(files) == ["config.json", MODEL, "state.json", "vocab.model"]
 
 
+def test_an_average_claims_no_score(run_dir, tmp_path):
+    """No validation measured it; where training stood is kept. Sabotage: copy the newest state."""
+    newest = load_checkpoint(list_checkpoints(run_dir)[0]).progress
+    assert newest.best_bleu >= 0 and newest.valid_step == 20
+    progress = load_checkpoint(average(run_dir, 2, tmp_path / "out")).progress
+    assert (progress.best_bleu, progress.best_step, progress.valid_step) == (-1.0, 0, 0)
+    assert (progress.step, progress.seconds) == (newest.step, newest.seconds)
+    assert progress.corpus_digest == newest.corpus_digest
+
+
 def test_what_cannot_be_averaged(run_dir, tmp_path):
     """Too few checkpoints, a directory that exists, a damaged one among them."""
     with pytest.raises(CheckpointError, match="has 4 checkpoints, not 9"):

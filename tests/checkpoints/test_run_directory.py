@@ -68,6 +68,19 @@ def test_the_best_is_used_or_else_the_newest(tmp_path, caplog):
     assert warning.endswith("; using the newest checkpoint instead of the best")
 
 
+def test_a_deleted_best_is_named_once(tmp_path, caplog):
+    """With its step and that of the newest, which is used; a BLEU of zero was a best too.
+
+    Sabotage: report the missing manifest; say nothing.
+    """
+    save_step(tmp_path, 1)
+    save_step(tmp_path, 3, best_bleu=0.0, best_step=2)
+    assert find_checkpoint(tmp_path).progress.step == 3
+    assert caplog.messages == [
+        f"{tmp_path}: its best checkpoint (step 2) is missing; using the newest (step 3)"
+    ]
+
+
 def test_a_damaged_checkpoint_is_passed_over(tmp_path, caplog):
     """With a warning that names it; if all are damaged, that is an error."""
     for step in (1, 2, 3):

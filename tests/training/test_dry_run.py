@@ -112,3 +112,19 @@ def test_an_epoch_of_one_step(corpus_dir, tmp_path, taken_steps):
     changes = {"data__train": "train[:900]", "train__batch_tokens": 20_000, "train__max_steps": 9}
     report = dry_run(tiny_config(corpus_dir, **changes), tmp_path / "run")
     assert taken_steps == [1] and "(1 steps on cpu" in report
+
+
+def test_useful_lines_come_first(corpus_dir, tmp_path):
+    """Then a blank line, and only the keys that differ from the defaults.
+
+    Sabotage: list all keys; begin with the configuration.
+    """
+    config = tiny_config(corpus_dir, model__dropout=0.1, train__max_steps=12)
+    figures, configuration = dry_run(config, tmp_path / "run").split("\n\n")
+    names = [line.split()[0] for line in figures.splitlines() if not line.startswith(" ")]
+    assert names == ["model", "corpus", "epoch", "speed", "memory", "time"]
+    title, *lines = configuration.splitlines()
+    assert title == "configuration (keys that differ from the defaults):"
+    values = dict(line.split(" = ") for line in lines)
+    assert values["data.path"] == str(corpus_dir) and values["train.max_steps"] == "12"
+    assert "model.dropout" not in values and "optim.label_smoothing" not in values

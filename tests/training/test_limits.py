@@ -1,7 +1,5 @@
 """The limits that end training, by hand."""
 
-import pytest
-
 from transformer_mt.checkpoints.state import Progress
 from transformer_mt.config_loading import parse_config
 from transformer_mt.training.limits import stop_limits
@@ -29,14 +27,3 @@ def test_what_is_left():
         ("train.max_minutes = 2.5", 120.0, "seconds"),
         ("valid.patience = 5", 3, "validations"),
     ]
-
-
-@pytest.mark.parametrize(
-    ("unit", "steps"),
-    [("steps", 3), ("epochs", 2 * 11 - 3), ("seconds", 120 / 4), ("validations", float("inf"))],
-)
-def test_steps_until_a_limit(unit, steps):
-    """With 11 steps per epoch and 4 seconds per step; validations have no known end."""
-    limits = limits_of({"max_steps": 10, "max_epochs": 3, "max_minutes": 2.5}, patience=5)
-    [limit] = [limit for limit in limits if limit.unit == unit]
-    assert limit.steps_left(PROGRESS, steps_per_epoch=11, step_seconds=4.0) == steps

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import shutil
 import signal
 from pathlib import Path
 from types import SimpleNamespace
@@ -321,6 +322,33 @@ def test_a_signal_saves_before_it_validates(corpus_dir, tmp_path, scores, monkey
     assert "interrupted and saved at step 4" in log_text(tmp_path / "run")
     assert train(config, tmp_path / "run").best_bleu == 7.0
     assert logged_steps(tmp_path / "run", "valid") == [2, 4, 6]
+
+
+def test_a_deleted_best_is_forgotten_at_the_next_save(
+    corpus_dir, tmp_path, scores, monkeypatch, caplog
+):
+    """One warning on the first resume; then the next validation is the best, whatever its BLEU.
+
+    Sabotage: keep the best of the checkpoint.
+    """
+    scores += [9.0, 1.0, 0.5, 0.4]
+    run_dir = tmp_path / "run"
+    train(build_config(corpus_dir, valid__every=4, train__max_steps=6), run_dir)
+    shutil.rmtree(run_dir / "step-00000004")
+    config = build_config(corpus_dir, valid__every=4, train__max_steps=9)
+    with monkeypatch.context() as patch:
+        signal_in_step(patch, 7, signal.SIGTERM, 1)
+        with pytest.raises(Interrupted):
+            train(config, run_dir)
+    progress = load_newest(run_dir).progress
+    assert (progress.step, progress.best_bleu, progress.best_step) == (7, -1.0, 0)
+    progress = train(config, run_dir)
+    assert (progress.step, progress.best_bleu, progress.best_step) == (9, 0.5, 8)
+    assert find_checkpoint(run_dir).progress.step == 8
+    assert [text for text in caplog.messages if "missing" in text] == [
+        f"{run_dir}: its best checkpoint (step 4, BLEU 9.00) is missing; the next validation will"
+        " be the best"
+    ]
 
 
 def test_a_second_signal_ends_training_at_once(corpus_dir, tmp_path, monkeypatch):

@@ -5,6 +5,8 @@ import pytest
 import sentencepiece
 from conftest import copy_lines, run_program, tiny_config
 
+from transformer_mt.checkpoints.averaging import average
+from transformer_mt.checkpoints.checkpoint import load_checkpoint
 from transformer_mt.checkpoints.run_directory import find_checkpoint
 from transformer_mt.errors import ConfigError
 from transformer_mt.training.run import train
@@ -93,3 +95,28 @@ def test_the_command(copy_run, tmp_path):
     assert (
         card.startswith("# out\n") and "weights are stored\nin int8" in card and "de to en" in card
     )
+
+
+def test_the_card_names_only_a_bleu_of_the_exported_weights(corpus_dir, tmp_path):
+    """The best checkpoint's; not an average's, another step's, or one of the moving average.
+
+    Sabotage: name the best BLEU of the run.
+    """
+    run_dir = tmp_path / "run"
+    config = tiny_config(
+        corpus_dir, train__max_steps=12, train__ema_decay=0.5, valid__every=100, train__save_every=6
+    )
+    train(config, run_dir)
+    average(run_dir, 2, tmp_path / "average")
+    cases = {"best": ("step-00000012", False), "raw": ("step-00000012", True)}
+    cases |= {"older": ("step-00000006", False), "average": ("../average", False)}
+    claims = {}
+    for name, (checkpoint, raw) in cases.items():
+        export(load_checkpoint(run_dir / checkpoint), tmp_path / name / "out", "int8", raw)
+        card = (tmp_path / name / "out" / "README.md").read_text()
+        assert " steps.\n" in card
+        claims[name] = "BLEU" in card
+    assert claims == {"best": True, "raw": False, "older": False, "average": False}
+    bleu = load_checkpoint(run_dir / "step-00000012").progress.best_bleu
+    card = (tmp_path / "best" / "out" / "README.md").read_text()
+    assert f"BLEU of this checkpoint, by greedy search in fp32, is {bleu:.2f}." in card

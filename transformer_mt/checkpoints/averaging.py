@@ -1,6 +1,7 @@
 """The mean of a run's last checkpoints, as the paper evaluates it (section 6.1)."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -12,6 +13,7 @@ from transformer_mt.checkpoints.checkpoint import (
     save_checkpoint,
 )
 from transformer_mt.checkpoints.run_directory import list_checkpoints
+from transformer_mt.checkpoints.state import Progress
 from transformer_mt.errors import CheckpointError
 
 
@@ -45,8 +47,14 @@ def average(run_dir: Path, last: int, output: Path | None) -> Path:
     checkpoints = [load_checkpoint(path) for path in paths[:last]]
     newest = checkpoints[0]
     tensors = {MODEL: _mean_weights(checkpoints)}
-    save_checkpoint(output, tensors, newest.state, newest.config, newest.vocab)
+    state = replace(newest.state, progress=_without_validations(newest.progress))
+    save_checkpoint(output, tensors, state, newest.config, newest.vocab)
     return output
+
+
+def _without_validations(progress: Progress) -> Progress:
+    """Removes the scores of the run, since none was measured on the averaged weights."""
+    return replace(progress, best_bleu=-1.0, best_step=0, validations_since_best=0, valid_step=0)
 
 
 def _mean_weights(checkpoints: Sequence[Checkpoint]) -> dict[str, torch.Tensor]:

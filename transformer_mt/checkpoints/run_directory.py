@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 from transformer_mt.checkpoints.checkpoint import TRAINING, Checkpoint, load_checkpoint
+from transformer_mt.checkpoints.state import Progress
 from transformer_mt.errors import CheckpointError
 from transformer_mt.system.files import MANIFEST, delete_directory, read_manifest, write_manifest
 
@@ -53,6 +54,8 @@ def load_newest(run_dir: Path) -> Checkpoint | None:
 def find_checkpoint(path: Path) -> Checkpoint:
     """Reads a checkpoint directory, or of a run the best checkpoint, or else the newest.
 
+    Warns if the best checkpoint is missing or damaged.
+
     Raises:
         CheckpointError: If there is none.
     """
@@ -62,6 +65,14 @@ def find_checkpoint(path: Path) -> Checkpoint:
     if newest is None:
         reason = "contains no checkpoint" if path.is_dir() else "no such run or checkpoint"
         raise CheckpointError(f"{path}: {reason}")
+    if is_best_missing(path, newest.progress):
+        logger.warning(
+            "%s: its best checkpoint (step %d) is missing; using the newest (step %d)",
+            path,
+            newest.progress.best_step,
+            newest.progress.step,
+        )
+        return newest
     best = checkpoint_path(path, newest.progress.best_step)
     if newest.progress.best_bleu < 0 or best == newest.path:
         return newest
@@ -70,6 +81,17 @@ def find_checkpoint(path: Path) -> Checkpoint:
     except CheckpointError as error:
         logger.warning("%s; using the newest checkpoint instead of the best", error)
         return newest
+
+
+def is_best_missing(run_dir: Path, progress: Progress) -> bool:
+    """Tells whether the best checkpoint of a run has been deleted.
+
+    Args:
+        run_dir: The run.
+        progress: Where its newest checkpoint stands.
+    """
+    best = checkpoint_path(run_dir, progress.best_step)
+    return progress.best_bleu >= 0 and not best.exists()
 
 
 def prune(run_dir: Path, saved_step: int, keep_last: int, best_step: int) -> None:

@@ -8,11 +8,12 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
-from transformer_mt.config import Config, flat_values
+from transformer_mt.config import Config
 from transformer_mt.text.batching import Indices, padded_size
 from transformer_mt.training.engine import LogWindow
 from transformer_mt.training.flops import measure_peak_flops
 from transformer_mt.training.limits import stop_limits
+from transformer_mt.training.pace import Pace, Schedule, estimate_time_left
 from transformer_mt.training.run import build_trainer, require_writable
 from transformer_mt.training.trainer import Trainer
 
@@ -27,7 +28,8 @@ def dry_run(config: Config, run_dir: Path) -> str:
         run_dir: The run that would be started or resumed.
 
     Returns:
-        Several lines: configuration, sizes, statistics, and estimates of memory and time.
+        Several lines: sizes, statistics, and estimates of memory and time, and then the
+        configuration.
 
     Raises:
         TransformerMTError: Whatever would end the training at its start.
@@ -35,10 +37,20 @@ def dry_run(config: Config, run_dir: Path) -> str:
     require_writable(run_dir)
     with tempfile.TemporaryDirectory() as scratch:
         trainer = build_trainer(config, run_dir, Path(scratch))
-    lines = [f"{key} = {value}" for key, value in flat_values(config).items()]
     steps = trainer.plan_epoch()
-    lines += ["", *_describe(trainer, steps), *_estimate(trainer, steps)]
+    lines = [*_describe(trainer, steps), *_estimate(trainer, steps), "", *_configuration(config)]
     return "\n".join(lines)
+
+
+def _configuration(config: Config) -> list[str]:
+    """Lists the keys that are not at their defaults."""
+    lines = ["configuration (keys that differ from the defaults):"]
+    for section_name, section in config:
+        for name, field in type(section).model_fields.items():
+            value = getattr(section, name)
+            if field.is_required() or value != field.get_default(call_default_factory=True):
+                lines.append(f"{section_name}.{name} = {value}")
+    return lines
 
 
 def _describe(trainer: Trainer, steps: list[Indices]) -> list[str]:
@@ -69,19 +81,16 @@ def _estimate(trainer: Trainer, steps: list[Indices]) -> list[str]:
     window, count = _time_steps(trainer, steps)
     peak_flops = measure_peak_flops(engine.device, engine.precision)
     step_seconds = window.seconds / count
-    limits = [
-        (limit.steps_left(progress, len(steps), step_seconds), limit.key)
-        for limit in stop_limits(trainer.config, progress, progress.seconds)
-    ]
-    steps_left, key = min(limits)
-    steps_left = max(int(steps_left), 0)
+    limits = stop_limits(trainer.config, progress, progress.seconds)
+    schedule = Schedule(len(steps), trainer.config.valid.every)
+    left = estimate_time_left(limits, progress, schedule, Pace(step_seconds))
     return [
         f"speed       {window.tokens / window.seconds:,.0f} target tokens/s,"
         f" {step_seconds:.3g} s per step, {window.flops / window.seconds / peak_flops:.0%} of peak"
         f" ({count} steps on {engine.device.type} in {engine.precision})",
         f"memory      {_peak_gigabytes(engine.device):.1f} GB at the peak, largest batch included",
-        f"time        {tqdm.format_interval(steps_left * step_seconds)} for {steps_left} steps,"
-        f" until {key}, validation not counted",
+        f"time        {tqdm.format_interval(left.seconds)} for {left.steps} steps,"
+        f" until {left.key}, validation not counted",
     ]
 
 

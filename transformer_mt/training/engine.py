@@ -37,16 +37,26 @@ class LogWindow:
     """Sums since the last log line.
 
     Attributes:
-        loss: Label-smoothed loss, in nats; `Engine.read_window` brings it up to date.
+        loss: Label-smoothed loss of the steps where it was finite, in nats; `Engine.read_window`
+            updates it.
         tokens: Target tokens.
         flops: Floating-point operations that training on them needed.
         seconds: Time spent in steps.
+        nonfinite_tokens: Target tokens of the steps whose loss was not finite; `Engine.read_window`
+            updates it.
     """
 
     loss: float = 0.0
     tokens: int = 0
     flops: float = 0.0
     seconds: float = 0.0
+    nonfinite_tokens: int = 0
+
+    @property
+    def mean_loss(self) -> float | None:
+        """Loss in nats per target token; None if no step had a finite loss."""
+        tokens = self.tokens - self.nonfinite_tokens
+        return self.loss / tokens if tokens else None
 
 
 @dataclass(frozen=True)
@@ -183,11 +193,13 @@ class Engine:
         self.window = replace(window) if window else LogWindow()
         # On the device until it is read, so that no step waits.
         self._window_loss = torch.full((), self.window.loss, device=self.device)
+        self._nonfinite_tokens = torch.full((), self.window.nonfinite_tokens, device=self.device)
 
     def read_window(self) -> LogWindow:
-        """Waits for the device and gives the sums since the last log line."""
+        """Waits for the device and returns the sums since the last log line, which go on."""
         start = time.monotonic()
         self.window.loss = float(self._window_loss)
+        self.window.nonfinite_tokens = int(self._nonfinite_tokens)
         self.window.seconds += time.monotonic() - start
         return self.window
 
@@ -221,6 +233,7 @@ class Engine:
             loss += self._backward(micro_batch, tokens)
         self._update_weights(step, loss)
         self._window_loss += torch.where(loss.isfinite(), loss, 0.0)
+        self._nonfinite_tokens += torch.where(loss.isfinite(), 0, tokens)
         self.window.tokens += tokens
         self.window.flops += training_flops(
             self.config.model, self._tgt_size, sum(b.src_tokens for b in micro_batches), tokens

@@ -21,20 +21,6 @@ class StopLimit:
     left: float
     unit: Literal["steps", "epochs", "seconds", "validations"]
 
-    def steps_left(self, progress: Progress, steps_per_epoch: int, step_seconds: float) -> float:
-        """Estimates the optimizer steps until the limit; infinite where that is unknown.
-
-        Args:
-            progress: Where the run stands.
-            steps_per_epoch: Steps of the current epoch.
-            step_seconds: Seconds per step.
-        """
-        if self.unit == "epochs":
-            return self.left * steps_per_epoch - progress.epoch_step
-        if self.unit == "seconds":
-            return self.left / step_seconds
-        return self.left if self.unit == "steps" else float("inf")
-
 
 def stop_limits(config: Config, progress: Progress, seconds: float) -> list[StopLimit]:
     """Lists the limits that are set, in the order in which they are reported.

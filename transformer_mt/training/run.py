@@ -10,6 +10,7 @@ from pathlib import Path
 from transformer_mt.checkpoints.checkpoint import EMA, MODEL, TRAINING, Checkpoint
 from transformer_mt.checkpoints.run_directory import (
     find_checkpoint,
+    is_best_missing,
     list_checkpoints,
     load_newest,
 )
@@ -102,13 +103,29 @@ def build_trainer(config: Config, run_dir: Path, scratch: Path | None = None) ->
                 ", ".join(changes),
             )
         progress = replace(
-            checkpoint.progress, precision=precision, valid_digest=progress.valid_digest
+            _forget_missing_best(run_dir, checkpoint.progress),
+            precision=precision,
+            valid_digest=progress.valid_digest,
         )
     elif initial:
         engine.start_from(initial.build_model())
     return Trainer(
         config, run_dir, RunData(corpus, valid), engine, progress, is_saved=checkpoint is not None
     )
+
+
+def _forget_missing_best(run_dir: Path, progress: Progress) -> Progress:
+    """Makes the next validation the best if the best checkpoint has been deleted."""
+    if not is_best_missing(run_dir, progress):
+        return progress
+    logger.warning(
+        "%s: its best checkpoint (step %d, BLEU %.2f) is missing; the next validation will be the"
+        " best",
+        run_dir,
+        progress.best_step,
+        progress.best_bleu,
+    )
+    return replace(progress, best_bleu=-1.0, best_step=0)
 
 
 def _require_same_text(run_dir: Path, old: Progress, new: Progress) -> None:

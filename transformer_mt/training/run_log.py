@@ -23,6 +23,7 @@ from transformer_mt.system.console import (
     shows_progress,
 )
 from transformer_mt.system.files import atomic_file
+from transformer_mt.training.pace import TimeLeft
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +33,7 @@ class TrainingFigures:
     """What one line of metrics.jsonl says about the steps since the line before.
 
     Attributes:
-        loss: Label-smoothed loss, in nats per target token.
+        loss: Label-smoothed loss, in nats per target token; None if no step had a finite one.
         lr: Learning rate of the last step.
         tokens_per_second: Target tokens per second.
         mfu: Model FLOPs utilisation, a share of the device's measured peak.
@@ -40,7 +41,7 @@ class TrainingFigures:
         skipped: Steps of the whole run that were skipped because they were not finite.
     """
 
-    loss: float
+    loss: float | None
     lr: float
     tokens_per_second: float
     mfu: float
@@ -63,7 +64,9 @@ class RunLog(logging.Handler):
     def __init__(self, run_dir: Path, progress: Progress, max_steps: int) -> None:
         super().__init__(logging.INFO)
         self.setFormatter(MessageFormatter())
-        self._last_line, self._disk_is_full = 0.0, False
+        self._disk_is_full = False
+        self._displayed_at = -math.inf
+        self._time_left = self._figures = ""
         self._metrics_path = run_dir / "metrics.jsonl"
         _remove_later_metrics(self._metrics_path, progress)
         self._metrics = self._metrics_path.open("a", encoding="utf-8")
@@ -73,7 +76,9 @@ class RunLog(logging.Handler):
             initial=progress.step,
             unit="step",
             dynamic_ncols=True,
-            bar_format="{n_fmt}/{total_fmt} {bar} {elapsed}<{remaining}{postfix}",
+            # Four columns stay free: an echoed ^C must not wrap the line.
+            bar_format="{n_fmt}/{total_fmt} {bar:-4} {desc}",
+            miniters=1,
             file=sys.stderr,
             disable=not shows_bars(),
         )
@@ -116,17 +121,17 @@ class RunLog(logging.Handler):
             seconds: Training time so far.
             figures: What the line says.
         """
-        norm = figures.grad_norm
         values = {
-            "loss": round(figures.loss, 6),
-            "lr": figures.lr,
-            "tokens_per_second": round(figures.tokens_per_second, 1),
-            "mfu": round(figures.mfu, 4),
-            "grad_norm": round(norm, 6) if math.isfinite(norm) else None,
+            "loss": _round(figures.loss, 6),
+            "lr": _round(figures.lr),
+            "tokens_per_second": _round(figures.tokens_per_second, 1),
+            "mfu": _round(figures.mfu, 4),
+            "grad_norm": _round(figures.grad_norm, 6),
             "skipped": figures.skipped,
         }
         self._record("train", progress, seconds, values)
-        self._show(progress.step, figures)
+        if not self._bar.disable or self.is_display_due():
+            self.display(progress.step, figures)
 
     def record_validation(
         self, progress: Progress, seconds: float, figures: Mapping[str, float]
@@ -140,7 +145,7 @@ class RunLog(logging.Handler):
                 is a moving average.
         """
         digits = {"nll": 6}
-        values = {name: round(value, digits.get(name, 4)) for name, value in figures.items()}
+        values = {name: _round(value, digits.get(name, 4)) for name, value in figures.items()}
         self._record("valid", progress, seconds, values)
 
     def _record(
@@ -148,7 +153,7 @@ class RunLog(logging.Handler):
     ) -> None:
         position = {"kind": kind, "step": progress.step, "epoch": progress.epoch}
         line = {**position, "seconds": round(seconds, 3), **values}
-        self._write(self._metrics, json.dumps(line) + "\n")
+        self._write(self._metrics, json.dumps(line, allow_nan=False) + "\n")
 
     def _write(self, file: TextIO, text: str) -> None:
         """Writes what it can: the rest waits in memory until the disk has room again."""
@@ -160,33 +165,78 @@ class RunLog(logging.Handler):
                 self._disk_is_full = True
                 logger.warning("%s: %s; training continues", file.name, error.strerror)
 
-    def advance(self) -> None:
-        """Moves the bar by one step."""
-        self._bar.update()
+    def advance(self, step: int, time_left: TimeLeft) -> None:
+        """Moves the bar to a step.
 
-    def _show(self, step: int, figures: TrainingFigures) -> None:
-        """Shows figures behind the bar, or from time to time as a line where there is no bar."""
-        speed = f"{figures.tokens_per_second:,.0f} tokens/s, {figures.mfu:.0%} of peak"
-        text = f"loss {figures.loss:.3f}, {speed}"
+        Args:
+            step: The last step taken.
+            time_left: What remains after it.
+        """
+        self._time_left = f"{tqdm.format_interval(time_left.seconds)} left"
         if not self._bar.disable:
-            self._bar.set_postfix_str(text)
-        elif shows_progress() and time.monotonic() - self._last_line > SECONDS_BETWEEN_LINES:
-            self._last_line = time.monotonic()
-            print(f"step {step}: {text}, lr {figures.lr:.1e}", file=sys.stderr)
+            self._bar.total = step + time_left.steps
+            self._describe_bar()
+            self._bar.update(step - self._bar.n)
+
+    def is_display_due(self) -> bool:
+        """Tells whether figures are to be displayed though no log line is due yet."""
+        waited = time.monotonic() - self._displayed_at
+        return shows_progress() and waited >= SECONDS_BETWEEN_LINES
+
+    def display(self, step: int, figures: TrainingFigures) -> None:
+        """Shows figures beside the bar, or as a line where there is no bar.
+
+        Args:
+            step: The last step that they include.
+            figures: What to show; nothing is recorded.
+        """
+        self._displayed_at = time.monotonic()
+        speed = f"{figures.tokens_per_second:,.0f} tokens/s"
+        skipped = f", {figures.skipped} skipped" if figures.skipped else ""
+        text = f"{_format_loss(figures.loss)}, {speed}"
+        self._figures = f", {text}{skipped}"
+        if not self._bar.disable:
+            self._describe_bar()
+            self._bar.refresh()
+        else:
+            line = (
+                f"step {step}: {text}, {figures.mfu:.0%} of peak, lr {figures.lr:.1e}{skipped},"
+                f" {self._time_left}"
+            )
+            print(line, file=sys.stderr, flush=True)
+
+    def _describe_bar(self) -> None:
+        self._bar.set_description_str(self._time_left + self._figures, refresh=False)
+
+
+def _format_loss(loss: float | None) -> str:
+    if loss is None:
+        return "loss not finite"
+    return f"loss {loss:.3f}" if loss < 1000 else f"loss {loss:.1e}"
+
+
+def _round(value: float | None, digits: int | None = None) -> float | None:
+    """Rounds a value; gives None for what JSON cannot express."""
+    if value is None or not math.isfinite(value):
+        return None
+    return value if digits is None else round(value, digits)
 
 
 def _remove_later_metrics(path: Path, progress: Progress) -> None:
-    """Removes lines that were written after a checkpoint, and one that was only half written."""
+    """Removes lines that were written after a checkpoint, and an incomplete last line.
+
+    NaN and Infinity, which earlier versions wrote, become null.
+    """
     if not path.exists():
         return
     kept = []
     for line in path.read_text(encoding="utf-8").splitlines():
         try:
-            record = json.loads(line)
+            record = json.loads(line, parse_constant=lambda name: None)
             # A checkpoint saved on a signal comes before the validation of its step.
             last_step = progress.valid_step if record["kind"] == "valid" else progress.step
             if record["step"] <= last_step:
-                kept.append(line + "\n")
+                kept.append(json.dumps(record) + "\n")
         except (ValueError, TypeError, KeyError):
             continue
     with atomic_file(path) as file:

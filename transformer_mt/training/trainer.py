@@ -30,6 +30,7 @@ from transformer_mt.training.engine import Engine
 from transformer_mt.training.environment import numeric_environment
 from transformer_mt.training.flops import measure_peak_flops
 from transformer_mt.training.limits import stop_limits
+from transformer_mt.training.pace import Pace, Schedule, TimeLeft, estimate_time_left
 from transformer_mt.training.run_log import RunLog, TrainingFigures
 from transformer_mt.translation.translator import Translator
 
@@ -81,7 +82,8 @@ class Trainer:
         self._translator = Translator(engine.model, data.corpus.vocab, config.data.max_length)
         self._saved_progress = progress if is_saved else None
         self._saved_at = self._started = time.monotonic()
-        self._peak_flops = math.inf
+        self._peak_flops, self._steps_per_epoch = math.inf, 0
+        self._pace = Pace()
         self._stop = StopRequest()
 
     def run(self, log: RunLog) -> None:
@@ -138,7 +140,9 @@ class Trainer:
         steps = self.plan_epoch()
         self.check_memory(steps)
         self._peak_flops = measure_peak_flops(self.engine.device, self.engine.precision)
+        self._pace.start(self._seconds())
         while True:
+            self._steps_per_epoch = len(steps)
             for step_pairs in steps[self.progress.epoch_step :]:
                 self.train_step(step_pairs)
                 if self.progress.epoch_step == len(steps):
@@ -152,15 +156,19 @@ class Trainer:
     def _after_step(self) -> str | None:
         """Logs, validates and saves when due; gives the limit that ends training."""
         train, step, reason = self.config.train, self.progress.step, self._reached_limit()
-        self.log.advance()
+        self._pace.count_step(self._seconds())
+        self.log.advance(step, self._estimate_time_left())
         if step % train.log_every == 0 or reason:
             self._log_training()
+        elif self.log.is_display_due():
+            self.log.display(step, self._read_figures())
         if self._stop.signum:
             self._save(final=True)
             logger.info("interrupted and saved at step %d; run the same command to resume", step)
             raise Interrupted(self._stop.signum)
         if step % self.config.valid.every == 0 or reason:
             self._validate()
+            self.log.advance(step, self._estimate_time_left())
             reason = self._reached_limit()
         if step % train.save_every == 0 or reason or self._save_is_due():
             self._save(final=reason is not None)
@@ -179,20 +187,30 @@ class Trainer:
         """Gives the training time so far, over all resumptions."""
         return time.monotonic() - self._started
 
+    def _estimate_time_left(self) -> TimeLeft:
+        seconds = self._seconds()
+        limits = stop_limits(self.config, self.progress, seconds)
+        schedule = Schedule(self._steps_per_epoch, self.config.valid.every)
+        return estimate_time_left(limits, self.progress, schedule, self._pace)
+
     def _log_training(self) -> None:
-        engine, window = self.engine, self.engine.read_window()
+        figures = self._read_figures()
         self._stop_if_nonfinite()
+        self.log.record_training(self.progress, self._seconds(), figures)
+        self.engine.start_window()
+
+    def _read_figures(self) -> TrainingFigures:
+        """Computes the figures of the steps since the last log line, whose sums go on."""
+        engine, window = self.engine, self.engine.read_window()
         seconds = max(window.seconds, 1e-9)
-        figures = TrainingFigures(
-            loss=window.loss / window.tokens,
+        return TrainingFigures(
+            loss=window.mean_loss,
             lr=engine.lr,
             tokens_per_second=window.tokens / seconds,
             mfu=window.flops / seconds / self._peak_flops,
             grad_norm=float(engine.grad_norm),
             skipped=int(engine.skipped_steps),
         )
-        self.log.record_training(self.progress, self._seconds(), figures)
-        engine.start_window()
 
     def _stop_if_nonfinite(self) -> None:
         engine, progress = self.engine, self.progress
@@ -218,6 +236,7 @@ class Trainer:
 
     def _validate(self) -> None:
         """Scores the weights, and their moving average if there is one; that then counts."""
+        began = self._seconds()
         nll = mean_nll(self.engine.model, self._valid_pairs, self.config.train.micro_batch_tokens)
         evaluation = evaluate(self._translator, self.data.valid)
         scores = {"bleu": evaluation.bleu.value}
@@ -226,21 +245,32 @@ class Trainer:
                 evaluation = evaluate(self._translator, self.data.valid)
             scores["ema_bleu"] = evaluation.bleu.value
         previous_best = self.progress.best_bleu
-        is_best = self._update_best(evaluation.bleu.value)
         figures = {"nll": nll, "perplexity": perplexity(nll), **scores}
+        is_finite = math.isfinite(figures["perplexity"])
+        is_best = self._update_best(evaluation.bleu.value if is_finite else -math.inf)
         self.log.record_validation(self.progress, self._seconds(), figures)
         average = f", of the moving average {scores['ema_bleu']:.2f}" if self.engine.ema else ""
-        logger.info(
-            f"step {self.progress.step}: validation BLEU {scores['bleu']:.2f}{average},"
-            f" perplexity {perplexity(nll):.2f}"
-            + (" (best)" if is_best else f" (best {previous_best:.2f})")
-        )
+        text = f"step {self.progress.step}: validation BLEU {scores['bleu']:.2f}{average}"
+        if not is_finite:
+            logger.warning(
+                "%s, which cannot be the best: perplexity is not finite, training has diverged;"
+                " lower optim.lr_scale",
+                text,
+            )
+        else:
+            best = " (best)" if is_best else f" (best {previous_best:.2f})"
+            logger.info("%s, perplexity %.2f%s", text, figures["perplexity"], best)
         self._log_samples(evaluation)
         if is_best:
             self._save()
+        self._pace.add_validation(self._seconds() - began)
 
     def _update_best(self, bleu: float) -> bool:
-        """Updates best score and patience; tells whether the score is the best so far."""
+        """Updates best score and patience; tells whether the score is the best so far.
+
+        Args:
+            bleu: BLEU of the validation; minus infinity if it cannot be the best.
+        """
         progress = self.progress
         is_best = bleu > progress.best_bleu
         self.progress = replace(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from transformer_mt.checkpoints.checkpoint import Checkpoint
+from transformer_mt.checkpoints.checkpoint import EMA, Checkpoint
 from transformer_mt.errors import ConfigError
 from transformer_mt.model.transformer import Transformer, sinusoid
 from transformer_mt.system.files import atomic_directory
@@ -28,8 +28,7 @@ A Transformer that translates from {config.data.src_lang} to {config.data.tgt_la
 transformer-mt {version} from `{path}` for [CTranslate2](https://opennmt.net/CTranslate2/). It has
 {parameters:,} parameters in {config.model.encoder_layers} encoder layers and
 {config.model.decoder_layers} decoder layers of width {config.model.d_model}; its weights are stored
-in {quantization}. It was trained on `{config.data.path}` for {step:,} steps. The best validation
-BLEU of the run, by greedy search in fp32, is {bleu}.
+in {quantization}. It was trained on `{config.data.path}` for {step:,} steps.{bleu}
 
     import ctranslate2, sentencepiece
 
@@ -44,6 +43,9 @@ transformer-mt limits a translation to {extra} pieces more than its source, and 
 more than {config.data.max_length} pieces. CTranslate2 does neither: pass `max_decoding_length`,
 and split long lines yourself.
 """
+
+_BLEU = """
+The validation BLEU of this checkpoint, by greedy search in fp32, is {bleu:.2f}."""
 
 
 def export(
@@ -78,7 +80,8 @@ def export(
         spec.optimize(quantization=quantization)
         spec.save(str(folder))
         vocab_files = checkpoint.vocab.save(folder)
-        card = _model_card(checkpoint, model, output, quantization, vocab_files)
+        bleu = _measured_bleu(checkpoint, raw)
+        card = _model_card(checkpoint, model, output, quantization, vocab_files, bleu)
         (folder / "README.md").write_text(card)
     return output
 
@@ -158,14 +161,25 @@ def _array(tensor: Tensor) -> Any:
     return tensor.detach().float().numpy()
 
 
+def _measured_bleu(checkpoint: Checkpoint, raw: bool) -> float | None:
+    """Returns the validation BLEU of the exported weights; None if it was not measured on them.
+
+    A checkpoint records only the best BLEU of its run, which is that of the moving average if there
+    is one.
+    """
+    progress = checkpoint.progress
+    is_best = progress.best_bleu >= 0 and progress.step == progress.best_step == progress.valid_step
+    return progress.best_bleu if is_best and not (raw and EMA in checkpoint.files) else None
+
+
 def _model_card(
     checkpoint: Checkpoint,
     model: Transformer,
     output: Path,
     quantization: Quantization,
     vocab_files: list[Path],
+    bleu: float | None,
 ) -> str:
-    best_bleu = checkpoint.progress.best_bleu
     return _CARD.format(
         name=output.name,
         version=__version__,
@@ -174,7 +188,7 @@ def _model_card(
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         quantization=quantization,
         step=checkpoint.progress.step,
-        bleu=f"{best_bleu:.2f}" if best_bleu >= 0 else "not measured",
+        bleu="" if bleu is None else _BLEU.format(bleu=bleu),
         src_model=vocab_files[0].name,
         tgt_model=vocab_files[-1].name,
         extra=EXTRA_LENGTH,
