@@ -13,8 +13,9 @@ demo: .venv/.installed
 	@echo "    $(BIN)/transformer-mt translate checkpoints/sample"
 	@echo "Train on text of your own: see \"Your own text\" in README.md."
 
+# Two tests at once, each on one thread.
 test: .venv/.installed-test
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
 test-slow: .venv/.installed-test
 	$(BIN)/python -m pytest -m slow

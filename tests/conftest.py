@@ -14,6 +14,7 @@ import torch
 from transformer_mt.config import Config
 from transformer_mt.config_loading import parse_config
 from transformer_mt.system.console import PACKAGE_LOGGER
+from transformer_mt.system.files import locked
 from transformer_mt.training.run import train
 
 ALPHABET = "abcdefghijklmnopqrstuvwxyz"
@@ -138,18 +139,22 @@ def train_to_copy(corpus_dir: Path, run_dir: Path) -> None:
 def copy_run(corpus_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Gives a run that has learned to copy lines of lower-case words.
 
-    A directory named by the environment variable TRANSFORMER_MT_COPY_RUN keeps it, so that it is
-    trained once for many runs of the tests; delete the directory after a change to training.
+    The workers of one test run share what one of them has trained. A directory named by the
+    environment variable TRANSFORMER_MT_COPY_RUN keeps it for many runs of the tests; delete the
+    directory after a change to training.
     """
+    base = tmp_path_factory.getbasetemp()  # of one worker; pytest-xdist has a folder for them all
+    base = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    shared = Path(os.environ.get("TRANSFORMER_MT_COPY_RUN", base / "shared"))
+    shared.mkdir(parents=True, exist_ok=True)
+    trained = shared / "run"
+    with locked(shared / "lock", lambda holder: None):
+        if not trained.exists():
+            shutil.copytree(corpus_dir, shared / "corpus", dirs_exist_ok=True)
+            train_to_copy(shared / "corpus", shared / "partial")
+            shared / "partial".rename(trained)
     run_dir = tmp_path_factory.mktemp("runs") / "copy"
-    if kept := os.environ.get("TRANSFORMER_MT_COPY_RUN"):
-        if not Path(kept, "run").exists():
-            shutil.copytree(corpus_dir, Path(kept, "corpus"), dirs_exist_ok=True)
-            train_to_copy(Path(kept, "corpus"), Path(kept, "partial"))
-            Path(kept, "partial").rename(Path(kept, "run"))
-        shutil.copytree(Path(kept, "run"), run_dir)
-    else:
-        train_to_copy(corpus_dir, run_dir)
+    shutil.copytree(trained, run_dir)
     return run_dir
 
 

@@ -38,7 +38,8 @@ def test_choices_are_shown_and_enforced(monkeypatch, capsys):
     _, out, _ = call(monkeypatch, capsys, "evaluate", "-h")
     assert "--precision [fp32|bf16|fp16]" in out and "--device [auto|cpu|cuda]" in out
     result = call(monkeypatch, capsys, "evaluate", "run", "--precision", "fp8")
-    assert_one_error(*result, "--precision", "fp8", "fp32", "bf16", "fp16")
+    assert_one_error(*result, "--precision")
+    assert all(name in result[2] for name in ("fp8", "fp32", "bf16", "fp16"))
 
 
 def test_options_of_evaluate_are_grouped(monkeypatch, capsys):
@@ -77,4 +78,6 @@ def test_config_lists_keys(monkeypatch, capsys):
         'model.norm = "post"  (one of "post", "pre", "sublayer"; fixed for a run)'
     )
     result = call(monkeypatch, capsys, "config", "optim.lrscale")
-    assert_one_error(*result, "optim.lrscale", "did you mean optim.lr_scale?")
+    assert_one_error(
+        *result, "optim.lrscale is not a key of the configuration; did you mean optim.lr_scale?"
+    )

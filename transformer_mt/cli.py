@@ -86,7 +86,8 @@ def main() -> None:
         if code := app(sys.argv[1:] or ["--help"], "transformer-mt", standalone_mode=False):
             raise SystemExit(code)
     except typer.TyperException as error:
-        _fail(f"{error.format_message()} (see transformer-mt --help)")
+        message = error.format_message().replace("Value error, ", "")  # Typer's own for a choice
+        _fail(f"{message} (see transformer-mt --help)")
     except TransformerMTError as error:
         _fail(str(error))
     except Interrupted as stop:
