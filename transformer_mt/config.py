@@ -5,18 +5,25 @@ when a run is resumed with another value of it. A file in `configs/` states only
 the defaults.
 """
 
+import json
+import re
 from collections.abc import Iterator
 from enum import Enum
+from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     ConfigDict,
+    Discriminator,
     Field,
-    field_validator,
+    PrivateAttr,
+    Tag,
     model_validator,
 )
 from pydantic.fields import FieldInfo
+from pydantic_core import PydanticCustomError
 
 
 class OnChange(Enum):
@@ -32,13 +39,33 @@ class OnChange(Enum):
     """Training continues, and every step is the same as without the change."""
 
 
+_STRICT = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False)
+
+
 class Section(BaseModel):
     """Base of all sections: immutable, strictly typed, no unknown keys, no NaN.
 
     Each field is itself a section or declares an `OnChange` in its `Annotated` type.
     """
 
-    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False)
+    model_config = _STRICT
+
+    _searched: dict[str, list[Path]] = PrivateAttr(default_factory=dict)
+
+    def model_post_init(self, context: Any, /) -> None:
+        """Keeps the folders in which paths were looked for, by dotted key, for messages."""
+        self._searched = context or {}
+
+    def searched_folders(self, key: str, path: str) -> str:
+        """Says where a path was looked for: " in FOLDER or FOLDER"; empty if it is absolute.
+
+        Args:
+            key: The dotted key that holds the path.
+            path: Its value.
+        """
+        if Path(path).is_absolute():
+            return ""
+        return " in " + " or ".join(map(str, self._searched.get(key, [Path.cwd()])))
 
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
@@ -64,17 +91,86 @@ def _declarations(field: FieldInfo) -> list[OnChange]:
     return [item for item in field.metadata if isinstance(item, OnChange)]
 
 
+SLICE = r"\[(?P<start>(?:-?\d{1,18})?):(?P<stop>(?:-?\d{1,18})?)\]"
+"""Pattern of a slice of a split, such as [:-1000]."""
+
+
+def _require_slice(value: str) -> str:
+    if not re.fullmatch(SLICE, value):
+        raise PydanticCustomError("slice", "should be a slice, such as [:5000] or [-1000:]")
+    return value
+
+
+class SplitFiles(BaseModel):
+    """A split that consists of two line-aligned text files, or of a slice of them."""
+
+    model_config = _STRICT
+
+    src: Annotated[str, Field(min_length=1)]
+    """The file of source text, in the folder `data.path` unless it is absolute; also .gz, .xz or
+    .zst."""
+    tgt: Annotated[str, Field(min_length=1)]
+    """The file of its translation, likewise."""
+    slice: Annotated[str, AfterValidator(_require_slice)] | None = None
+    """The pairs to take, as in Python: "[:-1000]" is all but the last 1000."""
+
+    def __str__(self) -> str:
+        """Writes the split as it is written in TOML."""
+        values = self.model_dump(exclude_none=True).items()
+        text = ", ".join(
+            f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in values
+        )
+        return f"{{ {text} }}"
+
+    __repr__ = __str__
+
+
+UNION_TAGS = "<name>", "<files>", "<list>"
+"""The kinds of values of a split, which pydantic inserts into the location of a mistake."""
+
+
+def _split_kind(value: object) -> str | None:
+    if isinstance(value, str):
+        return "<name>"
+    if isinstance(value, dict | SplitFiles):
+        return "<files>"
+    return "<list>" if isinstance(value, list) else None
+
+
+def _split_type(expected: str) -> Discriminator:
+    """Chooses the type of a split by its value, so that a mistake is reported once."""
+    message = f"should be {expected}"
+    return Discriminator(_split_kind, custom_error_type="split", custom_error_message=message)
+
+
+_SplitName = Annotated[str, Tag("<name>")]
+_SplitFiles = Annotated[SplitFiles, Tag("<files>")]
+Split = Annotated[
+    _SplitName | _SplitFiles,
+    _split_type('a split\'s name or a table such as { src = "a.de", tgt = "a.en" }'),
+]
+"""A split's name, a slice of it such as `train[:5000]`, or its two files."""
+Splits = Annotated[
+    _SplitName | _SplitFiles | Annotated[list[Split], Field(min_length=1), Tag("<list>")],
+    _split_type(
+        'a split\'s name, a table such as { src = "a.de", tgt = "a.en" } or a list of these'
+    ),
+]
+"""One split or several, which are concatenated."""
+
+
 class DataConfig(Section):
     """The parallel text, and which of its pairs are trained on."""
 
     path: Annotated[str, Field(min_length=1), OnChange.ALLOWED]
-    """A hub id, a local folder laid out like a hub repository, or a folder of SPLIT.LANG text."""
+    """A hub id, a local folder laid out like a hub repository, or a folder of text."""
     name: Annotated[str | None, OnChange.ALLOWED] = None
     """The corpus's configuration on the hub, such as "de-en"."""
-    train: Annotated[str | list[str], OnChange.SHAPES_CORPUS] = "train"
-    """One split or a list of them; in a local folder also file names and patterns (see README)."""
-    valid: Annotated[str, OnChange.REFUSED] = "validation"
-    test: Annotated[str, OnChange.ALLOWED] = "test"
+    train: Annotated[Splits, OnChange.SHAPES_CORPUS] = "train"
+    """One split or a list of them: names, in a local folder also file names and patterns, or
+    tables of two files (see README)."""
+    valid: Annotated[Split, OnChange.REFUSED] = "validation"
+    test: Annotated[Split, OnChange.ALLOWED] = "test"
     src_lang: Annotated[str, OnChange.SHAPES_CORPUS] = "de"
     tgt_lang: Annotated[str, OnChange.SHAPES_CORPUS] = "en"
     max_length: Annotated[int, Field(ge=1), OnChange.SHAPES_CORPUS] = 256
@@ -94,14 +190,6 @@ class DataConfig(Section):
     """Folder for downloads."""
     prepared_dir: Annotated[str, OnChange.ALLOWED] = "data/prepared"
     """Folder for prepared corpora, which all runs with the same data and vocabulary share."""
-
-    @field_validator("train", mode="before")
-    @classmethod
-    def _names_of_splits(cls, value: object) -> object:
-        names = value if isinstance(value, list) else [value]
-        if not names or not all(isinstance(name, str) for name in names):
-            raise ValueError(f"data.train = {value!r} should be a split's name or a list of them")
-        return value
 
 
 class VocabConfig(Section):
@@ -197,8 +285,9 @@ class TrainConfig(Section):
     """Use torch.compile on CUDA, which takes a while at the start. Has no effect on a CPU, where
     compiled code is slower."""
     seed: Annotated[int, Field(ge=0, lt=2**32), OnChange.REFUSED] = 1
-    init_from: Annotated[str | None, OnChange.REFUSED] = None
-    """A run or checkpoint whose weights and vocabulary the run starts from."""
+    init_from: Annotated[str | None, OnChange.ALLOWED] = None
+    """A run or checkpoint whose weights and vocabulary a new run starts from; not read on
+    resume."""
     ema_decay: Annotated[float, Field(ge=0, lt=1), OnChange.REFUSED] = 0.0
     """Decay, such as 0.999, of a moving average of the weights that is validated and saved in
     addition to them. 0 disables it."""
@@ -261,12 +350,14 @@ def keys_that_end_bit_equality(old: Config, new: Config) -> list[str]:
 
 
 def values_that_shape_corpus(section: Section) -> dict[str, object]:
-    """Returns the values of a section that the prepared corpus depends on, by name."""
-    return {
-        name: getattr(section, name)
-        for name, field in type(section).model_fields.items()
-        if OnChange.SHAPES_CORPUS in field.metadata
-    }
+    """Returns the values of a section that the prepared corpus depends on, by name, for JSON."""
+    return section.model_dump(
+        include={
+            name
+            for name, field in type(section).model_fields.items()
+            if OnChange.SHAPES_CORPUS in field.metadata
+        }
+    )
 
 
 def _declared_keys(config: Config) -> Iterator[tuple[str, object, OnChange]]:
