@@ -94,6 +94,12 @@ def test_home_and_variables_are_expanded(tmp_path, monkeypatch):
         load_config(tmp_path / "a.toml", ["data.prepared_dir=$NOT_SET/x"])
 
 
+def test_a_path_that_cannot_be_expanded(tmp_path):
+    """It is kept, and looked for like any other. Sabotage: let the system's error out."""
+    path = write_toml(tmp_path / "a.toml", {"data": {"path": "x"}})
+    assert load_config(path, ['data.path="~\\u0000"']).data.path == "~\0"
+
+
 def test_evaluate_works_from_any_folder(places, tmp_path):
     """The run remembers where its corpus was found. Sabotage: keep the path as typed."""
     trained = run_in(places["work"], "train", places["config"], "--run", tmp_path / "run")

@@ -62,7 +62,7 @@ def _find_paths(values: dict[str, Any], folders: Iterable[Path]) -> None:
     for key in _SEARCHED_KEYS:
         if value := _get(values, key):
             section, name = key.split(".")
-            expanded = _expand(value)
+            expanded = expand_path(value)
             candidates = [os.path.join(folder, expanded) for folder in folders]
             existing = next(filter(os.path.exists, candidates), None)
             if existing and not os.path.isabs(expanded):
@@ -79,7 +79,7 @@ def _expand_created_folders(values: dict[str, Any]) -> None:
     for key in _CREATED_KEYS:
         if value := _get(values, key):
             section, name = key.split(".")
-            values[section][name] = _expand(value)
+            values[section][name] = expand_path(value)
             if unset := re.search(r"\$(\w+|\{\w+\})", values[section][name]):
                 variable = unset[1].strip("{}")
                 raise ConfigError(
@@ -87,9 +87,12 @@ def _expand_created_folders(values: dict[str, Any]) -> None:
                 )
 
 
-def _expand(path: str) -> str:
+def expand_path(path: str) -> str:
     """Replaces `~` and environment variables such as `$HOME`."""
-    return os.path.expandvars(os.path.expanduser(path))
+    try:
+        return os.path.expandvars(os.path.expanduser(path))
+    except ValueError:  # "~" and a name that the system cannot look up, with a NUL for example
+        return path
 
 
 def _get(values: Mapping[str, Any], key: str) -> str | None:

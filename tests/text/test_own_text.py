@@ -126,7 +126,7 @@ def test_a_folder_of_other_text_says_what_it_holds_and_how_to_name_it(own_text, 
     assert "holds .hidden, LICENSE, deutsch.txt, english.txt" in message and "\n" not in message
     example = 'train = { src = "deutsch.txt", tgt = "english.txt", slice = "[:-1000]" }'
     assert f"no split {split}: " in message and example in message
-    assert 'valid = { src = "deutsch.txt", tgt = "english.txt", slice = "[-1000:]" }' in message
+    assert 'test = { src = "deutsch.txt", tgt = "english.txt", slice = "[-500:]" }' in message
     reverse = DataConfig(path=str(own_text), src_lang="en", tgt_lang="de")
     with pytest.raises(DataError, match='src = "english.txt", tgt = "deutsch.txt"'):
         load_split(reverse, split)

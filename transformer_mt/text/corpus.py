@@ -4,7 +4,6 @@ In text files only a line feed ends a line.
 """
 
 import hashlib
-import os
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from transformer_mt.config import SLICE, DataConfig, Split, SplitFiles, Splits
+from transformer_mt.config_loading import expand_path
 from transformer_mt.errors import DataError
 from transformer_mt.system.compression import (
     COMPRESSION_SUFFIXES,
@@ -152,9 +152,7 @@ def _open_one(config: DataConfig, split: Split) -> CorpusSplit:
 def _open_files(config: DataConfig, split: SplitFiles) -> CorpusSplit:
     """Opens two files that the configuration names."""
     folder = Path(config.path)
-    src, tgt = (
-        folder / os.path.expandvars(os.path.expanduser(name)) for name in (split.src, split.tgt)
-    )
+    src, tgt = folder / expand_path(split.src), folder / expand_path(split.tgt)
     for path in (src, tgt):
         if folder in path.parents and not folder.is_dir():
             raise _missing_folder(config)
@@ -176,14 +174,12 @@ def _unnamed_text(config: DataConfig, split: str) -> DataError:
     """Explains how to name the files of a folder in which no file is named by its language."""
     folder = Path(config.path)
     src, tgt = _guess_sides(folder, config)
-    tables = (
-        f"{key} = {SplitFiles(src=src, tgt=tgt, slice=part)}"
-        for key, part in (("train", "[:-1000]"), ("valid", "[-1000:]"))
-    )
+    slices = {"train": "[:-1000]", "valid": "[-1000:-500]", "test": "[-500:]"}
+    tables = [f"{key} = {SplitFiles(src=src, tgt=tgt, slice=part)}" for key, part in slices.items()]
     return DataError(
         f"{folder}: no split {split}: no file name ends in .{config.src_lang} or"
         f" .{config.tgt_lang}; the folder holds {_list_files(folder)}; name two files under [data],"
-        f" such as {' and '.join(tables)}"
+        f" such as {', '.join(tables)}"
     )
 
 

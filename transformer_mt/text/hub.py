@@ -51,12 +51,14 @@ def load_dataset(config: DataConfig, builder: str, requested: str, **options: An
     if problem:
         reason = (
             f"{problem}, and data.cache_dir = {config.cache_dir} does not contain it; without"
-            " network, set data.path to a local folder or data.cache_dir to a cache that contains"
-            " it"
+            " network, set data.path to a local folder (--set data.path=NEW) or data.cache_dir to a"
+            " cache that contains it"
         )
+    elif is_unknown:
+        reason = f"{reason}; {MOVED_TEXT}"
     if problem or is_unknown:
         searched = config.searched_folders("data.path", config.path)
-        reason = f"no such folder{searched}; on the hub: {reason}; {MOVED_TEXT}"
+        reason = f"no such folder{searched}; on the hub: {reason}"
     raise DataError(f"data.path = {config.path}, split {requested}: {reason}")
 
 
