@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from transformer_mt.config import (
     Config,
     DataConfig,
-    OnChange,
+    SplitFiles,
     TrainConfig,
     changed_keys,
     flat_values,
@@ -18,6 +18,7 @@ from transformer_mt.config import (
     values_that_shape_corpus,
 )
 from transformer_mt.config_loading import load_config, parse_config
+from transformer_mt.config_section import OnChange
 from transformer_mt.errors import ConfigError
 
 RECIPES = sorted((Path(__file__).parents[1] / "configs").glob("*.toml"))
@@ -64,6 +65,7 @@ def test_the_papers_recipes(name, d_model, d_ff, heads, dropout, steps, kept):
         ("optim.betas=[0.8, 0.9]", (0.8, 0.9)),
         ("data.path=../a/folder-1", "../a/folder-1"),
         ("data.train=train[:5000]", "train[:5000]"),
+        ('data.valid={src="a", tgt="b"}', SplitFiles(src="a", tgt="b")),
         ('data.name="no"', "no"),
         ("data.name=de-en", "de-en"),
         (" data.name = x=y ", "x=y"),
@@ -117,7 +119,7 @@ MISTAKES = [
         {"data": {"train": 3}, "train": {"seed": -1}, "optim": {"betas": [0.9, 1.5]}},
         [
             "data.path is missing",
-            "data.train = 3 should be a split's name or a list of them",
+            "data.train = 3 should be a split's name, a table such as { src = ",
             "optim.betas[1] = 1.5 should be less than 1",
             "train.seed = -1 should be greater than or equal to 0",
         ],
@@ -126,7 +128,7 @@ MISTAKES = [
         {"data": {"path": "", "train": []}, "model": {"norm": "between"}, "valid": 3},
         [
             "data.path = '' should have at least 1 character",
-            "data.train = [] should be a split's name or a list of them",
+            "data.train = [] should have at least 1 item",
             "model.norm = 'between' should be 'post', 'pre' or 'sublayer'",
             "valid = 3 should be a section, not a value",
         ],
@@ -150,6 +152,25 @@ MISTAKES = [
             "model.tie_embeddings = true requires vocab.shared = true",
             "train.micro_batch_tokens = 20 cannot hold a pair of data.max_length = 20 pieces and",
             "data.src_lang and data.tgt_lang are the same language, en",
+        ],
+    ),
+    (
+        {"data": {"path": "x", "train": {"src": "", "slice": ":5", "from": "x"}, "valid": {}}},
+        [
+            "data.train.src = '' should have at least 1 character",
+            "data.train.tgt is missing",
+            "data.train.slice = ':5' should be a slice, such as [:5000]",
+            "unknown key data.train.from",
+            "data.valid.src is missing",
+            "data.valid.tgt is missing",
+        ],
+    ),
+    (
+        {"data": {"path": "x", "train": ["a", 3, {"src": "a", "tgt": 3}], "test": ["a"]}},
+        [
+            "data.train[1] = 3 should be a split's name or a table such as { src = ",
+            "data.train[2].tgt = 3 should be a valid string",
+            "data.test = ['a'] should be a split's name or a table such as { src = ",
         ],
     ),
     ({"data": {"path": "x", "zz\nz": 1}}, [r"unknown key 'data.zz\nz'"]),
@@ -176,7 +197,13 @@ def test_only_declared_keys_may_change(tmp_path):
     """How long to train, how often to log and save, and where text and vocabulary are stored."""
     old = tiny_config(tmp_path)
     longer = tiny_config(tmp_path, train__max_steps=99, train__save_every=3, valid__patience=2)
-    moved = tiny_config(tmp_path, data__path="moved", data__cache_dir="moved", vocab__path="moved")
+    moved = tiny_config(
+        tmp_path,
+        data__path="moved",
+        data__cache_dir="moved",
+        vocab__path="moved",
+        train__init_from="moved",
+    )
     for allowed in (longer, moved):
         assert changed_keys(old, allowed) == keys_that_end_bit_equality(old, allowed) == []
     other = tiny_config(

@@ -5,84 +5,109 @@ when a run is resumed with another value of it. A file in `configs/` states only
 the defaults.
 """
 
+import json
+import re
 from collections.abc import Iterator
-from enum import Enum
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
-    ConfigDict,
+    Discriminator,
     Field,
-    field_validator,
+    Tag,
     model_validator,
 )
-from pydantic.fields import FieldInfo
+from pydantic_core import PydanticCustomError
+
+from transformer_mt.config_section import STRICT, OnChange, Section, declarations
+
+SLICE = r"\[(?P<start>(?:-?\d{1,18})?):(?P<stop>(?:-?\d{1,18})?)\]"
+"""Pattern of a slice of a split, such as [:-1000]."""
 
 
-class OnChange(Enum):
-    """What happens when a run is resumed with another value of a key."""
-
-    REFUSED = "refused"
-    """Training stops with an error: it would no longer be the same run."""
-    SHAPES_CORPUS = "shapes corpus"
-    """Refused too; the value is also part of the fingerprint of the prepared corpus."""
-    ENDS_BIT_EQUALITY = "ends bit-equality"
-    """Training continues, but the result differs in rounding or dropout masks."""
-    ALLOWED = "allowed"
-    """Training continues, and every step is the same as without the change."""
+def _require_slice(value: str) -> str:
+    if not re.fullmatch(SLICE, value):
+        raise PydanticCustomError("slice", "should be a slice, such as [:5000] or [-1000:]")
+    return value
 
 
-class Section(BaseModel):
-    """Base of all sections: immutable, strictly typed, no unknown keys, no NaN.
+class SplitFiles(BaseModel):
+    """A split that consists of two line-aligned text files, or of a slice of them."""
 
-    Each field is itself a section or declares an `OnChange` in its `Annotated` type.
-    """
+    model_config = STRICT
 
-    model_config = ConfigDict(
-        frozen=True,
-        strict=True,
-        extra="forbid",
-        allow_inf_nan=False,
-        use_attribute_docstrings=True,
-    )
+    src: Annotated[str, Field(min_length=1)]
+    """The file of source text, in the folder `data.path` unless it is absolute; also .gz, .xz or
+    .zst."""
+    tgt: Annotated[str, Field(min_length=1)]
+    """The file of its translation, likewise."""
+    slice: Annotated[str, AfterValidator(_require_slice)] | None = None
+    """The pairs to take, as in Python: "[:-1000]" is all but the last 1000."""
 
-    @classmethod
-    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
-        """Refuses a subclass with a field that lacks its declaration.
+    def __str__(self) -> str:
+        """Writes the split as it is written in TOML."""
+        values = self.model_dump(exclude_none=True).items()
+        text = ", ".join(
+            f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in values
+        )
+        return f"{{ {text} }}"
 
-        Raises:
-            TypeError: Naming the field.
-        """
-        super().__pydantic_init_subclass__(**kwargs)
-        for name, field in cls.model_fields.items():
-            if not _is_section(field) and len(_declarations(field)) != 1:
-                raise TypeError(
-                    f"{cls.__name__}.{name}: declare what a change on resume does, with exactly"
-                    " one OnChange: Annotated[type, OnChange.REFUSED]"
-                )
+    __repr__ = __str__
 
 
-def _is_section(field: FieldInfo) -> bool:
-    return isinstance(field.annotation, type) and issubclass(field.annotation, Section)
+UNION_TAGS = "<name>", "<files>", "<list>"
+"""The kinds of values of a split, which pydantic inserts into the location of a mistake."""
 
 
-def _declarations(field: FieldInfo) -> list[OnChange]:
-    return [item for item in field.metadata if isinstance(item, OnChange)]
+def _split_kind(value: object) -> str | None:
+    if isinstance(value, str):
+        return "<name>"
+    if isinstance(value, dict | SplitFiles):
+        return "<files>"
+    return "<list>" if isinstance(value, list) else None
+
+
+def _split_type(expected: str) -> Discriminator:
+    """Chooses the type of a split by its value, so that a mistake is reported once."""
+    message = f"should be {expected}"
+    return Discriminator(_split_kind, custom_error_type="split", custom_error_message=message)
+
+
+_SplitName = Annotated[str, Tag("<name>")]
+_SplitFiles = Annotated[SplitFiles, Tag("<files>")]
+Split = Annotated[
+    _SplitName | _SplitFiles,
+    _split_type('a split\'s name or a table such as { src = "a.de", tgt = "a.en" }'),
+]
+"""A split's name, a slice of it such as `train[:5000]`, or its two files."""
+Splits = Annotated[
+    _SplitName | _SplitFiles | Annotated[list[Split], Field(min_length=1), Tag("<list>")],
+    _split_type(
+        'a split\'s name, a table such as { src = "a.de", tgt = "a.en" } or a list of these'
+    ),
+]
+"""One split or several, which are concatenated."""
 
 
 class DataConfig(Section):
     """The parallel text, and which of its pairs are trained on."""
 
     path: Annotated[str, Field(min_length=1), OnChange.ALLOWED]
-    """A hub id, a local folder laid out like a hub repository, or a folder of SPLIT.LANG text."""
+    """A hub id, a local folder laid out like a hub repository, or a folder of text."""
     name: Annotated[str | None, OnChange.ALLOWED] = None
     """The corpus's configuration on the hub, such as "de-en"."""
-    train: Annotated[str | list[str], OnChange.SHAPES_CORPUS] = "train"
-    """One split or a list of them; in a local folder also file names and patterns (see README)."""
-    valid: Annotated[str, OnChange.REFUSED] = "validation"
-    test: Annotated[str, OnChange.ALLOWED] = "test"
+    train: Annotated[Splits, OnChange.SHAPES_CORPUS] = "train"
+    """One split or a list of them: names, in a local folder also file names and patterns, or
+    tables of two files (see README)."""
+    valid: Annotated[Split, OnChange.REFUSED] = "validation"
+    """The split that training is validated on."""
+    test: Annotated[Split, OnChange.ALLOWED] = "test"
+    """The split that `evaluate` scores."""
     src_lang: Annotated[str, OnChange.SHAPES_CORPUS] = "de"
+    """Language to translate from, as files and columns name it."""
     tgt_lang: Annotated[str, OnChange.SHAPES_CORPUS] = "en"
+    """Language to translate to."""
     max_length: Annotated[int, Field(ge=1), OnChange.SHAPES_CORPUS] = 256
     """Pieces per side, without EOS; longer training pairs are dropped."""
     max_length_ratio: Annotated[float, Field(ge=0), OnChange.SHAPES_CORPUS] = 0.0
@@ -101,19 +126,12 @@ class DataConfig(Section):
     prepared_dir: Annotated[str, OnChange.ALLOWED] = "data/prepared"
     """Folder for prepared corpora, which all runs with the same data and vocabulary share."""
 
-    @field_validator("train", mode="before")
-    @classmethod
-    def _names_of_splits(cls, value: object) -> object:
-        names = value if isinstance(value, list) else [value]
-        if not names or not all(isinstance(name, str) for name in names):
-            raise ValueError(f"data.train = {value!r} should be a split's name or a list of them")
-        return value
-
 
 class VocabConfig(Section):
     """The SentencePiece vocabulary learned from the training text."""
 
     kind: Annotated[Literal["bpe", "unigram", "word", "char"], OnChange.SHAPES_CORPUS] = "bpe"
+    """What the pieces are."""
     size: Annotated[int, Field(ge=1), OnChange.SHAPES_CORPUS] = 37_000
     """Number of pieces, including special and byte pieces; per language if not shared. `word` and
     `char` have no byte pieces and may have fewer."""
@@ -223,8 +241,9 @@ class TrainConfig(Section):
     compiled code is slower."""
     seed: Annotated[int, Field(ge=0, lt=2**32), OnChange.REFUSED] = 1
     """Of initial weights, order of the pairs and dropout."""
-    init_from: Annotated[str | None, OnChange.REFUSED] = None
-    """A run or checkpoint whose weights and vocabulary the run starts from."""
+    init_from: Annotated[str | None, OnChange.ALLOWED] = None
+    """A run or checkpoint whose weights and vocabulary a new run starts from; not read on
+    resume."""
     ema_decay: Annotated[float, Field(ge=0, lt=1), OnChange.REFUSED] = 0.0
     """Decay, such as 0.999, of a moving average of the weights that is validated and saved in
     addition to them. 0 disables it."""
@@ -288,19 +307,21 @@ def keys_that_end_bit_equality(old: Config, new: Config) -> list[str]:
 
 
 def values_that_shape_corpus(section: Section) -> dict[str, object]:
-    """Returns the values of a section that the prepared corpus depends on, by name."""
-    return {
-        name: getattr(section, name)
-        for name, field in type(section).model_fields.items()
-        if OnChange.SHAPES_CORPUS in field.metadata
-    }
+    """Returns the values of a section that the prepared corpus depends on, by name, for JSON."""
+    return section.model_dump(
+        include={
+            name
+            for name, field in type(section).model_fields.items()
+            if OnChange.SHAPES_CORPUS in field.metadata
+        }
+    )
 
 
 def _declared_keys(config: Config) -> Iterator[tuple[str, object, OnChange]]:
     """Lists dotted keys with their values and declarations."""
     for section_name, section in config:
         for name, field in type(section).model_fields.items():
-            [on_change] = _declarations(field)
+            [on_change] = declarations(field)
             yield f"{section_name}.{name}", getattr(section, name), on_change
 
 

@@ -1,6 +1,7 @@
 """Configuration from TOML: strict, with `--set` overrides, and with all mistakes named at once."""
 
 import difflib
+import os
 import re
 import tomllib
 from collections.abc import Iterable, Mapping
@@ -10,12 +11,21 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from transformer_mt.config import Config
+from transformer_mt.config import UNION_TAGS, Config
 from transformer_mt.errors import ConfigError
+
+_SEARCHED_KEYS = "data.path", "vocab.path", "train.init_from"
+"""Paths that are looked for beside the TOML file, then from the working directory."""
+_CREATED_KEYS = "data.cache_dir", "data.prepared_dir"
+"""Folders that are made where they are missing, relative to the working directory."""
 
 
 def load_config(path: Path, overrides: Iterable[str] = ()) -> Config:
     """Reads a TOML file, applies `key=value` overrides and validates the result.
+
+    Paths of text, vocabulary and initial weights are looked for beside the file, then from the
+    working directory; those of overrides from the working directory only. The configuration has
+    the absolute path of what exists. What does not may be a hub id, and is not changed.
 
     Args:
         path: The TOML file.
@@ -32,24 +42,84 @@ def load_config(path: Path, overrides: Iterable[str] = ()) -> Config:
         raise ConfigError(f"{path}: cannot read the configuration: {reason}") from None
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path}: not valid TOML: {error}") from None
+    folders = list(dict.fromkeys([path.parent.absolute(), Path.cwd()]))
+    _find_paths(values, folders)
+    in_file = {key: value for key in _SEARCHED_KEYS if (value := _get(values, key))}
     for override in overrides:
         _apply_override(values, override)
-    return parse_config(values, str(path))
+    searched = {
+        key: folders
+        for key, value in in_file.items()
+        if value == _get(values, key) and not os.path.isabs(value)
+    }
+    _find_paths(values, [Path.cwd()])
+    _expand_created_folders(values)
+    return parse_config(values, str(path), searched)
 
 
-def parse_config(values: Mapping[str, Any], origin: str) -> Config:
+def _find_paths(values: dict[str, Any], folders: Iterable[Path]) -> None:
+    """Replaces paths by the absolute paths of what exists; what does not is only expanded."""
+    for key in _SEARCHED_KEYS:
+        if value := _get(values, key):
+            section, name = key.split(".")
+            expanded = expand_path(value)
+            candidates = [os.path.join(folder, expanded) for folder in folders]
+            existing = next(filter(os.path.exists, candidates), None)
+            if existing and not os.path.isabs(expanded):
+                expanded = os.path.realpath(existing)
+            values[section][name] = expanded
+
+
+def _expand_created_folders(values: dict[str, Any]) -> None:
+    """Expands folders that the program creates.
+
+    Raises:
+        ConfigError: If one names an environment variable that is not set.
+    """
+    for key in _CREATED_KEYS:
+        if value := _get(values, key):
+            section, name = key.split(".")
+            values[section][name] = expand_path(value)
+            if unset := re.search(r"\$(\w+|\{\w+\})", values[section][name]):
+                variable = unset[1].strip("{}")
+                raise ConfigError(
+                    f"{key} = {value}: the environment variable {variable} is not set"
+                )
+
+
+def expand_path(path: str) -> str:
+    """Replaces `~` and environment variables such as `$HOME`."""
+    try:
+        return os.path.expandvars(os.path.expanduser(path))
+    except ValueError:  # "~" and a name that the system cannot look up, with a NUL for example
+        return path
+
+
+def _get(values: Mapping[str, Any], key: str) -> str | None:
+    """Returns the text at a dotted key; None if there is none, or another kind of value."""
+    section, name = key.split(".")
+    keys = values.get(section)
+    value = keys.get(name) if isinstance(keys, dict) else None
+    return value if isinstance(value, str) else None
+
+
+def parse_config(
+    values: Mapping[str, Any], origin: str, searched: Mapping[str, list[Path]] | None = None
+) -> Config:
     """Validates nested values.
 
     Args:
         values: Section name to key to value.
         origin: Where the values come from, for the error message.
+        searched: The folders in which a path was looked for, by dotted key, for error messages;
+            a path that is not among them was looked for from the working directory.
 
     Raises:
         ConfigError: Naming every key that is wrong. Rules between keys are checked once the keys
             themselves are valid.
     """
     try:
-        return Config.model_validate(values)
+        return Config.model_validate(values, context=searched)
     except ValidationError as error:
         mistakes = "; ".join(_describe_mistake(mistake) for mistake in error.errors())
         raise ConfigError(f"{origin}: {mistakes}") from None
@@ -97,6 +167,8 @@ def _dotted_key(location: tuple[int | str, ...]) -> str:
     """Joins the parts of a key; the result is one line whatever the file contains."""
     key = ""
     for part in location:
+        if part in UNION_TAGS:  # what pydantic names the types of a union by is no key
+            continue
         key += f"[{part}]" if isinstance(part, int) else f".{part}"
     key = key.removeprefix(".")
     return key if key.isprintable() else repr(key)

@@ -8,7 +8,8 @@ from typing import Any, Literal, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
-from transformer_mt.config import Config, OnChange
+from transformer_mt.config import Config
+from transformer_mt.config_section import OnChange
 from transformer_mt.errors import ConfigError
 
 _ON_RESUME = {

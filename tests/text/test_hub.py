@@ -141,7 +141,7 @@ def test_a_hub_that_works_and_then_none(config):
     began = time.monotonic()
     assert_trained(config, train(config, closed_port(), "again"), "again")
     assert_trained(config, train(config, closed_port(), "offline", HF_HUB_OFFLINE="1"), "offline")
-    assert time.monotonic() - began < 40
+    assert time.monotonic() - began < 120  # each retry of the client would take a minute
     if subprocess.run([*NO_NETWORK, "true"], capture_output=True).returncode:
         pytest.skip("this machine does not let a process do without its network")
     done = train(config, "https://huggingface.co", "cut", NO_NETWORK)
@@ -159,12 +159,14 @@ def test_a_hub_that_works_badly(config, faults):
 
 
 def test_a_corpus_the_hub_has_not(config):
-    """The id is named."""
+    """The id is named, then the folders that were looked in, then what the hub answers."""
     with serve({}) as fake_hub:
         config.write_text(config.read_text().replace("wmt/wmt16", "wmt/wmt61"))
         done = train(config, fake_hub.url)
     assert done.returncode == 2 and done.stdout == ""
     assert "wmt/wmt61" in done.stderr.splitlines()[-1] and "Traceback" not in done.stderr
+    assert f"no such folder in {config.parent} or {Path.cwd()}; on the hub: Data" in done.stderr
+    assert "--set data.path=NEW" in done.stderr
 
 
 @pytest.mark.parametrize("offline", [False, True])

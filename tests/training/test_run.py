@@ -69,6 +69,17 @@ def test_fine_tuning_goes_on_without_its_origin(corpus_dir, first, tmp_path):
     assert len(found) == 8 and found[0] < fresh[0] - 0.3
 
 
+def test_the_origin_of_fine_tuning_may_be_moved_or_deleted(corpus_dir, first, tmp_path):
+    """On resume `train.init_from` is not read. Sabotage: refuse a change of it, or read it."""
+    origin = shutil.copytree(first, tmp_path / "origin")
+    config = tiny_config(corpus_dir, train__init_from=str(origin), train__max_steps=2)
+    train(config, tmp_path / "run")
+    shutil.rmtree(origin)
+    for step, path in ((3, str(origin)), (4, str(first)), (5, None)):
+        changed = tiny_config(corpus_dir, train__init_from=path, train__max_steps=step)
+        assert train(changed, tmp_path / "run").step == step
+
+
 def test_fine_tuning_needs_the_same_shapes(corpus_dir, first, tmp_path):
     """The keys that differ are named with both values; dropout is free."""
     config = tiny_config(

@@ -3,6 +3,7 @@
 import logging
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 from transformer_mt.checkpoints.checkpoint import TRAINING, Checkpoint, load_checkpoint
@@ -77,7 +78,8 @@ def find_checkpoint(path: Path) -> Checkpoint:
     if newest.progress.best_bleu < 0 or best == newest.path:
         return newest
     try:
-        return load_checkpoint(best)
+        # The text may have moved since the best checkpoint was saved.
+        return replace(load_checkpoint(best), config=newest.config)
     except CheckpointError as error:
         logger.warning("%s; using the newest checkpoint instead of the best", error)
         return newest

@@ -12,7 +12,8 @@ from itertools import chain, islice, zip_longest
 from pathlib import Path
 from typing import Any
 
-from transformer_mt.config import DataConfig
+from transformer_mt.config import SLICE, DataConfig, Split, SplitFiles, Splits
+from transformer_mt.config_loading import expand_path
 from transformer_mt.errors import DataError
 from transformer_mt.system.compression import (
     COMPRESSION_SUFFIXES,
@@ -20,15 +21,21 @@ from transformer_mt.system.compression import (
     open_decompressed,
 )
 from transformer_mt.system.files import sha256
-from transformer_mt.text.hub import load_dataset, read_pairs
+from transformer_mt.text.hub import MOVED_TEXT, load_dataset, read_pairs
 
 Pair = tuple[str, str]
 
 _COMPRESSIONS = ("", *COMPRESSION_SUFFIXES)
 _COMPRESSION_SUFFIX = re.compile(r"\.(gz|xz|zst)$")
 _DATA_FILES = re.compile(r".*\.(parquet|jsonl|json)(\.gz|\.zst)?")
+_DATASET_FILE = re.compile(
+    r".*\.(parquet|jsonl?|ndjson|csv|tsv|arrow)(\.(gz|bz2|xz|zst|lz4))?", re.IGNORECASE
+)
+"""Files in a folder from which the `datasets` library may load splits."""
 _HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
-_SLICE = re.compile(r"(?P<split>[^\[\]]+)(?:\[(?P<start>-?\d*):(?P<stop>-?\d*)\])?")
+_SLICED_NAME = re.compile(rf"(?P<name>[^\[\]]+)(?P<slice>{SLICE})?")
+_LISTED_FILES = 8
+"""Number of file names in a message."""
 
 
 @dataclass(frozen=True)
@@ -64,21 +71,22 @@ class CorpusSplit:
     digest: Callable[[], str]
 
 
-def open_split(config: DataConfig, split: str | list[str]) -> CorpusSplit:
+def open_split(config: DataConfig, split: Splits) -> CorpusSplit:
     """Finds a split of the configured corpus.
 
     Args:
         config: Where the corpus is stored and which languages to take.
-        split: A split's name, a slice of it such as `train[:5000]`, or a list of them. In a local
-            folder NAME is NAME.de and NAME.en, NAME.de-en.tsv (each also .gz, .xz or .zst), a
-            path or pattern of Parquet or JSONL files, or else a split as on the hub.
+        split: A split's name, a slice of it such as `train[:5000]`, its two files, or a list of
+            these. In a local folder NAME is NAME.de and NAME.en, NAME.de-en.tsv (each also .gz,
+            .xz or .zst), a path or pattern of Parquet or JSONL files, or else a split as on the
+            hub.
 
     Raises:
         DataError: Naming the file, split, column or language that is missing or malformed; some
             errors are only found when the pairs are read.
     """
-    names = [split] if isinstance(split, str) else split
-    splits = [_open_one(config, name) for name in names]
+    items = split if isinstance(split, list) else [split]
+    splits = [_open_one(config, item) for item in items]
     if len(splits) == 1:
         return splits[0]
     return CorpusSplit(
@@ -87,7 +95,7 @@ def open_split(config: DataConfig, split: str | list[str]) -> CorpusSplit:
     )
 
 
-def load_split(config: DataConfig, split: str | list[str]) -> RawPairs:
+def load_split(config: DataConfig, split: Splits) -> RawPairs:
     """Loads a whole split into memory.
 
     Raises:
@@ -115,26 +123,82 @@ def _collect(pairs: Iterator[Pair], name: str) -> RawPairs:
     return raw
 
 
-def _open_one(config: DataConfig, split: str) -> CorpusSplit:
-    """Chooses the reader by what `data.path` and the split's name refer to."""
+def _open_one(config: DataConfig, split: Split) -> CorpusSplit:
+    """Chooses the reader by what `data.path` and the split refer to."""
+    if isinstance(split, SplitFiles):
+        return _open_files(config, split)
     folder = Path(config.path)
     if folder.is_file():
         raise DataError(f"data.path = {config.path}: this is a file; give the folder that holds it")
     if not folder.is_dir():
         if not _HUB_ID.fullmatch(config.path):
-            raise DataError(f"data.path = {config.path}: there is no such folder")
+            raise _missing_folder(config)
         return _open_dataset(config, split)
     if _DATA_FILES.fullmatch(split):
         return _open_data_files(config, split)
     if not _has_text(folder, config):
+        if not any(_DATASET_FILE.fullmatch(path.name) for path in folder.rglob("*")):
+            raise _unnamed_text(config, split)
         return _open_dataset(config, split)
-    match = _SLICE.fullmatch(split)
+    match = _SLICED_NAME.fullmatch(split)
     if not match:
         raise DataError(f"{split}: not a split; write a name or a slice, such as train[:5000]")
-    paths, read = _find_text(folder, config, match["split"])
+    paths, read = _find_text(folder, config, match["name"])
     return CorpusSplit(
-        lambda: _slice(read, match["start"], match["stop"]), lambda: _digest_files(paths)
+        partial(_slice, read, match["slice"], str(folder / split)), lambda: _digest_files(paths)
     )
+
+
+def _open_files(config: DataConfig, split: SplitFiles) -> CorpusSplit:
+    """Opens two files that the configuration names."""
+    folder = Path(config.path)
+    src, tgt = folder / expand_path(split.src), folder / expand_path(split.tgt)
+    for path in (src, tgt):
+        if folder in path.parents and not folder.is_dir():
+            raise _missing_folder(config)
+        if not path.is_file():
+            held = f"; {folder} holds {_list_files(folder)}" if folder.is_dir() else ""
+            raise DataError(f"{path}: no such file{held}")
+    return CorpusSplit(
+        partial(_slice, partial(_read_text, src, tgt), split.slice, f"{src} and {tgt}"),
+        lambda: _digest_files((src, tgt)),
+    )
+
+
+def _missing_folder(config: DataConfig) -> DataError:
+    searched = config.searched_folders("data.path", config.path)
+    return DataError(f"data.path = {config.path}: there is no such folder{searched}; {MOVED_TEXT}")
+
+
+def _unnamed_text(config: DataConfig, split: str) -> DataError:
+    """Explains how to name the files of a folder in which no file is named by its language."""
+    folder = Path(config.path)
+    src, tgt = _guess_sides(folder, config)
+    slices = {"train": "[:-1000]", "valid": "[-1000:-500]", "test": "[-500:]"}
+    tables = [f"{key} = {SplitFiles(src=src, tgt=tgt, slice=part)}" for key, part in slices.items()]
+    return DataError(
+        f"{folder}: no split {split}: no file name ends in .{config.src_lang} or"
+        f" .{config.tgt_lang}; the folder holds {_list_files(folder)}; name two files under [data],"
+        f" such as {', '.join(tables)}"
+    )
+
+
+def _guess_sides(folder: Path, config: DataConfig) -> tuple[str, str]:
+    """Guesses which of two text files is the source; with more or fewer, gives placeholders."""
+    names = [path.name for path in sorted(folder.iterdir()) if path.is_file()]
+    visible = [name for name in names if not name.startswith(".")]
+    texts = [name for name in visible if ".txt" in name] or visible
+    if len(texts) != 2:
+        return "SOURCE_FILE", "TARGET_FILE"
+    first, second = texts
+    swapped = first.startswith(config.tgt_lang) or second.startswith(config.src_lang)
+    return (second, first) if swapped else (first, second)
+
+
+def _list_files(folder: Path) -> str:
+    names = sorted(path.name for path in folder.iterdir() if path.is_file())
+    listed = ", ".join(names[:_LISTED_FILES]) or "no files"
+    return f"{listed} and {len(names) - _LISTED_FILES} more" if names[_LISTED_FILES:] else listed
 
 
 def _has_text(folder: Path, config: DataConfig) -> bool:
@@ -159,21 +223,38 @@ def _find_text(
             path = folder / f"{name}.{first}-{second}.tsv{compression}"
             if path.is_file():
                 return [path], partial(_read_tsv, path, swapped=first != src)
-    files = sorted(path.name for path in folder.iterdir() if path.is_file())
     raise DataError(
         f"{folder / name}.{src}: no such file, nor {name}.{tgt} or {name}.{src}-{tgt}.tsv;"
-        f" the folder holds {', '.join(files[:8])}"
+        f" the folder holds {_list_files(folder)}"
     )
 
 
-def _slice(
-    read: Callable[[], Iterator[Pair]], start: str | None, stop: str | None
-) -> Iterator[Pair]:
-    """Reads the pairs from `start` to `stop`, which mean what they mean in a Python slice."""
-    first, last = int(start or 0), int(stop) if stop else None
-    if first < 0 or (last or 0) < 0:  # relative to the end, so count the pairs
-        first, last, _ = slice(first, last).indices(sum(1 for _ in read()))
-    return islice(read(), first, last)
+def _slice(read: Callable[[], Iterator[Pair]], slice_text: str | None, name: str) -> Iterator[Pair]:
+    """Reads a slice of a split.
+
+    Args:
+        read: Reads the whole split.
+        slice_text: Such as [-1000:], which means what it means in Python; None is everything.
+        name: The split, for the error message.
+
+    Raises:
+        DataError: If the slice is empty.
+    """
+    match = re.fullmatch(SLICE, slice_text or "")
+    if not match:
+        return read()
+    start, stop = int(match["start"] or 0), int(match["stop"]) if match["stop"] else None
+    if start < 0 or (stop or 0) < 0:  # relative to the end, so count the pairs
+        start, stop, _ = slice(start, stop).indices(_count(read()))
+    pairs = islice(read(), start, stop)
+    first = next(pairs, None)
+    if first is None:
+        raise DataError(f"{name}: the slice {slice_text} selects none of {_count(read())} pairs")
+    return chain([first], pairs)
+
+
+def _count(pairs: Iterator[Pair]) -> int:
+    return sum(1 for _ in pairs)
 
 
 def _read_text(src_path: Path, tgt_path: Path) -> Iterator[Pair]:

@@ -12,6 +12,11 @@ from transformer_mt.config import DataConfig
 from transformer_mt.errors import DataError
 from transformer_mt.system.console import shows_bars
 
+MOVED_TEXT = (
+    "if the text has moved, train with --set data.path=NEW, and evaluate with --src and --ref"
+)
+"""What to do about a folder that is missing."""
+
 _ROWS_PER_BATCH = 10_000
 _SECONDS_TO_ANSWER = 5.0
 
@@ -42,12 +47,18 @@ def load_dataset(config: DataConfig, builder: str, requested: str, **options: An
             return datasets.load_dataset(builder, cache_dir=config.cache_dir, **options)
         except (ValueError, OSError, datasets.exceptions.DatasetGenerationError) as error:
             reason = " ".join(str(error.__cause__ or error).split()) or type(error).__name__
+            is_unknown = isinstance(error, datasets.exceptions.DatasetNotFoundError)
     if problem:
         reason = (
             f"{problem}, and data.cache_dir = {config.cache_dir} does not contain it; without"
-            " network, set data.path to a local folder or data.cache_dir to a cache that contains"
-            " it"
+            " network, set data.path to a local folder (--set data.path=NEW) or data.cache_dir to a"
+            " cache that contains it"
         )
+    elif is_unknown:
+        reason = f"{reason}; {MOVED_TEXT}"
+    if problem or is_unknown:
+        searched = config.searched_folders("data.path", config.path)
+        reason = f"no such folder{searched}; on the hub: {reason}"
     raise DataError(f"data.path = {config.path}, split {requested}: {reason}")
 
 

@@ -135,8 +135,13 @@ def _load_configured_vocabulary(config: Config, vocab: Vocabulary | None) -> Voc
 
     A run that exists has its own copy, so for it the path may be missing, but not another one.
     """
-    if config.vocab.path is None or (vocab and not Path(config.vocab.path).exists()):
+    if config.vocab.path is None:
         return None
+    if not Path(config.vocab.path).exists():
+        if vocab:
+            return None
+        searched = config.vocab.searched_folders("vocab.path", config.vocab.path)
+        raise DataError(f"vocab.path = {config.vocab.path}: no such file or folder{searched}")
     configured = Vocabulary.load(Path(config.vocab.path))
     if vocab and not vocab.has_same_ids(configured):
         raise ConfigError(

@@ -11,7 +11,7 @@ from pathlib import Path
 from sacrebleu.dataset import DATASETS
 from sacrebleu.utils import SACREBLEU_DIR
 
-from transformer_mt.config import DataConfig
+from transformer_mt.config import DataConfig, Splits
 from transformer_mt.errors import DataError
 from transformer_mt.text.corpus import RawPairs, load_split, load_text
 
@@ -47,8 +47,13 @@ def load_test_set(
     if src and ref:
         return load_text(src, ref)
     split = split or "test"
-    names = {"train": data.train, "valid": data.valid, "validation": data.valid, "test": data.test}
-    return load_split(data, names.get(split, split))
+    configured: dict[str, Splits] = {
+        "train": data.train,
+        "valid": data.valid,
+        "validation": data.valid,
+        "test": data.test,
+    }
+    return load_split(data, configured.get(split, split))
 
 
 def _load_sacrebleu(name: str, src_lang: str, tgt_lang: str) -> RawPairs:

@@ -172,10 +172,18 @@ def restore_engine(engine: Engine, checkpoint: Checkpoint) -> None:
 
 
 def _initial_checkpoint(config: Config) -> Checkpoint | None:
-    """Reads the checkpoint of `train.init_from`, and compares what weights depend on."""
+    """Reads the checkpoint of `train.init_from`, and compares what weights depend on.
+
+    Raises:
+        CheckpointError: If it does not exist or is damaged.
+        ConfigError: If its model has other sizes.
+    """
     name = config.train.init_from
     if name is None:
         return None
+    if not Path(name).exists():
+        searched = config.train.searched_folders("train.init_from", name)
+        raise CheckpointError(f"train.init_from = {name}: no such run or checkpoint{searched}")
     checkpoint = find_checkpoint(Path(name))
     old, new = checkpoint.config.model.model_dump(), config.model.model_dump()
     differences = [

@@ -1,0 +1,166 @@
+"""Paths in a configuration: where they are looked for, what is remembered, what is expanded."""
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+from conftest import command, tiny_values, write_copy_corpus, write_toml
+
+from transformer_mt.checkpoints.run_directory import find_checkpoint
+from transformer_mt.config_loading import load_config
+from transformer_mt.errors import CheckpointError, ConfigError, DataError
+from transformer_mt.text.corpus import load_split
+from transformer_mt.text.prepared import prepare
+from transformer_mt.training.run import train
+
+KEYS = "data.path", "vocab.path", "train.init_from"
+
+
+def run_in(folder: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
+    """Runs the program in a working directory, without network."""
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
+    return subprocess.run(
+        command(*arguments),
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def values_of(config) -> list[str | None]:
+    return [config.data.path, config.vocab.path, config.train.init_from]
+
+
+@pytest.fixture
+def places(tmp_path, monkeypatch) -> dict[str, Path]:
+    """Gives a project with a corpus and a configuration, and an empty working directory."""
+    write_copy_corpus(tmp_path / "project" / "text", {"train": 300, "validation": 5, "test": 5})
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    values = tiny_values(Path("text"), train__max_steps=1, data__prepared_dir="prepared")
+    config = write_toml(tmp_path / "project" / "tiny.toml", values)
+    return {"project": tmp_path / "project", "work": tmp_path / "work", "config": config}
+
+
+@pytest.mark.parametrize("both", [False, True])
+def test_paths_are_looked_for_beside_the_toml_then_in_the_working_directory(
+    tmp_path, monkeypatch, both
+):
+    """All three keys; the absolute path is remembered. Sabotage: look in the working directory."""
+    (tmp_path / "work").mkdir()
+    (tmp_path / "configs").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    for place in ("configs", "work") if both else ("work",):
+        (tmp_path / place / "x").mkdir()
+    path = write_toml(
+        tmp_path / "configs" / "a.toml",
+        {"data": {"path": "x"}, "vocab": {"path": "./x"}, "train": {"init_from": "x"}},
+    )
+    place = tmp_path / ("configs" if both else "work") / "x"
+    assert values_of(load_config(path)) == [str(place)] * 3
+    relative = load_config(Path("../configs/a.toml"))
+    assert values_of(relative) == [str(place)] * 3
+    on_command_line = load_config(path, [f"{key}=x" for key in KEYS])
+    assert values_of(on_command_line) == [str(tmp_path / "work" / "x")] * 3
+
+
+def test_what_does_not_exist_is_kept_as_typed(tmp_path, monkeypatch):
+    """A hub id, for example; also where parents of the TOML's folder have it."""
+    (tmp_path / "wmt" / "wmt16").mkdir(parents=True)
+    (tmp_path / "configs").mkdir()
+    monkeypatch.chdir(tmp_path / "configs")
+    path = write_toml(tmp_path / "configs" / "a.toml", {"data": {"path": "wmt/wmt16"}})
+    assert load_config(path).data.path == "wmt/wmt16"
+    assert load_config(path, ["data.path=wmt/wmt14"]).data.path == "wmt/wmt14"
+
+
+def test_home_and_variables_are_expanded(tmp_path, monkeypatch):
+    """In every path of a configuration, in the file and by --set; `cache_dir` stays relative."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("PART", "part")
+    values = {
+        "data": {"path": "~/text", "cache_dir": "$PART/cache", "prepared_dir": "${HOME}/prepared"},
+        "vocab": {"path": "$HOME/vocab.model"},
+    }
+    config = load_config(write_toml(tmp_path / "a.toml", values), ["train.init_from=~/run"])
+    assert values_of(config) == [f"{tmp_path}/{name}" for name in ("text", "vocab.model", "run")]
+    assert config.data.cache_dir == "part/cache"
+    assert config.data.prepared_dir == f"{tmp_path}/prepared"
+    with pytest.raises(ConfigError, match=r"data.prepared_dir = \$NOT_SET/x: .* NOT_SET is not"):
+        load_config(tmp_path / "a.toml", ["data.prepared_dir=$NOT_SET/x"])
+
+
+def test_a_path_that_cannot_be_expanded(tmp_path):
+    """It is kept, and looked for like any other. Sabotage: let the system's error out."""
+    path = write_toml(tmp_path / "a.toml", {"data": {"path": "x"}})
+    assert load_config(path, ['data.path="~\\u0000"']).data.path == "~\0"
+
+
+def test_evaluate_works_from_any_folder(places, tmp_path):
+    """The run remembers where its corpus was found. Sabotage: keep the path as typed."""
+    trained = run_in(places["work"], "train", places["config"], "--run", tmp_path / "run")
+    assert trained.returncode == 0, trained.stderr
+    (tmp_path / "elsewhere").mkdir()
+    done = run_in(tmp_path / "elsewhere", "evaluate", tmp_path / "run", "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["sentences"] == 5
+
+
+def test_a_moved_corpus_is_one_setting_away(places, tmp_path):
+    """The message says so, the run resumes, and its best checkpoint is evaluated on the new one.
+
+    Sabotage: take the path from the best checkpoint, which is older than the move.
+    """
+    run = ["train", places["config"], "--run", tmp_path / "run"]
+    assert run_in(places["work"], *run).returncode == 0
+    (places["project"] / "text").rename(tmp_path / "moved")
+    evaluated = run_in(places["work"], "evaluate", tmp_path / "run")
+    assert evaluated.returncode == 2
+    assert f"data.path = {places['project']}/text: there is no such folder" in evaluated.stderr
+    assert "train with --set data.path=NEW" in evaluated.stderr
+    resumed = run_in(
+        places["work"], *run, "--set", "train.max_steps=2", "--set", "data.path=../moved"
+    )
+    assert resumed.returncode == 0, resumed.stderr
+    assert find_checkpoint(tmp_path / "run").path.name == "step-00000001"
+    assert run_in(places["work"], "evaluate", tmp_path / "run").returncode == 0
+
+
+def test_the_message_names_the_folders_that_were_looked_in_then_the_hub(places, monkeypatch):
+    """Each path key; what was given by --set was looked for in the working directory only."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    text = places["config"].read_text()
+    both = f"in {places['project']} or {places['work']}"
+    places["config"].write_text(text.replace("'text'", "'data/txt'"))
+    with pytest.raises(DataError, match=f"^data.path = data/txt, .* {both}; on the hub: HF_HUB_"):
+        prepare(load_config(places["config"]))
+    with pytest.raises(DataError, match=rf"no such folder in {places['work']}; on the hub"):
+        prepare(load_config(places["config"], ["data.path=data/typo"]))
+    places["config"].write_text(text.replace("'text'", "'./txt'"))
+    with pytest.raises(DataError, match=f"^data.path = ./txt: there is no such folder {both}; if"):
+        prepare(load_config(places["config"]))
+    vocabulary = text.replace("[vocab]", "[vocab]\npath = 'x.model'")
+    places["config"].write_text(vocabulary)
+    with pytest.raises(DataError, match=f"^vocab.path = x.model: no such file or folder {both}$"):
+        prepare(load_config(places["config"]))
+    places["config"].write_text(text.replace("[train]", "[train]\ninit_from = 'x'"))
+    message = f"^train.init_from = x: no such run or checkpoint {both}$"
+    with pytest.raises(CheckpointError, match=message):
+        train(load_config(places["config"]), places["work"] / "run")
+
+
+def test_an_unresolved_path_of_a_checkpoint_is_relative_to_the_working_directory(
+    places, monkeypatch
+):
+    """As checkpoints of earlier versions have it."""
+    config = load_config(places["config"])
+    old = config.data.model_copy(update={"path": "text"})
+    with pytest.raises(DataError, match=f"no such folder in {places['work']}"):
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+        load_split(old, "test")
+    monkeypatch.chdir(places["project"])
+    assert len(load_split(old, "test")) == 5

@@ -1,0 +1,224 @@
+"""One's own text: two files named in a table, what else a folder answers, the README's example."""
+
+import gzip
+import json
+import os
+import random
+import re
+import shlex
+import subprocess
+from pathlib import Path
+
+import pytest
+from conftest import command, copy_lines, tiny_config, tiny_values, write_toml
+
+from transformer_mt.checkpoints.checkpoint import load_checkpoint
+from transformer_mt.checkpoints.run_directory import list_checkpoints
+from transformer_mt.config import DataConfig, SplitFiles
+from transformer_mt.config_loading import load_config, parse_config
+from transformer_mt.errors import CheckpointError, DataError
+from transformer_mt.text.corpus import load_split, open_split
+from transformer_mt.text.prepared import _fingerprint, prepare
+from transformer_mt.text.test_sets import load_test_set
+from transformer_mt.training.run import train
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+README = Path(__file__).parents[2] / "README.md"
+NUMBERS = [(f"eins {i}", f"one {i}") for i in range(10)]
+
+
+@pytest.fixture
+def own_text(tmp_path) -> Path:
+    """Gives a folder with deutsch.txt and english.txt of ten pairs."""
+    folder = tmp_path / "mytext"
+    folder.mkdir()
+    for name, side in zip(("deutsch.txt", "english.txt"), zip(*NUMBERS, strict=True), strict=True):
+        (folder / name).write_text("".join(f"{line}\n" for line in side))
+    return folder
+
+
+def table(part: str | None = None) -> SplitFiles:
+    return SplitFiles(src="deutsch.txt", tgt="english.txt", slice=part)
+
+
+def pairs_of(config: DataConfig, split: object) -> list[tuple[str, str]]:
+    pairs = load_split(config, split)
+    return list(zip(pairs.src, pairs.tgt, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        (None, slice(None)),
+        ("[:3]", slice(3)),
+        ("[2:]", slice(2, None)),
+        ("[:-4]", slice(None, -4)),
+        ("[-4:-2]", slice(-4, -2)),
+        ("[-2:]", slice(-2, None)),
+        ("[-30:2]", slice(-30, 2)),
+        ("[8:999999999999999999]", slice(8, None)),
+        ("[:]", slice(None)),
+    ],
+)
+def test_a_split_may_be_a_table_of_two_files(own_text, text, part):
+    """With slices as those of names."""
+    config = DataConfig(path=str(own_text))
+    assert pairs_of(config, table(text)) == NUMBERS[part]
+    for name, side in (("train.de", "deutsch.txt"), ("train.en", "english.txt")):
+        (own_text / name).write_bytes((own_text / side).read_bytes())
+    assert pairs_of(config, f"train{text or ''}") == NUMBERS[part]
+
+
+def test_the_files_of_a_table_may_be_packed_and_lie_elsewhere(own_text, tmp_path, monkeypatch):
+    """Relative to `data.path`, absolute or with ~; in lists too; also where the rest is on the hub.
+
+    Sabotage: look for them in the working directory.
+    """
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "packed.gz").write_bytes(gzip.compress((own_text / "english.txt").read_bytes()))
+    config = DataConfig(path=str(own_text))
+    for tgt in ("../packed.gz", str(tmp_path / "packed.gz"), "~/packed.gz", "$HOME/packed.gz"):
+        split = SplitFiles(src="deutsch.txt", tgt=tgt, slice="[:1]")
+        assert pairs_of(config, split) == NUMBERS[:1]
+    assert pairs_of(config, [table("[:2]"), table("[-1:]")]) == [*NUMBERS[:2], NUMBERS[-1]]
+    hub = DataConfig(path="wmt/wmt16")
+    assert pairs_of(hub, SplitFiles(src="~/mytext/deutsch.txt", tgt="~/packed.gz")) == NUMBERS
+    with pytest.raises(DataError, match=r"data.path = wmt/wmt16: there is no such folder"):
+        load_split(hub, table())
+
+
+def test_a_file_of_a_table_that_is_missing(own_text):
+    """It is named, with the files that are there."""
+    split = SplitFiles(src="deutsch.txt", tgt="englisch.txt")
+    with pytest.raises(DataError, match=r"englisch.txt: no such file; .* deutsch.txt, english.txt"):
+        open_split(DataConfig(path=str(own_text)), split)
+
+
+@pytest.mark.parametrize("part", ["[10:]", "[5:5]", "[3:1]", "[:-10]", "[-5:3]"])
+def test_a_slice_that_selects_nothing_is_an_error(own_text, part):
+    """The slice and the number of pairs are named, for tables and names."""
+    config = DataConfig(path=str(own_text))
+    message = f"{re.escape(f'the slice {part}')} selects none of 10 pairs"
+    with pytest.raises(DataError, match=message):
+        load_split(config, table(part))
+    for name, side in (("train.de", "deutsch.txt"), ("train.en", "english.txt")):
+        (own_text / name).write_bytes((own_text / side).read_bytes())
+    with pytest.raises(DataError, match=message):
+        load_split(config, f"train{part}")
+
+
+@pytest.mark.parametrize("part", ["[-:]", "[:9999999999999999999999]", "[::2]", "[1]"])
+def test_a_malformed_slice_of_a_name(own_text, part):
+    """Sabotage: let `int` see a lone minus, or `islice` a number that it refuses."""
+    (own_text / "train.de").write_text("")
+    with pytest.raises(DataError, match="not a split; write a name or a slice"):
+        load_split(DataConfig(path=str(own_text)), f"train{part}")
+
+
+@pytest.mark.parametrize("split", ["train", "validation", "train[:5]"])
+def test_a_folder_of_other_text_says_what_it_holds_and_how_to_name_it(own_text, split):
+    """The table in the message can be copied. Sabotage: leave the folder to `datasets`."""
+    (own_text / ".hidden").write_text("")
+    (own_text / "LICENSE").write_text("")
+    with pytest.raises(DataError) as error:
+        load_split(DataConfig(path=str(own_text)), split)
+    message = str(error.value)
+    assert "holds .hidden, LICENSE, deutsch.txt, english.txt" in message and "\n" not in message
+    example = 'train = { src = "deutsch.txt", tgt = "english.txt", slice = "[:-1000]" }'
+    assert f"no split {split}: " in message and example in message
+    assert 'test = { src = "deutsch.txt", tgt = "english.txt", slice = "[-500:]" }' in message
+    reverse = DataConfig(path=str(own_text), src_lang="en", tgt_lang="de")
+    with pytest.raises(DataError, match='src = "english.txt", tgt = "deutsch.txt"'):
+        load_split(reverse, split)
+    (own_text / "more.txt").write_text("")
+    with pytest.raises(DataError, match='src = "SOURCE_FILE", tgt = "TARGET_FILE"'):
+        load_split(reverse, split)
+
+
+def test_an_empty_folder(tmp_path):
+    """It is said to hold no files."""
+    with pytest.raises(DataError, match="the folder holds no files"):
+        load_split(DataConfig(path=str(tmp_path)), "train")
+
+
+def test_tables_shape_the_corpus_and_names_keep_their_fingerprint(own_text, tmp_path):
+    """Prepared corpora of earlier versions stay valid; a moved folder is the same corpus.
+
+    The fingerprints of names are those of the version before tables.
+    """
+    sample = CONFIGS / "sample.toml"
+    listed = ['data.train=["a[:5]", "b"]', "data.max_length_ratio=3"]
+    assert _fingerprint(load_config(sample), "digest", None) == "2fab2b68cf62e48e"
+    assert _fingerprint(load_config(sample, listed), "digest", None) == "bc2978560dfc4484"
+    split = table().model_dump()
+    changes = {"vocab__size": 280, "data__prepared_dir": str(tmp_path / "prepared")}
+    first = prepare(tiny_config(own_text, data__train=split, **changes))
+    moved = own_text.rename(tmp_path / "moved")
+    reordered = dict(reversed(split.items()))
+    assert prepare(tiny_config(moved, data__train=reordered, **changes)).path == first.path
+    part = {**split, "slice": "[:5]"}
+    assert prepare(tiny_config(moved, data__train=part, **changes)).report["kept"] == 5
+
+
+def test_a_table_is_kept_in_the_checkpoint(own_text, tmp_path):
+    """It resumes, is refused when it changes, and is written as in TOML."""
+    values = {"data__train": table("[:-2]").model_dump(), "vocab__size": 280}
+    values |= {"data__valid": table("[-2:]").model_dump(), "train__max_steps": 1}
+    config = tiny_config(own_text, **values)
+    train(config, tmp_path / "run")
+    [path] = list_checkpoints(tmp_path / "run")
+    assert load_checkpoint(path).config == config
+    assert train(config, tmp_path / "run").step == 1
+    changed = tiny_config(own_text, **{**values, "data__train": table("[:-3]").model_dump()})
+    with pytest.raises(CheckpointError) as error:
+        train(changed, tmp_path / "run")
+    assert 'data.train (was { src = "deutsch.txt", tgt = "english.txt", slice = "[:-2]" }, is' in (
+        str(error.value)
+    )
+
+
+def test_configured_tables_are_test_sets(own_text):
+    """By the names train, valid and test."""
+    values = tiny_values(own_text)
+    parts = {"train": "[:5]", "valid": "[5:8]", "test": "[8:]"}
+    values["data"] |= {key: table(part).model_dump() for key, part in parts.items()}
+    data = parse_config(values, "tests").data
+    assert [len(load_test_set(data, split)) for split in (*parts, None)] == [5, 3, 2, 2]
+
+
+def test_a_table_by_set(own_text, tmp_path):
+    """In TOML's words, as in the file."""
+    path = write_toml(tmp_path / "tiny.toml", tiny_values(own_text))
+    settings = ['data.valid={src="deutsch.txt", tgt="english.txt", slice="[-2:]"}']
+    assert load_config(path, settings).data.valid == table("[-2:]")
+
+
+def test_the_example_in_the_readme(tmp_path):
+    """Two files, the TOML and the commands, with a small model and few steps."""
+    section = README.read_text().split("### Your own text\n")[1].split("\n### ")[0]
+    toml = section.split("```toml\n")[1].split("```")[0]
+    commands = re.findall(r"^    transformer-mt (.*?) *(?:#.*)?$", section, re.MULTILINE)[:2]
+    assert [line.split()[0] for line in commands] == ["train", "evaluate"]
+    (tmp_path / "mytext.toml").write_text(toml)
+    (tmp_path / "mytext").mkdir()
+    lines = copy_lines(1200, 1)
+    random.Random(2).shuffle(lines)
+    for name in ("deutsch.txt", "english.txt"):
+        (tmp_path / "mytext" / name).write_text("".join(f"{line}\n" for line in lines))
+    sizes = ["vocab.size=290", "train.max_steps=2", "train.device=cpu", "train.precision=fp32"]
+    sizes += [f"model.{key}=16" for key in ("d_model", "d_ff")]
+    sizes += [f"model.{side}_layers=1" for side in ("encoder", "decoder")]
+    settings = [argument for size in sizes for argument in ("--set", size)]
+    for line in commands:
+        arguments = shlex.split(line) + (settings if line.startswith("train ") else ["--json"])
+        done = subprocess.run(
+            command(*arguments),
+            cwd=tmp_path,
+            env={**os.environ, "HF_HUB_OFFLINE": "1"},
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["sentences"] == 500
+    assert "200 training pairs" in (tmp_path / "checkpoints/mytext/train.log").read_text()
