@@ -237,9 +237,10 @@ def translate(
     search = SearchOptions(beam_size, length_penalty, written.needs_scores, batch_tokens)
     options = TranslateOptions(LoadOptions(device, precision, max_length, raw), search, written)
     from transformer_mt.system.console import show_messages
-    from transformer_mt.translation import files, loading, stream
+    from transformer_mt.translation import files, loading, prompt
 
     show_messages(quiet)
+    interactive = prompt.reads_from_prompt(file_options)
     checkpoints = loading.find_checkpoints(paths)
     data = checkpoints[0].config.data
     with (
@@ -250,8 +251,8 @@ def translate(
             exit_on_closed_stdout()
         model = loading.build_translation_model(checkpoints, options.load)
         logger.info(f"translating with {model.name}")
-        if not input_ and sys.stdin.isatty():
-            stream.translate_interactively(model.translator(search), data.src_lang)
+        if interactive:
+            prompt.translate_interactively(model.translator(search), data.src_lang, written)
         else:
             files.translate_files(model, plan, options)
 
