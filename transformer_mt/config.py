@@ -17,6 +17,7 @@ from pydantic import (
     model_validator,
 )
 from pydantic.fields import FieldInfo
+from pydantic_core import PydanticCustomError
 
 
 class OnChange(Enum):
@@ -32,6 +33,10 @@ class OnChange(Enum):
     """Training continues, and every step is the same as without the change."""
 
 
+INTEGER_LIMIT = 2**32
+"""All integers of a configuration are smaller."""
+
+
 class Section(BaseModel):
     """Base of all sections: immutable, strictly typed, no unknown keys, no NaN.
 
@@ -39,6 +44,14 @@ class Section(BaseModel):
     """
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _refuse_large_integers(cls, value: object) -> object:
+        """Refuses integers with which sizes and counts could exceed 64 bits."""
+        if isinstance(value, int) and value >= INTEGER_LIMIT:
+            raise PydanticCustomError("large_integer", f"should be less than {INTEGER_LIMIT}")
+        return value
 
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
