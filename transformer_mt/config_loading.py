@@ -184,12 +184,13 @@ def _hint(unknown: str) -> str:
     name = unknown.rpartition(".")[2]
     if name in FAMILIAR_NAMES:
         return f" (use {FAMILIAR_NAMES[name]})"
-    if name in Config.model_fields:
-        return f" (did you mean the section [{name}]?)"
-    known = list(Config.model_fields)
-    for section, field in Config.model_fields.items():
-        keys = getattr(field.annotation, "model_fields", {})
-        known += [f"{section}.{key}" for key in keys]
-    near = [key for key in known if key.endswith(f".{name}")]
-    near = near or difflib.get_close_matches(unknown, known, n=1, cutoff=0.6)
-    return f" (did you mean {' or '.join(near)}?)" if near else ""
+    sections = list(Config.model_fields)
+    keys = [
+        f"{section}.{key}"
+        for section, field in Config.model_fields.items()
+        for key in getattr(field.annotation, "model_fields", {})
+    ]
+    near = [name] if name in sections else [key for key in keys if key.endswith(f".{name}")]
+    near = near or difflib.get_close_matches(unknown, sections + keys, n=1, cutoff=0.6)
+    suggestions = (f"the section [{key}]" if key in sections else key for key in near)
+    return f" (did you mean {' or '.join(suggestions)}?)" if near else ""
