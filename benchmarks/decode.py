@@ -222,7 +222,7 @@ def main(
                 "sentences_per_second": len(lines) / statistics.median(times[side]),
                 "tokens_per_second": tokens / statistics.median(times[side]),
                 "tokens": tokens,
-                "bleu": bleu(texts[side], references).value,
+                "bleu": bleu(texts[side], [references]).value,
             }
         )
     print_table(rows)

@@ -34,7 +34,7 @@ def assert_one_error(code: int, out: str, err: str, culprit: str) -> None:
 
 SETTINGS = [
     ("model.d_modl=3", "unknown key model.d_modl (did you mean model.d_model?)"),
-    ("modl.d_model=3", "unknown key modl (did you mean model?)"),
+    ("modl.d_model=3", "unknown section modl (did you mean the section [model]?)"),
     ("train.max_steps=many", "train.max_steps"),
     ("train.max_steps=1.5", "train.max_steps"),
     ("train.max_steps=-1", "train.max_steps"),
@@ -53,8 +53,8 @@ SETTINGS = [
     ("data.train=train[", "train["),
     ("data.valid=nope", "nope.de"),
     ("data.src_lang=fr", "validation.fr"),
-    ("vocab.size=100000", "vocab.size = 100000"),
-    ("vocab.size=20", "vocab.size = 20"),
+    ("vocab.size=100000", "vocab.size = 100000 is too large for this text: set it to"),
+    ("vocab.size=20", "vocab.size = 20 is too small for this text"),
     ("train.precision=fp16", "train.precision = fp16"),
     ("train.init_from=nowhere", "nowhere: no such run or checkpoint"),
     ("train.ema_decay=1", "train.ema_decay"),

@@ -103,7 +103,7 @@ MISTAKES = [
     (
         {"data": {"path": "x"}, "modl": {}, "d_model": 3},
         [
-            "unknown key modl (did you mean model?)",
+            "unknown section modl (did you mean the section [model]?)",
             "unknown key d_model (did you mean model.d_model?)",
         ],
     ),
@@ -111,7 +111,7 @@ MISTAKES = [
         {"data": {"path": "x"}, "train": {"warmup_steps": 3, "path": "y", "qqqq": 1}},
         [
             "unknown key train.warmup_steps (did you mean optim.warmup_steps?)",
-            "unknown key train.path (did you mean data.path or vocab.path?)",
+            "unknown key train.path (use data.path)",
             "unknown key train.qqqq",
         ],
     ),

@@ -224,9 +224,10 @@ def translate(
     search = SearchOptions(beam_size, length_penalty, written.needs_scores, batch_tokens)
     options = TranslateOptions(LoadOptions(device, precision, max_length, raw), search, written)
     from transformer_mt.system.console import show_messages
-    from transformer_mt.translation import files, loading, stream
+    from transformer_mt.translation import files, loading, prompt
 
     show_messages(quiet)
+    interactive = prompt.reads_from_prompt(file_options)
     checkpoints = loading.find_checkpoints(paths)
     data = checkpoints[0].config.data
     with (
@@ -237,8 +238,8 @@ def translate(
             exit_on_closed_stdout()
         model = loading.build_translation_model(checkpoints, options.load)
         logger.info(f"translating with {model.name}")
-        if not input_ and sys.stdin.isatty():
-            stream.translate_interactively(model.translator(search), data.src_lang)
+        if interactive:
+            prompt.translate_interactively(model.translator(search), data.src_lang, written)
         else:
             files.translate_files(model, plan, options)
 
@@ -273,12 +274,12 @@ def evaluate(
     transformer-mt evaluate checkpoints/wmt16-base
     transformer-mt evaluate checkpoints/wmt16-base --test-set wmt14 --beam-size 4 --save hyp.en
     transformer-mt evaluate checkpoints/wmt16-base --baseline checkpoints/wmt16-small
-    transformer-mt evaluate --hypotheses hyp.en --src in.de --ref ref.en --json
+    transformer-mt evaluate --hypotheses hyp.en --ref ref.en --json
     """
-    if not paths and (hypotheses is None or not (src or test_set)):
-        raise ConfigError("name a run, or --hypotheses with --src and --ref or with --test-set")
+    if not paths and (hypotheses is None or not (ref or test_set)):
+        raise ConfigError("name a run, or --hypotheses with --ref or --test-set")
     require_input(hypotheses)
-    output = check_output(save, [src, ref, hypotheses, baseline]) if save else None
+    output = check_output(save, [src, *(ref or ()), hypotheses, baseline]) if save else None
     from transformer_mt.evaluation.report import evaluate_system
     from transformer_mt.system.console import show_messages
     from transformer_mt.text.test_sets import load_test_set
@@ -288,7 +289,9 @@ def evaluate(
         paths=paths or [],
         hypotheses=hypotheses,
         baseline=baseline,
-        load_pairs=partial(load_test_set, split=split, src=src, ref=ref, test_set=test_set),
+        load_test_set=partial(
+            load_test_set, split=split, src=src, refs=ref or (), test_set=test_set
+        ),
         search=SearchOptions(beam_size, length_penalty, batch_tokens=batch_tokens),
         load=LoadOptions(device, precision, max_length, raw),
         ter=ter,
@@ -296,7 +299,9 @@ def evaluate(
     )
     print(json.dumps(report.to_dict()) if json_ else report.format(samples))
     if seconds := report.system.seconds:
-        logger.info(f"{len(report.pairs)} sentences in {seconds:.1f} s with {report.system.name}")
+        logger.info(
+            f"{len(report.test_set)} sentences in {seconds:.1f} s with {report.system.name}"
+        )
 
 
 @app.command(cls=GroupedCommand)

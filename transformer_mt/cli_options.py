@@ -161,8 +161,12 @@ SourceOption = Annotated[
     typer.Option(metavar="FILE", rich_help_panel=SCORED, help="Source text, instead of a split."),
 ]
 ReferenceOption = Annotated[
-    Path | None,
-    typer.Option(metavar="FILE", rich_help_panel=SCORED, help="Reference translation of --src."),
+    list[Path] | None,
+    typer.Option(
+        metavar="FILE",
+        rich_help_panel=SCORED,
+        help="Reference translation; may be repeated for several references.",
+    ),
 ]
 HypothesesOption = Annotated[
     Path | None,

@@ -1,6 +1,6 @@
 """Configuration from TOML: strict, with `--set` overrides, and with all mistakes named at once."""
 
-import difflib
+import codecs
 import os
 import re
 import tomllib
@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
-from pydantic_core import ErrorDetails
 
-from transformer_mt.config import UNION_TAGS, Config
+from transformer_mt.config import Config
+from transformer_mt.config_mistakes import describe_mistake
 from transformer_mt.errors import ConfigError
 
 _SEARCHED_KEYS = "data.path", "vocab.path", "train.init_from"
@@ -35,12 +35,10 @@ def load_config(path: Path, overrides: Iterable[str] = ()) -> Config:
         ConfigError: Naming the file, and the line or every key that is wrong.
     """
     try:
-        with path.open("rb") as file:
-            values = tomllib.load(file)
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise ConfigError(f"{path}: cannot read the configuration: {reason}") from None
-    except tomllib.TOMLDecodeError as error:
+        values = tomllib.loads(_read_text(path))
+    except RecursionError:
+        raise ConfigError(f"{path}: not valid TOML: values are nested too deeply") from None
+    except ValueError as error:  # an integer with thousands of digits is not a TOMLDecodeError
         raise ConfigError(f"{path}: not valid TOML: {error}") from None
     folders = list(dict.fromkeys([path.parent.absolute(), Path.cwd()]))
     _find_paths(values, folders)
@@ -121,16 +119,39 @@ def parse_config(
     try:
         return Config.model_validate(values, context=searched)
     except ValidationError as error:
-        mistakes = "; ".join(_describe_mistake(mistake) for mistake in error.errors())
+        mistakes = "; ".join(describe_mistake(mistake) for mistake in error.errors())
         raise ConfigError(f"{origin}: {mistakes}") from None
+
+
+def _read_text(path: Path) -> str:
+    """Reads UTF-8 text, with or without a byte order mark.
+
+    Raises:
+        ConfigError: If it cannot be read; names the encoding if it is another one.
+    """
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot read the configuration: {error.strerror}") from None
+    if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        raise ConfigError(f"{path}: this is UTF-16 text; save it as UTF-8 text")
+    if b"\0" in data:
+        raise ConfigError(f"{path}: this is a binary file or UTF-16 text; save it as UTF-8 text")
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise ConfigError(
+            f"{path}, line {line}: not UTF-8, perhaps Latin-1 (Windows-1252); save it as UTF-8 text"
+        ) from None
 
 
 def _apply_override(values: dict[str, Any], override: str) -> None:
     key, equals, text = override.partition("=")
-    key, text = key.strip(), text.strip()
-    if not equals or not key:
+    text = text.strip()
+    *sections, last = (part.strip() for part in key.split("."))
+    if not equals or not all((*sections, last)):
         raise ConfigError(f"--set {override}: write key=value, such as optim.warmup_steps=8000")
-    *sections, last = key.split(".")
     for section in sections:
         values = values.setdefault(section, {})
         if not isinstance(values, dict):
@@ -142,45 +163,7 @@ def _parse_value(text: str) -> object:
     """Parses a TOML value; text that is not one, such as a word or a path, is a string."""
     try:
         document = tomllib.loads(f"value = {text}")
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         return text
     # "1\nother = 2" would be valid TOML with two keys.
     return document["value"] if len(document) == 1 else text
-
-
-def _describe_mistake(mistake: ErrorDetails) -> str:
-    key, value = _dotted_key(mistake["loc"]), mistake["input"]
-    match mistake["type"]:
-        case "extra_forbidden":
-            return f"unknown key {key}{_hint(key)}"
-        case "missing":
-            return f"{key} is missing"
-        case "value_error":
-            return str(mistake["ctx"]["error"])
-        case "model_type":
-            return f"{key or 'configuration'} = {value!r} should be a section, not a value"
-    expected = re.sub(r"^\w+ (?=should)| after validation", "", mistake["msg"])
-    return f"{key} = {value!r} {expected}"
-
-
-def _dotted_key(location: tuple[int | str, ...]) -> str:
-    """Joins the parts of a key; the result is one line whatever the file contains."""
-    key = ""
-    for part in location:
-        if part in UNION_TAGS:  # what pydantic names the types of a union by is no key
-            continue
-        key += f"[{part}]" if isinstance(part, int) else f".{part}"
-    key = key.removeprefix(".")
-    return key if key.isprintable() else repr(key)
-
-
-def _hint(unknown: str) -> str:
-    """Suggests the same name in another section, or else the most similar key."""
-    known = list(Config.model_fields)
-    for section, field in Config.model_fields.items():
-        keys = getattr(field.annotation, "model_fields", {})
-        known += [f"{section}.{key}" for key in keys]
-    name = unknown.rpartition(".")[2]
-    near = [key for key in known if key.endswith(f".{name}")]
-    near = near or difflib.get_close_matches(unknown, known, n=1, cutoff=0.6)
-    return f" (did you mean {' or '.join(near)}?)" if near else ""

@@ -4,8 +4,9 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, PrivateAttr
+from pydantic import BaseModel, ConfigDict, PrivateAttr, field_validator
 from pydantic.fields import FieldInfo
+from pydantic_core import PydanticCustomError
 
 
 class OnChange(Enum):
@@ -24,6 +25,10 @@ class OnChange(Enum):
 STRICT = ConfigDict(
     frozen=True, strict=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True
 )
+
+
+INTEGER_LIMIT = 2**32
+"""All integers of a configuration are smaller."""
 
 
 class Section(BaseModel):
@@ -50,6 +55,14 @@ class Section(BaseModel):
         if Path(path).is_absolute():
             return ""
         return " in " + " or ".join(map(str, self._searched.get(key, [Path.cwd()])))
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _refuse_large_integers(cls, value: object) -> object:
+        """Refuses integers with which sizes and counts could exceed 64 bits."""
+        if isinstance(value, int) and value >= INTEGER_LIMIT:
+            raise PydanticCustomError("large_integer", f"should be less than {INTEGER_LIMIT}")
+        return value
 
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:

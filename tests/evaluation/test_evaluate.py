@@ -14,8 +14,7 @@ from transformer_mt.config import DataConfig
 from transformer_mt.errors import DataError
 from transformer_mt.evaluation.comparison import compare, format_comparison
 from transformer_mt.evaluation.scoring import bleu
-from transformer_mt.text.corpus import RawPairs
-from transformer_mt.text.test_sets import load_test_set
+from transformer_mt.text.test_sets import EvaluationSet, load_test_set
 
 
 @pytest.fixture(scope="module")
@@ -77,24 +76,25 @@ def test_a_comparison_by_hand():
     Sabotage: ignore changes of less than one point.
     """
     words = [f"w{i} " * length for i, length in enumerate((1, 10, 11, 60, 61))]
-    pairs = RawPairs(words, [f"{word}end" for word in words])
-    system, baseline = list(pairs.tgt), list(pairs.tgt)
+    reference = [f"{word}end" for word in words]
+    test_set = EvaluationSet("words", words, [reference])
+    system, baseline = list(reference), list(reference)
     system[1], baseline[4] = "bad", "worse than that"
     baseline[3] = baseline[3].removesuffix("d")
-    comparison = compare(pairs, system, baseline)
+    comparison = compare(test_set, system, baseline)
     buckets, changes = comparison.buckets, comparison.changes
     names = [(bucket.words, bucket.sentences) for bucket in buckets]
     assert names == [("1-10", 2), ("11-20", 1), ("41-60", 1), ("over 60", 1)]
-    assert buckets[0].bleu == bleu(system[:2], pairs.tgt[:2]).value
+    assert buckets[0].bleu == bleu(system[:2], [reference[:2]]).value
     assert buckets[0].baseline > 99 > buckets[3].baseline
     assert [change.line for change in changes] == [5, 4, 2]
     assert changes[0].difference > 1 > changes[1].difference > 0 > changes[2].difference
-    text = format_comparison(comparison, pairs, system, baseline, 3)
+    text = format_comparison(comparison, test_set, system, baseline, 3)
     assert "2 better, 1 worse, 2 equal" in text and "line 5, better by" in text
     details = text[text.index("line 2, worse by") :].splitlines()
     assert details[1:] == [
-        f"  source     {pairs.src[1]}",
-        f"  reference  {pairs.tgt[1]}",
+        f"  source     {words[1]}",
+        f"  reference  {reference[1]}",
         f"  system     {system[1]}",
         f"  baseline   {baseline[1]}",
     ]
@@ -103,8 +103,9 @@ def test_a_comparison_by_hand():
 def test_buckets_by_source_length():
     """A bound belongs to the bucket that it ends; an empty line counts as one word."""
     counts = (0, 1, 10, 11, 20, 21, 30, 31, 40, 41, 60, 61)
-    pairs = RawPairs(["w " * count for count in counts], [f"line {count}" for count in counts])
-    buckets = compare(pairs, pairs.tgt, pairs.tgt).buckets
+    reference = [f"line {count}" for count in counts]
+    test_set = EvaluationSet("words", ["w " * count for count in counts], [reference])
+    buckets = compare(test_set, reference, reference).buckets
     assert [(bucket.words, bucket.sentences) for bucket in buckets] == [
         ("1-10", 3),
         ("11-20", 2),
@@ -141,7 +142,7 @@ def test_one_of_sacrebleus_own_sets(copy_run, texts, tmp_path):
     program = [sys.executable, "-m", "transformer_mt", *map(str, arguments)]
     done = subprocess.run(program, env=environment, capture_output=True, check=True)
     lines = [(texts / name).read_text().splitlines() for name in ("one", "ref")]
-    assert json.loads(done.stdout)["bleu"] == bleu(*lines).value
+    assert json.loads(done.stdout)["bleu"] == bleu(lines[0], lines[1:]).value
     # Nothing listens there, so what is not in the folder cannot be downloaded.
     environment["https_proxy"] = "http://127.0.0.1:9"
     program[-2] = "wmt14"
@@ -156,7 +157,10 @@ def test_one_of_sacrebleus_own_sets(copy_run, texts, tmp_path):
         ({"test_set": "wtm16"}, "--test-set wtm16: .* did you mean wmt16"),
         ({"test_set": "wmt19/google/ar"}, "has en-de, not de-en"),
         ({"test_set": "wmt16", "split": "test"}, "choose one of"),
-        ({"src": Path("a")}, "--src and --ref go together"),
+        ({"src": Path("a")}, "--src needs --ref"),
+        ({"refs": [Path("a")], "split": "test"}, "choose one of"),
+        ({"refs": [Path("a")], "test_set": "wmt16"}, "choose one of"),
+        ({"refs": [Path("nope")]}, "nope: no such file"),
     ],
 )
 def test_a_choice_that_is_none(choice, message):

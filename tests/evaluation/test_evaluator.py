@@ -20,7 +20,7 @@ def test_translations_of_the_source_are_scored_against_the_references():
     pairs = RawPairs(["e d c b a", "x y z"], ["a b c d e", "x y z w"])
     evaluation = evaluate(ReversingTranslator(), pairs)
     assert evaluation.hypotheses == ["a b c d e", "z y x"]
-    assert evaluation.bleu == bleu(evaluation.hypotheses, pairs.tgt)
+    assert evaluation.bleu == bleu(evaluation.hypotheses, [pairs.tgt])
     assert 10 < evaluation.bleu.value < 99
 
 

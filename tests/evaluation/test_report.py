@@ -10,7 +10,7 @@ from transformer_mt.evaluation.evaluator import SystemOutput, read_output
 from transformer_mt.evaluation.report import EvaluationReport, evaluate_system
 from transformer_mt.evaluation.scoring import score_all
 from transformer_mt.system.outputs import check_output
-from transformer_mt.text.corpus import load_text
+from transformer_mt.text.test_sets import load_test_set
 from transformer_mt.translation.options import LoadOptions, SearchOptions
 
 
@@ -30,7 +30,7 @@ def report(texts: Path, baseline: Path | None = None, **options) -> EvaluationRe
         paths=[],
         hypotheses=texts / "hyp",
         baseline=baseline,
-        load_pairs=lambda data: load_text(texts / "ref", texts / "ref"),
+        load_test_set=lambda data: load_test_set(data, src=texts / "ref", refs=[texts / "ref"]),
         search=SearchOptions(),
         load=LoadOptions(),
         **options,
@@ -40,7 +40,7 @@ def report(texts: Path, baseline: Path | None = None, **options) -> EvaluationRe
 def test_scores(texts):
     """Values and signatures are in the dictionary, sacreBLEU's lines in the text."""
     result = report(texts, ter=True)
-    scores = score_all(result.system.lines, result.pairs.tgt, ter=True)
+    scores = score_all(result.system.lines, result.test_set.references, ter=True)
     assert result.scores == scores and len(scores) == 3
     values = result.to_dict()
     assert values["sentences"] == 12 and values["hypotheses"] == str(texts / "hyp")
@@ -56,8 +56,8 @@ def test_samples(texts):
     result = report(texts)
     text = result.format(samples=2).splitlines()
     assert text[:4] == [
-        f"source      {result.pairs.src[0]}",
-        f"reference   {result.pairs.tgt[0]}",
+        f"source      {result.test_set.src[0]}",
+        f"reference   {result.test_set.references[0][0]}",
         f"hypothesis  {result.system.lines[0]}",
         "",
     ]
@@ -93,11 +93,11 @@ def test_a_model_is_evaluated_on_its_corpus(copy_run, texts):
     """Its configuration names the corpus; the checkpoint's name is in the report."""
     paths = []
 
-    def load_pairs(data):
+    def load(data):
         paths.append(data.path)
-        return load_text(texts / "ref", texts / "ref")
+        return load_test_set(data, src=texts / "ref", refs=[texts / "ref"])
 
-    evaluate = partial(evaluate_system, load_pairs=load_pairs, load=LoadOptions())
+    evaluate = partial(evaluate_system, load_test_set=load, load=LoadOptions())
     result = evaluate([copy_run], None, texts / "hyp", search=SearchOptions(beam_size=2))
     assert paths and Path(paths[0]).name.startswith("corpus")
     assert result.to_dict()["beam_size"] == 2 and result.system.seconds > 0

@@ -2,6 +2,7 @@
 
 import io
 import random
+import re
 from collections import Counter
 
 import pytest
@@ -93,12 +94,56 @@ def test_vocabularies_that_differ_in_one_language():
 
 def test_vocabularies_that_cannot_be_used(tmp_path):
     """Too many pieces for the text, not a model, no file: the message says which."""
-    with pytest.raises(DataError, match=r"vocab.size = 99999: .*<= \d+"):
+    with pytest.raises(DataError, match=r"vocab.size = 99999 is too large"):
         train_vocabulary([Counter(lines(1))], VocabConfig(size=99_999))
     with pytest.raises(DataError, match="not a SentencePiece model"):
         Vocabulary(b"nonsense", b"nonsense")
     with pytest.raises(DataError, match="src.model"):
         Vocabulary.load(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["bpe", "unigram"])
+@pytest.mark.parametrize("size", [1, 3, 20, 99_999, 2**31 - 1, 2**32 - 1])
+def test_an_unsuitable_size_is_reported_with_one_that_works(kind, size):
+    """The size that the message names is the limit: it can be learned, one beyond it cannot."""
+    counts = Counter(" ".join(lines(1)).split())
+    pattern = r"vocab.size = (\d+) is too (large|small) for this text: .*?(\d+) or (less|more)$"
+    with pytest.raises(DataError, match=pattern) as error:
+        train_vocabulary([counts], VocabConfig(kind=kind, size=size))
+    given, adjective, limit, direction = re.match(pattern, str(error.value)).groups()
+    assert int(given) == size
+    assert (adjective, direction) == (("small", "more") if size < 99 else ("large", "less"))
+    assert train_vocabulary([counts], VocabConfig(kind=kind, size=int(limit))).src_size
+    beyond = int(limit) + (1 if adjective == "large" else -1)
+    with pytest.raises(DataError, match=f"too {adjective}.* {limit} or {direction}"):
+        train_vocabulary([counts], VocabConfig(kind=kind, size=beyond))
+
+
+def test_the_side_whose_size_is_unsuitable_is_named():
+    """If there are two vocabularies."""
+    sides = [Counter(" ".join(lines(1)).split()), Counter({"ab": 1})]
+    with pytest.raises(DataError, match="too large for the target text"):
+        train_vocabulary(sides, VocabConfig(size=320, shared=False))
+
+
+@pytest.mark.parametrize("kind", ["word", "char"])
+def test_special_pieces_alone_are_no_vocabulary(kind):
+    """The smallest size that leaves room for a piece of text is named, and works."""
+    for size in (1, 4):
+        with pytest.raises(DataError, match=f"vocab.size = {size} is too small: .* 5 or more"):
+            train_vocabulary([Counter({"a": 3})], VocabConfig(kind=kind, size=size))
+    assert train_vocabulary([Counter({"a": 3})], VocabConfig(kind=kind, size=5)).src_size == 5
+
+
+def test_other_errors_of_sentencepiece_are_one_line():
+    """Without the location in its source code."""
+    with pytest.raises(DataError, match="no vocabulary can be learned: this text has no words"):
+        train_vocabulary([Counter()], VocabConfig())
+    with pytest.raises(DataError) as error:
+        train_vocabulary([Counter({"\u2581": 3})], VocabConfig(size=300))
+    message = str(error.value)
+    assert message.startswith("vocab.kind = bpe, vocab.size = 300: SentencePiece cannot learn from")
+    assert ".cc" not in message and "INTERNAL" not in message and not message.endswith(": ")
 
 
 def test_words(vocab):

@@ -1,6 +1,5 @@
 """Translation of files, from a function with plain arguments."""
 
-import io
 import logging
 
 import pytest
@@ -11,7 +10,7 @@ from transformer_mt.errors import DataError
 from transformer_mt.system.outputs import check_output
 from transformer_mt.system.streams import require_input
 from transformer_mt.translation.options import OutputOptions, SearchOptions
-from transformer_mt.translation.stream import translate_interactively, translate_stream
+from transformer_mt.translation.stream import translate_stream
 
 LINES = copy_lines(10, 4)
 
@@ -53,16 +52,6 @@ def test_one_translation_per_line(model, tmp_path):
     (tmp_path / "in").write_text("".join(f"{line}\n" for line in LINES))
     translate_stream(model.translator(), tmp_path / "in", check_output(tmp_path / "out"))
     assert (tmp_path / "out").read_text().splitlines() == model.translate(LINES)
-
-
-def test_a_prompt(model, monkeypatch, capsys):
-    """It answers each line on stdout, and ends at `quit` or the end of input."""
-    for end in ("quit\nabc\n", ""):
-        monkeypatch.setattr("sys.stdin", io.StringIO(f"{LINES[0]}\n{end}"))
-        translate_interactively(model.translator(), "de")
-        out, err = capsys.readouterr()
-        assert out == f"de> {model.translate(LINES[:1])[0]}\nde> "
-        assert err.startswith("Type a sentence.")
 
 
 def test_a_missing_input(tmp_path):

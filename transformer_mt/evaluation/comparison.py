@@ -1,15 +1,15 @@
 """One system against another: significance, BLEU by length, and the largest changes."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 from transformer_mt.evaluation.scoring import Difference, bleu, paired_bootstrap, sentence_chrf
-from transformer_mt.text.corpus import RawPairs
+from transformer_mt.text.test_sets import EvaluationSet
 
 _LENGTH_BOUNDS = (0, 10, 20, 30, 40, 60, sys.maxsize)
-"""A bucket holds the sources with more words than one bound and at most as many as the next."""
+"""A bucket holds the sentences with more words than one bound and at most as many as the next."""
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,7 @@ class Bucket:
     """BLEU on the sentences of similar length.
 
     Attributes:
-        words: Range of source lengths in words, such as `11-20`.
+        words: Range of lengths in words, such as `11-20`.
         sentences: Number of sentences.
         bleu: BLEU of the system.
         baseline: BLEU of the baseline.
@@ -48,7 +48,7 @@ class Comparison:
 
     Attributes:
         differences: Each metric with its p-value.
-        buckets: BLEU by source length.
+        buckets: BLEU by the length of the source, or of the first reference without a source.
         changes: The sentences that differ, in order of falling difference.
     """
 
@@ -58,22 +58,22 @@ class Comparison:
 
 
 def compare(
-    pairs: RawPairs, hypotheses: Sequence[str], baseline: Sequence[str], ter: bool = False
+    test_set: EvaluationSet, hypotheses: Sequence[str], baseline: Sequence[str], ter: bool = False
 ) -> Comparison:
     """Compares the hypotheses of a system with those of a baseline.
 
     Args:
-        pairs: The test set.
-        hypotheses: Translations by the system, one per source.
-        baseline: Translations by the baseline, one per source.
+        test_set: What they are translations of.
+        hypotheses: Translations by the system, one per sentence.
+        baseline: Translations by the baseline, one per sentence.
         ter: Whether to compute TER as well.
 
     Raises:
         DataError: If there are no sentences, or their numbers differ.
     """
-    differences = paired_bootstrap(hypotheses, baseline, pairs.tgt, ter)
-    system_chrf = sentence_chrf(hypotheses, pairs.tgt)
-    baseline_chrf = sentence_chrf(baseline, pairs.tgt)
+    differences = paired_bootstrap(hypotheses, baseline, test_set.references, ter)
+    system_chrf = sentence_chrf(hypotheses, test_set.references)
+    baseline_chrf = sentence_chrf(baseline, test_set.references)
     changes = [
         Change(line, system_score - baseline_score)
         for line, (system_score, baseline_score) in enumerate(
@@ -82,16 +82,19 @@ def compare(
         if system_score != baseline_score
     ]
     changes.sort(key=lambda change: -change.difference)
-    return Comparison(differences, _buckets(pairs, hypotheses, baseline), changes)
+    return Comparison(differences, _buckets(test_set, hypotheses, baseline), changes)
 
 
-def _buckets(pairs: RawPairs, hypotheses: Sequence[str], baseline: Sequence[str]) -> list[Bucket]:
-    words = [max(1, len(line.split())) for line in pairs.src]
+def _buckets(
+    test_set: EvaluationSet, hypotheses: Sequence[str], baseline: Sequence[str]
+) -> list[Bucket]:
+    measured = test_set.references[0] if test_set.src is None else test_set.src
+    words = [max(1, len(line.split())) for line in measured]
     buckets = []
     for low, high in pairwise(_LENGTH_BOUNDS):
         lines = [i for i, count in enumerate(words) if low < count <= high]
         if lines:
-            references = [pairs.tgt[i] for i in lines]
+            references = [[text[i] for i in lines] for text in test_set.references]
             system_bleu = bleu([hypotheses[i] for i in lines], references).value
             baseline_bleu = bleu([baseline[i] for i in lines], references).value
             name = f"{low + 1}-{high}" if high < sys.maxsize else f"over {low}"
@@ -101,7 +104,7 @@ def _buckets(pairs: RawPairs, hypotheses: Sequence[str], baseline: Sequence[str]
 
 def format_comparison(
     comparison: Comparison,
-    pairs: RawPairs,
+    test_set: EvaluationSet,
     hypotheses: Sequence[str],
     baseline: Sequence[str],
     samples: int,
@@ -110,33 +113,47 @@ def format_comparison(
 
     Args:
         comparison: The result of `compare`.
-        pairs: The test set.
+        test_set: What was translated.
         hypotheses: Translations by the system.
         baseline: Translations by the baseline.
         samples: Sentences shown of those that gained most, and of those that lost most.
     """
     better = [change for change in comparison.changes if change.difference > 0]
     worse = [change for change in reversed(comparison.changes) if change.difference < 0]
-    equal = len(pairs) - len(better) - len(worse)
+    equal = len(test_set) - len(better) - len(worse)
     lines = [
         *_format_metrics(comparison.differences),
         "",
-        *_format_buckets(comparison.buckets),
+        *_format_buckets(comparison.buckets, by_source=test_set.src is not None),
         "",
         f"chrF2 per sentence: {len(better)} better, {len(worse)} worse, {equal} equal",
     ]
     for name, changes in (("better", better), ("worse", worse)):
         for change in changes[:samples]:
             i = change.line - 1
-            lines += [
-                "",
-                f"line {change.line}, {name} by {abs(change.difference):.1f}",
-                f"  source     {pairs.src[i]}",
-                f"  reference  {pairs.tgt[i]}",
-                f"  system     {hypotheses[i]}",
-                f"  baseline   {baseline[i]}",
-            ]
+            lines += ["", f"line {change.line}, {name} by {abs(change.difference):.1f}"]
+            translations = {"system": hypotheses[i], "baseline": baseline[i]}
+            lines += [f"  {line}" for line in format_sentence(test_set, i, translations)]
     return "\n".join(lines)
+
+
+def format_sentence(
+    test_set: EvaluationSet, index: int, translations: Mapping[str, str]
+) -> list[str]:
+    """Formats one sentence: its source if it is known, all references, and translations.
+
+    Args:
+        test_set: What was translated.
+        index: Index of the sentence.
+        translations: Translations by the label to show before them.
+    """
+    texts = {} if test_set.src is None else {"source": test_set.src[index]}
+    for number, reference in enumerate(test_set.references, start=1):
+        label = "reference" if len(test_set.references) == 1 else f"reference {number}"
+        texts[label] = reference[index]
+    texts |= translations
+    width = max(len(label) for label in texts)
+    return [f"{label:{width}}  {text}" for label, text in texts.items()]
 
 
 def _format_metrics(differences: Sequence[Difference]) -> list[str]:
@@ -149,8 +166,9 @@ def _format_metrics(differences: Sequence[Difference]) -> list[str]:
     return lines
 
 
-def _format_buckets(buckets: Sequence[Bucket]) -> list[str]:
-    lines = [f"{'words':12}{'BLEU':>9}{'baseline':>10}{'difference':>12}{'sentences':>11}"]
+def _format_buckets(buckets: Sequence[Bucket], by_source: bool) -> list[str]:
+    words = "source words" if by_source else "ref. words"
+    lines = [f"{words:12}{'BLEU':>9}{'baseline':>10}{'difference':>12}{'sentences':>11}"]
     for bucket in buckets:
         lines.append(
             f"{bucket.words:12}{bucket.bleu:9.2f}{bucket.baseline:10.2f}"

@@ -33,7 +33,7 @@ def evaluate(translator: Translator, pairs: RawPairs) -> Evaluation:
         DataError: If there are no pairs.
     """
     hypotheses = list(translator.translate(pairs.src))
-    return Evaluation(hypotheses, bleu(hypotheses, pairs.tgt))
+    return Evaluation(hypotheses, bleu(hypotheses, [pairs.tgt]))
 
 
 @dataclass(frozen=True)

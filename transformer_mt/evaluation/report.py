@@ -5,12 +5,19 @@ from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from transformer_mt.checkpoints.checkpoint import Checkpoint
 from transformer_mt.config import DataConfig
-from transformer_mt.evaluation.comparison import Comparison, compare, format_comparison
+from transformer_mt.errors import ConfigError, DataError
+from transformer_mt.evaluation.comparison import (
+    Comparison,
+    compare,
+    format_comparison,
+    format_sentence,
+)
 from transformer_mt.evaluation.evaluator import SystemOutput, read_output, translate_test_set
 from transformer_mt.evaluation.scoring import Score, score_all
 from transformer_mt.system.outputs import Output, write_lines
-from transformer_mt.text.corpus import RawPairs
+from transformer_mt.text.test_sets import EvaluationSet
 from transformer_mt.translation.loading import build_translation_model, find_checkpoints
 from transformer_mt.translation.options import LoadOptions, SearchOptions
 
@@ -23,7 +30,7 @@ class EvaluationReport:
     """Scores of a system on a test set, and its comparison with a baseline.
 
     Attributes:
-        pairs: The test set.
+        test_set: What was translated.
         system: The translation that was scored.
         beam_size: What it was translated with.
         scores: BLEU, chrF2 and, if requested, TER.
@@ -31,7 +38,7 @@ class EvaluationReport:
         comparison: The result; None without a baseline.
     """
 
-    pairs: RawPairs
+    test_set: EvaluationSet
     system: SystemOutput
     beam_size: int
     scores: list[Score]
@@ -40,7 +47,7 @@ class EvaluationReport:
 
     def to_dict(self) -> dict[str, object]:
         """Gives the values and signatures for JSON."""
-        result: dict[str, object] = {"sentences": len(self.pairs)}
+        result: dict[str, object] = {"sentences": len(self.test_set)}
         for score in self.scores:
             result |= {score.name: score.value, f"{score.name}_signature": score.signature}
         if self.system.seconds:
@@ -63,19 +70,15 @@ class EvaluationReport:
             return "\n".join([*self._format_samples(samples or 0), *scores])
         changes = DEFAULT_CHANGES if samples is None else samples
         comparison = format_comparison(
-            self.comparison, self.pairs, self.system.lines, self.baseline.lines, changes
+            self.comparison, self.test_set, self.system.lines, self.baseline.lines, changes
         )
         return "\n".join([*scores, "", f"compared with {self.baseline.name}", "", comparison])
 
     def _format_samples(self, count: int) -> list[str]:
         lines = []
-        for i in range(min(count, len(self.pairs))):
-            lines += [
-                f"source      {self.pairs.src[i]}",
-                f"reference   {self.pairs.tgt[i]}",
-                f"hypothesis  {self.system.lines[i]}",
-                "",
-            ]
+        for i in range(min(count, len(self.test_set))):
+            lines += format_sentence(self.test_set, i, {"hypothesis": self.system.lines[i]})
+            lines.append("")
         return lines
 
 
@@ -83,7 +86,7 @@ def evaluate_system(
     paths: Sequence[Path],
     hypotheses: Path | None,
     baseline: Path | None,
-    load_pairs: Callable[[DataConfig], RawPairs],
+    load_test_set: Callable[[DataConfig], EvaluationSet],
     search: SearchOptions,
     load: LoadOptions,
     ter: bool = False,
@@ -96,7 +99,7 @@ def evaluate_system(
             gives only the corpus and its languages, and none is needed.
         hypotheses: A translation to score instead of making one.
         baseline: A run, a checkpoint or a translation to compare with.
-        load_pairs: Loads the test set of a corpus, such as `load_test_set`.
+        load_test_set: Loads a test set; is given the corpus of the first run.
         search: How to search for translations.
         load: How to load the models.
         ter: Whether to compute TER as well.
@@ -106,30 +109,54 @@ def evaluate_system(
         TransformerMTError: If a path, the test set, or an option is wrong.
     """
     checkpoints = find_checkpoints(paths[:1] if hypotheses else paths) if paths else []
-    pairs = load_pairs(checkpoints[0].config.data if checkpoints else DataConfig(path="none"))
+    test_set = load_test_set(checkpoints[0].config.data if checkpoints else DataConfig(path="none"))
+    # Files first: a mistake in one shows before anything is translated.
+    read = _read_translation(hypotheses, test_set) if hypotheses else None
+    other = _read_translation(baseline, test_set) if baseline and _is_file(baseline) else None
     with save.lock() if save else nullcontext():
-        if hypotheses is not None:
-            system = read_output(hypotheses)
-        else:
-            model = build_translation_model(checkpoints, load)
-            system = translate_test_set(model, pairs.src, search)
+        system = read or _translate(checkpoints, test_set, search, load)
         if save:  # first, so that no later error loses the translation
             write_lines(system.lines, save)
-    other = _read_or_translate(baseline, pairs.src, search, load) if baseline else None
+    if baseline and not other:
+        other = _translate(find_checkpoints([baseline]), test_set, search, load)
     return EvaluationReport(
-        pairs=pairs,
+        test_set=test_set,
         system=system,
         beam_size=search.beam_size,
-        scores=score_all(system.lines, pairs.tgt, ter),
+        scores=score_all(system.lines, test_set.references, ter),
         baseline=other,
-        comparison=compare(pairs, system.lines, other.lines, ter) if other else None,
+        comparison=compare(test_set, system.lines, other.lines, ter) if other else None,
     )
 
 
-def _read_or_translate(
-    path: Path, sources: Sequence[str], search: SearchOptions, load: LoadOptions
+def _is_file(baseline: Path) -> bool:
+    """Tells whether a baseline is a translation, in a file or pipe, and not a run."""
+    return baseline.exists() and not baseline.is_dir()
+
+
+def _read_translation(path: Path, test_set: EvaluationSet) -> SystemOutput:
+    """Reads a translation of a test set.
+
+    Raises:
+        DataError: If it cannot be read, or has another number of lines.
+    """
+    output = read_output(path)
+    if len(output.lines) != len(test_set):
+        raise DataError(
+            f"{path} has {len(output.lines)} lines, but {test_set.name} has {len(test_set)}:"
+            " a translation has one line per reference"
+        )
+    return output
+
+
+def _translate(
+    checkpoints: list[Checkpoint],
+    test_set: EvaluationSet,
+    search: SearchOptions,
+    load: LoadOptions,
 ) -> SystemOutput:
-    if path.is_file():
-        return read_output(path)
-    model = build_translation_model(find_checkpoints([path]), load)
-    return translate_test_set(model, sources, search)
+    if test_set.src is None:
+        raise ConfigError(
+            f"{checkpoints[0].path}: translating needs --src, the source text of --ref"
+        )
+    return translate_test_set(build_translation_model(checkpoints, load), test_set.src, search)

@@ -48,8 +48,12 @@ class Difference:
     signature: str
 
 
-def bleu(hypotheses: Sequence[str], references: Sequence[str]) -> Score:
+def bleu(hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> Score:
     """Computes corpus BLEU of detokenised hypotheses against raw references.
+
+    Args:
+        hypotheses: One per sentence.
+        references: One or more reference translations, each with one line per sentence.
 
     Raises:
         DataError: If there are no sentences, or their numbers differ.
@@ -58,13 +62,14 @@ def bleu(hypotheses: Sequence[str], references: Sequence[str]) -> Score:
 
 
 def score_all(
-    hypotheses: Sequence[str], references: Sequence[str], ter: bool = False
+    hypotheses: Sequence[str], references: Sequence[Sequence[str]], ter: bool = False
 ) -> list[Score]:
     """Computes BLEU, chrF2 and, if requested, TER of detokenised hypotheses.
 
     Args:
-        hypotheses: One per reference.
-        references: Raw text.
+        hypotheses: One per sentence.
+        references: One or more reference translations of raw text, each with one line per
+            sentence.
         ter: Whether to compute TER as well.
 
     Raises:
@@ -73,7 +78,7 @@ def score_all(
     _check(hypotheses, references)
     scores = []
     for metric in _metrics(ter):
-        score = metric.corpus_score(hypotheses, [references])
+        score = metric.corpus_score(hypotheses, references)
         signature = metric.get_signature().format()
         name = type(metric).__name__.lower()
         scores.append(Score(name, score.score, signature, score.format(signature=signature)))
@@ -83,10 +88,16 @@ def score_all(
 def paired_bootstrap(
     hypotheses: Sequence[str],
     baseline: Sequence[str],
-    references: Sequence[str],
+    references: Sequence[Sequence[str]],
     ter: bool = False,
 ) -> list[Difference]:
     """Compares two systems by sacreBLEU's paired bootstrap test, as `sacrebleu --paired-bs` does.
+
+    Args:
+        hypotheses: Translations by the system, one per sentence.
+        baseline: Translations by the baseline, one per sentence.
+        references: One or more reference translations, each with one line per sentence.
+        ter: Whether to compare TER as well.
 
     Raises:
         DataError: If there are no sentences, or their numbers differ.
@@ -98,7 +109,7 @@ def paired_bootstrap(
     _check(baseline, references)
     systems = [("baseline", baseline), ("system", hypotheses)]
     metrics = {type(metric).__name__: metric for metric in _metrics(ter)}
-    signatures, results = PairedTest(systems, metrics, [references], test_type="bs")()
+    signatures, results = PairedTest(systems, metrics, references, test_type="bs")()
     differences = []
     for name, signature in signatures.items():
         of_baseline, of_system = results[name]
@@ -114,19 +125,31 @@ def paired_bootstrap(
     return differences
 
 
-def sentence_chrf(hypotheses: Sequence[str], references: Sequence[str]) -> list[float]:
-    """Computes chrF2 of each sentence; BLEU is unreliable on single sentences."""
+def sentence_chrf(hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> list[float]:
+    """Computes chrF2 of each sentence; BLEU is unreliable on single sentences.
+
+    Args:
+        hypotheses: One per sentence.
+        references: One or more reference translations, each with one line per sentence.
+
+    Returns:
+        One value from 0 to 100 per sentence; with several references, that of the best match.
+    """
     metric = CHRF()
-    pairs = zip(hypotheses, references, strict=True)
-    return [metric.sentence_score(hypothesis, [reference]).score for hypothesis, reference in pairs]
+    alternatives = zip(*references, strict=True)
+    return [
+        metric.sentence_score(hypothesis, texts).score
+        for hypothesis, texts in zip(hypotheses, alternatives, strict=True)
+    ]
 
 
 def _metrics(ter: bool) -> list[Metric]:
     return [BLEU(), CHRF(), TER()] if ter else [BLEU(), CHRF()]
 
 
-def _check(hypotheses: Sequence[str], references: Sequence[str]) -> None:
-    if len(hypotheses) != len(references):
-        raise DataError(f"{len(hypotheses)} hypotheses for {len(references)} references")
-    if not references:
+def _check(hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> None:
+    for reference in references:
+        if len(hypotheses) != len(reference):
+            raise DataError(f"{len(hypotheses)} hypotheses for {len(reference)} references")
+    if not hypotheses:
         raise DataError("there are no sentences to score")

@@ -1,5 +1,6 @@
 """The compute device, its precisions, and the PyTorch settings it computes with."""
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -66,6 +67,13 @@ def supports(precision: str, device: torch.device) -> bool:
             return bool(torch.cuda.is_bf16_supported(including_emulation=False))
         return bool(cpu_bf16_instructions())
     return precision == "fp32" or device.type == "cuda"
+
+
+def total_memory(device: torch.device) -> int:
+    """Returns the memory of a device in bytes, used or not; for the CPU that of the machine."""
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 @contextmanager

@@ -1,9 +1,10 @@
-"""Test sets: a split of the corpus, two files, or one of sacreBLEU's own sets."""
+"""Test sets: a split of the corpus, files, or one of sacreBLEU's own sets."""
 
 import socket
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from difflib import get_close_matches
 from http.client import HTTPException
 from pathlib import Path
@@ -13,39 +14,59 @@ from sacrebleu.utils import SACREBLEU_DIR
 
 from transformer_mt.config import DataConfig, Splits
 from transformer_mt.errors import DataError
-from transformer_mt.text.corpus import RawPairs, load_split, load_text
+from transformer_mt.system.streams import require_input
+from transformer_mt.text.corpus import load_split, read_lines
 
 _DOWNLOAD_TIMEOUT = 10.0
 """Seconds without an answer after which a download fails."""
+
+
+@dataclass(frozen=True)
+class EvaluationSet:
+    """The raw text that translations are scored against.
+
+    Attributes:
+        name: The split, files or sacreBLEU set that it was read from, for messages.
+        src: Source lines; None if only references are known.
+        references: One or more reference translations, each with one line per source line.
+    """
+
+    name: str
+    src: list[str] | None
+    references: list[list[str]]
+
+    def __len__(self) -> int:
+        return len(self.references[0])
 
 
 def load_test_set(
     data: DataConfig,
     split: str | None = None,
     src: Path | None = None,
-    ref: Path | None = None,
+    refs: Sequence[Path] = (),
     test_set: str | None = None,
-) -> RawPairs:
+) -> EvaluationSet:
     """Loads raw sources and references, by default those of the configured test split.
 
     Args:
         data: The corpus and its languages.
         split: A split of the corpus; train, valid and test are the configured ones.
         src: A file of source text, instead of a split.
-        ref: The file of its reference translation.
+        refs: Files of reference translations, of `src` if it is given.
         test_set: The name of one of sacreBLEU's sets, such as wmt16, instead of a split or files.
 
     Raises:
-        DataError: If more than one test set is given, or it does not exist or cannot be read.
+        DataError: If more than one test set is given, it does not exist or cannot be read, or its
+            files differ in length.
     """
-    if (src is None) != (ref is None):
-        raise DataError("--src and --ref go together")
-    if sum(choice is not None for choice in (split, src, test_set)) > 1:
-        raise DataError("choose one of --split, --test-set, and --src with --ref")
-    if test_set:
+    if src and not refs:
+        raise DataError("--src needs --ref, its reference translation")
+    if sum((split is not None, bool(refs), test_set is not None)) > 1:
+        raise DataError("choose one of --split, --test-set, and --ref with or without --src")
+    if test_set is not None:
         return _load_sacrebleu(test_set, data.src_lang, data.tgt_lang)
-    if src and ref:
-        return load_text(src, ref)
+    if refs:
+        return _load_files(src, refs)
     split = split or "test"
     configured: dict[str, Splits] = {
         "train": data.train,
@@ -53,10 +74,29 @@ def load_test_set(
         "validation": data.valid,
         "test": data.test,
     }
-    return load_split(data, configured.get(split, split))
+    pairs = load_split(data, configured.get(split, split))
+    return EvaluationSet(f"{data.path}, split {split}", pairs.src, [pairs.tgt])
 
 
-def _load_sacrebleu(name: str, src_lang: str, tgt_lang: str) -> RawPairs:
+def _load_files(src: Path | None, refs: Sequence[Path]) -> EvaluationSet:
+    """Reads line-aligned files, each once, since one may be a pipe."""
+    paths = [*([src] if src else []), *refs]
+    for path in paths:
+        require_input(path)
+    texts = [[line.strip() for line in read_lines(path)] for path in paths]
+    for path, text in zip(paths, texts, strict=True):
+        if len(text) != len(texts[0]):
+            raise DataError(
+                f"{paths[0]} has {len(texts[0])} lines and {path} has {len(text)}:"
+                " they must be line-aligned"
+            )
+    if not texts[0]:
+        raise DataError(f"{paths[0]}: contains no lines")
+    sources = texts.pop(0) if src else None
+    return EvaluationSet(", ".join(map(str, refs)), sources, texts)
+
+
+def _load_sacrebleu(name: str, src_lang: str, tgt_lang: str) -> EvaluationSet:
     if name not in DATASETS:
         close = get_close_matches(name, DATASETS, 3)
         raise DataError(
@@ -75,12 +115,8 @@ def _load_sacrebleu(name: str, src_lang: str, tgt_lang: str) -> RawPairs:
             f"--test-set {name}: cannot download it ({error}); without network, copy its folder"
             f" into {SACREBLEU_DIR}, or use --src and --ref"
         ) from None
-    if any(len(alternatives) > 1 for alternatives in references):
-        raise DataError(
-            f"--test-set {name}: has several references; save the translation with --save and score"
-            " it with sacrebleu"
-        )
-    return RawPairs(sources, [alternatives[0] for alternatives in references])
+    texts = [list(text) for text in zip(*references, strict=True)]
+    return EvaluationSet(f"--test-set {name}", sources, texts)
 
 
 @contextmanager

@@ -4,6 +4,7 @@ Between encoding and decoding, the program works with ids only.
 """
 
 import io
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -19,6 +20,9 @@ PAD_ID, UNK_ID, BOS_ID, EOS_ID = 0, 1, 2, 3
 SHARED = "vocab.model"
 """File name of a vocabulary that both languages share."""
 _SPM_LOG_INFO, _SPM_LOG_ERROR = 0, 2
+
+_MIN_PIECES, _MAX_PIECES = EOS_ID + 1, 10**8
+"""Sizes that SentencePiece can be asked for; with others it fails without a reason or hangs."""
 
 _LINE_BREAKS = str.maketrans("\n\r\t", "   ")
 
@@ -134,14 +138,25 @@ def train_vocabulary(word_counts: Sequence[Counter[str]], config: VocabConfig) -
         config: Kind and size.
 
     Raises:
-        DataError: If the text is too small for a vocabulary of this size; names the largest size.
+        DataError: If the text has no words, or does not suit a vocabulary of this size; names the
+            largest or the smallest size.
     """
-    models = [_train_model(counts, config) for counts in word_counts]
+    names = ["this text"] if len(word_counts) == 1 else ["the source text", "the target text"]
+    models = [
+        _train_model(counts, config, name) for counts, name in zip(word_counts, names, strict=True)
+    ]
     return Vocabulary(models[0], models[-1])
 
 
-def _train_model(word_counts: Counter[str], config: VocabConfig) -> bytes:
+def _train_model(word_counts: Counter[str], config: VocabConfig, text_name: str) -> bytes:
     writer, has_subwords = io.BytesIO(), config.kind in ("bpe", "unigram")
+    if not word_counts:
+        raise DataError(f"no vocabulary can be learned: {text_name} has no words")
+    if not has_subwords and config.size <= _MIN_PIECES:
+        raise DataError(
+            f"vocab.size = {config.size} is too small: {_MIN_PIECES} pieces are special, so set it"
+            f" to {_MIN_PIECES + 1} or more"
+        )
     # Words of equal count are sorted by text, so that the order of the corpus has no effect.
     frequent = sorted(word_counts.items(), key=lambda item: (-item[1], item[0]))
     try:
@@ -153,7 +168,7 @@ def _train_model(word_counts: Counter[str], config: VocabConfig) -> bytes:
                 input_format="tsv",
                 model_writer=writer,
                 model_type=config.kind,
-                vocab_size=config.size,
+                vocab_size=min(max(config.size, _MIN_PIECES), _MAX_PIECES),
                 character_coverage=0.9999 if has_subwords else 1.0,
                 normalization_rule_name="identity",
                 byte_fallback=has_subwords,
@@ -164,9 +179,34 @@ def _train_model(word_counts: Counter[str], config: VocabConfig) -> bytes:
                 eos_id=EOS_ID,
             )
     except RuntimeError as error:
-        reason = str(error).rpartition("] ")[2].strip()  # without the location in its source code
-        raise DataError(f"vocab.size = {config.size}: SentencePiece reports: {reason}") from None
+        raise DataError(_explain(str(error), config, text_name)) from None
     return writer.getvalue()
+
+
+def _explain(message: str, config: VocabConfig, text_name: str) -> str:
+    """Expresses an error of SentencePiece in keys of the configuration.
+
+    Args:
+        message: Such as `INTERNAL: src/trainer_interface.cc(744) [(condition)] Vocabulary size too
+            high (99). Please set it to a value <= 80.`; the part after the condition may be empty.
+        config: The vocabulary that could not be learned.
+        text_name: The text it was to be learned from.
+    """
+    if largest := re.search(r"set it to a value <= (\d+)", message):
+        return (
+            f"vocab.size = {config.size} is too large for {text_name}: set it to {largest[1]} or"
+            " less"
+        )
+    if smallest := re.search(r"smaller than required_chars\. \d+ vs (\d+)", message):
+        return (
+            f"vocab.size = {config.size} is too small for {text_name}: its characters, 256 bytes"
+            f" and {_MIN_PIECES} special pieces need {smallest[1]} or more"
+        )
+    condition, _, reason = re.sub(r"^\w+: \S+\(\d+\) ", "", message).rpartition("] ")
+    return (
+        f"vocab.kind = {config.kind}, vocab.size = {config.size}: SentencePiece cannot learn from"
+        f" {text_name}: {reason.strip() or condition.strip('[]')}"
+    )
 
 
 @contextmanager

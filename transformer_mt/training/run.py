@@ -27,6 +27,7 @@ from transformer_mt.training.environment import (
     numeric_environment,
     reasons_against_bit_equality,
 )
+from transformer_mt.training.model_memory import require_memory
 from transformer_mt.training.run_log import RunLog
 from transformer_mt.training.trainer import RunData, Trainer
 
@@ -85,6 +86,7 @@ def build_trainer(config: Config, run_dir: Path, scratch: Path | None = None) ->
     if checkpoint:
         checkpoint.require_config(config)
     device = choose_device(config.train.device)
+    require_memory(config.model, device)
     previous = checkpoint.progress.precision if checkpoint else None
     precision = choose_precision(config.train.precision, device, previous)
     initial = checkpoint or _initial_checkpoint(config)

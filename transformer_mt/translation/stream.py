@@ -1,4 +1,4 @@
-"""Translation of one input, or of lines typed at a prompt, with its report."""
+"""Translation of one input line by line, with its report."""
 
 import json
 import logging
@@ -125,22 +125,3 @@ def _report(counts: StreamCounts) -> None:
             f"{counts.lines_replaced} lines were not valid UTF-8; invalid bytes were replaced by"
             " U+FFFD"
         )
-
-
-def translate_interactively(translator: Translator, src_lang: str) -> None:
-    """Translates lines typed at a terminal until the end of input or `quit`.
-
-    Args:
-        translator: Translates each line as soon as it is typed.
-        src_lang: Shown as the prompt.
-    """
-    print("Type a sentence. Ctrl-D or quit ends.", file=sys.stderr)
-    while True:
-        try:
-            line = input(f"{src_lang}> ")
-        except EOFError:
-            print(file=sys.stderr)
-            return
-        if line.strip() == "quit":
-            return
-        print(next(translator.translate([line])))

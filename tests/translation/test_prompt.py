@@ -1,0 +1,219 @@
+"""The prompt at a terminal, driven through a pseudo-terminal."""
+
+import io
+import json
+import os
+import pty
+import re
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+from conftest import command, copy_lines
+
+from transformer_mt import load
+from transformer_mt.translation.options import OutputFormat, OutputOptions
+from transformer_mt.translation.prompt import translate_interactively
+
+LINES = copy_lines(10, 4)
+LEFT, UP, CTRL_A, CTRL_C, CTRL_D = b"\x1b[D", b"\x1b[A", b"\x01", b"\x03", b"\x04"
+PASTE_BEGIN, PASTE_END = b"\x1b[200~", b"\x1b[201~"
+SECONDS = 120.0
+
+
+@pytest.fixture(scope="module")
+def model(copy_run):
+    """Gives a model that copies."""
+    return load(copy_run)
+
+
+class Terminal:
+    """The program at a pseudo-terminal, which is its stdin, stderr and, by default, stdout."""
+
+    def __init__(self, *arguments: object, **streams: object) -> None:
+        self._master, slave = pty.openpty()
+        streams = {"stdin": slave, "stdout": slave, "stderr": slave, **streams}
+        # With the terminal as controlling terminal, Ctrl-C is a signal.
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", _AT_TERMINAL, *command(*arguments)],
+            start_new_session=True,
+            env={**os.environ, "TERM": "xterm", "PYTHONIOENCODING": "utf-8", "INPUTRC": os.devnull},
+            **streams,
+        )
+        os.close(slave)
+        self._seen = ""
+
+    def wait_for(self, text: str) -> str:
+        """Reads until a text is shown; gives all that was shown up to its end, without codes."""
+        end = time.monotonic() + SECONDS
+        while text not in self._seen:
+            assert time.monotonic() < end, f"{text!r} is not in {self._seen!r}"
+            if not self._read():
+                raise AssertionError(f"ended before {text!r}: {self._seen!r}")
+        before, _, self._seen = self._seen.partition(text)
+        return before + text
+
+    def type(self, keys: bytes) -> None:
+        os.write(self._master, keys)
+
+    def end(self) -> tuple[int, str]:
+        """Waits for the end; gives the exit code and the rest of what was shown."""
+        while self._read():
+            pass
+        return self.process.wait(SECONDS), self._seen
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+        os.close(self._master)
+
+    def _read(self) -> bool:
+        if not select.select([self._master], [], [], SECONDS)[0]:
+            raise AssertionError(f"no output for {SECONDS} s after {self._seen!r}")
+        try:
+            data = os.read(self._master, 2**16)
+        except OSError:  # Linux reports the end of a pseudo-terminal so
+            return False
+        text = re.sub(r"\x1b\[[?0-9;]*[a-zA-Z]", "", data.decode("utf-8", "replace"))
+        self._seen += text.replace("\r\n", "\n")
+        return bool(data)
+
+
+_AT_TERMINAL = """
+import fcntl, os, sys, termios
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+
+
+@pytest.fixture
+def terminal() -> Iterator[Callable[..., Terminal]]:
+    """Gives a function that starts the program at a terminal; kills it at the end."""
+    started = []
+
+    def start(*arguments: object, **streams: object) -> Terminal:
+        started.append(Terminal(*arguments, **streams))
+        return started[-1]
+
+    yield start
+    for each in started:
+        each.close()
+
+
+def test_lines_from_a_stream(model, monkeypatch, capsys):
+    """Each is answered on stdout; `quit` or the end of input ends."""
+    for end in ("quit\nabc\n", ""):
+        monkeypatch.setattr("sys.stdin", io.StringIO(f"{LINES[0]}\n{end}"))
+        translate_interactively(model.translator(), "de")
+        out, err = capsys.readouterr()
+        assert out == f"de> {model.translate(LINES[:1])[0]}\nde> "
+        assert err.startswith("Type a sentence.")
+
+
+def test_lines_are_numbered_from_the_first(model, monkeypatch, capsys):
+    """As in the output of a file."""
+    monkeypatch.setattr("sys.stdin", io.StringIO("ab\ncd\n"))
+    translate_interactively(model.translator(), "de", OutputOptions(format=OutputFormat.JSONL))
+    rows = [json.loads(row) for row in capsys.readouterr().out.split("de> ")[1:3]]
+    assert [(row["line"], row["rank"]) for row in rows] == [(1, 1), (2, 1)]
+
+
+def test_arrow_keys_edit_and_recall_lines(copy_run, terminal):
+    """They are not part of the text: the second line is the first with a word before it."""
+    prompt = terminal("translate", copy_run)
+    prompt.wait_for("de> ")
+    prompt.type(b"ac" + LEFT + b"b\r")
+    prompt.wait_for("\nabc\nde> ")
+    prompt.type(UP + CTRL_A + b"xy \r")
+    prompt.wait_for("\nxy abc\nde> ")
+    prompt.type(PASTE_BEGIN + b"ab\rcd" + PASTE_END + b"\r")
+    prompt.wait_for("\nab\ncd\nde> ")
+    prompt.type(b"quit\r")
+    assert prompt.end()[0] == 0
+
+
+def test_ctrl_c_and_ctrl_d_end_with_a_newline(copy_run, terminal):
+    """Exit codes 130 and 0."""
+    for key, code in ((CTRL_C, 130), (CTRL_D, 0)):
+        prompt = terminal("translate", copy_run)
+        prompt.wait_for("de> ")
+        prompt.type(key)
+        end, shown = prompt.end()
+        assert end == code and shown.endswith("\n") and "Traceback" not in shown
+
+
+def test_n_best_and_scores_are_obeyed(copy_run, terminal):
+    """In the formats of files."""
+    options = "--beam-size", 2, "--n-best", 2
+    prompt = terminal("translate", copy_run, *options, "--scores")
+    prompt.wait_for("de> ")
+    prompt.type(b"abc\r")
+    shown = prompt.wait_for("de> ")
+    assert len(re.findall(r"^-?\d+\.\d{4}\s+\w+", shown, re.MULTILINE)) == 2
+    prompt.type(CTRL_D)
+    prompt.end()
+    prompt = terminal("translate", copy_run, *options, "--format", "jsonl")
+    prompt.wait_for("de> ")
+    prompt.type(b"abc\r")
+    shown = prompt.wait_for("de> ")
+    rows = [json.loads(row) for row in shown.splitlines() if row.startswith("{")]
+    assert [row["rank"] for row in rows] == [1, 2] and rows[0]["text"] == "abc"
+    prompt.type(CTRL_D)
+    assert prompt.end()[0] == 0
+
+
+@pytest.mark.parametrize("errors_too", [False, True])
+def test_the_prompt_is_not_in_redirected_output(copy_run, terminal, tmp_path, errors_too):
+    """Translations are in the file at once; prompt and editing stay at the terminal."""
+    with (tmp_path / "out").open("wb") as out, (tmp_path / "err").open("wb") as err:
+        streams = {"stdout": out, **({"stderr": err} if errors_too else {})}
+        prompt = terminal("translate", copy_run, **streams)
+        prompt.wait_for("de> ")
+        prompt.type(b"ac" + LEFT + b"b\r")
+        prompt.wait_for("de> ")
+        assert (tmp_path / "out").read_bytes() == b"abc\n"
+        prompt.type(UP + b"\r")
+        prompt.wait_for("de> ")
+        prompt.type(CTRL_D)
+        assert prompt.end()[0] == 0
+    assert (tmp_path / "out").read_bytes() == b"abc\nabc\n"
+
+
+def test_a_line_that_is_not_utf8_is_refused(copy_run, terminal):
+    """The prompt comes again."""
+    prompt = terminal("translate", copy_run)
+    prompt.wait_for("de> ")
+    prompt.type(b"\xff\r")
+    prompt.wait_for("de> ")
+    prompt.type(b"abc\r")
+    prompt.wait_for("\nabc\nde> ")
+    prompt.type(CTRL_D)
+    assert prompt.end()[0] == 0
+
+
+@pytest.mark.parametrize("option", ["--output", "--output-dir"])
+def test_an_output_file_is_refused_at_a_prompt(copy_run, terminal, tmp_path, option):
+    """By name, before the model is loaded, and nothing is written."""
+    code, shown = terminal("translate", copy_run, option, tmp_path / "out").end()
+    assert code == 2 and shown.startswith(f"error: {option}") and shown.count("\n") == 1
+    assert "--input" in shown and not list(tmp_path.iterdir())
+
+
+def test_an_output_of_stdout_is_no_file(copy_run, terminal):
+    """`--output -` is what the prompt does anyway."""
+    prompt = terminal("translate", copy_run, "--output", "-")
+    prompt.wait_for("de> ")
+    prompt.type(CTRL_D)
+    assert prompt.end()[0] == 0
+
+
+def test_python_without_readline(model, monkeypatch, capsys):
+    """Lines are read without editing."""
+    monkeypatch.setitem(sys.modules, "readline", None)
+    monkeypatch.setattr("sys.stdin", io.StringIO("abc\n"))
+    translate_interactively(model.translator(), "de")
+    assert "abc" in capsys.readouterr().out

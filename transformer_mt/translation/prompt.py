@@ -1,0 +1,98 @@
+"""Translation of lines typed at a terminal."""
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from transformer_mt.errors import ConfigError, Interrupted
+from transformer_mt.translation.options import DEFAULT_OUTPUT, FileOptions, OutputOptions
+from transformer_mt.translation.stream import format_lines
+from transformer_mt.translation.translator import Translator
+
+
+def reads_from_prompt(files: FileOptions) -> bool:
+    """Tells whether lines are typed at a prompt: without `--input`, and with a terminal as stdin.
+
+    Raises:
+        ConfigError: If an output file or folder is named, which a prompt does not write.
+    """
+    if files.inputs or not sys.stdin.isatty():
+        return False
+    if files.output and str(files.output) != "-":
+        raise ConfigError(
+            f"--output {files.output}: name a file as --input, or redirect stdin (< in.de);"
+            " the prompt writes to stdout"
+        )
+    return True
+
+
+def translate_interactively(
+    translator: Translator, src_lang: str, options: OutputOptions = DEFAULT_OUTPUT
+) -> None:
+    """Translates lines typed at a terminal until the end of input or `quit`.
+
+    Translations go to stdout; the prompt goes to the terminal, even if stdout is redirected.
+
+    Args:
+        translator: Translates each line as soon as it is typed; its beam size is at least
+            `options.n_best`.
+        src_lang: Shown as the prompt.
+        options: What to write for each line.
+
+    Raises:
+        Interrupted: After Ctrl-C or SIGTERM.
+    """
+    _enable_line_editing()
+    print("Type a sentence. Ctrl-D or quit ends.", file=sys.stderr)
+    line_number = 0
+    try:
+        while (typed := _read(f"{src_lang}> ")) is not None and typed.strip() != "quit":
+            lines = typed.split("\n")  # several lines can be pasted at once
+            translations = translator.translate_chunk(lines)
+            sys.stdout.write(format_lines(translations, line_number + 1, options))
+            sys.stdout.flush()
+            line_number += len(lines)
+    except Interrupted:
+        print(file=sys.stderr)
+        raise
+
+
+def _enable_line_editing() -> None:
+    try:
+        import readline  # noqa: F401  its import gives input() line editing and a history
+    except ImportError:
+        pass  # Python can be built without it; lines are then typed without editing
+
+
+def _read(prompt: str) -> str | None:
+    """Reads what is typed up to Enter; None is the end of input."""
+    while True:
+        try:
+            with _stdout_at_terminal():
+                return input(prompt)
+        except EOFError:
+            print(file=sys.stderr)
+            return None
+        except UnicodeDecodeError:
+            print("not valid UTF-8; check the encoding of the terminal", file=sys.stderr)
+
+
+@contextmanager
+def _stdout_at_terminal() -> Iterator[None]:
+    """Points the descriptor of a redirected stdout to the terminal.
+
+    input() shows its prompt on stdout, and edits lines only if that is a terminal.
+    """
+    if sys.stdout.isatty() or not sys.stdin.isatty():
+        yield
+        return
+    sys.stdout.flush()
+    terminal = sys.stderr if sys.stderr.isatty() else sys.stdin
+    stdout, redirected = sys.stdout.fileno(), os.dup(sys.stdout.fileno())
+    os.dup2(terminal.fileno(), stdout)
+    try:
+        yield
+    finally:
+        os.dup2(redirected, stdout)
+        os.close(redirected)
