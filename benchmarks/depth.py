@@ -16,7 +16,7 @@ import numpy as np
 import torch
 import typer
 
-from transformer_mt.config import ModelConfig
+from transformer_mt.config.keys import ModelConfig
 from transformer_mt.model.transformer import Transformer
 from transformer_mt.text.batching import pad
 from transformer_mt.translation.search import beam_search, greedy

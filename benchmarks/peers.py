@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from transformer_mt.config import Config
+from transformer_mt.config.keys import Config
 from transformer_mt.model.transformer import sinusoid
 from transformer_mt.text.batching import Indices
 from transformer_mt.text.corpus import load_split

@@ -26,7 +26,7 @@ import typer
 
 from transformer_mt.checkpoints.checkpoint import load_checkpoint, save_checkpoint
 from transformer_mt.checkpoints.run_directory import checkpoint_path, list_checkpoints
-from transformer_mt.config_loading import load_config
+from transformer_mt.config.loading import load_config
 from transformer_mt.text.batching import cut_micro_batches, padded_size, plan_epoch
 from transformer_mt.text.prepared import prepare
 from transformer_mt.training.engine import Engine

@@ -32,8 +32,8 @@ import torch
 import typer
 from peers import JoeyNMT, Step, tutorial
 
-from transformer_mt.config import Config
-from transformer_mt.config_loading import load_config
+from transformer_mt.config.keys import Config
+from transformer_mt.config.loading import load_config
 from transformer_mt.errors import DeviceError
 from transformer_mt.system.device import choose_device, supports
 from transformer_mt.text.batching import Indices, cut_micro_batches, plan_epoch

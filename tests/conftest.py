@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from transformer_mt.config import Config
-from transformer_mt.config_loading import parse_config
+from transformer_mt.config.keys import Config
+from transformer_mt.config.loading import parse_config
 from transformer_mt.system.console import PACKAGE_LOGGER
 from transformer_mt.system.files import locked
 from transformer_mt.training.run import train

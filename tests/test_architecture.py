@@ -7,17 +7,18 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parents[1] / "transformer_mt"
-ORDER = ("system", "text", "model", "checkpoints", "translation", "evaluation", "training")
-"""A package may import from itself and from packages that stand before it."""
-ANYWHERE = {
+ORDER = (
     "config",
-    "config_loading",
-    "config_mistakes",
-    "config_reference",
-    "config_section",
-    "errors",
-    "version",
-}
+    "system",
+    "text",
+    "model",
+    "checkpoints",
+    "translation",
+    "evaluation",
+    "training",
+)
+"""A package may import from itself and from packages that stand before it."""
+ANYWHERE = {"errors", "version"}
 """Modules that every package may import."""
 TOP = {"__init__", "__main__", "cli", "cli_options"}
 """Modules above all packages."""

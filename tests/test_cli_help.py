@@ -5,8 +5,8 @@ import re
 import pytest
 from test_cli_errors import assert_one_error, call
 
-from transformer_mt.config import Config
-from transformer_mt.config_reference import describe_keys
+from transformer_mt.config.keys import Config
+from transformer_mt.config.reference import describe_keys
 
 COMMANDS = ("train", "prepare", "translate", "evaluate", "config", "average", "export")
 KEYS = [

@@ -7,7 +7,7 @@ import pytest
 from conftest import tiny_config
 from pydantic import ValidationError
 
-from transformer_mt.config import (
+from transformer_mt.config.keys import (
     Config,
     DataConfig,
     SplitFiles,
@@ -17,8 +17,8 @@ from transformer_mt.config import (
     keys_that_end_bit_equality,
     values_that_shape_corpus,
 )
-from transformer_mt.config_loading import load_config, parse_config
-from transformer_mt.config_section import OnChange
+from transformer_mt.config.loading import load_config, parse_config
+from transformer_mt.config.section import OnChange
 from transformer_mt.errors import ConfigError
 
 RECIPES = sorted((Path(__file__).parents[1] / "configs").glob("*.toml"))

@@ -9,7 +9,7 @@ import pytest
 from conftest import command, tiny_values, write_copy_corpus, write_toml
 
 from transformer_mt.checkpoints.run_directory import find_checkpoint
-from transformer_mt.config_loading import load_config
+from transformer_mt.config.loading import load_config
 from transformer_mt.errors import CheckpointError, ConfigError, DataError
 from transformer_mt.text.corpus import load_split
 from transformer_mt.text.prepared import prepare

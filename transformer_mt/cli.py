@@ -151,7 +151,7 @@ def train(
     transformer-mt train configs/wmt16-base.toml --dry-run
     transformer-mt train configs/wmt16-base.toml --set train.max_steps=50000
     """
-    from transformer_mt.config_loading import load_config
+    from transformer_mt.config.loading import load_config
 
     settings = load_config(config, set_ or ())  # before torch, so that a mistake shows at once
     from transformer_mt.system.console import show_messages
@@ -179,7 +179,7 @@ def prepare(
     \b
     transformer-mt prepare configs/wmt16-base.toml
     """
-    from transformer_mt.config_loading import load_config
+    from transformer_mt.config.loading import load_config
 
     settings = load_config(config, set_ or ())
     from transformer_mt.system.console import show_messages
@@ -314,7 +314,7 @@ def config(key: KeyArgument = None) -> None:
     transformer-mt config
     transformer-mt config optim.lr_scale
     """
-    from transformer_mt.config_reference import describe_keys
+    from transformer_mt.config.reference import describe_keys
 
     print(describe_keys(key))
 

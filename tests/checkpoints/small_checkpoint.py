@@ -8,8 +8,8 @@ import torch
 from transformer_mt.checkpoints.checkpoint import MODEL, TRAINING, save_checkpoint
 from transformer_mt.checkpoints.run_directory import checkpoint_path
 from transformer_mt.checkpoints.state import Progress, RunState
-from transformer_mt.config import Config, VocabConfig
-from transformer_mt.config_loading import parse_config
+from transformer_mt.config.keys import Config, VocabConfig
+from transformer_mt.config.loading import parse_config
 from transformer_mt.model.transformer import Transformer
 from transformer_mt.text.vocabulary import PAD_ID, Vocabulary, train_vocabulary
 

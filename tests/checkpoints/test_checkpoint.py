@@ -20,7 +20,7 @@ from transformer_mt.checkpoints.checkpoint import (
     save_checkpoint,
 )
 from transformer_mt.checkpoints.state import Progress, RunState
-from transformer_mt.config import VocabConfig
+from transformer_mt.config.keys import VocabConfig
 from transformer_mt.errors import CheckpointError
 from transformer_mt.system.files import MANIFEST, read_manifest, sha256, write_manifest
 from transformer_mt.text.vocabulary import Vocabulary, train_vocabulary

@@ -11,7 +11,7 @@ import pytest
 
 import transformer_mt
 from transformer_mt.checkpoints.run_directory import load_newest
-from transformer_mt.config_loading import load_config
+from transformer_mt.config.loading import load_config
 from transformer_mt.training.run import train
 
 FORMATS = sorted(Path(__file__).parent.glob("format-*"))

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from conftest import copy_lines, run_program
 
-from transformer_mt.config import DataConfig
+from transformer_mt.config.keys import DataConfig
 from transformer_mt.errors import DataError
 from transformer_mt.evaluation.comparison import compare, format_comparison
 from transformer_mt.evaluation.scoring import bleu

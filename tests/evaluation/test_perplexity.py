@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from transformer_mt.config import ModelConfig
+from transformer_mt.config.keys import ModelConfig
 from transformer_mt.evaluation.perplexity import mean_nll, perplexity
 from transformer_mt.model.transformer import Transformer
 from transformer_mt.text.encoded_pairs import EncodedPairs, flatten

@@ -11,7 +11,7 @@ from sacrebleu.dataset import DATASETS
 from test_evaluate import evaluate
 from test_evaluate import sacrebleu as sacrebleu_program
 
-from transformer_mt.config import DataConfig
+from transformer_mt.config.keys import DataConfig
 from transformer_mt.errors import DataError
 from transformer_mt.evaluation.comparison import compare, format_comparison
 from transformer_mt.evaluation.scoring import paired_bootstrap, sentence_chrf

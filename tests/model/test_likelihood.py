@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from transformer_mt.config import ModelConfig
+from transformer_mt.config.keys import ModelConfig
 from transformer_mt.model.likelihood import token_log_probabilities
 from transformer_mt.model.transformer import Transformer
 

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.testing import assert_close
 
-from transformer_mt.config import ModelConfig
+from transformer_mt.config.keys import ModelConfig
 from transformer_mt.model.cpu_kernels import Dropout, is_packed, packed_weights
 from transformer_mt.model.transformer import Transformer, sinusoid
 

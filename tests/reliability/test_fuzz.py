@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from transformer_mt.checkpoints.checkpoint import CONFIG, MODEL, STATE, load_checkpoint
 from transformer_mt.checkpoints.run_directory import list_checkpoints
-from transformer_mt.config import Config
-from transformer_mt.config_loading import load_config, parse_config
+from transformer_mt.config.keys import Config
+from transformer_mt.config.loading import load_config, parse_config
 from transformer_mt.errors import TransformerMTError
 from transformer_mt.system.files import MANIFEST, canonical_json, sha256, write_manifest
 from transformer_mt.training.run import train

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from transformer_mt.config import DataConfig
+from transformer_mt.config.keys import DataConfig
 from transformer_mt.text.cleaning import (
     CLEANING_VERSION,
     DropReasons,

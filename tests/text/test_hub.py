@@ -19,7 +19,7 @@ from fake_hub import FakeHub, serve
 from huggingface_hub import constants
 
 from transformer_mt.checkpoints.run_directory import list_checkpoints
-from transformer_mt.config import DataConfig
+from transformer_mt.config.keys import DataConfig
 from transformer_mt.errors import DataError
 from transformer_mt.text import hub
 

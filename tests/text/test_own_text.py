@@ -14,8 +14,8 @@ from conftest import command, copy_lines, tiny_config, tiny_values, write_toml
 
 from transformer_mt.checkpoints.checkpoint import load_checkpoint
 from transformer_mt.checkpoints.run_directory import list_checkpoints
-from transformer_mt.config import DataConfig, SplitFiles
-from transformer_mt.config_loading import load_config, parse_config
+from transformer_mt.config.keys import DataConfig, SplitFiles
+from transformer_mt.config.loading import load_config, parse_config
 from transformer_mt.errors import CheckpointError, DataError
 from transformer_mt.text.corpus import load_split, open_split
 from transformer_mt.text.prepared import _fingerprint, prepare

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from conftest import tiny_config, tiny_values
 
-from transformer_mt.config_loading import parse_config
+from transformer_mt.config.loading import parse_config
 from transformer_mt.text.prepared import prepare
 from transformer_mt.text.vocabulary import Vocabulary
 

@@ -17,7 +17,7 @@ from huggingface_hub.utils.tqdm import (
 )
 from sacrebleu.dataset import DATASETS
 
-from transformer_mt.config import DataConfig, VocabConfig
+from transformer_mt.config.keys import DataConfig, VocabConfig
 from transformer_mt.errors import DataError
 from transformer_mt.text import hub
 from transformer_mt.text.corpus import load_split

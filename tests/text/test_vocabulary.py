@@ -11,7 +11,7 @@ from conftest import ALPHABET
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from transformer_mt.config import VocabConfig
+from transformer_mt.config.keys import VocabConfig
 from transformer_mt.errors import DataError
 from transformer_mt.text.vocabulary import Vocabulary, fold_whitespace, train_vocabulary
 

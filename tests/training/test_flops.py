@@ -8,7 +8,7 @@ from conftest import tiny_config
 from torch.utils.flop_counter import FlopCounterMode
 
 from transformer_mt.checkpoints.run_directory import find_checkpoint
-from transformer_mt.config import ModelConfig
+from transformer_mt.config.keys import ModelConfig
 from transformer_mt.model import cpu_kernels
 from transformer_mt.text.prepared import prepare
 from transformer_mt.training import trainer

@@ -1,7 +1,7 @@
 """The limits that end training, by hand."""
 
 from transformer_mt.checkpoints.state import Progress
-from transformer_mt.config_loading import parse_config
+from transformer_mt.config.loading import parse_config
 from transformer_mt.training.limits import stop_limits
 
 PROGRESS = Progress(step=7, epoch=1, epoch_step=3, validations_since_best=2)

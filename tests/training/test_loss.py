@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from transformer_mt.config import ModelConfig
+from transformer_mt.config.keys import ModelConfig
 from transformer_mt.model.cpu_kernels import linear
 from transformer_mt.model.transformer import Transformer
 from transformer_mt.text.batching import Batch, pad

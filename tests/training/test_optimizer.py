@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.testing import assert_close
 
-from transformer_mt.config import OptimConfig
+from transformer_mt.config.keys import OptimConfig
 from transformer_mt.system.private_torch import skip_step_if
 from transformer_mt.training.optimizer import (
     ExponentialMovingAverage,

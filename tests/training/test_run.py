@@ -12,7 +12,7 @@ from conftest import tiny_config, tiny_values, write_toml
 
 from transformer_mt.checkpoints.checkpoint import EMA, MODEL, load_checkpoint
 from transformer_mt.checkpoints.run_directory import find_checkpoint, list_checkpoints
-from transformer_mt.config_loading import load_config
+from transformer_mt.config.loading import load_config
 from transformer_mt.errors import CheckpointError, ConfigError, DataError, DeviceError
 from transformer_mt.evaluation.evaluator import evaluate
 from transformer_mt.system.files import locked

@@ -13,7 +13,7 @@ import torch
 from conftest import tiny_config
 
 from transformer_mt.checkpoints.run_directory import find_checkpoint, list_checkpoints, load_newest
-from transformer_mt.config import Config
+from transformer_mt.config.keys import Config
 from transformer_mt.errors import Interrupted, TrainingError
 from transformer_mt.evaluation.evaluator import Evaluation
 from transformer_mt.evaluation.scoring import Score

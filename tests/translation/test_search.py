@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from transformer_mt.config import ModelConfig
+from transformer_mt.config.keys import ModelConfig
 from transformer_mt.model.transformer import Transformer
 from transformer_mt.text.batching import pad
 from transformer_mt.translation import search as decoding

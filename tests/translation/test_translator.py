@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from transformer_mt.config import ModelConfig, VocabConfig
+from transformer_mt.config.keys import ModelConfig, VocabConfig
 from transformer_mt.errors import ConfigError
 from transformer_mt.model.transformer import Transformer
 from transformer_mt.text.vocabulary import EOS_ID, PAD_ID, Vocabulary, train_vocabulary

@@ -24,8 +24,8 @@ import safetensors.torch
 from torch import Tensor
 
 from transformer_mt.checkpoints.state import Progress, RunState, parse_state
-from transformer_mt.config import Config, changed_keys, flat_values
-from transformer_mt.config_loading import parse_config
+from transformer_mt.config.keys import Config, changed_keys, flat_values
+from transformer_mt.config.loading import parse_config
 from transformer_mt.errors import CheckpointError, ConfigError, DataError
 from transformer_mt.model.transformer import Transformer
 from transformer_mt.system.files import (

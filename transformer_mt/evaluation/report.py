@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from transformer_mt.checkpoints.checkpoint import Checkpoint
-from transformer_mt.config import DataConfig
+from transformer_mt.config.keys import DataConfig
 from transformer_mt.errors import ConfigError, DataError
 from transformer_mt.evaluation.comparison import (
     Comparison,

@@ -8,7 +8,7 @@ Reference: Vaswani et al. 2017, Attention Is All You Need, sections 3.2.2 and 3.
 
 from torch import Tensor, nn
 
-from transformer_mt.config import ModelConfig
+from transformer_mt.config.keys import ModelConfig
 from transformer_mt.model.attention import attention_weights
 from transformer_mt.model.cpu_kernels import Linear, attention
 from transformer_mt.model.decoder_cache import LayerCache

@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from transformer_mt.config import ModelConfig
+from transformer_mt.config.keys import ModelConfig
 from transformer_mt.model.cpu_kernels import Dropout, Linear, linear, prepare_keys_values
 from transformer_mt.model.decoder_cache import DecoderState, LayerCache, PositionCache
 from transformer_mt.model.multi_head_attention import CrossAttention, SelfAttention

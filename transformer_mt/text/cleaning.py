@@ -9,7 +9,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 
-from transformer_mt.config import DataConfig
+from transformer_mt.config.keys import DataConfig
 
 CLEANING_VERSION = 1
 """Version of the rules; part of the fingerprint of a prepared corpus."""

@@ -12,8 +12,8 @@ from itertools import chain, islice, zip_longest
 from pathlib import Path
 from typing import Any
 
-from transformer_mt.config import SLICE, DataConfig, Split, SplitFiles, Splits
-from transformer_mt.config_loading import expand_path
+from transformer_mt.config.keys import SLICE, DataConfig, Split, SplitFiles, Splits
+from transformer_mt.config.loading import expand_path
 from transformer_mt.errors import DataError
 from transformer_mt.system.compression import (
     COMPRESSION_SUFFIXES,

@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from transformer_mt.config import DataConfig
+from transformer_mt.config.keys import DataConfig
 from transformer_mt.errors import DataError
 from transformer_mt.system.console import shows_bars
 

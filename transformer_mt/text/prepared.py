@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from transformer_mt.config import Config, DataConfig, values_that_shape_corpus
+from transformer_mt.config.keys import Config, DataConfig, values_that_shape_corpus
 from transformer_mt.errors import ConfigError, DataError
 from transformer_mt.system.console import progress_bar
 from transformer_mt.system.files import atomic_directory, locked

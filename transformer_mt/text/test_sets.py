@@ -12,7 +12,7 @@ from pathlib import Path
 from sacrebleu.dataset import DATASETS
 from sacrebleu.utils import SACREBLEU_DIR
 
-from transformer_mt.config import DataConfig, Splits
+from transformer_mt.config.keys import DataConfig, Splits
 from transformer_mt.errors import DataError
 from transformer_mt.system.streams import require_input
 from transformer_mt.text.corpus import load_split, read_lines

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import sentencepiece
 
-from transformer_mt.config import VocabConfig
+from transformer_mt.config.keys import VocabConfig
 from transformer_mt.errors import DataError
 
 PAD_ID, UNK_ID, BOS_ID, EOS_ID = 0, 1, 2, 3

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
-from transformer_mt.config import Config
+from transformer_mt.config.keys import Config
 from transformer_mt.text.batching import Indices, padded_size
 from transformer_mt.training.engine import LogWindow
 from transformer_mt.training.flops import measure_peak_flops

@@ -13,7 +13,7 @@ import torch
 from pydantic import ConfigDict, TypeAdapter
 from torch import Tensor, nn
 
-from transformer_mt.config import Config
+from transformer_mt.config.keys import Config
 from transformer_mt.errors import DeviceError
 from transformer_mt.model.transformer import Transformer
 from transformer_mt.system.device import DTYPES, compute_settings, is_out_of_memory

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from transformer_mt.checkpoints.checkpoint import Checkpoint
-from transformer_mt.config import Config, flat_values, keys_that_end_bit_equality
+from transformer_mt.config.keys import Config, flat_values, keys_that_end_bit_equality
 from transformer_mt.system.private_torch import cpu_bf16_instructions
 from transformer_mt.version import __version__
 

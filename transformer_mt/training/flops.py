@@ -4,7 +4,7 @@ import time
 
 import torch
 
-from transformer_mt.config import ModelConfig
+from transformer_mt.config.keys import ModelConfig
 from transformer_mt.model.cpu_kernels import linear
 from transformer_mt.system.device import DTYPES, compute_settings
 

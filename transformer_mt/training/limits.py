@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from transformer_mt.checkpoints.state import Progress
-from transformer_mt.config import Config
+from transformer_mt.config.keys import Config
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 import torch
 
-from transformer_mt.config import ModelConfig
+from transformer_mt.config.keys import ModelConfig
 from transformer_mt.errors import DeviceError
 from transformer_mt.system.device import total_memory
 

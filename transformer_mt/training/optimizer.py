@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from transformer_mt.config import OptimConfig
+from transformer_mt.config.keys import OptimConfig
 from transformer_mt.system.private_torch import lerp_all_
 
 

@@ -15,7 +15,7 @@ from transformer_mt.checkpoints.run_directory import (
     load_newest,
 )
 from transformer_mt.checkpoints.state import Progress
-from transformer_mt.config import Config
+from transformer_mt.config.keys import Config
 from transformer_mt.errors import CheckpointError, ConfigError
 from transformer_mt.system.device import choose_device, choose_precision
 from transformer_mt.system.files import locked, restore_replaced

@@ -11,7 +11,7 @@ import numpy as np
 from transformer_mt.checkpoints.checkpoint import EMA, MODEL, TRAINING, save_checkpoint
 from transformer_mt.checkpoints.run_directory import checkpoint_path, prune
 from transformer_mt.checkpoints.state import Progress, RunState
-from transformer_mt.config import Config
+from transformer_mt.config.keys import Config
 from transformer_mt.errors import CheckpointError, Interrupted, TrainingError
 from transformer_mt.evaluation.evaluator import Evaluation, evaluate
 from transformer_mt.evaluation.perplexity import mean_nll, perplexity

@@ -5,7 +5,7 @@ import re
 
 from pydantic_core import ErrorDetails
 
-from transformer_mt.config import UNION_TAGS, Config
+from transformer_mt.config.keys import UNION_TAGS, Config
 
 FAMILIAR_NAMES = {
     "lr": "optim.lr_scale, a factor on the Noam learning rate",

@@ -1,4 +1,4 @@
-"""The list of all configuration keys, from their declarations in `config.py`."""
+"""The list of all configuration keys, from their declarations in `keys.py`."""
 
 import difflib
 import json
@@ -8,8 +8,8 @@ from typing import Any, Literal, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
-from transformer_mt.config import Config
-from transformer_mt.config_section import OnChange
+from transformer_mt.config.keys import Config
+from transformer_mt.config.section import OnChange
 from transformer_mt.errors import ConfigError
 
 _ON_RESUME = {
@@ -22,7 +22,7 @@ _BOUNDS = {"ge": "{} or more", "gt": "above {}", "le": "{} or less", "lt": "belo
 
 
 def describe_keys(key: str | None = None) -> str:
-    """Describes keys in the order of `config.py`, section by section.
+    """Describes keys in the order of `keys.py`, section by section.
 
     Args:
         key: A key such as `optim.lr_scale`, or a section; None is all.

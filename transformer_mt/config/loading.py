@@ -10,8 +10,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from transformer_mt.config import Config
-from transformer_mt.config_mistakes import describe_mistake
+from transformer_mt.config.keys import Config
+from transformer_mt.config.mistakes import describe_mistake
 from transformer_mt.errors import ConfigError
 
 _SEARCHED_KEYS = "data.path", "vocab.path", "train.init_from"

@@ -1,4 +1,4 @@
-"""All configuration: typed, frozen sections. `config_loading` reads them from TOML.
+"""All configuration: typed, frozen sections. `loading.py` reads them from TOML.
 
 Every key is declared here once, with its type, its allowed values, its default, and what happens
 when a run is resumed with another value of it. A file in `configs/` states only what differs from
@@ -20,7 +20,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from transformer_mt.config_section import STRICT, OnChange, Section, declarations
+from transformer_mt.config.section import STRICT, OnChange, Section, declarations
 
 SLICE = r"\[(?P<start>(?:-?\d{1,18})?):(?P<stop>(?:-?\d{1,18})?)\]"
 """Pattern of a slice of a split, such as [:-1000]."""

@@ -1,0 +1,1 @@
+"""All configuration: the keys, and how they are read, explained and listed."""
