@@ -158,6 +158,18 @@ def test_a_baseline_of_another_length_is_found_before_translating(copy_run, text
     assert f"{texts}/short has 39 lines, but {texts}/ref1 has 40" in done.stderr.decode()
 
 
+def test_files_by_name(tmp_path):
+    """In the order given, without white space at the ends of lines; empty files are refused."""
+    for name, text in (("a", b" one \r\ntwo"), ("b", b"1\n\t2\n"), ("c", b"I\nII\n"), ("d", b"")):
+        (tmp_path / name).write_bytes(text)
+    data, refs = DataConfig(path="none"), [tmp_path / "b", tmp_path / "c"]
+    test_set = load_test_set(data, src=tmp_path / "a", refs=refs)
+    assert (test_set.src, test_set.references) == (["one", "two"], [["1", "2"], ["I", "II"]])
+    assert load_test_set(data, refs=refs[:1]) == EvaluationSet(str(refs[0]), None, [["1", "2"]])
+    with pytest.raises(DataError, match=f"{tmp_path / 'd'}: contains no lines"):
+        load_test_set(data, refs=[tmp_path / "d"])
+
+
 def test_a_test_set_of_a_split_has_its_name(corpus_dir):
     """For messages."""
     data = tiny_config(corpus_dir).data

@@ -14,7 +14,7 @@ from conftest import command, tiny_config, tiny_values, write_copy_corpus, write
 
 from transformer_mt.errors import ConfigError, DataError
 from transformer_mt.text import prepared as prepared_module
-from transformer_mt.text.corpus import load_text
+from transformer_mt.text.corpus import load_split
 from transformer_mt.text.prepared import PreparedCorpus, prepare
 
 
@@ -41,7 +41,7 @@ def test_all_pairs_come_back(folder):
     prepared = prepare(tiny_config(folder))
     report, pairs = prepared.report, prepared.pairs
     assert report["kept"] == report["pairs"] == len(pairs) == 300
-    assert texts(prepared) == load_text(folder / "train.de", folder / "train.en").tgt
+    assert texts(prepared) == load_split(tiny_config(folder).data, "train").tgt
     assert isinstance(pairs.src.ids, np.memmap) and pairs.src.ids.dtype == np.uint16
     assert report["unknown"] == 0 and report["pieces_per_word"] > 1
     assert report["longest"] == max(pairs.lengths[0].max() - 1, 1)

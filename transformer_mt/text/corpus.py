@@ -104,15 +104,6 @@ def load_split(config: DataConfig, split: Splits) -> RawPairs:
     return _collect(open_split(config, split).read(), f"{config.path}: split {split}")
 
 
-def load_text(src_path: Path, tgt_path: Path) -> RawPairs:
-    """Reads two line-aligned files.
-
-    Raises:
-        DataError: If one cannot be read, is not UTF-8, or has more lines than the other.
-    """
-    return _collect(_read_text(src_path, tgt_path), str(src_path))
-
-
 def _collect(pairs: Iterator[Pair], name: str) -> RawPairs:
     raw = RawPairs([], [])
     for src, tgt in pairs:
