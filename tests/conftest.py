@@ -152,7 +152,7 @@ def copy_run(corpus_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
         if not trained.exists():
             shutil.copytree(corpus_dir, shared / "corpus", dirs_exist_ok=True)
             train_to_copy(shared / "corpus", shared / "partial")
-            shared / "partial".rename(trained)
+            (shared / "partial").rename(trained)
     run_dir = tmp_path_factory.mktemp("runs") / "copy"
     shutil.copytree(trained, run_dir)
     return run_dir
