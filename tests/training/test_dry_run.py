@@ -1,6 +1,10 @@
 """A dry run: what it reports, and that it keeps nothing."""
 
+import resource
+from types import SimpleNamespace
+
 import pytest
+import torch
 from conftest import tiny_config
 from tqdm import tqdm
 
@@ -128,3 +132,12 @@ def test_useful_lines_come_first(corpus_dir, tmp_path):
     values = dict(line.split(" = ") for line in lines)
     assert values["data.path"] == str(corpus_dir) and values["train.max_steps"] == "12"
     assert "model.dropout" not in values and "optim.label_smoothing" not in values
+
+
+@pytest.mark.parametrize(("platform", "unit"), [("linux", 1024), ("darwin", 1)])
+def test_memory_is_reported_in_the_unit_of_the_system(platform, unit, monkeypatch):
+    """Linux counts kilobytes, macOS bytes. Sabotage: always 1024."""
+    monkeypatch.setattr("sys.platform", platform)
+    usage = SimpleNamespace(ru_maxrss=3e9 / unit)
+    monkeypatch.setattr(resource, "getrusage", lambda who: usage)
+    assert dry_run_module._peak_gigabytes(torch.device("cpu")) == pytest.approx(3.0)

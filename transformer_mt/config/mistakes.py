@@ -5,7 +5,7 @@ import re
 
 from pydantic_core import ErrorDetails
 
-from transformer_mt.config.keys import UNION_TAGS, Config
+from transformer_mt.config.keys import UNION_TAGS, Config, SplitFiles
 
 FAMILIAR_NAMES = {
     "lr": "optim.lr_scale, a factor on the Noam learning rate",
@@ -49,6 +49,8 @@ FAMILIAR_NAMES = {
     "vocabulary": "the section [vocab]",
 }
 """Names of other toolkits, and what has their meaning here."""
+_SPLITS = "train", "valid", "test"
+"""Keys of [data] that may hold a table."""
 _LONGEST_VALUE = 60
 """Characters of a value in a message."""
 
@@ -101,6 +103,7 @@ def _hint(unknown: str) -> str:
         for section, field in Config.model_fields.items()
         for key in getattr(field.annotation, "model_fields", {})
     ]
+    keys += [f"data.{split}.{key}" for split in _SPLITS for key in SplitFiles.model_fields]
     near = [name] if name in sections else [key for key in keys if key.endswith(f".{name}")]
     near = near or difflib.get_close_matches(unknown, sections + keys, n=1, cutoff=0.6)
     suggestions = (f"the section [{key}]" if key in sections else key for key in near)

@@ -19,8 +19,6 @@ from transformer_mt.version import __version__
 if TYPE_CHECKING:
     from ctranslate2.specs import TransformerSpec
 
-"""Types in which CTranslate2 can store the weights."""
-
 _CARD = """\
 # {name}
 
@@ -28,7 +26,7 @@ A Transformer that translates from {config.data.src_lang} to {config.data.tgt_la
 transformer-mt {version} from `{path}` for [CTranslate2](https://opennmt.net/CTranslate2/). It has
 {parameters:,} parameters in {config.model.encoder_layers} encoder layers and
 {config.model.decoder_layers} decoder layers of width {config.model.d_model}; its weights are stored
-in {quantization}. It was trained on `{config.data.path}` for {step:,} steps.{bleu}
+in {quantization}. It was trained on `{corpus}` for {step:,} steps.{bleu}
 
     import ctranslate2, sentencepiece
 
@@ -180,8 +178,11 @@ def _model_card(
     vocab_files: list[Path],
     bleu: float | None,
 ) -> str:
+    corpus = checkpoint.config.data.path
     return _CARD.format(
         name=output.name,
+        # A local folder's place on this machine means nothing to readers elsewhere.
+        corpus=Path(corpus).name if Path(corpus).is_absolute() else corpus,
         version=__version__,
         path=checkpoint.path.name,
         config=checkpoint.config,
