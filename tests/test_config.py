@@ -98,7 +98,10 @@ def test_nothing_is_coerced(value):
 MISTAKES = [
     (
         {"model": {"d_modle": 3}},
-        ["data is missing", "unknown key model.d_modle (did you mean model.d_model?)"],
+        [
+            "data.path is missing: name the corpus in a section [data]",
+            "unknown key model.d_modle (did you mean model.d_model?)",
+        ],
     ),
     (
         {"data": {"path": "x"}, "modl": {}, "d_model": 3},

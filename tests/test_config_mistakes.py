@@ -191,3 +191,15 @@ def test_the_program_reports_an_absurd_size(tmp_path, corpus_dir):
         error = done.stderr.decode()
         assert done.returncode == 2 and error.startswith("error: ") and error.count("\n") == 1
         assert expected in error
+
+
+def test_a_mistake_in_an_override_is_said_to_be_there(tmp_path):
+    """The file is not blamed for it. Sabotage: one place for all mistakes."""
+    path = tmp_path / "a.toml"
+    path.write_text("[data]\npath = 'x'\n[train]\nmax_stepz = 3\n", encoding="utf-8")
+    with pytest.raises(ConfigError) as error:
+        load_config(path, ["train.max_step=5", "train.seed=x"])
+    in_file, in_override = str(error.value).split("; --set: ")
+    assert in_file.startswith(f"{path}: unknown key train.max_stepz")
+    assert "unknown key train.max_step " in in_override and "train.seed = 'x'" in in_override
+    assert "max_stepz" not in in_override

@@ -54,7 +54,11 @@ from transformer_mt.cli_options import (
 )
 from transformer_mt.errors import ConfigError, Interrupted, TransformerMTError
 from transformer_mt.system.outputs import check_output
-from transformer_mt.system.process_settings import exit_on_closed_stdout, limit_kernel_caches
+from transformer_mt.system.process_settings import (
+    exit_on_closed_stdout,
+    limit_kernel_caches,
+    open_closed_streams,
+)
 from transformer_mt.system.signals import interrupt_on_signals
 from transformer_mt.system.streams import require_input
 from transformer_mt.translation.options import (
@@ -80,14 +84,18 @@ app = typer.Typer(
 
 def main() -> None:
     """Runs the program; a user's mistake ends in one line on stderr and exit code 2."""
+    open_closed_streams()
     limit_kernel_caches()
     try:
         # Typer returns the exit code of an interruption; commands return None.
         if code := app(sys.argv[1:] or ["--help"], "transformer-mt", standalone_mode=False):
             raise SystemExit(code)
+        sys.stdout.flush()  # a full disk shows here, not when Python exits
     except typer.TyperException as error:
         message = error.format_message().replace("Value error, ", "")  # Typer's own for a choice
-        _fail(f"{message} (see transformer-mt --help)")
+        context = getattr(error, "ctx", None)
+        command = context.command_path if context else "transformer-mt"
+        _fail(f"{message} (see {command} --help)")
     except TransformerMTError as error:
         _fail(str(error))
     except Interrupted as stop:

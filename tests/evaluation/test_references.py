@@ -147,7 +147,7 @@ def test_what_must_be_translated_needs_a_source(copy_run, texts):
         done = run_program("evaluate", *arguments)
         error = done.stderr.decode()
         assert done.returncode == 2 and error.count("\n") == 1
-        assert str(copy_run) in error and "needs --src" in error
+        assert str(copy_run) in error and "name --src" in error
 
 
 def test_a_baseline_of_another_length_is_found_before_translating(copy_run, texts):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import time
@@ -294,3 +295,10 @@ def test_a_partial_directory_of_a_killed_process_is_replaced(folder):
     (partial / "leftover").write_text("")
     assert prepare(tiny_config(folder)).path == path
     assert not partial.exists() and not (path / "leftover").exists()
+
+
+def test_many_unknown_pieces_are_reported(folder, caplog):
+    """A vocabulary of too few characters cannot write the text. Sabotage: never warn."""
+    caplog.set_level("WARNING")
+    prepare(tiny_config(folder, vocab__kind="char", vocab__size=8))
+    assert re.search(r"\d\d\.\d% of the pieces are unknown: raise vocab.size", caplog.text)

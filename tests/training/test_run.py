@@ -230,3 +230,13 @@ def test_sums_of_an_unfinished_log_line_are_restored(corpus_dir, tmp_path):
     assert asdict(engine.window) == window and window.pop("nonfinite_tokens") == 0
     assert min(window.values()) > 0
     assert engine.read_window().loss == window["loss"]
+
+
+def test_keys_that_a_resumed_run_does_not_read_are_named(corpus_dir, tmp_path, caplog):
+    """Only if they are new: the same command again says nothing. Sabotage: always warn."""
+    train(tiny_config(corpus_dir, train__max_steps=1), tmp_path / "run")
+    train(tiny_config(corpus_dir, train__max_steps=2), tmp_path / "run")
+    assert "is not used" not in caplog.text
+    config = tiny_config(corpus_dir, train__max_steps=3, train__init_from="elsewhere")
+    train(config, tmp_path / "run")
+    assert "train.init_from = elsewhere is not used: the run is resumed" in caplog.text

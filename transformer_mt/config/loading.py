@@ -4,14 +4,14 @@ import codecs
 import os
 import re
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
 from transformer_mt.config.keys import Config
-from transformer_mt.config.mistakes import describe_mistake
+from transformer_mt.config.mistakes import describe_mistake, dotted_key
 from transformer_mt.errors import ConfigError
 
 _SEARCHED_KEYS = "data.path", "vocab.path", "train.init_from"
@@ -20,7 +20,7 @@ _CREATED_KEYS = "data.cache_dir", "data.prepared_dir"
 """Folders that are made where they are missing, relative to the working directory."""
 
 
-def load_config(path: Path, overrides: Iterable[str] = ()) -> Config:
+def load_config(path: Path, overrides: Collection[str] = ()) -> Config:
     """Reads a TOML file, applies `key=value` overrides and validates the result.
 
     Paths of text, vocabulary and initial weights are looked for beside the file, then from the
@@ -32,7 +32,7 @@ def load_config(path: Path, overrides: Iterable[str] = ()) -> Config:
         overrides: Items such as `optim.warmup_steps=8000`; later ones win.
 
     Raises:
-        ConfigError: Naming the file, and the line or every key that is wrong.
+        ConfigError: Naming the file or `--set`, and the line or every key that is wrong.
     """
     try:
         values = tomllib.loads(_read_text(path))
@@ -52,7 +52,11 @@ def load_config(path: Path, overrides: Iterable[str] = ()) -> Config:
     }
     _find_paths(values, [Path.cwd()])
     _expand_created_folders(values)
-    return parse_config(values, str(path), searched)
+    overridden = {override.partition("=")[0].strip() for override in overrides}
+    try:
+        return Config.model_validate(values, context=searched)
+    except ValidationError as error:
+        raise _to_config_error(error, str(path), overridden) from None
 
 
 def _find_paths(values: dict[str, Any], folders: Iterable[Path]) -> None:
@@ -101,26 +105,34 @@ def _get(values: Mapping[str, Any], key: str) -> str | None:
     return value if isinstance(value, str) else None
 
 
-def parse_config(
-    values: Mapping[str, Any], origin: str, searched: Mapping[str, list[Path]] | None = None
-) -> Config:
+def parse_config(values: Mapping[str, Any], origin: str) -> Config:
     """Validates nested values.
 
     Args:
         values: Section name to key to value.
         origin: Where the values come from, for the error message.
-        searched: The folders in which a path was looked for, by dotted key, for error messages;
-            a path that is not among them was looked for from the working directory.
 
     Raises:
         ConfigError: Naming every key that is wrong. Rules between keys are checked once the keys
             themselves are valid.
     """
     try:
-        return Config.model_validate(values, context=searched)
+        return Config.model_validate(values)
     except ValidationError as error:
-        mistakes = "; ".join(describe_mistake(mistake) for mistake in error.errors())
-        raise ConfigError(f"{origin}: {mistakes}") from None
+        raise _to_config_error(error, origin) from None
+
+
+def _to_config_error(
+    error: ValidationError, origin: str, overridden: Collection[str] = ()
+) -> ConfigError:
+    """Describes all mistakes, those of `--set` apart from those of the file."""
+    mistakes: dict[str, list[str]] = {origin: [], "--set": []}
+    for mistake in error.errors():
+        key = dotted_key(mistake["loc"])
+        from_set = any(f"{key}.".startswith((f"{name}.", f"{name}[")) for name in overridden)
+        mistakes["--set" if from_set else origin].append(describe_mistake(mistake))
+    places = (f"{place}: {'; '.join(texts)}" for place, texts in mistakes.items() if texts)
+    return ConfigError("; ".join(places))
 
 
 def _read_text(path: Path) -> str:

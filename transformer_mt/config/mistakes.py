@@ -57,11 +57,13 @@ _LONGEST_VALUE = 60
 
 def describe_mistake(mistake: ErrorDetails) -> str:
     """Describes what pydantic has found: the key, its value, and what is expected or meant."""
-    key, value = _dotted_key(mistake["loc"]), mistake["input"]
+    key, value = dotted_key(mistake["loc"]), mistake["input"]
     match mistake["type"]:
         case "extra_forbidden":
             kind = "section" if isinstance(value, dict) and "." not in key else "key"
             return f"unknown {kind} {key}{_hint(key)}"
+        case "missing" if key == "data":
+            return "data.path is missing: name the corpus in a section [data]"
         case "missing":
             return f"{key} is missing"
         case "value_error":
@@ -81,7 +83,7 @@ def _shorten(value: object) -> str:
     return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}..."
 
 
-def _dotted_key(location: tuple[int | str, ...]) -> str:
+def dotted_key(location: tuple[int | str, ...]) -> str:
     """Joins the parts of a key; the result is one line whatever the file contains."""
     key = ""
     for part in location:
@@ -105,6 +107,7 @@ def _hint(unknown: str) -> str:
     ]
     keys += [f"data.{split}.{key}" for split in _SPLITS for key in SplitFiles.model_fields]
     near = [name] if name in sections else [key for key in keys if key.endswith(f".{name}")]
-    near = near or difflib.get_close_matches(unknown, sections + keys, n=1, cutoff=0.6)
+    known = keys if "." in unknown else sections + keys
+    near = near or difflib.get_close_matches(unknown, known, n=1, cutoff=0.6)
     suggestions = (f"the section [{key}]" if key in sections else key for key in near)
     return f" (did you mean {' or '.join(suggestions)}?)" if near else ""

@@ -157,6 +157,6 @@ def _translate(
 ) -> SystemOutput:
     if test_set.src is None:
         raise ConfigError(
-            f"{checkpoints[0].path}: translating needs --src, the source text of --ref"
+            f"{checkpoints[0].path}: to translate with it, name --src, the source text of --ref"
         )
     return translate_test_set(build_translation_model(checkpoints, load), test_set.src, search)

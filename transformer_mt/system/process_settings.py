@@ -6,6 +6,7 @@ calls these functions, and nothing else does.
 
 import os
 import signal
+import sys
 
 
 def limit_kernel_caches() -> None:
@@ -17,6 +18,23 @@ def limit_kernel_caches() -> None:
     """
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")
     os.environ.setdefault("LRU_CACHE_CAPACITY", "64")
+
+
+def open_closed_streams() -> None:
+    """Opens the null device in place of standard streams that are closed, as daemons have them.
+
+    Otherwise the next file to be opened would take their place. stdin is then empty, messages are
+    dropped, and writing to stdout is an error, so that nothing is lost silently.
+    """
+    closed = {"stdin": (0, os.O_RDONLY), "stdout": (1, os.O_RDONLY), "stderr": (2, os.O_WRONLY)}
+    for name, (descriptor, flags) in closed.items():
+        if getattr(sys, name) is None:
+            null = os.open(os.devnull, flags)
+            if null != descriptor:
+                os.dup2(null, descriptor)
+                os.close(null)
+            mode = "r" if name == "stdin" else "w"
+            setattr(sys, name, open(descriptor, mode, encoding="utf-8", closefd=False))
 
 
 def exit_on_closed_stdout() -> None:

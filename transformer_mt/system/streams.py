@@ -126,7 +126,9 @@ def require_input(path: Path | None) -> None:
     """
     if path is None:
         return
-    if not path.exists() or path.is_dir():
+    if path.is_dir():
+        raise DataError(f"{path}: is a directory; name a file")
+    if not path.exists():
         raise DataError(f"{path}: no such file")
     if not os.access(path, os.R_OK):
         raise DataError(f"{path}: not readable")

@@ -214,9 +214,10 @@ def _find_text(
             path = folder / f"{name}.{first}-{second}.tsv{compression}"
             if path.is_file():
                 return [path], partial(_read_tsv, path, swapped=first != src)
+    parent = (folder / name).parent
+    held = f"; the folder holds {_list_files(parent)}" if parent.is_dir() else ""
     raise DataError(
-        f"{folder / name}.{src}: no such file, nor {name}.{tgt} or {name}.{src}-{tgt}.tsv;"
-        f" the folder holds {_list_files(folder)}"
+        f"{folder / name}.{src}: no such file, nor {name}.{tgt} or {name}.{src}-{tgt}.tsv{held}"
     )
 
 

@@ -44,6 +44,8 @@ REPORT = "report.json"
 FORMAT = 1
 """Format of the files; part of the fingerprint."""
 _PAIRS_PER_CHUNK = 20_000
+_MANY_UNKNOWN = 0.01
+"""Share of unknown pieces above which there is a warning."""
 """Pairs encoded at once; the digest of the ids depends on it, so it must not change."""
 
 
@@ -282,6 +284,7 @@ def _write_ids(
         "kept": src_writer.lines,
         "dropped": dict(dropped),
         "pieces_per_word": round(sum(writer.pieces for writer in writers) / cleaned.words, 3),
+        "pieces": sum(writer.pieces for writer in writers),
         "unknown": sum(writer.unknown for writer in writers),
         "longest": max(writer.longest for writer in writers),
         "dtype": src_writer.dtype.name,
@@ -357,3 +360,6 @@ def _log_summary(report: dict[str, Any]) -> None:
         f"{report['pieces_per_word']} pieces per word, {report['unknown']} unknown, longest"
         f" {report['longest']} pieces; {seconds}"
     )
+    if report["unknown"] > _MANY_UNKNOWN * report["pieces"]:
+        share = report["unknown"] / report["pieces"]
+        logger.warning(f"{share:.1%} of the pieces are unknown: raise vocab.size")

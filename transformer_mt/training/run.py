@@ -97,6 +97,7 @@ def build_trainer(config: Config, run_dir: Path, scratch: Path | None = None) ->
     )
     engine = Engine(config, corpus.vocab.src_size, corpus.vocab.tgt_size, device, precision)
     if checkpoint:
+        _warn_of_unused(checkpoint.config, config)
         _require_same_text(run_dir, checkpoint.progress, progress)
         restore_engine(engine, checkpoint)
         if changes := reasons_against_bit_equality(checkpoint, config, device):
@@ -128,6 +129,17 @@ def _forget_missing_best(run_dir: Path, progress: Progress) -> Progress:
         progress.best_bleu,
     )
     return replace(progress, best_bleu=-1.0, best_step=0)
+
+
+def _warn_of_unused(old: Config, new: Config) -> None:
+    """Warns of keys that only a new run reads, if a resumed run is given another value."""
+    keys = {
+        "vocab.path": (old.vocab.path, new.vocab.path),
+        "train.init_from": (old.train.init_from, new.train.init_from),
+    }
+    for key, (old_value, new_value) in keys.items():
+        if new_value not in (old_value, None):
+            logger.warning("%s = %s is not used: the run is resumed", key, new_value)
 
 
 def _require_same_text(run_dir: Path, old: Progress, new: Progress) -> None:

@@ -162,6 +162,8 @@ class Trainer:
             self._log_training()
         elif self.log.is_display_due():
             self.log.display(step, self._read_figures())
+        if step % train.max_bad_steps == 0:  # it may be much smaller than log_every
+            self._stop_if_nonfinite()
         if self._stop.signum:
             self._save(final=True)
             logger.info("interrupted and saved at step %d; run the same command to resume", step)
@@ -216,11 +218,12 @@ class Trainer:
         engine, progress = self.engine, self.progress
         in_row = int(engine.nonfinite_in_row)
         if in_row >= self.config.train.max_bad_steps:
+            advice = "" if engine.precision == "fp32" else ", or use train.precision = fp32"
             raise TrainingError(
                 f"step {progress.step} (step {progress.epoch_step} of epoch {progress.epoch}):"
-                f" {in_row} steps in a row had non-finite gradients (lr {engine.lr:.3g}, loss scale"
-                f" {engine.scaler.get_scale():g}); the weights are unharmed: lower optim.lr_scale,"
-                " or use train.precision = fp32"
+                f" {in_row} steps in a row had non-finite gradients and were skipped (lr"
+                f" {engine.lr:.3g}, loss scale {engine.scaler.get_scale():g}): lower"
+                f" optim.lr_scale{advice}"
             )
 
     def _is_validated(self) -> bool:

@@ -163,7 +163,7 @@ def _keep(output: Output, lines: int) -> str:
     """Keeps what is finished, and says where it is and how to go on."""
     if not lines:
         discard(output)
-        return "no chunk of lines was finished"
+        return "no chunk of lines was finished, so the same command starts over"
     return (
         f"{lines:,} finished lines are kept in {output.partial};"
         " run the same command again to go on"
