@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from pydantic import ConfigDict, TypeAdapter
 from torch import Tensor, nn
@@ -69,6 +70,23 @@ class _Counters:
     nonfinite_in_row: int = 0
     loss_scaler: dict[str, Any] = field(default_factory=dict)
     window: LogWindow = field(default_factory=LogWindow)
+
+
+def dropout_seed(seed: int, step: int, micro_batch: int) -> int:
+    """Computes the seed of the random numbers with which dropout trains one micro-batch.
+
+    They depend on nothing else: there is no generator state to save, and it does not matter which
+    process computes the micro-batch, or after which others.
+
+    Args:
+        seed: The run's seed.
+        step: Number of the step, from 1.
+        micro_batch: Number of the micro-batch within the step, from 0.
+
+    Returns:
+        64 well-mixed bits, the same on every platform; a CPU's generator uses the lower 32.
+    """
+    return int(np.random.SeedSequence((seed, step, micro_batch)).generate_state(1, np.uint64)[0])
 
 
 def compile_hidden(
@@ -221,14 +239,13 @@ class Engine:
             DeviceError: If memory runs out or the model cannot be compiled.
         """
         optim, start = self.config.optim, time.monotonic()
-        # Dropout is a pure function of (seed, step), so there is no generator state to save.
-        torch.manual_seed(self.config.train.seed * 2**31 + step)
         lr = noam_rate(step, self.config.model.d_model, optim.warmup_steps, optim.lr_scale)
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         tokens = sum(batch.tgt_tokens for batch in micro_batches)
         loss = torch.zeros((), device=self.device)
-        for micro_batch in micro_batches:
+        for number, micro_batch in enumerate(micro_batches):
+            torch.manual_seed(dropout_seed(self.config.train.seed, step, number))
             # Divided by the tokens of the whole step: how it is cut does not change the gradient.
             loss += self._backward(micro_batch, tokens)
         self._update_weights(step, loss)
