@@ -54,7 +54,12 @@ from transformer_mt.cli_options import (
 )
 from transformer_mt.errors import ConfigError, Interrupted, TransformerMTError
 from transformer_mt.system.outputs import check_output
-from transformer_mt.system.process_settings import exit_on_closed_stdout, limit_kernel_caches
+from transformer_mt.system.process_settings import (
+    exit_on_closed_stdout,
+    limit_kernel_caches,
+    silence_connections,
+)
+from transformer_mt.system.processes import exit_process, exit_with_error, is_main_process
 from transformer_mt.system.signals import interrupt_on_signals
 from transformer_mt.system.streams import require_input
 from transformer_mt.translation.options import (
@@ -81,6 +86,7 @@ app = typer.Typer(
 def main() -> None:
     """Runs the program; a user's mistake ends in one line on stderr and exit code 2."""
     limit_kernel_caches()
+    silence_connections()
     try:
         # Typer returns the exit code of an interruption; commands return None.
         if code := app(sys.argv[1:] or ["--help"], "transformer-mt", standalone_mode=False):
@@ -91,7 +97,7 @@ def main() -> None:
     except TransformerMTError as error:
         _fail(str(error))
     except Interrupted as stop:
-        raise SystemExit(stop.exit_code) from None
+        exit_process(stop.exit_code)
     except OSError as error:
         # Python flushes stdout when it exits, and would fail again.
         sys.stdout = sys.__stdout__ = None  # type: ignore[misc]
@@ -105,8 +111,7 @@ def main() -> None:
 
 
 def _fail(message: str) -> None:
-    print(f"error: {' '.join(message.split())}", file=sys.stderr)
-    raise SystemExit(2)
+    exit_with_error(f"error: {' '.join(message.split())}")
 
 
 def _print_version(requested: bool) -> None:
@@ -161,7 +166,9 @@ def train(
     show_messages(quiet)
     run_dir = run or Path("checkpoints") / config.stem
     if dry_run:
-        print(dry_runs.dry_run(settings, run_dir))
+        estimate = dry_runs.dry_run(settings, run_dir)
+        if is_main_process():
+            print(estimate)
     else:
         runs.train(settings, run_dir)
 

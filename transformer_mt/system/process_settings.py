@@ -19,6 +19,11 @@ def limit_kernel_caches() -> None:
     os.environ.setdefault("LRU_CACHE_CAPACITY", "64")
 
 
+def silence_connections() -> None:
+    """Hides PyTorch's own lines about lost connections, since the program reports them itself."""
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
+
+
 def exit_on_closed_stdout() -> None:
     """Ends the process by SIGPIPE once the reader of stdout, such as `head`, has closed it."""
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)

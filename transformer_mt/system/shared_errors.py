@@ -1,0 +1,79 @@
+"""Errors of several processes on one stderr: what all of them say appears once.
+
+The processes tell each other through the launcher's key-value store, which outlives them.
+"""
+
+import hashlib
+import os
+import sys
+import time
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from transformer_mt.errors import ConfigError
+
+if TYPE_CHECKING:
+    from torch.distributed.distributed_c10d import Store
+
+_SECONDS_TO_CONNECT = 3
+_SECONDS_FOR_MAIN = 2.0
+"""So long the other processes wait for the main one to print the error that all have."""
+
+
+def announce(message: str) -> None:
+    """Prints an error once, however many processes have it, if possible from the main one."""
+    rank, store = environment_integer("RANK"), _connect()
+    if store:
+        store.add(_key("any"), 1)
+        deadline = time.monotonic() + _SECONDS_FOR_MAIN
+        while rank and not store.add(_key(message), 0) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        if store.add(_key(message), 1) > 1:
+            return
+    _print(message if rank == 0 else f"{message} ({_name(rank)})")
+
+
+def announce_lost_peer(message: str) -> None:
+    """Prints an error of a process whose peer was lost, unless any process has told the reason."""
+    store = _connect()
+    if store and (store.add(_key("any"), 0) or store.add(_key("lost"), 1) > 1):
+        return
+    _print(f"error: {message} ({_name(environment_integer('RANK'))})")
+
+
+def environment_integer(name: str) -> int:
+    """Reads a number that the launcher has put into the environment.
+
+    Raises:
+        ConfigError: If it is missing or not a number.
+    """
+    value = os.environ.get(name, "")
+    if not value.isdecimal():
+        raise ConfigError(f"environment variable {name} = {value!r}: not a number; use torchrun")
+    return int(value)
+
+
+def _print(message: str) -> None:
+    print(message, file=sys.stderr, flush=True)
+
+
+def _name(rank: int) -> str:
+    return f"process {rank} of {os.environ.get('WORLD_SIZE')}"
+
+
+def _key(text: str) -> str:
+    """Names a key in the store; a restart must not find those of the attempt before."""
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    return f"transformer-mt/{attempt}/{hashlib.sha256(text.encode()).hexdigest()}"
+
+
+def _connect() -> "Store | None":
+    """Connects to the store of the launcher; None if it has none or has ended."""
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+    timeout = timedelta(seconds=_SECONDS_TO_CONNECT)
+    try:
+        host, port = os.environ["MASTER_ADDR"], environment_integer("MASTER_PORT")
+        return TCPStore(host, port, None, False, timeout, wait_for_workers=False)
+    except (KeyError, ConfigError, RuntimeError):
+        return None
