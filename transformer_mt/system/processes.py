@@ -20,7 +20,13 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from transformer_mt.errors import ConfigError, DeviceError
-from transformer_mt.system.shared_errors import announce, announce_lost_peer, environment_integer
+from transformer_mt.system.shared_errors import (
+    announce,
+    announce_lost_launcher,
+    announce_lost_peer,
+    connect,
+    environment_integer,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -205,10 +211,7 @@ def _is_lost_connection(error: RuntimeError) -> bool:
 
 
 def _end_after_lost_peer() -> None:
-    announce_lost_peer(
-        "another process of this training has ended or cannot be reached; nothing is saved, the"
-        " same command resumes from the last checkpoint"
-    )
+    announce_lost_peer()
     _end_process(1)
 
 
@@ -216,10 +219,7 @@ def _watch_launcher(launcher: int) -> None:
     """Ends this process once its parent has ended: nothing else would stop it."""
     while os.getppid() == launcher:
         time.sleep(_SECONDS_BETWEEN_CHECKS)
-    announce_lost_peer(
-        "the launcher of this training has ended; nothing is saved, the same command resumes from"
-        " the last checkpoint"
-    )
+    announce_lost_launcher()
     _end_process(1)
 
 
@@ -294,6 +294,7 @@ def _join(device_type: str) -> Processes:
         dist.init_process_group(
             backend, rank=rank, world_size=world_size, timeout=_WAIT, device_id=device
         )
+        connect()
         control = dist.new_group(backend="gloo", timeout=_WAIT)
         heartbeat = dist.new_group(backend="gloo", timeout=PEER_TIMEOUT)
     except RuntimeError as error:

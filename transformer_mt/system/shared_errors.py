@@ -3,6 +3,7 @@
 The processes tell each other through the launcher's key-value store, which outlives them.
 """
 
+import functools
 import hashlib
 import os
 import sys
@@ -15,6 +16,7 @@ from transformer_mt.errors import ConfigError
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
 
+_ADVICE = "nothing is saved, and the same command resumes from the last checkpoint"
 _SECONDS_TO_CONNECT = 3
 _SECONDS_FOR_MAIN = 2.0
 """So long the other processes wait for the main one to print the error that all have."""
@@ -22,23 +24,47 @@ _SECONDS_FOR_MAIN = 2.0
 
 def announce(message: str) -> None:
     """Prints an error once, however many processes have it, if possible from the main one."""
-    rank, store = environment_integer("RANK"), _connect()
-    if store:
-        store.add(_key("any"), 1)
-        deadline = time.monotonic() + _SECONDS_FOR_MAIN
-        while rank and not store.add(_key(message), 0) and time.monotonic() < deadline:
-            time.sleep(0.05)
-        if store.add(_key(message), 1) > 1:
+    rank = environment_integer("RANK")
+    try:
+        if (store := connect()) and _was_announced(store, message, rank):
             return
+    except RuntimeError:
+        pass  # the launcher, whose store it is, has ended
     _print(message if rank == 0 else f"{message} ({_name(rank)})")
 
 
-def announce_lost_peer(message: str) -> None:
-    """Prints an error of a process whose peer was lost, unless any process has told the reason."""
-    store = _connect()
-    if store and (store.add(_key("any"), 0) or store.add(_key("lost"), 1) > 1):
-        return
-    _print(f"error: {message} ({_name(environment_integer('RANK'))})")
+def _was_announced(store: "Store", message: str, rank: int) -> bool:
+    """Tells whether another process prints the message; otherwise this one must."""
+    store.add(_key("any"), 1)
+    deadline = time.monotonic() + _SECONDS_FOR_MAIN
+    while rank and not store.add(_key(message), 0) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return store.add(_key(message), 1) > 1
+
+
+def announce_lost_peer() -> None:
+    """Prints that a peer was lost, once, unless a process has told why it ended."""
+    try:
+        store = connect()
+        if store and (store.add(_key("any"), 0) or store.add(_key("lost"), 1) > 1):
+            return
+    except RuntimeError:  # the launcher, whose store it is, was lost too
+        if not _speaks_for_machine():
+            return
+    _print(
+        f"error: another process of this training has ended or is unreachable; {_ADVICE}"
+        f" ({_name(environment_integer('RANK'))})"
+    )
+
+
+def announce_lost_launcher() -> None:
+    """Prints that the launcher has ended, once for each machine."""
+    if _speaks_for_machine():
+        _print(f"error: the launcher of this training has ended; {_ADVICE}")
+
+
+def _speaks_for_machine() -> bool:
+    return os.environ.get("LOCAL_RANK", "0") == "0"
 
 
 def environment_integer(name: str) -> int:
@@ -67,8 +93,12 @@ def _key(text: str) -> str:
     return f"transformer-mt/{attempt}/{hashlib.sha256(text.encode()).hexdigest()}"
 
 
-def _connect() -> "Store | None":
-    """Connects to the store of the launcher; None if it has none or has ended."""
+@functools.cache
+def connect() -> "Store | None":
+    """Connects to the store of the launcher, once; None if it has none or has ended.
+
+    A process that joins others connects early: to connect to a store that has ended takes seconds.
+    """
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     timeout = timedelta(seconds=_SECONDS_TO_CONNECT)
