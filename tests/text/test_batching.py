@@ -12,6 +12,7 @@ from transformer_mt.text import batching
 from transformer_mt.text.batching import (
     Batch,
     cut_micro_batches,
+    deal_micro_batches,
     largest_micro_batch,
     pad,
     padded_size,

@@ -3,13 +3,15 @@
 import sys
 
 import pytest
-from conftest import run_program, tiny_values, write_toml
+import torch
+from conftest import tiny_values, write_toml
 from launch import assert_close, exit_codes, launch, launch_faulty, messages, records
 
-from transformer_mt.checkpoints.checkpoint import MODEL
 from transformer_mt.checkpoints.run_directory import load_newest
+from transformer_mt.config.loading import load_config
 from transformer_mt.system import processes
 from transformer_mt.system.processes import ALONE, join_processes
+from transformer_mt.training.run import train
 
 
 def write_config(folder, corpus_dir, **changes):
@@ -23,8 +25,10 @@ def alone(request, corpus_dir, tmp_path_factory):
     """Gives a configuration and the run of it that one process has trained."""
     folder = tmp_path_factory.mktemp("alone")
     config = write_config(folder, corpus_dir, model__dropout=request.param)
-    done = run_program("train", config, "--run", folder / "run")
-    assert done.returncode == 0, done.stderr
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    train(load_config(config), folder / "run")
+    torch.set_num_threads(threads)
     return config, folder / "run"
 
 

@@ -12,7 +12,7 @@ import torch
 from transformer_mt.checkpoints.checkpoint import EMA, MODEL
 from transformer_mt.checkpoints.run_directory import load_newest
 
-FAULTY = Path(__file__).with_name("faulty_process.py")
+FAULTY = Path(__file__).parent / "training" / "faulty_process.py"
 PROGRAM = ("-m", "--", "transformer_mt")
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 
