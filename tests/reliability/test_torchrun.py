@@ -27,7 +27,7 @@ from transformer_mt.checkpoints.run_directory import load_newest
 
 pytestmark = pytest.mark.slow
 
-STEPS = 3000
+STEPS = 700
 KILLS = 10
 
 
@@ -48,7 +48,7 @@ def config(tmp_path_factory) -> Path:
         train__save_every=20,
         train__log_every=10,
         train__ema_decay=0.9,
-        valid__every=500,
+        valid__every=150,
     )
     return write_toml(folder / "tiny.toml", values)
 
@@ -118,7 +118,7 @@ def test_workers_killed_again_and_again_end_as_if_never_killed(config, whole, tm
     for _ in range(KILLS):
         reached = last_step(run_dir / "metrics.jsonl") if run_dir.exists() else 0
         before = load_newest(run_dir).progress.step if reached >= 20 else 0
-        wait_for_step(run_dir, min(before + 30, STEPS - 200), process)
+        wait_for_step(run_dir, min(before + 30, STEPS - 100), process)
         time.sleep(rng.random())
         if workers := children(process):
             os.kill(rng.choice(workers), signal.SIGKILL)
@@ -134,7 +134,7 @@ def test_a_launcher_killed_twice(config, whole, tmp_path):
     Sabotage: do not watch the launcher.
     """
     run_dir = tmp_path / "run"
-    for step in (200, 400):
+    for step in (100, 200):
         process = start(2, "train", config, "--quiet", "--run", run_dir)
         wait_for_step(run_dir, step, process)
         workers = children(process)
@@ -156,7 +156,7 @@ def test_a_signal_to_the_launcher_saves_once(config, whole, tmp_path, signum):
     """
     run_dir = tmp_path / "run"
     process = start(2, "train", config, "--run", run_dir)
-    wait_for_step(run_dir, 200, process)
+    wait_for_step(run_dir, 100, process)
     began = time.monotonic()
     process.send_signal(signum)
     _, stderr = process.communicate(timeout=60)

@@ -42,7 +42,10 @@ def dry_run(config: Config, run_dir: Path) -> str:
             trainer = build_trainer(config, run_dir, Path(scratch), processes)
         processes.watch_peers()
         steps = trainer.plan_epoch()
-        lines = [*_describe(trainer, steps), *_estimate(trainer, steps)]
+        lines = _describe(trainer, steps)
+        if processes.world_size > 1:
+            lines.append(f"processes   {trainer.describe_occupancy(steps)}")
+        lines += _estimate(trainer, steps)
         processes.finish()
     return "\n".join([*lines, "", *_configuration(config)])
 

@@ -35,6 +35,7 @@ from transformer_mt.training.engine import Engine
 from transformer_mt.training.environment import numeric_environment
 from transformer_mt.training.flops import measure_peak_flops
 from transformer_mt.training.limits import stop_limits
+from transformer_mt.training.occupancy import describe_occupancy
 from transformer_mt.training.pace import Pace, Schedule, TimeLeft, estimate_time_left
 from transformer_mt.training.run_log import RunLog, SilentLog, TrainingFigures
 from transformer_mt.translation.translator import Translator
@@ -152,6 +153,11 @@ class Trainer:
             self.progress, step=self.progress.step + 1, epoch_step=self.progress.epoch_step + 1
         )
 
+    def describe_occupancy(self, steps: list[Indices]) -> str:
+        """Tells how much of their time the processes are idle."""
+        tokens, world_size = self.config.train.micro_batch_tokens, self._processes.world_size
+        return describe_occupancy(steps, self.lengths, tokens, world_size)
+
     def check_memory(self, steps: list[Indices]) -> None:
         """Tries the largest micro-batch of an epoch, so that too little memory shows at once."""
         limit = self.config.train.micro_batch_tokens
@@ -161,6 +167,8 @@ class Trainer:
     def _train_epochs(self) -> str:
         """Trains epoch after epoch; gives the limit that ends training."""
         steps = self.plan_epoch()
+        if self._processes.world_size > 1:
+            logger.info(self.describe_occupancy(steps))
         self.check_memory(steps)
         self._peak_flops = measure_peak_flops(self.engine.device, self.engine.precision)
         self._pace.start(self._seconds())
