@@ -90,7 +90,7 @@ def main() -> None:
     try:
         # Typer returns the exit code of an interruption; commands return None.
         if code := app(sys.argv[1:] or ["--help"], "transformer-mt", standalone_mode=False):
-            raise SystemExit(code)
+            exit_process(code)
     except typer.TyperException as error:
         message = error.format_message().replace("Value error, ", "")  # Typer's own for a choice
         _fail(f"{message} (see transformer-mt --help)")

@@ -41,6 +41,7 @@ once, since the system closes its connections."""
 _WAIT = timedelta(hours=24)
 """Limit of every other wait: one process may prepare a large corpus while the others wait."""
 _SECONDS_BETWEEN_CHECKS = 1.0
+_ending = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -211,6 +212,7 @@ def _is_lost_connection(error: RuntimeError) -> bool:
 
 
 def _end_after_lost_peer() -> None:
+    _ending.acquire()  # never released: a second thread that has lost the peer waits for the end
     announce_lost_peer()
     _end_process(1)
 
@@ -219,6 +221,7 @@ def _watch_launcher(launcher: int) -> None:
     """Ends this process once its parent has ended: nothing else would stop it."""
     while os.getppid() == launcher:
         time.sleep(_SECONDS_BETWEEN_CHECKS)
+    _ending.acquire()
     announce_lost_launcher()
     _end_process(1)
 
