@@ -27,7 +27,7 @@ from transformer_mt.checkpoints.run_directory import load_newest
 
 pytestmark = pytest.mark.slow
 
-STEPS = 700
+STEPS = 400
 KILLS = 10
 
 
@@ -45,10 +45,10 @@ def config(tmp_path_factory) -> Path:
         train__batch_tokens=300,
         train__micro_batch_tokens=100,
         train__max_steps=STEPS,
-        train__save_every=20,
+        train__save_every=40,
         train__log_every=10,
         train__ema_decay=0.9,
-        valid__every=150,
+        valid__every=100,
     )
     return write_toml(folder / "tiny.toml", values)
 
@@ -117,8 +117,8 @@ def test_workers_killed_again_and_again_end_as_if_never_killed(config, whole, tm
     process = start(2, *arguments, options=("--max-restarts", 20))
     for _ in range(KILLS):
         reached = last_step(run_dir / "metrics.jsonl") if run_dir.exists() else 0
-        before = load_newest(run_dir).progress.step if reached >= 20 else 0
-        wait_for_step(run_dir, min(before + 30, STEPS - 100), process)
+        before = load_newest(run_dir).progress.step if reached >= 40 else 0
+        wait_for_step(run_dir, min(before + 15, STEPS - 50), process)
         time.sleep(rng.random())
         if workers := children(process):
             os.kill(rng.choice(workers), signal.SIGKILL)

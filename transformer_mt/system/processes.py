@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
     from torch.distributed import ProcessGroup
+    from torch.distributed.distributed_c10d import Store
 
 T = TypeVar("T")
 
@@ -295,7 +296,12 @@ def _join(device_type: str) -> Processes:
         backend, device = "nccl", _choose_gpu()
     try:
         dist.init_process_group(
-            backend, rank=rank, world_size=world_size, timeout=_WAIT, device_id=device
+            backend,
+            store=_fresh_store(),
+            rank=rank,
+            world_size=world_size,
+            timeout=_WAIT,
+            device_id=device,
         )
         connect()
         control = dist.new_group(backend="gloo", timeout=_WAIT)
@@ -306,6 +312,27 @@ def _join(device_type: str) -> Processes:
         _end_after_lost_peer()
     assert dist.group.WORLD is not None
     return Processes(rank, world_size, _Peers(dist.group.WORLD, control, heartbeat))
+
+
+def _fresh_store() -> "Store | None":
+    """Gives a store without the addresses of processes that ended before a restart.
+
+    The launcher of a single machine keeps one store over its restarts, unless it is started with
+    `--standalone`. Several launchers with `--rdzv-backend c10d` make a new one each time; their
+    counts of restarts may differ.
+
+    Returns:
+        The store; None to let `torch.distributed` choose it.
+    """
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        return None
+    if os.environ.get("GROUP_WORLD_SIZE") != "1":
+        return None
+    from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
+
+    host, port = os.environ["MASTER_ADDR"], environment_integer("MASTER_PORT")
+    store = TCPStore(host, port, None, False, _WAIT, wait_for_workers=False)
+    return PrefixStore(f"attempt-{os.environ.get('TORCHELASTIC_RESTART_COUNT')}", store)
 
 
 def _choose_gpu() -> "torch.device":
