@@ -27,7 +27,7 @@ from transformer_mt.checkpoints.run_directory import load_newest
 
 pytestmark = pytest.mark.slow
 
-STEPS = 400
+STEPS = 800
 KILLS = 10
 
 
@@ -77,6 +77,15 @@ def wait_for_step(run_dir: Path, step: int, process: subprocess.Popen[str]) -> N
         time.sleep(0.05)
 
 
+def wait_for_start(run_dir: Path, times: int, process: subprocess.Popen[str]) -> None:
+    """Waits until training has been started so many times."""
+    began, log = time.monotonic(), run_dir / "train.log"
+    while not log.exists() or log.read_text().count(" command: ") < times:
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() - began < 120
+        time.sleep(0.05)
+
+
 def last_step(metrics: Path) -> int:
     lines = metrics.read_text().splitlines()
     return max((int(line.split('"step": ')[1].split(",")[0]) for line in lines), default=0)
@@ -115,14 +124,13 @@ def test_workers_killed_again_and_again_end_as_if_never_killed(config, whole, tm
     rng, run_dir = random.Random(1), tmp_path / "run"
     arguments = ("train", config, "--quiet", "--run", run_dir)
     process = start(2, *arguments, options=("--max-restarts", 20))
-    for _ in range(KILLS):
-        reached = last_step(run_dir / "metrics.jsonl") if run_dir.exists() else 0
-        before = load_newest(run_dir).progress.step if reached >= 40 else 0
-        wait_for_step(run_dir, min(before + 15, STEPS - 50), process)
-        time.sleep(rng.random())
-        if workers := children(process):
-            os.kill(rng.choice(workers), signal.SIGKILL)
-            wait_for_end(workers, 10)
+    for kill in range(KILLS):
+        wait_for_start(run_dir, kill + 1, process)
+        time.sleep(3 * rng.random())
+        workers = children(process)
+        assert len(workers) == 2
+        os.kill(rng.choice(workers), signal.SIGKILL)
+        wait_for_end(workers, 10)
     _, stderr = process.communicate(timeout=300)
     assert process.returncode == 0, stderr
     assert_equal(run_dir, whole)
@@ -138,6 +146,7 @@ def test_a_launcher_killed_twice(config, whole, tmp_path):
         process = start(2, "train", config, "--quiet", "--run", run_dir)
         wait_for_step(run_dir, step, process)
         workers = children(process)
+        assert len(workers) == 2
         process.kill()
         wait_for_end(workers, 10)
         _, stderr = process.communicate(timeout=30)
@@ -146,6 +155,18 @@ def test_a_launcher_killed_twice(config, whole, tmp_path):
     done = launch(2, "train", config, "--run", run_dir)
     assert done.returncode == 0, done.stderr
     assert_equal(run_dir, whole)
+
+
+def test_workers_end_though_no_one_reads_their_messages(config, tmp_path):
+    """The reader of stderr dies with the launcher. Sabotage: let the message fail."""
+    run_dir = tmp_path / "run"
+    process = start(2, "train", config, "--quiet", "--run", run_dir)
+    wait_for_step(run_dir, 10, process)
+    workers = children(process)
+    process.stderr.close()
+    process.kill()
+    wait_for_end(workers, 10)
+    process.wait()
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])

@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -230,8 +230,9 @@ def _watch_launcher(launcher: int) -> None:
 def _end_process(code: int) -> None:
     """Ends this process without waiting for threads or peers."""
     for stream in (sys.stdout, sys.stderr):
-        if stream is not None:
-            stream.flush()
+        with suppress(OSError):  # whoever read it may have ended
+            if stream is not None:
+                stream.flush()
     os._exit(code)
 
 

@@ -8,6 +8,7 @@ import hashlib
 import os
 import sys
 import time
+from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -80,7 +81,8 @@ def environment_integer(name: str) -> int:
 
 
 def _print(message: str) -> None:
-    print(message, file=sys.stderr, flush=True)
+    with suppress(OSError):  # the reader of stderr may have ended with the launcher
+        print(message, file=sys.stderr, flush=True)
 
 
 def _name(rank: int) -> str:
