@@ -27,7 +27,7 @@ from transformer_mt.checkpoints.run_directory import load_newest
 
 pytestmark = pytest.mark.slow
 
-STEPS = 800
+STEPS = 500
 KILLS = 10
 
 
