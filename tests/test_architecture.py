@@ -92,11 +92,11 @@ def is_private(name: str) -> bool:
 def private_torch_uses(source: str) -> set[str]:
     """Finds private and undocumented PyTorch API in a source.
 
-    That is: a private attribute of anything but `self` or a class of the file, through getattr
-    too; a private name in an import from torch; `torch.ops`.
+    That is: a private attribute of anything but `self`, a class of the file, or `os`, whose `_exit`
+    is documented, through getattr too; a private name in an import from torch; `torch.ops`.
     """
     tree = ast.parse(source)
-    own = {"self", "cls"} | {n.name for n in ast.walk(tree) if isinstance(n, ast.ClassDef)}
+    own = {"self", "cls", "os"} | {n.name for n in ast.walk(tree) if isinstance(n, ast.ClassDef)}
     uses = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute):

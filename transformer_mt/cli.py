@@ -58,7 +58,9 @@ from transformer_mt.system.process_settings import (
     exit_on_closed_stdout,
     limit_kernel_caches,
     open_closed_streams,
+    silence_connections,
 )
+from transformer_mt.system.processes import exit_process, exit_with_error, is_main_process
 from transformer_mt.system.signals import interrupt_on_signals
 from transformer_mt.system.streams import require_input
 from transformer_mt.translation.options import (
@@ -86,10 +88,11 @@ def main() -> None:
     """Runs the program; a user's mistake ends in one line on stderr and exit code 2."""
     open_closed_streams()
     limit_kernel_caches()
+    silence_connections()
     try:
         # Typer returns the exit code of an interruption; commands return None.
         if code := app(sys.argv[1:] or ["--help"], "transformer-mt", standalone_mode=False):
-            raise SystemExit(code)
+            exit_process(code)
         sys.stdout.flush()  # a full disk shows here, not when Python exits
     except typer.TyperException as error:
         message = error.format_message().replace("Value error, ", "")  # Typer's own for a choice
@@ -99,7 +102,7 @@ def main() -> None:
     except TransformerMTError as error:
         _fail(str(error))
     except Interrupted as stop:
-        raise SystemExit(stop.exit_code) from None
+        exit_process(stop.exit_code)
     except OSError as error:
         # Python flushes stdout when it exits, and would fail again.
         sys.stdout = sys.__stdout__ = None  # type: ignore[misc]
@@ -113,8 +116,7 @@ def main() -> None:
 
 
 def _fail(message: str) -> None:
-    print(f"error: {' '.join(message.split())}", file=sys.stderr)
-    raise SystemExit(2)
+    exit_with_error(f"error: {' '.join(message.split())}")
 
 
 def _print_version(requested: bool) -> None:
@@ -169,7 +171,9 @@ def train(
     show_messages(quiet)
     run_dir = run or Path("checkpoints") / config.stem
     if dry_run:
-        print(dry_runs.dry_run(settings, run_dir))
+        estimate = dry_runs.dry_run(settings, run_dir)
+        if is_main_process():
+            print(estimate)
     else:
         runs.train(settings, run_dir)
 

@@ -12,6 +12,7 @@ from transformer_mt.text import batching
 from transformer_mt.text.batching import (
     Batch,
     cut_micro_batches,
+    deal_micro_batches,
     largest_micro_batch,
     pad,
     padded_size,
@@ -213,3 +214,25 @@ def test_a_batch_goes_to_a_device():
     assert all(map(torch.equal, (batch.src, batch.tgt_in, batch.tgt_out), ids))
     assert (batch.src_tokens, batch.tgt_tokens) == (3, 4)
     assert pad([], 7).shape == (0, 0)
+
+
+@given(st.lists(st.integers(1, 1000), min_size=1, max_size=40), st.integers(1, 12))
+def test_micro_batches_are_dealt_once_and_evenly(sizes, world_size):
+    """However many processes; the work of two of them differs by one micro-batch at most.
+
+    Sabotage: leave out the last micro-batch; deal by number of micro-batches.
+    """
+    shares = deal_micro_batches(sizes, world_size)
+    assert len(shares) == world_size
+    assert sorted(number for share in shares for number in share) == list(range(len(sizes)))
+    assert all(share == sorted(share) for share in shares)
+    work = [sum(sizes[number] for number in share) for share in shares]
+    assert max(work) - min(work) <= max(sizes)
+    assert shares == deal_micro_batches(sizes, world_size)
+
+
+def test_work_is_dealt_and_not_micro_batches():
+    """Sabotage: deal them in turn."""
+    assert deal_micro_batches([100, 20, 90, 30], 2) == [[0, 1], [2, 3]]
+    assert deal_micro_batches([5, 5], 3) == [[0], [1], []]
+    assert deal_micro_batches([3, 9, 4], 1) == [[0, 1, 2]]

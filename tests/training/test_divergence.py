@@ -111,7 +111,7 @@ def test_a_finite_best_stays_best(corpus_dir, tmp_path, monkeypatch, nll, best_s
     scores = iter((3.0, 4.0))
     real = trainer_module.evaluate
 
-    def evaluate(translator, pairs):
+    def evaluate(translator, pairs, advance):
         evaluation = real(translator, pairs)
         object.__setattr__(evaluation.bleu, "value", next(scores))
         return evaluation

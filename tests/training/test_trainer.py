@@ -50,7 +50,7 @@ def scores(monkeypatch):
     """Gives a list of the BLEU scores that validations will have."""
     values: list[float] = []
 
-    def evaluate(translator, pairs) -> Evaluation:
+    def evaluate(translator, pairs, advance) -> Evaluation:
         hypotheses = [f"hypothesis of {line}" for line in pairs.src]
         return Evaluation(hypotheses, Score("bleu", values.pop(0), "", ""))
 

@@ -1,7 +1,7 @@
 """Translations of a test set, from a model or from a file, and their score."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,13 +26,21 @@ class Evaluation:
     bleu: Score
 
 
-def evaluate(translator: Translator, pairs: RawPairs) -> Evaluation:
+def evaluate(
+    translator: Translator, pairs: RawPairs, advance: Callable[[int], object] = lambda lines: None
+) -> Evaluation:
     """Translates raw sources and scores the result against raw references.
+
+    Args:
+        translator: What translates.
+        pairs: Sources and references.
+        advance: Called with the number of lines that have been translated, batch by batch; may
+            raise to stop.
 
     Raises:
         DataError: If there are no pairs.
     """
-    hypotheses = list(translator.translate(pairs.src))
+    hypotheses = list(translator.translate(pairs.src, advance))
     return Evaluation(hypotheses, bleu(hypotheses, [pairs.tgt]))
 
 

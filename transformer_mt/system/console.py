@@ -13,6 +13,8 @@ from typing import Self, TypeVar
 
 from tqdm import tqdm
 
+from transformer_mt.system.processes import is_main_process
+
 T = TypeVar("T")
 
 PACKAGE_LOGGER = logging.getLogger("transformer_mt")
@@ -41,13 +43,16 @@ class MessageFormatter(logging.Formatter):
 def show_messages(quiet: bool = False) -> None:
     """Shows the package's messages on stderr from now on; called again, it changes `quiet`.
 
+    Of several processes only the main one shows any: the others would repeat them.
+
     Args:
         quiet: Whether to show only warnings, and no progress bars.
     """
     for handler in PACKAGE_LOGGER.handlers[:]:
         if isinstance(handler, _StderrHandler):
             PACKAGE_LOGGER.removeHandler(handler)
-    handler = _StderrHandler(logging.WARNING if quiet else logging.INFO)
+    level = logging.WARNING if quiet else logging.INFO
+    handler = _StderrHandler(level if is_main_process() else logging.CRITICAL)
     handler.setFormatter(MessageFormatter())
     PACKAGE_LOGGER.addHandler(handler)
     PACKAGE_LOGGER.setLevel(logging.INFO)

@@ -37,6 +37,11 @@ def open_closed_streams() -> None:
             setattr(sys, name, open(descriptor, mode, encoding="utf-8", closefd=False))
 
 
+def silence_connections() -> None:
+    """Hides PyTorch's own lines about lost connections, since the program reports them itself."""
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
+
+
 def exit_on_closed_stdout() -> None:
     """Ends the process by SIGPIPE once the reader of stdout, such as `head`, has closed it."""
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)

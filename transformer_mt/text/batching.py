@@ -23,6 +23,19 @@ _LARGEST_STEPS = 100
 
 
 @dataclass(frozen=True)
+class TokenCounts:
+    """The size of a micro-batch that another process computes.
+
+    Attributes:
+        src_tokens: Source tokens without padding.
+        tgt_tokens: Target tokens without padding.
+    """
+
+    src_tokens: int
+    tgt_tokens: int
+
+
+@dataclass(frozen=True)
 class Batch:
     """Padded ids on one device.
 
@@ -149,6 +162,27 @@ def padded_size(micro_batch: Indices, src_lengths: Lengths, tgt_lengths: Lengths
     """Counts the source and target positions of a micro-batch, including padding."""
     longest = src_lengths[micro_batch].max() + tgt_lengths[micro_batch].max()
     return len(micro_batch) * int(longest)
+
+
+def deal_micro_batches(sizes: Sequence[int], world_size: int) -> list[list[int]]:
+    """Deals the micro-batches of a step over processes so that they have similar amounts of work.
+
+    Args:
+        sizes: Padded positions of each micro-batch.
+        world_size: Number of processes.
+
+    Returns:
+        For each process the numbers of its micro-batches, ascending; each number once. Of more
+        processes than micro-batches, some have none.
+    """
+    shares: list[list[int]] = [[] for _ in range(world_size)]
+    work = [0] * world_size
+    # The largest first, each to the process with the least work so far.
+    for number in sorted(range(len(sizes)), key=lambda number: -sizes[number]):
+        rank = work.index(min(work))
+        shares[rank].append(number)
+        work[rank] += sizes[number]
+    return [sorted(share) for share in shares]
 
 
 def largest_micro_batch(

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from transformer_mt.text.batching import Batch, Indices, Lengths
+from transformer_mt.text.batching import Batch, Indices, Lengths, TokenCounts
 from transformer_mt.text.corpus import RawPairs
 from transformer_mt.text.vocabulary import BOS_ID, EOS_ID, PAD_ID, Vocabulary
 
@@ -87,6 +87,10 @@ class EncodedPairs:
             src_tokens=self.src.count_tokens(indices),
             tgt_tokens=self.tgt.count_tokens(indices),
         )
+
+    def count_tokens(self, indices: Indices) -> TokenCounts:
+        """Counts the tokens of the batch of the given pairs."""
+        return TokenCounts(self.src.count_tokens(indices), self.tgt.count_tokens(indices))
 
 
 def flatten(rows: Sequence[Sequence[int]]) -> EncodedLines:

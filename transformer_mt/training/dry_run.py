@@ -9,6 +9,8 @@ import torch
 from tqdm import tqdm
 
 from transformer_mt.config.keys import Config
+from transformer_mt.system.device import choose_device
+from transformer_mt.system.processes import join_processes
 from transformer_mt.text.batching import Indices, padded_size
 from transformer_mt.training.engine import LogWindow
 from transformer_mt.training.flops import measure_peak_flops
@@ -35,11 +37,17 @@ def dry_run(config: Config, run_dir: Path) -> str:
         TransformerMTError: Whatever would end the training at its start.
     """
     require_writable(run_dir)
-    with tempfile.TemporaryDirectory() as scratch:
-        trainer = build_trainer(config, run_dir, Path(scratch))
-    steps = trainer.plan_epoch()
-    lines = [*_describe(trainer, steps), *_estimate(trainer, steps), "", *_configuration(config)]
-    return "\n".join(lines)
+    with join_processes(choose_device(config.train.device).type) as processes:
+        with tempfile.TemporaryDirectory() as scratch:
+            trainer = build_trainer(config, run_dir, Path(scratch), processes)
+        processes.watch_peers()
+        steps = trainer.plan_epoch()
+        lines = _describe(trainer, steps)
+        if processes.world_size > 1:
+            lines.append(f"processes   {trainer.describe_occupancy(steps)}")
+        lines += _estimate(trainer, steps)
+        processes.finish()
+    return "\n".join([*lines, "", *_configuration(config)])
 
 
 def _configuration(config: Config) -> list[str]:

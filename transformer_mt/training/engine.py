@@ -5,10 +5,11 @@ Knows no files and no run.
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from pydantic import ConfigDict, TypeAdapter
 from torch import Tensor, nn
@@ -18,7 +19,8 @@ from transformer_mt.errors import DeviceError
 from transformer_mt.model.transformer import Transformer
 from transformer_mt.system.device import DTYPES, compute_settings, is_out_of_memory
 from transformer_mt.system.private_torch import is_compile_error, loss_scale, skip_step_if
-from transformer_mt.text.batching import Batch
+from transformer_mt.system.processes import ALONE, Processes
+from transformer_mt.text.batching import Batch, TokenCounts
 from transformer_mt.text.vocabulary import PAD_ID
 from transformer_mt.training.flops import training_flops
 from transformer_mt.training.loss import projected_loss
@@ -71,6 +73,23 @@ class _Counters:
     window: LogWindow = field(default_factory=LogWindow)
 
 
+def dropout_seed(seed: int, step: int, micro_batch: int) -> int:
+    """Computes the seed of the random numbers with which dropout trains one micro-batch.
+
+    They depend on nothing else: there is no generator state to save, and it does not matter which
+    process computes the micro-batch, or after which others.
+
+    Args:
+        seed: The run's seed.
+        step: Number of the step, from 1.
+        micro_batch: Number of the micro-batch within the step, from 0.
+
+    Returns:
+        64 well-mixed bits, the same on every platform; a CPU's generator uses the lower 32.
+    """
+    return int(np.random.SeedSequence((seed, step, micro_batch)).generate_state(1, np.uint64)[0])
+
+
 def compile_hidden(
     model: Transformer, max_length: int, backend: str | Callable[..., object] = "inductor"
 ) -> Callable[[Tensor, Tensor], Tensor]:
@@ -94,6 +113,8 @@ class Engine:
         tgt_size: Size of the target vocabulary.
         device: Where to compute.
         precision: `fp32`, `bf16` or `fp16`.
+        processes: Those that train the model together; in each there is an engine in the same
+            state.
 
     Attributes:
         model: The model; its weights are initialised from `train.seed`.
@@ -104,9 +125,16 @@ class Engine:
     """
 
     def __init__(
-        self, config: Config, src_size: int, tgt_size: int, device: torch.device, precision: str
+        self,
+        config: Config,
+        src_size: int,
+        tgt_size: int,
+        device: torch.device,
+        precision: str,
+        processes: Processes = ALONE,
     ) -> None:
         self.config, self.device, self.precision = config, device, precision
+        self._processes = processes
         torch.manual_seed(config.train.seed)
         self.model = Transformer(config.model, src_size, tgt_size, PAD_ID).to(device)
         self._tgt_size = tgt_size
@@ -208,29 +236,32 @@ class Engine:
         """The learning rate of the last step."""
         return float(self.optimizer.param_groups[0]["lr"])
 
-    def train_step(self, step: int, micro_batches: list[Batch]) -> None:
+    def train_step(self, step: int, micro_batches: Sequence[Batch | TokenCounts]) -> None:
         """Takes one optimizer step on the pairs of its micro-batches.
 
         Nothing here waits for the device: a step whose gradient is not finite is skipped there.
 
         Args:
             step: Its number, from 1.
-            micro_batches: The step's pairs, on the CPU.
+            micro_batches: The step's pairs, on the CPU; the size alone of a micro-batch that
+                another process computes.
 
         Raises:
             DeviceError: If memory runs out or the model cannot be compiled.
         """
         optim, start = self.config.optim, time.monotonic()
-        # Dropout is a pure function of (seed, step), so there is no generator state to save.
-        torch.manual_seed(self.config.train.seed * 2**31 + step)
         lr = noam_rate(step, self.config.model.d_model, optim.warmup_steps, optim.lr_scale)
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         tokens = sum(batch.tgt_tokens for batch in micro_batches)
         loss = torch.zeros((), device=self.device)
-        for micro_batch in micro_batches:
+        for number, micro_batch in enumerate(micro_batches):
+            if isinstance(micro_batch, TokenCounts):
+                continue
+            torch.manual_seed(dropout_seed(self.config.train.seed, step, number))
             # Divided by the tokens of the whole step: how it is cut does not change the gradient.
             loss += self._backward(micro_batch, tokens)
+        loss = self._sum_over_processes(loss)
         self._update_weights(step, loss)
         self._window_loss += torch.where(loss.isfinite(), loss, 0.0)
         self._nonfinite_tokens += torch.where(loss.isfinite(), 0, tokens)
@@ -239,6 +270,26 @@ class Engine:
             self.config.model, self._tgt_size, sum(b.src_tokens for b in micro_batches), tokens
         )
         self.window.seconds += time.monotonic() - start
+
+    def _sum_over_processes(self, loss: Tensor) -> Tensor:
+        """Sums the gradients of all processes, and the loss, which it returns, in one message.
+
+        A process that had no micro-batch adds zeros.
+        """
+        if not self._processes.is_launched:
+            return loss
+        gradients: list[Tensor] = []
+        for parameter in self.model.parameters():
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            gradients.append(parameter.grad)
+        flat = torch.cat([tensor.flatten() for tensor in (*gradients, loss)])
+        self._processes.sum(flat)
+        start = 0
+        for tensor in (*gradients, loss):
+            tensor.copy_(flat[start : start + tensor.numel()].view_as(tensor))
+            start += tensor.numel()
+        return loss
 
     def _update_weights(self, step: int, loss: Tensor) -> None:
         """Applies the gradients, unless they are not finite."""
@@ -265,7 +316,7 @@ class Engine:
             parameter.grad = torch.zeros_like(parameter)
         skip_step_if(self.optimizer, torch.ones((), device=self.device))
         self.optimizer.step()  # allocates the moments, and changes nothing
-        self._backward(largest, largest.tgt_tokens)
+        self._sum_over_processes(self._backward(largest, largest.tgt_tokens))
         self.optimizer.zero_grad(set_to_none=True)
 
     def _backward(self, micro_batch: Batch, step_tokens: int) -> Tensor:

@@ -13,10 +13,14 @@ from transformer_mt.system.private_torch import cpu_bf16_instructions
 from transformer_mt.version import __version__
 
 
-def numeric_environment(device: torch.device) -> dict[str, str]:
+def numeric_environment(device: torch.device, world_size: int) -> dict[str, str]:
     """Names everything outside the configuration that the bits of a result depend on.
 
     Two runs of one configuration are bit-equal if these are equal.
+
+    Args:
+        device: Where to compute.
+        world_size: Number of processes.
     """
     instructions = [torch.backends.cpu.get_cpu_capability(), *cpu_bf16_instructions()]
     return {
@@ -25,12 +29,12 @@ def numeric_environment(device: torch.device) -> dict[str, str]:
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
         "CPU features": ", ".join(instructions),
         "threads": str(torch.get_num_threads()),
-        "processes": "1",
+        "processes": str(world_size),
     }
 
 
 def reasons_against_bit_equality(
-    checkpoint: Checkpoint, config: Config, device: torch.device
+    checkpoint: Checkpoint, config: Config, device: torch.device, world_size: int
 ) -> list[str]:
     """Lists what makes a run resumed from a checkpoint differ from an uninterrupted one.
 
@@ -38,10 +42,11 @@ def reasons_against_bit_equality(
         checkpoint: Where the run is resumed.
         config: The configuration it is resumed with.
         device: The device it is resumed on.
+        world_size: Number of processes it is resumed with.
     """
     keys = keys_that_end_bit_equality(checkpoint.config, config)
     old_values, new_values = flat_values(checkpoint.config), flat_values(config)
-    old, new = checkpoint.state.environment, numeric_environment(device)
+    old, new = checkpoint.state.environment, numeric_environment(device, world_size)
     names = [name for name in new if name in old and old[name] != new[name]]
     changes = [(key, old_values[key], new_values[key]) for key in keys]
     changes += [(name, old[name], new[name]) for name in names]

@@ -4,7 +4,7 @@ import logging
 import os
 import sys
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from transformer_mt.checkpoints.checkpoint import EMA, MODEL, TRAINING, Checkpoint
@@ -19,6 +19,7 @@ from transformer_mt.config.keys import Config
 from transformer_mt.errors import CheckpointError, ConfigError
 from transformer_mt.system.device import choose_device, choose_precision
 from transformer_mt.system.files import locked, restore_replaced
+from transformer_mt.system.processes import ALONE, Processes, join_processes
 from transformer_mt.text.corpus import load_split
 from transformer_mt.text.prepared import prepare
 from transformer_mt.training.engine import Engine
@@ -28,7 +29,7 @@ from transformer_mt.training.environment import (
     reasons_against_bit_equality,
 )
 from transformer_mt.training.model_memory import require_memory
-from transformer_mt.training.run_log import RunLog
+from transformer_mt.training.run_log import RunLog, SilentLog
 from transformer_mt.training.trainer import RunData, Trainer
 
 logger = logging.getLogger(__name__)
@@ -52,55 +53,81 @@ def train(config: Config, run_dir: Path) -> Progress:
         TrainingError: If the numbers stay non-finite.
         Interrupted: After SIGINT or SIGTERM, once the step is finished and saved.
     """
+    with join_processes(choose_device(config.train.device).type) as processes:
+        train_run = _train_main if processes.is_main else _train_beside
+        return train_run(config, run_dir, processes)
+
+
+def _train_main(config: Config, run_dir: Path, processes: Processes) -> Progress:
+    """Trains as the process that owns the run directory."""
     require_writable(run_dir)
     with ExitStack() as stack:
         existed = run_dir.is_dir()
         if existed:  # a new directory appears only once everything it needs is there
             stack.enter_context(_lock_run(run_dir))
             restore_replaced(run_dir)
-        trainer = build_trainer(config, run_dir)
+        trainer = build_trainer(config, run_dir, processes=processes)
         if not existed:
             run_dir.mkdir(parents=True, exist_ok=True)
             stack.enter_context(_lock_run(run_dir))
             if list_checkpoints(run_dir):
                 raise CheckpointError(f"{run_dir}: another process has just started this run")
         log = stack.enter_context(RunLog(run_dir, trainer.progress, config.train.max_steps))
-        _log_start(log, trainer)
+        _log_start(log, trainer, processes)
+        processes.watch_peers()
         trainer.run(log)
         return trainer.progress
 
 
-def build_trainer(config: Config, run_dir: Path, scratch: Path | None = None) -> Trainer:
+def _train_beside(config: Config, run_dir: Path, processes: Processes) -> Progress:
+    """Trains as one of the other processes, which touch no file of the run."""
+    trainer = build_trainer(config, run_dir, processes=processes)
+    processes.watch_peers()
+    trainer.run(SilentLog())
+    return trainer.progress
+
+
+def build_trainer(
+    config: Config, run_dir: Path, scratch: Path | None = None, processes: Processes = ALONE
+) -> Trainer:
     """Loads or prepares everything that a run needs, without writing to its directory.
+
+    The main process alone reads the directory; the others get everything from it.
 
     Args:
         config: What to train.
         run_dir: The run to start or resume.
         scratch: Where to prepare a corpus that is not prepared yet; None is
             `data.prepared_dir`.
+        processes: Those that train the run together.
 
     Raises:
         TransformerMTError: Whatever ends a training at its start.
     """
-    checkpoint = load_newest(run_dir)
+    checkpoint = load_newest(run_dir) if processes.is_main else None
     if checkpoint:
         checkpoint.require_config(config)
     device = choose_device(config.train.device)
     require_memory(config.model, device)
-    previous = checkpoint.progress.precision if checkpoint else None
+    previous = processes.broadcast(checkpoint.progress.precision if checkpoint else None)
     precision = choose_precision(config.train.precision, device, previous)
-    initial = checkpoint or _initial_checkpoint(config)
+    initial = checkpoint or (_initial_checkpoint(config) if processes.is_main else None)
+    vocab = processes.broadcast(initial.vocab if initial else None)
     valid = load_split(config.data, config.data.valid)
-    corpus = prepare(config, initial.vocab if initial else None, scratch)
+    corpus = prepare(config, vocab, scratch)
     progress = Progress(
         precision=precision, corpus_digest=corpus.digest, valid_digest=valid.digest()
     )
-    engine = Engine(config, corpus.vocab.src_size, corpus.vocab.tgt_size, device, precision)
+    _require_same_everywhere(progress, processes)
+    sizes = corpus.vocab.src_size, corpus.vocab.tgt_size
+    engine = Engine(config, *sizes, device, precision, processes)
     if checkpoint:
         _warn_of_unused(checkpoint.config, config)
         _require_same_text(run_dir, checkpoint.progress, progress)
         restore_engine(engine, checkpoint)
-        if changes := reasons_against_bit_equality(checkpoint, config, device):
+        if changes := reasons_against_bit_equality(
+            checkpoint, config, device, processes.world_size
+        ):
             logger.warning(
                 "from here on the run is not bit-equal to an uninterrupted one: %s",
                 ", ".join(changes),
@@ -112,9 +139,39 @@ def build_trainer(config: Config, run_dir: Path, scratch: Path | None = None) ->
         )
     elif initial:
         engine.start_from(initial.build_model())
-    return Trainer(
-        config, run_dir, RunData(corpus, valid), engine, progress, is_saved=checkpoint is not None
-    )
+    progress, is_saved = processes.broadcast((progress, checkpoint is not None))
+    _share_state(engine, processes)
+    data = RunData(corpus, valid)
+    return Trainer(config, run_dir, data, engine, progress, is_saved, processes)
+
+
+def _require_same_everywhere(progress: Progress, processes: Processes) -> None:
+    """Refuses to train together with a process that has other text or another precision.
+
+    Raises:
+        ConfigError: Naming what differs, and the process.
+    """
+    main, *others = (asdict(each) for each in processes.gather(progress))
+    for rank, other in enumerate(others, 1):
+        if different := [name for name in main if main[name] != other[name]]:
+            names = {"corpus_digest": "the training text", "valid_digest": "the validation text"}
+            raise ConfigError(
+                f"process {rank} differs from process 0 in"
+                f" {', '.join(names.get(name, name) for name in different)}; all machines need the"
+                " same data and the same configuration"
+            )
+
+
+def _share_state(engine: Engine, processes: Processes) -> None:
+    """Gives the engines of all processes the state of the main one's."""
+    if processes.world_size == 1:
+        return
+    state = engine.state_dict()
+    counters = processes.broadcast(state.pop("counters"))
+    names = processes.broadcast(list(state))  # only a restored optimizer has moments
+    tensors = {name: processes.broadcast_tensors(state[name]) for name in names}
+    if not processes.is_main:
+        engine.load_state_dict({**tensors, "counters": counters})
 
 
 def _forget_missing_best(run_dir: Path, progress: Progress) -> Progress:
@@ -234,12 +291,13 @@ def require_writable(run_dir: Path) -> None:
         raise CheckpointError(f"{nearest}: {reason}; name another --run directory")
 
 
-def _log_start(log: RunLog, trainer: Trainer) -> None:
+def _log_start(log: RunLog, trainer: Trainer, processes: Processes) -> None:
     progress, corpus = trainer.progress, trainer.data.corpus
     log.note(f"command: {' '.join(sys.argv)}")
     log.note(f"configuration: {trainer.config.model_dump_json()}")
     log.note(f"software: {describe_software()}")
-    log.note(f"numeric environment: {numeric_environment(trainer.engine.device)}")
+    environment = numeric_environment(trainer.engine.device, processes.world_size)
+    log.note(f"numeric environment: {environment}")
     logger.info(
         "%d training pairs of %d (dropped: %s); %s, %s",
         corpus.report["kept"],

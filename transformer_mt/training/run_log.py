@@ -209,6 +209,28 @@ class RunLog(logging.Handler):
         self._bar.set_description_str(self._time_left + self._figures, refresh=False)
 
 
+class SilentLog:
+    """The log of a process that is not the main one: nothing is recorded or shown."""
+
+    def record_training(self, progress: Progress, seconds: float, figures: TrainingFigures) -> None:
+        """Does nothing."""
+
+    def record_validation(
+        self, progress: Progress, seconds: float, figures: Mapping[str, float]
+    ) -> None:
+        """Does nothing."""
+
+    def advance(self, step: int, time_left: TimeLeft) -> None:
+        """Does nothing."""
+
+    def is_display_due(self) -> bool:
+        """Tells that nothing is to be displayed."""
+        return False
+
+    def display(self, step: int, figures: TrainingFigures) -> None:
+        """Does nothing."""
+
+
 def _format_loss(loss: float | None) -> str:
     if loss is None:
         return "loss not finite"

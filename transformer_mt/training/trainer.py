@@ -5,6 +5,7 @@ import math
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NoReturn
 
 import numpy as np
 
@@ -15,23 +16,28 @@ from transformer_mt.config.keys import Config
 from transformer_mt.errors import CheckpointError, Interrupted, TrainingError
 from transformer_mt.evaluation.evaluator import Evaluation, evaluate
 from transformer_mt.evaluation.perplexity import mean_nll, perplexity
+from transformer_mt.system.processes import ALONE, Processes
 from transformer_mt.system.signals import StopRequest, catch_stop_signals
 from transformer_mt.text.batching import (
     Batch,
     Indices,
     cut_micro_batches,
+    deal_micro_batches,
     largest_micro_batch,
+    padded_size,
     plan_epoch,
 )
 from transformer_mt.text.corpus import RawPairs
 from transformer_mt.text.encoded_pairs import encode_pairs
 from transformer_mt.text.prepared import PreparedCorpus
+from transformer_mt.training.agreement import Agreement, agree
 from transformer_mt.training.engine import Engine
 from transformer_mt.training.environment import numeric_environment
 from transformer_mt.training.flops import measure_peak_flops
 from transformer_mt.training.limits import stop_limits
+from transformer_mt.training.occupancy import describe_occupancy
 from transformer_mt.training.pace import Pace, Schedule, TimeLeft, estimate_time_left
-from transformer_mt.training.run_log import RunLog, TrainingFigures
+from transformer_mt.training.run_log import RunLog, SilentLog, TrainingFigures
 from transformer_mt.translation.translator import Translator
 
 logger = logging.getLogger(__name__)
@@ -54,6 +60,10 @@ class RunData:
     valid: RawPairs
 
 
+class _ValidationInterrupted(Exception):
+    """A signal came during a validation."""
+
+
 class Trainer:
     """One run in progress.
 
@@ -64,6 +74,8 @@ class Trainer:
         engine: The model in training, in the state that belongs to `progress`.
         progress: Where the run stands.
         is_saved: Whether there is a checkpoint of this progress.
+        processes: Those that train the run together. All take the same steps and decisions; the
+            main one logs and saves.
     """
 
     def __init__(
@@ -74,19 +86,23 @@ class Trainer:
         engine: Engine,
         progress: Progress,
         is_saved: bool,
+        processes: Processes = ALONE,
     ) -> None:
         self.config, self.run_dir, self.data = config, run_dir, data
-        self.engine, self.progress = engine, progress
+        self.engine, self.progress, self._processes = engine, progress, processes
         self.pairs, self.lengths = data.corpus.pairs, data.corpus.pairs.lengths
         self._valid_pairs = encode_pairs(data.valid, data.corpus.vocab)
-        self._translator = Translator(engine.model, data.corpus.vocab, config.data.max_length)
+        self._translator = Translator(
+            engine.model, data.corpus.vocab, config.data.max_length, processes=processes
+        )
         self._saved_progress = progress if is_saved else None
         self._saved_at = self._started = time.monotonic()
         self._peak_flops, self._steps_per_epoch = math.inf, 0
         self._pace = Pace()
         self._stop = StopRequest()
+        self._agreement = Agreement(seconds=progress.seconds)
 
-    def run(self, log: RunLog) -> None:
+    def run(self, log: RunLog | SilentLog) -> None:
         """Trains until a limit is reached, then validates and saves.
 
         SIGINT and SIGTERM are caught during training.
@@ -107,10 +123,12 @@ class Trainer:
                     self._reached_limit(),
                     self.progress.step,
                 )
+                self._processes.finish()
                 return
             self._validate_if_missed()
             reason = self._reached_limit() or self._train_epochs()
             logger.info("done: %s, at step %d", reason, self.progress.step)
+            self._processes.finish()
 
     def plan_epoch(self) -> list[Indices]:
         """Plans the steps of the current epoch: for each the indices of its pairs."""
@@ -122,12 +140,23 @@ class Trainer:
         return cut_micro_batches(step_pairs, *self.lengths, self.config.train.micro_batch_tokens)
 
     def train_step(self, step_pairs: Indices) -> None:
-        """Takes the next optimizer step on the given pairs."""
-        micro_batches = [self.pairs.batch(indices) for indices in self.cut_step(step_pairs)]
+        """Takes the next optimizer step on the given pairs, of which each process has a share."""
+        parts = self.cut_step(step_pairs)
+        sizes = [padded_size(indices, *self.lengths) for indices in parts]
+        own = deal_micro_batches(sizes, self._processes.world_size)[self._processes.rank]
+        micro_batches = [
+            self.pairs.batch(indices) if number in own else self.pairs.count_tokens(indices)
+            for number, indices in enumerate(parts)
+        ]
         self.engine.train_step(self.progress.step + 1, micro_batches)
         self.progress = replace(
             self.progress, step=self.progress.step + 1, epoch_step=self.progress.epoch_step + 1
         )
+
+    def describe_occupancy(self, steps: list[Indices]) -> str:
+        """Tells how much of their time the processes are idle."""
+        tokens, world_size = self.config.train.micro_batch_tokens, self._processes.world_size
+        return describe_occupancy(steps, self.lengths, tokens, world_size)
 
     def check_memory(self, steps: list[Indices]) -> None:
         """Tries the largest micro-batch of an epoch, so that too little memory shows at once."""
@@ -138,6 +167,8 @@ class Trainer:
     def _train_epochs(self) -> str:
         """Trains epoch after epoch; gives the limit that ends training."""
         steps = self.plan_epoch()
+        if self._processes.world_size > 1:
+            logger.info(self.describe_occupancy(steps))
         self.check_memory(steps)
         self._peak_flops = measure_peak_flops(self.engine.device, self.engine.precision)
         self._pace.start(self._seconds())
@@ -155,6 +186,7 @@ class Trainer:
 
     def _after_step(self) -> str | None:
         """Logs, validates and saves when due; gives the limit that ends training."""
+        self._agree()
         train, step, reason = self.config.train, self.progress.step, self._reached_limit()
         self._pace.count_step(self._seconds())
         self.log.advance(step, self._estimate_time_left())
@@ -164,17 +196,33 @@ class Trainer:
             self.log.display(step, self._read_figures())
         if step % train.max_bad_steps == 0:  # it may be much smaller than log_every
             self._stop_if_nonfinite()
-        if self._stop.signum:
-            self._save(final=True)
-            logger.info("interrupted and saved at step %d; run the same command to resume", step)
-            raise Interrupted(self._stop.signum)
+        if self._agreement.signum:
+            self._save_and_stop()
         if step % self.config.valid.every == 0 or reason:
             self._validate()
+            self._agree()
             self.log.advance(step, self._estimate_time_left())
             reason = self._reached_limit()
-        if step % train.save_every == 0 or reason or self._save_is_due():
+        if step % train.save_every == 0 or reason or self._agreement.save_is_due:
             self._save(final=reason is not None)
         return reason
+
+    def _agree(self) -> None:
+        """Lets all processes decide alike: by one clock, and by the signals that any received."""
+        own = Agreement(self._stop.signum, self._seconds(), self._save_is_due())
+        self._agreement = agree(self._processes, own)
+
+    def _save_and_stop(self) -> NoReturn:
+        """Ends training because of a signal.
+
+        Raises:
+            Interrupted: Once the checkpoint is saved.
+        """
+        self._save(final=True)
+        step = self.progress.step
+        logger.info("interrupted and saved at step %d; run the same command to resume", step)
+        self._processes.finish()
+        raise Interrupted(self._agreement.signum)
 
     def _save_is_due(self) -> bool:
         minutes = self.config.train.save_every_minutes
@@ -182,7 +230,7 @@ class Trainer:
 
     def _reached_limit(self) -> str | None:
         """Gives the limit that ends training, if one is reached."""
-        limits = stop_limits(self.config, self.progress, self._seconds())
+        limits = stop_limits(self.config, self.progress, self._agreement.seconds)
         return next((limit.key for limit in limits if limit.left <= 0), None)
 
     def _seconds(self) -> float:
@@ -238,15 +286,15 @@ class Trainer:
             self._save(final=self._reached_limit() is not None)
 
     def _validate(self) -> None:
-        """Scores the weights, and their moving average if there is one; that then counts."""
+        """Scores the weights, and their moving average if there is one; that then counts.
+
+        A signal interrupts it: the run is saved, and validated when it is resumed.
+        """
         began = self._seconds()
-        nll = mean_nll(self.engine.model, self._valid_pairs, self.config.train.micro_batch_tokens)
-        evaluation = evaluate(self._translator, self.data.valid)
-        scores = {"bleu": evaluation.bleu.value}
-        if self.engine.ema:
-            with self.engine.ema.in_place():
-                evaluation = evaluate(self._translator, self.data.valid)
-            scores["ema_bleu"] = evaluation.bleu.value
+        try:
+            nll, scores, evaluation = self._score_weights()
+        except _ValidationInterrupted:
+            self._save_and_stop()
         previous_best = self.progress.best_bleu
         figures = {"nll": nll, "perplexity": perplexity(nll), **scores}
         is_finite = math.isfinite(figures["perplexity"])
@@ -267,6 +315,31 @@ class Trainer:
         if is_best:
             self._save()
         self._pace.add_validation(self._seconds() - began)
+
+    def _score_weights(self) -> tuple[float, dict[str, float], Evaluation]:
+        """Scores the weights, and their moving average if there is one.
+
+        Returns:
+            The negative log-likelihood, in nats per target token; BLEU by name; the translations
+            to show.
+        """
+        engine, tokens = self.engine, self.config.train.micro_batch_tokens
+        nll = mean_nll(engine.model, self._valid_pairs, tokens, self._processes)
+        evaluation = self._evaluate()
+        scores = {"bleu": evaluation.bleu.value}
+        if engine.ema:
+            with engine.ema.in_place():
+                evaluation = self._evaluate()
+            scores["ema_bleu"] = evaluation.bleu.value
+        return nll, scores, evaluation
+
+    def _evaluate(self) -> Evaluation:
+        def stop_on_signal(lines: int) -> None:
+            self._agree()
+            if self._agreement.signum:
+                raise _ValidationInterrupted
+
+        return evaluate(self._translator, self.data.valid, stop_on_signal)
 
     def _update_best(self, bleu: float) -> bool:
         """Updates best score and patience; tells whether the score is the best so far.
@@ -294,7 +367,7 @@ class Trainer:
 
     def _save(self, final: bool = False) -> None:
         """Saves a checkpoint; if a periodic save fails, training continues with a warning."""
-        if self.progress == self._saved_progress:
+        if self.progress == self._saved_progress or not self._processes.is_main:
             return
         self.progress = replace(self.progress, seconds=self._seconds())
         state = self.engine.state_dict()
@@ -302,7 +375,7 @@ class Trainer:
         run_state = RunState(
             progress=self.progress,
             counters=state["counters"],
-            environment=numeric_environment(self.engine.device),
+            environment=numeric_environment(self.engine.device, self._processes.world_size),
         )
         self._saved_at = time.monotonic()  # a save that fails is tried again when the next is due
         path = checkpoint_path(self.run_dir, self.progress.step)

@@ -12,6 +12,7 @@ from transformer_mt.model.cpu_kernels import packed_weights
 from transformer_mt.model.ensemble import Ensemble
 from transformer_mt.model.transformer import Transformer, evaluation_mode
 from transformer_mt.system.device import compute_settings
+from transformer_mt.system.processes import ALONE, Processes
 from transformer_mt.text.batching import pad
 from transformer_mt.text.vocabulary import BOS_ID, EOS_ID, PAD_ID, Vocabulary
 from transformer_mt.translation.options import DEFAULT_SEARCH, SearchOptions
@@ -63,6 +64,8 @@ class Translator:
         vocab: Its vocabulary.
         max_length: Source pieces the model was trained on; longer lines are split.
         options: How to search.
+        processes: Those over which the batches are dealt. Each translates the same lines with the
+            same model and gets all translations, the same ones as one process.
 
     Attributes:
         chunk_lines: Lines sorted by length and decoded together; translations appear at once.
@@ -78,6 +81,7 @@ class Translator:
         vocab: Vocabulary,
         max_length: int,
         options: SearchOptions = DEFAULT_SEARCH,
+        processes: Processes = ALONE,
     ) -> None:
         if not 1 <= options.beam_size <= vocab.tgt_size // 2:
             raise ConfigError(
@@ -88,6 +92,7 @@ class Translator:
         self.greedy = options.beam_size == 1 and not options.with_scores
         self.batch_tokens = options.batch_tokens or BATCH_TOKENS[model.device.type]
         self.chunk_lines, self.lines_split = CHUNK_LINES, 0
+        self._processes = processes
 
     def translate(
         self, lines: Iterable[str], advance: Callable[[int], object] = _ignore
@@ -173,23 +178,38 @@ class Translator:
             owners: The line that each source is a part of.
             advance: Called with the number of lines in each batch.
         """
-        hypotheses: list[list[Hypothesis]] = [[] for _ in sources]
-        order = sorted(range(len(sources)), key=lambda i: len(sources[i]), reverse=True)
+        batches, own = self._cut_batches(sources), dict[int, list[Hypothesis]]()
+        rank, world_size = self._processes.rank, self._processes.world_size
         with (
             evaluation_mode(self.model),
             compute_settings(self.model.device, tf32=False),
             packed_weights(self.model),
         ):
-            while order:
-                longest = max(len(sources[order[0]]) + 1, MIN_BATCH_LENGTH)
-                rows = max(1, self.batch_tokens // (longest * self.options.beam_size))
-                batch, order = order[:rows], order[rows:]
-                decoded = self.decode([sources[i] for i in batch])
-                for i, source_hypotheses in zip(batch, decoded, strict=True):
-                    hypotheses[i] = source_hypotheses
+            for first in range(0, len(batches), world_size):
+                dealt = batches[first : first + world_size]  # one for each process, as a rule
+                if rank < len(dealt):
+                    decoded = self.decode([sources[i] for i in dealt[rank]])
+                    own.update(zip(dealt[rank], decoded, strict=True))
                 # A line counts once, with its first part.
-                advance(sum(i == 0 or owners[i] != owners[i - 1] for i in batch))
-        return hypotheses
+                parts = (i for batch in dealt for i in batch)
+                advance(sum(i == 0 or owners[i] != owners[i - 1] for i in parts))
+        hypotheses = {i: each for part in self._processes.gather(own) for i, each in part.items()}
+        return [hypotheses[i] for i in range(len(sources))]
+
+    def _cut_batches(self, sources: list[list[int]]) -> list[list[int]]:
+        """Cuts sources into batches of similar length, the longest first.
+
+        Returns:
+            For each batch the indices of its sources.
+        """
+        order = sorted(range(len(sources)), key=lambda i: len(sources[i]), reverse=True)
+        batches = []
+        while order:
+            longest = max(len(sources[order[0]]) + 1, MIN_BATCH_LENGTH)
+            rows = max(1, self.batch_tokens // (longest * self.options.beam_size))
+            batches.append(order[:rows])
+            order = order[rows:]
+        return batches
 
     @torch.no_grad()
     def decode(self, sources: list[list[int]]) -> list[list[Hypothesis]]:

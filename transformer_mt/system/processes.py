@@ -1,0 +1,350 @@
+"""Several processes that train one model together: a thin layer over `torch.distributed`.
+
+`torchrun` starts them and says in environment variables which is which. Without those variables
+there is one process, and nothing of `torch.distributed` is used. Process 0, the main one, alone
+reads and writes the run's files.
+
+A process that loses a peer or its launcher ends at once and saves nothing: the run resumes from
+its last checkpoint.
+"""
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
+
+from transformer_mt.errors import ConfigError, DeviceError
+from transformer_mt.system.shared_errors import (
+    announce,
+    announce_lost_launcher,
+    announce_lost_peer,
+    connect,
+    environment_integer,
+)
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+    from torch.distributed import ProcessGroup
+    from torch.distributed.distributed_c10d import Store
+
+T = TypeVar("T")
+
+PEER_TIMEOUT = timedelta(seconds=60)
+"""A peer that does not answer for this long is lost. One whose process has ended is noticed at
+once, since the system closes its connections."""
+_WAIT = timedelta(hours=24)
+"""Limit of every other wait: one process may prepare a large corpus while the others wait."""
+_SECONDS_BETWEEN_CHECKS = 1.0
+_ending = threading.Lock()
+
+
+@dataclass(frozen=True)
+class Processes:
+    """The processes of a training, as one of them sees them.
+
+    Every method is called by all processes, in the same order; it waits for the others. With one
+    process each gives at once what it was given.
+
+    Attributes:
+        rank: Number of this process, from 0.
+        world_size: Number of processes.
+    """
+
+    rank: int = 0
+    world_size: int = 1
+    _peers: "_Peers | None" = None
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this is the process that reads and writes the run's files."""
+        return self.rank == 0
+
+    @property
+    def is_launched(self) -> bool:
+        """Whether a launcher has started this process, though it may be the only one."""
+        return self._peers is not None
+
+    def sum(self, tensor: "Tensor") -> None:
+        """Replaces a tensor by its sum over all processes; every process gets the same bits.
+
+        Args:
+            tensor: On the device that was named to `join_processes`.
+        """
+        if peers := self._peers:
+            import torch.distributed as dist
+
+            peers.run(lambda: dist.all_reduce(tensor, group=peers.tensors))
+
+    def max(self, *values: float) -> list[float]:
+        """Gives the largest of the values of all processes, position by position."""
+        if not (peers := self._peers):
+            return list(values)
+        import torch
+        import torch.distributed as dist
+
+        largest = torch.tensor(values, dtype=torch.float64)
+        peers.run(lambda: dist.all_reduce(largest, dist.ReduceOp.MAX, peers.control))
+        return largest.tolist()
+
+    def gather(self, value: T) -> list[T]:
+        """Gives the values of all processes, by rank."""
+        if not (peers := self._peers):
+            return [value]
+        import torch.distributed as dist
+
+        values: list[T] = [value] * self.world_size
+        peers.run(lambda: dist.all_gather_object(values, value, peers.control))
+        return values
+
+    def broadcast(self, value: T) -> T:
+        """Gives the main process's value; that of the others does not matter."""
+        if not (peers := self._peers):
+            return value
+        import torch.distributed as dist
+
+        values = [value]
+        peers.run(lambda: dist.broadcast_object_list(values, 0, peers.control))
+        return values[0]
+
+    def broadcast_tensors(self, tensors: "Mapping[str, Tensor]") -> "dict[str, Tensor]":
+        """Gives the main process's tensors by name, on the CPU, the same bits for all.
+
+        One tensor at a time is copied, so little memory is needed.
+        """
+        if not (peers := self._peers):
+            return dict(tensors)
+        import torch
+        import torch.distributed as dist
+
+        layout = self.broadcast({name: (t.shape, t.dtype) for name, t in tensors.items()})
+        copies = {}
+        for name, (shape, dtype) in layout.items():
+            copy = torch.empty(shape, dtype=dtype)
+            if self.is_main:
+                copy.copy_(tensors[name])
+            peers.run(partial(dist.broadcast, copy, 0, peers.control))
+            copies[name] = copy
+        return copies
+
+    def watch_peers(self) -> None:
+        """Waits for all processes; from now on this one ends if a peer is lost.
+
+        To be called when no process will hold Python's lock for long any more.
+        """
+        if self._peers:
+            self.gather(None)
+            self._peers.start_heartbeat()
+
+    def finish(self) -> None:
+        """Waits until all processes have come here; from then on they may end one by one."""
+        if self._peers:
+            self._peers.stop_heartbeat()
+
+
+ALONE = Processes()
+"""The only process of a training."""
+
+
+class _Peers:
+    """The connections to the other processes.
+
+    Args:
+        tensors: For tensors on the device.
+        control: For decisions and objects, on the CPU.
+        heartbeat: For the thread that watches the others.
+    """
+
+    def __init__(
+        self, tensors: "ProcessGroup", control: "ProcessGroup", heartbeat: "ProcessGroup"
+    ) -> None:
+        self.tensors, self.control, self._heartbeat = tensors, control, heartbeat
+        self._finished = threading.Event()
+        self._thread = threading.Thread(target=self._beat, daemon=True)
+
+    def run(self, collective: Callable[[], object]) -> None:
+        """Runs a collective operation; ends this process if a peer is lost."""
+        try:
+            collective()
+        except RuntimeError as error:
+            if not _is_lost_connection(error):
+                raise
+            _end_after_lost_peer()
+
+    def start_heartbeat(self) -> None:
+        """Starts the thread that watches the others."""
+        self._thread.start()
+
+    def stop_heartbeat(self) -> None:
+        """Stops the thread in all processes, once each has called this."""
+        self._finished.set()
+        while self._thread.is_alive():
+            self._thread.join(0.1)  # not for ever, so that a second signal is handled
+
+    def _beat(self) -> None:
+        """Exchanges a number every second, which fails if a peer is lost.
+
+        In a thread, since the main one may be inside a kernel that waits for the lost peer.
+        """
+        import torch
+        import torch.distributed as dist
+
+        while True:
+            finished = torch.tensor([int(self._finished.is_set())])
+            try:
+                dist.all_reduce(finished, dist.ReduceOp.MIN, self._heartbeat)
+            except RuntimeError:
+                _end_after_lost_peer()
+            if finished.item():
+                return
+            self._finished.wait(_SECONDS_BETWEEN_CHECKS)
+
+
+def _is_lost_connection(error: RuntimeError) -> bool:
+    """Tells whether a collective failed because a peer ended or does not answer."""
+    text = str(error).lower()
+    return any(part in text for part in ("connection", "timed out", "timeout", "broken pipe"))
+
+
+def _end_after_lost_peer() -> None:
+    _ending.acquire()  # never released: a second thread that has lost the peer waits for the end
+    announce_lost_peer()
+    _end_process(1)
+
+
+def _watch_launcher(launcher: int) -> None:
+    """Ends this process once its parent has ended: nothing else would stop it."""
+    while os.getppid() == launcher:
+        time.sleep(_SECONDS_BETWEEN_CHECKS)
+    _ending.acquire()
+    announce_lost_launcher()
+    _end_process(1)
+
+
+def _end_process(code: int) -> None:
+    """Ends this process without waiting for threads or peers."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError):  # whoever read it may have ended
+            if stream is not None:
+                stream.flush()
+    os._exit(code)
+
+
+def is_launched() -> bool:
+    """Tells whether a launcher such as `torchrun` has started this process."""
+    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
+
+
+def is_main_process() -> bool:
+    """Tells whether this process shows progress, before it has joined the others."""
+    return not is_launched() or environment_integer("RANK") == 0
+
+
+def exit_with_error(message: str) -> None:
+    """Prints an error, once for all processes that have it, and ends the process with code 2."""
+    if not is_launched():
+        print(message, file=sys.stderr)
+        raise SystemExit(2)
+    announce(message)
+    _end_process(2)
+
+
+def exit_process(code: int) -> None:
+    """Ends the process; if it is one of several, without waiting for the others."""
+    if is_launched():
+        _end_process(code)
+    raise SystemExit(code)
+
+
+@contextmanager
+def join_processes(device_type: str) -> Iterator[Processes]:
+    """Joins the processes that `torchrun` started; without it, gives the only process.
+
+    Args:
+        device_type: `cpu`, or `cuda`: then each process of a machine uses a GPU of its own.
+
+    Raises:
+        ConfigError: If environment variables are missing or malformed.
+        DeviceError: If there are fewer GPUs than processes on this machine.
+    """
+    if not is_launched():
+        yield ALONE
+        return
+    threading.Thread(target=_watch_launcher, args=(os.getppid(),), daemon=True).start()
+    if missing := {"MASTER_ADDR", "MASTER_PORT"} - os.environ.keys():
+        raise ConfigError(
+            f"the environment has RANK and WORLD_SIZE, but not {', '.join(sorted(missing))}: start"
+            " several processes with torchrun, and one without these variables"
+        )
+    yield _join(device_type)
+    import torch.distributed as dist
+
+    dist.destroy_process_group()
+
+
+def _join(device_type: str) -> Processes:
+    import torch.distributed as dist
+
+    rank, world_size = environment_integer("RANK"), environment_integer("WORLD_SIZE")
+    backend, device = "gloo", None
+    if device_type == "cuda":
+        backend, device = "nccl", _choose_gpu()
+    try:
+        dist.init_process_group(
+            backend,
+            store=_fresh_store(),
+            rank=rank,
+            world_size=world_size,
+            timeout=_WAIT,
+            device_id=device,
+        )
+        connect()
+        control = dist.new_group(backend="gloo", timeout=_WAIT)
+        heartbeat = dist.new_group(backend="gloo", timeout=PEER_TIMEOUT)
+    except RuntimeError as error:
+        if not _is_lost_connection(error):
+            raise
+        _end_after_lost_peer()
+    assert dist.group.WORLD is not None
+    return Processes(rank, world_size, _Peers(dist.group.WORLD, control, heartbeat))
+
+
+def _fresh_store() -> "Store | None":
+    """Gives a store without the addresses of processes that ended before a restart.
+
+    The launcher of a single machine keeps one store over its restarts, unless it is started with
+    `--standalone`. Several launchers with `--rdzv-backend c10d` make a new one each time; their
+    counts of restarts may differ.
+
+    Returns:
+        The store; None to let `torch.distributed` choose it.
+    """
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        return None
+    if os.environ.get("GROUP_WORLD_SIZE") != "1":
+        return None
+    from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
+
+    host, port = os.environ["MASTER_ADDR"], environment_integer("MASTER_PORT")
+    store = TCPStore(host, port, None, False, _WAIT, wait_for_workers=False)
+    return PrefixStore(f"attempt-{os.environ.get('TORCHELASTIC_RESTART_COUNT')}", store)
+
+
+def _choose_gpu() -> "torch.device":
+    """Makes a GPU of its own the current one of this process."""
+    import torch
+
+    local_rank, count = environment_integer("LOCAL_RANK"), torch.cuda.device_count()
+    if local_rank >= count:
+        raise DeviceError(
+            f"process {local_rank} of this machine has no GPU: there are {count}; lower"
+            " --nproc-per-node"
+        )
+    torch.cuda.set_device(local_rank)
+    return torch.device("cuda", local_rank)

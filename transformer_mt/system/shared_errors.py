@@ -1,0 +1,111 @@
+"""Errors of several processes on one stderr: what all of them say appears once.
+
+The processes tell each other through the launcher's key-value store, which outlives them.
+"""
+
+import functools
+import hashlib
+import os
+import sys
+import time
+from contextlib import suppress
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from transformer_mt.errors import ConfigError
+
+if TYPE_CHECKING:
+    from torch.distributed.distributed_c10d import Store
+
+_ADVICE = "nothing is saved, and the same command resumes from the last checkpoint"
+_SECONDS_TO_CONNECT = 3
+_SECONDS_FOR_MAIN = 2.0
+"""So long the other processes wait for the main one to print the error that all have."""
+
+
+def announce(message: str) -> None:
+    """Prints an error once, however many processes have it, if possible from the main one."""
+    rank = environment_integer("RANK")
+    try:
+        if (store := connect()) and _was_announced(store, message, rank):
+            return
+    except RuntimeError:
+        pass  # the launcher, whose store it is, has ended
+    _print(message if rank == 0 else f"{message} ({_name(rank)})")
+
+
+def _was_announced(store: "Store", message: str, rank: int) -> bool:
+    """Tells whether another process prints the message; otherwise this one must."""
+    store.add(_key("any"), 1)
+    deadline = time.monotonic() + _SECONDS_FOR_MAIN
+    while rank and not store.add(_key(message), 0) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return store.add(_key(message), 1) > 1
+
+
+def announce_lost_peer() -> None:
+    """Prints that a peer was lost, once, unless a process has told why it ended."""
+    try:
+        store = connect()
+        if store and (store.add(_key("any"), 0) or store.add(_key("lost"), 1) > 1):
+            return
+    except RuntimeError:  # the launcher, whose store it is, was lost too
+        if not _speaks_for_machine():
+            return
+    _print(
+        f"error: another process of this training has ended or is unreachable; {_ADVICE}"
+        f" ({_name(environment_integer('RANK'))})"
+    )
+
+
+def announce_lost_launcher() -> None:
+    """Prints that the launcher has ended, once for each machine."""
+    if _speaks_for_machine():
+        _print(f"error: the launcher of this training has ended; {_ADVICE}")
+
+
+def _speaks_for_machine() -> bool:
+    return os.environ.get("LOCAL_RANK", "0") == "0"
+
+
+def environment_integer(name: str) -> int:
+    """Reads a number that the launcher has put into the environment.
+
+    Raises:
+        ConfigError: If it is missing or not a number.
+    """
+    value = os.environ.get(name, "")
+    if not value.isdecimal():
+        raise ConfigError(f"environment variable {name} = {value!r}: not a number; use torchrun")
+    return int(value)
+
+
+def _print(message: str) -> None:
+    with suppress(OSError):  # the reader of stderr may have ended with the launcher
+        print(message, file=sys.stderr, flush=True)
+
+
+def _name(rank: int) -> str:
+    return f"process {rank} of {os.environ.get('WORLD_SIZE')}"
+
+
+def _key(text: str) -> str:
+    """Names a key in the store; a restart must not find those of the attempt before."""
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    return f"transformer-mt/{attempt}/{hashlib.sha256(text.encode()).hexdigest()}"
+
+
+@functools.cache
+def connect() -> "Store | None":
+    """Connects to the store of the launcher, once; None if it has none or has ended.
+
+    A process that joins others connects early: to connect to a store that has ended takes seconds.
+    """
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+    timeout = timedelta(seconds=_SECONDS_TO_CONNECT)
+    try:
+        host, port = os.environ["MASTER_ADDR"], environment_integer("MASTER_PORT")
+        return TCPStore(host, port, None, False, timeout, wait_for_workers=False)
+    except (KeyError, ConfigError, RuntimeError):
+        return None
