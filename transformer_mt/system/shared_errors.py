@@ -49,23 +49,20 @@ def announce_lost_peer() -> None:
         store = connect()
         if store and (store.add(_key("any"), 0) or store.add(_key("lost"), 1) > 1):
             return
-    except RuntimeError:  # the launcher, whose store it is, was lost too
-        if not _speaks_for_machine():
-            return
+    except RuntimeError:
+        announce_lost_launcher()
+        return
+    rank = environment_integer("RANK")
     _print(
         f"error: another process of this training has ended or is unreachable; {_ADVICE}"
-        f" ({_name(environment_integer('RANK'))})"
+        f" ({_name(rank)})"
     )
 
 
 def announce_lost_launcher() -> None:
-    """Prints that the launcher has ended, once for each machine."""
-    if _speaks_for_machine():
-        _print(f"error: the launcher of this training has ended; {_ADVICE}")
-
-
-def _speaks_for_machine() -> bool:
-    return os.environ.get("LOCAL_RANK", "0") == "0"
+    """Prints that the launcher was lost, which has the store; once for each machine."""
+    if os.environ.get("LOCAL_RANK", "0") == "0":
+        _print(f"error: the launcher of this training has ended or is unreachable; {_ADVICE}")
 
 
 def environment_integer(name: str) -> int:
