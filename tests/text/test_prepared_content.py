@@ -101,9 +101,10 @@ def test_the_report_by_hand(folder, caplog):
     seconds = prepared.report["seconds"]
     assert seconds.keys() == {"reading", "vocabulary", "encoding"}
     assert all(0 <= value < 60 for value in seconds.values())
-    assert caplog.messages[-2] == "3 training pairs of 4 (dropped: 1 empty)"
+    assert caplog.messages[-3] == "3 training pairs of 4 (dropped: 1 empty)"
     figures = "2.727 pieces per word, 4 unknown, longest 10 pieces; reading 0 s, "
-    assert caplog.messages[-1].startswith(figures)
+    assert caplog.messages[-2].startswith(figures)
+    assert caplog.messages[-1] == "13.3% of the pieces are unknown: raise vocab.size"
     assert prepared.pairs.src.lengths.tolist() == [4, 5, 3]
     assert prepared.pairs.tgt.lengths.tolist() == [8, 11, 5]
 
