@@ -13,6 +13,7 @@ from transformer_mt.checkpoints.checkpoint import EMA, MODEL
 from transformer_mt.checkpoints.run_directory import load_newest
 
 FAULTY = Path(__file__).parent / "training" / "faulty_process.py"
+STOP_AT = Path(__file__).parent / "reliability" / "stop_at.py"
 PROGRAM = ("-m", "--", "transformer_mt")
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 
@@ -31,16 +32,33 @@ def launcher(world_size: int, *options: object) -> list[str]:
     return [sys.executable, "-m", "torch.distributed.run", *map(str, words)]
 
 
-def start(world_size: int, *arguments: object, options=()) -> subprocess.Popen[str]:
+def with_chunks_of(lines: int) -> tuple[str, ...]:
+    """Gives the program with small chunks, for `start` and `launch`."""
+    return ("--", str(STOP_AT), str(lines))
+
+
+def start(
+    world_size: int, *arguments: object, options=(), program=PROGRAM, **streams
+) -> subprocess.Popen[str]:
     """Starts the program in several processes; what they write to stderr is kept."""
-    words = [*launcher(world_size, *options), *PROGRAM, *map(str, arguments)]
-    return subprocess.Popen(words, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT)
+    words = [*launcher(world_size, *options), *program, *map(str, arguments)]
+    return subprocess.Popen(words, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT, **streams)
 
 
-def launch(world_size: int, *arguments: object) -> subprocess.CompletedProcess[str]:
+def children(process: subprocess.Popen[str]) -> list[int]:
+    """Gives the ids of the workers of a launcher."""
+    listed = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True)
+    return [int(line) for line in listed.stdout.split()]
+
+
+def launch(
+    world_size: int, *arguments: object, program=PROGRAM, **options
+) -> subprocess.CompletedProcess[str]:
     """Runs the program in several processes to its end."""
-    words = [*launcher(world_size), *PROGRAM, *map(str, arguments)]
-    return subprocess.run(words, capture_output=True, text=True, env=ENVIRONMENT, timeout=300)
+    words = [*launcher(world_size), *program, *map(str, arguments)]
+    return subprocess.run(
+        words, capture_output=True, text=True, env=ENVIRONMENT, timeout=300, **options
+    )
 
 
 def launch_faulty(fault: str, rank: int, step: int, *arguments: object, world_size: int = 2):

@@ -55,12 +55,16 @@ from transformer_mt.cli_options import (
 from transformer_mt.errors import ConfigError, Interrupted, TransformerMTError
 from transformer_mt.system.outputs import check_output
 from transformer_mt.system.process_settings import (
-    exit_on_closed_stdout,
     limit_kernel_caches,
     open_closed_streams,
     silence_connections,
 )
-from transformer_mt.system.processes import exit_process, exit_with_error, is_main_process
+from transformer_mt.system.processes import (
+    exit_process,
+    exit_with_error,
+    is_main_process,
+    require_single_process,
+)
 from transformer_mt.system.signals import interrupt_on_signals
 from transformer_mt.system.streams import require_input
 from transformer_mt.translation.options import (
@@ -193,6 +197,7 @@ def prepare(
     """
     from transformer_mt.config.loading import load_config
 
+    require_single_process("prepare")
     settings = load_config(config, set_ or ())
     from transformer_mt.system.console import show_messages
     from transformer_mt.text.prepared import prepare as prepare_corpus
@@ -236,24 +241,11 @@ def translate(
     search = SearchOptions(beam_size, length_penalty, written.needs_scores, batch_tokens)
     options = TranslateOptions(LoadOptions(device, precision, max_length, raw), search, written)
     from transformer_mt.system.console import show_messages
-    from transformer_mt.translation import files, loading, prompt
+    from transformer_mt.translation import run as runs
 
     show_messages(quiet)
-    interactive = prompt.reads_from_prompt(file_options)
-    checkpoints = loading.find_checkpoints(paths)
-    data = checkpoints[0].config.data
-    with (
-        interrupt_on_signals(),
-        files.plan_files(file_options, data.src_lang, data.tgt_lang) as plan,
-    ):
-        if any(pair.output.target is None for pair in plan.pairs):
-            exit_on_closed_stdout()
-        model = loading.build_translation_model(checkpoints, options.load)
-        logger.info(f"translating with {model.name}")
-        if interactive:
-            prompt.translate_interactively(model.translator(search), data.src_lang, written)
-        else:
-            files.translate_files(model, plan, options)
+    with interrupt_on_signals():
+        runs.translate(paths, file_options, options)
 
 
 @app.command(cls=GroupedCommand)
@@ -297,23 +289,21 @@ def evaluate(
     from transformer_mt.text.test_sets import load_test_set
 
     show_messages(quiet)
-    report = evaluate_system(
-        paths=paths or [],
-        hypotheses=hypotheses,
-        baseline=baseline,
-        load_test_set=partial(
-            load_test_set, split=split, src=src, refs=ref or (), test_set=test_set
-        ),
-        search=SearchOptions(beam_size, length_penalty, batch_tokens=batch_tokens),
-        load=LoadOptions(device, precision, max_length, raw),
-        ter=ter,
-        save=output,
-    )
-    print(json.dumps(report.to_dict()) if json_ else report.format(samples))
-    if seconds := report.system.seconds:
-        logger.info(
-            f"{len(report.test_set)} sentences in {seconds:.1f} s with {report.system.name}"
+    with interrupt_on_signals():
+        report = evaluate_system(
+            paths=paths or [],
+            hypotheses=hypotheses,
+            baseline=baseline,
+            load_test_set=partial(
+                load_test_set, split=split, src=src, refs=ref or (), test_set=test_set
+            ),
+            search=SearchOptions(beam_size, length_penalty, batch_tokens=batch_tokens),
+            load=LoadOptions(device, precision, max_length, raw),
+            ter=ter,
+            save=output,
         )
+    if report:
+        print(json.dumps(report.to_dict()) if json_ else report.format(samples))
 
 
 @app.command(cls=GroupedCommand)
@@ -343,6 +333,7 @@ def average(
     transformer-mt average checkpoints/wmt16-base --last 5
     transformer-mt evaluate checkpoints/wmt16-base/averaged-5 --beam-size 4
     """
+    require_single_process("average")
     from transformer_mt.checkpoints.averaging import average as average_run
 
     print(average_run(run, last, output))
@@ -360,6 +351,7 @@ def export(
     \b
     transformer-mt export checkpoints/wmt16-base -o wmt16-ct2 --quantization int8
     """
+    require_single_process("export")
     from transformer_mt.checkpoints.run_directory import find_checkpoint
     from transformer_mt.system.console import show_messages
     from transformer_mt.translation.export import export as export_checkpoint

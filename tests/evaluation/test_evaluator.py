@@ -1,11 +1,12 @@
 """What validation and evaluation score."""
 
-from types import SimpleNamespace
+import logging
 
-from transformer_mt.evaluation.evaluator import evaluate, read_output, translate_test_set
+from transformer_mt.checkpoints.run_directory import find_checkpoint
+from transformer_mt.evaluation.evaluator import SystemTranslator, evaluate, read_output
 from transformer_mt.evaluation.scoring import bleu
 from transformer_mt.text.corpus import RawPairs
-from transformer_mt.translation.options import DEFAULT_SEARCH
+from transformer_mt.translation.options import DEFAULT_LOAD, DEFAULT_SEARCH
 
 
 class ReversingTranslator:
@@ -24,12 +25,15 @@ def test_translations_of_the_source_are_scored_against_the_references():
     assert 10 < evaluation.bleu.value < 99
 
 
-def test_a_translated_test_set_says_how_long_it_took():
+def test_a_translated_test_set_says_how_long_it_took(copy_run, caplog):
     """And by which checkpoints it was translated."""
-    model = SimpleNamespace(name="run/step", translator=lambda options: ReversingTranslator())
-    output = translate_test_set(model, ["b a", ""], DEFAULT_SEARCH)
-    assert (output.lines, output.name) == (["a b", ""], "run/step")
-    assert 0 <= output.seconds < 60
+    checkpoint = find_checkpoint(copy_run)
+    systems = SystemTranslator(DEFAULT_SEARCH, DEFAULT_LOAD)
+    with caplog.at_level(logging.INFO, "transformer_mt"):
+        output = systems.translate([checkpoint], ["ab cd", ""])
+    assert (output.lines, output.name) == (["ab cd", ""], str(checkpoint.path))
+    assert 0 < output.seconds < 60
+    assert caplog.records[-1].getMessage().startswith("2 sentences in ")
 
 
 def test_a_translation_from_a_file_takes_no_time(tmp_path):

@@ -61,7 +61,7 @@ def call(monkeypatch, capfd):
     ) -> Result:
         with monkeypatch.context() as patch:
             install(patch.setattr, CHUNK, place, number, None if model else os.devnull)
-            patch.setattr("transformer_mt.cli.exit_on_closed_stdout", lambda: None)
+            patch.setattr("transformer_mt.translation.run.exit_on_closed_stdout", lambda: None)
             patch.setattr(sys, "argv", ["transformer-mt", *map(str, arguments)])
             try:
                 main()

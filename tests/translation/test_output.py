@@ -41,7 +41,7 @@ def call(untrained_run, monkeypatch, capfdbinary):
     def call(*arguments: object, stdin: Path | None = None) -> Result:
         with monkeypatch.context() as patch, open(stdin or os.devnull) as source:
             patch.setattr("sys.stdin", source)
-            patch.setattr("transformer_mt.cli.exit_on_closed_stdout", lambda: None)
+            patch.setattr("transformer_mt.translation.run.exit_on_closed_stdout", lambda: None)
             words = ["transformer-mt", "translate", untrained_run, *arguments]
             patch.setattr(sys, "argv", list(map(str, words)))
             try:

@@ -1,16 +1,25 @@
 """Translations of a test set, from a model or from a file, and their score."""
 
+import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from transformer_mt.checkpoints.checkpoint import Checkpoint
 from transformer_mt.evaluation.scoring import Score, bleu
 from transformer_mt.system.console import progress_bar
+from transformer_mt.system.processes import ALONE, Processes
 from transformer_mt.text.corpus import RawPairs, read_lines
-from transformer_mt.translation.options import SearchOptions
-from transformer_mt.translation.translation_model import TranslationModel
+from transformer_mt.translation.loading import (
+    build_translation_model,
+    find_checkpoints,
+    require_same_checkpoints,
+)
+from transformer_mt.translation.options import LoadOptions, SearchOptions
 from transformer_mt.translation.translator import Translator
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -68,15 +77,57 @@ def read_output(path: Path) -> SystemOutput:
     return SystemOutput(list(read_lines(path)), str(path), 0.0)
 
 
-def translate_test_set(
-    model: TranslationModel, sources: Sequence[str], options: SearchOptions
-) -> SystemOutput:
-    """Translates a test set, with a progress bar.
+class SystemTranslator:
+    """Translates test sets with one system after another, by several processes.
 
-    Raises:
-        ConfigError: If the beam size exceeds half the vocabulary.
+    The batches are dealt over the processes, all of which load each model.
+
+    Args:
+        search: How to search.
+        load: How to load the models.
+        processes: Those that translate.
     """
-    translator, began = model.translator(options), time.monotonic()
-    with progress_bar("translating", "lines", len(sources)) as bar:
-        lines = list(translator.translate(sources, bar.update))
-    return SystemOutput(lines, model.name, time.monotonic() - began)
+
+    def __init__(
+        self, search: SearchOptions, load: LoadOptions, processes: Processes = ALONE
+    ) -> None:
+        self._search, self._load, self._processes = search, load, processes
+
+    def translate(self, checkpoints: list[Checkpoint], sources: list[str]) -> SystemOutput:
+        """Translates a test set, with a progress bar; for the main process.
+
+        Args:
+            checkpoints: Those of one system; several form an ensemble.
+            sources: Source text.
+
+        Raises:
+            CheckpointError: If the weights do not fit the configuration of a checkpoint.
+            ConfigError: If an option is wrong.
+            DeviceError: If the device is absent or does not support the precision.
+        """
+        self._processes.broadcast(([checkpoint.path for checkpoint in checkpoints], sources))
+        output = self._translate(checkpoints, sources)
+        logger.info(f"{len(sources)} sentences in {output.seconds:.1f} s with {output.name}")
+        return output
+
+    def serve(self) -> None:
+        """Takes part in all translations of the main process, until it finishes."""
+        while True:
+            paths, sources = self._processes.broadcast((list[Path](), list[str]()))
+            if not paths:
+                break
+            self._translate(find_checkpoints(paths), sources)
+        self._processes.finish()
+
+    def finish(self) -> None:
+        """Lets the other processes end; for the main process."""
+        self._processes.broadcast((list[Path](), list[str]()))
+        self._processes.finish()
+
+    def _translate(self, checkpoints: list[Checkpoint], sources: list[str]) -> SystemOutput:
+        require_same_checkpoints(checkpoints, self._processes)
+        model = build_translation_model(checkpoints, self._load)
+        translator, began = model.translator(self._search, self._processes), time.monotonic()
+        with progress_bar("translating", "lines", len(sources)) as bar:
+            lines = list(translator.translate(sources, bar.update))
+        return SystemOutput(lines, model.name, time.monotonic() - began)

@@ -14,11 +14,13 @@ from transformer_mt.evaluation.comparison import (
     format_comparison,
     format_sentence,
 )
-from transformer_mt.evaluation.evaluator import SystemOutput, read_output, translate_test_set
+from transformer_mt.evaluation.evaluator import SystemOutput, SystemTranslator, read_output
 from transformer_mt.evaluation.scoring import Score, score_all
+from transformer_mt.system.device import choose_device
 from transformer_mt.system.outputs import Output, write_lines
+from transformer_mt.system.processes import join_processes
 from transformer_mt.text.test_sets import EvaluationSet
-from transformer_mt.translation.loading import build_translation_model, find_checkpoints
+from transformer_mt.translation.loading import find_checkpoints
 from transformer_mt.translation.options import LoadOptions, SearchOptions
 
 DEFAULT_CHANGES = 3
@@ -91,7 +93,7 @@ def evaluate_system(
     load: LoadOptions,
     ter: bool = False,
     save: Output | None = None,
-) -> EvaluationReport:
+) -> EvaluationReport | None:
     """Scores a translation of a test set, made or read, and compares it with a baseline.
 
     Args:
@@ -105,28 +107,35 @@ def evaluate_system(
         ter: Whether to compute TER as well.
         save: Where to write the translation before it is scored.
 
+    Returns:
+        The report, in the main process of those that `torchrun` started; None in the others,
+        which only translate.
+
     Raises:
         TransformerMTError: If a path, the test set, or an option is wrong.
     """
-    checkpoints = find_checkpoints(paths[:1] if hypotheses else paths) if paths else []
-    test_set = load_test_set(checkpoints[0].config.data if checkpoints else DataConfig(path="none"))
-    # Files first: a mistake in one shows before anything is translated.
-    read = _read_translation(hypotheses, test_set) if hypotheses else None
-    other = _read_translation(baseline, test_set) if baseline and _is_file(baseline) else None
-    with save.lock() if save else nullcontext():
-        system = read or _translate(checkpoints, test_set, search, load)
-        if save:  # first, so that no later error loses the translation
-            write_lines(system.lines, save)
-    if baseline and not other:
-        other = _translate(find_checkpoints([baseline]), test_set, search, load)
-    return EvaluationReport(
-        test_set=test_set,
-        system=system,
-        beam_size=search.beam_size,
-        scores=score_all(system.lines, test_set.references, ter),
-        baseline=other,
-        comparison=compare(test_set, system.lines, other.lines, ter) if other else None,
-    )
+    with join_processes(choose_device(load.device).type) as processes:
+        processes.watch_peers()
+        systems = SystemTranslator(search, load, processes)
+        if not processes.is_main:
+            systems.serve()
+            return None
+        checkpoints = find_checkpoints(paths[:1] if hypotheses else paths) if paths else []
+        data = checkpoints[0].config.data if checkpoints else DataConfig(path="none")
+        test_set = load_test_set(data)
+        # Files first: a mistake in one shows before anything is translated.
+        read = _read_translation(hypotheses, test_set) if hypotheses else None
+        other = _read_translation(baseline, test_set) if baseline and _is_file(baseline) else None
+        with save.lock() if save else nullcontext():
+            system = read or _translate(systems, checkpoints, test_set)
+            if save:  # first, so that no later error loses the translation
+                write_lines(system.lines, save)
+        if baseline and not other:
+            other = _translate(systems, find_checkpoints([baseline]), test_set)
+        systems.finish()
+    scores = score_all(system.lines, test_set.references, ter)
+    comparison = compare(test_set, system.lines, other.lines, ter) if other else None
+    return EvaluationReport(test_set, system, search.beam_size, scores, other, comparison)
 
 
 def _is_file(baseline: Path) -> bool:
@@ -150,13 +159,10 @@ def _read_translation(path: Path, test_set: EvaluationSet) -> SystemOutput:
 
 
 def _translate(
-    checkpoints: list[Checkpoint],
-    test_set: EvaluationSet,
-    search: SearchOptions,
-    load: LoadOptions,
+    systems: SystemTranslator, checkpoints: list[Checkpoint], test_set: EvaluationSet
 ) -> SystemOutput:
     if test_set.src is None:
         raise ConfigError(
             f"{checkpoints[0].path}: to translate with it, name --src, the source text of --ref"
         )
-    return translate_test_set(build_translation_model(checkpoints, load), test_set.src, search)
+    return systems.translate(checkpoints, test_set.src)

@@ -1,11 +1,11 @@
-"""Several processes that train one model together: a thin layer over `torch.distributed`.
+"""Several processes that work with one model: a thin layer over `torch.distributed`.
 
 `torchrun` starts them and says in environment variables which is which. Without those variables
 there is one process, and nothing of `torch.distributed` is used. Process 0, the main one, alone
-reads and writes the run's files.
+writes files.
 
-A process that loses a peer or its launcher ends at once and saves nothing: the run resumes from
-its last checkpoint.
+A process that loses a peer or its launcher ends at once: the same command goes on from what was
+saved before.
 """
 
 import os
@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, TypeVar
 from transformer_mt.errors import ConfigError, DeviceError
 from transformer_mt.system.shared_errors import (
     announce,
+    announce_end,
     announce_lost_launcher,
     announce_lost_peer,
     connect,
@@ -42,12 +43,13 @@ once, since the system closes its connections."""
 _WAIT = timedelta(hours=24)
 """Limit of every other wait: one process may prepare a large corpus while the others wait."""
 _SECONDS_BETWEEN_CHECKS = 1.0
+_SECONDS_FOR_SIGNAL = 1.0
 _ending = threading.Lock()
 
 
 @dataclass(frozen=True)
 class Processes:
-    """The processes of a training, as one of them sees them.
+    """The processes of a command, as one of them sees them.
 
     Every method is called by all processes, in the same order; it waits for the others. With one
     process each gives at once what it was given.
@@ -63,7 +65,7 @@ class Processes:
 
     @property
     def is_main(self) -> bool:
-        """Whether this is the process that reads and writes the run's files."""
+        """Whether this is the process that writes files."""
         return self.rank == 0
 
     @property
@@ -149,7 +151,7 @@ class Processes:
 
 
 ALONE = Processes()
-"""The only process of a training."""
+"""The only process of a command."""
 
 
 class _Peers:
@@ -214,7 +216,9 @@ def _is_lost_connection(error: RuntimeError) -> bool:
 
 def _end_after_lost_peer() -> None:
     _ending.acquire()  # never released: a second thread that has lost the peer waits for the end
-    announce_lost_peer()
+    if not announce_lost_peer():
+        # The peer has told why it ended. If that was a signal, this process gets it too.
+        time.sleep(_SECONDS_FOR_SIGNAL)
     _end_process(1)
 
 
@@ -241,6 +245,21 @@ def is_launched() -> bool:
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
+def require_single_process(command: str) -> None:
+    """Refuses to run a command several times at once.
+
+    Raises:
+        ConfigError: If a launcher has started more than one process.
+    """
+    if is_launched() and environment_integer("WORLD_SIZE") > 1:
+        raise ConfigError(f"{command} works in one process: start it without torchrun")
+
+
+def is_restarted() -> bool:
+    """Tells whether the launcher has started this process anew after one was lost."""
+    return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
+
+
 def is_main_process() -> bool:
     """Tells whether this process shows progress, before it has joined the others."""
     return not is_launched() or environment_integer("RANK") == 0
@@ -258,6 +277,7 @@ def exit_with_error(message: str) -> None:
 def exit_process(code: int) -> None:
     """Ends the process; if it is one of several, without waiting for the others."""
     if is_launched():
+        announce_end()
         _end_process(code)
     raise SystemExit(code)
 

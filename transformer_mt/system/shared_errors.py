@@ -17,7 +17,7 @@ from transformer_mt.errors import ConfigError
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
 
-_ADVICE = "nothing is saved, and the same command resumes from the last checkpoint"
+_ADVICE = "run the same command again: it goes on from what was saved last"
 _SECONDS_TO_CONNECT = 3
 _SECONDS_FOR_MAIN = 2.0
 """So long the other processes wait for the main one to print the error that all have."""
@@ -43,26 +43,37 @@ def _was_announced(store: "Store", message: str, rank: int) -> bool:
     return store.add(_key(message), 1) > 1
 
 
-def announce_lost_peer() -> None:
-    """Prints that a peer was lost, once, unless a process has told why it ended."""
+def announce_end() -> None:
+    """Tells the other processes, without a message, that this one ends as it was asked to."""
+    with suppress(RuntimeError):
+        if store := connect():
+            store.add(_key("any"), 1)
+
+
+def announce_lost_peer() -> bool:
+    """Prints that a peer was lost, once, unless a process has told why it ended.
+
+    Returns:
+        Whether no process has told why.
+    """
     try:
         store = connect()
-        if store and (store.add(_key("any"), 0) or store.add(_key("lost"), 1) > 1):
-            return
+        if store and store.add(_key("any"), 0):
+            return False
+        if store and store.add(_key("lost"), 1) > 1:
+            return True
     except RuntimeError:
         announce_lost_launcher()
-        return
+        return True
     rank = environment_integer("RANK")
-    _print(
-        f"error: another process of this training has ended or is unreachable; {_ADVICE}"
-        f" ({_name(rank)})"
-    )
+    _print(f"error: another process has ended or is unreachable; {_ADVICE} ({_name(rank)})")
+    return True
 
 
 def announce_lost_launcher() -> None:
     """Prints that the launcher was lost, which has the store; once for each machine."""
     if os.environ.get("LOCAL_RANK", "0") == "0":
-        _print(f"error: the launcher of this training has ended or is unreachable; {_ADVICE}")
+        _print(f"error: the launcher has ended or is unreachable; {_ADVICE}")
 
 
 def environment_integer(name: str) -> int:

@@ -29,6 +29,8 @@ class LineReader:
         name: The input's name, for messages.
 
     Attributes:
+        is_pipe: Whether bytes come as they are written: neither from a file nor decompressed.
+        lines_read: Lines so far.
         lines_replaced: Lines so far that were not valid UTF-8; their invalid bytes were replaced
             by U+FFFD.
         bom_dropped: Whether the text began with a byte order mark.
@@ -37,8 +39,8 @@ class LineReader:
     def __init__(self, stream: BinaryIO, name: str = "stdin") -> None:
         self._stream, self._name = stream, name
         # A regular file never pauses: its chunks are the same each time that it is read.
-        self._is_pipe = _is_pipe(stream)
-        self._lines_read, self.lines_replaced, self.bom_dropped = 0, 0, False
+        self.is_pipe = _is_pipe(stream)
+        self.lines_read, self.lines_replaced, self.bom_dropped = 0, 0, False
 
     def chunks(self, size: int) -> Iterator[list[str]]:
         """Yields lists of 1 to `size` lines; every line is in one of them.
@@ -57,7 +59,7 @@ class LineReader:
             while len(ready) >= size:
                 yield self._decode(ready[:size])
                 ready = ready[size:]
-            if ready and self._is_pipe and not self._has_more():
+            if ready and self.is_pipe and not self._has_more():
                 yield self._decode(ready)
                 ready = []
         if any(incomplete):
@@ -67,7 +69,7 @@ class LineReader:
 
     def _read(self) -> bytes:
         try:
-            if self._is_pipe:  # what has arrived, without waiting for a whole block
+            if self.is_pipe:  # what has arrived, without waiting for a whole block
                 return os.read(self._stream.fileno(), BLOCK_BYTES)
             return self._stream.read(BLOCK_BYTES)
         except DECOMPRESSION_ERRORS as error:
@@ -78,10 +80,10 @@ class LineReader:
         return bool(select.select([self._stream.fileno()], [], [], IDLE_SECONDS)[0])
 
     def _decode(self, lines: list[bytes]) -> list[str]:
-        if not self._lines_read and lines[0].startswith(BOM_UTF8):
+        if not self.lines_read and lines[0].startswith(BOM_UTF8):
             self.bom_dropped = True
             lines = [lines[0].removeprefix(BOM_UTF8), *lines[1:]]
-        self._lines_read += len(lines)
+        self.lines_read += len(lines)
         try:
             return [line.decode("utf-8") for line in lines]
         except UnicodeDecodeError:

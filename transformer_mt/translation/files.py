@@ -10,12 +10,13 @@ from transformer_mt.errors import DataError, OutputError
 from transformer_mt.system.compression import COMPRESSION_SUFFIXES
 from transformer_mt.system.files import sha256
 from transformer_mt.system.outputs import Output, check_output
+from transformer_mt.system.processes import ALONE, Processes
 from transformer_mt.system.streams import require_input
+from transformer_mt.translation.chunks import ChunkTranslator
 from transformer_mt.translation.options import FileOptions, TranslateOptions
 from transformer_mt.translation.resumable import Task, discard, is_complete, normalized
 from transformer_mt.translation.stream import translate_stream
 from transformer_mt.translation.translation_model import TranslationModel
-from transformer_mt.translation.translator import Translator
 
 logger = logging.getLogger(__name__)
 
@@ -31,6 +32,11 @@ class FilePair:
 
     input: Path | None
     output: Output
+
+    @property
+    def is_resumable(self) -> bool:
+        """Whether a stopped translation of it can be continued: neither end is a stream."""
+        return bool(self.input and self.input.is_file() and self.output.target)
 
 
 @dataclass(frozen=True)
@@ -122,18 +128,30 @@ def _refuse_shared_outputs(pairs: list[FilePair]) -> None:
             )
 
 
-def translate_files(model: TranslationModel, plan: FilePlan, options: TranslateOptions) -> None:
+def translate_files(
+    model: TranslationModel,
+    plan: FilePlan,
+    options: TranslateOptions,
+    processes: Processes = ALONE,
+) -> None:
     """Translates file after file; one that cannot be read does not keep the others waiting.
 
     What is complete stays marked as such by a journal beside it until all files are complete, so
     the same command, stopped and run again, translates only the others.
+
+    Args:
+        model: What translates.
+        plan: What will be translated.
+        options: How to translate.
+        processes: Those that translate; this is the main one.
 
     Raises:
         DataError: At the end, naming the files that could not be read.
         OutputError: If an output cannot be written.
         OSError: If a stream cannot be written.
     """
-    translator, failures = model.translator(options.search), list(plan.unreadable)
+    translator = ChunkTranslator(model, options, processes)
+    failures = list(plan.unreadable)
     for message in failures:
         logger.warning("%s; translating the other files", message)
     for pair in plan.pairs:
@@ -143,6 +161,7 @@ def translate_files(model: TranslationModel, plan: FilePlan, options: TranslateO
             failures.append(str(error))
             if len(plan.pairs) > 1:
                 logger.warning("%s; translating the other files", error)
+    translator.finish()
     if not failures:
         for pair in plan.pairs:
             discard(pair.output)
@@ -153,19 +172,19 @@ def translate_files(model: TranslationModel, plan: FilePlan, options: TranslateO
 
 
 def _translate_file(
-    translator: Translator, model: TranslationModel, pair: FilePair, options: TranslateOptions
+    translator: ChunkTranslator, model: TranslationModel, pair: FilePair, options: TranslateOptions
 ) -> None:
     task = None
-    if pair.input and pair.input.is_file() and pair.output.target:
+    if pair.input and pair.is_resumable:
         task = _task(pair.input, translator, model, options)
         if is_complete(pair.output, task):
             logger.info(f"{pair.output.name}: already complete")
             return
-    translate_stream(translator, pair.input, pair.output, options.output, task)
+    translate_stream(translator, pair.input, pair.output, task)
 
 
 def _task(
-    source: Path, translator: Translator, model: TranslationModel, options: TranslateOptions
+    source: Path, translator: ChunkTranslator, model: TranslationModel, options: TranslateOptions
 ) -> Task:
     """Names everything that the bytes of an output depend on."""
     try:

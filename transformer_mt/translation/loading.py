@@ -11,6 +11,7 @@ from transformer_mt.errors import CheckpointError, ConfigError, DeviceError
 from transformer_mt.model.cpu_kernels import pack_weights
 from transformer_mt.model.ensemble import Ensemble
 from transformer_mt.system.device import DTYPES, choose_device, supports
+from transformer_mt.system.processes import Processes
 from transformer_mt.translation.options import DEFAULT_LOAD, LoadOptions
 from transformer_mt.translation.translation_model import TranslationModel
 
@@ -33,6 +34,24 @@ def find_checkpoints(paths: Sequence[Path]) -> list[Checkpoint]:
                 " the models of an ensemble need the same (train with vocab.path)"
             )
     return checkpoints
+
+
+def require_same_checkpoints(checkpoints: list[Checkpoint], processes: Processes) -> None:
+    """Refuses to share work between processes that have found different checkpoints.
+
+    Machines may hold different files, and the best checkpoint of a run that is being trained may
+    change between one process's look and another's.
+
+    Raises:
+        CheckpointError: In every process.
+    """
+    digests = [checkpoint.digest() for checkpoint in checkpoints]
+    if any(other != digests for other in processes.gather(digests)):
+        names = " and ".join(str(checkpoint.path) for checkpoint in checkpoints)
+        raise CheckpointError(
+            f"{names}: not the same checkpoint for all processes; copy it to every machine, and"
+            " name the checkpoint if its run is still being trained"
+        )
 
 
 def build_translation_model(

@@ -119,9 +119,9 @@ class TranslateOptions:
         output: What to write.
     """
 
-    load: LoadOptions
-    search: SearchOptions
-    output: OutputOptions
+    load: LoadOptions = field(default_factory=LoadOptions)
+    search: SearchOptions = field(default_factory=SearchOptions)
+    output: OutputOptions = field(default_factory=OutputOptions)
 
 
 DEFAULT_SEARCH = SearchOptions()

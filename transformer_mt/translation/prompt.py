@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from transformer_mt.errors import ConfigError, Interrupted
+from transformer_mt.translation.chunks import format_lines
 from transformer_mt.translation.options import DEFAULT_OUTPUT, FileOptions, OutputOptions
-from transformer_mt.translation.stream import format_lines
 from transformer_mt.translation.translator import Translator
 
 

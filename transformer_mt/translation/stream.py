@@ -1,20 +1,17 @@
 """Translation of one input line by line, with its report."""
 
-import json
 import logging
-import math
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from transformer_mt.system.console import ProgressDisplay, shows_progress
 from transformer_mt.system.outputs import Output
 from transformer_mt.system.streams import LineReader, count_lines, open_input
-from transformer_mt.translation.options import DEFAULT_OUTPUT, OutputFormat, OutputOptions
+from transformer_mt.translation.chunks import ChunkTranslator, SourceChunk
 from transformer_mt.translation.resumable import Task, open_chunk_writer
-from transformer_mt.translation.translator import Translation, Translator
 
 logger = logging.getLogger(__name__)
 
@@ -41,19 +38,14 @@ class StreamCounts:
 
 
 def translate_stream(
-    translator: Translator,
-    input_path: Path | None,
-    output: Output,
-    options: OutputOptions = DEFAULT_OUTPUT,
-    task: Task | None = None,
+    translator: ChunkTranslator, input_path: Path | None, output: Output, task: Task | None = None
 ) -> StreamCounts:
     """Translates line by line, chunk by chunk, and reports counts and speed.
 
     Args:
-        translator: Its beam size is at least `options.n_best`.
+        translator: Its beam size is at least the number of translations it writes per line.
         input_path: A file or named pipe; None is stdin.
         output: A file, which appears once it is complete, or a stream.
-        options: What to write for each line.
         task: What the output is made from, so that a stopped translation is continued; only for
             a regular file as input.
 
@@ -67,20 +59,17 @@ def translate_stream(
     hidden = output.descriptor == 1 and sys.stdout.isatty()
     total = count_lines(input_path) if shows_progress() and not hidden else None
     with open_input(input_path) as source, open_chunk_writer(output, task) as writer:
-        reader = LineReader(source, str(input_path or "stdin"))
-        resumed, position = writer.lines, 0
+        reader, resumed = LineReader(source, str(input_path or "stdin")), writer.lines
+        # The writer of a pipe may wait for an answer before it writes the next chunk.
+        size = 1 if reader.is_pipe else translator.chunks_per_round
+        rounds = _read_rounds(reader.chunks(translator.chunk_lines), size, resumed)
         name = input_path.name if input_path else "translating"
         with ProgressDisplay(name, "lines", total, resumed, hidden) as progress:
-            for chunk in reader.chunks(translator.chunk_lines):
-                position += len(chunk)
-                if position > resumed:
-                    split_before = translator.lines_split
-                    translations = translator.translate_chunk(chunk, progress.update)
-                    text = format_lines(translations, position - len(chunk) + 1, options)
-                    lines_split = translator.lines_split - split_before
-                    writer.write(text, len(chunk), lines_split)
+            for chunks in rounds:
+                for chunk in translator.translate(chunks, progress.update):
+                    writer.write(chunk.text, chunk.lines, chunk.lines_split)
     counts = StreamCounts(
-        position,
+        reader.lines_read,
         resumed,
         writer.lines_split,
         reader.lines_replaced,
@@ -91,26 +80,20 @@ def translate_stream(
     return counts
 
 
-def format_lines(
-    translations: Sequence[Sequence[Translation]], first_line: int, options: OutputOptions
-) -> str:
-    """Formats the translations of consecutive lines, each ended by a line feed.
-
-    Args:
-        translations: Those of each line, the best first.
-        first_line: Number of the first line, from 1.
-        options: What to write for each line.
-    """
-    rows = []
-    for line, ranked in enumerate(translations, start=first_line):
-        for rank, translation in enumerate(ranked[: options.n_best], start=1):
-            if options.format is OutputFormat.JSONL:
-                score = None if math.isnan(translation.score) else translation.score
-                row = {"line": line, "rank": rank, "score": score, "text": translation.text}
-                rows.append(json.dumps(row, ensure_ascii=False, allow_nan=False))
-            else:
-                rows.append(translation.format(options.with_scores))
-    return "".join(f"{row}\n" for row in rows)
+def _read_rounds(
+    chunks: Iterator[list[str]], size: int, resumed: int
+) -> Iterator[list[SourceChunk]]:
+    """Groups chunks by `size`, after the first `resumed` lines, which are whole chunks."""
+    chunks_of_round, first_line = list[SourceChunk](), 1
+    for lines in chunks:
+        if first_line > resumed:
+            chunks_of_round.append(SourceChunk(first_line, lines))
+        first_line += len(lines)
+        if len(chunks_of_round) == size:
+            yield chunks_of_round
+            chunks_of_round = []
+    if chunks_of_round:
+        yield chunks_of_round
 
 
 def _report(counts: StreamCounts) -> None:

@@ -8,6 +8,7 @@ from transformer_mt.checkpoints.checkpoint import Checkpoint
 from transformer_mt.errors import ConfigError, DataError
 from transformer_mt.model.ensemble import Ensemble
 from transformer_mt.model.transformer import Transformer
+from transformer_mt.system.processes import ALONE, Processes
 from transformer_mt.text.corpus import RawPairs
 from transformer_mt.text.encoded_pairs import encode_pairs
 from transformer_mt.text.vocabulary import Vocabulary
@@ -41,13 +42,19 @@ class TranslationModel:
         """The checkpoints, for messages."""
         return " and ".join(str(checkpoint.path) for checkpoint in self.checkpoints)
 
-    def translator(self, options: SearchOptions = DEFAULT_SEARCH) -> Translator:
-        """Makes a translator of streams of lines.
+    def translator(
+        self, options: SearchOptions = DEFAULT_SEARCH, processes: Processes = ALONE
+    ) -> Translator:
+        """Makes a translator of lines.
+
+        Args:
+            options: How to search.
+            processes: Those over which it deals batches; they all have this model.
 
         Raises:
             ConfigError: If the beam size exceeds half the vocabulary.
         """
-        return Translator(self.model, self.vocab, self.max_length, options)
+        return Translator(self.model, self.vocab, self.max_length, options, processes)
 
     def translate(
         self,

@@ -1,0 +1,99 @@
+"""Several processes: how well a step's micro-batches occupy them, and two of them on a CPU.
+
+    python benchmarks/scaling.py plan CONFIG [--pairs 4500000]
+    python benchmarks/scaling.py cpu CONFIG [--steps 60] [--repeats 3] [--set KEY=VALUE]
+
+`plan` takes the lengths of CONFIG's training text, which it prepares if necessary, drawn with
+replacement until there are `--pairs` of them, and prints the idle share of 8 and 64 processes.
+`cpu` trains in turn with one process of two threads and with two processes of one thread, and
+prints target tokens per second, each the median of the steps after the first ten, and their ratio.
+"""
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import typer
+
+from transformer_mt.config.loading import load_config
+from transformer_mt.text.batching import plan_epoch
+from transformer_mt.text.prepared import prepare
+from transformer_mt.training.occupancy import describe_occupancy
+
+WARM_UP = 10
+MODULE = ("-m", "transformer_mt")
+KINDS = {
+    "1 process x 2 threads": ("2", (sys.executable, *MODULE)),
+    "2 processes x 1 thread": (
+        "1",
+        (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "--")
+        + MODULE[1:],
+    ),
+}
+
+app = typer.Typer(help=__doc__, pretty_exceptions_enable=False)
+
+
+@app.command()
+def plan(
+    config: Path,
+    pairs: int = 4_500_000,
+    set_: Annotated[list[str], typer.Option("--set")] = [],  # noqa: B006  Typer copies it
+) -> None:
+    """Prints how long an epoch takes to plan, and idle shares."""
+    settings = load_config(config, set_)
+    corpus = prepare(settings)
+    drawn = np.random.default_rng(1).integers(0, len(corpus.pairs), pairs)
+    src_lengths, tgt_lengths = corpus.pairs.lengths
+    lengths = (src_lengths[drawn], tgt_lengths[drawn])
+    began = time.monotonic()
+    steps = plan_epoch(*lengths, settings.train.batch_tokens, settings.train.seed, 0)
+    print(f"{len(steps):,} steps planned in {time.monotonic() - began:.1f} s")
+    for world_size in (8, 64):
+        print(describe_occupancy(steps, lengths, settings.train.micro_batch_tokens, world_size))
+
+
+@app.command()
+def cpu(
+    config: Path,
+    steps: int = 60,
+    repeats: int = 3,
+    set_: Annotated[list[str], typer.Option("--set")] = [],  # noqa: B006  Typer copies it
+) -> None:
+    """Prints the speed of one process of two threads and of two of one thread."""
+    prepare(load_config(config, set_))
+    speeds: dict[str, list[float]] = {kind: [] for kind in KINDS}
+    for _ in range(repeats):
+        for kind in KINDS:
+            speeds[kind].append(train(kind, config, steps, set_))
+            print(f"{kind}: {speeds[kind][-1]:,.0f} target tokens/s", flush=True)
+    one, two = (statistics.median(values) for values in speeds.values())
+    print(f"medians {one:,.0f} and {two:,.0f}, ratio {two / one:.2f}")
+
+
+def train(kind: str, config: Path, steps: int, changes: list[str]) -> float:
+    """Trains some steps; gives the median of target tokens per second."""
+    threads, program = KINDS[kind]
+    limits = (f"train.max_steps={steps}", "train.log_every=1", f"valid.every={10 * steps}")
+    words = [word for change in (*changes, *limits) for word in ("--set", change)]
+    with tempfile.TemporaryDirectory() as folder:
+        run = Path(folder) / "run"
+        subprocess.run(
+            [*program, "train", str(config), "--quiet", "--run", str(run), *words],
+            check=True,
+            env={**os.environ, "OMP_NUM_THREADS": threads},
+        )
+        lines = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+        speeds = [line["tokens_per_second"] for line in lines if line["kind"] == "train"]
+    return statistics.median(speeds[WARM_UP:])
+
+
+if __name__ == "__main__":
+    app()

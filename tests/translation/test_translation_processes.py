@@ -1,0 +1,100 @@
+"""Several processes translate and evaluate the same as one."""
+
+import gzip
+import json
+import subprocess
+import sys
+
+import pytest
+from conftest import copy_lines, run_program
+from launch import ENVIRONMENT, STOP_AT, launch, messages, with_chunks_of
+
+CHUNK = 16
+
+
+@pytest.fixture
+def texts(tmp_path):
+    """Gives two inputs: of six chunks, the last short and some lines split, and of one."""
+    lines = copy_lines(5 * CHUNK + 3, 3)
+    lines[7], lines[20] = "", " ".join(lines[:8])
+    (tmp_path / "a.de").write_text("".join(f"{line}\n" for line in lines))
+    (tmp_path / "b.de.gz").write_bytes(gzip.compress("".join(f"{x}\n" for x in lines[:9]).encode()))
+    return ("--input", tmp_path / "a.de", "--input", tmp_path / "b.de.gz", "--output-dir")
+
+
+def translate_alone(*arguments: object) -> None:
+    """Translates in one process of one thread."""
+    words = [sys.executable, STOP_AT, CHUNK, "translate", *arguments]
+    subprocess.run(list(map(str, words)), check=True, env=ENVIRONMENT)
+
+
+@pytest.mark.parametrize("world_size", [2, pytest.param(3, marks=pytest.mark.slow)])
+def test_output_of_several_processes(copy_run, texts, tmp_path, world_size):
+    """Is byte-equal to that of one, and each message comes once.
+
+    Sabotage: let every process write; cut other chunks.
+    """
+    options = (*texts, tmp_path / "one", "--beam-size", 2, "--scores")
+    translate_alone(copy_run, *options)
+    options = (*texts, tmp_path / "many", "--beam-size", 2, "--scores")
+    program = with_chunks_of(CHUNK)
+    done = launch(world_size, "translate", copy_run, *options, program=program)
+    assert done.returncode == 0, done.stderr
+    for name in ("a.en", "b.en.gz"):
+        one, many = ((tmp_path / folder / name).read_bytes() for folder in ("one", "many"))
+        assert one == many and len(one) > 50
+    assert sorted(path.name for path in (tmp_path / "many").iterdir()) == ["a.en", "b.en.gz"]
+    assert done.stderr.count("lines in ") == 2 and done.stderr.count("translating with") == 1
+    assert not messages(done.stderr)
+
+
+def test_evaluation_by_several_processes(copy_run, tmp_path):
+    """Gives the same scores and text, once. Sabotage: score in every process."""
+    lines = copy_lines(40, 9)
+    (tmp_path / "text").write_text("".join(f"{line}\n" for line in lines))
+    arguments = (
+        *("evaluate", copy_run, "--src", tmp_path / "text", "--ref", tmp_path / "text", "--json"),
+        *("--batch-tokens", 100, "--baseline", copy_run, "--save"),
+    )
+    one = run_program(*arguments, tmp_path / "one")
+    many = launch(2, *arguments, tmp_path / "many")
+    assert many.returncode == 0, many.stderr
+    left, right = json.loads(one.stdout), json.loads(many.stdout)
+    assert left.pop("seconds") > 0 and right.pop("seconds") > 0
+    assert left == right and left["bleu"] > 90
+    assert (tmp_path / "one").read_bytes() == (tmp_path / "many").read_bytes()
+
+
+ERRORS = {
+    "no such input": (("translate", "RUN", "--input", "none.de"), "none.de: no such file"),
+    "beam": (("translate", "RUN", "--beam-size", "1000"), "beam size 1000: choose 1 to"),
+    "no run": (("translate", "none"), "none: no such"),
+    "no text": (
+        ("evaluate", "RUN", "--src", "none.de", "--ref", "none.en"),
+        "none.de: no such file",
+    ),
+    "average": (("average", "RUN"), "average works in one process"),
+    "two systems": (("evaluate", "RUN", "none"), "none: no such"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ERRORS)
+def test_a_mistake_is_said_once(copy_run, kind):
+    """By whichever process notices it, and none waits. Sabotage: print in each process."""
+    arguments, text = ERRORS[kind]
+    words = [copy_run if word == "RUN" else word for word in arguments]
+    done = launch(2, *words, stdin=subprocess.DEVNULL)
+    [message] = messages(done.stderr)
+    assert text in message and done.returncode == 1
+
+
+@pytest.mark.slow
+def test_stdin_to_stdout(copy_run, tmp_path):
+    """The main process alone reads and writes them. Sabotage: let each read."""
+    lines = "".join(f"{line}\n" for line in copy_lines(50, 5))
+    (tmp_path / "in").write_text(lines)
+    with (tmp_path / "in").open() as file:
+        done = launch(2, "translate", copy_run, program=with_chunks_of(CHUNK), stdin=file)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == lines

@@ -1,0 +1,102 @@
+"""A translation of files, of a stream or of lines typed at a prompt, with one model."""
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+from transformer_mt.checkpoints.checkpoint import Checkpoint
+from transformer_mt.errors import ConfigError, OutputError
+from transformer_mt.system.device import choose_device
+from transformer_mt.system.process_settings import exit_on_closed_stdout
+from transformer_mt.system.processes import (
+    Processes,
+    is_launched,
+    is_restarted,
+    join_processes,
+)
+from transformer_mt.translation.chunks import ChunkTranslator
+from transformer_mt.translation.files import FilePlan, plan_files, translate_files
+from transformer_mt.translation.loading import (
+    build_translation_model,
+    find_checkpoints,
+    require_same_checkpoints,
+)
+from transformer_mt.translation.options import FileOptions, TranslateOptions
+from transformer_mt.translation.prompt import reads_from_prompt, translate_interactively
+
+logger = logging.getLogger(__name__)
+
+
+def translate(paths: Sequence[Path], files: FileOptions, options: TranslateOptions) -> None:
+    """Translates what the user named, by all processes that `torchrun` started.
+
+    Args:
+        paths: A run or a checkpoint each; several form an ensemble.
+        files: What is read and written; without an input, lines typed at a terminal are read.
+        options: How to translate.
+
+    Raises:
+        TransformerMTError: If a path or an option is wrong, or a file cannot be read or written.
+        OSError: If a stream cannot be written.
+        Interrupted: After SIGINT or SIGTERM; what is finished of a file is kept.
+    """
+    interactive = reads_from_prompt(files)
+    if interactive and is_launched():
+        raise ConfigError("several processes cannot share a terminal: name files as --input")
+    checkpoints = find_checkpoints(paths)
+    if interactive:
+        _translate_prompt(checkpoints, options)
+        return
+    with join_processes(choose_device(options.load.device).type) as processes:
+        if processes.is_main:
+            _translate_main(checkpoints, files, options, processes)
+        else:
+            _translate_beside(checkpoints, options, processes)
+
+
+def _translate_prompt(checkpoints: list[Checkpoint], options: TranslateOptions) -> None:
+    exit_on_closed_stdout()
+    model = build_translation_model(checkpoints, options.load)
+    logger.info(f"translating with {model.name}")
+    src_lang = checkpoints[0].config.data.src_lang
+    translate_interactively(model.translator(options.search), src_lang, options.output)
+
+
+def _translate_main(
+    checkpoints: list[Checkpoint],
+    files: FileOptions,
+    options: TranslateOptions,
+    processes: Processes,
+) -> None:
+    """Translates as the process that reads and writes."""
+    data = checkpoints[0].config.data
+    with plan_files(files, data.src_lang, data.tgt_lang) as plan:
+        if any(pair.output.target is None for pair in plan.pairs):
+            exit_on_closed_stdout()
+        if is_restarted():
+            _require_resumable(plan)
+        model = build_translation_model(checkpoints, options.load)
+        require_same_checkpoints(checkpoints, processes)
+        logger.info(f"translating with {model.name}")
+        processes.watch_peers()
+        translate_files(model, plan, options, processes)
+
+
+def _require_resumable(plan: FilePlan) -> None:
+    """Refuses to read on in a stream where a process that was lost may have left lines out."""
+    for pair in plan.pairs:
+        if not pair.is_resumable:
+            raise OutputError(
+                f"{pair.output.name}: a process was lost, and a stream cannot be read or written"
+                " again; name files as --input and --output"
+            )
+
+
+def _translate_beside(
+    checkpoints: list[Checkpoint], options: TranslateOptions, processes: Processes
+) -> None:
+    """Translates as one of the other processes, which read and write nothing."""
+    model = build_translation_model(checkpoints, options.load)
+    require_same_checkpoints(checkpoints, processes)
+    processes.watch_peers()
+    ChunkTranslator(model, options, processes).serve()
