@@ -1,12 +1,13 @@
 """Several processes: how well a step's micro-batches occupy them, and two of them on a CPU.
 
     python benchmarks/scaling.py plan CONFIG [--pairs 4500000]
-    python benchmarks/scaling.py cpu CONFIG [--steps 60] [--repeats 3] [--set KEY=VALUE]
+    python benchmarks/scaling.py cpu CONFIG MICRO_BATCH_TOKENS [--steps 60] [--repeats 3]
 
 `plan` takes the lengths of CONFIG's training text, which it prepares if necessary, drawn with
 replacement until there are `--pairs` of them, and prints the idle share of 8 and 64 processes.
-`cpu` trains in turn with one process of two threads and with two processes of one thread, and
-prints target tokens per second, each the median of the steps after the first ten, and their ratio.
+`cpu` trains in turn with one process of two threads and with two processes of one thread, which get
+smaller micro-batches, and prints target tokens per second, each the median of the steps after the
+first ten, and their ratio.
 """
 
 import json
@@ -29,9 +30,10 @@ from transformer_mt.training.occupancy import describe_occupancy
 
 WARM_UP = 10
 MODULE = ("-m", "transformer_mt")
+ONE, TWO = "1 process x 2 threads", "2 processes x 1 thread"
 KINDS = {
-    "1 process x 2 threads": ("2", (sys.executable, *MODULE)),
-    "2 processes x 1 thread": (
+    ONE: ("2", (sys.executable, *MODULE)),
+    TWO: (
         "1",
         (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "--")
         + MODULE[1:],
@@ -63,6 +65,7 @@ def plan(
 @app.command()
 def cpu(
     config: Path,
+    micro_batch_tokens: int,
     steps: int = 60,
     repeats: int = 3,
     set_: Annotated[list[str], typer.Option("--set")] = [],  # noqa: B006  Typer copies it
@@ -72,7 +75,9 @@ def cpu(
     speeds: dict[str, list[float]] = {kind: [] for kind in KINDS}
     for _ in range(repeats):
         for kind in KINDS:
-            speeds[kind].append(train(kind, config, steps, set_))
+            share = f"train.micro_batch_tokens={micro_batch_tokens}"
+            changes = [*set_, share] if kind == TWO else set_
+            speeds[kind].append(train(kind, config, steps, changes))
             print(f"{kind}: {speeds[kind][-1]:,.0f} target tokens/s", flush=True)
     one, two = (statistics.median(values) for values in speeds.values())
     print(f"medians {one:,.0f} and {two:,.0f}, ratio {two / one:.2f}")

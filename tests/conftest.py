@@ -121,16 +121,14 @@ def train_to_copy(corpus_dir: Path, run_dir: Path) -> None:
         corpus_dir,
         data__max_length=24,  # about as long as what it learns from, so longer lines are split
         model__dropout=0.0,
-        model__encoder_layers=2,
-        model__decoder_layers=2,
         optim__label_smoothing=0.0,
-        optim__warmup_steps=200,
+        optim__warmup_steps=150,
         train__batch_tokens=1200,
         train__micro_batch_tokens=3000,
-        train__max_steps=1500,
-        train__save_every=1500,
+        train__max_steps=700,
+        train__save_every=700,
         train__log_every=100,
-        valid__every=500,
+        valid__every=350,
     )
     train(config, run_dir)
 

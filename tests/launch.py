@@ -65,7 +65,7 @@ def launch_faulty(fault: str, rank: int, step: int, *arguments: object, world_si
     """Runs the program with a fault in one of two processes."""
     words = [*launcher(world_size), "--", FAULTY, fault, rank, step, *arguments]
     return subprocess.run(
-        list(map(str, words)), capture_output=True, text=True, env=ENVIRONMENT, timeout=120
+        list(map(str, words)), capture_output=True, text=True, env=ENVIRONMENT, timeout=240
     )
 
 

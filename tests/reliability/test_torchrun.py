@@ -202,7 +202,7 @@ def test_a_peer_that_hangs_is_left(config, tmp_path):
     began = time.monotonic()
     arguments = ("train", config, "--quiet", "--run", tmp_path / "run")
     done = launch_faulty("stop", 1, 50, *arguments)
-    assert 55 < time.monotonic() - began < 115 and done.returncode == 1
+    assert 55 < time.monotonic() - began < 180 and done.returncode == 1
     [message] = messages(done.stderr)
     assert "another process has ended or is unreachable" in message
 

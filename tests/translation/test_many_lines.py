@@ -37,14 +37,14 @@ def copier(tmp_path_factory) -> Path:
         data__max_length=12,
         model__dropout=0.0,
         optim__label_smoothing=0.0,
-        optim__warmup_steps=200,
+        optim__warmup_steps=150,
         train__batch_tokens=2000,
         train__micro_batch_tokens=4000,
-        train__max_steps=2000,
-        train__save_every=2000,
+        train__max_steps=800,
+        train__save_every=800,
         train__ema_decay=0.99,  # a steadier hand than the last step's
         train__log_every=200,
-        valid__every=2000,
+        valid__every=800,
     )
     train(config, folder / "run")
     return folder / "run"
