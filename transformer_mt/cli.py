@@ -244,8 +244,7 @@ def translate(
     from transformer_mt.translation import run as runs
 
     show_messages(quiet)
-    with interrupt_on_signals():
-        runs.translate(paths, file_options, options)
+    runs.translate(paths, file_options, options)
 
 
 @app.command(cls=GroupedCommand)
@@ -282,8 +281,10 @@ def evaluate(
     """
     if not paths and (hypotheses is None or not (ref or test_set)):
         raise ConfigError("name a run, or --hypotheses with --ref or --test-set")
-    require_input(hypotheses)
-    output = check_output(save, [src, *(ref or ()), hypotheses, baseline]) if save else None
+    output = None
+    if is_main_process():  # the others may run on machines without these files
+        require_input(hypotheses)
+        output = check_output(save, [src, *(ref or ()), hypotheses, baseline]) if save else None
     from transformer_mt.evaluation.report import evaluate_system
     from transformer_mt.system.console import show_messages
     from transformer_mt.text.test_sets import load_test_set

@@ -41,8 +41,10 @@ class TrainingError(TransformerMTError):
     """A training run that cannot continue."""
 
 
-class Interrupted(Exception):
+class Interrupted(BaseException):
     """A signal ended the program after everything worth keeping was saved.
+
+    Not an Exception, so that no library takes it for a failure of its own.
 
     Args:
         signum: Number of the signal; the exit code is 128 more, as in a shell.

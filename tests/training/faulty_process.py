@@ -2,7 +2,9 @@
 
 Faults, all in that process at that step: `memory` runs out; `nan` in the loss from then on; `kill`
 is SIGKILL, and `stop` SIGSTOP, of the process; `bug` is an exception that nobody expects; `parent`
-is SIGKILL of the launcher. `disk` is a disk that is full from the start.
+is SIGKILL of the launcher. Whatever the step: `disk` is a disk that is full from the start;
+`device` a device that is missing; `absent` a checkpoint that is not on this machine; `decode` is
+too little memory for translating.
 """
 
 import errno
@@ -11,8 +13,12 @@ import signal
 import sys
 
 from transformer_mt import cli
+from transformer_mt.errors import CheckpointError, DeviceError
+from transformer_mt.evaluation import report
 from transformer_mt.training import trainer
 from transformer_mt.training.engine import Engine
+from transformer_mt.translation import loading, run
+from transformer_mt.translation.translator import Translator
 
 
 def main() -> None:
@@ -21,16 +27,30 @@ def main() -> None:
     sys.argv = ["transformer-mt", *sys.argv[4:]]
     first_attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0"
     if int(os.environ["RANK"]) == rank and first_attempt:
-        if fault == "disk":
-            trainer.save_checkpoint = no_space
+        if fault in FAILURES:
+            place, name, error = FAILURES[fault]
+            setattr(place, name, failing(error))
         else:
             break_engine(fault, step)
     cli.main()
 
 
-def no_space(*arguments: object) -> None:
-    """Stands for a save on a full disk."""
-    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+FAILURES = {
+    "disk": (trainer, "save_checkpoint", OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))),
+    "device": (run, "choose_device", DeviceError("device cuda: not available")),
+    "evaluate device": (report, "choose_device", DeviceError("device cuda: not available")),
+    "absent": (loading, "find_checkpoint", CheckpointError("run: no such directory")),
+    "decode": (Translator, "decode", MemoryError()),
+}
+
+
+def failing(error: Exception):
+    """Makes a function that only fails."""
+
+    def fail(*arguments: object) -> None:
+        raise error
+
+    return fail
 
 
 def break_engine(fault: str, at_step: int) -> None:

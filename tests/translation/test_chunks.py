@@ -53,8 +53,8 @@ class Reverser:
 
 def translate(world_size: int, path, tmp_path, written: OutputOptions):
     """Translates a file with several threads; gives its counts, text and the log of the work."""
-    slots = [None] * world_size
-    shared, log = SimpleNamespace(slots=slots, barrier=threading.Barrier(world_size)), []
+    barrier, log = threading.Barrier(world_size, timeout=10), []
+    shared = SimpleNamespace(slots=[None] * world_size, barrier=barrier)
 
     def run(rank: int):
         model = SimpleNamespace(

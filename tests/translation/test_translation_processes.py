@@ -4,28 +4,43 @@ import gzip
 import json
 import subprocess
 import sys
+import time
 
 import pytest
 from conftest import copy_lines, run_program
-from launch import ENVIRONMENT, STOP_AT, launch, messages, with_chunks_of
+from launch import (
+    ENVIRONMENT,
+    STOP_AT,
+    exit_codes,
+    launch,
+    launch_faulty,
+    messages,
+    with_chunks_of,
+)
 
 CHUNK = 16
 
 
 @pytest.fixture
 def texts(tmp_path):
-    """Gives two inputs: of six chunks, the last short and some lines split, and of one."""
+    """Gives two inputs: of six chunks, the last short and some lines split, and of one.
+
+    A compressed output has a member for each chunk, so its bytes show the chunks.
+    """
     lines = copy_lines(5 * CHUNK + 3, 3)
     lines[7], lines[20] = "", " ".join(lines[:8])
-    (tmp_path / "a.de").write_text("".join(f"{line}\n" for line in lines))
-    (tmp_path / "b.de.gz").write_bytes(gzip.compress("".join(f"{x}\n" for x in lines[:9]).encode()))
-    return ("--input", tmp_path / "a.de", "--input", tmp_path / "b.de.gz", "--output-dir")
+    text = "".join(f"{line}\n" for line in lines).encode()
+    (tmp_path / "a.de.gz").write_bytes(gzip.compress(text))
+    (tmp_path / "b.de").write_text("".join(f"{line}\n" for line in lines[:9]))
+    return ("--input", tmp_path / "a.de.gz", "--input", tmp_path / "b.de", "--output-dir")
 
 
-def translate_alone(*arguments: object) -> None:
+def translate_alone(*arguments: object, **streams) -> subprocess.CompletedProcess[bytes]:
     """Translates in one process of one thread."""
     words = [sys.executable, STOP_AT, CHUNK, "translate", *arguments]
-    subprocess.run(list(map(str, words)), check=True, env=ENVIRONMENT)
+    return subprocess.run(
+        list(map(str, words)), check=True, env=ENVIRONMENT, stdout=subprocess.PIPE, **streams
+    )
 
 
 @pytest.mark.parametrize("world_size", [2, pytest.param(3, marks=pytest.mark.slow)])
@@ -40,10 +55,10 @@ def test_output_of_several_processes(copy_run, texts, tmp_path, world_size):
     program = with_chunks_of(CHUNK)
     done = launch(world_size, "translate", copy_run, *options, program=program)
     assert done.returncode == 0, done.stderr
-    for name in ("a.en", "b.en.gz"):
+    for name in ("a.en.gz", "b.en"):
         one, many = ((tmp_path / folder / name).read_bytes() for folder in ("one", "many"))
         assert one == many and len(one) > 50
-    assert sorted(path.name for path in (tmp_path / "many").iterdir()) == ["a.en", "b.en.gz"]
+    assert sorted(path.name for path in (tmp_path / "many").iterdir()) == ["a.en.gz", "b.en"]
     assert done.stderr.count("lines in ") == 2 and done.stderr.count("translating with") == 1
     assert not messages(done.stderr)
 
@@ -86,7 +101,36 @@ def test_a_mistake_is_said_once(copy_run, kind):
     words = [copy_run if word == "RUN" else word for word in arguments]
     done = launch(2, *words, stdin=subprocess.DEVNULL)
     [message] = messages(done.stderr)
-    assert text in message and done.returncode == 1
+    assert text in message and done.returncode == 1 and 2 in exit_codes(done.stderr)
+
+
+FAILURES = {
+    "device": "device cuda: not available",  # before it joins the others
+    "absent": "run: no such directory",  # when it loads the model
+    "decode": "out of memory",
+}
+
+
+@pytest.mark.parametrize(
+    "fault", ["decode", *(pytest.param(f, marks=pytest.mark.slow) for f in ("device", "absent"))]
+)
+@pytest.mark.parametrize("command", ["translate", pytest.param("evaluate", marks=pytest.mark.slow)])
+def test_an_error_of_one_process_ends_all(copy_run, tmp_path, fault, command):
+    """Within seconds, with its error alone. Sabotage: wait without looking for the error.
+
+    The main process may add what it has kept, when the launcher stops it.
+    """
+    (tmp_path / "text").write_text("ab cd\n" * 40)
+    options = ["--input", tmp_path / "text", "--output", tmp_path / "out"]
+    if command == "evaluate":
+        options = ["--src", tmp_path / "text", "--ref", tmp_path / "text"]
+        fault = fault.replace("device", "evaluate device")
+    began = time.monotonic()
+    done = launch_faulty(fault, 1, 0, command, copy_run, *options, "--batch-tokens", 50)
+    assert time.monotonic() - began < 25
+    [message] = [line for line in messages(done.stderr) if line.startswith("error")]
+    assert FAILURES[fault.split()[-1]] in message and message.endswith("(process 1 of 2)")
+    assert done.returncode == 1 and 2 in exit_codes(done.stderr)
 
 
 @pytest.mark.slow
@@ -95,6 +139,8 @@ def test_stdin_to_stdout(copy_run, tmp_path):
     lines = "".join(f"{line}\n" for line in copy_lines(50, 5))
     (tmp_path / "in").write_text(lines)
     with (tmp_path / "in").open() as file:
+        expected = translate_alone(copy_run, stdin=file).stdout
+    with (tmp_path / "in").open() as file:
         done = launch(2, "translate", copy_run, program=with_chunks_of(CHUNK), stdin=file)
     assert done.returncode == 0, done.stderr
-    assert done.stdout == lines
+    assert done.stdout.encode() == expected and expected.count(b"\n") == 50

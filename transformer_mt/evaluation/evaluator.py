@@ -13,8 +13,7 @@ from transformer_mt.system.processes import ALONE, Processes
 from transformer_mt.text.corpus import RawPairs, read_lines
 from transformer_mt.translation.loading import (
     build_translation_model,
-    find_checkpoints,
-    require_same_checkpoints,
+    share_checkpoints,
 )
 from transformer_mt.translation.options import LoadOptions, SearchOptions
 from transformer_mt.translation.translator import Translator
@@ -105,28 +104,30 @@ class SystemTranslator:
             ConfigError: If an option is wrong.
             DeviceError: If the device is absent or does not support the precision.
         """
-        self._processes.broadcast(([checkpoint.path for checkpoint in checkpoints], sources))
+        self._next_task(sources)
         output = self._translate(checkpoints, sources)
         logger.info(f"{len(sources)} sentences in {output.seconds:.1f} s with {output.name}")
         return output
 
     def serve(self) -> None:
         """Takes part in all translations of the main process, until it finishes."""
-        while True:
-            paths, sources = self._processes.broadcast((list[Path](), list[str]()))
-            if not paths:
-                break
-            self._translate(find_checkpoints(paths), sources)
+        while (sources := self._next_task(None)) is not None:
+            self._translate([], sources)
         self._processes.finish()
 
     def finish(self) -> None:
         """Lets the other processes end; for the main process."""
-        self._processes.broadcast((list[Path](), list[str]()))
+        self._next_task(None)
         self._processes.finish()
 
+    def _next_task(self, sources: list[str] | None) -> list[str] | None:
+        """Gives what the main process translates next; None if it finishes."""
+        return self._processes.broadcast(sources)
+
     def _translate(self, checkpoints: list[Checkpoint], sources: list[str]) -> SystemOutput:
-        require_same_checkpoints(checkpoints, self._processes)
+        checkpoints = share_checkpoints(checkpoints, self._processes)
         model = build_translation_model(checkpoints, self._load)
+        self._processes.watch_peers()
         translator, began = model.translator(self._search, self._processes), time.monotonic()
         with progress_bar("translating", "lines", len(sources)) as bar:
             lines = list(translator.translate(sources, bar.update))

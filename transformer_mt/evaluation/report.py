@@ -115,7 +115,6 @@ def evaluate_system(
         TransformerMTError: If a path, the test set, or an option is wrong.
     """
     with join_processes(choose_device(load.device).type) as processes:
-        processes.watch_peers()
         systems = SystemTranslator(search, load, processes)
         if not processes.is_main:
             systems.serve()

@@ -26,7 +26,9 @@ from transformer_mt.system.shared_errors import (
     announce_lost_launcher,
     announce_lost_peer,
     connect,
+    count_arrivals,
     environment_integer,
+    peer_has_announced,
 )
 
 if TYPE_CHECKING:
@@ -43,7 +45,9 @@ once, since the system closes its connections."""
 _WAIT = timedelta(hours=24)
 """Limit of every other wait: one process may prepare a large corpus while the others wait."""
 _SECONDS_BETWEEN_CHECKS = 1.0
+_SECONDS_BETWEEN_ARRIVALS = 0.05
 _SECONDS_FOR_SIGNAL = 1.0
+_SECONDS_TO_JOIN = 120.0
 _ending = threading.Lock()
 
 
@@ -180,8 +184,9 @@ class _Peers:
             _end_after_lost_peer()
 
     def start_heartbeat(self) -> None:
-        """Starts the thread that watches the others."""
-        self._thread.start()
+        """Starts the thread that watches the others, once."""
+        if self._thread.ident is None:
+            self._thread.start()
 
     def stop_heartbeat(self) -> None:
         """Stops the thread in all processes, once each has called this."""
@@ -216,9 +221,9 @@ def _is_lost_connection(error: RuntimeError) -> bool:
 
 def _end_after_lost_peer() -> None:
     _ending.acquire()  # never released: a second thread that has lost the peer waits for the end
-    if not announce_lost_peer():
-        # The peer has told why it ended. If that was a signal, this process gets it too.
-        time.sleep(_SECONDS_FOR_SIGNAL)
+    if peer_has_announced():
+        time.sleep(_SECONDS_FOR_SIGNAL)  # if the peer got one, this process gets it too
+    announce_lost_peer()
     _end_process(1)
 
 
@@ -255,9 +260,15 @@ def require_single_process(command: str) -> None:
         raise ConfigError(f"{command} works in one process: start it without torchrun")
 
 
-def is_restarted() -> bool:
-    """Tells whether the launcher has started this process anew after one was lost."""
-    return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
+def may_have_restarted() -> bool:
+    """Tells whether processes may have been lost, and all started anew, before this one ran.
+
+    The launchers of several machines count only restarts that they began themselves.
+    """
+    if not is_launched():
+        return False
+    restarts = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    return restarts != "0" or os.environ.get("GROUP_WORLD_SIZE", "1") != "1"
 
 
 def is_main_process() -> bool:
@@ -315,6 +326,7 @@ def _join(device_type: str) -> Processes:
     backend, device = "gloo", None
     if device_type == "cuda":
         backend, device = "nccl", _choose_gpu()
+    _wait_for_arrivals(world_size)
     try:
         dist.init_process_group(
             backend,
@@ -333,6 +345,23 @@ def _join(device_type: str) -> Processes:
         _end_after_lost_peer()
     assert dist.group.WORLD is not None
     return Processes(rank, world_size, _Peers(dist.group.WORLD, control, heartbeat))
+
+
+def _wait_for_arrivals(world_size: int) -> None:
+    """Waits until all processes are about to join; ends this one if another cannot.
+
+    `torch.distributed` would wait without noticing signals, or that a peer has failed.
+    """
+    deadline = time.monotonic() + _SECONDS_TO_JOIN
+    try:
+        arrived = count_arrivals(arriving=True)
+        while arrived < world_size and time.monotonic() < deadline and not peer_has_announced():
+            time.sleep(_SECONDS_BETWEEN_ARRIVALS)
+            arrived = count_arrivals(arriving=False)
+    except RuntimeError:
+        arrived = 0  # the launcher has ended
+    if arrived < world_size:
+        _end_after_lost_peer()
 
 
 def _fresh_store() -> "Store | None":

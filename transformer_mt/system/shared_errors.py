@@ -17,7 +17,7 @@ from transformer_mt.errors import ConfigError
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
 
-_ADVICE = "run the same command again: it goes on from what was saved last"
+_ADVICE = "run the same command again"
 _SECONDS_TO_CONNECT = 3
 _SECONDS_FOR_MAIN = 2.0
 """So long the other processes wait for the main one to print the error that all have."""
@@ -26,17 +26,15 @@ _SECONDS_FOR_MAIN = 2.0
 def announce(message: str) -> None:
     """Prints an error once, however many processes have it, if possible from the main one."""
     rank = environment_integer("RANK")
-    try:
+    with suppress(RuntimeError):  # the launcher, whose store it is, may have ended
         if (store := connect()) and _was_announced(store, message, rank):
             return
-    except RuntimeError:
-        pass  # the launcher, whose store it is, has ended
     _print(message if rank == 0 else f"{message} ({_name(rank)})")
+    _set("any")  # only now, since it lets the others end, and with them all processes
 
 
 def _was_announced(store: "Store", message: str, rank: int) -> bool:
     """Tells whether another process prints the message; otherwise this one must."""
-    store.add(_key("any"), 1)
     deadline = time.monotonic() + _SECONDS_FOR_MAIN
     while rank and not store.add(_key(message), 0) and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -44,30 +42,46 @@ def _was_announced(store: "Store", message: str, rank: int) -> bool:
 
 
 def announce_end() -> None:
-    """Tells the other processes, without a message, that this one ends as it was asked to."""
+    """Tells the other processes, without a message, that this one ends because of a signal."""
+    _set("signal")
+
+
+def peer_has_announced() -> bool:
+    """Tells whether another process ends by itself: with an error, or because of a signal."""
     with suppress(RuntimeError):
-        if store := connect():
-            store.add(_key("any"), 1)
+        store = connect()
+        return bool(store and (store.add(_key("any"), 0) or store.add(_key("signal"), 0)))
+    return False
 
 
-def announce_lost_peer() -> bool:
-    """Prints that a peer was lost, once, unless a process has told why it ended.
-
-    Returns:
-        Whether no process has told why.
-    """
+def announce_lost_peer() -> None:
+    """Prints that a peer was lost, once, unless a process has told its error."""
     try:
         store = connect()
-        if store and store.add(_key("any"), 0):
-            return False
-        if store and store.add(_key("lost"), 1) > 1:
-            return True
+        if store and (store.add(_key("any"), 0) or store.add(_key("lost"), 1) > 1):
+            return
     except RuntimeError:
         announce_lost_launcher()
-        return True
+        return
     rank = environment_integer("RANK")
     _print(f"error: another process has ended or is unreachable; {_ADVICE} ({_name(rank)})")
-    return True
+
+
+def count_arrivals(arriving: bool) -> int:
+    """Counts the processes that are ready to join.
+
+    Args:
+        arriving: Whether this one is new among them.
+
+    Returns:
+        Their number; that of all processes if there is no store to count in.
+
+    Raises:
+        RuntimeError: If the launcher has ended.
+    """
+    if (store := connect()) is None:
+        return environment_integer("WORLD_SIZE")
+    return int(store.add(_key("arrivals"), int(arriving)))
 
 
 def announce_lost_launcher() -> None:
@@ -88,6 +102,13 @@ def environment_integer(name: str) -> int:
     return int(value)
 
 
+def _set(name: str) -> None:
+    """Tells the other processes something, if the launcher runs."""
+    with suppress(RuntimeError):
+        if store := connect():
+            store.add(_key(name), 1)
+
+
 def _print(message: str) -> None:
     with suppress(OSError):  # the reader of stderr may have ended with the launcher
         print(message, file=sys.stderr, flush=True)
@@ -98,8 +119,12 @@ def _name(rank: int) -> str:
 
 
 def _key(text: str) -> str:
-    """Names a key in the store; a restart must not find those of the attempt before."""
-    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    """Names a key in the store; a restart must not find those of the attempt before.
+
+    Several launchers make a new store for each attempt, which they may number differently.
+    """
+    alone = os.environ.get("GROUP_WORLD_SIZE") == "1"
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if alone else "all"
     return f"transformer-mt/{attempt}/{hashlib.sha256(text.encode()).hexdigest()}"
 
 

@@ -36,22 +36,24 @@ def find_checkpoints(paths: Sequence[Path]) -> list[Checkpoint]:
     return checkpoints
 
 
-def require_same_checkpoints(checkpoints: list[Checkpoint], processes: Processes) -> None:
-    """Refuses to share work between processes that have found different checkpoints.
+def share_checkpoints(checkpoints: list[Checkpoint], processes: Processes) -> list[Checkpoint]:
+    """Gives all processes the checkpoints that the main one has found, each from its own disk.
 
-    Machines may hold different files, and the best checkpoint of a run that is being trained may
-    change between one process's look and another's.
+    Args:
+        checkpoints: Those of the main process; what the others pass does not matter.
+        processes: All call this.
 
     Raises:
-        CheckpointError: In every process.
+        CheckpointError: If one is missing or damaged, or is another one on another machine.
     """
+    paths = processes.broadcast([checkpoint.path for checkpoint in checkpoints])
+    if not processes.is_main:
+        checkpoints = find_checkpoints(paths)
     digests = [checkpoint.digest() for checkpoint in checkpoints]
     if any(other != digests for other in processes.gather(digests)):
-        names = " and ".join(str(checkpoint.path) for checkpoint in checkpoints)
-        raise CheckpointError(
-            f"{names}: not the same checkpoint for all processes; copy it to every machine, and"
-            " name the checkpoint if its run is still being trained"
-        )
+        names = " and ".join(map(str, paths))
+        raise CheckpointError(f"{names}: not the same checkpoint on all machines")
+    return checkpoints
 
 
 def build_translation_model(

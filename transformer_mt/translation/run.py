@@ -4,22 +4,22 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
-from transformer_mt.checkpoints.checkpoint import Checkpoint
 from transformer_mt.errors import ConfigError, OutputError
 from transformer_mt.system.device import choose_device
 from transformer_mt.system.process_settings import exit_on_closed_stdout
 from transformer_mt.system.processes import (
     Processes,
     is_launched,
-    is_restarted,
     join_processes,
+    may_have_restarted,
 )
+from transformer_mt.system.signals import interrupt_on_signals
 from transformer_mt.translation.chunks import ChunkTranslator
 from transformer_mt.translation.files import FilePlan, plan_files, translate_files
 from transformer_mt.translation.loading import (
     build_translation_model,
     find_checkpoints,
-    require_same_checkpoints,
+    share_checkpoints,
 )
 from transformer_mt.translation.options import FileOptions, TranslateOptions
 from transformer_mt.translation.prompt import reads_from_prompt, translate_interactively
@@ -40,22 +40,23 @@ def translate(paths: Sequence[Path], files: FileOptions, options: TranslateOptio
         OSError: If a stream cannot be written.
         Interrupted: After SIGINT or SIGTERM; what is finished of a file is kept.
     """
-    interactive = reads_from_prompt(files)
-    if interactive and is_launched():
-        raise ConfigError("several processes cannot share a terminal: name files as --input")
-    checkpoints = find_checkpoints(paths)
-    if interactive:
-        _translate_prompt(checkpoints, options)
-        return
-    with join_processes(choose_device(options.load.device).type) as processes:
-        if processes.is_main:
-            _translate_main(checkpoints, files, options, processes)
+    with (
+        join_processes(choose_device(options.load.device).type) as processes,
+        interrupt_on_signals(),
+    ):
+        if not processes.is_main:
+            _translate_beside(options, processes)
+        elif reads_from_prompt(files):
+            _translate_prompt(paths, options)
         else:
-            _translate_beside(checkpoints, options, processes)
+            _translate_main(paths, files, options, processes)
 
 
-def _translate_prompt(checkpoints: list[Checkpoint], options: TranslateOptions) -> None:
+def _translate_prompt(paths: Sequence[Path], options: TranslateOptions) -> None:
+    if is_launched():
+        raise ConfigError("several processes do not translate a prompt: name files as --input")
     exit_on_closed_stdout()
+    checkpoints = find_checkpoints(paths)
     model = build_translation_model(checkpoints, options.load)
     logger.info(f"translating with {model.name}")
     src_lang = checkpoints[0].config.data.src_lang
@@ -63,40 +64,38 @@ def _translate_prompt(checkpoints: list[Checkpoint], options: TranslateOptions) 
 
 
 def _translate_main(
-    checkpoints: list[Checkpoint],
+    paths: Sequence[Path],
     files: FileOptions,
     options: TranslateOptions,
     processes: Processes,
 ) -> None:
     """Translates as the process that reads and writes."""
+    checkpoints = find_checkpoints(paths)
     data = checkpoints[0].config.data
     with plan_files(files, data.src_lang, data.tgt_lang) as plan:
         if any(pair.output.target is None for pair in plan.pairs):
             exit_on_closed_stdout()
-        if is_restarted():
+        if may_have_restarted():
             _require_resumable(plan)
+        share_checkpoints(checkpoints, processes)
         model = build_translation_model(checkpoints, options.load)
-        require_same_checkpoints(checkpoints, processes)
         logger.info(f"translating with {model.name}")
         processes.watch_peers()
         translate_files(model, plan, options, processes)
 
 
 def _require_resumable(plan: FilePlan) -> None:
-    """Refuses to read on in a stream where a process that was lost may have left lines out."""
+    """Refuses to read on in a stream of which a process that was lost may have read lines."""
     for pair in plan.pairs:
         if not pair.is_resumable:
             raise OutputError(
-                f"{pair.output.name}: a process was lost, and a stream cannot be read or written"
+                f"{pair.output.name}: after a process was lost, a stream cannot be read or written"
                 " again; name files as --input and --output"
             )
 
 
-def _translate_beside(
-    checkpoints: list[Checkpoint], options: TranslateOptions, processes: Processes
-) -> None:
+def _translate_beside(options: TranslateOptions, processes: Processes) -> None:
     """Translates as one of the other processes, which read and write nothing."""
-    model = build_translation_model(checkpoints, options.load)
-    require_same_checkpoints(checkpoints, processes)
+    model = build_translation_model(share_checkpoints([], processes), options.load)
     processes.watch_peers()
     ChunkTranslator(model, options, processes).serve()

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from transformer_mt.errors import DataError
 from transformer_mt.system.console import ProgressDisplay, shows_progress
 from transformer_mt.system.outputs import Output
 from transformer_mt.system.streams import LineReader, count_lines, open_input
@@ -83,17 +84,26 @@ def translate_stream(
 def _read_rounds(
     chunks: Iterator[list[str]], size: int, resumed: int
 ) -> Iterator[list[SourceChunk]]:
-    """Groups chunks by `size`, after the first `resumed` lines, which are whole chunks."""
+    """Groups chunks by `size`, after the first `resumed` lines, which are whole chunks.
+
+    What could be read before an error is not lost.
+    """
     chunks_of_round, first_line = list[SourceChunk](), 1
-    for lines in chunks:
-        if first_line > resumed:
-            chunks_of_round.append(SourceChunk(first_line, lines))
-        first_line += len(lines)
-        if len(chunks_of_round) == size:
-            yield chunks_of_round
-            chunks_of_round = []
+    failure = None
+    try:
+        for lines in chunks:
+            if first_line > resumed:
+                chunks_of_round.append(SourceChunk(first_line, lines))
+            first_line += len(lines)
+            if len(chunks_of_round) == size:
+                yield chunks_of_round
+                chunks_of_round = []
+    except DataError as error:
+        failure = error
     if chunks_of_round:
         yield chunks_of_round
+    if failure:
+        raise failure
 
 
 def _report(counts: StreamCounts) -> None:
