@@ -1,5 +1,6 @@
 """Chunks of lines dealt over processes, which are threads here."""
 
+import gzip
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -7,8 +8,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from transformer_mt.errors import CheckpointError, DataError
 from transformer_mt.system.outputs import check_output
 from transformer_mt.translation.chunks import ChunkTranslator
+from transformer_mt.translation.loading import find_checkpoints, share_checkpoints
 from transformer_mt.translation.options import OutputFormat, OutputOptions, TranslateOptions
 from transformer_mt.translation.stream import translate_stream
 from transformer_mt.translation.translator import Translation
@@ -51,18 +54,23 @@ class Reverser:
         return [[Translation(line[::-1], -1.0)] for line in lines]
 
 
+def reverser(rank: int, shared: SimpleNamespace, log: list, written: OutputOptions):
+    """Gives a translator of chunks that reverses lines."""
+
+    def make(options, threads=None):
+        return Reverser(rank, threads.world_size if threads else 1, log)
+
+    model = SimpleNamespace(translator=make)
+    return ChunkTranslator(model, TranslateOptions(output=written), Thread(rank, shared))
+
+
 def translate(world_size: int, path, tmp_path, written: OutputOptions):
     """Translates a file with several threads; gives its counts, text and the log of the work."""
     barrier, log = threading.Barrier(world_size, timeout=10), []
     shared = SimpleNamespace(slots=[None] * world_size, barrier=barrier)
 
     def run(rank: int):
-        model = SimpleNamespace(
-            translator=lambda options, threads=None: Reverser(
-                rank, threads.world_size if threads else 1, log
-            )
-        )
-        translator = ChunkTranslator(model, TranslateOptions(output=written), Thread(rank, shared))
+        translator = reverser(rank, shared, log, written)
         if rank:
             return translator.serve()
         counts = translate_stream(translator, path, check_output(tmp_path / "out"))
@@ -113,3 +121,31 @@ def test_a_pipe_waits_for_no_further_chunk(tmp_path):
     writer.join()
     assert text == "ba\n" * 30
     assert sorted(log) == sorted((rank, 2, CHUNK) for rank in range(2) for _ in range(3))
+
+
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_what_is_read_before_an_error_is_written(world_size, tmp_path):
+    """Whole chunks, however many processes. Sabotage: drop a round that is not full."""
+    text = "".join(f"{number:>999}\n" for number in range(2 * CHUNK + 5)).encode()
+    whole = gzip.compress(text, compresslevel=0)
+    (tmp_path / "in.gz").write_bytes(whole[: len(whole) - 3_000])
+    output, task = check_output(tmp_path / "out"), {"made from": "text"}
+    barrier = threading.Barrier(world_size, timeout=10)
+    shared = SimpleNamespace(slots=[None] * world_size, barrier=barrier)
+    with ThreadPoolExecutor(world_size) as pool:
+        translators = [reverser(rank, shared, [], OutputOptions()) for rank in range(world_size)]
+        others = [pool.submit(translator.serve) for translator in translators[1:]]
+        with pytest.raises(DataError, match=f"{2 * CHUNK} finished lines are kept"):
+            translate_stream(translators[0], tmp_path / "in.gz", output, task)
+        translators[0].finish()
+    assert all(other.result() is None for other in others)
+
+
+def test_processes_with_different_checkpoints(copy_run):
+    """Are refused. Sabotage: compare no digests."""
+    [checkpoint] = find_checkpoints([copy_run])
+    peers = SimpleNamespace(
+        is_main=True, broadcast=lambda value: value, gather=lambda value: [value, ["another"]]
+    )
+    with pytest.raises(CheckpointError, match=f"{checkpoint.path}: not the same checkpoint"):
+        share_checkpoints([checkpoint], peers)
