@@ -126,7 +126,7 @@ def test_a_pipe_waits_for_no_further_chunk(tmp_path):
 @pytest.mark.parametrize("world_size", [1, 3])
 def test_what_is_read_before_an_error_is_written(world_size, tmp_path):
     """Whole chunks, however many processes. Sabotage: drop a round that is not full."""
-    text = "".join(f"{number:>999}\n" for number in range(2 * CHUNK + 5)).encode()
+    text = "".join(f"{number:>9999}\n" for number in range(2 * CHUNK + 8)).encode()
     whole = gzip.compress(text, compresslevel=0)
     (tmp_path / "in.gz").write_bytes(whole[: len(whole) - 3_000])
     output, task = check_output(tmp_path / "out"), {"made from": "text"}
