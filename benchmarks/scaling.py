@@ -1,13 +1,14 @@
 """Several processes: how well a step's micro-batches occupy them, and two of them on a CPU.
 
     python benchmarks/scaling.py plan CONFIG [--pairs 4500000]
-    python benchmarks/scaling.py cpu CONFIG MICRO_BATCH_TOKENS [--steps 60] [--repeats 3]
+    python benchmarks/scaling.py cpu CONFIG MICRO_BATCH_TOKENS [--neighbours 1] [--env NAME=VALUE]
 
 `plan` takes the lengths of CONFIG's training text, which it prepares if necessary, drawn with
 replacement until there are `--pairs` of them, and prints the idle share of 8 and 64 processes.
-`cpu` trains in turn with one process of two threads and with two processes of one thread, which get
-smaller micro-batches, and prints target tokens per second, each the median of the steps after the
-first ten, and their ratio.
+`cpu` trains in turn with one process of two threads; with the same and each `--env`; and with two
+processes of one thread, which get smaller micro-batches. It prints target tokens per second, each
+the median of the steps after the first few, and the ratio to the first. `--neighbours` busy
+processes run meanwhile. The last line of both is one JSON object.
 """
 
 import json
@@ -28,13 +29,9 @@ from transformer_mt.text.batching import plan_epoch
 from transformer_mt.text.prepared import prepare
 from transformer_mt.training.occupancy import describe_occupancy, idle_share
 
-WARM_UP = 10
+WARM_UP = 6
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "--")
 ONE, TWO = "1 process x 2 threads", "2 processes x 1 thread"
-KINDS = {
-    ONE: ("2", (sys.executable, "-m", "transformer_mt")),
-    TWO: ("1", (sys.executable, *TORCHRUN, "transformer_mt")),
-}
 
 app = typer.Typer(help=__doc__, pretty_exceptions_enable=False)
 
@@ -67,36 +64,43 @@ def plan(
 def cpu(
     config: Path,
     micro_batch_tokens: int,
-    steps: int = 60,
-    repeats: int = 3,
+    steps: int = 30,
+    repeats: int = 2,
+    neighbours: int = 0,
+    env: list[str] = [],  # noqa: B006  Typer copies it
     set_: Annotated[list[str], typer.Option("--set")] = [],  # noqa: B006  Typer copies it
 ) -> None:
-    """Prints the speed of one process of two threads and of two of one thread."""
+    """Prints the speed of one process of two threads, and of the alternatives."""
     prepare(load_config(config, set_))
-    speeds: dict[str, list[float]] = {kind: [] for kind in KINDS}
-    for _ in range(repeats):
-        for kind in KINDS:
-            share = f"train.micro_batch_tokens={micro_batch_tokens}"
-            changes = [*set_, share] if kind == TWO else set_
-            speeds[kind].append(train(kind, config, steps, changes))
-            print(f"{kind}: {speeds[kind][-1]:,.0f} target tokens/s", flush=True)
-    one, two = (statistics.median(values) for values in speeds.values())
-    print(f"medians {one:,.0f} and {two:,.0f}, ratio {two / one:.2f}")
-    print(json.dumps(speeds))
+    sides = [ONE, *env, TWO]
+    speeds: dict[str, list[float]] = {side: [] for side in sides}
+    busy = [subprocess.Popen(["yes"], stdout=subprocess.DEVNULL) for _ in range(neighbours)]
+    for side in sides * repeats:
+        share = f"train.micro_batch_tokens={micro_batch_tokens}"
+        changes = [*set_, share] if side == TWO else set_
+        speeds[side].append(train(side, config, steps, changes))
+        print(f"{side}: {speeds[side][-1]:,.0f} target tokens/s", flush=True)
+    for process in busy:
+        process.kill()
+    medians = {side: statistics.median(values) for side, values in speeds.items()}
+    for side, median in medians.items():
+        print(f"{side:40}{median:8,.0f}{median / medians[ONE]:7.2f}")
+    print(json.dumps({"neighbours": neighbours, "speeds": speeds}))
 
 
-def train(kind: str, config: Path, steps: int, changes: list[str]) -> float:
+def train(side: str, config: Path, steps: int, changes: list[str]) -> float:
     """Trains some steps; gives the median of target tokens per second."""
-    threads, program = KINDS[kind]
+    threads, launcher = ("1", TORCHRUN) if side == TWO else ("2", ("-m",))
+    environment = {**os.environ, "OMP_NUM_THREADS": threads}
+    if "=" in side:
+        name, _, value = side.partition("=")
+        environment[name] = value
     limits = (f"train.max_steps={steps}", "train.log_every=1", f"valid.every={10 * steps}")
     words = [word for change in (*changes, *limits) for word in ("--set", change)]
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"
-        subprocess.run(
-            [*program, "train", str(config), "--quiet", "--run", str(run), *words],
-            check=True,
-            env={**os.environ, "OMP_NUM_THREADS": threads},
-        )
+        command = (sys.executable, *launcher, "transformer_mt", "train", str(config), "--quiet")
+        subprocess.run([*command, "--run", str(run), *words], check=True, env=environment)
         lines = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
         speeds = [line["tokens_per_second"] for line in lines if line["kind"] == "train"]
     return statistics.median(speeds[WARM_UP:])

@@ -53,17 +53,17 @@ from transformer_mt.cli_options import (
     TestSetOption,
 )
 from transformer_mt.errors import ConfigError, Interrupted, TransformerMTError
+from transformer_mt.system.launcher import (
+    exit_process,
+    exit_with_error,
+    is_main_process,
+    require_single_process,
+)
 from transformer_mt.system.outputs import check_output
 from transformer_mt.system.process_settings import (
     limit_kernel_caches,
     open_closed_streams,
     silence_connections,
-)
-from transformer_mt.system.processes import (
-    exit_process,
-    exit_with_error,
-    is_main_process,
-    require_single_process,
 )
 from transformer_mt.system.signals import interrupt_on_signals
 from transformer_mt.system.streams import require_input

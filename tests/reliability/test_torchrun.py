@@ -218,8 +218,9 @@ def test_two_machines(config, tmp_path):
     workers = [pid for node in nodes for pid in children(node)]
     nodes[1].kill()
     wait_for_end(workers, 10)
-    nodes[0].communicate(timeout=60)
-    assert nodes[0].returncode != 0
+    _, stderr = nodes[0].communicate(timeout=60)
+    [message] = messages(stderr)
+    assert "another process has ended or is unreachable" in message and nodes[0].returncode != 0
     nodes[1].communicate(timeout=60)
     shutil.copytree(run_dir, tmp_path / "copy")
     nodes = start_nodes(config, run_dir, "--set", "train.max_steps=200")

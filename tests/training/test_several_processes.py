@@ -9,7 +9,7 @@ from launch import assert_close, exit_codes, launch, launch_faulty, messages, re
 
 from transformer_mt.checkpoints.run_directory import load_newest
 from transformer_mt.config.loading import load_config
-from transformer_mt.system import processes
+from transformer_mt.system import launcher
 from transformer_mt.system.processes import ALONE, join_processes
 from transformer_mt.training.run import train
 
@@ -111,4 +111,4 @@ def test_one_process_uses_no_distributed_code(monkeypatch):
         assert joined.max(1, 2.5) == [1, 2.5]
         assert joined.gather("value") == ["value"] and joined.broadcast("value") == "value"
         joined.finish()
-    assert processes.is_main_process()
+    assert launcher.is_main_process()

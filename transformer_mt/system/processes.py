@@ -9,20 +9,18 @@ saved before.
 """
 
 import os
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from transformer_mt.errors import ConfigError, DeviceError
+from transformer_mt.system.launcher import end_process, is_launched
 from transformer_mt.system.shared_errors import (
-    announce,
-    announce_end,
     announce_lost_launcher,
     announce_lost_peer,
     connect,
@@ -47,7 +45,7 @@ _WAIT = timedelta(hours=24)
 _SECONDS_BETWEEN_CHECKS = 1.0
 _SECONDS_BETWEEN_ARRIVALS = 0.05
 _SECONDS_FOR_SIGNAL = 1.0
-_SECONDS_TO_JOIN = 120.0
+_SECONDS_TO_JOIN = 600.0
 _ending = threading.Lock()
 
 
@@ -224,7 +222,7 @@ def _end_after_lost_peer() -> None:
     if peer_has_announced():
         time.sleep(_SECONDS_FOR_SIGNAL)  # if the peer got one, this process gets it too
     announce_lost_peer()
-    _end_process(1)
+    end_process(1)
 
 
 def _watch_launcher(launcher: int) -> None:
@@ -233,64 +231,7 @@ def _watch_launcher(launcher: int) -> None:
         time.sleep(_SECONDS_BETWEEN_CHECKS)
     _ending.acquire()
     announce_lost_launcher()
-    _end_process(1)
-
-
-def _end_process(code: int) -> None:
-    """Ends this process without waiting for threads or peers."""
-    for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError):  # whoever read it may have ended
-            if stream is not None:
-                stream.flush()
-    os._exit(code)
-
-
-def is_launched() -> bool:
-    """Tells whether a launcher such as `torchrun` has started this process."""
-    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
-
-
-def require_single_process(command: str) -> None:
-    """Refuses to run a command several times at once.
-
-    Raises:
-        ConfigError: If a launcher has started more than one process.
-    """
-    if is_launched() and environment_integer("WORLD_SIZE") > 1:
-        raise ConfigError(f"{command} works in one process: start it without torchrun")
-
-
-def may_have_restarted() -> bool:
-    """Tells whether processes may have been lost, and all started anew, before this one ran.
-
-    The launchers of several machines count only restarts that they began themselves.
-    """
-    if not is_launched():
-        return False
-    restarts = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    return restarts != "0" or os.environ.get("GROUP_WORLD_SIZE", "1") != "1"
-
-
-def is_main_process() -> bool:
-    """Tells whether this process shows progress, before it has joined the others."""
-    return not is_launched() or environment_integer("RANK") == 0
-
-
-def exit_with_error(message: str) -> None:
-    """Prints an error, once for all processes that have it, and ends the process with code 2."""
-    if not is_launched():
-        print(message, file=sys.stderr)
-        raise SystemExit(2)
-    announce(message)
-    _end_process(2)
-
-
-def exit_process(code: int) -> None:
-    """Ends the process; if it is one of several, without waiting for the others."""
-    if is_launched():
-        announce_end()
-        _end_process(code)
-    raise SystemExit(code)
+    end_process(1)
 
 
 @contextmanager
@@ -326,7 +267,8 @@ def _join(device_type: str) -> Processes:
     backend, device = "gloo", None
     if device_type == "cuda":
         backend, device = "nccl", _choose_gpu()
-    _wait_for_arrivals(world_size)
+    if _launcher_has_store():
+        _wait_for_arrivals(world_size)
     try:
         dist.init_process_group(
             backend,
@@ -364,6 +306,11 @@ def _wait_for_arrivals(world_size: int) -> None:
         _end_after_lost_peer()
 
 
+def _launcher_has_store() -> bool:
+    """Tells whether there is a key-value store before the processes have joined."""
+    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+
+
 def _fresh_store() -> "Store | None":
     """Gives a store without the addresses of processes that ended before a restart.
 
@@ -374,9 +321,7 @@ def _fresh_store() -> "Store | None":
     Returns:
         The store; None to let `torch.distributed` choose it.
     """
-    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
-        return None
-    if os.environ.get("GROUP_WORLD_SIZE") != "1":
+    if not _launcher_has_store() or os.environ.get("GROUP_WORLD_SIZE") != "1":
         return None
     from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 

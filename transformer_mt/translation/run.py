@@ -6,13 +6,9 @@ from pathlib import Path
 
 from transformer_mt.errors import ConfigError, OutputError
 from transformer_mt.system.device import choose_device
+from transformer_mt.system.launcher import is_launched, may_have_restarted
 from transformer_mt.system.process_settings import exit_on_closed_stdout
-from transformer_mt.system.processes import (
-    Processes,
-    is_launched,
-    join_processes,
-    may_have_restarted,
-)
+from transformer_mt.system.processes import Processes, join_processes
 from transformer_mt.system.signals import interrupt_on_signals
 from transformer_mt.translation.chunks import ChunkTranslator
 from transformer_mt.translation.files import FilePlan, plan_files, translate_files
