@@ -18,7 +18,7 @@ test: .venv/.installed-test
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
 test-slow: .venv/.installed-test
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow -n 2 --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow -n 2 --dist worksteal
 
 check: .venv/.installed-test
 	$(BIN)/ruff check .
