@@ -2,6 +2,8 @@
 
 import gzip
 import json
+import os
+import pty
 import subprocess
 import sys
 import time
@@ -102,6 +104,17 @@ def test_a_mistake_is_said_once(copy_run, kind):
     done = launch(2, *words, stdin=subprocess.DEVNULL)
     [message] = messages(done.stderr)
     assert text in message and done.returncode == 1 and 2 in exit_codes(done.stderr)
+
+
+@pytest.mark.slow
+def test_a_prompt_works_in_one_process(copy_run):
+    """It says so at once. Sabotage: read lines as the main process alone."""
+    master, terminal = pty.openpty()
+    done = launch(2, "translate", copy_run, stdin=terminal)
+    os.close(master)
+    os.close(terminal)
+    [message] = messages(done.stderr)
+    assert "a prompt works in one process" in message and 2 in exit_codes(done.stderr)
 
 
 FAILURES = {

@@ -11,10 +11,7 @@ from transformer_mt.evaluation.scoring import Score, bleu
 from transformer_mt.system.console import progress_bar
 from transformer_mt.system.processes import ALONE, Processes
 from transformer_mt.text.corpus import RawPairs, read_lines
-from transformer_mt.translation.loading import (
-    build_translation_model,
-    share_checkpoints,
-)
+from transformer_mt.translation.loading import build_translation_model, share_checkpoints
 from transformer_mt.translation.options import LoadOptions, SearchOptions
 from transformer_mt.translation.translator import Translator
 

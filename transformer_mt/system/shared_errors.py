@@ -30,7 +30,7 @@ def announce(message: str) -> None:
         if (store := connect()) and _was_announced(store, message, rank):
             return
     _print(message if rank == 0 else f"{message} ({_name(rank)})")
-    _set("any")  # only now, since it lets the others end, and with them all processes
+    _set("error")  # only now, since it lets the others end, and with them all processes
 
 
 def _was_announced(store: "Store", message: str, rank: int) -> bool:
@@ -50,7 +50,7 @@ def peer_has_announced() -> bool:
     """Tells whether another process ends by itself: with an error, or because of a signal."""
     with suppress(RuntimeError):
         store = connect()
-        return bool(store and (store.add(_key("any"), 0) or store.add(_key("signal"), 0)))
+        return bool(store and (store.add(_key("error"), 0) or store.add(_key("signal"), 0)))
     return False
 
 
@@ -58,13 +58,19 @@ def announce_lost_peer() -> None:
     """Prints that a peer was lost, once, unless a process has told its error."""
     try:
         store = connect()
-        if store and (store.add(_key("any"), 0) or store.add(_key("lost"), 1) > 1):
+        if store and (store.add(_key("error"), 0) or store.add(_key("lost"), 1) > 1):
             return
     except RuntimeError:
         announce_lost_launcher()
         return
     rank = environment_integer("RANK")
     _print(f"error: another process has ended or is unreachable; {_ADVICE} ({_name(rank)})")
+
+
+def announce_lost_launcher() -> None:
+    """Prints that the launcher was lost, which has the store; once for each machine."""
+    if os.environ.get("LOCAL_RANK", "0") == "0":
+        _print(f"error: the launcher has ended or is unreachable; {_ADVICE}")
 
 
 def count_arrivals(arriving: bool) -> int:
@@ -82,12 +88,6 @@ def count_arrivals(arriving: bool) -> int:
     if (store := connect()) is None:
         return environment_integer("WORLD_SIZE")
     return int(store.add(_key("arrivals"), int(arriving)))
-
-
-def announce_lost_launcher() -> None:
-    """Prints that the launcher was lost, which has the store; once for each machine."""
-    if os.environ.get("LOCAL_RANK", "0") == "0":
-        _print(f"error: the launcher has ended or is unreachable; {_ADVICE}")
 
 
 def environment_integer(name: str) -> int:

@@ -44,9 +44,9 @@ REPORT = "report.json"
 FORMAT = 1
 """Format of the files; part of the fingerprint."""
 _PAIRS_PER_CHUNK = 20_000
+"""Pairs encoded at once; the digest of the ids depends on it, so it must not change."""
 _MANY_UNKNOWN = 0.01
 """Share of unknown pieces above which there is a warning."""
-"""Pairs encoded at once; the digest of the ids depends on it, so it must not change."""
 
 
 @dataclass(frozen=True)

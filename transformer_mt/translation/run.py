@@ -50,7 +50,9 @@ def translate(paths: Sequence[Path], files: FileOptions, options: TranslateOptio
 
 def _translate_prompt(paths: Sequence[Path], options: TranslateOptions) -> None:
     if is_launched():
-        raise ConfigError("several processes do not translate a prompt: name files as --input")
+        raise ConfigError(
+            "a prompt works in one process: start it without torchrun, or name files as --input"
+        )
     exit_on_closed_stdout()
     checkpoints = find_checkpoints(paths)
     model = build_translation_model(checkpoints, options.load)
@@ -85,8 +87,9 @@ def _require_resumable(plan: FilePlan) -> None:
     for pair in plan.pairs:
         if not pair.is_resumable:
             raise OutputError(
-                f"{pair.output.name}: after a process was lost, a stream cannot be read or written"
-                " again; name files as --input and --output"
+                f"{pair.output.name}: several machines, and processes that were restarted, cannot"
+                " translate a stream, since it cannot be read again; name files as --input and"
+                " --output"
             )
 
 

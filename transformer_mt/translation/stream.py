@@ -89,7 +89,6 @@ def _read_rounds(
     What could be read before an error is not lost.
     """
     chunks_of_round, first_line = list[SourceChunk](), 1
-    failure = None
     try:
         for lines in chunks:
             if first_line > resumed:
@@ -98,12 +97,12 @@ def _read_rounds(
             if len(chunks_of_round) == size:
                 yield chunks_of_round
                 chunks_of_round = []
-    except DataError as error:
-        failure = error
+    except DataError:
+        if chunks_of_round:
+            yield chunks_of_round
+        raise
     if chunks_of_round:
         yield chunks_of_round
-    if failure:
-        raise failure
 
 
 def _report(counts: StreamCounts) -> None:
