@@ -9,6 +9,11 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from transformer_mt.system.process_settings import limit_spinning
+
+limit_spinning()  # works only before torch is imported
+
 import torch
 
 from transformer_mt.config.keys import Config

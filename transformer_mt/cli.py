@@ -62,6 +62,7 @@ from transformer_mt.system.launcher import (
 from transformer_mt.system.outputs import check_output
 from transformer_mt.system.process_settings import (
     limit_kernel_caches,
+    limit_spinning,
     open_closed_streams,
     silence_connections,
 )
@@ -92,6 +93,7 @@ def main() -> None:
     """Runs the program; a user's mistake ends in one line on stderr and exit code 2."""
     open_closed_streams()
     limit_kernel_caches()
+    limit_spinning()
     silence_connections()
     try:
         # Typer returns the exit code of an interruption; commands return None.
