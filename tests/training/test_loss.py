@@ -194,6 +194,21 @@ def test_small_probabilities_keep_their_precision():
     assert_close(output_weight.grad[1:], expected, rtol=0.01, atol=0.0)
 
 
+@pytest.mark.parametrize("size", [1.0, 12.0, 1000.0])
+def test_gradients_in_float16_do_not_overflow(size):
+    """However large the decoder's output, and if all positions have the same token.
+
+    Sabotage: do not scale the rows.
+    """
+    hidden, output_weight = torch.full((1, 384, 8), size), torch.zeros(30, 8, requires_grad=True)
+    targets = torch.ones(1, 384, dtype=torch.int64)
+    with torch.autocast("cpu", torch.float16):
+        loss.projected_loss(hidden, output_weight, targets, 0.0, 0).backward()
+    expected = torch.full((30, 8), 384 * size / 30)
+    expected[1] -= 384 * size
+    assert_close(output_weight.grad, expected, rtol=0.01, atol=0.0)
+
+
 def test_sums_of_half_precision_logits_are_fp32():
     """Logits around 100 are rounded to bf16 once; their mean and log-sum-exp are not.
 

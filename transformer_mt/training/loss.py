@@ -116,6 +116,23 @@ def _compile_losses_and_gradients() -> Callable[..., tuple[Tensor, Tensor]]:
     return torch.compile(_losses_and_gradients)
 
 
+def _row_scale(rows: Tensor, grad_scale: float) -> Tensor:
+    """Computes by what to divide rows so that their products with gradients stay finite in float16.
+
+    A product is a sum over the positions of a chunk. The loss scaler could not help: it scales
+    what comes after.
+
+    Args:
+        rows: The decoder's output, (N, D).
+        grad_scale: Limit on the absolute value of a gradient.
+
+    Returns:
+        A factor of at least 1, a float32 scalar.
+    """
+    largest_sum = CHUNK_ROWS[rows.device.type] * grad_scale * rows.abs().amax().float()
+    return (largest_sum / torch.finfo(torch.float16).max).clamp(min=1.0)
+
+
 class _ProjectedLoss(torch.autograd.Function):
     """Computes the gradient along with the loss, since both need the softmax."""
 
@@ -142,6 +159,8 @@ class _ProjectedLoss(torch.autograd.Function):
             grad_weight = torch.zeros_like(output_weight)  # (V, D)
             # Gradients near 1 / V would lose precision in float16.
             grad_scale = 16.0 if dtype == torch.float16 else 1.0
+            row_scale = _row_scale(rows, grad_scale) if dtype == torch.float16 else None
+            scaled_rows = rows if row_scale is None else (rows / row_scale).to(dtype)
             for start in range(0, len(rows), CHUNK_ROWS[device]):
                 chunk = slice(start, start + CHUNK_ROWS[device])
                 logits, target_ids = linear(rows[chunk], weight), ids[chunk, None]  # (C, V), (C, 1)
@@ -150,9 +169,10 @@ class _ProjectedLoss(torch.autograd.Function):
                 at_target = grads.new_full(target_ids.shape, grad_scale * (smoothing - 1))
                 grads.scatter_add_(1, target_ids, at_target)
                 grad_rows[chunk] = linear(grads, weight.t()) * not_padding[chunk]
-                grad_weight += linear(grads.t(), (rows[chunk] * not_padding[chunk]).t())
+                grad_weight += linear(grads.t(), (scaled_rows[chunk] * not_padding[chunk]).t())
         grad_hidden = grad_rows.div_(grad_scale).view(hidden.shape)  # (B, T, D)
-        ctx.save_for_backward(grad_hidden, grad_weight.div_(grad_scale))
+        grad_weight.mul_(1.0 if row_scale is None else row_scale / grad_scale)
+        ctx.save_for_backward(grad_hidden, grad_weight)
         return loss
 
     @staticmethod
