@@ -37,6 +37,10 @@ class DeviceError(TransformerMTError):
     """A device, precision or amount of memory that this machine does not have."""
 
 
+class CompileError(DeviceError):
+    """torch.compile does not work on this machine."""
+
+
 class TrainingError(TransformerMTError):
     """A training run that cannot continue."""
 

@@ -9,7 +9,7 @@ from conftest import tiny_config
 from transformer_mt.checkpoints.checkpoint import load_checkpoint
 from transformer_mt.checkpoints.run_directory import list_checkpoints
 from transformer_mt.system.console import show_messages
-from transformer_mt.training import trainer as trainer_module
+from transformer_mt.training import validation as validation_module
 from transformer_mt.training.run import train
 
 
@@ -107,15 +107,15 @@ def test_metrics_of_an_older_version_are_read(corpus_dir, tmp_path):
 def test_a_finite_best_stays_best(corpus_dir, tmp_path, monkeypatch, nll, best_step):
     """A later validation with a better BLEU replaces it only if its perplexity is finite."""
     nlls = [2.0, nll]
-    monkeypatch.setattr(trainer_module, "mean_nll", lambda *arguments: nlls.pop(0))
+    monkeypatch.setattr(validation_module, "mean_nll", lambda *arguments: nlls.pop(0))
     scores = iter((3.0, 4.0))
-    real = trainer_module.evaluate
+    real = validation_module.evaluate
 
     def evaluate(translator, pairs, advance):
         evaluation = real(translator, pairs)
         object.__setattr__(evaluation.bleu, "value", next(scores))
         return evaluation
 
-    monkeypatch.setattr(trainer_module, "evaluate", evaluate)
+    monkeypatch.setattr(validation_module, "evaluate", evaluate)
     progress = train(tiny_config(corpus_dir), tmp_path / "run")
     assert (progress.best_step, progress.validations_since_best) == (best_step, 20 // best_step - 1)

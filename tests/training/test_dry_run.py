@@ -13,8 +13,8 @@ from transformer_mt.text.batching import cut_micro_batches, plan_epoch
 from transformer_mt.text.prepared import prepare
 from transformer_mt.training import dry_run as dry_run_module
 from transformer_mt.training.dry_run import dry_run
-from transformer_mt.training.engine import Engine
 from transformer_mt.training.run import train
+from transformer_mt.training.trainer import Trainer
 
 
 def test_a_dry_run_reports_and_writes_nothing(corpus_dir, tmp_path):
@@ -24,7 +24,7 @@ def test_a_dry_run_reports_and_writes_nothing(corpus_dir, tmp_path):
     assert list(tmp_path.iterdir()) == []
     for part in ("optim.warmup_steps = 100", "4000 pairs of 4000 (dropped: none)", "292 pieces"):
         assert part in report
-    for part in ("million parameters", "of positions are padding", "target tokens/s", "GB at the"):
+    for part in ("million parameters", "of positions are padding", "target tokens/s", "GB of "):
         assert part in report
     assert "for 12 steps, until train.max_steps = 12" in report
     train(config, tmp_path / "run")
@@ -44,14 +44,14 @@ def line_of(report: str, name: str) -> str:
 def taken_steps(monkeypatch):
     """Gives the numbers of the steps that are taken; each trains 50 target tokens per second."""
     steps: list[int] = []
-    real = Engine.train_step
+    real = Trainer.train_step
 
-    def train_step(self, step, micro_batches) -> None:
-        steps.append(step)
-        real(self, step, micro_batches)
-        self.window.seconds = self.window.tokens / 50
+    def train_step(self, step_pairs) -> None:
+        real(self, step_pairs)
+        steps.append(self.progress.step)
+        self.engine.window.seconds = self.engine.window.tokens / 50
 
-    monkeypatch.setattr(Engine, "train_step", train_step)
+    monkeypatch.setattr(Trainer, "train_step", train_step)
     monkeypatch.setattr(dry_run_module, "measure_peak_flops", lambda device, precision: 1e7)
     return steps
 
@@ -103,6 +103,30 @@ def test_the_time_left_of_a_resumed_run(corpus_dir, tmp_path, taken_steps):
     assert "for 0 steps, until train.max_steps = 5" in dry_run(finished, tmp_path / "run")
 
 
+@pytest.mark.parametrize(
+    ("gigabytes", "text"), [(24, "about 1760"), (1000, "2400, a whole step"), (11, "about 590")]
+)
+def test_the_largest_micro_batch_that_fits(corpus_dir, tmp_path, monkeypatch, gigabytes, text):
+    """It follows from the memory of two sizes. Sabotage: fill all of the memory; forget the rest.
+
+    Nine tenths of 24 GB are 21.6 GB: those of 600 positions, and 1,160 more of 10 MB each.
+    """
+    tried: list[int] = []
+
+    def count(trainer, steps, limit: int) -> int:
+        return min(limit, 2400)
+
+    monkeypatch.setattr(dry_run_module, "_count_positions", count)
+    monkeypatch.setattr(Trainer, "check_memory", lambda self, steps, limit: tried.append(limit))
+    monkeypatch.setattr(dry_run_module, "total_memory", lambda device: gigabytes * 10**9)
+    monkeypatch.setattr(
+        dry_run_module, "_peak_bytes", lambda device: 10**10 - 10**7 * (600 - tried[-1])
+    )
+    report = dry_run(tiny_config(corpus_dir), tmp_path / "run")
+    assert f"largest train.micro_batch_tokens that fits: {text}" in report
+    assert tried == [150, 600] and f"10.0 GB of {gigabytes}.0 GB at the peak" in report
+
+
 def test_a_limit_in_minutes(corpus_dir, tmp_path, taken_steps):
     """It is as many steps as fit into it."""
     config = tiny_config(corpus_dir, train__max_minutes=7.0, train__max_steps=1000)
@@ -140,4 +164,4 @@ def test_memory_is_reported_in_the_unit_of_the_system(platform, unit, monkeypatc
     monkeypatch.setattr("sys.platform", platform)
     usage = SimpleNamespace(ru_maxrss=3e9 / unit)
     monkeypatch.setattr(resource, "getrusage", lambda who: usage)
-    assert dry_run_module._peak_gigabytes(torch.device("cpu")) == pytest.approx(3.0)
+    assert dry_run_module._peak_bytes(torch.device("cpu")) == pytest.approx(3e9)

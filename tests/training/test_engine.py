@@ -17,8 +17,9 @@ from transformer_mt.errors import CheckpointError, DeviceError
 from transformer_mt.text.batching import Batch
 from transformer_mt.text.prepared import PreparedCorpus, prepare
 from transformer_mt.text.vocabulary import PAD_ID
-from transformer_mt.training.engine import Engine, LogWindow, dropout_seed
+from transformer_mt.training.engine import Engine, dropout_seed
 from transformer_mt.training.flops import training_flops
+from transformer_mt.training.log_window import LogWindow
 from transformer_mt.training.loss import smoothed_loss
 from transformer_mt.training.optimizer import noam_rate
 from transformer_mt.training.run import restore_engine

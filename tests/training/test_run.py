@@ -19,7 +19,7 @@ from transformer_mt.system.files import locked
 from transformer_mt.training import run as runs
 from transformer_mt.training.dry_run import dry_run
 from transformer_mt.training.engine import Engine
-from transformer_mt.training.run import restore_engine, train
+from transformer_mt.training.run import build_trainer, restore_engine, train
 from transformer_mt.translation.translator import Translator
 
 
@@ -240,3 +240,17 @@ def test_keys_that_a_resumed_run_does_not_read_are_named(corpus_dir, tmp_path, c
     config = tiny_config(corpus_dir, train__max_steps=3, train__init_from="elsewhere")
     train(config, tmp_path / "run")
     assert "train.init_from = elsewhere is not used: the run is resumed" in caplog.text
+
+
+def test_a_run_that_went_on_without_compilation_stays_so(corpus_dir, tmp_path, monkeypatch):
+    """The two kinds of kernels round differently. Sabotage: try again."""
+
+    def fail(engine, batch) -> None:
+        engine.compile_failed = True
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Engine, "check_compilation", fail)
+        train(tiny_config(corpus_dir, train__max_steps=5), tmp_path / "run")
+    config = tiny_config(corpus_dir, train__max_steps=10)
+    assert build_trainer(config, tmp_path / "run").engine.compile_failed
+    assert not build_trainer(config, tmp_path / "other").engine.compile_failed

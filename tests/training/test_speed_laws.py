@@ -14,6 +14,7 @@ from transformer_mt.text.batching import cut_micro_batches, plan_epoch
 from transformer_mt.text.prepared import PreparedCorpus, prepare
 from transformer_mt.training import engine as engine_module
 from transformer_mt.training.engine import Engine, compile_hidden
+from transformer_mt.training.environment import numeric_environment
 from transformer_mt.training.loss import smoothed_loss
 
 STEPS = 200
@@ -117,8 +118,16 @@ def test_dropout_and_bf16_need_no_more_graphs(corpus_dir, prepared, cuda_branche
     assert pairs[-1][0] > 0 and shapes >= 20 and 1 <= graphs <= 4
 
 
-def test_a_failed_compilation_is_one_line(corpus_dir, prepared):
-    """The error names the key to change, without a traceback."""
+def messages(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """Gives the program's own messages, without PyTorch's."""
+    return [r.getMessage() for r in caplog.records if r.name.startswith("transformer_mt")]
+
+
+def test_a_failed_compilation_is_one_line(corpus_dir, prepared, caplog):
+    """During training the error names the key to change; before, training goes on without.
+
+    Sabotage: leave the flag set, so that the loss is compiled.
+    """
 
     def broken(graph, inputs):
         raise RuntimeError("no compiler")
@@ -129,3 +138,12 @@ def test_a_failed_compilation_is_one_line(corpus_dir, prepared):
     engine.compiled, engine._hidden = True, compile_hidden(engine.model, 61, broken)
     with pytest.raises(DeviceError, match="(?s)no compiler.*train.compile = false"):
         engine.train_step(1, [prepared.pairs.batch(np.arange(3))])
+    engine.check_compilation(prepared.pairs.batch(np.arange(3)))
+    assert engine.compile_failed and not engine.compiled
+    [message] = messages(caplog)
+    assert "no compiler" in message and "goes on without it" in message
+    assert all(parameter.grad is None for parameter in engine.model.parameters())
+    engine.train_step(1, [prepared.pairs.batch(np.arange(3))])
+    assert numeric_environment(engine, 1)["torch.compile"] == "failed"
+    engine.check_compilation(prepared.pairs.batch(np.arange(3)))
+    assert len(messages(caplog)) == 1

@@ -21,6 +21,7 @@ from transformer_mt.text.batching import plan_epoch
 from transformer_mt.text.prepared import prepare
 from transformer_mt.training import engine as engine_module
 from transformer_mt.training import trainer as trainer_module
+from transformer_mt.training import validation as validation_module
 from transformer_mt.training.engine import Engine
 from transformer_mt.training.optimizer import clip_gradients, noam_rate
 from transformer_mt.training.run import train
@@ -54,7 +55,7 @@ def scores(monkeypatch):
         hypotheses = [f"hypothesis of {line}" for line in pairs.src]
         return Evaluation(hypotheses, Score("bleu", values.pop(0), "", ""))
 
-    monkeypatch.setattr(trainer_module, "evaluate", evaluate)
+    monkeypatch.setattr(validation_module, "evaluate", evaluate)
     return values
 
 
@@ -67,7 +68,6 @@ def clock(monkeypatch):
     def train_step(self, step, micro_batches) -> None:
         real(self, step, micro_batches)
         now.seconds += 30.0
-        self.window.seconds = 30.0 * (self.window.seconds // 30.0 + 1)
 
     monkeypatch.setattr(Engine, "train_step", train_step)
     monkeypatch.setattr(trainer_module, "time", SimpleNamespace(monotonic=lambda: now.seconds))

@@ -1,5 +1,6 @@
 """Steps and micro-batches of an epoch from the lengths of its pairs; padded tensors from ids."""
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -19,7 +20,7 @@ epochs."""
 BIN_WIDTH = 1.07
 """Ratio of the lengths at the two edges of a bin: pairs whose longer sides are in the same bin are
 sorted by the difference between their sides."""
-_LARGEST_STEPS = 100
+_TRIED_STEPS = 100
 
 
 @dataclass(frozen=True)
@@ -131,7 +132,9 @@ def _cut_into_steps(
 def cut_micro_batches(
     step: Indices, src_lengths: Lengths, tgt_lengths: Lengths, micro_batch_tokens: int
 ) -> list[Indices]:
-    """Cuts a step into micro-batches of at most `micro_batch_tokens` padded positions.
+    """Cuts a step into micro-batches of about equal size, as few as the limit allows.
+
+    Each has costs of its own, which a small rest would have to pay as well.
 
     Args:
         step: Indices of pairs; adjacent pairs have similar lengths.
@@ -145,17 +148,39 @@ def cut_micro_batches(
     Raises:
         ValueError: If a single pair exceeds the limit.
     """
-    longest = np.maximum(src_lengths[step], tgt_lengths[step]).tolist()
-    micro_batches, start, width = [], 0, 0
-    for position, length in enumerate(longest):
-        if length > micro_batch_tokens:
-            raise ValueError(f"a pair of {length} tokens exceeds {micro_batch_tokens} positions")
+    longer_sides = np.maximum(src_lengths[step], tgt_lengths[step])
+    lengths, longest = longer_sides.tolist(), int(longer_sides.max())
+    if longest > micro_batch_tokens:
+        raise ValueError(f"a pair of {longest} tokens exceeds {micro_batch_tokens} positions")
+    starts = _fill_up(lengths, micro_batch_tokens)
+    equal_part = max(longest, int(longer_sides.sum()) // len(starts))
+    # Padding makes the parts larger than that; the smallest limit for as many parts is searched.
+    limits = range(equal_part, micro_batch_tokens, 1 + equal_part // 64)
+    smallest = bisect_left(
+        limits, True, key=lambda limit: len(_fill_up(lengths, limit)) <= len(starts)
+    )
+    if smallest < len(limits):
+        starts = _fill_up(lengths, limits[smallest])
+    return np.split(step, starts[1:])
+
+
+def _fill_up(lengths: Sequence[int], limit: int) -> list[int]:
+    """Fills micro-batches one after another.
+
+    Args:
+        lengths: The longer side of each pair, none above the limit.
+        limit: Sentences times longest side.
+
+    Returns:
+        The position of the first pair of each micro-batch.
+    """
+    starts, width = [0], 0
+    for position, length in enumerate(lengths):
         width = max(width, length)
-        if (position - start + 1) * width > micro_batch_tokens:
-            micro_batches.append(step[start:position])
-            start, width = position, length
-    micro_batches.append(step[start:])
-    return micro_batches
+        if (position - starts[-1] + 1) * width > limit:
+            starts.append(position)
+            width = length
+    return starts
 
 
 def padded_size(micro_batch: Indices, src_lengths: Lengths, tgt_lengths: Lengths) -> int:
@@ -191,12 +216,16 @@ def largest_micro_batch(
     tgt_lengths: Lengths,
     micro_batch_tokens: int,
 ) -> Indices:
-    """Finds the micro-batch that needs the most memory, among those of an epoch's largest steps."""
+    """Finds the micro-batch of an epoch that needs the most memory.
+
+    Only the steps that may have it are cut.
+    """
     order = np.concatenate(steps)
     counts = np.fromiter(map(len, steps), np.int64, len(steps))
     starts = np.cumsum(counts) - counts
-    widths = sum(np.maximum.reduceat(side[order], starts) for side in (src_lengths, tgt_lengths))
-    largest = np.argsort(counts * widths)[-_LARGEST_STEPS:]
+    widths = [np.maximum.reduceat(side[order], starts) for side in (src_lengths, tgt_lengths)]
+    parts = np.ceil(counts * np.maximum(*widths) / micro_batch_tokens)
+    largest = np.argsort(counts * sum(widths) / parts)[-_TRIED_STEPS:]
     micro_batches = [
         micro_batch
         for i in largest

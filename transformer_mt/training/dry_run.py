@@ -9,17 +9,19 @@ import torch
 from tqdm import tqdm
 
 from transformer_mt.config.keys import Config
-from transformer_mt.system.device import choose_device
+from transformer_mt.system.device import choose_device, total_memory
 from transformer_mt.system.processes import join_processes
-from transformer_mt.text.batching import Indices, padded_size
-from transformer_mt.training.engine import LogWindow
+from transformer_mt.text.batching import Indices, largest_micro_batch, padded_size
 from transformer_mt.training.flops import measure_peak_flops
 from transformer_mt.training.limits import stop_limits
+from transformer_mt.training.log_window import LogWindow
 from transformer_mt.training.pace import Pace, Schedule, estimate_time_left
 from transformer_mt.training.run import build_trainer, require_writable
 from transformer_mt.training.trainer import Trainer
 
 _WARM_UP_STEPS, _TIMED_STEPS = 2, 3
+_SHARE_OF_MEMORY = 0.9
+"""What of the memory an estimate may fill."""
 
 
 def dry_run(config: Config, run_dir: Path) -> str:
@@ -85,7 +87,7 @@ def _describe(trainer: Trainer, steps: list[Indices]) -> list[str]:
 def _estimate(trainer: Trainer, steps: list[Indices]) -> list[str]:
     """Measures a few steps, and tells what the whole training would take."""
     progress, engine = trainer.progress, trainer.engine
-    trainer.check_memory(steps)
+    memory = _estimate_memory(trainer, steps)
     window, count = _time_steps(trainer, steps)
     peak_flops = measure_peak_flops(engine.device, engine.precision)
     step_seconds = window.seconds / count
@@ -96,10 +98,40 @@ def _estimate(trainer: Trainer, steps: list[Indices]) -> list[str]:
         f"speed       {window.tokens / window.seconds:,.0f} target tokens/s,"
         f" {step_seconds:.3g} s per step, {window.flops / window.seconds / peak_flops:.0%} of peak"
         f" ({count} steps on {engine.device.type} in {engine.precision})",
-        f"memory      {_peak_gigabytes(engine.device):.1f} GB at the peak, largest batch included",
+        *memory,
         f"time        {tqdm.format_interval(left.seconds)} for {left.steps} steps,"
         f" until {left.key}, validation not counted",
     ]
+
+
+def _estimate_memory(trainer: Trainer, steps: list[Indices]) -> list[str]:
+    """Measures the memory at the peak, and tells how large a micro-batch would fit.
+
+    Memory grows linearly with the positions of a micro-batch, so two sizes tell all others.
+    """
+    device, config = trainer.engine.device, trainer.config
+    limit = config.train.micro_batch_tokens
+    smaller_limit = max(config.data.max_length + 1, limit // 4)
+    trainer.check_memory(steps, smaller_limit)
+    smaller_peak = _peak_bytes(device)
+    trainer.check_memory(steps, limit)
+    peak, total = _peak_bytes(device), total_memory(device)
+    lines = [f"memory      {peak / 1e9:.1f} GB of {total / 1e9:.1f} GB at the peak"]
+    smaller, positions, whole_step = (
+        _count_positions(trainer, steps, limit) for limit in (smaller_limit, limit, sys.maxsize)
+    )
+    if peak > smaller_peak and positions < whole_step:
+        room = _SHARE_OF_MEMORY * total - peak
+        fitting = positions + int(room * (positions - smaller) / (peak - smaller_peak))
+        text = f"about {fitting}" if fitting < whole_step else f"{whole_step}, a whole step"
+        lines.append(f"            largest train.micro_batch_tokens that fits: {text}")
+    return lines
+
+
+def _count_positions(trainer: Trainer, steps: list[Indices], micro_batch_tokens: int) -> int:
+    """Counts the positions, sentences times longest side, of the largest micro-batch."""
+    indices = largest_micro_batch(steps, *trainer.lengths, micro_batch_tokens)
+    return len(indices) * int(max(side[indices].max() for side in trainer.lengths))
 
 
 def _time_steps(trainer: Trainer, steps: list[Indices]) -> tuple[LogWindow, int]:
@@ -115,8 +147,8 @@ def _time_steps(trainer: Trainer, steps: list[Indices]) -> tuple[LogWindow, int]
     return engine.read_window(), len(trial) - warm_up
 
 
-def _peak_gigabytes(device: torch.device) -> float:
+def _peak_bytes(device: torch.device) -> int:
     if device.type == "cuda":
-        return torch.cuda.max_memory_reserved(device) / 1e9
+        return torch.cuda.max_memory_reserved(device)
     unit = 1 if sys.platform == "darwin" else 1024  # bytes on macOS, kilobytes on Linux
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e9
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

@@ -4,6 +4,7 @@ Knows no files and no run.
 """
 
 import json
+import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -15,7 +16,7 @@ from pydantic import ConfigDict, TypeAdapter
 from torch import Tensor, nn
 
 from transformer_mt.config.keys import Config
-from transformer_mt.errors import DeviceError
+from transformer_mt.errors import CompileError, DeviceError
 from transformer_mt.model.transformer import Transformer
 from transformer_mt.system.device import DTYPES, compute_settings, is_out_of_memory
 from transformer_mt.system.private_torch import is_compile_error, loss_scale, skip_step_if
@@ -23,6 +24,7 @@ from transformer_mt.system.processes import ALONE, Processes
 from transformer_mt.text.batching import Batch, TokenCounts
 from transformer_mt.text.vocabulary import PAD_ID
 from transformer_mt.training.flops import training_flops
+from transformer_mt.training.log_window import LogWindow
 from transformer_mt.training.loss import projected_loss
 from transformer_mt.training.optimizer import (
     ExponentialMovingAverage,
@@ -31,34 +33,9 @@ from transformer_mt.training.optimizer import (
     noam_rate,
 )
 
+logger = logging.getLogger(__name__)
+
 _MOMENTS = ("exp_avg", "exp_avg_sq", "step")
-
-
-@dataclass
-class LogWindow:
-    """Sums since the last log line.
-
-    Attributes:
-        loss: Label-smoothed loss of the steps where it was finite, in nats; `Engine.read_window`
-            updates it.
-        tokens: Target tokens.
-        flops: Floating-point operations that training on them needed.
-        seconds: Time spent in steps.
-        nonfinite_tokens: Target tokens of the steps whose loss was not finite; `Engine.read_window`
-            updates it.
-    """
-
-    loss: float = 0.0
-    tokens: int = 0
-    flops: float = 0.0
-    seconds: float = 0.0
-    nonfinite_tokens: int = 0
-
-    @property
-    def mean_loss(self) -> float | None:
-        """Loss in nats per target token; None if no step had a finite loss."""
-        tokens = self.tokens - self.nonfinite_tokens
-        return self.loss / tokens if tokens else None
 
 
 @dataclass(frozen=True)
@@ -115,6 +92,8 @@ class Engine:
         precision: `fp32`, `bf16` or `fp16`.
         processes: Those that train the model together; in each there is an engine in the same
             state.
+        compile_failed: Whether torch.compile has failed in this run before, so that it is not
+            tried again.
 
     Attributes:
         model: The model; its weights are initialised from `train.seed`.
@@ -132,6 +111,7 @@ class Engine:
         device: torch.device,
         precision: str,
         processes: Processes = ALONE,
+        compile_failed: bool = False,
     ) -> None:
         self.config, self.device, self.precision = config, device, precision
         self._processes = processes
@@ -139,7 +119,8 @@ class Engine:
         self.model = Transformer(config.model, src_size, tgt_size, PAD_ID).to(device)
         self._tgt_size = tgt_size
         self._hidden: Callable[[Tensor, Tensor], Tensor] = self.model.hidden
-        self.compiled = config.train.compile and device.type == "cuda"
+        self.compile_failed = compile_failed
+        self.compiled = config.train.compile and device.type == "cuda" and not compile_failed
         if self.compiled:
             # In validation a translation may be 50 pieces longer than its source.
             self._hidden = compile_hidden(self.model, config.data.max_length + 64)
@@ -249,7 +230,7 @@ class Engine:
         Raises:
             DeviceError: If memory runs out or the model cannot be compiled.
         """
-        optim, start = self.config.optim, time.monotonic()
+        optim = self.config.optim
         lr = noam_rate(step, self.config.model.d_model, optim.warmup_steps, optim.lr_scale)
         for group in self.optimizer.param_groups:
             group["lr"] = lr
@@ -269,7 +250,6 @@ class Engine:
         self.window.flops += training_flops(
             self.config.model, self._tgt_size, sum(b.src_tokens for b in micro_batches), tokens
         )
-        self.window.seconds += time.monotonic() - start
 
     def _sum_over_processes(self, loss: Tensor) -> Tensor:
         """Sums the gradients of all processes, and the loss, which it returns, in one message.
@@ -303,6 +283,30 @@ class Engine:
         if self.ema:
             self.ema.update(step)
         self._count_nonfinite(finite, loss)
+
+    def check_compilation(self, batch: Batch) -> None:
+        """Compiles the model; all processes go on without where that fails in one.
+
+        Args:
+            batch: Any micro-batch.
+
+        Raises:
+            DeviceError: If memory runs out.
+        """
+        if not self.compiled:
+            return
+        failure = ""
+        try:
+            self._backward(batch, batch.tgt_tokens)
+        except CompileError as error:
+            failure = str(error)
+        self.optimizer.zero_grad(set_to_none=True)
+        [failed] = self._processes.max(float(bool(failure)))
+        if not failed:
+            return
+        failure = failure or "torch.compile failed in another process"
+        logger.warning("%s; this run goes on without it, more slowly", failure)
+        self.compiled, self.compile_failed, self._hidden = False, True, self.model.hidden
 
     def check_memory(self, largest: Batch) -> None:
         """Runs one micro-batch forward and backward with all that training keeps in memory.
@@ -347,9 +351,9 @@ class Engine:
         """Converts errors that the user can fix to DeviceError; returns any other unchanged."""
         if self.compiled and is_compile_error(error):
             reason, *_ = str(error).split("\n\n")  # what follows is advice to PyTorch's authors
-            return DeviceError(
-                f"torch.compile failed ({reason}): install a C compiler and Python's headers,"
-                " or set train.compile = false"
+            return CompileError(
+                f"torch.compile failed ({reason}): install a C compiler and Python's headers, or"
+                " set train.compile = false"
             )
         if not is_out_of_memory(error):
             return error
@@ -357,7 +361,8 @@ class Engine:
         return DeviceError(
             f"out of memory on {self.device.type} with {rows} sentences of {src} source and"
             f" {tgt} target tokens: lower train.micro_batch_tokens ="
-            f" {self.config.train.micro_batch_tokens}, or the sizes under [model]"
+            f" {self.config.train.micro_batch_tokens} (a resumed run may, but is then not bit-equal"
+            " to an uninterrupted one), or choose smaller sizes under [model]"
         )
 
     def _count_nonfinite(self, finite: Tensor, loss: Tensor) -> None:

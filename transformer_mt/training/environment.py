@@ -10,18 +10,24 @@ import torch
 from transformer_mt.checkpoints.checkpoint import Checkpoint
 from transformer_mt.config.keys import Config, flat_values, keys_that_end_bit_equality
 from transformer_mt.system.private_torch import cpu_bf16_instructions
+from transformer_mt.training.engine import Engine
 from transformer_mt.version import __version__
 
+COMPILE_FAILED = "failed"
+"""Value of torch.compile in the environment of a run that goes on without it."""
 
-def numeric_environment(device: torch.device, world_size: int) -> dict[str, str]:
+
+def numeric_environment(engine: Engine, world_size: int) -> dict[str, str]:
     """Names everything outside the configuration that the bits of a result depend on.
 
     Two runs of one configuration are bit-equal if these are equal.
 
     Args:
-        device: Where to compute.
+        engine: What trains.
         world_size: Number of processes.
     """
+    device = engine.device
+    compiled = COMPILE_FAILED if engine.compile_failed else "on" if engine.compiled else "off"
     instructions = [torch.backends.cpu.get_cpu_capability(), *cpu_bf16_instructions()]
     return {
         "program version": __version__,
@@ -30,23 +36,23 @@ def numeric_environment(device: torch.device, world_size: int) -> dict[str, str]
         "CPU features": ", ".join(instructions),
         "threads": str(torch.get_num_threads()),
         "processes": str(world_size),
+        "torch.compile": compiled,
     }
 
 
 def reasons_against_bit_equality(
-    checkpoint: Checkpoint, config: Config, device: torch.device, world_size: int
+    checkpoint: Checkpoint, config: Config, environment: dict[str, str]
 ) -> list[str]:
     """Lists what makes a run resumed from a checkpoint differ from an uninterrupted one.
 
     Args:
         checkpoint: Where the run is resumed.
         config: The configuration it is resumed with.
-        device: The device it is resumed on.
-        world_size: Number of processes it is resumed with.
+        environment: The numeric environment it is resumed in.
     """
     keys = keys_that_end_bit_equality(checkpoint.config, config)
     old_values, new_values = flat_values(checkpoint.config), flat_values(config)
-    old, new = checkpoint.state.environment, numeric_environment(device, world_size)
+    old, new = checkpoint.state.environment, environment
     names = [name for name in new if name in old and old[name] != new[name]]
     changes = [(key, old_values[key], new_values[key]) for key in keys]
     changes += [(name, old[name], new[name]) for name in names]

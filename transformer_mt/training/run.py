@@ -24,6 +24,7 @@ from transformer_mt.text.corpus import load_split
 from transformer_mt.text.prepared import prepare
 from transformer_mt.training.engine import Engine
 from transformer_mt.training.environment import (
+    COMPILE_FAILED,
     describe_software,
     numeric_environment,
     reasons_against_bit_equality,
@@ -120,14 +121,14 @@ def build_trainer(
     )
     _require_same_everywhere(progress, processes)
     sizes = corpus.vocab.src_size, corpus.vocab.tgt_size
-    engine = Engine(config, *sizes, device, precision, processes)
+    failed = processes.broadcast(_has_failed_to_compile(checkpoint))
+    engine = Engine(config, *sizes, device, precision, processes, failed)
     if checkpoint:
         _warn_of_unused(checkpoint.config, config)
         _require_same_text(run_dir, checkpoint.progress, progress)
         restore_engine(engine, checkpoint)
-        if changes := reasons_against_bit_equality(
-            checkpoint, config, device, processes.world_size
-        ):
+        environment = numeric_environment(engine, processes.world_size)
+        if changes := reasons_against_bit_equality(checkpoint, config, environment):
             logger.warning(
                 "from here on the run is not bit-equal to an uninterrupted one: %s",
                 ", ".join(changes),
@@ -143,6 +144,12 @@ def build_trainer(
     _share_state(engine, processes)
     data = RunData(corpus, valid)
     return Trainer(config, run_dir, data, engine, progress, is_saved, processes)
+
+
+def _has_failed_to_compile(checkpoint: Checkpoint | None) -> bool:
+    """Tells whether a run went on without torch.compile, and so must all of it."""
+    environment = checkpoint.state.environment if checkpoint else {}
+    return environment.get("torch.compile") == COMPILE_FAILED
 
 
 def _require_same_everywhere(progress: Progress, processes: Processes) -> None:
@@ -296,7 +303,7 @@ def _log_start(log: RunLog, trainer: Trainer, processes: Processes) -> None:
     log.note(f"command: {' '.join(sys.argv)}")
     log.note(f"configuration: {trainer.config.model_dump_json()}")
     log.note(f"software: {describe_software()}")
-    environment = numeric_environment(trainer.engine.device, processes.world_size)
+    environment = numeric_environment(trainer.engine, processes.world_size)
     log.note(f"numeric environment: {environment}")
     logger.info(
         "%d training pairs of %d (dropped: %s); %s, %s",

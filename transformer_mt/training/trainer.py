@@ -7,15 +7,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NoReturn
 
-import numpy as np
-
 from transformer_mt.checkpoints.checkpoint import EMA, MODEL, TRAINING, save_checkpoint
 from transformer_mt.checkpoints.run_directory import checkpoint_path, prune
 from transformer_mt.checkpoints.state import Progress, RunState
 from transformer_mt.config.keys import Config
 from transformer_mt.errors import CheckpointError, Interrupted, TrainingError
-from transformer_mt.evaluation.evaluator import Evaluation, evaluate
-from transformer_mt.evaluation.perplexity import mean_nll, perplexity
 from transformer_mt.system.processes import ALONE, Processes
 from transformer_mt.system.signals import StopRequest, catch_stop_signals
 from transformer_mt.text.batching import (
@@ -28,7 +24,6 @@ from transformer_mt.text.batching import (
     plan_epoch,
 )
 from transformer_mt.text.corpus import RawPairs
-from transformer_mt.text.encoded_pairs import encode_pairs
 from transformer_mt.text.prepared import PreparedCorpus
 from transformer_mt.training.agreement import Agreement, agree
 from transformer_mt.training.engine import Engine
@@ -38,11 +33,10 @@ from transformer_mt.training.limits import stop_limits
 from transformer_mt.training.occupancy import describe_occupancy
 from transformer_mt.training.pace import Pace, Schedule, TimeLeft, estimate_time_left
 from transformer_mt.training.run_log import RunLog, SilentLog, TrainingFigures
-from transformer_mt.translation.translator import Translator
+from transformer_mt.training.validation import Validator
 
 logger = logging.getLogger(__name__)
 
-_SAMPLES = 3
 TENSOR_FILES = {"model": MODEL, "optimizer": TRAINING, "ema": EMA}
 """Files of a checkpoint by their keys in the state of the engine."""
 
@@ -58,10 +52,6 @@ class RunData:
 
     corpus: PreparedCorpus
     valid: RawPairs
-
-
-class _ValidationInterrupted(Exception):
-    """A signal came during a validation."""
 
 
 class Trainer:
@@ -91,10 +81,7 @@ class Trainer:
         self.config, self.run_dir, self.data = config, run_dir, data
         self.engine, self.progress, self._processes = engine, progress, processes
         self.pairs, self.lengths = data.corpus.pairs, data.corpus.pairs.lengths
-        self._valid_pairs = encode_pairs(data.valid, data.corpus.vocab)
-        self._translator = Translator(
-            engine.model, data.corpus.vocab, config.data.max_length, processes=processes
-        )
+        self._validator = Validator(engine, data.valid, data.corpus.vocab, processes)
         self._saved_progress = progress if is_saved else None
         self._saved_at = self._started = time.monotonic()
         self._peak_flops, self._steps_per_epoch = math.inf, 0
@@ -141,6 +128,7 @@ class Trainer:
 
     def train_step(self, step_pairs: Indices) -> None:
         """Takes the next optimizer step on the given pairs, of which each process has a share."""
+        began = time.monotonic()
         parts = self.cut_step(step_pairs)
         sizes = [padded_size(indices, *self.lengths) for indices in parts]
         own = deal_micro_batches(sizes, self._processes.world_size)[self._processes.rank]
@@ -149,6 +137,7 @@ class Trainer:
             for number, indices in enumerate(parts)
         ]
         self.engine.train_step(self.progress.step + 1, micro_batches)
+        self.engine.window.seconds += time.monotonic() - began
         self.progress = replace(
             self.progress, step=self.progress.step + 1, epoch_step=self.progress.epoch_step + 1
         )
@@ -158,10 +147,19 @@ class Trainer:
         tokens, world_size = self.config.train.micro_batch_tokens, self._processes.world_size
         return describe_occupancy(steps, self.lengths, tokens, world_size)
 
-    def check_memory(self, steps: list[Indices]) -> None:
-        """Tries the largest micro-batch of an epoch, so that too little memory shows at once."""
-        limit = self.config.train.micro_batch_tokens
-        largest: Batch = self.pairs.batch(largest_micro_batch(steps, *self.lengths, limit))
+    def check_memory(self, steps: list[Indices], micro_batch_tokens: int) -> None:
+        """Tries the largest micro-batch of an epoch, so that what does not work shows at once.
+
+        Args:
+            steps: The pairs of each step of the epoch.
+            micro_batch_tokens: How the steps are cut.
+
+        Raises:
+            DeviceError: If memory runs out.
+        """
+        indices = largest_micro_batch(steps, *self.lengths, micro_batch_tokens)
+        largest: Batch = self.pairs.batch(indices)
+        self.engine.check_compilation(largest)
         self.engine.check_memory(largest)
 
     def _train_epochs(self) -> str:
@@ -169,7 +167,7 @@ class Trainer:
         steps = self.plan_epoch()
         if self._processes.world_size > 1:
             logger.info(self.describe_occupancy(steps))
-        self.check_memory(steps)
+        self.check_memory(steps, self.config.train.micro_batch_tokens)
         self._peak_flops = measure_peak_flops(self.engine.device, self.engine.precision)
         self._pace.start(self._seconds())
         while True:
@@ -286,84 +284,37 @@ class Trainer:
             self._save(final=self._reached_limit() is not None)
 
     def _validate(self) -> None:
-        """Scores the weights, and their moving average if there is one; that then counts.
-
-        A signal interrupts it: the run is saved, and validated when it is resumed.
-        """
+        """Scores the weights; a signal interrupts that, and it is made up on resuming."""
+        self.engine.read_window()  # steps that the device has yet to finish are not validation
         began = self._seconds()
-        try:
-            nll, scores, evaluation = self._score_weights()
-        except _ValidationInterrupted:
+        result = self._validator.validate(self._is_stopping)
+        if result is None:
             self._save_and_stop()
         previous_best = self.progress.best_bleu
-        figures = {"nll": nll, "perplexity": perplexity(nll), **scores}
-        is_finite = math.isfinite(figures["perplexity"])
-        is_best = self._update_best(evaluation.bleu.value if is_finite else -math.inf)
-        self.log.record_validation(self.progress, self._seconds(), figures)
-        average = f", of the moving average {scores['ema_bleu']:.2f}" if self.engine.ema else ""
-        text = f"step {self.progress.step}: validation BLEU {scores['bleu']:.2f}{average}"
-        if not is_finite:
-            logger.warning(
-                "%s, which cannot be the best: perplexity is not finite, training has diverged;"
-                " lower optim.lr_scale",
-                text,
-            )
-        else:
-            best = " (best)" if is_best else f" (best {previous_best:.2f})"
-            logger.info("%s, perplexity %.2f%s", text, figures["perplexity"], best)
-        self._log_samples(evaluation)
+        is_best = self._update_best(result.score)
+        self.log.record_validation(self.progress, self._seconds(), result.figures)
+        self._validator.log(result, self.progress.step, previous_best)
         if is_best:
             self._save()
         self._pace.add_validation(self._seconds() - began)
 
-    def _score_weights(self) -> tuple[float, dict[str, float], Evaluation]:
-        """Scores the weights, and their moving average if there is one.
+    def _is_stopping(self) -> bool:
+        """Tells whether any process has received a signal; all call this at the same time."""
+        self._agree()
+        return bool(self._agreement.signum)
 
-        Returns:
-            The negative log-likelihood, in nats per target token; BLEU by name; the translations
-            to show.
-        """
-        engine, tokens = self.engine, self.config.train.micro_batch_tokens
-        nll = mean_nll(engine.model, self._valid_pairs, tokens, self._processes)
-        evaluation = self._evaluate()
-        scores = {"bleu": evaluation.bleu.value}
-        if engine.ema:
-            with engine.ema.in_place():
-                evaluation = self._evaluate()
-            scores["ema_bleu"] = evaluation.bleu.value
-        return nll, scores, evaluation
-
-    def _evaluate(self) -> Evaluation:
-        def stop_on_signal(lines: int) -> None:
-            self._agree()
-            if self._agreement.signum:
-                raise _ValidationInterrupted
-
-        return evaluate(self._translator, self.data.valid, stop_on_signal)
-
-    def _update_best(self, bleu: float) -> bool:
-        """Updates best score and patience; tells whether the score is the best so far.
-
-        Args:
-            bleu: BLEU of the validation; minus infinity if it cannot be the best.
-        """
+    def _update_best(self, score: float) -> bool:
+        """Updates best score and patience; tells whether the score is the best so far."""
         progress = self.progress
-        is_best = bleu > progress.best_bleu
+        is_best = score > progress.best_bleu
         self.progress = replace(
             progress,
-            best_bleu=bleu if is_best else progress.best_bleu,
+            best_bleu=score if is_best else progress.best_bleu,
             best_step=progress.step if is_best else progress.best_step,
             validations_since_best=0 if is_best else progress.validations_since_best + 1,
             valid_step=progress.step,
         )
         return is_best
-
-    def _log_samples(self, evaluation: Evaluation) -> None:
-        # The same few sentences each time, so that one can watch them improve.
-        for i in np.linspace(0, len(self.data.valid) - 1, _SAMPLES, dtype=int):
-            logger.info("  source     %s", self.data.valid.src[i])
-            logger.info("  reference  %s", self.data.valid.tgt[i])
-            logger.info("  hypothesis %s", evaluation.hypotheses[i])
 
     def _save(self, final: bool = False) -> None:
         """Saves a checkpoint; if a periodic save fails, training continues with a warning."""
@@ -375,7 +326,7 @@ class Trainer:
         run_state = RunState(
             progress=self.progress,
             counters=state["counters"],
-            environment=numeric_environment(self.engine.device, self._processes.world_size),
+            environment=numeric_environment(self.engine, self._processes.world_size),
         )
         self._saved_at = time.monotonic()  # a save that fails is tried again when the next is due
         path = checkpoint_path(self.run_dir, self.progress.step)
