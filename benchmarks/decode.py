@@ -1,32 +1,38 @@
 """Translation speed of one model: ours, CTranslate2's and a plain loop's, side by side.
 
-    python benchmarks/decode.py RUN test.de test.en [--threads 2] [--device cuda]
+    python benchmarks/decode.py RUN test.de test.en [--quick] [--neighbours 1] [--device cuda]
 
 The same weights and sentences, from text to text: encoding and decoding of pieces is included in
-the time. Each side runs at its best batch size, in rounds one after the other, and the median of
-its rounds counts. The plain loop decodes sentence by sentence and all positions anew
-for each token, as tutorials write it, on the first sentences only. Below the table are the
-sentences that CTranslate2 translates otherwise in fp32, and how much our model prefers its word.
-Prints, as its last line, one JSON object.
+the time. Each side runs at its best batch size, which is chosen on a part of the sentences, in
+rounds one after the other, and the median of its rounds counts. Ours is there in every precision
+that the device supports; the last columns are its speed divided by CTranslate2's. The plain loop
+decodes sentence by sentence and all positions anew for each token, as tutorials write it, on the
+first sentences only. A row says when other processes, `--neighbours` included, took more than a
+tenth of the cores. Below the table are the sentences that CTranslate2 translates otherwise in
+fp32, and how much our model prefers its word. `--quick` takes fewer sentences, batch sizes and
+rounds. Progress goes to stderr, the table to stdout, whose last line is one JSON object.
 """
 
 import json
 import os
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
 import ctranslate2
 import torch
 import typer
+from load import Load, describe_share, neighbours
 
 from transformer_mt.checkpoints.checkpoint import Checkpoint
 from transformer_mt.checkpoints.run_directory import find_checkpoint
 from transformer_mt.evaluation.scoring import bleu
-from transformer_mt.system.device import supports
+from transformer_mt.system.device import DTYPES, supports
 from transformer_mt.text.vocabulary import BOS_ID, EOS_ID
 from transformer_mt.translation.export import export
 from transformer_mt.translation.loading import build_translation_model, find_checkpoints
@@ -34,20 +40,109 @@ from transformer_mt.translation.options import LoadOptions, SearchOptions
 from transformer_mt.translation.translator import EXTRA_LENGTH
 
 Translate = Callable[[list[str]], list[str]]
-Side = tuple[str, int]
-"""A side of the comparison: its name and its beam size."""
-
-PLAIN_SENTENCES = 100
-BATCH_TOKENS = {"cpu": (2048, 4096, 8192, 16384), "cuda": (8192, 32768, 131072)}
 
 
-def our_translation(
-    run: Path, device: str, precision: str, beam_size: int, batch_tokens: int
-) -> Translate:
-    """Gives our translation at one batch size."""
+@dataclass(frozen=True)
+class Extent:
+    """How much is measured; the number of rounds is an option.
+
+    Attributes:
+        sentences: Sentences of the text, from its beginning; None is all.
+        choosing: Sentences on which batch sizes are compared.
+        plain: Sentences of the plain loop.
+        batch_tokens: Batch sizes of each type of device.
+    """
+
+    sentences: int | None
+    choosing: int
+    plain: int
+    batch_tokens: dict[str, tuple[int, ...]]
+
+
+FULL = Extent(None, 400, 100, {"cpu": (2048, 4096, 8192, 16384), "cuda": (8192, 32768, 131072)})
+QUICK = Extent(400, 200, 20, {"cpu": (2048, 8192), "cuda": (8192, 32768)})
+QUICK_ROUNDS = 2
+BEAM_SIZES = (1, 4)
+FASTEST_WEIGHTS = {"cpu": "int8", "cuda": "float16"}
+"""The type of CTranslate2's weights that is its fastest, by device."""
+
+
+def timed(translate: Translate, lines: list[str], load: Load) -> tuple[float, list[str]]:
+    """Translates all lines once; gives the seconds it took, and the translations."""
+    time.sleep(0.5)  # the threads of the side before wait actively for a while
+    with load.watch():
+        start = time.perf_counter()
+        texts = translate(lines)
+        return time.perf_counter() - start, texts
+
+
+@dataclass
+class Side:
+    """One program in one precision, with one beam size, and what was measured of it.
+
+    Attributes:
+        name: Program and precision.
+        beam_size: Beam size; 1 is greedy search.
+        translations: Its translation at each batch size.
+        batch_tokens: The batch size that was the fastest.
+        seconds: Times of the rounds.
+        texts: What it translated last.
+        load: What other processes took during the rounds.
+    """
+
+    name: str
+    beam_size: int
+    translations: dict[int, Translate]
+    batch_tokens: int = 0
+    seconds: list[float] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
+    load: Load = field(default_factory=Load)
+
+    def __str__(self) -> str:
+        """Names it in a line of progress."""
+        return f"{self.name}, beam {self.beam_size}"
+
+    def choose_batch_tokens(self, lines: list[str]) -> None:
+        """Finds the fastest batch size, each after one run to warm up."""
+        times = {}
+        for size, translate in self.translations.items():
+            timed(translate, lines, Load())
+            times[size], _ = timed(translate, lines, Load())
+        self.batch_tokens = min(times, key=times.__getitem__)
+
+    def measure(self, lines: list[str]) -> float:
+        """Adds a round; gives its sentences per second."""
+        seconds, self.texts = timed(self.translations[self.batch_tokens], lines, self.load)
+        self.seconds.append(seconds)
+        return len(lines) / seconds
+
+    def row(self, checkpoint: Checkpoint, references: list[str]) -> dict[str, Any]:
+        """Gives its medians, and the BLEU of its last round."""
+        seconds = statistics.median(self.seconds)
+        tokens = sum(map(len, checkpoint.vocab.encode_tgt(self.texts))) + len(self.texts)
+        return {
+            "side": self.name,
+            "beam_size": self.beam_size,
+            "batch_tokens": self.batch_tokens,
+            "sentences_per_second": len(self.texts) / seconds,
+            "tokens_per_second": tokens / seconds,
+            "tokens": tokens,
+            "bleu": bleu(self.texts, [references]).value,
+            "others_share": self.load.share,
+        }
+
+
+def our_translations(
+    run: Path, device: str, precision: str, beam_size: int, sizes: tuple[int, ...]
+) -> dict[int, Translate]:
+    """Gives our translation at each batch size."""
     model = build_translation_model(find_checkpoints([run]), LoadOptions(device, precision))
-    translator = model.translator(SearchOptions(beam_size, batch_tokens=batch_tokens))
-    return lambda lines: list(translator.translate(lines))
+
+    def with_batch_tokens(batch_tokens: int) -> Translate:
+        translator = model.translator(SearchOptions(beam_size, batch_tokens=batch_tokens))
+        return lambda lines: list(translator.translate(lines))
+
+    return {size: with_batch_tokens(size) for size in sizes}
 
 
 def ctranslate2_translation(
@@ -109,14 +204,6 @@ def plain_translation(checkpoint: Checkpoint, device: str) -> Translate:
     return translate
 
 
-def seconds(translate: Translate, lines: list[str]) -> float:
-    """Times one translation of all lines."""
-    time.sleep(0.5)  # the threads of the side before wait actively for a while
-    start = time.perf_counter()
-    translate(lines)
-    return time.perf_counter() - start
-
-
 @torch.no_grad()
 def preference(checkpoint: Checkpoint, line: str, first: str, second: str) -> float:
     """Gives by how much our model prefers the word at which two hypotheses part, in nats.
@@ -132,50 +219,75 @@ def preference(checkpoint: Checkpoint, line: str, first: str, second: str) -> fl
 
 
 def load_sides(
-    run: Path, folder: Path, device: str, threads: int
-) -> dict[Side, dict[int, Translate]]:
+    run: Path, folder: Path, device: str, threads: int, sizes: tuple[int, ...]
+) -> list[Side]:
     """Loads every side, at every batch size."""
-    checkpoint = find_checkpoint(run)
-    sides: dict[Side, dict[int, Translate]] = {}
-    for beam_size in (1, 4):
-        for weights in ("float32", "int8" if device == "cpu" else "float16"):
+    checkpoint, sides = find_checkpoint(run), []
+    for beam_size in BEAM_SIZES:
+        for weights in ("float32", FASTEST_WEIGHTS[device]):
             if not (folder / weights).exists():
                 export(checkpoint, folder / weights, weights)
             make = ctranslate2_translation(checkpoint, folder / weights, device, threads, beam_size)
-            sides[f"CTranslate2 {weights}", beam_size] = {
-                size: make(size) for size in BATCH_TOKENS[device]
-            }
-        for precision in ("fp32", "bf16"):
+            translations = {size: make(size) for size in sizes}
+            sides.append(Side(f"CTranslate2 {weights}", beam_size, translations))
+        for precision in DTYPES:
             if supports(precision, torch.device(device)):
-                sides[f"ours {precision}", beam_size] = {
-                    size: our_translation(run, device, precision, beam_size, size)
-                    for size in BATCH_TOKENS[device]
-                }
+                translations = our_translations(run, device, precision, beam_size, sizes)
+                sides.append(Side(f"ours {precision}", beam_size, translations))
     return sides
 
 
-def choose_batch_tokens(
-    sides: dict[Side, dict[int, Translate]], lines: list[str]
-) -> dict[Side, int]:
-    """Finds the fastest batch size of each side, after one run to warm up."""
-    best = {}
-    for side, translations in sides.items():
-        times = {}
-        for size, translate in translations.items():
-            seconds(translate, lines)
-            times[size] = seconds(translate, lines)
-        best[side] = min(times, key=times.__getitem__)
-    return best
+def measure(sides: list[Side], lines: list[str], choosing: int, rounds: int) -> None:
+    """Chooses batch sizes on some of the lines, then measures the sides with all lines in turn.
+
+    In turn, so that a slow minute of the machine affects every side.
+    """
+    for number, side in enumerate(sides, 1):
+        side.choose_batch_tokens(lines[:choosing])
+        report(f"batch size {number} of {len(sides)}: {side}: {side.batch_tokens} positions")
+    for number in range(1, rounds + 1):
+        for side in sides:
+            report(f"round {number} of {rounds}: {side}: {side.measure(lines):.0f} sentences/s")
 
 
-def print_table(rows: list[dict[str, Any]]) -> None:
-    """Prints a line per side."""
-    titles = f"{'sentences/s':>13}{'tokens/s':>10}{'tokens':>8}{'BLEU':>7}"
-    print(f"{'':22}{'beam':>5}{'batch':>8}{titles}")
+def measure_plain(checkpoint: Checkpoint, device: str, lines: list[str]) -> dict[str, Any]:
+    """Measures the plain loop once; gives its row."""
+    load, translate = Load(), plain_translation(checkpoint, device)
+    seconds, _ = timed(translate, lines, load)
+    report(f"plain loop: {len(lines) / seconds:.1f} sentences/s")
+    return {
+        "side": "plain loop fp32",
+        "beam_size": 1,
+        "sentences_per_second": len(lines) / seconds,
+        "others_share": load.share,
+    }
+
+
+def report(progress: str) -> None:
+    """Prints a line on stderr."""
+    print(progress, file=sys.stderr, flush=True)
+
+
+def print_table(title: str, rows: list[dict[str, Any]]) -> None:
+    """Prints a line per side, its speed divided by those of CTranslate2 if it is not one of them.
+
+    Args:
+        title: Text above the names.
+        rows: The rows; the plain loop's has only some of the values.
+    """
+    speeds = {(row["side"], row["beam_size"]): row["sentences_per_second"] for row in rows}
+    others = list(dict.fromkeys(name for name, _ in speeds if name.startswith("CTranslate2")))
+    titles = f"{'beam':>5}{'batch':>8}{'sentences/s':>13}{'tokens/s':>10}{'tokens':>8}{'BLEU':>7}"
+    print(f"\n{title:22}{titles}" + "".join(f"{'/ ' + name.split()[1]:>10}" for name in others))
     for row in rows:
-        name, beam_size, size, sentences, tokens_per_second, tokens, score = row.values()
-        speed = f"{sentences:13.0f}{tokens_per_second:10.0f}"
-        print(f"{name:22}{beam_size:5}{size:8}{speed}{tokens:8}{score:7.2f}")
+        name, beam_size, speed = row["side"], row["beam_size"], row["sentences_per_second"]
+        line = f"{name:22}{beam_size:5}{row.get('batch_tokens', ''):>8}{speed:13.0f}"
+        if "bleu" in row:
+            line += f"{row['tokens_per_second']:10.0f}{row['tokens']:8}{row['bleu']:7.2f}"
+        if name not in others:
+            ratios = (f"{speed / speeds[other, beam_size]:10.2f}" for other in others)
+            line = f"{line:73}" + "".join(ratios)
+        print(f"{line:{73 + 10 * len(others)}}  {describe_share(row['others_share'])}".rstrip())
 
 
 def print_differences(
@@ -198,45 +310,30 @@ def main(
     threads: Annotated[int, typer.Option(help="CPU threads of either side.")] = 2,
     rounds: Annotated[int, typer.Option(help="Measurements of each, after one to warm up.")] = 5,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    busy: Annotated[int, typer.Option("--neighbours", help="Busy processes beside it.")] = 0,
+    quick: Annotated[bool, typer.Option("--quick", help="Less of everything.")] = False,
 ) -> None:
     """Measures every side."""
     torch.set_num_threads(threads)
-    lines, references = (path.read_text().split("\n")[:-1] for path in (src, ref))
+    extent = QUICK if quick else FULL
+    lines, references = (
+        path.read_text().split("\n")[:-1][: extent.sentences] for path in (src, ref)
+    )
     checkpoint = find_checkpoint(run)
-    with tempfile.TemporaryDirectory() as folder:
-        sides = load_sides(run, Path(folder), device, threads)
-        best = choose_batch_tokens(sides, lines)
-        times: dict[Side, list[float]] = {side: [] for side in sides}
-        for _ in range(rounds):  # in turn, so that a slow minute of the machine affects all
-            for side, size in best.items():
-                times[side].append(seconds(sides[side][size], lines))
-        texts = {side: sides[side][size](lines) for side, size in best.items()}
-    rows: list[dict[str, Any]] = []
-    for side, size in best.items():
-        tokens = sum(map(len, checkpoint.vocab.encode_tgt(texts[side]))) + len(lines)
-        rows.append(
-            {
-                "side": side[0],
-                "beam_size": side[1],
-                "batch_tokens": size,
-                "sentences_per_second": len(lines) / statistics.median(times[side]),
-                "tokens_per_second": tokens / statistics.median(times[side]),
-                "tokens": tokens,
-                "bleu": bleu(texts[side], [references]).value,
-            }
-        )
-    print_table(rows)
-    first_lines = lines[:PLAIN_SENTENCES]
-    plain_speed = len(first_lines) / seconds(plain_translation(checkpoint, device), first_lines)
-    print(f"{'plain loop, fp32':22}{1:5}{'':8}{plain_speed:13.0f}")
+    with tempfile.TemporaryDirectory() as folder, neighbours(busy):
+        sides = load_sides(run, Path(folder), device, threads, extent.batch_tokens[device])
+        measure(sides, lines, extent.choosing, min(rounds, QUICK_ROUNDS) if quick else rounds)
+        plain_row = measure_plain(checkpoint, device, lines[: extent.plain])
+    rows = [*(side.row(checkpoint, references) for side in sides), plain_row]
+    print_table(f"quick, {len(lines)} sentences" if quick else f"{len(lines)} sentences", rows)
+    texts = {(side.name, side.beam_size): side.texts for side in sides}
     ours, others = texts["ours fp32", 1], texts["CTranslate2 float32", 1]
     differ = print_differences(checkpoint, lines, ours, others)
     machine = {"threads": threads, "cores": os.cpu_count(), "torch": torch.__version__}
     if device == "cuda":
         machine["gpu"] = torch.cuda.get_device_name()
-    plain_row = {"side": "plain", "sentences_per_second": plain_speed}
-    result = {"benchmark": "decode", "rows": [*rows, plain_row], "differ": differ}
-    print(json.dumps(result | {"machine": machine}))
+    result = {"benchmark": "decode", "quick": quick, "neighbours": busy, "rows": rows}
+    print(json.dumps(result | {"differ": differ, "machine": machine}))
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ replacement until there are `--pairs` of them, and prints the idle share of 8 an
 `cpu` trains in turn with one process of two threads; with the same and each `--env`; and with two
 processes of one thread, which get smaller micro-batches. It prints target tokens per second, each
 the median of the steps after the first few, and the ratio to the first. `--neighbours` busy
-processes run meanwhile. The last line of both is one JSON object.
+processes run beside it. The last line of both is one JSON object.
 """
 
 import json
@@ -23,6 +23,7 @@ from typing import Annotated
 
 import numpy as np
 import typer
+from load import neighbours
 
 from transformer_mt.config.loading import load_config
 from transformer_mt.text.batching import plan_epoch
@@ -66,7 +67,7 @@ def cpu(
     micro_batch_tokens: int,
     steps: int = 30,
     repeats: int = 2,
-    neighbours: int = 0,
+    busy: Annotated[int, typer.Option("--neighbours")] = 0,
     env: list[str] = [],  # noqa: B006  Typer copies it
     set_: Annotated[list[str], typer.Option("--set")] = [],  # noqa: B006  Typer copies it
 ) -> None:
@@ -74,18 +75,16 @@ def cpu(
     prepare(load_config(config, set_))
     sides = [ONE, *env, TWO]
     speeds: dict[str, list[float]] = {side: [] for side in sides}
-    busy = [subprocess.Popen(["yes"], stdout=subprocess.DEVNULL) for _ in range(neighbours)]
-    for side in sides * repeats:
-        share = f"train.micro_batch_tokens={micro_batch_tokens}"
-        changes = [*set_, share] if side == TWO else set_
-        speeds[side].append(train(side, config, steps, changes))
-        print(f"{side}: {speeds[side][-1]:,.0f} target tokens/s", flush=True)
-    for process in busy:
-        process.kill()
+    with neighbours(busy):
+        for side in sides * repeats:
+            share = f"train.micro_batch_tokens={micro_batch_tokens}"
+            changes = [*set_, share] if side == TWO else set_
+            speeds[side].append(train(side, config, steps, changes))
+            print(f"{side}: {speeds[side][-1]:,.0f} target tokens/s", flush=True)
     medians = {side: statistics.median(values) for side, values in speeds.items()}
     for side, median in medians.items():
         print(f"{side:40}{median:8,.0f}{median / medians[ONE]:7.2f}")
-    print(json.dumps({"neighbours": neighbours, "speeds": speeds}))
+    print(json.dumps({"neighbours": busy, "speeds": speeds}))
 
 
 def train(side: str, config: Path, steps: int, changes: list[str]) -> float:

@@ -3,6 +3,8 @@
     python benchmarks/train.py --text FOLDER [--joeynmt DIR]      # small and base, for a CPU
     python benchmarks/train.py [--steps 50]                       # base and big, for a GPU
 
+Options of both: `--quick` and `--neighbours 1`.
+
 With the text of `configs/multi30k.toml` in FOLDER: its model (3+3 layers, 256) and the paper's base
 (6+6, 512) on its vocabulary and batches. The peers, in fp32: `nn.Transformer` with Adam and
 cross-entropy over all logits, on random batches of 128 padded sentences as most tutorials write
@@ -14,22 +16,27 @@ of 32 pieces a side), steps of 25,000 tokens, eager and compiled.
 
 On a CPU the sides take turns, a step each; on a GPU they follow each other, so that each has the
 memory for itself. Medians count, after two steps to warm up. The share of the peak is that of
-`docs/speed.md`. Prints tables and, as its last line, one JSON object.
+`docs/speed.md`. A row says when other processes, `--neighbours` included, took more than a tenth of
+the cores. `--quick` takes fewer steps, and fewer sentences where they are padded to 500 positions.
+Progress goes to stderr, tables to stdout, whose last line is one JSON object.
 """
 
 import json
 import math
 import os
 import statistics
+import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
 import torch
 import typer
+from load import Load, describe_share, neighbours
 from peers import JoeyNMT, Step, tutorial
 
 from transformer_mt.config.keys import Config
@@ -45,10 +52,29 @@ from transformer_mt.training.flops import measure_peak_flops, training_flops
 CONFIGS = Path(__file__).parents[1] / "configs"
 PAPER = {"d_model": 512, "d_ff": 2048, "n_heads": 8, "encoder_layers": 6, "decoder_layers": 6}
 RANDOM_SENTENCES, FIXED_LENGTH = 128, 500
-FIXED_SENTENCES = {"small": 32, "base": 8}
-"""With base, 32 need more than 24 GiB."""
-WARM_UP = 2
 GB = 1e9
+
+
+@dataclass(frozen=True)
+class Extent:
+    """How much is measured.
+
+    Attributes:
+        steps: Steps of each side.
+        warm_up: Steps before these.
+        updates: Steps that JoeyNMT logs, before and after the others, by model.
+        fixed_sentences: Sentences padded to a fixed length, by model; 32 need more than 24 GiB
+            with base.
+    """
+
+    steps: int
+    warm_up: int
+    updates: dict[str, int]
+    fixed_sentences: dict[str, int]
+
+
+FULL = Extent(10, 2, {"small": 60, "base": 18}, {"small": 32, "base": 8})
+QUICK = Extent(2, 1, {"small": 18, "base": 6}, {"small": 8, "base": 2})
 
 
 @dataclass
@@ -77,6 +103,7 @@ class Contender:
     first_seconds: float = 0.0
     gigabytes: float | None = None
     peak: float = 0.0
+    load: Load = field(default_factory=Load)
 
     def row(self) -> dict[str, Any]:
         """Gives its medians."""
@@ -87,6 +114,7 @@ class Contender:
             "first_step_seconds": self.first_seconds,
             "gigabytes": self.gigabytes,
             "peak": self.peak,
+            "others_share": self.load.share,
         }
 
 
@@ -147,43 +175,54 @@ def loops(task: Task) -> list[Contender]:
     ]
 
 
+def report(progress: str) -> None:
+    """Prints a line on stderr."""
+    print(progress, file=sys.stderr, flush=True)
+
+
 def fixed(task: Task, sentences: int) -> Contender:
     """Measures one step of sentences padded to a fixed length, which takes long enough."""
     side = Contender(f"padded to {FIXED_LENGTH}, {sentences} sentences", "fp32", lambda: 0)
     lines = np.arange(sentences)
     step = tutorial(task.config, task.pairs, task.vocab, lambda i: lines, task.device, FIXED_LENGTH)
-    began = time.perf_counter()
-    side.rates.append(step(0)[1] / (time.perf_counter() - began))
+    with side.load.watch():
+        began = time.perf_counter()
+        side.rates.append(step(0)[1] / (time.perf_counter() - began))
+    report(f"{side.name}: {side.rates[0]:,.0f} target tokens/s")
     return side
 
 
-def measure(task: Task, sides: list[Contender], steps: int) -> None:
+def measure(task: Task, sides: list[Contender], extent: Extent) -> None:
     """Takes steps with some sides in turn."""
     for side in sides:
         side.peak = measure_peak_flops(task.device, side.precision)
     running = [side.make() for side in sides]
-    for i in range(steps + WARM_UP):
+    for i in range(extent.warm_up + extent.steps):
         for side, step in zip(sides, running, strict=True):
-            began = time.perf_counter()
-            src, tgt = step(i)
-            took = time.perf_counter() - began
+            load = side.load if i >= extent.warm_up else Load()
+            with load.watch():
+                began = time.perf_counter()
+                src, tgt = step(i)
+                took = time.perf_counter() - began
             side.first_seconds = side.first_seconds or took
-            if i >= WARM_UP:
+            if i >= extent.warm_up:
                 done = training_flops(task.config.model, task.vocab, src, tgt)
                 side.rates.append(tgt / took)
                 side.shares.append(done / took / side.peak)
+            number = f"step {i + 1} of {extent.warm_up + extent.steps}"
+            report(f"{number}: {side.name}: {tgt / took:,.0f} target tokens/s")
 
 
-def measure_alone(task: Task, side: Contender, steps: int) -> None:
+def measure_alone(task: Task, side: Contender, extent: Extent) -> None:
     """Takes steps with one side, compiled afresh, and measures its memory, on a GPU."""
     torch._dynamo.reset()
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     try:
-        measure(task, [side], steps)
+        measure(task, [side], extent)
     except (DeviceError, torch.OutOfMemoryError) as error:
         side.name += " (out of memory)"
-        print(error)
+        report(str(error))
     side.gigabytes = torch.cuda.max_memory_reserved() / GB
 
 
@@ -211,25 +250,41 @@ def table(title: str, rows: list[dict[str, Any]]) -> None:
         first = f"{row['first_step_seconds']:7.1f}s" if row["first_step_seconds"] else " " * 8
         print(
             f"{row['side']:38}{rate:10,.0f}{ratio:8.1f}x{shown}{first}"
-            + (f"{memory:6.1f}" if memory else "")
+            + (f"{memory:6.1f}" if memory else " " * 6)
+            + f"  {describe_share(row['others_share'])}"
         )
 
 
 def compare(
-    task: Task, steps: int, sentences: int, joey: Callable[[], float] | None
+    task: Task, size: str, extent: Extent, joeynmt: Callable[[int], float] | None
 ) -> list[dict[str, Any]]:
-    """Measures all sides of one model."""
-    rates = [joey()] if joey else []
+    """Measures all sides of one model.
+
+    Args:
+        task: What they are given.
+        size: Name of the model.
+        extent: How much is measured.
+        joeynmt: Trains with JoeyNMT for some updates and gives its target tokens/s.
+    """
+    joey = Contender("JoeyNMT 2.3.0", "fp32", lambda: 0)
+
+    def add_joey() -> None:
+        with joey.load.watch():
+            joey.rates.append(joeynmt(extent.updates[size]))
+        report(f"{joey.name}: {joey.rates[-1]:,.0f} target tokens/s")
+
+    if joeynmt:
+        add_joey()
     sides = our_sides(task) + loops(task)
     if task.device.type == "cuda":
         for side in sides:
-            measure_alone(task, side, steps)
+            measure_alone(task, side, extent)
     else:
-        measure(task, sides, steps)
-        sides.append(fixed(task, sentences))
-    if joey:
-        rates.append(joey())
-        sides.append(Contender("JoeyNMT 2.3.0", "fp32", lambda: 0, rates))
+        measure(task, sides, extent)
+        sides.append(fixed(task, extent.fixed_sentences[size]))
+    if joeynmt:
+        add_joey()
+        sides.append(joey)
     return [side.row() for side in sides]
 
 
@@ -237,33 +292,39 @@ def main(
     text: Annotated[Path | None, typer.Option(help="The corpus of Multi30k.")] = None,
     joeynmt: Annotated[Path | None, typer.Option(help="JoeyNMT's environment.")] = None,
     steps: Annotated[int, typer.Option(help="Steps of each side, after two to warm up.")] = 10,
-    sizes: Annotated[str, typer.Option(help="Which models, with commas between.")] = "",
+    busy: Annotated[int, typer.Option("--neighbours", help="Busy processes beside it.")] = 0,
+    quick: Annotated[bool, typer.Option("--quick", help="Less of everything.")] = False,
 ) -> None:
     """Measures every side."""
     os.environ["TORCHINDUCTOR_FORCE_DISABLE_CACHES"] = "1"  # the first step shall really compile
     device = choose_device("auto")
     if joeynmt and device.type == "cuda":
         raise typer.BadParameter("JoeyNMT is measured on a CPU; leave --joeynmt out")
-    side = JoeyNMT(joeynmt) if joeynmt else None
+    if not text and device.type == "cpu":
+        raise typer.BadParameter("on a CPU, give --text")
+    peer = JoeyNMT(joeynmt) if joeynmt else None
+    extent = QUICK if quick else replace(FULL, steps=steps)
     results = {}
-    for size in (sizes or ("small,base" if text else "base,big")).split(","):
-        joey = None
-        if text:
-            changes = [f"model.{key}={value}" for key, value in PAPER.items() if size == "base"]
-            config = load_config(CONFIGS / "multi30k.toml", [f"data.path={text}", *changes])
-            prepared = prepare(config)
-            task = Task(config, prepared.pairs, prepared.vocab.tgt_size, device)
-            if side:
-                updates = 60 if size == "small" else 18
-                joey = lambda c=config, p=prepared, u=updates: side.rate(c, p, u)  # noqa: E731
-        else:
-            config = load_config(CONFIGS / f"wmt16-{size}.toml")
-            task = Task(config, made_pairs(config.vocab.size), config.vocab.size, device)
-        results[size] = compare(task, steps, FIXED_SENTENCES.get(size, 0), joey)
-        table(size, results[size])
+    with neighbours(busy):
+        for size in ("small", "base") if text else ("base", "big"):
+            report(f"{size}:")
+            joey = None
+            if text:
+                changes = [f"model.{key}={value}" for key, value in PAPER.items() if size == "base"]
+                config = load_config(CONFIGS / "multi30k.toml", [f"data.path={text}", *changes])
+                prepared = prepare(config)
+                task = Task(config, prepared.pairs, prepared.vocab.tgt_size, device)
+                if peer:
+                    joey = partial(peer.rate, config, prepared)
+            else:
+                config = load_config(CONFIGS / f"wmt16-{size}.toml")
+                task = Task(config, made_pairs(config.vocab.size), config.vocab.size, device)
+            results[size] = compare(task, size, extent, joey)
+            table(f"{size}, quick" if quick else size, results[size])
     name = torch.cuda.get_device_name() if device.type == "cuda" else f"{os.cpu_count()} cores"
     machine = {"device": name, "torch": torch.__version__}
-    print(json.dumps({"benchmark": "train", "sizes": results} | machine))
+    result = {"benchmark": "train", "quick": quick, "neighbours": busy, "sizes": results}
+    print(json.dumps(result | machine))
 
 
 if __name__ == "__main__":
