@@ -52,6 +52,7 @@ from transformer_mt.training.flops import measure_peak_flops, training_flops
 CONFIGS = Path(__file__).parents[1] / "configs"
 PAPER = {"d_model": 512, "d_ff": 2048, "n_heads": 8, "encoder_layers": 6, "decoder_layers": 6}
 RANDOM_SENTENCES, FIXED_LENGTH = 128, 500
+WARM_UP = 2
 GB = 1e9
 
 
@@ -60,21 +61,19 @@ class Extent:
     """How much is measured.
 
     Attributes:
-        steps: Steps of each side.
-        warm_up: Steps before these.
+        steps: Steps of each side, after those to warm up.
         updates: Steps that JoeyNMT logs, before and after the others, by model.
         fixed_sentences: Sentences padded to a fixed length, by model; 32 need more than 24 GiB
             with base.
     """
 
     steps: int
-    warm_up: int
     updates: dict[str, int]
     fixed_sentences: dict[str, int]
 
 
-FULL = Extent(10, 2, {"small": 60, "base": 18}, {"small": 32, "base": 8})
-QUICK = Extent(2, 1, {"small": 18, "base": 6}, {"small": 8, "base": 2})
+FULL = Extent(10, {"small": 60, "base": 18}, {"small": 32, "base": 8})
+QUICK = Extent(2, {"small": 18, "base": 6}, {"small": 8, "base": 2})
 
 
 @dataclass
@@ -192,34 +191,34 @@ def fixed(task: Task, sentences: int) -> Contender:
     return side
 
 
-def measure(task: Task, sides: list[Contender], extent: Extent) -> None:
+def measure(task: Task, sides: list[Contender], steps: int) -> None:
     """Takes steps with some sides in turn."""
     for side in sides:
         side.peak = measure_peak_flops(task.device, side.precision)
     running = [side.make() for side in sides]
-    for i in range(extent.warm_up + extent.steps):
+    for i in range(steps + WARM_UP):
         for side, step in zip(sides, running, strict=True):
-            load = side.load if i >= extent.warm_up else Load()
+            load = side.load if i >= WARM_UP else Load()
             with load.watch():
                 began = time.perf_counter()
                 src, tgt = step(i)
                 took = time.perf_counter() - began
             side.first_seconds = side.first_seconds or took
-            if i >= extent.warm_up:
+            if i >= WARM_UP:
                 done = training_flops(task.config.model, task.vocab, src, tgt)
                 side.rates.append(tgt / took)
                 side.shares.append(done / took / side.peak)
-            number = f"step {i + 1} of {extent.warm_up + extent.steps}"
+            number = f"step {i + 1} of {steps + WARM_UP}"
             report(f"{number}: {side.name}: {tgt / took:,.0f} target tokens/s")
 
 
-def measure_alone(task: Task, side: Contender, extent: Extent) -> None:
+def measure_alone(task: Task, side: Contender, steps: int) -> None:
     """Takes steps with one side, compiled afresh, and measures its memory, on a GPU."""
     torch._dynamo.reset()
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     try:
-        measure(task, [side], extent)
+        measure(task, [side], steps)
     except (DeviceError, torch.OutOfMemoryError) as error:
         side.name += " (out of memory)"
         report(str(error))
@@ -278,9 +277,9 @@ def compare(
     sides = our_sides(task) + loops(task)
     if task.device.type == "cuda":
         for side in sides:
-            measure_alone(task, side, extent)
+            measure_alone(task, side, extent.steps)
     else:
-        measure(task, sides, extent)
+        measure(task, sides, extent.steps)
         sides.append(fixed(task, extent.fixed_sentences[size]))
     if joeynmt:
         add_joey()
