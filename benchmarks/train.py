@@ -247,11 +247,9 @@ def table(title: str, rows: list[dict[str, Any]]) -> None:
         ratio = (rows[0]["tokens_per_second"] or math.nan) / rate
         shown = f"{share:9.1%}" if share else " " * 9
         first = f"{row['first_step_seconds']:7.1f}s" if row["first_step_seconds"] else " " * 8
-        print(
-            f"{row['side']:38}{rate:10,.0f}{ratio:8.1f}x{shown}{first}"
-            + (f"{memory:6.1f}" if memory else " " * 6)
-            + f"  {describe_share(row['others_share'])}"
-        )
+        used = f"{memory:6.1f}" if memory else " " * 6
+        line = f"{row['side']:38}{rate:10,.0f}{ratio:8.1f}x{shown}{first}{used}"
+        print(f"{line}  {describe_share(row['others_share'])}".rstrip())
 
 
 def compare(
