@@ -1,0 +1,348 @@
+"""CUDA simulated on a CPU: tensors that report `cuda:0` while the CPU computes on them.
+
+`with SimulatedCuda() as cuda:` makes every `device="cuda"` of this thread succeed. The device is a
+property of a tensor's storage, so views, parameters and what autograd saves have it too. As on
+CUDA, an operation whose operands lie on both devices fails, but for host scalars of no dimension.
+
+`cuda.synchronisations` counts, by file and line of the package, what makes the host wait:
+
+- reading a value: `item`, `tolist`, `int`, `bool`, `if`, `equal`, `torch.cuda.synchronize`;
+- a copy to the host, unless it is asynchronous (`non_blocking=True`);
+- a copy to the device, unless it is asynchronous and from pinned memory; `torch.tensor(values,
+  device="cuda")` is one, and so is an index on the host;
+- a result whose size depends on values: `nonzero`, a bool mask as an index, `masked_select`,
+  `unique`, `repeat_interleave` with a tensor and without `output_size`.
+
+`cuda.launches` counts the operations on the device that compute or copy. An operation is one or a
+few kernels, so this is about the number of launches. Autocast runs with the lists of the CPU, which
+are those of CUDA for everything the model does.
+
+What is not simulated: other threads, streams, `torch.compile`, kernels that only CUDA has, and
+memory that is freed or overwritten before an asynchronous copy has read it.
+"""
+
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Self
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+PACKAGE = Path(__file__).parents[1] / "transformer_mt"
+CUDA, CPU = torch.device("cuda", 0), torch.device("cpu")
+aten = torch.ops.aten
+
+COPIES = {aten.copy_.default, aten._foreach_copy_.default}
+READ_VALUES = {aten._local_scalar_dense.default, aten.equal.default, aten.is_nonzero.default}
+SIZE_FROM_VALUES = {
+    aten.nonzero.default,
+    aten.masked_select.default,
+    aten._unique.default,
+    aten._unique2.default,
+    aten.unique_dim.default,
+    aten.unique_consecutive.default,
+    aten.bincount.default,
+}
+INDEXING = {aten.index.Tensor, aten.index_put.default, aten.index_put_.default}
+INDEXING |= {aten._unsafe_index.Tensor, aten._index_put_impl_.default}
+NO_KERNEL = {
+    aten.empty.memory_format,
+    aten.empty_like.default,
+    aten.empty_strided.default,
+    aten.new_empty.default,
+    aten.new_empty_strided.default,
+    aten._unsafe_view.default,
+    aten._local_scalar_dense.default,
+}
+
+
+class Storages:
+    """A set of storages, each as long as it lives."""
+
+    def __init__(self) -> None:
+        # The weak reference keeps the address of a freed storage from being used again.
+        self._references: dict[int, StorageWeakRef] = {}
+        self._limit = 1000
+
+    def add(self, tensor: Tensor) -> None:
+        if len(self._references) > self._limit:
+            alive = {k: r for k, r in self._references.items() if not r.expired()}
+            self._references, self._limit = alive, 1000 + 2 * len(alive)
+        reference = StorageWeakRef(tensor.untyped_storage())
+        self._references[reference.cdata] = reference
+
+    def discard(self, tensor: Tensor) -> None:
+        self._references.pop(tensor.untyped_storage()._cdata, None)
+
+    def __contains__(self, tensor: Tensor) -> bool:
+        return tensor.untyped_storage()._cdata in self._references
+
+
+class _Dispatch(TorchDispatchMode):
+    """Looks at every operation: its operands, what it waits for, where its results lie."""
+
+    def __init__(self, cuda: "SimulatedCuda") -> None:
+        super().__init__()
+        self._cuda = cuda
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        cuda, kwargs = self._cuda, kwargs or {}
+        inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        on_device = [tensor in cuda.storages for tensor in inputs]
+        if any(on_device):
+            self._check(func, args, kwargs, inputs, on_device)
+        result = func(*args, **kwargs)
+        if any(on_device) or (not inputs and cuda.makes_on_device):
+            cuda.launches += not (func.is_view or func in NO_KERNEL)
+            cuda.operations[str(func)] += not (func.is_view or func in NO_KERNEL)
+            old = {tensor.untyped_storage()._cdata for tensor in inputs}
+            for leaf in tree_leaves(result):
+                if isinstance(leaf, Tensor) and leaf.untyped_storage()._cdata not in old:
+                    cuda.storages.add(leaf)
+        return result
+
+    def _check(
+        self, func: Any, args: Any, kwargs: Any, inputs: list[Tensor], on_device: list[bool]
+    ) -> None:
+        """Counts an operation that waits, and refuses one with operands on both devices."""
+        cuda = self._cuda
+        if func in COPIES:
+            if not all(on_device):
+                cuda.count_copy(inputs[-1], non_blocking=bool(args[2:] and args[2]))
+            return
+        if func in READ_VALUES or func in SIZE_FROM_VALUES:
+            cuda.count(func.overloadpacket.__name__)
+        if func is aten.repeat_interleave.Tensor and kwargs.get("output_size") is None:
+            cuda.count("repeat_interleave without output_size")
+        indices = [index for index in args[1] if index is not None] if func in INDEXING else []
+        # A single value at a mask is written by masked_fill, whose size is known.
+        fills = len(args) > 2 and isinstance(args[2], Tensor) and args[2].numel() == 1
+        if any(index.dtype in (torch.bool, torch.uint8) for index in indices) and not fills:
+            cuda.count("mask as index")
+        if any(index not in cuda.storages for index in indices):
+            cuda.count("index on the host")
+        written = {
+            id(value)
+            for argument, value in zip(func._schema.arguments, args, strict=False)
+            if argument.alias_info is not None and argument.alias_info.is_write
+        }
+        for tensor, is_on_device in zip(inputs, on_device, strict=True):
+            is_index = any(tensor is index for index in indices)
+            if not is_on_device and not is_index and (tensor.dim() or id(tensor) in written):
+                raise RuntimeError(
+                    f"{func}: expected all tensors to be on the same device, but found cuda:0 and"
+                    f" a tensor {tuple(tensor.shape)} on cpu"
+                )
+
+
+class SimulatedCuda(TorchFunctionMode):
+    """The simulated device; see the module.
+
+    Attributes:
+        synchronisations: Counts by place, such as `training/engine.py:225 item`.
+        launches: Operations on the device so far, views not counted.
+        operations: The same by name.
+        storages: Those on the device.
+        makes_on_device: Whether an operation without operands makes its result on the device.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.synchronisations: Counter[str] = Counter()
+        self.operations: Counter[str] = Counter()
+        self.launches, self.makes_on_device = 0, False
+        self.storages, self._pinned, self._stack = Storages(), Storages(), ExitStack()
+
+    def __enter__(self) -> Self:
+        for replacement in _replacements(self):
+            self._stack.enter_context(replacement)
+        self._stack.enter_context(_Dispatch(self))
+        super().__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        self._stack.close()
+
+    def count(self, kind: str) -> None:
+        """Counts a synchronisation at the innermost line of the package, else of the test."""
+        frame, place = sys._getframe(), "elsewhere"
+        while frame := frame.f_back:
+            path = Path(frame.f_code.co_filename)
+            if path.is_relative_to(PACKAGE):
+                place = f"{path.relative_to(PACKAGE)}:{frame.f_lineno}"
+                break
+        self.synchronisations[f"{place} {kind}"] += 1
+
+    def count_copy(self, source: Tensor, non_blocking: bool) -> None:
+        """Counts a copy between host and device if the host waits for it."""
+        if source in self.storages:
+            if not non_blocking:
+                self.count("copy to the host")
+        elif not (non_blocking and source in self._pinned):
+            self.count("copy to the device")
+
+    @contextmanager
+    def counted(self) -> Iterator[Counter[str]]:
+        """Gives a counter that holds, at the end, the synchronisations meanwhile."""
+        before, during = self.synchronisations.copy(), Counter[str]()
+        yield during
+        during.update(self.synchronisations - before)
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = dict(kwargs or {})
+        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        any_on_device = any(tensor in self.storages for tensor in tensors)
+        if special := self._special(func):
+            return special(*args, **kwargs)
+        device = kwargs.pop("device", None)
+        if device is None:
+            return self._call(any_on_device, func, args, kwargs)
+        to_cuda = torch.device(device).type == "cuda"
+        result = self._call(to_cuda, func, args, kwargs)
+        if to_cuda and func in (torch.tensor, torch.as_tensor, torch.asarray):
+            self.count("copy to the device")
+        (self.storages.add if to_cuda else self.storages.discard)(result)
+        return result
+
+    def _call(self, on_device: bool, func: Any, args: Any, kwargs: Any) -> Any:
+        before, self.makes_on_device = self.makes_on_device, on_device
+        try:
+            return func(*args, **kwargs)
+        finally:
+            self.makes_on_device = before
+
+    def _special(self, func: Any) -> Callable[..., Any] | None:
+        """Gives what replaces a function that has to do with devices."""
+        handlers: dict[Any, Callable[..., Any]] = {
+            torch.Tensor.device.__get__: lambda x, *_: CUDA if x in self.storages else CPU,
+            torch.Tensor.is_cuda.__get__: lambda x, *_: x in self.storages,
+            torch.Tensor.is_cpu.__get__: lambda x, *_: x not in self.storages,
+            torch.Tensor.to: self._to,
+            torch.Tensor.cpu: lambda x: self._move(x, CPU, None, False, False),
+            torch.Tensor.cuda: lambda x, **kw: self._move(x, CUDA, None, False, **kw),
+            torch.Tensor.pin_memory: self._pin_memory,
+            torch.Tensor.is_pinned: lambda x: x in self._pinned,
+            torch.Tensor.tolist: self._tolist,
+            torch.Tensor.numpy: partial(self._refuse, func),
+            torch.Tensor.__array__: partial(self._refuse, func),
+            torch.Tensor.backward: self._backward,
+        }
+        return handlers.get(func)
+
+    def _to(self, tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        copy = bool(kwargs.pop("copy", False))
+        if args and isinstance(args[0], Tensor):
+            args = (CUDA if args[0] in self.storages else CPU, args[0].dtype, *args[1:])
+        device, dtype, non_blocking, memory_format = torch._C._nn._parse_to(*args, **kwargs)
+        if memory_format is not None:
+            tensor = tensor.contiguous(memory_format=memory_format)
+        return self._move(tensor, device, dtype, copy, non_blocking)
+
+    def _move(
+        self,
+        tensor: Tensor,
+        device: torch.device | None,
+        dtype: torch.dtype | None,
+        copy: bool,
+        non_blocking: bool = False,
+    ) -> Tensor:
+        on_device = tensor in self.storages
+        dtype = dtype or tensor.dtype
+        if device is None or on_device == (device.type == "cuda"):
+            return self._call(on_device, torch.Tensor.to, (tensor, dtype), {"copy": copy})
+        self.count_copy(tensor, non_blocking)
+        moved: Tensor = self._call(False, torch.Tensor.to, (tensor, dtype), {"copy": True})
+        (self.storages.discard if on_device else self.storages.add)(moved)
+        return moved
+
+    def _pin_memory(self, tensor: Tensor) -> Tensor:
+        if tensor in self.storages:
+            raise RuntimeError("cannot pin a tensor on cuda:0: only memory of the host is pinned")
+        pinned = tensor.clone()
+        self._pinned.add(pinned)
+        return pinned
+
+    def _tolist(self, tensor: Tensor) -> Any:
+        if tensor in self.storages:
+            self.count("tolist")
+        return tensor.tolist()
+
+    def _refuse(self, func: Any, tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
+        if tensor in self.storages:
+            raise TypeError("can't convert cuda:0 device type tensor to numpy")
+        return self._call(False, func, (tensor, *args), kwargs)
+
+    def _backward(self, tensor: Tensor, **kwargs: Any) -> None:
+        # The mode is off inside a function it has intercepted; the backward of a
+        # torch.autograd.Function needs it.
+        gradient = kwargs.pop("gradient", None)
+        with self._again():
+            on_device = tensor in self.storages
+            self._call(on_device, torch.autograd.backward, (tensor, gradient), kwargs)
+
+    @contextmanager
+    def _again(self) -> Iterator[None]:
+        TorchFunctionMode.__enter__(self)
+        try:
+            yield
+        finally:
+            TorchFunctionMode.__exit__(self, None, None, None)
+
+
+def _replacements(cuda: SimulatedCuda) -> list[Any]:
+    """Lists the functions that look at the device by its name or below Python."""
+
+    def on_cpu(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(device: str, *args: Any, **kwargs: Any) -> Any:
+            return function(device.replace("cuda", "cpu"), *args, **kwargs)
+
+        return call
+
+    def grouped(lists: list[list[Tensor | None]], with_indices: bool = False) -> dict[Any, Any]:
+        groups: dict[Any, Any] = {}
+        for (_, dtype), (columns, indices) in group(lists, with_indices).items():
+            device = CUDA if columns[0][0] in cuda.storages else CPU
+            groups[device, dtype] = (columns, indices)
+        return groups
+
+    group = torch._C._group_tensors_by_device_and_dtype
+    properties = SimpleNamespace(total_memory=10**12, name="simulated")
+    functions: dict[Any, dict[str, Any]] = {
+        torch._C: {"_group_tensors_by_device_and_dtype": grouped},
+        torch: {
+            "autocast": on_cpu(torch.autocast),
+            "is_autocast_enabled": on_cpu(torch.is_autocast_enabled),
+            "get_autocast_dtype": on_cpu(torch.get_autocast_dtype),
+        },
+        torch.amp: {"GradScaler": on_cpu(torch.amp.GradScaler)},
+        torch.cuda: {
+            "is_available": lambda: True,
+            "is_bf16_supported": lambda including_emulation=True: True,
+            "device_count": lambda: 1,
+            "current_device": lambda: 0,
+            "get_device_name": lambda device=None: properties.name,
+            "get_device_properties": lambda device=None: properties,
+            "max_memory_reserved": lambda device=None: 0,
+            "synchronize": lambda device=None: cuda.count("synchronize"),
+        },
+    }
+    return [
+        patch.object(owner, name, function)
+        for owner, replaced in functions.items()
+        for name, function in replaced.items()
+    ]
