@@ -84,7 +84,7 @@ class Storages:
     def discard(self, tensor: Tensor) -> None:
         self._references.pop(tensor.untyped_storage()._cdata, None)
 
-    def __contains__(self, tensor: Tensor) -> bool:
+    def __contains__(self, tensor: Tensor) -> bool:  # noqa: D105
         return tensor.untyped_storage()._cdata in self._references
 
 
@@ -165,14 +165,14 @@ class SimulatedCuda(TorchFunctionMode):
         self.launches, self.makes_on_device = 0, False
         self.storages, self._pinned, self._stack = Storages(), Storages(), ExitStack()
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> Self:  # noqa: D105
         for replacement in _replacements(self):
             self._stack.enter_context(replacement)
         self._stack.enter_context(_Dispatch(self))
         super().__enter__()
         return self
 
-    def __exit__(self, *error: Any) -> None:
+    def __exit__(self, *error: Any) -> None:  # noqa: D105
         super().__exit__(*error)
         self._stack.close()
 
@@ -201,7 +201,7 @@ class SimulatedCuda(TorchFunctionMode):
         yield during
         during.update(self.synchronisations - before)
 
-    def __torch_function__(
+    def __torch_function__(  # noqa: D105
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = dict(kwargs or {})

@@ -42,7 +42,7 @@ def mean_nll(
             log_probabilities = token_log_probabilities(
                 model, batch.src, batch.tgt_in, batch.tgt_out, PAD_ID
             )  # (B, T)
-            sums.append(log_probabilities[batch.tgt_out != PAD_ID].sum())
+            sums.append(log_probabilities.double().sum())  # padding has 0
     own = torch.stack(sums).tolist() if sums else []
     # fsum is exact, so the order, and thus the number of processes, does not matter.
     total = math.fsum(value for values in processes.gather(own) for value in values)

@@ -23,6 +23,12 @@ sorted by the difference between their sides."""
 _TRIED_STEPS = 100
 
 
+def copy_to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Copies a tensor on the CPU to a device, asynchronously if it is a GPU."""
+    pinned = tensor.pin_memory() if device.type == "cuda" else tensor
+    return pinned.to(device, non_blocking=True)
+
+
 @dataclass(frozen=True)
 class TokenCounts:
     """The size of a micro-batch that another process computes.
@@ -58,8 +64,7 @@ class Batch:
     def to(self, device: torch.device) -> "Batch":
         """Copies to a device, asynchronously if it is a GPU."""
         src, tgt_in, tgt_out = (
-            (ids.pin_memory() if device.type == "cuda" else ids).to(device, non_blocking=True)
-            for ids in (self.src, self.tgt_in, self.tgt_out)
+            copy_to_device(ids, device) for ids in (self.src, self.tgt_in, self.tgt_out)
         )
         return Batch(src, tgt_in, tgt_out, self.src_tokens, self.tgt_tokens)
 

@@ -236,12 +236,14 @@ class Engine:
             group["lr"] = lr
         tokens = sum(batch.tgt_tokens for batch in micro_batches)
         loss = torch.zeros((), device=self.device)
-        for number, micro_batch in enumerate(micro_batches):
-            if isinstance(micro_batch, TokenCounts):
-                continue
-            torch.manual_seed(dropout_seed(self.config.train.seed, step, number))
-            # Divided by the tokens of the whole step: how it is cut does not change the gradient.
-            loss += self._backward(micro_batch, tokens)
+        with self._autocast():  # around all micro-batches, so that it casts each weight once
+            for number, micro_batch in enumerate(micro_batches):
+                if isinstance(micro_batch, TokenCounts):
+                    continue
+                torch.manual_seed(dropout_seed(self.config.train.seed, step, number))
+                # Divided by the tokens of the whole step: how it is cut does not change the
+                # gradient.
+                loss += self._backward(micro_batch, tokens)
         loss = self._sum_over_processes(loss)
         self._update_weights(step, loss)
         self._window_loss += torch.where(loss.isfinite(), loss, 0.0)
@@ -334,10 +336,14 @@ class Engine:
             raise self._to_user_error(error, micro_batch) from None
         return loss.detach()
 
+    def _autocast(self) -> torch.autocast:
+        """Gives the context in which products are computed in this engine's precision."""
+        enabled = self.precision != "fp32"
+        return torch.autocast(self.device.type, DTYPES[self.precision], enabled=enabled)
+
     def _loss(self, batch: Batch) -> Tensor:
         """Computes the sum of the label-smoothed loss over a micro-batch's target tokens."""
-        enabled = self.precision != "fp32"
-        with torch.autocast(self.device.type, DTYPES[self.precision], enabled=enabled):
+        with self._autocast():
             return projected_loss(
                 self._hidden(batch.src, batch.tgt_in),
                 self.model.output_weight,

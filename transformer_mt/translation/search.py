@@ -1,13 +1,17 @@
 """Greedy and beam search over a function that gives the next logits.
 
-Works on token ids alone: no strings, no model. Shapes: B sentences, W beam size, R rows (one per
-hypothesis in progress), L tokens so far, V vocabulary.
+Works on token ids alone: no strings, no model. Everything stays on the device until the end, but
+for one number at each position: how many sentences are still being translated.
+
+Shapes: B sentences, W beam size, R rows (one per hypothesis in progress), L positions,
+V vocabulary.
 """
 
+import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -25,6 +29,7 @@ S = TypeVar("S", bound=DecodingState)
 KEPT_SHARE, ROW_MULTIPLE = 0.9, 32
 """Greedy search keeps a multiple of `ROW_MULTIPLE` rows, and only removes the others once those it
 keeps are at most `KEPT_SHARE` of the rows."""
+_LOWEST = torch.finfo(torch.float64).min
 
 
 @dataclass(frozen=True)
@@ -62,16 +67,13 @@ def greedy(
         B lists of ids without BOS and EOS.
     """
     rows = torch.arange(len(max_lengths), device=max_lengths.device)
-    hypotheses: list[list[int]] = [[] for _ in rows]
     ids, active = torch.full_like(rows, bos_id), torch.ones_like(rows, dtype=torch.bool)
-    for position in range(1, int(max_lengths.max()) + 1):
+    ended, positions = torch.full_like(rows, eos_id), []
+    for position in itertools.count(1):
         ids = next_logits(ids, state).float().argmax(dim=-1)
-        active &= ids != eos_id
-        for row, token, is_active in zip(rows.tolist(), ids.tolist(), active.tolist(), strict=True):
-            if is_active:
-                hypotheses[row].append(token)
-        active &= max_lengths[rows] > position
-        active_rows = int(active.sum())
+        positions.append(ended.scatter(0, rows, torch.where(active, ids, eos_id)))  # (B,)
+        active = active & (ids != eos_id) & (max_lengths[rows] > position)
+        active_rows = int(active.sum())  # the only wait for the device at a position
         if not active_rows:
             break
         # Removing rows copies the others, and a new shape costs the CPU a new kernel: a few
@@ -81,7 +83,8 @@ def greedy(
             kept = active.sort(descending=True, stable=True).indices[:size]
             rows, ids, active = rows[kept], ids[kept], active[kept]
             state.select(kept, kept)
-    return hypotheses
+    hypotheses = torch.stack(positions, dim=1).tolist()  # (B, L)
+    return [row[: row.index(eos_id)] if eos_id in row else row for row in hypotheses]
 
 
 def length_penalty(tokens: int, alpha: float) -> float:
@@ -127,117 +130,147 @@ def beam_search(
         Attention Is All You Need, section 6.1 (beam size 4, alpha 0.6).
     """
     beam = _Beam.begin(max_lengths, bos_id, beam_size)
-    ended = _EndedHypotheses(len(max_lengths), beam_size, alpha)
-    state.select(beam.sentences.repeat_interleave(beam_size))
-    for position in range(1, int(max_lengths.max()) + 1):
-        logits = next_logits(beam.tokens[:, :, -1].flatten(), state)
-        candidates, parents = _extend(beam, logits.float())
-        ends = candidates.tokens[:, :, -1] == eos_id  # (B, 2 * W)
-        ended.add(candidates.columns(beam_size), ends[:, :beam_size], has_eos=True)
+    ended = _EndedHypotheses(max_lengths, beam_size, alpha)
+    running = torch.arange(len(max_lengths), device=max_lengths.device)
+    state.select(running.repeat_interleave(beam_size))
+    for position in itertools.count(1):
+        logits = next_logits(beam.ids[running].flatten(), state)
+        candidates = _extend(beam, running, logits.float())
+        ends = candidates.ids == eos_id  # (B, 2 * W)
         totals, columns = candidates.totals.masked_fill(ends, -torch.inf).topk(beam_size)
-        beam = _Beam(beam.sentences, totals, _gather(candidates.tokens, columns))
+        beam = _Beam(totals, *(each.gather(1, columns) for each in candidates[1:]))
+        ended.add(candidates, ends, beam, position)
 
-        full = ended.are_full(beam.sentences)
-        at_limit = max_lengths[beam.sentences] <= position
-        ended.add(beam, (at_limit & ~full)[:, None].expand_as(beam.totals), has_eos=False)
-        kept = (~(full | at_limit)).nonzero().flatten()
-        if not len(kept):
+        is_running = ~ended.is_done[running]
+        count = int(is_running.sum())  # the only wait for the device at a position
+        if not count:
             break
-        rows = (kept[:, None] * beam_size + parents.gather(1, columns)[kept]).flatten()
-        state.select(rows, kept if len(kept) < len(full) else None)
-        beam = beam.select(kept)
+        kept = None
+        if count < len(running):
+            kept = is_running.sort(descending=True, stable=True).indices[:count]
+            running = running[kept]
+        places = torch.arange(count, device=running.device) if kept is None else kept
+        state.select((places[:, None] * beam_size + beam.parents[running]).flatten(), kept)
     return ended.best()
 
 
-@dataclass(frozen=True)
-class _Beam:
-    """Hypotheses of the sentences that are still being translated, W per sentence.
+class _Beam(NamedTuple):
+    """The last tokens of N hypotheses of each sentence, the most probable first.
 
     Attributes:
-        sentences: Numbers of the sentences, (B,).
-        totals: Log-probabilities in nats, (B, W).
-        tokens: Ids with BOS, (B, W, L).
+        totals: Log-probabilities of the hypotheses in nats, (B, N).
+        ids: Their last tokens, (B, N).
+        parents: Which hypotheses of the position before they continue, (B, N).
     """
 
-    sentences: Tensor
     totals: Tensor
-    tokens: Tensor
+    ids: Tensor
+    parents: Tensor
 
     @classmethod
     def begin(cls, max_lengths: Tensor, bos_id: int, beam_size: int) -> "_Beam":
         """Makes the beam that holds BOS only."""
-        sentences = torch.arange(len(max_lengths), device=max_lengths.device)
+        ids = max_lengths.new_full((len(max_lengths), beam_size), bos_id)
         # Only one prefix is possible at first: equal ones would fill the beam with duplicates.
-        totals = torch.full((len(sentences), beam_size), -torch.inf, device=sentences.device)
+        totals = torch.full_like(ids, -torch.inf, dtype=torch.float32)
         totals[:, 0] = 0.0
-        tokens = torch.full((len(sentences), beam_size, 1), bos_id, device=sentences.device)
-        return cls(sentences, totals, tokens)
-
-    def columns(self, count: int) -> "_Beam":
-        """Gives the first hypotheses of each sentence."""
-        return _Beam(self.sentences, self.totals[:, :count], self.tokens[:, :count])
-
-    def select(self, kept: Tensor) -> "_Beam":
-        """Gives the sentences at these places."""
-        return _Beam(self.sentences[kept], self.totals[kept], self.tokens[kept])
+        return cls(totals, ids, torch.zeros_like(ids))
 
 
-class _EndedHypotheses:
-    """Collects the hypotheses that have ended, by sentence."""
-
-    def __init__(self, sentences: int, beam_size: int, alpha: float) -> None:
-        self._hypotheses: list[list[Hypothesis]] = [[] for _ in range(sentences)]
-        self._beam_size, self._alpha = beam_size, alpha
-
-    def add(self, beam: _Beam, mask: Tensor, has_eos: bool) -> None:
-        """Adds the hypotheses of a beam where the mask, (B, W), is true.
-
-        Args:
-            beam: The hypotheses.
-            mask: Which of them have ended.
-            has_eos: Whether their last token is EOS.
-        """
-        sentences = beam.sentences[:, None].expand_as(mask)[mask].tolist()
-        totals, tokens = beam.totals[mask].tolist(), beam.tokens[mask].tolist()
-        for sentence, total, ids in zip(sentences, totals, tokens, strict=True):
-            score = total / length_penalty(len(ids) - 1, self._alpha)  # without BOS
-            hypothesis = Hypothesis(ids[1:-1] if has_eos else ids[1:], total, score)
-            self._hypotheses[sentence].append(hypothesis)
-
-    def are_full(self, sentences: Tensor) -> Tensor:
-        """Tells which sentences, (B,), have as many hypotheses as the beam; gives (B,) bool."""
-        full = [len(self._hypotheses[i]) >= self._beam_size for i in sentences.tolist()]
-        return torch.tensor(full).to(sentences.device)
-
-    def best(self) -> list[list[Hypothesis]]:
-        """Gives the best hypotheses of each sentence, the best first."""
-        ranked = (sorted(ended, key=lambda h: -h.score) for ended in self._hypotheses)
-        return [hypotheses[: self._beam_size] for hypotheses in ranked]
-
-
-def _extend(beam: _Beam, logits: Tensor) -> tuple[_Beam, Tensor]:
+def _extend(beam: _Beam, running: Tensor, logits: Tensor) -> _Beam:
     """Finds the 2 * W most probable continuations of a beam by one token.
 
     A hypothesis has one continuation that is EOS, so W others always remain.
 
     Args:
-        beam: Hypotheses of L tokens.
-        logits: Float32, (B * W, V).
+        beam: W hypotheses of each of the B sentences.
+        running: Numbers of the sentences that are still being translated, (B',).
+        logits: Of their hypotheses, float32, (B' * W, V).
 
     Returns:
-        Hypotheses of L + 1 tokens, the most probable first, and which of the W hypotheses each
-        continues, (B, 2 * W).
+        2 * W continuations of each of the B sentences, those of other sentences without meaning.
     """
-    width = beam.totals.size(1)
-    log_probabilities, ids = logits.log_softmax(-1).topk(2 * width)  # (B * W, 2 * W)
-    totals = beam.totals[:, :, None] + log_probabilities.view(*beam.totals.shape, -1)
-    totals, places = totals.flatten(1).topk(2 * width)  # (B, 2 * W), of (B, W * 2 * W)
-    parents = places // (2 * width)
+    width, number = beam.totals.size(1), 2 * beam.totals.size(1)
+    log_probabilities, ids = logits.log_softmax(-1).topk(number)  # (B' * W, 2 * W)
+    totals = beam.totals[running][:, :, None] + log_probabilities.view(-1, width, number)
+    totals, places = totals.flatten(1).topk(number)  # (B', 2 * W), of (B', W * 2 * W)
     ids = ids.view(len(totals), -1).gather(1, places)
-    tokens = torch.cat((_gather(beam.tokens, parents), ids[:, :, None]), dim=-1)
-    return _Beam(beam.sentences, totals, tokens), parents
+    if len(running) == len(beam.totals):
+        return _Beam(totals, ids, places // number)
+    continued = (totals, ids, places // number)
+    return _Beam(
+        *(
+            each.new_zeros(len(beam.totals), number).index_copy_(0, running, each)
+            for each in continued
+        )
+    )
 
 
-def _gather(tokens: Tensor, columns: Tensor) -> Tensor:
-    """Picks hypotheses by column: (B, N, L) and (B, M) to (B, M, L)."""
-    return tokens.gather(1, columns[:, :, None].expand(-1, -1, tokens.size(-1)))
+class _EndedHypotheses:
+    """The W best hypotheses of each sentence among those that have ended, on the device.
+
+    Args:
+        max_lengths: Tokens after which a hypothesis ends without EOS, (B,).
+        beam_size: Hypotheses per sentence, W.
+        alpha: Exponent of the length penalty.
+
+    Attributes:
+        is_done: Which sentences have no hypothesis in progress, (B,) bool.
+    """
+
+    def __init__(self, max_lengths: Tensor, beam_size: int, alpha: float) -> None:
+        self._max_lengths, self._beam_size, self._alpha = max_lengths, beam_size, alpha
+        self._counts = torch.zeros_like(max_lengths)
+        self.is_done = torch.zeros_like(max_lengths, dtype=torch.bool)
+        # Where the last token of a hypothesis is: position * W + column; position 0 is BOS.
+        self._places = max_lengths.new_zeros(len(max_lengths), beam_size)
+        self._totals = torch.zeros_like(self._places, dtype=torch.float32)
+        self._scores = torch.full_like(self._places, -torch.inf, dtype=torch.float64)
+        self._history: list[tuple[Tensor, Tensor]] = []
+
+    def add(self, candidates: _Beam, ends: Tensor, beam: _Beam, position: int) -> None:
+        """Adds the hypotheses that end at a position.
+
+        Args:
+            candidates: The 2 * W most probable continuations.
+            ends: Which of them end with EOS, (B, 2 * W).
+            beam: The W most probable of the others; they end where the length is at its limit.
+            position: Its number, from 1.
+        """
+        width = self._beam_size
+        ends = ends[:, :width] & ~self.is_done[:, None]  # (B, W)
+        self._counts += ends.sum(1)
+        is_full = self._counts >= width
+        is_cut = ((self._max_lengths == position) & ~is_full)[:, None].expand_as(ends)
+        self.is_done = is_full | (self._max_lengths <= position)
+        self._history.append((beam.ids, beam.parents))
+
+        totals = torch.cat((candidates.totals[:, :width], beam.totals), dim=1)  # (B, 2 * W)
+        last = torch.arange(width, device=totals.device).expand_as(ends) + position * width
+        places = torch.cat((candidates.parents[:, :width] + (position - 1) * width, last), dim=1)
+        # As in Python: float64. The smallest number is above the -inf of a vacancy.
+        scores = (totals.double() / length_penalty(position, self._alpha)).clamp(min=_LOWEST)
+        scores = scores.masked_fill(~torch.cat((ends, is_cut), dim=1), -torch.inf)
+        scores, order = torch.cat((self._scores, scores), dim=1).sort(descending=True, stable=True)
+        self._scores, order = scores[:, :width], order[:, :width]
+        self._totals = torch.cat((self._totals, totals), dim=1).gather(1, order)
+        self._places = torch.cat((self._places, places), dim=1).gather(1, order)
+
+    def best(self) -> list[list[Hypothesis]]:
+        """Copies the hypotheses of each sentence to the host, the best first."""
+        ids, parents = (torch.stack(each).cpu() for each in zip(*self._history, strict=True))
+        places = self._places.cpu()
+        lengths, columns = places // self._beam_size, places % self._beam_size  # (B, W)
+        tokens = torch.empty_like(ids)  # (L, B, W)
+        for position in range(len(ids), 0, -1):
+            tokens[position - 1] = ids[position - 1].gather(1, columns)
+            before = parents[position - 1].gather(1, columns)
+            columns = torch.where(position <= lengths, before, columns)
+        fields = tokens.permute(1, 2, 0), lengths, self._totals, self._scores
+        return [
+            [
+                Hypothesis(row[:length], total, score)
+                for row, length, total, score in zip(*sentence, strict=True)
+            ]
+            for sentence in zip(*(field.tolist() for field in fields), strict=True)
+        ]

@@ -11,17 +11,18 @@ from transformer_mt.errors import ConfigError
 from transformer_mt.model.cpu_kernels import packed_weights
 from transformer_mt.model.ensemble import Ensemble
 from transformer_mt.model.transformer import Transformer, evaluation_mode
-from transformer_mt.system.device import compute_settings
+from transformer_mt.system.device import compute_settings, total_memory
 from transformer_mt.system.processes import ALONE, Processes
-from transformer_mt.text.batching import pad
+from transformer_mt.text.batching import copy_to_device, pad
 from transformer_mt.text.vocabulary import BOS_ID, EOS_ID, PAD_ID, Vocabulary
 from transformer_mt.translation.options import DEFAULT_SEARCH, SearchOptions
 from transformer_mt.translation.search import Hypothesis, beam_search, greedy
 
 CHUNK_LINES = 8192
 """Default of `Translator.chunk_lines`."""
-BATCH_TOKENS = {"cpu": 8192, "cuda": 32768}
-"""Default of `SearchOptions.batch_tokens` for each type of device."""
+CPU_BATCH_TOKENS, CUDA_BATCH_TOKENS_PER_GB = 8192, 1024
+"""Default of `SearchOptions.batch_tokens`. On CUDA it grows with the memory: the caches of the big
+model take some 0.5 GB per 1,024 positions in float32."""
 MIN_BATCH_LENGTH = 8
 """Shorter lines count as this many positions in a batch: their logits need memory too."""
 EXTRA_LENGTH = 50
@@ -47,6 +48,13 @@ class Translation:
     def format(self, with_score: bool) -> str:
         """Formats a line of output: the text, after score and tab if asked for."""
         return f"{self.score:.4f}\t{self.text}" if with_score else self.text
+
+
+def default_batch_tokens(device: torch.device) -> int:
+    """Chooses how many padded source positions times beam size are decoded at once."""
+    if device.type == "cuda":
+        return int(CUDA_BATCH_TOKENS_PER_GB * total_memory(device) / 1e9)
+    return CPU_BATCH_TOKENS
 
 
 def _ignore(lines: int) -> None:
@@ -90,7 +98,7 @@ class Translator:
             )
         self.model, self.vocab, self.max_length, self.options = model, vocab, max_length, options
         self.greedy = options.beam_size == 1 and not options.with_scores
-        self.batch_tokens = options.batch_tokens or BATCH_TOKENS[model.device.type]
+        self.batch_tokens = options.batch_tokens or default_batch_tokens(model.device)
         self.chunk_lines, self.lines_split = CHUNK_LINES, 0
         self._processes = processes
 
@@ -222,9 +230,10 @@ class Translator:
             Hypotheses of each source; those of greedy search have NaN for a log-probability.
         """
         device, next_logits = self.model.device, self.model.next_logits
-        src = pad([[*ids, EOS_ID] for ids in sources], PAD_ID).to(device)
-        max_lengths = torch.tensor([len(ids) + EXTRA_LENGTH for ids in sources], device=device)
-        state = self.model.begin_decoding(src, int(max_lengths.max()))
+        src = copy_to_device(pad([[*ids, EOS_ID] for ids in sources], PAD_ID), device)
+        limits = [len(ids) + EXTRA_LENGTH for ids in sources]
+        max_lengths = copy_to_device(torch.tensor(limits), device)
+        state = self.model.begin_decoding(src, max(limits))
         if self.greedy:
             rows = greedy(next_logits, state, max_lengths, BOS_ID, EOS_ID)  # type: ignore[arg-type]
             return [[Hypothesis(ids, math.nan, math.nan)] for ids in rows]
