@@ -37,10 +37,12 @@ def without_onednn(monkeypatch) -> None:
     monkeypatch.setattr(torch.ops, "mkldnn", SimpleNamespace())
 
 
+@pytest.mark.parametrize("is_intel", [True, False])
 @pytest.mark.parametrize("shape", [(5, 6), (2, 3, 6), (1, 1, 6)])
 @pytest.mark.parametrize("bias", [True, False])
-def test_linear_is_the_reference(shape, bias):
+def test_linear_is_the_reference(monkeypatch, shape, bias, is_intel):
     """Value and gradients. Sabotage: do not transpose in the backward pass; drop the bias."""
+    monkeypatch.setattr(cpu_kernels, "has_fast_mkl", lambda: is_intel)
     torch.manual_seed(0)
     inputs = [torch.randn(shape), torch.randn(4, 6), *([torch.randn(4)] if bias else [])]
     expected = value_and_gradients(reference_linear, *inputs)

@@ -1,13 +1,18 @@
 """Devices, precisions, and settings of PyTorch that are restored."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
 from transformer_mt.errors import DeviceError
+from transformer_mt.system import device as device_module
 from transformer_mt.system.device import (
     choose_device,
     choose_precision,
     compute_settings,
+    cpu_maker,
+    has_fast_mkl,
     is_out_of_memory,
 )
 
@@ -92,3 +97,18 @@ def test_out_of_memory_is_recognised():
         torch.empty(2**60, dtype=torch.uint8)
     assert is_out_of_memory(caught.value)
     assert not is_out_of_memory(RuntimeError("shape mismatch"))
+
+
+@pytest.mark.parametrize(
+    ("text", "maker"),
+    [("processor\t: 0\nvendor_id\t: AuthenticAMD\n", "AuthenticAMD"), ("", "unknown")],
+)
+def test_the_maker_of_the_cpu(monkeypatch, text, maker):
+    """As Linux names it. MKL counts as fast on an Intel alone. Sabotage: whatever the maker."""
+    monkeypatch.setattr(Path, "exists", lambda path: bool(text))
+    monkeypatch.setattr(Path, "read_text", lambda path: text)
+    assert cpu_maker.__wrapped__() == maker
+    monkeypatch.setattr(device_module, "cpu_maker", lambda: maker)
+    assert not has_fast_mkl()
+    monkeypatch.setattr(device_module, "cpu_maker", lambda: "GenuineIntel")
+    assert has_fast_mkl() == torch.backends.mkl.is_available()

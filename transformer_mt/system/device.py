@@ -3,6 +3,8 @@
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
 
 import torch
 
@@ -67,6 +69,23 @@ def supports(precision: str, device: torch.device) -> bool:
             return bool(torch.cuda.is_bf16_supported(including_emulation=False))
         return bool(cpu_bf16_instructions())
     return precision == "fp32" or device.type == "cuda"
+
+
+@cache
+def cpu_maker() -> str:
+    """Names the maker of the CPU as Linux does, such as `GenuineIntel`; else `unknown`."""
+    path = Path("/proc/cpuinfo")
+    lines = path.read_text().splitlines() if path.exists() else []
+    fields = (line.partition(":") for line in lines)
+    return next(
+        (value.strip() for key, _, value in fields if key.strip() == "vendor_id"), "unknown"
+    )
+
+
+def has_fast_mkl() -> bool:
+    """Tells whether MKL's products are fast here, as they are on Intel's CPUs alone."""
+    has_mkl: bool = torch.backends.mkl.is_available()  # type: ignore[no-untyped-call]
+    return has_mkl and cpu_maker() == "GenuineIntel"
 
 
 def total_memory(device: torch.device) -> int:

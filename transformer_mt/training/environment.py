@@ -9,6 +9,7 @@ import torch
 
 from transformer_mt.checkpoints.checkpoint import Checkpoint
 from transformer_mt.config.keys import Config, flat_values, keys_that_end_bit_equality
+from transformer_mt.system.device import cpu_maker
 from transformer_mt.system.private_torch import cpu_bf16_instructions
 from transformer_mt.training.engine import Engine
 from transformer_mt.version import __version__
@@ -34,6 +35,7 @@ def numeric_environment(engine: Engine, world_size: int) -> dict[str, str]:
         "torch version": torch.__version__,
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
         "CPU features": ", ".join(instructions),
+        "CPU maker": cpu_maker(),
         "threads": str(torch.get_num_threads()),
         "processes": str(world_size),
         "torch.compile": compiled,

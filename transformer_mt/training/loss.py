@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from transformer_mt.model.cpu_kernels import linear
+from transformer_mt.model.cpu_kernels import linear, weight_gradient
 from transformer_mt.system.private_torch import mark_dynamic
 
 CHUNK_ROWS = {"cpu": 384, "cuda": 8192}
@@ -170,7 +170,7 @@ class _ProjectedLoss(torch.autograd.Function):
                 at_target = grads.new_full(target_ids.shape, grad_scale * (smoothing - 1))
                 grads.scatter_add_(1, target_ids, at_target)
                 grad_rows[chunk] = linear(grads, weight.t()) * not_padding[chunk]
-                grad_weight += linear(grads.t(), (scaled_rows[chunk] * not_padding[chunk]).t())
+                grad_weight += weight_gradient(grads, scaled_rows[chunk] * not_padding[chunk])
         grad_hidden = grad_rows.div_(grad_scale).view(hidden.shape)  # (B, T, D)
         grad_weight.mul_(1.0 if row_scale is None else row_scale / grad_scale)
         ctx.save_for_backward(grad_hidden, grad_weight)
