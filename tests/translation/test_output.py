@@ -69,7 +69,7 @@ def no_model(monkeypatch):
     def refuse(*_):
         raise AssertionError("a model was loaded")
 
-    monkeypatch.setattr("transformer_mt.translation.loading.build_translation_model", refuse)
+    monkeypatch.setattr("transformer_mt.translation.run.build_translation_model", refuse)
 
 
 def test_a_file_is_replaced_through_its_links_with_its_mode_and_owner(tmp_path):
