@@ -15,8 +15,12 @@ from transformer_mt.training.run import train
 
 
 def write_config(folder, corpus_dir, **changes):
-    """Writes the configuration of a run whose steps have about four micro-batches."""
-    settings = {"train__micro_batch_tokens": 200, "train__ema_decay": 0.9, **changes}
+    """Writes the configuration of a run whose steps have about four micro-batches.
+
+    With a larger epsilon, Adam does not turn the rounding of a gradient near zero into a full step.
+    """
+    settings = {"train__micro_batch_tokens": 200, "train__ema_decay": 0.9, "optim__eps": 1e-5}
+    settings |= changes
     return write_toml(folder / "tiny.toml", tiny_values(corpus_dir, **settings))
 
 
