@@ -43,6 +43,7 @@ def config(tmp_path_factory) -> Path:
         model__d_ff=32,
         model__n_heads=2,
         model__dropout=0.2,
+        optim__eps=1e-5,  # a smaller one would turn rounding into steps
         train__batch_tokens=300,
         train__micro_batch_tokens=100,
         train__max_steps=STEPS,
