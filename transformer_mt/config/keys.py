@@ -143,6 +143,10 @@ class VocabConfig(Section):
     path: Annotated[str | None, OnChange.ALLOWED] = None
     """An existing SentencePiece model, or a folder with src.model and tgt.model, to use instead of
     learning one; kind, size and max_words are then ignored."""
+    sampling: Annotated[float, Field(ge=0, lt=1), OnChange.REFUSED] = 0.0
+    """Train on random segmentations, others in every epoch. For `bpe` the probability that a merge
+    is left out (BPE-dropout), such as 0.1; for `unigram` the exponent of a segmentation's
+    probability, the smaller the more random, such as 0.2. 0 disables it."""
 
 
 class ModelConfig(Section):
@@ -281,6 +285,11 @@ class Config(Section):
                 f"train.micro_batch_tokens = {self.train.micro_batch_tokens} cannot hold a pair of"
                 f" data.max_length = {self.data.max_length} pieces and EOS:"
                 " raise the former or lower the latter"
+            )
+        if self.vocab.sampling and self.vocab.path is None and self.vocab.kind in ("word", "char"):
+            mistakes.append(
+                f"vocab.sampling = {self.vocab.sampling:g} requires vocab.kind = bpe or unigram:"
+                f" a vocabulary of kind {self.vocab.kind} has no other segmentations"
             )
         if self.data.src_lang == self.data.tgt_lang:
             mistakes.append(

@@ -8,8 +8,11 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
 import sentencepiece
 
 from transformer_mt.config.keys import VocabConfig
@@ -25,6 +28,32 @@ _MIN_PIECES, _MAX_PIECES = EOS_ID + 1, 10**8
 """Sizes that SentencePiece can be asked for; with others it fails without a reason or hangs."""
 
 _LINE_BREAKS = str.maketrans("\n\r\t", "   ")
+
+
+WORD_MARK = "▁"
+"""Stands for the space before a word, at the beginning of the word's first piece."""
+
+
+@dataclass(frozen=True)
+class PieceTable:
+    """The pieces of one language, with what is needed to draw segmentations.
+
+    Attributes:
+        kind: `bpe` or `unigram`; None if SentencePiece cannot sample, since the model is one of
+            words or characters.
+        texts: Text of each piece by id; empty for those that are not made of characters: special,
+            byte and unused pieces, and symbols that a user has defined.
+        scores: SentencePiece's, float64, (V,).
+    """
+
+    kind: str | None
+    texts: list[str]
+    scores: npt.NDArray[np.float64]
+
+    @property
+    def ids(self) -> dict[str, int]:
+        """Ids by the texts of pieces."""
+        return {text: i for i, text in enumerate(self.texts) if text}
 
 
 class Vocabulary:
@@ -77,6 +106,14 @@ class Vocabulary:
     def tgt_pieces(self, ids: Sequence[int]) -> list[str]:
         """Converts target ids to pieces."""
         return self._tgt.pieces(ids)
+
+    def src_table(self) -> PieceTable:
+        """Lists the source pieces with their scores."""
+        return self._src.table()
+
+    def tgt_table(self) -> PieceTable:
+        """Lists the target pieces with their scores."""
+        return self._tgt.table()
 
     def decode_tgt(self, ids: Sequence[int]) -> str:
         """Decodes target ids into one line of text.
@@ -268,3 +305,34 @@ class _SentencePieceModel:
 
     def pieces(self, ids: Sequence[int]) -> list[str]:
         return [str(self._processor.id_to_piece(max(i - self._id_offset, 0))) for i in ids]
+
+    def table(self) -> PieceTable:
+        processor = self._processor
+        ids = list(range(processor.get_piece_size()))
+        scores = np.array(processor.get_score(ids), np.float64)
+        # Symbols that a user has defined have the score 0; the first merge of BPE has -0.
+        is_text = (scores != 0) | np.signbit(scores)
+        for is_special in (processor.is_control, processor.is_unknown, processor.is_unused):
+            is_text &= ~np.array(is_special(ids))
+        is_text &= ~np.array(processor.is_byte(ids))
+        texts = [
+            piece if text else ""
+            for piece, text in zip(processor.id_to_piece(ids), is_text, strict=True)
+        ]
+        offset = self._id_offset
+        return PieceTable(
+            self._sampled_kind(), [""] * offset + texts, np.append(np.zeros(offset), scores)
+        )
+
+    def _sampled_kind(self) -> str | None:
+        """Tells the kind of the model by what SentencePiece can do with it."""
+        try:
+            self._processor.nbest_encode("a", nbest_size=1)
+            return "unigram"
+        except RuntimeError:
+            pass
+        try:
+            self._processor.encode("a", enable_sampling=True, alpha=1.0)
+            return "bpe"
+        except RuntimeError:
+            return None

@@ -30,7 +30,7 @@ def numeric_environment(engine: Engine, world_size: int) -> dict[str, str]:
     device = engine.device
     compiled = COMPILE_FAILED if engine.compile_failed else "on" if engine.compiled else "off"
     instructions = [torch.backends.cpu.get_cpu_capability(), *cpu_bf16_instructions()]
-    return {
+    environment = {
         "program version": __version__,
         "torch version": torch.__version__,
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
@@ -40,6 +40,9 @@ def numeric_environment(engine: Engine, world_size: int) -> dict[str, str]:
         "processes": str(world_size),
         "torch.compile": compiled,
     }
+    if engine.config.vocab.sampling:
+        environment["numpy version"] = np.__version__  # whose random numbers draw segmentations
+    return environment
 
 
 def reasons_against_bit_equality(

@@ -28,6 +28,7 @@ from transformer_mt.text.prepared import PreparedCorpus
 from transformer_mt.training.agreement import Agreement, agree
 from transformer_mt.training.engine import Engine
 from transformer_mt.training.environment import numeric_environment
+from transformer_mt.training.epoch_pairs import EpochPairs
 from transformer_mt.training.flops import measure_peak_flops
 from transformer_mt.training.limits import stop_limits
 from transformer_mt.training.occupancy import describe_occupancy
@@ -81,6 +82,7 @@ class Trainer:
         self.config, self.run_dir, self.data = config, run_dir, data
         self.engine, self.progress, self._processes = engine, progress, processes
         self.pairs, self.lengths = data.corpus.pairs, data.corpus.pairs.lengths
+        self._epoch_pairs = EpochPairs(data.corpus, config)
         self._validator = Validator(engine, data.valid, data.corpus.vocab, processes)
         self._saved_progress = progress if is_saved else None
         self._saved_at = self._started = time.monotonic()
@@ -113,13 +115,21 @@ class Trainer:
                 self._processes.finish()
                 return
             self._validate_if_missed()
-            reason = self._reached_limit() or self._train_epochs()
+            try:
+                reason = self._reached_limit() or self._train_epochs()
+            finally:
+                self._epoch_pairs.close()
             logger.info("done: %s, at step %d", reason, self.progress.step)
             self._processes.finish()
 
     def plan_epoch(self) -> list[Indices]:
-        """Plans the steps of the current epoch: for each the indices of its pairs."""
+        """Plans the steps of the current epoch: for each the indices of its pairs.
+
+        From here on, `pairs` and `lengths` are those of this epoch.
+        """
         train = self.config.train
+        self.pairs = self._epoch_pairs.of_epoch(self.progress.epoch)
+        self.lengths = self.pairs.lengths
         return plan_epoch(*self.lengths, train.batch_tokens, train.seed, self.progress.epoch)
 
     def cut_step(self, step_pairs: Indices) -> list[Indices]:
@@ -172,6 +182,7 @@ class Trainer:
         self._pace.start(self._seconds())
         while True:
             self._steps_per_epoch = len(steps)
+            self._epoch_pairs.start(self.progress.epoch + 1)
             for step_pairs in steps[self.progress.epoch_step :]:
                 self.train_step(step_pairs)
                 if self.progress.epoch_step == len(steps):

@@ -1,0 +1,188 @@
+"""Subword regularisation: what is drawn, that it is the same text, and what it depends on."""
+
+import hashlib
+import io
+import subprocess
+import sys
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+import sentencepiece
+from conftest import copy_lines, tiny_config
+
+from transformer_mt.config.keys import VocabConfig
+from transformer_mt.errors import ConfigError
+from transformer_mt.text import sampling
+from transformer_mt.text.corpus import RawPairs
+from transformer_mt.text.encoded_pairs import EncodedPairs, encode_pairs
+from transformer_mt.text.prepared import prepare
+from transformer_mt.text.sampling import LineSampler, PairSampler
+from transformer_mt.text.segmentation import NO_PIECE, BPEDropout, UnigramSampling
+from transformer_mt.text.vocabulary import UNK_ID, Vocabulary, train_vocabulary
+
+TEXT = Path(__file__).read_text(encoding="utf-8").split("\n")
+KINDS = ["bpe", "unigram"]
+RARE = ["ab \U0001f600 cd", "日本語 ab", "a\x00b", "▁ab cd▁", "", "x"]
+
+
+def learn(kind: str, size: int = 500) -> Vocabulary:
+    counts = Counter(word for line in TEXT for word in line.split())
+    return train_vocabulary([counts], VocabConfig(kind=kind, size=size))
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def vocab(request) -> Vocabulary:
+    return learn(request.param)
+
+
+def sample(pairs: EncodedPairs, vocab: Vocabulary, **changes) -> EncodedPairs:
+    """Draws an epoch; the seed, the epoch and so on may be given."""
+    values = {"rate": 0.3, "max_length": 999, "seed": 1, "epoch": 0, "threads": 2, **changes}
+    epoch, threads = values.pop("epoch"), values.pop("threads")
+    with ThreadPoolExecutor(threads) as pool:
+        return PairSampler(pairs, vocab, **values).sample_epoch(epoch, pool).wait()
+
+
+def rows(pairs: EncodedPairs) -> list[tuple[list[int], list[int]]]:
+    return [(pairs.src[i].tolist(), pairs.tgt[i].tolist()) for i in range(len(pairs))]
+
+
+def digest(pairs: EncodedPairs) -> str:
+    return hashlib.sha256(repr(rows(pairs)).encode()).hexdigest()
+
+
+def characters(vocab: Vocabulary, words: list[str]) -> np.ndarray:
+    ids = vocab.src_table().ids
+    return np.array([[ids[c] for c in f"▁{word}"] for word in words], np.int32)
+
+
+def test_without_dropout_merges_are_sentencepiece_s():
+    """Sabotage: merge the last of equal pairs; look for no right neighbour of a merged pair."""
+    vocab = learn("bpe")
+    segmenter, rng = BPEDropout(vocab.src_table(), 0.0), np.random.default_rng(0)
+    known = set(vocab.src_table().ids)
+    words = {word for line in TEXT for word in line.split() if set(word) <= known}
+    for length in set(map(len, words)):
+        same_length = sorted(word for word in words if len(word) == length)
+        drawn = segmenter.segment(characters(vocab, same_length), rng)
+        merged = [row[row != NO_PIECE].tolist() for row in drawn]
+        assert merged == vocab.encode_src(same_length)
+
+
+@pytest.mark.parametrize(("kind", "rate"), [("bpe", 0.1), ("bpe", 0.5), ("unigram", 0.2)])
+def test_the_distribution_is_sentencepiece_s(kind, rate):
+    """Sabotage: leave alpha out; drop half as often."""
+    vocab, count = learn(kind), 20_000
+    processor = sentencepiece.SentencePieceProcessor(model_proto=vocab.src_model)
+    segmenter = (BPEDropout if kind == "bpe" else UnigramSampling)(vocab.src_table(), rate)
+    for word in ("sampling", "return"):
+        drawn = segmenter.segment(
+            np.repeat(characters(vocab, [word]), count, axis=0), np.random.default_rng(1)
+        )
+        own = Counter(tuple(row[row != NO_PIECE].tolist()) for row in drawn)
+        options = {"enable_sampling": True, "alpha": rate, "nbest_size": -1}
+        theirs = Counter(map(tuple, processor.encode([word] * count, **options)))
+        assert len(own) > 3
+        distance = sum(abs(own[key] - theirs[key]) for key in own | theirs) / 2 / count
+        assert distance < 0.06, (own.most_common(4), theirs.most_common(4))
+
+
+def test_every_segmentation_decodes_to_the_same_text(vocab):
+    """Most lines change, and none decodes to anything else.
+
+    Sabotage: draw words with byte pieces too, without those.
+    """
+    lines = [line for line in TEXT if line.strip()] + RARE
+    pairs = encode_pairs(RawPairs(lines, lines[::-1]), vocab)
+    sampled = sample(pairs, vocab)
+    changed = 0
+    for (src, tgt), (new_src, new_tgt) in zip(rows(pairs), rows(sampled), strict=True):
+        assert vocab.decode_tgt(new_src) == vocab.decode_tgt(src)
+        assert vocab.decode_tgt(new_tgt) == vocab.decode_tgt(tgt)
+        changed += src != new_src
+    assert changed > 0.5 * len(lines)
+    assert sampled.src.ids.dtype == pairs.src.ids.dtype
+
+
+def test_a_word_with_an_unknown_piece_keeps_its_segmentation():
+    """The words around it do not. Sabotage: leave out the test of the smallest count."""
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(copy_lines(800, 1)),
+        model_writer=model,
+        model_type="bpe",
+        vocab_size=120,
+        user_defined_symbols=["<ab>"],
+        minloglevel=2,
+    )
+    vocab = Vocabulary(model.getvalue(), model.getvalue())  # without padding: its ids are moved up
+    line = " ".join(["abé <ab>cd", *copy_lines(20, 1)])
+    pairs = encode_pairs(RawPairs([line], [line]), vocab)
+    [(plain, _)], [(drawn, _)] = rows(pairs), rows(sample(pairs, vocab, rate=0.9))
+    two_words = len(vocab.encode_src(["abé <ab>cd"])[0])
+    assert UNK_ID in plain and "<ab>" in vocab.src_pieces(plain[:two_words])
+    assert drawn[:two_words] == plain[:two_words]
+    assert len(drawn) > len(plain) and vocab.decode_tgt(drawn) == vocab.decode_tgt(plain)
+
+
+def test_segmentations_depend_on_seed_epoch_and_nothing_else(vocab, monkeypatch):
+    """Not on what was drawn before, on threads or on the process; the sides differ too.
+
+    Sabotage: leave the seed, the block or the side out of the seed; `hash("a")` in it.
+    """
+    monkeypatch.setattr(sampling, "_PAIRS_PER_BLOCK", 60)
+    lines = copy_lines(150, 3)
+    lines[60:120] = lines[:60]
+    pairs = encode_pairs(RawPairs(lines, lines), vocab)
+    first = sample(pairs, vocab)
+    assert digest(sample(pairs, vocab, threads=1)) == digest(first)
+    others = [sample(pairs, vocab, epoch=1), sample(pairs, vocab, seed=2)]
+    assert len({digest(each) for each in (first, *others)}) == 3
+    src, tgt = zip(*rows(first), strict=True)
+    assert src != tgt and src[:60] != src[60:120]
+    program = (
+        "import sys; sys.path[:0] = ['tests', 'tests/text']; import test_sampling as t;"
+        f"v = t.learn({vocab.src_table().kind!r}); t.sampling._PAIRS_PER_BLOCK = 60;"
+        "lines = t.copy_lines(150, 3); lines[60:120] = lines[:60];"
+        "print(t.digest(t.sample(t.encode_pairs(t.RawPairs(lines, lines), v), v)))"
+    )
+    root = Path(__file__).parents[2]
+    output = subprocess.check_output([sys.executable, "-c", program], cwd=root, text=True)
+    assert output.strip() == digest(first)
+
+
+def test_a_pair_that_would_be_too_long_keeps_its_segmentation(vocab):
+    """Both its sides. Sabotage: compare only the source."""
+    lines = ["ab " * 10, "sampling segmentation sampling", "a b c d e f g h i j k l m n o p"]
+    pairs = encode_pairs(RawPairs(lines, lines[::-1]), vocab)
+    limit = int(max(map(max, pairs.lengths))) - 1
+    drawn = [sample(pairs, vocab, rate=0.4, max_length=limit, seed=seed) for seed in range(20)]
+    for each in drawn:
+        assert max(map(max, each.lengths)) <= limit + 1
+    free = [sample(pairs, vocab, rate=0.4, seed=seed) for seed in range(20)]
+    kept = 0
+    for each, unlimited in zip(drawn, free, strict=True):
+        for row, free_row, plain in zip(rows(each), rows(unlimited), rows(pairs), strict=True):
+            is_too_long = max(map(len, free_row)) > limit
+            assert row == (plain if is_too_long else free_row)
+            kept += is_too_long
+    assert kept
+
+
+def test_all_pairs_share_one_prepared_corpus(corpus_dir):
+    """Sabotage: declare `vocab.sampling` with SHAPES_CORPUS."""
+    plain, sampled = (tiny_config(corpus_dir, vocab__sampling=rate) for rate in (0.0, 0.1))
+    assert prepare(plain).path == prepare(sampled).path
+
+
+@pytest.mark.parametrize("kind", ["word", "char"])
+def test_a_vocabulary_without_other_segmentations_is_refused(corpus_dir, kind):
+    """Whether it is to be learned or was made elsewhere. Sabotage: take other kinds for unigram."""
+    with pytest.raises(ConfigError, match=rf"vocab.sampling = 0.1 requires.*kind {kind}"):
+        tiny_config(corpus_dir, vocab__sampling=0.1, vocab__kind=kind)
+    table = learn(kind, 40).src_table()
+    with pytest.raises(ConfigError, match="no other segmentations"):
+        LineSampler(table, 0.1)

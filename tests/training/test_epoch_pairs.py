@@ -1,0 +1,177 @@
+"""Training on segmentations drawn for each epoch: resumed exactly, and every pair once an epoch."""
+
+import json
+import random
+import signal
+import subprocess
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import command, run_program, tiny_config, tiny_values, write_toml
+from safetensors.torch import load_file
+
+from transformer_mt.checkpoints.checkpoint import load_checkpoint
+from transformer_mt.checkpoints.run_directory import list_checkpoints
+from transformer_mt.config.keys import Config
+from transformer_mt.errors import CheckpointError
+from transformer_mt.text.sampling import LineSampler, PairSampler
+from transformer_mt.training.run import build_trainer, train
+from transformer_mt.training.trainer import Trainer
+
+SHORT = {"data__train": "train[:150]", "model__d_model": 16, "model__d_ff": 32}
+"""An epoch of a few steps."""
+
+
+def sampled_config(corpus_dir: Path, **changes: object) -> Config:
+    return tiny_config(corpus_dir, **{"vocab__sampling": 0.2, **SHORT, **changes})
+
+
+def weights(run_dir: Path) -> dict[str, torch.Tensor]:
+    return load_file(list_checkpoints(run_dir)[0] / "model.safetensors")
+
+
+def same(left: Path, right: Path) -> bool:
+    a, b = weights(left), weights(right)
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+@pytest.fixture
+def epochs(monkeypatch) -> list[list[np.ndarray]]:
+    """Records the pairs of every step, by epoch."""
+    steps: list[list[np.ndarray]] = []
+    train_step = Trainer.train_step
+
+    def recording(trainer, step_pairs):
+        if trainer.progress.epoch == len(steps):
+            steps.append([])
+        steps[-1].append(step_pairs)
+        assert trainer.pairs.lengths[0][step_pairs].tolist() == (
+            trainer.lengths[0][step_pairs].tolist()
+        )
+        train_step(trainer, step_pairs)
+
+    monkeypatch.setattr(Trainer, "train_step", recording)
+    return steps
+
+
+def test_without_sampling_the_prepared_pairs_are_trained_on(corpus_dir, tmp_path, monkeypatch):
+    """The very arrays, and no thread.
+
+    Sabotage: build the sampler at any rate.
+    """
+    monkeypatch.setattr(PairSampler, "__init__", None)
+    trainer = build_trainer(sampled_config(corpus_dir, vocab__sampling=0.0), tmp_path)
+    trainer.plan_epoch()
+    assert trainer.pairs is trainer.data.corpus.pairs
+    before = threading.active_count()
+    train(sampled_config(corpus_dir, vocab__sampling=0.0), tmp_path / "run")
+    assert threading.active_count() == before
+
+
+def test_every_pair_comes_once_an_epoch_in_other_segmentations(
+    corpus_dir, tmp_path, epochs, monkeypatch
+):
+    """Only training pairs are drawn, and each step is as large as its own segmentations say.
+
+    Sabotage: plan with the prepared lengths; take the segmentations of epoch 0 in each epoch.
+    """
+    drawn, sample = [], LineSampler.sample
+
+    def counting(sampler, lines, rng):
+        drawn.append(len(lines))
+        return sample(sampler, lines, rng)
+
+    monkeypatch.setattr(LineSampler, "sample", counting)
+    config = sampled_config(corpus_dir, train__max_epochs=3, valid__every=2)
+    trainer = build_trainer(config, tmp_path / "other")
+    lengths = []
+    for epoch in range(3):
+        pairs = trainer._epoch_pairs.of_epoch(epoch)
+        lengths.append(pairs.lengths[0])
+        assert pairs.lengths[0].sum() > trainer.data.corpus.pairs.lengths[0].sum()
+    assert len({tuple(each) for each in lengths}) == 3
+    drawn.clear()
+    train(config, tmp_path / "run")
+    assert set(drawn) == {150} and len(drawn) <= 2 * 4
+    assert len(epochs) == 3
+    for steps, of_epoch in zip(epochs, lengths, strict=True):
+        assert sorted(np.concatenate(steps)) == list(range(150))
+        full = [of_epoch[step].sum() for step in steps]
+        assert max(full) < 500 + of_epoch.max()
+
+
+def test_a_resumed_run_is_bit_equal(corpus_dir, tmp_path):
+    """Stopped in the middle of epochs and at their ends; a second run of one seed is equal too.
+
+    Sabotage: draw by the step at which the process began instead of the epoch.
+    """
+    train(sampled_config(corpus_dir), tmp_path / "whole")
+    for steps in (3, 9, 20):
+        train(sampled_config(corpus_dir, train__max_steps=steps), tmp_path / "parts")
+    train(sampled_config(corpus_dir, vocab__sampling=0.0), tmp_path / "unsampled")
+    assert load_checkpoint(list_checkpoints(tmp_path / "whole")[0]).progress.epoch > 2
+    assert same(tmp_path / "whole", tmp_path / "parts")
+    assert not same(tmp_path / "whole", tmp_path / "unsampled")
+
+
+def test_the_rate_may_not_change(corpus_dir, tmp_path):
+    """Sabotage: OnChange.ALLOWED."""
+    train(sampled_config(corpus_dir, train__max_steps=2), tmp_path)
+    with pytest.raises(CheckpointError, match=r"vocab.sampling.*0.2.*0.1"):
+        train(sampled_config(corpus_dir, train__max_steps=3, vocab__sampling=0.1), tmp_path)
+
+
+def test_the_next_epoch_is_made_in_advance_and_the_threads_end(corpus_dir, tmp_path, monkeypatch):
+    """After an error too. Sabotage: do not start the next epoch; do not shut the threads down."""
+    started, sample_epoch = [], PairSampler.sample_epoch
+
+    def recording(sampler, epoch, threads):
+        started.append(epoch)
+        return sample_epoch(sampler, epoch, threads)
+
+    monkeypatch.setattr(PairSampler, "sample_epoch", recording)
+    before = threading.active_count()
+    train(sampled_config(corpus_dir, train__max_steps=2), tmp_path / "run")
+    assert started == [0, 1] and threading.active_count() == before
+
+    def fail(trainer, step_pairs):
+        raise MemoryError
+
+    monkeypatch.setattr(Trainer, "train_step", fail)
+    trainer = build_trainer(sampled_config(corpus_dir), tmp_path / "other")
+    with pytest.raises(MemoryError):
+        trainer.run(None)
+    assert threading.active_count() == before
+
+
+def killed_at(process: subprocess.Popen, run_dir: Path, step: int) -> int:
+    """Kills a training once its metrics tell of a step; gives the last step of the metrics."""
+    path = run_dir / "metrics.jsonl"
+    while process.poll() is None:
+        if path.exists() and f'"step": {step},' in path.read_text():
+            break
+        time.sleep(0.005)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    return json.loads(path.read_text().splitlines()[-1])["step"]
+
+
+@pytest.mark.slow
+def test_a_killed_run_ends_bit_equal(corpus_dir, tmp_path):
+    """SIGKILL, four times. Sabotage: `hash("a")` in the seed."""
+    values = tiny_values(
+        corpus_dir, vocab__sampling=0.2, **SHORT, train__max_steps=400, train__save_every=7
+    )
+    config = write_toml(tmp_path / "tiny.toml", values)
+    assert run_program("train", config, "--run", tmp_path / "whole").returncode == 0
+    for kill in range(4):
+        arguments = command("train", config, "--run", tmp_path / "killed")
+        with subprocess.Popen(arguments, stderr=subprocess.DEVNULL) as process:
+            reached = killed_at(process, tmp_path / "killed", random.randint(1, 90) + 90 * kill)
+        assert reached < 400
+    assert run_program("train", config, "--run", tmp_path / "killed").returncode == 0
+    assert same(tmp_path / "whole", tmp_path / "killed")

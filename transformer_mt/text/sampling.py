@@ -1,0 +1,195 @@
+"""Subword regularisation: the training pairs of an epoch in segmentations of that epoch.
+
+The segmentations are a pure function of seed, epoch and prepared corpus, so that a resumed run sees
+the same ones. Pairs are made in blocks, each from a generator of its own.
+"""
+
+from collections.abc import Sequence
+from concurrent.futures import Executor, Future
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from transformer_mt.errors import ConfigError
+from transformer_mt.text.encoded_pairs import EncodedLines, EncodedPairs, Ids
+from transformer_mt.text.segmentation import (
+    NO_PIECE,
+    BPEDropout,
+    Integers,
+    PieceIds,
+    UnigramSampling,
+)
+from transformer_mt.text.vocabulary import WORD_MARK, PieceTable, Vocabulary
+
+_PAIRS_PER_BLOCK = 20_000
+_CHARACTERS_AT_ONCE = 200_000
+"""Limit on words times their length; bounds memory. The segmentations depend on this and on the
+size of a block, so neither may change."""
+
+
+class LineSampler:
+    """Draws segmentations of the lines of one language, word by word.
+
+    A word with a byte piece, an unknown one or a symbol that a user has defined keeps its
+    segmentation. All others consist of pieces whose texts together are the word, and so does what
+    is drawn: it decodes to the same text.
+
+    Args:
+        pieces: The vocabulary of the language.
+        rate: `vocab.sampling`.
+
+    Raises:
+        ConfigError: If the vocabulary has a single segmentation of every word.
+    """
+
+    def __init__(self, pieces: PieceTable, rate: float) -> None:
+        if pieces.kind is None:
+            raise ConfigError(
+                f"vocab.sampling = {rate:g}: this vocabulary is one of words or characters, which"
+                " has no other segmentations; use one of kind bpe or unigram, or 0"
+            )
+        sampler = BPEDropout if pieces.kind == "bpe" else UnigramSampling
+        self._segment = sampler(pieces, rate).segment
+        ids = pieces.ids
+        characters = [
+            [ids[c] for c in text] if all(c in ids for c in text) else [] for text in pieces.texts
+        ]
+        self._counts = np.fromiter(map(len, characters), np.int64, len(characters))
+        self._starts = np.cumsum(self._counts) - self._counts
+        self._characters = np.array([i for row in characters for i in row], np.int32)
+        self._begins_word = np.array([text.startswith(WORD_MARK) for text in pieces.texts])
+
+    def sample(self, lines: EncodedLines, rng: np.random.Generator) -> EncodedLines:
+        """Draws one segmentation of each line."""
+        ids = lines.ids
+        begins_word = self._begins_word[ids]
+        begins_word[lines.offsets[:-1][np.diff(lines.offsets) > 0]] = True
+        words = np.flatnonzero(begins_word)
+        if not len(words):
+            return lines
+        counts = self._counts[ids]
+        characters = self._characters[_ranges(self._starts[ids], counts)]
+        lengths = np.add.reduceat(counts, words)
+        firsts = np.cumsum(lengths) - lengths
+        lengths[np.minimum.reduceat(counts, words) == 0] = 0  # keeps its segmentation
+        pieces = np.diff(np.append(words, len(ids)))
+        drawn: list[tuple[Integers, PieceIds]] = []
+        for rows in _group_by_length(lengths):
+            columns = firsts[rows, None] + np.arange(lengths[rows[0]])
+            segmentations = self._segment(characters[columns], rng)
+            pieces[rows] = (segmentations != NO_PIECE).sum(axis=1)
+            drawn.append((rows, segmentations))
+        ends = np.concatenate(([0], np.cumsum(pieces)))
+        sampled = np.empty(ends[-1], ids.dtype)
+        kept = np.flatnonzero(lengths <= 1)
+        sampled[_ranges(ends[kept], pieces[kept])] = ids[_ranges(words[kept], pieces[kept])]
+        for rows, segmentations in drawn:
+            present = segmentations[segmentations != NO_PIECE]
+            sampled[_ranges(ends[rows], pieces[rows])] = present
+        return EncodedLines(sampled, ends[np.searchsorted(words, lines.offsets)])
+
+
+@dataclass(frozen=True)
+class PendingPairs:
+    """The pairs of an epoch while threads make them.
+
+    Attributes:
+        blocks: Their parts, in order.
+    """
+
+    blocks: Sequence[Future[EncodedPairs]]
+
+    def wait(self) -> EncodedPairs:
+        """Waits for all of them, and gives them in memory, in the order of the corpus."""
+        blocks = [block.result() for block in self.blocks]
+        return EncodedPairs(
+            _concatenate([block.src for block in blocks]),
+            _concatenate([block.tgt for block in blocks]),
+        )
+
+
+class PairSampler:
+    """Draws the segmentations of all training pairs for an epoch.
+
+    Args:
+        pairs: The prepared pairs.
+        vocab: Their vocabulary.
+        rate: `vocab.sampling`.
+        max_length: `data.max_length`; a pair that would be longer keeps its segmentation.
+        seed: The run's seed.
+
+    Raises:
+        ConfigError: If the vocabulary has a single segmentation of every word.
+    """
+
+    def __init__(
+        self, pairs: EncodedPairs, vocab: Vocabulary, rate: float, max_length: int, seed: int
+    ) -> None:
+        self._pairs, self._max_length, self._seed = pairs, max_length, seed
+        self._src = LineSampler(vocab.src_table(), rate)
+        self._tgt = self._src if vocab.shared else LineSampler(vocab.tgt_table(), rate)
+
+    def sample_epoch(self, epoch: int, threads: Executor) -> "PendingPairs":
+        """Begins to draw the segmentations of an epoch, as a pure function of corpus and seed.
+
+        Args:
+            epoch: Epoch, from 0.
+            threads: Which work on the blocks; NumPy runs for the most part without Python's lock.
+        """
+        blocks = range(-(-len(self._pairs) // _PAIRS_PER_BLOCK))
+        return PendingPairs([threads.submit(self._sample_block, epoch, i) for i in blocks])
+
+    def _sample_block(self, epoch: int, block: int) -> EncodedPairs:
+        sides = [_take_block(side, block) for side in (self._pairs.src, self._pairs.tgt)]
+        # Numbers from 1, since NumPy takes [seed, epoch] and [seed, epoch, 0, 0] for the same seed.
+        src, tgt = (
+            sampler.sample(lines, np.random.default_rng([self._seed, epoch, block + 1, side + 1]))
+            for side, (sampler, lines) in enumerate(zip((self._src, self._tgt), sides, strict=True))
+        )
+        too_long = np.maximum(np.diff(src.offsets), np.diff(tgt.offsets)) > self._max_length
+        return EncodedPairs(_replace(src, sides[0], too_long), _replace(tgt, sides[1], too_long))
+
+
+def _ranges(starts: Integers, lengths: Integers) -> Integers:
+    """Concatenates ranges: [3, 8] and [2, 1] give [3, 4, 8]."""
+    ends = np.cumsum(lengths)
+    return np.arange(ends[-1] if len(ends) else 0) + np.repeat(starts - ends + lengths, lengths)
+
+
+def _group_by_length(lengths: Integers) -> list[Integers]:
+    """Gives the words of two characters or more: groups of equal length and limited size."""
+    groups = []
+    for length in np.unique(lengths[lengths > 1]):
+        rows, limit = np.flatnonzero(lengths == length), max(1, _CHARACTERS_AT_ONCE // int(length))
+        groups += [rows[start : start + limit] for start in range(0, len(rows), limit)]
+    return groups
+
+
+def _take_block(lines: EncodedLines, block: int) -> EncodedLines:
+    start = block * _PAIRS_PER_BLOCK
+    offsets = lines.offsets[start : start + _PAIRS_PER_BLOCK + 1]
+    return EncodedLines(lines.ids[offsets[0] : offsets[-1]], offsets - offsets[0])
+
+
+def _replace(
+    lines: EncodedLines, others: EncodedLines, is_replaced: npt.NDArray[np.bool_]
+) -> EncodedLines:
+    """Takes the lines for which a flag is set from the others, which are as many."""
+    if not is_replaced.any():
+        return lines
+    lengths = np.where(is_replaced, np.diff(others.offsets), np.diff(lines.offsets))
+    starts = np.where(is_replaced, others.offsets[:-1] + len(lines.ids), lines.offsets[:-1])
+    ids = _join([lines.ids, others.ids])[_ranges(starts, lengths)]
+    return EncodedLines(ids, np.concatenate(([0], np.cumsum(lengths))))
+
+
+def _concatenate(blocks: list[EncodedLines]) -> EncodedLines:
+    ids = _join([block.ids for block in blocks])
+    lengths = np.concatenate([np.diff(block.offsets) for block in blocks])
+    return EncodedLines(ids, np.concatenate(([0], np.cumsum(lengths))))
+
+
+def _join(parts: Sequence[Ids]) -> Ids:
+    joined: Ids = np.empty(sum(map(len, parts)), parts[0].dtype)
+    return np.concatenate(parts, out=joined)
