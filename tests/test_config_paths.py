@@ -5,6 +5,7 @@ import os
 import subprocess
 from pathlib import Path
 
+import fork_server
 import pytest
 from conftest import command, tiny_values, write_copy_corpus, write_toml
 
@@ -21,14 +22,7 @@ KEYS = "data.path", "vocab.path", "train.init_from"
 def run_in(folder: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
     """Runs the program in a working directory, without network."""
     environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
-    return subprocess.run(
-        command(*arguments),
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    return fork_server.run(command(*arguments), text=True, cwd=folder, env=environment)
 
 
 def values_of(config) -> list[str | None]:

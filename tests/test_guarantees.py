@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import NASTY, command, run_program, tiny_config, tiny_values, write_toml
+from conftest import NASTY, command, start_program, tiny_config, tiny_values, write_toml
 from safetensors.torch import load_file
 
 from transformer_mt.checkpoints.checkpoint import TRAINING, load_checkpoint
@@ -70,7 +70,7 @@ def test_guarantee_1_a_killed_run_ends_bit_equal(corpus_dir, tmp_path):
     values = tiny_values(corpus_dir, train__max_steps=60, train__save_every=7, valid__every=25)
     config = write_toml(tmp_path / "tiny.toml", values)
     whole, killed, other = (tmp_path / name for name in ("whole", "killed", "other"))
-    assert run_program("train", config, "--run", whole).returncode == 0
+    assert start_program("train", config, "--run", whole).returncode == 0
 
     stop = random.randint(10, 50)
     arguments = command("train", config, "--run", killed)
@@ -79,7 +79,7 @@ def test_guarantee_1_a_killed_run_ends_bit_equal(corpus_dir, tmp_path):
     process.wait()
     reached = metrics(killed, "train")[-1]["step"]
     assert reached < 60
-    assert run_program("train", config, "--run", killed).returncode == 0
+    assert start_program("train", config, "--run", killed).returncode == 0
 
     resumed = int(re.findall(r"resuming at step (\d+)", (killed / "train.log").read_text())[-1])
     assert 0 < resumed <= reached, f"killed at {reached}, resumed at {resumed}"
@@ -93,7 +93,7 @@ def test_guarantee_1_a_killed_run_ends_bit_equal(corpus_dir, tmp_path):
     ]
     assert logs[0] == logs[1]
 
-    assert run_program("train", config, "--run", other, "--set", "train.seed=2").returncode == 0
+    assert start_program("train", config, "--run", other, "--set", "train.seed=2").returncode == 0
     assert not same(weights(whole), weights(other))
 
 
@@ -199,7 +199,7 @@ def test_guarantee_3_as_many_lines_out_as_in(copy_run):
     lines = [*lines[: 2 * len(NASTY)], ten_thousand_words, *plain]
     copied = copy_run.parent / "in.txt"
     copied.write_bytes(b"\n".join(lines))  # no final line break
-    done = run_program("translate", copy_run, stdin=copied.read_bytes())
+    done = start_program("translate", copy_run, stdin=copied.read_bytes())
     assert done.returncode == 0, done.stderr.decode()
     got = done.stdout.split(b"\n")
     assert got.pop() == b""
@@ -214,7 +214,7 @@ def test_guarantee_3_as_many_lines_out_as_in(copy_run):
     kept = words & Counter(got[lines.index(ten_thousand_words)].split())
     assert kept.total() > 0.8 * words.total() > 8_000, "an over-long line is split, not cut"
     output = copy_run.parent / "out.txt"
-    done = run_program("translate", copy_run, "--input", copied, "--output", output)
+    done = start_program("translate", copy_run, "--input", copied, "--output", output)
     assert done.returncode == 0 and done.stdout == b""
     assert output.read_bytes().split(b"\n")[:-1] == got
 
@@ -229,12 +229,12 @@ def test_guarantee_4_one_bleu(copy_run, tmp_path):
     logged = [
         r["bleu"] for r in metrics(copy_run, "valid") if r["step"] == checkpoint.progress.step
     ]
-    done = run_program("evaluate", copy_run, "--split", "validation", "--json")
+    done = start_program("evaluate", copy_run, "--split", "validation", "--json")
     result = json.loads(done.stdout)
     assert result["sentences"] == 60 and result["checkpoint"] == str(checkpoint.path)
     assert round(result["bleu"], 4) == logged[0] == round(checkpoint.progress.best_bleu, 4)
     source = (folder / "validation.de").read_bytes()
-    (tmp_path / "hyp").write_bytes(run_program("translate", copy_run, stdin=source).stdout)
+    (tmp_path / "hyp").write_bytes(start_program("translate", copy_run, stdin=source).stdout)
     for metric, key in (("bleu", "bleu"), ("chrf", "chrf")):
         tool = [sys.executable, "-m", "sacrebleu", str(folder / "validation.en")]
         tool += ["-i", str(tmp_path / "hyp"), "-m", metric, "-b", "-w", "10"]

@@ -8,6 +8,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import fork_server
 import pytest
 from conftest import command, tiny_values, write_copy_corpus, write_toml
 
@@ -81,6 +82,8 @@ def last_step(run_dir: Path) -> int:
 def kill_until_done(config: Path, run_dir: Path, where: str, seed: int) -> tuple[int, int]:
     """Starts, kills and starts again until the run has ended.
 
+    The first process of the first run is started anew, the others are forked.
+
     Returns:
         The number of kills, and of those that left a save half-done.
     """
@@ -88,9 +91,11 @@ def kill_until_done(config: Path, run_dir: Path, where: str, seed: int) -> tuple
     while True:
         limit = rng.randint(1, LINES[where])
         arguments = [where, limit, "train", config, "--run", run_dir]
-        process = subprocess.run(
-            [sys.executable, KILLER, *map(str, arguments)], env=ENVIRONMENT, capture_output=True
-        )
+        words = [sys.executable, str(KILLER), *map(str, arguments)]
+        if seed == kills == 0:
+            process = subprocess.run(words, env=ENVIRONMENT, capture_output=True)
+        else:
+            process = fork_server.run(words, env=ENVIRONMENT)
         if process.returncode == 0:
             return kills, inside
         assert process.returncode == -9, process.stderr

@@ -12,6 +12,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+import fork_server
 import pytest
 from conftest import copy_lines
 from stop_at import install
@@ -35,9 +36,8 @@ def program(*arguments: object, place: str = "none:0", model: bool = False) -> l
 
 
 def run(*arguments: object, **options) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        program(*arguments, **options), capture_output=True, text=True, timeout=300
-    )
+    """Runs the program to its end in a forked process."""
+    return fork_server.run(program(*arguments, **options), text=True)
 
 
 @dataclass
@@ -94,7 +94,10 @@ def test_killed_and_run_again(texts, tmp_path, call):
     (tmp_path / "out").mkdir()
     output = tmp_path / "out" / "text.gz"
     command = ["translate", run_dir, "--input", source, "--output", output]
-    assert run(*command, place="written:2", model=True).returncode == -signal.SIGKILL
+    killed = subprocess.run(
+        program(*command, place="written:2", model=True), stderr=subprocess.DEVNULL
+    )
+    assert killed.returncode == -signal.SIGKILL
     with output.with_name(".text.gz.partial").open("ab") as file:
         file.write(b"half a chu")  # was not yet counted
     assert run(*command, place="translated:3", model=True).returncode == -signal.SIGKILL
@@ -214,7 +217,7 @@ def test_killed_twenty_times(untrained_run, tmp_path):
     command = [sys.executable, str(STOP_AT), *fake, "translate", str(untrained_run), *inputs]
     for _ in range(20):
         size = translated.stat().st_size if translated.exists() else 0
-        with subprocess.Popen([*command, "--output-dir", str(out)], stderr=subprocess.DEVNULL) as p:
+        with fork_server.Forked([*command, "--output-dir", str(out)]) as p:
             while not translated.exists() or translated.stat().st_size == size:
                 assert p.poll() is None
                 time.sleep(0.001)
@@ -238,7 +241,7 @@ def test_two_processes_with_one_output(texts, tmp_path):
     os.mkfifo(tmp_path / "pipe")
     options = ["--output", tmp_path / "out"]
     waiting = program("translate", run_dir, "--input", tmp_path / "pipe", *options)
-    with subprocess.Popen(waiting, stderr=subprocess.DEVNULL) as first:
+    with fork_server.Forked(waiting) as first:
         while not (tmp_path / ".out.lock").exists():
             assert first.poll() is None
         done = run("translate", run_dir, "--input", source, *options)

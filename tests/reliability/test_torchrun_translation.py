@@ -8,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 
+import fork_server
 import pytest
 from conftest import copy_lines
 from launch import ENVIRONMENT, STOP_AT, children, launch, messages, start, with_chunks_of
@@ -20,9 +21,7 @@ CHUNK, KILLS = 500, 10
 def translate_alone(*arguments: object) -> subprocess.CompletedProcess[str]:
     """Runs the program in one process of one thread."""
     words = [sys.executable, STOP_AT, CHUNK, *arguments]
-    return subprocess.run(
-        list(map(str, words)), env=ENVIRONMENT, capture_output=True, text=True, timeout=300
-    )
+    return fork_server.run(words, text=True, env=ENVIRONMENT)
 
 
 def write_texts(copy_run: Path, folder: Path, count: int) -> tuple[Path, bytes]:

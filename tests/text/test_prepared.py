@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
+import fork_server
 import numpy as np
 import pytest
 from conftest import command, tiny_config, tiny_values, write_copy_corpus, write_toml
@@ -221,12 +222,10 @@ def phase(folder: Path, messages: str) -> str:
     return "reading" if any(name.endswith(".partial") for name in names) else "starting"
 
 
-def kill_in(wanted: str, delay: float, config: Path, folder: Path, log: Path) -> str:
+def kill_in(start, wanted: str, delay: float, config: Path, folder: Path, log: Path) -> str:
     """Kills a process some seconds after a phase began; returns the phase it was in."""
     with log.open("wb") as stderr:
-        process = subprocess.Popen(
-            command("prepare", config), stdout=subprocess.DEVNULL, stderr=stderr
-        )
+        process = start(command("prepare", config), stdout=stderr, stderr=stderr)
     while phase(folder, log.read_text()) != wanted and process.poll() is None:
         time.sleep(0.002)
     time.sleep(delay)
@@ -254,8 +253,10 @@ def test_killed_at_any_moment_it_is_complete_the_next_time(tmp_path):
     for wanted, kills in (("reading", 7), ("vocabulary", 5), ("encoding", 8)):
         for share in np.linspace(0, 0.9, kills):
             shutil.rmtree(tmp_path / "prepared")
-            phases[kill_in(wanted, share * seconds[wanted], config, folder, log)] += 1
-            again = subprocess.run(command("prepare", config), capture_output=True, check=True)
+            start = fork_server.Forked if share else subprocess.Popen
+            phases[kill_in(start, wanted, share * seconds[wanted], config, folder, log)] += 1
+            again = fork_server.run(command("prepare", config))
+            assert again.returncode == 0, again.stderr
             assert content(Path(again.stdout.decode().strip())) == whole
             assert len(prepared_names(folder)) == 1
     assert min(phases[each] for each in ("reading", "vocabulary", "encoding")) >= 2, phases

@@ -3,7 +3,7 @@
 import ctranslate2
 import pytest
 import sentencepiece
-from conftest import copy_lines, run_program, tiny_config
+from conftest import copy_lines, start_program, tiny_config
 
 from transformer_mt.checkpoints.averaging import average
 from transformer_mt.checkpoints.checkpoint import load_checkpoint
@@ -89,7 +89,7 @@ def test_what_it_refuses(corpus_dir, copy_run, tmp_path, monkeypatch):
 
 def test_the_command(copy_run, tmp_path):
     """It prints the directory, which holds a model card."""
-    done = run_program("export", copy_run, "-o", tmp_path / "out", "--quantization", "int8")
+    done = start_program("export", copy_run, "-o", tmp_path / "out", "--quantization", "int8")
     assert done.returncode == 0 and done.stdout.decode() == f"{tmp_path / 'out'}\n"
     card = (tmp_path / "out" / "README.md").read_text()
     assert (

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 
+import fork_server
 import pytest
 from conftest import copy_lines, run_program
 from launch import (
@@ -40,9 +41,9 @@ def texts(tmp_path):
 def translate_alone(*arguments: object, **streams) -> subprocess.CompletedProcess[bytes]:
     """Translates in one process of one thread."""
     words = [sys.executable, STOP_AT, CHUNK, "translate", *arguments]
-    return subprocess.run(
-        list(map(str, words)), check=True, env=ENVIRONMENT, stdout=subprocess.PIPE, **streams
-    )
+    done = fork_server.run(words, env=ENVIRONMENT, **streams)
+    assert done.returncode == 0, done.stderr
+    return done
 
 
 @pytest.mark.parametrize("world_size", [2, pytest.param(3, marks=pytest.mark.slow)])
@@ -151,8 +152,7 @@ def test_stdin_to_stdout(copy_run, tmp_path):
     """The main process alone reads and writes them. Sabotage: let each read."""
     lines = "".join(f"{line}\n" for line in copy_lines(50, 5))
     (tmp_path / "in").write_text(lines)
-    with (tmp_path / "in").open() as file:
-        expected = translate_alone(copy_run, stdin=file).stdout
+    expected = translate_alone(copy_run, input=lines.encode()).stdout
     with (tmp_path / "in").open() as file:
         done = launch(2, "translate", copy_run, program=with_chunks_of(CHUNK), stdin=file)
     assert done.returncode == 0, done.stderr
