@@ -16,11 +16,12 @@ ORDER = (
     "translation",
     "evaluation",
     "training",
+    "figures",
 )
 """A package may import from itself and from packages that stand before it."""
 ANYWHERE = {"errors", "version"}
 """Modules that every package may import."""
-TOP = {"__init__", "__main__", "cli", "cli_options"}
+TOP = {"__init__", "__main__", "cli", "cli_figures", "cli_options"}
 """Modules above all packages."""
 MODULES = {
     ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts): path

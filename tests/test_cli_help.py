@@ -8,7 +8,17 @@ from test_cli_errors import assert_one_error, call
 from transformer_mt.config.keys import Config
 from transformer_mt.config.reference import describe_keys
 
-COMMANDS = ("train", "prepare", "translate", "evaluate", "config", "average", "export")
+COMMANDS = (
+    "train",
+    "prepare",
+    "translate",
+    "evaluate",
+    "config",
+    "average",
+    "export",
+    "report",
+    "plot",
+)
 KEYS = [
     f"{section}.{key}"
     for section, field in Config.model_fields.items()

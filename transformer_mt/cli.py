@@ -12,6 +12,7 @@ from typing import Annotated
 
 import typer
 
+from transformer_mt.cli_figures import plot
 from transformer_mt.cli_options import (
     AveragedRunArgument,
     AverageOutputOption,
@@ -65,6 +66,7 @@ from transformer_mt.system.process_settings import (
     limit_spinning,
     open_closed_streams,
     silence_connections,
+    silence_matplotlib,
 )
 from transformer_mt.system.signals import interrupt_on_signals
 from transformer_mt.system.streams import require_input
@@ -95,6 +97,7 @@ def main() -> None:
     limit_kernel_caches()
     limit_spinning()
     silence_connections()
+    silence_matplotlib()
     try:
         # Typer returns the exit code of an interruption; commands return None.
         if code := app(sys.argv[1:] or ["--help"], "transformer-mt", standalone_mode=False):
@@ -361,3 +364,6 @@ def export(
 
     show_messages()
     print(export_checkpoint(find_checkpoint(path), output, quantization, raw))
+
+
+app.add_typer(plot, name="plot")

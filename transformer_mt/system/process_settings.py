@@ -4,6 +4,7 @@ A notebook or another program that imports the package keeps its own settings: t
 calls these functions, and nothing else does.
 """
 
+import logging
 import os
 import signal
 import sys
@@ -51,6 +52,11 @@ def open_closed_streams() -> None:
 def silence_connections() -> None:
     """Hides PyTorch's own lines about lost connections, since the program reports them itself."""
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
+
+
+def silence_matplotlib() -> None:
+    """Hides Matplotlib's own messages about fonts and its cache; what matters the program says."""
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)
 
 
 def exit_on_closed_stdout() -> None:

@@ -1,0 +1,145 @@
+"""The commands that draw: plot and report.
+
+As in `cli.py`, commands import what they need themselves.
+"""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from transformer_mt.cli_options import (
+    ConfigArgument,
+    GroupedCommand,
+    QuietOption,
+    RawOption,
+    RunArgument,
+    SetOption,
+)
+from transformer_mt.figures.options import AttentionKind, XAxis
+from transformer_mt.system.launcher import require_single_process
+
+plot = typer.Typer(
+    help="Draw curves, attention, the learning rate or the positions.",
+    subcommand_metavar="COMMAND",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+FigureOption = Annotated[
+    Path,
+    typer.Option("-o", "--output", metavar="FILE", help="The picture; ends in .png, .svg or .pdf."),
+]
+PlottedRunsArgument = Annotated[
+    list[Path], typer.Argument(metavar="RUN...", help="Run directories.")
+]
+XOption = Annotated[
+    XAxis, typer.Option("--x", metavar="[step|minutes]", help="What to draw the curves over.")
+]
+SentenceArgument = Annotated[
+    str, typer.Argument(metavar="SENTENCE", help="Text to translate, in quotes.")
+]
+KindOption = Annotated[
+    AttentionKind,
+    typer.Option(
+        metavar="[cross|encoder|decoder]",
+        help="Attention of the decoder to the source, or self-attention of either.",
+    ),
+]
+LayerOption = Annotated[
+    int | None, typer.Option(min=1, metavar="N", help="Layer, from 1. Default: the last.")
+]
+HeadsOption = Annotated[
+    bool, typer.Option("--heads", help="Draw each head by itself, not their mean.")
+]
+
+
+@plot.command(cls=GroupedCommand)
+def training(runs: PlottedRunsArgument, output: FigureOption, x: XOption = "step") -> None:
+    """Draw loss, BLEU, learning rate and speed of one or several runs.
+
+    \b
+    transformer-mt plot training checkpoints/wmt16-base -o curves.png
+    transformer-mt plot training runs/a runs/b --x minutes -o both.pdf
+    """
+    from transformer_mt.figures.canvas import check_figure_output, require_matplotlib, write_figure
+
+    require_single_process("plot")
+    require_matplotlib("plot")
+    checked = check_figure_output(output)
+    from transformer_mt.figures.training import read_runs, training_figure
+
+    write_figure(training_figure(read_runs(runs), x), output, checked)
+    print(output)
+
+
+@plot.command(cls=GroupedCommand)
+def attention(
+    path: RunArgument,
+    sentence: SentenceArgument,
+    output: FigureOption,
+    kind: KindOption = "cross",
+    layer: LayerOption = None,
+    heads: HeadsOption = False,
+    raw: RawOption = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Draw the attention weights of a sentence and its greedy translation.
+
+    \b
+    transformer-mt plot attention checkpoints/wmt16-base "Ein Satz." -o attention.png
+    transformer-mt plot attention RUN "Ein Satz." --kind encoder --layer 1 --heads -o heads.pdf
+    """
+    from transformer_mt.figures.canvas import check_figure_output, require_matplotlib, write_figure
+
+    require_single_process("plot")
+    require_matplotlib("plot")
+    checked = check_figure_output(output)
+    from transformer_mt.figures.attention import attention_figure, sentence_attention
+    from transformer_mt.system.console import show_messages
+    from transformer_mt.translation.loading import build_translation_model, find_checkpoints
+    from transformer_mt.translation.options import LoadOptions
+
+    show_messages(quiet)
+    model = build_translation_model(find_checkpoints([path]), LoadOptions("cpu", raw=raw))
+    figure = attention_figure(sentence_attention(model, sentence), kind, layer, heads)
+    write_figure(figure, output, checked)
+    print(output)
+
+
+@plot.command(cls=GroupedCommand)
+def schedule(config: ConfigArgument, output: FigureOption, set_: SetOption = None) -> None:
+    """Draw the learning rate of a configuration over its steps.
+
+    \b
+    transformer-mt plot schedule configs/wmt16-base.toml -o schedule.png
+    """
+    from transformer_mt.config.loading import load_config
+    from transformer_mt.figures.canvas import check_figure_output, require_matplotlib, write_figure
+
+    require_single_process("plot")
+    require_matplotlib("plot")
+    checked, settings = check_figure_output(output), load_config(config, set_ or ())
+    from transformer_mt.figures.recipe import schedule_figure
+
+    write_figure(schedule_figure(settings, config.stem), output, checked)
+    print(output)
+
+
+@plot.command(cls=GroupedCommand)
+def positions(config: ConfigArgument, output: FigureOption, set_: SetOption = None) -> None:
+    """Draw the position encodings of a configuration's model.
+
+    \b
+    transformer-mt plot positions configs/wmt16-base.toml -o positions.png
+    """
+    from transformer_mt.config.loading import load_config
+    from transformer_mt.figures.canvas import check_figure_output, require_matplotlib, write_figure
+
+    require_single_process("plot")
+    require_matplotlib("plot")
+    checked, settings = check_figure_output(output), load_config(config, set_ or ())
+    from transformer_mt.figures.recipe import positions_figure
+
+    write_figure(positions_figure(settings, config.stem), output, checked)
+    print(output)

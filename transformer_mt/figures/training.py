@@ -1,0 +1,214 @@
+"""The curves of trainings: loss, BLEU, learning rate and speed."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from transformer_mt.errors import CheckpointError
+from transformer_mt.figures.canvas import (
+    FILE_STYLE,
+    Style,
+    matplotlib_defaults,
+    new_figure,
+    style_axes,
+)
+from transformer_mt.figures.metrics import METRICS, RunMetrics, name_runs, read_metrics
+from transformer_mt.figures.options import XAxis
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_COLORS = ("#1a1a1a", "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
+_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
+_MARKS = 12
+"""Marks per curve, which tell runs apart where colours cannot."""
+_MAX_NAME = 48
+_X_LABELS = {"step": "step", "minutes": "minutes of training"}
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One chart of a training.
+
+    Attributes:
+        title: Its title.
+        unit: Label of the vertical axis.
+        curves: For each curve the kind and the key of its figures in metrics.jsonl, and its name
+            where there are several; the first is solid, the others are dashed.
+        absent: What is written if there is nothing to draw.
+    """
+
+    title: str
+    unit: str
+    curves: tuple[tuple[str, str, str], ...]
+    absent: str
+
+
+PANELS = (
+    Panel(
+        "Loss",
+        "nats per target token",
+        (("train", "loss", "training, label-smoothed"), ("valid", "nll", "validation, NLL")),
+        "no finite loss",
+    ),
+    Panel(
+        "Validation BLEU",
+        "BLEU",
+        (("valid", "bleu", "weights"), ("valid", "ema_bleu", "moving average")),
+        "no validation yet",
+    ),
+    Panel("Learning rate", "rate", (("train", "lr", ""),), "no step logged yet"),
+    Panel(
+        "Speed",
+        "target tokens per second",
+        (("train", "tokens_per_second", ""),),
+        "no step logged yet",
+    ),
+)
+
+
+def read_runs(paths: Sequence[Path]) -> list[RunMetrics]:
+    """Reads the metrics of runs, named so that they differ.
+
+    Raises:
+        CheckpointError: If one does not exist or has no metrics yet.
+    """
+    runs = [read_metrics(path) for path in paths]
+    for run, path in zip(runs, paths, strict=True):
+        if not run.records:
+            raise CheckpointError(f"{path}: its {METRICS} has no complete line yet")
+    return name_runs(runs, paths)
+
+
+def training_figure(runs: Sequence[RunMetrics], x: XAxis = "step") -> "Figure":
+    """Draws the curves of runs in four panels, with a legend if there are several runs.
+
+    Args:
+        runs: At least one.
+        x: What the curves are drawn over.
+    """
+    with matplotlib_defaults():
+        columns = min(len(runs), 3 if max(map(len, (r.name for r in runs))) < 30 else 2)
+        rows = math.ceil(len(runs) / columns) if len(runs) > 1 else 1
+        figure = new_figure(10, 6.4 + 0.2 * rows)
+        for panel, axes in zip(PANELS, figure.subplots(2, 2).flat, strict=True):
+            _draw(axes, panel, runs, x, FILE_STYLE, _COLORS)
+        if len(runs) == 1:
+            figure.suptitle(_shorten(runs[0].name), parse_math=False)
+        else:
+            _add_legend(figure, runs, columns)
+        return figure
+
+
+def panel_figure(panel: Panel, run: RunMetrics, look: Style) -> "Figure":
+    """Draws one panel of one run.
+
+    Args:
+        panel: The panel.
+        run: The run.
+        look: Colours of text and axes.
+    """
+    with matplotlib_defaults():
+        figure = new_figure(4.6, 2.9, look)
+        _draw(figure.subplots(), panel, [run], "step", look, (look.accent,))
+        return figure
+
+
+def _draw(
+    axes: "Axes", panel: Panel, runs: Sequence[RunMetrics], x: XAxis, look: Style, colors: Any
+) -> None:
+    from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+    style_axes(axes, look)
+    axes.set_title(panel.title, color=look.ink)
+    axes.set_xlabel(_X_LABELS[x], color=look.ink)
+    axes.set_ylabel(panel.unit, color=look.ink)
+    drawn = {
+        name: dashes
+        for (kind, key, name), dashes in zip(panel.curves, ("-", (0, (4, 2))), strict=False)
+        if _draw_runs(axes, runs, (kind, key, x), dashes, colors)
+    }
+    if not drawn:
+        axes.text(0.5, 0.5, panel.absent, color=look.ink, ha="center", transform=axes.transAxes)
+        axes.set(xticks=[], yticks=[])
+        return
+    # The same for all panels, so that what happened at one step is seen at one place.
+    axes.set_xlim(0, 1.02 * max(run.end(x) for run in runs) or 1.0)
+    axes.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10], integer=x == "step"))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
+    if panel.curves[0][1] == "lr":
+        axes.ticklabel_format(axis="y", style="sci", scilimits=(-3, 3), useMathText=True)
+    else:
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
+    if panel.curves[0][1] in ("lr", "tokens_per_second", "bleu"):
+        axes.set_ylim(bottom=0)
+    if len(drawn) > 1:
+        _add_key(axes, drawn, look)
+
+
+def _draw_runs(
+    axes: "Axes",
+    runs: Sequence[RunMetrics],
+    source: tuple[str, str, XAxis],
+    dashes: Any,
+    colors: Any,
+) -> bool:
+    """Draws one figure of all runs; tells whether there was anything to draw."""
+    found = False
+    for number, run in enumerate(runs):
+        positions, values = run.series(*source)
+        if not any(map(math.isfinite, values)):
+            continue
+        found = True
+        stride = max(1, len(values) // _MARKS)
+        axes.plot(
+            positions,
+            values,
+            color=colors[number % len(colors)],
+            linestyle=dashes,
+            linewidth=1.3,
+            marker=_MARKERS[number % len(_MARKERS)] if len(runs) > 1 or len(values) < 3 else None,
+            markersize=4,
+            # Each run's marks elsewhere, so that equal curves do not hide each other's.
+            markevery=(number * stride // len(runs), stride),
+            label=run.name,
+        )
+    return found
+
+
+def _add_key(axes: "Axes", names: dict[str, Any], look: Style) -> None:
+    """Says which dashes mean what."""
+    from matplotlib.lines import Line2D
+
+    handles = [Line2D([], [], color=look.ink, linestyle=dashes) for dashes in names.values()]
+    axes.legend(
+        handles, list(names), fontsize="small", frameon=False, labelcolor=look.ink, loc="best"
+    )
+
+
+def _add_legend(figure: "Figure", runs: Sequence[RunMetrics], columns: int) -> None:
+    """Names the runs below the panels."""
+    from matplotlib.lines import Line2D
+
+    handles = [
+        Line2D([], [], color=_COLORS[i % len(_COLORS)], marker=_MARKERS[i % len(_MARKERS)])
+        for i in range(len(runs))
+    ]
+    names = [_shorten(run.name) for run in runs]
+    legend = figure.legend(
+        handles,
+        [f"run {i}" for i in range(len(runs))],
+        loc="outside lower center",
+        ncols=columns,
+        frameon=False,
+    )
+    # Not as labels: those that begin with an underscore are left out, and $ is mathematics.
+    for text, name in zip(legend.get_texts(), names, strict=True):
+        text.set(parse_math=False, text=name)
+
+
+def _shorten(name: str) -> str:
+    return name if len(name) <= _MAX_NAME else f"…{name[1 - _MAX_NAME :]}"
