@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from transformer_mt.cli_figures import plot
+from transformer_mt.cli_figures import plot, report
 from transformer_mt.cli_options import (
     AveragedRunArgument,
     AverageOutputOption,
@@ -366,4 +366,5 @@ def export(
     print(export_checkpoint(find_checkpoint(path), output, quantization, raw))
 
 
+app.command(cls=GroupedCommand)(report)
 app.add_typer(plot, name="plot")

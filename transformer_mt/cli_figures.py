@@ -52,6 +52,10 @@ LayerOption = Annotated[
 HeadsOption = Annotated[
     bool, typer.Option("--heads", help="Draw each head by itself, not their mean.")
 ]
+ReportedRunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")]
+PageOption = Annotated[
+    Path, typer.Option("-o", "--output", metavar="FILE", help="The page, such as report.html.")
+]
 
 
 @plot.command(cls=GroupedCommand)
@@ -62,10 +66,10 @@ def training(runs: PlottedRunsArgument, output: FigureOption, x: XOption = "step
     transformer-mt plot training checkpoints/wmt16-base -o curves.png
     transformer-mt plot training runs/a runs/b --x minutes -o both.pdf
     """
-    from transformer_mt.figures.canvas import check_figure_output, require_matplotlib, write_figure
+    from transformer_mt.figures.canvas import check_figure_output, require_plots, write_figure
 
     require_single_process("plot")
-    require_matplotlib("plot")
+    require_plots("plot")
     checked = check_figure_output(output)
     from transformer_mt.figures.training import read_runs, training_figure
 
@@ -90,10 +94,10 @@ def attention(
     transformer-mt plot attention checkpoints/wmt16-base "Ein Satz." -o attention.png
     transformer-mt plot attention RUN "Ein Satz." --kind encoder --layer 1 --heads -o heads.pdf
     """
-    from transformer_mt.figures.canvas import check_figure_output, require_matplotlib, write_figure
+    from transformer_mt.figures.canvas import check_figure_output, require_plots, write_figure
 
     require_single_process("plot")
-    require_matplotlib("plot")
+    require_plots("plot")
     checked = check_figure_output(output)
     from transformer_mt.figures.attention import attention_figure, sentence_attention
     from transformer_mt.system.console import show_messages
@@ -115,10 +119,10 @@ def schedule(config: ConfigArgument, output: FigureOption, set_: SetOption = Non
     transformer-mt plot schedule configs/wmt16-base.toml -o schedule.png
     """
     from transformer_mt.config.loading import load_config
-    from transformer_mt.figures.canvas import check_figure_output, require_matplotlib, write_figure
+    from transformer_mt.figures.canvas import check_figure_output, require_plots, write_figure
 
     require_single_process("plot")
-    require_matplotlib("plot")
+    require_plots("plot")
     checked, settings = check_figure_output(output), load_config(config, set_ or ())
     from transformer_mt.figures.recipe import schedule_figure
 
@@ -134,12 +138,39 @@ def positions(config: ConfigArgument, output: FigureOption, set_: SetOption = No
     transformer-mt plot positions configs/wmt16-base.toml -o positions.png
     """
     from transformer_mt.config.loading import load_config
-    from transformer_mt.figures.canvas import check_figure_output, require_matplotlib, write_figure
+    from transformer_mt.figures.canvas import check_figure_output, require_plots, write_figure
 
     require_single_process("plot")
-    require_matplotlib("plot")
+    require_plots("plot")
     checked, settings = check_figure_output(output), load_config(config, set_ or ())
     from transformer_mt.figures.recipe import positions_figure
 
     write_figure(positions_figure(settings, config.stem), output, checked)
     print(output)
+
+
+def report(run: ReportedRunArgument, output: PageOption, quiet: QuietOption = False) -> None:
+    """Write the report of a run: one page that needs no network.
+
+    It shows what the run directory holds: text, configuration, curves, scores, translations,
+    attention, speed. Run `evaluate` before it for scores on the test set.
+
+    \b
+    transformer-mt report checkpoints/wmt16-base -o report.html
+    """
+    from transformer_mt.figures.canvas import require_plots
+    from transformer_mt.system.outputs import check_output, open_output
+
+    require_single_process("report")
+    require_plots("report")
+    checked = check_output(output)
+    from transformer_mt.figures.recorded_run import read_run
+    from transformer_mt.figures.report import build_report
+    from transformer_mt.system.console import show_messages
+
+    show_messages(quiet)
+    page = build_report(read_run(run)).encode()
+    with open_output(checked) as file:
+        file.write(page)
+    if checked.target:
+        print(output)

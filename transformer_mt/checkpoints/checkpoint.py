@@ -68,9 +68,7 @@ class Checkpoint:
 
     def digest(self) -> str:
         """Computes a digest of all files but the optimizer's moments, which pruning deletes."""
-        digests = read_manifest(self.path)
-        digests.pop(TRAINING, None)
-        return hashlib.sha256(canonical_json(digests)).hexdigest()
+        return checkpoint_digest(self.path)
 
     def require_config(self, config: Config) -> None:
         """Refuses to resume with a configuration that would train another model.
@@ -115,6 +113,17 @@ class Checkpoint:
             return safetensors.torch.load_file(self.path / name)
         except (OSError, safetensors.SafetensorError) as error:
             raise CheckpointError(f"{self.path / name}: {_one_line(error)}") from None
+
+
+def checkpoint_digest(path: Path) -> str:
+    """Computes the digest of a checkpoint from its manifest, without verifying the files.
+
+    Raises:
+        CheckpointError: If the manifest is missing or damaged.
+    """
+    digests = read_manifest(path)
+    digests.pop(TRAINING, None)
+    return hashlib.sha256(canonical_json(digests)).hexdigest()
 
 
 def save_checkpoint(

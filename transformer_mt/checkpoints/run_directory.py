@@ -19,6 +19,11 @@ RESUMABLE_CHECKPOINTS = 2
 _NAME = re.compile(r"step-\d{8,}")
 
 
+def is_step_name(name: str) -> bool:
+    """Tells whether a directory is named as the checkpoint of a step is."""
+    return _NAME.fullmatch(name) is not None
+
+
 def checkpoint_path(run_dir: Path, step: int) -> Path:
     """Gives the directory of a step's checkpoint."""
     return run_dir / f"step-{step:08d}"
@@ -28,7 +33,7 @@ def list_checkpoints(run_dir: Path) -> list[Path]:
     """Lists the checkpoint directories of a run, newest first."""
     if not run_dir.is_dir():
         return []
-    paths = [path for path in run_dir.iterdir() if _NAME.fullmatch(path.name)]
+    paths = [path for path in run_dir.iterdir() if is_step_name(path.name)]
     return sorted(paths, key=lambda path: int(path.name.removeprefix("step-")), reverse=True)
 
 

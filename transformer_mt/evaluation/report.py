@@ -5,7 +5,13 @@ from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from transformer_mt.checkpoints.checkpoint import Checkpoint
+from transformer_mt.checkpoints.checkpoint import EMA, Checkpoint
+from transformer_mt.checkpoints.evaluations import (
+    EvaluationRecord,
+    MeasuredScore,
+    SearchSetting,
+    write_evaluation,
+)
 from transformer_mt.config.keys import DataConfig
 from transformer_mt.errors import ConfigError, DataError
 from transformer_mt.evaluation.comparison import (
@@ -133,8 +139,42 @@ def evaluate_system(
             other = _translate(systems, find_checkpoints([baseline]), test_set)
         systems.finish()
     scores = score_all(system.lines, test_set.references, ter)
+    if len(checkpoints) == 1 and not read:
+        _record(checkpoints[0], test_set, system, scores, search, load)
     comparison = compare(test_set, system.lines, other.lines, ter) if other else None
     return EvaluationReport(test_set, system, search.beam_size, scores, other, comparison)
+
+
+def _record(
+    checkpoint: Checkpoint,
+    test_set: EvaluationSet,
+    system: SystemOutput,
+    scores: list[Score],
+    search: SearchOptions,
+    load: LoadOptions,
+) -> None:
+    """Keeps the scores and translations beside the checkpoint, for reports and model cards."""
+    assert test_set.src is not None
+    data = checkpoint.config.data
+    record = EvaluationRecord(
+        # Where a corpus lies on this machine means nothing to readers elsewhere.
+        test_set=test_set.name.replace(data.path, Path(data.path).name),
+        checkpoint=checkpoint.path.resolve().name,
+        digest=checkpoint.digest(),
+        search=SearchSetting(
+            beam_size=search.beam_size,
+            length_penalty=search.length_penalty if search.beam_size > 1 else None,
+            precision=load.precision,
+            max_length=load.max_length or data.max_length,
+            raw=load.raw and EMA in checkpoint.files,
+        ),
+        scores=[MeasuredScore(score.name, score.value, score.signature) for score in scores],
+        sources=test_set.src,
+        references=test_set.references,
+        hypotheses=system.lines,
+        seconds=round(system.seconds, 3),
+    )
+    write_evaluation(checkpoint.path, record)
 
 
 def _is_file(baseline: Path) -> bool:

@@ -101,7 +101,7 @@ def attention_figure(
         _label_axes(grid, len(maps), labels, look)
         bar = figure.colorbar(image, cax=bar_axes)
         bar.ax.tick_params(colors=look.ink, labelsize=_FONT_SIZE)
-        bar.outline.set_edgecolor(look.ink)  # type: ignore[operator]
+        bar.outline.set_edgecolor(look.ink)
         return figure
 
 
@@ -168,7 +168,7 @@ def _widest(texts: Sequence[str], families: list[str]) -> float:
     from matplotlib.figure import Figure
 
     figure = Figure(dpi=100)
-    renderer = FigureCanvasAgg(figure).get_renderer()
+    renderer = FigureCanvasAgg(figure).get_renderer()  # type: ignore[no-untyped-call]
     drawn = [
         figure.text(0, 0, text, fontfamily=families, fontsize=_FONT_SIZE, parse_math=False)
         for text in set(texts)

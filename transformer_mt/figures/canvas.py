@@ -47,8 +47,8 @@ FILE_STYLE = Style()
 """Dark on white, for files."""
 
 
-def require_matplotlib(command: str) -> None:
-    """Refuses to begin without Matplotlib, which is optional.
+def require_plots(command: str) -> None:
+    """Refuses to begin without the packages for drawing, which are optional.
 
     Args:
         command: What needs it.
@@ -56,8 +56,9 @@ def require_matplotlib(command: str) -> None:
     Raises:
         ConfigError: Saying what to install.
     """
-    if importlib.util.find_spec("matplotlib") is None:
-        raise ConfigError(f"{command} needs Matplotlib: pip install 'transformer-mt[plots]'")
+    for name in ("Matplotlib", "Jinja2"):
+        if importlib.util.find_spec(name.lower()) is None:
+            raise ConfigError(f"{command} needs {name}: pip install 'transformer-mt[plots]'")
 
 
 def check_figure_output(path: Path) -> Output:

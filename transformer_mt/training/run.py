@@ -22,6 +22,7 @@ from transformer_mt.system.files import locked, restore_replaced
 from transformer_mt.system.processes import ALONE, Processes, join_processes
 from transformer_mt.text.corpus import load_split
 from transformer_mt.text.prepared import prepare
+from transformer_mt.training.description import write_description
 from transformer_mt.training.engine import Engine
 from transformer_mt.training.environment import (
     COMPILE_FAILED,
@@ -75,6 +76,7 @@ def _train_main(config: Config, run_dir: Path, processes: Processes) -> Progress
                 raise CheckpointError(f"{run_dir}: another process has just started this run")
         log = stack.enter_context(RunLog(run_dir, trainer.progress, config.train.max_steps))
         _log_start(log, trainer, processes)
+        write_description(trainer, processes.world_size)
         processes.watch_peers()
         trainer.run(log)
         return trainer.progress

@@ -307,6 +307,9 @@ class Trainer:
         self._validator.log(result, self.progress.step, previous_best)
         if is_best:
             self._save()
+            if self._processes.is_main:
+                path = checkpoint_path(self.run_dir, self.progress.step)
+                self._validator.record(result, path)
         self._pace.add_validation(self._seconds() - began)
 
     def _is_stopping(self) -> bool:

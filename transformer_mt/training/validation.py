@@ -4,11 +4,21 @@ import logging
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
+from transformer_mt.checkpoints.checkpoint import checkpoint_digest
+from transformer_mt.checkpoints.evaluations import (
+    VALIDATION,
+    EvaluationRecord,
+    MeasuredScore,
+    SearchSetting,
+    write_evaluation,
+)
 from transformer_mt.evaluation.evaluator import Evaluation, evaluate
 from transformer_mt.evaluation.perplexity import mean_nll, perplexity
+from transformer_mt.evaluation.scoring import Score
 from transformer_mt.system.processes import ALONE, Processes
 from transformer_mt.text.corpus import RawPairs
 from transformer_mt.text.encoded_pairs import encode_pairs
@@ -34,12 +44,14 @@ class Validation:
         bleu: BLEU of the weights.
         ema_bleu: BLEU of their moving average; None if there is none.
         hypotheses: One per sentence, by the moving average if there is one.
+        scores: Their scores.
     """
 
     nll: float
     bleu: float
     ema_bleu: float | None
     hypotheses: list[str]
+    scores: list[Score]
 
     @property
     def figures(self) -> dict[str, float]:
@@ -99,7 +111,7 @@ class Validator:
                 ema_bleu = evaluation.bleu.value
         except _Stopped:
             return None
-        return Validation(nll, bleu, ema_bleu, evaluation.hypotheses)
+        return Validation(nll, bleu, ema_bleu, evaluation.hypotheses, evaluation.scores)
 
     def _evaluate(self, must_stop: Callable[[], bool]) -> Evaluation:
         def stop_if_asked(lines: int) -> None:
@@ -107,6 +119,26 @@ class Validator:
                 raise _Stopped
 
         return evaluate(self._translator, self._pairs, stop_if_asked)
+
+    def record(self, result: Validation, checkpoint: Path) -> None:
+        """Keeps the scores and translations of a validation for the report of the run.
+
+        Args:
+            result: The validation.
+            checkpoint: The checkpoint of its weights, which may not have been saved.
+        """
+        max_length = self._engine.config.data.max_length
+        record = EvaluationRecord(
+            test_set=VALIDATION,
+            checkpoint=checkpoint.name,
+            digest=checkpoint_digest(checkpoint) if checkpoint.exists() else "",
+            search=SearchSetting(max_length=max_length),
+            scores=[MeasuredScore(s.name, s.value, s.signature) for s in result.scores],
+            sources=list(self._pairs.src),
+            references=[list(self._pairs.tgt)],
+            hypotheses=result.hypotheses,
+        )
+        write_evaluation(checkpoint, record)
 
     def log(self, result: Validation, step: int, previous_best: float) -> None:
         """Reports a validation, with a few translations, the same sentences each time.

@@ -1,0 +1,159 @@
+"""Scores and translations that were measured on a checkpoint, kept beside it for reports and cards.
+
+    RUN/evaluations/NAME.json               of the run's checkpoints
+    RUN/averaged-5/evaluations/NAME.json    of averaged weights
+
+There is one file per test set and search setting; a newer evaluation replaces it. Checkpoints of
+training never change: nothing is written inside of a step-* directory.
+"""
+
+import hashlib
+import logging
+import re
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import ClassVar
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+from transformer_mt.checkpoints.run_directory import is_step_name
+from transformer_mt.system.files import atomic_file, canonical_json
+
+logger = logging.getLogger(__name__)
+
+FOLDER = "evaluations"
+VALIDATION = "validation"
+"""Name of the validation text of a training as a test set."""
+
+
+@dataclass(frozen=True)
+class SearchSetting:
+    """What a translation depends on besides the weights.
+
+    Attributes:
+        beam_size: Beam size.
+        length_penalty: Exponent of the length penalty; None for greedy search, which has none.
+        precision: Type to which the weights were rounded.
+        max_length: Pieces after which a line was split.
+        raw: Whether the weights themselves were used although there is a moving average.
+    """
+
+    beam_size: int = 1
+    length_penalty: float | None = None
+    precision: str = "fp32"
+    max_length: int | None = None
+    raw: bool = False
+
+    def __str__(self) -> str:
+        """Describes the setting for people."""
+        search = f"beam {self.beam_size}" if self.beam_size > 1 else "greedy"
+        penalty = "" if self.length_penalty is None else f", alpha {self.length_penalty:g}"
+        return f"{search}{penalty}, {self.precision}{', raw weights' if self.raw else ''}"
+
+
+@dataclass(frozen=True)
+class MeasuredScore:
+    """The value of one metric with sacreBLEU's signature.
+
+    Attributes:
+        name: `bleu`, `chrf` or `ter`.
+        value: Its value.
+        signature: How it was computed.
+    """
+
+    name: str
+    value: float
+    signature: str
+
+
+@dataclass(frozen=True)
+class EvaluationRecord:
+    """One evaluation.
+
+    Attributes:
+        test_set: What was translated.
+        checkpoint: Name of the checkpoint directory.
+        digest: Digest of the checkpoint; empty if it was not saved.
+        search: How it was translated.
+        scores: The metrics.
+        sources: Source lines.
+        references: One or more references, each with one line per source line.
+        hypotheses: Translations.
+        seconds: Time spent translating; 0 if it was not measured.
+        time: When it was recorded, in seconds since 1970.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
+
+    test_set: str
+    checkpoint: str
+    digest: str
+    search: SearchSetting
+    scores: list[MeasuredScore]
+    sources: list[str]
+    references: list[list[str]]
+    hypotheses: list[str]
+    seconds: float = 0.0
+    time: float = field(default_factory=time.time)
+
+    @property
+    def file_name(self) -> str:
+        """The name of its file, the same for a newer evaluation of the same kind."""
+        identity = canonical_json([self.test_set, asdict(self.search)])
+        readable = re.sub(r"[^\w.]+", "-", self.test_set, flags=re.ASCII).strip("-.")[-40:]
+        return f"{readable.strip('-.')}-{hashlib.sha256(identity).hexdigest()[:8]}.json"
+
+
+def record_folder(checkpoint: Path) -> Path | None:
+    """Gives the folder for the evaluations of a checkpoint.
+
+    Args:
+        checkpoint: Its directory.
+
+    Returns:
+        The folder; None for a checkpoint of training that lies outside of its run.
+    """
+    path = checkpoint.resolve()
+    if not is_step_name(path.name):
+        return path / FOLDER
+    return path.parent / FOLDER if (path.parent / "metrics.jsonl").exists() else None
+
+
+def write_evaluation(checkpoint: Path, record: EvaluationRecord) -> None:
+    """Keeps an evaluation; if that fails, a warning says so.
+
+    Args:
+        checkpoint: Directory of what was evaluated.
+        record: The evaluation.
+    """
+    folder = record_folder(checkpoint)
+    if folder is None:
+        return
+    try:
+        folder.mkdir(exist_ok=True)
+        with atomic_file(folder / record.file_name) as file:
+            file.write(canonical_json(asdict(record)))
+    except OSError as error:
+        logger.warning("%s: the scores are not recorded: %s", folder, error.strerror or error)
+
+
+def read_evaluations(folders: Sequence[Path]) -> list[EvaluationRecord]:
+    """Reads all evaluations in folders, oldest first; one that is damaged is named in a warning.
+
+    Args:
+        folders: Folders such as `RUN/evaluations`; one that does not exist has none.
+    """
+    adapter, records = TypeAdapter(EvaluationRecord), []
+    for path in sorted(path for folder in folders for path in folder.glob("[!.]*.json")):
+        try:
+            records.append(adapter.validate_json(path.read_bytes(), strict=True))
+        except (OSError, ValidationError):
+            logger.warning("%s: damaged (not an evaluation); left out", path)
+    return sorted(records, key=lambda record: record.time)
+
+
+def run_folders(run_dir: Path) -> list[Path]:
+    """Gives the folders with evaluations of a run: its own, and those of averages in it."""
+    return [run_dir / FOLDER, *sorted(run_dir.glob(f"*/{FOLDER}"))]

@@ -1,0 +1,51 @@
+"""A report as one HTML file: the template filled in, figures inline."""
+
+import re
+from importlib import resources
+from typing import TYPE_CHECKING, Any
+
+from jinja2 import Environment, StrictUndefined
+from markupsafe import Markup
+
+from transformer_mt.figures.canvas import Style, render
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+PAGE_STYLE = Style(ink="#010101", grid="#020202", accent="#3a7fc4", paper="none")
+"""The accent is legible on white and on black; the other colours stand for those of the page."""
+
+_PAGE_COLORS = {PAGE_STYLE.ink: "currentColor", PAGE_STYLE.grid: "var(--line)"}
+
+
+class InlineFigures:
+    """Makes figures part of a page, each with ids of its own."""
+
+    def __init__(self) -> None:
+        self._count = 0
+
+    def inline(self, figure: "Figure", description: str) -> Markup:
+        """Draws a figure as an element of the page that takes on its colours.
+
+        Args:
+            figure: Drawn in `PAGE_STYLE`.
+            description: What it shows, for those who cannot see it.
+        """
+        self._count += 1
+        text = render(figure, "svg").decode()
+        text = text[text.index("<svg") :]
+        text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
+        text = re.sub(r'( id="|url\(#|href="#)', rf"\g<1>f{self._count}-", text)
+        for color, name in _PAGE_COLORS.items():
+            text = text.replace(color, name)
+        start = Markup('<svg role="img" aria-label="{}"').format(description)
+        return Markup(start + Markup(text.removeprefix("<svg")))
+
+
+def fill_template(**values: Any) -> str:
+    """Fills in the template of the report; text is escaped."""
+    environment = Environment(
+        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    source = resources.files(__package__).joinpath("report.html").read_text(encoding="utf-8")
+    return environment.from_string(source).render(values)

@@ -1,0 +1,85 @@
+"""Everything that a run directory records, read for its report."""
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from transformer_mt.checkpoints.checkpoint import Checkpoint
+from transformer_mt.checkpoints.evaluations import EvaluationRecord, read_evaluations, run_folders
+from transformer_mt.checkpoints.run_directory import find_checkpoint, list_checkpoints
+from transformer_mt.config.keys import Config
+from transformer_mt.config.loading import parse_config
+from transformer_mt.errors import CheckpointError, ConfigError
+from transformer_mt.figures.metrics import METRICS, RunMetrics, read_metrics
+from transformer_mt.system.files import MANIFEST, read_json
+from transformer_mt.training.description import RUN_FILE
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class RecordedRun:
+    """What a run directory holds.
+
+    Attributes:
+        path: The directory.
+        config: Its configuration.
+        metrics: Its curves; without records if nothing was logged yet.
+        description: The content of run.json; empty if there is none.
+        evaluations: Scores and translations, oldest first.
+        checkpoint: The checkpoint that the run stands for; None if there is none yet.
+    """
+
+    path: Path
+    config: Config
+    metrics: RunMetrics
+    description: dict[str, Any]
+    evaluations: list[EvaluationRecord]
+    checkpoint: Checkpoint | None
+
+    @property
+    def name(self) -> str:
+        """The name of the directory."""
+        return self.path.resolve().name
+
+
+def read_run(run_dir: Path) -> RecordedRun:
+    """Reads a run, which may be in training, and from which parts may be missing.
+
+    Raises:
+        CheckpointError: If there is no such run, or all its checkpoints are damaged.
+    """
+    if not run_dir.is_dir():
+        raise CheckpointError(f"{run_dir}: no such run")
+    if (run_dir / MANIFEST).exists():
+        raise CheckpointError(f"{run_dir}: is a checkpoint; name the run directory")
+    checkpoint = find_checkpoint(run_dir) if list_checkpoints(run_dir) else None
+    description = _read_description(run_dir / RUN_FILE)
+    if not checkpoint and not description:
+        raise CheckpointError(f"{run_dir}: has neither {RUN_FILE} nor a checkpoint; name a run")
+    config = checkpoint.config if checkpoint else _parse(description, run_dir / RUN_FILE)
+    metrics = RunMetrics(run_dir.name, [])
+    if (run_dir / METRICS).exists():
+        metrics = read_metrics(run_dir)
+    evaluations = read_evaluations(run_folders(run_dir))
+    return RecordedRun(run_dir, config, metrics, description, evaluations, checkpoint)
+
+
+def _read_description(path: Path) -> dict[str, Any]:
+    if not path.exists():
+        return {}
+    description = read_json(path)
+    if not isinstance(description, dict) or not _KEYS <= description.keys():
+        raise CheckpointError(f"{path}: damaged; resume the run, which writes it again")
+    return description
+
+
+_KEYS = {"config", "corpus", "lengths", "validation", "vocabulary", "environment", "software"}
+
+
+def _parse(description: dict[str, Any], path: Path) -> Config:
+    try:
+        return parse_config(description["config"], str(path))
+    except ConfigError as error:
+        raise CheckpointError(str(error)) from None
