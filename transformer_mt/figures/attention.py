@@ -102,6 +102,7 @@ def attention_figure(
         bar = figure.colorbar(image, cax=bar_axes)
         bar.ax.tick_params(colors=look.ink, labelsize=_FONT_SIZE)
         bar.outline.set_edgecolor(look.ink)
+        bar.ax.set_facecolor("none")
         return figure
 
 

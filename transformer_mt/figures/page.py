@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 PAGE_STYLE = Style(ink="#010101", grid="#020202", accent="#3a7fc4", paper="none")
 """The accent is legible on white and on black; the other colours stand for those of the page."""
 
+_SMALLEST = 0.6
+"""Share of its size to which the page may shrink a figure."""
 _PAGE_COLORS = {PAGE_STYLE.ink: "currentColor", PAGE_STYLE.grid: "var(--line)"}
 
 
@@ -38,7 +40,11 @@ class InlineFigures:
         text = re.sub(r'( id="|url\(#|href="#)', rf"\g<1>f{self._count}-", text)
         for color, name in _PAGE_COLORS.items():
             text = text.replace(color, name)
-        start = Markup('<svg role="img" aria-label="{}"').format(description)
+        # On a phone a large figure is scrolled in its place, rather than shrunk beyond reading.
+        width = _SMALLEST * figure.get_size_inches()[0]
+        start = Markup('<svg role="img" aria-label="{}" style="min-width: {:.2f}in"').format(
+            description, width
+        )
         return Markup(start + Markup(text.removeprefix("<svg")))
 
 

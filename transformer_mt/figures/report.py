@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from transformer_mt.checkpoints.evaluations import VALIDATION, EvaluationRecord
+from transformer_mt.checkpoints.state import Progress
 from transformer_mt.config.keys import Config, flat_values
 from transformer_mt.errors import TransformerMTError
 from transformer_mt.evaluation.scoring import sentence_chrf
@@ -41,7 +42,7 @@ def build_report(run: RecordedRun) -> str:
     figures = InlineFigures()
     translated = _translated(run.evaluations)
     ranked = _rank(translated) if translated else []
-    attention, no_attention = _attention(run, ranked, figures)
+    attention, attention_note = _attention(run, ranked, figures)
     data, corpus = run.config.data, run.description.get("corpus")
     languages = (data.src_lang, data.tgt_lang)
     changed, default = _keys(run.config)
@@ -68,7 +69,7 @@ def build_report(run: RecordedRun) -> str:
         ranked_title=_ranked_title(translated) if translated else "",
         ranked=ranked,
         attention=attention,
-        no_attention=no_attention,
+        attention_note=attention_note,
         changed_keys=changed,
         default_keys=default,
         environment=_environment(run),
@@ -98,8 +99,10 @@ def _facts(run: RecordedRun) -> Rows:
         facts.append(("parameters", f"{parameters / 1e6:.1f} M"))
     if corpus := run.description.get("corpus"):
         facts.append(("training pairs", f"{corpus['kept']:,}"))
-    facts.append(("steps", f"{run.metrics.end('step'):,.0f}"))
-    facts.append(("training time", _duration(60 * run.metrics.end("minutes"))))
+    progress = run.checkpoint.progress if run.checkpoint else Progress()
+    step = max(progress.step, run.metrics.end("step"))
+    seconds = max(progress.seconds, 60 * run.metrics.end("minutes"))
+    facts += [("steps", f"{step:,.0f}"), ("training time", _duration(seconds))]
     return facts
 
 
