@@ -234,6 +234,9 @@ class TrainConfig(Section):
     """Number of newest checkpoints kept, in addition to the best one."""
     log_every: Annotated[int, Field(ge=1), OnChange.ALLOWED] = 50
     """Steps between lines of metrics.jsonl."""
+    tensorboard: Annotated[bool, OnChange.ALLOWED] = False
+    """Also write the figures of metrics.jsonl for TensorBoard, to the folder `tensorboard` of the
+    run."""
     max_bad_steps: Annotated[int, Field(ge=1), OnChange.ALLOWED] = 100
     """Number of consecutive non-finite steps that ends training with an error."""
     precision: Annotated[Literal["auto", "fp32", "bf16", "fp16"], OnChange.REFUSED] = "auto"

@@ -32,6 +32,7 @@ from transformer_mt.training.environment import (
 )
 from transformer_mt.training.model_memory import require_memory
 from transformer_mt.training.run_log import RunLog, SilentLog
+from transformer_mt.training.tensorboard import require_tensorboard
 from transformer_mt.training.trainer import RunData, Trainer
 
 logger = logging.getLogger(__name__)
@@ -55,6 +56,8 @@ def train(config: Config, run_dir: Path) -> Progress:
         TrainingError: If the numbers stay non-finite.
         Interrupted: After SIGINT or SIGTERM, once the step is finished and saved.
     """
+    if config.train.tensorboard:
+        require_tensorboard()
     with join_processes(choose_device(config.train.device).type) as processes:
         train_run = _train_main if processes.is_main else _train_beside
         return train_run(config, run_dir, processes)
@@ -74,7 +77,10 @@ def _train_main(config: Config, run_dir: Path, processes: Processes) -> Progress
             stack.enter_context(_lock_run(run_dir))
             if list_checkpoints(run_dir):
                 raise CheckpointError(f"{run_dir}: another process has just started this run")
-        log = stack.enter_context(RunLog(run_dir, trainer.progress, config.train.max_steps))
+        limits = config.train
+        log = stack.enter_context(
+            RunLog(run_dir, trainer.progress, limits.max_steps, limits.tensorboard)
+        )
         _log_start(log, trainer, processes)
         write_description(trainer, processes.world_size)
         processes.watch_peers()

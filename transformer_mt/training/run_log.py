@@ -24,6 +24,7 @@ from transformer_mt.system.console import (
 )
 from transformer_mt.system.files import atomic_file
 from transformer_mt.training.pace import TimeLeft
+from transformer_mt.training.tensorboard import Board
 
 logger = logging.getLogger(__name__)
 
@@ -59,9 +60,12 @@ class RunLog(logging.Handler):
         progress: Where the run stands; metrics that an interrupted process wrote after that, and
             that this one will write again, are removed.
         max_steps: Largest number of steps the run will have, for the bar.
+        tensorboard: Whether to write the figures for TensorBoard too.
     """
 
-    def __init__(self, run_dir: Path, progress: Progress, max_steps: int) -> None:
+    def __init__(
+        self, run_dir: Path, progress: Progress, max_steps: int, tensorboard: bool = False
+    ) -> None:
         super().__init__(logging.INFO)
         self.setFormatter(MessageFormatter())
         self._disk_is_full = False
@@ -70,6 +74,7 @@ class RunLog(logging.Handler):
         self._metrics_path = run_dir / "metrics.jsonl"
         _remove_later_metrics(self._metrics_path, progress)
         self._metrics = self._metrics_path.open("a", encoding="utf-8")
+        self._board = Board(run_dir, progress) if tensorboard else None
         self._text = (run_dir / "train.log").open("a", encoding="utf-8")
         self._bar = tqdm(
             total=max_steps,
@@ -98,6 +103,8 @@ class RunLog(logging.Handler):
         PACKAGE_LOGGER.removeHandler(self)
         PACKAGE_LOGGER.setLevel(self._level_before)
         self._bar.close()
+        if self._board:
+            self._board.close()
         for file in (self._metrics, self._text):
             try:
                 file.close()
@@ -154,6 +161,12 @@ class RunLog(logging.Handler):
         position = {"kind": kind, "step": progress.step, "epoch": progress.epoch}
         line = {**position, "seconds": round(seconds, 3), **values}
         self._write(self._metrics, json.dumps(line, allow_nan=False) + "\n")
+        if self._board:
+            try:
+                self._board.add(kind, progress.step, values)
+            except OSError as error:
+                self._board = None
+                logger.warning("TensorBoard's figures end here: %s", error.strerror or error)
 
     def _write(self, file: TextIO, text: str) -> None:
         """Writes what it can: the rest waits in memory until the disk has room again."""
