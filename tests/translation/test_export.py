@@ -3,6 +3,7 @@
 import ctranslate2
 import pytest
 import sentencepiece
+import yaml
 from conftest import copy_lines, start_program, tiny_config
 
 from transformer_mt.checkpoints.averaging import average
@@ -92,15 +93,16 @@ def test_the_command(copy_run, tmp_path):
     done = start_program("export", copy_run, "-o", tmp_path / "out", "--quantization", "int8")
     assert done.returncode == 0 and done.stdout.decode() == f"{tmp_path / 'out'}\n"
     card = (tmp_path / "out" / "README.md").read_text()
-    assert (
-        card.startswith("# out\n") and "weights are stored\nin int8" in card and "de to en" in card
-    )
+    assert "\n# out\n" in card and "its weights are stored in int8" in card
+    assert "translates from de to en, exported from" in card
 
 
 def test_the_card_names_only_a_bleu_of_the_exported_weights(corpus_dir, tmp_path):
     """The best checkpoint's; not an average's, another step's, or one of the moving average.
 
-    Sabotage: name the best BLEU of the run.
+    Rounded weights are other weights: their card says so, and its header claims nothing.
+
+    Sabotage: do not compare digests; or `raw`; a header for int8 too.
     """
     run_dir = tmp_path / "run"
     config = tiny_config(
@@ -112,11 +114,16 @@ def test_the_card_names_only_a_bleu_of_the_exported_weights(corpus_dir, tmp_path
     cases |= {"older": ("step-00000006", False), "average": ("../average", False)}
     claims = {}
     for name, (checkpoint, raw) in cases.items():
-        export(load_checkpoint(run_dir / checkpoint), tmp_path / name / "out", "int8", raw)
-        card = (tmp_path / name / "out" / "README.md").read_text()
-        assert " steps.\n" in card
-        claims[name] = "BLEU" in card
+        folder = tmp_path / name / "out"
+        export(load_checkpoint(run_dir / checkpoint), folder, "float32", raw)
+        claims[name] = "BLEU" in (folder / "README.md").read_text()
     assert claims == {"best": True, "raw": False, "older": False, "average": False}
     bleu = load_checkpoint(run_dir / "step-00000012").progress.best_bleu
     card = (tmp_path / "best" / "out" / "README.md").read_text()
-    assert f"BLEU of this checkpoint, by greedy search in fp32, is {bleu:.2f}." in card
+    assert f"| BLEU | {bleu:.2f} | `nrefs:1 case:mixed" in card
+    header = yaml.safe_load(card.split("---")[1])
+    assert header["model-index"][0]["results"][0]["metrics"][0]["value"] == round(bleu, 2)
+    export(load_checkpoint(run_dir / "step-00000012"), tmp_path / "int8", "int8")
+    card = (tmp_path / "int8" / "README.md").read_text()
+    assert "before they were rounded to int8" in card and f"{bleu:.2f}" in card
+    assert "model-index" not in card

@@ -1,5 +1,6 @@
 """The mean of a run's last checkpoints, as the paper evaluates it (section 6.1)."""
 
+import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,9 +13,13 @@ from transformer_mt.checkpoints.checkpoint import (
     load_checkpoint,
     save_checkpoint,
 )
-from transformer_mt.checkpoints.run_directory import list_checkpoints
+from transformer_mt.checkpoints.model_card import write_average_card
+from transformer_mt.checkpoints.run_directory import RUN_FILE, list_checkpoints, read_description
 from transformer_mt.checkpoints.state import Progress
 from transformer_mt.errors import CheckpointError
+from transformer_mt.system.files import atomic_file, canonical_json
+
+logger = logging.getLogger(__name__)
 
 
 def average(run_dir: Path, last: int, output: Path | None) -> Path:
@@ -49,7 +54,19 @@ def average(run_dir: Path, last: int, output: Path | None) -> Path:
     tensors = {MODEL: _mean_weights(checkpoints)}
     state = replace(newest.state, progress=_without_validations(newest.progress))
     save_checkpoint(output, tensors, state, newest.config, newest.vocab)
+    _describe(run_dir, output, [checkpoint.progress.step for checkpoint in checkpoints])
     return output
+
+
+def _describe(run_dir: Path, output: Path, steps: list[int]) -> None:
+    """Writes the model card, and beside it the description of the run that it is made from."""
+    try:
+        if description := read_description(run_dir):
+            with atomic_file(output / RUN_FILE) as file:
+                file.write(canonical_json({**description, "averaged_steps": steps}))
+    except (OSError, CheckpointError) as error:
+        logger.warning("%s: %s", output / RUN_FILE, error)
+    write_average_card(output)
 
 
 def _without_validations(progress: Progress) -> Progress:

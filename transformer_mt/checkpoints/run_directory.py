@@ -5,17 +5,27 @@ import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from transformer_mt.checkpoints.checkpoint import TRAINING, Checkpoint, load_checkpoint
 from transformer_mt.checkpoints.state import Progress
 from transformer_mt.errors import CheckpointError
-from transformer_mt.system.files import MANIFEST, delete_directory, read_manifest, write_manifest
+from transformer_mt.system.files import (
+    MANIFEST,
+    delete_directory,
+    read_json,
+    read_manifest,
+    write_manifest,
+)
 
 logger = logging.getLogger(__name__)
 
+RUN_FILE = "run.json"
+"""Describes text, model and environment of a run; `training/description.py` writes it."""
 RESUMABLE_CHECKPOINTS = 2
 """Checkpoints that keep the optimizer's moments: the newest, and the one to fall back to."""
 
+_DESCRIBED = {"config", "corpus", "lengths", "validation", "vocabulary", "environment", "software"}
 _NAME = re.compile(r"step-\d{8,}")
 
 
@@ -88,6 +98,21 @@ def find_checkpoint(path: Path) -> Checkpoint:
     except CheckpointError as error:
         logger.warning("%s; using the newest checkpoint instead of the best", error)
         return newest
+
+
+def read_description(directory: Path) -> dict[str, Any]:
+    """Reads run.json of a directory; gives nothing if there is none, as in older runs.
+
+    Raises:
+        CheckpointError: If it is damaged.
+    """
+    path = directory / RUN_FILE
+    if not path.exists():
+        return {}
+    description = read_json(path)
+    if not isinstance(description, dict) or not _DESCRIBED <= description.keys():
+        raise CheckpointError(f"{path}: damaged; resume the run, which writes it again")
+    return description
 
 
 def is_best_missing(run_dir: Path, progress: Progress) -> bool:

@@ -12,6 +12,7 @@ from transformer_mt.checkpoints.evaluations import (
     SearchSetting,
     write_evaluation,
 )
+from transformer_mt.checkpoints.model_card import refresh_average_card
 from transformer_mt.config.keys import DataConfig
 from transformer_mt.errors import ConfigError, DataError
 from transformer_mt.evaluation.comparison import (
@@ -175,6 +176,7 @@ def _record(
         seconds=round(system.seconds, 3),
     )
     write_evaluation(checkpoint.path, record)
+    refresh_average_card(checkpoint.path)
 
 
 def _is_file(baseline: Path) -> bool:

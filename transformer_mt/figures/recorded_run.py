@@ -7,13 +7,17 @@ from typing import Any
 
 from transformer_mt.checkpoints.checkpoint import Checkpoint
 from transformer_mt.checkpoints.evaluations import EvaluationRecord, read_evaluations, run_folders
-from transformer_mt.checkpoints.run_directory import find_checkpoint, list_checkpoints
+from transformer_mt.checkpoints.run_directory import (
+    RUN_FILE,
+    find_checkpoint,
+    list_checkpoints,
+    read_description,
+)
 from transformer_mt.config.keys import Config
 from transformer_mt.config.loading import parse_config
 from transformer_mt.errors import CheckpointError, ConfigError
 from transformer_mt.figures.metrics import METRICS, RunMetrics, read_metrics
-from transformer_mt.system.files import MANIFEST, read_json
-from transformer_mt.training.description import RUN_FILE
+from transformer_mt.system.files import MANIFEST
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +59,7 @@ def read_run(run_dir: Path) -> RecordedRun:
     if (run_dir / MANIFEST).exists():
         raise CheckpointError(f"{run_dir}: is a checkpoint; name the run directory")
     checkpoint = find_checkpoint(run_dir) if list_checkpoints(run_dir) else None
-    description = _read_description(run_dir / RUN_FILE)
+    description = read_description(run_dir)
     if not checkpoint and not description:
         raise CheckpointError(f"{run_dir}: has neither {RUN_FILE} nor a checkpoint; name a run")
     config = checkpoint.config if checkpoint else _parse(description, run_dir / RUN_FILE)
@@ -64,18 +68,6 @@ def read_run(run_dir: Path) -> RecordedRun:
         metrics = read_metrics(run_dir)
     evaluations = read_evaluations(run_folders(run_dir))
     return RecordedRun(run_dir, config, metrics, description, evaluations, checkpoint)
-
-
-def _read_description(path: Path) -> dict[str, Any]:
-    if not path.exists():
-        return {}
-    description = read_json(path)
-    if not isinstance(description, dict) or not _KEYS <= description.keys():
-        raise CheckpointError(f"{path}: damaged; resume the run, which writes it again")
-    return description
-
-
-_KEYS = {"config", "corpus", "lengths", "validation", "vocabulary", "environment", "software"}
 
 
 def _parse(description: dict[str, Any], path: Path) -> Config:

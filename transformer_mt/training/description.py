@@ -5,13 +5,13 @@ from typing import Any
 
 import numpy as np
 
+from transformer_mt.checkpoints.run_directory import RUN_FILE
 from transformer_mt.system.files import atomic_file, canonical_json
 from transformer_mt.training.environment import describe_software, numeric_environment
 from transformer_mt.training.trainer import Trainer
 
 logger = logging.getLogger(__name__)
 
-RUN_FILE = "run.json"
 _BINS = 40
 
 

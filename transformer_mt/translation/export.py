@@ -7,27 +7,19 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from transformer_mt.checkpoints.checkpoint import EMA, Checkpoint
+from transformer_mt.checkpoints.checkpoint import Checkpoint
+from transformer_mt.checkpoints.model_card import CARD, CardSubject, model_card
 from transformer_mt.errors import ConfigError
 from transformer_mt.model.transformer import Transformer, sinusoid
 from transformer_mt.system.files import atomic_directory
 from transformer_mt.text.vocabulary import PAD_ID
 from transformer_mt.translation.options import Quantization
 from transformer_mt.translation.translator import EXTRA_LENGTH
-from transformer_mt.version import __version__
 
 if TYPE_CHECKING:
     from ctranslate2.specs import TransformerSpec
 
-_CARD = """\
-# {name}
-
-A Transformer that translates from {config.data.src_lang} to {config.data.tgt_lang}, exported by
-transformer-mt {version} from `{path}` for [CTranslate2](https://opennmt.net/CTranslate2/). It has
-{parameters:,} parameters in {config.model.encoder_layers} encoder layers and
-{config.model.decoder_layers} decoder layers of width {config.model.d_model}; its weights are stored
-in {quantization}. It was trained on `{corpus}` for {step:,} steps.{bleu}
-
+_USAGE = """\
     import ctranslate2, sentencepiece
 
     src = sentencepiece.SentencePieceProcessor("{src_model}")
@@ -38,12 +30,8 @@ in {quantization}. It was trained on `{corpus}` for {step:,} steps.{bleu}
     print(tgt.decode(results[0].hypotheses[0]))
 
 transformer-mt limits a translation to {extra} pieces more than its source, and splits lines of
-more than {config.data.max_length} pieces. CTranslate2 does neither: pass `max_decoding_length`,
-and split long lines yourself.
-"""
-
-_BLEU = """
-The validation BLEU of this checkpoint, by greedy search in fp32, is {bleu:.2f}."""
+more than {max_length} pieces. [CTranslate2](https://opennmt.net/CTranslate2/) does neither: pass
+`max_decoding_length`, and split long lines yourself."""
 
 
 def export(
@@ -78,9 +66,22 @@ def export(
         spec.optimize(quantization=quantization)
         spec.save(str(folder))
         vocab_files = checkpoint.vocab.save(folder)
-        bleu = _measured_bleu(checkpoint, raw)
-        card = _model_card(checkpoint, model, output, quantization, vocab_files, bleu)
-        (folder / "README.md").write_text(card)
+        subject = CardSubject(
+            name=output.resolve().name,
+            checkpoint=checkpoint,
+            parameters=sum(parameter.numel() for parameter in model.parameters()),
+            made_by=f"exported from `{checkpoint.path.resolve().name}`",
+            library="ctranslate2",
+            usage=_USAGE.format(
+                src_model=vocab_files[0].name,
+                tgt_model=vocab_files[-1].name,
+                extra=EXTRA_LENGTH,
+                max_length=checkpoint.config.data.max_length,
+            ),
+            stored="" if quantization == "float32" else quantization,
+            raw=raw,
+        )
+        (folder / CARD).write_text(model_card(subject), encoding="utf-8")
     return output
 
 
@@ -157,40 +158,3 @@ def _fill_norm(spec: Any, norm: Any) -> None:
 
 def _array(tensor: Tensor) -> Any:
     return tensor.detach().float().numpy()
-
-
-def _measured_bleu(checkpoint: Checkpoint, raw: bool) -> float | None:
-    """Returns the validation BLEU of the exported weights; None if it was not measured on them.
-
-    A checkpoint records only the best BLEU of its run, which is that of the moving average if there
-    is one.
-    """
-    progress = checkpoint.progress
-    is_best = progress.best_bleu >= 0 and progress.step == progress.best_step == progress.valid_step
-    return progress.best_bleu if is_best and not (raw and EMA in checkpoint.files) else None
-
-
-def _model_card(
-    checkpoint: Checkpoint,
-    model: Transformer,
-    output: Path,
-    quantization: Quantization,
-    vocab_files: list[Path],
-    bleu: float | None,
-) -> str:
-    corpus = checkpoint.config.data.path
-    return _CARD.format(
-        name=output.name,
-        # A local folder's place on this machine means nothing to readers elsewhere.
-        corpus=Path(corpus).name if Path(corpus).is_absolute() else corpus,
-        version=__version__,
-        path=checkpoint.path.name,
-        config=checkpoint.config,
-        parameters=sum(parameter.numel() for parameter in model.parameters()),
-        quantization=quantization,
-        step=checkpoint.progress.step,
-        bleu="" if bleu is None else _BLEU.format(bleu=bleu),
-        src_model=vocab_files[0].name,
-        tgt_model=vocab_files[-1].name,
-        extra=EXTRA_LENGTH,
-    )

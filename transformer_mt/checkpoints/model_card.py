@@ -1,0 +1,251 @@
+"""The model card of averaged or exported weights: README.md with the header that the hub reads.
+
+It claims what was measured on exactly these weights, and nothing else. In an averaged directory it
+lies beside the files of the manifest, which does not list it, so that `evaluate` can add scores.
+"""
+
+import json
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from transformer_mt.checkpoints.checkpoint import EMA, MODEL, Checkpoint, load_checkpoint
+from transformer_mt.checkpoints.evaluations import (
+    EvaluationRecord,
+    read_evaluations,
+    record_folder,
+)
+from transformer_mt.checkpoints.run_directory import RUN_FILE, is_step_name, read_description
+from transformer_mt.errors import CheckpointError
+from transformer_mt.system.files import atomic_file
+from transformer_mt.version import __version__
+
+logger = logging.getLogger(__name__)
+
+CARD = "README.md"
+_MARK = "<!-- `evaluate` writes this file anew; delete this line to keep your own changes. -->"
+_TITLES = {"bleu": "BLEU", "chrf": "chrF2", "ter": "TER"}
+
+_USAGE = """\
+    transformer-mt translate {name} --beam-size 4 < in > out"""
+_BODY = """\
+# {name}
+
+A Transformer that translates from {src} to {tgt}, {made_by} by transformer-mt {version}. It has
+{parameters:,} parameters in {model.encoder_layers} encoder layers and {model.decoder_layers}
+decoder layers of width {model.d_model}{stored}.
+
+## Data
+
+{data}
+
+## Recipe
+
+{steps:,} steps of about {train.batch_tokens:,} tokens, Adam with a warm-up of
+{optim.warmup_steps:,} steps, label smoothing {optim.label_smoothing:g}, dropout {model.dropout:g}, {model.norm}-norm,
+{precision}.{weights}
+
+## Scores
+
+{scores}
+
+## How to use it
+
+{usage}
+
+## Limits
+
+It translates line by line and knows no context beyond a line. Lines of more than {max_length}
+pieces are longer than any that it was trained on. {unmeasured}
+"""
+
+
+@dataclass(frozen=True)
+class CardSubject:
+    """What a card describes.
+
+    Attributes:
+        name: Its name.
+        checkpoint: The weights, with their configuration.
+        parameters: How many there are.
+        made_by: How they were made, such as `averaged` or `exported`.
+        library: The program that loads them, as the hub names it.
+        usage: How to use them, in Markdown.
+        weights: What the weights are, in a sentence; may be empty.
+        stored: Type in which they are stored if that is not float32.
+        raw: Whether they are not the moving average although there is one.
+    """
+
+    name: str
+    checkpoint: Checkpoint
+    parameters: int
+    made_by: str
+    library: str
+    usage: str
+    weights: str = ""
+    stored: str = ""
+    raw: bool = False
+
+
+def model_card(subject: CardSubject) -> str:
+    """Writes the card of a model, with the scores that were measured on its weights.
+
+    Args:
+        subject: The model.
+    """
+    checkpoint = subject.checkpoint
+    config, description = checkpoint.config, _description(checkpoint.path)
+    records = _measured(checkpoint, subject.raw)
+    sets = list(dict.fromkeys(record.test_set for record in records))
+    body = _BODY.format(
+        name=subject.name,
+        src=config.data.src_lang,
+        tgt=config.data.tgt_lang,
+        made_by=subject.made_by,
+        version=__version__,
+        parameters=subject.parameters,
+        model=config.model,
+        train=config.train,
+        optim=config.optim,
+        stored=f"; its weights are stored in {subject.stored}" if subject.stored else "",
+        data=_data(checkpoint, description),
+        steps=checkpoint.progress.step,
+        precision=checkpoint.progress.precision,
+        weights=f" {subject.weights}" if subject.weights else "",
+        scores=_scores(records, subject.stored),
+        usage=subject.usage,
+        max_length=config.data.max_length,
+        unmeasured=f"Nothing was measured on text other than {', '.join(sets)}."
+        if sets
+        else "Its quality was not measured.",
+    )
+    # Scores of other weights than these, the ones before rounding, are none for the hub.
+    return _header(subject, [] if subject.stored else records) + "\n" + body
+
+
+def write_average_card(directory: Path) -> None:
+    """Writes the card of averaged weights; if that fails, a warning says so.
+
+    Args:
+        directory: The averaged checkpoint.
+    """
+    checkpoint = load_checkpoint(directory)
+    steps = _description(directory).get("averaged_steps")
+    count = f"{len(steps)} checkpoints, of steps {', '.join(map(str, steps))}" if steps else ""
+    tensors = checkpoint.load_tensors(MODEL).values()
+    subject = CardSubject(
+        name=directory.resolve().name,
+        checkpoint=checkpoint,
+        parameters=sum(tensor.numel() for tensor in tensors),
+        made_by="averaged",
+        library="transformer-mt",
+        usage=_USAGE.format(name=directory.resolve().name),
+        weights=f"The weights are the mean of {count or 'several checkpoints of one run'}.",
+    )
+    try:
+        with atomic_file(directory / CARD) as file:
+            file.write(f"{model_card(subject)}\n{_MARK}\n".encode())
+    except OSError as error:
+        logger.warning("%s: cannot be written: %s", directory / CARD, error.strerror or error)
+
+
+def refresh_average_card(directory: Path) -> None:
+    """Writes the card of averaged weights anew, after an evaluation of them.
+
+    Args:
+        directory: A checkpoint; nothing is written unless it has a card that nobody has changed.
+    """
+    try:
+        is_ours = _MARK in (directory / CARD).read_text(encoding="utf-8")
+    except (OSError, ValueError):
+        return
+    if is_ours and not is_step_name(directory.resolve().name):
+        write_average_card(directory)
+
+
+def _description(checkpoint: Path) -> dict[str, Any]:
+    """Reads what is known of the run: beside an average, above a checkpoint of training."""
+    path = checkpoint.resolve()
+    for folder in (path, path.parent):
+        try:
+            if (folder / RUN_FILE).exists():
+                return read_description(folder)
+        except CheckpointError as error:
+            logger.warning("%s; the model card says nothing of the text", error)
+    return {}
+
+
+def _measured(checkpoint: Checkpoint, raw: bool) -> list[EvaluationRecord]:
+    """Reads the evaluations of exactly these weights."""
+    folder, is_raw = record_folder(checkpoint.path), raw and EMA in checkpoint.files
+    digest = checkpoint.digest()
+    return [
+        record
+        for record in read_evaluations([folder] if folder else [])
+        if record.digest == digest and record.search.raw == is_raw
+    ]
+
+
+def _data(checkpoint: Checkpoint, description: dict[str, Any]) -> str:
+    data = checkpoint.config.data
+    # A local folder's place on this machine means nothing to readers elsewhere.
+    path = Path(data.path).name if Path(data.path).is_absolute() else data.path
+    text = f"Trained on `{path}`, {data.src_lang} to {data.tgt_lang}"
+    if not description:
+        return f"{text}."
+    report = description["corpus"]
+    dropped = ", ".join(f"{count:,} {reason}" for reason, count in report["dropped"].items())
+    return (
+        f"{text}: {report['kept']:,} of {report['pairs']:,} pairs"
+        f" (dropped: {dropped or 'none'}), {report['pieces']:,} pieces.\nThe SHA-256 digest of the"
+        f" encoded text is `{report['digest']}`."
+    )
+
+
+def _scores(records: Sequence[EvaluationRecord], stored: str) -> str:
+    if not records:
+        return "None were measured on these weights."
+    rows = [
+        f"| {record.test_set.replace('|', chr(92) + '|')} | {len(record.sources):,} | {record.search} |"
+        f" {_TITLES.get(score.name, score.name)} | {score.value:.2f} |"
+        f" `{score.signature.replace('|', ' ')}` |"
+        for record in records
+        for score in record.scores
+    ]
+    before = f", before they were rounded to {stored}" if stored else ""
+    head = "| text | sentences | search | metric | value | signature |\n|---|---|---|---|---|---|"
+    return f"Measured by transformer-mt on these weights{before}.\n\n" + "\n".join([head, *rows])
+
+
+def _header(subject: CardSubject, records: Sequence[EvaluationRecord]) -> str:
+    """Writes the header in YAML, of which JSON values are a part."""
+    data = subject.checkpoint.config.data
+    languages = [data.src_lang, data.tgt_lang]
+    lines = [
+        "---",
+        f"language: {json.dumps(languages)}",
+        f"library_name: {json.dumps(subject.library)}",
+        "pipeline_tag: translation",
+    ]
+    results = [
+        {
+            "task": {"type": "translation", "name": "-".join(languages)},
+            "dataset": {"type": record.test_set, "name": record.test_set},
+            "metrics": [
+                {
+                    "type": score.name,
+                    "value": round(score.value, 2),
+                    "name": f"{_TITLES.get(score.name, score.name)} ({record.search};"
+                    f" {score.signature})",
+                }
+                for score in record.scores
+            ],
+        }
+        for record in records
+    ]
+    if results:
+        index = [{"name": subject.name, "results": results}]
+        lines.append(f"model-index: {json.dumps(index, ensure_ascii=False)}")
+    return "\n".join([*lines, "---"]) + "\n"
