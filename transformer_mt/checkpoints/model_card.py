@@ -44,8 +44,8 @@ decoder layers of width {model.d_model}{stored}.
 ## Recipe
 
 {steps:,} steps of about {train.batch_tokens:,} tokens, Adam with a warm-up of
-{optim.warmup_steps:,} steps, label smoothing {optim.label_smoothing:g}, dropout {model.dropout:g}, {model.norm}-norm,
-{precision}.{weights}
+{optim.warmup_steps:,} steps, label smoothing {optim.label_smoothing:g}, dropout {model.dropout:g},
+{model.norm}-norm, {precision}.{weights}
 
 ## Scores
 
@@ -208,7 +208,7 @@ def _scores(records: Sequence[EvaluationRecord], stored: str) -> str:
     if not records:
         return "None were measured on these weights."
     rows = [
-        f"| {record.test_set.replace('|', chr(92) + '|')} | {len(record.sources):,} | {record.search} |"
+        f"| {_escape(record.test_set)} | {len(record.sources):,} | {record.search} |"
         f" {_TITLES.get(score.name, score.name)} | {score.value:.2f} |"
         f" `{score.signature.replace('|', ' ')}` |"
         for record in records
@@ -217,6 +217,11 @@ def _scores(records: Sequence[EvaluationRecord], stored: str) -> str:
     before = f", before they were rounded to {stored}" if stored else ""
     head = "| text | sentences | search | metric | value | signature |\n|---|---|---|---|---|---|"
     return f"Measured by transformer-mt on these weights{before}.\n\n" + "\n".join([head, *rows])
+
+
+def _escape(text: str) -> str:
+    """Writes text for a cell of a Markdown table."""
+    return " ".join(text.split()).replace("|", r"\|")
 
 
 def _header(subject: CardSubject, records: Sequence[EvaluationRecord]) -> str:
