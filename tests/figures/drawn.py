@@ -14,28 +14,27 @@ def drawn_texts(figure: Figure) -> dict[Text, Any]:
     canvas.draw()
     renderer = canvas.get_renderer()
     limits = figure.bbox
+    hidden = hidden_ticks(figure)
     extents = {}
     for text in figure.findobj(Text):
-        if text.get_text().strip() and text.get_visible():
-            box = text.get_window_extent(renderer)
-            # Ticks outside the limits of an axis are not drawn.
-            if is_tick_of_view(text, figure):
-                extents[text] = box
-                assert box.x0 > -1 and box.y0 > -1, f"{text} is cut off"
-                assert box.x1 < limits.x1 + 1 and box.y1 < limits.y1 + 1, f"{text} is cut off"
+        if text.get_text().strip() and text.get_visible() and text not in hidden:
+            extents[text] = box = text.get_window_extent(renderer)
+            assert box.x0 > -1 and box.y0 > -1, f"{text} is cut off"
+            assert box.x1 < limits.x1 + 1 and box.y1 < limits.y1 + 1, f"{text} is cut off"
     return extents
 
 
-def is_tick_of_view(text: Text, figure: Figure) -> bool:
-    """Tells whether a text is drawn: not the label of a tick beyond the limits of its axis."""
+def hidden_ticks(figure: Figure) -> set[Text]:
+    """Gives the labels of ticks beyond the limits of their axes, which are not drawn."""
+    hidden = set()
     for axes in figure.axes:
         for axis, limits in ((axes.xaxis, axes.get_xlim()), (axes.yaxis, axes.get_ylim())):
+            low, high = sorted(limits)
+            margin = 1e-9 * (high - low)
             for tick in axis.get_major_ticks() + axis.get_minor_ticks():
-                if text in (tick.label1, tick.label2):
-                    low, high = sorted(limits)
-                    margin = 1e-9 * (high - low)
-                    return bool(low - margin <= tick.get_loc() <= high + margin)
-    return True
+                if not low - margin <= tick.get_loc() <= high + margin:
+                    hidden |= {tick.label1, tick.label2}
+    return hidden
 
 
 def overlapping(figure: Figure) -> list[tuple[str, str]]:

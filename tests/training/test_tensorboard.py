@@ -1,17 +1,15 @@
 """The figures of a training for TensorBoard."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from conftest import tiny_config, tiny_values, write_toml
+from conftest import tiny_config
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from transformer_mt.checkpoints.state import Progress
 from transformer_mt.config.keys import changed_keys
-from transformer_mt.errors import Interrupted
+from transformer_mt.errors import ConfigError, Interrupted
 from transformer_mt.training.run import train
 from transformer_mt.training.tensorboard import Board
 from transformer_mt.training.trainer import Trainer
@@ -77,18 +75,10 @@ def test_it_may_be_switched_on_and_off(corpus_dir):
     assert not changed_keys(tiny_config(corpus_dir), on)
 
 
-def test_without_the_package_nothing_is_begun(corpus_dir, tmp_path):
+def test_without_the_package_nothing_is_begun(corpus_dir, tmp_path, monkeypatch):
     """One line says what to install, before text is read. Sabotage: import it when it is used."""
-    values = tiny_values(corpus_dir, train__tensorboard=True, data__path="none")
-    config = write_toml(tmp_path / "tiny.toml", values)
-    script = (
-        "import importlib.util as u; find = u.find_spec\n"
-        "u.find_spec = lambda name, *a: None if name == 'tensorboard' else find(name, *a)\n"
-        "from transformer_mt.cli import main; main()"
-    )
-    arguments = [sys.executable, "-c", script, "train", str(config), "--run", str(tmp_path / "r")]
-    done = subprocess.run(arguments, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 2 and not (tmp_path / "r").exists()
-    assert done.stderr.startswith(
-        "error: train.tensorboard needs TensorBoard: pip install 'transformer-mt[tensorboard]'"
-    )
+    config = tiny_config(corpus_dir, train__tensorboard=True, data__path="none")
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"pip install 'transformer-mt\[tensorboard\]'"):
+        train(config, tmp_path / "run")
+    assert not list(tmp_path.iterdir())
