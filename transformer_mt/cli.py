@@ -32,6 +32,7 @@ from transformer_mt.cli_options import (
     LastOption,
     LengthOption,
     NBestOption,
+    NewConfigArgument,
     OptionalRunsArgument,
     OutputDirOption,
     OutputOption,
@@ -48,8 +49,12 @@ from transformer_mt.cli_options import (
     SaveOption,
     ScoresOption,
     SetOption,
+    SourceLanguageOption,
     SourceOption,
+    SourceTextOption,
     SplitOption,
+    TargetLanguageOption,
+    TargetTextOption,
     TerOption,
     TestSetOption,
 )
@@ -154,6 +159,30 @@ def program(
     transformer-mt translate checkpoints/wmt16-base --input in.de --output out.en
     transformer-mt evaluate checkpoints/wmt16-base
     """
+
+
+@app.command(cls=GroupedCommand)
+def init(
+    name: NewConfigArgument,
+    src: SourceTextOption,
+    tgt: TargetTextOption,
+    src_lang: SourceLanguageOption = None,
+    tgt_lang: TargetLanguageOption = None,
+    quiet: QuietOption = False,
+) -> None:
+    """Write a configuration for two files of text.
+
+    Its sizes suit the text and this machine; comments say why.
+
+    \b
+    transformer-mt init mytext --src mytext/train.de --tgt mytext/train.en
+    """
+    require_single_process("init")
+    from transformer_mt.system.console import show_messages
+    from transformer_mt.training.new_config import write_config
+
+    show_messages(quiet)
+    print(write_config(name, src, tgt, src_lang, tgt_lang))
 
 
 @app.command(cls=GroupedCommand)

@@ -45,6 +45,31 @@ class GroupedCommand(TyperCommand):
                 formatter.write_dl(records)
 
 
+# init
+
+NewConfigArgument = Annotated[
+    Path, typer.Argument(metavar="NAME", help="The configuration NAME.toml is written.")
+]
+SourceTextOption = Annotated[
+    Path,
+    typer.Option(
+        "--src",
+        metavar="FILE",
+        help="Text to translate from, one sentence per line; also .gz, .xz, .zst.",
+    ),
+]
+TargetTextOption = Annotated[
+    Path, typer.Option("--tgt", metavar="FILE", help="Its translation, line by line.")
+]
+SourceLanguageOption = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help="Language of --src, such as de. Default: its ending."),
+]
+TargetLanguageOption = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help="Language of --tgt, likewise."),
+]
+
 # train, prepare
 
 ConfigArgument = Annotated[

@@ -4,6 +4,7 @@ import difflib
 import json
 import textwrap
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any, Literal, get_args, get_origin
 
 from pydantic.fields import FieldInfo
@@ -40,18 +41,64 @@ def describe_keys(key: str | None = None) -> str:
     return "\n\n".join(text for _, text in wanted)
 
 
-def _entries() -> Iterator[tuple[str, str]]:
-    """Yields the name and the description of each section and each key."""
+@dataclass(frozen=True)
+class KeyReference:
+    """What there is to know about a key.
+
+    Attributes:
+        key: Section and name.
+        default: As TOML.
+        allowed: Choices or bounds, if there are any.
+        on_resume: What a resumed run does with another value.
+        meaning: A sentence or two.
+    """
+
+    key: str
+    default: str
+    allowed: str
+    on_resume: str
+    meaning: str
+
+    def __str__(self) -> str:
+        """Describes the key as `transformer-mt config` prints it."""
+        notes = "; ".join(filter(None, (self.allowed, self.on_resume)))
+        meaning = textwrap.fill(self.meaning, 79, initial_indent="    ", subsequent_indent="    ")
+        return f"{self.key} = {self.default}  ({notes})\n{meaning}"
+
+
+def list_sections() -> Iterator[tuple[str, str, list[KeyReference]]]:
+    """Yields name, meaning and keys of each section, in the order of `keys.py`."""
     for section, section_field in Config.model_fields.items():
         model: Any = section_field.annotation
-        yield section, f"[{section}]  {model.__doc__}"
-        for name, field in model.model_fields.items():
-            key = f"{section}.{name}"
-            notes = "; ".join([*_allowed(field), *_on_resume(field)])
-            meaning = textwrap.fill(
-                field.description or "", 79, initial_indent="    ", subsequent_indent="    "
-            )
-            yield key, f"{key} = {_default(field)}  ({notes})\n{meaning}"
+        yield (
+            section,
+            str(model.__doc__),
+            [
+                KeyReference(
+                    key=f"{section}.{name}",
+                    default=_default(field),
+                    allowed="; ".join(_allowed(field)),
+                    on_resume="; ".join(_on_resume(field)),
+                    meaning=field.description or "",
+                )
+                for name, field in model.model_fields.items()
+            ],
+        )
+
+
+def _entries() -> Iterator[tuple[str, str]]:
+    """Yields the name and the description of each section and each key."""
+    for section, meaning, keys in list_sections():
+        yield section, f"[{section}]  {meaning}"
+        for reference in keys:
+            yield reference.key, str(reference)
+
+
+def default_of(key: str) -> object:
+    """Returns the default of a dotted key; None also if it has none."""
+    section, name = key.split(".")
+    model: Any = Config.model_fields[section].annotation
+    return model.model_fields[name].get_default()
 
 
 def _default(field: FieldInfo) -> str:

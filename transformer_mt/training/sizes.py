@@ -1,0 +1,156 @@
+"""Sizes that suit a text and a machine: vocabulary, model, batches, duration.
+
+The sizes are those of `configs/` for as much text, where there is such a file. The less text, the
+fewer pieces and the more dropout.
+
+Reference:
+    Sennrich and Zhang 2019, Revisiting Low-Resource Neural Machine Translation: A Case Study.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from transformer_mt.errors import DataError
+from transformer_mt.system.machine import Machine
+from transformer_mt.text.statistics import TextStatistics
+
+MIN_PAIRS = 20
+"""With fewer there is nothing to hold out."""
+
+
+class Recipe(NamedTuple):
+    """Sizes for at least so many pairs; the names are those of the keys.
+
+    Attributes:
+        pairs: Pairs, with those held out, from which on it is used.
+        gpu: Whether it needs a GPU: on a CPU it would take days.
+        layers: Layers of the encoder, and of the decoder.
+        save_every: Steps between checkpoints, and between validations.
+    """
+
+    pairs: int
+    gpu: bool
+    vocab_size: int
+    d_model: int
+    d_ff: int
+    n_heads: int
+    layers: int
+    dropout: float
+    batch_tokens: int
+    warmup_steps: int
+    lr_scale: float
+    save_every: int
+    minutes: int
+
+
+# fmt: off
+RECIPES = (
+    #      pairs      gpu    vocab  d_model d_ff heads layers drop batch warm-up lr  save  minutes
+    Recipe(0,         False,  2000, 128,     512,  4,   2,    0.3,  2000,   400, 1.0,  500,   60),
+    Recipe(10_000,    False,  4000, 256,    1024,  4,   3,    0.3,  2000,  1000, 0.7,  500,   60),
+    Recipe(20_000,    False,  6000, 256,    1024,  4,   3,    0.3,  2000,  1000, 0.7,  500,   60),
+    Recipe(100_000,   False,  8000, 256,    1024,  4,   3,    0.1,  2000,  1000, 0.7,  500,   60),
+    Recipe(100_000,   True,  10000, 512,    1024,  4,   6,    0.3,  4000,  4000, 0.7, 1000,  120),
+    Recipe(500_000,   True,  16000, 512,    2048,  8,   6,    0.1, 12000,  4000, 1.0, 2500,  480),
+    Recipe(2_000_000, True,  37000, 512,    2048,  8,   6,    0.1, 25000,  4000, 1.0, 2500, 1440),
+)
+# fmt: on
+"""From little to much text: about configs/tutorial-2x128.toml, then configs/multi30k.toml with
+three vocabularies, its own in the middle. With a GPU: the usual sizes for IWSLT14, then the base
+model with pieces and steps of configs/wmt16-small.toml, then configs/wmt16-base.toml."""
+
+LITTLE_TEXT = 20_000
+"""Pairs below which there is too little of any text for a translator."""
+
+_MICRO_BATCHES = ((0, 2_048), (8e9, 4_096), (16e9, 8_192), (32e9, 16_384))
+"""Bytes of memory, and the positions of a micro-batch from there on."""
+_CPU_MICRO_BATCH = 4_096
+"""More positions at once make a CPU no faster."""
+
+_MAX_LENGTHS = (64, 128, 256, 512)
+COVERED = 0.999
+"""Share of the pairs that must not be longer than `data.max_length`."""
+BYTES_PER_PIECE = 3
+"""A low estimate for long lines: mean lengths are 3.4 to 4.7 bytes for German and English with
+2,000 to 16,000 pieces, and a character of Chinese has 3."""
+
+_MAX_HELD_OUT = 1_000
+_HELD_OUT_SHARE = 20
+_SPECIAL_PIECES = 260
+"""256 bytes and four special pieces."""
+_MANY_CHARACTERS = 1_000
+"""Scripts with more, such as Chinese, need pieces in addition to one for each character."""
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What was chosen.
+
+    Attributes:
+        recipe: The row of the table.
+        best: The row that a machine with a GPU would get.
+        held_out: Pairs for validation, and as many for the test.
+        train_pairs: The other pairs.
+        vocab_size: That of the recipe, within what the text allows.
+        max_length: Pieces per side.
+        micro_batch_tokens: Padded positions.
+    """
+
+    recipe: Recipe
+    best: Recipe
+    held_out: int
+    train_pairs: int
+    vocab_size: int
+    max_length: int
+    micro_batch_tokens: int
+
+
+def choose_sizes(text: TextStatistics, machine: Machine) -> Sizes:
+    """Chooses sizes for a text and a machine.
+
+    Args:
+        text: The whole text, from which pairs for validation and test are held out.
+        machine: Where it will be trained on.
+
+    Raises:
+        DataError: If there are too few pairs.
+    """
+    if text.pairs < MIN_PAIRS:
+        raise DataError(
+            f"{text.pairs} pairs are too few to train on and to hold some out:"
+            f" {MIN_PAIRS} or more are needed, and a translator needs tens of thousands"
+        )
+    held_out = min(_MAX_HELD_OUT, text.pairs // _HELD_OUT_SHARE)
+    enough_text = [recipe for recipe in RECIPES if recipe.pairs <= text.pairs]
+    fitting = [recipe for recipe in enough_text if machine.gpu or not recipe.gpu]
+    return Sizes(
+        recipe=fitting[-1],
+        best=enough_text[-1],
+        held_out=held_out,
+        train_pairs=text.pairs - 2 * held_out,
+        vocab_size=_choose_vocab_size(text, fitting[-1].vocab_size),
+        max_length=_choose_max_length(text),
+        micro_batch_tokens=_choose_micro_batch(machine),
+    )
+
+
+def _choose_vocab_size(text: TextStatistics, usual_size: int) -> int:
+    """Keeps the size within what can be learned from the text.
+
+    It needs a piece for each character, and finds about as many more as there are words. Half of
+    the words are enough: the training text has fewer than the whole, and what is learned of words
+    that occur once is of no use.
+    """
+    if text.characters > _MANY_CHARACTERS:
+        usual_size += text.characters
+    return min(usual_size, _SPECIAL_PIECES + text.characters + text.distinct_words // 2)
+
+
+def _choose_max_length(text: TextStatistics) -> int:
+    pieces = text.longer_bytes.quantile(COVERED) / BYTES_PER_PIECE
+    return next((length for length in _MAX_LENGTHS if pieces <= length), _MAX_LENGTHS[-1])
+
+
+def _choose_micro_batch(machine: Machine) -> int:
+    fitting = [positions for memory, positions in _MICRO_BATCHES if memory <= machine.memory]
+    return fitting[-1] if machine.gpu else min(fitting[-1], _CPU_MICRO_BATCH)
