@@ -9,6 +9,7 @@ from transformer_mt.config.keys import Config
 from transformer_mt.config.reference import describe_keys
 
 COMMANDS = (
+    "init",
     "train",
     "prepare",
     "translate",

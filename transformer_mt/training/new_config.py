@@ -14,7 +14,7 @@ from pathlib import Path
 from transformer_mt.config.keys import DataConfig, SplitFiles
 from transformer_mt.config.loading import expand_path
 from transformer_mt.config.reference import default_of
-from transformer_mt.errors import ConfigError, OutputError
+from transformer_mt.errors import ConfigError, DataError, OutputError
 from transformer_mt.system.compression import COMPRESSION_SUFFIXES
 from transformer_mt.system.console import progress_bar
 from transformer_mt.system.files import atomic_file
@@ -26,6 +26,7 @@ from transformer_mt.training.sizes import (
     BYTES_PER_PIECE,
     COVERED,
     LITTLE_TEXT,
+    MIN_PAIRS,
     Sizes,
     choose_sizes,
 )
@@ -74,6 +75,8 @@ def write_config(
         DataError: If the text is missing, malformed, or too little.
         OutputError: If the configuration exists or cannot be written.
     """
+    if not name.name:
+        raise ConfigError(f"{name}: the new configuration needs a name, such as mytext")
     path = name if name.name.endswith(".toml") else name.with_name(f"{name.name}.toml")
     sides = (
         _Side(src, _language_of(src, src_lang, "--src-lang")),
@@ -88,6 +91,11 @@ def write_config(
         raise OutputError(f"{path}: exists already; choose another name, or delete it first")
     folder, files = _place(sides, path)
     text = measure_text(progress_bar("reading", "pairs", items=_open_text(sides).read()))
+    if text.pairs < MIN_PAIRS:
+        raise DataError(
+            f"{src} and {tgt}: {text.pairs} pairs are too few; {MIN_PAIRS} are needed to train and"
+            " to hold some out, and tens of thousands for a translator"
+        )
     machine = this_machine()
     sizes = choose_sizes(text, machine)
     settings = chain(
@@ -245,7 +253,7 @@ def _loop(sizes: Sizes, text: TextStatistics, machine: Machine) -> Iterator[_Set
         "train.micro_batch_tokens",
         sizes.micro_batch_tokens,
         f"What is computed at once, padding included, on {machine}. It changes speed and memory,"
-        " not what is learned; a dry run tells how much fits.",
+        " not what is learned; a dry run measures both.",
     )
     yield _Setting(
         "train.max_minutes",

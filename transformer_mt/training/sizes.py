@@ -10,12 +10,11 @@ Reference:
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from transformer_mt.errors import DataError
 from transformer_mt.system.machine import Machine
 from transformer_mt.text.statistics import TextStatistics
 
 MIN_PAIRS = 20
-"""With fewer there is nothing to hold out."""
+"""With fewer, a share of a twentieth holds out nothing."""
 
 
 class Recipe(NamedTuple):
@@ -109,17 +108,10 @@ def choose_sizes(text: TextStatistics, machine: Machine) -> Sizes:
     """Chooses sizes for a text and a machine.
 
     Args:
-        text: The whole text, from which pairs for validation and test are held out.
+        text: The whole text, from which pairs for validation and test are held out; `MIN_PAIRS`
+            pairs or more.
         machine: Where it will be trained on.
-
-    Raises:
-        DataError: If there are too few pairs.
     """
-    if text.pairs < MIN_PAIRS:
-        raise DataError(
-            f"{text.pairs} pairs are too few to train on and to hold some out:"
-            f" {MIN_PAIRS} or more are needed, and a translator needs tens of thousands"
-        )
     held_out = min(_MAX_HELD_OUT, text.pairs // _HELD_OUT_SHARE)
     enough_text = [recipe for recipe in RECIPES if recipe.pairs <= text.pairs]
     fitting = [recipe for recipe in enough_text if machine.gpu or not recipe.gpu]

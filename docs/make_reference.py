@@ -1,0 +1,73 @@
+"""Writes reference.md: every key of a configuration, and every option of every command.
+
+make reference
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from transformer_mt.cli import app
+from transformer_mt.config.reference import list_sections
+
+REFERENCE = Path(__file__).with_name("reference.md")
+
+
+def render() -> str:
+    """Gives the whole page."""
+    return "\n".join([*_keys(), *_commands()]) + "\n"
+
+
+def _keys() -> Iterator[str]:
+    """Yields the lines about the configuration."""
+    yield from (
+        "# Reference",
+        "",
+        "Made by `make reference` from `transformer_mt/config/keys.py` and the command line; do not"
+        " edit.",
+        "`transformer-mt config [KEY]` and `transformer-mt COMMAND -h` print the same.",
+        "",
+        "## Keys",
+        "",
+        "In a TOML file or by `--set KEY=VALUE`. The last column is what a run that exists does"
+        " with another value.",
+    )
+    for section, meaning, keys in list_sections():
+        yield from ("", f"### [{section}]", "", meaning, "")
+        yield from _table_head("key", "default", "meaning", "resumed")
+        for key in keys:
+            allowed = f" ({key.allowed})" if key.allowed else ""
+            yield _row(f"`{key.key}`", f"`{key.default}`", f"{key.meaning}{allowed}", key.on_resume)
+
+
+def _commands() -> Iterator[str]:
+    """Yields the lines about the commands."""
+    yield from ("", "## Commands", "", "`transformer-mt COMMAND -h` shows examples.")
+    group: Any = typer.main.get_command(app)
+    for name, command in [("", group), *group.commands.items()]:
+        with typer.Context(command, info_name=f"transformer-mt {name}".strip()) as context:
+            usage = " ".join(command.collect_usage_pieces(context))
+            summary = command.get_short_help_str(limit=1_000)
+            yield from ("", f"### {context.info_name}", "", f"`{context.info_name} {usage}`", "")
+            yield from ((summary, "") if name else ())
+            yield from _table_head("argument or option", "meaning")
+            for parameter in command.get_params(context):
+                if record := parameter.get_help_record(context):
+                    is_argument = parameter.param_type_name == "argument"
+                    yield _row(f"`{parameter.metavar if is_argument else record[0]}`", record[1])
+
+
+def _table_head(*titles: str) -> Iterator[str]:
+    yield _row(*titles)
+    yield "|---" * len(titles) + "|"
+
+
+def _row(*cells: str) -> str:
+    texts = (" ".join(cell.split()).replace("|", "\\|") for cell in cells)
+    return f"| {' | '.join(texts)} |"
+
+
+if __name__ == "__main__":
+    REFERENCE.write_text(render(), encoding="utf-8")

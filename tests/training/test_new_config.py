@@ -1,0 +1,245 @@
+"""`init`: a configuration for two files of text that trains at once."""
+
+import gzip
+import json
+import lzma
+import os
+import re
+import shlex
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from conftest import command, copy_lines
+from test_cli_errors import assert_one_error, call
+
+from transformer_mt.config.keys import Config
+from transformer_mt.config.loading import load_config
+from transformer_mt.config.reference import default_of
+from transformer_mt.system.machine import Machine, this_machine
+from transformer_mt.text.corpus import load_split
+from transformer_mt.text.statistics import measure_text
+from transformer_mt.training import new_config
+
+PAIRS = [(f"{line} ä", f"{line} b") for line in copy_lines(300, 1)]
+
+
+def write_text(folder: Path, name: str = "text", pairs: list[tuple[str, str]] = PAIRS) -> None:
+    """Writes NAME.de and NAME.en."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for language, side in zip(("de", "en"), zip(*pairs, strict=True), strict=True):
+        (folder / f"{name}.{language}").write_text("".join(f"{line}\n" for line in side))
+
+
+@pytest.fixture
+def work(tmp_path, monkeypatch) -> Path:
+    """Gives a working directory with text.de and text.en."""
+    write_text(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def pairs_of(config: Config, split: object) -> list[tuple[str, str]]:
+    pairs = load_split(config.data, split)
+    return list(zip(pairs.src, pairs.tgt, strict=True))
+
+
+def test_splits_cover_the_text_and_do_not_overlap(work):
+    """In the order of the files. Sabotage: `[:-held_out]` for training.
+
+    The file says what it does with how many.
+    """
+    new_config.write_config(Path("new"), Path("text.de"), Path("text.en"))
+    config = load_config(Path("new.toml"))
+    splits = [pairs_of(config, getattr(config.data, key)) for key in ("train", "valid", "test")]
+    assert [len(pairs) for pairs in splits] == [270, 15, 15]
+    assert sum(splits, []) == PAIRS
+    text = Path("new.toml").read_text()
+    assert "the first 270 pairs, validation the next 15,\n# test the last 15" in text
+    assert "# Text: 300 pairs, " in text and "too little for a translator" in text
+
+
+@pytest.mark.parametrize("gpu", [None, "Some GPU"])
+def test_only_what_differs_from_the_defaults_is_written(work, monkeypatch, gpu):
+    """Each group of keys below a comment; the machine is named. Sabotage: write every key."""
+    machine = Machine(threads=3, memory=int(40e9), gpu=gpu)
+    monkeypatch.setattr(new_config, "this_machine", lambda: machine)
+    new_config.write_config(Path("new"), Path("text.de"), Path("text.en"))
+    text = Path("new.toml").read_text()
+    config, keys, section = load_config(Path("new.toml")), {}, ""
+    for line in text.splitlines():
+        if heading := re.fullmatch(r"\[(\w+)\]", line):
+            section = heading[1]
+        elif "=" in line and not line.startswith("#"):
+            name = line.split(" = ")[0]
+            keys[f"{section}.{name}"] = getattr(
+                getattr(load_config(Path("new.toml")), section), name
+            )
+    assert {"data.train", "vocab.size", "model.dropout", "train.max_minutes"} < keys.keys()
+    assert "data.src_lang" not in keys
+    assert not [key for key, value in keys.items() if value == default_of(key)]
+    assert not re.search(r"\]\n\w", text), "a section begins with a comment"
+    assert f"# Machine: {gpu or '3 CPU threads'}" in text
+    assert all(len(line) < 100 for line in text.splitlines())
+
+
+def test_this_machine():
+    """Threads and memory are those that training has."""
+    machine = this_machine()
+    assert machine.threads >= 1 and machine.memory > 1e9
+    assert str(Machine(1, int(8e9))) == "1 CPU thread, 8.0 GB of memory, no GPU"
+    assert str(Machine(8, int(24e9), "A100")) == "A100 with 24.0 GB of memory"
+
+
+def test_a_cpu_for_much_text(work, monkeypatch):
+    """It says what a GPU would be used for. Sabotage: the comment of the row that was chosen."""
+    text = replace(measure_text(PAIRS), pairs=3_000_000)
+    monkeypatch.setattr(new_config, "measure_text", lambda pairs: text)
+    monkeypatch.setattr(new_config, "this_machine", lambda: Machine(2, int(25e9)))
+    new_config.write_config(Path("new"), Path("text.de"), Path("text.en"))
+    words = " ".join(Path("new.toml").read_text().replace("# ", "").split())
+    assert "3 + 3 layers of width 256, because a CPU is slow: 2,998,000 training pairs" in words
+    assert "6 + 6 of width 512. With a GPU, run init" in words and "too little" not in words
+
+
+def test_it_trains_and_scores_at_once(tmp_path, monkeypatch, capsys):
+    """By the commands that it prints; with spaces, umlauts and quotes in all names.
+
+    Sabotage: print the name unquoted, or write `data.path` relative to another folder.
+    """
+    write_text(tmp_path / "mein Täxt", "ein 'wört'")
+    monkeypatch.chdir(tmp_path)
+    files = [f"mein Täxt/ein 'wört'.{language}" for language in ("de", "en")]
+    code, out, err = call(
+        monkeypatch, capsys, "init", "mein Übersetzer", "--src", files[0], "--tgt", files[1]
+    )
+    assert code == 0 and "wrote mein Übersetzer.toml for 300 pairs on " in err
+    dry_run, train = (shlex.split(line, comments=True) for line in out.splitlines())
+    assert dry_run == [*train, "--dry-run"] and train[0] == "transformer-mt"
+    in_file = re.search(r"transformer-mt (evaluate .*)", Path("mein Übersetzer.toml").read_text())
+    settings = ["train.max_steps=2", "model.d_model=16", "train.device=cpu"]
+    train += [argument for setting in settings for argument in ("--set", setting)]
+    for line in (train[1:], [*shlex.split(in_file[1], comments=True), "--json"]):
+        environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
+        done = subprocess.run(
+            command(*line), env=environment, capture_output=True, text=True, timeout=120
+        )
+        assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["sentences"] == 15
+
+
+@pytest.mark.parametrize(
+    ("name", "folder", "path", "src"),
+    [
+        ("new", "", ".", "text.de"),
+        ("new.toml", "../data", "../data", "text.de"),
+        ("configs/new", "", "..", "text.de"),
+        ("configs/new", "configs", ".", "text.de"),
+        ("new.v2", "", ".", "text.de"),
+    ],
+)
+def test_paths_are_relative_to_the_configuration(tmp_path, monkeypatch, name, folder, path, src):
+    """It is found from any working directory. Sabotage: write paths as they were typed."""
+    (tmp_path / "work" / "configs").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "work")
+    write_text(Path(folder))
+    new_config.write_config(Path(name), Path(folder, "text.de"), Path(folder, "text.en"))
+    file = Path(name if name.endswith(".toml") else f"{name}.toml").absolute()
+    assert f'\npath = "{path}"\n' in file.read_text()
+    assert f'src = "{src}"' in file.read_text()
+    monkeypatch.chdir("/")
+    config = load_config(file)
+    assert pairs_of(config, config.data.test) == PAIRS[-15:]
+
+
+def test_files_of_two_folders_and_absolute_paths(work):
+    """Sabotage: take the folder of the source for both."""
+    write_text(work / "a")
+    write_text(work / "b")
+    for tgt in (Path("b/text.en"), work / "b" / "text.en"):
+        new_config.write_config(Path("new"), Path("a/text.de"), tgt)
+        config = load_config(Path("new.toml"))
+        assert pairs_of(config, config.data.valid) == PAIRS[-30:-15]
+        Path("new.toml").unlink()
+
+
+def test_compressed_text(work):
+    """The language stands before the compression."""
+    Path("x.de.gz").write_bytes(gzip.compress(Path("text.de").read_bytes()))
+    Path("x.en.xz").write_bytes(lzma.compress(Path("text.en").read_bytes()))
+    new_config.write_config(Path("new"), Path("x.en.xz"), Path("x.de.gz"))
+    config = load_config(Path("new.toml"))
+    assert (config.data.src_lang, config.data.tgt_lang) == ("en", "de")
+    assert pairs_of(config, config.data.test) == [pair[::-1] for pair in PAIRS[-15:]]
+
+
+def test_languages_by_options(work):
+    """They win over the endings; files of any name will do."""
+    Path("text.de").rename("src.txt")
+    Path("text.en").rename("tgt.txt")
+    new_config.write_config(Path("new"), Path("src.txt"), Path("tgt.txt"), "gsw", "pt-BR")
+    config = load_config(Path("new.toml")).data
+    assert (config.src_lang, config.tgt_lang) == ("gsw", "pt-BR")
+
+
+def test_empty_sides_are_counted(work):
+    write_text(work, pairs=[("", "x"), ("y", " "), *PAIRS])
+    new_config.write_config(Path("new"), Path("text.de"), Path("text.en"))
+    assert "Training drops 2 pairs of which a side is empty" in Path("new.toml").read_text()
+
+
+def make_mistake(kind: str) -> None:
+    if kind == "short":
+        Path("bad.en").write_text("one\ntwo\n")
+    elif kind == "empty":
+        Path("bad.en").write_text("")
+        Path("text.de").write_text("")
+    elif kind == "latin":
+        Path("bad.en").write_bytes(b"one\nGr\xfc\xdfe\n" * 150)
+    elif kind == "cut":
+        Path("bad.en.gz").write_bytes(gzip.compress(b"one\n" * 300)[:-10])
+    elif kind == "few":
+        Path("text.de").write_text("a\n" * 19)
+        Path("bad.en").write_text("a\n" * 19)
+    elif kind == "existing":
+        Path("new.toml").write_text("mine")
+    elif kind == "folder":
+        Path("bad.en").mkdir()
+    for name in ("$HOME.en", "~x.en", "a\nb.en"):
+        Path(name).write_bytes(Path("text.en").read_bytes())
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "src", "tgt", "culprit"),
+    [
+        ("missing", "new", "text.de", "none.en", "none.en: no such file"),
+        ("missing", "new", "none/text.de", "text.en", "none/text.de: no such file"),
+        ("folder", "new", "text.de", "bad.en", "bad.en: no such file"),
+        ("short", "new", "text.de", "bad.en", "text.de has 300 lines and"),
+        ("short", "new", "text.de", "bad.en", "bad.en has 2: they must be line-aligned"),
+        ("empty", "new", "text.de", "bad.en", "text.de and bad.en: 0 pairs are too few"),
+        ("few", "new", "text.de", "bad.en", "text.de and bad.en: 19 pairs are too few"),
+        ("latin", "new", "text.de", "bad.en", "bad.en, line 2: not UTF-8"),
+        ("cut", "new", "text.de", "bad.en.gz", "bad.en.gz: cannot be read after line"),
+        ("existing", "new", "text.de", "text.en", "new.toml: exists already"),
+        ("existing", "new.toml", "text.de", "text.en", "new.toml: exists already"),
+        ("", "none/new", "text.de", "text.en", "none/new.toml: there is no folder none"),
+        ("", "", "text.de", "text.en", "needs a name"),
+        ("", "a\nb", "text.de", "text.en", "'a\\nb.toml' cannot stand in a configuration"),
+        ("", "new", "text.txt", "text.en", "text.txt: its name does not end in a language"),
+        ("", "new", "text.de", "text.de", "are both de; give --src-lang and --tgt-lang"),
+        ("", "new", "text.de", "$HOME.en", "'$HOME.en' cannot stand in a configuration"),
+        ("", "new", "text.de", "~x.en", "'~x.en' cannot stand in a configuration"),
+        ("", "new", "text.de", "a\nb.en", "'a\\nb.en' cannot stand in a configuration"),
+    ],
+)
+def test_mistakes(work, monkeypatch, capsys, kind, name, src, tgt, culprit):
+    """One line each, and nothing written. Sabotage: write before the text is read."""
+    monkeypatch.setenv("HOME", str(work))
+    make_mistake(kind)
+    before = sorted(os.listdir())
+    result = call(monkeypatch, capsys, "init", name, "--src", src, "--tgt", tgt)
+    assert_one_error(*result, culprit)
+    assert sorted(os.listdir()) == before
+    assert not Path("new.toml").exists() or Path("new.toml").read_text() == "mine"

@@ -1,0 +1,130 @@
+"""The sizes that are chosen for a text and a machine."""
+
+import tomllib
+from collections import Counter
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from transformer_mt.config.keys import VocabConfig
+from transformer_mt.system.machine import Machine
+from transformer_mt.text.statistics import Lengths, TextStatistics, measure_text
+from transformer_mt.text.vocabulary import train_vocabulary
+from transformer_mt.training.sizes import RECIPES, choose_sizes
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+CPU = Machine(threads=2, memory=int(25e9))
+GPU = Machine(threads=16, memory=int(80e9), gpu="a GPU")
+
+
+def text_of(
+    pairs: int, longest: int = 300, distinct_words: int = 10**6, characters: int = 100
+) -> TextStatistics:
+    """Makes statistics of a text in which all lines are equally long."""
+    words, longer_bytes = Lengths(Counter({12: pairs})), Lengths(Counter({longest: pairs}))
+    return TextStatistics(pairs, 0, words, words, longer_bytes, distinct_words, characters)
+
+
+@pytest.mark.parametrize(
+    ("pairs", "machine", "vocab_size", "d_model", "layers", "dropout", "held_out"),
+    [
+        (200, CPU, 2_000, 128, 2, 0.3, 10),
+        (200, GPU, 2_000, 128, 2, 0.3, 10),
+        (2_000, CPU, 2_000, 128, 2, 0.3, 100),
+        (10_000, CPU, 4_000, 256, 3, 0.3, 500),
+        (29_000, CPU, 6_000, 256, 3, 0.3, 1_000),
+        (29_000, GPU, 6_000, 256, 3, 0.3, 1_000),
+        (900_000, CPU, 8_000, 256, 3, 0.1, 1_000),
+        (160_000, GPU, 10_000, 512, 6, 0.3, 1_000),
+        (900_000, GPU, 16_000, 512, 6, 0.1, 1_000),
+        (5_000_000, CPU, 8_000, 256, 3, 0.1, 1_000),
+        (5_000_000, GPU, 37_000, 512, 6, 0.1, 1_000),
+    ],
+)
+def test_sizes_by_pairs(pairs, machine, vocab_size, d_model, layers, dropout, held_out):
+    """Sabotage: take the first row that fits, or one that needs a GPU on a CPU."""
+    sizes = choose_sizes(text_of(pairs), machine)
+    recipe = sizes.recipe
+    chosen = sizes.vocab_size, recipe.d_model, recipe.layers, recipe.dropout
+    assert chosen == (vocab_size, d_model, layers, dropout)
+    assert (sizes.held_out, sizes.train_pairs) == (held_out, pairs - 2 * held_out)
+
+
+def test_more_text_never_means_less():
+    """In each column of the table, among the rows for a CPU and among all for a GPU."""
+    for rows in ([row for row in RECIPES if not row.gpu], RECIPES):
+        for row, next_row in pairwise(rows):
+            assert row.pairs <= next_row.pairs and row.vocab_size < next_row.vocab_size
+            assert row.d_model <= next_row.d_model and row.d_model % row.n_heads == 0
+            assert row.layers <= next_row.layers and row.batch_tokens <= next_row.batch_tokens
+
+
+@pytest.mark.parametrize(
+    ("name", "pairs", "machine"),
+    [("multi30k", 29_000, CPU), ("wmt16-base", 4_500_000, GPU)],
+)
+def test_sizes_are_those_of_the_repository(name, pairs, machine):
+    """Sabotage: change a size in the table or in the file."""
+    values = tomllib.loads((CONFIGS / f"{name}.toml").read_text())
+    recipe = choose_sizes(text_of(pairs), machine).recipe
+    model = {key: values["model"][key] for key in ("d_model", "d_ff", "n_heads", "dropout")}
+    assert model == {key: getattr(recipe, key) for key in model}
+    assert {values["model"][f"{side}_layers"] for side in ("encoder", "decoder")} == {recipe.layers}
+    assert values["vocab"]["size"] == recipe.vocab_size
+    assert values["optim"]["warmup_steps"] == recipe.warmup_steps
+    assert values["optim"].get("lr_scale", 1.0) == recipe.lr_scale
+    assert values["train"]["batch_tokens"] == recipe.batch_tokens
+
+
+@pytest.mark.parametrize(("pairs", "held_out"), [(20, 1), (39, 1), (40, 2), (20_001, 1_000)])
+def test_held_out(pairs, held_out):
+    """A twentieth, at most 1,000, at least one."""
+    assert choose_sizes(text_of(pairs), CPU).held_out == held_out
+
+
+@pytest.mark.parametrize(
+    ("longest", "max_length"), [(1, 64), (192, 64), (193, 128), (768, 256), (5_000, 512)]
+)
+def test_length(longest, max_length):
+    """By the bytes of the longest lines. Sabotage: divide by 4."""
+    assert choose_sizes(text_of(1_000, longest), CPU).max_length == max_length
+
+
+def test_one_long_line_does_not_count():
+    """Sabotage: take the maximum."""
+    text = text_of(10_000)
+    text.longer_bytes.counts[50_000] = 5
+    assert choose_sizes(text, CPU).max_length == 128
+
+
+@pytest.mark.parametrize(
+    ("gigabytes", "gpu", "positions"),
+    [(4, None, 2_048), (25, None, 4_096), (500, None, 4_096)]
+    + [(6, "a", 2_048), (8.5, "a", 4_096), (24, "a", 8_192), (80, "a", 16_384)],
+)
+def test_micro_batch(gigabytes, gpu, positions):
+    """By memory; it always holds a pair of the longest length. Sabotage: no limit for a CPU."""
+    sizes = choose_sizes(text_of(1_000, 5_000), Machine(2, int(gigabytes * 1e9), gpu))
+    assert sizes.micro_batch_tokens == positions > sizes.max_length
+
+
+TEXTS = {
+    "one sentence": [("Das ist ein Haus .", "This is a house .")] * 30,
+    "one word": [("ja", "yes")] * 30,
+    "long words": [("Donaudampfschifffahrtsgesellschaft" * 3 + str(i), "x") for i in range(50)],
+    "numbers": [(f"{i} 1.{i},{i}", f"{i}-{i}/{i}") for i in range(300)],
+    "signs": [("… – ?! .", "... - ?! .")] * 30,
+    "Chinese": [("".join(chr(0x4E00 + 7 * i + j) for j in range(40)), "a") for i in range(400)],
+    "emoji": [("😀 😁 😂" + "😃" * i, "🙂") for i in range(25)],
+}
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_a_vocabulary_of_that_size_can_be_learned(name):
+    """From the part that is not held out. Sabotage: the size of the table for every text."""
+    text = measure_text(TEXTS[name])
+    sizes = choose_sizes(text, CPU)
+    words = Counter(w for pair in TEXTS[name][: sizes.train_pairs] for s in pair for w in s.split())
+    config = VocabConfig(size=sizes.vocab_size)
+    assert train_vocabulary([words], config).src_size == sizes.vocab_size
