@@ -3,7 +3,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-slow check clean
+.PHONY: demo test test-slow check reference clean
 
 demo: .venv/.installed
 	$(BIN)/transformer-mt train configs/sample.toml
@@ -25,6 +25,10 @@ check: .venv/.installed-test
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python -m pytest tests/test_architecture.py
+
+# docs/reference.md, from the declarations of keys and options.
+reference: .venv/.installed
+	$(BIN)/python docs/make_reference.py
 
 clean:
 	rm -rf .venv checkpoints/sample

@@ -31,12 +31,12 @@ def _keys() -> Iterator[str]:
         "",
         "## Keys",
         "",
-        "In a TOML file or by `--set KEY=VALUE`. The last column is what a run that exists does"
-        " with another value.",
+        "In a TOML file or by `--set KEY=VALUE`. The last column says whether a resumed run accepts"
+        " another value.",
     )
     for section, meaning, keys in list_sections():
         yield from ("", f"### [{section}]", "", meaning, "")
-        yield from _table_head("key", "default", "meaning", "resumed")
+        yield from _table_head("key", "default", "meaning", "on resume")
         for key in keys:
             allowed = f" ({key.allowed})" if key.allowed else ""
             yield _row(f"`{key.key}`", f"`{key.default}`", f"{key.meaning}{allowed}", key.on_resume)
@@ -54,7 +54,8 @@ def _commands() -> Iterator[str]:
             yield from ((summary, "") if name else ())
             yield from _table_head("argument or option", "meaning")
             for parameter in command.get_params(context):
-                if record := parameter.get_help_record(context):
+                record = parameter.get_help_record(context)
+                if record and parameter.name != "help":
                     is_argument = parameter.param_type_name == "argument"
                     yield _row(f"`{parameter.metavar if is_argument else record[0]}`", record[1])
 

@@ -73,9 +73,7 @@ def test_only_what_differs_from_the_defaults_is_written(work, monkeypatch, gpu):
             section = heading[1]
         elif "=" in line and not line.startswith("#"):
             name = line.split(" = ")[0]
-            keys[f"{section}.{name}"] = getattr(
-                getattr(load_config(Path("new.toml")), section), name
-            )
+            keys[f"{section}.{name}"] = getattr(getattr(config, section), name)
     assert {"data.train", "vocab.size", "model.dropout", "train.max_minutes"} < keys.keys()
     assert "data.src_lang" not in keys
     assert not [key for key, value in keys.items() if value == default_of(key)]

@@ -1,0 +1,26 @@
+"""docs/reference.md is what its script makes."""
+
+import importlib.util
+import re
+from pathlib import Path
+
+from transformer_mt.cli import app
+from transformer_mt.config.reference import list_sections
+
+SCRIPT = Path(__file__).parents[1] / "docs" / "make_reference.py"
+
+
+def test_the_reference_is_current():
+    """Sabotage: change a default, a docstring of a key, or the help of an option."""
+    spec = importlib.util.spec_from_file_location("make_reference", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    committed = module.REFERENCE.read_text(encoding="utf-8")
+    assert committed == module.render(), "run `make reference`"
+    keys = [key.key for _, _, keys in list_sections() for key in keys]
+    assert re.findall(r"^\| `(\w+\.\w+)` \|", committed, re.MULTILINE) == keys
+    commands = [command.name or command.callback.__name__ for command in app.registered_commands]
+    headings = re.findall(r"^### transformer-mt (\w+)$", committed, re.MULTILINE)
+    assert headings == commands
+    for line in committed.splitlines():
+        assert not re.search(r"\| +\|", line), f"an empty cell: {line}"
