@@ -158,6 +158,7 @@ def test_files_of_two_folders_and_absolute_paths(work):
     """Sabotage: take the folder of the source for both."""
     write_text(work / "a")
     write_text(work / "b")
+    (work / "a" / "text.en").unlink()
     for tgt in (Path("b/text.en"), work / "b" / "text.en"):
         new_config.write_config(Path("new"), Path("a/text.de"), tgt)
         config = load_config(Path("new.toml"))
