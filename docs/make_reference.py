@@ -9,7 +9,7 @@ from typing import Any
 
 import typer
 
-from transformer_mt.cli import app
+from transformer_mt.cli.program import app
 from transformer_mt.config.reference import list_sections
 
 REFERENCE = Path(__file__).with_name("reference.md")

@@ -28,7 +28,7 @@ from transformer_mt.system.launcher import end_process
 from transformer_mt.system.process_settings import limit_kernel_caches
 
 IMPORTED = (
-    "transformer_mt.cli",
+    "transformer_mt.cli.program",
     "transformer_mt.training.run",
     "transformer_mt.evaluation.report",
     "transformer_mt.translation.run",

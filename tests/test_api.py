@@ -241,7 +241,7 @@ def test_every_checkpoint_is_verified_once(copy_run, tmp_path, monkeypatch):
         verified.append(directory)
         return verify(directory)
 
-    from transformer_mt.cli import main
+    from transformer_mt.cli.program import main
 
     monkeypatch.setattr(checkpoint_module, "verify_manifest", count)
     (tmp_path / "in").write_text("abc de\n")

@@ -10,7 +10,7 @@ import pytest
 import torch
 from conftest import command, run_program, tiny_config, tiny_values, write_copy_corpus, write_toml
 
-from transformer_mt.cli import main
+from transformer_mt.cli.program import main
 from transformer_mt.training.run import train
 
 
@@ -237,9 +237,9 @@ def test_usage(monkeypatch, capsys):
 
 
 def test_help_is_quick_and_needs_no_torch():
-    """Sabotage: import torch at the top of cli.py."""
+    """Sabotage: import torch at the top of cli/program.py."""
     loaded = "{'torch', 'datasets', 'numpy'} & set(sys.modules)"
-    code = f"import sys, transformer_mt.cli; assert not {loaded}"
+    code = f"import sys, transformer_mt.cli.program; assert not {loaded}"
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
 
 

@@ -4,7 +4,7 @@ import importlib.util
 import re
 from pathlib import Path
 
-from transformer_mt.cli import app
+from transformer_mt.cli.program import app
 from transformer_mt.config.reference import list_sections
 
 SCRIPT = Path(__file__).parents[1] / "docs" / "make_reference.py"

@@ -1,6 +1,6 @@
 """Entry point of `python -m transformer_mt`."""
 
-from transformer_mt.cli import main
+from transformer_mt.cli.program import main
 
 if __name__ == "__main__":
     main()

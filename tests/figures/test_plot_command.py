@@ -80,7 +80,7 @@ def test_matplotlib_is_optional(tmp_path):
         "import sys, importlib.util as u; find = u.find_spec\n"
         "sys.modules['matplotlib'] = None\n"
         "u.find_spec = lambda name, *a: None if name == 'matplotlib' else find(name, *a)\n"
-        "from transformer_mt.cli import main; main()"
+        "from transformer_mt.cli.program import main; main()"
     )
     arguments = ["plot", "training", "run", "-o", str(tmp_path / "x.png")]
     done = subprocess.run(

@@ -12,7 +12,7 @@ from test_cli_errors import assert_one_error, call
 
 from transformer_mt.checkpoints.evaluations import read_evaluations, run_folders
 from transformer_mt.checkpoints.run_directory import find_checkpoint, list_checkpoints
-from transformer_mt.cli import main
+from transformer_mt.cli.program import main
 from transformer_mt.errors import CheckpointError
 from transformer_mt.figures.recorded_run import read_run
 from transformer_mt.figures.report import build_report

@@ -17,7 +17,7 @@ import pytest
 from conftest import copy_lines
 from stop_at import install
 
-from transformer_mt.cli import main
+from transformer_mt.cli.program import main
 
 STOP_AT = Path(__file__).with_name("stop_at.py")
 CHUNK = 8

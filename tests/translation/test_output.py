@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from conftest import command, copy_lines
 
-from transformer_mt.cli import main
+from transformer_mt.cli.program import main
 from transformer_mt.errors import OutputError
 from transformer_mt.system.compression import compress, open_decompressed
 from transformer_mt.system.outputs import check_output, open_output, write_lines

@@ -1,6 +1,6 @@
 """The commands that draw: plot and report.
 
-As in `cli.py`, commands import what they need themselves.
+As in `commands.py`, commands import what they need themselves.
 """
 
 from pathlib import Path
@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from transformer_mt.cli_options import (
+from transformer_mt.cli.options import (
     ConfigArgument,
     GroupedCommand,
     QuietOption,

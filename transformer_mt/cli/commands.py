@@ -1,19 +1,13 @@
-"""The command line: parse, call, print, exit code. No logic.
+"""The commands but those that draw: check what was typed, call, print.
 
 Commands import what they need themselves: torch takes seconds to import, and --help must not.
 """
 
 import json
-import logging
-import sys
 from functools import partial
 from pathlib import Path
-from typing import Annotated
 
-import typer
-
-from transformer_mt.cli_figures import plot, report
-from transformer_mt.cli_options import (
+from transformer_mt.cli.options import (
     AveragedRunArgument,
     AverageOutputOption,
     BaselineOption,
@@ -24,7 +18,6 @@ from transformer_mt.cli_options import (
     DryRunOption,
     ExportOutputOption,
     FormatOption,
-    GroupedCommand,
     HypothesesOption,
     InputOption,
     JsonOption,
@@ -58,21 +51,9 @@ from transformer_mt.cli_options import (
     TerOption,
     TestSetOption,
 )
-from transformer_mt.errors import ConfigError, Interrupted, TransformerMTError
-from transformer_mt.system.launcher import (
-    exit_process,
-    exit_with_error,
-    is_main_process,
-    require_single_process,
-)
+from transformer_mt.errors import ConfigError
+from transformer_mt.system.launcher import is_main_process, require_single_process
 from transformer_mt.system.outputs import check_output
-from transformer_mt.system.process_settings import (
-    limit_kernel_caches,
-    limit_spinning,
-    open_closed_streams,
-    silence_connections,
-    silence_matplotlib,
-)
 from transformer_mt.system.signals import interrupt_on_signals
 from transformer_mt.system.streams import require_input
 from transformer_mt.translation.options import (
@@ -85,83 +66,8 @@ from transformer_mt.translation.options import (
     SearchOptions,
     TranslateOptions,
 )
-from transformer_mt.version import __version__
-
-logger = logging.getLogger(__name__)
-
-app = typer.Typer(
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
 
 
-def main() -> None:
-    """Runs the program; a user's mistake ends in one line on stderr and exit code 2."""
-    open_closed_streams()
-    limit_kernel_caches()
-    limit_spinning()
-    silence_connections()
-    silence_matplotlib()
-    try:
-        # Typer returns the exit code of an interruption; commands return None.
-        if code := app(sys.argv[1:] or ["--help"], "transformer-mt", standalone_mode=False):
-            exit_process(code)
-        sys.stdout.flush()  # a full disk shows here, not when Python exits
-    except typer.TyperException as error:
-        message = error.format_message().replace("Value error, ", "")  # Typer's own for a choice
-        context = getattr(error, "ctx", None)
-        command = context.command_path if context else "transformer-mt"
-        _fail(f"{message} (see {command} --help)")
-    except TransformerMTError as error:
-        _fail(str(error))
-    except Interrupted as stop:
-        exit_process(stop.exit_code)
-    except OSError as error:
-        # Python flushes stdout when it exits, and would fail again.
-        sys.stdout = sys.__stdout__ = None  # type: ignore[misc]
-        _fail(f"{error.filename or 'output'}: {error.strerror or error}")
-    except (RuntimeError, MemoryError) as error:
-        from transformer_mt.system.device import is_out_of_memory
-
-        if not is_out_of_memory(error):
-            raise
-        _fail(f"out of memory: lower --beam-size, train.micro_batch_tokens or the model ({error})")
-
-
-def _fail(message: str) -> None:
-    exit_with_error(f"error: {' '.join(message.split())}")
-
-
-def _print_version(requested: bool) -> None:
-    if requested:
-        import torch
-
-        cuda = torch.cuda.is_available()
-        device = torch.cuda.get_device_name() if cuda else f"cpu, {torch.get_num_threads()} threads"
-        print(f"transformer-mt {__version__} (torch {torch.__version__}, {device})")
-        raise typer.Exit
-
-
-@app.callback()
-def program(
-    version: Annotated[
-        bool,
-        typer.Option(
-            "-V", "--version", callback=_print_version, is_eager=True, help="Print the versions."
-        ),
-    ] = False,
-) -> None:
-    """Train the Transformer on German-English, translate with it, and score it with sacreBLEU.
-
-    \b
-    transformer-mt train configs/wmt16-base.toml
-    transformer-mt translate checkpoints/wmt16-base --input in.de --output out.en
-    transformer-mt evaluate checkpoints/wmt16-base
-    """
-
-
-@app.command(cls=GroupedCommand)
 def init(
     name: NewConfigArgument,
     src: SourceTextOption,
@@ -185,7 +91,6 @@ def init(
     print(write_config(name, src, tgt, src_lang, tgt_lang))
 
 
-@app.command(cls=GroupedCommand)
 def train(
     config: ConfigArgument,
     run: RunDirOption = None,
@@ -216,7 +121,6 @@ def train(
         runs.train(settings, run_dir)
 
 
-@app.command(cls=GroupedCommand)
 def prepare(
     config: ConfigArgument,
     set_: SetOption = None,
@@ -240,7 +144,6 @@ def prepare(
     print(prepare_corpus(settings).path)
 
 
-@app.command(cls=GroupedCommand)
 def translate(
     paths: RunsArgument,
     input_: InputOption = None,
@@ -281,7 +184,6 @@ def translate(
     runs.translate(paths, file_options, options)
 
 
-@app.command(cls=GroupedCommand)
 def evaluate(
     paths: OptionalRunsArgument = None,
     split: SplitOption = None,
@@ -341,7 +243,6 @@ def evaluate(
         print(json.dumps(report.to_dict()) if json_ else report.format(samples))
 
 
-@app.command(cls=GroupedCommand)
 def config(key: KeyArgument = None) -> None:
     """List the keys of a configuration.
 
@@ -356,7 +257,6 @@ def config(key: KeyArgument = None) -> None:
     print(describe_keys(key))
 
 
-@app.command(cls=GroupedCommand)
 def average(
     run: AveragedRunArgument,
     last: LastOption = 5,
@@ -374,7 +274,6 @@ def average(
     print(average_run(run, last, output))
 
 
-@app.command(cls=GroupedCommand)
 def export(
     path: RunArgument,
     output: ExportOutputOption,
@@ -393,7 +292,3 @@ def export(
 
     show_messages()
     print(export_checkpoint(find_checkpoint(path), output, quantization, raw))
-
-
-app.command(cls=GroupedCommand)(report)
-app.add_typer(plot, name="plot")

@@ -1,0 +1,106 @@
+"""The program: its commands, and what an error becomes: one line on stderr and an exit code."""
+
+import sys
+from typing import Annotated
+
+import typer
+
+from transformer_mt.cli import commands
+from transformer_mt.cli.figures import plot, report
+from transformer_mt.cli.options import GroupedCommand
+from transformer_mt.errors import Interrupted, TransformerMTError
+from transformer_mt.system.launcher import exit_process, exit_with_error
+from transformer_mt.system.process_settings import (
+    limit_kernel_caches,
+    limit_spinning,
+    open_closed_streams,
+    silence_connections,
+    silence_matplotlib,
+)
+from transformer_mt.version import __version__
+
+app = typer.Typer(
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def main() -> None:
+    """Runs the program; a user's mistake ends in one line on stderr and exit code 2."""
+    open_closed_streams()
+    limit_kernel_caches()
+    limit_spinning()
+    silence_connections()
+    silence_matplotlib()
+    try:
+        # Typer returns the exit code of an interruption; commands return None.
+        if code := app(sys.argv[1:] or ["--help"], "transformer-mt", standalone_mode=False):
+            exit_process(code)
+        sys.stdout.flush()  # a full disk shows here, not when Python exits
+    except typer.TyperException as error:
+        message = error.format_message().replace("Value error, ", "")  # Typer's own for a choice
+        context = getattr(error, "ctx", None)
+        command = context.command_path if context else "transformer-mt"
+        _fail(f"{message} (see {command} --help)")
+    except TransformerMTError as error:
+        _fail(str(error))
+    except Interrupted as stop:
+        exit_process(stop.exit_code)
+    except OSError as error:
+        # Python flushes stdout when it exits, and would fail again.
+        sys.stdout = sys.__stdout__ = None  # type: ignore[misc]
+        _fail(f"{error.filename or 'output'}: {error.strerror or error}")
+    except (RuntimeError, MemoryError) as error:
+        from transformer_mt.system.device import is_out_of_memory
+
+        if not is_out_of_memory(error):
+            raise
+        _fail(f"out of memory: lower --beam-size, train.micro_batch_tokens or the model ({error})")
+
+
+def _fail(message: str) -> None:
+    exit_with_error(f"error: {' '.join(message.split())}")
+
+
+def _print_version(requested: bool) -> None:
+    if requested:
+        import torch
+
+        cuda = torch.cuda.is_available()
+        device = torch.cuda.get_device_name() if cuda else f"cpu, {torch.get_num_threads()} threads"
+        print(f"transformer-mt {__version__} (torch {torch.__version__}, {device})")
+        raise typer.Exit
+
+
+@app.callback()
+def program(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "-V", "--version", callback=_print_version, is_eager=True, help="Print the versions."
+        ),
+    ] = False,
+) -> None:
+    """Train the Transformer on German-English, translate with it, and score it with sacreBLEU.
+
+    \b
+    transformer-mt train configs/wmt16-base.toml
+    transformer-mt translate checkpoints/wmt16-base --input in.de --output out.en
+    transformer-mt evaluate checkpoints/wmt16-base
+    """
+
+
+for command in (
+    commands.init,
+    commands.train,
+    commands.prepare,
+    commands.translate,
+    commands.evaluate,
+    commands.config,
+    commands.average,
+    commands.export,
+    report,
+):
+    app.command(cls=GroupedCommand)(command)
+app.add_typer(plot, name="plot")
