@@ -1,12 +1,15 @@
-"""The other sides of train.py: loops as tutorials write them, and JoeyNMT."""
+"""The other sides of train.py and quality.py: loops as tutorials write them, and JoeyNMT."""
 
+import json
 import math
 import re
 import statistics
 import subprocess
 import venv
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -18,7 +21,7 @@ from transformer_mt.text.batching import Indices
 from transformer_mt.text.corpus import load_split
 from transformer_mt.text.encoded_pairs import EncodedPairs
 from transformer_mt.text.prepared import PreparedCorpus
-from transformer_mt.text.vocabulary import PAD_ID
+from transformer_mt.text.vocabulary import BOS_ID, EOS_ID, PAD_ID, Vocabulary
 
 Step = Callable[[int], tuple[int, int]]
 """Takes step i; gives its source and target tokens."""
@@ -52,32 +55,48 @@ class Tutorial(nn.Module):
 
     def forward(self, src: Tensor, tgt: Tensor) -> Tensor:
         """Computes logits, (B, T, V)."""
+        return self.decode(tgt, self.encode(src), src)
+
+    def encode(self, src: Tensor) -> Tensor:
+        """Encodes ids, (B, L) to (B, L, D)."""
+        return self.transformer.encoder(self.embed(src), src_key_padding_mask=src == PAD_ID)
+
+    def decode(self, tgt: Tensor, memory: Tensor, src: Tensor) -> Tensor:
+        """Computes logits from an encoded source, (B, T, V)."""
         causal = nn.Transformer.generate_square_subsequent_mask(
             tgt.size(1), device=tgt.device, dtype=torch.bool
         )
-        hidden = self.transformer(
-            self.embed(src),
+        hidden = self.transformer.decoder(
             self.embed(tgt),
+            memory,
             tgt_mask=causal,
-            src_key_padding_mask=src == PAD_ID,
             tgt_key_padding_mask=tgt == PAD_ID,
             memory_key_padding_mask=src == PAD_ID,
             tgt_is_causal=True,
         )
         return self.out(hidden)
 
+    @torch.no_grad()
+    def translate(self, src: Tensor, steps: int) -> Tensor:
+        """Decodes greedily without a cache, (B, L) to (B, T); sentences are padded after EOS."""
+        memory = self.encode(src)
+        tgt = src.new_full((len(src), 1), BOS_ID)
+        ended = src.new_zeros(len(src), dtype=torch.bool)
+        for _ in range(steps):
+            token = self.decode(tgt, memory, src)[:, -1].argmax(-1).masked_fill(ended, PAD_ID)
+            tgt = torch.cat((tgt, token[:, None]), dim=1)
+            ended |= token == EOS_ID
+            if ended.all():
+                break
+        return tgt[:, 1:]
+
 
 def tutorial(
-    config: Config,
-    pairs: EncodedPairs,
-    vocab: int,
-    batches: Callable[[int], Indices],
-    device: torch.device,
-    length: int = 0,
+    model: Tutorial, pairs: EncodedPairs, batches: Callable[[int], Indices], length: int = 0
 ) -> Step:
     """Gives a step of the plain loop in fp32, padded to a fixed length if one is given."""
-    model = Tutorial(config, vocab).to(device).train()
-    adam = torch.optim.Adam(model.parameters(), lr=1e-4)
+    device = model.positions.device
+    adam = torch.optim.Adam(model.train().parameters(), lr=1e-4)
 
     def step(i: int) -> tuple[int, int]:
         batch = pairs.batch(batches(i))
@@ -96,75 +115,65 @@ def tutorial(
     return step
 
 
-_JOEY = """
-name: side
-joeynmt_version: 2.3.0
-model_dir: {folder}/model
-use_cuda: false
-fp16: false
-random_seed: 1
-data:
-    train: {folder}/train
-    dev: {folder}/valid
-    dataset_type: plain
-    src: &side
-        lang: de
-        max_length: 256
-        lowercase: false
-        level: bpe
-        voc_limit: {vocab}
-        voc_min_freq: 1
-        voc_file: {folder}/vocab.txt
-        tokenizer_type: sentencepiece
-        tokenizer_cfg:
-            model_file: {folder}/vocab.model
-            model_type: bpe
-            character_coverage: 1.0
-    trg:
-        <<: *side
-        lang: en
-training:
-    random_seed: 1
-    optimizer: adam
-    normalization: tokens
-    adam_betas: [0.9, 0.98]
-    learning_rate: 0.0005
-    scheduling: warmupinversesquareroot
-    learning_rate_warmup: 1000
-    batch_size: {tokens}
-    batch_type: token
-    label_smoothing: {smoothing}
-    epochs: 1
-    updates: {updates}
-    validation_freq: {often}00000
-    logging_freq: {often}
-    overwrite: true
-    shuffle: true
-testing:
-    beam_size: 1
-model:
-    initializer: xavier_uniform
-    embed_initializer: xavier_uniform
-    tied_embeddings: true
-    tied_softmax: true
-    encoder: &half
-        type: transformer
-        num_layers: {layers}
-        num_heads: {heads}
-        embeddings:
-            embedding_dim: {width}
-            scale: true
-            dropout: {dropout}
-        hidden_size: {width}
-        ff_size: {inner}
-        dropout: {dropout}
-        layer_norm: {norm}
-    decoder: *half
+PUBLISHED = {
+    "optimizer": {
+        "adam_betas": [0.9, 0.999],
+        "learning_rate": 0.0003,
+        "learning_rate_min": 1e-8,
+        "scheduling": "plateau",
+        "patience": 5,
+        "decrease_factor": 0.7,
+    },
+    "label_smoothing": 0.1,
+    "batch_tokens": 4096,
+    "layers": 6,
+    "heads": 4,
+    "width": 256,
+    "inner": 1024,
+    "dropout": 0.3,
+    "embedding_dropout": 0.0,
+    "norm": "pre",
+}
+"""JoeyNMT's recipe for a small corpus, `transformer_iwslt14_deen_bpe.yaml`.
+
+The normalisation, which it leaves out, was pre-norm by default when it was published.
 """
 
 
+def same_recipe(config: Config) -> dict[str, Any]:
+    """Gives our sizes and rate to JoeyNMT, as far as it has them."""
+    sizes, optim = config.model, config.optim
+    peak = optim.lr_scale * sizes.d_model**-0.5 * optim.warmup_steps**-0.5
+    return {
+        "optimizer": {
+            "adam_betas": [0.9, 0.98],
+            "learning_rate": peak,
+            "scheduling": "warmupinversesquareroot",
+            "learning_rate_warmup": optim.warmup_steps,
+        },
+        "label_smoothing": optim.label_smoothing,
+        "batch_tokens": config.train.batch_tokens,
+        "layers": sizes.encoder_layers,
+        "heads": sizes.n_heads,
+        "width": sizes.d_model,
+        "inner": sizes.d_ff,
+        "dropout": sizes.dropout,
+        "embedding_dropout": sizes.dropout,
+        "norm": sizes.norm,
+    }
+
+
+@dataclass(frozen=True)
+class Interval:
+    """When JoeyNMT logs, validates and ends, in updates."""
+
+    logging: int
+    validation: int
+    end: int | None = None
+
+
 class JoeyNMT:
-    """JoeyNMT 2.3.0 in an environment of its own, on the same text, pieces and sizes.
+    """JoeyNMT 2.3.0 in an environment of its own, on the same text and pieces.
 
     Args:
         folder: Where the environment is, or is made.
@@ -183,37 +192,115 @@ class JoeyNMT:
                 subprocess.run(command, check=True)
             (self.folder / "installed").touch()
 
-    def rate(self, config: Config, prepared: PreparedCorpus, updates: int) -> float:
-        """Trains for some updates; gives the median of the target tokens/s that it logs."""
-        folder = self.folder / "side"
-        folder.mkdir(exist_ok=True)
+    def write_text(self, config: Config, vocab: Vocabulary, folder: Path) -> dict[str, Any]:
+        """Writes text and pieces into a folder; gives the part of a configuration on them."""
+        folder.mkdir(parents=True, exist_ok=True)
         for split, name in (("train", config.data.train), ("valid", config.data.valid)):
             raw = load_split(config.data, str(name))
             for lines, language in ((raw.src, "de"), (raw.tgt, "en")):
                 text = "\n".join(lines) + "\n"
                 (folder / f"{split}.{language}").write_text(text, encoding="utf-8")
-        (folder / "vocab.model").write_bytes(prepared.vocab.src_model)
+        (folder / "vocab.model").write_bytes(vocab.src_model)
         specials = ["<unk>", "<pad>", "<s>", "</s>"]
-        pieces = prepared.vocab.tgt_pieces(range(len(specials), prepared.vocab.tgt_size))
+        pieces = vocab.tgt_pieces(range(len(specials), vocab.tgt_size))
         (folder / "vocab.txt").write_text("\n".join(specials + pieces) + "\n", encoding="utf-8")
-        sizes = config.model
-        text = _JOEY.format(
-            folder=folder,
-            vocab=prepared.vocab.tgt_size,
-            tokens=config.train.batch_tokens,
-            smoothing=config.optim.label_smoothing,
-            updates=updates,
-            often=max(updates // 6, 1),
-            layers=sizes.encoder_layers,
-            heads=sizes.n_heads,
-            width=sizes.d_model,
-            inner=sizes.d_ff,
-            dropout=sizes.dropout,
-            norm=sizes.norm,
+        side = {
+            "max_length": 256,
+            "lowercase": False,
+            "level": "bpe",
+            "voc_limit": vocab.tgt_size,
+            "voc_min_freq": 1,
+            "voc_file": f"{folder}/vocab.txt",
+            "tokenizer_type": "sentencepiece",
+            "tokenizer_cfg": {
+                "model_file": f"{folder}/vocab.model",
+                "model_type": config.vocab.type,
+                "character_coverage": 1.0,
+            },
+        }
+        return {
+            "train": f"{folder}/train",
+            "dev": f"{folder}/valid",
+            "dataset_type": "plain",
+            "src": {"lang": "de", **side},
+            "trg": {"lang": "en", **side},
+        }
+
+    def write_config(
+        self, data: dict[str, Any], recipe: dict[str, Any], interval: Interval, folder: Path
+    ) -> Path:
+        """Writes a configuration; its model goes to `model` in the folder."""
+        half = {
+            "type": "transformer",
+            "num_layers": recipe["layers"],
+            "num_heads": recipe["heads"],
+            "embeddings": {
+                "embedding_dim": recipe["width"],
+                "scale": True,
+                "dropout": recipe["embedding_dropout"],
+            },
+            "hidden_size": recipe["width"],
+            "ff_size": recipe["inner"],
+            "dropout": recipe["dropout"],
+            "layer_norm": recipe["norm"],
+        }
+        ends = {"updates": interval.end} if interval.end else {"epochs": 1000}
+        values = {
+            "name": "side",
+            "joeynmt_version": "2.3.0",
+            "model_dir": f"{folder}/model",
+            "use_cuda": False,
+            "fp16": False,
+            "random_seed": 1,
+            "data": data,
+            "training": {
+                "optimizer": "adam",
+                "normalization": "tokens",
+                **recipe["optimizer"],
+                "label_smoothing": recipe["label_smoothing"],
+                "batch_size": recipe["batch_tokens"],
+                "batch_type": "token",
+                **ends,
+                "validation_freq": interval.validation,
+                "logging_freq": interval.logging,
+                "early_stopping_metric": "bleu",
+                "overwrite": True,
+                "shuffle": True,
+            },
+            "testing": {"beam_size": 1, "eval_metrics": ["bleu"], "max_output_length": 100},
+            "model": {
+                "initializer": "xavier_uniform",
+                "embed_initializer": "xavier_uniform",
+                "tied_embeddings": True,
+                "tied_softmax": True,
+                "encoder": half,
+                "decoder": half,
+            },
+        }
+        path = folder / "side.yaml"
+        path.write_text(json.dumps(values, indent=1), encoding="utf-8")  # JSON is YAML
+        return path
+
+    def run(self, *arguments: object, **options: Any) -> subprocess.CompletedProcess[str]:
+        """Runs the program to its end."""
+        command = [self.python, "-m", "joeynmt", *map(str, arguments)]
+        return subprocess.run(
+            command, cwd=self.folder, capture_output=True, text=True, check=True, **options
         )
-        (folder / "side.yaml").write_text(text, encoding="utf-8")
-        command = [self.python, "-m", "joeynmt", "train", folder / "side.yaml", "--skip-test"]
-        done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+
+    def rate(self, config: Config, prepared: PreparedCorpus, updates: int) -> float:
+        """Trains for some updates; gives the median of the target tokens/s that it logs."""
+        folder = self.folder / "side"
+        data = self.write_text(config, prepared.vocab, folder)
+        often = max(updates // 6, 1)
+        interval = Interval(often, often * 100_000, updates)
+        return self.tokens_per_second(
+            self.write_config(data, same_recipe(config), interval, folder)
+        )
+
+    def tokens_per_second(self, path: Path) -> float:
+        """Trains as configured; gives the median of the target tokens/s that it logs."""
+        done = self.run("train", path, "--skip-test")
         found = re.findall(r"Tokens per Sec: +(\d+)", done.stdout + done.stderr)
         assert found, done.stderr[-2000:]
         return statistics.median(map(float, found[1:] or found))  # the first warms up

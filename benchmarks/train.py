@@ -37,7 +37,7 @@ import numpy as np
 import torch
 import typer
 from load import Load, describe_share, neighbours
-from peers import JoeyNMT, Step, tutorial
+from peers import JoeyNMT, Step, Tutorial, tutorial
 
 from transformer_mt.config.keys import Config
 from transformer_mt.config.loading import load_config
@@ -155,7 +155,9 @@ def loops(task: Task) -> list[Contender]:
     """Gives the loops around `nn.Transformer`."""
     order = np.random.default_rng(1).permutation(len(task.pairs))
     steps = task.plan()
-    given = task.config, task.pairs, task.vocab
+
+    def loop(batches: Callable[[int], Indices]) -> Step:
+        return tutorial(Tutorial(task.config, task.vocab).to(task.device), task.pairs, batches)
 
     def at_random(size: int) -> Callable[[int], Indices]:
         return lambda i: order[i * size : (i + 1) * size]
@@ -164,12 +166,12 @@ def loops(task: Task) -> list[Contender]:
         Contender(
             f"nn.Transformer, {RANDOM_SENTENCES} random sentences",
             "fp32",
-            lambda: tutorial(*given, at_random(RANDOM_SENTENCES), task.device),
+            lambda: loop(at_random(RANDOM_SENTENCES)),
         ),
         Contender(
             "nn.Transformer, our batches",
             "fp32",
-            lambda: tutorial(*given, steps.__getitem__, task.device),
+            lambda: loop(steps.__getitem__),
         ),
     ]
 
@@ -183,7 +185,8 @@ def fixed(task: Task, sentences: int) -> Contender:
     """Measures one step of sentences padded to a fixed length, which takes long enough."""
     side = Contender(f"padded to {FIXED_LENGTH}, {sentences} sentences", "fp32", lambda: 0)
     lines = np.arange(sentences)
-    step = tutorial(task.config, task.pairs, task.vocab, lambda i: lines, task.device, FIXED_LENGTH)
+    model = Tutorial(task.config, task.vocab).to(task.device)
+    step = tutorial(model, task.pairs, lambda i: lines, FIXED_LENGTH)
     with side.load.watch():
         began = time.perf_counter()
         side.rates.append(step(0)[1] / (time.perf_counter() - began))

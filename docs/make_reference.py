@@ -45,19 +45,25 @@ def _keys() -> Iterator[str]:
 def _commands() -> Iterator[str]:
     """Yields the lines about the commands."""
     yield from ("", "## Commands", "", "`transformer-mt COMMAND -h` shows examples.")
-    group: Any = typer.main.get_command(app)
-    for name, command in [("", group), *group.commands.items()]:
-        with typer.Context(command, info_name=f"transformer-mt {name}".strip()) as context:
+    for name, command in list_commands("transformer-mt", typer.main.get_command(app)):
+        with typer.Context(command, info_name=name) as context:
             usage = " ".join(command.collect_usage_pieces(context))
             summary = command.get_short_help_str(limit=1_000)
-            yield from ("", f"### {context.info_name}", "", f"`{context.info_name} {usage}`", "")
-            yield from ((summary, "") if name else ())
+            yield from ("", f"### {name}", "", f"`{name} {usage}`", "")
+            yield from ((summary, "") if " " in name else ())
             yield from _table_head("argument or option", "meaning")
             for parameter in command.get_params(context):
                 record = parameter.get_help_record(context)
                 if record and parameter.name != "help":
                     is_argument = parameter.param_type_name == "argument"
                     yield _row(f"`{parameter.metavar if is_argument else record[0]}`", record[1])
+
+
+def list_commands(name: str, command: Any) -> Iterator[tuple[str, Any]]:
+    """Yields a command and those under it, each with the words that call it."""
+    yield name, command
+    for word, below in getattr(command, "commands", {}).items():
+        yield from list_commands(f"{name} {word}", below)
 
 
 def _table_head(*titles: str) -> Iterator[str]:

@@ -4,6 +4,7 @@ import importlib.util
 import re
 from pathlib import Path
 
+from transformer_mt.cli.figures import plot
 from transformer_mt.cli.program import app
 from transformer_mt.config.reference import list_sections
 
@@ -20,7 +21,8 @@ def test_the_reference_is_current():
     keys = [key.key for _, _, keys in list_sections() for key in keys]
     assert re.findall(r"^\| `(\w+\.\w+)` \|", committed, re.MULTILINE) == keys
     commands = [command.name or command.callback.__name__ for command in app.registered_commands]
-    headings = re.findall(r"^### transformer-mt (\w+)$", committed, re.MULTILINE)
-    assert headings == commands
+    plots = [f"plot {command.callback.__name__}" for command in plot.registered_commands]
+    headings = re.findall(r"^### transformer-mt (.+)$", committed, re.MULTILINE)
+    assert headings == [*commands, "plot", *plots]
     for line in committed.splitlines():
         assert not re.search(r"\| +\|", line), f"an empty cell: {line}"

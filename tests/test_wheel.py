@@ -9,6 +9,8 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 
+OTHER_FILES = ("py.typed", "figures/report.html")
+
 pytestmark = pytest.mark.slow
 
 
@@ -20,4 +22,4 @@ def test_the_wheel_contains_every_module(tmp_path):
     packed = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
     sources = {path for path in (ROOT / "transformer_mt").rglob("*") if path.suffix == ".py"}
     expected = {path.relative_to(ROOT).as_posix() for path in sources}
-    assert packed == expected | {"transformer_mt/py.typed"}
+    assert packed == expected | {f"transformer_mt/{name}" for name in OTHER_FILES}

@@ -8,8 +8,8 @@ import os
 import signal
 import sys
 
-from transformer_mt import cli
 from transformer_mt.checkpoints import checkpoint, run_directory
+from transformer_mt.cli import program
 from transformer_mt.system import files
 from transformer_mt.training import engine, run_log, trainer
 
@@ -56,7 +56,7 @@ def main() -> None:
     for owner, name in targets:
         setattr(owner, name, trace(getattr(owner, name), sources, limit))
     sys.argv = ["transformer-mt", *sys.argv[3:]]
-    cli.main()
+    program.main()
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ import signal
 import sys
 import time
 
-from transformer_mt import cli
+from transformer_mt.cli import program
 from transformer_mt.system import files, outputs
 from transformer_mt.translation import resumable, translator
 from transformer_mt.translation.translator import Translation, Translator
@@ -97,7 +97,7 @@ def main() -> None:
     options = OPTIONS.parse_args()
     install(setattr, options.chunk_lines, options.place, options.signal, options.fake)
     sys.argv = ["transformer-mt", *options.arguments]
-    cli.main()
+    program.main()
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import os
 import signal
 import sys
 
-from transformer_mt import cli
+from transformer_mt.cli import program
 from transformer_mt.errors import CheckpointError, DeviceError
 from transformer_mt.evaluation import report
 from transformer_mt.training import trainer
@@ -32,7 +32,7 @@ def main() -> None:
             setattr(place, name, failing(error))
         else:
             break_engine(fault, step)
-    cli.main()
+    program.main()
 
 
 FAILURES = {

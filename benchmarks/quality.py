@@ -1,0 +1,284 @@
+"""Translation quality for equal time: ours, JoeyNMT and a tutorial's loop on one text.
+
+    python benchmarks/quality.py CONFIG --set data.path=FOLDER --work DIR [--minutes 10]
+
+With `--joeynmt DIR` JoeyNMT is measured too; its environment is made in DIR once. `--side NAME`
+runs one side alone. Each side trains alone on all cores for the same minutes of wall time,
+validations included; the pieces are made before and are the same. Then it translates the test set
+of the configuration, greedily and as its documentation recommends. Every translation is detokenised
+and scored by sacreBLEU.
+
+- ours: the configuration as it is; recommended is a beam of 4 on averaged checkpoints.
+- joeynmt: version 2.3.0 with its published configuration for a small corpus (IWSLT14), a beam of 5
+  and alpha 1.
+- joeynmt-ours: the same with the sizes, batches and learning rate of our configuration.
+- loop: `nn.Transformer` as PyTorch's translation tutorial trains it (512 wide, 3+3 layers, dropout
+  0.1, Adam at 1e-4, 128 random sentences a batch, no label smoothing); greedy only.
+
+Progress goes to stderr, the table to stdout; then one JSON line per side, with its curve.
+"""
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
+from threading import Timer
+from typing import Annotated
+
+import numpy as np
+import torch
+import typer
+from load import Load, describe_share
+from peers import PUBLISHED, Interval, JoeyNMT, Tutorial, same_recipe, tutorial
+
+import transformer_mt
+from transformer_mt.config.keys import Config
+from transformer_mt.config.loading import load_config
+from transformer_mt.evaluation.scoring import bleu
+from transformer_mt.text.batching import Indices
+from transformer_mt.text.corpus import RawPairs, load_split
+from transformer_mt.text.prepared import PreparedCorpus, prepare
+from transformer_mt.text.vocabulary import EOS_ID, PAD_ID
+
+VALIDATIONS = 5
+"""Validations in the time given, where a side has none of its own."""
+TUTORIAL = {
+    "d_model": 512,
+    "d_ff": 512,
+    "n_heads": 8,
+    "encoder_layers": 3,
+    "decoder_layers": 3,
+    "dropout": 0.1,
+}
+BATCH = 128
+
+
+@dataclass
+class Task:
+    """What all sides are given.
+
+    Attributes:
+        path: The configuration file.
+        changes: Changes of it, KEY=VALUE.
+        config: What it says.
+        prepared: The training text in pieces.
+        valid: The validation text.
+        test: The test text.
+        minutes: Minutes of training.
+        work: Where runs are kept.
+    """
+
+    path: Path
+    changes: list[str]
+    config: Config
+    prepared: PreparedCorpus
+    valid: RawPairs
+    test: RawPairs
+    minutes: float
+    work: Path
+
+
+@dataclass
+class Outcome:
+    """What one side reached.
+
+    Attributes:
+        side: Its name.
+        minutes: Wall time of its training.
+        greedy: BLEU on the test set, greedy.
+        recommended: BLEU on the test set as its documentation recommends; None if it is greedy.
+        others_share: Share of the cores that other processes took.
+        curve: Minutes of training and BLEU on the validation set.
+    """
+
+    side: str
+    minutes: float
+    greedy: float
+    recommended: float | None
+    others_share: float | None
+    curve: list[tuple[float, float]] = field(default_factory=list)
+
+
+Translate = Callable[[list[str]], list[str]]
+
+
+@dataclass
+class Trained:
+    """A side after training: its curve, and how it translates."""
+
+    curve: list[tuple[float, float]]
+    greedy: Translate
+    recommended: Translate | None
+
+
+def report(progress: str) -> None:
+    """Prints a line on stderr."""
+    print(progress, file=sys.stderr, flush=True)
+
+
+def report_point(side: str, minutes: float, score: float) -> None:
+    """Prints a point of a curve."""
+    report(f"{side}: {minutes:.1f} min, BLEU {score:.2f} on the validation set")
+
+
+def train_ours(task: Task) -> Trained:
+    """Trains ours by its command line."""
+    run = task.work / "ours"
+    limits = f"train.max_minutes={task.minutes}", "train.max_steps=1000000"
+    often = f"train.save_every_minutes={task.minutes / 20}"  # the last five are averaged
+    changes = [*task.changes, *limits, often]
+    words = ["train", task.path, "--run", run, *(w for c in changes for w in ("--set", c))]
+    _program(*words)
+    lines = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    valid = [line for line in map(json.loads, lines) if line["kind"] == "valid"]
+    curve = [(line["seconds"] / 60, line.get("ema_bleu", line["bleu"])) for line in valid]
+    averaged = _program("average", run).strip()
+
+    def translate(path: Path | str, beam_size: int) -> Translate:
+        model = transformer_mt.load(path)
+        return lambda lines: model.translate(lines, beam_size=beam_size)
+
+    return Trained(curve, translate(run, 1), translate(averaged, 4))
+
+
+def _program(*words: object) -> str:
+    command = [sys.executable, "-m", "transformer_mt", *map(str, words)]
+    return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+
+
+def train_joeynmt(task: Task, peer: JoeyNMT, name: str, recipe: dict) -> Trained:
+    """Trains JoeyNMT until it is interrupted, on which it saves its weights."""
+    folder = task.work / name
+    data = peer.write_text(task.config, task.prepared.vocab, folder)
+    trial = peer.write_config(data, recipe, Interval(2, 100_000, 10), folder)
+    updates = peer.tokens_per_second(trial) * task.minutes * 60 / recipe["batch_tokens"]
+    often = max(round(updates / VALIDATIONS), 1)
+    path = peer.write_config(data, recipe, Interval(often, often), folder)
+    command = [peer.python, "-m", "joeynmt", "train", path, "--skip-test"]
+    began, curve = time.monotonic(), []
+    with subprocess.Popen(
+        command, cwd=peer.folder, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    ) as process:
+        timer = Timer(task.minutes * 60, process.send_signal, [signal.SIGINT])
+        timer.start()
+        for line in process.stderr:
+            if found := re.search(r"Evaluation result \(greedy\): bleu: +([\d.]+)", line):
+                curve.append(((time.monotonic() - began) / 60, float(found[1])))
+                report(
+                    f"{name}: {curve[-1][0]:.1f} min, BLEU {curve[-1][1]:.2f} on the validation set"
+                )
+        timer.cancel()
+
+    def translate(**search: object) -> Translate:
+        settings = json.loads(path.read_text(encoding="utf-8"))
+        settings["testing"] |= {"load_model": f"{folder}/model/latest.ckpt", **search}
+        changed = folder / "test.yaml"
+
+        def run(lines: list[str]) -> list[str]:
+            changed.write_text(json.dumps(settings), encoding="utf-8")
+            out = folder / "test.out"
+            peer.run("translate", changed, "-o", out, input="\n".join(lines) + "\n")
+            return out.read_text(encoding="utf-8").splitlines()
+
+        return run
+
+    return Trained(curve, translate(), translate(beam_size=5, beam_alpha=1.0))
+
+
+def train_loop(task: Task) -> Trained:
+    """Trains the tutorial's loop."""
+    torch.manual_seed(1)
+    sizes = task.config.model.model_copy(update=TUTORIAL)
+    vocab, pairs = task.prepared.vocab, task.prepared.pairs
+    model = Tutorial(task.config.model_copy(update={"model": sizes}), vocab.tgt_size)
+    per_epoch = len(pairs) // BATCH
+
+    def batch(i: int) -> Indices:
+        order = np.random.default_rng(i // per_epoch).permutation(len(pairs))
+        return order[i % per_epoch * BATCH :][:BATCH]
+
+    def translate(lines: list[str]) -> list[str]:
+        return [text for i in range(0, len(lines), BATCH) for text in part(lines[i : i + BATCH])]
+
+    def part(lines: list[str]) -> list[str]:
+        rows = [torch.tensor([*ids, EOS_ID]) for ids in vocab.encode_src(lines)]
+        src = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=PAD_ID)
+        ids = model.eval().translate(src, src.size(1) + 5)
+        return [
+            vocab.decode_tgt([i for i in row if i not in (PAD_ID, EOS_ID)]) for row in ids.tolist()
+        ]
+
+    step, curve, steps = tutorial(model, pairs, batch), [], 0
+    began, seconds = time.monotonic(), task.minutes * 60
+    while (passed := time.monotonic() - began) < seconds:
+        if passed >= (len(curve) + 1) * seconds / (VALIDATIONS + 1):
+            score = bleu(translate(task.valid.src), [task.valid.tgt]).value
+            curve.append(((time.monotonic() - began) / 60, score))
+            report(
+                f"loop: {passed / 60:.1f} min, step {steps}, BLEU {score:.2f} on the validation set"
+            )
+            model.train()
+        step(steps)
+        steps += 1
+    return Trained(curve, translate, None)
+
+
+def measure(name: str, train: Callable[[], Trained], test: RawPairs) -> Outcome:
+    """Trains one side and scores its translations of the test set."""
+    report(f"{name}:")
+    load, began = Load(), time.monotonic()
+    with load.watch():
+        trained = train()
+    minutes = (time.monotonic() - began) / 60
+    scores = [
+        bleu(translate(test.src), [test.tgt]).value if translate else None
+        for translate in (trained.greedy, trained.recommended)
+    ]
+    return Outcome(name, minutes, scores[0], scores[1], load.share, trained.curve)
+
+
+def table(outcomes: list[Outcome], name: str) -> None:
+    """Prints what each side reached."""
+    print(f"\n{name:16}{'minutes':>9}{'greedy':>9}{'recommended':>13}")
+    for side in outcomes:
+        recommended = f"{side.recommended:13.2f}" if side.recommended is not None else " " * 13
+        line = f"{side.side:16}{side.minutes:9.1f}{side.greedy:9.2f}{recommended}"
+        print(f"{line}  {describe_share(side.others_share)}".rstrip())
+    for side in outcomes:
+        print(json.dumps({"benchmark": "quality", "test": name} | asdict(side)))
+
+
+def main(
+    path: Annotated[Path, typer.Argument(metavar="CONFIG", help="Our configuration.")],
+    work: Annotated[Path, typer.Option(help="A new folder for the runs.")],
+    minutes: Annotated[float, typer.Option(help="Minutes of training of each side.")] = 10,
+    joeynmt: Annotated[Path | None, typer.Option(help="JoeyNMT's environment.")] = None,
+    changes: Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE.")] = None,
+    sides: Annotated[list[str] | None, typer.Option("--side", help="Only this side.")] = None,
+) -> None:
+    """Trains each side for the same time."""
+    config = load_config(path, changes or [])
+    work.mkdir(parents=True)
+    valid, test = (
+        load_split(config.data, str(name)) for name in (config.data.valid, config.data.test)
+    )
+    task = Task(path, changes or [], config, prepare(config), valid, test, minutes, work.resolve())
+    known = {"ours": lambda: train_ours(task), "loop": lambda: train_loop(task)}
+    if joeynmt:
+        peer = JoeyNMT(joeynmt)
+        for name, recipe in (("joeynmt", PUBLISHED), ("joeynmt-ours", same_recipe(config))):
+            known[name] = partial(train_joeynmt, task, peer, name, recipe)
+    if unknown := set(sides or ()) - set(known):
+        raise typer.BadParameter(f"--side {unknown.pop()}: choose from {', '.join(known)}")
+    outcomes = [measure(name, known[name], test) for name in sides or known]
+    table(outcomes, str(config.data.test))
+
+
+if __name__ == "__main__":
+    typer.run(main)
