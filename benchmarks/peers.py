@@ -55,18 +55,18 @@ class Tutorial(nn.Module):
 
     def forward(self, src: Tensor, tgt: Tensor) -> Tensor:
         """Computes logits, (B, T, V)."""
-        return self.decode(tgt, self.encode(src), src)
+        return self.out(self.decode(tgt, self.encode(src), src))
 
     def encode(self, src: Tensor) -> Tensor:
         """Encodes ids, (B, L) to (B, L, D)."""
         return self.transformer.encoder(self.embed(src), src_key_padding_mask=src == PAD_ID)
 
     def decode(self, tgt: Tensor, memory: Tensor, src: Tensor) -> Tensor:
-        """Computes logits from an encoded source, (B, T, V)."""
+        """Decodes given tokens with an encoded source, (B, T) to (B, T, D)."""
         causal = nn.Transformer.generate_square_subsequent_mask(
             tgt.size(1), device=tgt.device, dtype=torch.bool
         )
-        hidden = self.transformer.decoder(
+        return self.transformer.decoder(
             self.embed(tgt),
             memory,
             tgt_mask=causal,
@@ -74,7 +74,6 @@ class Tutorial(nn.Module):
             memory_key_padding_mask=src == PAD_ID,
             tgt_is_causal=True,
         )
-        return self.out(hidden)
 
     @torch.no_grad()
     def translate(self, src: Tensor, steps: int) -> Tensor:
@@ -83,7 +82,8 @@ class Tutorial(nn.Module):
         tgt = src.new_full((len(src), 1), BOS_ID)
         ended = src.new_zeros(len(src), dtype=torch.bool)
         for _ in range(steps):
-            token = self.decode(tgt, memory, src)[:, -1].argmax(-1).masked_fill(ended, PAD_ID)
+            last = self.out(self.decode(tgt, memory, src)[:, -1])
+            token = last.argmax(-1).masked_fill(ended, PAD_ID)
             tgt = torch.cat((tgt, token[:, None]), dim=1)
             ended |= token == EOS_ID
             if ended.all():

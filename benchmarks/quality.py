@@ -13,7 +13,8 @@ and scored by sacreBLEU.
   and alpha 1.
 - joeynmt-ours: the same with the sizes, batches and learning rate of our configuration.
 - loop: `nn.Transformer` as PyTorch's translation tutorial trains it (512 wide, 3+3 layers, dropout
-  0.1, Adam at 1e-4, 128 random sentences a batch, no label smoothing); greedy only.
+  0.1, Adam at 1e-4, 128 random sentences a batch, no label smoothing); greedy only. Such loops
+  validate by the loss alone: the time in which BLEU is measured for the curve is not counted.
 
 Progress goes to stderr, the table to stdout; then one JSON line per side, with its curve.
 """
@@ -170,9 +171,7 @@ def train_joeynmt(task: Task, peer: JoeyNMT, name: str, recipe: dict) -> Trained
         for line in process.stderr:
             if found := re.search(r"Evaluation result \(greedy\): bleu: +([\d.]+)", line):
                 curve.append(((time.monotonic() - began) / 60, float(found[1])))
-                report(
-                    f"{name}: {curve[-1][0]:.1f} min, BLEU {curve[-1][1]:.2f} on the validation set"
-                )
+                report_point(name, *curve[-1])
         timer.cancel()
 
     def translate(**search: object) -> Translate:
@@ -219,11 +218,10 @@ def train_loop(task: Task) -> Trained:
     while (passed := time.monotonic() - began) < seconds:
         if passed >= (len(curve) + 1) * seconds / (VALIDATIONS + 1):
             score = bleu(translate(task.valid.src), [task.valid.tgt]).value
-            curve.append(((time.monotonic() - began) / 60, score))
-            report(
-                f"loop: {passed / 60:.1f} min, step {steps}, BLEU {score:.2f} on the validation set"
-            )
+            curve.append((passed / 60, score))
+            report_point("loop", *curve[-1])
             model.train()
+            began = time.monotonic() - passed  # the validation is not counted
         step(steps)
         steps += 1
     return Trained(curve, translate, None)
