@@ -214,7 +214,7 @@ class JoeyNMT:
             "tokenizer_type": "sentencepiece",
             "tokenizer_cfg": {
                 "model_file": f"{folder}/vocab.model",
-                "model_type": config.vocab.type,
+                "model_type": config.vocab.kind,
                 "character_coverage": 1.0,
             },
         }
