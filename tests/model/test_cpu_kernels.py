@@ -90,14 +90,21 @@ def test_output_of_linear_may_be_changed_in_place():
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("is_intel", [True, False])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
-def test_packed_weights_give_the_same_and_end(dtype, tolerance):
-    """Within rounding in either precision, and not after the weights may have changed."""
-    module, x = Linear(64, 48).to(dtype), torch.randn(3, 5, 64, dtype=dtype)
-    expected = reference_linear(x, module.weight, module.bias)
+def test_packed_weights_give_the_same_and_end(monkeypatch, dtype, tolerance, is_intel):
+    """Within rounding for any number of rows, and not after the weights may have changed.
+
+    Sabotage: give MKL the transposed weight; unpack nothing at the end.
+    """
+    monkeypatch.setattr(cpu_kernels, "has_fast_mkl", lambda: is_intel)
+    module = Linear(64, 48).to(dtype)
     with packed_weights(module):
         assert is_packed(module.weight)
-        assert_close(module(x), expected, atol=tolerance, rtol=tolerance)
+        for rows in (1, 2, 15, 128, 300):
+            x = torch.randn(1, rows, 64, dtype=dtype)
+            expected = reference_linear(x, module.weight, module.bias)
+            assert_close(module(x), expected, atol=tolerance, rtol=tolerance)
     assert not is_packed(module.weight)
     module.weight.mul_(2)
     assert not torch.allclose(module(x), expected, atol=0.1)

@@ -20,6 +20,16 @@ def test_onednn_needs_both_operators(monkeypatch, name):
     assert not private_torch.has_onednn_linear()
 
 
+@pytest.mark.parametrize("name", ["_mkl_linear", "_mkl_reorder_linear_weight"])
+def test_mkl_needs_both_operators(monkeypatch, name):
+    """Without one of them nothing is packed for MKL."""
+    operators = {"_mkl_linear": None, "_mkl_reorder_linear_weight": None}
+    monkeypatch.setattr(torch.ops, "mkl", SimpleNamespace(**operators))
+    assert private_torch.has_mkl_linear()
+    monkeypatch.delattr(torch.ops.mkl, name)
+    assert not private_torch.has_mkl_linear()
+
+
 def test_bf16_support_of_the_cpu(monkeypatch):
     """The kinds of instructions are named; without the checks there are none."""
     names = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")

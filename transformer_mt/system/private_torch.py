@@ -8,6 +8,9 @@ this list:
 | has_onednn_linear     | torch.ops.mkldnn                        | gives False               |
 | onednn_linear         | torch.ops.mkldnn._linear_pointwise      | callers use `F.linear`    |
 | pack_onednn_weight    | torch.ops.mkldnn._reorder_linear_weight | callers do not pack       |
+| has_mkl_linear        | torch.ops.mkl                           | gives False               |
+| mkl_linear            | torch.ops.mkl._mkl_linear               | callers use oneDNN        |
+| pack_mkl_weight       | torch.ops.mkl._mkl_reorder_linear_weight | callers do not pack      |
 | cpu_bf16_instructions | torch.cpu._is_avx512_bf16_supported     | gives nothing             |
 |                       | torch.cpu._is_amx_tile_supported        |                           |
 | lerp_all_             | torch._foreach_lerp_                    | one `lerp_` per tensor    |
@@ -45,6 +48,41 @@ def onednn_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tens
 def pack_onednn_weight(weight: Tensor) -> Tensor:
     """Copies a weight, (outputs, inputs), into the memory layout that oneDNN prefers."""
     packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.detach())
+    return packed
+
+
+def has_mkl_linear() -> bool:
+    """Tells whether `mkl_linear` and `pack_mkl_weight` can be called."""
+    operators = getattr(torch.ops, "mkl", None)
+    return hasattr(operators, "_mkl_linear") and hasattr(operators, "_mkl_reorder_linear_weight")
+
+
+def mkl_linear(x: Tensor, packed: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Computes x @ weight^T + bias in float32 through MKL, without autograd.
+
+    Args:
+        x: Input on the CPU, (..., inputs).
+        packed: What `pack_mkl_weight` made of the weight.
+        weight: Weight, (outputs, inputs).
+        bias: Bias, (outputs,).
+
+    Returns:
+        Output, (..., outputs).
+    """
+    rows = x.numel() // x.size(-1)
+    # Given another number of rows than that of `x`, PyTorch would not use the packed weight.
+    output: Tensor = torch.ops.mkl._mkl_linear(x, packed, weight, bias, rows)
+    return output
+
+
+def pack_mkl_weight(weight: Tensor, rows: int) -> Tensor:
+    """Copies a float32 weight, (outputs, inputs), into the memory layout that MKL prefers.
+
+    Args:
+        weight: The weight.
+        rows: Number of rows of an input for which the layout is chosen; it serves any number.
+    """
+    packed: Tensor = torch.ops.mkl._mkl_reorder_linear_weight(weight.detach(), rows)
     return packed
 
 
