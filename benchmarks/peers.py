@@ -116,7 +116,12 @@ def tutorial(
 
 
 PUBLISHED = {
-    "optimizer": {"adam_betas": [0.9, 0.999], "learning_rate": 0.0003},
+    "optimizer": {
+        "adam_betas": [0.9, 0.999],
+        "learning_rate": 0.0003,
+        "scheduling": "exponential",
+        "decrease_factor": 1.0,
+    },
     "label_smoothing": 0.1,
     "batch_tokens": 4096,
     "layers": 6,

@@ -1,4 +1,4 @@
-"""The Python API: what the README shows, and that the process stays as it was."""
+"""The Python API: what docs/translating.md shows, and that the process stays as it was."""
 
 import json
 import math
@@ -18,7 +18,7 @@ from transformer_mt.evaluation.perplexity import mean_nll
 from transformer_mt.text.corpus import RawPairs
 from transformer_mt.text.encoded_pairs import encode_pairs
 
-README = Path(__file__).parents[1] / "README.md"
+GUIDE = Path(__file__).parents[1] / "docs" / "translating.md"
 LINES = [*copy_lines(30, 21), ""]
 
 
@@ -36,9 +36,9 @@ def run_python(code: str, *arguments: object) -> str:
     return done.stdout
 
 
-def test_the_lines_of_the_readme(copy_run):
+def test_the_lines_of_the_guide(copy_run):
     """They run as they stand, with a run in place of the one they name."""
-    section = README.read_text().split("## From Python\n")[1].split("\n## ")[0]
+    section = GUIDE.read_text().split("## From Python\n")[1].split("\n## ")[0]
     lines = [line[4:] for line in section.splitlines() if line.startswith("    ")]
     assert 5 <= len(lines) <= 7 and "import transformer_mt" in lines
     code = "\n".join(lines).replace("checkpoints/wmt16-base", str(copy_run))
@@ -50,7 +50,6 @@ def test_importing_is_lazy():
     """Sabotage: import `load`'s modules at the top of the package."""
     code = """
 import sys
-import tomllib
 import transformer_mt
 heavy = {"torch", "numpy", "datasets", "sacrebleu", "pydantic", "typer", "sentencepiece"}
 assert not heavy & set(sys.modules), heavy & set(sys.modules)

@@ -1,4 +1,4 @@
-"""One's own text: two files named in a table, what else a folder answers, the README's example."""
+"""One's own text: two files named in a table, what a folder answers, the example of docs/text.md."""
 
 import gzip
 import json
@@ -22,7 +22,7 @@ from transformer_mt.text.test_sets import load_test_set
 from transformer_mt.training.run import train
 
 CONFIGS = Path(__file__).parents[2] / "configs"
-README = Path(__file__).parents[2] / "README.md"
+GUIDE = Path(__file__).parents[2] / "docs" / "text.md"
 NUMBERS = [(f"eins {i}", f"one {i}") for i in range(10)]
 
 
@@ -192,12 +192,12 @@ def test_a_table_by_set(own_text, tmp_path):
     assert load_config(path, settings).data.valid == table("[-2:]")
 
 
-def test_the_example_in_the_readme(tmp_path):
+def test_the_example_of_the_guide(tmp_path):
     """Two files and the commands, with a small model and few steps; the table is valid.
 
     Sabotage: another name in one of the commands.
     """
-    section = README.read_text().split("### Your own text\n")[1].split("\n### ")[0]
+    section = GUIDE.read_text()
     toml = section.split("```toml\n")[1].split("```")[0]
     commands = re.findall(r"^    transformer-mt (.*?) *(?:#.*)?$", section, re.MULTILINE)[:3]
     assert [line.split()[0] for line in commands] == ["init", "train", "evaluate"]

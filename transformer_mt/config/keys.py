@@ -99,7 +99,7 @@ class DataConfig(Section):
     """The corpus's configuration on the hub, such as "de-en"."""
     train: Annotated[Splits, OnChange.SHAPES_CORPUS] = "train"
     """One split or a list of them: names, in a local folder also file names and patterns, or
-    tables of two files (see README)."""
+    tables of two files (see docs/text.md)."""
     valid: Annotated[Split, OnChange.REFUSED] = "validation"
     """The split that training is validated on."""
     test: Annotated[Split, OnChange.ALLOWED] = "test"
