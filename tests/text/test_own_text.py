@@ -1,4 +1,4 @@
-"""One's own text: two files named in a table, what a folder answers, the example of docs/text.md."""
+"""Own text: two files named in a table, what a folder answers, the example of docs/text.md."""
 
 import gzip
 import json
