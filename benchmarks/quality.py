@@ -91,7 +91,7 @@ class Outcome:
 
     Attributes:
         side: Its name.
-        minutes: Wall time of its training.
+        minutes: Wall time of its training, start and end of the program included.
         greedy: BLEU on the test set, greedy.
         recommended: BLEU on the test set as its documentation recommends; None if it is greedy.
         others_share: Share of the cores that other processes took.
@@ -111,8 +111,9 @@ Translate = Callable[[list[str]], list[str]]
 
 @dataclass
 class Trained:
-    """A side after training: its curve, and how it translates."""
+    """A side after training: for how many minutes, its curve, and how it translates."""
 
+    minutes: float
     curve: list[tuple[float, float]]
     greedy: Translate
     recommended: Translate | None
@@ -135,7 +136,9 @@ def train_ours(task: Task) -> Trained:
     often = f"train.save_every_minutes={task.minutes / 20}"  # the last five are averaged
     changes = [*task.changes, *limits, often]
     words = ["train", task.path, "--run", run, *(w for c in changes for w in ("--set", c))]
+    began = time.monotonic()
     _program(*words)
+    minutes = (time.monotonic() - began) / 60
     lines = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     valid = [line for line in map(json.loads, lines) if line["kind"] == "valid"]
     curve = [(line["seconds"] / 60, line.get("ema_bleu", line["bleu"])) for line in valid]
@@ -145,7 +148,7 @@ def train_ours(task: Task) -> Trained:
         model = transformer_mt.load(path)
         return lambda lines: model.translate(lines, beam_size=beam_size)
 
-    return Trained(curve, translate(run, 1), translate(averaged, 4))
+    return Trained(minutes, curve, translate(run, 1), translate(averaged, 4))
 
 
 def _program(*words: object) -> str:
@@ -173,6 +176,7 @@ def train_joeynmt(task: Task, peer: JoeyNMT, name: str, recipe: dict) -> Trained
                 curve.append(((time.monotonic() - began) / 60, float(found[1])))
                 report_point(name, *curve[-1])
         timer.cancel()
+    minutes = (time.monotonic() - began) / 60
 
     def translate(**search: object) -> Translate:
         settings = json.loads(path.read_text(encoding="utf-8"))
@@ -186,7 +190,7 @@ def train_joeynmt(task: Task, peer: JoeyNMT, name: str, recipe: dict) -> Trained
 
         return run
 
-    return Trained(curve, translate(), translate(beam_size=5, beam_alpha=1.0))
+    return Trained(minutes, curve, translate(), translate(beam_size=5, beam_alpha=1.0))
 
 
 def train_loop(task: Task) -> Trained:
@@ -223,21 +227,20 @@ def train_loop(task: Task) -> Trained:
             began = time.monotonic() - passed  # the validation is not counted
         step(steps)
         steps += 1
-    return Trained(curve, translate, None)
+    return Trained((time.monotonic() - began) / 60, curve, translate, None)
 
 
 def measure(name: str, train: Callable[[], Trained], test: RawPairs) -> Outcome:
     """Trains one side and scores its translations of the test set."""
     report(f"{name}:")
-    load, began = Load(), time.monotonic()
+    load = Load()
     with load.watch():
         trained = train()
-    minutes = (time.monotonic() - began) / 60
     scores = [
         bleu(translate(test.src), [test.tgt]).value if translate else None
         for translate in (trained.greedy, trained.recommended)
     ]
-    return Outcome(name, minutes, scores[0], scores[1], load.share, trained.curve)
+    return Outcome(name, trained.minutes, scores[0], scores[1], load.share, trained.curve)
 
 
 def table(outcomes: list[Outcome], name: str) -> None:
@@ -261,6 +264,8 @@ def main(
 ) -> None:
     """Trains each side for the same time."""
     config = load_config(path, changes or [])
+    if work.exists():
+        raise typer.BadParameter(f"--work {work}: exists; name a new folder")
     work.mkdir(parents=True)
     valid, test = (
         load_split(config.data, str(name)) for name in (config.data.valid, config.data.test)

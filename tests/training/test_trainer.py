@@ -53,7 +53,7 @@ def scores(monkeypatch):
 
     def evaluate(translator, pairs, advance) -> Evaluation:
         hypotheses = [f"hypothesis of {line}" for line in pairs.src]
-        return Evaluation(hypotheses, [Score("bleu", values.pop(0), "", "")])
+        return Evaluation(hypotheses, Score("bleu", values.pop(0), "", ""))
 
     monkeypatch.setattr(validation_module, "evaluate", evaluate)
     return values

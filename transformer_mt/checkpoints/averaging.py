@@ -66,7 +66,7 @@ def _describe(run_dir: Path, output: Path, steps: list[int]) -> None:
                 file.write(canonical_json({**description, "averaged_steps": steps}))
     except (OSError, CheckpointError) as error:
         logger.warning("%s: %s", output / RUN_FILE, error)
-    write_average_card(output)
+    write_average_card(load_checkpoint(output))
 
 
 def _without_validations(progress: Progress) -> Progress:

@@ -18,7 +18,7 @@ from typing import ClassVar
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from transformer_mt.checkpoints.run_directory import is_step_name
+from transformer_mt.checkpoints.run_directory import METRICS, is_step_name
 from transformer_mt.system.files import atomic_file, canonical_json
 
 logger = logging.getLogger(__name__)
@@ -118,7 +118,7 @@ def record_folder(checkpoint: Path) -> Path | None:
     path = checkpoint.resolve()
     if not is_step_name(path.name):
         return path / FOLDER
-    return path.parent / FOLDER if (path.parent / "metrics.jsonl").exists() else None
+    return path.parent / FOLDER if (path.parent / METRICS).exists() else None
 
 
 def write_evaluation(checkpoint: Path, record: EvaluationRecord) -> None:

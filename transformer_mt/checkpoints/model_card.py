@@ -11,13 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from transformer_mt.checkpoints.checkpoint import EMA, MODEL, Checkpoint, load_checkpoint
+from transformer_mt.checkpoints.checkpoint import EMA, MODEL, Checkpoint
 from transformer_mt.checkpoints.evaluations import (
     EvaluationRecord,
     read_evaluations,
     record_folder,
 )
 from transformer_mt.checkpoints.run_directory import RUN_FILE, is_step_name, read_description
+from transformer_mt.config.loading import without_folder
 from transformer_mt.errors import CheckpointError
 from transformer_mt.system.files import atomic_file
 from transformer_mt.version import __version__
@@ -125,13 +126,13 @@ def model_card(subject: CardSubject) -> str:
     return _header(subject, [] if subject.stored else records) + "\n" + body
 
 
-def write_average_card(directory: Path) -> None:
+def write_average_card(checkpoint: Checkpoint) -> None:
     """Writes the card of averaged weights; if that fails, a warning says so.
 
     Args:
-        directory: The averaged checkpoint.
+        checkpoint: The weights.
     """
-    checkpoint = load_checkpoint(directory)
+    directory = checkpoint.path
     steps = _description(directory).get("averaged_steps")
     count = f"{len(steps)} checkpoints, of steps {', '.join(map(str, steps))}" if steps else ""
     tensors = checkpoint.load_tensors(MODEL).values()
@@ -151,18 +152,18 @@ def write_average_card(directory: Path) -> None:
         logger.warning("%s: cannot be written: %s", directory / CARD, error.strerror or error)
 
 
-def refresh_average_card(directory: Path) -> None:
+def refresh_average_card(checkpoint: Checkpoint) -> None:
     """Writes the card of averaged weights anew, after an evaluation of them.
 
     Args:
-        directory: A checkpoint; nothing is written unless it has a card that nobody has changed.
+        checkpoint: Nothing is written unless it has a card that nobody has changed.
     """
     try:
-        is_ours = _MARK in (directory / CARD).read_text(encoding="utf-8")
+        is_ours = _MARK in (checkpoint.path / CARD).read_text(encoding="utf-8")
     except (OSError, ValueError):
         return
-    if is_ours and not is_step_name(directory.resolve().name):
-        write_average_card(directory)
+    if is_ours and not is_step_name(checkpoint.path.resolve().name):
+        write_average_card(checkpoint)
 
 
 def _description(checkpoint: Path) -> dict[str, Any]:
@@ -190,9 +191,7 @@ def _measured(checkpoint: Checkpoint, raw: bool) -> list[EvaluationRecord]:
 
 def _data(checkpoint: Checkpoint, description: dict[str, Any]) -> str:
     data = checkpoint.config.data
-    # A local folder's place on this machine means nothing to readers elsewhere.
-    path = Path(data.path).name if Path(data.path).is_absolute() else data.path
-    text = f"Trained on `{path}`, {data.src_lang} to {data.tgt_lang}"
+    text = f"Trained on `{without_folder(data.path)}`, {data.src_lang} to {data.tgt_lang}"
     if not description:
         return f"{text}."
     report = description["corpus"]

@@ -20,6 +20,8 @@ from transformer_mt.system.files import (
 
 logger = logging.getLogger(__name__)
 
+METRICS = "metrics.jsonl"
+"""Figures of a run, a JSON object per line; `training/run_log.py` writes it."""
 RUN_FILE = "run.json"
 """Describes text, model and environment of a run; `training/description.py` writes it."""
 RESUMABLE_CHECKPOINTS = 2

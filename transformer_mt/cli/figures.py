@@ -4,7 +4,7 @@ As in `commands.py`, commands import what they need themselves.
 """
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -118,16 +118,7 @@ def schedule(config: ConfigArgument, output: FigureOption, set_: SetOption = Non
     \b
     transformer-mt plot schedule configs/wmt16-base.toml -o schedule.png
     """
-    from transformer_mt.config.loading import load_config
-    from transformer_mt.figures.canvas import check_figure_output, require_plots, write_figure
-
-    require_single_process("plot")
-    require_plots("plot")
-    checked, settings = check_figure_output(output), load_config(config, set_ or ())
-    from transformer_mt.figures.recipe import schedule_figure
-
-    write_figure(schedule_figure(settings, config.stem), output, checked)
-    print(output)
+    _plot_recipe("schedule_figure", config, output, set_ or [])
 
 
 @plot.command(cls=GroupedCommand)
@@ -137,15 +128,25 @@ def positions(config: ConfigArgument, output: FigureOption, set_: SetOption = No
     \b
     transformer-mt plot positions configs/wmt16-base.toml -o positions.png
     """
+    _plot_recipe("positions_figure", config, output, set_ or [])
+
+
+def _plot_recipe(
+    draw: Literal["schedule_figure", "positions_figure"],
+    config: Path,
+    output: Path,
+    changes: list[str],
+) -> None:
+    """Draws what follows from a configuration alone, by a function of `figures.recipe`."""
     from transformer_mt.config.loading import load_config
     from transformer_mt.figures.canvas import check_figure_output, require_plots, write_figure
 
     require_single_process("plot")
     require_plots("plot")
-    checked, settings = check_figure_output(output), load_config(config, set_ or ())
-    from transformer_mt.figures.recipe import positions_figure
+    checked, settings = check_figure_output(output), load_config(config, changes)
+    from transformer_mt.figures import recipe
 
-    write_figure(positions_figure(settings, config.stem), output, checked)
+    write_figure(getattr(recipe, draw)(settings, config.stem), output, checked)
     print(output)
 
 

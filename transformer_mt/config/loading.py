@@ -97,6 +97,11 @@ def expand_path(path: str) -> str:
         return path
 
 
+def without_folder(path: str) -> str:
+    """Gives the last part of an absolute path; its folder means nothing to readers elsewhere."""
+    return Path(path).name if os.path.isabs(path) else path
+
+
 def _get(values: Mapping[str, Any], key: str) -> str | None:
     """Returns the text at a dotted key; None if there is none, or another kind of value."""
     section, name = key.split(".")

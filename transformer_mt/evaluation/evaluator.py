@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from transformer_mt.checkpoints.checkpoint import Checkpoint
-from transformer_mt.evaluation.scoring import Score, score_all
+from transformer_mt.evaluation.scoring import Score, bleu
 from transformer_mt.system.console import progress_bar
 from transformer_mt.system.processes import ALONE, Processes
 from transformer_mt.text.corpus import RawPairs, read_lines
@@ -24,16 +24,11 @@ class Evaluation:
 
     Attributes:
         hypotheses: One per source line, detokenised.
-        scores: BLEU and chrF2 of the corpus.
+        bleu: Corpus BLEU.
     """
 
     hypotheses: list[str]
-    scores: list[Score]
-
-    @property
-    def bleu(self) -> Score:
-        """Corpus BLEU."""
-        return self.scores[0]
+    bleu: Score
 
 
 def evaluate(
@@ -51,7 +46,7 @@ def evaluate(
         DataError: If there are no pairs.
     """
     hypotheses = list(translator.translate(pairs.src, advance))
-    return Evaluation(hypotheses, score_all(hypotheses, [pairs.tgt]))
+    return Evaluation(hypotheses, bleu(hypotheses, [pairs.tgt]))
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from transformer_mt.checkpoints.evaluations import (
 )
 from transformer_mt.checkpoints.model_card import refresh_average_card
 from transformer_mt.config.keys import DataConfig
+from transformer_mt.config.loading import without_folder
 from transformer_mt.errors import ConfigError, DataError
 from transformer_mt.evaluation.comparison import (
     Comparison,
@@ -158,8 +159,7 @@ def _record(
     assert test_set.src is not None
     data = checkpoint.config.data
     record = EvaluationRecord(
-        # Where a corpus lies on this machine means nothing to readers elsewhere.
-        test_set=test_set.name.replace(data.path, Path(data.path).name),
+        test_set=test_set.name.replace(data.path, without_folder(data.path)),
         checkpoint=checkpoint.path.resolve().name,
         digest=checkpoint.digest(),
         search=SearchSetting(
@@ -176,7 +176,7 @@ def _record(
         seconds=round(system.seconds, 3),
     )
     write_evaluation(checkpoint.path, record)
-    refresh_average_card(checkpoint.path)
+    refresh_average_card(checkpoint)
 
 
 def _is_file(baseline: Path) -> bool:

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from transformer_mt.checkpoints.run_directory import METRICS
 from transformer_mt.errors import CheckpointError
 
-METRICS = "metrics.jsonl"
 KINDS = ("train", "valid")
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from transformer_mt.checkpoints.checkpoint import Checkpoint
 from transformer_mt.checkpoints.evaluations import EvaluationRecord, read_evaluations, run_folders
 from transformer_mt.checkpoints.run_directory import (
+    METRICS,
     RUN_FILE,
     find_checkpoint,
     list_checkpoints,
@@ -16,7 +17,7 @@ from transformer_mt.checkpoints.run_directory import (
 from transformer_mt.config.keys import Config
 from transformer_mt.config.loading import parse_config
 from transformer_mt.errors import CheckpointError, ConfigError
-from transformer_mt.figures.metrics import METRICS, RunMetrics, read_metrics
+from transformer_mt.figures.metrics import RunMetrics, read_metrics
 from transformer_mt.system.files import MANIFEST
 
 logger = logging.getLogger(__name__)

@@ -3,13 +3,12 @@
 import logging
 import math
 import statistics
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from transformer_mt.checkpoints.evaluations import VALIDATION, EvaluationRecord
 from transformer_mt.checkpoints.state import Progress
 from transformer_mt.config.keys import Config, flat_values
+from transformer_mt.config.loading import without_folder
 from transformer_mt.errors import TransformerMTError
 from transformer_mt.evaluation.scoring import sentence_chrf
 from transformer_mt.figures.attention import MAX_PIECES, attention_figure
@@ -81,7 +80,7 @@ def _summary(run: RecordedRun) -> str:
     model, data = run.config.model, run.config.data
     return (
         f"A Transformer from {data.src_lang} to {data.tgt_lang}, trained on"
-        f" {_last_part(data.path)}: {model.encoder_layers} encoder and {model.decoder_layers}"
+        f" {without_folder(data.path)}: {model.encoder_layers} encoder and {model.decoder_layers}"
         f" decoder layers of width {model.d_model}, {model.n_heads} heads, {model.norm}-norm."
     )
 
@@ -246,14 +245,10 @@ def _keys(config: Config) -> tuple[Rows, Rows]:
     changed: Rows = []
     default: Rows = []
     for key, value in flat_values(config).items():
-        text = _last_part(str(value)) if key in _PATHS else str(value)
+        text = without_folder(str(value)) if key in _PATHS else str(value)
         is_changed = key == "data.path" or value != defaults[key]
         (changed if is_changed else default).append((key, text))
     return changed, default
-
-
-def _last_part(path: str) -> str:
-    return Path(path).name if Path(path).is_absolute() else path
 
 
 def _environment(run: RecordedRun) -> Rows:
@@ -269,13 +264,11 @@ def _environment(run: RecordedRun) -> Rows:
 
 
 def _digests(run: RecordedRun) -> Rows:
-    return list(_iterate_digests(run))
-
-
-def _iterate_digests(run: RecordedRun) -> Iterator[tuple[str, str]]:
+    rows: Rows = []
     if run.description:
-        yield "training text, encoded", run.description["corpus"]["digest"]
-        yield "validation text", run.description["validation"]["digest"]
+        rows.append(("training text, encoded", run.description["corpus"]["digest"]))
+        rows.append(("validation text", run.description["validation"]["digest"]))
     if run.checkpoint:
-        for name, digest in sorted(read_manifest(run.checkpoint.path).items()):
-            yield f"{run.checkpoint.path.name}/{name}", digest
+        name, files = run.checkpoint.path.name, read_manifest(run.checkpoint.path)
+        rows += [(f"{name}/{file}", digest) for file, digest in sorted(files.items())]
+    return rows

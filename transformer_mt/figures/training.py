@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from transformer_mt.checkpoints.run_directory import METRICS
 from transformer_mt.errors import CheckpointError
 from transformer_mt.figures.canvas import (
     FILE_STYLE,
@@ -14,7 +15,7 @@ from transformer_mt.figures.canvas import (
     new_figure,
     style_axes,
 )
-from transformer_mt.figures.metrics import METRICS, RunMetrics, name_runs, read_metrics
+from transformer_mt.figures.metrics import RunMetrics, name_runs, read_metrics
 from transformer_mt.figures.options import XAxis
 
 if TYPE_CHECKING:

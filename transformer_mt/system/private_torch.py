@@ -80,7 +80,8 @@ def pack_mkl_weight(weight: Tensor, rows: int) -> Tensor:
 
     Args:
         weight: The weight.
-        rows: Number of rows of an input for which the layout is chosen; it serves any number.
+        rows: Number of rows of an input for which the layout is chosen. It serves any number,
+            which MKL's manual leaves open; tests/model/test_cpu_kernels.py tries 1 to 300.
     """
     packed: Tensor = torch.ops.mkl._mkl_reorder_linear_weight(weight.detach(), rows)
     return packed

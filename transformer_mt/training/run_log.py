@@ -6,6 +6,7 @@ import math
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -13,6 +14,7 @@ from typing import Self, TextIO
 
 from tqdm import tqdm
 
+from transformer_mt.checkpoints.run_directory import METRICS
 from transformer_mt.checkpoints.state import Progress
 from transformer_mt.errors import CheckpointError
 from transformer_mt.system.console import (
@@ -71,7 +73,7 @@ class RunLog(logging.Handler):
         self._disk_is_full = False
         self._displayed_at = -math.inf
         self._time_left = self._figures = ""
-        self._metrics_path = run_dir / "metrics.jsonl"
+        self._metrics_path = run_dir / METRICS
         _remove_later_metrics(self._metrics_path, progress)
         self._metrics = self._metrics_path.open("a", encoding="utf-8")
         self._board = Board(run_dir, progress) if tensorboard else None
@@ -104,7 +106,8 @@ class RunLog(logging.Handler):
         PACKAGE_LOGGER.setLevel(self._level_before)
         self._bar.close()
         if self._board:
-            self._board.close()
+            with suppress(OSError):  # its figures are in metrics.jsonl too
+                self._board.close()
         for file in (self._metrics, self._text):
             try:
                 file.close()

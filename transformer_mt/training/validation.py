@@ -18,7 +18,7 @@ from transformer_mt.checkpoints.evaluations import (
 )
 from transformer_mt.evaluation.evaluator import Evaluation, evaluate
 from transformer_mt.evaluation.perplexity import mean_nll, perplexity
-from transformer_mt.evaluation.scoring import Score
+from transformer_mt.evaluation.scoring import score_all
 from transformer_mt.system.processes import ALONE, Processes
 from transformer_mt.text.corpus import RawPairs
 from transformer_mt.text.encoded_pairs import encode_pairs
@@ -44,14 +44,12 @@ class Validation:
         bleu: BLEU of the weights.
         ema_bleu: BLEU of their moving average; None if there is none.
         hypotheses: One per sentence, by the moving average if there is one.
-        scores: Their scores.
     """
 
     nll: float
     bleu: float
     ema_bleu: float | None
     hypotheses: list[str]
-    scores: list[Score]
 
     @property
     def figures(self) -> dict[str, float]:
@@ -111,7 +109,7 @@ class Validator:
                 ema_bleu = evaluation.bleu.value
         except _Stopped:
             return None
-        return Validation(nll, bleu, ema_bleu, evaluation.hypotheses, evaluation.scores)
+        return Validation(nll, bleu, ema_bleu, evaluation.hypotheses)
 
     def _evaluate(self, must_stop: Callable[[], bool]) -> Evaluation:
         def stop_if_asked(lines: int) -> None:
@@ -128,14 +126,16 @@ class Validator:
             checkpoint: The checkpoint of its weights, which may not have been saved.
         """
         max_length = self._engine.config.data.max_length
+        references = [list(self._pairs.tgt)]
+        scores = score_all(result.hypotheses, references)
         record = EvaluationRecord(
             test_set=VALIDATION,
             checkpoint=checkpoint.name,
             digest=checkpoint_digest(checkpoint) if checkpoint.exists() else "",
             search=SearchSetting(max_length=max_length),
-            scores=[MeasuredScore(s.name, s.value, s.signature) for s in result.scores],
+            scores=[MeasuredScore(s.name, s.value, s.signature) for s in scores],
             sources=list(self._pairs.src),
-            references=[list(self._pairs.tgt)],
+            references=references,
             hypotheses=result.hypotheses,
         )
         write_evaluation(checkpoint, record)
