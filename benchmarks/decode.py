@@ -4,13 +4,15 @@
 
 The same weights and sentences, from text to text: encoding and decoding of pieces is included in
 the time. Each side runs at its best batch size, which is chosen on a part of the sentences, in
-rounds one after the other, and the median of its rounds counts. Ours is there in every precision
-that the device supports; the last columns are its speed divided by CTranslate2's. The plain loop
-decodes sentence by sentence and all positions anew for each token, as tutorials write it, on the
-first sentences only. A row says when other processes, `--neighbours` included, took more than a
-tenth of the cores. Below the table are the sentences that CTranslate2 translates otherwise in
-fp32, and how much our model prefers its word. `--quick` takes fewer sentences, batch sizes and
-rounds. Progress goes to stderr, the table to stdout, whose last line is one JSON object.
+rounds one after the other, and the median of its rounds counts. On a CPU CTranslate2 has two more
+sides, "x N": N batches at once, one thread each, as ours does, instead of all threads for one
+batch, its default. Ours is there in every precision that the device supports; the last columns are
+its speed divided by CTranslate2's. The plain loop decodes sentence by sentence and all positions
+anew for each token, as tutorials write it, on the first sentences only. A row says when other
+processes, `--neighbours` included, took more than a tenth of the cores. Below the table are the
+sentences that CTranslate2 translates otherwise in fp32, and how much our model prefers its word.
+`--quick` takes fewer sentences, batch sizes and rounds. Progress goes to stderr, the table to
+stdout, whose last line is one JSON object.
 """
 
 import json
@@ -21,6 +23,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -33,7 +36,7 @@ from transformer_mt.checkpoints.checkpoint import Checkpoint
 from transformer_mt.checkpoints.run_directory import find_checkpoint
 from transformer_mt.evaluation.scoring import bleu
 from transformer_mt.system.device import DTYPES, supports
-from transformer_mt.text.vocabulary import BOS_ID, EOS_ID
+from transformer_mt.text.vocabulary import BOS_ID, EOS_ID, Vocabulary
 from transformer_mt.translation.export import export
 from transformer_mt.translation.loading import build_translation_model, find_checkpoints
 from transformer_mt.translation.options import LoadOptions, SearchOptions
@@ -60,7 +63,7 @@ class Extent:
 
 
 FULL = Extent(None, 400, 100, {"cpu": (2048, 4096, 8192, 16384), "cuda": (8192, 32768, 131072)})
-QUICK = Extent(400, 200, 20, {"cpu": (2048, 8192), "cuda": (8192, 32768)})
+QUICK = Extent(400, 200, 20, {"cpu": (4096, 8192), "cuda": (8192, 32768)})
 QUICK_ROUNDS = 2
 BEAM_SIZES = (1, 4)
 FASTEST_WEIGHTS = {"cpu": "int8", "cuda": "float16"}
@@ -146,21 +149,15 @@ def our_translations(
 
 
 def ctranslate2_translation(
-    checkpoint: Checkpoint, exported: Path, device: str, threads: int, beam_size: int
+    model: ctranslate2.Translator, vocab: Vocabulary, beam_size: int
 ) -> Callable[[int], Translate]:
     """Gives CTranslate2's translation at a batch size.
 
     Args:
-        checkpoint: The checkpoint, for its vocabulary.
-        exported: Its exported model, in a folder named after the type of its weights.
-        device: `cpu` or `cuda`.
-        threads: CPU threads.
+        model: The exported model.
+        vocab: Its vocabulary.
         beam_size: Beam size; 1 is greedy search.
     """
-    vocab = checkpoint.vocab
-    model = ctranslate2.Translator(
-        str(exported), device=device, compute_type=exported.name, intra_threads=threads
-    )
     ids = {piece: i for i, piece in enumerate(vocab.tgt_pieces(range(vocab.tgt_size)))}
 
     def with_batch_tokens(batch_tokens: int) -> Translate:
@@ -218,18 +215,34 @@ def preference(checkpoint: Checkpoint, line: str, first: str, second: str) -> fl
     return float(scores[one[place]] - scores[other[place]])
 
 
+def load_ctranslate2(
+    checkpoint: Checkpoint, folder: Path, device: str, threads: int
+) -> dict[str, ctranslate2.Translator]:
+    """Exports a checkpoint; loads it with each type of weights and each use of threads."""
+    models = {}
+    for weights in ("float32", FASTEST_WEIGHTS[device]):
+        export(checkpoint, folder / weights, weights)
+        load = partial(
+            ctranslate2.Translator, str(folder / weights), device=device, compute_type=weights
+        )
+        models[f"CTranslate2 {weights}"] = load(intra_threads=threads)
+        if device == "cpu" and threads > 1:
+            models[f"CTranslate2 {weights} x {threads}"] = load(
+                intra_threads=1, inter_threads=threads
+            )
+    return models
+
+
 def load_sides(
     run: Path, folder: Path, device: str, threads: int, sizes: tuple[int, ...]
 ) -> list[Side]:
     """Loads every side, at every batch size."""
     checkpoint, sides = find_checkpoint(run), []
+    models = load_ctranslate2(checkpoint, folder, device, threads)
     for beam_size in BEAM_SIZES:
-        for weights in ("float32", FASTEST_WEIGHTS[device]):
-            if not (folder / weights).exists():
-                export(checkpoint, folder / weights, weights)
-            make = ctranslate2_translation(checkpoint, folder / weights, device, threads, beam_size)
-            translations = {size: make(size) for size in sizes}
-            sides.append(Side(f"CTranslate2 {weights}", beam_size, translations))
+        for name, model in models.items():
+            make = ctranslate2_translation(model, checkpoint.vocab, beam_size)
+            sides.append(Side(name, beam_size, {size: make(size) for size in sizes}))
         for precision in DTYPES:
             if supports(precision, torch.device(device)):
                 translations = our_translations(run, device, precision, beam_size, sizes)
@@ -278,16 +291,17 @@ def print_table(title: str, rows: list[dict[str, Any]]) -> None:
     speeds = {(row["side"], row["beam_size"]): row["sentences_per_second"] for row in rows}
     others = list(dict.fromkeys(name for name, _ in speeds if name.startswith("CTranslate2")))
     titles = f"{'beam':>5}{'batch':>8}{'sentences/s':>13}{'tokens/s':>10}{'tokens':>8}{'BLEU':>7}"
-    print(f"\n{title:22}{titles}" + "".join(f"{'/ ' + name.split()[1]:>10}" for name in others))
+    ratios = "".join(f"{name.replace('CTranslate2', '/'):>16}" for name in others)
+    print(f"\n{title:26}{titles}{ratios}")
     for row in rows:
         name, beam_size, speed = row["side"], row["beam_size"], row["sentences_per_second"]
-        line = f"{name:22}{beam_size:5}{row.get('batch_tokens', ''):>8}{speed:13.0f}"
+        line = f"{name:26}{beam_size:5}{row.get('batch_tokens', ''):>8}{speed:13.0f}"
         if "bleu" in row:
             line += f"{row['tokens_per_second']:10.0f}{row['tokens']:8}{row['bleu']:7.2f}"
         if name not in others:
-            ratios = (f"{speed / speeds[other, beam_size]:10.2f}" for other in others)
-            line = f"{line:73}" + "".join(ratios)
-        print(f"{line:{73 + 10 * len(others)}}  {describe_share(row['others_share'])}".rstrip())
+            ratios = (f"{speed / speeds[other, beam_size]:16.2f}" for other in others)
+            line = f"{line:77}" + "".join(ratios)
+        print(f"{line:{77 + 16 * len(others)}}  {describe_share(row['others_share'])}".rstrip())
 
 
 def print_differences(

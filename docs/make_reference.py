@@ -51,12 +51,17 @@ def _commands() -> Iterator[str]:
             summary = command.get_short_help_str(limit=1_000)
             yield from ("", f"### {name}", "", f"`{name} {usage}`", "")
             yield from ((summary, "") if " " in name else ())
-            yield from _table_head("argument or option", "meaning")
-            for parameter in command.get_params(context):
-                record = parameter.get_help_record(context)
-                if record and parameter.name != "help":
-                    is_argument = parameter.param_type_name == "argument"
-                    yield _row(f"`{parameter.metavar if is_argument else record[0]}`", record[1])
+            if rows := list(_parameters(command, context)):
+                yield from (*_table_head("argument or option", "meaning"), *rows)
+
+
+def _parameters(command: Any, context: typer.Context) -> Iterator[str]:
+    """Yields a row for each argument and option but --help."""
+    for parameter in command.get_params(context):
+        record = parameter.get_help_record(context)
+        if record and parameter.name != "help":
+            is_argument = parameter.param_type_name == "argument"
+            yield _row(f"`{parameter.metavar if is_argument else record[0]}`", record[1])
 
 
 def list_commands(name: str, command: Any) -> Iterator[tuple[str, Any]]:

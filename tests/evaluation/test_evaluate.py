@@ -77,7 +77,7 @@ def test_a_comparison_by_hand():
     """
     words = [f"w{i} " * length for i, length in enumerate((1, 10, 11, 60, 61))]
     reference = [f"{word}end" for word in words]
-    test_set = EvaluationSet("words", words, [reference])
+    test_set = EvaluationSet("words", "words", words, [reference])
     system, baseline = list(reference), list(reference)
     system[1], baseline[4] = "bad", "worse than that"
     baseline[3] = baseline[3].removesuffix("d")
@@ -104,7 +104,7 @@ def test_buckets_by_source_length():
     """A bound belongs to the bucket that it ends; an empty line counts as one word."""
     counts = (0, 1, 10, 11, 20, 21, 30, 31, 40, 41, 60, 61)
     reference = [f"line {count}" for count in counts]
-    test_set = EvaluationSet("words", ["w " * count for count in counts], [reference])
+    test_set = EvaluationSet("words", "words", ["w " * count for count in counts], [reference])
     buckets = compare(test_set, reference, reference).buckets
     assert [(bucket.words, bucket.sentences) for bucket in buckets] == [
         ("1-10", 3),

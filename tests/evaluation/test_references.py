@@ -8,13 +8,19 @@ import pytest
 import sacrebleu
 from conftest import copy_lines, run_program, tiny_config
 from sacrebleu.dataset import DATASETS
+from sacrebleu.metrics.chrf import CHRF
 from test_evaluate import evaluate
 from test_evaluate import sacrebleu as sacrebleu_program
 
 from transformer_mt.config.keys import DataConfig
 from transformer_mt.errors import DataError
 from transformer_mt.evaluation.comparison import compare, format_comparison
-from transformer_mt.evaluation.scoring import paired_bootstrap, sentence_chrf
+from transformer_mt.evaluation.scoring import (
+    bleu,
+    paired_bootstrap,
+    score_all,
+    sentence_chrf,
+)
 from transformer_mt.text.test_sets import EvaluationSet, load_test_set
 
 SIZE = 40
@@ -96,7 +102,7 @@ def test_hypotheses_and_a_reference_are_enough(texts):
 
 def test_all_references_of_a_sentence_are_shown():
     """Numbered if there are several."""
-    test_set = EvaluationSet("texts", ["quelle"], [["one"], ["two"]])
+    test_set = EvaluationSet("texts", "texts", ["quelle"], [["one"], ["two"]])
     comparison = compare(test_set, ["one"], ["on"])
     text = format_comparison(comparison, test_set, ["one"], ["on"], 1)
     assert text.splitlines()[-5:] == [
@@ -110,7 +116,7 @@ def test_all_references_of_a_sentence_are_shown():
 
 def test_lengths_are_those_of_the_first_reference_without_a_source():
     """Sabotage: measure the last reference."""
-    test_set = EvaluationSet("texts", None, [["a " * 11], ["a"]])
+    test_set = EvaluationSet("texts", "texts", None, [["a " * 11], ["a"]])
     [bucket] = compare(test_set, ["a"], ["b"]).buckets
     assert bucket.words == "11-20"
 
@@ -165,7 +171,8 @@ def test_files_by_name(tmp_path):
     data, refs = DataConfig(path="none"), [tmp_path / "b", tmp_path / "c"]
     test_set = load_test_set(data, src=tmp_path / "a", refs=refs)
     assert (test_set.src, test_set.references) == (["one", "two"], [["1", "2"], ["I", "II"]])
-    assert load_test_set(data, refs=refs[:1]) == EvaluationSet(str(refs[0]), None, [["1", "2"]])
+    one = EvaluationSet(str(refs[0]), "b", None, [["1", "2"]])
+    assert load_test_set(data, refs=refs[:1]) == one
     with pytest.raises(DataError, match=f"{tmp_path / 'd'}: contains no lines"):
         load_test_set(data, refs=[tmp_path / "d"])
 
@@ -191,3 +198,11 @@ def test_every_reference_must_be_complete():
     """Not only the first. Sabotage: check the first reference alone."""
     with pytest.raises(DataError, match="2 hypotheses for 1 references"):
         paired_bootstrap(["a", "b"], ["a", "b"], [["a", "b"], ["a"]])
+
+
+def test_bleu_alone_computes_no_chrf(monkeypatch):
+    """Validation needs BLEU only. Sabotage: take the first of all scores."""
+    hypotheses, references = ["a b c d e"], [["a b c d f"]]
+    expected = score_all(hypotheses, references)[0]
+    monkeypatch.setattr(CHRF, "corpus_score", None)
+    assert bleu(hypotheses, references) == expected

@@ -29,26 +29,29 @@ def check_file(path) -> None:
         assert content.startswith(b"%PDF-") and content.rstrip().endswith(b"%%EOF")
 
 
-def test_every_command_writes_every_format(config, untrained_run, tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize("ending", [".png", ".SVG", ".pdf"])
+@pytest.mark.parametrize("name", ["training", "attention", "schedule", "positions"])
+def test_every_command_writes_every_format(
+    config, untrained_run, tmp_path, monkeypatch, capsys, name, ending
+):
     """The path on stdout, nothing on stderr, the same bytes again.
 
     Sabotage: no salt, or the date, in an SVG.
     """
     run = write_run(tmp_path / "run")
-    commands = {
-        "training.png": ["training", run, run],
-        "attention.svg": ["attention", untrained_run, "ab cd", "--heads", "--quiet"],
-        "schedule.pdf": ["schedule", config],
-        "positions.SVG": ["positions", config],
-    }
-    for name, command in commands.items():
-        path, contents = tmp_path / name, []
-        for _ in range(2 if path.suffix == ".pdf" or name == "positions.SVG" else 1):
-            result = call(monkeypatch, capsys, "plot", *command, "-o", path)
-            assert result == (0, f"{path}\n", "")
-            contents.append(path.read_bytes())
-        assert contents[0] == contents[-1]
-        check_file(path.rename(path.with_suffix(path.suffix.lower())))
+    command = {
+        "training": ["training", run, run],
+        "attention": ["attention", untrained_run, "ab cd", "--heads", "--quiet"],
+        "schedule": ["schedule", config],
+        "positions": ["positions", config],
+    }[name]
+    path, contents = tmp_path / f"{name}{ending}", []
+    for _ in range(2):
+        result = call(monkeypatch, capsys, "plot", *command, "-o", path)
+        assert result == (0, f"{path}\n", "")
+        contents.append(path.read_bytes())
+    assert contents[0] == contents[1]
+    check_file(path.rename(path.with_suffix(path.suffix.lower())))
 
 
 def test_an_output_is_checked_before_anything_else(tmp_path, monkeypatch, capsys):
@@ -74,20 +77,29 @@ def test_help_of_a_plot(command, monkeypatch, capsys):
     assert all(len(line) <= 80 for line in out.splitlines() if "transformer-mt" not in line)
 
 
-def test_matplotlib_is_optional(tmp_path):
-    """Without it, one line says what to install. Sabotage: import it at the top of canvas.py."""
+@pytest.mark.parametrize(
+    ("command", "package", "message"),
+    [
+        ("plot schedule", "matplotlib", "error: plot needs Matplotlib: "),
+        ("report", "matplotlib", "error: report needs Matplotlib: "),
+        ("report", "jinja2", "error: report needs Jinja2: "),
+        ("plot schedule", "jinja2", ""),
+    ],
+)
+def test_packages_are_optional(config, tmp_path, command, package, message):
+    """Without one, a line says what to install. Sabotage: import it at the top of canvas.py."""
     script = (
         "import sys, importlib.util as u; find = u.find_spec\n"
-        "sys.modules['matplotlib'] = None\n"
-        "u.find_spec = lambda name, *a: None if name == 'matplotlib' else find(name, *a)\n"
+        f"sys.modules['{package}'] = None\n"
+        f"u.find_spec = lambda name, *a: None if name == '{package}' else find(name, *a)\n"
         "from transformer_mt.cli.program import main; main()"
     )
-    arguments = ["plot", "training", "run", "-o", str(tmp_path / "x.png")]
+    arguments = [*command.split(), str(config), "-o", str(tmp_path / "x.png")]
     done = subprocess.run(
         [sys.executable, "-c", script, *arguments], capture_output=True, text=True, timeout=60
     )
-    assert done.returncode == 2 and not done.stdout
-    assert done.stderr == ("error: plot needs Matplotlib: pip install 'transformer-mt[plots]'\n")
+    install = "pip install 'transformer-mt[plots]'\n" if message else ""
+    assert (done.returncode, done.stderr) == (2 if message else 0, message + install)
 
 
 def test_no_display_and_no_settings_of_the_user(tmp_path, monkeypatch, capsys):

@@ -16,7 +16,7 @@ def test_the_rate_is_the_papers(tmp_path, warmup, steps):
     config = tiny_config(
         tmp_path, optim__warmup_steps=warmup, optim__lr_scale=2.0, train__max_steps=steps
     )
-    figure = schedule_figure(config, "tiny")
+    figure = schedule_figure(config, "tiny_$x$" * 20)
     curve, peak = figure.axes[0].lines
     last = steps or 4 * warmup
     drawn = curve.get_xdata()
@@ -35,7 +35,7 @@ def test_the_rate_is_the_papers(tmp_path, warmup, steps):
 def test_the_positions_are_the_papers(tmp_path, width):
     """Sines and cosines of section 3.5, as maps and as curves. Sabotage: swap the maps."""
     config = tiny_config(tmp_path, model__d_model=width, model__n_heads=1)
-    figure = positions_figure(config, "a_$b$")
+    figure = positions_figure(config, "a_$b$" * 20)
     encodings = np.array(
         [
             [(math.sin, math.cos)[i % 2](p / 10000 ** ((i - i % 2) / width)) for i in range(width)]

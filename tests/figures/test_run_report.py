@@ -3,19 +3,27 @@
 import json
 import re
 import shutil
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 from conftest import tiny_config
+from drawn import overlapping
 from test_cli_errors import assert_one_error, call
 
 from transformer_mt.checkpoints.evaluations import read_evaluations, run_folders
-from transformer_mt.checkpoints.run_directory import find_checkpoint, list_checkpoints
+from transformer_mt.checkpoints.run_directory import find_checkpoint, list_checkpoints, load_newest
 from transformer_mt.cli.program import main
+from transformer_mt.config.keys import SplitFiles
 from transformer_mt.errors import CheckpointError
+from transformer_mt.evaluation.scoring import sentence_chrf
+from transformer_mt.figures.lengths import lengths_figure
+from transformer_mt.figures.page import PAGE_STYLE
 from transformer_mt.figures.recorded_run import read_run
 from transformer_mt.figures.report import build_report
+from transformer_mt.figures.training import PANELS, panel_figure
+from transformer_mt.text.prepared import prepare
 from transformer_mt.training.run import train
 
 VOID = {"meta", "br", "link", "img"}
@@ -130,15 +138,89 @@ def test_what_it_shows_is_what_the_run_recorded(evaluated, html):
     checkpoint = find_checkpoint(evaluated)
     assert f"best validation BLEU {checkpoint.progress.best_bleu:.2f} " in text
     assert records[-1].digest == checkpoint.digest()
-    for name in ("Best", "Median", "Worst"):
-        assert f" {name} line " in text
-    assert "line 4" in text and "chrF2 " in text
     assert "train.ema_decay 0.5 " in text and "torch version" in text
     assert f"Cross-attention of {checkpoint.path.name}" in text
 
 
+def test_the_best_and_the_worst_translations(evaluated, tmp_path):
+    """Ranked by chrF2, each group drawn once. Sabotage: swap best and worst; draw no lengths."""
+    run = shutil.copytree(evaluated, tmp_path / "run")
+    record = read_evaluations(run_folders(run))[-1]
+    path = run / "evaluations" / record.file_name
+    hypotheses = ["x", "no", "", "ab cd"]
+    path.write_text(json.dumps({**json.loads(path.read_text()), "hypotheses": hypotheses}))
+    scores = sentence_chrf(hypotheses, record.references)
+    order = [0, 3, 1, 2]  # of two that are equally bad, the longer source is first
+    assert scores[0] > scores[3] > scores[1] == scores[2]
+    html = build_report(read_run(run))
+    text = Page(html).text
+    groups = {"Best": order[:3], "Median": order[:3], "Worst": order[:0:-1]}
+    for name, end in (("Best", "Median"), ("Median", "Worst"), ("Worst", "Attention")):
+        section = text[text.index(f" {name} line ") : text.index(f" {end} ")]
+        shown = re.findall(r"line (\d) chrF2 ([\d.]+) ", section)
+        assert shown == [(str(i + 1), f"{scores[i]:.1f}") for i in groups[name]]
+    maps = text.count(": line ") - text.count("too long to draw")
+    assert maps >= 1 and html.count("<svg ") == len(PANELS) + 1 + maps
+
+
+def test_lengths_are_those_of_the_training_text(run):
+    """Counted by hand from the prepared corpus, and drawn as they are. Sabotage: a bin too wide."""
+    config = find_checkpoint(run).config
+    pairs = prepare(config).pairs
+    lengths = json.loads((run / "run.json").read_text())["lengths"]
+    figure = lengths_figure(lengths, ("de", "en"), PAGE_STYLE)
+    for side, patch in zip((pairs.src, pairs.tgt), figure.axes[0].patches, strict=True):
+        counts, edges, _ = patch.get_data()
+        ends = list(edges[1:])
+        by_hand = [0] * len(ends)
+        for i in range(len(pairs)):
+            length = len(side[i]) + 1
+            by_hand[next(bin_ for bin_, end in enumerate(ends) if length < end)] += 1
+        assert list(counts) == by_hand and sum(by_hand) == len(pairs)
+    [axes] = figure.axes
+    assert axes.get_xlabel() == "pieces, end of sentence included" and axes.get_xlim()[0] == 0
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["de", "en"]
+    assert not overlapping(figure)
+
+
+def test_panels_of_the_page_have_no_overlaps(run):
+    """In the page's size and style. Sabotage: a smaller figure."""
+    for panel in PANELS:
+        assert not overlapping(panel_figure(panel, read_run(run).metrics, PAGE_STYLE))
+
+
+def test_steps_are_those_of_the_newest_checkpoint(run, tmp_path):
+    """Though the best one is older, and later steps were not logged. Sabotage: take the best."""
+    copy = shutil.copytree(run, tmp_path / "run")
+    (copy / "metrics.jsonl").write_text("")
+    for path in list_checkpoints(copy)[1:]:
+        shutil.rmtree(path)
+    progress = load_newest(copy).progress
+    assert read_run(copy).progress == progress and progress.step == 12
+    assert "steps 12 " in Page(build_report(read_run(copy))).text
+
+
+def test_no_folder_of_this_machine_is_shown(run, tmp_path, monkeypatch, capsys):
+    """Neither of the corpus nor of files to score. Sabotage: show data.path, or --ref, as it is."""
+    copy = shutil.copytree(run, tmp_path / "run")
+    (tmp_path / "ref.en").write_text("ab cd\n")
+    arguments = ["--src", tmp_path / "ref.en", "--ref", tmp_path / "ref.en", "--quiet"]
+    assert call(monkeypatch, capsys, "evaluate", copy, *arguments)[0] == 0
+    read = read_run(copy)
+    files = SplitFiles(src=str(tmp_path / "a.de"), tgt=str(tmp_path / "a.en"))
+    data = read.config.data.model_copy(update={"train": ["one", files]})
+    config = read.config.model_copy(update={"data": data})
+    page = Page(build_report(replace(read, config=config)))
+    assert str(tmp_path) not in page.text
+    assert 'data.train ["one", { src = "a.de", tgt = "a.en" }]' in page.text
+    assert read_evaluations(run_folders(copy))[-1].test_set == "ref.en"
+
+
 def test_a_newer_evaluation_replaces_an_older_one(evaluated, tmp_path, monkeypatch, capsys):
-    """One entry per test set and search. Sabotage: name the file by time, or by test set alone."""
+    """One entry per test set, search and checkpoint.
+
+    Sabotage: name the file by time, or by test set alone.
+    """
     run = tmp_path / "run"
     shutil.copytree(evaluated, run)
     (tmp_path / "src").write_text("ab cd\n")
@@ -151,6 +233,10 @@ def test_a_newer_evaluation_replaces_an_older_one(evaluated, tmp_path, monkeypat
     assert len(records) == before + 3
     own = [record.sources for record in records[-3:]]
     assert own == [["ab cd 1"], ["ab cd 2"], ["ab cd 3"]]
+    for path in list_checkpoints(run):
+        assert call(monkeypatch, capsys, "evaluate", path, *text)[0] == 0
+    newest = read_evaluations(run_folders(run))
+    assert len(newest) == before + 2 + len(list_checkpoints(run))
     assert {path.name for path in list_checkpoints(run)[0].iterdir()} == {
         path.name for path in list_checkpoints(evaluated)[0].iterdir()
     }

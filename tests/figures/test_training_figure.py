@@ -5,9 +5,12 @@ import math
 from pathlib import Path
 
 import pytest
-from drawn import overlapping
+from conftest import tiny_config
+from drawn import drawn_texts, overlapping
 
 from transformer_mt.errors import CheckpointError
+from transformer_mt.figures.fonts import UNDRAWABLE
+from transformer_mt.figures.recipe import positions_figure, schedule_figure
 from transformer_mt.figures.training import read_runs, training_figure
 
 SOURCES = (
@@ -107,6 +110,19 @@ def test_no_text_overlaps(tmp_path, count):
     assert not overlapping(training_figure(read_runs(paths)))
 
 
+@pytest.mark.filterwarnings("error")
+def test_names_in_any_script(tmp_path, caplog):
+    """A character that no font has is replaced. Sabotage: draw the name as it is."""
+    name = "lauf-\N{GOTHIC LETTER AHSA}"
+    paths = [write_run(tmp_path / name), write_run(tmp_path / "two")]
+    config = tiny_config(tmp_path)
+    figures = [training_figure(read_runs(paths[:1])), training_figure(read_runs(paths))]
+    for figure in [*figures, schedule_figure(config, name), positions_figure(config, name)]:
+        texts = [text.get_text() for text in drawn_texts(figure)]
+        assert any(text.startswith(f"lauf-{UNDRAWABLE}") for text in texts)
+    assert "U+10330" in caplog.text
+
+
 def test_runs_of_one_name_are_told_apart(tmp_path):
     """By the folder above. Sabotage: name runs by their last folder."""
     paths = [write_run(tmp_path / folder / "run") for folder in ("one", "two")]
@@ -143,6 +159,9 @@ def test_a_run_in_training_can_be_drawn(tmp_path):
         ('{"kind": "train", "step": 1, "seconds": 1, "loss": "x"}\n', "line 1: damaged"),
         ('{"kind": "train", "step": 1, "seconds": 1, "loss": [1]}\n', "line 1: damaged"),
         ('{"kind": "other", "step": 1, "seconds": 1}\n', "line 1: damaged"),
+        ('{"kind": "train", "step": null, "seconds": 1}\n', "line 1: damaged"),
+        ('{"kind": "train", "step": 1, "seconds": "6"}\n', "line 1: damaged"),
+        ('{"kind": "train", "step": 1}\n', "line 1: damaged"),
     ],
 )
 def test_damaged_metrics_are_named(tmp_path, content, message):

@@ -201,6 +201,9 @@ def make_mistake(kind: str) -> None:
         Path("bad.en").write_bytes(b"one\nGr\xfc\xdfe\n" * 150)
     elif kind == "cut":
         Path("bad.en.gz").write_bytes(gzip.compress(b"one\n" * 300)[:-10])
+    elif kind == "blank":
+        Path("text.de").write_text("a\n" * 300)
+        Path("bad.en").write_text("\n" * 290 + "a\n" * 10)
     elif kind == "few":
         Path("text.de").write_text("a\n" * 19)
         Path("bad.en").write_text("a\n" * 19)
@@ -223,6 +226,7 @@ def make_mistake(kind: str) -> None:
         ("short", "new", "text.de", "bad.en", "bad.en has 2: they must be line-aligned"),
         ("empty", "new", "text.de", "bad.en", "text.de and bad.en: 0 pairs are too few"),
         ("few", "new", "text.de", "bad.en", "text.de and bad.en: 19 pairs are too few"),
+        ("blank", "new", "text.de", "bad.en", "text.de and bad.en: 10 pairs are too few"),
         ("latin", "new", "text.de", "bad.en", "bad.en, line 2: not UTF-8"),
         ("cut", "new", "text.de", "bad.en.gz", "bad.en.gz: cannot be read after line"),
         ("existing", "new", "text.de", "text.en", "new.toml: exists already"),

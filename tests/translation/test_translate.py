@@ -53,11 +53,13 @@ def load(*paths: Path, search: SearchOptions = DEFAULT_SEARCH, **options) -> Tra
 
 @pytest.mark.parametrize("batch_tokens", [1, 40, 100_000])
 @pytest.mark.parametrize("beam_size", [1, 4])
-def test_batches_change_nothing(copy_run, batch_tokens, beam_size):
-    """The same text and scores however many lines are decoded together."""
+@pytest.mark.parametrize("threads", [1, 3])
+def test_batches_and_threads_change_nothing(copy_run, batch_tokens, beam_size, threads):
+    """The same text and scores however many lines are decoded together, and batches at once."""
     search = SearchOptions(beam_size, with_scores=True)
     expected = load(copy_run, search=search).translate_chunk(LINES)
     search = SearchOptions(beam_size, with_scores=True, batch_tokens=batch_tokens)
+    torch.set_num_threads(threads)
     actual = load(copy_run, search=search).translate_chunk(LINES)
     for expected_line, line in zip(expected, actual, strict=True):
         assert [t.text for t in expected_line] == [t.text for t in line]

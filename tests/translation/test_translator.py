@@ -1,6 +1,8 @@
 """The translator by hand: limits, splitting, batches and scores, with a model not trained."""
 
 import math
+import threading
+import time
 from collections import Counter
 from itertools import count, islice
 
@@ -23,6 +25,12 @@ LETTERS = "abcdefghijklmnopqrstuvwxyz.,;!"
 def vocab() -> Vocabulary:
     """Gives a vocabulary whose pieces are characters, spaces included."""
     return train_vocabulary([Counter({LETTERS: 1})], VocabConfig(kind="char", size=40))
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    """Batches are decoded one after the other, in the order in which the model records them."""
+    torch.set_num_threads(1)
 
 
 class RecordingModel(Transformer):
@@ -173,6 +181,29 @@ def test_batches_by_hand(vocab):
         assert len(batches(long_lines, beam_size, 46 * beam_size)) == 1
         assert len(batches(long_lines, beam_size, 46 * beam_size - 1)) == 2
         assert batches(["a", "b", "c"], beam_size, 16 * beam_size) == [["a", "b"], ["c"]]
+
+
+def test_an_exception_stops_the_other_batches(vocab):
+    """They end at their next position, such as on Ctrl-C. Sabotage: ignore `check`."""
+    torch.set_num_threads(2)
+    translator = build_translator(vocab, SearchOptions(batch_tokens=8))
+    threads: list[threading.Thread] = []  # at each position
+    stopped_at: list[int] = []
+
+    def next_logits(ids: Tensor, state: object) -> Tensor:
+        threads.append(threading.current_thread())
+        time.sleep(0.01)
+        token = EOS_ID if threads[-1] is threads[0] else EOS_ID + 1
+        return torch.nn.functional.one_hot(ids.clamp(token, token), vocab.tgt_size).float()
+
+    def stop(lines: int) -> None:
+        stopped_at.append(len(threads))
+        raise KeyboardInterrupt
+
+    translator.model.next_logits = next_logits
+    with pytest.raises(KeyboardInterrupt):
+        translator.translate_chunk(["a", "b"], stop)
+    assert stopped_at and len(threads) - stopped_at[0] <= 2
 
 
 def test_the_mode_of_the_model_is_restored(vocab):

@@ -3,8 +3,9 @@
     RUN/evaluations/NAME.json               of the run's checkpoints
     RUN/averaged-5/evaluations/NAME.json    of averaged weights
 
-There is one file per test set and search setting; a newer evaluation replaces it. Checkpoints of
-training never change: nothing is written inside of a step-* directory.
+There is one file per test set, checkpoint and search setting, and one of validation; a newer
+evaluation replaces it. Checkpoints of training never change: nothing is written inside of a step-*
+directory.
 """
 
 import hashlib
@@ -26,6 +27,7 @@ logger = logging.getLogger(__name__)
 FOLDER = "evaluations"
 VALIDATION = "validation"
 """Name of the validation text of a training as a test set."""
+_TITLES = {"bleu": "BLEU", "chrf": "chrF2", "ter": "TER"}
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,11 @@ class MeasuredScore:
     value: float
     signature: str
 
+    @property
+    def title(self) -> str:
+        """The name as papers write it."""
+        return _TITLES.get(self.name, self.name)
+
 
 @dataclass(frozen=True)
 class EvaluationRecord:
@@ -100,8 +107,12 @@ class EvaluationRecord:
 
     @property
     def file_name(self) -> str:
-        """The name of its file, the same for a newer evaluation of the same kind."""
-        identity = canonical_json([self.test_set, asdict(self.search)])
+        """The name of its file, the same for a newer evaluation of the same kind.
+
+        Validation is repeated in training, and only the newest record of it is kept.
+        """
+        checkpoint = "" if self.test_set == VALIDATION else self.checkpoint
+        identity = canonical_json([self.test_set, checkpoint, asdict(self.search)])
         readable = re.sub(r"[^\w.]+", "-", self.test_set, flags=re.ASCII).strip("-.")[-40:]
         return f"{readable.strip('-.')}-{hashlib.sha256(identity).hexdigest()[:8]}.json"
 

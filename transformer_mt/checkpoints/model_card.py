@@ -27,7 +27,6 @@ logger = logging.getLogger(__name__)
 
 CARD = "README.md"
 _MARK = "<!-- `evaluate` writes this file anew; delete this line to keep your own changes. -->"
-_TITLES = {"bleu": "BLEU", "chrf": "chrF2", "ter": "TER"}
 
 _USAGE = """\
     transformer-mt translate {name} --beam-size 4 < in > out"""
@@ -35,8 +34,8 @@ _BODY = """\
 # {name}
 
 A Transformer that translates from {src} to {tgt}, {made_by} by transformer-mt {version}. It has
-{parameters:,} parameters in {model.encoder_layers} encoder layers and {model.decoder_layers}
-decoder layers of width {model.d_model}{stored}.
+{model.encoder_layers} encoder layers and {model.decoder_layers} decoder layers of width
+{model.d_model}, and {parameters:,} parameters{stored}.
 
 ## Data
 
@@ -58,8 +57,8 @@ decoder layers of width {model.d_model}{stored}.
 
 ## Limits
 
-It translates line by line and knows no context beyond a line. Lines of more than {max_length}
-pieces are longer than any that it was trained on. {unmeasured}
+It translates each line independently of the others. Lines of more than {max_length} pieces are
+longer than any that it was trained on. {unmeasured}
 """
 
 
@@ -208,7 +207,7 @@ def _scores(records: Sequence[EvaluationRecord], stored: str) -> str:
         return "None were measured on these weights."
     rows = [
         f"| {_escape(record.test_set)} | {len(record.sources):,} | {record.search} |"
-        f" {_TITLES.get(score.name, score.name)} | {score.value:.2f} |"
+        f" {score.title} | {score.value:.2f} |"
         f" `{score.signature.replace('|', ' ')}` |"
         for record in records
         for score in record.scores
@@ -241,8 +240,7 @@ def _header(subject: CardSubject, records: Sequence[EvaluationRecord]) -> str:
                 {
                     "type": score.name,
                     "value": round(score.value, 2),
-                    "name": f"{_TITLES.get(score.name, score.name)} ({record.search};"
-                    f" {score.signature})",
+                    "name": f"{score.title} ({record.search}; {score.signature})",
                 }
                 for score in record.scores
             ],

@@ -4,7 +4,7 @@ As in `commands.py`, commands import what they need themselves.
 """
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -18,6 +18,12 @@ from transformer_mt.cli.options import (
 )
 from transformer_mt.figures.options import AttentionKind, XAxis
 from transformer_mt.system.launcher import require_single_process
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from transformer_mt.config.keys import Config
+    from transformer_mt.system.outputs import Output
 
 plot = typer.Typer(
     help="Draw curves, attention, the learning rate or the positions.",
@@ -66,15 +72,10 @@ def training(runs: PlottedRunsArgument, output: FigureOption, x: XOption = "step
     transformer-mt plot training checkpoints/wmt16-base -o curves.png
     transformer-mt plot training runs/a runs/b --x minutes -o both.pdf
     """
-    from transformer_mt.figures.canvas import check_figure_output, require_plots, write_figure
-
-    require_single_process("plot")
-    require_plots("plot")
-    checked = check_figure_output(output)
+    checked = _check_plot(output)
     from transformer_mt.figures.training import read_runs, training_figure
 
-    write_figure(training_figure(read_runs(runs), x), output, checked)
-    print(output)
+    _write(training_figure(read_runs(runs), x), output, checked)
 
 
 @plot.command(cls=GroupedCommand)
@@ -94,11 +95,7 @@ def attention(
     transformer-mt plot attention checkpoints/wmt16-base "Ein Satz." -o attention.png
     transformer-mt plot attention RUN "Ein Satz." --kind encoder --layer 1 --heads -o heads.pdf
     """
-    from transformer_mt.figures.canvas import check_figure_output, require_plots, write_figure
-
-    require_single_process("plot")
-    require_plots("plot")
-    checked = check_figure_output(output)
+    checked = _check_plot(output)
     from transformer_mt.figures.attention import attention_figure, sentence_attention
     from transformer_mt.system.console import show_messages
     from transformer_mt.translation.loading import build_translation_model, find_checkpoints
@@ -107,8 +104,7 @@ def attention(
     show_messages(quiet)
     model = build_translation_model(find_checkpoints([path]), LoadOptions("cpu", raw=raw))
     figure = attention_figure(sentence_attention(model, sentence), kind, layer, heads)
-    write_figure(figure, output, checked)
-    print(output)
+    _write(figure, output, checked)
 
 
 @plot.command(cls=GroupedCommand)
@@ -118,7 +114,10 @@ def schedule(config: ConfigArgument, output: FigureOption, set_: SetOption = Non
     \b
     transformer-mt plot schedule configs/wmt16-base.toml -o schedule.png
     """
-    _plot_recipe("schedule_figure", config, output, set_ or [])
+    checked, settings = _check_plot(output), _load_config(config, set_)
+    from transformer_mt.figures.recipe import schedule_figure
+
+    _write(schedule_figure(settings, config.stem), output, checked)
 
 
 @plot.command(cls=GroupedCommand)
@@ -128,26 +127,32 @@ def positions(config: ConfigArgument, output: FigureOption, set_: SetOption = No
     \b
     transformer-mt plot positions configs/wmt16-base.toml -o positions.png
     """
-    _plot_recipe("positions_figure", config, output, set_ or [])
+    checked, settings = _check_plot(output), _load_config(config, set_)
+    from transformer_mt.figures.recipe import positions_figure
+
+    _write(positions_figure(settings, config.stem), output, checked)
 
 
-def _plot_recipe(
-    draw: Literal["schedule_figure", "positions_figure"],
-    config: Path,
-    output: Path,
-    changes: list[str],
-) -> None:
-    """Draws what follows from a configuration alone, by a function of `figures.recipe`."""
-    from transformer_mt.config.loading import load_config
-    from transformer_mt.figures.canvas import check_figure_output, require_plots, write_figure
+def _check_plot(output: Path) -> "Output":
+    """Checks that a figure can be drawn and written, before any work is done for it."""
+    from transformer_mt.figures.canvas import check_figure_output, require_packages
 
     require_single_process("plot")
-    require_plots("plot")
-    checked, settings = check_figure_output(output), load_config(config, changes)
-    from transformer_mt.figures import recipe
+    require_packages("plot", "Matplotlib")
+    return check_figure_output(output)
 
-    write_figure(getattr(recipe, draw)(settings, config.stem), output, checked)
-    print(output)
+
+def _load_config(path: Path, changes: list[str] | None) -> "Config":
+    from transformer_mt.config.loading import load_config
+
+    return load_config(path, changes or [])
+
+
+def _write(figure: "Figure", path: Path, output: "Output") -> None:
+    from transformer_mt.figures.canvas import write_figure
+
+    write_figure(figure, path, output)
+    print(path)
 
 
 def report(run: ReportedRunArgument, output: PageOption, quiet: QuietOption = False) -> None:
@@ -159,11 +164,11 @@ def report(run: ReportedRunArgument, output: PageOption, quiet: QuietOption = Fa
     \b
     transformer-mt report checkpoints/wmt16-base -o report.html
     """
-    from transformer_mt.figures.canvas import require_plots
+    from transformer_mt.figures.canvas import require_packages
     from transformer_mt.system.outputs import check_output, open_output
 
     require_single_process("report")
-    require_plots("report")
+    require_packages("report", "Matplotlib", "Jinja2")
     checked = check_output(output)
     from transformer_mt.figures.recorded_run import read_run
     from transformer_mt.figures.report import build_report

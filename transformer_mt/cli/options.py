@@ -48,7 +48,7 @@ class GroupedCommand(TyperCommand):
 # init
 
 NewConfigArgument = Annotated[
-    Path, typer.Argument(metavar="NAME", help="The configuration NAME.toml is written.")
+    Path, typer.Argument(metavar="NAME", help="Name of the configuration: NAME.toml is written.")
 ]
 SourceTextOption = Annotated[
     Path,

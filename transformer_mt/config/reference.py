@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
-from transformer_mt.config.keys import Config
+from transformer_mt.config.keys import Config, SplitFiles
 from transformer_mt.config.section import OnChange
 from transformer_mt.errors import ConfigError
 
@@ -101,11 +101,19 @@ def default_of(key: str) -> object:
     return model.model_fields[name].get_default()
 
 
+def format_value(value: object) -> str:
+    """Writes the value of a key as TOML; None is `(not set)`."""
+    if value is None:
+        return "(not set)"
+    if isinstance(value, SplitFiles):
+        return str(value)
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(format_value, value))}]"
+    return json.dumps(value, ensure_ascii=False)
+
+
 def _default(field: FieldInfo) -> str:
-    """Gives the default as TOML."""
-    if field.is_required():
-        return "(required)"
-    return "(not set)" if field.default is None else json.dumps(field.default)
+    return "(required)" if field.is_required() else format_value(field.default)
 
 
 def _allowed(field: FieldInfo) -> Iterator[str]:

@@ -14,7 +14,6 @@ from transformer_mt.checkpoints.evaluations import (
 )
 from transformer_mt.checkpoints.model_card import refresh_average_card
 from transformer_mt.config.keys import DataConfig
-from transformer_mt.config.loading import without_folder
 from transformer_mt.errors import ConfigError, DataError
 from transformer_mt.evaluation.comparison import (
     Comparison,
@@ -159,7 +158,7 @@ def _record(
     assert test_set.src is not None
     data = checkpoint.config.data
     record = EvaluationRecord(
-        test_set=test_set.name.replace(data.path, without_folder(data.path)),
+        test_set=test_set.title,
         checkpoint=checkpoint.path.resolve().name,
         digest=checkpoint.digest(),
         search=SearchSetting(

@@ -58,7 +58,8 @@ def bleu(hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> Scor
     Raises:
         DataError: If there are no sentences, or their numbers differ.
     """
-    return score_all(hypotheses, references)[0]
+    _check(hypotheses, references)
+    return _score(BLEU(), hypotheses, references)
 
 
 def score_all(
@@ -76,13 +77,14 @@ def score_all(
         DataError: If there are no sentences, or their numbers differ.
     """
     _check(hypotheses, references)
-    scores = []
-    for metric in _metrics(ter):
-        score = metric.corpus_score(hypotheses, references)
-        signature = metric.get_signature().format()
-        name = type(metric).__name__.lower()
-        scores.append(Score(name, score.score, signature, score.format(signature=signature)))
-    return scores
+    return [_score(metric, hypotheses, references) for metric in _metrics(ter)]
+
+
+def _score(metric: Metric, hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> Score:
+    score = metric.corpus_score(hypotheses, references)
+    signature = metric.get_signature().format()
+    text = score.format(signature=signature)
+    return Score(type(metric).__name__.lower(), score.score, signature, text)
 
 
 def paired_bootstrap(

@@ -66,7 +66,7 @@ def attention_figure(
     kind: AttentionKind = "cross",
     layer: int | None = None,
     by_head: bool = False,
-    look: Style = FILE_STYLE,
+    style: Style = FILE_STYLE,
     title: bool = True,
 ) -> "Figure":
     """Draws the attention weights of one layer.
@@ -76,7 +76,7 @@ def attention_figure(
         kind: Which of them.
         layer: Number of the layer, from 1; None is the last.
         by_head: Whether to draw each head by itself, instead of their mean.
-        look: Colours.
+        style: Colours.
         title: Whether to say above the figure what it shows.
 
     Raises:
@@ -93,15 +93,17 @@ def attention_figure(
     heading = f"{what}, layer {number} of {len(layers)}, {heads}" if title else ""
     labels = _labels(attention, kind)
     with matplotlib_defaults():
-        figure, grid, bar_axes = _layout(maps, labels, look, kind, heading)
+        figure, grid, bar_axes = _layout(maps, labels, style, kind, heading)
         for head, (axes, values) in enumerate(zip(grid.flat, maps, strict=False), 1):
-            image = _draw(axes, values, float(maps.max()), look)
+            image = _draw(axes, values, float(maps.max()), style)
             if by_head:
-                axes.set_title(f"head {head}", fontsize=_FONT_SIZE + 1, color=look.ink, pad=3)
-        _label_axes(grid, len(maps), labels, look)
+                axes.set_title(
+                    f"head {head}", fontsize=_FONT_SIZE + 1, color=style.foreground, pad=3
+                )
+        _label_axes(grid, len(maps), labels, style)
         bar = figure.colorbar(image, cax=bar_axes)
-        bar.ax.tick_params(colors=look.ink, labelsize=_FONT_SIZE)
-        bar.outline.set_edgecolor(look.ink)
+        bar.ax.tick_params(colors=style.foreground, labelsize=_FONT_SIZE)
+        bar.outline.set_edgecolor(style.foreground)
         bar.ax.set_facecolor("none")
         return figure
 
@@ -118,7 +120,7 @@ def _labels(attention: PairAttention, kind: AttentionKind) -> _Labels:
 
 
 def _layout(
-    maps: Weights, labels: _Labels, look: Style, kind: AttentionKind, heading: str
+    maps: Weights, labels: _Labels, style: Style, kind: AttentionKind, heading: str
 ) -> tuple["Figure", Any, "Axes"]:
     """Makes a figure with axes for each map and for the scale, large enough for every label.
 
@@ -136,7 +138,7 @@ def _layout(
     content = left + maps_width + 0.65, bottom + maps_height + (0.35 if heading else 0.0)
     width, height = max(content[0], 4.4 if heading else 0.0), max(content[1], 2.6)
     x, y = (width - content[0]) / 2 + left, (height - content[1]) / 2 + bottom
-    figure = new_figure(width, height, look)
+    figure = new_figure(width, height, style)
     figure.set_layout_engine("none")
     grid = np.empty((rows, columns), dtype=object)
     for number in range(len(maps)):
@@ -145,13 +147,13 @@ def _layout(
         grid[row, column] = _add_axes(figure, *corner, map_width, map_height)
     scale = min(maps_height - gap, 2.0)
     bar_axes = _add_axes(figure, x + maps_width, y + (maps_height - gap - scale) / 2, 0.12, scale)
-    style = {"fontsize": _FONT_SIZE + 1, "color": look.ink}
+    text = {"fontsize": _FONT_SIZE + 1, "color": style.foreground}
     x_label, y_label = _AXES[kind]
     center = (x + (maps_width - 0.15) / 2) / width
-    figure.supxlabel(x_label, x=center, y=(y - bottom + 0.08) / height, va="bottom", **style)
-    figure.supylabel(y_label, x=(x - left + 0.08) / width, ha="left", **style)
+    figure.supxlabel(x_label, x=center, y=(y - bottom + 0.08) / height, va="bottom", **text)
+    figure.supylabel(y_label, x=(x - left + 0.08) / width, ha="left", **text)
     if heading:
-        figure.suptitle(heading, y=1 - 0.1 / height, color=look.ink)
+        figure.suptitle(heading, y=1 - 0.1 / height, color=style.foreground)
     return figure, grid, bar_axes
 
 
@@ -182,22 +184,27 @@ def _columns(maps: int, width: float, height: float) -> int:
     return min(maps, max(1, round(math.sqrt(maps * height / width))))
 
 
-def _draw(axes: "Axes", values: Weights, largest: float, look: Style) -> Any:
+def _draw(axes: "Axes", values: Weights, largest: float, style: Style) -> Any:
     from matplotlib.colors import LinearSegmentedColormap, to_rgb
 
     # Transparent at 0, so that it is right on any background.
-    accent = to_rgb(look.accent)
+    accent = to_rgb(style.accent)
     colors = LinearSegmentedColormap.from_list("attention", [(*accent, 0.0), (*accent, 1.0)])
-    style_axes(axes, look, grid=False)
+    style_axes(axes, style, grid=False)
     return axes.imshow(
         values, cmap=colors, vmin=0.0, vmax=largest, aspect="equal", interpolation="nearest"
     )
 
 
-def _label_axes(grid: Any, maps: int, labels: _Labels, look: Style) -> None:
+def _label_axes(grid: Any, maps: int, labels: _Labels, style: Style) -> None:
     """Writes the pieces beside the left and below the lowest map of each row and column."""
     columns, rows, families = labels
-    text = {"fontfamily": families, "fontsize": _FONT_SIZE, "parse_math": False, "color": look.ink}
+    text = {
+        "fontfamily": families,
+        "fontsize": _FONT_SIZE,
+        "parse_math": False,
+        "color": style.foreground,
+    }
     height, width = grid.shape
     for number, axes in enumerate(grid.ravel()[:maps]):
         axes.tick_params(length=2)

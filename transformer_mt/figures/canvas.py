@@ -1,4 +1,4 @@
-"""Figures without a display: how they look, and how they become files.
+"""Figures without a display: how they style, and how they become files.
 
 Matplotlib's object interface alone is used, without pyplot, and its defaults, whatever the
 user's matplotlibrc says: the same command draws the same picture everywhere.
@@ -31,38 +31,45 @@ class Style:
     """Colours of a figure.
 
     Attributes:
-        ink: Text, axes, and the line of a single run.
+        foreground: Text, axes, and the line of a single run.
         grid: Lines of the grid.
         accent: The colour of the largest attention weight; weight 0 is transparent.
-        paper: Background.
+        background: Background.
     """
 
-    ink: str = "#1a1a1a"
+    foreground: str = "#1a1a1a"
     grid: str = "#d9d9d9"
     accent: str = "#08306b"
-    paper: str = "white"
+    background: str = "white"
 
 
 FILE_STYLE = Style()
 """Dark on white, for files."""
 
 
-def require_plots(command: str) -> None:
-    """Refuses to begin without the packages for drawing, which are optional.
+def require_packages(command: str, *names: str) -> None:
+    """Refuses to begin without packages of the extra `plots`.
 
     Args:
-        command: What needs it.
+        command: What needs them.
+        names: The packages.
 
     Raises:
         ConfigError: Saying what to install.
     """
-    for name in ("Matplotlib", "Jinja2"):
+    for name in names:
         if importlib.util.find_spec(name.lower()) is None:
             raise ConfigError(f"{command} needs {name}: pip install 'transformer-mt[plots]'")
 
 
 def check_figure_output(path: Path) -> Output:
     """Checks the file of a figure before any work is done for it.
+
+    Args:
+        path: The file as the user typed it.
+
+    Returns:
+        Where to write it.
 
     Raises:
         OutputError: If its ending names no format, or it cannot be written.
@@ -79,41 +86,47 @@ def _format(path: Path) -> str:
 @contextmanager
 def matplotlib_defaults() -> Iterator[None]:
     """Sets Matplotlib's own defaults for a while, instead of those of the user."""
-    from matplotlib import style
+    from matplotlib.style import context
 
     # Ids of an SVG are random without a salt.
-    ours = {"svg.hashsalt": "transformer-mt", "font.size": 9.0, "axes.unicode_minus": True}
-    with style.context(["default", ours]):
+    settings = {"svg.hashsalt": "transformer-mt", "font.size": 9.0, "axes.unicode_minus": True}
+    with context(["default", settings]):
         yield
 
 
-def new_figure(width: float, height: float, look: Style = FILE_STYLE) -> "Figure":
+def new_figure(width: float, height: float, style: Style = FILE_STYLE) -> "Figure":
     """Makes an empty figure.
 
     Args:
         width: In inches.
         height: In inches.
-        look: Its colours.
+        style: Its colours.
     """
     from matplotlib.figure import Figure
 
-    return Figure((width, height), facecolor=look.paper, layout="constrained")
+    return Figure((width, height), facecolor=style.background, layout="constrained")
 
 
-def style_axes(axes: Any, look: Style, grid: bool = True) -> None:
-    """Gives axes the colours of a style, and takes away the frame of a chart with a grid."""
+def style_axes(axes: Any, style: Style, grid: bool = True) -> None:
+    """Gives axes the colours of a style.
+
+    Args:
+        axes: Axes of Matplotlib, with their labels.
+        style: The colours.
+        grid: Whether to draw a grid, and only the left and lower side of the frame.
+    """
     axes.set_facecolor("none")
-    axes.tick_params(colors=look.ink, which="both", length=3)
+    axes.tick_params(colors=style.foreground, which="both", length=3)
     for name, spine in axes.spines.items():
-        spine.set_edgecolor(look.ink)
+        spine.set_edgecolor(style.foreground)
         spine.set_linewidth(0.8)
         spine.set_visible(not grid or name in ("left", "bottom"))
     for text in (axes.title, axes.xaxis.label, axes.yaxis.label):
-        text.set_color(look.ink)
+        text.set_color(style.foreground)
     for text in (axes.xaxis.get_offset_text(), axes.yaxis.get_offset_text()):
-        text.set_color(look.ink)
+        text.set_color(style.foreground)
     if grid:
-        axes.grid(True, color=look.grid, linewidth=0.6)
+        axes.grid(True, color=style.grid, linewidth=0.6)
         axes.set_axisbelow(True)
 
 

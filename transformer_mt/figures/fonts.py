@@ -11,6 +11,7 @@ logger = logging.getLogger(__name__)
 
 DEFAULT_FAMILY = "DejaVu Sans"
 """Comes with Matplotlib; Latin, Greek, Cyrillic, Arabic and more."""
+_MAX_NAME = 48
 _PLACEHOLDERS = "Last Resort"
 """Fonts that have a box with the name of its script for every character; Matplotlib has one."""
 UNDRAWABLE = "\N{WHITE SQUARE}"
@@ -63,6 +64,20 @@ def drawable(texts: Sequence[str]) -> tuple[list[str], list[str]]:
         )
     replacements = str.maketrans(dict.fromkeys(missing, UNDRAWABLE))
     return [" ".join(text.split()).translate(replacements) for text in texts], families
+
+
+def drawable_names(names: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Makes names of runs or files drawable; of a long one the end is kept.
+
+    Args:
+        names: The names.
+
+    Returns:
+        The names, and the families to draw them in.
+    """
+    return drawable(
+        [name if len(name) <= _MAX_NAME else f"…{name[1 - _MAX_NAME :]}" for name in names]
+    )
 
 
 def _is_control(character: str) -> bool:

@@ -11,30 +11,32 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def lengths_figure(lengths: Mapping[str, Any], languages: tuple[str, str], look: Style) -> "Figure":
+def lengths_figure(
+    lengths: Mapping[str, Any], languages: tuple[str, str], style: Style
+) -> "Figure":
     """Draws the distributions of source and target lengths.
 
     Args:
         lengths: What run.json has under this name.
         languages: Source and target.
-        look: Colours.
+        style: Colours.
     """
     from matplotlib.ticker import FuncFormatter
 
     width = lengths["width"]
     with matplotlib_defaults():
-        figure = new_figure(4.6, 2.9, look)
+        figure = new_figure(4.6, 2.9, style)
         axes = figure.subplots()
-        style_axes(axes, look)
+        style_axes(axes, style)
         for side, language, dashes, color in zip(
-            ("src", "tgt"), languages, ("-", "--"), (look.accent, look.ink), strict=True
+            ("src", "tgt"), languages, ("-", "--"), (style.accent, style.foreground), strict=True
         ):
             edges = np.arange(len(lengths[side]) + 1) * width
             axes.stairs(lengths[side], edges, color=color, linestyle=dashes, label=language)
-        axes.set_title("Training sentences by length", color=look.ink)
-        axes.set_xlabel("pieces, end of sentence included", color=look.ink)
-        axes.set_ylabel("sentences", color=look.ink)
+        axes.set_title("Training sentences by length", color=style.foreground)
+        axes.set_xlabel("pieces, end of sentence included", color=style.foreground)
+        axes.set_ylabel("sentences", color=style.foreground)
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
         axes.set_xlim(left=0)
-        axes.legend(frameon=False, fontsize="small", labelcolor=look.ink)
+        axes.legend(frameon=False, fontsize="small", labelcolor=style.foreground)
         return figure

@@ -83,11 +83,10 @@ def _parse(line: str, place: str) -> dict[str, Any]:
 def _require_numbers(record: dict[str, Any]) -> None:
     """Raises an error unless a record has its position and nothing but numbers besides."""
     numbers = {key: value for key, value in record.items() if key != "kind"}
-    if record["kind"] not in KINDS or not {"step", "seconds"} <= numbers.keys():
-        raise KeyError
-    for value in numbers.values():
-        if value is not None:
-            float(value)
+    if record["kind"] not in KINDS or None in (numbers["step"], numbers["seconds"]):
+        raise ValueError
+    if not all(value is None or isinstance(value, int | float) for value in numbers.values()):
+        raise TypeError
 
 
 def name_runs(runs: Sequence[RunMetrics], paths: Sequence[Path]) -> list[RunMetrics]:

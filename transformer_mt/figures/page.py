@@ -12,12 +12,12 @@ from transformer_mt.figures.canvas import Style, render
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-PAGE_STYLE = Style(ink="#010101", grid="#020202", accent="#3a7fc4", paper="none")
+PAGE_STYLE = Style(foreground="#010101", grid="#020202", accent="#3a7fc4", background="none")
 """The accent is legible on white and on black; the other colours stand for those of the page."""
 
 _SMALLEST = 0.6
 """Share of its size to which the page may shrink a figure."""
-_PAGE_COLORS = {PAGE_STYLE.ink: "currentColor", PAGE_STYLE.grid: "var(--line)"}
+_PAGE_COLORS = {PAGE_STYLE.foreground: "currentColor", PAGE_STYLE.grid: "var(--line)"}
 
 
 class InlineFigures:

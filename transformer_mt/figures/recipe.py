@@ -8,6 +8,7 @@ import torch
 
 from transformer_mt.config.keys import Config
 from transformer_mt.figures.canvas import FILE_STYLE, matplotlib_defaults, new_figure, style_axes
+from transformer_mt.figures.fonts import drawable_names
 from transformer_mt.model.transformer import sinusoid
 from transformer_mt.training.optimizer import noam_rate
 
@@ -56,9 +57,11 @@ def schedule_figure(config: Config, name: str) -> "Figure":
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
         axes.ticklabel_format(axis="y", style="sci", scilimits=(-3, 3), useMathText=True)
         scale = "" if optim.lr_scale == 1 else f", lr_scale {optim.lr_scale:g}"
+        [name], families = drawable_names([name])
         axes.set_title(
-            f"{name}: width {d_model}, warm-up {optim.warmup_steps:,} steps{scale}",
+            f"{name}\nwidth {d_model}, warm-up {optim.warmup_steps:,} steps{scale}",
             parse_math=False,
+            fontfamily=families,
         )
         return figure
 
@@ -101,7 +104,9 @@ def positions_figure(config: Config, name: str) -> "Figure":
         below.set_yticks([-1, 0, 1])
         below.legend(loc="upper center", ncols=4, fontsize="small", frameon=False)
         below.set(xlim=(-0.5, POSITIONS - 0.5), xlabel="position")
-        figure.suptitle(f"{name}: position encodings of width {d_model}", parse_math=False)
+        [name], families = drawable_names([name])
+        title = f"{name}\nposition encodings of width {d_model}"
+        figure.suptitle(title, parse_math=False, fontfamily=families)
         return figure
 
 

@@ -12,8 +12,10 @@ from transformer_mt.checkpoints.run_directory import (
     RUN_FILE,
     find_checkpoint,
     list_checkpoints,
+    load_newest,
     read_description,
 )
+from transformer_mt.checkpoints.state import Progress
 from transformer_mt.config.keys import Config
 from transformer_mt.config.loading import parse_config
 from transformer_mt.errors import CheckpointError, ConfigError
@@ -34,6 +36,7 @@ class RecordedRun:
         description: The content of run.json; empty if there is none.
         evaluations: Scores and translations, oldest first.
         checkpoint: The checkpoint that the run stands for; None if there is none yet.
+        progress: How far training has come, by the newest checkpoint.
     """
 
     path: Path
@@ -42,11 +45,12 @@ class RecordedRun:
     description: dict[str, Any]
     evaluations: list[EvaluationRecord]
     checkpoint: Checkpoint | None
+    progress: Progress
 
     @property
     def name(self) -> str:
         """The name of the directory."""
-        return self.path.resolve().name
+        return self.metrics.name
 
 
 def read_run(run_dir: Path) -> RecordedRun:
@@ -64,11 +68,12 @@ def read_run(run_dir: Path) -> RecordedRun:
     if not checkpoint and not description:
         raise CheckpointError(f"{run_dir}: has neither {RUN_FILE} nor a checkpoint; name a run")
     config = checkpoint.config if checkpoint else _parse(description, run_dir / RUN_FILE)
-    metrics = RunMetrics(run_dir.name, [])
-    if (run_dir / METRICS).exists():
-        metrics = read_metrics(run_dir)
+    has_metrics = (run_dir / METRICS).exists()
+    metrics = read_metrics(run_dir) if has_metrics else RunMetrics(run_dir.resolve().name, [])
     evaluations = read_evaluations(run_folders(run_dir))
-    return RecordedRun(run_dir, config, metrics, description, evaluations, checkpoint)
+    newest = load_newest(run_dir)
+    progress = newest.progress if newest else Progress()
+    return RecordedRun(run_dir, config, metrics, description, evaluations, checkpoint, progress)
 
 
 def _parse(description: dict[str, Any], path: Path) -> Config:

@@ -2,13 +2,14 @@
 
 import logging
 import math
+import shlex
 import statistics
 from typing import Any
 
 from transformer_mt.checkpoints.evaluations import VALIDATION, EvaluationRecord
-from transformer_mt.checkpoints.state import Progress
-from transformer_mt.config.keys import Config, flat_values
+from transformer_mt.config.keys import Config, SplitFiles, flat_values
 from transformer_mt.config.loading import without_folder
+from transformer_mt.config.reference import format_value
 from transformer_mt.errors import TransformerMTError
 from transformer_mt.evaluation.scoring import sentence_chrf
 from transformer_mt.figures.attention import MAX_PIECES, attention_figure
@@ -27,9 +28,8 @@ Rows = list[tuple[str, str]]
 
 _SENTENCES = 3
 """Translations shown of the best, of those in the middle, and of the worst."""
-_METRICS = {"bleu": "BLEU", "chrf": "chrF2", "ter": "TER"}
 _PATHS = {"data.path", "data.cache_dir", "data.prepared_dir", "vocab.path", "train.init_from"}
-"""Keys that hold a path: its folder means nothing to readers elsewhere."""
+"""Keys whose value is a path."""
 
 
 def build_report(run: RecordedRun) -> str:
@@ -98,14 +98,15 @@ def _facts(run: RecordedRun) -> Rows:
         facts.append(("parameters", f"{parameters / 1e6:.1f} M"))
     if corpus := run.description.get("corpus"):
         facts.append(("training pairs", f"{corpus['kept']:,}"))
-    progress = run.checkpoint.progress if run.checkpoint else Progress()
-    step = max(progress.step, run.metrics.end("step"))
-    seconds = max(progress.seconds, 60 * run.metrics.end("minutes"))
+    step = max(run.progress.step, run.metrics.end("step"))
+    seconds = max(run.progress.seconds, 60 * run.metrics.end("minutes"))
     facts += [("steps", f"{step:,.0f}"), ("training time", _duration(seconds))]
     return facts
 
 
 def _duration(seconds: float) -> str:
+    if seconds < 60:
+        return f"{seconds:.0f} s"
     hours, minutes = divmod(round(seconds / 60), 60)
     return f"{hours} h {minutes} min" if hours else f"{minutes} min"
 
@@ -121,7 +122,7 @@ def _scores(record: EvaluationRecord) -> dict[str, Any]:
         "speed": speed,
         "scores": [
             {
-                "title": _METRICS.get(score.name, score.name),
+                "title": score.title,
                 "value": f"{score.value:.2f}",
                 "signature": score.signature,
             }
@@ -133,8 +134,8 @@ def _scores(record: EvaluationRecord) -> dict[str, Any]:
 def _no_scores(run: RecordedRun) -> str:
     bleu = run.metrics.last("valid", "bleu")
     validated = "" if bleu is None else f" The last validation BLEU of training is {bleu:.2f}."
-    command = f"transformer-mt evaluate {run.name}"
-    return f"None are recorded with a signature: `{command}` measures them.{validated}"
+    command = f"transformer-mt evaluate {shlex.quote(str(run.path))}"
+    return f"None are recorded with a signature; to measure them, run {command}.{validated}"
 
 
 def _training(run: RecordedRun) -> Rows:
@@ -233,7 +234,7 @@ def _attention(
         if not src_ids or max(len(src_ids), len(tgt_ids)) > MAX_PIECES:
             left_out.append(f"{title}: empty, or too long to draw.")
             continue
-        figure = attention_figure(model.attention(*texts), look=PAGE_STYLE, title=False)
+        figure = attention_figure(model.attention(*texts), style=PAGE_STYLE, title=False)
         maps.append({"title": title, "figure": figures.inline(figure, f"Attention of {title}")})
     about = f"Cross-attention of {run.checkpoint.path.name}, last layer, mean of the heads."
     return maps, " ".join([about, *left_out])
@@ -245,10 +246,20 @@ def _keys(config: Config) -> tuple[Rows, Rows]:
     changed: Rows = []
     default: Rows = []
     for key, value in flat_values(config).items():
-        text = without_folder(str(value)) if key in _PATHS else str(value)
+        text = format_value(_published(key, value))
         is_changed = key == "data.path" or value != defaults[key]
         (changed if is_changed else default).append((key, text))
     return changed, default
+
+
+def _published(key: str, value: Any) -> Any:
+    """Takes the folders of this machine out of the value of a key."""
+    if isinstance(value, SplitFiles):
+        names = {"src": without_folder(value.src), "tgt": without_folder(value.tgt)}
+        return value.model_copy(update=names)
+    if isinstance(value, list):
+        return [_published(key, each) for each in value]
+    return without_folder(value) if key in _PATHS and value is not None else value
 
 
 def _environment(run: RecordedRun) -> Rows:

@@ -15,6 +15,7 @@ from transformer_mt.figures.canvas import (
     new_figure,
     style_axes,
 )
+from transformer_mt.figures.fonts import drawable_names
 from transformer_mt.figures.metrics import RunMetrics, name_runs, read_metrics
 from transformer_mt.figures.options import XAxis
 
@@ -26,7 +27,6 @@ _COLORS = ("#1a1a1a", "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#5
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
 _MARKS = 12
 """Marks per curve, which tell runs apart where colours cannot."""
-_MAX_NAME = 48
 _X_LABELS = {"step": "step", "minutes": "minutes of training"}
 
 
@@ -74,6 +74,9 @@ PANELS = (
 def read_runs(paths: Sequence[Path]) -> list[RunMetrics]:
     """Reads the metrics of runs, named so that they differ.
 
+    Args:
+        paths: Their directories.
+
     Raises:
         CheckpointError: If one does not exist or has no metrics yet.
     """
@@ -98,42 +101,45 @@ def training_figure(runs: Sequence[RunMetrics], x: XAxis = "step") -> "Figure":
         for panel, axes in zip(PANELS, figure.subplots(2, 2).flat, strict=True):
             _draw(axes, panel, runs, x, FILE_STYLE, _COLORS)
         if len(runs) == 1:
-            figure.suptitle(_shorten(runs[0].name), parse_math=False)
+            [name], families = drawable_names([runs[0].name])
+            figure.suptitle(name, parse_math=False, fontfamily=families)
         else:
             _add_legend(figure, runs, columns)
         return figure
 
 
-def panel_figure(panel: Panel, run: RunMetrics, look: Style) -> "Figure":
+def panel_figure(panel: Panel, run: RunMetrics, style: Style) -> "Figure":
     """Draws one panel of one run.
 
     Args:
         panel: The panel.
         run: The run.
-        look: Colours of text and axes.
+        style: Colours of text and axes.
     """
     with matplotlib_defaults():
-        figure = new_figure(4.6, 2.9, look)
-        _draw(figure.subplots(), panel, [run], "step", look, (look.accent,))
+        figure = new_figure(4.6, 2.9, style)
+        _draw(figure.subplots(), panel, [run], "step", style, (style.accent,))
         return figure
 
 
 def _draw(
-    axes: "Axes", panel: Panel, runs: Sequence[RunMetrics], x: XAxis, look: Style, colors: Any
+    axes: "Axes", panel: Panel, runs: Sequence[RunMetrics], x: XAxis, style: Style, colors: Any
 ) -> None:
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-    style_axes(axes, look)
-    axes.set_title(panel.title, color=look.ink)
-    axes.set_xlabel(_X_LABELS[x], color=look.ink)
-    axes.set_ylabel(panel.unit, color=look.ink)
+    style_axes(axes, style)
+    axes.set_title(panel.title, color=style.foreground)
+    axes.set_xlabel(_X_LABELS[x], color=style.foreground)
+    axes.set_ylabel(panel.unit, color=style.foreground)
     drawn = {
         name: dashes
         for (kind, key, name), dashes in zip(panel.curves, ("-", (0, (4, 2))), strict=False)
         if _draw_runs(axes, runs, (kind, key, x), dashes, colors)
     }
     if not drawn:
-        axes.text(0.5, 0.5, panel.absent, color=look.ink, ha="center", transform=axes.transAxes)
+        axes.text(
+            0.5, 0.5, panel.absent, color=style.foreground, ha="center", transform=axes.transAxes
+        )
         axes.set(xticks=[], yticks=[])
         return
     # The same for all panels, so that what happened at one step is seen at one place.
@@ -147,7 +153,7 @@ def _draw(
     if panel.curves[0][1] in ("lr", "tokens_per_second", "bleu"):
         axes.set_ylim(bottom=0)
     if len(drawn) > 1:
-        _add_key(axes, drawn, look)
+        _add_key(axes, drawn, style)
 
 
 def _draw_runs(
@@ -158,12 +164,12 @@ def _draw_runs(
     colors: Any,
 ) -> bool:
     """Draws one figure of all runs; tells whether there was anything to draw."""
-    found = False
+    is_drawn = False
     for number, run in enumerate(runs):
         positions, values = run.series(*source)
         if not any(map(math.isfinite, values)):
             continue
-        found = True
+        is_drawn = True
         stride = max(1, len(values) // _MARKS)
         axes.plot(
             positions,
@@ -177,16 +183,23 @@ def _draw_runs(
             markevery=(number * stride // len(runs), stride),
             label=run.name,
         )
-    return found
+    return is_drawn
 
 
-def _add_key(axes: "Axes", names: dict[str, Any], look: Style) -> None:
+def _add_key(axes: "Axes", names: dict[str, Any], style: Style) -> None:
     """Says which dashes mean what."""
     from matplotlib.lines import Line2D
 
-    handles = [Line2D([], [], color=look.ink, linestyle=dashes) for dashes in names.values()]
+    handles = [
+        Line2D([], [], color=style.foreground, linestyle=dashes) for dashes in names.values()
+    ]
     axes.legend(
-        handles, list(names), fontsize="small", frameon=False, labelcolor=look.ink, loc="best"
+        handles,
+        list(names),
+        fontsize="small",
+        frameon=False,
+        labelcolor=style.foreground,
+        loc="best",
     )
 
 
@@ -198,7 +211,7 @@ def _add_legend(figure: "Figure", runs: Sequence[RunMetrics], columns: int) -> N
         Line2D([], [], color=_COLORS[i % len(_COLORS)], marker=_MARKERS[i % len(_MARKERS)])
         for i in range(len(runs))
     ]
-    names = [_shorten(run.name) for run in runs]
+    names, families = drawable_names([run.name for run in runs])
     legend = figure.legend(
         handles,
         [f"run {i}" for i in range(len(runs))],
@@ -208,8 +221,4 @@ def _add_legend(figure: "Figure", runs: Sequence[RunMetrics], columns: int) -> N
     )
     # Not as labels: those that begin with an underscore are left out, and $ is mathematics.
     for text, name in zip(legend.get_texts(), names, strict=True):
-        text.set(parse_math=False, text=name)
-
-
-def _shorten(name: str) -> str:
-    return name if len(name) <= _MAX_NAME else f"…{name[1 - _MAX_NAME :]}"
+        text.set(parse_math=False, text=name, fontfamily=families)

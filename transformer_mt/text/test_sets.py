@@ -13,6 +13,7 @@ from sacrebleu.dataset import DATASETS
 from sacrebleu.utils import SACREBLEU_DIR
 
 from transformer_mt.config.keys import DataConfig, Splits
+from transformer_mt.config.loading import without_folder
 from transformer_mt.errors import DataError
 from transformer_mt.system.streams import require_input
 from transformer_mt.text.corpus import load_split, read_lines
@@ -27,11 +28,13 @@ class EvaluationSet:
 
     Attributes:
         name: The split, files or sacreBLEU set that it was read from, for messages.
+        title: The same for pages that are sent to others, without folders of this machine.
         src: Source lines; None if only references are known.
         references: One or more reference translations, each with one line per source line.
     """
 
     name: str
+    title: str
     src: list[str] | None
     references: list[list[str]]
 
@@ -75,7 +78,8 @@ def load_test_set(
         "test": data.test,
     }
     pairs = load_split(data, configured.get(split, split))
-    return EvaluationSet(f"{data.path}, split {split}", pairs.src, [pairs.tgt])
+    name, title = (f"{path}, split {split}" for path in (data.path, without_folder(data.path)))
+    return EvaluationSet(name, title, pairs.src, [pairs.tgt])
 
 
 def _load_files(src: Path | None, refs: Sequence[Path]) -> EvaluationSet:
@@ -93,7 +97,8 @@ def _load_files(src: Path | None, refs: Sequence[Path]) -> EvaluationSet:
     if not texts[0]:
         raise DataError(f"{paths[0]}: contains no lines")
     sources = texts.pop(0) if src else None
-    return EvaluationSet(", ".join(map(str, refs)), sources, texts)
+    name, title = ", ".join(map(str, refs)), ", ".join(ref.name for ref in refs)
+    return EvaluationSet(name, title, sources, texts)
 
 
 def _load_sacrebleu(name: str, src_lang: str, tgt_lang: str) -> EvaluationSet:
@@ -116,7 +121,7 @@ def _load_sacrebleu(name: str, src_lang: str, tgt_lang: str) -> EvaluationSet:
             f" into {SACREBLEU_DIR}, or use --src and --ref"
         ) from None
     texts = [list(text) for text in zip(*references, strict=True)]
-    return EvaluationSet(f"--test-set {name}", sources, texts)
+    return EvaluationSet(name, name, sources, texts)
 
 
 @contextmanager

@@ -1,6 +1,5 @@
 """A commented configuration for two files of text, with sizes that suit text and machine."""
 
-import json
 import logging
 import re
 import shlex
@@ -13,7 +12,7 @@ from pathlib import Path
 
 from transformer_mt.config.keys import DataConfig, SplitFiles
 from transformer_mt.config.loading import expand_path
-from transformer_mt.config.reference import default_of
+from transformer_mt.config.reference import default_of, format_value
 from transformer_mt.errors import ConfigError, DataError, OutputError
 from transformer_mt.system.compression import COMPRESSION_SUFFIXES
 from transformer_mt.system.console import progress_bar
@@ -91,9 +90,10 @@ def write_config(
         raise OutputError(f"{path}: exists already; choose another name, or delete it first")
     folder, files = _place(sides, path)
     text = measure_text(progress_bar("reading", "pairs", items=_open_text(sides).read()))
-    if text.pairs < MIN_PAIRS:
+    pairs = text.pairs - text.empty
+    if pairs < MIN_PAIRS:
         raise DataError(
-            f"{src} and {tgt}: {text.pairs} pairs are too few; {MIN_PAIRS} are needed to train and"
+            f"{src} and {tgt}: {pairs} pairs are too few; {MIN_PAIRS} are needed to train and"
             " to hold some out, and tens of thousands for a translator"
         )
     machine = this_machine()
@@ -222,8 +222,8 @@ def _learning(sizes: Sizes, text: TextStatistics) -> Iterator[_Setting]:
     yield _Setting(
         "model.dropout",
         recipe.dropout,
-        f"{sizes.train_pairs:,} training pairs are few: much dropout keeps the model from learning"
-        " them by heart (Sennrich and Zhang 2019).",
+        f"{sizes.train_pairs:,} training pairs are few, and a high dropout limits overfitting"
+        " (Sennrich and Zhang 2019).",
     )
     yield _Setting("model.norm", "pre", 'Trains more steadily than "post", the paper\'s.')
     yield _Setting(
@@ -234,7 +234,7 @@ def _learning(sizes: Sizes, text: TextStatistics) -> Iterator[_Setting]:
     yield _Setting(
         "optim.lr_scale",
         recipe.lr_scale,
-        "Gradients of small steps are noisy, so the learning rate is lower than the paper's.",
+        "A factor on the Noam schedule, since gradients of small steps are noisy.",
     )
     yield _Setting("optim.max_grad_norm", 1.0, "Limits the harm of a single bad step.")
 
@@ -247,7 +247,7 @@ def _loop(sizes: Sizes, text: TextStatistics, machine: Machine) -> Iterator[_Set
         "train.batch_tokens",
         recipe.batch_tokens,
         f"At most {recipe.batch_tokens / (words + 1):,.0f} pairs of the mean length in a step."
-        " Steps of the paper's 25,000 tokens would be too few here.",
+        " With the paper's 25,000 tokens a step there would be too few steps.",
     )
     yield _Setting(
         "train.micro_batch_tokens",
@@ -272,7 +272,7 @@ def _loop(sizes: Sizes, text: TextStatistics, machine: Machine) -> Iterator[_Set
 
 def _why_vocab_size(sizes: Sizes, text: TextStatistics) -> str:
     if sizes.vocab_size < sizes.recipe.vocab_size:
-        return f"{text.distinct_words:,} different words have hardly more pieces to learn."
+        return f"{text.distinct_words:,} different words are too few for a larger vocabulary."
     if sizes.vocab_size > sizes.recipe.vocab_size:
         return f"{text.characters:,} different characters need a piece each, besides the others."
     return (
@@ -308,12 +308,6 @@ def _render(header: Iterable[str], settings: Iterable[_Setting]) -> str:
             lines += ["", f"[{name}]"]
             section = name
         lines += textwrap.wrap(comment, _WIDTH, initial_indent="# ", subsequent_indent="# ")
-        lines.append(f"{key} = {_toml(setting.value)}")
+        lines.append(f"{key} = {format_value(setting.value).removesuffix('.0')}")
         comment = ""
     return "\n".join(lines) + "\n"
-
-
-def _toml(value: object) -> str:
-    if isinstance(value, SplitFiles):
-        return str(value)
-    return json.dumps(value, ensure_ascii=False).removesuffix(".0")

@@ -268,7 +268,7 @@ def _remove_later_metrics(path: Path, progress: Progress) -> None:
     if not path.exists():
         return
     kept = []
-    for line in path.read_text(encoding="utf-8").splitlines():
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
             record = json.loads(line, parse_constant=lambda name: None)
             # A checkpoint saved on a signal comes before the validation of its step.

@@ -26,7 +26,7 @@ class DecodingState(Protocol):
 
 S = TypeVar("S", bound=DecodingState)
 
-KEPT_SHARE, ROW_MULTIPLE = 0.9, 32
+KEPT_SHARE, ROW_MULTIPLE = 0.9, 8
 """Greedy search keeps a multiple of `ROW_MULTIPLE` rows, and only removes the others once those it
 keeps are at most `KEPT_SHARE` of the rows."""
 _LOWEST = torch.finfo(torch.float64).min

@@ -107,7 +107,8 @@ def _read_rounds(
 
 def _report(counts: StreamCounts) -> None:
     seconds, lines = counts.seconds, counts.lines - counts.lines_resumed
-    logger.info(f"{lines} lines in {seconds:.1f} s, {lines / max(seconds, 1e-9):,.0f} per second")
+    unit = "line" if lines == 1 else "lines"
+    logger.info(f"{lines} {unit} in {seconds:.1f} s, {lines / max(seconds, 1e-9):,.0f} per second")
     if counts.lines_split:
         logger.info(f"{counts.lines_split} lines exceeded the maximum length and were split")
     if counts.bom_dropped:

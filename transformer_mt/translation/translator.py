@@ -1,11 +1,13 @@
 """Lines to lines with one search: order kept, empty lines kept, long lines split and joined."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from itertools import islice
 
 import torch
+from torch import Tensor
 
 from transformer_mt.errors import ConfigError
 from transformer_mt.model.cpu_kernels import packed_weights
@@ -13,15 +15,17 @@ from transformer_mt.model.ensemble import Ensemble
 from transformer_mt.model.transformer import Transformer, evaluation_mode
 from transformer_mt.system.device import compute_settings, total_memory
 from transformer_mt.system.processes import ALONE, Processes
+from transformer_mt.system.worker_threads import Check, map_with_workers
 from transformer_mt.text.batching import copy_to_device, pad
 from transformer_mt.text.vocabulary import BOS_ID, EOS_ID, PAD_ID, Vocabulary
 from transformer_mt.translation.options import DEFAULT_SEARCH, SearchOptions
-from transformer_mt.translation.search import Hypothesis, beam_search, greedy
+from transformer_mt.translation.search import DecodingState, Hypothesis, beam_search, greedy
 
 CHUNK_LINES = 8192
 """Default of `Translator.chunk_lines`."""
-CPU_BATCH_TOKENS, CUDA_BATCH_TOKENS_PER_GB = 8192, 1024
-"""Default of `SearchOptions.batch_tokens`. On CUDA it grows with the memory: the caches of the big
+CPU_BATCH_TOKENS, CUDA_BATCH_TOKENS_PER_GB = 4096, 1024
+"""Default of `SearchOptions.batch_tokens`. On a CPU several batches are decoded at once, by as many
+threads. On CUDA it grows with the memory: the caches of the big
 model take some 0.5 GB per 1,024 positions in float32."""
 MIN_BATCH_LENGTH = 8
 """Shorter lines count as this many positions in a batch: their logits need memory too."""
@@ -188,21 +192,40 @@ class Translator:
         """
         batches, own = self._cut_batches(sources), dict[int, list[Hypothesis]]()
         rank, world_size = self._processes.rank, self._processes.world_size
+        # In a round there is a batch for each process, in the last one perhaps not for all.
+        rounds = [batches[i : i + world_size] for i in range(0, len(batches), world_size)]
+        own_batches = batches[rank::world_size]
         with (
             evaluation_mode(self.model),
             compute_settings(self.model.device, tf32=False),
             packed_weights(self.model),
+            closing(self._decode_batches(sources, own_batches)) as decoded,
         ):
-            for first in range(0, len(batches), world_size):
-                dealt = batches[first : first + world_size]  # one for each process, as a rule
-                if rank < len(dealt):
-                    decoded = self.decode([sources[i] for i in dealt[rank]])
-                    own.update(zip(dealt[rank], decoded, strict=True))
+            for dealt, batch, hypotheses in zip(rounds, own_batches, decoded, strict=False):
+                own.update(zip(batch, hypotheses, strict=True))
                 # A line counts once, with its first part.
                 parts = (i for batch in dealt for i in batch)
                 advance(sum(i == 0 or owners[i] != owners[i - 1] for i in parts))
-        hypotheses = {i: each for part in self._processes.gather(own) for i, each in part.items()}
-        return [hypotheses[i] for i in range(len(sources))]
+        gathered = {i: each for part in self._processes.gather(own) for i, each in part.items()}
+        return [gathered[i] for i in range(len(sources))]
+
+    def _decode_batches(
+        self, sources: list[list[int]], batches: list[list[int]]
+    ) -> Generator[list[list[Hypothesis]]]:
+        """Decodes batches in order; on a CPU several at once.
+
+        Args:
+            sources: Source ids without EOS, none empty.
+            batches: The indices of the sources in each batch.
+        """
+
+        def decode(batch: list[int], check: Check = lambda: None) -> list[list[Hypothesis]]:
+            return self.decode([sources[i] for i in batch], check)
+
+        if self.model.device.type == "cpu":
+            yield from map_with_workers(decode, batches)
+        else:
+            yield from map(decode, batches)
 
     def _cut_batches(self, sources: list[list[int]]) -> list[list[int]]:
         """Cuts sources into batches of similar length, the longest first.
@@ -220,25 +243,33 @@ class Translator:
         return batches
 
     @torch.no_grad()
-    def decode(self, sources: list[list[int]]) -> list[list[Hypothesis]]:
+    def decode(
+        self, sources: list[list[int]], check: Check = lambda: None
+    ) -> list[list[Hypothesis]]:
         """Finds the `beam_size` best hypotheses of each source, the best first, in one batch.
 
         Args:
             sources: Source ids without EOS, none empty; the model is in evaluation mode.
+            check: Called at every position; may raise to stop.
 
         Returns:
             Hypotheses of each source; those of greedy search have NaN for a log-probability.
         """
-        device, next_logits = self.model.device, self.model.next_logits
+
+        def next_logits(ids: Tensor, state: DecodingState) -> Tensor:
+            check()
+            return self.model.next_logits(ids, state)  # type: ignore[arg-type]
+
+        device = self.model.device
         src = copy_to_device(pad([[*ids, EOS_ID] for ids in sources], PAD_ID), device)
         limits = [len(ids) + EXTRA_LENGTH for ids in sources]
         max_lengths = copy_to_device(torch.tensor(limits), device)
         state = self.model.begin_decoding(src, max(limits))
         if self.greedy:
-            rows = greedy(next_logits, state, max_lengths, BOS_ID, EOS_ID)  # type: ignore[arg-type]
+            rows = greedy(next_logits, state, max_lengths, BOS_ID, EOS_ID)
             return [[Hypothesis(ids, math.nan, math.nan)] for ids in rows]
         return beam_search(
-            next_logits,  # type: ignore[arg-type]
+            next_logits,
             state,
             max_lengths,
             BOS_ID,

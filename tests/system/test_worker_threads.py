@@ -1,0 +1,89 @@
+"""Work by several threads: order, their number, and how they are stopped."""
+
+import threading
+import time
+from contextlib import closing
+
+import pytest
+import torch
+
+from transformer_mt.system.worker_threads import MAX_WORKERS, Check, map_with_workers
+
+SECONDS = 20.0
+"""Limit on what takes a moment."""
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_results_are_in_order(threads):
+    torch.set_num_threads(threads)
+
+    def wait(item: int, check: Check) -> int:
+        time.sleep(0.02 if item % 3 == 0 else 0)
+        return -item
+
+    assert list(map_with_workers(wait, range(10))) == [-item for item in range(10)]
+    assert list(map_with_workers(wait, [])) == []
+
+
+def test_several_run_at_once():
+    """Each waits for the other, so one after the other would not end."""
+    torch.set_num_threads(2)
+    both = threading.Barrier(2, timeout=SECONDS)
+
+    def meet(item: int, check: Check) -> threading.Thread:
+        both.wait()
+        return threading.current_thread()
+
+    workers = set(map_with_workers(meet, range(6)))
+    assert len(workers) == 2 and threading.current_thread() not in workers
+
+
+@pytest.mark.parametrize(
+    ("threads", "items", "each"), [(4, 2, 2), (4, 1, 4), (4, 9, 1), (5, 2, 2), (1, 3, 1)]
+)
+def test_threads_are_divided_among_the_workers(threads, items, each):
+    torch.set_num_threads(threads)
+
+    def count(item: int, check: Check) -> int:
+        return torch.get_num_threads()
+
+    assert set(map_with_workers(count, range(items))) == {each}
+    assert torch.get_num_threads() == threads
+
+
+def test_number_of_workers_is_limited():
+    torch.set_num_threads(2 * MAX_WORKERS)
+
+    def count(item: int, check: Check) -> tuple[int, str]:
+        time.sleep(0.01)
+        return torch.get_num_threads(), threading.current_thread().name
+
+    counts, names = zip(*map_with_workers(count, range(4 * MAX_WORKERS)), strict=True)
+    assert set(counts) == {2} and len(set(names)) <= MAX_WORKERS
+
+
+def wait_for_stop(item: int, check: Check) -> int:
+    """Returns the first item, and fails for 2; the others wait until they are stopped."""
+    if item == 2:
+        raise ValueError("wrong")
+    while item:
+        check()
+        time.sleep(0.001)
+    return item
+
+
+def test_closing_stops_the_workers():
+    torch.set_num_threads(2)
+    began, before = time.monotonic(), threading.active_count()
+    with closing(map_with_workers(wait_for_stop, [0, 1, 1, 1])) as results:
+        assert next(results) == 0
+    assert threading.active_count() == before and torch.get_num_threads() == 2
+    assert time.monotonic() - began < SECONDS
+
+
+def test_an_error_stops_the_others():
+    torch.set_num_threads(2)
+    before = threading.active_count()
+    with pytest.raises(ValueError, match="wrong"):
+        list(map_with_workers(wait_for_stop, [0, 2, 1, 1]))
+    assert threading.active_count() == before and torch.get_num_threads() == 2
