@@ -7,7 +7,7 @@ from contextlib import closing
 import pytest
 import torch
 
-from transformer_mt.system.worker_threads import MAX_WORKERS, Check, map_with_workers
+from transformer_mt.system.worker_threads import MAX_WORKERS, Check, WorkerThreads
 
 SECONDS = 20.0
 """Limit on what takes a moment."""
@@ -21,8 +21,8 @@ def test_results_are_in_order(threads):
         time.sleep(0.02 if item % 3 == 0 else 0)
         return -item
 
-    assert list(map_with_workers(wait, range(10))) == [-item for item in range(10)]
-    assert list(map_with_workers(wait, [])) == []
+    assert list(WorkerThreads().map(wait, range(10))) == [-item for item in range(10)]
+    assert list(WorkerThreads().map(wait, [])) == []
 
 
 def test_several_run_at_once():
@@ -34,7 +34,7 @@ def test_several_run_at_once():
         both.wait()
         return threading.current_thread()
 
-    workers = set(map_with_workers(meet, range(6)))
+    workers = set(WorkerThreads().map(meet, range(6)))
     assert len(workers) == 2 and threading.current_thread() not in workers
 
 
@@ -47,7 +47,7 @@ def test_threads_are_divided_among_the_workers(threads, items, each):
     def count(item: int, check: Check) -> int:
         return torch.get_num_threads()
 
-    assert set(map_with_workers(count, range(items))) == {each}
+    assert set(WorkerThreads().map(count, range(items))) == {each}
     assert torch.get_num_threads() == threads
 
 
@@ -58,32 +58,61 @@ def test_number_of_workers_is_limited():
         time.sleep(0.01)
         return torch.get_num_threads(), threading.current_thread().name
 
-    counts, names = zip(*map_with_workers(count, range(4 * MAX_WORKERS)), strict=True)
+    counts, names = zip(*WorkerThreads().map(count, range(4 * MAX_WORKERS)), strict=True)
     assert set(counts) == {2} and len(set(names)) <= MAX_WORKERS
 
 
-def wait_for_stop(item: int, check: Check) -> int:
-    """Returns the first item, and fails for 2; the others wait until they are stopped."""
-    if item == 2:
-        raise ValueError("wrong")
-    while item:
-        check()
-        time.sleep(0.001)
-    return item
+class Waiting:
+    """A function that returns item 0, fails for 2, and waits for the stop with others.
+
+    Attributes:
+        running: Items in progress.
+    """
+
+    def __init__(self) -> None:
+        self.running: list[int] = []
+
+    def __call__(self, item: int, check: Check) -> int:
+        self.running.append(item)
+        try:
+            if item == 2:
+                raise ValueError("wrong")
+            while item:
+                check()
+                time.sleep(0.001)
+            return item
+        finally:
+            time.sleep(0.02)
+            self.running.remove(item)
 
 
 def test_closing_stops_the_workers():
+    """And waits until they have stopped. Sabotage: do not wait."""
     torch.set_num_threads(2)
-    began, before = time.monotonic(), threading.active_count()
-    with closing(map_with_workers(wait_for_stop, [0, 1, 1, 1])) as results:
+    waiting, began = Waiting(), time.monotonic()
+    with closing(WorkerThreads().map(waiting, [0, 1, 1, 1])) as results:
         assert next(results) == 0
-    assert threading.active_count() == before and torch.get_num_threads() == 2
+    assert not waiting.running and torch.get_num_threads() == 2
     assert time.monotonic() - began < SECONDS
 
 
 def test_an_error_stops_the_others():
+    """It reaches the caller; the threads can be used again."""
+    torch.set_num_threads(2)
+    waiting, workers = Waiting(), WorkerThreads()
+    for _ in range(2):
+        with pytest.raises(ValueError, match="wrong"):
+            list(workers.map(waiting, [0, 2, 1, 1]))
+        assert not waiting.running and torch.get_num_threads() == 2
+    assert list(workers.map(waiting, [0, 0, 0])) == [0, 0, 0]
+
+
+def test_threads_end_with_their_owner():
+    """They do not pile up with every translator. Sabotage: keep the pool in a global."""
     torch.set_num_threads(2)
     before = threading.active_count()
-    with pytest.raises(ValueError, match="wrong"):
-        list(map_with_workers(wait_for_stop, [0, 2, 1, 1]))
-    assert threading.active_count() == before and torch.get_num_threads() == 2
+    list(WorkerThreads().map(lambda item, check: item, range(4)))
+    limit = time.monotonic() + SECONDS
+    while threading.active_count() > before:
+        assert time.monotonic() < limit
+        time.sleep(0.01)

@@ -93,9 +93,40 @@ def test_the_sums_of_a_log_line(corpus_dir, prepared):
         flops = training_flops(config.model, prepared.vocab.tgt_size, src_tokens, tokens)
         window = engine.read_window()
         assert (window.tokens, window.flops) == (step * tokens, step * flops)
-        assert torch.initial_seed() == dropout_seed(config.train.seed, step, 1)
         assert step * tokens < window.loss < 10 * step * tokens
         assert engine.lr == noam_rate(step, 64, 100) and 0 < window.seconds < 60
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_threads_change_no_bit(corpus_dir, prepared, precision):
+    """With a micro-batch for each, whichever ends first, dropout included.
+
+    Sabotage: draw from PyTorch's own generator; add gradients as they come.
+    """
+    config = tiny_config(corpus_dir, model__dropout=0.3, model__attention_dropout=0.1)
+    engines = []
+    for threads in (1, 2, 3):
+        torch.set_num_threads(threads)
+        engines.append(engine := build_engine(config, prepared, precision))
+        for step in (1, 2, 3):
+            engine.train_step(step, [batch_from(prepared, 8 * part) for part in range(3)])
+        assert torch.get_num_threads() == threads
+    assert equal_weights(engines[0], engines[1]) and equal_weights(engines[0], engines[2])
+
+
+def test_dropout_is_seeded_by_the_number_of_a_micro_batch(corpus_dir, prepared):
+    """By nothing that was drawn before. Sabotage: seed once a step."""
+    config = tiny_config(corpus_dir, model__dropout=0.5)
+    engine = build_engine(config, prepared)
+
+    def losses(*firsts: int) -> list[float]:
+        batches = [batch_from(prepared, first) for first in firsts]
+        return [float(loss) for loss, _ in engine._gradients(2, batches, 100)]
+
+    first, second = losses(0, 0)
+    assert first != second
+    torch.rand(3)
+    assert losses(0, 0) == [first, second] and losses(8, 0)[1] == second
 
 
 def test_the_masks_of_a_micro_batch_depend_on_its_number_alone():

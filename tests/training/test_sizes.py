@@ -99,13 +99,24 @@ def test_one_long_line_does_not_count():
 
 
 @pytest.mark.parametrize(
-    ("gigabytes", "gpu", "positions"),
-    [(4, None, 2_048), (25, None, 4_096), (500, None, 4_096)]
-    + [(6, "a", 2_048), (8.5, "a", 4_096), (24, "a", 8_192), (80, "a", 16_384)],
+    ("gigabytes", "positions"), [(6, 2_048), (8.5, 4_096), (24, 8_192), (80, 16_384)]
 )
-def test_micro_batch(gigabytes, gpu, positions):
-    """By memory; it always holds a pair of the longest length. Sabotage: no limit for a CPU."""
-    sizes = choose_sizes(text_of(1_000, 5_000), Machine(2, int(gigabytes * 1e9), gpu))
+def test_micro_batch_of_a_gpu(gigabytes, positions):
+    """By memory; it always holds a pair of the longest length."""
+    sizes = choose_sizes(text_of(1_000, 5_000), Machine(2, int(gigabytes * 1e9), "a"))
+    assert sizes.micro_batch_tokens == positions > sizes.max_length
+
+
+@pytest.mark.parametrize(
+    ("threads", "longest", "positions"),
+    [(1, 1, 2_400), (2, 1, 1_200), (3, 1, 800), (4, 1, 600), (64, 1, 600), (64, 5_000, 1_024)],
+)
+def test_micro_batch_of_a_cpu(threads, longest, positions):
+    """One for each thread, up to four, but not less than a long pair needs.
+
+    Sabotage: the same for any number of threads; let a pair of the longest length not fit.
+    """
+    sizes = choose_sizes(text_of(1_000, longest), Machine(threads, int(25e9)))
     assert sizes.micro_batch_tokens == positions > sizes.max_length
 
 

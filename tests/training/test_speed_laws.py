@@ -13,7 +13,8 @@ from transformer_mt.system.device import supports
 from transformer_mt.text.batching import cut_micro_batches, plan_epoch
 from transformer_mt.text.prepared import PreparedCorpus, prepare
 from transformer_mt.training import engine as engine_module
-from transformer_mt.training.engine import Engine, compile_hidden
+from transformer_mt.training.compilation import compile_hidden
+from transformer_mt.training.engine import Engine
 from transformer_mt.training.environment import numeric_environment
 from transformer_mt.training.loss import smoothed_loss
 

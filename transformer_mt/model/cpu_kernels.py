@@ -6,6 +6,7 @@ devices, and where PyTorch lacks the private operators, the plain functions run.
 benchmarks/README.md has the measurements.
 """
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
@@ -14,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from transformer_mt.model.attention import scaled_dot_product_attention
+from transformer_mt.model.attention import attention_weights, scaled_dot_product_attention
 from transformer_mt.system.device import has_fast_mkl
 from transformer_mt.system.private_torch import (
     has_mkl_linear,
@@ -33,6 +34,8 @@ _MKL_ROWS = 128
 """Rows for which MKL packs a weight: fastest, or nearly, for 1 to 1,000 rows."""
 _STATES = 2**16
 """Dropout draws 16 random bits per element, so p is rounded to a multiple of 1 / 2^16."""
+_thread = threading.local()
+"""Holds the generator that dropout draws from in each thread; None is PyTorch's own."""
 
 
 def _on_cpu(x: Tensor) -> bool:
@@ -209,11 +212,32 @@ def dropout(x: Tensor, p: float) -> Tensor:
     return x * _dropout_factors(x.detach(), p)
 
 
+@contextmanager
+def seeded_dropout(device: torch.device, seed: int) -> Iterator[None]:
+    """Seeds the random numbers of dropout.
+
+    Args:
+        device: Where dropout is computed. On a CPU the calling thread gets a generator of its own
+            for as long; on other devices the generator of the device is seeded.
+        seed: The seed.
+    """
+    if device.type != "cpu":
+        torch.manual_seed(seed)
+        yield
+        return
+    _thread.generator = torch.Generator().manual_seed(seed)
+    try:
+        yield
+    finally:
+        _thread.generator = None
+
+
 def _dropout_factors(like: Tensor, p: float) -> Tensor:
     """Draws zeros and 1 / (1 - p), five times as fast as PyTorch, which draws them one by one."""
     zeros = min(round(p * _STATES), _STATES - 1)
     # The full range of int64: by default the sign bit would never be set.
-    bits = torch.empty(-(-like.numel() // 4), dtype=torch.int64).random_(-(2**63), None)
+    bits = torch.empty(-(-like.numel() // 4), dtype=torch.int64)
+    bits.random_(-(2**63), None, generator=getattr(_thread, "generator", None))
     bits = bits.view(torch.int16)[: like.numel()].view(like.shape)
     factors = torch.empty(like.shape, dtype=like.dtype)
     return torch.ge(bits, zeros - _STATES // 2, out=factors).mul_(_STATES / (_STATES - zeros))
@@ -242,7 +266,7 @@ class Dropout(nn.Module):
 
 
 def attention(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, dropout: float
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, p: float
 ) -> Tensor:
     """Computes `attention.scaled_dot_product_attention`, with dropout of the weights.
 
@@ -252,20 +276,21 @@ def attention(
         v: Values, (B, H, S, K).
         mask: Where queries may attend, broadcastable to (B, H, T, S); None is everywhere.
         causal: Whether a query sees only positions up to its own; then mask must be None.
-        dropout: Probability with which a weight is dropped.
+        p: Probability with which a weight is dropped.
 
     Returns:
         Weighted values, (B, H, T, K).
     """
     if not _on_cpu(q):
-        return F.scaled_dot_product_attention(q, k, v, mask, dropout, causal)
+        return F.scaled_dot_product_attention(q, k, v, mask, p, causal)
     # In bf16 a CPU computes attention more slowly than in float32, its gradient many times.
     with torch.autocast("cpu", enabled=False):
-        if q.size(2) <= FEW_QUERIES and not dropout:
+        if p:
+            weights = dropout(attention_weights(q, k, mask, causal), p)
+            return (weights @ v.float()).to(q.dtype)
+        if q.size(2) <= FEW_QUERIES:
             return scaled_dot_product_attention(q, k, v, mask, causal)
-        output = F.scaled_dot_product_attention(
-            q.float(), k.float(), v.float(), mask, dropout, causal
-        )
+        output = F.scaled_dot_product_attention(q.float(), k.float(), v.float(), mask, 0.0, causal)
         return output.to(q.dtype)
 
 

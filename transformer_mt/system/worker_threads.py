@@ -1,55 +1,69 @@
-"""Work on a CPU by several threads, each with a batch of its own."""
+"""Work on a CPU by several threads, each with items of its own."""
 
+import functools
 from collections.abc import Callable, Generator, Sequence
-from concurrent.futures import CancelledError, ThreadPoolExecutor
-from functools import partial
+from concurrent.futures import CancelledError, ThreadPoolExecutor, wait
 from threading import Event
 from typing import TypeVar
 
 import torch
 
 MAX_WORKERS = 8
-"""Each worker needs memory for a batch, and Python code runs in one of them at a time."""
+"""Each worker needs memory of its own, and Python code runs in one of them at a time."""
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 Check = Callable[[], None]
 
 
-def map_with_workers(
-    function: Callable[[Item, Check], Result], items: Sequence[Item]
-) -> Generator[Result]:
-    """Applies a function to items, several at once, and gives the results in order.
+class WorkerThreads:
+    """Threads among which PyTorch's threads are divided.
 
-    PyTorch's threads are divided among the workers. Threads that share each operation of one
-    batch wait for each other after every operation; workers wait only at the end.
-
-    Args:
-        function: Takes an item and a function to call often, which raises an exception once the
-            result is not needed any more. It is called in threads of its own.
-        items: As long as there are fewer than threads, several threads share an item.
-
-    Yields:
-        The result of each item. If the iterator is closed, or an exception reaches it, the
-        workers are stopped first.
+    Threads that share each operation of one item wait for each other after every operation, above
+    all if another program has taken a core from one of them; workers wait only at the end.
     """
-    threads, cancelled = torch.get_num_threads(), Event()
-    workers = min(threads, len(items), MAX_WORKERS)
 
-    def check() -> None:
-        if cancelled.is_set():
-            raise CancelledError
+    @functools.cached_property
+    def _pool(self) -> ThreadPoolExecutor:
+        """The threads, which begin when they are needed and end with this object."""
+        return ThreadPoolExecutor(min(torch.get_num_threads(), MAX_WORKERS))
 
-    if workers <= 1:
-        yield from (function(item, check) for item in items)
-        return
-    set_threads = partial(torch.set_num_threads, threads // workers)
-    try:
-        with ThreadPoolExecutor(workers, initializer=set_threads) as pool:
-            try:
-                yield from pool.map(lambda item: function(item, check), items)
-            finally:
-                cancelled.set()
-    finally:
-        # A thread sets its own number, and that of threads which begin later.
-        torch.set_num_threads(threads)
+    def map(
+        self, function: Callable[[Item, Check], Result], items: Sequence[Item]
+    ) -> Generator[Result]:
+        """Applies a function to items, several at once, and gives the results in order.
+
+        Args:
+            function: Takes an item, and a function to call often, which raises an exception once
+                the result is not needed any more.
+            items: If there is only one, the calling thread computes it.
+
+        Yields:
+            The result of each item. If the iterator is closed, or an exception reaches it, the
+            workers are stopped first.
+        """
+        threads, cancelled = torch.get_num_threads(), Event()
+        workers = min(threads, len(items), MAX_WORKERS)
+
+        def check() -> None:
+            if cancelled.is_set():
+                raise CancelledError
+
+        def compute(item: Item) -> Result:
+            torch.set_num_threads(threads // workers)  # of this worker
+            return function(item, check)
+
+        if workers <= 1:
+            yield from (function(item, check) for item in items)
+            return
+        futures = []
+        try:
+            futures += [self._pool.submit(compute, item) for item in items]
+            for future in futures:
+                yield future.result()
+        finally:
+            cancelled.set()
+            for future in futures:
+                future.cancel()
+            wait(futures)
+            torch.set_num_threads(threads)  # also of threads that begin later

@@ -6,7 +6,8 @@ Knows no files and no run.
 import json
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, ClassVar
 
@@ -17,12 +18,15 @@ from torch import Tensor, nn
 
 from transformer_mt.config.keys import Config
 from transformer_mt.errors import CompileError, DeviceError
+from transformer_mt.model.cpu_kernels import seeded_dropout
 from transformer_mt.model.transformer import Transformer
 from transformer_mt.system.device import DTYPES, compute_settings, is_out_of_memory
 from transformer_mt.system.private_torch import is_compile_error, loss_scale, skip_step_if
 from transformer_mt.system.processes import ALONE, Processes
+from transformer_mt.system.worker_threads import Check, WorkerThreads
 from transformer_mt.text.batching import Batch, TokenCounts
 from transformer_mt.text.vocabulary import PAD_ID
+from transformer_mt.training.compilation import compile_hidden, to_compile_error
 from transformer_mt.training.flops import training_flops
 from transformer_mt.training.log_window import LogWindow
 from transformer_mt.training.loss import projected_loss
@@ -36,6 +40,7 @@ from transformer_mt.training.optimizer import (
 logger = logging.getLogger(__name__)
 
 _MOMENTS = ("exp_avg", "exp_avg_sq", "step")
+_LossAndGradients = tuple[Tensor, tuple[Tensor, ...]]
 
 
 @dataclass(frozen=True)
@@ -65,20 +70,6 @@ def dropout_seed(seed: int, step: int, micro_batch: int) -> int:
         64 well-mixed bits, the same on every platform; a CPU's generator uses the lower 32.
     """
     return int(np.random.SeedSequence((seed, step, micro_batch)).generate_state(1, np.uint64)[0])
-
-
-def compile_hidden(
-    model: Transformer, max_length: int, backend: str | Callable[..., object] = "inductor"
-) -> Callable[[Tensor, Tensor], Tensor]:
-    """Compiles `model.hidden` to a few graphs that serve batches of all shapes.
-
-    Args:
-        model: The model, whose parameters are shared.
-        max_length: Tokens of the longest source or target there will be, in validation too.
-        backend: Backend of `torch.compile`.
-    """
-    model.reserve(max_length)  # a table of positions that grows would need a new graph
-    return torch.compile(model.hidden, dynamic=True, backend=backend)
 
 
 class Engine:
@@ -130,6 +121,7 @@ class Engine:
         self.ema = ExponentialMovingAverage(self.model, decay) if decay else None
         self.skipped_steps, self.nonfinite_in_row = torch.zeros(2, device=device).unbind()
         self.grad_norm = torch.zeros((), device=device)
+        self._workers = WorkerThreads()
         self.start_window()
 
     def state_dict(self) -> dict[str, Any]:
@@ -236,14 +228,10 @@ class Engine:
             group["lr"] = lr
         tokens = sum(batch.tgt_tokens for batch in micro_batches)
         loss = torch.zeros((), device=self.device)
-        with self._autocast():  # around all micro-batches, so that it casts each weight once
-            for number, micro_batch in enumerate(micro_batches):
-                if isinstance(micro_batch, TokenCounts):
-                    continue
-                torch.manual_seed(dropout_seed(self.config.train.seed, step, number))
-                # Divided by the tokens of the whole step: how it is cut does not change the
-                # gradient.
-                loss += self._backward(micro_batch, tokens)
+        with closing(self._gradients(step, micro_batches, tokens)) as parts:
+            for micro_batch_loss, gradients in parts:
+                loss += micro_batch_loss
+                self._add_gradients(gradients)
         loss = self._sum_over_processes(loss)
         self._update_weights(step, loss)
         self._window_loss += torch.where(loss.isfinite(), loss, 0.0)
@@ -252,6 +240,39 @@ class Engine:
         self.window.flops += training_flops(
             self.config.model, self._tgt_size, sum(b.src_tokens for b in micro_batches), tokens
         )
+
+    def _gradients(
+        self, step: int, micro_batches: Sequence[Batch | TokenCounts], tokens: int
+    ) -> Generator[_LossAndGradients]:
+        """Computes the gradients of this process's micro-batches; on a CPU several at once."""
+        scale = self._gradient_scale(tokens)
+        own = [
+            (dropout_seed(self.config.train.seed, step, number), micro_batch)
+            for number, micro_batch in enumerate(micro_batches)
+            if isinstance(micro_batch, Batch)
+        ]
+
+        def compute(seeded: tuple[int, Batch], check: Check) -> _LossAndGradients:
+            seed, micro_batch = seeded
+            with self._autocast(), seeded_dropout(self.device, seed):
+                return self._gradient(micro_batch, scale)
+
+        with self._autocast():  # around all micro-batches, so that it casts each weight once
+            if self.device.type == "cpu":
+                yield from self._workers.map(compute, own)
+            else:
+                yield from (compute(seeded, lambda: None) for seeded in own)
+
+    def _gradient_scale(self, tokens: int) -> Tensor:
+        # By the tokens of the whole step: how it is cut does not change the gradient.
+        return self.scaler.scale(torch.ones((), device=self.device)) / tokens
+
+    def _add_gradients(self, gradients: Sequence[Tensor]) -> None:
+        for parameter, gradient in zip(self.model.parameters(), gradients, strict=True):
+            if parameter.grad is None:
+                parameter.grad = gradient.contiguous()
+            else:
+                parameter.grad += gradient
 
     def _sum_over_processes(self, loss: Tensor) -> Tensor:
         """Sums the gradients of all processes, and the loss, which it returns, in one message.
@@ -299,7 +320,7 @@ class Engine:
             return
         failure = ""
         try:
-            self._backward(batch, batch.tgt_tokens)
+            self._gradient(batch, self._gradient_scale(batch.tgt_tokens))
         except CompileError as error:
             failure = str(error)
         self.optimizer.zero_grad(set_to_none=True)
@@ -322,19 +343,20 @@ class Engine:
             parameter.grad = torch.zeros_like(parameter)
         skip_step_if(self.optimizer, torch.ones((), device=self.device))
         self.optimizer.step()  # allocates the moments, and changes nothing
-        self._sum_over_processes(self._backward(largest, largest.tgt_tokens))
+        loss, _ = self._gradient(largest, self._gradient_scale(largest.tgt_tokens))
+        self._sum_over_processes(loss)
         self.optimizer.zero_grad(set_to_none=True)
 
-    def _backward(self, micro_batch: Batch, step_tokens: int) -> Tensor:
-        """Adds a micro-batch's part of the step's gradient; gives the sum of its loss."""
+    def _gradient(self, micro_batch: Batch, scale: Tensor) -> _LossAndGradients:
+        """Computes the sum of a micro-batch's loss, and its gradient times a scale."""
         try:
             batch = micro_batch.to(self.device)
             with compute_settings(self.device, tf32=True):
                 loss = self._loss(batch)
-                self.scaler.scale(loss / step_tokens).backward()  # type: ignore[no-untyped-call]
+                gradients = torch.autograd.grad(loss, list(self.model.parameters()), scale)
         except (RuntimeError, MemoryError) as error:
             raise self._to_user_error(error, micro_batch) from None
-        return loss.detach()
+        return loss.detach(), gradients
 
     def _autocast(self) -> torch.autocast:
         """Gives the context in which products are computed in this engine's precision."""
@@ -356,11 +378,7 @@ class Engine:
     def _to_user_error(self, error: Exception, micro_batch: Batch) -> Exception:
         """Converts errors that the user can fix to DeviceError; returns any other unchanged."""
         if self.compiled and is_compile_error(error):
-            reason, *_ = str(error).split("\n\n")  # what follows is advice to PyTorch's authors
-            return CompileError(
-                f"torch.compile failed ({reason}): install a C compiler and Python's headers, or"
-                " set train.compile = false"
-            )
+            return to_compile_error(error)
         if not is_out_of_memory(error):
             return error
         (rows, src), tgt = micro_batch.src.shape, micro_batch.tgt_in.size(1)

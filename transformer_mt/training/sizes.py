@@ -63,8 +63,10 @@ LITTLE_TEXT = 20_000
 
 _MICRO_BATCHES = ((0, 2_048), (8e9, 4_096), (16e9, 8_192), (32e9, 16_384))
 """Bytes of memory, and the positions of a micro-batch from there on."""
-_CPU_MICRO_BATCH = 4_096
-"""More positions at once make a CPU no faster."""
+_CPU_MICRO_BATCHES = 4
+"""On a CPU each thread computes a micro-batch of its own; narrow ones waste time."""
+_ROOM = 1.2
+"""Padded positions of a micro-batch over those of an equal part of the step, without padding."""
 
 _MAX_LENGTHS = (64, 128, 256, 512)
 COVERED = 0.999
@@ -115,14 +117,15 @@ def choose_sizes(text: TextStatistics, machine: Machine) -> Sizes:
     held_out = min(_MAX_HELD_OUT, text.pairs // _HELD_OUT_SHARE)
     enough_text = [recipe for recipe in RECIPES if recipe.pairs <= text.pairs]
     fitting = [recipe for recipe in enough_text if machine.gpu or not recipe.gpu]
+    max_length = _choose_max_length(text)
     return Sizes(
         recipe=fitting[-1],
         best=enough_text[-1],
         held_out=held_out,
         train_pairs=text.pairs - 2 * held_out,
         vocab_size=_choose_vocab_size(text, fitting[-1].vocab_size),
-        max_length=_choose_max_length(text),
-        micro_batch_tokens=_choose_micro_batch(machine),
+        max_length=max_length,
+        micro_batch_tokens=_choose_micro_batch(machine, fitting[-1].batch_tokens, max_length),
     )
 
 
@@ -143,6 +146,8 @@ def _choose_max_length(text: TextStatistics) -> int:
     return next((length for length in _MAX_LENGTHS if pieces <= length), _MAX_LENGTHS[-1])
 
 
-def _choose_micro_batch(machine: Machine) -> int:
-    fitting = [positions for memory, positions in _MICRO_BATCHES if memory <= machine.memory]
-    return fitting[-1] if machine.gpu else min(fitting[-1], _CPU_MICRO_BATCH)
+def _choose_micro_batch(machine: Machine, batch_tokens: int, max_length: int) -> int:
+    if machine.gpu:
+        return [positions for memory, positions in _MICRO_BATCHES if memory <= machine.memory][-1]
+    parts = min(machine.threads, _CPU_MICRO_BATCHES)
+    return max(round(_ROOM * batch_tokens / parts), 2 * max_length)

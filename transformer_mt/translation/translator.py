@@ -15,7 +15,7 @@ from transformer_mt.model.ensemble import Ensemble
 from transformer_mt.model.transformer import Transformer, evaluation_mode
 from transformer_mt.system.device import compute_settings, total_memory
 from transformer_mt.system.processes import ALONE, Processes
-from transformer_mt.system.worker_threads import Check, map_with_workers
+from transformer_mt.system.worker_threads import Check, WorkerThreads
 from transformer_mt.text.batching import copy_to_device, pad
 from transformer_mt.text.vocabulary import BOS_ID, EOS_ID, PAD_ID, Vocabulary
 from transformer_mt.translation.options import DEFAULT_SEARCH, SearchOptions
@@ -104,7 +104,7 @@ class Translator:
         self.greedy = options.beam_size == 1 and not options.with_scores
         self.batch_tokens = options.batch_tokens or default_batch_tokens(model.device)
         self.chunk_lines, self.lines_split = CHUNK_LINES, 0
-        self._processes = processes
+        self._processes, self._workers = processes, WorkerThreads()
 
     def translate(
         self, lines: Iterable[str], advance: Callable[[int], object] = _ignore
@@ -194,16 +194,17 @@ class Translator:
         rank, world_size = self._processes.rank, self._processes.world_size
         # In a round there is a batch for each process, in the last one perhaps not for all.
         rounds = [batches[i : i + world_size] for i in range(0, len(batches), world_size)]
-        own_batches = batches[rank::world_size]
         with (
             evaluation_mode(self.model),
             compute_settings(self.model.device, tf32=False),
             packed_weights(self.model),
-            closing(self._decode_batches(sources, own_batches)) as decoded,
+            closing(self._decode_batches(sources, batches[rank::world_size])) as decoded,
         ):
-            for dealt, batch, hypotheses in zip(rounds, own_batches, decoded, strict=False):
-                own.update(zip(batch, hypotheses, strict=True))
-                # A line counts once, with its first part.
+            for dealt in rounds:
+                if rank < len(dealt):
+                    own.update(zip(dealt[rank], next(decoded), strict=True))
+                # A line counts once, with its first part. All processes report every round, since
+                # `advance` may ask them all whether to stop.
                 parts = (i for batch in dealt for i in batch)
                 advance(sum(i == 0 or owners[i] != owners[i - 1] for i in parts))
         gathered = {i: each for part in self._processes.gather(own) for i, each in part.items()}
@@ -223,7 +224,7 @@ class Translator:
             return self.decode([sources[i] for i in batch], check)
 
         if self.model.device.type == "cpu":
-            yield from map_with_workers(decode, batches)
+            yield from self._workers.map(decode, batches)
         else:
             yield from map(decode, batches)
 
