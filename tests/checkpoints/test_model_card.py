@@ -69,7 +69,7 @@ def test_an_evaluation_adds_its_scores(averaged, tmp_path, monkeypatch, capsys):
         signature = line.split("|", 1)[1].split(" = ")[0]
         assert f" {metric['value']:.2f}" in line and signature in metric["name"]
         assert f"`{signature.replace('|', ' ')}`" in card
-    assert r"/text \| x | 2 | greedy, fp32 | BLEU |" in card
+    assert r"| text \| x | 2 | greedy, fp32 | BLEU |" in card
     assert "mean of 2 checkpoints" in card and "Nothing was measured on text other than" in card
     assert not (averaged.parent / "evaluations").exists() or all(
         "text" not in path.name for path in (averaged.parent / "evaluations").iterdir()
