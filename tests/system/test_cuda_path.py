@@ -19,7 +19,7 @@ from transformer_mt.text.corpus import load_split
 from transformer_mt.text.encoded_pairs import encode_pairs
 from transformer_mt.text.prepared import PreparedCorpus, prepare
 from transformer_mt.training import flops
-from transformer_mt.training.engine import Engine, dropout_seed
+from transformer_mt.training.engine import Engine
 from transformer_mt.training.run import train
 from transformer_mt.translation.loading import build_translation_model
 from transformer_mt.translation.options import LoadOptions, SearchOptions
@@ -186,8 +186,8 @@ def test_weights_are_cast_once_a_step(corpus_dir, prepared):
         tokens = sum(batch.tgt_tokens for batch in batches(prepared, 2))
         before = cuda.operations["aten._to_copy.default"]
         for number, batch in enumerate(batches(prepared, 2)):
-            torch.manual_seed(dropout_seed(1, 1, number))
-            apart._add_gradients(apart._gradient(batch, apart._gradient_scale(tokens))[1])
+            [(_, gradients)] = apart._gradients(1, [None] * number + [batch], tokens)
+            apart._add_gradients(gradients)
         separately = cuda.operations["aten._to_copy.default"] - before
         pairs = zip(together.model.parameters(), apart.model.parameters(), strict=True)
         assert all(torch.equal(one.grad, other.grad) for one, other in pairs)

@@ -243,13 +243,27 @@ def test_the_check_of_memory_changes_nothing(corpus_dir, prepared):
     """
     config = tiny_config(corpus_dir, train__ema_decay=0.9)
     checked, unchecked = build_engine(config, prepared), build_engine(config, prepared)
-    checked.check_memory(batch_from(prepared, 0))
+    torch.set_num_threads(2)
+    checked.check_memory(batch_from(prepared, 0), 3)
     assert len(checked.optimizer.state) == len(list(checked.model.parameters()))
     assert all(parameter.grad is None for parameter in checked.model.parameters())
     assert equal_weights(checked, unchecked)
     for engine in (checked, unchecked):
         engine.train_step(1, [batch_from(prepared, 8)])
     assert equal_weights(checked, unchecked)
+
+
+@pytest.mark.parametrize(("threads", "count", "at_once"), [(1, 3, 1), (2, 3, 2), (3, 2, 2)])
+def test_memory_is_checked_for_as_many_as_train_at_once(
+    corpus_dir, prepared, monkeypatch, threads, count, at_once
+):
+    """Each thread has a micro-batch. Sabotage: try one."""
+    torch.set_num_threads(threads)
+    engine, calls = build_engine(tiny_config(corpus_dir), prepared), []
+    real = engine._loss
+    monkeypatch.setattr(engine, "_loss", lambda batch: calls.append(batch) or real(batch))
+    engine.check_memory(batch_from(prepared, 0), count)
+    assert len(calls) == at_once
 
 
 def test_too_little_memory_is_explained(corpus_dir, prepared, monkeypatch):
@@ -266,8 +280,8 @@ def test_too_little_memory_is_explained(corpus_dir, prepared, monkeypatch):
             " lower train.micro_batch_tokens = 600"
         )
         with pytest.raises(DeviceError, match=message):
-            engine.check_memory(batch)
+            engine.check_memory(batch, 1)
         engine.compiled = True  # which changes nothing
     monkeypatch.setattr(engine, "_loss", Mock(side_effect=RuntimeError("a bug")))
     with pytest.raises(RuntimeError, match="a bug"):
-        engine.check_memory(batch)
+        engine.check_memory(batch, 1)

@@ -365,10 +365,10 @@ def test_memory_is_checked_with_the_largest_batch(corpus_dir, tmp_path, scores, 
     checks: list[tuple[int, int]] = []
     real = Engine.check_memory
 
-    def check_memory(self, largest) -> None:
+    def check_memory(self, largest, count) -> None:
         before = [parameter.detach().clone() for parameter in self.model.parameters()]
         checks.append((largest.src.numel() + largest.tgt_in.numel(), int(self.window.tokens)))
-        real(self, largest)
+        real(self, largest, count)
         assert all(map(torch.equal, before, self.model.parameters()))
 
     monkeypatch.setattr(Engine, "check_memory", check_memory)

@@ -16,6 +16,11 @@ Result = TypeVar("Result")
 Check = Callable[[], None]
 
 
+def count_workers(items: int) -> int:
+    """Tells how many of so many items are computed at once."""
+    return min(torch.get_num_threads(), items, MAX_WORKERS)
+
+
 class WorkerThreads:
     """Threads among which PyTorch's threads are divided.
 
@@ -26,7 +31,7 @@ class WorkerThreads:
     @functools.cached_property
     def _pool(self) -> ThreadPoolExecutor:
         """The threads, which begin when they are needed and end with this object."""
-        return ThreadPoolExecutor(min(torch.get_num_threads(), MAX_WORKERS))
+        return ThreadPoolExecutor(count_workers(MAX_WORKERS))
 
     def map(
         self, function: Callable[[Item, Check], Result], items: Sequence[Item]
@@ -43,7 +48,7 @@ class WorkerThreads:
             workers are stopped first.
         """
         threads, cancelled = torch.get_num_threads(), Event()
-        workers = min(threads, len(items), MAX_WORKERS)
+        workers = count_workers(len(items))
 
         def check() -> None:
             if cancelled.is_set():

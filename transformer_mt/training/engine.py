@@ -1,7 +1,4 @@
-"""One optimizer step, and everything it changes: the one owner of the training state.
-
-Knows no files and no run.
-"""
+"""One optimizer step, and everything it changes: the training state. Knows no files and no run."""
 
 import json
 import logging
@@ -23,7 +20,7 @@ from transformer_mt.model.transformer import Transformer
 from transformer_mt.system.device import DTYPES, compute_settings, is_out_of_memory
 from transformer_mt.system.private_torch import is_compile_error, loss_scale, skip_step_if
 from transformer_mt.system.processes import ALONE, Processes
-from transformer_mt.system.worker_threads import Check, WorkerThreads
+from transformer_mt.system.worker_threads import Check, WorkerThreads, count_workers
 from transformer_mt.text.batching import Batch, TokenCounts
 from transformer_mt.text.vocabulary import PAD_ID
 from transformer_mt.training.compilation import compile_hidden, to_compile_error
@@ -245,7 +242,8 @@ class Engine:
         self, step: int, micro_batches: Sequence[Batch | TokenCounts], tokens: int
     ) -> Generator[_LossAndGradients]:
         """Computes the gradients of this process's micro-batches; on a CPU several at once."""
-        scale = self._gradient_scale(tokens)
+        # By the tokens of the whole step: how it is cut does not change the gradient.
+        scale = self.scaler.scale(torch.ones((), device=self.device)) / tokens
         own = [
             (dropout_seed(self.config.train.seed, step, number), micro_batch)
             for number, micro_batch in enumerate(micro_batches)
@@ -262,10 +260,6 @@ class Engine:
                 yield from self._workers.map(compute, own)
             else:
                 yield from (compute(seeded, lambda: None) for seeded in own)
-
-    def _gradient_scale(self, tokens: int) -> Tensor:
-        # By the tokens of the whole step: how it is cut does not change the gradient.
-        return self.scaler.scale(torch.ones((), device=self.device)) / tokens
 
     def _add_gradients(self, gradients: Sequence[Tensor]) -> None:
         for parameter, gradient in zip(self.model.parameters(), gradients, strict=True):
@@ -320,7 +314,7 @@ class Engine:
             return
         failure = ""
         try:
-            self._gradient(batch, self._gradient_scale(batch.tgt_tokens))
+            list(self._gradients(1, [batch], batch.tgt_tokens))
         except CompileError as error:
             failure = str(error)
         self.optimizer.zero_grad(set_to_none=True)
@@ -331,10 +325,14 @@ class Engine:
         logger.warning("%s; this run goes on without it, more slowly", failure)
         self.compiled, self.compile_failed, self._hidden = False, True, self.model.hidden
 
-    def check_memory(self, largest: Batch) -> None:
-        """Runs one micro-batch forward and backward with all that training keeps in memory.
+    def check_memory(self, largest: Batch, count: int) -> None:
+        """Computes gradients with all that training keeps in memory.
 
         Weights and moments stay as they are.
+
+        Args:
+            largest: The micro-batch that needs the most memory.
+            count: Micro-batches of a step, of which a CPU computes several at once.
 
         Raises:
             DeviceError: If memory runs out or the model cannot be compiled.
@@ -343,8 +341,9 @@ class Engine:
             parameter.grad = torch.zeros_like(parameter)
         skip_step_if(self.optimizer, torch.ones((), device=self.device))
         self.optimizer.step()  # allocates the moments, and changes nothing
-        loss, _ = self._gradient(largest, self._gradient_scale(largest.tgt_tokens))
-        self._sum_over_processes(loss)
+        at_once = count_workers(count) if self.device.type == "cpu" else 1
+        parts = list(self._gradients(1, [largest] * at_once, largest.tgt_tokens))
+        self._sum_over_processes(parts[0][0])
         self.optimizer.zero_grad(set_to_none=True)
 
     def _gradient(self, micro_batch: Batch, scale: Tensor) -> _LossAndGradients:
@@ -360,8 +359,8 @@ class Engine:
 
     def _autocast(self) -> torch.autocast:
         """Gives the context in which products are computed in this engine's precision."""
-        enabled = self.precision != "fp32"
-        return torch.autocast(self.device.type, DTYPES[self.precision], enabled=enabled)
+        dtype = DTYPES[self.precision]
+        return torch.autocast(self.device.type, dtype, enabled=self.precision != "fp32")
 
     def _loss(self, batch: Batch) -> Tensor:
         """Computes the sum of the label-smoothed loss over a micro-batch's target tokens."""

@@ -170,7 +170,7 @@ class Trainer:
         indices = largest_micro_batch(steps, *self.lengths, micro_batch_tokens)
         largest: Batch = self.pairs.batch(indices)
         self.engine.check_compilation(largest)
-        self.engine.check_memory(largest)
+        self.engine.check_memory(largest, len(self.cut_step(steps[0])))
 
     def _train_epochs(self) -> str:
         """Trains epoch after epoch; gives the limit that ends training."""
