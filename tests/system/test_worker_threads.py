@@ -2,6 +2,7 @@
 
 import threading
 import time
+import weakref
 from contextlib import closing
 
 import pytest
@@ -110,9 +111,27 @@ def test_an_error_stops_the_others():
 def test_threads_end_with_their_owner():
     """They do not pile up with every translator. Sabotage: keep the pool in a global."""
     torch.set_num_threads(2)
-    before = threading.active_count()
-    list(WorkerThreads().map(lambda item, check: item, range(4)))
-    limit = time.monotonic() + SECONDS
-    while threading.active_count() > before:
-        assert time.monotonic() < limit
-        time.sleep(0.01)
+    for thread in set(WorkerThreads().map(lambda item, check: threading.current_thread(), [1, 2])):
+        assert thread is not threading.current_thread()
+        thread.join(SECONDS)
+        assert not thread.is_alive()
+
+
+def test_results_are_not_kept():
+    """Before they are asked for few are computed, and none is held afterwards.
+
+    Sabotage: submit all items at once.
+    """
+    torch.set_num_threads(2)
+    made: list[weakref.ref] = []
+
+    def make(item: int, check: Check) -> set[int]:
+        result = {item}
+        made.append(weakref.ref(result))
+        return result
+
+    for _ in (results := WorkerThreads().map(make, range(20))):
+        time.sleep(0.002)
+        assert sum(reference() is not None for reference in made) <= 5
+    assert len(made) == 20
+    results.close()

@@ -255,7 +255,8 @@ BatchOption = Annotated[
     typer.Option(
         min=1,
         metavar="N",
-        help="Source pieces decoded at once, times the beam size. Default: by device.",
+        help="Source pieces per batch, times the beam size; a CPU decodes a batch per thread."
+        " Default: by device.",
         rich_help_panel=SEARCH,
     ),
 ]

@@ -56,7 +56,8 @@ def main() -> None:
 
         if not is_out_of_memory(error):
             raise
-        _fail(f"out of memory: lower --beam-size, train.micro_batch_tokens or the model ({error})")
+        keys = "--beam-size, --batch-tokens, train.micro_batch_tokens"
+        _fail(f"out of memory: lower {keys} or the model ({error})")
 
 
 def _fail(message: str) -> None:

@@ -347,12 +347,14 @@ class Transformer(nn.Module):
                 hook.remove()
         return weights
 
-    def reserve(self, length: int) -> None:
-        """Computes the encodings of all positions below `length` beforehand."""
-        if length > len(self.positions):
-            n_positions = max(length, 2 * len(self.positions), 256)
-            positions = torch.arange(n_positions, device=self.device)
-            self.positions = sinusoid(positions, self.d_model).to(self.src_embedding.dtype)
+    def reserve(self, length: int) -> Tensor:
+        """Gives the encodings of at least the positions below `length`, and keeps them."""
+        table = self.positions
+        if length > len(table):
+            positions = torch.arange(max(length, 2 * len(table), 256), device=self.device)
+            table = sinusoid(positions, self.d_model).to(self.src_embedding.dtype)
+            self.positions = table  # another thread may keep its own, perhaps shorter, table
+        return table
 
     def _decoder_output(self, tgt_in: Tensor, memory: Tensor, memory_mask: Tensor) -> Tensor:
         x = self._embed(tgt_in, self._tgt_embedding_weight(), 0)  # (B, T, D)
@@ -371,6 +373,5 @@ class Transformer(nn.Module):
         """Embeds ids, (B, L), at consecutive positions; gives (B, L, D) (sections 3.4, 3.5)."""
         embedded = F.embedding(ids, weight) * math.sqrt(self.d_model)  # (B, L, D)
         end = first_position + ids.size(1)
-        self.reserve(end)
-        output: Tensor = self.dropout(embedded + self.positions[first_position:end])
+        output: Tensor = self.dropout(embedded + self.reserve(end)[first_position:end])
         return output

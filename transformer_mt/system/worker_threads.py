@@ -1,8 +1,10 @@
 """Work on a CPU by several threads, each with items of its own."""
 
 import functools
+from collections import deque
 from collections.abc import Callable, Generator, Sequence
-from concurrent.futures import CancelledError, ThreadPoolExecutor, wait
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
+from itertools import islice
 from threading import Event
 from typing import TypeVar
 
@@ -44,8 +46,8 @@ class WorkerThreads:
             items: If there is only one, the calling thread computes it.
 
         Yields:
-            The result of each item. If the iterator is closed, or an exception reaches it, the
-            workers are stopped first.
+            The result of each item; few are computed before they are asked for. If the iterator
+            is closed, or an exception reaches it, the workers are stopped first.
         """
         threads, cancelled = torch.get_num_threads(), Event()
         workers = count_workers(len(items))
@@ -61,14 +63,22 @@ class WorkerThreads:
         if workers <= 1:
             yield from (function(item, check) for item in items)
             return
-        futures = []
+        remaining, pending = iter(items), deque[Future[Result]]()
         try:
-            futures += [self._pool.submit(compute, item) for item in items]
-            for future in futures:
-                yield future.result()
+            # One more than workers, so that none waits. Results of later items are not kept.
+            for item in islice(remaining, workers + 1):
+                pending.append(self._pool.submit(compute, item))
+            while pending:
+                wait([pending[0]])
+                first = [pending.popleft()]
+                for item in islice(remaining, 1):
+                    pending.append(self._pool.submit(compute, item))
+                yield first.pop().result()
         finally:
             cancelled.set()
-            for future in futures:
+            for future in pending:
                 future.cancel()
-            wait(futures)
-            torch.set_num_threads(threads)  # also of threads that begin later
+            try:
+                wait(pending)
+            finally:
+                torch.set_num_threads(threads)  # also of threads that begin later

@@ -229,6 +229,7 @@ class Engine:
             for micro_batch_loss, gradients in parts:
                 loss += micro_batch_loss
                 self._add_gradients(gradients)
+                del gradients  # before the next ones are computed
         loss = self._sum_over_processes(loss)
         self._update_weights(step, loss)
         self._window_loss += torch.where(loss.isfinite(), loss, 0.0)
@@ -253,13 +254,12 @@ class Engine:
         def compute(seeded: tuple[int, Batch], check: Check) -> _LossAndGradients:
             seed, micro_batch = seeded
             with self._autocast(), seeded_dropout(self.device, seed):
-                return self._gradient(micro_batch, scale)
+                return self._gradient(micro_batch, scale, check)
 
+        if self.device.type == "cpu":
+            return (yield from self._workers.map(compute, own))
         with self._autocast():  # around all micro-batches, so that it casts each weight once
-            if self.device.type == "cpu":
-                yield from self._workers.map(compute, own)
-            else:
-                yield from (compute(seeded, lambda: None) for seeded in own)
+            yield from (compute(seeded, lambda: None) for seeded in own)
 
     def _add_gradients(self, gradients: Sequence[Tensor]) -> None:
         for parameter, gradient in zip(self.model.parameters(), gradients, strict=True):
@@ -342,16 +342,18 @@ class Engine:
         skip_step_if(self.optimizer, torch.ones((), device=self.device))
         self.optimizer.step()  # allocates the moments, and changes nothing
         at_once = count_workers(count) if self.device.type == "cpu" else 1
-        parts = list(self._gradients(1, [largest] * at_once, largest.tgt_tokens))
-        self._sum_over_processes(parts[0][0])
+        parts = self._gradients(1, [largest] * at_once, largest.tgt_tokens)
+        losses = [loss for loss, _ in parts]
+        self._sum_over_processes(losses[0])
         self.optimizer.zero_grad(set_to_none=True)
 
-    def _gradient(self, micro_batch: Batch, scale: Tensor) -> _LossAndGradients:
+    def _gradient(self, micro_batch: Batch, scale: Tensor, check: Check) -> _LossAndGradients:
         """Computes the sum of a micro-batch's loss, and its gradient times a scale."""
         try:
             batch = micro_batch.to(self.device)
             with compute_settings(self.device, tf32=True):
                 loss = self._loss(batch)
+                check()
                 gradients = torch.autograd.grad(loss, list(self.model.parameters()), scale)
         except (RuntimeError, MemoryError) as error:
             raise self._to_user_error(error, micro_batch) from None
@@ -359,8 +361,8 @@ class Engine:
 
     def _autocast(self) -> torch.autocast:
         """Gives the context in which products are computed in this engine's precision."""
-        dtype = DTYPES[self.precision]
-        return torch.autocast(self.device.type, dtype, enabled=self.precision != "fp32")
+        enabled = self.precision != "fp32"
+        return torch.autocast(self.device.type, DTYPES[self.precision], enabled)
 
     def _loss(self, batch: Batch) -> Tensor:
         """Computes the sum of the label-smoothed loss over a micro-batch's target tokens."""

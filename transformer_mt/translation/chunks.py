@@ -52,7 +52,7 @@ class ChunkTranslator:
 
     Attributes:
         chunk_lines: Lines of a full chunk.
-        batch_tokens: Padded source positions times beam size decoded at once.
+        batch_tokens: Padded source positions of a batch times beam size.
         chunks_per_round: Chunks that occupy all processes.
 
     Raises:

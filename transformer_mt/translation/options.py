@@ -24,7 +24,7 @@ class SearchOptions:
         beam_size: Hypotheses kept per sentence; 1 is greedy search.
         length_penalty: Exponent alpha of the length penalty of beam search.
         with_scores: Whether scores are needed; greedy search alone does not compute them.
-        batch_tokens: Padded source positions times beam size decoded at once; None is a default
+        batch_tokens: Padded source positions of a batch times beam size; None is a default
             for the device.
     """
 

@@ -25,8 +25,8 @@ CHUNK_LINES = 8192
 """Default of `Translator.chunk_lines`."""
 CPU_BATCH_TOKENS, CUDA_BATCH_TOKENS_PER_GB = 4096, 1024
 """Default of `SearchOptions.batch_tokens`. On a CPU several batches are decoded at once, by as many
-threads. On CUDA it grows with the memory: the caches of the big
-model take some 0.5 GB per 1,024 positions in float32."""
+threads. On CUDA it grows with the memory: the caches of the big model take some 0.5 GB per 1,024
+positions in float32."""
 MIN_BATCH_LENGTH = 8
 """Shorter lines count as this many positions in a batch: their logits need memory too."""
 EXTRA_LENGTH = 50
@@ -55,7 +55,7 @@ class Translation:
 
 
 def default_batch_tokens(device: torch.device) -> int:
-    """Chooses how many padded source positions times beam size are decoded at once."""
+    """Chooses how many padded source positions times beam size a batch has."""
     if device.type == "cuda":
         return int(CUDA_BATCH_TOKENS_PER_GB * total_memory(device) / 1e9)
     return CPU_BATCH_TOKENS
