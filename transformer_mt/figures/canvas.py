@@ -1,4 +1,4 @@
-"""Figures without a display: how they style, and how they become files.
+"""Figures without a display: how they look, and how they become files.
 
 Matplotlib's object interface alone is used, without pyplot, and its defaults, whatever the
 user's matplotlibrc says: the same command draws the same picture everywhere.

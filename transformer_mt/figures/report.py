@@ -2,7 +2,6 @@
 
 import logging
 import math
-import shlex
 import statistics
 from typing import Any
 
@@ -28,8 +27,6 @@ Rows = list[tuple[str, str]]
 
 _SENTENCES = 3
 """Translations shown of the best, of those in the middle, and of the worst."""
-_PATHS = {"data.path", "data.cache_dir", "data.prepared_dir", "vocab.path", "train.init_from"}
-"""Keys whose value is a path."""
 
 
 def build_report(run: RecordedRun) -> str:
@@ -134,8 +131,10 @@ def _scores(record: EvaluationRecord) -> dict[str, Any]:
 def _no_scores(run: RecordedRun) -> str:
     bleu = run.metrics.last("valid", "bleu")
     validated = "" if bleu is None else f" The last validation BLEU of training is {bleu:.2f}."
-    command = f"transformer-mt evaluate {shlex.quote(str(run.path))}"
-    return f"None are recorded with a signature; to measure them, run {command}.{validated}"
+    return (
+        "None are recorded with a signature; transformer-mt evaluate measures and records them."
+        f"{validated}"
+    )
 
 
 def _training(run: RecordedRun) -> Rows:
@@ -246,20 +245,20 @@ def _keys(config: Config) -> tuple[Rows, Rows]:
     changed: Rows = []
     default: Rows = []
     for key, value in flat_values(config).items():
-        text = format_value(_published(key, value))
+        text = format_value(_published(value))
         is_changed = key == "data.path" or value != defaults[key]
         (changed if is_changed else default).append((key, text))
     return changed, default
 
 
-def _published(key: str, value: Any) -> Any:
-    """Takes the folders of this machine out of the value of a key."""
+def _published(value: Any) -> Any:
+    """Takes the folders of this machine out of a value."""
     if isinstance(value, SplitFiles):
         names = {"src": without_folder(value.src), "tgt": without_folder(value.tgt)}
         return value.model_copy(update=names)
     if isinstance(value, list):
-        return [_published(key, each) for each in value]
-    return without_folder(value) if key in _PATHS and value is not None else value
+        return [_published(each) for each in value]
+    return without_folder(value) if isinstance(value, str) else value
 
 
 def _environment(run: RecordedRun) -> Rows:

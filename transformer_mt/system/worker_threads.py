@@ -70,10 +70,9 @@ class WorkerThreads:
                 pending.append(self._pool.submit(compute, item))
             while pending:
                 wait([pending[0]])
-                first = [pending.popleft()]
                 for item in islice(remaining, 1):
                     pending.append(self._pool.submit(compute, item))
-                yield first.pop().result()
+                yield pending.popleft().result()
         finally:
             cancelled.set()
             for future in pending:

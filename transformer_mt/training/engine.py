@@ -332,7 +332,7 @@ class Engine:
 
         Args:
             largest: The micro-batch that needs the most memory.
-            count: Micro-batches of a step, of which a CPU computes several at once.
+            count: Micro-batches of a step in this process; a CPU computes several at once.
 
         Raises:
             DeviceError: If memory runs out or the model cannot be compiled.

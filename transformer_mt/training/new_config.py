@@ -252,8 +252,9 @@ def _loop(sizes: Sizes, text: TextStatistics, machine: Machine) -> Iterator[_Set
     yield _Setting(
         "train.micro_batch_tokens",
         sizes.micro_batch_tokens,
-        f"What {'the GPU' if machine.gpu else 'a thread'} computes at once, padding included, on"
-        f" {machine}. It changes speed and memory, not what is learned; a dry run measures both.",
+        f"Positions of a micro-batch, padding included, for {machine}."
+        f" {'' if machine.gpu else 'Threads compute several at once. '}It changes speed and"
+        " memory, not what is learned; a dry run measures both.",
     )
     yield _Setting(
         "train.max_minutes",

@@ -170,7 +170,8 @@ class Trainer:
         indices = largest_micro_batch(steps, *self.lengths, micro_batch_tokens)
         largest: Batch = self.pairs.batch(indices)
         self.engine.check_compilation(largest)
-        self.engine.check_memory(largest, len(self.cut_step(steps[0])))
+        count = math.ceil(len(self.cut_step(steps[0])) / self._processes.world_size)
+        self.engine.check_memory(largest, count)
 
     def _train_epochs(self) -> str:
         """Trains epoch after epoch; gives the limit that ends training."""
