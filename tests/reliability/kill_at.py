@@ -1,7 +1,8 @@
 """Runs the program and kills it at a chosen line: `kill_at.py save|step N ARGUMENTS...`.
 
 Counts the lines that run inside writing and pruning, or inside training, logging and validating;
-before the Nth of them the process sends itself SIGKILL.
+before the Nth of them the process sends itself SIGKILL. With an N of 0 it runs to its end and
+writes their number to stdout.
 """
 
 import os
@@ -56,7 +57,11 @@ def main() -> None:
     for owner, name in targets:
         setattr(owner, name, trace(getattr(owner, name), sources, limit))
     sys.argv = ["transformer-mt", *sys.argv[3:]]
-    program.main()
+    try:
+        program.main()
+    finally:
+        if limit == 0:
+            print(_count)
 
 
 if __name__ == "__main__":
