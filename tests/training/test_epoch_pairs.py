@@ -67,6 +67,7 @@ def test_without_sampling_the_prepared_pairs_are_trained_on(corpus_dir, tmp_path
     trainer = build_trainer(sampled_config(corpus_dir, vocab__sampling=0.0), tmp_path)
     trainer.plan_epoch()
     assert trainer.pairs is trainer.data.corpus.pairs
+    torch.set_num_threads(1)  # no worker threads
     before = threading.active_count()
     train(sampled_config(corpus_dir, vocab__sampling=0.0), tmp_path / "run")
     assert threading.active_count() == before
@@ -134,6 +135,7 @@ def test_the_next_epoch_is_made_in_advance_and_the_threads_end(corpus_dir, tmp_p
         return sample_epoch(sampler, epoch, threads)
 
     monkeypatch.setattr(PairSampler, "sample_epoch", recording)
+    torch.set_num_threads(1)  # no worker threads
     before = threading.active_count()
     train(sampled_config(corpus_dir, train__max_steps=2), tmp_path / "run")
     assert started == [0, 1] and threading.active_count() == before
