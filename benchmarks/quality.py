@@ -16,7 +16,8 @@ and scored by sacreBLEU.
   0.1, Adam at 1e-4, 128 random sentences a batch, no label smoothing); greedy only. Such loops
   validate by the loss alone: the time in which BLEU is measured for the curve is not counted.
 
-Progress goes to stderr, the table to stdout; then one JSON line per side, with its curve.
+Progress and each side's outcome as JSON go to stderr; the table, and then one JSON line per side,
+with its curve, to stdout.
 """
 
 import json
@@ -240,7 +241,9 @@ def measure(name: str, train: Callable[[], Trained], test: RawPairs) -> Outcome:
         bleu(translate(test.src), [test.tgt]).value if translate else None
         for translate in (trained.greedy, trained.recommended)
     ]
-    return Outcome(name, trained.minutes, scores[0], scores[1], load.share, trained.curve)
+    outcome = Outcome(name, trained.minutes, scores[0], scores[1], load.share, trained.curve)
+    report(json.dumps(asdict(outcome)))
+    return outcome
 
 
 def table(outcomes: list[Outcome], name: str) -> None:
