@@ -86,6 +86,12 @@ def test_names_and_ranges_of_the_axes(tmp_path):
     assert figure.axes[1].get_ylim()[0] == 0
 
 
+def test_the_first_validation_is_below_the_top(tmp_path):
+    """Sabotage: fix only the lower end of the axis."""
+    figure = training_figure(read_runs([write_run(tmp_path / "run", steps=5)]))
+    assert figure.axes[1].get_ylim() == pytest.approx((0, 1.1 * 5))
+
+
 def test_runs_are_told_apart_without_colour(tmp_path):
     """Each run has its marks, in the legend too; training and validation have their dashes.
 

@@ -122,7 +122,7 @@ def schedule(config: ConfigArgument, output: FigureOption, set_: SetOption = Non
 
 @plot.command(cls=GroupedCommand)
 def positions(config: ConfigArgument, output: FigureOption, set_: SetOption = None) -> None:
-    """Draw the position encodings of a configuration's model.
+    """Draw the positional encodings of a configuration's model.
 
     \b
     transformer-mt plot positions configs/wmt16-base.toml -o positions.png

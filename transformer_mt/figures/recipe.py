@@ -67,7 +67,7 @@ def schedule_figure(config: Config, name: str) -> "Figure":
 
 
 def positions_figure(config: Config, name: str) -> "Figure":
-    """Draws the position encodings of a model: all dimensions, and four of them as curves.
+    """Draws the positional encodings of a model: all dimensions, and four of them as curves.
 
     Args:
         config: The configuration, whose model width counts.
@@ -105,7 +105,7 @@ def positions_figure(config: Config, name: str) -> "Figure":
         below.legend(loc="upper center", ncols=4, fontsize="small", frameon=False)
         below.set(xlim=(-0.5, POSITIONS - 0.5), xlabel="position")
         [name], families = drawable_names([name])
-        title = f"{name}\nposition encodings of width {d_model}"
+        title = f"{name}\npositional encodings of width {d_model}"
         figure.suptitle(title, parse_math=False, fontfamily=families)
         return figure
 

@@ -151,7 +151,7 @@ def _draw(
     else:
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
     if panel.curves[0][1] in ("lr", "tokens_per_second", "bleu"):
-        axes.set_ylim(bottom=0)
+        axes.set_ylim(0, 1.1 * axes.dataLim.y1 or 1.0)
     if len(drawn) > 1:
         _add_key(axes, drawn, style)
 

@@ -52,7 +52,7 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
 
 
 def sinusoid(positions: Tensor, d_model: int) -> Tensor:
-    """Computes position encodings.
+    """Computes positional encodings.
 
     Args:
         positions: Positions, counted from 0, (L,).
