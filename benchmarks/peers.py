@@ -195,8 +195,8 @@ class JoeyNMT:
     def write_text(self, config: Config, vocab: Vocabulary, folder: Path) -> dict[str, Any]:
         """Writes text and pieces into a folder; gives the part of a configuration on them."""
         folder.mkdir(parents=True, exist_ok=True)
-        for split, name in (("train", config.data.train), ("valid", config.data.valid)):
-            raw = load_split(config.data, str(name))
+        for split, source in (("train", config.data.train), ("valid", config.data.valid)):
+            raw = load_split(config.data, source)
             for lines, language in ((raw.src, "de"), (raw.tgt, "en")):
                 text = "\n".join(lines) + "\n"
                 (folder / f"{split}.{language}").write_text(text, encoding="utf-8")

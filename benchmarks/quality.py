@@ -16,8 +16,8 @@ and scored by sacreBLEU.
   0.1, Adam at 1e-4, 128 random sentences a batch, no label smoothing); greedy only. Such loops
   validate by the loss alone: the time in which BLEU is measured for the curve is not counted.
 
-Progress and each side's outcome as JSON go to stderr; the table, and then one JSON line per side,
-with its curve, to stdout.
+Progress, and each side's outcome as JSON when it is done, go to stderr; the table, and one line of
+JSON with all outcomes and their curves, to stdout.
 """
 
 import json
@@ -253,8 +253,7 @@ def table(outcomes: list[Outcome], name: str) -> None:
         recommended = f"{side.recommended:13.2f}" if side.recommended is not None else " " * 13
         line = f"{side.side:16}{side.minutes:9.1f}{side.greedy:9.2f}{recommended}"
         print(f"{line}  {describe_share(side.others_share)}".rstrip())
-    for side in outcomes:
-        print(json.dumps({"benchmark": "quality", "test": name} | asdict(side)))
+    print(json.dumps({"benchmark": "quality", "test": name, "sides": list(map(asdict, outcomes))}))
 
 
 def main(
@@ -271,7 +270,7 @@ def main(
         raise typer.BadParameter(f"--work {work}: exists; name a new folder")
     work.mkdir(parents=True)
     valid, test = (
-        load_split(config.data, str(name)) for name in (config.data.valid, config.data.test)
+        load_split(config.data, split) for split in (config.data.valid, config.data.test)
     )
     task = Task(path, changes or [], config, prepare(config), valid, test, minutes, work.resolve())
     known = {"ours": lambda: train_ours(task), "loop": lambda: train_loop(task)}

@@ -235,7 +235,7 @@ def test_a_batch_goes_to_a_device():
 
 
 @given(st.lists(st.integers(1, 1000), min_size=1, max_size=40), st.integers(1, 12))
-def test_micro_batches_are_dealt_once_and_evenly(sizes, world_size):
+def test_micro_batches_are_distributed_once_and_evenly(sizes, world_size):
     """However many processes; the work of two of them differs by one micro-batch at most.
 
     Sabotage: leave out the last micro-batch; deal by number of micro-batches.
@@ -249,7 +249,7 @@ def test_micro_batches_are_dealt_once_and_evenly(sizes, world_size):
     assert shares == deal_micro_batches(sizes, world_size)
 
 
-def test_work_is_dealt_and_not_micro_batches():
+def test_work_is_distributed_and_not_micro_batches():
     """Sabotage: deal them in turn."""
     assert deal_micro_batches([100, 20, 90, 30], 2) == [[0, 1], [2, 3]]
     assert deal_micro_batches([5, 5], 3) == [[0], [1], []]

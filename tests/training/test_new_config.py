@@ -233,12 +233,12 @@ def make_mistake(kind: str) -> None:
         ("existing", "new.toml", "text.de", "text.en", "new.toml: exists already"),
         ("", "none/new", "text.de", "text.en", "none/new.toml: there is no folder none"),
         ("", "", "text.de", "text.en", "needs a name"),
-        ("", "a\nb", "text.de", "text.en", "'a\\nb.toml' cannot stand in a configuration"),
+        ("", "a\nb", "text.de", "text.en", "'a\\nb.toml' cannot be written in a configuration"),
         ("", "new", "text.txt", "text.en", "text.txt: its name does not end in a language"),
         ("", "new", "text.de", "text.de", "are both de; give --src-lang and --tgt-lang"),
-        ("", "new", "text.de", "$HOME.en", "'$HOME.en' cannot stand in a configuration"),
-        ("", "new", "text.de", "~/x.en", "'~/x.en' cannot stand in a configuration"),
-        ("", "new", "text.de", "a\nb.en", "'a\\nb.en' cannot stand in a configuration"),
+        ("", "new", "text.de", "$HOME.en", "'$HOME.en' cannot be written in a configuration"),
+        ("", "new", "text.de", "~/x.en", "'~/x.en' cannot be written in a configuration"),
+        ("", "new", "text.de", "a\nb.en", "'a\\nb.en' cannot be written in a configuration"),
     ],
 )
 def test_mistakes(work, monkeypatch, capsys, kind, name, src, tgt, culprit):

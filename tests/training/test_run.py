@@ -85,7 +85,7 @@ def test_fine_tuning_needs_the_same_shapes(corpus_dir, first, tmp_path):
     config = tiny_config(
         corpus_dir, train__init_from=str(first), model__d_ff=64, model__dropout=0.3
     )
-    with pytest.raises(ConfigError, match=r"it has model.d_ff = 128, not 64$"):
+    with pytest.raises(ConfigError, match=r"it has model.d_ff = 128, not 64; give"):
         train(config, tmp_path / "run")
     nowhere = tiny_config(corpus_dir, train__init_from="nowhere")
     with pytest.raises(CheckpointError, match="nowhere: no such run or checkpoint"):

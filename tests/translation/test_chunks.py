@@ -1,4 +1,4 @@
-"""Chunks of lines dealt over processes, which are threads here."""
+"""Chunks of lines distributed over processes, which are threads here."""
 
 import gzip
 import os
@@ -99,7 +99,7 @@ def test_each_line_is_translated_once_and_in_order(world_size, lines, tmp_path):
 
 
 def test_a_round_has_a_chunk_for_each_process(tmp_path):
-    """And the last chunks, fewer than processes, are dealt in batches.
+    """And the last chunks, fewer than processes, are distributed batch by batch.
 
     Sabotage: let process 0 translate them alone.
     """

@@ -65,7 +65,10 @@ def load_newest(run_dir: Path) -> Checkpoint | None:
         except CheckpointError as error:
             logger.warning("%s; trying the checkpoint before it", error)
     if paths:
-        raise CheckpointError(f"{run_dir}: all of its {len(paths)} checkpoints are damaged")
+        raise CheckpointError(
+            f"{run_dir}: all of its {len(paths)} checkpoints are damaged; restore one from a copy,"
+            " or name another --run directory to start again"
+        )
     return None
 
 

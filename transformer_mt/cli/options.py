@@ -88,7 +88,8 @@ SetOption = Annotated[
     ),
 ]
 DryRunOption = Annotated[
-    bool, typer.Option("--dry-run", help="Report sizes, speed, memory and time; save nothing.")
+    bool,
+    typer.Option("--dry-run", help="Report sizes, speed, memory and time; keep only downloads."),
 ]
 
 # translate
@@ -170,7 +171,7 @@ SplitOption = Annotated[
     typer.Option(
         metavar="NAME",
         rich_help_panel=SCORED,
-        help="Split of the configured corpus. Default: data.test.",
+        help="train, valid or test, as configured, or another split of the corpus. Default: test.",
     ),
 ]
 TestSetOption = Annotated[
@@ -255,8 +256,8 @@ BatchOption = Annotated[
     typer.Option(
         min=1,
         metavar="N",
-        help="Source pieces per batch, times the beam size; a CPU decodes a batch per thread."
-        " Default: by device.",
+        help="Limit on source pieces per batch, padding included, times the beam size; a CPU"
+        " decodes a batch per thread. Default: 4096 on a CPU, by memory on a GPU.",
         rich_help_panel=SEARCH,
     ),
 ]

@@ -56,8 +56,10 @@ def main() -> None:
 
         if not is_out_of_memory(error):
             raise
-        keys = "--beam-size, --batch-tokens, train.micro_batch_tokens"
-        _fail(f"out of memory: lower {keys} or the model ({error})")
+        _fail(
+            "out of memory: lower train.micro_batch_tokens to train, --batch-tokens or --beam-size"
+            f" to translate, or choose a smaller model ({error})"
+        )
 
 
 def _fail(message: str) -> None:

@@ -1,8 +1,8 @@
 """All configuration: typed, frozen sections. `loading.py` reads them from TOML.
 
 Every key is declared here once, with its type, its allowed values, its default, and what happens
-when a run is resumed with another value of it. A file in `configs/` states only what differs from
-the defaults.
+when a run is resumed with another value of it. The files in `configs/` state only what differs from
+the defaults; the paper's recipes, wmt16-base and wmt16-big, state all their values.
 """
 
 import json
@@ -94,7 +94,8 @@ class DataConfig(Section):
     """The parallel text, and which of its pairs are trained on."""
 
     path: Annotated[str, Field(min_length=1), OnChange.ALLOWED]
-    """A hub id, a local folder laid out like a hub repository, or a folder of text."""
+    """A data set on the Hugging Face Hub, such as "wmt/wmt16", a local folder laid out like one, or
+    a folder of text files."""
     name: Annotated[str | None, OnChange.ALLOWED] = None
     """The corpus's configuration on the hub, such as "de-en"."""
     train: Annotated[Splits, OnChange.SHAPES_CORPUS] = "train"
@@ -131,7 +132,7 @@ class VocabConfig(Section):
     """The SentencePiece vocabulary learned from the training text."""
 
     kind: Annotated[Literal["bpe", "unigram", "word", "char"], OnChange.SHAPES_CORPUS] = "bpe"
-    """What the pieces are."""
+    """Type of SentencePiece model; pieces of `word` and `char` are whole words and characters."""
     size: Annotated[int, Field(ge=1), OnChange.SHAPES_CORPUS] = 37_000
     """Number of pieces, including special and byte pieces; per language if not shared. `word` and
     `char` have no byte pieces and may have fewer."""
@@ -163,13 +164,14 @@ class ModelConfig(Section):
     decoder_layers: Annotated[int, Field(ge=1), OnChange.REFUSED] = 6
     """Layers of the decoder."""
     dropout: Annotated[float, Field(ge=0, lt=1), OnChange.REFUSED] = 0.1
-    """On each sublayer's output and on the sum of embedding and position."""
+    """Dropout probability on each sublayer's output and on the sum of embedding and position."""
     attention_dropout: Annotated[float, Field(ge=0, lt=1), OnChange.REFUSED] = 0.0
-    """On attention weights."""
+    """Dropout probability on attention weights."""
     activation_dropout: Annotated[float, Field(ge=0, lt=1), OnChange.REFUSED] = 0.0
-    """Inside the feed-forward layers, after the ReLU."""
+    """Dropout probability inside the feed-forward layers, after the ReLU."""
     norm: Annotated[Literal["post", "pre", "sublayer"], OnChange.REFUSED] = "post"
-    """LayerNorm(x + f(x)), x + f(LayerNorm(x)) or x + LayerNorm(f(x))."""
+    """Where each sublayer f is normalised. `post`, as in the paper: LayerNorm(x + f(x)); `pre`:
+    x + f(LayerNorm(x)); `sublayer`: x + LayerNorm(f(x))."""
     attention_bias: Annotated[bool, OnChange.REFUSED] = True
     """Whether the projections of attention have biases."""
     tie_embeddings: Annotated[bool, OnChange.REFUSED] = True
@@ -217,7 +219,7 @@ class TrainConfig(Section):
     """The training loop: the size of a step, when to stop, what to save."""
 
     batch_tokens: Annotated[int, Field(ge=1), OnChange.REFUSED] = 25_000
-    """Source or target tokens, without padding, at which the pairs of a step are complete."""
+    """Tokens per step, without padding: pairs are added until source or target has this many."""
     micro_batch_tokens: Annotated[int, Field(ge=2), OnChange.ENDS_BIT_EQUALITY] = 8192
     """Limit on sentences times longest side, padding included, per forward pass."""
     max_steps: Annotated[int, Field(ge=0), OnChange.ALLOWED] = 100_000
@@ -240,14 +242,15 @@ class TrainConfig(Section):
     max_bad_steps: Annotated[int, Field(ge=1), OnChange.ALLOWED] = 100
     """Number of consecutive non-finite steps that ends training with an error."""
     precision: Annotated[Literal["auto", "fp32", "bf16", "fp16"], OnChange.REFUSED] = "auto"
-    """Type of the matrix products; `auto` is bf16 where the device computes it fast, else fp32."""
+    """Type of the matrix products; `auto` is bf16 where the device supports it natively, else fp16
+    on CUDA and fp32 on a CPU."""
     device: Annotated[Literal["auto", "cpu", "cuda"], OnChange.ENDS_BIT_EQUALITY] = "auto"
     """Where to train; `auto` is CUDA if there is a GPU."""
     compile: Annotated[bool, OnChange.ENDS_BIT_EQUALITY] = True
     """Use torch.compile on CUDA, which takes a while at the start. Has no effect on a CPU, where
     compiled code is slower."""
     seed: Annotated[int, Field(ge=0, lt=2**32), OnChange.REFUSED] = 1
-    """Of initial weights, order of the pairs and dropout."""
+    """Random seed of initial weights, order of the pairs, dropout and `vocab.sampling`."""
     init_from: Annotated[str | None, OnChange.ALLOWED] = None
     """A run or checkpoint whose weights and vocabulary a new run starts from; not read on
     resume."""

@@ -76,7 +76,7 @@ def read_output(path: Path) -> SystemOutput:
 class SystemTranslator:
     """Translates test sets with one system after another, by several processes.
 
-    The batches are dealt over the processes, all of which load each model.
+    The batches are distributed over the processes, all of which load each model.
 
     Args:
         search: How to search.

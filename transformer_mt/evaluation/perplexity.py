@@ -26,7 +26,7 @@ def mean_nll(
         model: On its device; set to evaluation mode meanwhile.
         pairs: Every pair counts, however long.
         micro_batch_tokens: Padded positions computed at once, unless a single pair has more.
-        processes: Those over which the micro-batches are dealt; each has the same model.
+        processes: Those over which the micro-batches are distributed; each has the same model.
 
     Returns:
         Nats per target token, EOS included.

@@ -137,8 +137,8 @@ def _place(sides: tuple[_Side, _Side], config: Path) -> tuple[str, SplitFiles]:
     for text in (str(folder), src, tgt, config.name, *(side.language for side in sides)):
         if not text.isprintable() or expand_path(text) != text:
             raise ConfigError(
-                f"{text!r} cannot stand in a configuration, where ~ and variables are expanded;"
-                " rename it with letters, digits, spaces and punctuation only"
+                f"{text!r} cannot be written in a configuration, where ~ and $NAME are expanded;"
+                " rename it without ~, $ and control characters"
             )
     return str(folder), SplitFiles(src=src, tgt=tgt)
 
@@ -204,7 +204,7 @@ def _data(
     yield _Setting(
         "data.max_length",
         sizes.max_length,
-        f"{COVERED:.1%} of the pairs have at most {longest:,} bytes a side, about"
+        f"{COVERED:.1%} of the pairs have at most {longest:,} bytes per side, about"
         f" {longest // BYTES_PER_PIECE:,} pieces. Training drops pairs that are longer than the"
         " limit; lines to be translated are split.",
     )
@@ -247,7 +247,7 @@ def _loop(sizes: Sizes, text: TextStatistics, machine: Machine) -> Iterator[_Set
         "train.batch_tokens",
         recipe.batch_tokens,
         f"At most {recipe.batch_tokens / (words + 1):,.0f} pairs of the mean length in a step."
-        " With the paper's 25,000 tokens a step there would be too few steps.",
+        " With the paper's 25,000 tokens per step there would be too few steps.",
     )
     yield _Setting(
         "train.micro_batch_tokens",

@@ -278,7 +278,10 @@ def _initial_checkpoint(config: Config) -> Checkpoint | None:
         if old[key] != new[key] and not key.endswith("dropout")
     ]
     if differences:
-        raise ConfigError(f"train.init_from = {name}: it has {', '.join(differences)}")
+        raise ConfigError(
+            f"train.init_from = {name}: it has {', '.join(differences)};"
+            " give [model] its values, or leave out train.init_from"
+        )
     return checkpoint
 
 

@@ -77,7 +77,7 @@ class Validator:
         engine: What is trained.
         pairs: Raw validation text.
         vocab: The vocabulary of the run.
-        processes: Those over which the work is dealt.
+        processes: Those over which the work is distributed.
     """
 
     def __init__(

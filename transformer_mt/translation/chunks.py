@@ -1,4 +1,4 @@
-"""Chunks of lines and their translation, by one process or dealt over several."""
+"""Chunks of lines and their translation, by one process or distributed over several."""
 
 import json
 import math
@@ -43,7 +43,7 @@ class ChunkTranslator:
     """Translates chunks of lines with several processes, each line as one process would.
 
     The main process reads and writes; the others `serve` it. In a round each process translates a
-    chunk of its own. With fewer chunks than processes, the batches of each chunk are dealt.
+    chunk of its own. With fewer chunks than processes, the batches of each chunk are distributed.
 
     Args:
         model: The same in all processes.

@@ -124,7 +124,8 @@ def _refuse_shared_outputs(pairs: list[FilePair]) -> None:
         other = first.setdefault(pair.output.target, pair)
         if other is not pair:
             raise OutputError(
-                f"{pair.output.name}: would be the output of both {other.input} and {pair.input}"
+                f"{pair.output.name}: would be the output of both {other.input} and {pair.input};"
+                " rename one, or choose another --output-dir for it"
             )
 
 

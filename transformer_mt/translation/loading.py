@@ -74,7 +74,9 @@ def build_translation_model(
     if precision not in DTYPES:
         raise ConfigError(f"precision {precision}: choose {', '.join(DTYPES)}")
     if not supports(precision, device):
-        raise DeviceError(f"precision {precision}: this {device.type} does not support it")
+        raise DeviceError(
+            f"precision {precision}: this {device.type} does not support it; choose fp32"
+        )
     if options.max_length is not None and options.max_length < 1:
         raise ConfigError(f"maximum length {options.max_length}: choose 1 or more")
     # A new model draws initial weights; the caller's random numbers shall not depend on that.

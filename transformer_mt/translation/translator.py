@@ -76,8 +76,8 @@ class Translator:
         vocab: Its vocabulary.
         max_length: Source pieces the model was trained on; longer lines are split.
         options: How to search.
-        processes: Those over which the batches are dealt. Each translates the same lines with the
-            same model and gets all translations, the same ones as one process.
+        processes: Those over which the batches are distributed. Each translates the same lines with
+            the same model and gets all translations, the same ones as one process.
 
     Attributes:
         chunk_lines: Lines sorted by length and decoded together; translations appear at once.
@@ -200,12 +200,12 @@ class Translator:
             packed_weights(self.model),
             closing(self._decode_batches(sources, batches[rank::world_size])) as decoded,
         ):
-            for dealt in rounds:
-                if rank < len(dealt):
-                    own.update(zip(dealt[rank], next(decoded), strict=True))
+            for assigned in rounds:
+                if rank < len(assigned):
+                    own.update(zip(assigned[rank], next(decoded), strict=True))
                 # A line counts once, with its first part. All processes report every round, since
                 # `advance` may ask them all whether to stop.
-                parts = (i for batch in dealt for i in batch)
+                parts = (i for batch in assigned for i in batch)
                 advance(sum(i == 0 or owners[i] != owners[i - 1] for i in parts))
         gathered = {i: each for part in self._processes.gather(own) for i, each in part.items()}
         return [gathered[i] for i in range(len(sources))]
