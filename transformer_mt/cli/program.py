@@ -25,6 +25,11 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
+_OUT_OF_MEMORY = (
+    "out of memory: lower train.micro_batch_tokens to train, --batch-tokens or --beam-size to"
+    " translate, or choose a smaller model"
+)
+
 
 def main() -> None:
     """Runs the program; a user's mistake ends in one line on stderr and exit code 2."""
@@ -56,10 +61,7 @@ def main() -> None:
 
         if not is_out_of_memory(error):
             raise
-        _fail(
-            "out of memory: lower train.micro_batch_tokens to train, --batch-tokens or --beam-size"
-            f" to translate, or choose a smaller model ({error})"
-        )
+        _fail(f"{_OUT_OF_MEMORY} ({error})")
 
 
 def _fail(message: str) -> None:
