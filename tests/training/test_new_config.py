@@ -101,7 +101,7 @@ def test_a_cpu_for_much_text(work, monkeypatch):
     monkeypatch.setattr(new_config, "this_machine", lambda: Machine(2, int(25e9)))
     new_config.write_config(Path("new"), Path("text.de"), Path("text.en"))
     words = read_words()
-    assert "3 + 3 layers of width 256, because a CPU is slow: 2,998,000 training pairs" in words
+    assert "4 + 4 layers of width 128, because a CPU is slow: 2,998,000 training pairs" in words
     assert "6 + 6 of width 512. With a GPU, run init" in words and "too little" not in words
 
 

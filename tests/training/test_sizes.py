@@ -35,10 +35,10 @@ def text_of(
         (10_000, CPU, 4_000, 256, 3, 0.3, 500),
         (29_000, CPU, 6_000, 256, 3, 0.3, 1_000),
         (29_000, GPU, 6_000, 256, 3, 0.3, 1_000),
-        (900_000, CPU, 8_000, 256, 3, 0.1, 1_000),
+        (900_000, CPU, 8_000, 128, 4, 0.1, 1_000),
         (160_000, GPU, 10_000, 512, 6, 0.3, 1_000),
         (900_000, GPU, 16_000, 512, 6, 0.1, 1_000),
-        (5_000_000, CPU, 8_000, 256, 3, 0.1, 1_000),
+        (5_000_000, CPU, 8_000, 128, 4, 0.1, 1_000),
         (5_000_000, GPU, 37_000, 512, 6, 0.1, 1_000),
     ],
 )
@@ -52,24 +52,25 @@ def test_sizes_by_pairs(pairs, machine, vocab_size, d_model, layers, dropout, he
 
 
 def test_more_text_never_means_less():
-    """In each column of the table, among the rows for a CPU and among all for a GPU."""
-    for rows in ([row for row in RECIPES if not row.gpu], RECIPES):
-        for row, next_row in pairwise(rows):
-            assert row.pairs <= next_row.pairs and row.vocab_size < next_row.vocab_size
-            assert row.d_model <= next_row.d_model and row.d_model % row.n_heads == 0
-            assert row.layers <= next_row.layers and row.batch_tokens <= next_row.batch_tokens
+    """In each column of the table; but with much text the model for a CPU is narrower."""
+    for row, next_row in pairwise(RECIPES):
+        assert row.pairs <= next_row.pairs and row.vocab_size < next_row.vocab_size
+        assert row.layers <= next_row.layers and row.batch_tokens <= next_row.batch_tokens
+        assert row.d_model <= next_row.d_model or (next_row.pairs, next_row.gpu) == (100_000, False)
+        assert row.d_model % row.n_heads == 0
 
 
 @pytest.mark.parametrize(
     ("name", "pairs", "machine"),
-    [("multi30k", 29_000, CPU), ("wmt16-base", 4_500_000, GPU)],
+    [("multi30k", 29_000, CPU), ("news-cpu", 300_000, CPU), ("wmt16-base", 4_500_000, GPU)],
 )
 def test_sizes_are_those_of_the_repository(name, pairs, machine):
     """Sabotage: change a size in the table or in the file."""
     values = tomllib.loads((CONFIGS / f"{name}.toml").read_text())
     recipe = choose_sizes(text_of(pairs), machine).recipe
-    model = {key: values["model"][key] for key in ("d_model", "d_ff", "n_heads", "dropout")}
+    model = {key: values["model"][key] for key in ("d_model", "d_ff", "n_heads")}
     assert model == {key: getattr(recipe, key) for key in model}
+    assert values["model"].get("dropout", 0.1) == recipe.dropout
     assert {values["model"][f"{side}_layers"] for side in ("encoder", "decoder")} == {recipe.layers}
     assert values["vocab"]["size"] == recipe.vocab_size
     assert values["optim"]["warmup_steps"] == recipe.warmup_steps

@@ -261,6 +261,12 @@ def _loop(sizes: Sizes, text: TextStatistics, machine: Machine) -> Iterator[_Set
         float(recipe.minutes),
         "To train longer than this, raise it and train again: the run goes on.",
     )
+    yield _Setting(
+        "train.ema_decay",
+        0.999,
+        "A moving average of the weights over about 1,000 steps is validated, and translates:"
+        " better than the weights of a single step while the learning rate is high.",
+    )
     yield _Setting("train.save_every", recipe.save_every, "Steps between checkpoints.")
     yield _Setting(
         "valid.every",
