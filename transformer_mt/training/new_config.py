@@ -264,8 +264,8 @@ def _loop(sizes: Sizes, text: TextStatistics, machine: Machine) -> Iterator[_Set
     yield _Setting(
         "train.ema_decay",
         0.999,
-        "A moving average of the weights over about 1,000 steps is validated, and translates:"
-        " better than the weights of a single step while the learning rate is high.",
+        "A moving average of the weights over about 1,000 steps. It is validated and translates;"
+        " while the learning rate is high, it is better than the weights of a single step.",
     )
     yield _Setting("train.save_every", recipe.save_every, "Steps between checkpoints.")
     yield _Setting(
