@@ -16,6 +16,7 @@ from transformer_mt.checkpoints.checkpoint import (
     MODEL,
     STATE,
     TRAINING,
+    checkpoint_digest,
     load_checkpoint,
     save_checkpoint,
 )
@@ -38,6 +39,7 @@ def test_a_checkpoint_comes_back_as_it_was(tmp_path):
     assert checkpoint.vocab.has_same_ids(VOCAB)
     names = {path.name for path in (tmp_path / "saved").iterdir()}
     assert checkpoint.files == names - {MANIFEST}
+    assert checkpoint.digest == checkpoint_digest(tmp_path / "saved")
     assert torch.equal(checkpoint.load_tensors("a.safetensors")["m"], matrix)
     with pytest.raises(CheckpointError, match=f"saved: has no {TRAINING}"):
         checkpoint.load_tensors(TRAINING)

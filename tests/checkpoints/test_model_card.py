@@ -58,9 +58,9 @@ def test_an_evaluation_adds_its_scores(averaged, tmp_path, monkeypatch, capsys):
 
     Sabotage: list the card in the manifest; write it once.
     """
-    before = load_checkpoint(averaged).digest()
+    before = load_checkpoint(averaged).digest
     out = evaluate(averaged, tmp_path, monkeypatch, capsys)
-    assert load_checkpoint(averaged).digest() == before
+    assert load_checkpoint(averaged).digest == before
     card = (averaged / "README.md").read_text()
     [result] = header(card)["model-index"][0]["results"]
     assert result["dataset"]["name"].endswith("text | x")

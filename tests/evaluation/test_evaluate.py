@@ -3,18 +3,23 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 from conftest import copy_lines, run_program
 
 from transformer_mt.config.keys import DataConfig
-from transformer_mt.errors import DataError
+from transformer_mt.errors import CheckpointError, DataError
+from transformer_mt.evaluation import report
 from transformer_mt.evaluation.comparison import compare, format_comparison
+from transformer_mt.evaluation.report import EvaluationReport
 from transformer_mt.evaluation.scoring import bleu
 from transformer_mt.text.test_sets import EvaluationSet, load_test_set
+from transformer_mt.translation.options import LoadOptions, SearchOptions
 
 
 @pytest.fixture(scope="module")
@@ -127,6 +132,33 @@ def test_saved_translations_are_those_that_were_scored(copy_run, texts, tmp_path
     done = run_program("evaluate", copy_run, *files, "--baseline", texts / "two", "--samples", 2)
     printed = done.stdout.decode()
     assert f"compared with {texts / 'two'}" in printed and printed.count("better by") == 2
+
+
+def evaluate_run(run: Path, texts: Path, baseline: Path | None = None) -> EvaluationReport:
+    test_set = partial(load_test_set, src=texts / "src", refs=[texts / "ref"])
+    return report.evaluate_system([run], None, baseline, test_set, SearchOptions(), LoadOptions())
+
+
+def test_a_mistake_in_the_baseline_shows_first(texts, copy_run, monkeypatch):
+    """Before anything is translated. Sabotage: look for the run when its turn comes."""
+    monkeypatch.setattr(report, "_translate", None)
+    with pytest.raises(CheckpointError, match="nope"):
+        evaluate_run(copy_run, texts, baseline=texts / "nope")
+
+
+def test_a_checkpoint_that_training_deletes_meanwhile(texts, copy_run, tmp_path, monkeypatch):
+    """Its scores are reported. Sabotage: read its digest after translating."""
+    run = tmp_path / "run"
+    shutil.copytree(copy_run, run)
+    translate = report._translate
+
+    def delete(systems, checkpoints, test_set):
+        system = translate(systems, checkpoints, test_set)
+        shutil.rmtree(checkpoints[0].path)
+        return system
+
+    monkeypatch.setattr(report, "_translate", delete)
+    assert evaluate_run(run, texts).scores[0].value > 0
 
 
 def test_one_of_sacrebleus_own_sets(copy_run, texts, tmp_path):

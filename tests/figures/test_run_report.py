@@ -137,7 +137,7 @@ def test_what_it_shows_is_what_the_run_recorded(evaluated, html):
             assert f"{score.value:.2f} {score.signature} " in text
     checkpoint = find_checkpoint(evaluated)
     assert f"best validation BLEU {checkpoint.progress.best_bleu:.2f} " in text
-    assert records[-1].digest == checkpoint.digest()
+    assert records[-1].digest == checkpoint.digest
     assert "train.ema_decay 0.5 " in text and "torch version" in text
     assert f"Cross-attention of {checkpoint.path.name}" in text
 

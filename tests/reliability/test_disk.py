@@ -62,7 +62,7 @@ def test_a_full_disk(config):
 
 
 def test_room_again(config):
-    """Once there is room, the same command goes on from what was saved and ends."""
+    """Once there is room, the same command continues from what was saved and ends."""
     script = (
         "dd if=/dev/zero of=$DISK/filler bs=1k count=4000 2>/dev/null || true\n"
         "CODE=0; TRAIN || CODE=$?; [ $CODE = 2 ]\n"

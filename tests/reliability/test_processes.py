@@ -73,7 +73,7 @@ def test_the_second_trainer_is_refused_and_the_lock_dies_with_its_holder(config,
 
 @pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_saves_within_seconds(config, start, signum, code):
-    """The step is finished and saved, and the same command goes on from it."""
+    """The step is finished and saved, and the same command continues from it."""
     process = start(config)
     wait_for_steps(config, process)
     began = time.monotonic()

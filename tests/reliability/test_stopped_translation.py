@@ -1,4 +1,4 @@
-"""A translation that was stopped goes on where it was, and ends as if it had not been stopped."""
+"""A translation that was stopped continues where it was, and ends as if it had not been stopped."""
 
 import gzip
 import os
@@ -104,9 +104,9 @@ def test_killed_and_run_again(texts, tmp_path, call):
     assert not output.exists()
     done = call(*command, model=True)
     assert done.returncode == 0, done.stderr
-    assert f"{output}: going on after {4 * CHUNK} finished lines" in done.stderr
+    assert f"{output}: continuing after {4 * CHUNK} finished lines" in done.stderr
     assert f"{5 * CHUNK + 3} lines in " in done.stderr
-    assert "1 lines exceeded the maximum length" in done.stderr
+    assert "1 line over the maximum length" in done.stderr
     assert os.listdir(output.parent) == [output.name]
     undisturbed = tmp_path / "undisturbed.gz"
     assert call(*command[:-1], undisturbed, model=True).returncode == 0
@@ -116,13 +116,15 @@ def test_killed_and_run_again(texts, tmp_path, call):
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_stopped_by_a_signal(texts, tmp_path, call, number, code):
-    """The message says where the work is and how to go on. Sabotage: delete it on errors."""
+    """The message says where the work is and how to continue. Sabotage: delete it on errors."""
     run_dir, source, expected = texts
     command = ["translate", run_dir, "--input", source, "--output", tmp_path / "out"]
     done = call(*command, place="translated:4", number=number)
     assert done.returncode == code and "Traceback" not in done.stderr
     kept = tmp_path / ".out.partial"
-    message = f"{3 * CHUNK} finished lines are kept in {kept}; run the same command again to go on"
+    message = (
+        f"{3 * CHUNK} finished lines are kept in {kept}; run the same command again to continue"
+    )
     assert done.stderr.splitlines()[-1] == f"warning: stopped: {message}"
     assert call(*command).returncode == 0 and (tmp_path / "out").read_bytes() == expected
 
@@ -141,7 +143,7 @@ def test_a_chunk_that_did_not_reach_the_disk(texts, tmp_path, call):
     with (tmp_path / ".out.journal").open("ab") as file:
         file.write(b'{"lines": 8, "lin')
     done = call(*command)
-    assert done.returncode == 0 and f"going on after {3 * CHUNK} finished lines" in done.stderr
+    assert done.returncode == 0 and f"continuing after {3 * CHUNK} finished lines" in done.stderr
     assert (tmp_path / "out").read_bytes() == expected
 
 
@@ -255,7 +257,7 @@ def test_two_processes_with_one_output(texts, tmp_path):
 
 @pytest.mark.slow
 def test_a_full_disk(texts, tmp_path):
-    """One line and exit code 2; with room again the same command goes on."""
+    """One line and exit code 2; with room again the same command continues."""
     run_dir, source, expected = texts
     source.write_bytes(source.read_bytes() * 40)  # more than the disk has room for
     (tmp_path / "disk").mkdir()
@@ -277,7 +279,7 @@ def test_a_full_disk(texts, tmp_path):
     error = lines[lines.index("first 2") - 1]
     assert error.startswith(f"error: {tmp_path}/disk/out: No space left on device; ")
     assert "finished lines are kept in" in error and "Traceback" not in done.stderr
-    assert "going on after" in done.stderr
+    assert "continuing after" in done.stderr
     assert (tmp_path / "out").read_bytes() == expected * 40
 
 

@@ -1,4 +1,4 @@
-"""Workers and launchers that are killed or stopped: the run goes on as if nothing had happened."""
+"""Workers and launchers that are killed or stopped: the run continues as if nothing happened."""
 
 import os
 import random
@@ -133,7 +133,7 @@ def test_workers_killed_again_and_again_end_as_if_never_killed(config, whole, tm
 
 
 def test_a_launcher_killed_twice(config, whole, tmp_path):
-    """Its workers end by themselves, and the same command goes on.
+    """Its workers end by themselves, and the same command continues.
 
     Sabotage: do not watch the launcher.
     """
@@ -167,7 +167,7 @@ def test_workers_end_though_no_one_reads_their_messages(config, tmp_path):
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_to_the_launcher_saves_once(config, whole, tmp_path, signum):
-    """All stop at the same step, and the same command goes on.
+    """All stop at the same step, and the same command continues.
 
     Sabotage: let each process obey its own signal alone.
     """

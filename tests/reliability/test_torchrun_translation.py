@@ -1,4 +1,4 @@
-"""Translation by several processes that are killed or stopped goes on as that of one does."""
+"""Translation by several processes that are killed or stopped continues as that of one does."""
 
 import os
 import random
@@ -74,14 +74,14 @@ def test_workers_killed_ten_times(copy_run, tmp_path, tmp_path_factory):
             time.sleep(0.01)
     _, stderr = process.communicate(timeout=300)
     assert process.returncode == 0, stderr
-    assert stderr.count("going on after") == KILLS
+    assert stderr.count("continuing after") == KILLS
     assert (tmp_path / "out").read_bytes() == expected
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
 def test_a_launcher_that_is_stopped(copy_run, texts, tmp_path, signum):
-    """Keeps what is finished, says so once, and one process alone goes on.
+    """Keeps what is finished, says so once, and one process alone continues.
 
     Sabotage: report the peer that obeyed its own signal as lost.
     """
@@ -98,7 +98,7 @@ def test_a_launcher_that_is_stopped(copy_run, texts, tmp_path, signum):
         [message] = messages(stderr)
         assert message.startswith("warning: stopped: ") and "finished lines are kept" in message
     done = translate_alone(*arguments)
-    assert done.returncode == 0 and "going on after" in done.stderr
+    assert done.returncode == 0 and "continuing after" in done.stderr
     assert (tmp_path / "out").read_bytes() == expected
 
 

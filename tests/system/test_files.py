@@ -1,5 +1,6 @@
 """Files and directories appear whole or not at all; locks; manifests."""
 
+import errno
 import subprocess
 import sys
 
@@ -35,6 +36,17 @@ def test_a_file_is_replaced_only_when_it_is_whole(tmp_path):
         file.write(b"new")
         assert path.read_text() == "old"
     assert path.read_text() == "new" and list(tmp_path.iterdir()) == [path]
+
+
+def test_a_full_disk_names_what_was_written(tmp_path):
+    """The system's error has no name. Sabotage: name the temporary file."""
+    for writing in (atomic_file, atomic_directory):
+        with pytest.raises(OSError, match="No space left") as raised, writing(tmp_path / "new"):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        assert raised.value.filename == str(tmp_path / "new")
+        with pytest.raises(OSError) as raised, writing(tmp_path / "new"):
+            raise OSError(errno.EACCES, "Permission denied", "other")
+        assert raised.value.filename == "other"
 
 
 def test_a_directory_is_replaced_only_when_it_is_whole(tmp_path):

@@ -11,6 +11,7 @@ import pytest
 from transformer_mt.config.keys import DataConfig
 from transformer_mt.errors import DataError
 from transformer_mt.text.corpus import load_split, open_split, read_lines
+from transformer_mt.text.test_sets import load_test_set
 
 PAIRS = [("eins", "one"), ("zwei", "two"), ("drei", "three"), ("vier", "four")]
 
@@ -241,6 +242,8 @@ def test_direction_and_missing_values_of_columns(tmp_path, nested):
     repository = tmp_path / "corpus"
     repository.mkdir()
     table = [{"translation": row} for row in rows] if nested else rows
+    if nested:  # a pair may be missing too
+        table, rows = [*table, {"translation": None}], [*rows, {"de": None, "en": None}]
     pq.write_table(pa.Table.from_pylist(table), repository / "train.parquet")
     options = {"path": str(repository), "cache_dir": str(tmp_path / "cache")}
     for src, tgt in (("de", "en"), ("en", "de")):
@@ -253,6 +256,26 @@ def test_direction_and_missing_values_of_columns(tmp_path, nested):
     config = DataConfig(**options)
     assert load_split(config, str(repository / "*.parquet")).src[:2] == ["d0", "d1"]
     assert (tmp_path / "cache").is_dir()
+
+
+def test_columns_that_are_no_text(tmp_path):
+    """The message names the column. Sabotage: convert the value."""
+    repository = tmp_path / "corpus"
+    repository.mkdir()
+    pq.write_table(pa.table({"de": [1], "en": ["one"]}), repository / "train.parquet")
+    config = DataConfig(path=str(repository), cache_dir=str(tmp_path / "cache"))
+    with pytest.raises(DataError, match="1 in the column de is no text"):
+        load_split(config, "train")
+
+
+def test_a_byte_order_mark(tmp_path):
+    """`translate` drops that of its input, so the source has none. The reference keeps its own."""
+    for name, text in (("a.de", "\ufeffeins\n\ufeffzwei\n"), ("a.en", "\ufeffone\ntwo\n")):
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    pairs = load_split(DataConfig(path=str(tmp_path)), "a")
+    test_set = load_test_set(DataConfig(path="none"), None, tmp_path / "a.de", [tmp_path / "a.en"])
+    assert pairs.src == test_set.src == ["eins", "\ufeffzwei"]
+    assert [pairs.tgt] == test_set.references == [["\ufeffone", "two"]]
 
 
 def test_the_digest_of_every_kind_of_split(tmp_path):

@@ -125,7 +125,7 @@ def messages(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 def test_a_failed_compilation_is_one_line(corpus_dir, prepared, caplog):
-    """During training the error names the key to change; before, training goes on without.
+    """During training the error names the key to change; before, training continues without.
 
     Sabotage: leave the flag set, so that the loss is compiled.
     """
@@ -142,7 +142,7 @@ def test_a_failed_compilation_is_one_line(corpus_dir, prepared, caplog):
     engine.check_compilation(prepared.pairs.batch(np.arange(3)))
     assert engine.compile_failed and not engine.compiled
     [message] = messages(caplog)
-    assert "no compiler" in message and "goes on without it" in message
+    assert "no compiler" in message and "continues without it" in message
     assert all(parameter.grad is None for parameter in engine.model.parameters())
     engine.train_step(1, [prepared.pairs.batch(np.arange(3))])
     assert numeric_environment(engine, 1)["torch.compile"] == "failed"

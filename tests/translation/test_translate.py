@@ -185,8 +185,8 @@ def test_messages(copy_run):
     done = run_program("translate", copy_run, stdin=b"ab\xff\n" + long + b"\n\n")
     assert done.stdout.count(b"\n") == 3
     messages = done.stderr.decode()
-    assert "1 lines exceeded the maximum length and were split" in messages
-    assert "warning: 1 lines were not valid UTF-8" in messages and "3 lines in " in messages
+    assert "1 line over the maximum length, split into parts" in messages
+    assert "warning: 1 line not in UTF-8" in messages and "3 lines in " in messages
     done = run_program("translate", copy_run, "--max-length", 1000, stdin=long)
     assert "split" not in done.stderr.decode()
 

@@ -209,7 +209,7 @@ def test_an_exception_stops_the_other_batches(vocab):
 
 
 def test_the_mode_of_the_model_is_restored(vocab):
-    """Translation is without dropout; training goes on with it."""
+    """Translation is without dropout; training continues with it."""
     for training in (True, False):
         model = RecordingModel(vocab).train(training)
         list(Translator(model, vocab, 50).translate(["ab"]))
@@ -253,3 +253,10 @@ def test_limits_of_the_beam_size(vocab):
     for size in (0, half + 1):
         with pytest.raises(ConfigError, match=f"beam size {size}: choose 1 to {half}"):
             build_translator(vocab, SearchOptions(size))
+
+
+@pytest.mark.parametrize("alpha", [-0.1, 10.1, math.inf, math.nan])
+def test_limits_of_the_length_penalty(vocab, alpha):
+    """Sabotage: compare with the limits the other way round, which passes NaN."""
+    with pytest.raises(ConfigError, match="length penalty .*: choose 0 to 10"):
+        build_translator(vocab, SearchOptions(4, alpha))

@@ -37,11 +37,13 @@ def average(run_dir: Path, last: int, output: Path | None) -> Path:
         The directory written.
 
     Raises:
-        CheckpointError: If the run has fewer checkpoints, one of them is damaged, or the
+        CheckpointError: If it is no run, has fewer checkpoints, one of them is damaged, or the
             directory exists.
     """
     paths = list_checkpoints(run_dir)
-    if len(paths) < last or not paths:
+    if not paths:
+        raise CheckpointError(f"{run_dir}: no run with checkpoints; name what train --run named")
+    if len(paths) < last:
         raise CheckpointError(
             f"{run_dir}: has {len(paths)} checkpoints, not {last}; choose a smaller --last, or"
             " raise train.keep_last and continue training"

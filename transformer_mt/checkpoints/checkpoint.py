@@ -50,6 +50,7 @@ class Checkpoint:
     Attributes:
         path: Its directory.
         files: File names that its manifest lists; nothing else is read.
+        digest: Digest of all files but the optimizer's moments, which pruning deletes.
         config: The run's configuration.
         vocab: Its vocabulary.
         state: Progress, counters and environment.
@@ -57,6 +58,7 @@ class Checkpoint:
 
     path: Path
     files: frozenset[str]
+    digest: str
     config: Config
     vocab: Vocabulary
     state: RunState
@@ -65,10 +67,6 @@ class Checkpoint:
     def progress(self) -> Progress:
         """Where the run stood."""
         return self.state.progress
-
-    def digest(self) -> str:
-        """Computes a digest of all files but the optimizer's moments, which pruning deletes."""
-        return checkpoint_digest(self.path)
 
     def require_config(self, config: Config) -> None:
         """Refuses to resume with a configuration that would train another model.
@@ -166,7 +164,7 @@ def load_checkpoint(path: Path) -> Checkpoint:
     Raises:
         CheckpointError: Naming the file that is missing or damaged.
     """
-    files = verify_manifest(path)
+    files, digest = verify_manifest(path), checkpoint_digest(path)
     try:
         state = parse_state(read_json(path / STATE), path / STATE)
         config = parse_config(read_json(path / CONFIG), str(path / CONFIG))
@@ -174,7 +172,7 @@ def load_checkpoint(path: Path) -> Checkpoint:
         if missing := set(names) - files:
             raise CheckpointError(f"{path}: its manifest does not list {min(missing)}")
         vocab = Vocabulary.load_files(*(path / name for name in names))
-        return Checkpoint(path, files, config, vocab, state)
+        return Checkpoint(path, files, digest, config, vocab, state)
     except (ConfigError, DataError) as error:
         raise CheckpointError(str(error)) from None
     except (ValueError, TypeError, OSError) as error:

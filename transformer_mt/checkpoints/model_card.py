@@ -180,7 +180,7 @@ def _description(checkpoint: Path) -> dict[str, Any]:
 def _measured(checkpoint: Checkpoint, raw: bool) -> list[EvaluationRecord]:
     """Reads the evaluations of exactly these weights."""
     folder, is_raw = record_folder(checkpoint.path), raw and EMA in checkpoint.files
-    digest = checkpoint.digest()
+    digest = checkpoint.digest
     return [
         record
         for record in read_evaluations([folder] if folder else [])

@@ -6,7 +6,13 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from transformer_mt.translation.options import Device, OutputFormat, Precision, Quantization
+from transformer_mt.translation.options import (
+    MAX_LENGTH_PENALTY,
+    Device,
+    OutputFormat,
+    Precision,
+    Quantization,
+)
 
 SCORED = "What to score"
 FILES = "Input and output"
@@ -238,6 +244,7 @@ PenaltyOption = Annotated[
     float,
     typer.Option(
         min=0.0,
+        max=MAX_LENGTH_PENALTY,
         metavar="ALPHA",
         help="Exponent of the length penalty of beam search.",
         rich_help_panel=SEARCH,
@@ -257,7 +264,7 @@ BatchOption = Annotated[
         min=1,
         metavar="N",
         help="Limit on source pieces per batch, padding included, times the beam size; a CPU"
-        " decodes a batch per thread. Default: 4096 on a CPU, by memory on a GPU.",
+        " decodes a batch per thread, at most eight. Default: 4096 on a CPU, by memory on a GPU.",
         rich_help_panel=SEARCH,
     ),
 ]

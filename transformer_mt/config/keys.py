@@ -145,7 +145,7 @@ class VocabConfig(Section):
     """An existing SentencePiece model, or a folder with src.model and tgt.model, to use instead of
     learning one; kind, size and max_words are then ignored."""
     sampling: Annotated[float, Field(ge=0, lt=1), OnChange.REFUSED] = 0.0
-    """Train on random segmentations, others in every epoch. For `bpe` the probability that a merge
+    """Train on random segmentations, new in every epoch. For `bpe` the probability that a merge
     is left out (BPE-dropout), such as 0.1; for `unigram` the exponent of a segmentation's
     probability, the smaller the more random, such as 0.2. 0 disables it."""
 

@@ -129,15 +129,16 @@ def evaluate_system(
         checkpoints = find_checkpoints(paths[:1] if hypotheses else paths) if paths else []
         data = checkpoints[0].config.data if checkpoints else DataConfig(path="none")
         test_set = load_test_set(data)
-        # Files first: a mistake in one shows before anything is translated.
+        # Files and runs first: a mistake in one shows before anything is translated.
         read = _read_translation(hypotheses, test_set) if hypotheses else None
         other = _read_translation(baseline, test_set) if baseline and _is_file(baseline) else None
+        other_checkpoints = find_checkpoints([baseline]) if baseline and not other else []
         with save.lock() if save else nullcontext():
             system = read or _translate(systems, checkpoints, test_set)
             if save:  # first, so that no later error loses the translation
                 write_lines(system.lines, save)
-        if baseline and not other:
-            other = _translate(systems, find_checkpoints([baseline]), test_set)
+        if other_checkpoints:
+            other = _translate(systems, other_checkpoints, test_set)
         systems.finish()
     scores = score_all(system.lines, test_set.references, ter)
     if len(checkpoints) == 1 and not read:
@@ -160,7 +161,7 @@ def _record(
     record = EvaluationRecord(
         test_set=test_set.title,
         checkpoint=checkpoint.path.resolve().name,
-        digest=checkpoint.digest(),
+        digest=checkpoint.digest,
         search=SearchSetting(
             beam_size=search.beam_size,
             length_penalty=search.length_penalty if search.beam_size > 1 else None,

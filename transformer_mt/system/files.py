@@ -35,13 +35,24 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
     """
     temporary = path.with_name(f".{path.name}.partial")
     try:
-        with temporary.open("wb") as file:
-            yield file
-        sync(temporary)
-        temporary.replace(path)
-        sync(path.parent)
+        with _naming(path):
+            with temporary.open("wb") as file:
+                yield file
+            sync(temporary)
+            temporary.replace(path)
+            sync(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Gives an error of writing the path for its message, since that of a full disk has none."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise
 
 
 @contextmanager
@@ -63,7 +74,8 @@ def atomic_directory(path: Path) -> Iterator[Path]:
     temporary.mkdir(parents=True)
     _restore(replaced, path)
     try:
-        yield temporary
+        with _naming(path):
+            yield temporary
         for item in (*temporary.iterdir(), temporary):
             sync(item)
         if path.exists():

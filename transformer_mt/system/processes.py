@@ -4,7 +4,7 @@
 there is one process, and nothing of `torch.distributed` is used. Process 0, the main one, alone
 writes files.
 
-A process that loses a peer or its launcher ends at once: the same command goes on from what was
+A process that loses a peer or its launcher ends at once: the same command continues from what was
 saved before.
 """
 

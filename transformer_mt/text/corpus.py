@@ -148,7 +148,8 @@ def _open_files(config: DataConfig, split: SplitFiles) -> CorpusSplit:
         if folder in path.parents and not folder.is_dir():
             raise _missing_folder(config)
         if not path.is_file():
-            held = f"; {folder} holds {_list_files(folder)}" if folder.is_dir() else ""
+            near = path.parent
+            held = f"; {near} holds {_list_files(near)}" if near.is_dir() else ""
             raise DataError(f"{path}: no such file{held}")
     return CorpusSplit(
         partial(_slice, partial(_read_text, src, tgt), split.slice, f"{src} and {tgt}"),
@@ -250,7 +251,7 @@ def _count(pairs: Iterator[Pair]) -> int:
 
 
 def _read_text(src_path: Path, tgt_path: Path) -> Iterator[Pair]:
-    src_lines, tgt_lines = read_lines(src_path), read_lines(tgt_path)
+    src_lines, tgt_lines = read_source_lines(src_path), read_lines(tgt_path)
     for count, (src, tgt) in enumerate(zip_longest(src_lines, tgt_lines)):
         if src is None or tgt is None:
             longer = count + 1 + sum(1 for _ in (tgt_lines if src is None else src_lines))
@@ -291,6 +292,15 @@ def read_lines(path: Path) -> Iterator[str]:
     except DECOMPRESSION_ERRORS as error:
         reason = getattr(error, "strerror", None) or error
         raise DataError(f"{path}: cannot be read after line {number}: {reason}") from None
+
+
+def read_source_lines(path: Path) -> Iterator[str]:
+    """Reads lines as `translate` does, without a byte order mark at the beginning.
+
+    References keep theirs, as in sacreBLEU.
+    """
+    for number, line in enumerate(read_lines(path)):
+        yield line if number else line.removeprefix("\ufeff")
 
 
 def _open_data_files(config: DataConfig, pattern: str) -> CorpusSplit:

@@ -68,7 +68,7 @@ def read_pairs(dataset: Any, config: DataConfig) -> Iterator[tuple[str, str]]:
     A missing value is an empty side.
 
     Raises:
-        DataError: If there is no column for a language.
+        DataError: If there is no column for a language, or it does not hold text.
     """
     src, tgt = config.src_lang, config.tgt_lang
     nested = "translation" in dataset.column_names
@@ -80,12 +80,18 @@ def read_pairs(dataset: Any, config: DataConfig) -> Iterator[tuple[str, str]]:
             raise DataError(f"data.{key} = {language}: {config.path} has {', '.join(languages)}")
     for rows in dataset.iter(batch_size=_ROWS_PER_BATCH):
         pairs = (
-            ((pair[src], pair[tgt]) for pair in rows["translation"])
+            (((pair or {}).get(src), (pair or {}).get(tgt)) for pair in rows["translation"])
             if nested
             else zip(rows[src], rows[tgt], strict=True)
         )
         for src_text, tgt_text in pairs:
-            yield (src_text or "").strip(), (tgt_text or "").strip()
+            yield _to_text(src_text, src, config), _to_text(tgt_text, tgt, config)
+
+
+def _to_text(value: object, language: str, config: DataConfig) -> str:
+    if isinstance(value, str | None):
+        return (value or "").strip()
+    raise DataError(f"{config.path}: {value!r} in the column {language} is no text")
 
 
 def _why_offline(endpoint: str) -> str:

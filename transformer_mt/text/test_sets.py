@@ -16,7 +16,7 @@ from transformer_mt.config.keys import DataConfig, Splits
 from transformer_mt.config.loading import without_folder
 from transformer_mt.errors import DataError
 from transformer_mt.system.streams import require_input
-from transformer_mt.text.corpus import load_split, read_lines
+from transformer_mt.text.corpus import load_split, read_lines, read_source_lines
 
 _DOWNLOAD_TIMEOUT = 10.0
 """Seconds without an answer after which a download fails."""
@@ -87,7 +87,10 @@ def _load_files(src: Path | None, refs: Sequence[Path]) -> EvaluationSet:
     paths = [*([src] if src else []), *refs]
     for path in paths:
         require_input(path)
-    texts = [[line.strip() for line in read_lines(path)] for path in paths]
+    readers = [read_source_lines if path is src else read_lines for path in paths]
+    texts = [
+        [line.strip() for line in read(path)] for read, path in zip(readers, paths, strict=True)
+    ]
     for path, text in zip(paths, texts, strict=True):
         if len(text) != len(texts[0]):
             raise DataError(

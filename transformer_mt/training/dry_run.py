@@ -112,6 +112,7 @@ def _estimate_memory(trainer: Trainer, steps: list[Indices]) -> list[str]:
     device, config = trainer.engine.device, trainer.config
     limit = config.train.micro_batch_tokens
     smaller_limit = max(config.data.max_length + 1, limit // 4)
+    peak_before = _peak_bytes(device)  # of preparing the text, for example
     trainer.check_memory(steps, smaller_limit)
     smaller_peak = _peak_bytes(device)
     trainer.check_memory(steps, limit)
@@ -120,7 +121,7 @@ def _estimate_memory(trainer: Trainer, steps: list[Indices]) -> list[str]:
     smaller, positions, whole_step = (
         _count_positions(trainer, steps, limit) for limit in (smaller_limit, limit, sys.maxsize)
     )
-    if peak > smaller_peak and positions < whole_step:
+    if peak > smaller_peak > peak_before and positions < whole_step:
         room = _SHARE_OF_MEMORY * total - peak
         fitting = positions + int(room * (positions - smaller) / (peak - smaller_peak))
         text = f"about {fitting}" if fitting < whole_step else f"{whole_step}, a whole step"

@@ -122,7 +122,7 @@ class Engine:
         self.start_window()
 
     def state_dict(self) -> dict[str, Any]:
-        """Gives everything that a resumed run needs to go on bit-equal.
+        """Gives everything that a resumed run needs to continue bit-equal.
 
         Returns:
             `model`, `optimizer` and, if there is a moving average, `ema`: tensors by name;
@@ -322,7 +322,7 @@ class Engine:
         if not failed:
             return
         failure = failure or "torch.compile failed in another process"
-        logger.warning("%s; this run goes on without it, more slowly", failure)
+        logger.warning("%s; this run continues without it, more slowly", failure)
         self.compiled, self.compile_failed, self._hidden = False, True, self.model.hidden
 
     def check_memory(self, largest: Batch, count: int) -> None:

@@ -15,7 +15,7 @@ from transformer_mt.training.engine import Engine
 from transformer_mt.version import __version__
 
 COMPILE_FAILED = "failed"
-"""Value of torch.compile in the environment of a run that goes on without it."""
+"""Value of torch.compile in the environment of a run that continues without it."""
 
 
 def numeric_environment(engine: Engine, world_size: int) -> dict[str, str]:

@@ -259,7 +259,7 @@ def _loop(sizes: Sizes, text: TextStatistics, machine: Machine) -> Iterator[_Set
     yield _Setting(
         "train.max_minutes",
         float(recipe.minutes),
-        "To train longer than this, raise it and train again: the run goes on.",
+        "To train longer than this, raise it and train again: the run continues.",
     )
     yield _Setting(
         "train.ema_decay",
@@ -297,8 +297,8 @@ def _why_model(sizes: Sizes) -> str:
             f" {best.layers} + {best.layers} of width {best.d_model}. With a GPU, run init there."
         )
     return (
-        f"{shape} for {sizes.train_pairs:,} training pairs; the paper's base model has 6 + 6 of"
-        " width 512 for millions."
+        f"{shape} and {recipe.d_ff} inside for {sizes.train_pairs:,} training pairs; the paper's"
+        " base model has 6 + 6 of width 512 and 2048 for millions."
     )
 
 

@@ -196,7 +196,7 @@ def _task(
     return normalized(
         {
             "input": digest,
-            "checkpoint": [checkpoint.digest() for checkpoint in model.checkpoints],
+            "checkpoint": [checkpoint.digest for checkpoint in model.checkpoints],
             "chunk_lines": translator.chunk_lines,
             **asdict(options.load),
             **asdict(options.search),

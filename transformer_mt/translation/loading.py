@@ -49,7 +49,7 @@ def share_checkpoints(checkpoints: list[Checkpoint], processes: Processes) -> li
     paths = processes.broadcast([checkpoint.path for checkpoint in checkpoints])
     if not processes.is_main:
         checkpoints = find_checkpoints(paths)
-    digests = [checkpoint.digest() for checkpoint in checkpoints]
+    digests = [checkpoint.digest for checkpoint in checkpoints]
     if any(other != digests for other in processes.gather(digests)):
         names = " and ".join(map(str, paths))
         raise CheckpointError(f"{names}: not the same checkpoint on all machines")

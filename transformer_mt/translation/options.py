@@ -16,6 +16,10 @@ Quantization = Literal["float32", "float16", "bfloat16", "int16", "int8"]
 """Types in which an exported model stores its weights."""
 
 
+MAX_LENGTH_PENALTY = 10.0
+"""Of two hypotheses the longer one wins long before that."""
+
+
 @dataclass(frozen=True)
 class SearchOptions:
     """How translations are searched for.

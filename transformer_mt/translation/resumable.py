@@ -160,13 +160,13 @@ def open_chunk_writer(output: Output, task: Task | None) -> Iterator[ChunkWriter
 
 
 def _keep(output: Output, lines: int) -> str:
-    """Keeps what is finished, and says where it is and how to go on."""
+    """Keeps what is finished, and says where it is and how to continue."""
     if not lines:
         discard(output)
         return "no chunk of lines was finished, so the same command starts over"
     return (
         f"{lines:,} finished lines are kept in {output.partial};"
-        " run the same command again to go on"
+        " run the same command again to continue"
     )
 
 
@@ -185,7 +185,7 @@ def _finished_chunks(output: Output, task: Task) -> list[Chunk]:
     chunks = _intact_chunks(output, journal.chunks)
     if chunks:
         lines = sum(chunk.lines for chunk in chunks)
-        logger.info(f"{output.name}: going on after {lines:,} finished lines")
+        logger.info(f"{output.name}: continuing after {lines:,} finished lines")
     return chunks
 
 

@@ -107,14 +107,17 @@ def _read_rounds(
 
 def _report(counts: StreamCounts) -> None:
     seconds, lines = counts.seconds, counts.lines - counts.lines_resumed
-    unit = "line" if lines == 1 else "lines"
-    logger.info(f"{lines} {unit} in {seconds:.1f} s, {lines / max(seconds, 1e-9):,.0f} per second")
+    rate = lines / max(seconds, 1e-9)
+    logger.info(f"{_count(lines)} in {seconds:.1f} s, {rate:,.0f} per second")
     if counts.lines_split:
-        logger.info(f"{counts.lines_split} lines exceeded the maximum length and were split")
+        logger.info(f"{_count(counts.lines_split)} over the maximum length, split into parts")
     if counts.bom_dropped:
         logger.info("the byte order mark at the start of the input was dropped")
     if counts.lines_replaced:
         logger.warning(
-            f"{counts.lines_replaced} lines were not valid UTF-8; invalid bytes were replaced by"
-            " U+FFFD"
+            f"{_count(counts.lines_replaced)} not in UTF-8; invalid bytes were replaced by U+FFFD"
         )
+
+
+def _count(lines: int) -> str:
+    return f"{lines} {'line' if lines == 1 else 'lines'}"

@@ -18,7 +18,7 @@ from transformer_mt.system.processes import ALONE, Processes
 from transformer_mt.system.worker_threads import Check, WorkerThreads
 from transformer_mt.text.batching import copy_to_device, pad
 from transformer_mt.text.vocabulary import BOS_ID, EOS_ID, PAD_ID, Vocabulary
-from transformer_mt.translation.options import DEFAULT_SEARCH, SearchOptions
+from transformer_mt.translation.options import DEFAULT_SEARCH, MAX_LENGTH_PENALTY, SearchOptions
 from transformer_mt.translation.search import DecodingState, Hypothesis, beam_search, greedy
 
 CHUNK_LINES = 8192
@@ -99,6 +99,10 @@ class Translator:
             raise ConfigError(
                 f"beam size {options.beam_size}: choose 1 to {vocab.tgt_size // 2}, half the"
                 " target vocabulary"
+            )
+        if not 0 <= options.length_penalty <= MAX_LENGTH_PENALTY:
+            raise ConfigError(
+                f"length penalty {options.length_penalty:g}: choose 0 to {MAX_LENGTH_PENALTY:g}"
             )
         self.model, self.vocab, self.max_length, self.options = model, vocab, max_length, options
         self.greedy = options.beam_size == 1 and not options.with_scores
