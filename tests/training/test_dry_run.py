@@ -119,12 +119,17 @@ def test_the_largest_micro_batch_that_fits(corpus_dir, tmp_path, monkeypatch, gi
     monkeypatch.setattr(dry_run_module, "_count_positions", count)
     monkeypatch.setattr(Trainer, "check_memory", lambda self, steps, limit: tried.append(limit))
     monkeypatch.setattr(dry_run_module, "total_memory", lambda device: gigabytes * 10**9)
-    monkeypatch.setattr(
-        dry_run_module, "_peak_bytes", lambda device: 10**10 - 10**7 * (600 - tried[-1])
-    )
+    peaks = [10**9, 10**10 - 10**7 * (600 - 150), 10**10]
+    monkeypatch.setattr(dry_run_module, "_peak_bytes", lambda device: peaks[len(tried)])
     report = dry_run(tiny_config(corpus_dir), tmp_path / "run")
     assert f"largest train.micro_batch_tokens that fits: {text}" in report
     assert tried == [150, 600] and f"10.0 GB of {gigabytes}.0 GB at the peak" in report
+    # Where preparing the text needed more, the two sizes tell nothing.
+    peaks[0] = 8 * 10**9
+    tried.clear()
+    assert "largest train.micro_batch_tokens" not in dry_run(
+        tiny_config(corpus_dir), tmp_path / "run"
+    )
 
 
 def test_a_limit_in_minutes(corpus_dir, tmp_path, taken_steps):

@@ -6,13 +6,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from transformer_mt.translation.options import (
-    MAX_LENGTH_PENALTY,
-    Device,
-    OutputFormat,
-    Precision,
-    Quantization,
-)
+from transformer_mt.translation.options import Device, OutputFormat, Precision, Quantization
 
 SCORED = "What to score"
 FILES = "Input and output"
@@ -244,7 +238,6 @@ PenaltyOption = Annotated[
     float,
     typer.Option(
         min=0.0,
-        max=MAX_LENGTH_PENALTY,
         metavar="ALPHA",
         help="Exponent of the length penalty of beam search.",
         rich_help_panel=SEARCH,
