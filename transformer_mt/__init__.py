@@ -46,7 +46,7 @@ def load(
 
     Args:
         path: A run (its best checkpoint) or a checkpoint.
-        others: More of them with the same vocabulary; together they form an ensemble.
+        others: More runs or checkpoints with the same vocabulary; together they form an ensemble.
         device: `auto`, `cpu` or `cuda`.
         precision: `fp32`, `bf16` or `fp16`; the weights are rounded to it.
         max_length: Source pieces after which a line is split; None is the maximum in training.

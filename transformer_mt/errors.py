@@ -1,4 +1,4 @@
-"""Every error that a user can cause, in one tree.
+"""All errors that a user can cause, in one hierarchy.
 
     TransformerMTError        one line on stderr, exit code 2
     ├── ConfigError           a key, a value or a combination of values
@@ -9,7 +9,7 @@
     └── TrainingError         a run that cannot continue, since its gradients stay non-finite
     Interrupted               SIGINT or SIGTERM, after the work was saved; exit code 130 or 143
 
-Any other exception that reaches the user is a bug of this program.
+Any other exception that reaches the user is a bug in this program.
 """
 
 
@@ -30,7 +30,7 @@ class OutputError(TransformerMTError):
 
 
 class CheckpointError(TransformerMTError):
-    """A run or checkpoint directory that is missing, damaged or of another configuration."""
+    """A run or checkpoint directory that is missing, damaged or has a different configuration."""
 
 
 class DeviceError(TransformerMTError):

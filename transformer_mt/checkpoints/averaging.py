@@ -25,8 +25,8 @@ logger = logging.getLogger(__name__)
 def average(run_dir: Path, last: int, output: Path | None) -> Path:
     """Averages the weights of the newest checkpoints of a run.
 
-    The result is a complete checkpoint to translate with or to begin another run from. It cannot
-    be resumed, since it has no optimizer moments.
+    The result is a complete checkpoint, for translation or to start another run from. It cannot be
+    resumed, since it has no optimizer moments.
 
     Args:
         run_dir: The run.
@@ -37,8 +37,8 @@ def average(run_dir: Path, last: int, output: Path | None) -> Path:
         The directory written.
 
     Raises:
-        CheckpointError: If it is no run, has fewer checkpoints, one of them is damaged, or the
-            directory exists.
+        CheckpointError: If `run_dir` is not a run or has fewer checkpoints, one of them is damaged,
+            or the output directory exists.
     """
     paths = list_checkpoints(run_dir)
     if not paths:
@@ -61,7 +61,7 @@ def average(run_dir: Path, last: int, output: Path | None) -> Path:
 
 
 def _describe(run_dir: Path, output: Path, steps: list[int]) -> None:
-    """Writes the model card, and beside it the description of the run that it is made from."""
+    """Writes the description of the run, and the model card that is made from it."""
     try:
         if description := read_description(run_dir):
             with atomic_file(output / RUN_FILE) as file:

@@ -1,8 +1,8 @@
 """One checkpoint: an atomic, verified, self-contained directory.
 
     RUN/step-00001000/
-        model.safetensors      weights, a tied matrix once
-        ema.safetensors        their moving average, with train.ema_decay
+        model.safetensors      weights; a tied matrix is stored once
+        ema.safetensors        their moving average, if train.ema_decay is set
         training.safetensors   moments of the optimizer; the newest two checkpoints only
         state.json             step, best score, counters, environment
         config.json            the whole configuration
@@ -45,7 +45,7 @@ STATE, CONFIG = "state.json", "config.json"
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A verified checkpoint, read back; tensors are read when they are asked for.
+    """A verified checkpoint that has been loaded; its tensors are read on demand.
 
     Attributes:
         path: Its directory.
@@ -65,11 +65,11 @@ class Checkpoint:
 
     @property
     def progress(self) -> Progress:
-        """Where the run stood."""
+        """Progress of the run."""
         return self.state.progress
 
     def require_config(self, config: Config) -> None:
-        """Refuses to resume with a configuration that would train another model.
+        """Raises an error for a configuration that would train a different model.
 
         Raises:
             CheckpointError: Naming each key that differs, with both values.
@@ -86,7 +86,7 @@ class Checkpoint:
         """Builds the model with its weights, on the CPU, in evaluation mode.
 
         Args:
-            raw: Whether to take the weights themselves where a moving average is kept too.
+            raw: Whether to use the weights themselves even if there is a moving average.
 
         Raises:
             CheckpointError: If the weights do not fit the configuration.
@@ -135,13 +135,13 @@ def save_checkpoint(
 
     Args:
         path: Its directory.
-        tensors: Tensors by name, by file.
+        tensors: Tensors by name for each file.
         state: Progress, counters and environment.
         config: The run's configuration.
         vocab: Its vocabulary.
 
     Raises:
-        OSError: If it cannot be written; what was there before is untouched.
+        OSError: If it cannot be written; the previous checkpoint is unchanged.
     """
     try:
         with atomic_directory(path) as folder:
@@ -151,10 +151,10 @@ def save_checkpoint(
             for name, content in tensors.items():
                 contiguous = {key: tensor.contiguous() for key, tensor in content.items()}
                 safetensors.torch.save_file(contiguous, folder / name)
-                # safetensors lets only the owner read its files, whatever the umask.
+                # safetensors lets only the owner read its files, regardless of the umask.
                 shutil.copymode(folder / STATE, folder / name)
             write_manifest(folder, {file.name: sha256(file) for file in folder.iterdir()})
-    except safetensors.SafetensorError as error:  # what safetensors raises for a full disk
+    except safetensors.SafetensorError as error:  # raised by safetensors for a full disk
         raise OSError(errno.EIO, _one_line(error), str(path)) from error
 
 

@@ -1,10 +1,10 @@
-"""Scores and translations that were measured on a checkpoint, kept beside it for reports and cards.
+"""Scores and translations of a checkpoint, stored beside it for reports and model cards.
 
     RUN/evaluations/NAME.json               of the run's checkpoints
     RUN/averaged-5/evaluations/NAME.json    of averaged weights
 
-There is one file per test set, checkpoint and search setting, and one of validation; a newer
-evaluation replaces it. Checkpoints of training never change: nothing is written inside of a step-*
+There is one file per test set, checkpoint and search setting, and one for validation; a newer
+evaluation replaces it. Training checkpoints are not changed: nothing is written inside a step-*
 directory.
 """
 
@@ -26,13 +26,13 @@ logger = logging.getLogger(__name__)
 
 FOLDER = "evaluations"
 VALIDATION = "validation"
-"""Name of the validation text of a training as a test set."""
+"""Name of a run's validation text as a test set."""
 _TITLES = {"bleu": "BLEU", "chrf": "chrF2", "ter": "TER"}
 
 
 @dataclass(frozen=True)
 class SearchSetting:
-    """What a translation depends on besides the weights.
+    """The settings that a translation depends on besides the weights.
 
     Attributes:
         beam_size: Beam size.
@@ -49,7 +49,7 @@ class SearchSetting:
     raw: bool = False
 
     def __str__(self) -> str:
-        """Describes the setting for people."""
+        """Describes the setting in readable form."""
         search = f"beam {self.beam_size}" if self.beam_size > 1 else "greedy"
         penalty = "" if self.length_penalty is None else f", alpha {self.length_penalty:g}"
         return f"{search}{penalty}, {self.precision}{', raw weights' if self.raw else ''}"
@@ -71,7 +71,7 @@ class MeasuredScore:
 
     @property
     def title(self) -> str:
-        """The name as papers write it."""
+        """The name as written in papers."""
         return _TITLES.get(self.name, self.name)
 
 
@@ -80,11 +80,11 @@ class EvaluationRecord:
     """One evaluation.
 
     Attributes:
-        test_set: What was translated.
+        test_set: Name of the text that was translated.
         checkpoint: Name of the checkpoint directory.
         digest: Digest of the checkpoint; empty if it was not saved.
-        search: How it was translated.
-        scores: The metrics.
+        search: Search setting of the translation.
+        scores: The score of each metric.
         sources: Source lines.
         references: One or more references, each with one line per source line.
         hypotheses: Translations.
@@ -124,7 +124,7 @@ def record_folder(checkpoint: Path) -> Path | None:
         checkpoint: Its directory.
 
     Returns:
-        The folder; None for a checkpoint of training that lies outside of its run.
+        The folder; None for a training checkpoint outside its run.
     """
     path = checkpoint.resolve()
     if not is_step_name(path.name):
@@ -133,10 +133,10 @@ def record_folder(checkpoint: Path) -> Path | None:
 
 
 def write_evaluation(checkpoint: Path, record: EvaluationRecord) -> None:
-    """Keeps an evaluation; if that fails, a warning says so.
+    """Writes an evaluation to disk; logs a warning if that fails.
 
     Args:
-        checkpoint: Directory of what was evaluated.
+        checkpoint: Directory of the evaluated checkpoint.
         record: The evaluation.
     """
     folder = record_folder(checkpoint)
@@ -151,10 +151,10 @@ def write_evaluation(checkpoint: Path, record: EvaluationRecord) -> None:
 
 
 def read_evaluations(folders: Sequence[Path]) -> list[EvaluationRecord]:
-    """Reads all evaluations in folders, oldest first; one that is damaged is named in a warning.
+    """Reads all evaluations in folders, oldest first; skips damaged ones with a warning.
 
     Args:
-        folders: Folders such as `RUN/evaluations`; one that does not exist has none.
+        folders: Folders such as `RUN/evaluations`; one that does not exist counts as empty.
     """
     adapter, records = TypeAdapter(EvaluationRecord), []
     for path in sorted(path for folder in folders for path in folder.glob("[!.]*.json")):

@@ -1,7 +1,7 @@
 """The model card of averaged or exported weights: README.md with the header that the hub reads.
 
-It claims what was measured on exactly these weights, and nothing else. In an averaged directory it
-lies beside the files of the manifest, which does not list it, so that `evaluate` can add scores.
+It reports only what was measured on exactly these weights. In an averaged directory the manifest
+does not list it, so that `evaluate` can add scores.
 """
 
 import json
@@ -64,18 +64,18 @@ longer than any that it was trained on. {unmeasured}
 
 @dataclass(frozen=True)
 class CardSubject:
-    """What a card describes.
+    """The model that a card describes.
 
     Attributes:
         name: Its name.
         checkpoint: The weights, with their configuration.
-        parameters: How many there are.
+        parameters: Number of parameters.
         made_by: How they were made, such as `averaged` or `exported`.
         library: The program that loads them, as the hub names it.
         usage: How to use them, in Markdown.
-        weights: What the weights are, in a sentence; may be empty.
-        stored: Type in which they are stored if that is not float32.
-        raw: Whether they are not the moving average although there is one.
+        weights: A sentence that describes the weights; may be empty.
+        stored: Type in which they are stored, if it is not float32; else empty.
+        raw: Whether the raw weights are used although there is a moving average.
     """
 
     name: str
@@ -121,12 +121,12 @@ def model_card(subject: CardSubject) -> str:
         if sets
         else "Its quality was not measured.",
     )
-    # Scores of other weights than these, the ones before rounding, are none for the hub.
+    # Scores measured before the weights were rounded do not belong in the header for the hub.
     return _header(subject, [] if subject.stored else records) + "\n" + body
 
 
 def write_average_card(checkpoint: Checkpoint) -> None:
-    """Writes the card of averaged weights; if that fails, a warning says so.
+    """Writes the card of averaged weights; logs a warning if that fails.
 
     Args:
         checkpoint: The weights.
@@ -152,10 +152,10 @@ def write_average_card(checkpoint: Checkpoint) -> None:
 
 
 def refresh_average_card(checkpoint: Checkpoint) -> None:
-    """Writes the card of averaged weights anew, after an evaluation of them.
+    """Rewrites the card of averaged weights after an evaluation of them.
 
     Args:
-        checkpoint: Nothing is written unless it has a card that nobody has changed.
+        checkpoint: The weights; nothing is written unless their card still contains `_MARK`.
     """
     try:
         is_ours = _MARK in (checkpoint.path / CARD).read_text(encoding="utf-8")
@@ -166,7 +166,7 @@ def refresh_average_card(checkpoint: Checkpoint) -> None:
 
 
 def _description(checkpoint: Path) -> dict[str, Any]:
-    """Reads what is known of the run: beside an average, above a checkpoint of training."""
+    """Reads the description of the run: beside an average, or above a training checkpoint."""
     path = checkpoint.resolve()
     for folder in (path, path.parent):
         try:
@@ -223,7 +223,7 @@ def _escape(text: str) -> str:
 
 
 def _header(subject: CardSubject, records: Sequence[EvaluationRecord]) -> str:
-    """Writes the header in YAML, of which JSON values are a part."""
+    """Writes the YAML header, with values in JSON, which is valid YAML."""
     data = subject.checkpoint.config.data
     languages = [data.src_lang, data.tgt_lang]
     lines = [

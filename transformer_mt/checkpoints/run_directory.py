@@ -21,9 +21,9 @@ from transformer_mt.system.files import (
 logger = logging.getLogger(__name__)
 
 METRICS = "metrics.jsonl"
-"""Figures of a run, a JSON object per line; `training/run_log.py` writes it."""
+"""Metrics of a run, one JSON object per line; written by `training/run_log.py`."""
 RUN_FILE = "run.json"
-"""Describes text, model and environment of a run; `training/description.py` writes it."""
+"""Describes the text, model and environment of a run; written by `training/description.py`."""
 RESUMABLE_CHECKPOINTS = 2
 """Checkpoints that keep the optimizer's moments: the newest, and the one to fall back to."""
 
@@ -32,7 +32,7 @@ _NAME = re.compile(r"step-\d{8,}")
 
 
 def is_step_name(name: str) -> bool:
-    """Tells whether a directory is named as the checkpoint of a step is."""
+    """Tells whether a directory name is that of a step's checkpoint."""
     return _NAME.fullmatch(name) is not None
 
 
@@ -73,7 +73,7 @@ def load_newest(run_dir: Path) -> Checkpoint | None:
 
 
 def find_checkpoint(path: Path) -> Checkpoint:
-    """Reads a checkpoint directory, or of a run the best checkpoint, or else the newest.
+    """Reads a checkpoint directory, or the best checkpoint of a run, or else its newest.
 
     Warns if the best checkpoint is missing or damaged.
 
@@ -106,7 +106,7 @@ def find_checkpoint(path: Path) -> Checkpoint:
 
 
 def read_description(directory: Path) -> dict[str, Any]:
-    """Reads run.json of a directory; gives nothing if there is none, as in older runs.
+    """Reads run.json in a directory; returns an empty dict if there is none, as in older runs.
 
     Raises:
         CheckpointError: If it is damaged.
@@ -125,19 +125,19 @@ def is_best_missing(run_dir: Path, progress: Progress) -> bool:
 
     Args:
         run_dir: The run.
-        progress: Where its newest checkpoint stands.
+        progress: Progress of its newest checkpoint.
     """
     best = checkpoint_path(run_dir, progress.best_step)
     return progress.best_bleu >= 0 and not best.exists()
 
 
 def prune(run_dir: Path, saved_step: int, keep_last: int, best_step: int) -> None:
-    """Deletes all but the newest checkpoints and the best, and moments that no resume will need.
+    """Deletes all but the newest and the best checkpoints, and moments that no resume will need.
 
     Args:
         run_dir: The run.
         saved_step: Step of the newest checkpoint. Later ones cannot be used, since the run was
-            resumed before them: they are left alone, and do not count.
+            resumed from an earlier step: they are left alone, and do not count.
         keep_last: How many of the newest checkpoints to keep.
         best_step: Step of the checkpoint to keep in any case.
 

@@ -1,4 +1,4 @@
-"""What a checkpoint stores beside its tensors: where the run stands, counters, environment."""
+"""The data that a checkpoint stores besides tensors: progress, counters, environment."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -11,8 +11,8 @@ from transformer_mt.errors import CheckpointError
 from transformer_mt.system.files import canonical_json
 
 FORMAT = 2
-"""Format of `state.json`. A new key with a default needs no new number; a renamed key does, and an
-entry in `_upgrade`."""
+"""Format of `state.json`. A new key with a default needs no new number; a renamed key needs one,
+and an entry in `_upgrade`."""
 
 Count = Annotated[int, Field(ge=0)]
 
@@ -43,7 +43,7 @@ class Progress:
         best_step: Step of that validation.
         validations_since_best: Validations after it.
         valid_step: Step of the latest validation.
-        precision: `fp32`, `bf16` or `fp16`, what `auto` was resolved to.
+        precision: `fp32`, `bf16` or `fp16`; the value to which `auto` was resolved.
         corpus_digest: Digest of the training ids.
         valid_digest: Digest of the validation text; empty if it was not recorded.
     """
@@ -68,9 +68,9 @@ class RunState:
     """The content of `state.json`.
 
     Attributes:
-        progress: Where the run stands.
-        counters: Numbers of the training engine, which alone knows what they mean.
-        environment: What bit-equality depends on, by name.
+        progress: Progress of the run.
+        counters: Counters of the training engine; only the engine interprets them.
+        environment: Properties that bit-identical results depend on, by name.
         format: Format of the file.
     """
 

@@ -15,17 +15,17 @@ from transformer_mt.config.mistakes import describe_mistake, dotted_key
 from transformer_mt.errors import ConfigError
 
 _SEARCHED_KEYS = "data.path", "vocab.path", "train.init_from"
-"""Paths that are looked for beside the TOML file, then from the working directory."""
+"""Paths that are looked for beside the TOML file, then in the working directory."""
 _CREATED_KEYS = "data.cache_dir", "data.prepared_dir"
-"""Folders that are made where they are missing, relative to the working directory."""
+"""Folders that are created if missing, relative to the working directory."""
 
 
 def load_config(path: Path, overrides: Collection[str] = ()) -> Config:
     """Reads a TOML file, applies `key=value` overrides and validates the result.
 
-    Paths of text, vocabulary and initial weights are looked for beside the file, then from the
-    working directory; those of overrides from the working directory only. The configuration has
-    the absolute path of what exists. What does not may be a hub id, and is not changed.
+    Paths of text, vocabulary and initial weights are looked for beside the file, then in the
+    working directory; those of overrides only in the working directory. In the configuration,
+    existing paths are absolute. A path that does not exist may be a hub id, and is not changed.
 
     Args:
         path: The TOML file.
@@ -60,7 +60,7 @@ def load_config(path: Path, overrides: Collection[str] = ()) -> Config:
 
 
 def _find_paths(values: dict[str, Any], folders: Iterable[Path]) -> None:
-    """Replaces paths by the absolute paths of what exists; what does not is only expanded."""
+    """Replaces existing paths by absolute paths; paths that do not exist are only expanded."""
     for key in _SEARCHED_KEYS:
         if value := _get(values, key):
             section, name = key.split(".")
@@ -93,7 +93,7 @@ def expand_path(path: str) -> str:
     """Replaces `~` and environment variables such as `$HOME`."""
     try:
         return os.path.expandvars(os.path.expanduser(path))
-    except ValueError:  # "~" and a name that the system cannot look up, with a NUL for example
+    except ValueError:  # "~" and a name that the system cannot look up, such as one with a NUL
         return path
 
 
@@ -103,7 +103,7 @@ def without_folder(path: str) -> str:
 
 
 def _get(values: Mapping[str, Any], key: str) -> str | None:
-    """Returns the text at a dotted key; None if there is none, or another kind of value."""
+    """Returns the text at a dotted key; None if there is no value or it is not text."""
     section, name = key.split(".")
     keys = values.get(section)
     value = keys.get(name) if isinstance(keys, dict) else None
@@ -130,7 +130,7 @@ def parse_config(values: Mapping[str, Any], origin: str) -> Config:
 def _to_config_error(
     error: ValidationError, origin: str, overridden: Collection[str] = ()
 ) -> ConfigError:
-    """Describes all mistakes, those of `--set` apart from those of the file."""
+    """Describes all mistakes, separating those of `--set` from those of the file."""
     mistakes: dict[str, list[str]] = {origin: [], "--set": []}
     for mistake in error.errors():
         key = dotted_key(mistake["loc"])
@@ -144,7 +144,7 @@ def _read_text(path: Path) -> str:
     """Reads UTF-8 text, with or without a byte order mark.
 
     Raises:
-        ConfigError: If it cannot be read; names the encoding if it is another one.
+        ConfigError: If it cannot be read; names the encoding if it is a different one.
     """
     try:
         data = path.read_bytes()

@@ -1,4 +1,4 @@
-"""Messages about mistakes in a configuration, and what their author may have meant."""
+"""Messages about mistakes in a configuration, with suggestions of what was meant."""
 
 import difflib
 import re
@@ -48,11 +48,11 @@ FAMILIAR_NAMES = {
     "validation": "the section [valid]",
     "vocabulary": "the section [vocab]",
 }
-"""Names of other toolkits, and what has their meaning here."""
+"""Names used by other toolkits, and their equivalents here."""
 _SPLITS = "train", "valid", "test"
 """Keys of [data] that may hold a table."""
 _LONGEST_VALUE = 60
-"""Characters of a value in a message."""
+"""Maximum number of characters of a value in a message."""
 
 
 def describe_mistake(mistake: ErrorDetails) -> str:
@@ -75,10 +75,10 @@ def describe_mistake(mistake: ErrorDetails) -> str:
 
 
 def _shorten(value: object) -> str:
-    """Writes a value for a message, which stays readable whatever the value is."""
+    """Formats a value for a message, which stays readable whatever the value is."""
     try:
         text = repr(value)
-    except ValueError:  # Python writes no integer of more than 4300 digits
+    except ValueError:  # Python does not format integers of more than 4300 digits
         return "a very large integer"
     return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}..."
 
@@ -87,7 +87,7 @@ def dotted_key(location: tuple[int | str, ...]) -> str:
     """Joins the parts of a key; the result is one line whatever the file contains."""
     key = ""
     for part in location:
-        if part in UNION_TAGS:  # what pydantic names the types of a union by is no key
+        if part in UNION_TAGS:  # pydantic's name for a type of a union, not a key
             continue
         key += f"[{part}]" if isinstance(part, int) else f".{part}"
     key = key.removeprefix(".")
@@ -95,7 +95,7 @@ def dotted_key(location: tuple[int | str, ...]) -> str:
 
 
 def _hint(unknown: str) -> str:
-    """Suggests a familiar name's meaning, the same name in another section, or a similar key."""
+    """Suggests a familiar name's equivalent, the same name in another section, or a similar key."""
     name = unknown.rpartition(".")[2]
     if name in FAMILIAR_NAMES:
         return f" (use {FAMILIAR_NAMES[name]})"

@@ -26,7 +26,7 @@ def describe_keys(key: str | None = None) -> str:
     """Describes keys in the order of `keys.py`, section by section.
 
     Args:
-        key: A key such as `optim.lr_scale`, or a section; None is all.
+        key: A key such as `optim.lr_scale`, or a section; None means all.
 
     Raises:
         ConfigError: If there is no such key or section, naming the most similar one.
@@ -43,13 +43,13 @@ def describe_keys(key: str | None = None) -> str:
 
 @dataclass(frozen=True)
 class KeyReference:
-    """What there is to know about a key.
+    """The documentation of a key.
 
     Attributes:
         key: Section and name.
         default: As TOML.
         allowed: Choices or bounds, if there are any.
-        on_resume: What a resumed run does with another value.
+        on_resume: What a resumed run does with a different value.
         meaning: A sentence or two.
     """
 
@@ -95,14 +95,14 @@ def _entries() -> Iterator[tuple[str, str]]:
 
 
 def default_of(key: str) -> object:
-    """Returns the default of a dotted key; None also if it has none."""
+    """Returns the default of a dotted key; also None if it has no default."""
     section, name = key.split(".")
     model: Any = Config.model_fields[section].annotation
     return model.model_fields[name].get_default()
 
 
 def format_value(value: object) -> str:
-    """Writes the value of a key as TOML; None is `(not set)`."""
+    """Formats the value of a key as TOML; None is `(not set)`."""
     if value is None:
         return "(not set)"
     if isinstance(value, SplitFiles):
@@ -117,7 +117,7 @@ def _default(field: FieldInfo) -> str:
 
 
 def _allowed(field: FieldInfo) -> Iterator[str]:
-    """Gives the choices or the bounds of a value."""
+    """Yields the choices or the bounds of a value."""
     if get_origin(field.annotation) is Literal:
         yield "one of " + ", ".join(json.dumps(choice) for choice in get_args(field.annotation))
     for item in field.metadata:

@@ -10,7 +10,7 @@ from pydantic_core import PydanticCustomError
 
 
 class OnChange(Enum):
-    """What happens when a run is resumed with another value of a key."""
+    """What happens when a run is resumed with a different value of a key."""
 
     REFUSED = "refused"
     """Training stops with an error: it would no longer be the same run."""
@@ -81,10 +81,10 @@ class Section(BaseModel):
 
 
 def is_section(field: FieldInfo) -> bool:
-    """Tells whether a field is a section of keys and not a key."""
+    """Tells whether a field is a section of keys rather than a key."""
     return isinstance(field.annotation, type) and issubclass(field.annotation, Section)
 
 
 def declarations(field: FieldInfo) -> list[OnChange]:
-    """Gives what a field declares about a change on resume."""
+    """Returns what a field declares about a change on resume."""
     return [item for item in field.metadata if isinstance(item, OnChange)]

@@ -1,1 +1,1 @@
-"""Hypotheses and references to scores; one system against another; perplexity."""
+"""Scores of hypotheses against references, comparison of two systems, perplexity."""

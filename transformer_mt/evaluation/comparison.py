@@ -1,4 +1,4 @@
-"""One system against another: significance, BLEU by length, and the largest changes."""
+"""Comparison of two systems: significance, BLEU by length, and the largest changes."""
 
 import sys
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ _LENGTH_BOUNDS = (0, 10, 20, 30, 40, 60, sys.maxsize)
 
 @dataclass(frozen=True)
 class Bucket:
-    """BLEU on the sentences of similar length.
+    """BLEU on sentences of similar length.
 
     Attributes:
         words: Range of lengths in words, such as `11-20`.
@@ -44,12 +44,12 @@ class Change:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The differences of two systems on one test set.
+    """The differences between two systems on one test set.
 
     Attributes:
         differences: Each metric with its p-value.
-        buckets: BLEU by the length of the source, or of the first reference without a source.
-        changes: The sentences that differ, in order of falling difference.
+        buckets: BLEU by the length of the source, or of the first reference if there is no source.
+        changes: The sentences whose chrF2 differs, by descending difference.
     """
 
     differences: list[Difference]
@@ -63,7 +63,7 @@ def compare(
     """Compares the hypotheses of a system with those of a baseline.
 
     Args:
-        test_set: What they are translations of.
+        test_set: The test set that was translated.
         hypotheses: Translations by the system, one per sentence.
         baseline: Translations by the baseline, one per sentence.
         ter: Whether to compute TER as well.
@@ -113,10 +113,11 @@ def format_comparison(
 
     Args:
         comparison: The result of `compare`.
-        test_set: What was translated.
+        test_set: The test set that was translated.
         hypotheses: Translations by the system.
         baseline: Translations by the baseline.
-        samples: Sentences shown of those that gained most, and of those that lost most.
+        samples: Number of sentences with the largest gains to show, and of those with the largest
+            losses.
     """
     better = [change for change in comparison.changes if change.difference > 0]
     worse = [change for change in reversed(comparison.changes) if change.difference < 0]
@@ -140,12 +141,12 @@ def format_comparison(
 def format_sentence(
     test_set: EvaluationSet, index: int, translations: Mapping[str, str]
 ) -> list[str]:
-    """Formats one sentence: its source if it is known, all references, and translations.
+    """Formats one sentence: its source if it is known, all references, and the translations.
 
     Args:
-        test_set: What was translated.
+        test_set: The test set that was translated.
         index: Index of the sentence.
-        translations: Translations by the label to show before them.
+        translations: Translations, keyed by the label to show before them.
     """
     texts = {} if test_set.src is None else {"source": test_set.src[index]}
     for number, reference in enumerate(test_set.references, start=1):

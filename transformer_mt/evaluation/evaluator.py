@@ -37,7 +37,7 @@ def evaluate(
     """Translates raw sources and scores the result against raw references.
 
     Args:
-        translator: What translates.
+        translator: The translator to use.
         pairs: Sources and references.
         advance: Called with the number of lines that have been translated, batch by batch; may
             raise to stop.
@@ -74,14 +74,14 @@ def read_output(path: Path) -> SystemOutput:
 
 
 class SystemTranslator:
-    """Translates test sets with one system after another, by several processes.
+    """Translates test sets with one system after another, using several processes.
 
     The batches are distributed over the processes, all of which load each model.
 
     Args:
         search: How to search.
         load: How to load the models.
-        processes: Those that translate.
+        processes: The processes that translate.
     """
 
     def __init__(
@@ -90,10 +90,10 @@ class SystemTranslator:
         self._search, self._load, self._processes = search, load, processes
 
     def translate(self, checkpoints: list[Checkpoint], sources: list[str]) -> SystemOutput:
-        """Translates a test set, with a progress bar; for the main process.
+        """Translates a test set, with a progress bar; called by the main process.
 
         Args:
-            checkpoints: Those of one system; several form an ensemble.
+            checkpoints: The checkpoints of one system; several form an ensemble.
             sources: Source text.
 
         Raises:
@@ -107,18 +107,18 @@ class SystemTranslator:
         return output
 
     def serve(self) -> None:
-        """Takes part in all translations of the main process, until it finishes."""
+        """Takes part in all translations of the main process until it finishes."""
         while (sources := self._next_task(None)) is not None:
             self._translate([], sources)
         self._processes.finish()
 
     def finish(self) -> None:
-        """Lets the other processes end; for the main process."""
+        """Lets the other processes end; called by the main process."""
         self._next_task(None)
         self._processes.finish()
 
     def _next_task(self, sources: list[str] | None) -> list[str] | None:
-        """Gives what the main process translates next; None if it finishes."""
+        """Returns the sources that the main process translates next; None if it finishes."""
         return self._processes.broadcast(sources)
 
     def _translate(self, checkpoints: list[Checkpoint], sources: list[str]) -> SystemOutput:

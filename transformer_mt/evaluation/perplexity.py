@@ -23,10 +23,10 @@ def mean_nll(
     """Computes the mean negative log-likelihood per target token, without label smoothing.
 
     Args:
-        model: On its device; set to evaluation mode meanwhile.
-        pairs: Every pair counts, however long.
+        model: On its device; set to evaluation mode during the computation.
+        pairs: Pairs of any length; none is left out.
         micro_batch_tokens: Padded positions computed at once, unless a single pair has more.
-        processes: Those over which the micro-batches are distributed; each has the same model.
+        processes: The processes that share the micro-batches; each has the same model.
 
     Returns:
         Nats per target token, EOS included.

@@ -31,7 +31,7 @@ from transformer_mt.translation.loading import find_checkpoints
 from transformer_mt.translation.options import LoadOptions, SearchOptions
 
 DEFAULT_CHANGES = 3
-"""Sentences shown of those that gained most against a baseline, and of those that lost most."""
+"""Number of sentences shown with the largest gains over a baseline, and with the largest losses."""
 
 
 @dataclass(frozen=True)
@@ -39,9 +39,9 @@ class EvaluationReport:
     """Scores of a system on a test set, and its comparison with a baseline.
 
     Attributes:
-        test_set: What was translated.
+        test_set: The test set that was translated.
         system: The translation that was scored.
-        beam_size: What it was translated with.
+        beam_size: The beam size it was translated with.
         scores: BLEU, chrF2 and, if requested, TER.
         baseline: The translation it was compared with.
         comparison: The result; None without a baseline.
@@ -55,7 +55,7 @@ class EvaluationReport:
     comparison: Comparison | None
 
     def to_dict(self) -> dict[str, object]:
-        """Gives the values and signatures for JSON."""
+        """Returns the values and signatures for JSON."""
         result: dict[str, object] = {"sentences": len(self.test_set)}
         for score in self.scores:
             result |= {score.name: score.value, f"{score.name}_signature": score.signature}
@@ -71,8 +71,8 @@ class EvaluationReport:
         """Formats the report for people.
 
         Args:
-            samples: Sentences shown; with a baseline, of those that gained and of those that
-                lost most. None shows none, and `DEFAULT_CHANGES` of each with a baseline.
+            samples: Number of sentences shown; with a baseline, of the largest gains and of the
+                largest losses. None shows none, or `DEFAULT_CHANGES` of each with a baseline.
         """
         scores = [score.text for score in self.scores]
         if not self.baseline or not self.comparison:
@@ -101,21 +101,21 @@ def evaluate_system(
     ter: bool = False,
     save: Output | None = None,
 ) -> EvaluationReport | None:
-    """Scores a translation of a test set, made or read, and compares it with a baseline.
+    """Scores a new or existing translation of a test set, and compares it with a baseline.
 
     Args:
-        paths: A run or a checkpoint each; several form an ensemble. With `hypotheses`, the first
-            gives only the corpus and its languages, and none is needed.
-        hypotheses: A translation to score instead of making one.
+        paths: Each is a run or a checkpoint; several form an ensemble. With `hypotheses`, only the
+            corpus and the languages of the first are used, and none is needed.
+        hypotheses: An existing translation to score.
         baseline: A run, a checkpoint or a translation to compare with.
-        load_test_set: Loads a test set; is given the corpus of the first run.
+        load_test_set: Loads a test set, given the corpus of the first run.
         search: How to search for translations.
         load: How to load the models.
         ter: Whether to compute TER as well.
         save: Where to write the translation before it is scored.
 
     Returns:
-        The report, in the main process of those that `torchrun` started; None in the others,
+        The report, in the main process; None in the other processes that `torchrun` started,
         which only translate.
 
     Raises:
@@ -129,7 +129,7 @@ def evaluate_system(
         checkpoints = find_checkpoints(paths[:1] if hypotheses else paths) if paths else []
         data = checkpoints[0].config.data if checkpoints else DataConfig(path="none")
         test_set = load_test_set(data)
-        # Files and runs first: a mistake in one shows before anything is translated.
+        # Read files and runs first, so that mistakes show before anything is translated.
         read = _read_translation(hypotheses, test_set) if hypotheses else None
         other = _read_translation(baseline, test_set) if baseline and _is_file(baseline) else None
         other_checkpoints = find_checkpoints([baseline]) if baseline and not other else []
@@ -155,7 +155,7 @@ def _record(
     search: SearchOptions,
     load: LoadOptions,
 ) -> None:
-    """Keeps the scores and translations beside the checkpoint, for reports and model cards."""
+    """Saves the scores and translations beside the checkpoint, for reports and model cards."""
     assert test_set.src is not None
     data = checkpoint.config.data
     record = EvaluationRecord(
@@ -180,7 +180,7 @@ def _record(
 
 
 def _is_file(baseline: Path) -> bool:
-    """Tells whether a baseline is a translation, in a file or pipe, and not a run."""
+    """Tells whether a baseline is a translation, in a file or pipe, rather than a run."""
     return baseline.exists() and not baseline.is_dir()
 
 
@@ -188,7 +188,7 @@ def _read_translation(path: Path, test_set: EvaluationSet) -> SystemOutput:
     """Reads a translation of a test set.
 
     Raises:
-        DataError: If it cannot be read, or has another number of lines.
+        DataError: If it cannot be read, or has a different number of lines.
     """
     output = read_output(path)
     if len(output.lines) != len(test_set):

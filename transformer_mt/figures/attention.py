@@ -73,11 +73,11 @@ def attention_figure(
 
     Args:
         attention: All weights of a sentence.
-        kind: Which of them.
+        kind: Which attention to draw.
         layer: Number of the layer, from 1; None is the last.
-        by_head: Whether to draw each head by itself, instead of their mean.
+        by_head: Whether to draw each head separately, instead of their mean.
         style: Colours.
-        title: Whether to say above the figure what it shows.
+        title: Whether to put a title above the figure.
 
     Raises:
         ConfigError: If there is no such layer.
@@ -109,9 +109,9 @@ def attention_figure(
 
 
 def _labels(attention: PairAttention, kind: AttentionKind) -> _Labels:
-    """Gives the texts of the columns and rows, and the fonts to draw them in."""
+    """Returns the texts of the columns and rows, and the fonts to draw them in."""
     src, tgt = attention.src_pieces, attention.tgt_pieces
-    # The query at a piece predicts the piece after it; the source ends with EOS, too.
+    # The query at a piece predicts the next piece; the source ends with EOS, too.
     predicted = [*tgt[1:], src[-1]]
     columns, rows = {"cross": (src, predicted), "encoder": (src, src), "decoder": (tgt, tgt)}[kind]
     texts, families = drawable([*columns, *rows])
@@ -158,7 +158,7 @@ def _layout(
 
 
 def _add_axes(figure: "Figure", x: float, y: float, width: float, height: float) -> "Axes":
-    """Adds axes at a place in inches."""
+    """Adds axes at a position given in inches."""
     total_width, total_height = figure.get_size_inches()
     return figure.add_axes(
         (x / total_width, y / total_height, width / total_width, height / total_height)
@@ -166,7 +166,7 @@ def _add_axes(figure: "Figure", x: float, y: float, width: float, height: float)
 
 
 def _widest(texts: Sequence[str], families: list[str]) -> float:
-    """Measures the longest of texts as they will be drawn, in inches."""
+    """Measures the width of the widest text as drawn, in inches."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -180,14 +180,14 @@ def _widest(texts: Sequence[str], families: list[str]) -> float:
 
 
 def _columns(maps: int, width: float, height: float) -> int:
-    """Chooses how many maps stand beside each other, so that the figure is about square."""
+    """Chooses how many maps are placed side by side, so that the figure is about square."""
     return min(maps, max(1, round(math.sqrt(maps * height / width))))
 
 
 def _draw(axes: "Axes", values: Weights, largest: float, style: Style) -> Any:
     from matplotlib.colors import LinearSegmentedColormap, to_rgb
 
-    # Transparent at 0, so that it is right on any background.
+    # Transparent at 0, so that it suits any background.
     accent = to_rgb(style.accent)
     colors = LinearSegmentedColormap.from_list("attention", [(*accent, 0.0), (*accent, 1.0)])
     style_axes(axes, style, grid=False)
@@ -197,7 +197,7 @@ def _draw(axes: "Axes", values: Weights, largest: float, style: Style) -> Any:
 
 
 def _label_axes(grid: Any, maps: int, labels: _Labels, style: Style) -> None:
-    """Writes the pieces beside the left and below the lowest map of each row and column."""
+    """Writes the pieces beside each row's leftmost and below each column's lowest map."""
     columns, rows, families = labels
     text = {
         "fontfamily": families,

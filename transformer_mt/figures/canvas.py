@@ -1,6 +1,6 @@
-"""Figures without a display: how they look, and how they become files.
+"""Figures without a display: their style, and how they are written to files.
 
-Matplotlib's object interface alone is used, without pyplot, and its defaults, whatever the
+Only Matplotlib's object interface is used, without pyplot, and with its defaults, whatever the
 user's matplotlibrc says: the same command draws the same picture everywhere.
 """
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 FORMATS = ("png", "svg", "pdf")
-"""Formats of files, which are also the endings of their names."""
+"""File formats, which are also the file extensions."""
 
 _DPI = 150
 _MAX_PIXELS = 16_000
@@ -48,10 +48,10 @@ FILE_STYLE = Style()
 
 
 def require_packages(command: str, *names: str) -> None:
-    """Refuses to begin without packages of the extra `plots`.
+    """Refuses to start without packages of the extra `plots`.
 
     Args:
-        command: What needs them.
+        command: The command that needs them.
         names: The packages.
 
     Raises:
@@ -63,7 +63,7 @@ def require_packages(command: str, *names: str) -> None:
 
 
 def check_figure_output(path: Path) -> Output:
-    """Checks the file of a figure before any work is done for it.
+    """Checks the output file of a figure before any work is done for it.
 
     Args:
         path: The file as the user typed it.
@@ -72,7 +72,7 @@ def check_figure_output(path: Path) -> Output:
         Where to write it.
 
     Raises:
-        OutputError: If its ending names no format, or it cannot be written.
+        OutputError: If its extension is not a known format, or it cannot be written.
     """
     if _format(path) not in FORMATS:
         raise OutputError(f"{path}: name a file that ends in .png, .svg or .pdf")
@@ -85,7 +85,7 @@ def _format(path: Path) -> str:
 
 @contextmanager
 def matplotlib_defaults() -> Iterator[None]:
-    """Sets Matplotlib's own defaults for a while, instead of those of the user."""
+    """Temporarily uses Matplotlib's own defaults instead of the user's."""
     from matplotlib.style import context
 
     # Ids of an SVG are random without a salt.
@@ -108,12 +108,12 @@ def new_figure(width: float, height: float, style: Style = FILE_STYLE) -> "Figur
 
 
 def style_axes(axes: Any, style: Style, grid: bool = True) -> None:
-    """Gives axes the colours of a style.
+    """Applies the colours of a style to axes.
 
     Args:
-        axes: Axes of Matplotlib, with their labels.
+        axes: Matplotlib axes, with their labels.
         style: The colours.
-        grid: Whether to draw a grid, and only the left and lower side of the frame.
+        grid: Whether to draw a grid, and only the left and lower sides of the frame.
     """
     axes.set_facecolor("none")
     axes.tick_params(colors=style.foreground, which="both", length=3)
@@ -131,7 +131,7 @@ def style_axes(axes: Any, style: Style, grid: bool = True) -> None:
 
 
 def render(figure: "Figure", file_format: str) -> bytes:
-    """Draws a figure as the content of a file; equal figures give equal bytes.
+    """Renders a figure as the content of a file; equal figures give equal bytes.
 
     Args:
         figure: The figure.
@@ -150,8 +150,8 @@ def write_figure(figure: "Figure", path: Path, output: Output) -> None:
 
     Args:
         figure: The figure.
-        path: The file as the user typed it, whose ending names the format.
-        output: What `check_figure_output` gave for it.
+        path: The file as the user typed it; its extension names the format.
+        output: What `check_figure_output` returned for it.
 
     Raises:
         OutputError: If it cannot be written.

@@ -13,19 +13,19 @@ DEFAULT_FAMILY = "DejaVu Sans"
 """Comes with Matplotlib; Latin, Greek, Cyrillic, Arabic and more."""
 _MAX_NAME = 48
 _PLACEHOLDERS = "Last Resort"
-"""Fonts that have a box with the name of its script for every character; Matplotlib has one."""
+"""Placeholder fonts, which draw every character as a box naming its script; Matplotlib has one."""
 UNDRAWABLE = "\N{WHITE SQUARE}"
 """What is drawn for a character that no font has."""
 
 
 def choose_fonts(texts: Iterable[str]) -> tuple[list[str], set[str]]:
-    """Chooses installed fonts that together have the characters of texts.
+    """Chooses installed fonts that together cover the characters of the texts.
 
     Args:
-        texts: What will be drawn.
+        texts: The texts to draw.
 
     Returns:
-        Families in the order in which Matplotlib shall look for a character, and the characters
+        Families in the order in which Matplotlib is to look for a character, and the characters
         that none of them has.
     """
     wanted = {character for text in texts for character in text if not character.isspace()}
@@ -49,7 +49,7 @@ def drawable(texts: Sequence[str]) -> tuple[list[str], list[str]]:
     A warning names those characters.
 
     Args:
-        texts: What will be drawn.
+        texts: The texts to draw.
 
     Returns:
         The texts, and the families to draw them in.
@@ -67,7 +67,7 @@ def drawable(texts: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def drawable_names(names: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Makes names of runs or files drawable; of a long one the end is kept.
+    """Makes names of runs or files drawable; only the end of a long name is kept.
 
     Args:
         names: The names.
@@ -91,7 +91,7 @@ def _default_path() -> str:
 
 @cache
 def _characters(path: str) -> frozenset[int]:
-    """Gives the code points of a font; none if it cannot be read, as bitmap fonts cannot."""
+    """Returns the code points of a font; none if it cannot be read, such as a bitmap font."""
     try:
         return frozenset(font_manager.get_font(path).get_charmap())
     except (RuntimeError, OSError):

@@ -1,4 +1,4 @@
-"""How long the training sentences of a run are."""
+"""Lengths of the training sentences of a run."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,7 @@ def lengths_figure(
     """Draws the distributions of source and target lengths.
 
     Args:
-        lengths: What run.json has under this name.
+        lengths: The value of this name in run.json.
         languages: Source and target.
         style: Colours.
     """

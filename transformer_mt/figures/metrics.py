@@ -1,4 +1,4 @@
-"""What metrics.jsonl records of a run, for drawing."""
+"""The metrics of a run in metrics.jsonl, for plots."""
 
 import json
 import math
@@ -26,7 +26,7 @@ class RunMetrics:
     records: list[dict[str, Any]]
 
     def series(self, kind: str, key: str, x: str = "step") -> tuple[list[float], list[float]]:
-        """Gives one figure over steps or minutes.
+        """Returns one figure over steps or minutes.
 
         Args:
             kind: One of `KINDS`.
@@ -34,19 +34,19 @@ class RunMetrics:
             x: `step` or `minutes`.
 
         Returns:
-            Positions and values; a value that was not finite is NaN.
+            Positions and values; a non-finite value is NaN.
         """
         records = [r for r in self.records if r["kind"] == kind and key in r]
         positions = [float(r["step"] if x == "step" else r["seconds"] / 60) for r in records]
         return positions, [math.nan if r[key] is None else float(r[key]) for r in records]
 
     def end(self, x: str) -> float:
-        """Gives the last position in steps or minutes."""
+        """Returns the last position in steps or minutes."""
         ends = [self.series(kind, x if x == "step" else "seconds", x)[0] for kind in KINDS]
         return max((position for positions in ends for position in positions), default=0.0)
 
     def last(self, kind: str, key: str) -> float | None:
-        """Gives the last finite value of a figure; None if there is none."""
+        """Returns the last finite value of a figure; None if there is none."""
         _, values = self.series(kind, key)
         return next((value for value in reversed(values) if math.isfinite(value)), None)
 
@@ -67,7 +67,7 @@ def read_metrics(run_dir: Path) -> RunMetrics:
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path}: cannot be read: {error}") from None
     records = [_parse(line, f"{path}, line {i}") for i, line in enumerate(lines[:-1], 1)]
-    return RunMetrics(run_dir.resolve().name, records)  # the last line may be half written
+    return RunMetrics(run_dir.resolve().name, records)  # the last line may be incomplete
 
 
 def _parse(line: str, place: str) -> dict[str, Any]:
@@ -81,7 +81,7 @@ def _parse(line: str, place: str) -> dict[str, Any]:
 
 
 def _require_numbers(record: dict[str, Any]) -> None:
-    """Raises an error unless a record has its position and nothing but numbers besides."""
+    """Raises an error unless a record has its position and otherwise only numbers."""
     numbers = {key: value for key, value in record.items() if key != "kind"}
     if record["kind"] not in KINDS or None in (numbers["step"], numbers["seconds"]):
         raise ValueError
@@ -90,7 +90,7 @@ def _require_numbers(record: dict[str, Any]) -> None:
 
 
 def name_runs(runs: Sequence[RunMetrics], paths: Sequence[Path]) -> list[RunMetrics]:
-    """Names runs by their directories, with as many parent folders as tell them apart.
+    """Names runs by their directories, with as many parent folders as needed to tell them apart.
 
     Args:
         runs: The runs.

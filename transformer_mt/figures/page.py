@@ -16,18 +16,18 @@ PAGE_STYLE = Style(foreground="#010101", grid="#020202", accent="#3a7fc4", backg
 """The accent is legible on white and on black; the other colours stand for those of the page."""
 
 _SMALLEST = 0.6
-"""Share of its size to which the page may shrink a figure."""
+"""Smallest share of its size to which the page may shrink a figure."""
 _PAGE_COLORS = {PAGE_STYLE.foreground: "currentColor", PAGE_STYLE.grid: "var(--line)"}
 
 
 class InlineFigures:
-    """Makes figures part of a page, each with ids of its own."""
+    """Embeds figures in a page, each with its own ids."""
 
     def __init__(self) -> None:
         self._count = 0
 
     def inline(self, figure: "Figure", description: str) -> Markup:
-        """Draws a figure as an element of the page that takes on its colours.
+        """Renders a figure as a page element that takes on the page's colours.
 
         Args:
             figure: Drawn in `PAGE_STYLE`.
@@ -40,7 +40,7 @@ class InlineFigures:
         text = re.sub(r'( id="|url\(#|href="#)', rf"\g<1>f{self._count}-", text)
         for color, name in _PAGE_COLORS.items():
             text = text.replace(color, name)
-        # On a phone a large figure is scrolled in its place, rather than shrunk beyond reading.
+        # On a phone, a large figure scrolls rather than shrinking until it is unreadable.
         width = _SMALLEST * figure.get_size_inches()[0]
         start = Markup('<svg role="img" aria-label="{}" style="min-width: {:.2f}in"').format(
             description, width

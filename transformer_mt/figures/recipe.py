@@ -1,4 +1,4 @@
-"""What follows from a configuration alone: the learning rate and the positions."""
+"""Figures that need only a configuration: the learning rate and the positional encodings."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -25,7 +25,7 @@ def schedule_figure(config: Config, name: str) -> "Figure":
 
     Args:
         config: The configuration; without max_steps, four times the warm-up is drawn.
-        name: What to call it in the title.
+        name: Its name in the title.
     """
     from matplotlib.ticker import FuncFormatter
 
@@ -70,15 +70,15 @@ def positions_figure(config: Config, name: str) -> "Figure":
     """Draws the positional encodings of a model: all dimensions, and four of them as curves.
 
     Args:
-        config: The configuration, whose model width counts.
-        name: What to call it in the title.
+        config: The configuration; only its model width is used.
+        name: Its name in the title.
     """
     d_model = config.model.d_model
     positions = sinusoid(torch.arange(POSITIONS), d_model).numpy()  # (L, D)
     with matplotlib_defaults():
         figure = new_figure(9, 6.4)
         grid = figure.add_gridspec(2, 2, height_ratios=(3, 2))
-        # Apart, since side by side in one picture they are a pattern of stripes.
+        # Separated, since alternating in one picture they would look like stripes.
         for column, title in enumerate(("even dimensions: sines", "odd dimensions: cosines")):
             axes = figure.add_subplot(grid[0, column])
             style_axes(axes, FILE_STYLE, grid=False)
@@ -111,7 +111,7 @@ def positions_figure(config: Config, name: str) -> "Figure":
 
 
 def _curve_dimensions(d_model: int) -> Sequence[int]:
-    """Chooses two pairs of a sine and a cosine whose periods fit into the picture."""
+    """Chooses two pairs of a sine and a cosine whose periods fit in the picture."""
     first = min(d_model // 8 // 2 * 2, max(d_model - 4, 0))
     second = min(d_model // 4 // 2 * 2, max(d_model - 2, 0))
     return [d for d in dict.fromkeys((first, first + 1, second, second + 1)) if d < d_model]

@@ -1,4 +1,4 @@
-"""Everything that a run directory records, read for its report."""
+"""The contents of a run directory, read for its report."""
 
 import logging
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class RecordedRun:
-    """What a run directory holds.
+    """The contents of a run directory.
 
     Attributes:
         path: The directory.
@@ -35,8 +35,8 @@ class RecordedRun:
         metrics: Its curves; without records if nothing was logged yet.
         description: The content of run.json; empty if there is none.
         evaluations: Scores and translations, oldest first.
-        checkpoint: The checkpoint that the run stands for; None if there is none yet.
-        progress: How far training has come, by the newest checkpoint.
+        checkpoint: The checkpoint that represents the run; None if there is none yet.
+        progress: How far training has come, according to the newest checkpoint.
     """
 
     path: Path
@@ -54,7 +54,7 @@ class RecordedRun:
 
 
 def read_run(run_dir: Path) -> RecordedRun:
-    """Reads a run, which may be in training, and from which parts may be missing.
+    """Reads a run, which may be in training and may lack parts.
 
     Raises:
         CheckpointError: If there is no such run, or all its checkpoints are damaged.

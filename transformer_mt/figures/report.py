@@ -1,4 +1,4 @@
-"""The report of a run: what its directory records, as one page."""
+"""The report of a run: the contents of its directory as one page."""
 
 import logging
 import math
@@ -26,14 +26,14 @@ logger = logging.getLogger(__name__)
 Rows = list[tuple[str, str]]
 
 _SENTENCES = 3
-"""Translations shown of the best, of those in the middle, and of the worst."""
+"""Number of translations shown from the best, from the middle and from the worst."""
 
 
 def build_report(run: RecordedRun) -> str:
     """Builds the report of a run as one HTML page that needs no network.
 
     Args:
-        run: The run; what is missing from it, the page says.
+        run: The run; the page says what is missing from it.
     """
     figures = InlineFigures()
     translated = _translated(run.evaluations)
@@ -83,7 +83,7 @@ def _summary(run: RecordedRun) -> str:
 
 
 def _facts(run: RecordedRun) -> Rows:
-    """Gives the figures at the top of the page."""
+    """Returns the figures at the top of the page."""
     facts: Rows = []
     if run.checkpoint and run.checkpoint.progress.best_bleu >= 0:
         best = run.checkpoint.progress
@@ -138,7 +138,7 @@ def _no_scores(run: RecordedRun) -> str:
 
 
 def _training(run: RecordedRun) -> Rows:
-    """Gives speed, and what went wrong."""
+    """Returns the speed and any problems."""
     rows: Rows = []
     for label, key, form in (
         ("median speed, target tokens per second", "tokens_per_second", "{:,.0f}"),
@@ -156,7 +156,7 @@ def _training(run: RecordedRun) -> Rows:
 
 
 def _corpus(description: dict[str, Any]) -> Rows:
-    """Gives the counts of training and validation text."""
+    """Returns the counts of training and validation text."""
     report, lengths = description["corpus"], description["lengths"]
     vocabulary = description["vocabulary"]
     sizes = dict.fromkeys(f"{size:,}" for size in vocabulary.values())
@@ -174,7 +174,7 @@ def _corpus(description: dict[str, Any]) -> Rows:
 
 
 def _translated(evaluations: list[EvaluationRecord]) -> EvaluationRecord | None:
-    """Chooses the translations to show: of the newest evaluation, or else of validation."""
+    """Chooses the translations to show: from the newest evaluation, or else from validation."""
     tests = [record for record in evaluations if record.test_set != VALIDATION]
     return (tests or evaluations or [None])[-1]  # type: ignore[list-item]
 
@@ -184,7 +184,7 @@ def _ranked_title(record: EvaluationRecord) -> str:
 
 
 def _rank(record: EvaluationRecord) -> list[dict[str, Any]]:
-    """Chooses the best, middle and worst translations; of equally good ones the longest first."""
+    """Chooses the best, middle and worst translations; of equally good ones, the longest first."""
     scores = sentence_chrf(record.hypotheses, record.references)
     order = sorted(range(len(scores)), key=lambda i: (-scores[i], -len(record.sources[i])))
     count = min(_SENTENCES, len(order))
@@ -240,7 +240,7 @@ def _attention(
 
 
 def _keys(config: Config) -> tuple[Rows, Rows]:
-    """Gives the keys that differ from their defaults, and the others."""
+    """Returns the keys that differ from their defaults, and the others."""
     defaults = flat_values(Config.model_validate({"data": {"path": config.data.path}}))
     changed: Rows = []
     default: Rows = []
@@ -252,7 +252,7 @@ def _keys(config: Config) -> tuple[Rows, Rows]:
 
 
 def _published(value: Any) -> Any:
-    """Takes the folders of this machine out of a value."""
+    """Removes the folders of this machine from a value."""
     if isinstance(value, SplitFiles):
         names = {"src": without_folder(value.src), "tgt": without_folder(value.tgt)}
         return value.model_copy(update=names)

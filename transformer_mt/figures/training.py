@@ -1,4 +1,4 @@
-"""The curves of trainings: loss, BLEU, learning rate and speed."""
+"""Training curves: loss, BLEU, learning rate and speed."""
 
 import math
 from collections.abc import Sequence
@@ -26,20 +26,20 @@ if TYPE_CHECKING:
 _COLORS = ("#1a1a1a", "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
 _MARKS = 12
-"""Marks per curve, which tell runs apart where colours cannot."""
+"""Markers per curve, which tell runs apart if colours cannot."""
 _X_LABELS = {"step": "step", "minutes": "minutes of training"}
 
 
 @dataclass(frozen=True)
 class Panel:
-    """One chart of a training.
+    """One chart of training curves.
 
     Attributes:
         title: Its title.
         unit: Label of the vertical axis.
-        curves: For each curve the kind and the key of its figures in metrics.jsonl, and its name
-            where there are several; the first is solid, the others are dashed.
-        absent: What is written if there is nothing to draw.
+        curves: For each curve, the kind and the key of its figures in metrics.jsonl, and its name
+            if there are several; the first is solid, the others are dashed.
+        absent: The text shown if there is nothing to draw.
     """
 
     title: str
@@ -92,7 +92,7 @@ def training_figure(runs: Sequence[RunMetrics], x: XAxis = "step") -> "Figure":
 
     Args:
         runs: At least one.
-        x: What the curves are drawn over.
+        x: The horizontal axis.
     """
     with matplotlib_defaults():
         columns = min(len(runs), 3 if max(map(len, (r.name for r in runs))) < 30 else 2)
@@ -142,7 +142,7 @@ def _draw(
         )
         axes.set(xticks=[], yticks=[])
         return
-    # The same for all panels, so that what happened at one step is seen at one place.
+    # The same for all panels, so that each step is at the same position.
     axes.set_xlim(0, 1.02 * max(run.end(x) for run in runs) or 1.0)
     axes.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10], integer=x == "step"))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
@@ -179,7 +179,7 @@ def _draw_runs(
             linewidth=1.3,
             marker=_MARKERS[number % len(_MARKERS)] if len(runs) > 1 or len(values) < 3 else None,
             markersize=4,
-            # Each run's marks elsewhere, so that equal curves do not hide each other's.
+            # Markers at different positions for each run, so that equal curves do not hide them.
             markevery=(number * stride // len(runs), stride),
             label=run.name,
         )
@@ -187,7 +187,7 @@ def _draw_runs(
 
 
 def _add_key(axes: "Axes", names: dict[str, Any], style: Style) -> None:
-    """Says which dashes mean what."""
+    """Adds a key of the line styles."""
     from matplotlib.lines import Line2D
 
     handles = [
@@ -219,6 +219,6 @@ def _add_legend(figure: "Figure", runs: Sequence[RunMetrics], columns: int) -> N
         ncols=columns,
         frameon=False,
     )
-    # Not as labels: those that begin with an underscore are left out, and $ is mathematics.
+    # Not set as labels: those with a leading underscore are left out, and $ starts maths.
     for text, name in zip(legend.get_texts(), names, strict=True):
         text.set(parse_math=False, text=name, fontfamily=families)

@@ -1,8 +1,8 @@
 """Scaled dot-product attention: softmax(Q K^T / sqrt(K)) V.
 
 Shapes: B batch, H heads, T queries, S keys, K head width. Masks are bool and True means "may
-attend". The layers around it are in multi_head_attention.py; what runs on a CPU is in
-cpu_kernels.py and tested against the functions here.
+attend". The layers around it are in multi_head_attention.py; the CPU versions are in cpu_kernels.py
+and tested against the functions here.
 
 Reference: Vaswani et al. 2017, Attention Is All You Need, section 3.2.1.
 """
@@ -46,7 +46,7 @@ def scaled_dot_product_attention(
         causal: As in `attention_weights`.
 
     Returns:
-        Weighted values, (B, H, T, K), of the type of the queries.
+        Weighted values, (B, H, T, K), in the type of the queries.
 
     Reference:
         Section 3.2.1, equation 1.

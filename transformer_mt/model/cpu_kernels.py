@@ -31,11 +31,11 @@ FEW_QUERIES = 8
 _PACKED = "packed"
 """Attribute of a weight that holds its packed copy."""
 _MKL_ROWS = 128
-"""Rows for which MKL packs a weight: fastest, or nearly, for 1 to 1,000 rows."""
+"""Number of rows for which MKL packs a weight: fastest, or nearly so, for 1 to 1,000 rows."""
 _STATES = 2**16
 """Dropout draws 16 random bits per element, so p is rounded to a multiple of 1 / 2^16."""
 _thread = threading.local()
-"""Holds the generator that dropout draws from in each thread; None is PyTorch's own."""
+"""Holds the generator that dropout draws from in each thread; None means PyTorch's own."""
 
 
 def _on_cpu(x: Tensor) -> bool:
@@ -80,7 +80,7 @@ class _PackedWeight(Protocol):
     """A copy of a weight in the memory layout of one library."""
 
     def linear(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        """Computes `linear`."""
+        """Computes `linear` with this weight."""
 
 
 class _OneDNNWeight:
@@ -94,7 +94,7 @@ class _OneDNNWeight:
 
 
 class _MKLWeight:
-    """A float32 weight packed for MKL, on Intel CPUs faster than oneDNN, above all for few rows."""
+    """A float32 weight packed for MKL: faster than oneDNN on Intel, especially for few rows."""
 
     def __init__(self, weight: Tensor) -> None:
         self._weight = weight.detach()
@@ -154,7 +154,7 @@ class Linear(nn.Linear):
 
 @contextmanager
 def packed_weights(model: nn.Module) -> Iterator[None]:
-    """Packs the weights of a model for a while; they must neither change nor be trained then."""
+    """Packs the weights of a model within the block, where they must not change or be trained."""
     weights = pack_weights(model)
     try:
         yield
@@ -164,12 +164,12 @@ def packed_weights(model: nn.Module) -> Iterator[None]:
 
 
 def pack_weights(model: nn.Module) -> list[Tensor]:
-    """Copies the weights of a model on a CPU into a library's own layout: `linear` is faster.
+    """Copies the weights of a model on a CPU into a library's own layout, which speeds up `linear`.
 
-    The weights must neither change nor be trained afterwards.
+    The weights must not change or be trained afterwards.
 
     Args:
-        model: Its `nn.Linear` weights are packed, and what a module names `output_weight`.
+        model: Its `nn.Linear` weights are packed, and the `output_weight` of any module.
 
     Returns:
         The weights packed by this call; those already packed are left out.
@@ -217,8 +217,8 @@ def seeded_dropout(device: torch.device, seed: int) -> Iterator[None]:
     """Seeds the random numbers of dropout.
 
     Args:
-        device: Where dropout is computed. On a CPU the calling thread gets a generator of its own
-            for as long; on other devices the generator of the device is seeded.
+        device: Where dropout is computed. On a CPU the calling thread gets its own generator within
+            the block; on other devices PyTorch's own generators are seeded.
         seed: The seed.
     """
     if device.type != "cpu":
@@ -258,7 +258,7 @@ class Dropout(nn.Module):
         self.p = p
 
     def forward(self, x: Tensor) -> Tensor:
-        """Maps a tensor to one of the same shape; without change unless in training."""
+        """Maps a tensor to one of the same shape; unchanged unless in training."""
         return dropout(x, self.p) if self.training and self.p else x
 
 
@@ -283,7 +283,7 @@ def attention(
     """
     if not _on_cpu(q):
         return F.scaled_dot_product_attention(q, k, v, mask, p, causal)
-    # In bf16 a CPU computes attention more slowly than in float32, its gradient many times.
+    # On a CPU attention is slower in bf16 than in float32, and its gradient many times slower.
     with torch.autocast("cpu", enabled=False):
         if p:
             weights = dropout(attention_weights(q, k, mask, causal), p)
@@ -297,7 +297,7 @@ def attention(
 def prepare_keys_values(keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
     """Copies keys and values, (B, H, S, K), that `attention` will read many times.
 
-    They become contiguous and, on a CPU, float32, or each call would convert them again.
+    They become contiguous and, on a CPU, float32; otherwise each call would convert them again.
     """
     if _on_cpu(keys):
         keys, values = keys.float(), values.float()

@@ -16,7 +16,7 @@ class PositionCache:
     copies, contiguous blocks.
 
     Args:
-        like: Any tensor of the device and type to store.
+        like: Any tensor with the device and type to use.
         max_positions: Largest number of target positions.
         n_rows: Rows, R.
         d_model: Width of a vector, D.

@@ -1,4 +1,4 @@
-"""Probabilities that a model gives to a target: the basis of perplexity and of scoring."""
+"""Probabilities that a model assigns to a target: the basis of perplexity and of scoring."""
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -13,7 +13,7 @@ def token_log_probabilities(
     """Computes the log-probability of each target token, without label smoothing.
 
     Args:
-        model: In evaluation mode, or dropout acts.
+        model: In evaluation mode, or dropout is applied.
         src: Source ids, padded, (B, S).
         tgt_in: BOS and target ids, padded, (B, T).
         tgt_out: Target ids and EOS, padded, (B, T).

@@ -53,7 +53,7 @@ class SelfAttention(nn.Module):
 
         Args:
             x: Vectors of the position, (R, 1, D).
-            cache: Holds the positions before.
+            cache: Holds the previous positions.
             position: Index of the position.
 
         Returns:
@@ -69,7 +69,7 @@ class SelfAttention(nn.Module):
         return output
 
     def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Makes queries, keys and values, (B, T, D) to three (B, H, T, K)."""
+        """Projects x to queries, keys and values, (B, T, D) to three (B, H, T, K)."""
         q, k, v = split_heads(self.qkv(x), 3 * self.n_heads).chunk(3, dim=1)
         return q, k, v
 
@@ -85,7 +85,7 @@ class CrossAttention(nn.Module):
         self.out = Linear(config.d_model, config.d_model, config.attention_bias)
 
     def project_memory(self, memory: Tensor) -> tuple[Tensor, Tensor]:
-        """Makes keys and values of the encoder's output, (B, S, D) to two (B, H, S, K)."""
+        """Projects the encoder's output to keys and values, (B, S, D) to two (B, H, S, K)."""
         k, v = split_heads(self.kv(memory), 2 * self.n_heads).chunk(2, dim=1)
         return k, v
 
@@ -114,7 +114,7 @@ class CrossAttention(nn.Module):
     def decode_position(self, x: Tensor, cache: LayerCache, mask: Tensor) -> Tensor:
         """Attends from one position of R rows, (R, 1, D), to the B sources they belong to.
 
-        Rows of one source follow each other, so they are its queries and share its keys.
+        Rows of one source are adjacent, so they are computed as its queries and share its keys.
         """
         queries = x.view(len(cache.memory_keys), -1, x.size(-1))  # (B, R / B, D)
         output: Tensor = self(queries, cache.memory_keys, cache.memory_values, mask)

@@ -180,7 +180,7 @@ class Transformer(nn.Module):
         config: Sizes and variants.
         src_size: Size of the source vocabulary.
         tgt_size: Size of the target vocabulary, V.
-        pad_id: Id of padding, which no position attends to.
+        pad_id: Id of padding, which no real position attends to.
 
     Raises:
         ValueError: If embeddings are tied and the vocabularies differ in size.
@@ -210,7 +210,7 @@ class Transformer(nn.Module):
         self._initialise()
 
     def _initialise(self) -> None:
-        """Draws embeddings from N(0, 1/D) and projections Xavier uniform; sets biases to zero."""
+        """Draws embeddings from N(0, 1/D), projections from Xavier uniform; sets biases to zero."""
         for name, parameter in self.named_parameters():
             if name.endswith("_embedding"):
                 nn.init.normal_(parameter, std=self.d_model**-0.5)
@@ -284,7 +284,7 @@ class Transformer(nn.Module):
         return self._logits(self._decoder_output(tgt_in, memory, memory_mask))
 
     def begin_decoding(self, src: Tensor, max_length: int) -> DecoderState:
-        """Encodes the sources of an incremental decoding.
+        """Encodes the sources for incremental decoding.
 
         Args:
             src: Source ids, padded, (B, S).
@@ -298,7 +298,7 @@ class Transformer(nn.Module):
         return DecoderState(layers, self.src_mask(src))
 
     def next_logits(self, ids: Tensor, state: DecoderState) -> Tensor:
-        """Decodes one position of incremental decoding.
+        """Computes one position of incremental decoding.
 
         Args:
             ids: The token at `state.position` in each row, (R,).
@@ -317,7 +317,7 @@ class Transformer(nn.Module):
     def attention_weights(self, src: Tensor, tgt_in: Tensor) -> AttentionWeights:
         """Computes the attention weights of every layer, in float32.
 
-        Padded target positions have weights too; a caller ignores their rows.
+        Padded target positions have weights too; callers should ignore their rows.
 
         Args:
             src: Source ids, padded, (B, S).
@@ -348,7 +348,7 @@ class Transformer(nn.Module):
         return weights
 
     def reserve(self, length: int) -> Tensor:
-        """Gives the encodings of at least the positions below `length`, and keeps them."""
+        """Returns the encodings of at least `length` positions, and keeps them."""
         table = self.positions
         if length > len(table):
             positions = torch.arange(max(length, 2 * len(table), 256), device=self.device)

@@ -9,11 +9,11 @@ from typing import BinaryIO, cast
 
 COMPRESSION_SUFFIXES = (".gz", ".xz", ".zst")
 DECOMPRESSION_ERRORS = (OSError, EOFError, lzma.LZMAError, zlib.error)
-"""What reading a compressed file may raise."""
+"""Exceptions that reading a compressed file may raise."""
 
 
 def open_decompressed(path: Path) -> BinaryIO:
-    """Opens a file for bytes, decompressed if its extension says that it is compressed.
+    """Opens a file for reading bytes, decompressed if it has one of `COMPRESSION_SUFFIXES`.
 
     Raises:
         OSError: If it cannot be opened; reading may raise `DECOMPRESSION_ERRORS`.
@@ -31,17 +31,17 @@ def open_decompressed(path: Path) -> BinaryIO:
 
 
 def compress(data: bytes, suffix: str) -> bytes:
-    """Compresses bytes as one complete member of a file; equal bytes give equal members.
+    """Compresses bytes into one complete member of a file; equal input gives equal output.
 
-    A file of several members is valid in all three formats, so compressed files can be written
-    and continued chunk by chunk.
+    A file of several members is valid in all three formats, so a compressed file can be written and
+    extended chunk by chunk.
 
     Args:
         data: Any bytes.
         suffix: One of `COMPRESSION_SUFFIXES`; any other leaves the bytes as they are.
     """
     if suffix == ".gz":
-        return gzip.compress(data, mtime=0)  # the time would make equal data differ
+        return gzip.compress(data, mtime=0)  # a timestamp would make equal data differ
     if suffix == ".xz":
         return lzma.compress(data)
     if suffix == ".zst":

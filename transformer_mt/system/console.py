@@ -1,7 +1,7 @@
 """Messages and progress bars on stderr.
 
-Modules report through `logging`: progress as info, what a user should know as warnings. Nothing is
-shown of the former before `show_messages`, so importing programs stay silent.
+Modules report through `logging`: progress as info, anything the user should know as warnings. Info
+messages are hidden until `show_messages` is called, so programs that import the package show none.
 """
 
 import logging
@@ -20,7 +20,7 @@ T = TypeVar("T")
 PACKAGE_LOGGER = logging.getLogger("transformer_mt")
 
 SECONDS_BETWEEN_LINES = 10.0
-"""Without a progress bar, progress is printed as lines, at most one in this time."""
+"""Minimum time between printed progress lines, used where there is no progress bar."""
 
 
 class _StderrHandler(logging.Handler):
@@ -32,18 +32,18 @@ class _StderrHandler(logging.Handler):
 
 
 class MessageFormatter(logging.Formatter):
-    """Marks warnings as such."""
+    """Adds the prefix `warning: ` to warnings."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Gives the message, after `warning: ` if it is one."""
+        """Formats the message, with the prefix if it is a warning."""
         prefix = "warning: " if record.levelno >= logging.WARNING else ""
         return prefix + super().format(record)
 
 
 def show_messages(quiet: bool = False) -> None:
-    """Shows the package's messages on stderr from now on; called again, it changes `quiet`.
+    """Shows the package's messages on stderr from now on; another call changes `quiet`.
 
-    Of several processes only the main one shows any: the others would repeat them.
+    With several processes, only the main one shows messages: the others would repeat them.
 
     Args:
         quiet: Whether to show only warnings, and no progress bars.
@@ -59,7 +59,7 @@ def show_messages(quiet: bool = False) -> None:
 
 
 def shows_progress() -> bool:
-    """Tells whether messages of progress are shown on stderr."""
+    """Tells whether progress messages are shown on stderr."""
     return any(
         isinstance(handler, _StderrHandler) and handler.level <= logging.INFO
         for handler in PACKAGE_LOGGER.handlers
@@ -67,7 +67,7 @@ def shows_progress() -> bool:
 
 
 def shows_bars() -> bool:
-    """Tells whether progress bars are shown: not without messages or a terminal."""
+    """Tells whether progress bars are shown, which requires progress messages and a terminal."""
     return shows_progress() and sys.stderr.isatty()
 
 
@@ -79,15 +79,15 @@ def progress_bar(
     hidden: bool = False,
     done: int = 0,
 ) -> "tqdm[T]":
-    """Makes a progress bar, which is invisible unless bars are shown.
+    """Makes a progress bar, which is invisible unless `shows_bars` is true.
 
     Args:
         name: What is being done.
         unit: What is counted, in the plural.
         total: How many there will be, if known.
         items: What to iterate over; without it the caller moves the bar with `update`.
-        hidden: Whether to show nothing in any case.
-        done: How many had been done before; they do not count for the speed.
+        hidden: Whether to show nothing at all.
+        done: How many were already done; they do not count towards the speed.
     """
     return tqdm(
         items,
@@ -102,14 +102,14 @@ def progress_bar(
 
 
 class ProgressDisplay:
-    """Progress of a long task on stderr: a bar at a terminal, elsewhere a line now and then.
+    """Progress of a long task on stderr: a bar on a terminal, otherwise a line at intervals.
 
     Args:
         name: What is being done.
         unit: What is counted, in the plural.
         total: How many there will be, if known.
-        done: How many had been done before.
-        hidden: Whether to show nothing in any case.
+        done: How many were already done.
+        hidden: Whether to show nothing at all.
     """
 
     def __init__(
@@ -133,7 +133,7 @@ class ProgressDisplay:
         self._bar.close()
 
     def update(self, count: int) -> None:
-        """Adds to what has been done."""
+        """Adds to the number of items done."""
         self._bar.update(count)
         self._done += count
         now = time.monotonic()

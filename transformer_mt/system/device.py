@@ -1,4 +1,4 @@
-"""The compute device, its precisions, and the PyTorch settings it computes with."""
+"""The compute device, its precisions, and the PyTorch settings for it."""
 
 import os
 from collections.abc import Iterator
@@ -38,7 +38,7 @@ def choose_precision(name: str, device: torch.device, recorded: str | None) -> s
     Args:
         name: `auto`, `fp32`, `bf16` or `fp16`.
         device: The compute device.
-        recorded: Precision of the run so far if it is resumed; `auto` keeps it.
+        recorded: Precision of the run if it is resumed, else None; `auto` keeps it.
 
     Raises:
         DeviceError: If the device does not support that precision.
@@ -73,7 +73,7 @@ def supports(precision: str, device: torch.device) -> bool:
 
 @cache
 def cpu_maker() -> str:
-    """Names the maker of the CPU as Linux does, such as `GenuineIntel`; else `unknown`."""
+    """Returns the CPU vendor as Linux names it, such as `GenuineIntel`, or `unknown`."""
     path = Path("/proc/cpuinfo")
     lines = path.read_text().splitlines() if path.exists() else []
     fields = (line.partition(":") for line in lines)
@@ -83,13 +83,13 @@ def cpu_maker() -> str:
 
 
 def has_fast_mkl() -> bool:
-    """Tells whether MKL's products are fast here, as they are on Intel's CPUs alone."""
+    """Tells whether MKL's matrix products are fast here, as they are only on Intel CPUs."""
     has_mkl: bool = torch.backends.mkl.is_available()  # type: ignore[no-untyped-call]
     return has_mkl and cpu_maker() == "GenuineIntel"
 
 
 def total_memory(device: torch.device) -> int:
-    """Returns the memory of a device in bytes, used or not; for the CPU that of the machine."""
+    """Returns the total memory of a device in bytes; for the CPU, that of the machine."""
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -100,12 +100,12 @@ def compute_settings(device: torch.device, tf32: bool) -> Iterator[None]:
     """Applies this program's process-wide CUDA settings and restores the previous ones at the end.
 
     cuDNN attention is disabled: it compiles a plan for every new shape, and nearly every batch has
-    a new one. On other devices nothing is changed.
+    a new shape. On other devices nothing is changed.
 
     Args:
         device: The compute device.
         tf32: Whether float32 matrix products may use TF32. Training tolerates its rounding;
-            decoding does without, so that every device gives the same text.
+            decoding does not use it, so that every device produces the same text.
     """
     if device.type != "cuda":
         yield

@@ -1,4 +1,4 @@
-"""Files that are whole or absent: atomic replacement, locks, digests and manifests."""
+"""Atomic replacement of files and directories, locks, digests and manifests."""
 
 import fcntl
 import hashlib
@@ -16,16 +16,16 @@ from transformer_mt.errors import CheckpointError
 MANIFEST = "manifest.json"
 MANIFEST_FORMAT = 1
 MAX_JSON_BYTES = 2**20
-"""A larger JSON file is damaged: the program's own have a few thousand bytes."""
+"""A larger JSON file is treated as damaged: the program's own are a few thousand bytes long."""
 
 _PLAIN_NAME = re.compile(r"\w[\w.-]*", re.ASCII)
 
 
 @contextmanager
 def atomic_file(path: Path) -> Iterator[BinaryIO]:
-    """Opens a temporary file that replaces `path` once it is written and on disk.
+    """Opens a temporary file that replaces `path` once it is complete and on disk.
 
-    After an error or a kill, what was at `path` before is still there.
+    After an error or a kill, the previous file at `path` is unchanged.
 
     Args:
         path: The file to write or replace.
@@ -47,7 +47,7 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
 
 @contextmanager
 def _naming(path: Path) -> Iterator[None]:
-    """Gives an error of writing the path for its message, since that of a full disk has none."""
+    """Adds the path to an OSError that names no file, such as that of a full disk."""
     try:
         yield
     except OSError as error:
@@ -57,17 +57,17 @@ def _naming(path: Path) -> Iterator[None]:
 
 @contextmanager
 def atomic_directory(path: Path) -> Iterator[Path]:
-    """Gives an empty directory that becomes `path` once the block has filled it.
+    """Yields an empty directory that becomes `path` if the block ends without an error.
 
-    Its files are on disk before it is renamed. A directory that is replaced is first moved to
-    `.NAME.replaced`, from where `restore_replaced` brings it back if the process was killed
-    between the two renames.
+    Its files are on disk before it is renamed. An existing directory is first moved to
+    `.NAME.replaced`; `restore_replaced` moves it back if the process was killed between the two
+    renames.
 
     Args:
         path: The directory to make or replace.
 
     Raises:
-        OSError: If it cannot be written; what was at `path` before is still there.
+        OSError: If it cannot be written; the previous directory at `path` is unchanged.
     """
     temporary, replaced = _beside(path, "partial"), _beside(path, "replaced")
     shutil.rmtree(temporary, ignore_errors=True)
@@ -92,13 +92,13 @@ def atomic_directory(path: Path) -> Iterator[Path]:
 
 
 def restore_replaced(directory: Path) -> None:
-    """Brings back subdirectories that `atomic_directory` was replacing when it was killed."""
+    """Restores subdirectories that `atomic_directory` was replacing when the process was killed."""
     for replaced in directory.glob(".*.replaced"):
         _restore(replaced, directory / replaced.name.removeprefix(".").removesuffix(".replaced"))
 
 
 def _restore(replaced: Path, path: Path) -> None:
-    """Brings a replaced directory back, or deletes it if the one that replaces it is in place."""
+    """Moves a replaced directory back, or deletes it if its replacement is in place."""
     if path.exists():
         shutil.rmtree(replaced, ignore_errors=True)
     elif replaced.exists():
@@ -106,7 +106,7 @@ def _restore(replaced: Path, path: Path) -> None:
 
 
 def delete_directory(path: Path) -> None:
-    """Deletes a directory so that, after a kill, it is not found half deleted under its name."""
+    """Renames a directory, then deletes it, so that a kill never leaves `path` half deleted."""
     renamed = _beside(path, "partial")
     path.rename(renamed)
     shutil.rmtree(renamed)
@@ -127,13 +127,13 @@ def sync(path: Path) -> None:
 
 @contextmanager
 def locked(path: Path, when_busy: Callable[[str], None], remove: bool = False) -> Iterator[None]:
-    """Holds a lock file, waiting while another process holds it; a lock ends with its process.
+    """Holds a lock file, waiting while another process holds it; the lock ends with the process.
 
     Args:
         path: The lock file.
-        when_busy: Called with the id of the process that holds the lock, before waiting for it;
-            may raise instead.
-        remove: Whether to remove the file at the end; otherwise it is left behind.
+        when_busy: Called before waiting, with the id of the process that holds the lock; may raise
+            to avoid waiting.
+        remove: Whether to remove the file at the end; otherwise it is left in place.
     """
     with _acquire(path, when_busy) as file:
         file.truncate(0)
@@ -147,7 +147,7 @@ def locked(path: Path, when_busy: Callable[[str], None], remove: bool = False) -
 
 
 def _acquire(path: Path, when_busy: Callable[[str], None]) -> TextIO:
-    """Opens and locks a file, again if its holder removed it between the two."""
+    """Opens and locks a file; starts again if its holder removed it in between."""
     while True:
         file = path.open("a+")
         try:
@@ -179,7 +179,7 @@ def sha256(path: Path) -> str:
 
 
 def canonical_json(value: Any) -> bytes:
-    """Encodes a value as JSON in the one way that gives equal values equal bytes."""
+    """Encodes a value as JSON so that equal values give equal bytes."""
     return json.dumps(value, sort_keys=True, indent=1, allow_nan=False).encode() + b"\n"
 
 
@@ -204,7 +204,7 @@ def _refuse_constant(name: str) -> None:
 
 
 def write_manifest(directory: Path, files: dict[str, str]) -> None:
-    """Writes or replaces the manifest of a directory, which holds a digest of itself.
+    """Writes or replaces the manifest of a directory; the manifest includes its own digest.
 
     Args:
         directory: The directory.
@@ -217,7 +217,7 @@ def write_manifest(directory: Path, files: dict[str, str]) -> None:
 
 
 def read_manifest(directory: Path) -> dict[str, str]:
-    """Reads the file names and digests of a manifest, without comparing them.
+    """Reads the file names and digests of a manifest, without checking the files.
 
     Raises:
         CheckpointError: If the manifest is missing, damaged, newer than this program, or names a
@@ -244,10 +244,10 @@ def read_manifest(directory: Path) -> dict[str, str]:
 
 
 def verify_manifest(directory: Path) -> frozenset[str]:
-    """Compares every file with the manifest.
+    """Compares every listed file with its digest in the manifest.
 
     Returns:
-        The names of the files that the manifest lists; nothing else in the directory may be read.
+        The names of the files that the manifest lists; callers must not read any other file.
 
     Raises:
         CheckpointError: Naming the file that is missing, damaged or a symbolic link.

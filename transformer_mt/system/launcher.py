@@ -1,6 +1,6 @@
-"""What a launcher such as `torchrun` has told this process, and how a process ends.
+"""Information from a launcher such as `torchrun`, and functions that end the process.
 
-Imports nothing heavy: every command needs it.
+Imports nothing heavy, since every command needs it.
 """
 
 import os
@@ -27,9 +27,9 @@ def require_single_process(command: str) -> None:
 
 
 def may_have_restarted() -> bool:
-    """Tells whether processes may have been lost, and all started anew, before this one ran.
+    """Tells whether the launcher may have restarted all processes after losing one.
 
-    The launchers of several machines count only restarts that they began themselves.
+    With several machines, each launcher counts only the restarts that it began itself.
     """
     if not is_launched():
         return False
@@ -38,7 +38,7 @@ def may_have_restarted() -> bool:
 
 
 def is_main_process() -> bool:
-    """Tells whether this process shows progress, before it has joined the others."""
+    """Tells whether this process shows progress; may be called before it joins the others."""
     return not is_launched() or environment_integer("RANK") == 0
 
 
@@ -62,7 +62,7 @@ def exit_process(code: int) -> None:
 def end_process(code: int) -> None:
     """Ends this process without waiting for threads or peers."""
     for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError):  # whoever read it may have ended
+        with suppress(OSError):  # the reader may have ended
             if stream is not None:
                 stream.flush()
     os._exit(code)

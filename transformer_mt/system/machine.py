@@ -1,15 +1,15 @@
-"""What a training can use on this machine: threads, memory, a GPU."""
+"""The resources of this machine for training: threads, memory, a GPU."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Machine:
-    """The part of a machine that a training computes with.
+    """The resources of a machine that training uses.
 
     Attributes:
         threads: Threads that PyTorch uses on the CPU.
-        memory: Bytes of memory, used or not: the GPU's if there is one, else the machine's.
+        memory: Total memory in bytes: the GPU's if there is one, else the machine's.
         gpu: Name of the GPU, or None.
     """
 
@@ -18,7 +18,7 @@ class Machine:
     gpu: str | None = None
 
     def __str__(self) -> str:
-        """Describes it in a few words."""
+        """Describes the resources in a few words."""
         memory = f"{self.memory / 1e9:.1f} GB of memory"
         if self.gpu:
             return f"{self.gpu} with {memory}"
@@ -26,8 +26,8 @@ class Machine:
 
 
 def this_machine() -> Machine:
-    """Looks at what `train.device = "auto"` would use."""
-    import torch  # takes seconds, which a mistake on the command line should not cost
+    """Finds the resources that `train.device = "auto"` would use."""
+    import torch  # takes seconds; command-line mistakes must be reported sooner
 
     from transformer_mt.system.device import choose_device, total_memory
 

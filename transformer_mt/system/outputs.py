@@ -1,7 +1,7 @@
-"""Outputs that a user names: a regular file is replaced once it is complete, nothing else is.
+"""Outputs named by the user: regular files are replaced once complete, streams are not.
 
 `-` is stdout. Devices, named pipes and descriptors such as /dev/stdout or a shell's `>(...)` are
-written straight into.
+written to directly.
 """
 
 import os
@@ -20,7 +20,7 @@ from transformer_mt.system.files import locked, sync
 
 _DESCRIPTOR = re.compile(r"(?:/dev/fd|/proc/self/fd)/(\d+)")
 _MAX_LINKS = 40
-"""As many symbolic links as Linux follows."""
+"""Number of symbolic links that Linux follows."""
 
 
 @dataclass(frozen=True)
@@ -29,10 +29,10 @@ class Output:
 
     Attributes:
         name: As the user typed it, for messages.
-        target: The regular file to create or replace, behind all symbolic links; None if the
+        target: The regular file to create or replace, with symbolic links resolved; None if the
             output is a stream.
-        suffix: The compression that its name asks for, such as `.gz`, or nothing.
-        descriptor: Descriptor to write into, if the output is one that the process inherited.
+        suffix: Compression suffix of its name, such as `.gz`, or an empty string.
+        descriptor: Descriptor to write to, if the process inherited it; else None.
     """
 
     name: str
@@ -47,14 +47,14 @@ class Output:
 
     @property
     def partial(self) -> Path:
-        """The file that becomes the target."""
+        """The temporary file that becomes the target."""
         return self.beside("partial")
 
     def open_partial(self, size: int = 0) -> BinaryIO:
-        """Opens the partial file for appending, with mode and owner of the file it will replace.
+        """Opens the partial file for appending, with the mode and owner of the file it replaces.
 
         Args:
-            size: Bytes of it to keep.
+            size: Number of its bytes to keep.
         """
         assert self.target is not None
         # Mode first: the partial file of a private file is never readable by others.
@@ -69,17 +69,17 @@ class Output:
         return file
 
     def commit(self) -> None:
-        """Replaces the target by the partial file, once that is on disk."""
+        """Replaces the target with the partial file, once the latter is on disk."""
         assert self.target is not None
         sync(self.partial)
         self.partial.replace(self.target)
         sync(self.target.parent)
 
     def lock(self) -> AbstractContextManager[None]:
-        """Holds a lock beside the target; a stream needs none.
+        """Holds a lock file beside the target; a stream needs none.
 
         Raises:
-            OutputError: If another process holds it, or the folder cannot be written.
+            OutputError: If another process holds it, or the folder is not writable.
         """
         return nullcontext() if self.target is None else self._lock()
 
@@ -102,15 +102,14 @@ class Output:
 
 
 def check_output(path: Path | None, inputs: Sequence[Path | None] = ()) -> Output:
-    """Decides how an output will be written, before any work is done for it.
+    """Checks an output and decides how it will be written, before any work is done.
 
     Args:
         path: As the user typed it; None and `-` are stdout.
         inputs: Files that are read and must not be replaced.
 
     Raises:
-        OutputError: If it is a directory or an input, its folder is missing, or it may not be
-            written.
+        OutputError: If it is a directory or an input, its folder is missing, or it is not writable.
     """
     if path is None or str(path) == "-":
         return Output("stdout", descriptor=1)
@@ -137,7 +136,7 @@ def check_output(path: Path | None, inputs: Sequence[Path | None] = ()) -> Outpu
 
 
 def _inherited_descriptor(path: Path) -> int | None:
-    """Finds the descriptor that a path stands for: opening it anew could cut off what is there."""
+    """Finds the descriptor that a path names; reopening the path could truncate its file."""
     for _ in range(_MAX_LINKS):
         absolute = os.path.abspath(path)
         if absolute in ("/dev/stdout", "/dev/stderr"):
@@ -164,15 +163,15 @@ def _copy_owner(existing: os.stat_result, descriptor: int) -> None:
     try:
         os.fchown(descriptor, existing.st_uid, existing.st_gid)
     except PermissionError:
-        pass  # only root may give files away; a user's new file is the user's
+        pass  # only root may change owners; the new file keeps the current user
 
 
 @contextmanager
 def open_output(output: Output) -> Iterator[BinaryIO]:
-    """Opens an output for bytes; a file appears once the block has ended without an error.
+    """Opens an output for writing bytes; a file appears only if the block ends without an error.
 
     Raises:
-        OutputError: If a file cannot be written; what was there is still there.
+        OutputError: If a file cannot be written; an existing file is unchanged.
         OSError: If a stream cannot be written.
     """
     if output.target is None:
@@ -199,7 +198,7 @@ def _open_stream(output: Output) -> AbstractContextManager[BinaryIO]:
 
 
 def write_lines(lines: Iterable[str], output: Output) -> None:
-    """Writes all lines at once, compressed if the output's name asks for it."""
+    """Writes all lines at once, compressed if the output's name has a compression suffix."""
     data = "".join(f"{line}\n" for line in lines).encode("utf-8")
     with open_output(output) as file:
         file.write(compress(data, output.suffix))

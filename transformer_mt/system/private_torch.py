@@ -1,7 +1,7 @@
 """Every use of private or undocumented PyTorch API. Checked on torch 2.13.0.
 
-No other module may use such API (tests/test_architecture.py). After an update of PyTorch, check
-this list:
+No other module may use private API (tests/test_architecture.py). After updating PyTorch, check this
+list:
 
 | Function              | PyTorch API                             | If the API is absent      |
 |-----------------------|-----------------------------------------|---------------------------|
@@ -62,7 +62,7 @@ def mkl_linear(x: Tensor, packed: Tensor, weight: Tensor, bias: Tensor | None = 
 
     Args:
         x: Input on the CPU, (..., inputs).
-        packed: What `pack_mkl_weight` made of the weight.
+        packed: Result of `pack_mkl_weight` for the weight.
         weight: Weight, (outputs, inputs).
         bias: Bias, (outputs,).
 
@@ -70,7 +70,7 @@ def mkl_linear(x: Tensor, packed: Tensor, weight: Tensor, bias: Tensor | None = 
         Output, (..., outputs).
     """
     rows = x.numel() // x.size(-1)
-    # Given another number of rows than that of `x`, PyTorch would not use the packed weight.
+    # PyTorch uses the packed weight only if given the number of rows of `x`.
     output: Tensor = torch.ops.mkl._mkl_linear(x, packed, weight, bias, rows)
     return output
 
@@ -80,8 +80,8 @@ def pack_mkl_weight(weight: Tensor, rows: int) -> Tensor:
 
     Args:
         weight: The weight.
-        rows: Number of rows of an input for which the layout is chosen. It serves any number,
-            which MKL's manual leaves open; tests/model/test_cpu_kernels.py tries 1 to 300.
+        rows: Number of input rows for which the layout is chosen. It works for any number, which
+            MKL's manual does not guarantee; tests/model/test_cpu_kernels.py tries 1 to 300.
     """
     packed: Tensor = torch.ops.mkl._mkl_reorder_linear_weight(weight.detach(), rows)
     return packed
@@ -115,27 +115,27 @@ def loss_scale(scaler: torch.amp.GradScaler) -> Tensor:
 
 
 def skip_step_if(optimizer: torch.optim.Optimizer, condition: Tensor) -> None:
-    """Makes the next `step` of a fused optimizer leave everything unchanged on a condition.
+    """Makes the next `step` of a fused optimizer change nothing if a condition holds.
 
-    The decision is made on the device. Of all functions here, this is the one without a fallback:
-    if PyTorch stopped reading `found_inf`, non-finite gradients would reach the weights.
-    tests/training/test_optimizer.py fails then.
+    The decision is made on the device. This is the only function here without a fallback: if
+    PyTorch stopped reading `found_inf`, non-finite gradients would reach the weights, and
+    tests/training/test_optimizer.py would fail.
 
     Args:
-        optimizer: Fused, else the attribute has no effect. A loss scaler replaces the condition
-            by its own.
+        optimizer: Must be fused, or the condition has no effect. A loss scaler replaces the
+            condition with its own.
         condition: Whether to skip, a bool scalar on the device of the parameters.
     """
     optimizer.found_inf = condition.float()  # type: ignore[attr-defined]
 
 
 def mark_dynamic(tensor: Tensor, dimension: int) -> None:
-    """Asks torch.compile for code that serves every size of a dimension."""
+    """Asks torch.compile for code that works for every size of a dimension."""
     if hasattr(torch._dynamo, "maybe_mark_dynamic"):
         torch._dynamo.maybe_mark_dynamic(tensor, dimension)
 
 
 def is_compile_error(error: BaseException) -> bool:
-    """Tells whether torch.compile raised an error."""
+    """Tells whether an error was raised by torch.compile."""
     kind = getattr(torch._dynamo.exc, "TorchDynamoException", None)
     return kind is not None and isinstance(error, kind)

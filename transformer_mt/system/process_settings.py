@@ -1,7 +1,7 @@
-"""Settings of the whole process. Only the program makes them, never the library.
+"""Process-wide settings, made only by the command line.
 
-A notebook or another program that imports the package keeps its own settings: the command line
-calls these functions, and nothing else does.
+Nothing else calls these functions: a notebook or another program that imports the package keeps
+its own settings.
 """
 
 import logging
@@ -13,30 +13,30 @@ import sys
 def limit_kernel_caches() -> None:
     """Limits oneDNN's cache of compiled kernels; has an effect only before torch is imported.
 
-    oneDNN, and PyTorch's bridge to it, keep a compiled kernel with its buffers for each of the
-    last thousand shapes: with sentences of all lengths, memory grows for hours. Only the few
-    shapes of one step are used again.
+    By default, oneDNN and PyTorch's bridge to it keep a compiled kernel with its buffers for each
+    of the last thousand shapes; with sentences of all lengths, memory grows for hours. Only the few
+    shapes of one step are reused.
     """
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")
     os.environ.setdefault("LRU_CACHE_CAPACITY", "64")
 
 
 def limit_spinning() -> None:
-    """Lets threads that wait sleep soon; has an effect only before torch is imported.
+    """Makes waiting threads sleep sooner; has an effect only before torch is imported.
 
-    Otherwise threads of GNU OpenMP wait in a loop for milliseconds, and beside another busy program
-    keep cores from the threads they wait for. A count of 1,000 is some 50 microseconds, longer than
-    the time between two operations of a step. A variable that the user has set stays.
+    Otherwise GNU OpenMP threads spin for milliseconds and, if another program is busy, take cores
+    from the threads they wait for. A count of 1,000 is about 50 microseconds, longer than the time
+    between two operations of a step. A variable set by the user is kept.
     """
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 
 def open_closed_streams() -> None:
-    """Opens the null device in place of standard streams that are closed, as daemons have them.
+    """Opens the null device in place of standard streams that are closed, as in a daemon.
 
-    Otherwise the next file to be opened would take their place. stdin is then empty, messages are
-    dropped, and writing to stdout is an error, so that nothing is lost silently.
+    Otherwise the next files opened would get their descriptors. With the null device, stdin is
+    empty, messages are dropped, and writing to stdout is an error, so no output is lost silently.
     """
     closed = {"stdin": (0, os.O_RDONLY), "stdout": (1, os.O_RDONLY), "stderr": (2, os.O_WRONLY)}
     for name, (descriptor, flags) in closed.items():
@@ -50,15 +50,15 @@ def open_closed_streams() -> None:
 
 
 def silence_connections() -> None:
-    """Hides PyTorch's own lines about lost connections, since the program reports them itself."""
+    """Hides PyTorch's messages about lost connections, since the program reports them itself."""
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
 
 
 def silence_matplotlib() -> None:
-    """Hides Matplotlib's own messages about fonts and its cache; what matters the program says."""
+    """Hides Matplotlib's messages about fonts and its cache; the program reports what matters."""
     logging.getLogger("matplotlib").setLevel(logging.ERROR)
 
 
 def exit_on_closed_stdout() -> None:
-    """Ends the process by SIGPIPE once the reader of stdout, such as `head`, has closed it."""
+    """Lets SIGPIPE end the process once the reader of stdout, such as `head`, has closed it."""
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)

@@ -1,11 +1,11 @@
-"""Several processes that work with one model: a thin layer over `torch.distributed`.
+"""Several processes that work on one model: a thin layer over `torch.distributed`.
 
-`torchrun` starts them and says in environment variables which is which. Without those variables
-there is one process, and nothing of `torch.distributed` is used. Process 0, the main one, alone
-writes files.
+`torchrun` starts them and sets the rank of each in environment variables. Without those variables
+there is one process, and `torch.distributed` is not used. Only process 0, the main one, writes
+files.
 
-A process that loses a peer or its launcher ends at once: the same command continues from what was
-saved before.
+A process that loses a peer or its launcher ends at once: running the same command again continues
+from the last saved state.
 """
 
 import os
@@ -38,10 +38,10 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 PEER_TIMEOUT = timedelta(seconds=60)
-"""A peer that does not answer for this long is lost. One whose process has ended is noticed at
-once, since the system closes its connections."""
+"""A peer that does not answer for this long counts as lost. If its process has ended, this is
+noticed at once, since the system closes its connections."""
 _WAIT = timedelta(hours=24)
-"""Limit of every other wait: one process may prepare a large corpus while the others wait."""
+"""Limit on every other wait: one process may prepare a large corpus while the others wait."""
 _SECONDS_BETWEEN_CHECKS = 1.0
 _SECONDS_BETWEEN_ARRIVALS = 0.05
 _SECONDS_FOR_SIGNAL = 1.0
@@ -53,8 +53,8 @@ _ending = threading.Lock()
 class Processes:
     """The processes of a command, as one of them sees them.
 
-    Every method is called by all processes, in the same order; it waits for the others. With one
-    process each gives at once what it was given.
+    All processes must call the methods in the same order; each call waits for the others. With only
+    one process, a method returns at once and leaves values unchanged.
 
     Attributes:
         rank: Number of this process, from 0.
@@ -72,14 +72,14 @@ class Processes:
 
     @property
     def is_launched(self) -> bool:
-        """Whether a launcher has started this process, though it may be the only one."""
+        """Whether a launcher has started this process, even if it is the only one."""
         return self._peers is not None
 
     def sum(self, tensor: "Tensor") -> None:
-        """Replaces a tensor by its sum over all processes; every process gets the same bits.
+        """Replaces a tensor with its sum over all processes, bit-identical in every process.
 
         Args:
-            tensor: On the device that was named to `join_processes`.
+            tensor: On the device whose type was given to `join_processes`.
         """
         if peers := self._peers:
             import torch.distributed as dist
@@ -87,7 +87,7 @@ class Processes:
             peers.run(lambda: dist.all_reduce(tensor, group=peers.tensors))
 
     def max(self, *values: float) -> list[float]:
-        """Gives the largest of the values of all processes, position by position."""
+        """Returns, for each position, the largest value of all processes."""
         if not (peers := self._peers):
             return list(values)
         import torch
@@ -108,7 +108,7 @@ class Processes:
         return values
 
     def broadcast(self, value: T) -> T:
-        """Gives the main process's value; that of the others does not matter."""
+        """Returns the main process's value; the values of the others are ignored."""
         if not (peers := self._peers):
             return value
         import torch.distributed as dist
@@ -118,9 +118,9 @@ class Processes:
         return values[0]
 
     def broadcast_tensors(self, tensors: "Mapping[str, Tensor]") -> "dict[str, Tensor]":
-        """Gives the main process's tensors by name, on the CPU, the same bits for all.
+        """Returns the main process's tensors by name, on the CPU, bit-identical in every process.
 
-        One tensor at a time is copied, so little memory is needed.
+        Tensors are copied one at a time, so little memory is needed.
         """
         if not (peers := self._peers):
             return dict(tensors)
@@ -138,16 +138,16 @@ class Processes:
         return copies
 
     def watch_peers(self) -> None:
-        """Waits for all processes; from now on this one ends if a peer is lost.
+        """Waits for all processes; afterwards this one ends if a peer is lost.
 
-        To be called when no process will hold Python's lock for long any more.
+        Call it only when no process will hold Python's global lock for long any more.
         """
         if self._peers:
             self.gather(None)
             self._peers.start_heartbeat()
 
     def finish(self) -> None:
-        """Waits until all processes have come here; from then on they may end one by one."""
+        """Waits until all processes have called this; afterwards they may end one by one."""
         if self._peers:
             self._peers.stop_heartbeat()
 
@@ -190,12 +190,12 @@ class _Peers:
         """Stops the thread in all processes, once each has called this."""
         self._finished.set()
         while self._thread.is_alive():
-            self._thread.join(0.1)  # not for ever, so that a second signal is handled
+            self._thread.join(0.1)  # with a timeout, so that a second signal is handled
 
     def _beat(self) -> None:
         """Exchanges a number every second, which fails if a peer is lost.
 
-        In a thread, since the main one may be inside a kernel that waits for the lost peer.
+        Runs in a thread, since the main one may be inside a kernel that waits for the lost peer.
         """
         import torch
         import torch.distributed as dist
@@ -218,9 +218,9 @@ def _is_lost_connection(error: RuntimeError) -> bool:
 
 
 def _end_after_lost_peer() -> None:
-    _ending.acquire()  # never released: a second thread that has lost the peer waits for the end
+    _ending.acquire()  # never released: another thread that gets here waits until the process ends
     if peer_has_announced():
-        time.sleep(_SECONDS_FOR_SIGNAL)  # if the peer got one, this process gets it too
+        time.sleep(_SECONDS_FOR_SIGNAL)  # a signal sent to the peer reaches this process too
     announce_lost_peer()
     end_process(1)
 
@@ -236,10 +236,10 @@ def _watch_launcher(launcher: int) -> None:
 
 @contextmanager
 def join_processes(device_type: str) -> Iterator[Processes]:
-    """Joins the processes that `torchrun` started; without it, gives the only process.
+    """Joins the processes that `torchrun` started; without it, yields `ALONE`.
 
     Args:
-        device_type: `cpu`, or `cuda`: then each process of a machine uses a GPU of its own.
+        device_type: `cpu` or `cuda`; with `cuda`, each process of a machine uses its own GPU.
 
     Raises:
         ConfigError: If environment variables are missing or malformed.
@@ -292,7 +292,7 @@ def _join(device_type: str) -> Processes:
 def _wait_for_arrivals(world_size: int) -> None:
     """Waits until all processes are about to join; ends this one if another cannot.
 
-    `torch.distributed` would wait without noticing signals, or that a peer has failed.
+    `torch.distributed` would not notice signals or failed peers while it waits.
     """
     deadline = time.monotonic() + _SECONDS_TO_JOIN
     try:
@@ -307,16 +307,16 @@ def _wait_for_arrivals(world_size: int) -> None:
 
 
 def _launcher_has_store() -> bool:
-    """Tells whether there is a key-value store before the processes have joined."""
+    """Tells whether the launcher provides a key-value store before the processes join."""
     return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
 def _fresh_store() -> "Store | None":
-    """Gives a store without the addresses of processes that ended before a restart.
+    """Returns a store without the addresses of processes that ended before a restart.
 
-    The launcher of a single machine keeps one store over its restarts, unless it is started with
+    The launcher of a single machine keeps one store across restarts, unless it is started with
     `--standalone`. Several launchers with `--rdzv-backend c10d` make a new one each time; their
-    counts of restarts may differ.
+    restart counts may differ.
 
     Returns:
         The store; None to let `torch.distributed` choose it.
@@ -331,7 +331,7 @@ def _fresh_store() -> "Store | None":
 
 
 def _choose_gpu() -> "torch.device":
-    """Makes a GPU of its own the current one of this process."""
+    """Selects this process's own GPU as its current device."""
     import torch
 
     local_rank, count = environment_integer("LOCAL_RANK"), torch.cuda.device_count()

@@ -1,6 +1,6 @@
-"""Errors of several processes on one stderr: what all of them say appears once.
+"""Errors of several processes on one stderr: an error that all of them have is printed once.
 
-The processes tell each other through the launcher's key-value store, which outlives them.
+The processes communicate through the launcher's key-value store, which outlives them.
 """
 
 import functools
@@ -20,17 +20,17 @@ if TYPE_CHECKING:
 _ADVICE = "run the same command again"
 _SECONDS_TO_CONNECT = 3
 _SECONDS_FOR_MAIN = 2.0
-"""So long the other processes wait for the main one to print the error that all have."""
+"""How long the other processes wait for the main one to print an error that all have."""
 
 
 def announce(message: str) -> None:
-    """Prints an error once, however many processes have it, if possible from the main one."""
+    """Prints an error once, however many processes have it, from the main one if possible."""
     rank = environment_integer("RANK")
-    with suppress(RuntimeError):  # the launcher, whose store it is, may have ended
+    with suppress(RuntimeError):  # the launcher, which holds the store, may have ended
         if (store := connect()) and _was_announced(store, message, rank):
             return
     _print(message if rank == 0 else f"{message} ({_name(rank)})")
-    _set("error")  # only now, since it lets the others end, and with them all processes
+    _set("error")  # last, since it lets the other processes end, which ends this one too
 
 
 def _was_announced(store: "Store", message: str, rank: int) -> bool:
@@ -42,12 +42,12 @@ def _was_announced(store: "Store", message: str, rank: int) -> bool:
 
 
 def announce_end() -> None:
-    """Tells the other processes, without a message, that this one ends because of a signal."""
+    """Tells the other processes, without a message, that a signal is ending this one."""
     _set("signal")
 
 
 def peer_has_announced() -> bool:
-    """Tells whether another process ends by itself: with an error, or because of a signal."""
+    """Tells whether another process has announced that an error or a signal is ending it."""
     with suppress(RuntimeError):
         store = connect()
         return bool(store and (store.add(_key("error"), 0) or store.add(_key("signal"), 0)))
@@ -55,7 +55,7 @@ def peer_has_announced() -> bool:
 
 
 def announce_lost_peer() -> None:
-    """Prints that a peer was lost, once, unless a process has told its error."""
+    """Prints, once, that a peer was lost, unless a process has announced an error."""
     try:
         store = connect()
         if store and (store.add(_key("error"), 0) or store.add(_key("lost"), 1) > 1):
@@ -68,7 +68,7 @@ def announce_lost_peer() -> None:
 
 
 def announce_lost_launcher() -> None:
-    """Prints that the launcher was lost, which has the store; once for each machine."""
+    """Prints, once per machine, that the launcher was lost, and the store with it."""
     if os.environ.get("LOCAL_RANK", "0") == "0":
         _print(f"error: the launcher has ended or is unreachable; {_ADVICE}")
 
@@ -77,10 +77,10 @@ def count_arrivals(arriving: bool) -> int:
     """Counts the processes that are ready to join.
 
     Args:
-        arriving: Whether this one is new among them.
+        arriving: Whether to add this process to the count.
 
     Returns:
-        Their number; that of all processes if there is no store to count in.
+        Their number; the number of all processes if there is no store.
 
     Raises:
         RuntimeError: If the launcher has ended.
@@ -103,7 +103,7 @@ def environment_integer(name: str) -> int:
 
 
 def _set(name: str) -> None:
-    """Tells the other processes something, if the launcher runs."""
+    """Sets a flag that the other processes can read, if the launcher is running."""
     with suppress(RuntimeError):
         if store := connect():
             store.add(_key(name), 1)
@@ -119,9 +119,9 @@ def _name(rank: int) -> str:
 
 
 def _key(text: str) -> str:
-    """Names a key in the store; a restart must not find those of the attempt before.
+    """Names a key in the store; after a restart, keys of the previous attempt must not be found.
 
-    Several launchers make a new store for each attempt, which they may number differently.
+    Several launchers make a new store for each attempt, and may number the attempts differently.
     """
     alone = os.environ.get("GROUP_WORLD_SIZE") == "1"
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if alone else "all"
@@ -130,9 +130,9 @@ def _key(text: str) -> str:
 
 @functools.cache
 def connect() -> "Store | None":
-    """Connects to the store of the launcher, once; None if it has none or has ended.
+    """Connects to the launcher's store, once; returns None if it has none or has ended.
 
-    A process that joins others connects early: to connect to a store that has ended takes seconds.
+    A process that joins others connects early, since connecting to a lost store takes seconds.
     """
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 

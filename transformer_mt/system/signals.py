@@ -12,10 +12,10 @@ from transformer_mt.errors import Interrupted
 
 @dataclass
 class StopRequest:
-    """Whether a signal has asked training to stop.
+    """A request by a signal to stop training.
 
     Attributes:
-        signum: Number of the signal; 0 if none came.
+        signum: Number of the signal; 0 if none was received.
     """
 
     signum: int = 0
@@ -23,7 +23,7 @@ class StopRequest:
 
 @contextmanager
 def catch_stop_signals() -> Iterator[StopRequest]:
-    """Records SIGINT and SIGTERM instead of ending the program; restores their handlers after.
+    """Records SIGINT and SIGTERM instead of ending the program; restores their handlers afterwards.
 
     A second signal raises Interrupted at once: checkpoints are atomic, so nothing is damaged.
     Outside the main thread, where Python allows no signal handlers, nothing is recorded.
@@ -43,15 +43,15 @@ def catch_stop_signals() -> Iterator[StopRequest]:
         yield request
     finally:
         for signum, handler in previous.items():
-            # None is a handler that was not installed by Python, and cannot be restored by it.
+            # None is a handler that Python did not install and cannot restore.
             signal.signal(signum, signal.SIG_DFL if handler is None else handler)
 
 
 @contextmanager
 def interrupt_on_signals() -> Iterator[None]:
-    """Raises Interrupted on SIGINT and SIGTERM; restores their handlers after.
+    """Raises Interrupted on SIGINT and SIGTERM; restores their handlers afterwards.
 
-    By default SIGTERM ends the process without any cleaning up.
+    By default SIGTERM ends the process without any cleanup.
     """
 
     def handle(signum: int, frame: FrameType | None) -> None:

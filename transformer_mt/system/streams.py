@@ -1,4 +1,4 @@
-r"""Lines from a stream of bytes: split at `\n` alone, passed on as they arrive."""
+r"""Lines from a byte stream: split only at `\n`, passed on as they arrive."""
 
 import io
 import os
@@ -16,7 +16,7 @@ from transformer_mt.system.compression import DECOMPRESSION_ERRORS, open_decompr
 
 BLOCK_BYTES = 2**16
 IDLE_SECONDS = 0.05
-"""After this long without input, the writer is taken to be waiting for an answer."""
+"""After this long without input, the writer is assumed to be waiting for an answer."""
 
 
 class LineReader:
@@ -25,20 +25,20 @@ class LineReader:
     A byte order mark at the start is dropped.
 
     Args:
-        stream: A file or pipe opened for bytes.
+        stream: A file or pipe opened in binary mode.
         name: The input's name, for messages.
 
     Attributes:
-        is_pipe: Whether bytes come as they are written: neither from a file nor decompressed.
-        lines_read: Lines so far.
-        lines_replaced: Lines so far that were not valid UTF-8; their invalid bytes were replaced
+        is_pipe: Whether bytes arrive as they are written: neither from a file nor decompressed.
+        lines_read: Number of lines read so far.
+        lines_replaced: Number of those that were not valid UTF-8; their invalid bytes were replaced
             by U+FFFD.
         bom_dropped: Whether the text began with a byte order mark.
     """
 
     def __init__(self, stream: BinaryIO, name: str = "stdin") -> None:
         self._stream, self._name = stream, name
-        # A regular file never pauses: its chunks are the same each time that it is read.
+        # A regular file never pauses: its chunks are the same each time it is read.
         self.is_pipe = _is_pipe(stream)
         self.lines_read, self.lines_replaced, self.bom_dropped = 0, 0, False
 
@@ -94,7 +94,7 @@ class LineReader:
 
 
 def _is_pipe(stream: BinaryIO) -> bool:
-    """Tells whether bytes come as they are written: neither from a file nor decompressed."""
+    """Tells whether bytes arrive as they are written: neither from a file nor decompressed."""
     raw = getattr(stream, "raw", None)
     return isinstance(raw, io.FileIO) and not _is_regular(raw.fileno())
 
@@ -104,7 +104,7 @@ def _is_regular(descriptor: int) -> bool:
 
 
 def open_input(path: Path | None) -> AbstractContextManager[BinaryIO]:
-    """Opens an input for bytes, decompressed by its extension; None is stdin.
+    """Opens an input in binary mode, decompressed according to its extension; None is stdin.
 
     Raises:
         DataError: If it cannot be opened.
@@ -118,13 +118,13 @@ def open_input(path: Path | None) -> AbstractContextManager[BinaryIO]:
 
 
 def require_input(path: Path | None) -> None:
-    """Refuses an input that does not exist or may not be read, before any work is done for it.
+    """Raises an error for an input that does not exist or is not readable, before any work is done.
 
     Args:
-        path: A file or named pipe; None is no file or stdin.
+        path: A file or named pipe; None means no file, or stdin.
 
     Raises:
-        DataError: If it does not exist, is a directory, or may not be read.
+        DataError: If it does not exist, is a directory, or is not readable.
     """
     if path is None:
         return
@@ -143,8 +143,8 @@ def count_lines(path: Path | None) -> int | None:
         path: A file, which may be compressed; None is stdin.
 
     Returns:
-        The number of lines; None if it is known only once they are translated: from a pipe, or
-        because the file cannot be read.
+        The number of lines; None if it cannot be known before they are translated: for a pipe, or
+        if the file cannot be read.
     """
     try:
         if path is None:

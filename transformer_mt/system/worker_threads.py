@@ -1,4 +1,4 @@
-"""Work on a CPU by several threads, each with items of its own."""
+"""Worker threads that compute several items at once on a CPU, each item in one thread."""
 
 import functools
 from collections import deque
@@ -11,7 +11,7 @@ from typing import TypeVar
 import torch
 
 MAX_WORKERS = 8
-"""Each worker needs memory of its own, and Python code runs in one of them at a time."""
+"""Each worker needs its own memory, and Python code runs in only one of them at a time."""
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -19,35 +19,35 @@ Check = Callable[[], None]
 
 
 def count_workers(items: int) -> int:
-    """Tells how many of so many items are computed at once."""
+    """Returns how many of the given number of items are computed at once."""
     return min(torch.get_num_threads(), items, MAX_WORKERS)
 
 
 class WorkerThreads:
-    """Threads among which PyTorch's threads are divided.
+    """Worker threads that divide PyTorch's threads among them.
 
-    Threads that share each operation of one item wait for each other after every operation, above
-    all if another program has taken a core from one of them; workers wait only at the end.
+    Threads that share each operation of one item wait for each other after every operation,
+    especially if another program has taken a core from one of them; workers wait only at the end.
     """
 
     @functools.cached_property
     def _pool(self) -> ThreadPoolExecutor:
-        """The threads, which begin when they are needed and end with this object."""
+        """The threads, which start when they are needed and end with this object."""
         return ThreadPoolExecutor(count_workers(MAX_WORKERS))
 
     def map(
         self, function: Callable[[Item, Check], Result], items: Sequence[Item]
     ) -> Generator[Result]:
-        """Applies a function to items, several at once, and gives the results in order.
+        """Applies a function to items, several at once, and yields the results in order.
 
         Args:
             function: Takes an item, and a function to call often, which raises an exception once
-                the result is not needed any more.
+                the result is no longer needed.
             items: If there is only one, the calling thread computes it.
 
         Yields:
-            The result of each item; few are computed before they are asked for. If the iterator
-            is closed, or an exception reaches it, the workers are stopped first.
+            The result of each item; only a few are computed in advance. If the iterator is closed
+            or an exception is raised in it, the workers are stopped first.
         """
         threads, cancelled = torch.get_num_threads(), Event()
         workers = count_workers(len(items))
@@ -57,7 +57,7 @@ class WorkerThreads:
                 raise CancelledError
 
         def compute(item: Item) -> Result:
-            torch.set_num_threads(threads // workers)  # of this worker
+            torch.set_num_threads(threads // workers)  # for this worker
             return function(item, check)
 
         if workers <= 1:
@@ -65,7 +65,7 @@ class WorkerThreads:
             return
         remaining, pending = iter(items), deque[Future[Result]]()
         try:
-            # One more than workers, so that none waits. Results of later items are not kept.
+            # One item more than workers, so that none is idle; later items are not begun.
             for item in islice(remaining, workers + 1):
                 pending.append(self._pool.submit(compute, item))
             while pending:
@@ -80,4 +80,4 @@ class WorkerThreads:
             try:
                 wait(pending)
             finally:
-                torch.set_num_threads(threads)  # also of threads that begin later
+                torch.set_num_threads(threads)  # also for threads that start later

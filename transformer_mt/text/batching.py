@@ -11,12 +11,12 @@ import torch
 Indices = npt.NDArray[np.int64]
 """Positions of pairs in the corpus."""
 Lengths = npt.NDArray[np.int64]
-"""Tokens of each source or target of the corpus."""
+"""Number of tokens of each source or target in the corpus."""
 
 STEPS_PER_POOL = 400
-"""Size of the random pools inside which pairs are sorted by length, in steps: large enough for
-little padding, small enough that a pair shares its steps with pairs of the whole corpus over the
-epochs."""
+"""Size, in steps, of the random pools in which pairs are sorted by length: large enough to keep
+padding low, small enough that over the epochs a pair shares steps with pairs from the whole
+corpus."""
 BIN_WIDTH = 1.07
 """Ratio of the lengths at the two edges of a bin: pairs whose longer sides are in the same bin are
 sorted by the difference between their sides."""
@@ -139,13 +139,13 @@ def cut_micro_batches(
 ) -> list[Indices]:
     """Cuts a step into micro-batches of about equal size, as few as the limit allows.
 
-    Each has costs of its own, which a small rest would have to pay as well.
+    Each micro-batch has a fixed cost, which a small remainder would add once more.
 
     Args:
         step: Indices of pairs; adjacent pairs have similar lengths.
         src_lengths: Tokens of each source of the corpus, (N,).
         tgt_lengths: Tokens of each target of the corpus, (N,).
-        micro_batch_tokens: Limit on sentences times longest side.
+        micro_batch_tokens: Limit on the number of sentences times the longest side.
 
     Returns:
         Micro-batches that together hold each index once, in order.
@@ -159,7 +159,7 @@ def cut_micro_batches(
         raise ValueError(f"a pair of {longest} tokens exceeds {micro_batch_tokens} positions")
     starts = _fill_up(lengths, micro_batch_tokens)
     equal_part = max(longest, int(longer_sides.sum()) // len(starts))
-    # Padding makes the parts larger than that; the smallest limit for as many parts is searched.
+    # Padding makes the parts larger than that: search for the smallest limit with as many parts.
     limits = range(equal_part, micro_batch_tokens, 1 + equal_part // 64)
     smallest = bisect_left(
         limits, True, key=lambda limit: len(_fill_up(lengths, limit)) <= len(starts)
@@ -174,7 +174,7 @@ def _fill_up(lengths: Sequence[int], limit: int) -> list[int]:
 
     Args:
         lengths: The longer side of each pair, none above the limit.
-        limit: Sentences times longest side.
+        limit: Limit on the number of sentences times the longest side.
 
     Returns:
         The position of the first pair of each micro-batch.
@@ -195,15 +195,15 @@ def padded_size(micro_batch: Indices, src_lengths: Lengths, tgt_lengths: Lengths
 
 
 def deal_micro_batches(sizes: Sequence[int], world_size: int) -> list[list[int]]:
-    """Deals the micro-batches of a step over processes so that they have similar amounts of work.
+    """Distributes the micro-batches of a step so that processes have similar amounts of work.
 
     Args:
         sizes: Padded positions of each micro-batch.
         world_size: Number of processes.
 
     Returns:
-        For each process the numbers of its micro-batches, ascending; each number once. Of more
-        processes than micro-batches, some have none.
+        For each process, the numbers of its micro-batches, ascending; each number occurs once. If
+        there are more processes than micro-batches, some have none.
     """
     shares: list[list[int]] = [[] for _ in range(world_size)]
     work = [0] * world_size
@@ -223,7 +223,7 @@ def largest_micro_batch(
 ) -> Indices:
     """Finds the micro-batch of an epoch that needs the most memory.
 
-    Only the steps that may have it are cut.
+    Only the steps that are most likely to contain it are cut.
     """
     order = np.concatenate(steps)
     counts = np.fromiter(map(len, steps), np.int64, len(steps))

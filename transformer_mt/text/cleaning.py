@@ -1,7 +1,7 @@
 """The rules that drop training pairs: first by their text, then by their number of pieces.
 
-If a rule changes what it decides about any pair, raise `CLEANING_VERSION`, so that corpora that
-were prepared under the old rules are not reused. tests/text/test_cleaning.py checks this.
+If the decision of a rule changes for any pair, raise `CLEANING_VERSION`, so that corpora prepared
+under the old rules are not reused. tests/text/test_cleaning.py checks this.
 """
 
 import hashlib
@@ -80,7 +80,7 @@ def letter_share(text: str) -> float:
 
 
 def _pair_digest(src: str, tgt: str) -> bytes:
-    """Computes eight bytes that stand for a pair, since all pairs would not fit into memory."""
+    """Computes an eight-byte digest of a pair, since all pairs would not fit into memory."""
     return hashlib.blake2b(f"{src}\n{tgt}".encode(), digest_size=8).digest()
 
 
@@ -95,7 +95,7 @@ class DropReasons:
         return len(self._codes)
 
     def __iter__(self) -> Iterator[str | None]:
-        """Gives the reason for each pair in order; None is a pair that is kept."""
+        """Gives the reason for each pair in order; None means that the pair is kept."""
         return map(list(self._code_of).__getitem__, self._codes)
 
     def append(self, reason: str | None) -> None:
@@ -108,5 +108,5 @@ class DropReasons:
 
 
 def describe_dropped(counts: Mapping[str, int]) -> str:
-    """Lists numbers of dropped pairs by reason."""
+    """Formats the numbers of dropped pairs by reason as text."""
     return ", ".join(f"{count} {reason}" for reason, count in sorted(counts.items())) or "none"

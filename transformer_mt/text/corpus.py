@@ -35,7 +35,7 @@ _DATASET_FILE = re.compile(
 _HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 _SLICED_NAME = re.compile(rf"(?P<name>[^\[\]]+)(?P<slice>{SLICE})?")
 _LISTED_FILES = 8
-"""Number of file names in a message."""
+"""Maximum number of file names in a message."""
 
 
 @dataclass(frozen=True)
@@ -77,9 +77,9 @@ def open_split(config: DataConfig, split: Splits) -> CorpusSplit:
     Args:
         config: Where the corpus is stored and which languages to take.
         split: A split's name, a slice of it such as `train[:5000]`, its two files, or a list of
-            these. In a local folder NAME is NAME.de and NAME.en, NAME.de-en.tsv (each also .gz,
-            .xz or .zst), a path or pattern of Parquet or JSONL files, or else a split as on the
-            hub.
+            these. In a local folder NAME stands for NAME.de and NAME.en, NAME.de-en.tsv (each also
+            .gz, .xz or .zst), a path or pattern of Parquet or JSONL files, or else a split as on
+            the hub.
 
     Raises:
         DataError: Naming the file, split, column or language that is missing or malformed; some
@@ -99,7 +99,7 @@ def load_split(config: DataConfig, split: Splits) -> RawPairs:
     """Loads a whole split into memory.
 
     Raises:
-        DataError: As `open_split`, and if there is no pair.
+        DataError: As in `open_split`, or if there are no pairs.
     """
     return _collect(open_split(config, split).read(), f"{config.path}: split {split}")
 
@@ -176,7 +176,7 @@ def _unnamed_text(config: DataConfig, split: str) -> DataError:
 
 
 def _guess_sides(folder: Path, config: DataConfig) -> tuple[str, str]:
-    """Guesses which of two text files is the source; with more or fewer, gives placeholders."""
+    """Guesses which of two text files is the source; with more or fewer, returns placeholders."""
     names = [path.name for path in sorted(folder.iterdir()) if path.is_file()]
     visible = [name for name in names if not name.startswith(".")]
     texts = [name for name in visible if ".txt" in name] or visible
@@ -227,7 +227,7 @@ def _slice(read: Callable[[], Iterator[Pair]], slice_text: str | None, name: str
 
     Args:
         read: Reads the whole split.
-        slice_text: Such as [-1000:], which means what it means in Python; None is everything.
+        slice_text: A Python slice such as [-1000:]; None selects everything.
         name: The split, for the error message.
 
     Raises:
@@ -273,7 +273,7 @@ def _read_tsv(path: Path, swapped: bool) -> Iterator[Pair]:
 
 
 def read_lines(path: Path) -> Iterator[str]:
-    r"""Reads the lines, ended by `\n` alone, of a text file that may be compressed.
+    r"""Reads the lines of a text file, which may be compressed; only `\n` ends a line.
 
     Args:
         path: The file; .gz, .xz and .zst are decompressed.
@@ -297,7 +297,7 @@ def read_lines(path: Path) -> Iterator[str]:
 def read_source_lines(path: Path) -> Iterator[str]:
     """Reads lines as `translate` does, without a byte order mark at the beginning.
 
-    References keep theirs, as in sacreBLEU.
+    References keep their byte order mark, as in sacreBLEU.
     """
     for number, line in enumerate(read_lines(path)):
         yield line if number else line.removeprefix("\ufeff")
@@ -331,7 +331,7 @@ def _open_dataset(config: DataConfig, split: str) -> CorpusSplit:
     def digest() -> str:
         if folder.is_dir():
             return _digest_files(path for path in sorted(folder.rglob("*")) if path.is_file())
-        # The client stores each revision of a corpus under another name.
+        # The client stores each revision of a corpus under a different name.
         return _digest_strings(str(Path(file["filename"])) for file in load().cache_files)
 
     return CorpusSplit(lambda: read_pairs(load(), config), digest)

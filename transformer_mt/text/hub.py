@@ -15,7 +15,7 @@ from transformer_mt.system.console import shows_bars
 MOVED_TEXT = (
     "if the text has moved, train with --set data.path=NEW, and evaluate with --src and --ref"
 )
-"""What to do about a folder that is missing."""
+"""Advice about a missing folder."""
 
 _ROWS_PER_BATCH = 10_000
 _SECONDS_TO_ANSWER = 5.0
@@ -65,7 +65,7 @@ def load_dataset(config: DataConfig, builder: str, requested: str, **options: An
 def read_pairs(dataset: Any, config: DataConfig) -> Iterator[tuple[str, str]]:
     """Reads pairs from a `translation` column or from one column per language.
 
-    A missing value is an empty side.
+    A missing value becomes an empty text.
 
     Raises:
         DataError: If there is no column for a language, or it does not hold text.
@@ -95,7 +95,7 @@ def _to_text(value: object, language: str, config: DataConfig) -> str:
 
 
 def _why_offline(endpoint: str) -> str:
-    """Explains why the hub is not used; empty if it answers, even with an error."""
+    """Explains why the hub is not used; empty if the hub answers, even with an error."""
     from huggingface_hub import constants
 
     if constants.HF_HUB_OFFLINE:

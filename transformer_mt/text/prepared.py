@@ -6,8 +6,8 @@
         src.offsets.npy       where each line begins in src.ids; tgt.offsets.npy likewise
         report.json           counts
 
-The directory appears complete, by a rename. A process that needs a corpus that another process is
-preparing waits for it.
+The complete directory appears by a rename. A process waits for another that is already preparing
+the same corpus.
 """
 
 import hashlib
@@ -79,7 +79,7 @@ class PreparedCorpus:
 def prepare(
     config: Config, vocab: Vocabulary | None = None, scratch: Path | None = None
 ) -> PreparedCorpus:
-    """Loads the prepared corpus of a configuration, after making it if it does not exist.
+    """Loads the prepared corpus of a configuration, making it first if it does not exist.
 
     Args:
         config: The corpus, its limits and the vocabulary.
@@ -96,7 +96,7 @@ def prepare(
     vocab = vocab or configured_vocab
     folder, split_digest = Path(config.data.prepared_dir), split.digest()
     learned = _load_prepared(folder / _fingerprint(config, split_digest, None))
-    # The vocabulary of a run is usually the one that was learned from this very text.
+    # The vocabulary of a run is usually the one that was learned from this same text.
     if learned and (vocab is None or vocab.has_same_ids(learned.vocab)):
         return learned
     name = _fingerprint(config, split_digest, vocab)
@@ -135,7 +135,7 @@ def _fingerprint(config: Config, split_digest: str, vocab: Vocabulary | None) ->
 def _load_configured_vocabulary(config: Config, vocab: Vocabulary | None) -> Vocabulary | None:
     """Loads the vocabulary at `vocab.path`, if set, and checks that it can be used.
 
-    A run that exists has its own copy, so for it the path may be missing, but not another one.
+    An existing run has its own copy, so the path may be missing, but not hold a different one.
     """
     if config.vocab.path is None:
         return None
@@ -191,7 +191,7 @@ def _write_prepared(
     """Reads a split twice: to clean it and count its words, then to encode the pairs kept.
 
     Args:
-        config: The rules of cleaning, and the vocabulary to learn.
+        config: The cleaning rules, and the vocabulary to learn.
         split: The training text.
         vocab: A vocabulary to use; None learns one.
         path: The directory to write.
@@ -220,7 +220,7 @@ def _write_prepared(
 
 @dataclass
 class _CleanedSplit:
-    """What the first reading of a split gives.
+    """Result of the first reading of a split.
 
     Attributes:
         reasons: Why each pair is dropped, or that it is kept.
@@ -235,7 +235,7 @@ class _CleanedSplit:
 
 
 def _clean(config: Config, split: CorpusSplit, count_words: bool) -> _CleanedSplit:
-    """Reads a split for the first time and decides which pairs are kept as text."""
+    """Reads a split for the first time and decides, by their text, which pairs are kept."""
     counts = [Counter[str]() for _ in range(1 if config.vocab.shared else 2)]
     cleaned, seen_pairs = _CleanedSplit(DropReasons(), counts), set[bytes]()
     for src, tgt in progress_bar("reading", "pairs", items=split.read()):

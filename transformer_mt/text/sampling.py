@@ -1,7 +1,7 @@
-"""Subword regularisation: the training pairs of an epoch in segmentations of that epoch.
+"""Subword regularisation: different segmentations of the training pairs in each epoch.
 
 The segmentations are a pure function of seed, epoch and prepared corpus, so that a resumed run sees
-the same ones. Pairs are made in blocks, each from a generator of its own.
+the same ones. Pairs are segmented in blocks, each with its own random generator.
 """
 
 from collections.abc import Sequence
@@ -24,23 +24,23 @@ from transformer_mt.text.vocabulary import WORD_MARK, PieceTable, Vocabulary
 
 _PAIRS_PER_BLOCK = 20_000
 _CHARACTERS_AT_ONCE = 200_000
-"""Limit on words times their length; bounds memory. The segmentations depend on this and on the
-size of a block, so neither may change."""
+"""Limit on the number of words times their length; bounds memory. The segmentations depend on this
+and on the size of a block, so neither may change."""
 
 
 class LineSampler:
     """Draws segmentations of the lines of one language, word by word.
 
-    A word with a byte piece, an unknown one or a symbol that a user has defined keeps its
-    segmentation. All others consist of pieces whose texts together are the word, and so does what
-    is drawn: it decodes to the same text.
+    A word with a byte piece, an unknown piece or a user-defined symbol keeps its segmentation. In
+    all other words, the texts of the pieces concatenate to the word, before and after sampling, so
+    that they decode to the same text.
 
     Args:
         pieces: The vocabulary of the language.
         rate: `vocab.sampling`.
 
     Raises:
-        ConfigError: If the vocabulary has a single segmentation of every word.
+        ConfigError: If the vocabulary allows only one segmentation of each word.
     """
 
     def __init__(self, pieces: PieceTable, rate: float) -> None:
@@ -92,7 +92,7 @@ class LineSampler:
 
 @dataclass(frozen=True)
 class PendingPairs:
-    """The pairs of an epoch while threads make them.
+    """The pairs of an epoch while threads compute them.
 
     Attributes:
         blocks: Their parts, in order.
@@ -101,7 +101,7 @@ class PendingPairs:
     blocks: Sequence[Future[EncodedPairs]]
 
     def wait(self) -> EncodedPairs:
-        """Waits for all of them, and gives them in memory, in the order of the corpus."""
+        """Waits for all pairs, and returns them in memory, in corpus order."""
         blocks = [block.result() for block in self.blocks]
         return EncodedPairs(
             _concatenate([block.src for block in blocks]),
@@ -120,7 +120,7 @@ class PairSampler:
         seed: The run's seed.
 
     Raises:
-        ConfigError: If the vocabulary has a single segmentation of every word.
+        ConfigError: If the vocabulary allows only one segmentation of each word.
     """
 
     def __init__(
@@ -131,18 +131,18 @@ class PairSampler:
         self._tgt = self._src if vocab.shared else LineSampler(vocab.tgt_table(), rate)
 
     def sample_epoch(self, epoch: int, threads: Executor) -> "PendingPairs":
-        """Begins to draw the segmentations of an epoch, as a pure function of corpus and seed.
+        """Starts drawing the segmentations of an epoch, a pure function of corpus, seed and epoch.
 
         Args:
             epoch: Epoch, from 0.
-            threads: Which work on the blocks; NumPy runs for the most part without Python's lock.
+            threads: Threads that compute the blocks; NumPy mostly runs without Python's lock.
         """
         blocks = range(-(-len(self._pairs) // _PAIRS_PER_BLOCK))
         return PendingPairs([threads.submit(self._sample_block, epoch, i) for i in blocks])
 
     def _sample_block(self, epoch: int, block: int) -> EncodedPairs:
         sides = [_take_block(side, block) for side in (self._pairs.src, self._pairs.tgt)]
-        # Numbers from 1, since NumPy takes [seed, epoch] and [seed, epoch, 0, 0] for the same seed.
+        # Numbers from 1, since NumPy treats [seed, epoch] and [seed, epoch, 0, 0] as the same seed.
         src, tgt = (
             sampler.sample(lines, np.random.default_rng([self._seed, epoch, block + 1, side + 1]))
             for side, (sampler, lines) in enumerate(zip((self._src, self._tgt), sides, strict=True))
@@ -158,7 +158,7 @@ def _ranges(starts: Integers, lengths: Integers) -> Integers:
 
 
 def _group_by_length(lengths: Integers) -> list[Integers]:
-    """Gives the words of two characters or more: groups of equal length and limited size."""
+    """Groups the words of two or more characters by length; groups have a limited size."""
     groups = []
     for length in np.unique(lengths[lengths > 1]):
         rows, limit = np.flatnonzero(lengths == length), max(1, _CHARACTERS_AT_ONCE // int(length))
@@ -175,7 +175,7 @@ def _take_block(lines: EncodedLines, block: int) -> EncodedLines:
 def _replace(
     lines: EncodedLines, others: EncodedLines, is_replaced: npt.NDArray[np.bool_]
 ) -> EncodedLines:
-    """Takes the lines for which a flag is set from the others, which are as many."""
+    """Replaces the flagged lines with the corresponding lines of `others`."""
     if not is_replaced.any():
         return lines
     lengths = np.where(is_replaced, np.diff(others.offsets), np.diff(lines.offsets))

@@ -1,10 +1,10 @@
 """Random segmentations of words into pieces: BPE-dropout, and sampling from a unigram model.
 
-SentencePiece defines both, and samples too, but its generator cannot be seeded: since version 0.2.3
-the same seed gives other segmentations in another process, so that no run could be resumed exactly.
+SentencePiece implements both, but its generator cannot be seeded reliably: since version 0.2.3 the
+same seed gives different segmentations in different processes, so no run could be resumed exactly.
 Here all random numbers come from a generator that the caller seeds.
 
-Shape letters: N words, all of L characters. Characters are given as the ids of their own pieces.
+Shapes: N words of L characters each. Characters are given as the ids of their own pieces.
 """
 
 import numpy as np
@@ -22,14 +22,14 @@ class _Lookup:
     """A read-only dictionary that looks up whole arrays.
 
     Args:
-        entries: Values, not negative, by keys, not negative.
+        entries: Non-negative values by non-negative keys.
     """
 
     def __init__(self, entries: dict[int, int]) -> None:
         keys = np.fromiter(entries.keys(), np.int64, len(entries))
         values = np.fromiter(entries.values(), np.int32, len(entries))
         order = np.argsort(keys)
-        # The last entry, which no key equals, is found for keys above all others.
+        # A sentinel, which no key equals; it is found for keys above all others.
         self._keys = np.append(keys[order], np.iinfo(np.int64).max)
         self._values = np.append(values[order], np.int32(NO_PIECE))
 
@@ -47,14 +47,14 @@ class BPEDropout:
         Provilkov et al. 2020, BPE-Dropout: Simple and Effective Subword Regularization, section 3.
 
     Args:
-        pieces: Those of a BPE model; a higher score is an earlier merge.
-        dropout: Probability that a possible merge is left out; 0 gives the one segmentation that
-            the model gives without sampling.
+        pieces: Pieces of a BPE model; a higher score means an earlier merge.
+        dropout: Probability that a possible merge is left out; 0 gives the model's segmentation
+            without sampling.
     """
 
     def __init__(self, pieces: PieceTable, dropout: float) -> None:
         self._dropout, self._size = dropout, len(pieces.texts)
-        self._scores = np.append(pieces.scores, -np.inf)  # NO_PIECE has the last one
+        self._scores = np.append(pieces.scores, -np.inf)  # the last one is for NO_PIECE
         ids = pieces.ids
         self._merges = _Lookup(
             {
@@ -95,7 +95,7 @@ class BPEDropout:
 
         Args:
             symbols: Pieces and characters, (N, W).
-            merges: What each of them and its right neighbour merge into, (N, W - 1).
+            merges: Result of merging each symbol with its right neighbour, (N, W - 1).
             best: Which pair to merge, (N,).
             rng: Source of random numbers.
 
@@ -114,23 +114,23 @@ class BPEDropout:
         return new, merges
 
     def _draw_merges(self, left: PieceIds, right: PieceIds, rng: np.random.Generator) -> PieceIds:
-        """Gives what neighbours merge into; NO_PIECE if they do not, or their merge is dropped."""
+        """Finds the merges of neighbours; NO_PIECE if there is none or it is dropped."""
         merges = self._merges[left.astype(np.int64) * self._size + right]
         # A merge that is not dropped stays possible until a neighbour takes one of its symbols.
-        # That is the paper's algorithm, which draws at each step, as SentencePiece implements it.
+        # This is how SentencePiece implements the paper's algorithm, which draws at each step.
         merges[rng.random(merges.shape) < self._dropout] = NO_PIECE
         return merges
 
 
 class UnigramSampling:
-    """Draws from all segmentations of words by their probabilities, smoothed.
+    """Draws from all segmentations of words with their smoothed probabilities.
 
     Reference:
         Kudo 2018, Subword Regularization: Improving Neural Network Translation Models with Multiple
         Subword Candidates, section 3.2, with l = infinity.
 
     Args:
-        pieces: Those of a unigram model; a score is a log-probability.
+        pieces: Pieces of a unigram model; a score is a log-probability.
         alpha: Exponent of the probabilities: the smaller, the more random.
     """
 
@@ -145,7 +145,7 @@ class UnigramSampling:
                 children[nodes[text[: end - 1]] * self._size + ids[text[end - 1]]] = node
         self._children = _Lookup(children)
         self._longest = max(map(len, nodes))
-        # What NO_PIECE is as an index: the last entry.
+        # As an index, NO_PIECE selects the last entry of both arrays.
         self._pieces = np.array([ids.get(text, NO_PIECE) for text in nodes] + [NO_PIECE], np.int32)
         self._scores = np.append(alpha * pieces.scores, -np.inf)
 
@@ -172,7 +172,7 @@ class UnigramSampling:
             end[rows] -= shorter + 1
             counts[rows] += 1
         columns = np.arange(characters.shape[1])
-        # Behind the last piece the index is negative, so that it finds what fills the rows.
+        # After the last piece the index is negative, so that it selects a NO_PIECE from the end.
         return np.take_along_axis(backwards, counts[:, None] - 1 - columns, axis=1)
 
     def _find_pieces(self, words: PieceIds) -> PieceIds:
@@ -182,8 +182,8 @@ class UnigramSampling:
             words: (N, L).
 
         Returns:
-            Ids by the position after the piece and its number of characters less one,
-            (N, L + 1, K), K being the longest piece; NO_PIECE where there is none.
+            Ids, (N, L + 1, K), by the position after the piece and its number of characters minus
+            one; K is the length of the longest piece; NO_PIECE where there is none.
         """
         count, length = words.shape
         shape = (count, length + 1, min(self._longest, length))
@@ -196,13 +196,13 @@ class UnigramSampling:
         return pieces
 
     def _cumulate(self, pieces: PieceIds) -> npt.NDArray[np.float64]:
-        """Computes how probable the lengths of the last piece are, up to each position.
+        """Computes the distribution of the length of the last piece before each position.
 
         Args:
             pieces: (N, L + 1, K).
 
         Returns:
-            Cumulative probabilities over K, of the same shape; they end in exactly 1.
+            Cumulative probabilities over K, of the same shape; the last one is exactly 1.
         """
         scores = self._scores[pieces]
         shares = np.ones(pieces.shape)
@@ -219,7 +219,7 @@ class UnigramSampling:
 
 
 def _distinct_rows(rows: PieceIds) -> tuple[PieceIds, Integers]:
-    """Gives the distinct rows, and for each row the number of the one it equals."""
+    """Returns the distinct rows, and for each row the index of the distinct row it equals."""
     packed = np.ascontiguousarray(rows).view(np.dtype((np.void, rows.itemsize * rows.shape[1])))
     _, first, inverse = np.unique(packed.ravel(), return_index=True, return_inverse=True)
     return rows[first], inverse

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from transformer_mt.text.corpus import Pair
 
 CHARACTER_COVERAGE = 0.9999
-"""Share of the text that the counted characters make up; the rest are written as bytes."""
+"""Share of the text that the counted characters cover; the rest are encoded as bytes."""
 
 
 @dataclass
 class Lengths:
-    """How many lines there are of each length."""
+    """Number of lines of each length."""
 
     counts: Counter[int] = field(default_factory=Counter)
 
@@ -47,17 +47,17 @@ class Lengths:
 
 @dataclass(frozen=True)
 class TextStatistics:
-    """What `measure_text` counts.
+    """Result of `measure_text`.
 
     Attributes:
         pairs: Number of pairs.
         empty: Pairs of which at least one side is empty.
-        src_words: Words of each source line; a word is what white space separates.
+        src_words: Words of each source line; words are separated by white space.
         tgt_words: Words of each target line.
-        longer_bytes: Bytes of UTF-8 of the longer side of each pair.
-        distinct_words: Different words of both languages together.
-        characters: Different characters of both languages, without the rarest, which make up
-            1 - `CHARACTER_COVERAGE` of the text.
+        longer_bytes: UTF-8 bytes of the longer side of each pair.
+        distinct_words: Number of distinct words of both languages together.
+        characters: Number of distinct characters of both languages, without the rarest, which make
+            up 1 - `CHARACTER_COVERAGE` of the text.
     """
 
     pairs: int
@@ -70,7 +70,7 @@ class TextStatistics:
 
 
 def measure_text(pairs: Iterable[Pair]) -> TextStatistics:
-    """Reads a text once; memory grows with its different words, not with its length."""
+    """Reads a text once; memory grows with its distinct words, not with its length."""
     src_words, tgt_words, longer_bytes = Lengths(), Lengths(), Lengths()
     words: Counter[str] = Counter()
     empty = 0

@@ -28,7 +28,7 @@ class EvaluationSet:
 
     Attributes:
         name: The split, files or sacreBLEU set that it was read from, for messages.
-        title: The same for pages that are sent to others, without folders of this machine.
+        title: The name for pages that are shared with others, without local folders.
         src: Source lines; None if only references are known.
         references: One or more reference translations, each with one line per source line.
     """

@@ -25,7 +25,7 @@ SHARED = "vocab.model"
 _SPM_LOG_INFO, _SPM_LOG_ERROR = 0, 2
 
 _MIN_PIECES, _MAX_PIECES = EOS_ID + 1, 10**8
-"""Sizes that SentencePiece can be asked for; with others it fails without a reason or hangs."""
+"""Range of sizes to request; outside it, SentencePiece fails without a reason or hangs."""
 
 _LINE_BREAKS = str.maketrans("\n\r\t", "   ")
 
@@ -36,14 +36,14 @@ WORD_MARK = "▁"
 
 @dataclass(frozen=True)
 class PieceTable:
-    """The pieces of one language, with what is needed to draw segmentations.
+    """The pieces of one language, with the data needed to draw segmentations.
 
     Attributes:
         kind: `bpe` or `unigram`; None if SentencePiece cannot sample, since the model is one of
             words or characters.
-        texts: Text of each piece by id; empty for those that are not made of characters: special,
-            byte and unused pieces, and symbols that a user has defined.
-        scores: SentencePiece's, float64, (V,).
+        texts: Text of each piece by id; empty for special, byte and unused pieces and for
+            user-defined symbols.
+        scores: SentencePiece's scores, float64, (V,).
     """
 
     kind: str | None
@@ -61,7 +61,7 @@ class Vocabulary:
 
     Args:
         src_model: Serialised SentencePiece model of the source language.
-        tgt_model: That of the target language; the same bytes if the vocabulary is shared.
+        tgt_model: Likewise for the target language; the same bytes if the vocabulary is shared.
 
     Raises:
         DataError: If the bytes are not a SentencePiece model, or its special ids are unsuitable.
@@ -118,13 +118,13 @@ class Vocabulary:
     def decode_tgt(self, ids: Sequence[int]) -> str:
         """Decodes target ids into one line of text.
 
-        Byte pieces can stand for a line break or a tab, which are replaced by spaces, so that a
+        Byte pieces can decode to a line break or a tab, which are replaced by spaces, so that a
         hypothesis is always exactly one line.
         """
         return self._tgt.decode(ids).translate(_LINE_BREAKS)
 
     def save(self, directory: Path) -> list[Path]:
-        """Writes the model files, one if shared and else two, and returns their paths."""
+        """Writes the model files, one if shared and otherwise two, and returns their paths."""
         models = {SHARED: self.src_model}
         if not self.shared:
             models = {"src.model": self.src_model, "tgt.model": self.tgt_model}
@@ -175,8 +175,8 @@ def train_vocabulary(word_counts: Sequence[Counter[str]], config: VocabConfig) -
         config: Kind and size.
 
     Raises:
-        DataError: If the text has no words, or does not suit a vocabulary of this size; names the
-            largest or the smallest size.
+        DataError: If the text has no words, or does not suit a vocabulary of this size; the message
+            gives the largest or smallest possible size.
     """
     names = ["this text"] if len(word_counts) == 1 else ["the source text", "the target text"]
     models = [
@@ -221,7 +221,7 @@ def _train_model(word_counts: Counter[str], config: VocabConfig, text_name: str)
 
 
 def _explain(message: str, config: VocabConfig, text_name: str) -> str:
-    """Expresses an error of SentencePiece in keys of the configuration.
+    """Explains an error from SentencePiece in terms of configuration keys.
 
     Args:
         message: Such as `INTERNAL: src/trainer_interface.cc(744) [(condition)] Vocabulary size too
@@ -310,7 +310,7 @@ class _SentencePieceModel:
         processor = self._processor
         ids = list(range(processor.get_piece_size()))
         scores = np.array(processor.get_score(ids), np.float64)
-        # Symbols that a user has defined have the score 0; the first merge of BPE has -0.
+        # User-defined symbols have the score 0; the first BPE merge has -0.
         is_text = (scores != 0) | np.signbit(scores)
         for is_special in (processor.is_control, processor.is_unknown, processor.is_unused):
             is_text &= ~np.array(is_special(ids))
@@ -325,7 +325,7 @@ class _SentencePieceModel:
         )
 
     def _sampled_kind(self) -> str | None:
-        """Tells the kind of the model by what SentencePiece can do with it."""
+        """Infers the kind of the model from the operations that SentencePiece supports for it."""
         try:
             self._processor.nbest_encode("a", nbest_size=1)
             return "unigram"

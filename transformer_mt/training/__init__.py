@@ -1,1 +1,1 @@
-"""Loss, optimizer, training step, the loop, and runs from their configuration."""
+"""Loss, optimizer, training step, training loop, and runs from their configuration."""

@@ -1,4 +1,4 @@
-"""What the processes of a training decide together."""
+"""Decisions that the processes of a training run make together."""
 
 from dataclasses import dataclass
 
@@ -7,12 +7,12 @@ from transformer_mt.system.processes import Processes
 
 @dataclass(frozen=True)
 class Agreement:
-    """What all processes know after a step.
+    """The information that all processes share after a step.
 
     Attributes:
         signum: Number of the signal that any of them has received; 0 if none.
         seconds: Training time so far, by the main process's clock.
-        save_is_due: Whether that clock says that it is time for a checkpoint.
+        save_is_due: Whether a checkpoint is due by that clock.
     """
 
     signum: int = 0
@@ -21,7 +21,7 @@ class Agreement:
 
 
 def agree(processes: Processes, own: Agreement) -> Agreement:
-    """Combines what each process knows by itself, so that all of them decide alike."""
+    """Combines what each process knows, so that all make the same decisions."""
     seconds, save_is_due = (own.seconds, own.save_is_due) if processes.is_main else (0.0, False)
     signum, seconds, due = processes.max(own.signum, seconds, save_is_due)
     return Agreement(int(signum), seconds, bool(due))

@@ -16,7 +16,7 @@ def compile_hidden(
 
     Args:
         model: The model, whose parameters are shared.
-        max_length: Tokens of the longest source or target there will be, in validation too.
+        max_length: Tokens of the longest source or target, including those in validation.
         backend: Backend of `torch.compile`.
     """
     model.reserve(max_length)  # a table of positions that grows would need a new graph

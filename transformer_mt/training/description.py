@@ -1,4 +1,4 @@
-"""What a run is trained on and with: run.json, which reports are made from."""
+"""The data, settings and environment of a run: run.json, which reports read."""
 
 import logging
 from typing import Any
@@ -16,7 +16,7 @@ _BINS = 40
 
 
 def write_description(trainer: Trainer, world_size: int) -> None:
-    """Writes run.json when a run is started or resumed; if that fails, a warning says so.
+    """Writes run.json when a run is started or resumed; logs a warning if that fails.
 
     Args:
         trainer: The run.

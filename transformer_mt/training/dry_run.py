@@ -1,4 +1,4 @@
-"""A dry run: a few steps of a training without keeping anything, and what the whole would take."""
+"""A dry run: a few training steps that leave nothing behind, and estimates for the whole run."""
 
 import resource
 import sys
@@ -21,14 +21,14 @@ from transformer_mt.training.trainer import Trainer
 
 _WARM_UP_STEPS, _TIMED_STEPS = 2, 3
 _SHARE_OF_MEMORY = 0.9
-"""What of the memory an estimate may fill."""
+"""Share of the memory that an estimate may fill."""
 
 
 def dry_run(config: Config, run_dir: Path) -> str:
-    """Takes a few steps without keeping anything, and estimates memory and time of a training.
+    """Takes a few steps that leave nothing behind, and estimates memory and time of the whole run.
 
     Args:
-        config: What would be trained.
+        config: The configuration that would be trained.
         run_dir: The run that would be started or resumed.
 
     Returns:
@@ -36,7 +36,7 @@ def dry_run(config: Config, run_dir: Path) -> str:
         configuration.
 
     Raises:
-        TransformerMTError: Whatever would end the training at its start.
+        TransformerMTError: For any error that would end training at its start.
     """
     require_writable(run_dir)
     with join_processes(choose_device(config.train.device).type) as processes:
@@ -85,7 +85,7 @@ def _describe(trainer: Trainer, steps: list[Indices]) -> list[str]:
 
 
 def _estimate(trainer: Trainer, steps: list[Indices]) -> list[str]:
-    """Measures a few steps, and tells what the whole training would take."""
+    """Measures a few steps, and estimates speed, memory and time of the whole run."""
     progress, engine = trainer.progress, trainer.engine
     memory = _estimate_memory(trainer, steps)
     window, count = _time_steps(trainer, steps)
@@ -105,14 +105,14 @@ def _estimate(trainer: Trainer, steps: list[Indices]) -> list[str]:
 
 
 def _estimate_memory(trainer: Trainer, steps: list[Indices]) -> list[str]:
-    """Measures the memory at the peak, and tells how large a micro-batch would fit.
+    """Measures the peak memory, and estimates the largest micro-batch that fits.
 
-    Memory grows linearly with the positions of a micro-batch, so two sizes tell all others.
+    Memory grows linearly with the positions of a micro-batch, so two sizes predict all others.
     """
     device, config = trainer.engine.device, trainer.config
     limit = config.train.micro_batch_tokens
     smaller_limit = max(config.data.max_length + 1, limit // 4)
-    peak_before = _peak_bytes(device)  # of preparing the text, for example
+    peak_before = _peak_bytes(device)  # from preparing the text, for example
     trainer.check_memory(steps, smaller_limit)
     smaller_peak = _peak_bytes(device)
     trainer.check_memory(steps, limit)
@@ -130,13 +130,13 @@ def _estimate_memory(trainer: Trainer, steps: list[Indices]) -> list[str]:
 
 
 def _count_positions(trainer: Trainer, steps: list[Indices], micro_batch_tokens: int) -> int:
-    """Counts the positions, sentences times longest side, of the largest micro-batch."""
+    """Counts the positions (sentences times longest side) of the largest micro-batch."""
     indices = largest_micro_batch(steps, *trainer.lengths, micro_batch_tokens)
     return len(indices) * int(max(side[indices].max() for side in trainer.lengths))
 
 
 def _time_steps(trainer: Trainer, steps: list[Indices]) -> tuple[LogWindow, int]:
-    """Takes a few steps; gives the sums of those after the first two, and their number."""
+    """Takes a few steps; returns the sums over those after the warm-up, and their number."""
     engine, trial = trainer.engine, steps[: _WARM_UP_STEPS + _TIMED_STEPS]
     warm_up = min(_WARM_UP_STEPS, len(trial) - 1)
     engine.start_window()

@@ -1,4 +1,4 @@
-"""One optimizer step, and everything it changes: the training state. Knows no files and no run."""
+"""One optimizer step and the training state that it changes, independent of files and runs."""
 
 import json
 import logging
@@ -42,7 +42,7 @@ _LossAndGradients = tuple[Tensor, tuple[Tensor, ...]]
 
 @dataclass(frozen=True)
 class _Counters:
-    """The part of the engine's state that is numbers, not tensors of the model's size."""
+    """The part of the engine's state that consists of numbers, not of model-sized tensors."""
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
 
@@ -53,10 +53,10 @@ class _Counters:
 
 
 def dropout_seed(seed: int, step: int, micro_batch: int) -> int:
-    """Computes the seed of the random numbers with which dropout trains one micro-batch.
+    """Computes the seed of the random numbers for the dropout of one micro-batch.
 
-    They depend on nothing else: there is no generator state to save, and it does not matter which
-    process computes the micro-batch, or after which others.
+    They depend on nothing else: there is no generator state to save, and neither the process that
+    computes the micro-batch nor the order of micro-batches matters.
 
     Args:
         seed: The run's seed.
@@ -78,7 +78,7 @@ class Engine:
         tgt_size: Size of the target vocabulary.
         device: Where to compute.
         precision: `fp32`, `bf16` or `fp16`.
-        processes: Those that train the model together; in each there is an engine in the same
+        processes: The processes that train the model together; each has an engine in the same
             state.
         compile_failed: Whether torch.compile has failed in this run before, so that it is not
             tried again.
@@ -122,7 +122,7 @@ class Engine:
         self.start_window()
 
     def state_dict(self) -> dict[str, Any]:
-        """Gives everything that a resumed run needs to continue bit-equal.
+        """Returns everything that a resumed run needs to stay bit-equal.
 
         Returns:
             `model`, `optimizer` and, if there is a moving average, `ema`: tensors by name;
@@ -146,7 +146,7 @@ class Engine:
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes what `state_dict` gave.
+        """Loads what `state_dict` returned.
 
         Raises:
             KeyError: If a tensor is missing.
@@ -189,12 +189,12 @@ class Engine:
     def start_window(self, window: LogWindow | None = None) -> None:
         """Starts the sums of a log line at zero, or at those of an interrupted run."""
         self.window = replace(window) if window else LogWindow()
-        # On the device until it is read, so that no step waits.
+        # Kept on the device until it is read, so that no step waits.
         self._window_loss = torch.full((), self.window.loss, device=self.device)
         self._nonfinite_tokens = torch.full((), self.window.nonfinite_tokens, device=self.device)
 
     def read_window(self) -> LogWindow:
-        """Waits for the device and returns the sums since the last log line, which go on."""
+        """Waits for the device and returns the sums since the last log line; they are kept."""
         start = time.monotonic()
         self.window.loss = float(self._window_loss)
         self.window.nonfinite_tokens = int(self._nonfinite_tokens)
@@ -209,12 +209,12 @@ class Engine:
     def train_step(self, step: int, micro_batches: Sequence[Batch | TokenCounts]) -> None:
         """Takes one optimizer step on the pairs of its micro-batches.
 
-        Nothing here waits for the device: a step whose gradient is not finite is skipped there.
+        This never waits for the device, which itself skips a step with a non-finite gradient.
 
         Args:
             step: Its number, from 1.
-            micro_batches: The step's pairs, on the CPU; the size alone of a micro-batch that
-                another process computes.
+            micro_batches: The step's pairs, on the CPU; only the token counts of a micro-batch
+                that another process computes.
 
         Raises:
             DeviceError: If memory runs out or the model cannot be compiled.
@@ -243,7 +243,7 @@ class Engine:
         self, step: int, micro_batches: Sequence[Batch | TokenCounts], tokens: int
     ) -> Generator[_LossAndGradients]:
         """Computes the gradients of this process's micro-batches; on a CPU several at once."""
-        # By the tokens of the whole step: how it is cut does not change the gradient.
+        # Per token of the whole step, so how it is cut does not change the gradient.
         scale = self.scaler.scale(torch.ones((), device=self.device)) / tokens
         own = [
             (dropout_seed(self.config.train.seed, step, number), micro_batch)
@@ -269,7 +269,7 @@ class Engine:
                 parameter.grad += gradient
 
     def _sum_over_processes(self, loss: Tensor) -> Tensor:
-        """Sums the gradients of all processes, and the loss, which it returns, in one message.
+        """Sums the gradients and the loss over all processes in one message; returns the loss.
 
         A process that had no micro-batch adds zeros.
         """
@@ -302,7 +302,7 @@ class Engine:
         self._count_nonfinite(finite, loss)
 
     def check_compilation(self, batch: Batch) -> None:
-        """Compiles the model; all processes go on without where that fails in one.
+        """Compiles the model; if that fails in one process, all continue without compilation.
 
         Args:
             batch: Any micro-batch.
@@ -326,9 +326,9 @@ class Engine:
         self.compiled, self.compile_failed, self._hidden = False, True, self.model.hidden
 
     def check_memory(self, largest: Batch, count: int) -> None:
-        """Computes gradients with all that training keeps in memory.
+        """Computes gradients with everything that training keeps in memory.
 
-        Weights and moments stay as they are.
+        Weights and moments do not change.
 
         Args:
             largest: The micro-batch that needs the most memory.
@@ -360,7 +360,7 @@ class Engine:
         return loss.detach(), gradients
 
     def _autocast(self) -> torch.autocast:
-        """Gives the context in which products are computed in this engine's precision."""
+        """Returns the context in which products are computed in this engine's precision."""
         enabled = self.precision != "fp32"
         return torch.autocast(self.device.type, DTYPES[self.precision], enabled)
 

@@ -19,12 +19,12 @@ COMPILE_FAILED = "failed"
 
 
 def numeric_environment(engine: Engine, world_size: int) -> dict[str, str]:
-    """Names everything outside the configuration that the bits of a result depend on.
+    """Lists everything outside the configuration that the bits of a result depend on.
 
     Two runs of one configuration are bit-equal if these are equal.
 
     Args:
-        engine: What trains.
+        engine: The engine that trains.
         world_size: Number of processes.
     """
     device = engine.device
@@ -51,7 +51,7 @@ def reasons_against_bit_equality(
     """Lists what makes a run resumed from a checkpoint differ from an uninterrupted one.
 
     Args:
-        checkpoint: Where the run is resumed.
+        checkpoint: The checkpoint that the run is resumed from.
         config: The configuration it is resumed with.
         environment: The numeric environment it is resumed in.
     """

@@ -1,4 +1,4 @@
-"""The pairs of each epoch: as they were prepared, or in segmentations drawn for the epoch."""
+"""The pairs of each epoch: as prepared, or with segmentations sampled for the epoch."""
 
 import os
 import sys
@@ -14,20 +14,20 @@ from transformer_mt.text.sampling import PairSampler, PendingPairs
 
 _NICENESS = 19
 _MAX_THREADS = 4
-"""More would wait for Python's lock, and the thread that trains would too."""
+"""More threads would wait for Python's lock, and make the training thread wait too."""
 
 
 class EpochPairs:
-    """Gives the pairs of an epoch, and makes those of the next one in the meantime.
+    """Provides the pairs of an epoch, and prepares those of the next one in background threads.
 
-    Threads make them. Of several processes each makes the same pairs for itself.
+    With several processes, each prepares the same pairs for itself.
 
     Args:
-        corpus: The prepared pairs, which are those of all epochs if `vocab.sampling` is 0.
-        config: How to draw segmentations, and the seed.
+        corpus: The prepared pairs, which all epochs use if `vocab.sampling` is 0.
+        config: How to sample segmentations, and the seed.
 
     Raises:
-        ConfigError: If the vocabulary has a single segmentation of every word.
+        ConfigError: If the vocabulary has only one segmentation of every word.
     """
 
     def __init__(self, corpus: PreparedCorpus, config: Config) -> None:
@@ -40,22 +40,22 @@ class EpochPairs:
         self._started: tuple[int, PendingPairs] | None = None
 
     def start(self, epoch: int) -> None:
-        """Begins to make the pairs of an epoch, from 0, unless they are those of all epochs."""
+        """Starts to prepare the pairs of an epoch, from 0, unless all epochs use the same pairs."""
         if self._sampler:
             self._started = epoch, self._sampler.sample_epoch(epoch, self._threads)
 
     def of_epoch(self, epoch: int) -> EncodedPairs:
-        """Gives the pairs of an epoch, from 0, in the order of the corpus."""
+        """Returns the pairs of an epoch, from 0, in the order of the corpus."""
         if self._started is None or self._started[0] != epoch:
             self.start(epoch)
         return self._started[1].wait() if self._started else self._prepared
 
     def close(self) -> None:
-        """Ends the threads, after the blocks that they are making."""
+        """Ends the threads once they have finished their current blocks."""
         self._threads.shutdown(cancel_futures=True)
 
 
 def _lower_priority() -> None:
-    """Leaves the cores to training, whose threads wait for each other, as far as they need them."""
-    if sys.platform == "linux":  # elsewhere priority belongs to the process
+    """Gives priority on the cores to the training threads, which wait for each other."""
+    if sys.platform == "linux":  # elsewhere, priority applies to the process
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)

@@ -1,4 +1,4 @@
-"""Floating-point operations: how many training needs, how many per second the device can do."""
+"""Floating-point operations: how many training needs, and how many per second the device can do."""
 
 import time
 
@@ -26,7 +26,7 @@ def training_flops(config: ModelConfig, tgt_size: int, src_tokens: int, tgt_toke
         src_tokens: Source tokens, EOS included.
         tgt_tokens: Target tokens, EOS included.
     """
-    projection = config.d_model**2  # multiplications per token, as all below
+    projection = config.d_model**2  # multiplications per token, as in all terms below
     feed_forward = 2 * config.d_model * config.d_ff
     output = tgt_size * config.d_model
     per_src_token = config.encoder_layers * (4 * projection + feed_forward)

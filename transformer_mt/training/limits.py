@@ -1,4 +1,4 @@
-"""When training stops: the limits of a configuration, and how much is left to each."""
+"""When training stops: the limits of a configuration, and how much is left of each."""
 
 from dataclasses import dataclass
 from typing import Literal

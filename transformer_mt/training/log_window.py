@@ -12,7 +12,7 @@ class LogWindow:
             updates it.
         tokens: Target tokens.
         flops: Floating-point operations that training on them needed.
-        seconds: Time spent in steps, making their batches included.
+        seconds: Time spent in steps, including building their batches.
         nonfinite_tokens: Target tokens of the steps whose loss was not finite; `Engine.read_window`
             updates it.
     """

@@ -89,7 +89,7 @@ def _losses_and_gradients(
         grad_scale: Factor on the gradient.
 
     Returns:
-        Nats, (C, 1), and (softmax - smoothing / V) * grad_scale, (C, V), of the type of the logits.
+        Nats, (C, 1), and (softmax - smoothing / V) * grad_scale, (C, V), in the type of the logits.
     """
     # float16 would round smoothing / V to 0; bfloat16 has the range of float32 in half the memory.
     softmax_dtype = logits.dtype if logits.dtype == torch.bfloat16 else torch.float32
@@ -118,10 +118,10 @@ def _compile_losses_and_gradients() -> Callable[..., tuple[Tensor, Tensor]]:
 
 
 def _row_scale(rows: Tensor, grad_scale: float) -> Tensor:
-    """Computes by what to divide rows so that their products with gradients stay finite in float16.
+    """Computes a divisor for rows that keeps their products with gradients finite in float16.
 
-    A product is a sum over the positions of a chunk. The loss scaler could not help: it scales
-    what comes after.
+    A product is a sum over the positions of a chunk. The loss scaler cannot help, since it is
+    applied later.
 
     Args:
         rows: The decoder's output, (N, D).

@@ -1,4 +1,4 @@
-"""Memory that a model needs in training, from its configuration alone."""
+"""Memory that a model needs in training, computed only from its configuration."""
 
 import torch
 
@@ -18,7 +18,7 @@ def require_memory(config: ModelConfig, device: torch.device) -> None:
         device: Where it would be trained.
 
     Raises:
-        DeviceError: If the device does not have the memory for the layers alone.
+        DeviceError: If the device has too little memory even for the layers alone.
     """
     needed, available = _BYTES_PER_PARAMETER * count_layer_parameters(config), total_memory(device)
     if needed > available:

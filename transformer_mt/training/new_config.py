@@ -1,4 +1,4 @@
-"""A commented configuration for two files of text, with sizes that suit text and machine."""
+"""A commented configuration for two text files, with sizes that suit the text and the machine."""
 
 import logging
 import re
@@ -47,7 +47,7 @@ class _Side:
 
 @dataclass(frozen=True)
 class _Setting:
-    """One key of the new configuration; one without a comment shares that of the key before it."""
+    """One key of the new configuration; without a comment, it shares the previous key's."""
 
     key: str
     value: object
@@ -60,7 +60,7 @@ def write_config(
     """Measures two files of text and writes a configuration to train on them.
 
     Args:
-        name: The file to write; `.toml` is added where it is missing.
+        name: The file to write; `.toml` is added if it is missing.
         src: Text to translate from, one sentence per line.
         tgt: Its translation, line by line.
         src_lang: Language of `src`; None takes the ending of its name.
@@ -70,7 +70,7 @@ def write_config(
         Two lines: the commands to run next.
 
     Raises:
-        ConfigError: If a language is unknown, or a file's name cannot stand in a configuration.
+        ConfigError: If a language is unknown, or a file name cannot be written in a configuration.
         DataError: If the text is missing, malformed, or too little.
         OutputError: If the configuration exists or cannot be written.
     """
@@ -110,7 +110,7 @@ def write_config(
 
 
 def _language_of(path: Path, given: str | None, option: str) -> str:
-    """Gives the language that an option or a file's ending names."""
+    """Returns the language given by an option or by a file's extension."""
     if given:
         return given
     plain = path.with_suffix("") if path.suffix in COMPRESSION_SUFFIXES else path
@@ -121,7 +121,7 @@ def _language_of(path: Path, given: str | None, option: str) -> str:
 
 
 def _place(sides: tuple[_Side, _Side], config: Path) -> tuple[str, SplitFiles]:
-    """Names the text as the configuration finds it: relative paths are relative to its folder.
+    """Returns the paths of the text, the relative ones relative to the configuration's folder.
 
     Returns:
         `data.path`, and the two files in it.
@@ -186,7 +186,7 @@ def _header(
 def _data(
     sides: tuple[_Side, _Side], folder: str, files: SplitFiles, sizes: Sizes, text: TextStatistics
 ) -> Iterator[_Setting]:
-    """Names the text, and what is held out of it."""
+    """Sets the text files, and which pairs are held out."""
     yield _Setting("data.path", folder, "The folder of the two files; . is that of this file.")
     yield _Setting("data.src_lang", sides[0].language, "From which language to which.")
     yield _Setting("data.tgt_lang", sides[1].language)
@@ -303,7 +303,7 @@ def _why_model(sizes: Sizes) -> str:
 
 
 def _render(header: Iterable[str], settings: Iterable[_Setting]) -> str:
-    """Writes what differs from the defaults as TOML, each group of keys below its comment."""
+    """Formats the keys that differ from their defaults as TOML, each group below its comment."""
     lines = [f"# {line}".rstrip() for line in header]
     section, comment = "", ""
     for setting in settings:

@@ -24,12 +24,12 @@ def idle_share(
     micro_batch_tokens: int,
     world_size: int,
 ) -> float:
-    """Computes the share of time that processes wait for the one with the most work.
+    """Computes the share of time that processes spend waiting for the one with the most work.
 
-    Time is taken as proportional to padded positions; communication does not count.
+    Time is assumed to be proportional to padded positions; communication is ignored.
 
     Args:
-        steps: Indices of the pairs of each step; of many steps some are looked at.
+        steps: Indices of the pairs of each step; if there are many steps, only a sample is used.
         lengths: Tokens of each source and target of the corpus, (N,) each.
         micro_batch_tokens: Limit on sentences times longest side.
         world_size: Number of processes.
@@ -51,7 +51,7 @@ def describe_occupancy(
     micro_batch_tokens: int,
     world_size: int,
 ) -> str:
-    """Tells how much of their time processes are idle, and what would occupy them.
+    """Says how much of the time processes are idle, and which setting would reduce that.
 
     Args:
         steps: Indices of the pairs of each step.
@@ -64,7 +64,7 @@ def describe_occupancy(
     if share <= _ENOUGH:
         return text
     longest_pair = max(int(side.max()) for side in lengths)
-    # A little more than an equal part of a step's positions, so that no small rest is left over.
+    # A little more than an equal part of a step's positions, so that no small remainder is left.
     sides = np.maximum(*lengths)
     positions = np.quantile([sides[step].sum() for step in steps[:_SAMPLE_STEPS]], 0.9)
     candidates = {int(_MARGIN * positions / (n * world_size)) for n in range(1, 5)}

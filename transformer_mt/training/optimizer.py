@@ -31,7 +31,7 @@ def noam_rate(step: int, d_model: int, warmup_steps: int, scale: float = 1.0) ->
 
 
 def build_adam(model: nn.Module, config: OptimConfig) -> torch.optim.Adam:
-    """Builds fused Adam, the one implementation that can skip a step on the device.
+    """Builds fused Adam, the only implementation that can skip a step on the device.
 
     Set the learning rate before each step, from `noam_rate`.
 
@@ -48,7 +48,7 @@ def clip_gradients(parameters: Iterable[Tensor], max_norm: float) -> Tensor:
 
     Args:
         parameters: Parameters with unscaled gradients, changed in place.
-        max_norm: Largest total norm; 0 is no limit.
+        max_norm: Largest total norm; 0 means no limit.
 
     Returns:
         The total norm before clipping, a scalar on the device.
@@ -65,7 +65,7 @@ class ExponentialMovingAverage:
 
     Args:
         model: The average starts at its weights, on their device.
-        decay: Share of the previous average that a step keeps, early steps excepted.
+        decay: Share of the previous average that a step keeps, except for early steps.
     """
 
     def __init__(self, model: nn.Module, decay: float) -> None:
@@ -85,7 +85,7 @@ class ExponentialMovingAverage:
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """Swaps the average into the model for a while; changes made to it then are kept."""
+        """Swaps the average into the model temporarily; changes made to it meanwhile are kept."""
         self._swap()
         try:
             yield

@@ -1,4 +1,4 @@
-"""The time left of a training, from its limits and from the measured cost of its steps."""
+"""The remaining training time, from the limits and the measured cost of steps."""
 
 import math
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ class Schedule:
     steps_per_validation: int
 
     def count_validations(self, progress: Progress, steps: int) -> int:
-        """Counts the validations until the end of training, the one at the end included.
+        """Counts the validations until the end of training, including the one at the end.
 
         Args:
             progress: Where the run stands.
@@ -32,7 +32,7 @@ class Schedule:
             return 0 if is_validated else 1
         done = progress.step // every
         if progress.step % every == 0 and not is_validated:
-            done -= 1  # that of the current step is still to come
+            done -= 1  # the current step's is still to come
         return math.ceil((progress.step + steps) / every) - done
 
 
@@ -52,7 +52,7 @@ class Pace:
         """Starts to measure steps.
 
         Args:
-            now: The time in seconds, of any clock.
+            now: The time in seconds, by any clock.
         """
         self._began, self._steps = now, -1
 
@@ -61,17 +61,17 @@ class Pace:
         self._steps += 1
         self.step_seconds = (now - self._began) / max(self._steps, 1)
         if self._steps == 0:
-            self._began = now  # the first step, which warms up, counts only until the second
+            self._began = now  # the first step is a warm-up and counts only until the second
 
     def add_validation(self, seconds: float) -> None:
-        """Notes what a validation took; it does not count as part of a step."""
+        """Records the time a validation took; it does not count as part of a step."""
         self.validation_seconds = seconds
         self._began += seconds
 
 
 @dataclass(frozen=True)
 class TimeLeft:
-    """What remains of a training.
+    """What remains of a training run.
 
     Attributes:
         key: The limit that is reached first, such as `train.max_steps = 100000`.
@@ -87,13 +87,13 @@ class TimeLeft:
 def estimate_time_left(
     limits: Sequence[StopLimit], progress: Progress, schedule: Schedule, pace: Pace
 ) -> TimeLeft:
-    """Estimates when training reaches the first of its limits; patience cannot be foreseen.
+    """Estimates when training reaches the first of its limits; patience cannot be predicted.
 
     Args:
-        limits: Those that are set; that in steps always is.
+        limits: The limits that are set; the one in steps always is.
         progress: Where the run stands.
         schedule: How its steps are divided.
-        pace: What steps and validations cost.
+        pace: The cost of steps and validations.
     """
     estimates = [
         _estimate(limit, progress, schedule, pace)
@@ -106,7 +106,7 @@ def estimate_time_left(
 def _estimate(limit: StopLimit, progress: Progress, schedule: Schedule, pace: Pace) -> TimeLeft:
     """Estimates when training would reach one limit."""
     if limit.unit == "seconds":
-        # The clock of the limit runs during validations too; only the last one comes after it.
+        # This limit counts validations too; only the last validation comes after it.
         seconds = max(limit.left, 0.0)
         share = pace.validation_seconds / schedule.steps_per_validation
         steps = int(seconds / max(pace.step_seconds + share, 1e-9))

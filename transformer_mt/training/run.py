@@ -1,4 +1,4 @@
-"""A run from its configuration: started, or resumed from its newest checkpoint."""
+"""Starts a run from its configuration, or resumes it from its newest checkpoint."""
 
 import logging
 import os
@@ -39,10 +39,10 @@ logger = logging.getLogger(__name__)
 
 
 def train(config: Config, run_dir: Path) -> Progress:
-    """Trains a run to its end, from wherever its newest checkpoint left it.
+    """Trains a run to its end, from its newest checkpoint if there is one.
 
     Args:
-        config: What to train; must agree with the run's own if the run exists.
+        config: The configuration; must agree with the run's own if the run exists.
         run_dir: Where logs and checkpoints go.
 
     Returns:
@@ -101,17 +101,17 @@ def build_trainer(
 ) -> Trainer:
     """Loads or prepares everything that a run needs, without writing to its directory.
 
-    The main process alone reads the directory; the others get everything from it.
+    Only the main process reads the directory; the others get everything from that process.
 
     Args:
         config: What to train.
         run_dir: The run to start or resume.
         scratch: Where to prepare a corpus that is not prepared yet; None is
             `data.prepared_dir`.
-        processes: Those that train the run together.
+        processes: The processes that train the run together.
 
     Raises:
-        TransformerMTError: Whatever ends a training at its start.
+        TransformerMTError: For any error that ends training at its start.
     """
     checkpoint = load_newest(run_dir) if processes.is_main else None
     if checkpoint:
@@ -155,13 +155,13 @@ def build_trainer(
 
 
 def _has_failed_to_compile(checkpoint: Checkpoint | None) -> bool:
-    """Tells whether a run went on without torch.compile, and so must all of it."""
+    """Tells whether a run continued without torch.compile, as the rest of it then must."""
     environment = checkpoint.state.environment if checkpoint else {}
     return environment.get("torch.compile") == COMPILE_FAILED
 
 
 def _require_same_everywhere(progress: Progress, processes: Processes) -> None:
-    """Refuses to train together with a process that has other text or another precision.
+    """Refuses to train together with a process that has different text or precision.
 
     Raises:
         ConfigError: Naming what differs, and the process.
@@ -178,7 +178,7 @@ def _require_same_everywhere(progress: Progress, processes: Processes) -> None:
 
 
 def _share_state(engine: Engine, processes: Processes) -> None:
-    """Gives the engines of all processes the state of the main one's."""
+    """Copies the state of the main process's engine to the engines of all processes."""
     if processes.world_size == 1:
         return
     state = engine.state_dict()
@@ -204,7 +204,7 @@ def _forget_missing_best(run_dir: Path, progress: Progress) -> Progress:
 
 
 def _warn_of_unused(old: Config, new: Config) -> None:
-    """Warns of keys that only a new run reads, if a resumed run is given another value."""
+    """Warns if a resumed run is given a different value of a key that only a new run reads."""
     keys = {
         "vocab.path": (old.vocab.path, new.vocab.path),
         "train.init_from": (old.train.init_from, new.train.init_from),
@@ -215,7 +215,7 @@ def _warn_of_unused(old: Config, new: Config) -> None:
 
 
 def _require_same_text(run_dir: Path, old: Progress, new: Progress) -> None:
-    """Refuses to resume with other text; where it lies does not matter.
+    """Refuses to resume with different text; its location does not matter.
 
     Raises:
         CheckpointError: Naming the text that has changed.
@@ -233,7 +233,7 @@ def _require_same_text(run_dir: Path, old: Progress, new: Progress) -> None:
 
 
 def restore_engine(engine: Engine, checkpoint: Checkpoint) -> None:
-    """Brings an engine into the state of a checkpoint.
+    """Restores an engine to the state of a checkpoint.
 
     Raises:
         CheckpointError: If the checkpoint has no moments, or does not fit the engine.
@@ -258,11 +258,11 @@ def restore_engine(engine: Engine, checkpoint: Checkpoint) -> None:
 
 
 def _initial_checkpoint(config: Config) -> Checkpoint | None:
-    """Reads the checkpoint of `train.init_from`, and compares what weights depend on.
+    """Reads the checkpoint of `train.init_from`, and compares the settings that weights depend on.
 
     Raises:
         CheckpointError: If it does not exist or is damaged.
-        ConfigError: If its model has other sizes.
+        ConfigError: If its model has different sizes.
     """
     name = config.train.init_from
     if name is None:
@@ -298,7 +298,7 @@ def _lock_run(run_dir: Path) -> AbstractContextManager[None]:
 
 
 def require_writable(run_dir: Path) -> None:
-    """Finds out before hours of work, not after, that nothing can be saved.
+    """Checks before hours of work, not after, that the run can be saved.
 
     Raises:
         CheckpointError: Naming the directory that cannot be written.

@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class TrainingFigures:
-    """What one line of metrics.jsonl says about the steps since the line before.
+    """The figures in one line of metrics.jsonl, for the steps since the previous line.
 
     Attributes:
         loss: Label-smoothed loss, in nats per target token; None if no step had a finite one.
@@ -55,7 +55,7 @@ class TrainingFigures:
 class RunLog(logging.Handler):
     """The log files of one run directory and the progress bar on stderr.
 
-    While it is open, every message of the package is also kept in train.log.
+    While it is open, every message of the package is also written to train.log.
 
     Args:
         run_dir: The run directory, which exists.
@@ -116,11 +116,11 @@ class RunLog(logging.Handler):
                     raise CheckpointError(f"{file.name}: {failure.strerror}") from None
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Keeps a message of the package in train.log."""
+        """Writes a message of the package to train.log."""
         self.note(self.format(record))
 
     def note(self, text: str) -> None:
-        """Adds a line to train.log alone."""
+        """Adds a line to train.log only."""
         self._write(self._text, f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
 
     def record_training(self, progress: Progress, seconds: float, figures: TrainingFigures) -> None:
@@ -129,7 +129,7 @@ class RunLog(logging.Handler):
         Args:
             progress: Where the run stands.
             seconds: Training time so far.
-            figures: What the line says.
+            figures: The figures of the line.
         """
         values = {
             "loss": _round(figures.loss, 6),
@@ -195,7 +195,7 @@ class RunLog(logging.Handler):
             self._bar.update(step - self._bar.n)
 
     def is_display_due(self) -> bool:
-        """Tells whether figures are to be displayed though no log line is due yet."""
+        """Tells whether figures are to be displayed even though no log line is due yet."""
         waited = time.monotonic() - self._displayed_at
         return shows_progress() and waited >= SECONDS_BETWEEN_LINES
 
@@ -254,7 +254,7 @@ def _format_loss(loss: float | None) -> str:
 
 
 def _round(value: float | None, digits: int | None = None) -> float | None:
-    """Rounds a value; gives None for what JSON cannot express."""
+    """Rounds a value; returns None for values that JSON cannot express."""
     if value is None or not math.isfinite(value):
         return None
     return value if digits is None else round(value, digits)

@@ -1,7 +1,7 @@
 """Sizes that suit a text and a machine: vocabulary, model, batches, duration.
 
-The sizes are those of `configs/` for as much text, where there is such a file. The less text, the
-fewer pieces and the more dropout.
+The sizes are those of the file in `configs/` for as much text, if there is one. With less text,
+there are fewer pieces and more dropout.
 
 Reference:
     Sennrich and Zhang 2019, Revisiting Low-Resource Neural Machine Translation: A Case Study.
@@ -14,14 +14,14 @@ from transformer_mt.system.machine import Machine
 from transformer_mt.text.statistics import TextStatistics
 
 MIN_PAIRS = 20
-"""With fewer, a share of a twentieth holds out nothing."""
+"""With fewer pairs, one twentieth of them is less than one pair."""
 
 
 class Recipe(NamedTuple):
-    """Sizes for at least so many pairs; the names are those of the keys.
+    """Sizes for a minimum number of pairs; the names are those of the configuration keys.
 
     Attributes:
-        pairs: Pairs, with those held out, from which on it is used.
+        pairs: Minimum number of pairs, including those held out, for which it is used.
         gpu: Whether it needs a GPU: on a CPU it would take days.
         layers: Layers of the encoder, and of the decoder.
         save_every: Steps between checkpoints, and between validations.
@@ -54,21 +54,21 @@ RECIPES = (
     Recipe(2_000_000, True,  37000, 512,    2048,  8,   6,    0.1, 25000,  4000, 1.0, 2500, 1440),
 )
 # fmt: on
-"""From little to much text: about configs/tutorial-2x128.toml, then configs/multi30k.toml with
-two vocabularies, its own the second, then configs/news-cpu.toml: for so much text a CPU has too
-little time, and of a narrower model it trains more steps. With a GPU: the usual sizes for IWSLT14,
-then the base model with pieces and steps of configs/wmt16-small.toml, then configs/wmt16-base.toml.
+"""In order of text size: roughly configs/tutorial-2x128.toml, then configs/multi30k.toml with two
+vocabulary sizes, the second its own, then configs/news-cpu.toml: a CPU is too slow for so much
+text, and trains more steps of a narrower model. With a GPU: the usual sizes for IWSLT14, then the
+base model with the pieces and steps of configs/wmt16-small.toml, then configs/wmt16-base.toml.
 """
 
 LITTLE_TEXT = 20_000
-"""Pairs below which there is too little of any text for a translator."""
+"""With fewer pairs, any text is too little to train a translator."""
 
 _MICRO_BATCHES = ((0, 2_048), (8e9, 4_096), (16e9, 8_192), (32e9, 16_384))
-"""Bytes of memory, and the positions of a micro-batch from there on."""
+"""Minimum bytes of memory, and the positions of a micro-batch with as many or more."""
 _CPU_MICRO_BATCHES = 4
-"""On a CPU each thread computes a micro-batch of its own; narrow ones waste time."""
+"""On a CPU, each thread computes its own micro-batch; narrow ones waste time."""
 _ROOM = 1.2
-"""Padded positions of a micro-batch over those of an equal part of the step, without padding."""
+"""Ratio of a micro-batch's padded positions to an equal part of the step's unpadded positions."""
 
 _MAX_LENGTHS = (64, 128, 256, 512)
 COVERED = 0.999
@@ -82,19 +82,19 @@ _HELD_OUT_SHARE = 20
 _SPECIAL_PIECES = 260
 """256 bytes and four special pieces."""
 _MANY_CHARACTERS = 1_000
-"""Scripts with more, such as Chinese, need pieces in addition to one for each character."""
+"""Scripts with more characters, such as Chinese, need pieces in addition to one per character."""
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """What was chosen.
+    """The chosen sizes.
 
     Attributes:
         recipe: The row of the table.
         best: The row that a machine with a GPU would get.
         held_out: Pairs for validation, and as many for the test.
         train_pairs: The other pairs.
-        vocab_size: That of the recipe, within what the text allows.
+        vocab_size: The recipe's vocabulary size, adapted to the text.
         max_length: Pieces per side.
         micro_batch_tokens: Padded positions.
     """
@@ -114,7 +114,7 @@ def choose_sizes(text: TextStatistics, machine: Machine) -> Sizes:
     Args:
         text: The whole text, from which pairs for validation and test are held out; `MIN_PAIRS`
             pairs or more.
-        machine: Where it will be trained on.
+        machine: The machine to train on.
     """
     held_out = min(_MAX_HELD_OUT, text.pairs // _HELD_OUT_SHARE)
     enough_text = [recipe for recipe in RECIPES if recipe.pairs <= text.pairs]
@@ -132,11 +132,11 @@ def choose_sizes(text: TextStatistics, machine: Machine) -> Sizes:
 
 
 def _choose_vocab_size(text: TextStatistics, usual_size: int) -> int:
-    """Keeps the size within what can be learned from the text.
+    """Limits the size to what can be learned from the text.
 
-    It needs a piece for each character, and finds about as many more as there are words. Half of
-    the words are enough: the training text has fewer than the whole, and what is learned of words
-    that occur once is of no use.
+    A vocabulary needs a piece for each character, and finds about one more per word. Half the words
+    are enough: the training text has fewer than the whole text, and pieces learned from words that
+    occur once are useless.
     """
     if text.characters > _MANY_CHARACTERS:
         usual_size += text.characters

@@ -27,7 +27,7 @@ class Board:
         }
 
     def add(self, kind: str, step: int, values: Mapping[str, float | None]) -> None:
-        """Adds the figures of a line; what was not finite is left out."""
+        """Adds the figures of a line; non-finite values are left out."""
         for name, value in values.items():
             if value is not None:
                 self._writers[kind].add_scalar(name, value, step)
@@ -40,7 +40,7 @@ class Board:
 
 
 def require_tensorboard() -> None:
-    """Refuses to train with train.tensorboard without the package.
+    """Refuses train.tensorboard if the package is not installed.
 
     Raises:
         ConfigError: Saying what to install.

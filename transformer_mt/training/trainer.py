@@ -65,8 +65,8 @@ class Trainer:
         engine: The model in training, in the state that belongs to `progress`.
         progress: Where the run stands.
         is_saved: Whether there is a checkpoint of this progress.
-        processes: Those that train the run together. All take the same steps and decisions; the
-            main one logs and saves.
+        processes: The processes that train the run together. All take the same steps and make the
+            same decisions; the main one logs and saves.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class Trainer:
             self._processes.finish()
 
     def plan_epoch(self) -> list[Indices]:
-        """Plans the steps of the current epoch: for each the indices of its pairs.
+        """Plans the steps of the current epoch: for each, the indices of its pairs.
 
         From here on, `pairs` and `lengths` are those of this epoch.
         """
@@ -137,7 +137,7 @@ class Trainer:
         return cut_micro_batches(step_pairs, *self.lengths, self.config.train.micro_batch_tokens)
 
     def train_step(self, step_pairs: Indices) -> None:
-        """Takes the next optimizer step on the given pairs, of which each process has a share."""
+        """Takes the next optimizer step on the given pairs, which the processes share."""
         began = time.monotonic()
         parts = self.cut_step(step_pairs)
         sizes = [padded_size(indices, *self.lengths) for indices in parts]
@@ -158,7 +158,7 @@ class Trainer:
         return describe_occupancy(steps, self.lengths, tokens, world_size)
 
     def check_memory(self, steps: list[Indices], micro_batch_tokens: int) -> None:
-        """Tries the largest micro-batch of an epoch, so that what does not work shows at once.
+        """Tries the largest micro-batch of an epoch, so that failures show at once.
 
         Args:
             steps: The pairs of each step of the epoch.
@@ -174,7 +174,7 @@ class Trainer:
         self.engine.check_memory(largest, count)
 
     def _train_epochs(self) -> str:
-        """Trains epoch after epoch; gives the limit that ends training."""
+        """Trains epoch after epoch; returns the limit that ends training."""
         steps = self.plan_epoch()
         if self._processes.world_size > 1:
             logger.info(self.describe_occupancy(steps))
@@ -195,7 +195,7 @@ class Trainer:
             steps = self.plan_epoch()
 
     def _after_step(self) -> str | None:
-        """Logs, validates and saves when due; gives the limit that ends training."""
+        """Logs, validates and saves when due; returns the limit that ends training."""
         self._agree()
         train, step, reason = self.config.train, self.progress.step, self._reached_limit()
         self._pace.count_step(self._seconds())
@@ -204,7 +204,7 @@ class Trainer:
             self._log_training()
         elif self.log.is_display_due():
             self.log.display(step, self._read_figures())
-        if step % train.max_bad_steps == 0:  # it may be much smaller than log_every
+        if step % train.max_bad_steps == 0:  # may be much smaller than log_every
             self._stop_if_nonfinite()
         if self._agreement.signum:
             self._save_and_stop()
@@ -218,7 +218,7 @@ class Trainer:
         return reason
 
     def _agree(self) -> None:
-        """Lets all processes decide alike: by one clock, and by the signals that any received."""
+        """Makes all processes decide alike: by one clock, and by the signals that any received."""
         own = Agreement(self._stop.signum, self._seconds(), self._save_is_due())
         self._agreement = agree(self._processes, own)
 
@@ -239,12 +239,12 @@ class Trainer:
         return bool(minutes) and time.monotonic() - self._saved_at >= 60 * minutes
 
     def _reached_limit(self) -> str | None:
-        """Gives the limit that ends training, if one is reached."""
+        """Returns the limit that ends training, if one is reached."""
         limits = stop_limits(self.config, self.progress, self._agreement.seconds)
         return next((limit.key for limit in limits if limit.left <= 0), None)
 
     def _seconds(self) -> float:
-        """Gives the training time so far, over all resumptions."""
+        """Returns the training time so far, over all resumptions."""
         return time.monotonic() - self._started
 
     def _estimate_time_left(self) -> TimeLeft:
@@ -260,7 +260,7 @@ class Trainer:
         self.engine.start_window()
 
     def _read_figures(self) -> TrainingFigures:
-        """Computes the figures of the steps since the last log line, whose sums go on."""
+        """Computes the figures of the steps since the last log line, without resetting the sums."""
         engine, window = self.engine, self.engine.read_window()
         seconds = max(window.seconds, 1e-9)
         return TrainingFigures(
@@ -296,8 +296,8 @@ class Trainer:
             self._save(final=self._reached_limit() is not None)
 
     def _validate(self) -> None:
-        """Scores the weights; a signal interrupts that, and it is made up on resuming."""
-        self.engine.read_window()  # steps that the device has yet to finish are not validation
+        """Scores the weights; if a signal interrupts this, it is repeated on resuming."""
+        self.engine.read_window()  # waits for pending steps, which are not part of validation
         began = self._seconds()
         result = self._validator.validate(self._is_stopping)
         if result is None:
@@ -343,7 +343,7 @@ class Trainer:
             counters=state["counters"],
             environment=numeric_environment(self.engine, self._processes.world_size),
         )
-        self._saved_at = time.monotonic()  # a save that fails is tried again when the next is due
+        self._saved_at = time.monotonic()  # a failed save is retried when the next one is due
         path = checkpoint_path(self.run_dir, self.progress.step)
         try:
             save_checkpoint(path, tensors, run_state, self.config, self.data.corpus.vocab)

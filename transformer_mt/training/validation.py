@@ -1,4 +1,4 @@
-"""The validation of a model in training: perplexity, BLEU, and a few translations to look at."""
+"""The validation of a model in training: perplexity, BLEU, and a few sample translations."""
 
 import logging
 import math
@@ -74,10 +74,10 @@ class Validator:
     """Scores the model of an engine on the validation text.
 
     Args:
-        engine: What is trained.
+        engine: The engine in training.
         pairs: Raw validation text.
         vocab: The vocabulary of the run.
-        processes: Those over which the work is distributed.
+        processes: The processes that share the work.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class Validator:
         return evaluate(self._translator, self._pairs, stop_if_asked)
 
     def record(self, result: Validation, checkpoint: Path) -> None:
-        """Keeps the scores and translations of a validation for the report of the run.
+        """Saves the scores and translations of a validation for the report of the run.
 
         Args:
             result: The validation.
@@ -141,7 +141,7 @@ class Validator:
         write_evaluation(checkpoint, record)
 
     def log(self, result: Validation, step: int, previous_best: float) -> None:
-        """Reports a validation, with a few translations, the same sentences each time.
+        """Reports a validation, with a few translations of the same sentences each time.
 
         Args:
             result: The validation.

@@ -1,1 +1,1 @@
-"""Search, lines to lines, scores of given translations, export to other runtimes."""
+"""Search, translation of lines, scores of given translations, export to other runtimes."""

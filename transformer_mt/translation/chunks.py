@@ -16,7 +16,7 @@ class SourceChunk:
     """Consecutive lines of an input.
 
     Attributes:
-        first_line: Number of the first one in the input, from 1.
+        first_line: Number of the first line in the input, from 1.
         lines: Their text.
     """
 
@@ -26,12 +26,12 @@ class SourceChunk:
 
 @dataclass(frozen=True)
 class TranslatedChunk:
-    """What is written for a chunk.
+    """The output for a chunk.
 
     Attributes:
         text: Lines of output, each ended by a line feed.
-        lines: Lines of the input.
-        lines_split: Those that were translated in parts.
+        lines: Number of input lines.
+        lines_split: Number of them that were translated in parts.
     """
 
     text: str
@@ -40,20 +40,20 @@ class TranslatedChunk:
 
 
 class ChunkTranslator:
-    """Translates chunks of lines with several processes, each line as one process would.
+    """Translates chunks of lines with several processes; the result is that of one process.
 
-    The main process reads and writes; the others `serve` it. In a round each process translates a
-    chunk of its own. With fewer chunks than processes, the batches of each chunk are distributed.
+    The main process reads and writes; the others `serve` it. In a round, every process translates
+    its own chunk. With fewer chunks than processes, the batches of each chunk are distributed.
 
     Args:
-        model: The same in all processes.
+        model: The model, the same in all processes.
         options: How to search, and what to write.
-        processes: Those that share the work.
+        processes: The processes that share the work.
 
     Attributes:
         chunk_lines: Lines of a full chunk.
         batch_tokens: Padded source positions of a batch times beam size.
-        chunks_per_round: Chunks that occupy all processes.
+        chunks_per_round: Chunks needed to occupy all processes.
 
     Raises:
         ConfigError: If the beam size exceeds half the vocabulary.
@@ -71,22 +71,22 @@ class ChunkTranslator:
     def translate(
         self, chunks: list[SourceChunk], advance: Callable[[int], object]
     ) -> list[TranslatedChunk]:
-        """Translates 1 to `chunks_per_round` chunks; for the main process.
+        """Translates 1 to `chunks_per_round` chunks; called by the main process.
 
         Args:
-            chunks: Of one input, in order.
+            chunks: Chunks of one input, in order.
             advance: Called with the number of lines that have been translated.
         """
         return self._translate_round(self._processes.broadcast(chunks), advance)
 
     def serve(self) -> None:
-        """Takes part in the rounds of the main process until it finishes; for the others."""
+        """Takes part in the main process's rounds until it finishes; called by the others."""
         while chunks := self._processes.broadcast(list[SourceChunk]()):
             self._translate_round(chunks, lambda lines: None)
         self._processes.finish()
 
     def finish(self) -> None:
-        """Lets the other processes end; for the main process."""
+        """Lets the other processes end; called by the main process."""
         self._processes.broadcast(list[SourceChunk]())
         self._processes.finish()
 
@@ -115,7 +115,7 @@ def format_lines(
     """Formats the translations of consecutive lines, each ended by a line feed.
 
     Args:
-        translations: Those of each line, the best first.
+        translations: Translations of each line, the best first.
         first_line: Number of the first line, from 1.
         options: What to write for each line.
     """

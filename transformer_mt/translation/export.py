@@ -1,4 +1,4 @@
-"""A checkpoint as a CTranslate2 model, for translating without PyTorch."""
+"""Export of a checkpoint as a CTranslate2 model, for translation without PyTorch."""
 
 import importlib.util
 from pathlib import Path
@@ -40,8 +40,8 @@ def export(
     """Writes a CTranslate2 model with its SentencePiece models and a model card.
 
     Args:
-        checkpoint: What to export.
-        output: The directory to make.
+        checkpoint: The checkpoint to export.
+        output: The directory to create.
         quantization: Type in which the weights are stored.
         raw: Whether to use the trained weights even if the checkpoint has their moving average.
 

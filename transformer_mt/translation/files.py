@@ -1,4 +1,4 @@
-"""Translation of one or many files by one model: their outputs, checked, locked and resumed."""
+"""Translation of one or more files by one model, with outputs checked, locked and resumed."""
 
 import logging
 from collections.abc import Iterator
@@ -35,13 +35,13 @@ class FilePair:
 
     @property
     def is_resumable(self) -> bool:
-        """Whether a stopped translation of it can be continued: neither end is a stream."""
+        """Whether its translation can be resumed: neither input nor output is a stream."""
         return bool(self.input and self.input.is_file() and self.output.target)
 
 
 @dataclass(frozen=True)
 class FilePlan:
-    """What will be translated.
+    """The files to translate.
 
     Attributes:
         pairs: Inputs that can be read, and their outputs.
@@ -63,7 +63,7 @@ def plan_files(options: FileOptions, src_lang: str, tgt_lang: str) -> Iterator[F
 
     Raises:
         DataError: If no input can be read.
-        OutputError: If an output cannot be written, is in use, is also an input, or is that of
+        OutputError: If an output cannot be written, is in use, is also an input, or belongs to
             two inputs.
     """
     readable, unreadable = _readable_inputs(options)
@@ -109,7 +109,7 @@ def _require_output_dir(folder: Path) -> None:
 
 
 def output_name(name: str, src_lang: str, tgt_lang: str) -> str:
-    """Names the translation of a file: a.de becomes a.en, b.de.gz b.en.gz, and c.txt c.txt.en."""
+    """Names the translation of a file: a.de -> a.en, b.de.gz -> b.en.gz, c.txt -> c.txt.en."""
     path = Path(name)
     compression = path.suffix if path.suffix in COMPRESSION_SUFFIXES else ""
     base = name.removesuffix(compression).removesuffix(f".{src_lang}")
@@ -135,16 +135,16 @@ def translate_files(
     options: TranslateOptions,
     processes: Processes = ALONE,
 ) -> None:
-    """Translates file after file; one that cannot be read does not keep the others waiting.
+    """Translates the files one by one; one that cannot be read does not stop the others.
 
-    What is complete stays marked as such by a journal beside it until all files are complete, so
-    the same command, stopped and run again, translates only the others.
+    A complete output stays marked by a journal beside it until all files are complete, so the same
+    command, stopped and run again, translates only the remaining files.
 
     Args:
-        model: What translates.
-        plan: What will be translated.
+        model: The model to translate with.
+        plan: The files to translate.
         options: How to translate.
-        processes: Those that translate; this is the main one.
+        processes: The processes that translate; this is the main one.
 
     Raises:
         DataError: At the end, naming the files that could not be read.
@@ -187,9 +187,9 @@ def _translate_file(
 def _task(
     source: Path, translator: ChunkTranslator, model: TranslationModel, options: TranslateOptions
 ) -> Task:
-    """Names everything that the bytes of an output depend on."""
+    """Lists everything that the bytes of an output depend on."""
     try:
-        # Of the whole file: even at 200 MB/s, hashing takes a thousandth of translating.
+        # The whole file is hashed: even at 200 MB/s, this takes a thousandth of the time.
         digest = sha256(source)
     except OSError as error:
         raise DataError(f"{source}: cannot be read: {error.strerror}") from None
@@ -201,7 +201,7 @@ def _task(
             **asdict(options.load),
             **asdict(options.search),
             **asdict(options.output),
-            # What `auto` and the defaults stand for today.
+            # The values that `auto` and the defaults currently stand for.
             "device": model.model.device.type,
             "max_length": model.max_length,
             "batch_tokens": translator.batch_tokens,

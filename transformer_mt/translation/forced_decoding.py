@@ -29,7 +29,7 @@ Weights = npt.NDArray[np.float32]
 
 @dataclass(frozen=True)
 class PairAttention:
-    """Attention weights of a sentence pair, for each layer an array (H, queries, keys).
+    """Attention weights of a sentence pair: for each layer, an array (H, queries, keys).
 
     Each row of weights sums to 1.
 
@@ -55,10 +55,10 @@ def log_probabilities(model: Transformer | Ensemble, pairs: EncodedPairs) -> lis
 
     Args:
         model: On its device, in evaluation mode.
-        pairs: Every pair counts, however long.
+        pairs: Pairs of any length; none is left out.
 
     Returns:
-        For each pair the sum over its target tokens including EOS, in nats. An ensemble
+        For each pair, the sum over its target tokens including EOS, in nats. An ensemble
         gives each token the mean of its members' probabilities.
     """
     if not len(pairs):

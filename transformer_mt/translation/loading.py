@@ -1,4 +1,4 @@
-"""From checkpoints to a model that translates."""
+"""Loading of checkpoints as a model that translates."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,7 +20,7 @@ def find_checkpoints(paths: Sequence[Path]) -> list[Checkpoint]:
     """Reads and verifies the checkpoints of an ensemble, or a single one.
 
     Args:
-        paths: A run (its best checkpoint) or a checkpoint each.
+        paths: Each is a run (its best checkpoint) or a checkpoint.
 
     Raises:
         CheckpointError: If one is missing or damaged, or the vocabularies differ.
@@ -37,14 +37,14 @@ def find_checkpoints(paths: Sequence[Path]) -> list[Checkpoint]:
 
 
 def share_checkpoints(checkpoints: list[Checkpoint], processes: Processes) -> list[Checkpoint]:
-    """Gives all processes the checkpoints that the main one has found, each from its own disk.
+    """Gives all processes the main process's checkpoints; each reads them from its own disk.
 
     Args:
-        checkpoints: Those of the main process; what the others pass does not matter.
-        processes: All call this.
+        checkpoints: The checkpoints of the main process; the others' argument is ignored.
+        processes: The processes; all of them call this.
 
     Raises:
-        CheckpointError: If one is missing or damaged, or is another one on another machine.
+        CheckpointError: If one is missing or damaged, or differs on another machine.
     """
     paths = processes.broadcast([checkpoint.path for checkpoint in checkpoints])
     if not processes.is_main:
@@ -59,7 +59,7 @@ def share_checkpoints(checkpoints: list[Checkpoint], processes: Processes) -> li
 def build_translation_model(
     checkpoints: list[Checkpoint], options: LoadOptions = DEFAULT_LOAD
 ) -> TranslationModel:
-    """Builds the model, or the ensemble, of verified checkpoints.
+    """Builds the model or ensemble from verified checkpoints.
 
     Args:
         checkpoints: At least one, all with the same vocabulary.
@@ -79,7 +79,7 @@ def build_translation_model(
         )
     if options.max_length is not None and options.max_length < 1:
         raise ConfigError(f"maximum length {options.max_length}: choose 1 or more")
-    # A new model draws initial weights; the caller's random numbers shall not depend on that.
+    # A new model draws initial weights; this must not affect the caller's random numbers.
     with torch.random.fork_rng(devices=[]):
         models = [checkpoint.build_model(options.raw) for checkpoint in checkpoints]
     models = [model.to(device, DTYPES[precision]) for model in models]

@@ -1,6 +1,6 @@
-"""Options of loading, searching and writing, and their defaults.
+"""Options for loading, searching and writing, and their defaults.
 
-Imports nothing heavy: --help needs it.
+Imports no slow modules, since --help needs this one.
 """
 
 from dataclasses import dataclass, field
@@ -17,7 +17,7 @@ Quantization = Literal["float32", "float16", "bfloat16", "int16", "int8"]
 
 
 MAX_LENGTH_PENALTY = 10.0
-"""Of two hypotheses the longer one wins long before that."""
+"""The longer of two hypotheses wins at values far below this."""
 
 
 @dataclass(frozen=True)
@@ -27,9 +27,9 @@ class SearchOptions:
     Attributes:
         beam_size: Hypotheses kept per sentence; 1 is greedy search.
         length_penalty: Exponent alpha of the length penalty of beam search.
-        with_scores: Whether scores are needed; greedy search alone does not compute them.
-        batch_tokens: Padded source positions of a batch times beam size; None is a default
-            for the device.
+        with_scores: Whether scores are needed; plain greedy search does not compute them.
+        batch_tokens: Padded source positions of a batch times beam size; None is the
+            default for the device.
     """
 
     beam_size: int = 1
@@ -68,7 +68,7 @@ class OutputOptions:
 
     Attributes:
         n_best: Translations per line, the best first; at most the beam size.
-        with_scores: Whether text has the score and a tab before it; JSON has a score always.
+        with_scores: Whether text is preceded by the score and a tab; JSON always has a score.
         format: Text or JSON.
     """
 
@@ -84,11 +84,11 @@ class OutputOptions:
 
 @dataclass(frozen=True)
 class FileOptions:
-    """Which files are translated, and to where, as the user typed them.
+    """The files to translate and their outputs, as the user typed them.
 
     Attributes:
         inputs: Files or named pipes; none or `-` is stdin.
-        output: File or stream for the only input; None or `-` is stdout.
+        output: File or stream for a single input; None or `-` is stdout.
         output_dir: Folder for the translation of each input.
 
     Raises:
@@ -115,7 +115,7 @@ class FileOptions:
 
 @dataclass(frozen=True)
 class TranslateOptions:
-    """Everything that the bytes of a translation depend on, its text and its models apart.
+    """Everything that the bytes of a translation depend on, except its text and its models.
 
     Attributes:
         load: How the models were loaded.

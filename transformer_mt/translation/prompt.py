@@ -15,7 +15,7 @@ def reads_from_prompt(files: FileOptions) -> bool:
     """Tells whether lines are typed at a prompt: without `--input`, and with a terminal as stdin.
 
     Raises:
-        ConfigError: If an output file or folder is named, which a prompt does not write.
+        ConfigError: If an output file or folder is named; a prompt writes neither.
     """
     if files.inputs or not sys.stdin.isatty():
         return False
@@ -60,13 +60,13 @@ def translate_interactively(
 
 def _enable_line_editing() -> None:
     try:
-        import readline  # noqa: F401  its import gives input() line editing and a history
+        import readline  # noqa: F401  importing it gives input() line editing and a history
     except ImportError:
         pass  # Python can be built without it; lines are then typed without editing
 
 
 def _read(prompt: str) -> str | None:
-    """Reads what is typed up to Enter; None is the end of input."""
+    """Reads input up to Enter; None is the end of input."""
     while True:
         try:
             with _stdout_at_terminal():

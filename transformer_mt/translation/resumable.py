@@ -1,14 +1,14 @@
-"""Output that is written chunk by chunk and continued where a stopped process left it.
+"""Output that is written chunk by chunk and resumed where a stopped process left off.
 
-Beside an output NAME lie, until it is complete:
+Two files lie beside an output NAME until it is complete:
 
     .NAME.partial    the finished chunks
-    .NAME.journal    JSON lines: what they are made from, then size and digest of each chunk
+    .NAME.journal    JSON lines: what the output depends on, then size and digest of each chunk
 
 A chunk is written before the journal names it, so a killed process leaves at most one chunk that
-the journal does not know, and a later process cuts it off. Neither file is forced to disk chunk by
-chunk, which costs up to a few percent of the time on a fast GPU: after a power failure the digests
-tell which chunks reached the disk.
+the journal does not list, and a later process cuts it off. Neither file is forced to disk after
+each chunk, which would cost up to a few percent of the time on a fast GPU: after a power failure,
+the digests show which chunks reached the disk.
 """
 
 import hashlib
@@ -37,10 +37,10 @@ class Chunk:
     """A finished chunk of lines.
 
     Attributes:
-        lines: Lines of the input.
-        lines_split: Those that were translated in parts.
-        bytes: Bytes of the output.
-        sha256: Their digest.
+        lines: Number of input lines.
+        lines_split: Number of them that were translated in parts.
+        bytes: Number of bytes of output.
+        sha256: Digest of the output.
     """
 
     lines: int
@@ -51,10 +51,10 @@ class Chunk:
 
 @dataclass(frozen=True)
 class Journal:
-    """What is known of an output that is being written, or has been.
+    """The record of an output that is being written or is complete.
 
     Attributes:
-        task: What it is made from.
+        task: What it depends on.
         chunks: Its finished chunks, in order.
         sha256: Its digest once it is complete.
     """
@@ -68,14 +68,14 @@ class ChunkWriter:
     """Writes finished chunks of an output, each as one compressed member if it is compressed.
 
     Args:
-        file: What to write into, at its end.
-        suffix: How to compress, as in the output's name.
-        chunks: Those that the file holds already.
-        journal: File to which a line is added for each chunk; None for none.
+        file: The file to append to.
+        suffix: Suffix of the output's name, which determines the compression.
+        chunks: Chunks that the file already holds.
+        journal: File to which a line is added for each chunk, if any.
 
     Attributes:
-        lines: Lines of the input that are finished.
-        lines_split: Those that were translated in parts.
+        lines: Number of finished input lines.
+        lines_split: Number of them that were translated in parts.
     """
 
     def __init__(
@@ -91,12 +91,12 @@ class ChunkWriter:
         self.lines_split = sum(chunk.lines_split for chunk in chunks)
 
     def write(self, text: str, lines: int, lines_split: int) -> None:
-        """Writes the translation of a chunk; it survives the process when this returns.
+        """Writes the translation of a chunk; once this returns, it outlives the process.
 
         Args:
             text: Lines of output.
-            lines: Lines of input that were translated.
-            lines_split: Those of them that were translated in parts.
+            lines: Number of input lines that were translated.
+            lines_split: Number of them that were translated in parts.
         """
         data = compress(text.encode("utf-8"), self._suffix)
         self._is_empty = False
@@ -108,19 +108,19 @@ class ChunkWriter:
         self.lines, self.lines_split = self.lines + lines, self.lines_split + lines_split
 
     def end(self) -> None:
-        """Makes a compressed output without any chunk a valid file."""
+        """Makes a compressed output without chunks a valid file."""
         if self._is_empty and self._suffix:
             self.write("", 0, 0)
 
 
 @contextmanager
 def open_chunk_writer(output: Output, task: Task | None) -> Iterator[ChunkWriter]:
-    """Opens an output for chunks; a file appears once the block has ended without an error.
+    """Opens an output for chunks; a file appears once the block ends without an error.
 
     Args:
         output: Locked by the caller.
-        task: What it is made from. What an earlier process finished for the same task is kept;
-            None keeps nothing, neither now nor later.
+        task: What it depends on. Chunks that an earlier process finished for the same task are
+            kept; None keeps neither earlier chunks nor the new ones.
 
     Raises:
         OutputError: If a file cannot be written; finished chunks are kept.
@@ -160,7 +160,7 @@ def open_chunk_writer(output: Output, task: Task | None) -> Iterator[ChunkWriter
 
 
 def _keep(output: Output, lines: int) -> str:
-    """Keeps what is finished, and says where it is and how to continue."""
+    """Keeps the finished chunks, and says where they are and how to continue."""
     if not lines:
         discard(output)
         return "no chunk of lines was finished, so the same command starts over"
@@ -201,7 +201,7 @@ def _intact_chunks(output: Output, chunks: list[Chunk]) -> list[Chunk]:
 
 
 def is_complete(output: Output, task: Task) -> bool:
-    """Tells whether an earlier process completed an output, which has not changed since."""
+    """Tells whether an earlier process completed an output that has not changed since."""
     journal = _read_journal(output)
     return (
         journal is not None
@@ -264,5 +264,5 @@ def _read_journal(output: Output) -> Journal | None:
 
 
 def normalized(task: Task) -> Task:
-    """Gives the task as it is after a journal was written and read."""
+    """Returns the task as it would be read back from a journal."""
     return dict(json.loads(canonical_json(task)))

@@ -1,4 +1,4 @@
-"""A translation of files, of a stream or of lines typed at a prompt, with one model."""
+"""Translation of files, a stream or lines typed at a prompt, with one model."""
 
 import logging
 from collections.abc import Sequence
@@ -24,17 +24,17 @@ logger = logging.getLogger(__name__)
 
 
 def translate(paths: Sequence[Path], files: FileOptions, options: TranslateOptions) -> None:
-    """Translates what the user named, by all processes that `torchrun` started.
+    """Translates the user's input with all processes that `torchrun` started.
 
     Args:
-        paths: A run or a checkpoint each; several form an ensemble.
-        files: What is read and written; without an input, lines typed at a terminal are read.
+        paths: Each is a run or a checkpoint; several form an ensemble.
+        files: The files to read and write; without an input, lines typed at a terminal are read.
         options: How to translate.
 
     Raises:
         TransformerMTError: If a path or an option is wrong, or a file cannot be read or written.
         OSError: If a stream cannot be written.
-        Interrupted: After SIGINT or SIGTERM; what is finished of a file is kept.
+        Interrupted: After SIGINT or SIGTERM; the finished part of a file is kept.
     """
     with (
         join_processes(choose_device(options.load.device).type) as processes,
@@ -83,7 +83,7 @@ def _translate_main(
 
 
 def _require_resumable(plan: FilePlan) -> None:
-    """Refuses to read on in a stream of which a process that was lost may have read lines."""
+    """Refuses to continue a stream from which a lost process may have read lines."""
     for pair in plan.pairs:
         if not pair.is_resumable:
             raise OutputError(

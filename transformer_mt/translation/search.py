@@ -1,6 +1,6 @@
 """Greedy and beam search over a function that gives the next logits.
 
-Works on token ids alone: no strings, no model. Everything stays on the device until the end, but
+Works only on token ids: no strings, no model. Everything stays on the device until the end, except
 for one number at each position: how many sentences are still being translated.
 
 Shapes: B sentences, W beam size, R rows (one per hypothesis in progress), L positions,
@@ -109,7 +109,7 @@ def beam_search(
     beam_size: int,
     alpha: float,
 ) -> list[list[Hypothesis]]:
-    """Extends the `beam_size` most probable prefixes of every sentence until as many have ended.
+    """Extends the `beam_size` most probable prefixes of every sentence until that many have ended.
 
     A hypothesis ends when EOS is among the `beam_size` most probable continuations; with
     a beam size of 1 this is greedy search.
@@ -160,7 +160,7 @@ class _Beam(NamedTuple):
     Attributes:
         totals: Log-probabilities of the hypotheses in nats, (B, N).
         ids: Their last tokens, (B, N).
-        parents: Which hypotheses of the position before they continue, (B, N).
+        parents: Which hypotheses of the previous position they continue, (B, N).
     """
 
     totals: Tensor
@@ -169,7 +169,7 @@ class _Beam(NamedTuple):
 
     @classmethod
     def begin(cls, max_lengths: Tensor, bos_id: int, beam_size: int) -> "_Beam":
-        """Makes the beam that holds BOS only."""
+        """Makes the initial beam, which holds only BOS."""
         ids = max_lengths.new_full((len(max_lengths), beam_size), bos_id)
         # Only one prefix is possible at first: equal ones would fill the beam with duplicates.
         totals = torch.full_like(ids, -torch.inf, dtype=torch.float32)
@@ -180,15 +180,15 @@ class _Beam(NamedTuple):
 def _extend(beam: _Beam, running: Tensor, logits: Tensor) -> _Beam:
     """Finds the 2 * W most probable continuations of a beam by one token.
 
-    A hypothesis has one continuation that is EOS, so W others always remain.
+    Each hypothesis has only one continuation with EOS, so W others always remain.
 
     Args:
         beam: W hypotheses of each of the B sentences.
         running: Numbers of the sentences that are still being translated, (B',).
-        logits: Of their hypotheses, float32, (B' * W, V).
+        logits: Logits of their hypotheses, float32, (B' * W, V).
 
     Returns:
-        2 * W continuations of each of the B sentences, those of other sentences without meaning.
+        2 * W continuations of each of the B sentences; those of other sentences are meaningless.
     """
     width, number = beam.totals.size(1), 2 * beam.totals.size(1)
     log_probabilities, ids = logits.log_softmax(-1).topk(number)  # (B' * W, 2 * W)
@@ -234,8 +234,8 @@ class _EndedHypotheses:
         Args:
             candidates: The 2 * W most probable continuations.
             ends: Which of them end with EOS, (B, 2 * W).
-            beam: The W most probable of the others; they end where the length is at its limit.
-            position: Its number, from 1.
+            beam: The W most probable of the others; they end if their length is at its limit.
+            position: Number of the position, from 1.
         """
         width = self._beam_size
         ends = ends[:, :width] & ~self.is_done[:, None]  # (B, W)
@@ -248,7 +248,7 @@ class _EndedHypotheses:
         totals = torch.cat((candidates.totals[:, :width], beam.totals), dim=1)  # (B, 2 * W)
         last = torch.arange(width, device=totals.device).expand_as(ends) + position * width
         places = torch.cat((candidates.parents[:, :width] + (position - 1) * width, last), dim=1)
-        # As in Python: float64. The smallest number is above the -inf of a vacancy.
+        # float64, as in Python. The lowest finite score is above the -inf of an empty slot.
         scores = (totals.double() / length_penalty(position, self._alpha)).clamp(min=_LOWEST)
         scores = scores.masked_fill(~torch.cat((ends, is_cut), dim=1), -torch.inf)
         scores, order = torch.cat((self._scores, scores), dim=1).sort(descending=True, stable=True)

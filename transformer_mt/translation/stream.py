@@ -1,4 +1,4 @@
-"""Translation of one input line by line, with its report."""
+"""Translation of one input line by line, with a report."""
 
 import logging
 import sys
@@ -19,13 +19,13 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class StreamCounts:
-    """What happened while a stream was translated.
+    """Counts from the translation of a stream.
 
     Attributes:
         lines: Lines read.
-        lines_resumed: Those that an earlier process had translated.
-        lines_split: Those that were translated in parts.
-        lines_replaced: Those that were not valid UTF-8.
+        lines_resumed: Lines that an earlier process had translated.
+        lines_split: Lines that were translated in parts.
+        lines_replaced: Lines that were not valid UTF-8.
         bom_dropped: Whether a byte order mark was dropped.
         seconds: Time from the first to the last line.
     """
@@ -47,7 +47,7 @@ def translate_stream(
         translator: Its beam size is at least the number of translations it writes per line.
         input_path: A file or named pipe; None is stdin.
         output: A file, which appears once it is complete, or a stream.
-        task: What the output is made from, so that a stopped translation is continued; only for
+        task: What the output depends on, so that a stopped translation is resumed; only for
             a regular file as input.
 
     Raises:
@@ -84,9 +84,9 @@ def translate_stream(
 def _read_rounds(
     chunks: Iterator[list[str]], size: int, resumed: int
 ) -> Iterator[list[SourceChunk]]:
-    """Groups chunks by `size`, after the first `resumed` lines, which are whole chunks.
+    """Groups chunks by `size`, skipping the first `resumed` lines, which are whole chunks.
 
-    What could be read before an error is not lost.
+    Lines read before an error are not lost.
     """
     chunks_of_round, first_line = list[SourceChunk](), 1
     try:

@@ -1,4 +1,4 @@
-"""A trained model, or an ensemble, and what it can be asked: the object of the Python API."""
+"""A trained model or an ensemble, with its operations: the object of the Python API."""
 
 import math
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ class TranslationModel:
     """One or several trained models, ready to translate.
 
     Attributes:
-        checkpoints: What they were loaded from; several models form an ensemble.
+        checkpoints: The checkpoints they were loaded from; several models form an ensemble.
         model: The model or ensemble, on its device and in its precision.
         vocab: Its vocabulary.
         max_length: Source pieces after which a line is split.
@@ -49,7 +49,7 @@ class TranslationModel:
 
         Args:
             options: How to search.
-            processes: Those over which it deals batches; they all have this model.
+            processes: The processes over which it distributes batches; all have this model.
 
         Raises:
             ConfigError: If the beam size exceeds half the vocabulary.
@@ -71,7 +71,7 @@ class TranslationModel:
             length_penalty: Exponent of the length penalty of beam search.
 
         Returns:
-            As many lines, detokenised.
+            One detokenised line per source line.
 
         Raises:
             ConfigError: If the beam size exceeds half the vocabulary.
@@ -98,7 +98,7 @@ class TranslationModel:
             length_penalty: Exponent of the length penalty; 0 makes scores log-probabilities.
 
         Returns:
-            For each line `n` translations with their scores, the best first.
+            For each line, `n` translations with their scores, the best first.
 
         Raises:
             ConfigError: If `n` is not between 1 and the beam size, or the beam size exceeds half
@@ -114,9 +114,9 @@ class TranslationModel:
     def score(self, sources: Sequence[str], hypotheses: Sequence[str]) -> list[float]:
         """Computes the log-probability of given translations.
 
-        The sum over the pieces of a translation and EOS, without length penalty. A line
-        is encoded into its usual pieces, and never split. An empty source is always translated
-        to an empty line: that has the score 0.0, and any other translation of it minus infinity.
+        This is the sum over the pieces of a translation and EOS, without length penalty. A line
+        is encoded into its usual pieces and never split. An empty source is always translated
+        to an empty line, which has the score 0.0; any other translation has minus infinity.
 
         Args:
             sources: Source text.
@@ -126,7 +126,7 @@ class TranslationModel:
             Natural logarithms, one per pair.
 
         Raises:
-            DataError: If there are not as many hypotheses as sources.
+            DataError: If the numbers of hypotheses and sources differ.
         """
         _require_list(sources)
         _require_list(hypotheses)
@@ -144,7 +144,7 @@ class TranslationModel:
 
         Args:
             source: Source text; it is not split.
-            hypothesis: Its translation; None is what greedy search finds.
+            hypothesis: Its translation; None stands for the result of greedy search.
 
         Raises:
             ConfigError: If this is an ensemble.
@@ -161,6 +161,6 @@ class TranslationModel:
 
 
 def _require_list(lines: Sequence[str]) -> None:
-    """Refuses a string, which is a sequence of strings too: its characters."""
+    """Refuses a string, since it is also a sequence of strings (its characters)."""
     if isinstance(lines, str):
         raise TypeError("pass a list of lines, such as [line], not a string")

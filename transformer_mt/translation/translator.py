@@ -1,4 +1,4 @@
-"""Lines to lines with one search: order kept, empty lines kept, long lines split and joined."""
+"""Translation of lines: order and empty lines are kept, long lines are split and joined."""
 
 import math
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
@@ -24,8 +24,8 @@ from transformer_mt.translation.search import DecodingState, Hypothesis, beam_se
 CHUNK_LINES = 8192
 """Default of `Translator.chunk_lines`."""
 CPU_BATCH_TOKENS, CUDA_BATCH_TOKENS_PER_GB = 4096, 1024
-"""Default of `SearchOptions.batch_tokens`. On a CPU several batches are decoded at once, by as many
-threads. On CUDA it grows with the memory: the caches of the big model take some 0.5 GB per 1,024
+"""Default of `SearchOptions.batch_tokens`. On a CPU, several batches are decoded at once, each by a
+thread. On CUDA it grows with the memory: the caches of the big model take some 0.5 GB per 1,024
 positions in float32."""
 MIN_BATCH_LENGTH = 8
 """Shorter lines count as this many positions in a batch: their logits need memory too."""
@@ -50,12 +50,12 @@ class Translation:
     score: float
 
     def format(self, with_score: bool) -> str:
-        """Formats a line of output: the text, after score and tab if asked for."""
+        """Formats a line of output: the text, preceded by score and tab if requested."""
         return f"{self.score:.4f}\t{self.text}" if with_score else self.text
 
 
 def default_batch_tokens(device: torch.device) -> int:
-    """Chooses how many padded source positions times beam size a batch has."""
+    """Chooses the size of a batch: padded source positions times beam size."""
     if device.type == "cuda":
         return int(CUDA_BATCH_TOKENS_PER_GB * total_memory(device) / 1e9)
     return CPU_BATCH_TOKENS
@@ -68,16 +68,16 @@ def _ignore(lines: int) -> None:
 class Translator:
     """Translation with one model or an ensemble, in the precision of its weights.
 
-    The text of a line does not depend on how lines are batched, rounding of ties aside, so
-    validation, `evaluate` and `translate` agree.
+    The translation of a line does not depend on how lines are batched, except if rounding decides
+    a tie, so validation, `evaluate` and `translate` agree.
 
     Args:
         model: On its device; set to evaluation mode while it translates.
         vocab: Its vocabulary.
         max_length: Source pieces the model was trained on; longer lines are split.
         options: How to search.
-        processes: Those over which the batches are distributed. Each translates the same lines with
-            the same model and gets all translations, the same ones as one process.
+        processes: The processes over which the batches are distributed. Each is given the same
+            lines and model and gets all translations, the same ones as a single process.
 
     Attributes:
         chunk_lines: Lines sorted by length and decoded together; translations appear at once.
@@ -113,7 +113,7 @@ class Translator:
     def translate(
         self, lines: Iterable[str], advance: Callable[[int], object] = _ignore
     ) -> Iterator[str]:
-        r"""Translates lines lazily, one for one and in order; no result holds a `\n` or `\r`.
+        r"""Translates lines lazily, one for one and in order; no result contains a `\n` or `\r`.
 
         Args:
             lines: Source text.
@@ -129,11 +129,11 @@ class Translator:
     ) -> list[list[Translation]]:
         """Finds the `beam_size` best translations of every line, the best first.
 
-        They differ in their pieces, so two may have the same text. Those of a split line join
-        the best of each part, then the second best of each, and so on.
+        They differ in their pieces, but two may have the same text. Those of a split line join
+        the best translations of its parts, then the second best, and so on.
 
         Args:
-            lines: Source text; similar lengths are batched, so many lines are faster than few.
+            lines: Source text; similar lengths are batched, so many lines at once are faster.
             advance: Called with the number of lines that have been translated, batch by batch.
         """
         parts: list[list[int]] = []
@@ -178,7 +178,7 @@ class Translator:
         word_starts = [i for i in range(1, len(pieces)) if pieces[i].startswith("▁")]
         for ends in (_SENTENCE_ENDS, _CLAUSE_ENDS):
             points = [i for i in word_starts if pieces[i - 1].endswith(ends)]
-            # A part of a few words lacks context, so such an early mark is not better than the
+            # A part of a few words lacks context, so a mark this early is no better than the
             # end of a later word.
             if points and points[-1] > len(pieces) // 4:
                 return points[-1]
@@ -196,7 +196,7 @@ class Translator:
         """
         batches, own = self._cut_batches(sources), dict[int, list[Hypothesis]]()
         rank, world_size = self._processes.rank, self._processes.world_size
-        # In a round there is a batch for each process, in the last one perhaps not for all.
+        # Each round has a batch for every process; the last round may have fewer.
         rounds = [batches[i : i + world_size] for i in range(0, len(batches), world_size)]
         with (
             evaluation_mode(self.model),
@@ -236,7 +236,7 @@ class Translator:
         """Cuts sources into batches of similar length, the longest first.
 
         Returns:
-            For each batch the indices of its sources.
+            For each batch, the indices of its sources.
         """
         order = sorted(range(len(sources)), key=lambda i: len(sources[i]), reverse=True)
         batches = []
@@ -258,7 +258,7 @@ class Translator:
             check: Called at every position; may raise to stop.
 
         Returns:
-            Hypotheses of each source; those of greedy search have NaN for a log-probability.
+            Hypotheses of each source; those of greedy search have NaN as log-probability.
         """
 
         def next_logits(ids: Tensor, state: DecodingState) -> Tensor:
