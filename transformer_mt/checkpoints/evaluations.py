@@ -3,7 +3,7 @@
     RUN/evaluations/NAME.json               of the run's checkpoints
     RUN/averaged-5/evaluations/NAME.json    of averaged weights
 
-There is one file per test set, checkpoint and search setting, and one for validation; a newer
+There is one file per test set, checkpoint and search setting, also for validation; a newer
 evaluation replaces it. Training checkpoints are not changed: nothing is written inside a step-*
 directory.
 """

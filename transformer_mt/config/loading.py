@@ -25,7 +25,7 @@ def load_config(path: Path, overrides: Collection[str] = ()) -> Config:
 
     Paths of text, vocabulary and initial weights are looked for beside the file, then in the
     working directory; those of overrides only in the working directory. In the configuration,
-    existing paths are absolute. A path that does not exist may be a hub id, and is not changed.
+    existing paths are absolute. A path that does not exist may be a hub id, and stays relative.
 
     Args:
         path: The TOML file.

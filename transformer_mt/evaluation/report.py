@@ -108,7 +108,7 @@ def evaluate_system(
             corpus and the languages of the first are used, and none is needed.
         hypotheses: An existing translation to score.
         baseline: A run, a checkpoint or a translation to compare with.
-        load_test_set: Loads a test set, given the corpus of the first run.
+        load_test_set: Loads a test set, given the corpus of the first run, if one is given.
         search: How to search for translations.
         load: How to load the models.
         ter: Whether to compute TER as well.

@@ -220,7 +220,7 @@ def read_manifest(directory: Path) -> dict[str, str]:
     """Reads the file names and digests of a manifest, without checking the files.
 
     Raises:
-        CheckpointError: If the manifest is missing, damaged, newer than this program, or names a
+        CheckpointError: If the manifest is missing, damaged, of another format, or names a
             file outside the directory.
     """
     path = directory / MANIFEST

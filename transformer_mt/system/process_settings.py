@@ -1,7 +1,7 @@
 """Process-wide settings, made only by the command line.
 
-Nothing else calls these functions: a notebook or another program that imports the package keeps
-its own settings.
+The Python API does not call these functions: a notebook or another program that imports the
+package keeps its own settings.
 """
 
 import logging

@@ -87,7 +87,7 @@ class Engine:
         model: The model; its weights are initialised from `train.seed`.
         ema: Moving average of the weights; None without `train.ema_decay`.
         grad_norm: Norm of the last step's gradient before clipping, a scalar on the device.
-        skipped_steps: Steps left out because their gradient was not finite, on the device.
+        skipped_steps: Steps skipped for a non-finite gradient, except for finding fp16's scale.
         nonfinite_in_row: Such steps since the last good one, on the device.
     """
 

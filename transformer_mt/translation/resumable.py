@@ -1,6 +1,7 @@
 """Output that is written chunk by chunk and resumed where a stopped process left off.
 
-Two files lie beside an output NAME until it is complete:
+Two files lie beside an output NAME, the first until it is complete, the second until all outputs
+of the command are:
 
     .NAME.partial    the finished chunks
     .NAME.journal    JSON lines: what the output depends on, then size and digest of each chunk

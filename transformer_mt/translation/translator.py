@@ -84,7 +84,7 @@ class Translator:
         lines_split: Lines so far that were translated in parts.
 
     Raises:
-        ConfigError: If the beam size exceeds half the vocabulary.
+        ConfigError: If the beam size or the length penalty is outside its limits.
     """
 
     def __init__(
