@@ -98,15 +98,16 @@ def weights(run_dir: Path, name: str = MODEL) -> dict[str, torch.Tensor]:
 def assert_close(run_dir: Path, other: Path) -> None:
     """Compares weights and their moving average up to rounding.
 
-    By the root mean square of a tensor: where an input of the ReLU is nearly zero, rounding decides
-    whether a token changes the weights of that unit, and single weights then differ by 1e-4.
+    Where an input of the ReLU is nearly zero, rounding decides whether a token changes the weights
+    of that unit. So a twentieth of a tensor may differ by more, but by less than mistakes cause.
     """
     for name in (MODEL, EMA):
         left, right = weights(run_dir, name), weights(other, name)
         assert left.keys() == right.keys()
         for key in left:
-            difference = float((left[key] - right[key]).square().mean().sqrt())
-            assert difference < 5e-5, f"{name} {key}: {difference}"
+            differences = (left[key] - right[key]).abs().flatten()
+            typical, largest = float(differences.quantile(0.95)), float(differences.max())
+            assert typical < 2e-5 and largest < 4e-4, f"{name} {key}: {typical}, {largest}"
 
 
 def records(run_dir: Path, kind: str) -> list[dict[str, object]]:

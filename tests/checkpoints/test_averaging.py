@@ -61,7 +61,7 @@ def test_an_average_claims_no_score(run_dir, tmp_path):
 
 def test_what_cannot_be_averaged(run_dir, tmp_path):
     """Too few checkpoints, a directory that exists, a damaged one among them."""
-    with pytest.raises(CheckpointError, match="none: no run with checkpoints"):
+    with pytest.raises(CheckpointError, match="none: not a run with checkpoints"):
         average(tmp_path / "none", 2, None)
     with pytest.raises(CheckpointError, match="has 4 checkpoints, not 9"):
         average(run_dir, 9, None)

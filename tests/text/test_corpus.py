@@ -258,13 +258,13 @@ def test_direction_and_missing_values_of_columns(tmp_path, nested):
     assert (tmp_path / "cache").is_dir()
 
 
-def test_columns_that_are_no_text(tmp_path):
+def test_columns_that_are_not_text(tmp_path):
     """The message names the column. Sabotage: convert the value."""
     repository = tmp_path / "corpus"
     repository.mkdir()
     pq.write_table(pa.table({"de": [1], "en": ["one"]}), repository / "train.parquet")
     config = DataConfig(path=str(repository), cache_dir=str(tmp_path / "cache"))
-    with pytest.raises(DataError, match="1 in the column de is no text"):
+    with pytest.raises(DataError, match="1 in the column de is not text"):
         load_split(config, "train")
 
 

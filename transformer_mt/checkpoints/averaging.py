@@ -42,7 +42,9 @@ def average(run_dir: Path, last: int, output: Path | None) -> Path:
     """
     paths = list_checkpoints(run_dir)
     if not paths:
-        raise CheckpointError(f"{run_dir}: no run with checkpoints; name what train --run named")
+        raise CheckpointError(
+            f"{run_dir}: not a run with checkpoints; name the directory that train wrote"
+        )
     if len(paths) < last:
         raise CheckpointError(
             f"{run_dir}: has {len(paths)} checkpoints, not {last}; choose a smaller --last, or"

@@ -239,7 +239,7 @@ PenaltyOption = Annotated[
     typer.Option(
         min=0.0,
         metavar="ALPHA",
-        help="Exponent of the length penalty of beam search.",
+        help="Exponent of the length penalty of beam search, 0 to 10.",
         rich_help_panel=SEARCH,
     ),
 ]

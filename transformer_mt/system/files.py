@@ -76,8 +76,8 @@ def atomic_directory(path: Path) -> Iterator[Path]:
     try:
         with _naming(path):
             yield temporary
-        for item in (*temporary.iterdir(), temporary):
-            sync(item)
+            for item in (*temporary.iterdir(), temporary):
+                sync(item)
         if path.exists():
             path.rename(replaced)
         try:

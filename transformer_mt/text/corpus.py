@@ -148,8 +148,8 @@ def _open_files(config: DataConfig, split: SplitFiles) -> CorpusSplit:
         if folder in path.parents and not folder.is_dir():
             raise _missing_folder(config)
         if not path.is_file():
-            near = path.parent
-            held = f"; {near} holds {_list_files(near)}" if near.is_dir() else ""
+            parent = path.parent
+            held = f"; {parent} holds {_list_files(parent)}" if parent.is_dir() else ""
             raise DataError(f"{path}: no such file{held}")
     return CorpusSplit(
         partial(_slice, partial(_read_text, src, tgt), split.slice, f"{src} and {tgt}"),

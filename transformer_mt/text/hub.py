@@ -91,7 +91,7 @@ def read_pairs(dataset: Any, config: DataConfig) -> Iterator[tuple[str, str]]:
 def _to_text(value: object, language: str, config: DataConfig) -> str:
     if isinstance(value, str | None):
         return (value or "").strip()
-    raise DataError(f"{config.path}: {value!r} in the column {language} is no text")
+    raise DataError(f"{config.path}: {value!r} in the column {language} is not text")
 
 
 def _why_offline(endpoint: str) -> str:

@@ -264,8 +264,8 @@ def _loop(sizes: Sizes, text: TextStatistics, machine: Machine) -> Iterator[_Set
     yield _Setting(
         "train.ema_decay",
         0.999,
-        "A moving average of the weights over about 1,000 steps. It is validated and translates;"
-        " while the learning rate is high, it is better than the weights of a single step.",
+        "A moving average of the weights over about 1,000 steps. It is validated and used to"
+        " translate; while the learning rate is high, it is better than the weights of a step.",
     )
     yield _Setting("train.save_every", recipe.save_every, "Steps between checkpoints.")
     yield _Setting(
@@ -297,8 +297,8 @@ def _why_model(sizes: Sizes) -> str:
             f" {best.layers} + {best.layers} of width {best.d_model}. With a GPU, run init there."
         )
     return (
-        f"{shape} and {recipe.d_ff} inside for {sizes.train_pairs:,} training pairs; the paper's"
-        " base model has 6 + 6 of width 512 and 2048 for millions."
+        f"{shape}, feed-forward {recipe.d_ff}, for {sizes.train_pairs:,} training pairs; the"
+        " paper's base model has 6 + 6 of width 512, feed-forward 2,048, for millions."
     )
 
 
