@@ -66,6 +66,7 @@ FULL = Extent(None, 400, 100, {"cpu": (2048, 4096, 8192, 16384), "cuda": (8192, 
 QUICK = Extent(400, 200, 20, {"cpu": (4096, 8192), "cuda": (8192, 32768)})
 QUICK_ROUNDS = 2
 BEAM_SIZES = (1, 4)
+ALPHA = 0.6  # of both sides' length penalties
 FASTEST_WEIGHTS = {"cpu": "int8", "cuda": "float16"}
 """The type of CTranslate2's weights that is its fastest, by device."""
 
@@ -142,7 +143,7 @@ def our_translations(
     model = build_translation_model(find_checkpoints([run]), LoadOptions(device, precision))
 
     def with_batch_tokens(batch_tokens: int) -> Translate:
-        translator = model.translator(SearchOptions(beam_size, batch_tokens=batch_tokens))
+        translator = model.translator(SearchOptions(beam_size, ALPHA, batch_tokens=batch_tokens))
         return lambda lines: list(translator.translate(lines))
 
     return {size: with_batch_tokens(size) for size in sizes}
@@ -166,7 +167,7 @@ def ctranslate2_translation(
             results = model.translate_batch(
                 pieces,
                 beam_size=beam_size,
-                length_penalty=0.6 if beam_size > 1 else 0.0,
+                length_penalty=ALPHA if beam_size > 1 else 0.0,
                 max_batch_size=batch_tokens,
                 batch_type="tokens",
                 max_decoding_length=max(map(len, pieces)) + EXTRA_LENGTH,

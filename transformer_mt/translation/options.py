@@ -33,7 +33,7 @@ class SearchOptions:
     """
 
     beam_size: int = 1
-    length_penalty: float = 0.6
+    length_penalty: float = 1.0
     with_scores: bool = False
     batch_tokens: int | None = None
 
