@@ -267,7 +267,7 @@ class JoeyNMT:
                 "overwrite": True,
                 "shuffle": True,
             },
-            "testing": {"beam_size": 1, "eval_metrics": ["bleu"], "max_output_length": 100},
+            "testing": {"beam_size": 1, "eval_metrics": ["bleu"]},
             "model": {
                 "initializer": "xavier_uniform",
                 "embed_initializer": "xavier_uniform",

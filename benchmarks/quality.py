@@ -9,8 +9,8 @@ of the configuration, greedily and as its documentation recommends. Every transl
 and scored by sacreBLEU.
 
 - ours: the configuration as it is; recommended is a beam of 4.
-- joeynmt: version 2.3.0 with its published configuration for a small corpus (IWSLT14), a beam of 5
-  and alpha 1.
+- joeynmt: version 2.3.0 with its published configuration for a small corpus (IWSLT14), which
+  validates every 1,000 updates, and a beam of 5 and alpha 1.
 - joeynmt-ours: the same with the sizes, batches and learning rate of our configuration.
 - loop: `nn.Transformer` as PyTorch's translation tutorial trains it (512 wide, 3+3 layers, dropout
   0.1, Adam at 1e-4, 128 random sentences a batch, no label smoothing); greedy only. Such loops
@@ -49,7 +49,7 @@ from transformer_mt.text.prepared import PreparedCorpus, prepare
 from transformer_mt.text.vocabulary import EOS_ID, PAD_ID
 
 VALIDATIONS = 5
-"""Validations in the time given, where a side has none of its own."""
+"""Points of the loop's curve."""
 TUTORIAL = {
     "d_model": 512,
     "d_ff": 512,
@@ -155,10 +155,9 @@ def train_joeynmt(task: Task, peer: JoeyNMT, name: str, recipe: dict) -> Trained
     """Trains JoeyNMT until it is interrupted, on which it saves its weights."""
     folder = task.work / name
     data = peer.write_text(task.config, task.prepared.vocab, folder)
-    trial = peer.write_config(data, recipe, Interval(2, 100_000, 10), folder)
-    updates = peer.tokens_per_second(trial) * task.minutes * 60 / recipe["batch_tokens"]
-    often = max(round(updates / VALIDATIONS), 1)
-    path = peer.write_config(data, recipe, Interval(often, often), folder)
+    path = peer.write_config(data, recipe, Interval(logging=10, validation=1000), folder)
+    # A shell's background job ignores SIGINT, and so would a program that it starts.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     command = [peer.python, "-m", "joeynmt", "train", path, "--skip-test"]
     began, curve = time.monotonic(), []
     with subprocess.Popen(
@@ -225,17 +224,20 @@ def train_loop(task: Task) -> Trained:
     return Trained((time.monotonic() - began) / 60, curve, translate, None)
 
 
-def measure(name: str, train: Callable[[], Trained], test: RawPairs) -> Outcome:
-    """Trains one side and scores its translations of the test set."""
+def measure(name: str, train: Callable[[], Trained], task: Task) -> Outcome:
+    """Trains one side and scores its translations; the validation text's end its curve."""
     report(f"{name}:")
     load = Load()
     with load.watch():
         trained = train()
-    scores = [
-        bleu(translate(test.src), [test.tgt]).value if translate else None
-        for translate in (trained.greedy, trained.recommended)
-    ]
-    outcome = Outcome(name, trained.minutes, scores[0], scores[1], load.share, trained.curve)
+
+    def score(translate: Translate | None, text: RawPairs) -> float | None:
+        return bleu(translate(text.src), [text.tgt]).value if translate else None
+
+    curve = [*trained.curve, (trained.minutes, score(trained.greedy, task.valid))]
+    report_point(name, *curve[-1])
+    greedy, recommended = score(trained.greedy, task.test), score(trained.recommended, task.test)
+    outcome = Outcome(name, trained.minutes, greedy, recommended, load.share, curve)
     report(json.dumps(asdict(outcome)))
     return outcome
 
@@ -274,7 +276,7 @@ def main(
             known[name] = partial(train_joeynmt, task, peer, name, recipe)
     if unknown := set(sides or ()) - set(known):
         raise typer.BadParameter(f"--side {unknown.pop()}: choose from {', '.join(known)}")
-    outcomes = [measure(name, known[name], test) for name in sides or known]
+    outcomes = [measure(name, known[name], task) for name in sides or known]
     table(outcomes, str(config.data.test))
 
 
