@@ -50,6 +50,9 @@ from transformer_mt.text.vocabulary import EOS_ID, PAD_ID
 
 VALIDATIONS = 5
 """Points of the loop's curve."""
+LEARNED = 1.0
+"""Below this BLEU, a model is not decoded a second time: it repeats words up to the length limit,
+which is slow in JoeyNMT, where decoding has no cache."""
 TUTORIAL = {
     "d_model": 512,
     "d_ff": 512,
@@ -94,7 +97,8 @@ class Outcome:
         side: Its name.
         minutes: Wall time of its training, start and end of the program included.
         greedy: BLEU on the test set, greedy.
-        recommended: BLEU on the test set as its documentation recommends; None if it is greedy.
+        recommended: BLEU on the test set as its documentation recommends; None if that is greedy
+            search, or the model has barely begun to learn.
         others_share: Share of the cores that other processes took.
         curve: Minutes of training and BLEU on the validation set.
     """
@@ -231,12 +235,14 @@ def measure(name: str, train: Callable[[], Trained], task: Task) -> Outcome:
     with load.watch():
         trained = train()
 
-    def score(translate: Translate | None, text: RawPairs) -> float | None:
-        return bleu(translate(text.src), [text.tgt]).value if translate else None
+    def score(translate: Translate, text: RawPairs) -> float:
+        return bleu(translate(text.src), [text.tgt]).value
 
     curve = [*trained.curve, (trained.minutes, score(trained.greedy, task.valid))]
     report_point(name, *curve[-1])
-    greedy, recommended = score(trained.greedy, task.test), score(trained.recommended, task.test)
+    greedy, recommended = score(trained.greedy, task.test), None
+    if trained.recommended and greedy >= LEARNED:
+        recommended = score(trained.recommended, task.test)
     outcome = Outcome(name, trained.minutes, greedy, recommended, load.share, curve)
     report(json.dumps(asdict(outcome)))
     return outcome
