@@ -66,7 +66,8 @@ FULL = Extent(None, 400, 100, {"cpu": (2048, 4096, 8192, 16384), "cuda": (8192, 
 QUICK = Extent(400, 200, 20, {"cpu": (4096, 8192), "cuda": (8192, 32768)})
 QUICK_ROUNDS = 2
 BEAM_SIZES = (1, 4)
-ALPHA = 0.6  # of both sides' length penalties
+ALPHA = 0.6
+"""Exponent of the length penalty, for ours and CTranslate2."""
 FASTEST_WEIGHTS = {"cpu": "int8", "cuda": "float16"}
 """The type of CTranslate2's weights that is its fastest, by device."""
 

@@ -9,8 +9,8 @@ of the configuration, greedily and as its documentation recommends. Every transl
 and scored by sacreBLEU.
 
 - ours: the configuration as it is; recommended is a beam of 4.
-- joeynmt: version 2.3.0 with its published configuration for a small corpus (IWSLT14), which
-  validates every 1,000 updates, and a beam of 5 and alpha 1.
+- joeynmt: version 2.3.0 with its published configuration for a small corpus (IWSLT14), a beam of 5
+  and alpha 1; validated every 1,000 updates, its default.
 - joeynmt-ours: the same with the sizes, batches and learning rate of our configuration.
 - loop: `nn.Transformer` as PyTorch's translation tutorial trains it (512 wide, 3+3 layers, dropout
   0.1, Adam at 1e-4, 128 random sentences a batch, no label smoothing); greedy only. Such loops
@@ -229,7 +229,7 @@ def train_loop(task: Task) -> Trained:
 
 
 def measure(name: str, train: Callable[[], Trained], task: Task) -> Outcome:
-    """Trains one side and scores its translations; the validation text's end its curve."""
+    """Trains one side and scores both texts; the validation score is the end of its curve."""
     report(f"{name}:")
     load = Load()
     with load.watch():
