@@ -204,7 +204,11 @@ def train_loop(task: Task) -> Trained:
         return order[i % per_epoch * BATCH :][:BATCH]
 
     def translate(lines: list[str]) -> list[str]:
-        return [text for i in range(0, len(lines), BATCH) for text in part(lines[i : i + BATCH])]
+        """In batches of similar length: without a cache, the cost is that of the longest."""
+        order = sorted(range(len(lines)), key=lambda i: len(lines[i]))
+        batches = (order[i : i + BATCH] for i in range(0, len(order), BATCH))
+        texts = [text for rows in batches for text in part([lines[i] for i in rows])]
+        return [text for _, text in sorted(zip(order, texts, strict=True))]
 
     def part(lines: list[str]) -> list[str]:
         rows = [torch.tensor([*ids, EOS_ID]) for ids in vocab.encode_src(lines)]
