@@ -4,9 +4,9 @@
 
 With `--joeynmt DIR` JoeyNMT is measured too; its environment is made in DIR once. `--side NAME`
 runs one side alone. Each side trains alone on all cores for the same minutes of wall time,
-validations included; the pieces are made before and are the same. Then it translates the test set
-of the configuration, greedily and as its documentation recommends. Every translation is detokenised
-and scored by sacreBLEU.
+validations included; the pieces are made before and are the same. Then it translates the validation
+set and, if that scores at least 1 BLEU, the test set, greedily and as its documentation recommends.
+Every translation is detokenised and scored by sacreBLEU.
 
 - ours: the configuration as it is; recommended is a beam of 4.
 - joeynmt: version 2.3.0 with its published configuration for a small corpus (IWSLT14), a beam of 5
@@ -51,8 +51,8 @@ from transformer_mt.text.vocabulary import EOS_ID, PAD_ID
 VALIDATIONS = 5
 """Points of the loop's curve."""
 LEARNED = 1.0
-"""With less BLEU on the validation set, a model does not translate the test set: it repeats words
-up to the length limit, and without a cache three thousand such translations take an hour."""
+"""BLEU on the validation set below which a model does not translate the test set: it repeats words
+up to the length limit, which is slow in the peers, since they decode without a cache."""
 TUTORIAL = {
     "d_model": 512,
     "d_ff": 512,
@@ -203,7 +203,7 @@ def train_loop(task: Task) -> Trained:
         return order[i % per_epoch * BATCH :][:BATCH]
 
     def translate(lines: list[str]) -> list[str]:
-        """In batches of similar length: without a cache, the cost is that of the longest."""
+        """Translates sentences of similar length together; the longest sets a batch's cost."""
         order = sorted(range(len(lines)), key=lambda i: len(lines[i]))
         batches = (order[i : i + BATCH] for i in range(0, len(order), BATCH))
         texts = [text for rows in batches for text in part([lines[i] for i in rows])]
