@@ -35,8 +35,11 @@ def write_texts(copy_run: Path, folder: Path, count: int) -> tuple[Path, bytes]:
 
 @pytest.fixture(scope="module")
 def texts(copy_run, tmp_path_factory) -> tuple[Path, bytes]:
-    """Gives an input of twelve chunks, and its translation."""
-    return write_texts(copy_run, tmp_path_factory.mktemp("texts"), 12 * CHUNK)
+    """Gives an input of many chunks, and its translation.
+
+    Processes notice within a second that their launcher was killed; they must not finish before.
+    """
+    return write_texts(copy_run, tmp_path_factory.mktemp("texts"), 48 * CHUNK)
 
 
 def command(run_dir: Path, source: Path, output: Path) -> tuple[object, ...]:
