@@ -1,10 +1,9 @@
 """Runs the program with a fault in one process: `faulty_process.py FAULT RANK STEP ARGUMENTS...`.
 
 Faults, all in that process at that step: `memory` runs out; `nan` in the loss from then on; `kill`
-is SIGKILL, and `stop` SIGSTOP, of the process; `bug` is an exception that nobody expects; `parent`
-is SIGKILL of the launcher. Whatever the step: `disk` is a disk that is full from the start;
-`device` a device that is missing; `absent` a checkpoint that is not on this machine; `decode` is
-too little memory for translating.
+is SIGKILL, and `stop` SIGSTOP, of the process; `bug` is an exception that nobody expects. Whatever
+the step: `disk` is a disk that is full from the start; `device` a device that is missing; `absent`
+a checkpoint that is not on this machine; `decode` is too little memory for translating.
 """
 
 import errno
@@ -70,8 +69,6 @@ def break_engine(fault: str, at_step: int) -> None:
         engine.current_step = step
         if step == at_step and fault in signals:
             os.kill(os.getpid(), signals[fault])
-        if step == at_step and fault == "parent":
-            os.kill(os.getppid(), signal.SIGKILL)
         take_step(engine, step, micro_batches)
 
     Engine.current_step = 0
