@@ -1,9 +1,9 @@
 """Runs the program with a fault in one process: `faulty_process.py FAULT RANK STEP ARGUMENTS...`.
 
 Faults, all in that process at that step: `memory` runs out; `nan` in the loss from then on; `kill`
-is SIGKILL, and `stop` SIGSTOP, of the process; `bug` is an exception that nobody expects. Whatever
-the step: `disk` is a disk that is full from the start; `device` a device that is missing; `absent`
-a checkpoint that is not on this machine; `decode` is too little memory for translating.
+is SIGKILL, and `stop` SIGSTOP, of the process. Whatever the step: `disk` is a disk that is full
+from the start; `device` a device that is missing; `absent` a checkpoint that is not on this
+machine; `decode` is too little memory for translating.
 """
 
 import errno
@@ -60,8 +60,6 @@ def break_engine(fault: str, at_step: int) -> None:
     def loss(engine, batch):
         if engine.current_step == at_step and fault == "memory":
             raise MemoryError
-        if engine.current_step == at_step and fault == "bug":
-            raise LookupError("a bug")
         value = compute_loss(engine, batch)
         return value * float("nan") if engine.current_step >= at_step and fault == "nan" else value
 
