@@ -38,8 +38,8 @@ from transformer_mt.evaluation.scoring import bleu
 from transformer_mt.system.device import DTYPES, supports
 from transformer_mt.text.vocabulary import BOS_ID, EOS_ID, Vocabulary
 from transformer_mt.translation.export import export
-from transformer_mt.translation.loading import build_translation_model, find_checkpoints
 from transformer_mt.translation.options import LoadOptions, SearchOptions
+from transformer_mt.translation.translation_model import build_translation_model, find_checkpoints
 from transformer_mt.translation.translator import EXTRA_LENGTH
 
 Translate = Callable[[list[str]], list[str]]

@@ -17,9 +17,8 @@ from torch import Tensor, nn
 
 from transformer_mt.config.keys import Config
 from transformer_mt.model.transformer import sinusoid
-from transformer_mt.text.batching import Indices
+from transformer_mt.text.batching import EncodedPairs, Indices
 from transformer_mt.text.corpus import load_split
-from transformer_mt.text.encoded_pairs import EncodedPairs
 from transformer_mt.text.prepared import PreparedCorpus
 from transformer_mt.text.vocabulary import BOS_ID, EOS_ID, PAD_ID, Vocabulary
 

@@ -43,8 +43,13 @@ from transformer_mt.config.keys import Config
 from transformer_mt.config.loading import load_config
 from transformer_mt.errors import DeviceError
 from transformer_mt.system.device import choose_device, supports
-from transformer_mt.text.batching import Indices, cut_micro_batches, plan_epoch
-from transformer_mt.text.encoded_pairs import EncodedLines, EncodedPairs
+from transformer_mt.text.batching import (
+    EncodedLines,
+    EncodedPairs,
+    Indices,
+    cut_micro_batches,
+    plan_epoch,
+)
 from transformer_mt.text.prepared import prepare
 from transformer_mt.training.engine import Engine
 from transformer_mt.training.flops import measure_peak_flops, training_flops

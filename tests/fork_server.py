@@ -24,8 +24,8 @@ from contextlib import suppress
 from functools import cache
 from tempfile import TemporaryFile
 
-from transformer_mt.system.launcher import end_process
 from transformer_mt.system.process_settings import limit_kernel_caches
+from transformer_mt.system.processes import end_process
 
 IMPORTED = (
     "transformer_mt.cli.program",

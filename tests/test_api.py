@@ -14,9 +14,9 @@ from conftest import copy_lines
 import transformer_mt
 from transformer_mt.checkpoints import checkpoint as checkpoint_module
 from transformer_mt.errors import CheckpointError, ConfigError, DataError
-from transformer_mt.evaluation.perplexity import mean_nll
+from transformer_mt.evaluation.evaluator import mean_nll
+from transformer_mt.text.batching import encode_pairs
 from transformer_mt.text.corpus import RawPairs
-from transformer_mt.text.encoded_pairs import encode_pairs
 
 GUIDE = Path(__file__).parents[1] / "docs" / "translating.md"
 LINES = [*copy_lines(30, 21), ""]
@@ -274,7 +274,7 @@ print(json.dumps(sorted(name for name in sys.modules if name.startswith("transfo
     program = [sys.executable, "-c", code, str(copy_run)]
     done = subprocess.run(program, input=b"abc de\n", capture_output=True, timeout=120, check=True)
     modules = json.loads(done.stdout.splitlines()[-1])
-    assert "transformer_mt.translation.stream" in modules
+    assert "transformer_mt.translation.chunks" in modules
     choices = {"transformer_mt.figures", "transformer_mt.figures.options"}  # of options, for --help
     packages = {name.split(".")[1] for name in modules if name not in choices}
     assert not packages & {"training", "evaluation", "figures"}, packages

@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from transformer_mt.config.keys import (
     Config,
     DataConfig,
+    OnChange,
     SplitFiles,
     TrainConfig,
     changed_keys,
@@ -18,7 +19,6 @@ from transformer_mt.config.keys import (
     values_that_shape_corpus,
 )
 from transformer_mt.config.loading import load_config, parse_config
-from transformer_mt.config.section import OnChange
 from transformer_mt.errors import ConfigError
 
 RECIPES = sorted((Path(__file__).parents[1] / "configs").glob("*.toml"))

@@ -5,10 +5,8 @@ import codecs
 import pytest
 from conftest import run_program, tiny_config, tiny_values, write_toml
 
-from transformer_mt.config.keys import Config
-from transformer_mt.config.loading import load_config, parse_config
-from transformer_mt.config.mistakes import FAMILIAR_NAMES
-from transformer_mt.config.section import INTEGER_LIMIT
+from transformer_mt.config.keys import INTEGER_LIMIT, Config
+from transformer_mt.config.loading import FAMILIAR_NAMES, load_config, parse_config
 from transformer_mt.errors import ConfigError, DeviceError
 from transformer_mt.model.transformer import Transformer
 from transformer_mt.training.model_memory import count_layer_parameters

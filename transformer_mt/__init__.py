@@ -60,7 +60,10 @@ def load(
         ConfigError: If the precision is unknown or the maximum length below 1.
         DeviceError: If the device is absent or does not support the precision.
     """
-    from transformer_mt.translation.loading import build_translation_model, find_checkpoints
+    from transformer_mt.translation.translation_model import (
+        build_translation_model,
+        find_checkpoints,
+    )
 
     checkpoints = find_checkpoints([Path(item) for item in (path, *others)])
     return build_translation_model(checkpoints, LoadOptions(device, precision, max_length, raw))

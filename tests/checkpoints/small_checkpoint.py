@@ -5,9 +5,14 @@ from pathlib import Path
 
 import torch
 
-from transformer_mt.checkpoints.checkpoint import MODEL, TRAINING, save_checkpoint
+from transformer_mt.checkpoints.checkpoint import (
+    MODEL,
+    TRAINING,
+    Progress,
+    RunState,
+    save_checkpoint,
+)
 from transformer_mt.checkpoints.run_directory import checkpoint_path
-from transformer_mt.checkpoints.state import Progress, RunState
 from transformer_mt.config.keys import Config, VocabConfig
 from transformer_mt.config.loading import parse_config
 from transformer_mt.model.transformer import Transformer

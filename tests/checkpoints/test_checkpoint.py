@@ -16,11 +16,12 @@ from transformer_mt.checkpoints.checkpoint import (
     MODEL,
     STATE,
     TRAINING,
+    Progress,
+    RunState,
     checkpoint_digest,
     load_checkpoint,
     save_checkpoint,
 )
-from transformer_mt.checkpoints.state import Progress, RunState
 from transformer_mt.config.keys import VocabConfig
 from transformer_mt.errors import CheckpointError
 from transformer_mt.system.files import MANIFEST, read_manifest, sha256, write_manifest

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from transformer_mt.checkpoints.state import FORMAT, Progress, RunState, parse_state
+from transformer_mt.checkpoints.checkpoint import FORMAT, Progress, RunState, parse_state
 from transformer_mt.errors import CheckpointError
 
 PATH = Path("run/step-00000005/state.json")

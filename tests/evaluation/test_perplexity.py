@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from transformer_mt.config.keys import ModelConfig
-from transformer_mt.evaluation.perplexity import mean_nll, perplexity
+from transformer_mt.evaluation.evaluator import mean_nll, perplexity
 from transformer_mt.model.transformer import Transformer
-from transformer_mt.text.encoded_pairs import EncodedPairs, flatten
+from transformer_mt.text.batching import EncodedPairs, flatten
 from transformer_mt.text.vocabulary import BOS_ID, EOS_ID, PAD_ID
 
 V = 13

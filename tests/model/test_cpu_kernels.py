@@ -8,7 +8,6 @@ import torch.nn.functional as F
 from torch.testing import assert_close
 
 from transformer_mt.model import cpu_kernels
-from transformer_mt.model.attention import scaled_dot_product_attention
 from transformer_mt.model.cpu_kernels import (
     Dropout,
     Linear,
@@ -21,6 +20,7 @@ from transformer_mt.model.cpu_kernels import (
     prepare_keys_values,
     reference_dropout,
     reference_linear,
+    scaled_dot_product_attention,
 )
 
 

@@ -4,8 +4,8 @@ import numpy as np
 import torch
 
 from transformer_mt.config.keys import ModelConfig
-from transformer_mt.model.likelihood import token_log_probabilities
 from transformer_mt.model.transformer import Transformer
+from transformer_mt.translation.forced_decoding import token_log_probabilities
 
 V, PAD = 17, 3
 SRC = torch.tensor([[5, 6, 7], [8, PAD, PAD]])

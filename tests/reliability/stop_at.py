@@ -16,7 +16,7 @@ import time
 
 from transformer_mt.cli import program
 from transformer_mt.system import files, outputs
-from transformer_mt.translation import resumable, translator
+from transformer_mt.translation import translator
 from transformer_mt.translation.translator import Translation, Translator
 
 OPTIONS = argparse.ArgumentParser()
@@ -50,7 +50,7 @@ class Stop:
 
     def trace(self, frame, event, argument):
         """Counts lines of code of the modules that write."""
-        if frame.f_code.co_filename not in {m.__file__ for m in (files, outputs, resumable)}:
+        if frame.f_code.co_filename not in {m.__file__ for m in (files, outputs)}:
             return None
 
         def on_line(frame, event, argument):
@@ -86,7 +86,7 @@ def install(set_, chunk_lines: int, place: str, number: int, log: str | None = N
     translate_chunk = fake(log) if log else Translator.translate_chunk
     set_(translator, "CHUNK_LINES", chunk_lines)
     set_(Translator, "translate_chunk", stop.after("translated", translate_chunk))
-    writer = resumable.ChunkWriter
+    writer = outputs.ChunkWriter
     set_(writer, "write", stop.after("written", writer.write))
     if stop.place == "code":
         sys.settrace(stop.trace)

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from transformer_mt.text.encoded_pairs import EncodedLines, EncodedPairs, flatten
+from transformer_mt.text.batching import EncodedLines, EncodedPairs, flatten
 
 rows = st.lists(st.lists(st.integers(4, 60_000), max_size=9), min_size=1, max_size=20)
 

@@ -16,8 +16,8 @@ from conftest import copy_lines, tiny_config
 from transformer_mt.config.keys import VocabConfig
 from transformer_mt.errors import ConfigError
 from transformer_mt.text import sampling
+from transformer_mt.text.batching import EncodedPairs, encode_pairs
 from transformer_mt.text.corpus import RawPairs
-from transformer_mt.text.encoded_pairs import EncodedPairs, encode_pairs
 from transformer_mt.text.prepared import prepare
 from transformer_mt.text.sampling import LineSampler, PairSampler
 from transformer_mt.text.segmentation import NO_PIECE, BPEDropout, UnigramSampling

@@ -2,7 +2,7 @@
 
 import pytest
 
-from transformer_mt.text.statistics import Lengths, measure_text
+from transformer_mt.training.sizes import Lengths, measure_text
 
 PAIRS = [("ein Haus", "a house"), ("", "no source"), ("Grüße an Ögedei Ä", "a b"), ("a", "a")]
 

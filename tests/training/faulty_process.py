@@ -16,7 +16,8 @@ from transformer_mt.errors import CheckpointError, DeviceError
 from transformer_mt.evaluation import report
 from transformer_mt.training import trainer
 from transformer_mt.training.engine import Engine
-from transformer_mt.translation import loading, run
+from transformer_mt.translation import run
+from transformer_mt.translation import translation_model as loading
 from transformer_mt.translation.translator import Translator
 
 

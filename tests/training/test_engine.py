@@ -9,8 +9,14 @@ import pytest
 import torch
 from conftest import tiny_config, tiny_values
 
-from transformer_mt.checkpoints.checkpoint import MODEL, TRAINING, load_checkpoint, save_checkpoint
-from transformer_mt.checkpoints.state import Progress, RunState
+from transformer_mt.checkpoints.checkpoint import (
+    MODEL,
+    TRAINING,
+    Progress,
+    RunState,
+    load_checkpoint,
+    save_checkpoint,
+)
 from transformer_mt.config.keys import Config
 from transformer_mt.config.loading import parse_config
 from transformer_mt.errors import CheckpointError, DeviceError

@@ -1,6 +1,6 @@
 """The limits that end training, by hand."""
 
-from transformer_mt.checkpoints.state import Progress
+from transformer_mt.checkpoints.checkpoint import Progress
 from transformer_mt.config.loading import parse_config
 from transformer_mt.training.limits import stop_limits
 

@@ -16,10 +16,10 @@ from test_cli_errors import assert_one_error, call
 from transformer_mt.config.keys import Config
 from transformer_mt.config.loading import load_config
 from transformer_mt.config.reference import default_of
-from transformer_mt.system.machine import Machine, this_machine
+from transformer_mt.system.device import Machine, this_machine
 from transformer_mt.text.corpus import load_split
-from transformer_mt.text.statistics import measure_text
 from transformer_mt.training import new_config
+from transformer_mt.training.sizes import measure_text
 
 PAIRS = [(f"{line} ä", f"{line} b") for line in copy_lines(300, 1)]
 

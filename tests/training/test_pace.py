@@ -2,7 +2,7 @@
 
 import pytest
 
-from transformer_mt.checkpoints.state import Progress
+from transformer_mt.checkpoints.checkpoint import Progress
 from transformer_mt.config.loading import parse_config
 from transformer_mt.training.limits import stop_limits
 from transformer_mt.training.pace import Pace, Schedule, estimate_time_left

@@ -9,7 +9,7 @@ from launch import assert_close, exit_codes, launch, launch_faulty, messages, re
 
 from transformer_mt.checkpoints.run_directory import load_newest
 from transformer_mt.config.loading import load_config
-from transformer_mt.system import launcher
+from transformer_mt.system import processes as launcher
 from transformer_mt.system.processes import ALONE, join_processes
 from transformer_mt.training.run import train
 

@@ -8,10 +8,15 @@ from pathlib import Path
 import pytest
 
 from transformer_mt.config.keys import VocabConfig
-from transformer_mt.system.machine import Machine
-from transformer_mt.text.statistics import Lengths, TextStatistics, measure_text
+from transformer_mt.system.device import Machine
 from transformer_mt.text.vocabulary import train_vocabulary
-from transformer_mt.training.sizes import RECIPES, choose_sizes
+from transformer_mt.training.sizes import (
+    RECIPES,
+    Lengths,
+    TextStatistics,
+    choose_sizes,
+    measure_text,
+)
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 CPU = Machine(threads=2, memory=int(25e9))

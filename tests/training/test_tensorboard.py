@@ -7,7 +7,7 @@ import pytest
 from conftest import tiny_config
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from transformer_mt.checkpoints.state import Progress
+from transformer_mt.checkpoints.checkpoint import Progress
 from transformer_mt.config.keys import changed_keys
 from transformer_mt.errors import ConfigError, Interrupted
 from transformer_mt.training.run import train

@@ -10,10 +10,9 @@ import pytest
 
 from transformer_mt.errors import CheckpointError, DataError
 from transformer_mt.system.outputs import check_output
-from transformer_mt.translation.chunks import ChunkTranslator
-from transformer_mt.translation.loading import find_checkpoints, share_checkpoints
+from transformer_mt.translation.chunks import ChunkTranslator, translate_stream
 from transformer_mt.translation.options import OutputFormat, OutputOptions, TranslateOptions
-from transformer_mt.translation.stream import translate_stream
+from transformer_mt.translation.translation_model import find_checkpoints, share_checkpoints
 from transformer_mt.translation.translator import Translation
 
 CHUNK = 10

@@ -12,7 +12,7 @@ from transformer_mt.checkpoints.run_directory import find_checkpoint
 from transformer_mt.errors import ConfigError
 from transformer_mt.training.run import train
 from transformer_mt.translation.export import export
-from transformer_mt.translation.loading import build_translation_model
+from transformer_mt.translation.translation_model import build_translation_model
 from transformer_mt.translation.translator import EXTRA_LENGTH
 
 LINES = copy_lines(150, 11)

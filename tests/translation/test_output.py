@@ -17,9 +17,9 @@ from conftest import command, copy_lines
 
 from transformer_mt.cli.program import main
 from transformer_mt.errors import OutputError
-from transformer_mt.system.compression import compress, open_decompressed
 from transformer_mt.system.outputs import check_output, open_output, write_lines
-from transformer_mt.translation.files import output_name
+from transformer_mt.system.streams import compress, open_decompressed
+from transformer_mt.translation.run import output_name
 
 LINES = copy_lines(12, 31)
 TEXT = "".join(f"{line}\n" for line in LINES).encode()

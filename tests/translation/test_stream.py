@@ -9,9 +9,8 @@ from transformer_mt import load
 from transformer_mt.errors import DataError
 from transformer_mt.system.outputs import check_output
 from transformer_mt.system.streams import require_input
-from transformer_mt.translation.chunks import ChunkTranslator
+from transformer_mt.translation.chunks import ChunkTranslator, translate_stream
 from transformer_mt.translation.options import OutputOptions, SearchOptions, TranslateOptions
-from transformer_mt.translation.stream import translate_stream
 
 LINES = copy_lines(10, 4)
 

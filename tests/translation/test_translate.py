@@ -19,8 +19,8 @@ from transformer_mt.model.ensemble import Ensemble
 from transformer_mt.system.device import supports
 from transformer_mt.text.vocabulary import BOS_ID
 from transformer_mt.training.run import train
-from transformer_mt.translation.loading import build_translation_model, find_checkpoints
 from transformer_mt.translation.options import DEFAULT_SEARCH, LoadOptions, SearchOptions
+from transformer_mt.translation.translation_model import build_translation_model, find_checkpoints
 from transformer_mt.translation.translator import Translator
 
 LINES = ["", *copy_lines(40, 9), " ", "a", *copy_lines(20, 10)]

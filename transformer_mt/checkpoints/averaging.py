@@ -10,12 +10,12 @@ import torch
 from transformer_mt.checkpoints.checkpoint import (
     MODEL,
     Checkpoint,
+    Progress,
     load_checkpoint,
     save_checkpoint,
 )
 from transformer_mt.checkpoints.model_card import write_average_card
 from transformer_mt.checkpoints.run_directory import RUN_FILE, list_checkpoints, read_description
-from transformer_mt.checkpoints.state import Progress
 from transformer_mt.errors import CheckpointError
 from transformer_mt.system.files import atomic_file, canonical_json
 

@@ -7,8 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from transformer_mt.checkpoints.checkpoint import TRAINING, Checkpoint, load_checkpoint
-from transformer_mt.checkpoints.state import Progress
+from transformer_mt.checkpoints.checkpoint import TRAINING, Checkpoint, Progress, load_checkpoint
 from transformer_mt.errors import CheckpointError
 from transformer_mt.system.files import (
     MANIFEST,

@@ -17,7 +17,7 @@ from transformer_mt.cli.options import (
     SetOption,
 )
 from transformer_mt.figures.options import AttentionKind, XAxis
-from transformer_mt.system.launcher import require_single_process
+from transformer_mt.system.processes import require_single_process
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -98,8 +98,11 @@ def attention(
     checked = _check_plot(output)
     from transformer_mt.figures.attention import attention_figure, sentence_attention
     from transformer_mt.system.console import show_messages
-    from transformer_mt.translation.loading import build_translation_model, find_checkpoints
     from transformer_mt.translation.options import LoadOptions
+    from transformer_mt.translation.translation_model import (
+        build_translation_model,
+        find_checkpoints,
+    )
 
     show_messages(quiet)
     model = build_translation_model(find_checkpoints([path]), LoadOptions("cpu", raw=raw))

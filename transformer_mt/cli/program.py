@@ -9,7 +9,6 @@ from transformer_mt.cli import commands
 from transformer_mt.cli.figures import plot, report
 from transformer_mt.cli.options import GroupedCommand
 from transformer_mt.errors import Interrupted, TransformerMTError
-from transformer_mt.system.launcher import exit_process, exit_with_error
 from transformer_mt.system.process_settings import (
     limit_kernel_caches,
     limit_spinning,
@@ -17,6 +16,7 @@ from transformer_mt.system.process_settings import (
     silence_connections,
     silence_matplotlib,
 )
+from transformer_mt.system.processes import exit_process, exit_with_error
 from transformer_mt.version import __version__
 
 app = typer.Typer(

@@ -9,8 +9,7 @@ from typing import Any, Literal, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
-from transformer_mt.config.keys import Config, SplitFiles
-from transformer_mt.config.section import OnChange
+from transformer_mt.config.keys import Config, OnChange, SplitFiles
 from transformer_mt.errors import ConfigError
 
 _ON_RESUME = {

@@ -27,8 +27,8 @@ from transformer_mt.system.device import choose_device
 from transformer_mt.system.outputs import Output, write_lines
 from transformer_mt.system.processes import join_processes
 from transformer_mt.text.test_sets import EvaluationSet
-from transformer_mt.translation.loading import find_checkpoints
 from transformer_mt.translation.options import LoadOptions, SearchOptions
+from transformer_mt.translation.translation_model import find_checkpoints
 
 DEFAULT_CHANGES = 3
 """Number of sentences shown with the largest gains over a baseline, and with the largest losses."""

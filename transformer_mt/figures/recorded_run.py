@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from transformer_mt.checkpoints.checkpoint import Checkpoint
+from transformer_mt.checkpoints.checkpoint import Checkpoint, Progress
 from transformer_mt.checkpoints.evaluations import EvaluationRecord, read_evaluations, run_folders
 from transformer_mt.checkpoints.run_directory import (
     METRICS,
@@ -15,7 +15,6 @@ from transformer_mt.checkpoints.run_directory import (
     load_newest,
     read_description,
 )
-from transformer_mt.checkpoints.state import Progress
 from transformer_mt.config.keys import Config
 from transformer_mt.config.loading import parse_config
 from transformer_mt.errors import CheckpointError, ConfigError

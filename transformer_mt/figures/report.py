@@ -17,8 +17,8 @@ from transformer_mt.figures.page import PAGE_STYLE, InlineFigures, fill_template
 from transformer_mt.figures.recorded_run import RecordedRun
 from transformer_mt.figures.training import PANELS, panel_figure
 from transformer_mt.system.files import read_manifest
-from transformer_mt.translation.loading import build_translation_model
 from transformer_mt.translation.options import LoadOptions
+from transformer_mt.translation.translation_model import build_translation_model
 from transformer_mt.version import __version__
 
 logger = logging.getLogger(__name__)

@@ -6,6 +6,7 @@ devices, and where PyTorch lacks the private operators, the plain functions run.
 benchmarks/README.md has the measurements.
 """
 
+import math
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,7 +16,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from transformer_mt.model.attention import attention_weights, scaled_dot_product_attention
 from transformer_mt.system.device import has_fast_mkl
 from transformer_mt.system.private_torch import (
     has_mkl_linear,
@@ -25,6 +25,48 @@ from transformer_mt.system.private_torch import (
     pack_mkl_weight,
     pack_onednn_weight,
 )
+
+
+def attention_weights(q: Tensor, k: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
+    """Computes softmax(Q K^T / sqrt(K)) in float32.
+
+    Args:
+        q: Queries, (B, H, T, K).
+        k: Keys, (B, H, S, K).
+        mask: Where queries may attend, broadcastable to (B, H, T, S); None is everywhere.
+        causal: Whether a query sees only positions up to its own; then mask must be None.
+
+    Returns:
+        Weights, (B, H, T, S); each row sums to 1.
+    """
+    scores = q.float() @ k.float().transpose(-2, -1) / math.sqrt(q.size(-1))  # (B, H, T, S)
+    if causal:
+        mask = torch.ones(q.size(-2), k.size(-2), dtype=torch.bool, device=q.device).tril()
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -math.inf)
+    return scores.softmax(dim=-1)
+
+
+def scaled_dot_product_attention(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool
+) -> Tensor:
+    """Computes softmax(Q K^T / sqrt(K)) V.
+
+    Args:
+        q: Queries, (B, H, T, K).
+        k: Keys, (B, H, S, K).
+        v: Values, (B, H, S, K).
+        mask: As in `attention_weights`.
+        causal: As in `attention_weights`.
+
+    Returns:
+        Weighted values, (B, H, T, K), in the type of the queries.
+
+    Reference:
+        Section 3.2.1, equation 1.
+    """
+    return (attention_weights(q, k, mask, causal) @ v.float()).to(q.dtype)
+
 
 FEW_QUERIES = 8
 """Up to this many queries, as in incremental decoding, plain products are faster than SDPA."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from transformer_mt.model.decoder_cache import DecoderState
+from transformer_mt.model.multi_head_attention import DecoderState
 from transformer_mt.model.transformer import Transformer
 
 

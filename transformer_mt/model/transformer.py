@@ -21,8 +21,13 @@ from torch import Tensor, nn
 
 from transformer_mt.config.keys import ModelConfig
 from transformer_mt.model.cpu_kernels import Dropout, Linear, linear, prepare_keys_values
-from transformer_mt.model.decoder_cache import DecoderState, LayerCache, PositionCache
-from transformer_mt.model.multi_head_attention import CrossAttention, SelfAttention
+from transformer_mt.model.multi_head_attention import (
+    CrossAttention,
+    DecoderState,
+    LayerCache,
+    PositionCache,
+    SelfAttention,
+)
 
 
 @dataclass(frozen=True)

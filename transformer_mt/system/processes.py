@@ -8,32 +8,154 @@ A process that loses a peer or its launcher ends at once: running the same comma
 from the last saved state.
 """
 
+import functools
+import hashlib
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from transformer_mt.errors import ConfigError, DeviceError
-from transformer_mt.system.launcher import end_process, is_launched
-from transformer_mt.system.shared_errors import (
-    announce_lost_launcher,
-    announce_lost_peer,
-    connect,
-    count_arrivals,
-    environment_integer,
-    peer_has_announced,
-)
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
     from torch.distributed import ProcessGroup
     from torch.distributed.distributed_c10d import Store
+
+
+_ADVICE = "run the same command again"
+_SECONDS_TO_CONNECT = 3
+_SECONDS_FOR_MAIN = 2.0
+"""How long the other processes wait for the main one to print an error that all have."""
+
+
+def announce(message: str) -> None:
+    """Prints an error once, however many processes have it, from the main one if possible."""
+    rank = environment_integer("RANK")
+    with suppress(RuntimeError):  # the launcher, which holds the store, may have ended
+        if (store := connect()) and _was_announced(store, message, rank):
+            return
+    _print(message if rank == 0 else f"{message} ({_name(rank)})")
+    _set("error")  # last, since it lets the other processes end, which ends this one too
+
+
+def _was_announced(store: "Store", message: str, rank: int) -> bool:
+    """Tells whether another process prints the message; otherwise this one must."""
+    deadline = time.monotonic() + _SECONDS_FOR_MAIN
+    while rank and not store.add(_key(message), 0) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return store.add(_key(message), 1) > 1
+
+
+def announce_end() -> None:
+    """Tells the other processes, without a message, that a signal is ending this one."""
+    _set("signal")
+
+
+def peer_has_announced() -> bool:
+    """Tells whether another process has announced that an error or a signal is ending it."""
+    with suppress(RuntimeError):
+        store = connect()
+        return bool(store and (store.add(_key("error"), 0) or store.add(_key("signal"), 0)))
+    return False
+
+
+def announce_lost_peer() -> None:
+    """Prints, once, that a peer was lost, unless a process has announced an error."""
+    try:
+        store = connect()
+        if store and (store.add(_key("error"), 0) or store.add(_key("lost"), 1) > 1):
+            return
+    except RuntimeError:
+        announce_lost_launcher()
+        return
+    rank = environment_integer("RANK")
+    _print(f"error: another process has ended or is unreachable; {_ADVICE} ({_name(rank)})")
+
+
+def announce_lost_launcher() -> None:
+    """Prints, once per machine, that the launcher was lost, and the store with it."""
+    if os.environ.get("LOCAL_RANK", "0") == "0":
+        _print(f"error: the launcher has ended or is unreachable; {_ADVICE}")
+
+
+def count_arrivals(arriving: bool) -> int:
+    """Counts the processes that are ready to join.
+
+    Args:
+        arriving: Whether to add this process to the count.
+
+    Returns:
+        Their number; the number of all processes if there is no store.
+
+    Raises:
+        RuntimeError: If the launcher has ended.
+    """
+    if (store := connect()) is None:
+        return environment_integer("WORLD_SIZE")
+    return int(store.add(_key("arrivals"), int(arriving)))
+
+
+def environment_integer(name: str) -> int:
+    """Reads a number that the launcher has put into the environment.
+
+    Raises:
+        ConfigError: If it is missing or not a number.
+    """
+    value = os.environ.get(name, "")
+    if not value.isdecimal():
+        raise ConfigError(f"environment variable {name} = {value!r}: not a number; use torchrun")
+    return int(value)
+
+
+def _set(name: str) -> None:
+    """Sets a flag that the other processes can read, if the launcher is running."""
+    with suppress(RuntimeError):
+        if store := connect():
+            store.add(_key(name), 1)
+
+
+def _print(message: str) -> None:
+    with suppress(OSError):  # the reader of stderr may have ended with the launcher
+        print(message, file=sys.stderr, flush=True)
+
+
+def _name(rank: int) -> str:
+    return f"process {rank} of {os.environ.get('WORLD_SIZE')}"
+
+
+def _key(text: str) -> str:
+    """Names a key in the store; after a restart, keys of the previous attempt must not be found.
+
+    Several launchers make a new store for each attempt, and may number the attempts differently.
+    """
+    alone = os.environ.get("GROUP_WORLD_SIZE") == "1"
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if alone else "all"
+    return f"transformer-mt/{attempt}/{hashlib.sha256(text.encode()).hexdigest()}"
+
+
+@functools.cache
+def connect() -> "Store | None":
+    """Connects to the launcher's store, once; returns None if it has none or has ended.
+
+    A process that joins others connects early, since connecting to a lost store takes seconds.
+    """
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+    timeout = timedelta(seconds=_SECONDS_TO_CONNECT)
+    try:
+        host, port = os.environ["MASTER_ADDR"], environment_integer("MASTER_PORT")
+        return TCPStore(host, port, None, False, timeout, wait_for_workers=False)
+    except (KeyError, ConfigError, RuntimeError):
+        return None
+
 
 T = TypeVar("T")
 
@@ -342,3 +464,82 @@ def _choose_gpu() -> "torch.device":
         )
     torch.cuda.set_device(local_rank)
     return torch.device("cuda", local_rank)
+
+
+def is_launched() -> bool:
+    """Tells whether a launcher such as `torchrun` has started this process."""
+    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
+
+
+def require_single_process(command: str) -> None:
+    """Refuses to run a command several times at once.
+
+    Raises:
+        ConfigError: If a launcher has started more than one process.
+    """
+    if is_launched() and environment_integer("WORLD_SIZE") > 1:
+        raise ConfigError(f"{command} works in one process: start it without torchrun")
+
+
+def may_have_restarted() -> bool:
+    """Tells whether the launcher may have restarted all processes after losing one.
+
+    With several machines, each launcher counts only the restarts that it began itself.
+    """
+    if not is_launched():
+        return False
+    restarts = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    return restarts != "0" or os.environ.get("GROUP_WORLD_SIZE", "1") != "1"
+
+
+def is_main_process() -> bool:
+    """Tells whether this process shows progress; may be called before it joins the others."""
+    return not is_launched() or environment_integer("RANK") == 0
+
+
+def exit_with_error(message: str) -> None:
+    """Prints an error, once for all processes that have it, and ends the process with code 2."""
+    if not is_launched():
+        print(message, file=sys.stderr)
+        raise SystemExit(2)
+    announce(message)
+    end_process(2)
+
+
+def exit_process(code: int) -> None:
+    """Ends the process; if it is one of several, without waiting for the others."""
+    if is_launched():
+        announce_end()
+        end_process(code)
+    raise SystemExit(code)
+
+
+def end_process(code: int) -> None:
+    """Ends this process without waiting for threads or peers."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError):  # the reader may have ended
+            if stream is not None:
+                stream.flush()
+    os._exit(code)
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """The information that all processes share after a step.
+
+    Attributes:
+        signum: Number of the signal that any of them has received; 0 if none.
+        seconds: Training time so far, by the main process's clock.
+        save_is_due: Whether a checkpoint is due by that clock.
+    """
+
+    signum: int = 0
+    seconds: float = 0.0
+    save_is_due: bool = False
+
+
+def agree(processes: Processes, own: Agreement) -> Agreement:
+    """Combines what each process knows, so that all make the same decisions."""
+    seconds, save_is_due = (own.seconds, own.save_is_due) if processes.is_main else (0.0, False)
+    signum, seconds, due = processes.max(own.signum, seconds, save_is_due)
+    return Agreement(int(signum), seconds, bool(due))

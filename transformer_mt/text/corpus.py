@@ -15,12 +15,12 @@ from typing import Any
 from transformer_mt.config.keys import SLICE, DataConfig, Split, SplitFiles, Splits
 from transformer_mt.config.loading import expand_path
 from transformer_mt.errors import DataError
-from transformer_mt.system.compression import (
+from transformer_mt.system.files import sha256
+from transformer_mt.system.streams import (
     COMPRESSION_SUFFIXES,
     DECOMPRESSION_ERRORS,
     open_decompressed,
 )
-from transformer_mt.system.files import sha256
 from transformer_mt.text.hub import MOVED_TEXT, load_dataset, read_pairs
 
 Pair = tuple[str, str]

@@ -27,6 +27,7 @@ from transformer_mt.config.keys import Config, DataConfig, values_that_shape_cor
 from transformer_mt.errors import ConfigError, DataError
 from transformer_mt.system.console import progress_bar
 from transformer_mt.system.files import atomic_directory, locked
+from transformer_mt.text.batching import EncodedLines, EncodedPairs, flatten
 from transformer_mt.text.cleaning import (
     CLEANING_VERSION,
     DropReasons,
@@ -35,7 +36,6 @@ from transformer_mt.text.cleaning import (
     reason_to_drop_text,
 )
 from transformer_mt.text.corpus import CorpusSplit, Pair, open_split
-from transformer_mt.text.encoded_pairs import EncodedLines, EncodedPairs, flatten
 from transformer_mt.text.vocabulary import UNK_ID, Vocabulary, train_vocabulary
 
 logger = logging.getLogger(__name__)

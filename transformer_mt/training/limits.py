@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from transformer_mt.checkpoints.state import Progress
+from transformer_mt.checkpoints.checkpoint import Progress
 from transformer_mt.config.keys import Config
 
 

@@ -14,20 +14,21 @@ from transformer_mt.config.keys import DataConfig, SplitFiles
 from transformer_mt.config.loading import expand_path
 from transformer_mt.config.reference import default_of, format_value
 from transformer_mt.errors import ConfigError, DataError, OutputError
-from transformer_mt.system.compression import COMPRESSION_SUFFIXES
 from transformer_mt.system.console import progress_bar
+from transformer_mt.system.device import Machine, this_machine
 from transformer_mt.system.files import atomic_file
-from transformer_mt.system.machine import Machine, this_machine
 from transformer_mt.system.outputs import check_output
+from transformer_mt.system.streams import COMPRESSION_SUFFIXES
 from transformer_mt.text.corpus import CorpusSplit, open_split
-from transformer_mt.text.statistics import TextStatistics, measure_text
 from transformer_mt.training.sizes import (
     BYTES_PER_PIECE,
     COVERED,
     LITTLE_TEXT,
     MIN_PAIRS,
     Sizes,
+    TextStatistics,
     choose_sizes,
+    measure_text,
 )
 
 logger = logging.getLogger(__name__)

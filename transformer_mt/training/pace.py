@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from transformer_mt.checkpoints.state import Progress
+from transformer_mt.checkpoints.checkpoint import Progress
 from transformer_mt.training.limits import StopLimit
 
 

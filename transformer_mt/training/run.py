@@ -7,14 +7,13 @@ from contextlib import AbstractContextManager, ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from transformer_mt.checkpoints.checkpoint import EMA, MODEL, TRAINING, Checkpoint
+from transformer_mt.checkpoints.checkpoint import EMA, MODEL, TRAINING, Checkpoint, Progress
 from transformer_mt.checkpoints.run_directory import (
     find_checkpoint,
     is_best_missing,
     list_checkpoints,
     load_newest,
 )
-from transformer_mt.checkpoints.state import Progress
 from transformer_mt.config.keys import Config
 from transformer_mt.errors import CheckpointError, ConfigError
 from transformer_mt.system.device import choose_device, choose_precision

@@ -14,8 +14,8 @@ from typing import Self, TextIO
 
 from tqdm import tqdm
 
+from transformer_mt.checkpoints.checkpoint import Progress
 from transformer_mt.checkpoints.run_directory import METRICS
-from transformer_mt.checkpoints.state import Progress
 from transformer_mt.errors import CheckpointError
 from transformer_mt.system.console import (
     PACKAGE_LOGGER,

@@ -4,7 +4,7 @@ import importlib.util
 from collections.abc import Mapping
 from pathlib import Path
 
-from transformer_mt.checkpoints.state import Progress
+from transformer_mt.checkpoints.checkpoint import Progress
 from transformer_mt.errors import ConfigError
 
 

@@ -7,13 +7,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NoReturn
 
-from transformer_mt.checkpoints.checkpoint import EMA, MODEL, TRAINING, save_checkpoint
+from transformer_mt.checkpoints.checkpoint import (
+    EMA,
+    MODEL,
+    TRAINING,
+    Progress,
+    RunState,
+    save_checkpoint,
+)
 from transformer_mt.checkpoints.run_directory import checkpoint_path, prune
-from transformer_mt.checkpoints.state import Progress, RunState
 from transformer_mt.config.keys import Config
 from transformer_mt.errors import CheckpointError, Interrupted, TrainingError
-from transformer_mt.system.processes import ALONE, Processes
-from transformer_mt.system.signals import StopRequest, catch_stop_signals
+from transformer_mt.system.process_settings import StopRequest, catch_stop_signals
+from transformer_mt.system.processes import ALONE, Agreement, Processes, agree
 from transformer_mt.text.batching import (
     Batch,
     Indices,
@@ -25,10 +31,9 @@ from transformer_mt.text.batching import (
 )
 from transformer_mt.text.corpus import RawPairs
 from transformer_mt.text.prepared import PreparedCorpus
-from transformer_mt.training.agreement import Agreement, agree
+from transformer_mt.text.sampling import EpochPairs
 from transformer_mt.training.engine import Engine
 from transformer_mt.training.environment import numeric_environment
-from transformer_mt.training.epoch_pairs import EpochPairs
 from transformer_mt.training.flops import measure_peak_flops
 from transformer_mt.training.limits import stop_limits
 from transformer_mt.training.occupancy import describe_occupancy

@@ -16,12 +16,11 @@ from transformer_mt.checkpoints.evaluations import (
     SearchSetting,
     write_evaluation,
 )
-from transformer_mt.evaluation.evaluator import Evaluation, evaluate
-from transformer_mt.evaluation.perplexity import mean_nll, perplexity
+from transformer_mt.evaluation.evaluator import Evaluation, evaluate, mean_nll, perplexity
 from transformer_mt.evaluation.scoring import score_all
 from transformer_mt.system.processes import ALONE, Processes
+from transformer_mt.text.batching import encode_pairs
 from transformer_mt.text.corpus import RawPairs
-from transformer_mt.text.encoded_pairs import encode_pairs
 from transformer_mt.text.vocabulary import Vocabulary
 from transformer_mt.training.engine import Engine
 from transformer_mt.translation.translator import Translator
