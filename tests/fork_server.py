@@ -39,7 +39,8 @@ def context():
     """Starts the server of this process."""
     server = get_context("forkserver")
     server.set_forkserver_preload(list(IMPORTED))
-    with patch.dict(os.environ, OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1"):
+    ignored = "ignore::UserWarning:multiprocessing.resource_tracker"  # locks of killed children
+    with patch.dict(os.environ, OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1", PYTHONWARNINGS=ignored):
         limit_kernel_caches()  # before the server imports torch
         ensure_running()
     return server
