@@ -99,7 +99,7 @@ def evaluate(
     Raises:
         DataError: If there are no pairs.
     """
-    hypotheses = list(translator.translate(pairs.src, advance))
+    hypotheses = translator.translate(pairs.src, advance)
     return Evaluation(hypotheses, bleu(hypotheses, [pairs.tgt]))
 
 
@@ -181,5 +181,5 @@ class SystemTranslator:
         self._processes.watch_peers()
         translator, began = model.translator(self._search, self._processes), time.monotonic()
         with progress_bar("translating", "lines", len(sources)) as bar:
-            lines = list(translator.translate(sources, bar.update))
+            lines = translator.translate(sources, bar.update)
         return SystemOutput(lines, model.name, time.monotonic() - began)
