@@ -159,7 +159,9 @@ def test_chunks_are_kept_and_counted(tmp_path, error, raised):
         "lines_split": 1,
         "sha256": None,
     }
-    assert write_two(output) == 3 and gzip.decompress(output.target.read_bytes()) == b"a\nb\nc\n" * 2
+    assert (
+        write_two(output) == 3 and gzip.decompress(output.target.read_bytes()) == b"a\nb\nc\n" * 2
+    )
     assert is_complete(output, MADE_FROM) and not is_complete(output, {"input": "other"})
     state = json.loads(output.state.read_bytes())
     assert (state["lines"], state["lines_split"]) == (6, 2)
