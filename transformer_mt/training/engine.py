@@ -150,10 +150,9 @@ class Engine:
         state: dict[str, Any] = {
             "model": self.model.state_dict(),
             "optimizer": {
-                f"{key}.{name}": self.optimizer.state[parameter][key]
+                f"{key}.{name}": moment
                 for name, parameter in self.model.named_parameters()
-                for key in _MOMENTS
-                if self.optimizer.state[parameter]
+                for key, moment in self.optimizer.state.get(parameter, {}).items()
             },
             "counters": asdict(
                 _Counters(

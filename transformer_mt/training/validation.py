@@ -12,7 +12,6 @@ from transformer_mt.checkpoints.checkpoint import checkpoint_digest
 from transformer_mt.checkpoints.evaluations import (
     VALIDATION,
     EvaluationRecord,
-    MeasuredScore,
     SearchSetting,
     write_evaluation,
 )
@@ -92,15 +91,15 @@ class Validator:
         Args:
             advance: Called with the number of lines translated, batch by batch; may raise to stop.
         """
-        engine, tokens = self._engine, self._engine.config.train.micro_batch_tokens
-        nll = mean_nll(engine.model, self._encoded, tokens, self._processes)
-        evaluation = evaluate(self._translator, self._pairs, advance)
-        bleu, ema_bleu = evaluation.bleu.value, None
+        engine = self._engine
+        nll = mean_nll(engine.model, self._encoded, self._processes)
+        hypotheses, bleu = evaluate(self._translator, self._pairs, advance)
+        ema_bleu = None
         if engine.ema:
             with engine.ema.in_place():
-                evaluation = evaluate(self._translator, self._pairs, advance)
-            ema_bleu = evaluation.bleu.value
-        return Validation(nll, bleu, ema_bleu, evaluation.hypotheses)
+                hypotheses, average = evaluate(self._translator, self._pairs, advance)
+            ema_bleu = average.value
+        return Validation(nll, bleu.value, ema_bleu, hypotheses)
 
     def record(self, result: Validation, checkpoint: Path) -> None:
         """Saves scores and translations for the report of the run.
@@ -116,7 +115,7 @@ class Validator:
             checkpoint=checkpoint.name,
             digest=checkpoint_digest(checkpoint) if checkpoint.exists() else "",
             search=SearchSetting(_SEARCH.beam_size, max_length=self._engine.config.data.max_length),
-            scores=[MeasuredScore(s.name, s.value, s.signature) for s in scores],
+            scores=scores,
             sources=list(self._pairs.src),
             references=references,
             hypotheses=result.hypotheses,
