@@ -9,8 +9,7 @@ from transformer_mt.config.keys import INTEGER_LIMIT, Config
 from transformer_mt.config.loading import FAMILIAR_NAMES, load_config, parse_config
 from transformer_mt.errors import ConfigError, DeviceError
 from transformer_mt.model.transformer import Transformer
-from transformer_mt.training.model_memory import count_layer_parameters
-from transformer_mt.training.run import train
+from transformer_mt.training.run import count_layer_parameters, train
 
 TEXT = '[data]\npath = "Übung"\n'
 

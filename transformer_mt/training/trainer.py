@@ -116,7 +116,7 @@ class Trainer:
             with closing(self._display), closing(self._epoch_pairs):
                 self._validate_if_missed()
                 reason = self._reached_limit() or self._train_epochs()
-            logger.info("done: %s, at step %d", reason, self.progress.step)
+                logger.info("done: %s, at step %d", reason, self.progress.step)
             self._processes.finish()
 
     def plan_epoch(self) -> list[Indices]:
