@@ -21,6 +21,11 @@ DECOMPRESSION_ERRORS = (OSError, EOFError, lzma.LZMAError, zlib.error)
 """Exceptions that reading a compressed file may raise."""
 
 
+def compression_suffix(path: Path) -> str:
+    """Returns the suffix of a file's name that tells its compression, or an empty string."""
+    return path.suffix if path.suffix in COMPRESSION_SUFFIXES else ""
+
+
 def open_decompressed(path: Path) -> BinaryIO:
     """Opens a file for reading bytes, decompressed if it has one of `COMPRESSION_SUFFIXES`.
 

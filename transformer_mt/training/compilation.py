@@ -12,7 +12,7 @@ from transformer_mt.model.transformer import Transformer
 def compile_hidden(
     model: Transformer, max_length: int, backend: str | Callable[..., object] = "inductor"
 ) -> Callable[[Tensor, Tensor], Tensor]:
-    """Compiles `model.hidden` to a few graphs that serve batches of all shapes.
+    """Compiles `model.decoder_output` to a few graphs that serve batches of all shapes.
 
     Args:
         model: The model, whose parameters are shared.
@@ -20,7 +20,7 @@ def compile_hidden(
         backend: Backend of `torch.compile`.
     """
     model.reserve(max_length)  # a table of positions that grows would need a new graph
-    return torch.compile(model.hidden, dynamic=True, backend=backend)
+    return torch.compile(model.decoder_output, dynamic=True, backend=backend)
 
 
 def to_compile_error(error: Exception) -> CompileError:

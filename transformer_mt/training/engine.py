@@ -106,7 +106,7 @@ class Engine:
         torch.manual_seed(config.train.seed)
         self.model = Transformer(config.model, src_size, tgt_size, PAD_ID).to(device)
         self._tgt_size = tgt_size
-        self._hidden: Callable[[Tensor, Tensor], Tensor] = self.model.hidden
+        self._hidden: Callable[[Tensor, Tensor], Tensor] = self.model.decoder_output
         self.compile_failed = compile_failed
         self.compiled = config.train.compile and device.type == "cuda" and not compile_failed
         if self.compiled:
@@ -323,7 +323,7 @@ class Engine:
             return
         failure = failure or "torch.compile failed in another process"
         logger.warning("%s; this run continues without it, more slowly", failure)
-        self.compiled, self.compile_failed, self._hidden = False, True, self.model.hidden
+        self.compiled, self.compile_failed, self._hidden = False, True, self.model.decoder_output
 
     def check_memory(self, largest: Batch, count: int) -> None:
         """Computes gradients with everything that training keeps in memory.

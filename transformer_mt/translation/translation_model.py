@@ -16,7 +16,6 @@ from transformer_mt.model.transformer import Transformer
 from transformer_mt.system.device import DTYPES, choose_device, supports
 from transformer_mt.system.processes import ALONE, Processes
 from transformer_mt.text.batching import encode_pairs
-from transformer_mt.text.corpus import RawPairs
 from transformer_mt.text.vocabulary import Vocabulary
 from transformer_mt.translation.forced_decoding import (
     PairAttention,
@@ -143,7 +142,7 @@ class TranslationModel:
         _require_list(hypotheses)
         if len(sources) != len(hypotheses):
             raise DataError(f"{len(hypotheses)} hypotheses for {len(sources)} sources")
-        pairs = encode_pairs(RawPairs(list(sources), list(hypotheses)), self.vocab)
+        pairs = encode_pairs(list(sources), list(hypotheses), self.vocab)
         scores = log_probabilities(self.model, pairs)
         for i in range(len(pairs)):
             if not len(pairs.src[i]):
