@@ -34,7 +34,7 @@ def assert_one_error(code: int, out: str, err: str, culprit: str) -> None:
 
 SETTINGS = [
     ("model.d_modl=3", "unknown key model.d_modl (did you mean model.d_model?)"),
-    ("modl.d_model=3", "unknown section modl (did you mean the section [model]?)"),
+    ("modl.d_model=3", "unknown section modl (did you mean model?)"),
     ("train.max_steps=many", "train.max_steps"),
     ("train.max_steps=1.5", "train.max_steps"),
     ("train.max_steps=-1", "train.max_steps"),

@@ -12,11 +12,10 @@ import pytest
 import torch
 from conftest import tiny_config
 
+from transformer_mt.checkpoints.evaluations import Score
 from transformer_mt.checkpoints.run_directory import find_checkpoint, list_checkpoints, load_newest
 from transformer_mt.config.keys import Config
 from transformer_mt.errors import Interrupted, TrainingError
-from transformer_mt.evaluation.evaluator import Evaluation
-from transformer_mt.evaluation.scoring import Score
 from transformer_mt.text.batching import plan_epoch
 from transformer_mt.text.prepared import prepare
 from transformer_mt.training import engine as engine_module
@@ -51,9 +50,9 @@ def scores(monkeypatch):
     """Gives a list of the BLEU scores that validations will have."""
     values: list[float] = []
 
-    def evaluate(translator, pairs, advance) -> Evaluation:
+    def evaluate(translator, pairs, advance) -> tuple[list[str], Score]:
         hypotheses = [f"hypothesis of {line}" for line in pairs.src]
-        return Evaluation(hypotheses, Score("bleu", values.pop(0), "", ""))
+        return hypotheses, Score("bleu", values.pop(0), "")
 
     monkeypatch.setattr(validation_module, "evaluate", evaluate)
     return values

@@ -7,57 +7,34 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-import torch
-
 from transformer_mt.checkpoints.checkpoint import Checkpoint
-from transformer_mt.evaluation.scoring import Score, bleu
+from transformer_mt.checkpoints.evaluations import Score
+from transformer_mt.evaluation.scoring import bleu
 from transformer_mt.model.transformer import Transformer, evaluation_mode
 from transformer_mt.system.console import progress_bar
 from transformer_mt.system.processes import ALONE, Processes
-from transformer_mt.text.batching import EncodedPairs, cut_micro_batches
+from transformer_mt.text.batching import EncodedPairs
 from transformer_mt.text.corpus import RawPairs, read_lines
-from transformer_mt.text.vocabulary import PAD_ID
-from transformer_mt.translation.forced_decoding import token_log_probabilities
+from transformer_mt.translation.forced_decoding import log_probabilities
 from transformer_mt.translation.options import LoadOptions, SearchOptions
 from transformer_mt.translation.translation_model import build_translation_model, share_checkpoints
 from transformer_mt.translation.translator import Translator
 
 
-@torch.no_grad()
-def mean_nll(
-    model: Transformer,
-    pairs: EncodedPairs,
-    micro_batch_tokens: int,
-    processes: Processes = ALONE,
-) -> float:
+def mean_nll(model: Transformer, pairs: EncodedPairs, processes: Processes = ALONE) -> float:
     """Computes the mean negative log-likelihood per target token, without label smoothing.
 
     Args:
         model: On its device; set to evaluation mode during the computation.
         pairs: Pairs of any length; none is left out.
-        micro_batch_tokens: Padded positions computed at once, unless a single pair has more.
-        processes: The processes that share the micro-batches; each has the same model.
+        processes: The processes that share the work; each has the same model.
 
     Returns:
         Nats per target token, EOS included.
     """
-    src_lengths, tgt_lengths = pairs.lengths
-    order = np.lexsort((src_lengths, tgt_lengths))
-    limit = max(micro_batch_tokens, int(src_lengths.max()), int(tgt_lengths.max()))
-    micro_batches = cut_micro_batches(order, src_lengths, tgt_lengths, limit)
-    sums = []
     with evaluation_mode(model):
-        for indices in micro_batches[processes.rank :: processes.world_size]:
-            batch = pairs.batch(indices).to(model.device)
-            log_probabilities = token_log_probabilities(
-                model, batch.src, batch.tgt_in, batch.tgt_out, PAD_ID
-            )  # (B, T)
-            sums.append(log_probabilities.double().sum())  # padding has 0
-    own = torch.stack(sums).tolist() if sums else []
-    # fsum is exact, so the order, and thus the number of processes, does not matter.
-    total = math.fsum(value for values in processes.gather(own) for value in values)
-    return -total / int(tgt_lengths.sum())
+        sums = log_probabilities(model, pairs, processes)
+    return -math.fsum(sums) / int(pairs.lengths[1].sum())
 
 
 def perplexity(nll: float) -> float:
@@ -72,22 +49,9 @@ def perplexity(nll: float) -> float:
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Evaluation:
-    """Translations of a test set and their score.
-
-    Attributes:
-        hypotheses: One per source line, detokenised.
-        bleu: Corpus BLEU.
-    """
-
-    hypotheses: list[str]
-    bleu: Score
-
-
 def evaluate(
     translator: Translator, pairs: RawPairs, advance: Callable[[int], object] = lambda lines: None
-) -> Evaluation:
+) -> tuple[list[str], Score]:
     """Translates raw sources and scores the result against raw references.
 
     Args:
@@ -96,11 +60,14 @@ def evaluate(
         advance: Called with the number of lines that have been translated, batch by batch; may
             raise to stop.
 
+    Returns:
+        The hypotheses, one per source line, and their corpus BLEU.
+
     Raises:
         DataError: If there are no pairs.
     """
     hypotheses = list(translator.translate(pairs.src, advance))
-    return Evaluation(hypotheses, bleu(hypotheses, [pairs.tgt]))
+    return hypotheses, bleu(hypotheses, [pairs.tgt])
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 from transformer_mt.checkpoints.checkpoint import EMA, Checkpoint
 from transformer_mt.checkpoints.evaluations import (
     EvaluationRecord,
-    MeasuredScore,
+    Score,
     SearchSetting,
     write_evaluation,
 )
@@ -22,7 +22,7 @@ from transformer_mt.evaluation.comparison import (
     format_sentence,
 )
 from transformer_mt.evaluation.evaluator import SystemOutput, SystemTranslator, read_output
-from transformer_mt.evaluation.scoring import Score, score_all
+from transformer_mt.evaluation.scoring import score_all
 from transformer_mt.system.device import choose_device
 from transformer_mt.system.outputs import Output, write_lines
 from transformer_mt.system.processes import join_processes
@@ -169,7 +169,7 @@ def _record(
             max_length=load.max_length or data.max_length,
             raw=load.raw and EMA in checkpoint.files,
         ),
-        scores=[MeasuredScore(score.name, score.value, score.signature) for score in scores],
+        scores=scores,
         sources=test_set.src,
         references=test_set.references,
         hypotheses=system.lines,

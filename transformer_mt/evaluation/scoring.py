@@ -9,24 +9,8 @@ from sacrebleu.metrics.chrf import CHRF
 from sacrebleu.metrics.ter import TER
 from sacrebleu.significance import PairedTest
 
+from transformer_mt.checkpoints.evaluations import Score
 from transformer_mt.errors import DataError
-
-
-@dataclass(frozen=True)
-class Score:
-    """The value of one metric for one set of hypotheses.
-
-    Attributes:
-        name: `bleu`, `chrf` or `ter`.
-        value: From 0 to 100; TER is an error rate and may be larger.
-        signature: sacreBLEU's record of how it was computed.
-        text: The line that sacreBLEU prints: value, details and signature.
-    """
-
-    name: str
-    value: float
-    signature: str
-    text: str
 
 
 @dataclass(frozen=True)

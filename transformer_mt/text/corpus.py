@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from transformer_mt.config.keys import SLICE, DataConfig, Split, SplitFiles, Splits
-from transformer_mt.config.loading import expand_path
+from transformer_mt.config.loading import expand_path, searched_folders
 from transformer_mt.errors import DataError
 from transformer_mt.system.files import sha256
 from transformer_mt.system.streams import (
@@ -145,7 +145,7 @@ def _open_files(config: DataConfig, split: SplitFiles) -> CorpusSplit:
 
 
 def _missing_folder(config: DataConfig) -> DataError:
-    searched = config.searched_folders("data.path", config.path)
+    searched = searched_folders(config.path)
     return DataError(f"data.path = {config.path}: there is no such folder{searched}; {MOVED_TEXT}")
 
 

@@ -15,6 +15,7 @@ from transformer_mt.checkpoints.run_directory import (
     load_newest,
 )
 from transformer_mt.config.keys import Config
+from transformer_mt.config.loading import searched_folders
 from transformer_mt.errors import CheckpointError, ConfigError
 from transformer_mt.system.device import choose_device, choose_precision
 from transformer_mt.system.files import locked, restore_replaced
@@ -267,7 +268,7 @@ def _initial_checkpoint(config: Config) -> Checkpoint | None:
     if name is None:
         return None
     if not Path(name).exists():
-        searched = config.train.searched_folders("train.init_from", name)
+        searched = searched_folders(name)
         raise CheckpointError(f"train.init_from = {name}: no such run or checkpoint{searched}")
     checkpoint = find_checkpoint(Path(name))
     old, new = checkpoint.config.model.model_dump(), config.model.model_dump()

@@ -12,11 +12,10 @@ from transformer_mt.checkpoints.checkpoint import checkpoint_digest
 from transformer_mt.checkpoints.evaluations import (
     VALIDATION,
     EvaluationRecord,
-    MeasuredScore,
     SearchSetting,
     write_evaluation,
 )
-from transformer_mt.evaluation.evaluator import Evaluation, evaluate, mean_nll, perplexity
+from transformer_mt.evaluation.evaluator import evaluate, mean_nll, perplexity
 from transformer_mt.evaluation.scoring import score_all
 from transformer_mt.system.processes import ALONE, Processes
 from transformer_mt.text.batching import encode_pairs
@@ -97,25 +96,24 @@ class Validator:
             The scores; None if it had to stop.
         """
         engine = self._engine
-        tokens = engine.config.train.micro_batch_tokens
-        nll = mean_nll(engine.model, self._encoded, tokens, self._processes)
+        nll = mean_nll(engine.model, self._encoded, self._processes)
         try:
-            evaluation = self._evaluate(must_stop)
-            bleu, ema_bleu = evaluation.bleu.value, None
+            hypotheses, bleu = self._evaluate(must_stop)
+            ema_bleu = None
             if engine.ema:
                 with engine.ema.in_place():
-                    evaluation = self._evaluate(must_stop)
-                ema_bleu = evaluation.bleu.value
+                    hypotheses, ema_bleu = self._evaluate(must_stop)
         except _Stopped:
             return None
-        return Validation(nll, bleu, ema_bleu, evaluation.hypotheses)
+        return Validation(nll, bleu, ema_bleu, hypotheses)
 
-    def _evaluate(self, must_stop: Callable[[], bool]) -> Evaluation:
+    def _evaluate(self, must_stop: Callable[[], bool]) -> tuple[list[str], float]:
         def stop_if_asked(lines: int) -> None:
             if must_stop():
                 raise _Stopped
 
-        return evaluate(self._translator, self._pairs, stop_if_asked)
+        hypotheses, bleu = evaluate(self._translator, self._pairs, stop_if_asked)
+        return hypotheses, bleu.value
 
     def record(self, result: Validation, checkpoint: Path) -> None:
         """Saves the scores and translations of a validation for the report of the run.
@@ -132,7 +130,7 @@ class Validator:
             checkpoint=checkpoint.name,
             digest=checkpoint_digest(checkpoint) if checkpoint.exists() else "",
             search=SearchSetting(max_length=max_length),
-            scores=[MeasuredScore(s.name, s.value, s.signature) for s in scores],
+            scores=scores,
             sources=list(self._pairs.src),
             references=references,
             hypotheses=result.hypotheses,
