@@ -21,6 +21,7 @@ from transformer_mt.system.streams import (
     DECOMPRESSION_ERRORS,
     compression_suffix,
     open_decompressed,
+    read_failure,
 )
 from transformer_mt.text.hub import MOVED_TEXT, load_dataset, read_pairs
 
@@ -278,7 +279,7 @@ def read_lines(path: Path) -> Iterator[str]:
     except UnicodeDecodeError:
         raise DataError(f"{path}, line {number}: not UTF-8; convert the file with iconv") from None
     except DECOMPRESSION_ERRORS as error:
-        reason = getattr(error, "strerror", None) or error
+        reason = read_failure(error)
         raise DataError(f"{path}: cannot be read after line {number}: {reason}") from None
 
 
