@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
@@ -84,43 +84,47 @@ class StopRequest:
 
 @contextmanager
 def catch_stop_signals() -> Iterator[StopRequest]:
-    """Records SIGINT and SIGTERM instead of ending the program; restores their handlers afterwards.
+    """Records SIGINT and SIGTERM instead of ending the program.
 
     A second signal raises Interrupted at once: checkpoints are atomic, so nothing is damaged.
-    Outside the main thread, where Python allows no signal handlers, nothing is recorded.
     """
     request = StopRequest()
 
-    def handle(signum: int, frame: FrameType | None) -> None:
+    def record(signum: int, frame: FrameType | None) -> None:
         if request.signum:
             raise Interrupted(signum)
         request.signum = signum
 
-    if threading.current_thread() is not threading.main_thread():
+    with handle_signals(record):
         yield request
-        return
-    previous = {s: signal.signal(s, handle) for s in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield request
-    finally:
-        for signum, handler in previous.items():
-            # None is a handler that Python did not install and cannot restore.
-            signal.signal(signum, signal.SIG_DFL if handler is None else handler)
 
 
 @contextmanager
 def interrupt_on_signals() -> Iterator[None]:
-    """Raises Interrupted on SIGINT and SIGTERM; restores their handlers afterwards.
+    """Raises Interrupted on SIGINT and SIGTERM, the default of which ends without any cleanup."""
 
-    By default SIGTERM ends the process without any cleanup.
-    """
-
-    def handle(signum: int, frame: FrameType | None) -> None:
+    def interrupt(signum: int, frame: FrameType | None) -> None:
         raise Interrupted(signum)
 
-    previous = {s: signal.signal(s, handle) for s in (signal.SIGINT, signal.SIGTERM)}
+    with handle_signals(interrupt):
+        yield
+
+
+@contextmanager
+def handle_signals(
+    handler: Callable[[int, FrameType | None], object] | signal.Handlers,
+) -> Iterator[None]:
+    """Handles SIGINT and SIGTERM by a function or a default; restores their handlers afterwards.
+
+    Outside the main thread, where Python allows no signal handlers, nothing is changed.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    previous = {s: signal.signal(s, handler) for s in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:
-        for signum, handler in previous.items():
-            signal.signal(signum, handler)
+        for signum, before in previous.items():
+            # None is a handler that Python did not install and cannot restore.
+            signal.signal(signum, signal.SIG_DFL if before is None else before)

@@ -19,7 +19,7 @@ from transformer_mt.checkpoints.run_directory import checkpoint_path, prune
 from transformer_mt.config.keys import Config
 from transformer_mt.errors import CheckpointError, Interrupted, TrainingError
 from transformer_mt.system.process_settings import StopRequest, catch_stop_signals
-from transformer_mt.system.processes import ALONE, Agreement, Processes, agree
+from transformer_mt.system.processes import ALONE, Processes
 from transformer_mt.text.batching import (
     Batch,
     Indices,
@@ -94,7 +94,7 @@ class Trainer:
         self._peak_flops, self._steps_per_epoch = math.inf, 0
         self._pace = Pace()
         self._stop = StopRequest()
-        self._agreement = Agreement(seconds=progress.seconds)
+        self._signum, self._shared_seconds, self._save_is_due = 0, progress.seconds, False
 
     def run(self, log: RunLog | SilentLog) -> None:
         """Trains until a limit is reached, then validates and saves.
@@ -211,21 +211,22 @@ class Trainer:
             self.log.display(step, self._read_figures())
         if step % train.max_bad_steps == 0:  # may be much smaller than log_every
             self._stop_if_nonfinite()
-        if self._agreement.signum:
+        if self._signum:
             self._save_and_stop()
         if step % self.config.valid.every == 0 or reason:
             self._validate()
             self._agree()
             self.log.advance(step, self._estimate_time_left())
             reason = self._reached_limit()
-        if step % train.save_every == 0 or reason or self._agreement.save_is_due:
+        if step % train.save_every == 0 or reason or self._save_is_due:
             self._save(final=reason is not None)
         return reason
 
     def _agree(self) -> None:
         """Makes all processes decide alike: by one clock, and by the signals that any received."""
-        own = Agreement(self._stop.signum, self._seconds(), self._save_is_due())
-        self._agreement = agree(self._processes, own)
+        clock = (self._seconds(), self._is_save_due()) if self._processes.is_main else (0.0, False)
+        signum, self._shared_seconds, due = self._processes.max(self._stop.signum, *clock)
+        self._signum, self._save_is_due = int(signum), bool(due)
 
     def _save_and_stop(self) -> NoReturn:
         """Ends training because of a signal.
@@ -237,15 +238,15 @@ class Trainer:
         step = self.progress.step
         logger.info("interrupted and saved at step %d; run the same command to resume", step)
         self._processes.finish()
-        raise Interrupted(self._agreement.signum)
+        raise Interrupted(self._signum)
 
-    def _save_is_due(self) -> bool:
+    def _is_save_due(self) -> bool:
         minutes = self.config.train.save_every_minutes
         return bool(minutes) and time.monotonic() - self._saved_at >= 60 * minutes
 
     def _reached_limit(self) -> str | None:
         """Returns the limit that ends training, if one is reached."""
-        limits = stop_limits(self.config, self.progress, self._agreement.seconds)
+        limits = stop_limits(self.config, self.progress, self._shared_seconds)
         return next((limit.key for limit in limits if limit.left <= 0), None)
 
     def _seconds(self) -> float:
@@ -321,7 +322,7 @@ class Trainer:
     def _is_stopping(self) -> bool:
         """Tells whether any process has received a signal; all call this at the same time."""
         self._agree()
-        return bool(self._agreement.signum)
+        return bool(self._signum)
 
     def _update_best(self, score: float) -> bool:
         """Updates best score and patience; tells whether the score is the best so far."""
