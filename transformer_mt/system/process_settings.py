@@ -17,26 +17,24 @@ from types import FrameType
 from transformer_mt.errors import Interrupted
 
 
-def limit_kernel_caches() -> None:
-    """Limits oneDNN's cache of compiled kernels; has an effect only before torch is imported.
+def configure_libraries() -> None:
+    """Sets how libraries use memory, threads and stderr; works only before torch is imported.
 
-    By default, oneDNN and PyTorch's bridge to it keep a compiled kernel with its buffers for each
-    of the last thousand shapes; with sentences of all lengths, memory grows for hours. Only the few
-    shapes of one step are reused.
+    A variable set by the user is kept.
     """
+    # By default, oneDNN and PyTorch's bridge to it keep a compiled kernel with its buffers for each
+    # of the last thousand shapes; with sentences of all lengths, memory grows for hours. Only the
+    # few shapes of one step are reused.
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")
     os.environ.setdefault("LRU_CACHE_CAPACITY", "64")
-
-
-def limit_spinning() -> None:
-    """Makes waiting threads sleep sooner; has an effect only before torch is imported.
-
-    Otherwise GNU OpenMP threads spin for milliseconds and, if another program is busy, take cores
-    from the threads they wait for. A count of 1,000 is about 50 microseconds, longer than the time
-    between two operations of a step. A variable set by the user is kept.
-    """
+    # GNU OpenMP threads that wait would spin for milliseconds and, if another program is busy, take
+    # cores from the threads they wait for. A count of 1,000 is about 50 microseconds, longer than
+    # the time between two operations of a step.
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+    # The program itself reports lost connections, and what matters of Matplotlib's messages.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)
 
 
 def open_closed_streams() -> None:
@@ -54,16 +52,6 @@ def open_closed_streams() -> None:
                 os.close(null)
             mode = "r" if name == "stdin" else "w"
             setattr(sys, name, open(descriptor, mode, encoding="utf-8", closefd=False))
-
-
-def silence_connections() -> None:
-    """Hides PyTorch's messages about lost connections, since the program reports them itself."""
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
-
-
-def silence_matplotlib() -> None:
-    """Hides Matplotlib's messages about fonts and its cache; the program reports what matters."""
-    logging.getLogger("matplotlib").setLevel(logging.ERROR)
 
 
 def exit_on_closed_stdout() -> None:

@@ -15,7 +15,7 @@ from transformer_mt.model.ensemble import Ensemble
 from transformer_mt.model.transformer import Transformer, evaluation_mode
 from transformer_mt.system.device import compute_settings, total_memory
 from transformer_mt.system.processes import ALONE, Processes
-from transformer_mt.system.worker_threads import Check, WorkerThreads
+from transformer_mt.system.worker_threads import WorkerThreads
 from transformer_mt.text.batching import copy_to_device, pad
 from transformer_mt.text.vocabulary import BOS_ID, EOS_ID, PAD_ID, Vocabulary
 from transformer_mt.translation.options import DEFAULT_SEARCH, MAX_LENGTH_PENALTY, SearchOptions
@@ -224,8 +224,10 @@ class Translator:
             batches: The indices of the sources in each batch.
         """
 
-        def decode(batch: list[int], check: Check = lambda: None) -> list[list[Hypothesis]]:
-            return self.decode([sources[i] for i in batch], check)
+        def decode(
+            batch: list[int], raise_if_cancelled: Callable[[], None] = lambda: None
+        ) -> list[list[Hypothesis]]:
+            return self.decode([sources[i] for i in batch], raise_if_cancelled)
 
         if self.model.device.type == "cpu":
             yield from self._workers.map(decode, batches)
@@ -249,20 +251,20 @@ class Translator:
 
     @torch.no_grad()
     def decode(
-        self, sources: list[list[int]], check: Check = lambda: None
+        self, sources: list[list[int]], raise_if_cancelled: Callable[[], None] = lambda: None
     ) -> list[list[Hypothesis]]:
         """Finds the `beam_size` best hypotheses of each source, the best first, in one batch.
 
         Args:
             sources: Source ids without EOS, none empty; the model is in evaluation mode.
-            check: Called at every position; may raise to stop.
+            raise_if_cancelled: Called at every position; may raise to stop.
 
         Returns:
             Hypotheses of each source; those of greedy search have NaN as log-probability.
         """
 
         def next_logits(ids: Tensor, state: DecodingState) -> Tensor:
-            check()
+            raise_if_cancelled()
             return self.model.next_logits(ids, state)  # type: ignore[arg-type]
 
         device = self.model.device
