@@ -145,7 +145,7 @@ def our_translations(
 
     def with_batch_tokens(batch_tokens: int) -> Translate:
         translator = model.translator(SearchOptions(beam_size, ALPHA, batch_tokens=batch_tokens))
-        return lambda lines: list(translator.translate(lines))
+        return translator.translate
 
     return {size: with_batch_tokens(size) for size in sizes}
 

@@ -90,5 +90,5 @@ def test_config_lists_keys(monkeypatch, capsys):
     )
     result = call(monkeypatch, capsys, "config", "optim.lrscale")
     assert_one_error(
-        *result, "optim.lrscale is not a key of the configuration; did you mean optim.lr_scale?"
+        *result, "optim.lrscale is not a key of the configuration (did you mean optim.lr_scale?)"
     )

@@ -141,7 +141,7 @@ def evaluate_run(run: Path, texts: Path, baseline: Path | None = None) -> Evalua
 
 def test_a_mistake_in_the_baseline_shows_first(texts, copy_run, monkeypatch):
     """Before anything is translated. Sabotage: look for the run when its turn comes."""
-    monkeypatch.setattr(report, "_translate", None)
+    monkeypatch.setattr(report, "_translate", lambda *arguments, **options: pytest.fail())
     with pytest.raises(CheckpointError, match="nope"):
         evaluate_run(copy_run, texts, baseline=texts / "nope")
 
@@ -152,10 +152,10 @@ def test_a_checkpoint_that_training_deletes_meanwhile(texts, copy_run, tmp_path,
     shutil.copytree(copy_run, run)
     translate = report._translate
 
-    def delete(systems, checkpoints, test_set):
-        system = translate(systems, checkpoints, test_set)
+    def delete(checkpoints, sources, **options):
+        output = translate(checkpoints, sources, **options)
         shutil.rmtree(checkpoints[0].path)
-        return system
+        return output
 
     monkeypatch.setattr(report, "_translate", delete)
     assert evaluate_run(run, texts).scores[0].value > 0

@@ -10,6 +10,7 @@ from transformer_mt.evaluation.evaluator import mean_nll, perplexity
 from transformer_mt.model.transformer import Transformer
 from transformer_mt.text.batching import EncodedPairs, flatten
 from transformer_mt.text.vocabulary import BOS_ID, EOS_ID, PAD_ID
+from transformer_mt.translation import forced_decoding
 
 V = 13
 SOURCES = [[5, 6], [7], [4, 8, 9, 10, 11, 12, 4, 5, 6], [9, 9, 9], []]
@@ -34,9 +35,9 @@ def nats_of_a_pair(model: Transformer, src: list[int], tgt: list[int]) -> float:
     return -sum(math.log(row[token]) for row, token in probabilities)
 
 
-@pytest.mark.parametrize("micro_batch_tokens", [1, 12, 30, 1000])
+@pytest.mark.parametrize("positions", [1, 12, 30, 1000])
 @pytest.mark.parametrize(("sources", "targets"), [(SOURCES, TARGETS), (TARGETS, SOURCES)])
-def test_mean_nll_is_per_target_token(model, sources, targets, micro_batch_tokens):
+def test_mean_nll_is_per_target_token(model, monkeypatch, sources, targets, positions):
     """However the pairs are batched; one pair is longer than the smallest limit.
 
     Sabotage: divide by the pairs, by the source tokens, or by tokens without end marks; cut the
@@ -46,10 +47,11 @@ def test_mean_nll_is_per_target_token(model, sources, targets, micro_batch_token
     model.eval()
     nats = [nats_of_a_pair(model, *pair) for pair in zip(sources, targets, strict=True)]
     model.register_forward_pre_hook(lambda _, batch: sizes.extend(ids.numel() for ids in batch))
-    actual = mean_nll(model, EncodedPairs(flatten(sources), flatten(targets)), micro_batch_tokens)
+    monkeypatch.setattr(forced_decoding, "BATCH_POSITIONS", positions)
+    actual = mean_nll(model, EncodedPairs(flatten(sources), flatten(targets)))
     tokens = sum(len(tgt) + 1 for tgt in targets)
     assert actual == pytest.approx(sum(nats) / tokens, rel=1e-5)
-    assert max(sizes) <= max(micro_batch_tokens, 10)
+    assert max(sizes) <= max(positions, 10)
 
 
 @pytest.mark.parametrize("training", [True, False])
@@ -57,9 +59,9 @@ def test_dropout_is_off_and_the_mode_is_restored(model, training):
     """Sabotage: measure in training mode; leave the model in evaluation mode."""
     pairs = EncodedPairs(flatten(SOURCES), flatten(TARGETS))
     model.train(training)
-    nll = mean_nll(model, pairs, 100)
+    nll = mean_nll(model, pairs)
     assert model.training == training
-    assert nll == mean_nll(model.eval(), pairs, 100)
+    assert nll == mean_nll(model.eval(), pairs)
 
 
 def test_perplexity_is_the_exponential():

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 from conftest import copy_lines
 
-from transformer_mt.evaluation.evaluator import SystemOutput, read_output
 from transformer_mt.evaluation.report import EvaluationReport, evaluate_system
 from transformer_mt.evaluation.scoring import score_all
 from transformer_mt.system.outputs import check_output
@@ -81,12 +80,6 @@ def test_saving(texts):
     """What was scored is in the file, even if scoring fails."""
     report(texts, save=check_output(texts / "saved"))
     assert (texts / "saved").read_bytes() == (texts / "hyp").read_bytes()
-
-
-def test_reading_an_output(texts):
-    """It took no time to translate."""
-    lines = (texts / "hyp").read_text().splitlines()
-    assert read_output(texts / "hyp") == SystemOutput(lines, str(texts / "hyp"), 0.0)
 
 
 def test_a_model_is_evaluated_on_its_corpus(copy_run, texts):

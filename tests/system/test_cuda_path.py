@@ -21,6 +21,7 @@ from transformer_mt.text.prepared import PreparedCorpus, prepare
 from transformer_mt.training import flops
 from transformer_mt.training.engine import Engine
 from transformer_mt.training.run import train
+from transformer_mt.translation import forced_decoding
 from transformer_mt.translation.options import LoadOptions, SearchOptions
 from transformer_mt.translation.translation_model import build_translation_model
 
@@ -256,15 +257,17 @@ def test_a_mask_on_the_cpu_fails(corpus_dir, prepared, monkeypatch):
 # --- Validation and search ----------------------------------------------------------------------
 
 
-def test_perplexity_waits_once(corpus_dir, prepared):
+def test_perplexity_waits_once(corpus_dir, prepared, monkeypatch):
     """However many micro-batches there are. Sabotage: sum at a mask as index."""
     config = cuda_config(corpus_dir)
-    pairs = encode_pairs(load_split(config.data, "validation"), prepared.vocab)
+    raw = load_split(config.data, "validation")
+    pairs = encode_pairs(raw.src, raw.tgt, prepared.vocab)
     with SimulatedCuda() as cuda:
         engine = build_engine(corpus_dir, prepared, "cuda", "fp32")
-        for tokens in (300, 2000):
+        for positions in (300, 2000):
+            monkeypatch.setattr(forced_decoding, "BATCH_POSITIONS", positions)
             with cuda.counted() as waits:
-                mean_nll(engine.model, pairs, tokens)
+                mean_nll(engine.model, pairs)
             assert list(waits.values()) == [1]
 
 
@@ -291,7 +294,7 @@ def test_search_waits_once_a_position(copy_run, monkeypatch, beam_size, at_the_e
     with SimulatedCuda() as cuda:
         model = build_translation_model([checkpoint], LoadOptions("cuda"))
         with cuda.counted() as waits:
-            translations = list(model.translator(options).translate(lines))
+            translations = model.translator(options).translate(lines)
     assert translations == expected
     n_batches = positions.count(0)
     assert n_batches > 1 and len(positions) > 5 * n_batches

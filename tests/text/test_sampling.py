@@ -17,7 +17,6 @@ from transformer_mt.config.keys import VocabConfig
 from transformer_mt.errors import ConfigError
 from transformer_mt.text import sampling
 from transformer_mt.text.batching import EncodedPairs, encode_pairs
-from transformer_mt.text.corpus import RawPairs
 from transformer_mt.text.prepared import prepare
 from transformer_mt.text.sampling import LineSampler, PairSampler
 from transformer_mt.text.segmentation import NO_PIECE, BPEDropout, UnigramSampling
@@ -96,7 +95,7 @@ def test_every_segmentation_decodes_to_the_same_text(vocab):
     Sabotage: draw words with byte pieces too, without those.
     """
     lines = [line for line in TEXT if line.strip()] + RARE
-    pairs = encode_pairs(RawPairs(lines, lines[::-1]), vocab)
+    pairs = encode_pairs(lines, lines[::-1], vocab)
     sampled = sample(pairs, vocab)
     changed = 0
     for (src, tgt), (new_src, new_tgt) in zip(rows(pairs), rows(sampled), strict=True):
@@ -120,7 +119,7 @@ def test_a_word_with_an_unknown_piece_keeps_its_segmentation():
     )
     vocab = Vocabulary(model.getvalue(), model.getvalue())  # without padding: its ids are moved up
     line = " ".join(["abé <ab>cd", *copy_lines(20, 1)])
-    pairs = encode_pairs(RawPairs([line], [line]), vocab)
+    pairs = encode_pairs([line], [line], vocab)
     [(plain, _)], [(drawn, _)] = rows(pairs), rows(sample(pairs, vocab, rate=0.9))
     two_words = len(vocab.encode_src(["abé <ab>cd"])[0])
     assert UNK_ID in plain and "<ab>" in vocab.src_pieces(plain[:two_words])
@@ -136,7 +135,7 @@ def test_segmentations_depend_on_seed_epoch_and_nothing_else(vocab, monkeypatch)
     monkeypatch.setattr(sampling, "_PAIRS_PER_BLOCK", 60)
     lines = copy_lines(150, 3)
     lines[60:120] = lines[:60]
-    pairs = encode_pairs(RawPairs(lines, lines), vocab)
+    pairs = encode_pairs(lines, lines, vocab)
     first = sample(pairs, vocab)
     assert digest(sample(pairs, vocab, threads=1)) == digest(first)
     others = [sample(pairs, vocab, epoch=1), sample(pairs, vocab, seed=2)]
@@ -147,7 +146,7 @@ def test_segmentations_depend_on_seed_epoch_and_nothing_else(vocab, monkeypatch)
         "import sys; sys.path[:0] = ['tests', 'tests/text']; import test_sampling as t;"
         f"v = t.learn({vocab.src_table().kind!r}); t.sampling._PAIRS_PER_BLOCK = 60;"
         "lines = t.copy_lines(150, 3); lines[60:120] = lines[:60];"
-        "print(t.digest(t.sample(t.encode_pairs(t.RawPairs(lines, lines), v), v)))"
+        "print(t.digest(t.sample(t.encode_pairs(lines, lines, v), v)))"
     )
     root = Path(__file__).parents[2]
     output = subprocess.check_output([sys.executable, "-c", program], cwd=root, text=True)
@@ -157,7 +156,7 @@ def test_segmentations_depend_on_seed_epoch_and_nothing_else(vocab, monkeypatch)
 def test_a_pair_that_would_be_too_long_keeps_its_segmentation(vocab):
     """Both its sides. Sabotage: compare only the source."""
     lines = ["ab " * 10, "sampling segmentation sampling", "a b c d e f g h i j k l m n o p"]
-    pairs = encode_pairs(RawPairs(lines, lines[::-1]), vocab)
+    pairs = encode_pairs(lines, lines[::-1], vocab)
     limit = int(max(map(max, pairs.lengths))) - 1
     drawn = [sample(pairs, vocab, rate=0.4, max_length=limit, seed=seed) for seed in range(20)]
     for each in drawn:

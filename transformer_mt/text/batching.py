@@ -8,7 +8,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from transformer_mt.text.corpus import RawPairs
 from transformer_mt.text.vocabulary import BOS_ID, EOS_ID, PAD_ID, Vocabulary
 
 Indices = npt.NDArray[np.int64]
@@ -340,6 +339,8 @@ def flatten(rows: Sequence[Sequence[int]]) -> EncodedLines:
     return EncodedLines(ids, np.concatenate(([0], np.cumsum(lengths))))
 
 
-def encode_pairs(raw: RawPairs, vocab: Vocabulary) -> EncodedPairs:
-    """Encodes all pairs, without cleaning."""
-    return EncodedPairs(flatten(vocab.encode_src(raw.src)), flatten(vocab.encode_tgt(raw.tgt)))
+def encode_pairs(
+    src_lines: Sequence[str], tgt_lines: Sequence[str], vocab: Vocabulary
+) -> EncodedPairs:
+    """Encodes all pairs of lines, without cleaning."""
+    return EncodedPairs(flatten(vocab.encode_src(src_lines)), flatten(vocab.encode_tgt(tgt_lines)))

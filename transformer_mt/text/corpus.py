@@ -13,20 +13,21 @@ from pathlib import Path
 from typing import Any
 
 from transformer_mt.config.keys import SLICE, DataConfig, Split, SplitFiles, Splits
-from transformer_mt.config.loading import expand_path
+from transformer_mt.config.loading import expand_path, searched_folders
 from transformer_mt.errors import DataError
 from transformer_mt.system.files import sha256
 from transformer_mt.system.streams import (
     COMPRESSION_SUFFIXES,
     DECOMPRESSION_ERRORS,
+    compression_suffix,
     open_decompressed,
+    read_failure,
 )
 from transformer_mt.text.hub import MOVED_TEXT, load_dataset, read_pairs
 
 Pair = tuple[str, str]
 
 _COMPRESSIONS = ("", *COMPRESSION_SUFFIXES)
-_COMPRESSION_SUFFIX = re.compile(r"\.(gz|xz|zst)$")
 _DATA_FILES = re.compile(r".*\.(parquet|jsonl|json)(\.gz|\.zst)?")
 _DATASET_FILE = re.compile(
     r".*\.(parquet|jsonl?|ndjson|csv|tsv|arrow)(\.(gz|bz2|xz|zst|lz4))?", re.IGNORECASE
@@ -158,7 +159,7 @@ def _open_files(config: DataConfig, split: SplitFiles) -> CorpusSplit:
 
 
 def _missing_folder(config: DataConfig) -> DataError:
-    searched = config.searched_folders("data.path", config.path)
+    searched = searched_folders(config.path)
     return DataError(f"data.path = {config.path}: there is no such folder{searched}; {MOVED_TEXT}")
 
 
@@ -195,7 +196,7 @@ def _list_files(folder: Path) -> str:
 
 def _has_text(folder: Path, config: DataConfig) -> bool:
     endings = (f".{config.src_lang}", f".{config.tgt_lang}", ".tsv")
-    names = (_COMPRESSION_SUFFIX.sub("", path.name) for path in folder.iterdir())
+    names = (path.name.removesuffix(compression_suffix(path)) for path in folder.iterdir())
     return any(name.endswith(endings) for name in names)
 
 
@@ -290,7 +291,7 @@ def read_lines(path: Path) -> Iterator[str]:
     except UnicodeDecodeError:
         raise DataError(f"{path}, line {number}: not UTF-8; convert the file with iconv") from None
     except DECOMPRESSION_ERRORS as error:
-        reason = getattr(error, "strerror", None) or error
+        reason = read_failure(error)
         raise DataError(f"{path}: cannot be read after line {number}: {reason}") from None
 
 

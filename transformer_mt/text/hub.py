@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from transformer_mt.config.keys import DataConfig
+from transformer_mt.config.loading import searched_folders
 from transformer_mt.errors import DataError
 from transformer_mt.system.console import shows_bars
 
@@ -57,7 +58,7 @@ def load_dataset(config: DataConfig, builder: str, requested: str, **options: An
     elif is_unknown:
         reason = f"{reason}; {MOVED_TEXT}"
     if problem or is_unknown:
-        searched = config.searched_folders("data.path", config.path)
+        searched = searched_folders(config.path)
         reason = f"no such folder{searched}; on the hub: {reason}"
     raise DataError(f"data.path = {config.path}, split {requested}: {reason}")
 

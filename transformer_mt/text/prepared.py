@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 
 from transformer_mt.config.keys import Config, DataConfig, values_that_shape_corpus
+from transformer_mt.config.loading import searched_folders
 from transformer_mt.errors import ConfigError, DataError
 from transformer_mt.system.console import progress_bar
 from transformer_mt.system.files import atomic_directory, locked
@@ -142,7 +143,7 @@ def _load_configured_vocabulary(config: Config, vocab: Vocabulary | None) -> Voc
     if not Path(config.vocab.path).exists():
         if vocab:
             return None
-        searched = config.vocab.searched_folders("vocab.path", config.vocab.path)
+        searched = searched_folders(config.vocab.path)
         raise DataError(f"vocab.path = {config.vocab.path}: no such file or folder{searched}")
     configured = Vocabulary.load(Path(config.vocab.path))
     if vocab and not vocab.has_same_ids(configured):

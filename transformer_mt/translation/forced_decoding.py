@@ -17,6 +17,7 @@ from torch import Tensor
 from transformer_mt.model.ensemble import Ensemble
 from transformer_mt.model.transformer import Transformer
 from transformer_mt.system.device import compute_settings
+from transformer_mt.system.processes import ALONE, Processes
 from transformer_mt.text.batching import Batch, EncodedPairs, cut_micro_batches, pad
 from transformer_mt.text.vocabulary import BOS_ID, EOS_ID, PAD_ID, Vocabulary
 
@@ -73,12 +74,15 @@ class PairAttention:
 
 
 @torch.no_grad()
-def log_probabilities(model: Transformer | Ensemble, pairs: EncodedPairs) -> list[float]:
+def log_probabilities(
+    model: Transformer | Ensemble, pairs: EncodedPairs, processes: Processes = ALONE
+) -> list[float]:
     """Computes the log-probability of each target given its source.
 
     Args:
         model: On its device, in evaluation mode.
         pairs: Pairs of any length; none is left out.
+        processes: The processes that share the batches; each has the same model and gets all sums.
 
     Returns:
         For each pair, the sum over its target tokens including EOS, in nats. An ensemble
@@ -89,12 +93,16 @@ def log_probabilities(model: Transformer | Ensemble, pairs: EncodedPairs) -> lis
     src_lengths, tgt_lengths = pairs.lengths
     order = np.lexsort((src_lengths, tgt_lengths))
     limit = max(BATCH_POSITIONS, int(src_lengths.max()), int(tgt_lengths.max()))
-    sums = np.zeros(len(pairs))
-    for indices in cut_micro_batches(order, src_lengths, tgt_lengths, limit):
-        batch = pairs.batch(indices).to(model.device)
-        tokens = _token_log_probabilities(model, batch)  # (B, T)
-        sums[indices] = tokens.double().sum(dim=1).cpu().numpy()
-    return [float(value) for value in sums]
+    batches = cut_micro_batches(order, src_lengths, tgt_lengths, limit)
+    own = batches[processes.rank :: processes.world_size]
+    sums = []
+    for indices in own:
+        tokens = _token_log_probabilities(model, pairs.batch(indices).to(model.device))  # (B, T)
+        sums.append(tokens.double().sum(dim=1))  # padding has 0
+    values = torch.cat(sums).tolist() if sums else []
+    by_index = dict(zip((int(i) for batch in own for i in batch), values, strict=True))
+    gathered = {i: value for part in processes.gather(by_index) for i, value in part.items()}
+    return [gathered[i] for i in range(len(pairs))]
 
 
 def _token_log_probabilities(model: Transformer | Ensemble, batch: Batch) -> Tensor:
