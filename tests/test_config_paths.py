@@ -1,13 +1,11 @@
 """Paths in a configuration: where they are looked for, what is remembered, what is expanded."""
 
 import json
-import os
-import subprocess
 from pathlib import Path
 
-import fork_server
 import pytest
-from conftest import command, tiny_values, write_copy_corpus, write_toml
+from conftest import tiny_values, write_copy_corpus, write_toml
+from test_cli_errors import assert_one_error, call
 
 from transformer_mt.checkpoints.run_directory import find_checkpoint
 from transformer_mt.config.loading import load_config
@@ -16,12 +14,6 @@ from transformer_mt.text.prepared import prepare
 from transformer_mt.training.run import train
 
 KEYS = "data.path", "vocab.path", "train.init_from"
-
-
-def run_in(folder: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
-    """Runs the program in a working directory, without network."""
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
-    return fork_server.run(command(*arguments), text=True, cwd=folder, env=environment)
 
 
 def values_of(config) -> list[str | None]:
@@ -85,42 +77,32 @@ def test_home_and_variables_are_expanded(tmp_path, monkeypatch):
     assert config.data.prepared_dir == f"{tmp_path}/prepared"
     with pytest.raises(ConfigError, match=r"data.prepared_dir = \$NOT_SET/x: .* NOT_SET is not"):
         load_config(tmp_path / "a.toml", ["data.prepared_dir=$NOT_SET/x"])
+    # A name that the system cannot look up is kept, as any other.
+    assert load_config(tmp_path / "a.toml", ['data.path="~\\u0000"']).data.path == "~\0"
 
 
-def test_a_path_that_cannot_be_expanded(tmp_path):
-    """It is kept, and looked for like any other. Sabotage: let the system's error out."""
-    path = write_toml(tmp_path / "a.toml", {"data": {"path": "x"}})
-    assert load_config(path, ['data.path="~\\u0000"']).data.path == "~\0"
+def test_a_run_remembers_where_its_corpus_was_found(places, tmp_path, monkeypatch, capsys):
+    """`evaluate` works from any folder; a corpus that was moved is one setting away.
 
-
-def test_evaluate_works_from_any_folder(places, tmp_path):
-    """The run remembers where its corpus was found. Sabotage: keep the path as typed."""
-    trained = run_in(places["work"], "train", places["config"], "--run", tmp_path / "run")
-    assert trained.returncode == 0, trained.stderr
-    (tmp_path / "elsewhere").mkdir()
-    done = run_in(tmp_path / "elsewhere", "evaluate", tmp_path / "run", "--json")
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["sentences"] == 5
-
-
-def test_a_moved_corpus_is_one_setting_away(places, tmp_path):
-    """The message says so, the run resumes, and its best checkpoint is evaluated on the new one.
-
-    Sabotage: take the path from the best checkpoint, which is older than the move.
+    Its best checkpoint is then evaluated on the new one. Sabotage: keep the path as typed; take it
+    from the best checkpoint, which is older than the move.
     """
     run = ["train", places["config"], "--run", tmp_path / "run"]
-    assert run_in(places["work"], *run).returncode == 0
+    evaluate = ["evaluate", tmp_path / "run", "--json"]
+    assert call(monkeypatch, capsys, *run)[0] == 0
+    monkeypatch.chdir(tmp_path)
+    code, out, err = call(monkeypatch, capsys, *evaluate)
+    assert code == 0 and json.loads(out)["sentences"] == 5, err
     (places["project"] / "text").rename(tmp_path / "moved")
-    evaluated = run_in(places["work"], "evaluate", tmp_path / "run")
-    assert evaluated.returncode == 2
-    assert f"data.path = {places['project']}/text: there is no such folder" in evaluated.stderr
-    assert "train with --set data.path=NEW" in evaluated.stderr
-    resumed = run_in(
-        places["work"], *run, "--set", "train.max_steps=2", "--set", "data.path=../moved"
-    )
-    assert resumed.returncode == 0, resumed.stderr
+    evaluated = call(monkeypatch, capsys, *evaluate)
+    missing = f"data.path = {places['project']}/text: there is no such folder"
+    assert_one_error(*evaluated, missing)
+    assert "train with --set data.path=NEW" in evaluated[2]
+    settings = ["--set", "train.max_steps=2", "--set", "data.path=moved"]
+    code, _, err = call(monkeypatch, capsys, *run, *settings)
+    assert code == 0, err
     assert find_checkpoint(tmp_path / "run").path.name == "step-00000001"
-    assert run_in(places["work"], "evaluate", tmp_path / "run").returncode == 0
+    assert call(monkeypatch, capsys, *evaluate)[0] == 0
 
 
 def test_a_path_that_does_not_exist_is_named_with_where_it_was_looked_for(places, monkeypatch):

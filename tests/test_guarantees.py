@@ -351,7 +351,7 @@ def test_guarantee_7_too_many_bad_steps_stop_the_run(corpus_dir, tmp_path, build
     trainer = build_trainer(config)
     poison(trainer, float("nan"))
     with (
-        RunLog(tmp_path, trainer.progress, config.train.max_steps) as log,
+        RunLog(tmp_path, trainer.progress) as log,
         pytest.raises(TrainingError, match=r"step 3 .*: 3 steps in a row .*lr.*scale"),
     ):
         trainer.run(log)

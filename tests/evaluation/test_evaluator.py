@@ -78,7 +78,7 @@ class ReversingTranslator:
     """Stands for a translator: gives the words of a line in reverse."""
 
     def translate(self, lines, advance=None):
-        return (" ".join(reversed(line.split())) for line in lines)
+        return [" ".join(reversed(line.split())) for line in lines]
 
 
 def test_translations_of_the_source_are_scored_against_the_references():

@@ -260,7 +260,8 @@ def test_a_mask_on_the_cpu_fails(corpus_dir, prepared, monkeypatch):
 def test_perplexity_waits_once(corpus_dir, prepared, monkeypatch):
     """However many micro-batches there are. Sabotage: sum at a mask as index."""
     config = cuda_config(corpus_dir)
-    pairs = encode_pairs(load_split(config.data, "validation"), prepared.vocab)
+    raw = load_split(config.data, "validation")
+    pairs = encode_pairs(raw.src, raw.tgt, prepared.vocab)
     with SimulatedCuda() as cuda:
         engine = build_engine(corpus_dir, prepared, "cuda", "fp32")
         for positions in (300, 2000):
@@ -293,7 +294,7 @@ def test_search_waits_once_a_position(copy_run, monkeypatch, beam_size, at_the_e
     with SimulatedCuda() as cuda:
         model = build_translation_model([checkpoint], LoadOptions("cuda"))
         with cuda.counted() as waits:
-            translations = list(model.translator(options).translate(lines))
+            translations = model.translator(options).translate(lines)
     assert translations == expected
     n_batches = positions.count(0)
     assert n_batches > 1 and len(positions) > 5 * n_batches

@@ -81,7 +81,7 @@ def test_a_validation_that_is_not_finite_is_never_best(diverged):
 
 def test_skipped_steps_are_in_the_line(corpus_dir, diverged, tmp_path, capsys, monkeypatch):
     """Only if there are any."""
-    monkeypatch.setattr("transformer_mt.training.run_log.SECONDS_BETWEEN_LINES", 0.0)
+    monkeypatch.setattr("transformer_mt.training.time_left.SECONDS_BETWEEN_LINES", 0.0)
     show_messages()
     train(diverging_config(corpus_dir), tmp_path / "run")
     lines = capsys.readouterr().err.splitlines()
@@ -90,18 +90,6 @@ def test_skipped_steps_are_in_the_line(corpus_dir, diverged, tmp_path, capsys, m
     train(tiny_config(corpus_dir, train__max_steps=2), tmp_path / "sound")
     lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("step 2:")]
     assert lines and not any("skipped" in line for line in lines)
-
-
-def test_metrics_of_an_older_version_are_read(corpus_dir, tmp_path):
-    """Their NaN and Infinity become null when the run is resumed. Sabotage: drop the lines."""
-    run_dir = tmp_path / "run"
-    train(tiny_config(corpus_dir, train__max_steps=2), run_dir)
-    path = run_dir / "metrics.jsonl"
-    before = path.read_text().splitlines(keepends=True)
-    path.write_text("".join(before).replace('"bleu": 0.0', '"bleu": NaN, "x": -Infinity'))
-    train(tiny_config(corpus_dir, train__max_steps=3), run_dir)
-    assert path.read_text().splitlines(keepends=True)[:2] == before[:2]
-    assert (records(run_dir)[2]["bleu"], records(run_dir)[2]["x"]) == (None, None)
 
 
 @pytest.mark.parametrize(("nll", "best_step"), [(math.nan, 10), (math.inf, 10), (2.0, 20)])

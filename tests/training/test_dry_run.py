@@ -49,7 +49,7 @@ def taken_steps(monkeypatch):
     def train_step(self, step_pairs) -> None:
         real(self, step_pairs)
         steps.append(self.progress.step)
-        self.engine.window.seconds = self.engine.window.tokens / 50
+        self.engine._seconds = self.engine.read_window().tokens / 50
 
     monkeypatch.setattr(Trainer, "train_step", train_step)
     monkeypatch.setattr(dry_run_module, "measure_peak_flops", lambda device, precision: 1e7)

@@ -5,8 +5,7 @@ from conftest import tiny_config
 
 from transformer_mt.errors import DeviceError
 from transformer_mt.model.transformer import Transformer
-from transformer_mt.training.model_memory import count_layer_parameters
-from transformer_mt.training.run import train
+from transformer_mt.training.run import count_layer_parameters, train
 
 
 @pytest.mark.parametrize(

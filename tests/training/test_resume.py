@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import signal
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -167,9 +168,11 @@ def test_a_failed_save_waits_for_the_next(corpus_dir, tmp_path, monkeypatch, cap
     config = tiny_config(corpus_dir, train__save_every=1000, train__save_every_minutes=10.0)
     trainer = build_trainer(config, tmp_path)
     trainer.progress = replace(trainer.progress, step=1)
-    trainer._saved_at -= 600
+    trainer._started = time.monotonic()
+    trainer._saved_at = time.monotonic() - 600
     for _ in range(3):
-        if trainer._save_is_due():
+        trainer._synchronize()
+        if trainer._save_is_due:
             trainer._save()
     assert len(caplog.messages) == 1
 

@@ -11,7 +11,7 @@ from transformer_mt.checkpoints.checkpoint import Progress
 from transformer_mt.config.keys import changed_keys
 from transformer_mt.errors import ConfigError, Interrupted
 from transformer_mt.training.run import train
-from transformer_mt.training.tensorboard import Board
+from transformer_mt.training.run_log import _Board
 from transformer_mt.training.trainer import Trainer
 
 SIZES = {"model__d_model": 16, "model__d_ff": 32, "data__train": "train[:600]"}
@@ -61,7 +61,7 @@ def test_it_has_the_figures_of_metrics_also_after_a_kill(corpus_dir, tmp_path, m
 def test_a_validation_that_was_made_up_appears_once(tmp_path):
     """It was due at the step of a checkpoint. Sabotage: purge it like the steps."""
     for bleu in (1.0, 2.0):
-        board = Board(tmp_path, Progress(step=7, valid_step=0))
+        board = _Board(tmp_path, Progress(step=7, valid_step=0))
         board.add("valid", 7, {"bleu": bleu, "nll": None})
         board.close()
     shown = EventAccumulator(str(tmp_path / "tensorboard" / "valid"))

@@ -67,9 +67,11 @@ def clock(monkeypatch):
     def train_step(self, step, micro_batches) -> None:
         real(self, step, micro_batches)
         now.seconds += 30.0
+        self._seconds += 30.0
 
     monkeypatch.setattr(Engine, "train_step", train_step)
-    monkeypatch.setattr(trainer_module, "time", SimpleNamespace(monotonic=lambda: now.seconds))
+    for module in (trainer_module, engine_module):
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now.seconds))
     return now
 
 
@@ -201,11 +203,11 @@ def test_figures_of_a_log_line(corpus_dir, tmp_path, scores, clock, monkeypatch)
     real = Engine.train_step
 
     def train_step(self, step, micro_batches) -> None:
-        loss_before, flops_before = float(self._window_loss), self.window.flops
+        before = self.read_window()
         real(self, step, micro_batches)
-        tokens = sum(batch.tgt_tokens for batch in micro_batches)
-        loss = float(self._window_loss) - loss_before
-        step_sums.append((tokens, loss, self.window.flops - flops_before))
+        after = self.read_window()
+        sums = after.tokens - before.tokens, after.loss - before.loss, after.flops - before.flops
+        step_sums.append(sums)
 
     monkeypatch.setattr(Engine, "train_step", train_step)
     train(build_config(corpus_dir, train__max_steps=5, train__log_every=2), tmp_path / "run")
@@ -366,7 +368,7 @@ def test_memory_is_checked_with_the_largest_batch(corpus_dir, tmp_path, scores, 
 
     def check_memory(self, largest, count) -> None:
         before = [parameter.detach().clone() for parameter in self.model.parameters()]
-        checks.append((largest.src.numel() + largest.tgt_in.numel(), int(self.window.tokens)))
+        checks.append((largest.src.numel() + largest.tgt_in.numel(), self.read_window().tokens))
         real(self, largest, count)
         assert all(map(torch.equal, before, self.model.parameters()))
 

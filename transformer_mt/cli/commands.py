@@ -119,11 +119,7 @@ def train(
         runs.train(settings, run_dir)
 
 
-def prepare(
-    config: ConfigArgument,
-    set_: SetOption = None,
-    quiet: QuietOption = False,
-) -> None:
+def prepare(config: ConfigArgument, set_: SetOption = None, quiet: QuietOption = False) -> None:
     """Clean and encode the training text of a configuration.
 
     It is done once for all runs that use the same text; `train` does it too.

@@ -25,11 +25,6 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-_OUT_OF_MEMORY = (
-    "out of memory: lower train.micro_batch_tokens to train, --batch-tokens or --beam-size to"
-    " translate, or choose a smaller model"
-)
-
 
 def main() -> None:
     """Runs the program; a user's mistake ends in one line on stderr and exit code 2."""
@@ -57,11 +52,11 @@ def main() -> None:
         sys.stdout = sys.__stdout__ = None  # type: ignore[misc]
         _fail(f"{error.filename or 'output'}: {error.strerror or error}")
     except (RuntimeError, MemoryError) as error:
-        from transformer_mt.system.device import is_out_of_memory
+        from transformer_mt.system.device import OUT_OF_MEMORY_ADVICE, is_out_of_memory
 
         if not is_out_of_memory(error):
             raise
-        _fail(f"{_OUT_OF_MEMORY} ({error})")
+        _fail(f"out of memory: {OUT_OF_MEMORY_ADVICE} ({error})")
 
 
 def _fail(message: str) -> None:

@@ -95,6 +95,12 @@ def total_memory(device: torch.device) -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
+OUT_OF_MEMORY_ADVICE = (
+    "lower train.micro_batch_tokens to train, --batch-tokens or --beam-size to translate, or choose"
+    " a smaller model"
+)
+
+
 @contextmanager
 def compute_settings(device: torch.device, tf32: bool) -> Iterator[None]:
     """Applies this program's process-wide CUDA settings and restores the previous ones at the end.

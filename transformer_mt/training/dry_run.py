@@ -9,14 +9,13 @@ import torch
 from tqdm import tqdm
 
 from transformer_mt.config.keys import Config
-from transformer_mt.system.device import choose_device, total_memory
+from transformer_mt.system.device import choose_device, compute_settings, total_memory
 from transformer_mt.system.processes import join_processes
 from transformer_mt.text.batching import Indices, largest_micro_batch, padded_size
+from transformer_mt.training.engine import LogWindow
 from transformer_mt.training.flops import measure_peak_flops
-from transformer_mt.training.limits import stop_limits
-from transformer_mt.training.log_window import LogWindow
-from transformer_mt.training.pace import Pace, Schedule, estimate_time_left
 from transformer_mt.training.run import build_trainer, require_writable
+from transformer_mt.training.time_left import TimeEstimate
 from transformer_mt.training.trainer import Trainer
 
 _WARM_UP_STEPS, _TIMED_STEPS = 2, 3
@@ -46,8 +45,9 @@ def dry_run(config: Config, run_dir: Path) -> str:
         steps = trainer.plan_epoch()
         lines = _describe(trainer, steps)
         if processes.world_size > 1:
-            lines.append(f"processes   {trainer.describe_occupancy(steps)}")
-        lines += _estimate(trainer, steps)
+            lines.append(f"processes   {trainer.describe_idle_share(steps)}")
+        with compute_settings(trainer.engine.device, tf32=True):
+            lines += _estimate(trainer, steps)
         processes.finish()
     return "\n".join([*lines, "", *_configuration(config)])
 
@@ -65,7 +65,7 @@ def _configuration(config: Config) -> list[str]:
 
 def _describe(trainer: Trainer, steps: list[Indices]) -> list[str]:
     """Describes model, corpus and epoch."""
-    corpus = trainer.data.corpus
+    corpus = trainer.corpus
     parameters = sum(p.numel() for p in trainer.engine.model.parameters())
     vocab, report, lengths = corpus.vocab, corpus.report, trainer.lengths
     sizes = f"{vocab.src_size} pieces"
@@ -91,16 +91,16 @@ def _estimate(trainer: Trainer, steps: list[Indices]) -> list[str]:
     window, count = _time_steps(trainer, steps)
     peak_flops = measure_peak_flops(engine.device, engine.precision)
     step_seconds = window.seconds / count
-    limits = stop_limits(trainer.config, progress, progress.seconds)
-    schedule = Schedule(len(steps), trainer.config.valid.every)
-    left = estimate_time_left(limits, progress, schedule, Pace(step_seconds))
+    estimate = TimeEstimate(trainer.config, step_seconds)
+    estimate.steps_per_epoch = len(steps)
+    left = estimate.left(progress, progress.seconds)
     return [
         f"speed       {window.tokens / window.seconds:,.0f} target tokens/s,"
         f" {step_seconds:.3g} s per step, {window.flops / window.seconds / peak_flops:.0%} of peak"
         f" ({count} steps on {engine.device.type} in {engine.precision})",
         *memory,
         f"time        {tqdm.format_interval(left.seconds)} for {left.steps} steps,"
-        f" until {left.key}, validation not counted",
+        f" until {left.limit}, validation not counted",
     ]
 
 

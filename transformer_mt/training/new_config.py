@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from importlib import resources
 from os.path import relpath
 from pathlib import Path
-from typing import NamedTuple
 
 from transformer_mt.config.keys import Config, DataConfig, SplitFiles, flat_values
 from transformer_mt.config.loading import expand_path
@@ -38,13 +37,6 @@ _LITTLE_TEXT = 20_000
 """With fewer pairs, any text is too little to train a translator."""
 
 
-class _Side(NamedTuple):
-    """One of the two files, and its language."""
-
-    path: Path
-    language: str
-
-
 def write_config(
     name: Path, src: Path, tgt: Path, src_lang: str | None = None, tgt_lang: str | None = None
 ) -> str:
@@ -68,21 +60,24 @@ def write_config(
     if not name.name:
         raise ConfigError(f"{name}: the new configuration needs a name, such as mytext")
     path = name if name.name.endswith(".toml") else name.with_name(f"{name.name}.toml")
-    sides = (
-        _Side(src, src_lang or _language_of(src, "--src-lang")),
-        _Side(tgt, tgt_lang or _language_of(tgt, "--tgt-lang")),
-    )
-    if sides[0].language == sides[1].language:
-        raise ConfigError(
-            f"{src} and {tgt} are both {sides[0].language}; give --src-lang and --tgt-lang"
-        )
+    src_lang = src_lang or _language_of(src, "--src-lang")
+    tgt_lang = tgt_lang or _language_of(tgt, "--tgt-lang")
+    if src_lang == tgt_lang:
+        raise ConfigError(f"{src} and {tgt} are both {src_lang}; give --src-lang and --tgt-lang")
     check_output(path)
     if path.exists():
         raise OutputError(f"{path}: exists already; choose another name, or delete it first")
-    folder, files = _place(sides, path)
+    folder, files = _place(src, tgt, path.parent)
+    for typed in (folder, files.src, files.tgt, path.name, src_lang, tgt_lang):
+        if not typed.isprintable() or expand_path(typed) != typed:
+            raise ConfigError(
+                f"{typed!r} cannot be written in a configuration, where ~ and $NAME are expanded;"
+                " rename it without ~, $ and control characters"
+            )
     text = _measure(src, tgt)
     machine = this_machine()
-    content = _fill_in(path, sides, (folder, files), text, machine)
+    data = DataConfig(path=folder, src_lang=src_lang, tgt_lang=tgt_lang)
+    content = _fill_in(data, files, _next_commands(path), text, machine)
     with atomic_file(path) as file:
         file.write(content.encode())
     logger.info("wrote %s for %s pairs on %s", path, f"{text.pairs:,}", machine)
@@ -98,23 +93,13 @@ def _language_of(path: Path, option: str) -> str:
     return language
 
 
-def _place(sides: tuple[_Side, _Side], config: Path) -> tuple[str, SplitFiles]:
-    """Returns `data.path` and the two files in it, relative to the folder of the configuration."""
-    paths = [
-        side.path if side.path.is_absolute() else Path(relpath(side.path, config.parent))
-        for side in sides
-    ]
+def _place(src: Path, tgt: Path, beside: Path) -> tuple[str, SplitFiles]:
+    """Returns `data.path` and the two files in it, relative to the configuration's folder."""
+    paths = [path if path.is_absolute() else Path(relpath(path, beside)) for path in (src, tgt)]
     folder = Path()
     if paths[0].parent == paths[1].parent:
         folder, paths = paths[0].parent, [Path(path.name) for path in paths]
-    src, tgt = map(str, paths)
-    for text in (str(folder), src, tgt, config.name, *(side.language for side in sides)):
-        if not text.isprintable() or expand_path(text) != text:
-            raise ConfigError(
-                f"{text!r} cannot be written in a configuration, where ~ and $NAME are expanded;"
-                " rename it without ~, $ and control characters"
-            )
-    return str(folder), SplitFiles(src=src, tgt=tgt)
+    return str(folder), SplitFiles(src=str(paths[0]), tgt=str(paths[1]))
 
 
 def _measure(src: Path, tgt: Path) -> TextStatistics:
@@ -143,35 +128,29 @@ def _next_commands(path: Path) -> list[str]:
 
 
 def _fill_in(
-    path: Path,
-    sides: tuple[_Side, _Side],
-    place: tuple[str, SplitFiles],
+    data: DataConfig,
+    files: SplitFiles,
+    commands: list[str],
     text: TextStatistics,
     machine: Machine,
 ) -> str:
-    """Fills in the template `new_config.toml`."""
+    """Fills in the template, `new_config.toml`."""
     template = resources.files(__package__).joinpath("new_config.toml").read_text(encoding="utf-8")
     sizes = choose_sizes(text, machine)
-    folder, files = place
     held_out = sizes.held_out
     slices = f"[:-{2 * held_out}]", f"[-{2 * held_out}:-{held_out}]", f"[-{held_out}:]"
     longest = text.longer_bytes.quantile(COVERED)
     words = max(text.src_words.mean, text.tgt_words.mean)
-    dry_run, train, evaluate = _next_commands(path)
     filled_in = template.format(
         text=text,
         machine=machine,
         sizes=sizes,
         preset=sizes.preset,
-        src=sides[0].path,
-        tgt=sides[1].path,
         warnings="".join(_warnings(text)),
-        dry_run=dry_run,
-        train=train,
-        evaluate=evaluate,
-        folder=format_value(folder),
-        src_lang=format_value(sides[0].language),
-        tgt_lang=format_value(sides[1].language),
+        commands=commands,
+        folder=format_value(data.path),
+        src_lang=format_value(data.src_lang),
+        tgt_lang=format_value(data.tgt_lang),
         splits=[files.model_copy(update={"slice": part}) for part in slices],
         covered=COVERED,
         longest=longest,

@@ -7,6 +7,8 @@ from contextlib import AbstractContextManager, ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
 
+import torch
+
 from transformer_mt.checkpoints.checkpoint import EMA, MODEL, TRAINING, Checkpoint, Progress
 from transformer_mt.checkpoints.run_directory import (
     find_checkpoint,
@@ -14,28 +16,29 @@ from transformer_mt.checkpoints.run_directory import (
     list_checkpoints,
     load_newest,
 )
-from transformer_mt.config.keys import Config
+from transformer_mt.config.keys import Config, ModelConfig
 from transformer_mt.config.loading import searched_folders
-from transformer_mt.errors import CheckpointError, ConfigError
-from transformer_mt.system.device import choose_device, choose_precision
+from transformer_mt.errors import CheckpointError, ConfigError, DeviceError
+from transformer_mt.system.device import choose_device, choose_precision, total_memory
 from transformer_mt.system.files import locked, restore_replaced
 from transformer_mt.system.processes import ALONE, Processes, join_processes
 from transformer_mt.text.corpus import load_split
 from transformer_mt.text.prepared import prepare
-from transformer_mt.training.description import write_description
 from transformer_mt.training.engine import Engine
 from transformer_mt.training.environment import (
     COMPILE_FAILED,
     describe_software,
     numeric_environment,
     reasons_against_bit_equality,
+    write_description,
 )
-from transformer_mt.training.model_memory import require_memory
-from transformer_mt.training.run_log import RunLog, SilentLog
-from transformer_mt.training.tensorboard import require_tensorboard
-from transformer_mt.training.trainer import RunData, Trainer
+from transformer_mt.training.run_log import RunLog, require_tensorboard
+from transformer_mt.training.trainer import Trainer
 
 logger = logging.getLogger(__name__)
+
+_BYTES_PER_PARAMETER = 4 * 4
+"""Weight, gradient and Adam's two moments in float32."""
 
 
 def train(config: Config, run_dir: Path) -> Progress:
@@ -59,7 +62,7 @@ def train(config: Config, run_dir: Path) -> Progress:
     if config.train.tensorboard:
         require_tensorboard()
     with join_processes(choose_device(config.train.device).type) as processes:
-        train_run = _train_main if processes.is_main else _train_beside
+        train_run = _train_main if processes.is_main else _train_worker
         return train_run(config, run_dir, processes)
 
 
@@ -77,22 +80,21 @@ def _train_main(config: Config, run_dir: Path, processes: Processes) -> Progress
             stack.enter_context(_lock_run(run_dir))
             if list_checkpoints(run_dir):
                 raise CheckpointError(f"{run_dir}: another process has just started this run")
-        limits = config.train
-        log = stack.enter_context(
-            RunLog(run_dir, trainer.progress, limits.max_steps, limits.tensorboard)
-        )
-        _log_start(log, trainer, processes)
-        write_description(trainer, processes.world_size)
+        log = stack.enter_context(RunLog(run_dir, trainer.progress, config.train.tensorboard))
+        environment = numeric_environment(trainer.engine, processes.world_size)
+        _log_start(log, trainer, environment)
+        validation = {"pairs": len(trainer.valid), "digest": trainer.progress.valid_digest}
+        write_description(run_dir, trainer.corpus, validation, trainer.engine, environment)
         processes.watch_peers()
         trainer.run(log)
         return trainer.progress
 
 
-def _train_beside(config: Config, run_dir: Path, processes: Processes) -> Progress:
+def _train_worker(config: Config, run_dir: Path, processes: Processes) -> Progress:
     """Trains as one of the other processes, which touch no file of the run."""
     trainer = build_trainer(config, run_dir, processes=processes)
     processes.watch_peers()
-    trainer.run(SilentLog())
+    trainer.run(log=None)
     return trainer.progress
 
 
@@ -150,8 +152,7 @@ def build_trainer(
         engine.start_from(initial.build_model())
     progress, is_saved = processes.broadcast((progress, checkpoint is not None))
     _share_state(engine, processes)
-    data = RunData(corpus, valid)
-    return Trainer(config, run_dir, data, engine, progress, is_saved, processes)
+    return Trainer(run_dir, corpus, valid, engine, progress, is_saved, processes)
 
 
 def _has_failed_to_compile(checkpoint: Checkpoint | None) -> bool:
@@ -309,12 +310,40 @@ def require_writable(run_dir: Path) -> None:
         raise CheckpointError(f"{nearest}: {reason}; name another --run directory")
 
 
-def _log_start(log: RunLog, trainer: Trainer, processes: Processes) -> None:
-    progress, corpus = trainer.progress, trainer.data.corpus
+def require_memory(config: ModelConfig, device: torch.device) -> None:
+    """Refuses a model that cannot fit, before text is prepared and weights are allocated.
+
+    Raises:
+        DeviceError: If the device has too little memory even for the layers alone.
+    """
+    needed, available = _BYTES_PER_PARAMETER * count_layer_parameters(config), total_memory(device)
+    if needed > available:
+        keys = ("d_model", "d_ff", "encoder_layers", "decoder_layers")
+        sizes = ", ".join(f"model.{key} = {getattr(config, key)}" for key in keys)
+        raise DeviceError(
+            f"{sizes}: the model needs at least {needed / 1e9:,.0f} GB to be trained, and this"
+            f" {device.type} device has {available / 1e9:,.0f} GB; choose smaller sizes"
+        )
+
+
+def count_layer_parameters(config: ModelConfig) -> int:
+    """Counts the parameters of the encoder's and the decoder's layers; allocates nothing.
+
+    Embeddings and the final layer norms are not counted.
+    """
+    attention = 4 * config.d_model**2 + 4 * config.d_model * config.attention_bias
+    feed_forward = 2 * config.d_model * config.d_ff + config.d_ff + config.d_model
+    norm = 2 * config.d_model
+    encoder_layer = attention + feed_forward + 2 * norm
+    decoder_layer = 2 * attention + feed_forward + 3 * norm
+    return config.encoder_layers * encoder_layer + config.decoder_layers * decoder_layer
+
+
+def _log_start(log: RunLog, trainer: Trainer, environment: dict[str, str]) -> None:
+    progress, corpus = trainer.progress, trainer.corpus
     log.note(f"command: {' '.join(sys.argv)}")
     log.note(f"configuration: {trainer.config.model_dump_json()}")
     log.note(f"software: {describe_software()}")
-    environment = numeric_environment(trainer.engine, processes.world_size)
     log.note(f"numeric environment: {environment}")
     logger.info(
         "%d training pairs of %d (dropped: %s); %s, %s",

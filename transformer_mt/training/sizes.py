@@ -20,13 +20,7 @@ CHARACTER_COVERAGE = 0.9999
 
 @dataclass(frozen=True)
 class Machine:
-    """What training uses of a machine.
-
-    Attributes:
-        threads: Threads that PyTorch uses on the CPU.
-        memory: Total memory in bytes: the GPU's if there is one, else the machine's.
-        gpu: Name of the GPU, or None.
-    """
+    """Threads of PyTorch, bytes of memory (the GPU's if there is one) and name of the GPU."""
 
     threads: int
     memory: int
@@ -71,13 +65,12 @@ class LengthCounts(Counter[int]):
 
 @dataclass(frozen=True)
 class TextStatistics:
-    """Result of `measure_text`.
+    """Counts of a text.
 
     Attributes:
         pairs: Number of pairs.
         empty: Pairs of which at least one side is empty.
-        src_words: Words of each source line; words are separated by white space.
-        tgt_words: Words of each target line.
+        src_words, tgt_words: Words of each line; words are separated by white space.
         longer_bytes: UTF-8 bytes of the longer side of each pair.
         distinct_words: Number of distinct words of both languages together.
         characters: Number of distinct characters of both languages, without the rarest, which make
@@ -201,11 +194,9 @@ class Sizes:
     """The chosen sizes.
 
     Attributes:
-        preset: The row of the table.
+        preset: The row of the table; `vocab_size` is its size, adapted to the text.
         best: The row that a machine with a GPU would get.
-        held_out: Pairs for validation, and as many for the test.
-        train_pairs: The other pairs.
-        vocab_size: The preset's vocabulary size, adapted to the text.
+        held_out: Pairs for validation, and as many for the test; `train_pairs` are the others.
         max_length: Pieces per side.
         micro_batch_tokens: Padded positions.
     """

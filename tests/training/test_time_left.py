@@ -1,4 +1,4 @@
-"""What a training shows: the bar at a terminal, lines elsewhere."""
+"""When training stops, the time left until then, and what it shows: a bar, or lines."""
 
 import fcntl
 import json
@@ -11,10 +11,115 @@ import termios
 import pytest
 from conftest import command, tiny_config, tiny_values, write_toml
 
+from transformer_mt.checkpoints.checkpoint import Progress
+from transformer_mt.config.loading import parse_config
 from transformer_mt.system.console import show_messages
 from transformer_mt.training.run import train
+from transformer_mt.training.time_left import TimeEstimate, limits_left, reached_limit
+
+PROGRESS = Progress(step=7, epoch=1, epoch_step=3, validations_since_best=2)
 
 COLUMNS = 80
+
+
+def config_of(train: dict[str, object], patience: int = 0):
+    values = {"every": 5, "patience": patience}
+    return parse_config({"data": {"path": "none"}, "train": train, "valid": values}, "tests")
+
+
+def test_what_is_left_of_the_limits_that_are_set():
+    """Zero is no limit, but for the number of steps, which is always limited."""
+    config = config_of({"max_steps": 10})
+    assert limits_left(config, PROGRESS, 30.0) == {"train.max_steps": 3}
+    assert reached_limit(config, PROGRESS, 30.0) is None
+    config = config_of({"max_steps": 8, "max_epochs": 3, "max_minutes": 2.5}, patience=5)
+    assert list(limits_left(config, PROGRESS, 30.0).items()) == [
+        ("train.max_steps", 1),
+        ("train.max_epochs", 2),
+        ("train.max_minutes", 120.0),
+        ("valid.patience", 3),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("train", "patience", "limit"),
+    [
+        ({"max_steps": 7, "max_epochs": 1}, 2, "train.max_steps = 7"),
+        ({"max_epochs": 1, "max_minutes": 0.5}, 2, "train.max_epochs = 1"),
+        ({"max_minutes": 0.5}, 2, "train.max_minutes = 0.5"),
+        ({}, 2, "valid.patience = 2"),
+        ({"max_epochs": 2, "max_minutes": 0.51}, 3, None),
+    ],
+)
+def test_the_first_reached_limit_is_named(train, patience, limit):
+    """Sabotage: compare with < 0."""
+    assert reached_limit(config_of(train, patience), PROGRESS, 30.0) == limit
+
+
+def time_left(train: dict[str, object], progress: Progress = PROGRESS, validation: float = 0.0):
+    """Estimates with 4 seconds per step, 30 seconds after the start."""
+    estimate = TimeEstimate(config_of(train, patience=3), step_seconds=4.0)
+    estimate.steps_per_epoch = 11
+    estimate.add_validation(validation)
+    return estimate.left(progress, 30.0)
+
+
+@pytest.mark.parametrize(
+    ("limits", "steps", "seconds"),
+    [
+        ({"max_steps": 10}, 3, 12.0),
+        ({"max_steps": 5}, 0, 0.0),
+        ({"max_steps": 100, "max_epochs": 3}, 2 * 11 - 3, 76.0),
+        ({"max_steps": 100, "max_epochs": 3, "max_minutes": 1.0}, 7, 30.0),
+    ],
+)
+def test_the_limit_that_is_reached_first_counts(limits, steps, seconds):
+    """Whether it is in steps, epochs or minutes. Sabotage: know only max_steps."""
+    left = time_left(limits)
+    assert (left.steps, left.seconds) == (steps, seconds)
+    assert left.limit.startswith(f"train.{list(limits)[-1]} = ")
+
+
+def test_validations_to_come_count():
+    """Those at multiples of valid.every and the one at the end, each 20 seconds.
+
+    Sabotage: count no validation; forget the last; count the one that is done.
+    """
+    for steps, validations in ((1, 1), (3, 1), (4, 2), (8, 2), (9, 3)):
+        left = time_left({"max_steps": 7 + steps}, validation=20.0)
+        assert left.seconds == 4 * steps + 20 * validations
+    due, done = (Progress(step=10, valid_step=step) for step in (5, 10))
+    for progress, validations in ((due, 2), (done, 1)):
+        left = time_left({"max_steps": 15}, progress, validation=20.0)
+        assert left.seconds == 4 * 5 + 20 * validations
+
+
+@pytest.mark.parametrize("limits", [{"max_steps": 7}, {"max_steps": 100, "max_minutes": 0.5}])
+def test_nothing_is_left_after_the_last_validation(limits):
+    """Before it, the time of the validation is. Sabotage: always expect one more."""
+    for valid_step, seconds in ((5, 20.0), (7, 0.0)):
+        progress = Progress(step=7, valid_step=valid_step)
+        assert time_left(limits, progress, validation=20.0).seconds == seconds
+
+
+def test_minutes_include_all_validations_but_the_last():
+    """The clock of train.max_minutes runs during validations too, and fewer steps fit."""
+    left = time_left({"max_steps": 1000, "max_minutes": 2.5}, validation=20.0)
+    assert (left.steps, left.seconds) == (int(120 / (4 + 20 / 5)), 120.0 + 20.0)
+
+
+def test_the_first_step_warms_up():
+    """It is all that is known until the second; validations are no part of a step."""
+    estimate = TimeEstimate(config_of({}))
+    estimate.add_validation(50.0)  # one that an interrupted run made up
+    estimate.start(100.0)
+    estimate.count_step(160.0)
+    assert estimate.step_seconds == 60.0
+    estimate.count_step(162.0)
+    assert estimate.step_seconds == 2.0
+    estimate.add_validation(7.0)
+    estimate.count_step(173.0)
+    assert (estimate.step_seconds, estimate.validation_seconds) == (3.0, 7.0)
 
 
 def run_at_terminal(*arguments: object) -> str:
@@ -91,7 +196,7 @@ def test_the_bar_shows_time_left_loss_speed_and_skipped_steps(terminal_output):
 
 def train_quietly_or_not(config, run_dir, monkeypatch, seconds_between_lines: float) -> list[dict]:
     monkeypatch.setattr(
-        "transformer_mt.training.run_log.SECONDS_BETWEEN_LINES", seconds_between_lines
+        "transformer_mt.training.time_left.SECONDS_BETWEEN_LINES", seconds_between_lines
     )
     train(config, run_dir)
     return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
