@@ -6,17 +6,19 @@ import random
 import shutil
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import fork_server
 import pytest
 
-from transformer_mt.system.process_settings import limit_spinning
+from transformer_mt.system.process_settings import configure_libraries
 
-limit_spinning()  # works only before torch is imported
+configure_libraries()  # works only before torch is imported
 
 import torch
 
+from transformer_mt.cli.program import main
 from transformer_mt.config.keys import Config
 from transformer_mt.config.loading import parse_config
 from transformer_mt.system.console import PACKAGE_LOGGER
@@ -204,3 +206,39 @@ def run_program(*arguments: object, stdin: bytes = b"") -> subprocess.CompletedP
     """Runs the program to its end in a forked process, which is quicker."""
     environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
     return fork_server.run(command(*arguments), stdin, env=environment)
+
+
+@dataclass(frozen=True)
+class Called:
+    """What a command gave.
+
+    Attributes:
+        code: Its exit code.
+        out: What it wrote to stdout.
+        err: What it wrote to stderr.
+    """
+
+    code: int
+    out: bytes
+    err: str
+
+
+@pytest.fixture
+def call(monkeypatch, capfdbinary):
+    """Runs a command in this process, with stdin from a file."""
+
+    def call(*arguments: object, stdin: object = os.devnull) -> Called:
+        with monkeypatch.context() as patch, open(stdin) as source:
+            patch.setattr("sys.stdin", source)
+            # Otherwise SIGPIPE could end this process.
+            patch.setattr("transformer_mt.translation.run.exit_on_closed_stdout", lambda: None)
+            patch.setattr(sys, "argv", ["transformer-mt", *map(str, arguments)])
+            try:
+                main()
+                code = 0
+            except SystemExit as stop:
+                code = int(stop.code or 0)
+        out, err = capfdbinary.readouterr()
+        return Called(code, out, err.decode())
+
+    return call

@@ -24,7 +24,7 @@ from contextlib import suppress
 from functools import cache
 from tempfile import TemporaryFile
 
-from transformer_mt.system.process_settings import limit_kernel_caches
+from transformer_mt.system.process_settings import configure_libraries
 from transformer_mt.system.processes import end_process
 
 IMPORTED = (
@@ -179,7 +179,7 @@ def main() -> None:
     control = socket.socket(fileno=int(sys.argv[1]))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-    limit_kernel_caches()  # before torch is imported
+    configure_libraries()  # before torch is imported
     for name in IMPORTED:
         importlib.import_module(name)
     gc.freeze()

@@ -233,3 +233,34 @@ def test_only_the_most_frequent_words_are_learned_from():
 def test_a_lone_surrogate_is_a_question_mark(vocab):
     """A terminal can send one; other texts are not affected."""
     assert vocab.encode_src(["a \ud800 b", "a b"]) == vocab.encode_src(["a ? b", "a b"])
+
+
+def learn_elsewhere() -> None:
+    """Learns a vocabulary as another program would, with SentencePiece's own settings."""
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(["ab cd ef"] * 9),
+        model_writer=io.BytesIO(),
+        model_type="word",
+        vocab_size=9,
+        hard_vocab_limit=False,
+    )
+
+
+@pytest.mark.parametrize("size", [300, 9])
+def test_train_vocabulary_restores_the_log_level(capfd, size):
+    """It is silent, with or without an error; SentencePiece's messages are shown afterwards.
+
+    Sabotage: pass `minloglevel=2` instead, which stays in force.
+    """
+    sentencepiece.set_min_log_level(0)
+    if size == 9:
+        with pytest.raises(DataError, match=r"vocab.size = 9"):
+            train_vocabulary([Counter({"ab": 9, "cd": 8, "ef": 7})], VocabConfig(size=size))
+    else:
+        train_vocabulary(
+            [Counter({"ab": 9, "cd": 8, "ef": 7})], VocabConfig(kind="word", size=size)
+        )
+    assert capfd.readouterr() == ("", "")
+    learn_elsewhere()
+    assert "trainer_interface" in capfd.readouterr().err
+    sentencepiece.set_min_log_level(2)  # keeps the output of later tests short

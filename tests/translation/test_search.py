@@ -38,8 +38,7 @@ def naive_greedy(model: Transformer, source: list[int], max_length: int) -> list
     """Decodes one sentence from its begin mark anew for every token."""
     src, tgt = torch.tensor([source]), [BOS]
     while len(tgt) <= max_length:
-        memory = model.encode(src)
-        logits = model.decode(torch.tensor([tgt]), memory, model.src_mask(src))
+        logits = model(src, torch.tensor([tgt]))
         token = int(logits[0, -1].argmax())
         if token == EOS:
             break

@@ -55,5 +55,5 @@ def evaluate(
     Raises:
         DataError: If there are no pairs.
     """
-    hypotheses = list(translator.translate(pairs.src, advance))
+    hypotheses = translator.translate(pairs.src, advance)
     return hypotheses, bleu(hypotheses, [pairs.tgt])

@@ -214,7 +214,7 @@ def _translate(
     processes.watch_peers()
     translator, began = model.translator(search, processes), time.monotonic()
     with progress_bar("translating", "lines", len(sources)) as bar:
-        lines = list(translator.translate(sources, bar.update))
+        lines = translator.translate(sources, bar.update)
     output = SystemOutput(lines, model.name, time.monotonic() - began)
     if processes.is_main:
         logger.info(f"{len(sources)} sentences in {output.seconds:.1f} s with {output.name}")

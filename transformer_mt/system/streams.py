@@ -21,6 +21,16 @@ DECOMPRESSION_ERRORS = (OSError, EOFError, lzma.LZMAError, zlib.error)
 """Exceptions that reading a compressed file may raise."""
 
 
+def compression_suffix(path: Path) -> str:
+    """Returns the suffix of a file's name that tells its compression, or an empty string."""
+    return path.suffix if path.suffix in COMPRESSION_SUFFIXES else ""
+
+
+def read_failure(error: Exception) -> object:
+    """Says why a file could not be read, given one of `DECOMPRESSION_ERRORS`."""
+    return getattr(error, "strerror", None) or error
+
+
 def open_decompressed(path: Path) -> BinaryIO:
     """Opens a file for reading bytes, decompressed if it has one of `COMPRESSION_SUFFIXES`.
 
@@ -34,8 +44,7 @@ def open_decompressed(path: Path) -> BinaryIO:
     if path.suffix == ".zst":
         import pyarrow
 
-        stream = pyarrow.CompressedInputStream(str(path), "zstd")
-        return io.BufferedReader(stream)
+        return io.BufferedReader(pyarrow.CompressedInputStream(str(path), "zstd"))
     return path.open("rb")
 
 
@@ -85,7 +94,8 @@ class LineReader:
     def __init__(self, stream: BinaryIO, name: str = "stdin") -> None:
         self._stream, self._name = stream, name
         # A regular file never pauses: its chunks are the same each time it is read.
-        self.is_pipe = _is_pipe(stream)
+        raw = getattr(stream, "raw", None)
+        self.is_pipe = isinstance(raw, io.FileIO) and not _is_regular(raw.fileno())
         self.lines_read, self.lines_replaced, self.bom_dropped = 0, 0, False
 
     def chunks(self, size: int) -> Iterator[list[str]]:
@@ -119,7 +129,7 @@ class LineReader:
                 return os.read(self._stream.fileno(), BLOCK_BYTES)
             return self._stream.read(BLOCK_BYTES)
         except DECOMPRESSION_ERRORS as error:
-            reason = getattr(error, "strerror", None) or error
+            reason = read_failure(error)
             raise DataError(f"{self._name}: cannot be read to its end: {reason}") from None
 
     def _has_more(self) -> bool:
@@ -139,16 +149,6 @@ class LineReader:
             return texts
 
 
-def _is_pipe(stream: BinaryIO) -> bool:
-    """Tells whether bytes arrive as they are written: neither from a file nor decompressed."""
-    raw = getattr(stream, "raw", None)
-    return isinstance(raw, io.FileIO) and not _is_regular(raw.fileno())
-
-
-def _is_regular(descriptor: int) -> bool:
-    return stat.S_ISREG(os.fstat(descriptor).st_mode)
-
-
 def open_input(path: Path | None) -> AbstractContextManager[BinaryIO]:
     """Opens an input in binary mode, decompressed according to its extension; None is stdin.
 
@@ -160,7 +160,7 @@ def open_input(path: Path | None) -> AbstractContextManager[BinaryIO]:
     try:
         return open_decompressed(path)
     except DECOMPRESSION_ERRORS as error:
-        raise DataError(f"{path}: {getattr(error, 'strerror', None) or error}") from None
+        raise DataError(f"{path}: {read_failure(error)}") from None
 
 
 def require_input(path: Path | None) -> None:
@@ -194,7 +194,13 @@ def count_lines(path: Path | None) -> int | None:
     """
     try:
         if path is None:
-            return _count_ahead(sys.stdin.buffer) if _is_regular(sys.stdin.fileno()) else None
+            stdin = sys.stdin.buffer
+            if not _is_regular(stdin.fileno()):
+                return None
+            position = stdin.tell()
+            count = _count(stdin)
+            stdin.seek(position)
+            return count
         if not path.is_file():
             return None
         with open_decompressed(path) as file:
@@ -203,11 +209,8 @@ def count_lines(path: Path | None) -> int | None:
         return None
 
 
-def _count_ahead(stream: BinaryIO) -> int:
-    position = stream.tell()
-    count = _count(stream)
-    stream.seek(position)
-    return count
+def _is_regular(descriptor: int) -> bool:
+    return stat.S_ISREG(os.fstat(descriptor).st_mode)
 
 
 def _count(stream: BinaryIO) -> int:

@@ -81,7 +81,7 @@ class Validator:
         self, engine: Engine, pairs: RawPairs, vocab: Vocabulary, processes: Processes = ALONE
     ) -> None:
         self._engine, self._pairs, self._processes = engine, pairs, processes
-        self._encoded = encode_pairs(pairs, vocab)
+        self._encoded = encode_pairs(pairs.src, pairs.tgt, vocab)
         max_length = engine.config.data.max_length
         self._translator = Translator(engine.model, vocab, max_length, _SEARCH, processes)
 

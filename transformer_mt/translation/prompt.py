@@ -49,7 +49,7 @@ def translate_interactively(
     try:
         while (typed := _read(f"{src_lang}> ")) is not None and typed.strip() != "quit":
             lines = typed.split("\n")  # several lines can be pasted at once
-            translations = translator.translate_chunk(lines)
+            translations = translator.n_best(lines)
             sys.stdout.write(format_lines(translations, line_number + 1, options))
             sys.stdout.flush()
             line_number += len(lines)

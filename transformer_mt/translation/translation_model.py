@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -16,13 +17,7 @@ from transformer_mt.model.transformer import Transformer
 from transformer_mt.system.device import DTYPES, choose_device, supports
 from transformer_mt.system.processes import ALONE, Processes
 from transformer_mt.text.batching import encode_pairs
-from transformer_mt.text.corpus import RawPairs
 from transformer_mt.text.vocabulary import Vocabulary
-from transformer_mt.translation.forced_decoding import (
-    PairAttention,
-    log_probabilities,
-    pair_attention,
-)
 from transformer_mt.translation.options import (
     DEFAULT_LOAD,
     DEFAULT_SEARCH,
@@ -30,6 +25,9 @@ from transformer_mt.translation.options import (
     SearchOptions,
 )
 from transformer_mt.translation.translator import Translation, Translator
+
+if TYPE_CHECKING:
+    from transformer_mt.translation.forced_decoding import PairAttention
 
 
 @dataclass(frozen=True)
@@ -90,7 +88,7 @@ class TranslationModel:
         """
         _require_list(lines)
         options = SearchOptions(beam_size, length_penalty)
-        return list(self.translator(options).translate(lines))
+        return self.translator(options).translate(lines)
 
     def n_best(
         self,
@@ -120,7 +118,7 @@ class TranslationModel:
         if not 1 <= n <= beam_size:
             raise ConfigError(f"n = {n}: choose 1 to {beam_size}, the beam size")
         translator = self.translator(SearchOptions(beam_size, length_penalty, with_scores=True))
-        return [line[:n] for line in translator.translate_chunk(lines)]
+        return [line[:n] for line in translator.n_best(lines)]
 
     def score(self, sources: Sequence[str], hypotheses: Sequence[str]) -> list[float]:
         """Computes the log-probability of given translations.
@@ -143,14 +141,16 @@ class TranslationModel:
         _require_list(hypotheses)
         if len(sources) != len(hypotheses):
             raise DataError(f"{len(hypotheses)} hypotheses for {len(sources)} sources")
-        pairs = encode_pairs(RawPairs(list(sources), list(hypotheses)), self.vocab)
+        from transformer_mt.translation.forced_decoding import log_probabilities
+
+        pairs = encode_pairs(sources, hypotheses, self.vocab)
         scores = log_probabilities(self.model, pairs)
         for i in range(len(pairs)):
             if not len(pairs.src[i]):
                 scores[i] = -math.inf if len(pairs.tgt[i]) else 0.0
         return scores
 
-    def attention(self, source: str, hypothesis: str | None = None) -> PairAttention:
+    def attention(self, source: str, hypothesis: str | None = None) -> "PairAttention":
         """Computes the attention weights of a sentence and its translation.
 
         Args:
@@ -160,6 +160,8 @@ class TranslationModel:
         Raises:
             ConfigError: If this is an ensemble.
         """
+        from transformer_mt.translation.forced_decoding import pair_attention
+
         if isinstance(self.model, Ensemble):
             raise ConfigError("attention weights need a single model, not an ensemble")
         [src_ids] = self.vocab.encode_src([source])
