@@ -193,7 +193,8 @@ def plain_translation(checkpoint: Checkpoint, device: str) -> Translate:
             memory, mask = model.encode(src), model.src_mask(src)
             tgt = torch.tensor([[BOS_ID]], device=device)
             for _ in range(len(ids) + EXTRA_LENGTH):
-                token = model.decode(tgt, memory, mask)[:, -1].argmax(-1, keepdim=True)
+                output = model.decode(tgt, memory, mask)[:, -1]
+                token = model.logits(output).argmax(-1, keepdim=True)
                 tgt = torch.cat((tgt, token), dim=1)
                 if token.item() == EOS_ID:
                     break

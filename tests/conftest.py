@@ -11,9 +11,9 @@ from pathlib import Path
 import fork_server
 import pytest
 
-from transformer_mt.system.process_settings import limit_spinning
+from transformer_mt.system.process_settings import configure_libraries
 
-limit_spinning()  # works only before torch is imported
+configure_libraries()  # works only before torch is imported
 
 import torch
 import torch.nn.functional as F

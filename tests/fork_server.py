@@ -20,7 +20,7 @@ from multiprocessing.forkserver import ensure_running
 from tempfile import TemporaryFile
 from unittest.mock import patch
 
-from transformer_mt.system.process_settings import limit_kernel_caches
+from transformer_mt.system.process_settings import configure_libraries
 
 IMPORTED = (
     "pytest",  # the main module of whoever starts a child is imported there, too
@@ -41,7 +41,7 @@ def context():
     server.set_forkserver_preload(list(IMPORTED))
     ignored = "ignore::UserWarning:multiprocessing.resource_tracker"  # locks of killed children
     with patch.dict(os.environ, OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1", PYTHONWARNINGS=ignored):
-        limit_kernel_caches()  # before the server imports torch
+        configure_libraries()  # before the server imports torch
         ensure_running()
     return server
 

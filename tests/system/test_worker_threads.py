@@ -8,7 +8,7 @@ from contextlib import closing
 import pytest
 import torch
 
-from transformer_mt.system.worker_threads import MAX_WORKERS, Check, WorkerThreads
+from transformer_mt.system.worker_threads import MAX_WORKERS, WorkerThreads
 
 SECONDS = 20.0
 """Limit on what takes a moment."""
@@ -18,7 +18,7 @@ SECONDS = 20.0
 def test_results_are_in_order(threads):
     torch.set_num_threads(threads)
 
-    def wait(item: int, check: Check) -> int:
+    def wait(item: int, check) -> int:
         time.sleep(0.02 if item % 3 == 0 else 0)
         return -item
 
@@ -31,7 +31,7 @@ def test_several_run_at_once():
     torch.set_num_threads(2)
     both = threading.Barrier(2, timeout=SECONDS)
 
-    def meet(item: int, check: Check) -> threading.Thread:
+    def meet(item: int, check) -> threading.Thread:
         both.wait()
         return threading.current_thread()
 
@@ -45,7 +45,7 @@ def test_several_run_at_once():
 def test_threads_are_divided_among_the_workers(threads, items, each):
     torch.set_num_threads(threads)
 
-    def count(item: int, check: Check) -> int:
+    def count(item: int, check) -> int:
         return torch.get_num_threads()
 
     assert set(WorkerThreads().map(count, range(items))) == {each}
@@ -55,7 +55,7 @@ def test_threads_are_divided_among_the_workers(threads, items, each):
 def test_number_of_workers_is_limited():
     torch.set_num_threads(2 * MAX_WORKERS)
 
-    def count(item: int, check: Check) -> tuple[int, str]:
+    def count(item: int, check) -> tuple[int, str]:
         time.sleep(0.01)
         return torch.get_num_threads(), threading.current_thread().name
 
@@ -73,7 +73,7 @@ class Waiting:
     def __init__(self) -> None:
         self.running: list[int] = []
 
-    def __call__(self, item: int, check: Check) -> int:
+    def __call__(self, item: int, check) -> int:
         self.running.append(item)
         try:
             if item == 2:
@@ -125,7 +125,7 @@ def test_results_are_not_kept():
     torch.set_num_threads(2)
     made: list[weakref.ref] = []
 
-    def make(item: int, check: Check) -> set[int]:
+    def make(item: int, check) -> set[int]:
         result = {item}
         made.append(weakref.ref(result))
         return result

@@ -9,13 +9,7 @@ from transformer_mt.cli import commands
 from transformer_mt.cli.figures import plot, report
 from transformer_mt.cli.options import GroupedCommand
 from transformer_mt.errors import Interrupted, TransformerMTError
-from transformer_mt.system.process_settings import (
-    limit_kernel_caches,
-    limit_spinning,
-    open_closed_streams,
-    silence_connections,
-    silence_matplotlib,
-)
+from transformer_mt.system.process_settings import configure_libraries, open_closed_streams
 from transformer_mt.system.processes import exit_process, exit_with_error
 from transformer_mt.version import __version__
 
@@ -29,10 +23,7 @@ app = typer.Typer(
 def main() -> None:
     """Runs the program; a user's mistake ends in one line on stderr and exit code 2."""
     open_closed_streams()
-    limit_kernel_caches()
-    limit_spinning()
-    silence_connections()
-    silence_matplotlib()
+    configure_libraries()
     try:
         # Typer returns the exit code of an interruption; commands return None.
         if code := app(sys.argv[1:] or ["--help"], "transformer-mt", standalone_mode=False):

@@ -6,8 +6,7 @@ under the old rules are not reused. tests/text/test_cleaning.py checks this.
 
 import hashlib
 import re
-from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 from transformer_mt.config.keys import DataConfig
 
@@ -82,29 +81,6 @@ def letter_share(text: str) -> float:
 def _pair_digest(src: str, tgt: str) -> bytes:
     """Computes an eight-byte digest of a pair, since all pairs would not fit into memory."""
     return hashlib.blake2b(f"{src}\n{tgt}".encode(), digest_size=8).digest()
-
-
-class DropReasons:
-    """Why each pair of a split is dropped, stored in one byte per pair."""
-
-    def __init__(self) -> None:
-        self._codes = bytearray()
-        self._code_of: dict[str | None, int] = {None: 0}
-
-    def __len__(self) -> int:
-        return len(self._codes)
-
-    def __iter__(self) -> Iterator[str | None]:
-        """Gives the reason for each pair in order; None means that the pair is kept."""
-        return map(list(self._code_of).__getitem__, self._codes)
-
-    def append(self, reason: str | None) -> None:
-        """Adds the reason for the next pair."""
-        self._codes.append(self._code_of.setdefault(reason, len(self._code_of)))
-
-    def counts(self) -> Counter[str]:
-        """Counts the dropped pairs by reason."""
-        return Counter(reason for reason in self if reason is not None)
 
 
 def describe_dropped(counts: Mapping[str, int]) -> str:

@@ -20,7 +20,7 @@ from transformer_mt.model.transformer import Transformer
 from transformer_mt.system.device import DTYPES, OUT_OF_MEMORY_ADVICE, is_out_of_memory
 from transformer_mt.system.private_torch import is_compile_error, loss_scale, skip_step_if
 from transformer_mt.system.processes import ALONE, Processes
-from transformer_mt.system.worker_threads import Check, WorkerThreads, count_workers
+from transformer_mt.system.worker_threads import WorkerThreads, count_workers
 from transformer_mt.text.batching import Batch, TokenCounts
 from transformer_mt.text.vocabulary import PAD_ID
 from transformer_mt.training.flops import flops_per_token
@@ -266,14 +266,18 @@ class Engine:
             if isinstance(micro_batch, Batch)
         ]
 
-        def compute(seeded: tuple[int, Batch], check: Check) -> _LossAndGradients:
+        def compute(
+            seeded: tuple[int, Batch], raise_if_cancelled: Callable[[], None]
+        ) -> _LossAndGradients:
             seed, micro_batch = seeded
             with seeded_dropout(self.device, seed):
-                return self._gradient(micro_batch, scale, check)
+                return self._gradient(micro_batch, scale, raise_if_cancelled)
 
-        def compute_in_thread(seeded: tuple[int, Batch], check: Check) -> _LossAndGradients:
+        def compute_in_thread(
+            seeded: tuple[int, Batch], raise_if_cancelled: Callable[[], None]
+        ) -> _LossAndGradients:
             with torch.autocast("cpu", dtype, enabled):  # each thread has its own
-                return compute(seeded, check)
+                return compute(seeded, raise_if_cancelled)
 
         if self.device.type == "cpu":
             return (yield from self._workers.map(compute_in_thread, own))
@@ -365,11 +369,13 @@ class Engine:
         self._sum_over_processes(losses[0])
         self.optimizer.zero_grad(set_to_none=True)
 
-    def _gradient(self, micro_batch: Batch, scale: Tensor, check: Check) -> _LossAndGradients:
+    def _gradient(
+        self, micro_batch: Batch, scale: Tensor, raise_if_cancelled: Callable[[], None]
+    ) -> _LossAndGradients:
         """Computes the sum of a micro-batch's loss, and its gradient times a scale."""
         try:
             loss = self._loss(micro_batch.to(self.device))
-            check()
+            raise_if_cancelled()
             gradients = torch.autograd.grad(loss, list(self.model.parameters()), scale)
         except (RuntimeError, MemoryError) as error:
             raise self._to_user_error(error, micro_batch) from None
