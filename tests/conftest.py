@@ -131,14 +131,14 @@ def make_copying(model: Transformer) -> None:
     is the target position, and copies its token. The rest of the model is random and weak, so that
     results depend on all of it.
     """
-    half, heads = model.d_model // 2, model.n_heads
+    cross = model.decoder[0].cross_attention
+    half, heads = model.d_model // 2, cross.n_heads
     tokens, slow = model.src_embedding[:, half:], torch.tensor([0.0, 1.0]).repeat(half // 2)
     centered = tokens - tokens.mean(1, keepdim=True)
     tokens.copy_((F.normalize(centered) * half**0.5 - slow) / model.d_model**0.5)
     model.src_embedding[:, :half] = 0
     model.src_embedding[4:260, half - 1] = -1 / 16  # bytes, which the bias makes unlikely
     model.decoder_norm.bias[half - 1] = 50
-    cross = model.decoder[0].cross_attention
     position = torch.eye(model.d_model)[: model.d_model // heads]  # the fastest sinusoids
     position[:, half:] = -1 / half  # the mean that layer norm subtracts
     token = torch.eye(model.d_model).roll(half, 1)
