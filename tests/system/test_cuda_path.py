@@ -26,7 +26,13 @@ from transformer_mt.translation.options import LoadOptions, SearchOptions
 from transformer_mt.translation.translation_model import build_translation_model
 
 PRECISIONS = ("fp32", "bf16", "fp16")
-FEW = {"data__valid": "validation[:3]", "data__train": "train[:600]", "train__batch_tokens": 100}
+FEW = {
+    "model__d_model": 16,
+    "model__d_ff": 32,
+    "data__valid": "validation[:3]",
+    "data__train": "train[:600]",
+    "train__batch_tokens": 100,
+}
 
 
 # --- The simulation itself ----------------------------------------------------------------------
@@ -232,16 +238,6 @@ def test_the_loop_waits_only_to_log(corpus_dir, tmp_path, _small_peak):
         places = {k: n for k, n in cuda.synchronisations.items() if k.startswith("training/")}
         totals.append(places)
     assert totals[0] == totals[1] and 0 < sum(totals[0].values())
-
-
-def test_a_mask_on_the_cpu_fails(corpus_dir, prepared, monkeypatch):
-    """As on CUDA."""
-    mask = Transformer.src_mask
-    monkeypatch.setattr(Transformer, "src_mask", lambda self, src: mask(self, src).cpu())
-    with SimulatedCuda():
-        engine = build_engine(corpus_dir, prepared, "cuda", "fp32")
-        with pytest.raises(RuntimeError, match="same device.*on cpu"):
-            engine.train_step(1, batches(prepared, 1))
 
 
 # --- Validation and search ----------------------------------------------------------------------

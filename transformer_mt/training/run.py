@@ -16,7 +16,7 @@ from transformer_mt.checkpoints.run_directory import (
     list_checkpoints,
     load_newest,
 )
-from transformer_mt.config.keys import Config, ModelConfig
+from transformer_mt.config.keys import Config, ModelConfig, flat_values
 from transformer_mt.config.loading import searched_folders
 from transformer_mt.errors import CheckpointError, ConfigError, DeviceError
 from transformer_mt.system.device import choose_device, choose_precision, total_memory
@@ -62,12 +62,16 @@ def train(config: Config, run_dir: Path) -> Progress:
     if config.train.tensorboard:
         require_tensorboard()
     with join_processes(choose_device(config.train.device).type) as processes:
-        train_run = _train_main if processes.is_main else _train_worker
-        return train_run(config, run_dir, processes)
+        if processes.is_main:
+            return _train_main(config, run_dir, processes)
+        trainer = build_trainer(config, run_dir, processes=processes)
+        processes.watch_peers()
+        trainer.run(log=None)
+        return trainer.progress
 
 
 def _train_main(config: Config, run_dir: Path, processes: Processes) -> Progress:
-    """Trains as the process that owns the run directory."""
+    """Trains as the process that owns the run directory; the others touch no file of the run."""
     require_writable(run_dir)
     with ExitStack() as stack:
         existed = run_dir.is_dir()
@@ -88,14 +92,6 @@ def _train_main(config: Config, run_dir: Path, processes: Processes) -> Progress
         processes.watch_peers()
         trainer.run(log)
         return trainer.progress
-
-
-def _train_worker(config: Config, run_dir: Path, processes: Processes) -> Progress:
-    """Trains as one of the other processes, which touch no file of the run."""
-    trainer = build_trainer(config, run_dir, processes=processes)
-    processes.watch_peers()
-    trainer.run(log=None)
-    return trainer.progress
 
 
 def build_trainer(
@@ -131,7 +127,9 @@ def build_trainer(
     )
     _require_same_everywhere(progress, processes)
     sizes = corpus.vocab.src_size, corpus.vocab.tgt_size
-    failed = processes.broadcast(_has_failed_to_compile(checkpoint))
+    # A run that continued without torch.compile stays so.
+    old_environment = checkpoint.state.environment if checkpoint else {}
+    failed = processes.broadcast(old_environment.get("torch.compile") == COMPILE_FAILED)
     engine = Engine(config, *sizes, device, precision, processes, failed)
     if checkpoint:
         _warn_of_unused(checkpoint.config, config)
@@ -153,12 +151,6 @@ def build_trainer(
     progress, is_saved = processes.broadcast((progress, checkpoint is not None))
     _share_state(engine, processes)
     return Trainer(run_dir, corpus, valid, engine, progress, is_saved, processes)
-
-
-def _has_failed_to_compile(checkpoint: Checkpoint | None) -> bool:
-    """Tells whether a run continued without torch.compile, as the rest of it then must."""
-    environment = checkpoint.state.environment if checkpoint else {}
-    return environment.get("torch.compile") == COMPILE_FAILED
 
 
 def _require_same_everywhere(progress: Progress, processes: Processes) -> None:
@@ -206,13 +198,10 @@ def _forget_missing_best(run_dir: Path, progress: Progress) -> Progress:
 
 def _warn_of_unused(old: Config, new: Config) -> None:
     """Warns if a resumed run is given a different value of a key that only a new run reads."""
-    keys = {
-        "vocab.path": (old.vocab.path, new.vocab.path),
-        "train.init_from": (old.train.init_from, new.train.init_from),
-    }
-    for key, (old_value, new_value) in keys.items():
-        if new_value not in (old_value, None):
-            logger.warning("%s = %s is not used: the run is resumed", key, new_value)
+    old_values, new_values = flat_values(old), flat_values(new)
+    for key in ("vocab.path", "train.init_from"):
+        if new_values[key] not in (old_values[key], None):
+            logger.warning("%s = %s is not used: the run is resumed", key, new_values[key])
 
 
 def _require_same_text(run_dir: Path, old: Progress, new: Progress) -> None:
@@ -221,16 +210,12 @@ def _require_same_text(run_dir: Path, old: Progress, new: Progress) -> None:
     Raises:
         CheckpointError: Naming the text that has changed.
     """
-    texts = {
-        "training": (old.corpus_digest, new.corpus_digest),
-        "validation": (old.valid_digest, new.valid_digest),
-    }
-    for name, (old_digest, new_digest) in texts.items():
-        if old_digest and old_digest != new_digest:
-            raise CheckpointError(
-                f"{run_dir}: the {name} text has changed; train it as a new run with another"
-                " --run directory"
-            )
+    changed = "training" if old.corpus_digest != new.corpus_digest else "validation"
+    if (old.corpus_digest, old.valid_digest) != (new.corpus_digest, new.valid_digest):
+        raise CheckpointError(
+            f"{run_dir}: the {changed} text has changed; train it as a new run with another --run"
+            " directory"
+        )
 
 
 def restore_engine(engine: Engine, checkpoint: Checkpoint) -> None:

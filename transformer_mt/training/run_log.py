@@ -20,6 +20,10 @@ from transformer_mt.system.files import atomic_file
 
 logger = logging.getLogger(__name__)
 
+_DIGITS = {"loss": 6, "tokens_per_second": 1, "mfu": 4, "grad_norm": 6}
+_DIGITS |= {"nll": 6, "perplexity": 4, "bleu": 4, "ema_bleu": 4}
+"""Decimal places of the values in metrics.jsonl."""
+
 
 @dataclass(frozen=True)
 class TrainingMetrics:
@@ -96,37 +100,19 @@ class RunLog(logging.Handler):
         """Adds a line to train.log only."""
         self._write(self._text, f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
 
-    def record_training(self, progress: Progress, seconds: float, metrics: TrainingMetrics) -> None:
-        """Adds a line of kind `train` to metrics.jsonl, after so many seconds of training."""
-        values = {
-            "loss": _round(metrics.loss, 6),
-            "lr": _round(metrics.lr),
-            "tokens_per_second": _round(metrics.tokens_per_second, 1),
-            "mfu": _round(metrics.mfu, 4),
-            "grad_norm": _round(metrics.grad_norm, 6),
-            "skipped": metrics.skipped,
-        }
-        self._record("train", progress, seconds, values)
-
-    def record_validation(
-        self, progress: Progress, seconds: float, metrics: Mapping[str, float]
+    def record(
+        self, kind: str, progress: Progress, seconds: float, metrics: Mapping[str, float | None]
     ) -> None:
-        """Adds a line of kind `valid` to metrics.jsonl, after so many seconds of training.
+        """Adds a line to metrics.jsonl; values that JSON cannot express become null.
 
         Args:
+            kind: `train` or `valid`.
             progress: Where the run stands.
             seconds: Training time so far.
-            metrics: `nll` in nats per target token, `perplexity`, `bleu`, and `ema_bleu` if there
-                is a moving average.
+            metrics: The values by name.
         """
-        digits = {"nll": 6}
-        values = {name: _round(value, digits.get(name, 4)) for name, value in metrics.items()}
-        self._record("valid", progress, seconds, values)
-
-    def _record(
-        self, kind: str, progress: Progress, seconds: float, values: Mapping[str, float | None]
-    ) -> None:
         position = {"kind": kind, "step": progress.step, "epoch": progress.epoch}
+        values = {name: _round(value, _DIGITS.get(name)) for name, value in metrics.items()}
         line = {**position, "seconds": round(seconds, 3), **values}
         self._write(self._metrics, json.dumps(line, allow_nan=False) + "\n")
         if self._board:
@@ -147,8 +133,7 @@ class RunLog(logging.Handler):
                 logger.warning("%s: %s; training continues", file.name, error.strerror)
 
 
-def _round(value: float | None, digits: int | None = None) -> float | None:
-    """Rounds a value; returns None for values that JSON cannot express."""
+def _round(value: float | None, digits: int | None) -> float | None:
     if value is None or not math.isfinite(value):
         return None
     return value if digits is None else round(value, digits)

@@ -5,7 +5,7 @@ import math
 import time
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import NoReturn
 
@@ -252,7 +252,7 @@ class Trainer:
         metrics = self._read_metrics()
         self._stop_if_nonfinite()
         if self._log:
-            self._log.record_training(self.progress, self._seconds(), metrics)
+            self._log.record("train", self.progress, self._seconds(), asdict(metrics))
         self._display.show(self.progress.step, metrics)
         self.engine.start_window()
 
@@ -302,7 +302,7 @@ class Trainer:
             self._save_and_stop()
         previous_best, is_best = self.progress.best_bleu, self._update_best(result.score)
         if self._log:
-            self._log.record_validation(self.progress, self._seconds(), result.metrics)
+            self._log.record("valid", self.progress, self._seconds(), result.metrics)
         self._validator.log(result, self.progress.step, previous_best)
         if is_best:
             self._save()

@@ -1,6 +1,7 @@
-"""The figures of a training for TensorBoard."""
+"""The metrics of a training, in metrics.jsonl and for TensorBoard."""
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -8,16 +9,15 @@ from conftest import tiny_config
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from transformer_mt.checkpoints.checkpoint import Progress
-from transformer_mt.config.keys import changed_keys
 from transformer_mt.errors import ConfigError, Interrupted
 from transformer_mt.training.run import train
-from transformer_mt.training.run_log import _Board
+from transformer_mt.training.run_log import RunLog, _Board
 from transformer_mt.training.trainer import Trainer
 
 SIZES = {"model__d_model": 16, "model__d_ff": 32, "data__train": "train[:600]"}
 
 
-def assert_same_figures(run_dir: Path) -> None:
+def assert_same_metrics(run_dir: Path) -> None:
     """Checks that TensorBoard shows what metrics.jsonl has, each step once."""
     records = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     for kind in ("train", "valid"):
@@ -33,7 +33,7 @@ def assert_same_figures(run_dir: Path) -> None:
             assert [value for _, value in points] == pytest.approx([v for _, v in expected])
 
 
-def test_it_has_the_figures_of_metrics_also_after_a_kill(corpus_dir, tmp_path, monkeypatch):
+def test_tensorboard_has_all_metrics_also_after_a_kill(corpus_dir, tmp_path, monkeypatch):
     """Steps that were taken again appear once. Sabotage: no purge_step."""
     config = tiny_config(
         corpus_dir,
@@ -55,7 +55,7 @@ def test_it_has_the_figures_of_metrics_also_after_a_kill(corpus_dir, tmp_path, m
         train(config, tmp_path / "run")
     monkeypatch.setattr(Trainer, "_log_training", real)
     train(config, tmp_path / "run")
-    assert_same_figures(tmp_path / "run")
+    assert_same_metrics(tmp_path / "run")
 
 
 def test_a_validation_that_was_made_up_appears_once(tmp_path):
@@ -69,12 +69,6 @@ def test_a_validation_that_was_made_up_appears_once(tmp_path):
     assert [(event.step, event.value) for event in shown.Scalars("bleu")] == [(7, 2.0)]
 
 
-def test_it_may_be_switched_on_and_off(corpus_dir):
-    """On resume. Sabotage: OnChange.REFUSED."""
-    on = tiny_config(corpus_dir, train__tensorboard=True)
-    assert not changed_keys(tiny_config(corpus_dir), on)
-
-
 def test_without_the_package_nothing_is_begun(corpus_dir, tmp_path, monkeypatch):
     """One line says what to install, before text is read. Sabotage: import it when it is used."""
     config = tiny_config(corpus_dir, train__tensorboard=True, data__path="none")
@@ -82,3 +76,18 @@ def test_without_the_package_nothing_is_begun(corpus_dir, tmp_path, monkeypatch)
     with pytest.raises(ConfigError, match=r"pip install 'transformer-mt\[tensorboard\]'"):
         train(config, tmp_path / "run")
     assert not list(tmp_path.iterdir())
+
+
+def test_metrics_are_rounded(tmp_path):
+    """To the digits that are significant; what JSON cannot express is null."""
+    value = 12.3456789
+    names = ("loss", "lr", "tokens_per_second", "mfu", "grad_norm", "nll", "perplexity", "bleu")
+    with RunLog(tmp_path, Progress()) as log:
+        log.record("train", Progress(step=3, epoch=1), 1.23456, dict.fromkeys(names, value))
+        log.record("valid", Progress(), 0.0, {"nll": math.inf, "bleu": math.nan, "x": None})
+    first, second = map(json.loads, (tmp_path / "metrics.jsonl").read_text().splitlines())
+    assert list(first.values()) == [
+        *("train", 3, 1, 1.235),
+        *(12.345679, value, 12.3, 12.3457, 12.345679, 12.345679, 12.3457, 12.3457),
+    ]
+    assert list(second.values()) == ["valid", 0, 0, 0.0, None, None, None]
