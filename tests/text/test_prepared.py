@@ -49,44 +49,6 @@ def test_all_pairs_come_back(folder):
     assert report["longest"] == max(pairs.lengths[0].max() - 1, 1)
 
 
-def test_each_reason_is_counted(folder):
-    """Options drop what they name from the training text; the report counts it."""
-    extra = [
-        ("", "no source"),
-        ("same", "same"),
-        ("same", "same"),
-        ("only once", "once"),
-        ("only once", "once"),
-        ("bell \x07", "rings"),
-        ("12 34 / 56", "1 2 3"),
-        ("short", "l o n g e r " * 4),
-        ("so long " * 30, "so long " * 30),
-    ]
-    for column, language in enumerate(("de", "en")):
-        with (folder / f"train.{language}").open("a") as file:
-            file.writelines(f"{pair[column]}\n" for pair in extra)
-    config = tiny_config(
-        folder,
-        data__drop_duplicates=True,
-        data__drop_control=True,
-        data__min_letters=0.5,
-        data__max_length_ratio=4.0,
-        vocab__size=300,
-    )
-    dropped = prepare(config).report["dropped"]
-    assert dropped == {
-        "empty": 1,
-        "duplicate": 2,
-        "control characters": 1,
-        "too few letters": 1,
-        "length ratio over 4": 1,
-        "over 60 pieces": 1,
-    }
-    identical = prepare(tiny_config(folder, data__drop_identical=True, vocab__size=300))
-    assert identical.report["dropped"]["identical sides"] == 300 + 3
-    assert texts(identical)[:2] == ["once", "once"]
-
-
 def test_nothing_left_is_an_error_with_the_counts(folder):
     """The message counts the dropped pairs by reason; no files remain."""
     for language in ("de", "en"):
@@ -272,17 +234,6 @@ def test_chunks_change_nothing(folder, monkeypatch, tmp_path):
     del files[prepared_module.REPORT], other_files[prepared_module.REPORT]
     assert files == other_files
     assert parts.report["kept"] == 300 and parts.report["longest"] == whole.report["longest"]
-
-
-def test_a_partial_directory_of_a_killed_process_is_replaced(folder):
-    """A partial directory of the same name does no harm, and nothing of it remains."""
-    path = prepare(tiny_config(folder)).path
-    shutil.rmtree(path)
-    partial = path.with_name(f".{path.name}.partial")
-    partial.mkdir()
-    (partial / "leftover").write_text("")
-    assert prepare(tiny_config(folder)).path == path
-    assert not partial.exists() and not (path / "leftover").exists()
 
 
 def test_many_unknown_pieces_are_reported(folder, caplog):

@@ -205,7 +205,7 @@ class Transformer(nn.Module):
             raise ValueError(
                 f"tied embeddings need vocabularies of one size, not {src_size} and {tgt_size}"
             )
-        self.d_model, self.n_heads, self.pad_id = config.d_model, config.n_heads, pad_id
+        self.d_model, self.pad_id = config.d_model, pad_id
         # Tied embeddings are one parameter, so checkpoints store them once.
         self.src_embedding = nn.Parameter(torch.empty(src_size, config.d_model))
         if not config.tie_embeddings:
