@@ -159,11 +159,11 @@ MISTAKES = [
         ],
     ),
     (
-        {"data": {"path": "x", "train": {"src": "", "slice": ":5", "from": "x"}, "valid": {}}},
+        {"data": {"path": "x", "train": {"src": "", "slice": "[:5]x", "from": "x"}, "valid": {}}},
         [
             "data.train.src = '' should have at least 1 character",
             "data.train.tgt is missing",
-            "data.train.slice = ':5' should be a slice, such as [:5000]",
+            "data.train.slice = '[:5]x' should be a slice, such as [:5000]",
             "unknown key data.train.from",
             "data.valid.src is missing",
             "data.valid.tgt is missing",
@@ -254,6 +254,7 @@ def test_a_byte_order_mark_is_ignored(tmp_path):
         ("train.max_steps=" + "9" * 5000, "train.max_steps = '999"),
         ("train.max_steps=" + "[" * 5000, "train.max_steps = '[[["),
         ("model=3", "model = 3 should be a section, not a value"),
+        ("data.train=[3]", "data.train[0] = 3 should be a split's name"),
     ],
     ids=lambda text: text[:25],
 )

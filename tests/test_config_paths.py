@@ -67,6 +67,8 @@ def test_home_and_variables_are_expanded(tmp_path, monkeypatch):
     """In every path of a configuration, in the file and by --set; `cache_dir` stays relative."""
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("PART", "part")
+    monkeypatch.chdir(tmp_path)
+    Path("part/cache").mkdir(parents=True)
     values = {
         "data": {"path": "~/text", "cache_dir": "$PART/cache", "prepared_dir": "${HOME}/prepared"},
         "vocab": {"path": "$HOME/vocab.model"},

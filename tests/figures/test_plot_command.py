@@ -7,6 +7,7 @@ import xml.etree.ElementTree as ElementTree
 import matplotlib
 import pytest
 from conftest import tiny_config, tiny_values, write_toml
+from matplotlib.figure import Figure
 from test_cli_errors import assert_one_error, call
 from test_training_figure import write_run
 
@@ -115,6 +116,13 @@ def test_characters_without_a_font_are_named_once(monkeypatch, caplog):
     assert "no font has 京 (U+4EAC) 東 (U+6771); drawn as □: install fonts-noto-cjk, " in message
     assert drawable(["\N{GOTHIC LETTER AHSA}"]) == [UNDRAWABLE]
     assert "U+10330" in caplog.messages[-1] and "install fonts-noto-core, " in caplog.messages[-1]
+
+
+def test_a_long_picture_has_fewer_dots():
+    """Sabotage: always 150 dots per inch."""
+    figure = Figure((1, 400))
+    figure.subplots()
+    assert 10_000 < int.from_bytes(render(figure, "png")[20:24], "big") < 17_000
 
 
 def test_only_the_end_of_a_long_name_is_drawn():

@@ -177,60 +177,39 @@ def test_empty_sides_are_counted(work):
     assert "Training drops 2 pairs of which a side is empty" in read_words()
 
 
-def make_mistake(kind: str) -> None:
-    if kind == "short":
-        Path("bad.en").write_text("one\ntwo\n")
-    elif kind == "empty":
-        Path("bad.en").write_text("")
-        Path("text.de").write_text("")
-    elif kind == "latin":
-        Path("bad.en").write_bytes(b"one\nGr\xfc\xdfe\n" * 150)
-    elif kind == "cut":
-        Path("bad.en.gz").write_bytes(gzip.compress(b"one\n" * 300)[:-10])
-    elif kind == "blank":
-        Path("text.de").write_text("a\n" * 300)
-        Path("bad.en").write_text("\n" * 290 + "a\n" * 10)
-    elif kind == "few":
-        Path("text.de").write_text("a\n" * 19)
-        Path("bad.en").write_text("a\n" * 19)
-    elif kind == "existing":
-        Path("new.toml").write_text("mine")
-    elif kind == "folder":
-        Path("bad.en").mkdir()
-    Path("~").mkdir()
-    for name in ("$HOME.en", "~/x.en", "a\nb.en"):
-        Path(name).write_bytes(Path("text.en").read_bytes())
+LINES = b"a\n" * 300
 
 
 @pytest.mark.parametrize(
-    ("kind", "name", "src", "tgt", "culprit"),
+    ("files", "name", "src", "tgt", "culprit"),
     [
-        ("missing", "new", "text.de", "none.en", "none.en: no such file"),
-        ("missing", "new", "none/text.de", "text.en", "none/text.de: no such file"),
-        ("folder", "new", "text.de", "bad.en", "bad.en: no such file"),
-        ("short", "new", "text.de", "bad.en", "text.de has 300 lines and"),
-        ("short", "new", "text.de", "bad.en", "bad.en has 2: they must be line-aligned"),
-        ("empty", "new", "text.de", "bad.en", "text.de and bad.en: 0 pairs are too few"),
-        ("few", "new", "text.de", "bad.en", "text.de and bad.en: 19 pairs are too few"),
-        ("blank", "new", "text.de", "bad.en", "text.de and bad.en: 10 pairs are too few"),
-        ("latin", "new", "text.de", "bad.en", "bad.en, line 2: not UTF-8"),
-        ("cut", "new", "text.de", "bad.en.gz", "bad.en.gz: cannot be read after line"),
-        ("existing", "new", "text.de", "text.en", "new.toml: exists already"),
-        ("existing", "new.toml", "text.de", "text.en", "new.toml: exists already"),
-        ("", "none/new", "text.de", "text.en", "none/new.toml: there is no folder none"),
-        ("", "", "text.de", "text.en", "needs a name"),
-        ("", "a\nb", "text.de", "text.en", "'a\\nb.toml' cannot be written in a configuration"),
-        ("", "new", "text.txt", "text.en", "text.txt: its name does not end in a language"),
-        ("", "new", "text.de", "text.de", "are both de; give --src-lang and --tgt-lang"),
-        ("", "new", "text.de", "$HOME.en", "'$HOME.en' cannot be written in a configuration"),
-        ("", "new", "text.de", "~/x.en", "'~/x.en' cannot be written in a configuration"),
-        ("", "new", "text.de", "a\nb.en", "'a\\nb.en' cannot be written in a configuration"),
+        ({}, "new", "text.de", "none.en", "none.en: no such file"),
+        ({}, "new", "none/text.de", "text.en", "none/text.de: no such file"),
+        ({"a.en/x": b""}, "new", "text.de", "a.en", "a.en: no such file"),
+        ({"a.en": b"1\n2\n"}, "new", "text.de", "a.en", "a.en has 2: they must be line-aligned"),
+        ({"a.de": b"", "a.en": b""}, "new", "a.de", "a.en", "a.de and a.en: 0 pairs are too few"),
+        ({"a.de": LINES[:38], "a.en": LINES[:38]}, "new", "a.de", "a.en", "19 pairs are too few"),
+        ({"a.en": b"\n" * 290 + b"a\n" * 10}, "new", "text.de", "a.en", "10 pairs are too few"),
+        ({"a.en": b"a\nGr\xfc\xdfe\n" * 150}, "new", "text.de", "a.en", "a.en, line 2: not UTF-8"),
+        ({"a.en.gz": gzip.compress(LINES)[:-10]}, "new", "text.de", "a.en.gz", "cannot be read"),
+        ({"new.toml": b"mine"}, "new", "text.de", "text.en", "new.toml: exists already"),
+        ({"new.toml": b"mine"}, "new.toml", "text.de", "text.en", "new.toml: exists already"),
+        ({}, "none/new", "text.de", "text.en", "none/new.toml: there is no folder none"),
+        ({}, "", "text.de", "text.en", "needs a name"),
+        ({}, "a\nb", "text.de", "text.en", "'a\\nb.toml' cannot be written in a configuration"),
+        ({}, "new", "text.txt", "text.en", "text.txt: its name does not end in a language"),
+        ({}, "new", "text.de", "text.de", "are both de; give --src-lang and --tgt-lang"),
+        ({"$HOME.en": LINES}, "new", "text.de", "$HOME.en", "'$HOME.en' cannot be written in a"),
+        ({"~/x.en": LINES}, "new", "text.de", "~/x.en", "'~/x.en' cannot be written in a"),
+        ({"a\nb.en": LINES}, "new", "text.de", "a\nb.en", "'a\\nb.en' cannot be written in a"),
     ],
 )
-def test_mistakes(work, monkeypatch, capsys, kind, name, src, tgt, culprit):
+def test_mistakes(work, monkeypatch, capsys, files, name, src, tgt, culprit):
     """One line each, and nothing written. Sabotage: write before the text is read."""
     monkeypatch.setenv("HOME", str(work))
-    make_mistake(kind)
+    for file, content in files.items():
+        Path(file).parent.mkdir(exist_ok=True)
+        Path(file).write_bytes(content)
     before = sorted(os.listdir())
     result = call(monkeypatch, capsys, "init", name, "--src", src, "--tgt", tgt)
     assert_one_error(*result, culprit)
