@@ -224,12 +224,20 @@ def test_a_run_with_resumption_follows_the_cpu(
     assert losses(tmp_path / "cuda") == pytest.approx(losses(tmp_path / "cpu"), rel=tolerance)
 
 
-def test_the_loop_waits_only_to_log(corpus_dir, tmp_path, _small_peak):
-    """More steps between log lines cause no more synchronisations.
+def test_the_loop_waits_only_to_log(corpus_dir, tmp_path, _small_peak, monkeypatch):
+    """More steps between log lines cause no more synchronisations; steps, not searches, use TF32.
 
-    Sabotage: read the figures after every step.
+    Sabotage: read the metrics after every step; train without `compute_settings`.
     """
-    totals = []
+    totals, precisions = [], []
+    for method in (Engine.train_step, Transformer.begin_decoding):
+
+        def noting(*arguments, real=method):
+            precisions.append((real.__name__, torch.get_float32_matmul_precision()))
+            return real(*arguments)
+
+        owner = Engine if method is Engine.train_step else Transformer
+        monkeypatch.setattr(owner, method.__name__, noting)
     for steps in (2, 5):
         every = {"train__save_every": 100, "train__log_every": 100, "valid__every": 100, **FEW}
         with SimulatedCuda() as cuda:
@@ -238,6 +246,7 @@ def test_the_loop_waits_only_to_log(corpus_dir, tmp_path, _small_peak):
         places = {k: n for k, n in cuda.synchronisations.items() if k.startswith("training/")}
         totals.append(places)
     assert totals[0] == totals[1] and 0 < sum(totals[0].values())
+    assert set(precisions) == {("train_step", "high"), ("begin_decoding", "highest")}
 
 
 # --- Validation and search ----------------------------------------------------------------------
