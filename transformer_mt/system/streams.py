@@ -49,14 +49,10 @@ def open_decompressed(path: Path) -> BinaryIO:
 
 
 def compress(data: bytes, suffix: str) -> bytes:
-    """Compresses bytes into one complete member of a file; equal input gives equal output.
+    """Compresses bytes into one complete member of a file, or returns them for another suffix.
 
-    A file of several members is valid in all three formats, so a compressed file can be written and
-    extended chunk by chunk.
-
-    Args:
-        data: Any bytes.
-        suffix: One of `COMPRESSION_SUFFIXES`; any other leaves the bytes as they are.
+    Equal input gives equal output. A file of several members is valid in all three formats, so a
+    compressed file can be written chunk by chunk.
     """
     if suffix == ".gz":
         return gzip.compress(data, mtime=0)  # a timestamp would make equal data differ
@@ -86,8 +82,7 @@ class LineReader:
     Attributes:
         is_pipe: Whether bytes arrive as they are written: neither from a file nor decompressed.
         lines_read: Number of lines read so far.
-        lines_replaced: Number of those that were not valid UTF-8; their invalid bytes were replaced
-            by U+FFFD.
+        lines_replaced: Number of those whose invalid UTF-8 was replaced by U+FFFD.
         bom_dropped: Whether the text began with a byte order mark.
     """
 
@@ -166,11 +161,8 @@ def open_input(path: Path | None) -> AbstractContextManager[BinaryIO]:
 def require_input(path: Path | None) -> None:
     """Raises an error for an input that does not exist or is not readable, before any work is done.
 
-    Args:
-        path: A file or named pipe; None means no file, or stdin.
-
     Raises:
-        DataError: If it does not exist, is a directory, or is not readable.
+        DataError: If it does not exist, is a directory, or is not readable; None is always right.
     """
     if path is None:
         return
@@ -183,38 +175,24 @@ def require_input(path: Path | None) -> None:
 
 
 def count_lines(path: Path | None) -> int | None:
-    r"""Counts the lines of a file, including a last one without `\n`.
-
-    Args:
-        path: A file, which may be compressed; None is stdin.
+    r"""Counts the lines of a file or stdin (None), including a last one without `\n`.
 
     Returns:
-        The number of lines; None if it cannot be known before they are translated: for a pipe, or
-        if the file cannot be read.
+        The number of lines; None for a pipe, or if the file cannot be read.
     """
     try:
-        if path is None:
-            stdin = sys.stdin.buffer
-            if not _is_regular(stdin.fileno()):
-                return None
-            position = stdin.tell()
-            count = _count(stdin)
-            stdin.seek(position)
-            return count
-        if not path.is_file():
+        if not _is_regular(sys.stdin.fileno() if path is None else path):
             return None
-        with open_decompressed(path) as file:
-            return _count(file)
-    except DECOMPRESSION_ERRORS:
+        with open_input(path) as file:
+            position, count, last = file.tell() if path is None else 0, 0, b"\n"
+            while block := file.read(2**20):
+                count, last = count + block.count(b"\n"), block
+            if path is None:
+                file.seek(position)
+            return count + (not last.endswith(b"\n"))
+    except (DataError, *DECOMPRESSION_ERRORS):
         return None
 
 
-def _is_regular(descriptor: int) -> bool:
-    return stat.S_ISREG(os.fstat(descriptor).st_mode)
-
-
-def _count(stream: BinaryIO) -> int:
-    count, last = 0, b"\n"
-    while block := stream.read(2**20):
-        count, last = count + block.count(b"\n"), block
-    return count + (not last.endswith(b"\n"))
+def _is_regular(file: int | Path) -> bool:
+    return stat.S_ISREG(os.stat(file).st_mode)

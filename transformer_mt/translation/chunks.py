@@ -92,7 +92,7 @@ def format_lines(
     Args:
         translations: Translations of each line, the best first.
         first_line: Number of the first line, from 1.
-        options: What to write for each line.
+        options: What to write.
     """
     rows = []
     for line, ranked in enumerate(translations, start=first_line):

@@ -21,30 +21,6 @@ from transformer_mt.system.processes import ALONE, Processes
 from transformer_mt.text.batching import Batch, EncodedPairs, cut_micro_batches, pad
 from transformer_mt.text.vocabulary import BOS_ID, EOS_ID, PAD_ID, Vocabulary
 
-
-def token_log_probabilities(
-    model: Transformer, src: Tensor, tgt_in: Tensor, tgt_out: Tensor, pad_id: int
-) -> Tensor:
-    """Computes the log-probability of each target token, without label smoothing.
-
-    Args:
-        model: In evaluation mode, or dropout is applied.
-        src: Source ids, padded, (B, S).
-        tgt_in: BOS and target ids, padded, (B, T).
-        tgt_out: Target ids and EOS, padded, (B, T).
-        pad_id: Id of padding.
-
-    Returns:
-        Natural logarithms, (B, T), float32; 0 at padding.
-    """
-    with compute_settings(src.device, tf32=False):
-        logits = model(src, tgt_in).float()  # (B, T, V)
-    losses = F.cross_entropy(
-        logits.flatten(0, 1), tgt_out.flatten(), ignore_index=pad_id, reduction="none"
-    )  # (B * T,)
-    return -losses.view_as(tgt_out)
-
-
 BATCH_POSITIONS = 2048
 """Padded positions scored at once: the logits of all of them are in memory, in float32."""
 
@@ -97,7 +73,7 @@ def log_probabilities(
     own = batches[processes.rank :: processes.world_size]
     sums = []
     for indices in own:
-        tokens = _token_log_probabilities(model, pairs.batch(indices).to(model.device))  # (B, T)
+        tokens = token_log_probabilities(model, pairs.batch(indices).to(model.device))  # (B, T)
         sums.append(tokens.double().sum(dim=1))  # padding has 0
     values = torch.cat(sums).tolist() if sums else []
     by_index = dict(zip((int(i) for batch in own for i in batch), values, strict=True))
@@ -105,16 +81,26 @@ def log_probabilities(
     return [gathered[i] for i in range(len(pairs))]
 
 
-def _token_log_probabilities(model: Transformer | Ensemble, batch: Batch) -> Tensor:
-    """Computes the log-probability of each target token, (B, T) float32; padding has 0."""
+def token_log_probabilities(model: Transformer | Ensemble, batch: Batch) -> Tensor:
+    """Computes the log-probability of each target token, without label smoothing.
+
+    Args:
+        model: In evaluation mode, or dropout is applied.
+        batch: B pairs, on the device of the model.
+
+    Returns:
+        Natural logarithms, (B, T), float32; 0 at padding.
+    """
     members: Any = model.models if isinstance(model, Ensemble) else [model]
-    log_probabilities = torch.stack(
-        [
-            token_log_probabilities(member, batch.src, batch.tgt_in, batch.tgt_out, PAD_ID)
-            for member in members
-        ]
-    )  # (models, B, T)
-    return log_probabilities.logsumexp(dim=0) - math.log(len(log_probabilities))
+    of_members = []
+    for member in members:
+        with compute_settings(model.device, tf32=False):
+            logits = member(batch.src, batch.tgt_in).float()  # (B, T, V)
+        losses = F.cross_entropy(
+            logits.flatten(0, 1), batch.tgt_out.flatten(), ignore_index=PAD_ID, reduction="none"
+        )  # (B * T,)
+        of_members.append(-losses.view_as(batch.tgt_out))
+    return torch.stack(of_members).logsumexp(dim=0) - math.log(len(of_members))
 
 
 def pair_attention(

@@ -135,10 +135,7 @@ def plan_files(
 ) -> tuple[list[FilePair], list[str]]:
     """Checks all inputs and outputs before any work is done.
 
-    Args:
-        options: The files.
-        src_lang: Language code that the name of an input may end in.
-        tgt_lang: Language code that the name of its output ends in.
+    The languages are those that names of files end in.
 
     Returns:
         The inputs that can be read with their outputs, and a message for each of the others.

@@ -54,11 +54,7 @@ class TranslationModel:
     def translator(
         self, options: SearchOptions = DEFAULT_SEARCH, processes: Processes = ALONE
     ) -> Translator:
-        """Makes a translator of lines.
-
-        Args:
-            options: How to search.
-            processes: The processes over which it distributes batches; all have this model.
+        """Makes a translator of lines that shares batches with processes that have this model.
 
         Raises:
             ConfigError: If the beam size exceeds half the vocabulary.
@@ -78,9 +74,6 @@ class TranslationModel:
             lines: Source text; a line longer than `max_length` pieces is translated in parts.
             beam_size: Hypotheses kept per sentence; 1 is greedy search.
             length_penalty: Exponent of the length penalty of beam search.
-
-        Returns:
-            One detokenised line per source line.
 
         Raises:
             ConfigError: If the beam size exceeds half the vocabulary.
@@ -121,18 +114,11 @@ class TranslationModel:
         return [line[:n] for line in translator.n_best(lines)]
 
     def score(self, sources: Sequence[str], hypotheses: Sequence[str]) -> list[float]:
-        """Computes the log-probability of given translations.
+        """Computes the log-probability in nats of one given translation of each source.
 
         This is the sum over the pieces of a translation and EOS, without length penalty. A line
         is encoded into its usual pieces and never split. An empty source is always translated
         to an empty line, which has the score 0.0; any other translation has minus infinity.
-
-        Args:
-            sources: Source text.
-            hypotheses: One translation of each source.
-
-        Returns:
-            Natural logarithms, one per pair.
 
         Raises:
             DataError: If the numbers of hypotheses and sources differ.
@@ -169,7 +155,8 @@ class TranslationModel:
             [tgt_ids] = self.vocab.encode_tgt([hypothesis])
         else:
             # Empty for an empty source, which the model does not translate.
-            tgt_ids = self.translator().decode([src_ids])[0][0].ids if src_ids else []
+            greedy = self.translator(SearchOptions(beam_size=1))
+            tgt_ids = greedy.decode([src_ids])[0][0].ids if src_ids else []
         return pair_attention(self.model, self.vocab, src_ids, tgt_ids)
 
 
@@ -202,9 +189,7 @@ def find_checkpoints(paths: Sequence[Path]) -> list[Checkpoint]:
 def share_checkpoints(checkpoints: list[Checkpoint], processes: Processes) -> list[Checkpoint]:
     """Gives all processes the main process's checkpoints; each reads them from its own disk.
 
-    Args:
-        checkpoints: The checkpoints of the main process; the others' argument is ignored.
-        processes: The processes; all of them call this.
+    All processes call this; only the argument of the main one counts.
 
     Raises:
         CheckpointError: If one is missing or damaged, or differs on another machine.

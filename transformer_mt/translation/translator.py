@@ -1,7 +1,7 @@
 """Translation of lines: order and empty lines are kept, long lines are split and joined."""
 
 import math
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import groupby
@@ -189,15 +189,26 @@ class Translator:
             owners: The line that each source is a part of.
             advance: Called with the number of lines in each batch.
         """
+
+        def decode(
+            batch: list[int], raise_if_cancelled: Callable[[], None] = lambda: None
+        ) -> list[list[Hypothesis]]:
+            return self.decode([sources[i] for i in batch], raise_if_cancelled)
+
         batches, own = self._cut_batches(sources, owners), dict[int, list[Hypothesis]]()
         rank, world_size = self.processes.rank, self.processes.world_size
+        own_batches = batches[rank::world_size]
+        if self.model.device.type == "cpu":  # several at once
+            decoded = self._workers.map(decode, own_batches)
+        else:
+            decoded = (decode(batch) for batch in own_batches)
         # Each round has a batch for every process; the last round may have fewer.
         rounds = [batches[i : i + world_size] for i in range(0, len(batches), world_size)]
         with (
             evaluation_mode(self.model),
             compute_settings(self.model.device, tf32=False),
             packed_weights(self.model),
-            closing(self._decode_batches(sources, batches[rank::world_size])) as decoded,
+            closing(decoded),
         ):
             for assigned in rounds:
                 if rank < len(assigned):
@@ -208,21 +219,6 @@ class Translator:
                 advance(sum(i == 0 or owners[i] != owners[i - 1] for i in parts))
         gathered = {i: each for part in self.processes.gather(own) for i, each in part.items()}
         return [gathered[i] for i in range(len(sources))]
-
-    def _decode_batches(
-        self, sources: list[list[int]], batches: list[list[int]]
-    ) -> Generator[list[list[Hypothesis]]]:
-        """Decodes batches of indices of sources in order; on a CPU several at once."""
-
-        def decode(
-            batch: list[int], raise_if_cancelled: Callable[[], None] = lambda: None
-        ) -> list[list[Hypothesis]]:
-            return self.decode([sources[i] for i in batch], raise_if_cancelled)
-
-        if self.model.device.type == "cpu":
-            yield from self._workers.map(decode, batches)
-        else:
-            yield from map(decode, batches)
 
     def _cut_batches(self, sources: list[list[int]], owners: list[int]) -> list[list[int]]:
         """Cuts the sources of each chunk of lines into batches of similar length, longest first.
@@ -266,7 +262,7 @@ class Translator:
         state = self.model.begin_decoding(src, max(limits))
         if self.greedy:
             rows = greedy(next_logits, state, max_lengths, BOS_ID, EOS_ID)
-            return [[Hypothesis(ids, math.nan, math.nan)] for ids in rows]
+            return [[Hypothesis(ids, math.nan)] for ids in rows]
         return beam_search(
             next_logits,
             state,
