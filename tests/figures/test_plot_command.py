@@ -12,7 +12,7 @@ from test_cli_errors import assert_one_error, call
 from test_training_figure import write_run
 
 from transformer_mt.figures import canvas
-from transformer_mt.figures.canvas import UNDRAWABLE, drawable, drawable_name, render
+from transformer_mt.figures.canvas import UNDRAWABLE, drawable, render
 from transformer_mt.figures.recipe import schedule_figure
 
 
@@ -60,14 +60,6 @@ def test_an_output_is_checked_before_anything_else(tmp_path, monkeypatch, capsys
     result = call(monkeypatch, capsys, "plot", "training", "none", "-o", tmp_path / "x.png")
     assert_one_error(*result, "none: no such run")
     assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize("command", ["training", "attention", "schedule", "positions"])
-def test_help_of_a_plot(command, monkeypatch, capsys):
-    """Plain, and no wider than a terminal."""
-    code, out, err = call(monkeypatch, capsys, "plot", command, "-h")
-    assert code == 0 and not err and "-o, --output FILE" in out
-    assert all(len(line) <= 80 for line in out.splitlines() if "transformer-mt" not in line)
 
 
 @pytest.mark.parametrize(
@@ -123,9 +115,3 @@ def test_a_long_picture_has_fewer_dots():
     figure = Figure((1, 400))
     figure.subplots()
     assert 10_000 < int.from_bytes(render(figure, "png")[20:24], "big") < 17_000
-
-
-def test_only_the_end_of_a_long_name_is_drawn():
-    """Sabotage: cut its end, which tells runs apart."""
-    assert drawable_name("x" * 48) == "x" * 48
-    assert drawable_name("y" + "x" * 48) == "…" + "x" * 47
