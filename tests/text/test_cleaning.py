@@ -9,7 +9,6 @@ from transformer_mt.config.keys import DataConfig
 from transformer_mt.text.cleaning import (
     CLEANING_VERSION,
     describe_dropped,
-    has_control_character,
     letter_share,
     reason_to_drop_pieces,
     reason_to_drop_text,
@@ -119,9 +118,8 @@ def test_a_dropped_pair_is_not_a_first_occurrence():
     assert not seen_pairs
 
 
-def test_control_characters_and_letters():
-    """The functions that the rules are made of."""
-    assert has_control_character("a\x1bb") and not has_control_character("a\t\r\nb")
+def test_the_share_of_letters():
+    """Among the characters that are not white space."""
     assert letter_share("ab 12") == 0.5 and letter_share("\u00e4") == 1 and letter_share("7 %") == 0
 
 

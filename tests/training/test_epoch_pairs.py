@@ -60,7 +60,7 @@ def test_without_sampling_the_prepared_pairs_are_trained_on(corpus_dir, tmp_path
     monkeypatch.setattr(LineSampler, "__init__", None)
     trainer = build_trainer(sampled_config(corpus_dir, vocab__sampling=0.0), tmp_path)
     trainer.plan_epoch()
-    assert trainer.pairs is trainer.data.corpus.pairs
+    assert trainer.pairs is trainer.corpus.pairs
     torch.set_num_threads(1)  # no worker threads
     before = threading.active_count()
     train(sampled_config(corpus_dir, vocab__sampling=0.0), tmp_path / "run")
@@ -87,7 +87,7 @@ def test_every_pair_comes_once_an_epoch_in_other_segmentations(
     for epoch in range(3):
         pairs = trainer._epoch_pairs.of_epoch(epoch)
         lengths.append(pairs.lengths[0])
-        assert pairs.lengths[0].sum() > trainer.data.corpus.pairs.lengths[0].sum()
+        assert pairs.lengths[0].sum() > trainer.corpus.pairs.lengths[0].sum()
     assert len({tuple(each) for each in lengths}) == 3
     drawn.clear()
     train(config, tmp_path / "run")

@@ -60,11 +60,8 @@ class PositionCache:
 class LayerCache:
     """Keys and values that one decoder layer keeps between positions.
 
-    Attributes:
-        self_keys: Self-attention keys of the target positions so far, R rows.
-        self_values: Self-attention values, likewise.
-        memory_keys: Keys of the encoder's output, (B, H, S, K); several rows may share a source.
-        memory_values: Values of the encoder's output, likewise.
+    Those of self-attention have R rows. Those of the encoder's output are (B, H, S, K), since
+    several rows may share a source.
     """
 
     self_keys: PositionCache

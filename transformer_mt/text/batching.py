@@ -93,12 +93,7 @@ def copy_to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class TokenCounts:
-    """The size of a micro-batch that another process computes.
-
-    Attributes:
-        src_tokens: Source tokens without padding.
-        tgt_tokens: Target tokens without padding.
-    """
+    """Tokens without padding of a micro-batch that another process computes."""
 
     src_tokens: int
     tgt_tokens: int
@@ -133,12 +128,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class EncodedPairs:
-    """Parallel lines as ids.
-
-    Attributes:
-        src: Source lines.
-        tgt: Target lines, the same number.
-    """
+    """Source lines and as many target lines, as ids."""
 
     src: EncodedLines
     tgt: EncodedLines
@@ -216,14 +206,8 @@ def plan_epoch(
 def _order_by_lengths(src_lengths: Lengths, tgt_lengths: Lengths, offset: float) -> Indices:
     """Sorts pairs so that adjacent ones have similar source and similar target lengths.
 
-    Args:
-        src_lengths: Tokens of each source of the pool, (N,).
-        tgt_lengths: Tokens of each target of the pool, (N,).
-        offset: From 0 to 1, shifts the edges of the bins; a random one makes pairs share their
-            steps with different pairs in every epoch.
-
-    Returns:
-        Positions in the pool, (N,); pairs of equal lengths keep their order.
+    A random offset, from 0 to 1, shifts the edges of the bins, so that pairs share their steps with
+    different pairs in every epoch. Pairs of equal lengths keep their order.
     """
     longer, difference = np.maximum(src_lengths, tgt_lengths), src_lengths - tgt_lengths
     bins = (np.log(longer) / np.log(BIN_WIDTH) + offset).astype(np.int64)
@@ -284,15 +268,7 @@ def cut_micro_batches(
 
 
 def _fill_up(lengths: Sequence[int], limit: int) -> list[int]:
-    """Fills micro-batches one after another.
-
-    Args:
-        lengths: The longer side of each pair, none above the limit.
-        limit: Limit on the number of sentences times the longest side.
-
-    Returns:
-        The position of the first pair of each micro-batch.
-    """
+    """Returns the position of the first pair of each micro-batch if each takes all that it can."""
     starts, width = [0], 0
     for position, length in enumerate(lengths):
         width = max(width, length)

@@ -14,6 +14,7 @@ CLEANING_VERSION = 1
 """Version of the rules; part of the fingerprint of a prepared corpus."""
 
 _CONTROL_CHARACTER = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
+"""A C0 or C1 control character other than tab, LF and CR."""
 _NOT_A_LETTER = re.compile(r"[\W\d_]")
 
 
@@ -35,12 +36,13 @@ def reason_to_drop_text(
         return "empty"
     if config.drop_identical and src == tgt:
         return "identical sides"
-    if config.drop_control and (has_control_character(src) or has_control_character(tgt)):
+    if config.drop_control and _CONTROL_CHARACTER.search(src + tgt):
         return "control characters"
     if config.min_letters and min(letter_share(src), letter_share(tgt)) < config.min_letters:
         return "too few letters"
     if config.drop_duplicates:
-        digest = _pair_digest(src, tgt)
+        # Of eight bytes, since all pairs would not fit into memory.
+        digest = hashlib.blake2b(f"{src}\n{tgt}".encode(), digest_size=8).digest()
         if digest in seen_pairs:
             return "duplicate"
         seen_pairs.add(digest)
@@ -68,19 +70,9 @@ def reason_to_drop_pieces(config: DataConfig, src_pieces: int, tgt_pieces: int) 
     return None
 
 
-def has_control_character(text: str) -> bool:
-    """Tells whether text has a C0 or C1 control character other than tab, LF and CR."""
-    return _CONTROL_CHARACTER.search(text) is not None
-
-
 def letter_share(text: str) -> float:
     """Computes the share of letters among the characters of text that are not white space."""
     return len(_NOT_A_LETTER.sub("", text)) / len("".join(text.split()))
-
-
-def _pair_digest(src: str, tgt: str) -> bytes:
-    """Computes an eight-byte digest of a pair, since all pairs would not fit into memory."""
-    return hashlib.blake2b(f"{src}\n{tgt}".encode(), digest_size=8).digest()
 
 
 def describe_dropped(counts: Mapping[str, int]) -> str:

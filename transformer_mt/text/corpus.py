@@ -214,14 +214,7 @@ def _find_text(
 def _slice(
     paths: Sequence[Path], read: Callable[[], Iterator[Pair]], part: str | None, name: str
 ) -> CorpusSplit:
-    """Takes a slice of the pairs of some files.
-
-    Args:
-        paths: The files.
-        read: Reads all their pairs.
-        part: A Python slice such as [-1000:]; None selects everything.
-        name: The split, for the message about an empty slice.
-    """
+    """Takes a slice, such as [-1000:], of the pairs of some files; None is all of them."""
 
     def read_slice(match: re.Match[str]) -> Iterator[Pair]:
         start, stop = int(match["start"] or 0), int(match["stop"]) if match["stop"] else None

@@ -53,11 +53,7 @@ _MANY_UNKNOWN = 0.01
 class PreparedCorpus:
     """A prepared corpus, mapped from disk.
 
-    Attributes:
-        path: Its directory.
-        vocab: Its vocabulary.
-        pairs: Its training pairs.
-        report: Counts: `pairs` read, `kept`, `dropped` by reason, and so on.
+    The report counts the `pairs` read, those `kept`, those `dropped` by reason, and so on.
     """
 
     path: Path
@@ -277,11 +273,6 @@ def _write_ids(
 
 class _EncodedLinesWriter:
     """Writes the ids of one side in chunks, and the offsets of its lines at the end.
-
-    Args:
-        folder: Where to write.
-        side: `src` or `tgt`, the beginning of the file names.
-        vocab: The vocabulary, whose size decides the type of the ids.
 
     Attributes:
         dtype: Type of the ids on disk.

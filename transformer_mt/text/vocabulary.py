@@ -141,12 +141,8 @@ class Vocabulary:
 class _SentencePieceModel:
     """A SentencePiece model whose special ids are `PAD_ID` to `EOS_ID`.
 
-    Args:
-        model: The serialised model. A model with SentencePiece's default ids has no padding piece,
-            so all of its ids are moved up by one.
-
-    Raises:
-        DataError: If the bytes are not a SentencePiece model, or its special ids are unsuitable.
+    A model with SentencePiece's default ids has no padding piece, so all of its ids are moved up by
+    one.
     """
 
     def __init__(self, model: bytes) -> None:
@@ -300,11 +296,8 @@ def _train_model(word_counts: Counter[str], config: VocabConfig, text_name: str)
 def _explain(message: str, config: VocabConfig, text_name: str) -> str:
     """Explains an error from SentencePiece in terms of configuration keys.
 
-    Args:
-        message: Such as `INTERNAL: src/trainer_interface.cc(744) [(condition)] Vocabulary size too
-            high (99). Please set it to a value <= 80.`; the part after the condition may be empty.
-        config: The vocabulary that could not be learned.
-        text_name: The text it was to be learned from.
+    An example is `INTERNAL: src/trainer_interface.cc(744) [(condition)] Vocabulary size too high
+    (99). Please set it to a value <= 80.`; the part after the condition may be empty.
     """
     if largest := re.search(r"set it to a value <= (\d+)", message):
         return (
