@@ -36,7 +36,7 @@ COMPARED = "evaluation/test_evaluate.py::test_a_baseline_is_compared_as_sacreble
 COVERED_BY = {  # module: test files or tests, the quickest first
     "training/loss.py": ["training/test_loss.py"],
     "training/optimizer.py": ["training/test_optimizer.py"],
-    "training/limits.py": ["training/test_limits.py"],
+    "training/time_left.py": ["training/test_time_left.py"],
     "training/engine.py": [
         "training/test_engine.py",
         f"{GUARANTEE}7_a_bad_step_is_skipped_and_counted",

@@ -5,7 +5,12 @@ import shutil
 import pytest
 from small_checkpoint import save_step
 
-from transformer_mt.checkpoints.checkpoint import MODEL, TRAINING, load_checkpoint
+from transformer_mt.checkpoints.checkpoint import (
+    MODEL,
+    TRAINING,
+    checkpoint_digest,
+    load_checkpoint,
+)
 from transformer_mt.checkpoints.run_directory import (
     find_checkpoint,
     list_checkpoints,
@@ -32,19 +37,21 @@ def saved_steps(run_dir) -> list[int]:
     ],
 )
 def test_the_newest_and_the_best_are_kept(tmp_path, keep_last, best, kept):
-    """However old the best is; only the newest two keep their moments; all stay intact.
+    """However old the best is; only the newest two keep their moments; digests stay.
 
     Sabotage: prune the best like any other; keep moments in three; forget the manifest.
     """
-    for step in range(1, 7):
-        save_step(tmp_path, step)
+    saved = [save_step(tmp_path, step) for step in range(1, 7)]
+    digests = {path: checkpoint_digest(path) for path in saved}
     (tmp_path / ".step-00000007.partial").mkdir()
     for _ in range(2):  # pruning again changes nothing
         prune(tmp_path, 6, keep_last, best)
         assert saved_steps(tmp_path) == kept
         assert {path.name[:4] for path in tmp_path.iterdir()} == {"step"}
         for age, path in enumerate(list_checkpoints(tmp_path)):
-            has_moments = TRAINING in load_checkpoint(path).files
+            checkpoint = load_checkpoint(path)
+            assert checkpoint.digest == digests[path]
+            has_moments = TRAINING in checkpoint.files
             assert has_moments == (path / TRAINING).exists() == (age < 2)
 
 

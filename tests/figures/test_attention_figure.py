@@ -76,6 +76,9 @@ def test_nothing_overlaps_or_is_cut_off(repeats, by_head, rows):
     assert not overlapping(figure)
     texts = [text.get_text() for text in texts_of(figure)]
     assert {"▁$x", "$_{$", "_{", "a b", "Donaudampfschifffahrtsg…"} <= set(texts)
+    label = next(text for text in texts_of(figure) if text.get_text().startswith("target piece"))
+    extent = label.get_window_extent()
+    assert abs(extent.y0 + extent.y1 - figure.bbox.height) < 2  # in the middle of all rows
     assert texts.count("▁Moscow") == rows * repeats  # not beside the maps within
     pixels = imread(io.BytesIO(render(figure, "png")))
     edges = [pixels[0], pixels[-1], pixels[:, 0], pixels[:, -1]]

@@ -84,7 +84,7 @@ def test_runs_are_told_apart_without_colour(tmp_path):
     assert lines[0].get_linestyle() != lines[9].get_linestyle()
     assert len({tuple(line.get_markevery()) for line in lines[:9:4]}) == 3
     [legend] = figure.legends
-    drawn = [text.get_text().strip() for text in legend.get_texts()]
+    drawn = [text.get_text() for text in legend.get_texts()]
     assert drawn == [name if len(name) < 49 else f"…{name[-47:]}" for name in names]
     assert [handle.get_marker() for handle in legend.legend_handles] == markers[:9]
     assert not overlapping(figure)

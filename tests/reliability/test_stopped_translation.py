@@ -207,7 +207,7 @@ def test_a_stream_as_input_keeps_nothing(texts, tmp_path, stopped):
 def test_a_full_disk(texts, tmp_path):
     """One line and exit code 2; with room again the same command continues."""
     run_dir, source, expected = texts
-    source.write_bytes(source.read_bytes() * 40)  # more than the disk has room for
+    source.write_bytes(source.read_bytes() * 150)  # more than the disk has room for
     (tmp_path / "disk").mkdir()
     disk = shlex.quote(str(tmp_path / "disk"))
     files = ["--input", source, "--output", tmp_path / "disk/out"]
@@ -230,4 +230,4 @@ def test_a_full_disk(texts, tmp_path):
     assert error.startswith(f"error: {tmp_path}/disk/out: No space left on device; ")
     assert "finished lines are kept in" in error and "Traceback" not in done.stderr
     assert "continuing after" in done.stderr
-    assert (tmp_path / "out").read_bytes() == expected * 40
+    assert (tmp_path / "out").read_bytes() == expected * 150

@@ -16,7 +16,7 @@ from launch import ENVIRONMENT, STOP_AT, children, launch, messages, start, with
 
 pytestmark = pytest.mark.slow
 
-CHUNK, KILLS = 500, 10
+CHUNK, KILLS = 500, 4
 
 
 def translate_alone(*arguments: object) -> subprocess.CompletedProcess[str]:
@@ -61,7 +61,7 @@ def test_workers_killed_ten_times(copy_run, tmp_path, tmp_path_factory):
 
     Sabotage: let each process write; do not skip what is finished.
     """
-    source, expected = write_texts(copy_run, tmp_path_factory.mktemp("texts"), 50_000)
+    source, expected = write_texts(copy_run, tmp_path_factory.mktemp("texts"), 25_000)
     rng, state = random.Random(4), tmp_path / ".out.state"
     process = start(
         2,

@@ -63,14 +63,13 @@ def test_a_validation_that_is_not_finite_is_never_best(diverged):
     assert "warning: step 20: validation BLEU 0.00, which cannot be the best: perplexity" in warning
 
 
-def test_skipped_steps_are_in_the_line(corpus_dir, diverged, tmp_path, capsys, monkeypatch):
+def test_skipped_steps_are_in_the_line(corpus_dir, tmp_path, capsys, monkeypatch):
     """Only if there are any."""
     monkeypatch.setattr("transformer_mt.training.time_left.SECONDS_BETWEEN_LINES", 0.0)
     show_messages()
-    train(diverging_config(corpus_dir), tmp_path / "run")
+    train(diverging_config(corpus_dir, train__max_steps=10), tmp_path / "run")
     lines = capsys.readouterr().err.splitlines()
     [line] = [line for line in lines if line.startswith("step 10: loss")]
     assert line.startswith("step 10: loss not finite, ") and ", 9 skipped, " in line
-    train(tiny_config(corpus_dir, train__max_steps=2), tmp_path / "sound")
-    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("step 2:")]
-    assert lines and not any("skipped" in line for line in lines)
+    [first] = [line for line in lines if line.startswith("step 1: loss")]
+    assert "skipped" not in first

@@ -58,17 +58,6 @@ def equal_weights(engine: Engine, other: Engine) -> bool:
     return all(map(torch.equal, engine.model.parameters(), other.model.parameters()))
 
 
-def test_a_new_engine_has_counted_nothing(corpus_dir, prepared):
-    """Neither tokens nor skipped steps, nor without a window to continue."""
-    engine = build_engine(tiny_config(corpus_dir), prepared)
-    for _ in range(2):
-        assert engine.read_window() == LogWindow(seconds=pytest.approx(0.0, abs=0.1))
-        assert engine.read_window().mean_loss is None
-        engine.start_window()
-    counters = engine.skipped_steps, engine.nonfinite_in_row, engine.grad_norm
-    assert [float(counter) for counter in counters] == [0, 0, 0]
-
-
 def test_vocabularies_of_two_sizes(corpus_dir):
     """The logits are of the target's. Sabotage: give the model one size twice."""
     values = tiny_values(corpus_dir, vocab__shared=False)

@@ -57,11 +57,11 @@ def test_projected_is_smoothed(monkeypatch, smoothing, rows):
     """
     monkeypatch.setitem(loss.CHUNK_ROWS, "cpu", rows)
     torch.manual_seed(0)
-    hidden, output_weight = torch.randn(2, 5, 4), torch.randn(9, 4)
+    output, output_weight = torch.randn(2, 5, 4), torch.randn(9, 4)
     targets = torch.tensor([[3, 4, 0, 5, 2], [8, 2, 0, 0, 0]])
     results = []
     for projected in (True, False):
-        h, w = hidden.clone().requires_grad_(), output_weight.clone().requires_grad_()
+        h, w = output.clone().requires_grad_(), output_weight.clone().requires_grad_()
         value = (
             loss.projected_loss(h, w, targets, smoothing, 0)
             if projected
@@ -76,19 +76,19 @@ def test_projected_is_smoothed(monkeypatch, smoothing, rows):
 def test_projected_under_autocast(dtype):
     """Within a few percent of fp32; gradients have the types of their tensors."""
     torch.manual_seed(0)
-    hidden = torch.randn(3, 6, 16, requires_grad=True)
+    output = torch.randn(3, 6, 16, requires_grad=True)
     output_weight = torch.randn(30, 16, requires_grad=True)
     targets = torch.randint(1, 30, (3, 6))
     with torch.autocast("cpu", dtype):
-        value = loss.projected_loss(hidden, output_weight, targets, 0.1, 0)
+        value = loss.projected_loss(output, output_weight, targets, 0.1, 0)
     value.backward()
-    assert value.dtype == hidden.grad.dtype == output_weight.grad.dtype == torch.float32
-    plain = smoothed_loss(hidden @ output_weight.t(), targets, 0.1, 0)
+    assert value.dtype == output.grad.dtype == output_weight.grad.dtype == torch.float32
+    plain = smoothed_loss(output @ output_weight.t(), targets, 0.1, 0)
     assert value.detach().item() == pytest.approx(plain.detach().item(), rel=0.01)
-    gradients = [hidden.grad.clone(), output_weight.grad.clone()]
-    hidden.grad = output_weight.grad = None
+    gradients = [output.grad.clone(), output_weight.grad.clone()]
+    output.grad = output_weight.grad = None
     plain.backward()
-    for gradient, exact in zip(gradients, (hidden.grad, output_weight.grad), strict=True):
+    for gradient, exact in zip(gradients, (output.grad, output_weight.grad), strict=True):
         assert (gradient - exact).norm() < 0.02 * exact.norm()
 
 
@@ -96,12 +96,12 @@ def test_projected_under_autocast(dtype):
 def test_small_gradients_do_not_underflow(dtype):
     """They are fp32 until they reach the parameters: a millionth of a loss has a gradient.
 
-    Sabotage: keep the gradient of `hidden` in the precision of autocast.
+    Sabotage: keep the gradient of `output` in the precision of autocast.
     """
     gradients = []
     for factor in (1.0, 1e-6):
-        hidden, output_weight = torch.ones(2, 3, 8), torch.linspace(-1, 1, 160).view(20, 8)
-        inputs = [tensor.requires_grad_() for tensor in (hidden, output_weight)]
+        output, output_weight = torch.ones(2, 3, 8), torch.linspace(-1, 1, 160).view(20, 8)
+        inputs = [tensor.requires_grad_() for tensor in (output, output_weight)]
         with torch.autocast("cpu", dtype):
             value = loss.projected_loss(*inputs, torch.ones(2, 3, dtype=torch.int64), 0.1, 0)
         (factor * value).backward()
@@ -129,10 +129,10 @@ def test_gradients_in_float16_do_not_overflow(size):
 
     Sabotage: do not scale the rows.
     """
-    hidden, output_weight = torch.full((1, 384, 8), size), torch.zeros(30, 8, requires_grad=True)
+    output, output_weight = torch.full((1, 384, 8), size), torch.zeros(30, 8, requires_grad=True)
     targets = torch.ones(1, 384, dtype=torch.int64)
     with torch.autocast("cpu", torch.float16):
-        loss.projected_loss(hidden, output_weight, targets, 0.0, 0).backward()
+        loss.projected_loss(output, output_weight, targets, 0.0, 0).backward()
     expected = torch.full((30, 8), 384 * size / 30)
     expected[1] -= 384 * size
     assert_close(output_weight.grad, expected, rtol=0.01, atol=0.0)
@@ -144,12 +144,12 @@ def test_sums_of_half_precision_logits_are_fp32():
     Sabotage: take the mean in the precision of the logits.
     """
     torch.manual_seed(0)
-    hidden, output_weight = torch.randn(4, 50, 16), torch.randn(30, 16)
-    hidden[..., 0], output_weight[:, 0] = 10.0, 10.0
+    output, output_weight = torch.randn(4, 50, 16), torch.randn(30, 16)
+    output[..., 0], output_weight[:, 0] = 10.0, 10.0
     targets = torch.randint(1, 30, (4, 50))
     with torch.autocast("cpu", torch.bfloat16):
-        value = loss.projected_loss(hidden, output_weight, targets, 0.6, 0)
-        logits = linear(hidden.flatten(0, 1).bfloat16(), output_weight.bfloat16())
+        value = loss.projected_loss(output, output_weight, targets, 0.6, 0)
+        logits = linear(output.flatten(0, 1).bfloat16(), output_weight.bfloat16())
     plain = smoothed_loss(logits[None], targets.view(1, -1), 0.6, 0)
     assert value.item() == pytest.approx(plain.item(), abs=0.01 * 200)
 
@@ -168,11 +168,11 @@ def test_one_compiled_graph_serves_all_chunks(monkeypatch):
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=backend))
     monkeypatch.setitem(loss.CHUNK_ROWS, "cpu", 8)
     torch.manual_seed(0)
-    hidden, output_weight = torch.randn(3, 7, 4), torch.randn(9, 4)
+    output, output_weight = torch.randn(3, 7, 4), torch.randn(9, 4)
     targets = torch.randint(0, 9, (3, 7))
 
     def loss_and_gradients(compiled: bool) -> tuple[torch.Tensor, ...]:
-        inputs = [tensor.clone().requires_grad_() for tensor in (hidden, output_weight)]
+        inputs = [tensor.clone().requires_grad_() for tensor in (output, output_weight)]
         value = loss.projected_loss(*inputs, targets, 0.1, 0, compiled)
         value.backward()
         return (value.detach(), *(tensor.grad for tensor in inputs))

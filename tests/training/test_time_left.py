@@ -222,12 +222,3 @@ def test_loss_is_shown_from_the_first_step_on(corpus_dir, tmp_path, monkeypatch,
         assert all(left[key] == right[key] for key in left.keys() & {"loss", "step", "nll"})
     train_quietly_or_not(config, tmp_path / "seldom", monkeypatch, 1000.0)
     assert re.findall(r"^step (\d+): loss", capsys.readouterr().err, re.M) == ["1"]
-
-
-def test_the_time_left_of_a_line_knows_the_minutes(corpus_dir, tmp_path, monkeypatch, capsys):
-    """Not only max_steps. Sabotage: divide the steps that are left by the speed."""
-    show_messages()
-    config = tiny_config(corpus_dir, train__max_minutes=0.02, train__max_steps=100_000)
-    train_quietly_or_not(config, tmp_path / "run", monkeypatch, 0.0)
-    left = re.findall(r"^step .* (\d\d):(\d\d) left$", capsys.readouterr().err, re.M)
-    assert left and all(minutes == "00" and int(seconds) < 3 for minutes, seconds in left)

@@ -171,8 +171,7 @@ def training_figure(runs: Sequence[RunMetrics], x: str = "step") -> "Figure":
             figure.suptitle(names[0])
             return figure
         figure.legend(
-            # With a blank, since labels that begin with an underscore are left out.
-            handles=[Line2D([], [], label=f" {name}", **_look(i)) for i, name in enumerate(names)],
+            handles=[Line2D([], [], label=name, **_look(i)) for i, name in enumerate(names)],
             loc="outside lower center",
             ncols=columns,
             fontsize="medium",

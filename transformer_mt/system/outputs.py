@@ -47,20 +47,19 @@ class Output:
     suffix: str = ""
     descriptor: int | None = None
 
-    def hidden_file(self, suffix: str) -> Path:
-        """Gives the path of a hidden file in the folder of the target."""
-        assert self.target is not None
-        return self.target.with_name(f".{self.target.name}.{suffix}")
-
     @property
     def partial(self) -> Path:
         """The temporary file that becomes the target."""
-        return self.hidden_file("partial")
+        return self._hidden_file("partial")
 
     @property
     def state(self) -> Path:
         """The file that says what the partial file, or the complete target, holds."""
-        return self.hidden_file("state")
+        return self._hidden_file("state")
+
+    def _hidden_file(self, suffix: str) -> Path:
+        assert self.target is not None
+        return self.target.with_name(f".{self.target.name}.{suffix}")
 
     def lock(self) -> AbstractContextManager[None]:
         """Holds a lock file in the folder of the target; a stream needs none.
@@ -70,7 +69,7 @@ class Output:
         """
         if self.target is None:
             return nullcontext()
-        return locked(self.hidden_file("lock"), self._refuse, remove=True)
+        return locked(self._hidden_file("lock"), self._refuse, remove=True)
 
     def _refuse(self, process: str) -> None:
         raise OutputError(
@@ -201,13 +200,8 @@ class OutputState:
 class ChunkWriter:
     """Writes finished chunks of an output, each as one compressed member if it is compressed.
 
-    Args:
-        output: The output.
-        file: The file to append to.
-        state: The chunks that the file already holds; None keeps no record of chunks.
-
     Attributes:
-        state: The chunks that have been written.
+        state: The chunks that have been written; recorded on disk only if they can be resumed.
     """
 
     def __init__(self, output: Output, file: BinaryIO, state: OutputState | None = None) -> None:
@@ -219,7 +213,7 @@ class ChunkWriter:
 
         Args:
             texts: Lines of output of each chunk.
-            lines: Number of input lines that were translated.
+            lines: Number of input lines.
             lines_split: Number of them that were translated in parts.
         """
         data = b"".join(compress(text.encode("utf-8"), self._output.suffix) for text in texts)

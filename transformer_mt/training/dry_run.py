@@ -14,6 +14,7 @@ from transformer_mt.system.processes import join_processes
 from transformer_mt.text.batching import Indices, largest_micro_batch, padded_size
 from transformer_mt.training.engine import LogWindow
 from transformer_mt.training.flops import measure_peak_flops
+from transformer_mt.training.idle_share import describe_idle_share
 from transformer_mt.training.run import build_trainer, require_writable
 from transformer_mt.training.time_left import TimeEstimate
 from transformer_mt.training.trainer import Trainer
@@ -44,7 +45,9 @@ def dry_run(config: Config, run_dir: Path) -> str:
         steps = trainer.plan_epoch()
         lines = _describe(trainer, steps)
         if processes.world_size > 1:
-            lines.append(f"processes   {trainer.describe_idle_share(steps)}")
+            tokens = config.train.micro_batch_tokens
+            idle = describe_idle_share(steps, trainer.lengths, tokens, processes.world_size)
+            lines.append(f"processes   {idle}")
         with compute_settings(trainer.engine.device, tf32=True):
             lines += _estimate(trainer, steps)
         processes.finish()

@@ -99,6 +99,7 @@ class Engine:
         model: The model; its weights are initialised from `train.seed`.
         ema: Moving average of the weights; None without `train.ema_decay`.
         grad_norm: Norm of the last step's gradient before clipping, a scalar on the device.
+        lr: Learning rate of the last step.
         skipped_steps: Steps skipped for a non-finite gradient, except for finding fp16's scale.
         nonfinite_in_row: Such steps since the last good one, on the device.
     """
@@ -127,7 +128,7 @@ class Engine:
         decay = config.train.ema_decay
         self.ema = ExponentialMovingAverage(self.model, decay) if decay else None
         self.skipped_steps, self.nonfinite_in_row = torch.zeros(2, device=device).unbind()
-        self.grad_norm = torch.zeros((), device=device)
+        self.grad_norm, self.lr = torch.zeros((), device=device), 0.0
         self._workers = WorkerThreads()
         self.start_window()
 
@@ -142,11 +143,7 @@ class Engine:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns everything that a resumed run needs to stay bit-equal.
-
-        `model`, `optimizer` and, if there is a moving average, `ema` are tensors by name,
-        `counters` are JSON values.
-        """
+        """Returns what a resumed run needs to stay bit-equal: tensors by name, and counters."""
         state: dict[str, Any] = {
             "model": self.model.state_dict(),
             "optimizer": {
@@ -169,11 +166,7 @@ class Engine:
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Loads what `state_dict` returned.
-
-        Raises:
-            KeyError, RuntimeError, ValueError: If it does not fit this engine.
-        """
+        """Loads what `state_dict` returned; raises KeyError, RuntimeError or ValueError."""
         counters = TypeAdapter(_Counters).validate_json(json.dumps(state["counters"]))
         self.model.load_state_dict(state["model"])
         if state["optimizer"]:  # before the first step there are no moments
@@ -212,11 +205,6 @@ class Engine:
         self._seconds += time.monotonic() - start
         return LogWindow(loss, self._tokens, self._flops, self._seconds, nonfinite_tokens)
 
-    @property
-    def lr(self) -> float:
-        """The learning rate of the last step."""
-        return float(self.optimizer.param_groups[0]["lr"])
-
     def train_step(self, step: int, micro_batches: Iterable[Batch | TokenCounts]) -> None:
         """Takes one optimizer step on the pairs of its micro-batches.
 
@@ -233,9 +221,9 @@ class Engine:
         began = time.monotonic()
         micro_batches = list(micro_batches)
         optim = self.config.optim
-        lr = noam_rate(step, self.config.model.d_model, optim.warmup_steps, optim.lr_scale)
+        self.lr = noam_rate(step, self.config.model.d_model, optim.warmup_steps, optim.lr_scale)
         for group in self.optimizer.param_groups:
-            group["lr"] = lr
+            group["lr"] = self.lr
         src_tokens = sum(batch.src_tokens for batch in micro_batches)
         tokens = sum(batch.tgt_tokens for batch in micro_batches)
         loss = torch.zeros((), device=self.device)
@@ -261,9 +249,9 @@ class Engine:
         scale = self.scaler.scale(torch.ones((), device=self.device)) / tokens
         dtype, enabled = DTYPES[self.precision], self.precision != "fp32"
         own = [
-            (dropout_seed(self.config.train.seed, step, number), micro_batch)
-            for number, micro_batch in enumerate(micro_batches)
-            if isinstance(micro_batch, Batch)
+            (dropout_seed(self.config.train.seed, step, number), batch)
+            for number, batch in enumerate(micro_batches)
+            if isinstance(batch, Batch)
         ]
 
         def compute(
@@ -296,15 +284,16 @@ class Engine:
         """Sums the gradients and the loss over all processes in one message; returns the loss."""
         if not self._processes.is_launched:
             return loss
-        gradients: list[Tensor] = []
+        tensors: list[Tensor] = []
         for parameter in self.model.parameters():
             if parameter.grad is None:  # this process had no micro-batch
                 parameter.grad = torch.zeros_like(parameter)
-            gradients.append(parameter.grad)
-        flat = torch.cat([tensor.flatten() for tensor in (*gradients, loss)])
+            tensors.append(parameter.grad)
+        tensors.append(loss)
+        flat = torch.cat([tensor.flatten() for tensor in tensors])
         self._processes.sum(flat)
         start = 0
-        for tensor in (*gradients, loss):
+        for tensor in tensors:
             tensor.copy_(flat[start : start + tensor.numel()].view_as(tensor))
             start += tensor.numel()
         return loss
@@ -341,13 +330,11 @@ class Engine:
         except CompileError as error:
             failure = str(error)
         self.optimizer.zero_grad(set_to_none=True)
-        [failed] = self._processes.max(float(bool(failure)))
-        if not failed:
-            return
-        failure = failure or "torch.compile failed in another process"
-        logger.warning("%s; this run continues without it, more slowly", failure)
-        self.compiled, self.compile_failed = False, True
-        self._decoder_output = self.model.decoder_output
+        if any(self._processes.max(float(bool(failure)))):
+            failure = failure or "torch.compile failed in another process"
+            logger.warning("%s; this run continues without it, more slowly", failure)
+            self.compiled, self.compile_failed = False, True
+            self._decoder_output = self.model.decoder_output
 
     def check_memory(self, largest: Batch, count: int) -> None:
         """Computes gradients with everything in memory that training needs; changes no weight.

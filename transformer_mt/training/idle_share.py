@@ -60,15 +60,11 @@ def describe_idle_share(
     # A little more than an equal part of a step's positions, so that no small remainder is left.
     sides = np.maximum(*lengths)
     positions = np.quantile([sides[step].sum() for step in steps[:_SAMPLE_STEPS]], 0.9)
-    candidates = (int(_MARGIN * positions / (n * world_size)) for n in range(1, 5))
-    shares = {
-        tokens: idle_share(steps, lengths, tokens, world_size)
-        for tokens in candidates
-        if longest_pair <= tokens < micro_batch_tokens
-    }
-    # The largest that is good enough, or else the best.
-    best = next((tokens for tokens in shares if shares[tokens] <= _ENOUGH), None)
-    best = best or min(shares, key=shares.__getitem__, default=None)
-    if best is None or shares[best] >= share:
-        return text
-    return f"{text}; {shares[best]:.0%} with train.micro_batch_tokens = {best}"
+    better, best = share, 0
+    for n in range(1, 5):
+        tokens = int(_MARGIN * positions / (n * world_size))
+        if better > _ENOUGH and longest_pair <= tokens < micro_batch_tokens:
+            idle = idle_share(steps, lengths, tokens, world_size)
+            if idle < better:
+                better, best = idle, tokens
+    return f"{text}; {better:.0%} with train.micro_batch_tokens = {best}" if best else text

@@ -115,7 +115,7 @@ def build_trainer(
     if checkpoint:
         checkpoint.require_config(config)
     device = choose_device(config.train.device)
-    require_memory(config.model, device)
+    _require_memory(config.model, device)
     previous = processes.broadcast(checkpoint.progress.precision if checkpoint else None)
     precision = choose_precision(config.train.precision, device, previous)
     initial = checkpoint or (_initial_checkpoint(config) if processes.is_main else None)
@@ -154,11 +154,7 @@ def build_trainer(
 
 
 def _require_same_everywhere(progress: Progress, processes: Processes) -> None:
-    """Refuses to train together with a process that has different text or precision.
-
-    Raises:
-        ConfigError: Naming what differs, and the process.
-    """
+    """Refuses to train together with a process that has different text or precision."""
     main, *others = (asdict(each) for each in processes.gather(progress))
     for rank, other in enumerate(others, 1):
         if different := [name for name in main if main[name] != other[name]]:
@@ -205,11 +201,7 @@ def _warn_of_unused(old: Config, new: Config) -> None:
 
 
 def _require_same_text(run_dir: Path, old: Progress, new: Progress) -> None:
-    """Refuses to resume with different text; its location does not matter.
-
-    Raises:
-        CheckpointError: Naming the text that has changed.
-    """
+    """Refuses to resume with different text; its location does not matter."""
     changed = "training" if old.corpus_digest != new.corpus_digest else "validation"
     if (old.corpus_digest, old.valid_digest) != (new.corpus_digest, new.valid_digest):
         raise CheckpointError(
@@ -244,12 +236,7 @@ def restore_engine(engine: Engine, checkpoint: Checkpoint) -> None:
 
 
 def _initial_checkpoint(config: Config) -> Checkpoint | None:
-    """Reads the checkpoint of `train.init_from`, and compares the settings that weights depend on.
-
-    Raises:
-        CheckpointError: If it does not exist or is damaged.
-        ConfigError: If its model has different sizes.
-    """
+    """Reads the checkpoint of `train.init_from`, whose model must have the same sizes."""
     name = config.train.init_from
     if name is None:
         return None
@@ -284,23 +271,15 @@ def _lock_run(run_dir: Path) -> AbstractContextManager[None]:
 
 
 def require_writable(run_dir: Path) -> None:
-    """Checks before hours of work, not after, that the run can be saved.
-
-    Raises:
-        CheckpointError: Naming the directory that cannot be written.
-    """
+    """Checks before hours of work, not after, that the run can be saved."""
     nearest = next(path for path in (run_dir, *run_dir.absolute().parents) if path.exists())
     if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
         reason = "not writable" if nearest.is_dir() else "not a directory"
         raise CheckpointError(f"{nearest}: {reason}; name another --run directory")
 
 
-def require_memory(config: ModelConfig, device: torch.device) -> None:
-    """Refuses a model that cannot fit, before text is prepared and weights are allocated.
-
-    Raises:
-        DeviceError: If the device has too little memory even for the layers alone.
-    """
+def _require_memory(config: ModelConfig, device: torch.device) -> None:
+    """Refuses a model whose layers alone need too much memory, before anything is allocated."""
     needed, available = _BYTES_PER_PARAMETER * count_layer_parameters(config), total_memory(device)
     if needed > available:
         keys = ("d_model", "d_ff", "encoder_layers", "decoder_layers")

@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Self, TextIO
 
 from transformer_mt.checkpoints.checkpoint import Progress
@@ -74,12 +73,7 @@ class RunLog(logging.Handler):
         PACKAGE_LOGGER.addHandler(self)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         PACKAGE_LOGGER.removeHandler(self)
         PACKAGE_LOGGER.setLevel(self._level_before)
         if self._board:

@@ -151,11 +151,6 @@ class Trainer:
             else:
                 yield self.pairs.count_tokens(indices)
 
-    def describe_idle_share(self, steps: list[Indices]) -> str:
-        """Tells how much of their time the processes are idle."""
-        tokens, world_size = self.config.train.micro_batch_tokens, self._processes.world_size
-        return describe_idle_share(steps, self.lengths, tokens, world_size)
-
     def check_memory(self, steps: list[Indices], micro_batch_tokens: int) -> None:
         """Tries the largest micro-batch of an epoch, so that failures show at once.
 
@@ -174,9 +169,10 @@ class Trainer:
     def _train_epochs(self) -> str:
         """Trains epoch after epoch; returns the limit that ends training."""
         steps = self.plan_epoch()
-        if self._processes.world_size > 1:
-            logger.info(self.describe_idle_share(steps))
-        self.check_memory(steps, self.config.train.micro_batch_tokens)
+        tokens, world_size = self.config.train.micro_batch_tokens, self._processes.world_size
+        if world_size > 1:
+            logger.info(describe_idle_share(steps, self.lengths, tokens, world_size))
+        self.check_memory(steps, tokens)
         self._peak_flops = measure_peak_flops(self.engine.device, self.engine.precision)
         self._estimate.start(self._seconds())
         while True:

@@ -55,7 +55,7 @@ class LoadOptions:
 
 
 class OutputFormat(StrEnum):
-    """How translations are written: as lines of text, or as one JSON object per translation."""
+    """Lines of text, or one JSON object per translation."""
 
     TEXT = "text"
     JSONL = "jsonl"

@@ -154,17 +154,11 @@ def beam_search(
 
 
 class _Beam(NamedTuple):
-    """The last tokens of N hypotheses of each sentence, the most probable first.
+    """The last tokens of N hypotheses of each sentence, the most probable first, all (B, N)."""
 
-    Attributes:
-        totals: Log-probabilities of the hypotheses in nats, (B, N).
-        ids: Their last tokens, (B, N).
-        parents: Which hypotheses of the previous position they continue, (B, N).
-    """
-
-    totals: Tensor
+    totals: Tensor  # log-probabilities of the hypotheses in nats
     ids: Tensor
-    parents: Tensor
+    parents: Tensor  # which hypotheses of the previous position they continue
 
     @classmethod
     def begin(cls, max_lengths: Tensor, bos_id: int, beam_size: int) -> "_Beam":
