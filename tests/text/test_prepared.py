@@ -223,17 +223,22 @@ def test_a_damaged_corpus_is_named(folder, name):
 
 
 def test_chunks_change_nothing(folder, monkeypatch, tmp_path):
-    """Encoded seven pairs at a time, all files are the same."""
-    config = tiny_config(folder)
-    whole = prepare(config)
+    """Encoded seven pairs at a time, all files and counts are the same.
+
+    Sabotage: count the unknown pieces of the last chunk alone.
+    """
+    few = {"vocab__kind": "char", "vocab__size": 20}
+    whole = prepare(tiny_config(folder, **few))
     monkeypatch.setattr(prepared_module, "_PAIRS_PER_CHUNK", 7)
-    other = tiny_config(folder, data__prepared_dir=str(tmp_path / "deep" / "other"))
-    parts = prepare(other)
+    elsewhere = str(tmp_path / "deep" / "other")
+    parts = prepare(tiny_config(folder, data__prepared_dir=elsewhere, **few))
     assert parts.path.name == whole.path.name
     files, other_files = content(whole.path), content(parts.path)
     del files[prepared_module.REPORT], other_files[prepared_module.REPORT]
     assert files == other_files
-    assert parts.report["kept"] == 300 and parts.report["longest"] == whole.report["longest"]
+    # The digest is that of the chunks.
+    assert {**parts.report, "digest": whole.digest} == whole.report
+    assert whole.report["unknown"] > 0
 
 
 def test_many_unknown_pieces_are_reported(folder, caplog):
