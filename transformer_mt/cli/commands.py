@@ -179,7 +179,12 @@ def translate(
     ] = False,
     format_: Annotated[
         OutputFormat,
-        option("jsonl: one object with line, rank, score and text each.", "--format", group=FILES),
+        option(
+            "jsonl: one object with line, rank, score and text each.",
+            "--format",
+            metavar="[text|jsonl]",
+            group=FILES,
+        ),
     ] = DEFAULT_OUTPUT.format,
     precision: PrecisionOption = DEFAULT_LOAD.precision,
     batch_tokens: BatchOption = None,
@@ -354,7 +359,10 @@ def export(
     path: RunArgument,
     output: Annotated[Path, option("Directory to create.", "-o", "--output", metavar="DIR")],
     quantization: Annotated[
-        Quantization, option("Type in which the weights are stored.")
+        Quantization,
+        option(
+            "Type in which the weights are stored.", metavar="[float32|float16|bfloat16|int16|int8]"
+        ),
     ] = "float32",
     raw: RawOption = False,
 ) -> None:

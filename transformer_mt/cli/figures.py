@@ -43,7 +43,8 @@ def training(
     runs: Annotated[list[Path], argument("RUN...", "Run directories.")],
     output: FigureOption,
     x: Annotated[
-        Literal["step", "minutes"], option("What to draw the curves over.", "--x")
+        Literal["step", "minutes"],
+        option("What to draw the curves over.", "--x", metavar="[step|minutes]"),
     ] = "step",
 ) -> None:
     """Draw loss, BLEU, learning rate and speed of one or several runs.
@@ -65,7 +66,10 @@ def attention(
     output: FigureOption,
     kind: Annotated[
         Literal["cross", "encoder", "decoder"],
-        option("Attention of the decoder to the source, or self-attention of either."),
+        option(
+            "Attention of the decoder to the source, or self-attention of either.",
+            metavar="[cross|encoder|decoder]",
+        ),
     ] = "cross",
     layer: Annotated[
         int | None, option("Layer, from 1. Default: the last.", metavar="N", min=1)

@@ -77,7 +77,12 @@ PenaltyOption = Annotated[
     ),
 ]
 PrecisionOption = Annotated[
-    Precision, option("Type to which weights and arithmetic are rounded.", group=SEARCH)
+    Precision,
+    option(
+        "Type to which weights and arithmetic are rounded.",
+        metavar="[fp32|bf16|fp16]",
+        group=SEARCH,
+    ),
 ]
 BatchOption = Annotated[
     int | None,
@@ -98,7 +103,9 @@ LengthOption = Annotated[
         min=1,
     ),
 ]
-DeviceOption = Annotated[Device, option("Where to translate.", group=SEARCH)]
+DeviceOption = Annotated[
+    Device, option("Where to translate.", metavar="[auto|cpu|cuda]", group=SEARCH)
+]
 RawOption = Annotated[
     bool,
     option(
