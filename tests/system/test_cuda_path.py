@@ -7,7 +7,6 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 from conftest import tiny_config
 from simulated_cuda import CUDA, SimulatedCuda
 from torch import Tensor
@@ -33,100 +32,6 @@ FEW = {
     "data__train": "train[:600]",
     "train__batch_tokens": 100,
 }
-
-
-# --- The simulation itself ----------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "mix",
-    [
-        lambda x, host: x + host,
-        lambda x, host: torch.where(host > 0, x, 0.0),
-        lambda x, host: x.gather(0, host.long()),
-        lambda x, host: host[0, 0].add_(x[0, 0]),
-        lambda x, host: torch.mul(x, 2, out=host),
-        lambda x, host: F.scaled_dot_product_attention(x, x, x, host > 0),
-        lambda x, host: torch.optim.Adam([_with_grad(x, host)], fused=True).step(),
-        lambda x, host: np.asarray(x),
-    ],
-)
-def test_a_mix_of_devices_fails(mix):
-    """Sabotage: accept an operand on the host."""
-    with SimulatedCuda(), pytest.raises((RuntimeError, TypeError), match="cuda:0"):
-        mix(torch.ones(3, 3, device="cuda"), torch.ones(3, 3))
-
-
-def _with_grad(x: Tensor, grad: Tensor) -> Tensor:
-    parameter = torch.nn.Parameter(x)
-    parameter.register_hook(lambda _: grad)
-    parameter.sum().backward()
-    return parameter
-
-
-@pytest.mark.parametrize(
-    ("wait", "kind"),
-    [
-        (lambda x: x.sum().item(), "_local_scalar_dense"),
-        (lambda x: bool(x.sum() > 0), "_local_scalar_dense"),
-        (lambda x: x.tolist(), "tolist"),
-        (lambda x: x.cpu(), "copy to the host"),
-        (lambda x: torch.zeros(3, 3).copy_(x), "copy to the host"),
-        (lambda x: x.copy_(torch.zeros(3, 3)), "copy to the device"),
-        (lambda x: torch.zeros(3).to(x.device, non_blocking=True), "copy to the device"),
-        (lambda x: torch.zeros(3).pin_memory().to(x.device), "copy to the device"),
-        (lambda x: torch.tensor([1.0], device=x.device), "copy to the device"),
-        (lambda x: x[torch.tensor([0, 1])], "index on the host"),
-        (lambda x: x[x > 0], "mask as index"),
-        (lambda x: x.__setitem__(x > 0, x.flatten().clone()), "mask as index"),
-        (lambda x: x.nonzero(), "nonzero"),
-        (lambda x: x.unique(), "_unique2"),
-        (lambda x: x.flatten().repeat_interleave(x.flatten().long()), "repeat_interleave"),
-        (lambda x: torch.cuda.synchronize(), "synchronize"),
-    ],
-)
-def test_each_synchronisation_counts_once(wait, kind):
-    """Sabotage: leave out a kind."""
-    with SimulatedCuda() as cuda:
-        x = torch.ones(3, 3, device="cuda")
-        with cuda.counted() as waits:
-            wait(x)
-    [(place, count)] = waits.items()
-    assert kind in place and count == 1
-
-
-def test_what_does_not_wait():
-    """Nor does what happens on the host. Sabotage: count every index."""
-    with SimulatedCuda() as cuda:
-        x, host = torch.ones(3, 3, device="cuda"), torch.ones(3, 3)
-        x += torch.where(x > 0, 1.0, x[0].argmax())
-        x[x > 0] = 0.0
-        x[:, 0] = x[x[0].long(), 1] * host.sum()
-        host.pin_memory().to(x.device, non_blocking=True)
-        x.to("cpu", non_blocking=True)
-        x.sort().indices.repeat_interleave(2)
-        assert host.nonzero().tolist() and host[host > 0].sum().item() == 9.0
-    assert not cuda.synchronisations
-
-
-def test_what_lies_on_the_device():
-    """Views, results, gradients and moments do; a copy to the host does not.
-
-    Sabotage: do not mark what an operation returns.
-    """
-    with SimulatedCuda() as cuda:
-        model = torch.nn.Linear(4, 4).to("cuda")
-        optimizer = torch.optim.Adam(model.parameters(), fused=True)
-        x = torch.ones(2, 4, device=CUDA)
-        model(x).sum().backward()
-        optimizer.step()
-        state = [t for values in optimizer.state.values() for t in values.values()]
-        weight = model.weight
-        for tensor in (x[0].view(2, 2), weight.data, weight.grad, weight.detach().half(), *state):
-            assert tensor.device == CUDA and tensor.is_cuda and tensor in cuda.storages
-        for tensor in (torch.ones(2), x.cpu(), torch.zeros_like(x, device="cpu")):
-            assert tensor.device.type == "cpu" and not tensor.is_cuda
-    assert x.device.type == "cpu" and not torch.cuda.is_available()
 
 
 # --- Training -----------------------------------------------------------------------------------

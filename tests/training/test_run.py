@@ -15,12 +15,11 @@ from transformer_mt.checkpoints.run_directory import find_checkpoint, list_check
 from transformer_mt.config.loading import load_config
 from transformer_mt.errors import CheckpointError, ConfigError, DataError, DeviceError
 from transformer_mt.evaluation.evaluator import evaluate
-from transformer_mt.model.transformer import Transformer
 from transformer_mt.system.files import locked
 from transformer_mt.text.corpus import load_split
 from transformer_mt.training.dry_run import dry_run
 from transformer_mt.training.engine import Engine
-from transformer_mt.training.run import build_trainer, count_layer_parameters, train
+from transformer_mt.training.run import build_trainer, train
 from transformer_mt.translation.translator import Translator
 
 SMALL = {"model__d_model": 16, "model__d_ff": 32, "valid__every": 1000}
@@ -174,16 +173,6 @@ def test_a_model_larger_than_the_memory_is_refused_at_once(corpus_dir, tmp_path,
     with pytest.raises(DeviceError, match=pattern):
         train(config, tmp_path / "run")
     assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize("attention_bias", [True, False])
-def test_parameters_are_counted_without_a_model(corpus_dir, attention_bias):
-    """As many as the layers of the model have."""
-    sizes = {"encoder_layers": 2, "decoder_layers": 3, "attention_bias": attention_bias}
-    config = tiny_config(corpus_dir, **{f"model__{key}": size for key, size in sizes.items()})
-    model = Transformer(config.model, 10, 10, 0)
-    layers = [*model.encoder.parameters(), *model.decoder.parameters()]
-    assert count_layer_parameters(config.model) == sum(p.numel() for p in layers)
 
 
 # --- Resuming -----------------------------------------------------------------------------------

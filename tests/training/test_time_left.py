@@ -160,7 +160,7 @@ def screen_lines(output: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def terminal_output(corpus_dir, tmp_path_factory) -> str:
-    """Gives what a diverging training shows at a terminal; its figures are the longest."""
+    """Gives what a diverging training shows at a terminal; its text is the longest."""
     folder = tmp_path_factory.mktemp("terminal")
     changes = {"optim__lr_scale": 1e30, "train__log_every": 7, "train__max_epochs": 1}
     values = tiny_values(
