@@ -34,9 +34,6 @@ FEW = {
 }
 
 
-# --- Training -----------------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def prepared(corpus_dir) -> PreparedCorpus:
     return prepare(tiny_config(corpus_dir))
@@ -69,34 +66,16 @@ def test_a_training_step_waits_for_nothing(corpus_dir, prepared, precision):
 
 
 def test_weights_are_cast_once_a_step(corpus_dir, prepared):
-    """A second micro-batch casts what depends on it alone; the gradient has the same bits.
-
-    Sabotage: no autocast around the micro-batches.
-    """
+    """A second micro-batch casts only what depends on it. Sabotage: autocast for each."""
+    casts = []
     with SimulatedCuda() as cuda:
-        together, apart = (
-            build_engine(corpus_dir, prepared, "cuda", "bf16", optim__max_grad_norm=0.0)
-            for _ in range(2)
-        )
-        together.optimizer.step = apart.optimizer.step = lambda: None
-        together.optimizer.zero_grad = lambda set_to_none: None
-        casts = []
         for count in (1, 2):
-            for parameter in together.model.parameters():
-                parameter.grad = None
+            engine = build_engine(corpus_dir, prepared, "cuda", "bf16")
             before = cuda.operations["aten._to_copy.default"]
-            together.train_step(1, batches(prepared, count))
+            engine.train_step(1, batches(prepared, count))
             casts.append(cuda.operations["aten._to_copy.default"] - before)
-        tokens = sum(batch.tgt_tokens for batch in batches(prepared, 2))
-        before = cuda.operations["aten._to_copy.default"]
-        for number, batch in enumerate(batches(prepared, 2)):
-            [(_, gradients)] = apart._gradients(1, [None] * number + [batch], tokens)
-            apart._add_gradients(gradients)
-        separately = cuda.operations["aten._to_copy.default"] - before
-        pairs = zip(together.model.parameters(), apart.model.parameters(), strict=True)
-        assert all(torch.equal(one.grad, other.grad) for one, other in pairs)
-    matrices = sum(isinstance(m, torch.nn.Linear) for m in together.model.modules())
-    assert separately - casts[1] >= matrices
+    matrices = sum(isinstance(m, torch.nn.Linear) for m in engine.model.modules())
+    assert 2 * casts[0] - casts[1] >= matrices > 0
 
 
 def losses(run_dir) -> list[float]:
@@ -152,9 +131,6 @@ def test_the_loop_waits_only_to_log(corpus_dir, tmp_path, _small_peak, monkeypat
         totals.append(places)
     assert totals[0] == totals[1] and 0 < sum(totals[0].values())
     assert set(precisions) == {("train_step", "high"), ("begin_decoding", "highest")}
-
-
-# --- Validation and search ----------------------------------------------------------------------
 
 
 def test_perplexity_waits_once(corpus_dir, prepared, monkeypatch):

@@ -59,16 +59,6 @@ def run_dir(first, tmp_path) -> Path:
 # --- The beginning ------------------------------------------------------------------------------
 
 
-def test_a_first_run(corpus_dir, tmp_path, capsys):
-    """Directories above it are made; called from another program, `train` prints nothing."""
-    run_dir = tmp_path / "two" / "levels" / "run"
-    progress = train(small_config(corpus_dir, train__max_steps=1), run_dir)
-    assert progress.step == 1 and progress.precision == "fp32"
-    assert [path.name for path in list_checkpoints(run_dir)] == ["step-00000001"]
-    assert capsys.readouterr() == ("", "")
-    assert "4000 training pairs" in (run_dir / "train.log").read_text()
-
-
 def test_fine_tuning_on_no_steps_is_the_start(corpus_dir, first, tmp_path):
     """Weights and vocabulary are the checkpoint's, whatever vocab.size says.
 
@@ -178,14 +168,20 @@ def test_a_model_larger_than_the_memory_is_refused_at_once(corpus_dir, tmp_path,
 # --- Resuming -----------------------------------------------------------------------------------
 
 
-def test_what_a_run_logs_at_its_start(corpus_dir, run_dir):
-    """train.log has the command, the configuration and versions, and the step it resumes at."""
-    train(small_config(corpus_dir, train__max_steps=9), run_dir)
+def test_what_a_run_logs(corpus_dir, tmp_path, capsys):
+    """The command, the configuration, versions and where it resumes, in train.log alone.
+
+    Directories above the run are made.
+    """
+    run_dir = tmp_path / "two" / "levels" / "run"
+    for steps in (1, 2):
+        train(small_config(corpus_dir, train__max_steps=steps), run_dir)
     log = (run_dir / "train.log").read_text()
     assert log.count(" command: ") == log.count(" software: transformer-mt ") == 2
     assert log.count(" numeric environment: {'program version'") == 2
-    assert '"max_steps":9' in log and log.count("(dropped: none); cpu, fp32") == 2
-    assert "resuming at step 8, epoch 0" in log and log.count("resuming") == 1
+    assert '"max_steps":2' in log and log.count("4000 (dropped: none); cpu, fp32") == 2
+    assert log.count("resuming") == log.count("resuming at step 1, epoch 0") == 1
+    assert capsys.readouterr() == ("", "")
 
 
 def test_one_trainer_per_run(corpus_dir, run_dir):
