@@ -12,12 +12,12 @@ import pytest
 from conftest import tiny_values, write_copy_corpus, write_toml
 from launch import (
     ENVIRONMENT,
+    FAULTY,
     PROGRAM,
     assert_close,
     children,
     free_port,
     launch,
-    launch_faulty,
     launcher,
     messages,
     records,
@@ -28,8 +28,15 @@ from transformer_mt.checkpoints.run_directory import load_newest
 
 pytestmark = pytest.mark.slow
 
-STEPS = 300
-KILLS = 4
+STEPS = 240
+STOPS = [
+    (50, signal.SIGTERM, True),
+    (90, signal.SIGINT, True),
+    (130, signal.SIGKILL, True),
+    (170, signal.SIGKILL, False),
+]
+"""A step, what the launcher is then sent, and whether its messages are read."""
+KILLS = 2
 
 
 @pytest.fixture(scope="module")
@@ -123,71 +130,63 @@ def test_workers_killed_again_and_again_end_as_if_never_killed(config, whole, tm
     assert_equal(run_dir, whole)
 
 
-def test_a_launcher_killed_twice(config, whole, tmp_path):
-    """Its workers end by themselves, though no one reads their messages, and the command continues.
+def test_a_launcher_stopped_or_killed(config, whole, tmp_path):
+    """All stop at the same step and save; or end unsaved, even if no one reads their messages.
 
-    Sabotage: do not watch the launcher; let the message fail.
+    Sabotage: let each process obey its own signal alone; do not watch the launcher; let the message
+    fail.
     """
     run_dir = tmp_path / "run"
-    for step in (100, 200):
-        process = start(2, "train", config, "--quiet", "--run", run_dir)
+    for step, signum, is_read in STOPS:
+        process = start(2, "train", config, "--run", run_dir)
         wait_for_step(run_dir, step, process)
         workers = children(process)
         assert len(workers) == 2
-        if step == 200:
+        if not is_read:
             process.stderr.close()
-        process.kill()
+        process.send_signal(signum)
         wait_for_end(workers, 10)
-        process.wait()
-        if step == 100:
-            [message] = messages(process.communicate(timeout=30)[1])
+        stderr = process.communicate(timeout=30)[1] if is_read else ""
+        assert process.wait(timeout=30)
+        if signum != signal.SIGKILL:
+            saved = load_newest(run_dir).progress.step
+            assert saved >= step
+            assert stderr.count(f"interrupted and saved at step {saved}") == 1
+        elif is_read:
+            [message] = messages(stderr)
             assert "the launcher has ended" in message
     done = launch(2, "train", config, "--run", run_dir)
     assert done.returncode == 0, done.stderr
     assert_equal(run_dir, whole)
 
 
-@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_to_the_launcher_saves_once(config, whole, tmp_path, signum):
-    """All stop at the same step, and the same command continues.
-
-    Sabotage: let each process obey its own signal alone.
-    """
-    run_dir = tmp_path / "run"
-    process = start(2, "train", config, "--run", run_dir)
-    wait_for_step(run_dir, 100, process)
-    began = time.monotonic()
-    process.send_signal(signum)
-    _, stderr = process.communicate(timeout=60)
-    assert time.monotonic() - began < 20 and process.returncode != 0
-    step = load_newest(run_dir).progress.step
-    assert stderr.count(f"interrupted and saved at step {step}") == 1 and not messages(stderr)
-    done = launch(2, "train", config, "--run", run_dir)
-    assert done.returncode == 0, done.stderr
-    assert_equal(run_dir, whole)
-
-
-@pytest.mark.parametrize("world_size", [1, 3])
-def test_resuming_with_another_number_of_processes(config, tmp_path, world_size):
+def test_resuming_with_another_number_of_processes(config, tmp_path):
     """Works, ends up close, and says that bit-equality ends. Sabotage: do not record the number."""
-    settings = ("--set", "train.max_steps=30", "--set", "valid.every=15")
-    for run_dir, sizes in ((tmp_path / "whole", (2,)), (tmp_path / "run", (2, world_size))):
+    for run_dir, sizes in ((tmp_path / "whole", (2,)), (tmp_path / "run", (2, 1, 3))):
         for part, size in enumerate(sizes, 1):
             steps = f"train.max_steps={30 * part // len(sizes)}"
-            done = launch(size, "train", config, "--run", run_dir, *settings, "--set", steps)
+            settings = ("--set", "valid.every=15", "--set", steps)
+            done = launch(size, "train", config, "--run", run_dir, *settings)
             assert done.returncode == 0, done.stderr
-    assert f"processes (was 2, is {world_size})" in done.stderr
+            if part > 1:
+                assert f"processes (was {sizes[part - 2]}, is {size})" in done.stderr
     assert_close(tmp_path / "run", tmp_path / "whole")
 
 
 def test_a_peer_that_hangs_is_left(config, tmp_path):
     """After a minute, unsaved, with one message. Sabotage: no time-out for the heartbeat."""
-    began = time.monotonic()
+    program = ("--", FAULTY, "stop", 1, 50)
     arguments = ("train", config, "--quiet", "--run", tmp_path / "run")
-    done = launch_faulty("stop", 1, 50, *arguments)
-    assert 55 < time.monotonic() - began < 180 and done.returncode == 1
-    [message] = messages(done.stderr)
-    assert "another process has ended or is unreachable" in message
+    process = start(2, *arguments, program=map(str, program))
+    wait_for_step(tmp_path / "run", 40, process)
+    began, workers = time.monotonic(), children(process)
+    while all(map(is_running, workers)):
+        assert time.monotonic() - began < 80
+        time.sleep(0.1)
+    assert time.monotonic() - began > 55
+    os.kill(workers[1], signal.SIGKILL)  # as the launcher does half a minute later
+    [message] = messages(process.communicate(timeout=30)[1])
+    assert "another process has ended or is unreachable" in message and process.returncode == 1
 
 
 def test_two_machines(config, tmp_path):
@@ -201,10 +200,8 @@ def test_two_machines(config, tmp_path):
     workers = [pid for node in nodes for pid in children(node)]
     nodes[1].kill()
     wait_for_end(workers, 10)
-    _, stderr = nodes[0].communicate(timeout=60)
-    [message] = messages(stderr)
-    assert "another process has ended or is unreachable" in message and nodes[0].returncode != 0
-    nodes[1].communicate(timeout=60)
+    [message] = messages("".join(node.communicate(timeout=60)[1] for node in nodes))
+    assert "has ended or is unreachable" in message and nodes[0].returncode != 0
     shutil.copytree(run_dir, tmp_path / "copy")
     nodes = start_nodes(config, run_dir, "--set", "train.max_steps=200")
     for node in nodes:

@@ -86,7 +86,6 @@ def test_evaluation_by_several_processes(copy_run, tmp_path):
 
 ERRORS = {
     "no such input": (("translate", "RUN", "--input", "none.de"), "none.de: no such file"),
-    "no run": (("translate", "none"), "none: no such"),
     "average": (("average", "RUN"), "average works in one process"),
     "two systems": (("evaluate", "RUN", "none"), "none: no such"),
     "prompt": (("translate", "RUN"), "a prompt works in one process"),
