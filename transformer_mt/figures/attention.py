@@ -5,8 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from transformer_mt.errors import ConfigError, DataError
 from transformer_mt.figures.canvas import ACCENT, drawable, figure_style
-from transformer_mt.translation.forced_decoding import PairAttention, Weights
-from transformer_mt.translation.translation_model import TranslationModel
+from transformer_mt.translation.translation_model import PairAttention, TranslationModel, Weights
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -164,11 +164,7 @@ class Translator:
     def _split_point(self, pieces: list[str]) -> int:
         """Finds the last end of a sentence, else of a clause, else of a word, else the last piece.
 
-        Args:
-            pieces: One more than a part may have.
-
-        Returns:
-            Index of the piece that the next part begins with.
+        Takes one piece more than a part may have; returns the index that the next part begins with.
         """
         word_starts = [i for i in range(1, len(pieces)) if pieces[i].startswith("▁")]
         for ends in (_SENTENCE_ENDS, _CLAUSE_ENDS):
@@ -184,10 +180,7 @@ class Translator:
     ) -> list[list[Hypothesis]]:
         """Decodes in batches of similar length, and restores the order of the sources.
 
-        Args:
-            sources: Source ids without EOS, none empty.
-            owners: The line that each source is a part of.
-            advance: Called with the number of lines in each batch.
+        Each source belongs to the line in `owners`; `advance` is called with the lines of a batch.
         """
 
         def decode(
@@ -221,11 +214,7 @@ class Translator:
         return [gathered[i] for i in range(len(sources))]
 
     def _cut_batches(self, sources: list[list[int]], owners: list[int]) -> list[list[int]]:
-        """Cuts the sources of each chunk of lines into batches of similar length, longest first.
-
-        Returns:
-            For each batch, the indices of its sources.
-        """
+        """Cuts each chunk of lines into batches of indices of similar length, longest first."""
         batches = []
         indices = range(len(sources))
         for _, chunk in groupby(indices, key=lambda i: owners[i] // self.chunk_lines):
