@@ -145,7 +145,7 @@ def our_translations(
 
     def with_batch_tokens(batch_tokens: int) -> Translate:
         translator = model.translator(SearchOptions(beam_size, ALPHA, batch_tokens=batch_tokens))
-        return lambda lines: list(translator.translate(lines))
+        return translator.translate
 
     return {size: with_batch_tokens(size) for size in sizes}
 
@@ -193,7 +193,8 @@ def plain_translation(checkpoint: Checkpoint, device: str) -> Translate:
             memory, mask = model.encode(src), model.src_mask(src)
             tgt = torch.tensor([[BOS_ID]], device=device)
             for _ in range(len(ids) + EXTRA_LENGTH):
-                token = model.decode(tgt, memory, mask)[:, -1].argmax(-1, keepdim=True)
+                output = model.decode(tgt, memory, mask)[:, -1]
+                token = model.logits(output).argmax(-1, keepdim=True)
                 tgt = torch.cat((tgt, token), dim=1)
                 if token.item() == EOS_ID:
                     break

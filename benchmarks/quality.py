@@ -66,18 +66,7 @@ BATCH = 128
 
 @dataclass
 class Task:
-    """What all sides are given.
-
-    Attributes:
-        path: The configuration file.
-        changes: Changes of it, KEY=VALUE.
-        config: What it says.
-        prepared: The training text in pieces.
-        valid: The validation text.
-        test: The test text.
-        minutes: Minutes of training.
-        work: Where runs are kept.
-    """
+    """What all sides are given; changes are KEY=VALUE, and runs are kept in the folder `work`."""
 
     path: Path
     changes: list[str]

@@ -28,7 +28,7 @@ from load import neighbours
 from transformer_mt.config.loading import load_config
 from transformer_mt.text.batching import plan_epoch
 from transformer_mt.text.prepared import prepare
-from transformer_mt.training.occupancy import describe_occupancy, idle_share
+from transformer_mt.training.idle_share import idle_share
 
 WARM_UP = 6
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "--")
@@ -56,7 +56,6 @@ def plan(
     shares = {}
     for world_size in (8, 64):
         micro_batch_tokens = settings.train.micro_batch_tokens
-        print(describe_occupancy(steps, lengths, micro_batch_tokens, world_size))
         shares[world_size] = idle_share(steps, lengths, micro_batch_tokens, world_size)
     print(json.dumps({"seconds": seconds, "steps": len(steps), "idle": shares}))
 

@@ -42,7 +42,7 @@ from peers import JoeyNMT, Step, Tutorial, tutorial
 from transformer_mt.config.keys import Config
 from transformer_mt.config.loading import load_config
 from transformer_mt.errors import DeviceError
-from transformer_mt.system.device import choose_device, supports
+from transformer_mt.system.device import choose_device, compute_settings, supports
 from transformer_mt.text.batching import (
     EncodedLines,
     EncodedPairs,
@@ -52,7 +52,7 @@ from transformer_mt.text.batching import (
 )
 from transformer_mt.text.prepared import prepare
 from transformer_mt.training.engine import Engine
-from transformer_mt.training.flops import measure_peak_flops, training_flops
+from transformer_mt.training.flops import flops_per_token, measure_peak_flops
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 PAPER = {"d_model": 512, "d_ff": 2048, "n_heads": 8, "encoder_layers": 6, "decoder_layers": 6}
@@ -132,7 +132,8 @@ def ours(task: Task, precision: str, micro_batch_tokens: int, fuse: bool) -> Ste
     def step(i: int) -> tuple[int, int]:
         parts = cut_micro_batches(steps[i], *task.pairs.lengths, micro_batch_tokens)
         batches = [task.pairs.batch(part) for part in parts]
-        engine.train_step(i + 1, batches)
+        with compute_settings(task.device, tf32=True):
+            engine.train_step(i + 1, batches)
         float(engine.grad_norm)  # waits for the device
         return sum(batch.src_tokens for batch in batches), sum(b.tgt_tokens for b in batches)
 
@@ -201,8 +202,9 @@ def fixed(task: Task, sentences: int) -> Contender:
 
 def measure(task: Task, sides: list[Contender], steps: int) -> None:
     """Takes steps with some sides in turn."""
-    for side in sides:
-        side.peak = measure_peak_flops(task.device, side.precision)
+    with compute_settings(task.device, tf32=True):
+        for side in sides:
+            side.peak = measure_peak_flops(task.device, side.precision)
     running = [side.make() for side in sides]
     for i in range(steps + WARM_UP):
         for side, step in zip(sides, running, strict=True):
@@ -213,7 +215,8 @@ def measure(task: Task, sides: list[Contender], steps: int) -> None:
                 took = time.perf_counter() - began
             side.first_seconds = side.first_seconds or took
             if i >= WARM_UP:
-                done = training_flops(task.config.model, task.vocab, src, tgt)
+                per_src, per_tgt = flops_per_token(task.config.model, task.vocab)
+                done = src * per_src + tgt * per_tgt
                 side.rates.append(tgt / took)
                 side.shares.append(done / took / side.peak)
             number = f"step {i + 1} of {steps + WARM_UP}"

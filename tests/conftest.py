@@ -3,24 +3,26 @@
 import logging
 import os
 import random
-import shutil
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import fork_server
 import pytest
 
-from transformer_mt.system.process_settings import limit_spinning
+from transformer_mt.system.process_settings import configure_libraries
 
-limit_spinning()  # works only before torch is imported
+configure_libraries()  # works only before torch is imported
 
 import torch
+import torch.nn.functional as F
 
+from transformer_mt.cli.program import main
 from transformer_mt.config.keys import Config
 from transformer_mt.config.loading import parse_config
+from transformer_mt.model.transformer import Transformer
 from transformer_mt.system.console import PACKAGE_LOGGER
-from transformer_mt.system.files import locked
 from transformer_mt.training.run import train
 
 ALPHABET = "abcdefghijklmnopqrstuvwxyz"
@@ -121,44 +123,58 @@ def write_toml(path: Path, values: dict[str, dict[str, object]]) -> Path:
     return path
 
 
-def train_to_copy(corpus_dir: Path, run_dir: Path) -> None:
-    """Trains a run until it copies lines of lower-case words."""
-    config = tiny_config(
-        corpus_dir,
-        data__max_length=24,  # about as long as what it learns from, so longer lines are split
-        model__dropout=0.0,
-        optim__label_smoothing=0.0,
-        optim__warmup_steps=150,
-        train__batch_tokens=1200,
-        train__micro_batch_tokens=3000,
-        train__max_steps=700,
-        train__save_every=700,
-        train__log_every=100,
-        valid__every=350,
-    )
-    train(config, run_dir)
+def make_copying(model: Transformer) -> None:
+    """Sets the weights of the model of `copy_run` so that it copies nearly all lines.
+
+    The first half of the width, where sinusoids are fast, tells positions apart; the second half,
+    where they are nearly 0 and 1, holds the token. Cross-attention finds the source position that
+    is the target position, and copies its token. The rest of the model is random and weak, so that
+    results depend on all of it.
+    """
+    cross = model.decoder[0].cross_attention
+    half, heads = model.d_model // 2, cross.n_heads
+    tokens, slow = model.src_embedding[:, half:], torch.tensor([0.0, 1.0]).repeat(half // 2)
+    centered = tokens - tokens.mean(1, keepdim=True)
+    tokens.copy_((F.normalize(centered) * half**0.5 - slow) / model.d_model**0.5)
+    model.src_embedding[:, :half] = 0
+    model.src_embedding[4:260, half - 1] = -1 / 16  # bytes, which the bias makes unlikely
+    model.decoder_norm.bias[half - 1] = 50
+    position = torch.eye(model.d_model)[: model.d_model // heads]  # the fastest sinusoids
+    position[:, half:] = -1 / half  # the mean that layer norm subtracts
+    token = torch.eye(model.d_model).roll(half, 1)
+    token[half:] = 0
+    cross.q.weight.copy_(20 * position.repeat(heads, 1))
+    cross.kv.weight.copy_(torch.cat((position.repeat(heads, 1), token)))
+    cross.out.weight.copy_(4 * token.T)
+    for layer in (*model.encoder, *model.decoder):
+        layer.self_attention.out.weight *= 0.12
+        layer.feed_forward.outer.weight *= 0.12
+    model.decoder_norm.weight.fill_(2)
 
 
 @pytest.fixture(scope="session")
 def copy_run(corpus_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Gives a run that has learned to copy lines of lower-case words.
+    """Gives a run whose model copies lines of lower-case words, without training."""
+    initialise = Transformer._initialise
 
-    The workers of one test run share what one of them has trained. A directory named by the
-    environment variable TRANSFORMER_MT_COPY_RUN keeps it for many runs of the tests; delete the
-    directory after a change to training.
-    """
-    base = tmp_path_factory.getbasetemp()  # of one worker; pytest-xdist has a folder for them all
-    base = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
-    shared = Path(os.environ.get("TRANSFORMER_MT_COPY_RUN", base / "shared"))
-    shared.mkdir(parents=True, exist_ok=True)
-    trained = shared / "run"
-    with locked(shared / "lock", lambda holder: None):
-        if not trained.exists():
-            shutil.copytree(corpus_dir, shared / "corpus", dirs_exist_ok=True)
-            train_to_copy(shared / "corpus", shared / "partial")
-            (shared / "partial").rename(trained)
+    def initialise_to_copy(model: Transformer) -> None:
+        initialise(model)
+        with torch.no_grad():
+            make_copying(model)
+
+    config = tiny_config(
+        corpus_dir,
+        data__max_length=24,  # longer lines are split
+        model__dropout=0.0,
+        optim__label_smoothing=0.0,
+        optim__warmup_steps=1_000_000,  # the weights stay what they are
+        train__max_steps=1,
+        valid__every=1,
+    )
     run_dir = tmp_path_factory.mktemp("runs") / "copy"
-    shutil.copytree(trained, run_dir)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Transformer, "_initialise", initialise_to_copy)
+        train(config, run_dir)
     return run_dir
 
 
@@ -204,3 +220,39 @@ def run_program(*arguments: object, stdin: bytes = b"") -> subprocess.CompletedP
     """Runs the program to its end in a forked process, which is quicker."""
     environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
     return fork_server.run(command(*arguments), stdin, env=environment)
+
+
+@dataclass(frozen=True)
+class Called:
+    """What a command gave.
+
+    Attributes:
+        code: Its exit code.
+        out: What it wrote to stdout.
+        err: What it wrote to stderr.
+    """
+
+    code: int
+    out: bytes
+    err: str
+
+
+@pytest.fixture
+def call(monkeypatch, capfdbinary):
+    """Runs a command in this process, with stdin from a file."""
+
+    def call(*arguments: object, stdin: object = os.devnull) -> Called:
+        with monkeypatch.context() as patch, open(stdin) as source:
+            patch.setattr("sys.stdin", source)
+            # Otherwise SIGPIPE could end this process.
+            patch.setattr("transformer_mt.translation.run.exit_on_closed_stdout", lambda: None)
+            patch.setattr(sys, "argv", ["transformer-mt", *map(str, arguments)])
+            try:
+                main()
+                code = 0
+            except SystemExit as stop:
+                code = int(stop.code or 0)
+        out, err = capfdbinary.readouterr()
+        return Called(code, out, err.decode())
+
+    return call

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -71,7 +72,7 @@ def launch_faulty(fault: str, rank: int, step: int, *arguments: object, world_si
 
 def messages(stderr: str) -> list[str]:
     """Gives the lines that are the program's, not torchrun's own report."""
-    return [line for line in stderr.splitlines() if line.startswith(("error:", "warning:"))]
+    return re.findall(r"^(?:process \d+ of \d+: )?(?:error|warning): .*", stderr, re.MULTILINE)
 
 
 def exit_codes(stderr: str) -> list[int]:

@@ -13,9 +13,8 @@ CUDA, an operation whose operands lie on both devices fails, but for host scalar
 - a result whose size depends on values: `nonzero`, a bool mask as an index, `masked_select`,
   `unique`, `repeat_interleave` with a tensor and without `output_size`.
 
-`cuda.launches` counts the operations on the device that compute or copy. An operation is one or a
-few kernels, so this is about the number of launches. Autocast runs with the lists of the CPU, which
-are those of CUDA for everything the model does.
+`cuda.operations` counts the operations on the device by name. Autocast runs with the lists of the
+CPU, which are those of CUDA for everything the model does.
 
 What is not simulated: other threads, streams, `torch.compile`, kernels that only CUDA has, and
 memory that is freed or overwritten before an asynchronous copy has read it.
@@ -47,23 +46,9 @@ READ_VALUES = {aten._local_scalar_dense.default, aten.equal.default, aten.is_non
 SIZE_FROM_VALUES = {
     aten.nonzero.default,
     aten.masked_select.default,
-    aten._unique.default,
     aten._unique2.default,
-    aten.unique_dim.default,
-    aten.unique_consecutive.default,
-    aten.bincount.default,
 }
 INDEXING = {aten.index.Tensor, aten.index_put.default, aten.index_put_.default}
-INDEXING |= {aten._unsafe_index.Tensor, aten._index_put_impl_.default}
-NO_KERNEL = {
-    aten.empty.memory_format,
-    aten.empty_like.default,
-    aten.empty_strided.default,
-    aten.new_empty.default,
-    aten.new_empty_strided.default,
-    aten._unsafe_view.default,
-    aten._local_scalar_dense.default,
-}
 
 
 class Storages:
@@ -105,8 +90,7 @@ class _Dispatch(TorchDispatchMode):
             self._check(func, args, kwargs, inputs, on_device)
         result = func(*args, **kwargs)
         if any(on_device) or (not inputs and cuda.makes_on_device):
-            cuda.launches += not (func.is_view or func in NO_KERNEL)
-            cuda.operations[str(func)] += not (func.is_view or func in NO_KERNEL)
+            cuda.operations[str(func)] += 1
             old = {tensor.untyped_storage()._cdata for tensor in inputs}
             for leaf in tree_leaves(result):
                 if isinstance(leaf, Tensor) and leaf.untyped_storage()._cdata not in old:
@@ -152,8 +136,7 @@ class SimulatedCuda(TorchFunctionMode):
 
     Attributes:
         synchronisations: Counts by place, such as `training/engine.py:225 item`.
-        launches: Operations on the device so far, views not counted.
-        operations: The same by name.
+        operations: Counts by name of the operations on the device.
         storages: Those on the device.
         makes_on_device: Whether an operation without operands makes its result on the device.
     """
@@ -162,7 +145,7 @@ class SimulatedCuda(TorchFunctionMode):
         super().__init__()
         self.synchronisations: Counter[str] = Counter()
         self.operations: Counter[str] = Counter()
-        self.launches, self.makes_on_device = 0, False
+        self.makes_on_device = False
         self.storages, self._pinned, self._stack = Storages(), Storages(), ExitStack()
 
     def __enter__(self) -> Self:  # noqa: D105

@@ -5,6 +5,7 @@ import math
 import subprocess
 import sys
 import tomllib
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,6 @@ from transformer_mt.checkpoints import checkpoint as checkpoint_module
 from transformer_mt.errors import CheckpointError, ConfigError, DataError
 from transformer_mt.evaluation.evaluator import mean_nll
 from transformer_mt.text.batching import encode_pairs
-from transformer_mt.text.corpus import RawPairs
 
 GUIDE = Path(__file__).parents[1] / "docs" / "translating.md"
 LINES = [*copy_lines(30, 21), ""]
@@ -36,14 +36,15 @@ def run_python(code: str, *arguments: object) -> str:
     return done.stdout
 
 
-def test_the_lines_of_the_guide(copy_run):
+def test_the_lines_of_the_guide(copy_run, capfd):
     """They run as they stand, with a run in place of the one they name."""
     section = GUIDE.read_text().split("## From Python\n")[1].split("\n## ")[0]
     lines = [line[4:] for line in section.splitlines() if line.startswith("    ")]
     assert 5 <= len(lines) <= 7 and "import transformer_mt" in lines
     code = "\n".join(lines).replace("checkpoints/wmt16-base", str(copy_run))
     assert str(copy_run) in code
-    assert run_python(code) == ""
+    exec(code, {})
+    assert capfd.readouterr() == ("", "")
 
 
 def test_importing_is_lazy():
@@ -108,19 +109,27 @@ def test_the_process_stays_as_it_was(copy_run):
     assert run_python(STATE, copy_run) == "[]\n"
 
 
-def test_the_program_makes_its_settings():
-    """Before torch is imported, and only there."""
-    code = """
-import os, signal, sys
+PROGRAM = """
+import json, os, signal, sys
 os.environ.pop("LRU_CACHE_CAPACITY", None)
 from transformer_mt.cli import program
 assert "LRU_CACHE_CAPACITY" not in os.environ and "torch" not in sys.modules
-sys.argv = ["transformer-mt", "--version"]
+assert signal.getsignal(signal.SIGPIPE) == signal.SIG_IGN
+sys.argv = ["transformer-mt", "translate", sys.argv[1], "--quiet", "--input", os.devnull]
 program.main()
 assert os.environ["LRU_CACHE_CAPACITY"] == "64"
-assert signal.getsignal(signal.SIGPIPE) == signal.SIG_IGN
+assert signal.getsignal(signal.SIGPIPE) == signal.SIG_DFL
+print(json.dumps(sorted(name for name in sys.modules if name.startswith("transformer_mt."))))
 """
-    assert run_python(code).startswith("transformer-mt ")
+
+
+def test_the_program_makes_its_settings_and_imports_no_training_code(copy_run):
+    """Before torch is imported, and only there. Sabotage: import `training.engine` elsewhere."""
+    modules = json.loads(run_python(PROGRAM, copy_run))
+    assert "transformer_mt.translation.chunks" in modules
+    packages = {name.split(".")[1] for name in modules}
+    assert not packages & {"training", "evaluation", "figures"}, packages
+    assert not {"datasets", "sacrebleu"} & set(modules)
 
 
 def test_translate(model):
@@ -175,11 +184,11 @@ def test_score_of_empty_lines(model):
 
 def test_scores_sum_to_the_validation_nll(model, copy_run):
     """What `score` gives each pair is what perplexity is computed from."""
-    raw = RawPairs(LINES[:-1], [line[::-1] for line in LINES[:-1]])
-    pairs = encode_pairs(raw, model.vocab)
+    src, tgt = LINES[:-1], [line[::-1] for line in LINES[:-1]]
+    pairs = encode_pairs(src, tgt, model.vocab)
     tokens = int(pairs.tgt.lengths.sum())
-    mean = -sum(model.score(raw.src, raw.tgt)) / tokens
-    assert mean_nll(model.model, pairs, 200) == pytest.approx(mean, abs=1e-4)
+    mean = -sum(model.score(src, tgt)) / tokens
+    assert mean_nll(model.model, pairs) == pytest.approx(mean, abs=1e-4)
 
 
 def test_attention(model):
@@ -212,8 +221,9 @@ def test_an_ensemble(copy_run, model):
         ensemble.attention("abc")
 
 
-def test_wrong_arguments(copy_run, model):
-    """They raise the program's own errors, which name the argument."""
+def test_arguments(copy_run, model):
+    """`max_length` splits earlier; wrong ones raise the program's own errors, which name them."""
+    assert transformer_mt.load(copy_run, max_length=5, device="cpu").max_length == 5
     with pytest.raises(CheckpointError, match="nowhere: no such run or checkpoint"):
         transformer_mt.load("nowhere")
     with pytest.raises(ConfigError, match="precision int8"):
@@ -226,14 +236,13 @@ def test_wrong_arguments(copy_run, model):
         model.n_best(["a"], n=0, beam_size=2)
     with pytest.raises(ConfigError, match="beam size 200"):
         model.translate(["a"], beam_size=200)
+    # The characters of a string would be translated one by one.
+    for call in (model.translate, partial(model.n_best, n=1), partial(model.score, ["a"])):
+        with pytest.raises(TypeError, match=r"pass a list of lines, such as \[line\]"):
+            call("abc")
 
 
-def test_options_of_load(copy_run):
-    """`max_length` splits lines earlier."""
-    assert transformer_mt.load(copy_run, max_length=5, device="cpu").max_length == 5
-
-
-def test_every_checkpoint_is_verified_once(copy_run, tmp_path, monkeypatch):
+def test_every_checkpoint_is_verified_once(copy_run, tmp_path, monkeypatch, call):
     """By `evaluate`, `translate` and `load`. Sabotage: read the corpus's name by another look."""
     verified: list[Path] = []
     verify = checkpoint_module.verify_manifest
@@ -242,43 +251,21 @@ def test_every_checkpoint_is_verified_once(copy_run, tmp_path, monkeypatch):
         verified.append(directory)
         return verify(directory)
 
-    from transformer_mt.cli.program import main
-
     monkeypatch.setattr(checkpoint_module, "verify_manifest", count)
-    (tmp_path / "in").write_text("abc de\n")
-    files = ["--src", str(tmp_path / "in"), "--ref", str(tmp_path / "in")]
-    for arguments in (
-        ["evaluate", str(copy_run), *files],
-        ["translate", str(copy_run), "--input", str(tmp_path / "in"), "--output", "/dev/null"],
-        ["evaluate", str(copy_run), "--hypotheses", str(tmp_path / "in"), *files],
+    text = tmp_path / "in"
+    text.write_text("abc de\n")
+    for command in (
+        ["evaluate", copy_run, "--src", text, "--ref", text],
+        ["evaluate", copy_run, "--hypotheses", text, "--src", text, "--ref", text],
+        ["translate", copy_run, "--input", text],
+        None,
     ):
-        if arguments[-1] == "/dev/null":
-            arguments[-1] = str(tmp_path / "out")
-        monkeypatch.setattr(sys, "argv", ["transformer-mt", *arguments, "--quiet"])
-        main()
-        assert verified and len(verified) == len(set(verified)), verified
         verified.clear()
-    transformer_mt.load(copy_run)
-    assert len(verified) == len(set(verified))
-
-
-def test_translate_imports_no_training_code(copy_run):
-    """Sabotage: import `training.engine` in checkpoint.py."""
-    code = """
-import json, sys
-from transformer_mt.cli import program
-sys.argv = ["transformer-mt", "translate", sys.argv[1], "--quiet"]
-program.main()
-print(json.dumps(sorted(name for name in sys.modules if name.startswith("transformer_mt."))))
-"""
-    program = [sys.executable, "-c", code, str(copy_run)]
-    done = subprocess.run(program, input=b"abc de\n", capture_output=True, timeout=120, check=True)
-    modules = json.loads(done.stdout.splitlines()[-1])
-    assert "transformer_mt.translation.chunks" in modules
-    choices = {"transformer_mt.figures", "transformer_mt.figures.options"}  # of options, for --help
-    packages = {name.split(".")[1] for name in modules if name not in choices}
-    assert not packages & {"training", "evaluation", "figures"}, packages
-    assert not {"datasets", "sacrebleu"} & set(modules)
+        if command:
+            assert call(*command, "--quiet").code == 0
+        else:
+            transformer_mt.load(copy_run)
+        assert verified and len(verified) == len(set(verified)), verified
 
 
 def test_types_are_part_of_the_package():
@@ -287,15 +274,3 @@ def test_types_are_part_of_the_package():
     assert (root / "py.typed").exists()
     settings = tomllib.loads((root.parent / "pyproject.toml").read_text())
     assert "py.typed" in settings["tool"]["setuptools"]["package-data"]["transformer_mt"]
-
-
-def test_a_string_is_not_a_list_of_lines(model):
-    """Its characters would be translated one by one."""
-    calls = [
-        lambda: model.translate("abc"),
-        lambda: model.n_best("abc", n=1),
-        lambda: model.score("abc", "abc"),
-    ]
-    for call in calls:
-        with pytest.raises(TypeError, match=r"pass a list of lines, such as \[line\]"):
-            call()

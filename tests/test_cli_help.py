@@ -27,10 +27,10 @@ KEYS = [
 ]
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", [*COMMANDS, "plot training", "plot attention"])
 def test_help_is_plain_and_fits_a_terminal(command, monkeypatch, capsys):
     """Only the lines of examples may be longer; no type is shown as Python names it."""
-    code, out, err = call(monkeypatch, capsys, command, "-h")
+    code, out, err = call(monkeypatch, capsys, *command.split(), "-h")
     assert code == 0 and not err
     assert not re.search(r"<|\{|\]\.\.\.", out.replace(" < in.de > ", ""))
     assert all(len(line) <= 80 for line in out.splitlines() if "transformer-mt" not in line)
@@ -90,5 +90,5 @@ def test_config_lists_keys(monkeypatch, capsys):
     )
     result = call(monkeypatch, capsys, "config", "optim.lrscale")
     assert_one_error(
-        *result, "optim.lrscale is not a key of the configuration; did you mean optim.lr_scale?"
+        *result, "optim.lrscale is not a key of the configuration (did you mean optim.lr_scale?)"
     )

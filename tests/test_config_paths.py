@@ -1,28 +1,19 @@
 """Paths in a configuration: where they are looked for, what is remembered, what is expanded."""
 
 import json
-import os
-import subprocess
 from pathlib import Path
 
-import fork_server
 import pytest
-from conftest import command, tiny_values, write_copy_corpus, write_toml
+from conftest import tiny_values, write_copy_corpus, write_toml
+from test_cli_errors import assert_one_error, call
 
 from transformer_mt.checkpoints.run_directory import find_checkpoint
 from transformer_mt.config.loading import load_config
 from transformer_mt.errors import CheckpointError, ConfigError, DataError
-from transformer_mt.text.corpus import load_split
 from transformer_mt.text.prepared import prepare
 from transformer_mt.training.run import train
 
 KEYS = "data.path", "vocab.path", "train.init_from"
-
-
-def run_in(folder: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
-    """Runs the program in a working directory, without network."""
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
-    return fork_server.run(command(*arguments), text=True, cwd=folder, env=environment)
 
 
 def values_of(config) -> list[str | None]:
@@ -76,6 +67,8 @@ def test_home_and_variables_are_expanded(tmp_path, monkeypatch):
     """In every path of a configuration, in the file and by --set; `cache_dir` stays relative."""
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("PART", "part")
+    monkeypatch.chdir(tmp_path)
+    Path("part/cache").mkdir(parents=True)
     values = {
         "data": {"path": "~/text", "cache_dir": "$PART/cache", "prepared_dir": "${HOME}/prepared"},
         "vocab": {"path": "$HOME/vocab.model"},
@@ -86,75 +79,47 @@ def test_home_and_variables_are_expanded(tmp_path, monkeypatch):
     assert config.data.prepared_dir == f"{tmp_path}/prepared"
     with pytest.raises(ConfigError, match=r"data.prepared_dir = \$NOT_SET/x: .* NOT_SET is not"):
         load_config(tmp_path / "a.toml", ["data.prepared_dir=$NOT_SET/x"])
+    # A name that the system cannot look up is kept, as any other.
+    assert load_config(tmp_path / "a.toml", ['data.path="~\\u0000"']).data.path == "~\0"
 
 
-def test_a_path_that_cannot_be_expanded(tmp_path):
-    """It is kept, and looked for like any other. Sabotage: let the system's error out."""
-    path = write_toml(tmp_path / "a.toml", {"data": {"path": "x"}})
-    assert load_config(path, ['data.path="~\\u0000"']).data.path == "~\0"
+def test_a_run_remembers_where_its_corpus_was_found(places, tmp_path, monkeypatch, capsys):
+    """`evaluate` works from any folder; a corpus that was moved is one setting away.
 
-
-def test_evaluate_works_from_any_folder(places, tmp_path):
-    """The run remembers where its corpus was found. Sabotage: keep the path as typed."""
-    trained = run_in(places["work"], "train", places["config"], "--run", tmp_path / "run")
-    assert trained.returncode == 0, trained.stderr
-    (tmp_path / "elsewhere").mkdir()
-    done = run_in(tmp_path / "elsewhere", "evaluate", tmp_path / "run", "--json")
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["sentences"] == 5
-
-
-def test_a_moved_corpus_is_one_setting_away(places, tmp_path):
-    """The message says so, the run resumes, and its best checkpoint is evaluated on the new one.
-
-    Sabotage: take the path from the best checkpoint, which is older than the move.
+    Its best checkpoint is then evaluated on the new one. Sabotage: keep the path as typed; take it
+    from the best checkpoint, which is older than the move.
     """
     run = ["train", places["config"], "--run", tmp_path / "run"]
-    assert run_in(places["work"], *run).returncode == 0
+    evaluate = ["evaluate", tmp_path / "run", "--json"]
+    assert call(monkeypatch, capsys, *run)[0] == 0
+    monkeypatch.chdir(tmp_path)
+    code, out, err = call(monkeypatch, capsys, *evaluate)
+    assert code == 0 and json.loads(out)["sentences"] == 5, err
     (places["project"] / "text").rename(tmp_path / "moved")
-    evaluated = run_in(places["work"], "evaluate", tmp_path / "run")
-    assert evaluated.returncode == 2
-    assert f"data.path = {places['project']}/text: there is no such folder" in evaluated.stderr
-    assert "train with --set data.path=NEW" in evaluated.stderr
-    resumed = run_in(
-        places["work"], *run, "--set", "train.max_steps=2", "--set", "data.path=../moved"
-    )
-    assert resumed.returncode == 0, resumed.stderr
+    evaluated = call(monkeypatch, capsys, *evaluate)
+    missing = f"data.path = {places['project']}/text: there is no such folder"
+    assert_one_error(*evaluated, missing)
+    assert "train with --set data.path=NEW" in evaluated[2]
+    settings = ["--set", "train.max_steps=2", "--set", "data.path=moved"]
+    code, _, err = call(monkeypatch, capsys, *run, *settings)
+    assert code == 0, err
     assert find_checkpoint(tmp_path / "run").path.name == "step-00000001"
-    assert run_in(places["work"], "evaluate", tmp_path / "run").returncode == 0
+    assert call(monkeypatch, capsys, *evaluate)[0] == 0
 
 
-def test_the_message_names_the_folders_that_were_looked_in_then_the_hub(places, monkeypatch):
-    """Each path key; what was given by --set was looked for in the working directory only."""
+def test_a_path_that_does_not_exist_is_named_with_where_it_was_looked_for(places, monkeypatch):
+    """Each path key. Sabotage: only what was typed."""
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    text = places["config"].read_text()
-    both = f"in {places['project']} or {places['work']}"
-    places["config"].write_text(text.replace("'text'", "'data/txt'"))
-    with pytest.raises(DataError, match=f"^data.path = data/txt, .* {both}; on the hub: HF_HUB_"):
-        prepare(load_config(places["config"]))
-    with pytest.raises(DataError, match=rf"no such folder in {places['work']}; on the hub"):
-        prepare(load_config(places["config"], ["data.path=data/typo"]))
-    places["config"].write_text(text.replace("'text'", "'./txt'"))
-    with pytest.raises(DataError, match=f"^data.path = ./txt: there is no such folder {both}; if"):
-        prepare(load_config(places["config"]))
-    vocabulary = text.replace("[vocab]", "[vocab]\npath = 'x.model'")
-    places["config"].write_text(vocabulary)
-    with pytest.raises(DataError, match=f"^vocab.path = x.model: no such file or folder {both}$"):
-        prepare(load_config(places["config"]))
-    places["config"].write_text(text.replace("[train]", "[train]\ninit_from = 'x'"))
-    message = f"^train.init_from = x: no such run or checkpoint {both}$"
+    looked_in = f"in {places['work']}, nor beside the configuration file if it is set there"
+    config = places["config"]
+    with pytest.raises(DataError, match=rf"^data.path = data/txt, .* {looked_in}; on the hub: HF_"):
+        prepare(load_config(config, ["data.path=data/txt"]))
+    with pytest.raises(DataError, match=f"^data.path = ./txt: there is no such folder {looked_in}"):
+        prepare(load_config(config, ["data.path=./txt"]))
+    with pytest.raises(DataError, match="^data.path = /txt: there is no such folder; if the text"):
+        prepare(load_config(config, ["data.path=/txt"]))
+    with pytest.raises(DataError, match=f"^vocab.path = x: no such file or folder {looked_in}$"):
+        prepare(load_config(config, ["vocab.path=x"]))
+    message = f"^train.init_from = x: no such run or checkpoint {looked_in}$"
     with pytest.raises(CheckpointError, match=message):
-        train(load_config(places["config"]), places["work"] / "run")
-
-
-def test_an_unresolved_path_of_a_checkpoint_is_relative_to_the_working_directory(
-    places, monkeypatch
-):
-    """As checkpoints of earlier versions have it."""
-    config = load_config(places["config"])
-    old = config.data.model_copy(update={"path": "text"})
-    with pytest.raises(DataError, match=f"no such folder in {places['work']}"):
-        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-        load_split(old, "test")
-    monkeypatch.chdir(places["project"])
-    assert len(load_split(old, "test")) == 5
+        train(load_config(config, ["train.init_from=x"]), places["work"] / "run")

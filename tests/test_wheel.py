@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 
-OTHER_FILES = ("py.typed", "figures/report.html")
+OTHER_FILES = ("py.typed", "figures/report.html", "training/new_config.toml")
 
 pytestmark = pytest.mark.slow
 

@@ -6,6 +6,7 @@
     ├── OutputError           a file that cannot be written or is in use
     ├── CheckpointError       a run or checkpoint directory
     ├── DeviceError           a device, precision or amount of memory that is not available
+    │   └── CompileError      torch.compile does not work
     └── TrainingError         a run that cannot continue, since its gradients stay non-finite
     Interrupted               SIGINT or SIGTERM, after the work was saved; exit code 130 or 143
 

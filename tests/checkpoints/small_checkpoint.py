@@ -37,9 +37,9 @@ def build_model(config: Config, vocab: Vocabulary = VOCAB) -> Transformer:
 
 
 def save_step(run_dir: Path, step: int, **progress: object) -> Path:
-    """Saves a checkpoint with weights and moments, and gives its directory."""
+    """Saves a checkpoint with moments and weights of its own, and gives its directory."""
     path, config = checkpoint_path(run_dir, step), small_config()
-    torch.manual_seed(0)
+    torch.manual_seed(step)
     weights = build_model(config).state_dict()
     tensors = {MODEL: weights, TRAINING: {f"exp_avg.{name}": weights[name] for name in weights}}
     save_checkpoint(path, tensors, RunState(Progress(step=step, **progress)), config, VOCAB)

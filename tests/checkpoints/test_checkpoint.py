@@ -3,6 +3,7 @@
 import json
 import os
 from collections import Counter
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from small_checkpoint import VOCAB, build_model, save_step, small_config
 from transformer_mt.checkpoints.checkpoint import (
     CONFIG,
     EMA,
+    FORMAT,
     MODEL,
     STATE,
     TRAINING,
@@ -20,6 +22,7 @@ from transformer_mt.checkpoints.checkpoint import (
     RunState,
     checkpoint_digest,
     load_checkpoint,
+    parse_state,
     save_checkpoint,
 )
 from transformer_mt.config.keys import VocabConfig
@@ -27,11 +30,14 @@ from transformer_mt.errors import CheckpointError
 from transformer_mt.system.files import MANIFEST, read_manifest, sha256, write_manifest
 from transformer_mt.text.vocabulary import Vocabulary, train_vocabulary
 
+PATH = Path("run/step-00000005/state.json")
+
 
 def test_a_checkpoint_comes_back_as_it_was(tmp_path):
     """Configuration, vocabulary, state and tensors, transposed ones too; files are listed."""
     config = small_config(train__ema_decay=0.9, train__seed=5)
-    state = RunState(Progress(step=3, best_bleu=1.5), {"skipped_steps": 2}, {"threads": "2"})
+    progress = Progress(5, 1, 2, 3.5, 20.25, 4, 1, 5, "bf16", "abc", "def")
+    state = RunState(progress, {"skipped_steps": 2}, {"threads": "2"})
     matrix = torch.arange(6.0).view(2, 3).t()
     save_checkpoint(tmp_path / "saved", {"a.safetensors": {"m": matrix}}, state, config, VOCAB)
     checkpoint = load_checkpoint(tmp_path / "saved")
@@ -54,16 +60,6 @@ def test_all_files_may_be_read_by_the_same_users(tmp_path):
     finally:
         os.umask(umask)
     assert {file.stat().st_mode & 0o777 for file in path.iterdir()} == {0o640}
-
-
-def test_two_vocabularies_come_back(tmp_path):
-    """Each on its side."""
-    counters = [Counter({letters: 1}) for letters in ("abcd", "vwxyz")]
-    vocab = train_vocabulary(counters, VocabConfig(kind="char", size=10, shared=False))
-    save_checkpoint(tmp_path / "saved", {}, RunState(), small_config(), vocab)
-    loaded = load_checkpoint(tmp_path / "saved").vocab
-    assert (loaded.src_model, loaded.tgt_model) == (vocab.src_model, vocab.tgt_model)
-    assert not loaded.shared
 
 
 def test_the_moving_average_is_preferred(tmp_path):
@@ -121,15 +117,40 @@ def test_a_full_disk_is_an_oserror(tmp_path, monkeypatch):
     assert sorted(file.stat().st_mtime_ns for file in path.iterdir()) == before
 
 
-@pytest.mark.parametrize(("value", "message"), [(-1, "greater than"), ("3", "valid integer")])
-def test_a_malformed_state_is_named(tmp_path, value, message):
-    """Even if the manifest agrees with it."""
+def test_a_new_run_is_at_zero():
+    """Nothing is trained or validated yet, and zeros are valid. Sabotage: require a step."""
+    values = asdict(RunState())
+    assert {key: value for key, value in values["progress"].items() if value} == {
+        "best_bleu": -1.0,
+        "precision": "fp32",
+    }
+    assert parse_state(values, PATH) == RunState()
+
+
+def test_missing_keys_get_their_defaults():
+    """So a new key does not invalidate checkpoints. Sabotage: a field without a default."""
+    state = parse_state({"format": FORMAT, "progress": {"step": 7}}, PATH)
+    assert state == RunState(Progress(step=7))
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ([], "format None is unknown"),
+        ({"format": FORMAT + 1, "new": 1}, f"format {FORMAT + 1} is unknown; use a newer"),
+        ({"format": "2"}, "format 2 is unknown"),
+        ({"format": FORMAT, "step": 3}, "step: .*newer"),
+        ({"format": FORMAT, "progress": {"step": -1}}, r"progress\.step: .*greater than"),
+        ({"format": FORMAT, "progress": {"step": "1"}}, r"progress\.step: .*valid integer"),
+        ({"format": FORMAT, "progress": {"stride": 1}}, r"progress\.stride: .*newer"),
+    ],
+)
+def test_a_malformed_state_is_named(tmp_path, values, message):
+    """File and key, even if the manifest agrees with it."""
     path = save_step(tmp_path, 3)
-    state = json.loads((path / STATE).read_text())
-    state["progress"]["step"] = value
-    (path / STATE).write_text(json.dumps(state))
+    (path / STATE).write_text(json.dumps(values))
     write_manifest(path, {**read_manifest(path), STATE: sha256(path / STATE)})
-    with pytest.raises(CheckpointError, match=rf"{STATE}: progress.step: .*{message}"):
+    with pytest.raises(CheckpointError, match=rf"state\.json: {message}"):
         load_checkpoint(path)
 
 
@@ -153,17 +174,14 @@ def test_a_checkpoint_is_on_disk_before_and_after_it_is_renamed(tmp_path, monkey
 
 
 def test_a_vocabulary_that_the_manifest_does_not_list_is_not_read(tmp_path):
-    """Neither beside the files of two vocabularies nor instead of them.
+    """Neither beside the files of two vocabularies, which come back, nor instead of them.
 
     Sabotage: choose the files by what is in the directory.
     """
     other = train_vocabulary([Counter({"xyz": 1})], VocabConfig(kind="char", size=16))
     two = Vocabulary(VOCAB.src_model, other.src_model)
-    config = small_config(model__tie_embeddings=False).model_copy(
-        update={"vocab": VocabConfig(shared=False)}
-    )
     path = tmp_path / "step-00000001"
-    save_checkpoint(path, {}, RunState(), config, two)
+    save_checkpoint(path, {}, RunState(), small_config(), two)
     (path / "vocab.model").write_bytes(VOCAB.src_model)
     assert load_checkpoint(path).vocab.has_same_ids(two)
     write_manifest(path, {name: sha256(path / name) for name in (CONFIG, STATE, "src.model")})

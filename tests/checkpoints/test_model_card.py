@@ -1,85 +1,103 @@
 """The model card of averaged weights."""
 
+import shutil
+from functools import partial
+from pathlib import Path
+
 import pytest
 import yaml
 from conftest import tiny_config
-from test_cli_errors import call
 
 from transformer_mt.checkpoints.averaging import average
 from transformer_mt.checkpoints.checkpoint import load_checkpoint
+from transformer_mt.evaluation.report import EvaluationReport, evaluate_system
+from transformer_mt.text.test_sets import load_test_set
 from transformer_mt.training.run import train
+from transformer_mt.translation.options import LoadOptions, SearchOptions
+
+
+@pytest.fixture(scope="module")
+def trained(corpus_dir, tmp_path_factory) -> Path:
+    """Gives the average of two checkpoints, in its run."""
+    sizes = {"model__d_model": 16, "model__d_ff": 32, "data__train": "train[:600]"}
+    steps = {"train__max_steps": 4, "train__save_every": 2, "valid__every": 4}
+    run_dir = tmp_path_factory.mktemp("card") / "run"
+    train(tiny_config(corpus_dir, data__max_length=10, **steps, **sizes), run_dir)
+    return average(run_dir, 2, None)
 
 
 @pytest.fixture
-def averaged(corpus_dir, tmp_path):
-    """Gives the average of two checkpoints."""
-    sizes = {"model__d_model": 16, "model__d_ff": 32, "data__train": "train[:600]"}
-    config = tiny_config(
-        corpus_dir,
-        train__max_steps=4,
-        train__save_every=2,
-        valid__every=4,
-        data__max_length=10,
-        **sizes,
-    )
-    train(config, tmp_path / "run")
-    return average(tmp_path / "run", 2, None)
+def averaged(trained, tmp_path) -> Path:
+    """Gives a copy of it."""
+    return Path(shutil.copytree(trained.parent, tmp_path / "run")) / trained.name
 
 
 def header(card: str) -> dict:
     return yaml.safe_load(card.split("---\n")[1])
 
 
-def evaluate(averaged, tmp_path, monkeypatch, capsys) -> str:
-    (tmp_path / "text | x").write_text("ab cd\nef\n")
-    text = ["--src", tmp_path / "text | x", "--ref", tmp_path / "text | x", "--quiet"]
-    code, out, err = call(monkeypatch, capsys, "evaluate", averaged, *text)
-    assert code == 0 and not err
-    return out
+def evaluate(averaged: Path, beam_size: int = 1) -> EvaluationReport:
+    text = averaged.parent.parent / "text: x"
+    text.write_text("ab cd\nef\n")
+    load = partial(load_test_set, src=text, refs=[text])
+    return evaluate_system([averaged], None, None, load, SearchOptions(beam_size), LoadOptions())
 
 
 def test_an_average_has_a_card_with_what_is_known(averaged):
     """Data, recipe, no scores of the run's, no licence. Sabotage: take the run's best BLEU."""
     card = (averaged / "README.md").read_text()
-    values = header(card)
-    assert values == {
+    assert header(card) == {
         "language": ["de", "en"],
         "library_name": "transformer-mt",
         "pipeline_tag": "translation",
     }
-    assert "mean of 2 checkpoints, of steps 4, 2." in card
+    model = load_checkpoint(averaged).build_model()
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    assert "\n# averaged-2\n" in card and f"\n{parameters:,} parameters, stored in float32." in card
+    assert "4 steps of about 500 tokens" in card and ", pre-norm, fp32.\n" in card
+    assert "mean of the checkpoints of steps 4, 2." in card
     assert "None were measured on these weights." in card and "BLEU" not in card
     assert "of 600 pairs (dropped: " in card and " over 10 pieces), " in card
-    assert "Its quality was not measured." in card and "license" not in card
+    assert "transformer-mt translate averaged-2 " in card and "license" not in card
 
 
-def test_an_evaluation_adds_its_scores(averaged, tmp_path, monkeypatch, capsys):
+def test_evaluations_add_their_scores(averaged):
     """With their signatures, in the text and in the header; the checkpoint stays whole.
 
-    Sabotage: list the card in the manifest; write it once.
+    Sabotage: list the card in the manifest; write it once; take the scores of other weights.
     """
     before = load_checkpoint(averaged).digest
-    out = evaluate(averaged, tmp_path, monkeypatch, capsys)
+    reports = [evaluate(averaged), evaluate(averaged, beam_size=2)]
     assert load_checkpoint(averaged).digest == before
     card = (averaged / "README.md").read_text()
-    [result] = header(card)["model-index"][0]["results"]
-    assert result["dataset"]["name"].endswith("text | x")
-    assert [metric["type"] for metric in result["metrics"]] == ["bleu", "chrf"]
-    for line, metric in zip(out.splitlines(), result["metrics"], strict=True):
-        signature = line.split("|", 1)[1].split(" = ")[0]
-        assert f" {metric['value']:.2f}" in line and signature in metric["name"]
-        assert f"`{signature.replace('|', ' ')}`" in card
-    assert r"| text \| x | 2 | greedy, fp32 | BLEU |" in card
-    assert "mean of 2 checkpoints" in card and "Nothing was measured on text other than" in card
-    assert not (averaged.parent / "evaluations").exists() or all(
-        "text" not in path.name for path in (averaged.parent / "evaluations").iterdir()
-    )
+    [model] = header(card)["model-index"]
+    assert model["name"] == "averaged-2"
+    [result] = model["results"]  # one per text
+    assert result["dataset"] == {"name": "text: x", "type": "text: x"}
+    assert result["task"] == {"name": "de-en", "type": "translation"}
+    searches = ["greedy, fp32"] * 2 + ["beam 2, alpha 1, fp32"] * 2
+    scores = [score for report in reports for score in report.scores]
+    for metric, search, score in zip(result["metrics"], searches, scores, strict=True):
+        assert metric["name"] == f"{score.title} ({search}; {score.signature})"
+        assert (metric["type"], metric["value"]) == (score.name, round(score.value, 2))
+        assert f"\n  - {score.title} {score.value:.2f}, `{score.signature}`" in card
+    assert "\n- text: x, 2 sentences, greedy, fp32:\n  - BLEU " in card
+    assert "mean of the checkpoints of steps 4, 2." in card
+    record = averaged / "evaluations"
+    assert len(list(record.iterdir())) == 2
+    for path in record.iterdir():
+        path.write_text(path.read_text().replace(before, "0" * 64))
+    evaluate(averaged)
+    assert "beam 2" not in (averaged / "README.md").read_text()
 
 
-def test_a_card_that_was_edited_stays(averaged, tmp_path, monkeypatch, capsys):
+def test_a_card_that_was_edited_stays(averaged):
     """Sabotage: write it anew in any case."""
     card = averaged / "README.md"
     own = "\n".join(line for line in card.read_text().splitlines() if "<!--" not in line)
     card.write_text(own)
-    evaluate(averaged, tmp_path, monkeypatch, capsys)
+    evaluate(averaged)
     assert card.read_text() == own
+    card.unlink()
+    evaluate(averaged)
+    assert not card.exists()

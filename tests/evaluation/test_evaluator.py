@@ -1,44 +1,90 @@
-"""What validation and evaluation score."""
+"""Perplexity against its definition, and what validation scores."""
 
-import logging
+import math
 
-from transformer_mt.checkpoints.run_directory import find_checkpoint
-from transformer_mt.evaluation.evaluator import SystemTranslator, evaluate, read_output
+import pytest
+import torch
+
+from transformer_mt.config.keys import ModelConfig
+from transformer_mt.evaluation.evaluator import evaluate, mean_nll, perplexity
 from transformer_mt.evaluation.scoring import bleu
+from transformer_mt.model.transformer import Transformer
+from transformer_mt.text.batching import EncodedPairs, flatten
 from transformer_mt.text.corpus import RawPairs
-from transformer_mt.translation.options import DEFAULT_LOAD, DEFAULT_SEARCH
+from transformer_mt.text.vocabulary import BOS_ID, EOS_ID, PAD_ID
+from transformer_mt.translation import forced_decoding
+
+V = 13
+SOURCES = [[5, 6], [7], [4, 8, 9, 10, 11, 12, 4, 5, 6], [9, 9, 9], []]
+TARGETS = [[4], [5, 6, 7, 8, 9, 10, 11], [12, 4], [], [6, 6]]
+
+
+@pytest.fixture
+def model() -> Transformer:
+    """Gives a random model, in training mode, with dropout."""
+    torch.manual_seed(3)
+    config = ModelConfig(
+        d_model=16, d_ff=32, n_heads=2, encoder_layers=1, decoder_layers=1, dropout=0.5
+    )
+    return Transformer(config, V, V, PAD_ID).train()
+
+
+@torch.no_grad()
+def nats_of_a_pair(model: Transformer, src: list[int], tgt: list[int]) -> float:
+    """Sums the negative log-probabilities of a target and its end mark, without padding."""
+    logits = model(torch.tensor([[*src, EOS_ID]]), torch.tensor([[BOS_ID, *tgt]]))[0].double()
+    probabilities = zip(logits.softmax(-1).tolist(), [*tgt, EOS_ID], strict=True)
+    return -sum(math.log(row[token]) for row, token in probabilities)
+
+
+@pytest.mark.parametrize("positions", [1, 12, 30, 1000])
+@pytest.mark.parametrize(("sources", "targets"), [(SOURCES, TARGETS), (TARGETS, SOURCES)])
+def test_mean_nll_is_per_target_token(model, monkeypatch, sources, targets, positions):
+    """However the pairs are batched; one pair is longer than the smallest limit.
+
+    Sabotage: divide by the pairs, by the source tokens, or by tokens without end marks; cut the
+    batches by the lengths of one side.
+    """
+    sizes: list[int] = []
+    model.eval()
+    nats = [nats_of_a_pair(model, *pair) for pair in zip(sources, targets, strict=True)]
+    model.register_forward_pre_hook(lambda _, batch: sizes.extend(ids.numel() for ids in batch))
+    monkeypatch.setattr(forced_decoding, "BATCH_POSITIONS", positions)
+    actual = mean_nll(model, EncodedPairs(flatten(sources), flatten(targets)))
+    tokens = sum(len(tgt) + 1 for tgt in targets)
+    assert actual == pytest.approx(sum(nats) / tokens, rel=1e-5)
+    assert max(sizes) <= max(positions, 10)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_dropout_is_off_and_the_mode_is_restored(model, training):
+    """Sabotage: measure in training mode; leave the model in evaluation mode."""
+    pairs = EncodedPairs(flatten(SOURCES), flatten(TARGETS))
+    model.train(training)
+    nll = mean_nll(model, pairs)
+    assert model.training == training
+    assert nll == mean_nll(model.eval(), pairs)
+
+
+def test_perplexity_is_the_exponential():
+    """A model that gives each of V tokens the same probability has perplexity V."""
+    assert perplexity(math.log(V)) == pytest.approx(V)
+    assert perplexity(0.0) == 1.0
+    assert perplexity(699.0) == math.exp(699.0)
+    assert perplexity(710.0) == perplexity(math.inf) == math.inf
 
 
 class ReversingTranslator:
     """Stands for a translator: gives the words of a line in reverse."""
 
     def translate(self, lines, advance=None):
-        return (" ".join(reversed(line.split())) for line in lines)
+        return [" ".join(reversed(line.split())) for line in lines]
 
 
 def test_translations_of_the_source_are_scored_against_the_references():
     """Sabotage: exchange the two sides."""
     pairs = RawPairs(["e d c b a", "x y z"], ["a b c d e", "x y z w"])
-    evaluation = evaluate(ReversingTranslator(), pairs)
-    assert evaluation.hypotheses == ["a b c d e", "z y x"]
-    assert evaluation.bleu == bleu(evaluation.hypotheses, [pairs.tgt])
-    assert 10 < evaluation.bleu.value < 99
-
-
-def test_a_translated_test_set_says_how_long_it_took(copy_run, caplog):
-    """And by which checkpoints it was translated."""
-    checkpoint = find_checkpoint(copy_run)
-    systems = SystemTranslator(DEFAULT_SEARCH, DEFAULT_LOAD)
-    with caplog.at_level(logging.INFO, "transformer_mt"):
-        output = systems.translate([checkpoint], ["ab cd", ""])
-    assert (output.lines, output.name) == (["ab cd", ""], str(checkpoint.path))
-    assert 0 < output.seconds < 60
-    assert caplog.records[-1].getMessage().startswith("2 sentences in ")
-
-
-def test_a_translation_from_a_file_takes_no_time(tmp_path):
-    """Only line feeds end a line, as everywhere."""
-    (tmp_path / "hypotheses").write_bytes("a\u2028b\n\nc".encode())
-    output = read_output(tmp_path / "hypotheses")
-    assert (output.lines, output.seconds) == (["a\u2028b", "", "c"], 0.0)
-    assert output.name == str(tmp_path / "hypotheses")
+    hypotheses, score = evaluate(ReversingTranslator(), pairs)
+    assert hypotheses == ["a b c d e", "z y x"]
+    assert score == bleu(hypotheses, [pairs.tgt])
+    assert 10 < score.value < 99

@@ -1,13 +1,17 @@
-"""The report of an evaluation, from functions with plain arguments."""
+"""The evaluation of a run or of a translation, and its report."""
 
+import json
+import shutil
 from functools import partial
 from pathlib import Path
 
 import pytest
-from conftest import copy_lines
+from conftest import copy_lines, run_program
 
-from transformer_mt.evaluation.evaluator import SystemOutput, read_output
-from transformer_mt.evaluation.report import EvaluationReport, evaluate_system
+from transformer_mt.checkpoints.evaluations import read_evaluations
+from transformer_mt.errors import CheckpointError, ConfigError, DataError
+from transformer_mt.evaluation import report
+from transformer_mt.evaluation.report import EvaluationReport, SystemOutput, evaluate_system
 from transformer_mt.evaluation.scoring import score_all
 from transformer_mt.system.outputs import check_output
 from transformer_mt.text.test_sets import load_test_set
@@ -21,39 +25,40 @@ def texts(tmp_path) -> Path:
     (tmp_path / "ref").write_text("".join(f"{line}\n" for line in lines))
     changed = [line[::-1] if i % 2 == 0 else line for i, line in enumerate(lines)]
     (tmp_path / "hyp").write_text("".join(f"{line}\n" for line in changed))
+    (tmp_path / "short").write_text("".join(f"{line}\n" for line in lines[:11]))
     return tmp_path
 
 
-def report(texts: Path, baseline: Path | None = None, **options) -> EvaluationReport:
-    """Evaluates the translation in a file."""
-    return evaluate_system(
-        paths=[],
-        hypotheses=texts / "hyp",
-        baseline=baseline,
-        load_test_set=lambda data: load_test_set(data, src=texts / "ref", refs=[texts / "ref"]),
-        search=SearchOptions(),
-        load=LoadOptions(),
-        **options,
-    )
+def evaluate(
+    texts: Path, *paths: Path, hyp="hyp", src="ref", refs=("ref",), baseline=None, **options
+) -> EvaluationReport:
+    """Evaluates a translation in a file of the folder, or runs if `hyp` is None."""
+    refs = [texts / ref for ref in refs]
+    load = partial(load_test_set, src=texts / src if src else None, refs=refs)
+    search = SearchOptions(beam_size=options.pop("beam_size", 1))
+    hypotheses = texts / hyp if hyp else None
+    baseline = texts / baseline if baseline else None
+    return evaluate_system(paths, hypotheses, baseline, load, search, LoadOptions(), **options)
 
 
 def test_scores(texts):
     """Values and signatures are in the dictionary, sacreBLEU's lines in the text."""
-    result = report(texts, ter=True)
-    scores = score_all(result.system.lines, result.test_set.references, ter=True)
+    result = evaluate(texts, ter=True)
+    lines = (texts / "hyp").read_text().splitlines()
+    assert result.system == SystemOutput(lines, str(texts / "hyp"), 0.0)
+    scores = score_all(lines, result.test_set.references, ter=True)
     assert result.scores == scores and len(scores) == 3
-    values = result.to_dict()
-    assert values["sentences"] == 12 and values["hypotheses"] == str(texts / "hyp")
-    for score in scores:
-        assert values[score.name] == score.value
-        assert values[f"{score.name}_signature"] == score.signature
+    values = {score.name: score.value for score in scores}
+    signatures = {f"{score.name}_signature": score.signature for score in scores}
+    expected = {"sentences": 12, "hypotheses": str(texts / "hyp"), **values, **signatures}
+    assert result.to_dict() == expected
     assert result.format() == "\n".join(score.text for score in scores)
-    assert "baseline" not in values
+    assert evaluate(texts, src=None, ter=True).to_dict() == expected
 
 
 def test_samples(texts):
-    """As many as requested, or all there are, before the scores."""
-    result = report(texts)
+    """As many as requested, or all there are, before the scores; without a source, none of it."""
+    result = evaluate(texts)
     text = result.format(samples=2).splitlines()
     assert text[:4] == [
         f"source      {result.test_set.src[0]}",
@@ -62,45 +67,100 @@ def test_samples(texts):
         "",
     ]
     assert sum(line.startswith("source ") for line in text) == 2
+    assert text[8:] == result.format().splitlines()
     assert result.format(samples=99).count("hypothesis ") == 12
+    assert evaluate(texts, src=None).format(samples=1).splitlines()[:2] == text[1:3]
 
 
 def test_a_baseline(texts):
     """It is named and compared; three changes in each direction unless told otherwise."""
-    result = report(texts, baseline=texts / "ref")
+    result = evaluate(texts, baseline="ref")
     values = result.to_dict()
     assert values["baseline"] == str(texts / "ref")
-    assert {"differences", "buckets", "changes"} <= set(values)
+    assert values["differences"][0]["value"] == values["bleu"] < 100
+    assert {"differences", "buckets", "changes"} <= set(values) and json.dumps(values)
     text = result.format()
     assert f"compared with {texts / 'ref'}" in text and text.count("worse by") == 3
     assert result.format(samples=1).count("worse by") == 1
     assert "by" not in result.format(samples=0).split("equal")[1]
 
 
-def test_saving(texts):
-    """What was scored is in the file, even if scoring fails."""
-    report(texts, save=check_output(texts / "saved"))
+def test_a_model_is_evaluated_and_recorded(copy_run, texts, tmp_path):
+    """With the corpus and the name of its checkpoint; as a baseline it gives the same."""
+    run = shutil.copytree(copy_run, tmp_path / "run")
+    result = evaluate(texts, run, hyp=None, baseline="hyp", beam_size=2)
+    values = result.to_dict()
+    assert values["beam_size"] == 2 and result.system.seconds > 0
+    [record] = read_evaluations([run / "evaluations"])[-1:]
+    assert values["checkpoint"] == f"{run}/{record.checkpoint}"
+    assert (record.test_set, record.search.beam_size, record.search.length_penalty) == (
+        "ref",
+        2,
+        SearchOptions().length_penalty,
+    )
+    assert record.hypotheses == result.system.lines and record.sources == result.test_set.src
+    assert [(s.name, s.value) for s in record.scores] == [(s.name, s.value) for s in result.scores]
+    again = evaluate(texts, baseline=run, beam_size=2)
+    assert again.baseline.lines == result.system.lines
+
+
+def test_saved_translations_are_those_that_were_scored(copy_run, texts):
+    """They are what `translate` gives, and compared with themselves nothing differs."""
+    files = "--src", texts / "ref", "--ref", texts / "ref", "--json", "--quiet"
+    done = run_program("evaluate", copy_run, *files, "--save", texts / "saved")
+    result = json.loads(done.stdout)
+    assert not done.stderr
+    done = run_program("translate", copy_run, stdin=(texts / "ref").read_bytes())
+    assert (texts / "saved").read_bytes() == done.stdout
+    again = evaluate(texts, hyp="saved", baseline=copy_run).to_dict()
+    assert again["bleu"] == result["bleu"] and not again["changes"]
+
+
+def test_saving_comes_first(texts, monkeypatch):
+    """What is scored is in the file, even if scoring fails. Sabotage: save the translation last."""
+    monkeypatch.setattr(report, "score_all", None)
+    with pytest.raises(TypeError):
+        evaluate(texts, save=check_output(texts / "saved"))
     assert (texts / "saved").read_bytes() == (texts / "hyp").read_bytes()
 
 
-def test_reading_an_output(texts):
-    """It took no time to translate."""
-    lines = (texts / "hyp").read_text().splitlines()
-    assert read_output(texts / "hyp") == SystemOutput(lines, str(texts / "hyp"), 0.0)
+def test_a_checkpoint_that_training_deletes_meanwhile(texts, copy_run, tmp_path, monkeypatch):
+    """Its scores are reported. Sabotage: read its digest after translating."""
+    run = shutil.copytree(copy_run, tmp_path / "run")
+    translate = report._translate
+
+    def delete(checkpoints, sources, **options):
+        output = translate(checkpoints, sources, **options)
+        shutil.rmtree(checkpoints[0].path)
+        return output
+
+    monkeypatch.setattr(report, "_translate", delete)
+    assert evaluate(texts, run, hyp=None).scores[0].value > 0
 
 
-def test_a_model_is_evaluated_on_its_corpus(copy_run, texts):
-    """Its configuration names the corpus; the checkpoint's name is in the report."""
-    paths = []
+@pytest.mark.parametrize(
+    ("choice", "error", "message"),
+    [
+        ({"refs": ("ref", "short")}, DataError, "{}/ref has 12 lines and {}/short has 11"),
+        ({"src": "short"}, DataError, "{}/short has 11 lines and {}/ref has 12"),
+        ({"hyp": "short"}, DataError, "{}/short has 11 lines, but {}/ref has 12"),
+        ({"hyp": None, "baseline": "short"}, DataError, "{}/short has 11 lines, but {}/ref has"),
+        ({"refs": ("nope",)}, DataError, "{}/nope: no such file"),
+        ({"hyp": None, "baseline": "nope"}, CheckpointError, "{}/nope: no such run"),
+        ({"hyp": None, "src": None}, ConfigError, "to translate with it, name --src"),
+        ({"baseline": "run", "src": None}, ConfigError, "{}/run/step-.*, name --src"),
+    ],
+)
+def test_a_mistake_shows_first(texts, copy_run, monkeypatch, choice, error, message):
+    """Before anything is translated. Sabotage: look for the baseline when its turn comes."""
+    monkeypatch.setattr(report, "build_translation_model", None)
+    shutil.copytree(copy_run, texts / "run")
+    with pytest.raises(error, match=message.format(texts, texts)):
+        evaluate(texts, copy_run, **choice)
 
-    def load(data):
-        paths.append(data.path)
-        return load_test_set(data, src=texts / "ref", refs=[texts / "ref"])
 
-    evaluate = partial(evaluate_system, load_test_set=load, load=LoadOptions())
-    result = evaluate([copy_run], None, texts / "hyp", search=SearchOptions(beam_size=2))
-    assert paths and Path(paths[0]).name.startswith("corpus")
-    assert result.to_dict()["beam_size"] == 2 and result.system.seconds > 0
-    assert result.system.name.startswith(f"{copy_run}/step-")
-    again = evaluate([], texts / "hyp", copy_run, search=SearchOptions(beam_size=2))
-    assert again.baseline.lines == result.system.lines
+def test_what_to_evaluate_must_be_named(texts):
+    """A run, or a translation with references."""
+    done = run_program("evaluate", "--hypotheses", texts / "hyp", "--src", texts / "ref")
+    assert done.returncode == 2 and not done.stdout
+    assert b"name a run, or --hypotheses with --ref or --test-set" in done.stderr

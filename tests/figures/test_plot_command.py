@@ -1,57 +1,50 @@
-"""The commands `plot ...`: files, messages and exit codes."""
+"""The commands `plot ...`: files, messages, exit codes; what all figures have in common."""
 
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
 
+import matplotlib
 import pytest
-from conftest import run_program, tiny_values, write_toml
+from conftest import tiny_config, tiny_values, write_toml
+from matplotlib.figure import Figure
 from test_cli_errors import assert_one_error, call
 from test_training_figure import write_run
 
-from transformer_mt.figures.canvas import matplotlib_defaults
+from transformer_mt.figures import canvas
+from transformer_mt.figures.canvas import UNDRAWABLE, drawable, render
+from transformer_mt.figures.recipe import schedule_figure
 
 
-@pytest.fixture
-def config(corpus_dir, tmp_path):
-    return write_toml(tmp_path / "tiny.toml", tiny_values(corpus_dir))
-
-
-def check_file(path) -> None:
-    """Checks that a file is what its ending says."""
-    content = path.read_bytes()
-    if path.suffix == ".png":
-        width, height = (int.from_bytes(content[i : i + 4], "big") for i in (16, 20))
-        assert content.startswith(b"\x89PNG\r\n\x1a\n") and width > 600 and height > 400
-    elif path.suffix == ".svg":
-        assert ElementTree.fromstring(content).tag == "{http://www.w3.org/2000/svg}svg"
-    else:
-        assert content.startswith(b"%PDF-") and content.rstrip().endswith(b"%%EOF")
-
-
-@pytest.mark.parametrize("ending", [".png", ".SVG", ".pdf"])
-@pytest.mark.parametrize("name", ["training", "attention", "schedule", "positions"])
-def test_every_command_writes_every_format(
-    config, untrained_run, tmp_path, monkeypatch, capsys, name, ending
+@pytest.mark.parametrize(
+    ("name", "ending"),
+    [("training", ".png"), ("attention", ".SVG"), ("schedule", ".pdf"), ("positions", ".png")],
+)
+def test_every_command_writes_its_file(
+    corpus_dir, untrained_run, tmp_path, monkeypatch, capsys, name, ending
 ):
-    """The path on stdout, nothing on stderr, the same bytes again.
+    """The path on stdout, nothing on stderr, without pyplot, which would look for a display.
 
-    Sabotage: no salt, or the date, in an SVG.
+    Sabotage: write PNG whatever the extension.
     """
-    run = write_run(tmp_path / "run")
+    monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)
+    config = write_toml(tmp_path / "tiny.toml", tiny_values(corpus_dir))
     command = {
-        "training": ["training", run, run],
+        "training": ["training", write_run(tmp_path / "run")],
         "attention": ["attention", untrained_run, "ab cd", "--heads", "--quiet"],
         "schedule": ["schedule", config],
         "positions": ["positions", config],
     }[name]
-    path, contents = tmp_path / f"{name}{ending}", []
-    for _ in range(2):
-        result = call(monkeypatch, capsys, "plot", *command, "-o", path)
-        assert result == (0, f"{path}\n", "")
-        contents.append(path.read_bytes())
-    assert contents[0] == contents[1]
-    check_file(path.rename(path.with_suffix(path.suffix.lower())))
+    path = tmp_path / f"{name}{ending}"
+    assert call(monkeypatch, capsys, "plot", *command, "-o", path) == (0, f"{path}\n", "")
+    content = path.read_bytes()
+    if ending == ".png":
+        width, height = (int.from_bytes(content[i : i + 4], "big") for i in (16, 20))
+        assert content.startswith(b"\x89PNG\r\n\x1a\n") and width > 600 and height > 400
+    elif ending == ".SVG":
+        assert ElementTree.fromstring(content).tag == "{http://www.w3.org/2000/svg}svg"
+    else:
+        assert content.startswith(b"%PDF-") and content.rstrip().endswith(b"%%EOF")
 
 
 def test_an_output_is_checked_before_anything_else(tmp_path, monkeypatch, capsys):
@@ -69,60 +62,56 @@ def test_an_output_is_checked_before_anything_else(tmp_path, monkeypatch, capsys
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("command", ["training", "attention", "schedule", "positions"])
-def test_help_of_a_plot(command, monkeypatch, capsys):
-    """Plain, and no wider than a terminal."""
-    code, out, err = call(monkeypatch, capsys, "plot", command, "-h")
-    assert code == 0 and not err and "-o, --output FILE" in out
-    assert all(len(line) <= 80 for line in out.splitlines() if "transformer-mt" not in line)
-
-
 @pytest.mark.parametrize(
-    ("command", "package", "message"),
-    [
-        ("plot schedule", "matplotlib", "error: plot needs Matplotlib: "),
-        ("report", "matplotlib", "error: report needs Matplotlib: "),
-        ("report", "jinja2", "error: report needs Jinja2: "),
-        ("plot schedule", "jinja2", ""),
-    ],
+    ("command", "package"),
+    [("plot schedule", "Matplotlib"), ("report", "Matplotlib"), ("report", "Jinja2")],
 )
-def test_packages_are_optional(config, tmp_path, command, package, message):
+def test_packages_are_optional(tmp_path, command, package):
     """Without one, a line says what to install. Sabotage: import it at the top of canvas.py."""
+    name = package.lower()
     script = (
         "import sys, importlib.util as u; find = u.find_spec\n"
-        f"sys.modules['{package}'] = None\n"
-        f"u.find_spec = lambda name, *a: None if name == '{package}' else find(name, *a)\n"
+        f"sys.modules['{name}'] = None\n"
+        f"u.find_spec = lambda name, *a: None if name == '{name}' else find(name, *a)\n"
         "from transformer_mt.cli.program import main; main()"
     )
-    arguments = [*command.split(), str(config), "-o", str(tmp_path / "x.png")]
+    arguments = [*command.split(), "none", "-o", str(tmp_path / "x.png")]
     done = subprocess.run(
         [sys.executable, "-c", script, *arguments], capture_output=True, text=True, timeout=60
     )
-    install = "pip install 'transformer-mt[plots]'\n" if message else ""
-    assert (done.returncode, done.stderr) == (2 if message else 0, message + install)
+    message = f"error: {command.split()[0]} needs {package}: pip install 'transformer-mt[plots]'\n"
+    assert (done.returncode, done.stderr) == (2, message)
 
 
-def test_no_display_and_no_settings_of_the_user(tmp_path, monkeypatch, capsys):
-    """A matplotlibrc changes nothing, and nothing is said of it.
+def test_settings_of_the_user_change_nothing_and_are_kept(tmp_path):
+    """Sabotage: draw with the user's settings; set rcParams."""
+    config = tiny_config(tmp_path)
+    plain = render(schedule_figure(config, "a"), "png")
+    mine = {"text.usetex": True, "lines.linewidth": 9, "font.size": 30, "savefig.facecolor": "red"}
+    with matplotlib.rc_context(mine):
+        before = dict(matplotlib.rcParams)
+        assert render(schedule_figure(config, "a"), "png") == plain
+        assert dict(matplotlib.rcParams) == before
 
-    Sabotage: draw with the user's settings.
+
+def test_characters_without_a_font_are_named_once(monkeypatch, caplog):
+    """With the package to install, and drawn as squares; control characters silently.
+
+    Sabotage: draw them as they are; forget what was named; ask one font instead of all.
     """
-    run = write_run(tmp_path / "run")
-    (tmp_path / "matplotlibrc").write_text("text.usetex: True\nlines.markersize: 20\n")
-    call(monkeypatch, capsys, "plot", "training", run, "-o", tmp_path / "plain.svg")
-    monkeypatch.setenv("MATPLOTLIBRC", str(tmp_path))
-    monkeypatch.delenv("DISPLAY", raising=False)
-    monkeypatch.setenv("MPLBACKEND", "tkagg")
-    done = run_program("plot", "training", run, "-o", tmp_path / "mine.svg")
-    assert done.returncode == 0 and not done.stderr
-    assert (tmp_path / "mine.svg").read_bytes() == (tmp_path / "plain.svg").read_bytes()
+    monkeypatch.setattr(canvas, "_FONTS", ("DejaVu Sans", "STIXGeneral", "No Such Font"))
+    monkeypatch.setattr(canvas, "_reported", set())
+    texts = ["▁東 京", "\u200b", "a\n b", "\N{SINGLE HIGH-REVERSED-9 QUOTATION MARK}", "\U0001d7ff"]
+    assert drawable(texts)[:3] == [f"▁{UNDRAWABLE} {UNDRAWABLE}", UNDRAWABLE, "a b"]
+    drawable(texts[:1])
+    [message] = caplog.messages
+    assert "no font has 京 (U+4EAC) 東 (U+6771); drawn as □: install fonts-noto-cjk, " in message
+    assert drawable(["\N{GOTHIC LETTER AHSA}"]) == [UNDRAWABLE]
+    assert "U+10330" in caplog.messages[-1] and "install fonts-noto-core, " in caplog.messages[-1]
 
 
-def test_settings_are_restored():
-    """A library function changes no setting of the process. Sabotage: set rcParams."""
-    import matplotlib
-
-    before = dict(matplotlib.rcParams)
-    with matplotlib_defaults():
-        assert matplotlib.rcParams["font.size"] == 9
-    assert dict(matplotlib.rcParams) == before
+def test_a_long_picture_has_fewer_dots():
+    """Sabotage: always 150 dots per inch."""
+    figure = Figure((1, 400))
+    figure.subplots()
+    assert 10_000 < int.from_bytes(render(figure, "png")[20:24], "big") < 17_000

@@ -10,7 +10,7 @@ from drawn import overlapping
 from transformer_mt.figures.recipe import POSITIONS, positions_figure, schedule_figure
 
 
-@pytest.mark.parametrize(("warmup", "steps"), [(400, 3000), (4000, 2500), (100, 1), (100, 0)])
+@pytest.mark.parametrize(("warmup", "steps"), [(400, 3000), (4000, 2500), (100, 0)])
 def test_the_rate_is_the_papers(tmp_path, warmup, steps):
     """At every step drawn, its peak included. Sabotage: leave lr_scale out; start at step 0."""
     config = tiny_config(
@@ -27,11 +27,12 @@ def test_the_rate_is_the_papers(tmp_path, warmup, steps):
     assert peak.get_ydata() == [max(curve.get_ydata())]
     axes = figure.axes[0]
     assert (axes.get_xlabel(), axes.get_ylabel()) == ("step", "learning rate")
+    assert f"highest rate {max(curve.get_ydata()):.3g} at step" in axes.get_title()
     assert axes.get_xlim() == (0, last)
     assert not overlapping(figure)
 
 
-@pytest.mark.parametrize("width", [2, 4, 64])
+@pytest.mark.parametrize("width", [2, 64])
 def test_the_positions_are_the_papers(tmp_path, width):
     """Sines and cosines of section 3.5, as maps and as curves. Sabotage: swap the maps."""
     config = tiny_config(tmp_path, model__d_model=width, model__n_heads=1)

@@ -11,7 +11,7 @@ from conftest import tiny_config
 from transformer_mt.checkpoints.checkpoint import load_checkpoint
 from transformer_mt.checkpoints.run_directory import list_checkpoints, load_newest
 from transformer_mt.errors import CheckpointError
-from transformer_mt.system.files import sha256, write_manifest
+from transformer_mt.system.files import read_manifest, sha256, write_manifest
 from transformer_mt.training.run import train
 
 NAMES = [
@@ -46,14 +46,10 @@ def flip(path: Path, place: int) -> None:
 
 
 def change_digit(path: Path) -> None:
-    """Changes a digit of a JSON file, so that it stays JSON; of another file its last byte."""
+    """Changes the first digit of a JSON file, so that it stays JSON; of another file any byte."""
     raw = path.read_bytes()
-    if path.suffix != ".json":
-        flip(path, -1)
-        return
-    place = next(i for i in range(len(raw)) if raw[i : i + 1] in b"12345678" and raw[i : i + 1])
-    path.write_bytes(raw[:place] + bytes([raw[place] + 1]) + raw[place + 1 :])
-    json.loads(path.read_bytes())
+    flip(path, next((i for i, byte in enumerate(raw) if byte in b"2345678"), 0))
+    assert path.suffix != ".json" or json.loads(path.read_bytes())
 
 
 DAMAGE = {
@@ -62,8 +58,6 @@ DAMAGE = {
     "last byte": lambda path: flip(path, -1),
     "digit": change_digit,
     "empty": lambda path: path.write_bytes(b""),
-    "one byte": lambda path: path.write_bytes(path.read_bytes()[:1]),
-    "half": lambda path: path.write_bytes(path.read_bytes()[: path.stat().st_size // 2]),
     "without its end": lambda path: path.write_bytes(path.read_bytes()[:-1]),
     "longer": lambda path: path.write_bytes(path.read_bytes() + b"\0"),
     "zeros": lambda path: path.write_bytes(bytes(path.stat().st_size)),
@@ -86,48 +80,39 @@ def test_a_damaged_file_is_named_and_passed_over(run_dir, caplog, name, damage):
     assert len(caplog.messages) == 1 and str(newest / name) in caplog.messages[0]
 
 
-def test_none_good_is_said_and_nothing_overwritten(corpus_dir, run_dir):
-    """Training refuses; the remains stay as they are."""
+def test_training_goes_on_from_the_one_before(corpus_dir, run_dir):
+    """What is made again is as it had been. If none is good, training refuses and leaves all."""
+    config = tiny_config(corpus_dir, train__max_steps=15, train__ema_decay=0.9)
+    newest = list_checkpoints(run_dir)[0]
+    digest = sha256(newest / "model.safetensors")
+    flip(newest / "model.safetensors", -5)
+    train(config, run_dir)
+    assert sha256(newest / "model.safetensors") == digest and load_checkpoint(newest)
     for path in list_checkpoints(run_dir):
         flip(path / "model.safetensors", 100)
     left = {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file()}
-    config = tiny_config(corpus_dir, train__max_steps=20, train__ema_decay=0.9)
     with pytest.raises(CheckpointError, match="all of its 3 checkpoints are damaged"):
         train(config, run_dir)
     for path, raw in left.items():
         assert path.name == ".lock" or path.read_bytes() == raw
 
 
-def test_training_goes_on_from_the_one_before(corpus_dir, run_dir):
-    """What is made again replaces what was damaged, bit for bit as it had been."""
-    newest = list_checkpoints(run_dir)[0]
-    digest = sha256(newest / "model.safetensors")
-    flip(newest / "model.safetensors", -5)
-    train(tiny_config(corpus_dir, train__max_steps=15, train__ema_decay=0.9), run_dir)
-    assert sha256(newest / "model.safetensors") == digest and load_checkpoint(newest)
-
-
 def test_a_file_that_nobody_vouches_for_is_not_read(run_dir):
     """A moving average slipped into a checkpoint changes nothing. Sabotage: ask the disk for it."""
     path = list_checkpoints(run_dir)[0]
-    files = {file.name: sha256(file) for file in path.iterdir() if file.name != "manifest.json"}
+    files = read_manifest(path)
     del files["ema.safetensors"]
     write_manifest(path, files)
     checkpoint = load_checkpoint(path)
-    for raw, slipped in zip(
-        checkpoint.build_model(raw=True).parameters(),
-        checkpoint.build_model().parameters(),
-        strict=True,
-    ):
-        assert raw.equal(slipped)
+    raw, slipped = checkpoint.build_model(raw=True), checkpoint.build_model()
+    for one, other in zip(raw.parameters(), slipped.parameters(), strict=True):
+        assert one.equal(other)
 
 
 def vouch(path: Path, name: str, raw: bytes) -> None:
     """Puts a file into a checkpoint with a genuine manifest, as an attacker would."""
-    files = {file.name: sha256(file) for file in path.iterdir() if file.name != "manifest.json"}
-    (path / Path(name).name).write_bytes(raw)
-    files[name] = sha256(path / Path(name).name)
-    write_manifest(path, files)
+    (path / name).write_bytes(raw)
+    write_manifest(path, {**read_manifest(path), name: sha256(path / name)})
 
 
 class Bomb:
@@ -146,14 +131,12 @@ class Bomb:
         b"[" * 100_000,
         b"{}",
         b"null",
-        b'{"step": "many"}',
         b"1" * 5000,
         b"\xff" * 16,
         b"\xff\xff\xff\xff\xff\xff\xff\x7f{}",
         b'\x08\0\0\0\0\0\0\0{"a":{}}',
-        b" " * (2**20 + 1),
     ],
-    ids=["pickle", "nested", "object", "null", "type", "number", "bytes", "huge", "header", "long"],
+    ids=["pickle", "nested", "object", "null", "number", "bytes", "huge", "header"],
 )
 def test_a_genuine_manifest_makes_no_file_safe(run_dir, name, raw):
     """Nothing is executed or believed: it is refused, in our own words, and the file is named."""
@@ -184,11 +167,10 @@ def test_a_path_that_climbs_out_is_refused(run_dir, name):
 
 def test_a_directory_copied_half_way(run_dir, tmp_path):
     """With any number of its files there."""
-    newest = list_checkpoints(run_dir)[0]
-    for count in range(len(NAMES)):
-        copied = tmp_path / f"copy-{count}"
-        copied.mkdir()
-        for name in NAMES[:count]:
-            shutil.copy(newest / name, copied / name)
+    copied = tmp_path / "copy"
+    copied.mkdir()
+    for name in sorted(NAMES):
         with pytest.raises(CheckpointError, match=str(copied)):
             load_checkpoint(copied)
+        shutil.copy(list_checkpoints(run_dir)[0] / name, copied / name)
+    assert load_checkpoint(copied)

@@ -1,5 +1,6 @@
 """Translation by several processes that are killed or stopped continues as that of one does."""
 
+import json
 import os
 import random
 import signal
@@ -15,7 +16,7 @@ from launch import ENVIRONMENT, STOP_AT, children, launch, messages, start, with
 
 pytestmark = pytest.mark.slow
 
-CHUNK, KILLS = 500, 10
+CHUNK, KILLS = 500, 4
 
 
 def translate_alone(*arguments: object) -> subprocess.CompletedProcess[str]:
@@ -46,10 +47,10 @@ def command(run_dir: Path, source: Path, output: Path) -> tuple[object, ...]:
     return ("translate", run_dir, "--input", source, "--output", output)
 
 
-def wait_for_chunks(journal: Path, count: int, process: subprocess.Popen[str]) -> None:
+def wait_for_chunks(state: Path, count: int, process: subprocess.Popen[str]) -> None:
     """Waits until so many chunks are finished."""
     began = time.monotonic()
-    while not journal.exists() or len(journal.read_bytes().splitlines()) < count + 1:
+    while not state.exists() or json.loads(state.read_bytes())["lines"] < count * CHUNK:
         assert process.poll() is None, process.communicate()
         assert time.monotonic() - began < 120
         time.sleep(0.01)
@@ -60,8 +61,8 @@ def test_workers_killed_ten_times(copy_run, tmp_path, tmp_path_factory):
 
     Sabotage: let each process write; do not skip what is finished.
     """
-    source, expected = write_texts(copy_run, tmp_path_factory.mktemp("texts"), 50_000)
-    rng, journal = random.Random(4), tmp_path / ".out.journal"
+    source, expected = write_texts(copy_run, tmp_path_factory.mktemp("texts"), 25_000)
+    rng, state = random.Random(4), tmp_path / ".out.state"
     process = start(
         2,
         *command(copy_run, source, tmp_path / "out"),
@@ -69,7 +70,7 @@ def test_workers_killed_ten_times(copy_run, tmp_path, tmp_path_factory):
         program=with_chunks_of(CHUNK),
     )
     for kill in range(KILLS):
-        wait_for_chunks(journal, 8 * kill + rng.randint(2, 8), process)
+        wait_for_chunks(state, 8 * kill + rng.randint(2, 8), process)
         workers = children(process)
         assert len(workers) == 2
         os.kill(rng.choice(workers), signal.SIGKILL)
@@ -91,7 +92,7 @@ def test_a_launcher_that_is_stopped(copy_run, texts, tmp_path, signum):
     source, expected = texts
     arguments = command(copy_run, source, tmp_path / "out")
     process = start(2, *arguments, program=with_chunks_of(CHUNK))
-    wait_for_chunks(tmp_path / ".out.journal", 4, process)
+    wait_for_chunks(tmp_path / ".out.state", 4, process)
     process.send_signal(signum)
     _, stderr = process.communicate(timeout=30)
     if signum == signal.SIGKILL:

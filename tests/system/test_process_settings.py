@@ -6,8 +6,10 @@ import subprocess
 import pytest
 from conftest import command
 
+from transformer_mt.system.process_settings import configure_libraries
 
-@pytest.mark.parametrize("closed", [">&-", "<&- >&-", ">&- 2>&-"])
+
+@pytest.mark.parametrize("closed", [">&-", "<&- >&- 2>&-"])
 def test_a_closed_stdout_is_an_error(closed):
     """One line and exit code 2. Sabotage: open the null device for writing."""
     line = " ".join(command("config", "optim.eps"))
@@ -25,16 +27,27 @@ def test_a_closed_stdin_is_empty(untrained_run):
 
 
 @pytest.mark.parametrize(
-    ("variables", "count"),
-    [({}, "1000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "PASSIVE"}, "0")],
+    ("name", "value", "variable", "expected"),
+    [
+        ("PATH", "", "GOMP_SPINCOUNT", "1000"),
+        ("GOMP_SPINCOUNT", "7", "GOMP_SPINCOUNT", "7"),
+        ("OMP_WAIT_POLICY", "PASSIVE", "GOMP_SPINCOUNT", None),
+        ("PATH", "", "ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64"),
+        ("LRU_CACHE_CAPACITY", "9", "LRU_CACHE_CAPACITY", "9"),
+    ],
 )
-def test_waiting_threads_sleep_soon(untrained_run, variables, count):
-    """As GNU OpenMP reports when torch loads it. Sabotage: set it after torch is imported."""
+def test_variables_of_the_user_are_kept(monkeypatch, name, value, variable, expected):
+    """Sabotage: set a variable whatever it is."""
+    monkeypatch.setattr(os, "environ", {name: value})
+    configure_libraries()
+    assert os.environ.get(variable) == expected
+
+
+def test_variables_are_set_before_torch_is_imported():
+    """As GNU OpenMP reports, which torch loads. Sabotage: set them in a command."""
     names = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
     environment = {name: value for name, value in os.environ.items() if name not in names}
-    environment |= {"OMP_DISPLAY_ENV": "VERBOSE", **variables}
-    words = command("translate", untrained_run)
-    done = subprocess.run(
-        words, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60
-    )
-    assert f"GOMP_SPINCOUNT = '{count}'" in done.stderr
+    words = command("--version")
+    environment |= {"OMP_DISPLAY_ENV": "VERBOSE"}
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=60)
+    assert "GOMP_SPINCOUNT = '1000'" in done.stderr

@@ -8,9 +8,7 @@ import pytest
 from transformer_mt.config.keys import DataConfig
 from transformer_mt.text.cleaning import (
     CLEANING_VERSION,
-    DropReasons,
     describe_dropped,
-    has_control_character,
     letter_share,
     reason_to_drop_pieces,
     reason_to_drop_text,
@@ -120,18 +118,12 @@ def test_a_dropped_pair_is_not_a_first_occurrence():
     assert not seen_pairs
 
 
-def test_control_characters_and_letters():
-    """The functions that the rules are made of."""
-    assert has_control_character("a\x1bb") and not has_control_character("a\t\r\nb")
+def test_the_share_of_letters():
+    """Among the characters that are not white space."""
     assert letter_share("ab 12") == 0.5 and letter_share("\u00e4") == 1 and letter_share("7 %") == 0
 
 
-def test_drop_reasons_are_stored_in_order():
-    """They are iterated in the order in which they were added, and counted without those kept."""
-    reasons, expected = DropReasons(), [None, "empty", None, "duplicate", "empty", None]
-    for reason in expected:
-        reasons.append(reason)
-    assert list(reasons) == list(reasons) == expected and len(reasons) == 6
-    assert reasons.counts() == {"empty": 2, "duplicate": 1}
-    assert describe_dropped(reasons.counts()) == "1 duplicate, 2 empty"
-    assert describe_dropped({}) == describe_dropped(DropReasons().counts()) == "none"
+def test_numbers_of_dropped_pairs_as_text():
+    """Sorted by reason."""
+    assert describe_dropped({"empty": 2, "duplicate": 1}) == "1 duplicate, 2 empty"
+    assert describe_dropped({}) == "none"

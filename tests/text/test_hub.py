@@ -1,10 +1,12 @@
 """Loading from the hub, through the real client, against a hub on loopback."""
 
 import io
+import json
 import os
 import socket
 import ssl
 import subprocess
+import sys
 import time
 import urllib.error
 import urllib.request
@@ -14,16 +16,30 @@ import datasets
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from conftest import command, copy_lines, tiny_values, write_toml
-from fake_hub import FakeHub, serve
+from conftest import copy_lines
+from fake_hub import serve
 from huggingface_hub import constants
+from huggingface_hub.utils import are_progress_bars_disabled
 
-from transformer_mt.checkpoints.run_directory import list_checkpoints
 from transformer_mt.config.keys import DataConfig
 from transformer_mt.errors import DataError
 from transformer_mt.text import hub
+from transformer_mt.text.corpus import load_split
 
-NO_NETWORK = ("unshare", "--map-root-user", "--net")
+NOTHING_LISTENS = "http://127.0.0.1:9"
+PROGRAM = """
+import json, sys
+from transformer_mt.config.keys import DataConfig
+from transformer_mt.errors import DataError
+from transformer_mt.text.corpus import load_split
+
+for path in sys.argv[2:]:
+    try:
+        result = load_split(DataConfig(path=path, cache_dir=sys.argv[1]), "train").src
+    except DataError as error:
+        result = str(error)
+    print(json.dumps(result))
+"""
 
 
 def parquet(lines: list[str]) -> bytes:
@@ -36,42 +52,29 @@ def parquet(lines: list[str]) -> bytes:
 
 def wmt16() -> dict[str, bytes]:
     """Gives the files of a small `wmt/wmt16`."""
-    sizes = {"train": 1000, "validation": 30, "test": 30}
     readme = ["---", "configs:", "- config_name: de-en", "  data_files:"]
-    files = {}
-    for seed, (split, count) in enumerate(sizes.items()):
-        readme += [f"  - split: {split}", f"    path: de-en/{split}-*"]
-        files[f"de-en/{split}-00000-of-00001.parquet"] = parquet(copy_lines(count, seed))
-    return {"README.md": "\n".join([*readme, "---", ""]).encode(), **files}
+    readme += ["  - split: train", "    path: de-en/train-*", "---", ""]
+    files = {"de-en/train-00000-of-00001.parquet": parquet(copy_lines(1000, 0))}
+    return {"README.md": "\n".join(readme).encode(), **files}
 
 
-@pytest.fixture
-def config(tmp_path) -> Path:
-    """Gives a configuration that names the hub's corpus and trains two steps."""
-    values = tiny_values(tmp_path, data__path="wmt/wmt16", train__max_steps=2)
-    folders = {f"{name}_dir": str(tmp_path / name) for name in ("cache", "prepared")}
-    values["data"] |= {"name": "de-en", **folders}
-    return write_toml(tmp_path / "tiny.toml", values)
+def load_elsewhere(folder: Path, endpoint: str, *paths: str) -> list[object]:
+    """Loads corpora in another process, with everything of the hub below a folder.
 
-
-def train(config: Path, endpoint: str, run: str = "run", prefix: tuple[str, ...] = (), **variables):
-    """Trains with everything of the hub below the configuration's folder."""
-    folder = config.parent
+    Returns:
+        For each corpus its sources, or the error.
+    """
     environment = {**os.environ, "HF_ENDPOINT": endpoint, "HF_HOME": str(folder / "home")}
     environment.pop("HF_HUB_OFFLINE", None)
-    return subprocess.run(
-        [*prefix, *command("train", config, "--run", folder / run)],
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, folder / "cache", *paths],
         capture_output=True,
         text=True,
-        env={**environment, **variables},
+        env=environment,
         timeout=120,
     )
-
-
-def assert_trained(config: Path, done: subprocess.CompletedProcess[str], run: str = "run") -> None:
     assert done.returncode == 0, done.stderr
-    assert "1000 training pairs of 1000" in done.stderr
-    assert [path.name for path in list_checkpoints(config.parent / run)] == ["step-00000002"]
+    return [json.loads(line) for line in done.stdout.splitlines()]
 
 
 def closed_port() -> str:
@@ -79,10 +82,6 @@ def closed_port() -> str:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         return f"http://127.0.0.1:{unused.getsockname()[1]}"
-
-
-def downloads(fake_hub: FakeHub) -> int:
-    return sum(r.startswith("GET") and "train-" in r for r in fake_hub.requests)
 
 
 def test_an_answer_of_any_kind_is_a_hub(monkeypatch):
@@ -133,51 +132,79 @@ def test_the_hubs_own_type_for_translations(src):
             next(hub.read_pairs(dataset, config))
 
 
-def test_a_hub_that_works_and_then_none(config):
-    """The corpus is downloaded once; then it trains from the cache, hub or no hub."""
-    with serve(wmt16()) as fake_hub:
-        assert_trained(config, train(config, fake_hub.url))
-        assert downloads(fake_hub) == 1
-    began = time.monotonic()
-    assert_trained(config, train(config, closed_port(), "again"), "again")
-    assert_trained(config, train(config, closed_port(), "offline", HF_HUB_OFFLINE="1"), "offline")
-    assert time.monotonic() - began < 120  # each retry of the client would take a minute
-    if subprocess.run([*NO_NETWORK, "true"], capture_output=True).returncode:
-        pytest.skip("this machine does not let a process do without its network")
-    done = train(config, "https://huggingface.co", "cut", NO_NETWORK)
-    assert_trained(config, done, "cut")
+def test_a_hub_that_works_badly_and_then_none(tmp_path):
+    """Two answers of 503 and a download that ends in the middle cost only time.
 
-
-@pytest.mark.parametrize("faults", [{"busy": 2}, {"broken": 1}])
-def test_a_hub_that_works_badly(config, faults):
-    """Two answers of 503, or a download that ends in the middle, cost only time."""
-    with serve(wmt16(), **faults) as fake_hub:
-        assert_trained(config, train(config, fake_hub.url))
+    Then the cache serves, and what it lacks is an error within seconds, with the ways to work
+    without a hub. Sabotage: leave the hub's client online when the hub does not answer.
+    """
+    with serve(wmt16(), busy=2, broken=1) as fake_hub:
+        sources, error = load_elsewhere(tmp_path, fake_hub.url, "wmt/wmt16", "wmt/wmt61")
         name = next(name for name in fake_hub.files if "train" in name)
         assert fake_hub.busy[name] == fake_hub.broken[name] == 0
-        assert downloads(fake_hub) == (2 if "broken" in faults else 1)
-
-
-def test_a_corpus_the_hub_has_not(config):
-    """The id is named, then the folders that were looked in, then what the hub answers."""
-    with serve({}) as fake_hub:
-        config.write_text(config.read_text().replace("wmt/wmt16", "wmt/wmt61"))
-        done = train(config, fake_hub.url)
-    assert done.returncode == 2 and done.stdout == ""
-    assert "wmt/wmt61" in done.stderr.splitlines()[-1] and "Traceback" not in done.stderr
-    assert f"no such folder in {config.parent} or {Path.cwd()}; on the hub: Data" in done.stderr
-    assert "--set data.path=NEW" in done.stderr
-
-
-@pytest.mark.parametrize("offline", [False, True])
-def test_no_hub_and_no_cache(config, offline):
-    """It is said within seconds, with the ways to work without it."""
-    variables = {"HF_HUB_OFFLINE": "1"} if offline else {}
+        assert sum(r.startswith("GET") and "train-" in r for r in fake_hub.requests) == 2
+    assert sources == copy_lines(1000, 0)
+    assert error.startswith("data.path = wmt/wmt61, split train: no such folder in ")
+    assert "; on the hub: Data" in error and "--set data.path=NEW" in error
     endpoint, began = closed_port(), time.monotonic()
-    done = train(config, endpoint, **variables)
-    assert time.monotonic() - began < 15
-    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
-    for word in ("wmt/wmt16", "a local folder", "data.cache_dir"):
-        assert word in done.stderr
-    assert ("HF_HUB_OFFLINE" if offline else endpoint) in done.stderr
-    assert not (config.parent / "run").exists()
+    sources, error = load_elsewhere(tmp_path, endpoint, "wmt/wmt16", "wmt/wmt17")
+    assert time.monotonic() - began < 30  # each retry of the client would take a minute
+    assert sources == copy_lines(1000, 0)
+    for word in ("wmt/wmt17", endpoint, "a local folder", "data.cache_dir"):
+        assert word in error
+    assert "\n" not in error
+
+
+def library_settings() -> dict[str, object]:
+    """Reads the process-wide settings that loading a corpus may change."""
+    return {
+        "datasets offline": datasets.config.HF_HUB_OFFLINE,
+        "hub offline": constants.HF_HUB_OFFLINE,
+        "datasets without bars": datasets.are_progress_bars_disabled(),
+        "hub without bars": are_progress_bars_disabled(),
+    }
+
+
+@pytest.fixture
+def during(monkeypatch) -> list[dict[str, object]]:
+    """Makes the hub unreachable, and records the settings at each call of `load_dataset`."""
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "ENDPOINT", NOTHING_LISTENS)
+    records, load = [], datasets.load_dataset
+
+    def recording(*arguments, **options):
+        records.append(library_settings())
+        return load(*arguments, **options)
+
+    monkeypatch.setattr(datasets, "load_dataset", recording)
+    return records
+
+
+def test_settings_of_the_libraries_are_restored(tmp_path, during):
+    """Of the progress bars and of the offline mode, after an error too.
+
+    Sabotage: do not enable the bars again; set the flags without a `finally`.
+    """
+    before = library_settings()
+    (tmp_path / "corpus").mkdir()
+    table = pa.table({"de": ["eins"], "en": ["one"]})
+    pq.write_table(table, tmp_path / "corpus" / "train.parquet")
+    local = DataConfig(path=str(tmp_path / "corpus"), cache_dir=str(tmp_path / "cache"))
+    assert load_split(local, "train").src == ["eins"]
+    assert library_settings() == before
+    distant = local.model_copy(update={"path": "wmt/wmt16"})
+    with pytest.raises(DataError, match=f"{NOTHING_LISTENS} is unreachable"):
+        load_split(distant, "train")
+    assert library_settings() == before
+    without_bars = {"datasets without bars": True, "hub without bars": True}
+    assert during[0] == {"datasets offline": False, "hub offline": False, **without_bars}
+    assert during[1] == {"datasets offline": True, "hub offline": True, **without_bars}
+
+
+def test_progress_bars_are_shown_where_ours_are(tmp_path, during, monkeypatch):
+    """A terminal with messages on it gets the bars of downloads too."""
+    monkeypatch.setattr(hub, "shows_bars", lambda: True)
+    with pytest.raises(DataError):
+        load_split(DataConfig(path="wmt/wmt16", cache_dir=str(tmp_path)), "train")
+    assert not during[0]["datasets without bars"]

@@ -2,14 +2,13 @@
 
 import gzip
 import json
-import os
 import re
 import shlex
-import subprocess
 from pathlib import Path
 
 import pytest
-from conftest import command, copy_lines, tiny_config, tiny_values, write_toml
+from conftest import copy_lines, tiny_config, tiny_values
+from test_cli_errors import call
 
 from transformer_mt.checkpoints.checkpoint import load_checkpoint
 from transformer_mt.checkpoints.run_directory import list_checkpoints
@@ -36,6 +35,14 @@ def own_text(tmp_path) -> Path:
     return folder
 
 
+@pytest.fixture
+def named_text(own_text) -> Path:
+    """Gives the same folder with the same pairs also as train.de and train.en."""
+    for name, side in (("train.de", "deutsch.txt"), ("train.en", "english.txt")):
+        (own_text / name).write_bytes((own_text / side).read_bytes())
+    return own_text
+
+
 def table(part: str | None = None) -> SplitFiles:
     return SplitFiles(src="deutsch.txt", tgt="english.txt", slice=part)
 
@@ -59,12 +66,10 @@ def pairs_of(config: DataConfig, split: object) -> list[tuple[str, str]]:
         ("[:]", slice(None)),
     ],
 )
-def test_a_split_may_be_a_table_of_two_files(own_text, text, part):
+def test_a_split_may_be_a_table_of_two_files(named_text, text, part):
     """With slices as those of names."""
-    config = DataConfig(path=str(own_text))
+    config = DataConfig(path=str(named_text))
     assert pairs_of(config, table(text)) == NUMBERS[part]
-    for name, side in (("train.de", "deutsch.txt"), ("train.en", "english.txt")):
-        (own_text / name).write_bytes((own_text / side).read_bytes())
     assert pairs_of(config, f"train{text or ''}") == NUMBERS[part]
 
 
@@ -94,24 +99,19 @@ def test_a_file_of_a_table_that_is_missing(own_text):
 
 
 @pytest.mark.parametrize("part", ["[10:]", "[5:5]", "[3:1]", "[:-10]", "[-5:3]"])
-def test_a_slice_that_selects_nothing_is_an_error(own_text, part):
+def test_a_slice_that_selects_nothing_is_an_error(named_text, part):
     """The slice and the number of pairs are named, for tables and names."""
-    config = DataConfig(path=str(own_text))
     message = f"{re.escape(f'the slice {part}')} selects none of 10 pairs"
-    with pytest.raises(DataError, match=message):
-        load_split(config, table(part))
-    for name, side in (("train.de", "deutsch.txt"), ("train.en", "english.txt")):
-        (own_text / name).write_bytes((own_text / side).read_bytes())
-    with pytest.raises(DataError, match=message):
-        load_split(config, f"train{part}")
+    for split in (table(part), f"train{part}"):
+        with pytest.raises(DataError, match=message):
+            load_split(DataConfig(path=str(named_text)), split)
 
 
 @pytest.mark.parametrize("part", ["[-:]", "[:9999999999999999999999]", "[::2]", "[1]"])
-def test_a_malformed_slice_of_a_name(own_text, part):
+def test_a_malformed_slice_of_a_name(named_text, part):
     """Sabotage: let `int` see a lone minus, or `islice` a number that it refuses."""
-    (own_text / "train.de").write_text("")
     with pytest.raises(DataError, match="not a split; write a name or a slice"):
-        load_split(DataConfig(path=str(own_text)), f"train{part}")
+        load_split(DataConfig(path=str(named_text)), f"train{part}")
 
 
 @pytest.mark.parametrize("split", ["train", "validation", "train[:5]"])
@@ -185,14 +185,7 @@ def test_configured_tables_are_test_sets(own_text):
     assert [len(load_test_set(data, split)) for split in (*parts, None)] == [5, 3, 2, 2]
 
 
-def test_a_table_by_set(own_text, tmp_path):
-    """In TOML's words, as in the file."""
-    path = write_toml(tmp_path / "tiny.toml", tiny_values(own_text))
-    settings = ['data.valid={src="deutsch.txt", tgt="english.txt", slice="[-2:]"}']
-    assert load_config(path, settings).data.valid == table("[-2:]")
-
-
-def test_the_example_of_the_guide(tmp_path):
+def test_the_example_of_the_guide(tmp_path, monkeypatch, capsys):
     """Two files and the commands, with a small model and few steps; the table is valid.
 
     Sabotage: another name in one of the commands.
@@ -212,18 +205,12 @@ def test_the_example_of_the_guide(tmp_path):
     sizes += [f"model.{key}=16" for key in ("d_model", "d_ff")]
     settings = [argument for size in sizes for argument in ("--set", size)]
     extra = {"init": [], "train": settings, "evaluate": ["--json"]}
+    monkeypatch.chdir(tmp_path)
     for line in commands:
-        arguments = shlex.split(line)
-        done = subprocess.run(
-            command(*arguments, *extra[arguments[0]]),
-            cwd=tmp_path,
-            env={**os.environ, "HF_HUB_OFFLINE": "1"},
-            capture_output=True,
-            text=True,
-            timeout=120,
-        )
-        assert done.returncode == 0, done.stderr
+        name, *arguments = shlex.split(line)
+        code, out, err = call(monkeypatch, capsys, name, *arguments, *extra[name])
+        assert code == 0, err
     written = load_config(tmp_path / "mytext.toml").data
     assert written.path == example.path and written.train.src == example.train.src
-    assert json.loads(done.stdout)["sentences"] == 60
+    assert json.loads(out)["sentences"] == 60
     assert "1080 training pairs" in (tmp_path / "checkpoints/mytext/train.log").read_text()

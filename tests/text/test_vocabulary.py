@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 import sentencepiece
 from conftest import ALPHABET
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from transformer_mt.config.keys import VocabConfig
@@ -40,23 +40,17 @@ def test_learning_is_deterministic(kind):
     assert first.src_size == 320
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["Größe über Äpfel", "½ … ² ﬁ Å", "日本語 и русский", "\U0001f600 ok", "a\u200bb", "x\x00y"],
-)
-def test_text_comes_back_as_written(vocab, text):
-    """No character is normalised, and characters without a piece are encoded as bytes."""
-    (ids,) = vocab.encode_tgt([text])
-    assert vocab.decode_tgt(ids) == text
-    assert all(i > 3 for i in ids), "text has a special id"
-
-
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
+@example("Größe ½ … ² ﬁ Å 日本語 и \U0001f600 a\u200bb x\x00y")
 @given(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\u2581"), max_size=40))
 def test_any_text_comes_back_with_white_space_folded(vocab, text):
-    """All of Unicode except SentencePiece's space mark, U+2581, comes back unchanged."""
+    """All of Unicode except SentencePiece's space mark, U+2581, comes back unchanged.
+
+    Characters without a piece are encoded as bytes, so that no id is a special one.
+    """
     (ids,) = vocab.encode_src([text])
     assert vocab.decode_tgt(ids) == fold_whitespace(text)
+    assert all(i > 3 for i in ids)
 
 
 def test_white_space_of_every_kind_is_folded():
@@ -93,9 +87,7 @@ def test_vocabularies_that_differ_in_one_language():
 
 
 def test_vocabularies_that_cannot_be_used(tmp_path):
-    """Too many pieces for the text, not a model, no file: the message says which."""
-    with pytest.raises(DataError, match=r"vocab.size = 99999 is too large"):
-        train_vocabulary([Counter(lines(1))], VocabConfig(size=99_999))
+    """Not a model, or no file: the message says which."""
     with pytest.raises(DataError, match="not a SentencePiece model"):
         Vocabulary(b"nonsense", b"nonsense")
     with pytest.raises(DataError, match="src.model"):
@@ -103,7 +95,7 @@ def test_vocabularies_that_cannot_be_used(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["bpe", "unigram"])
-@pytest.mark.parametrize("size", [1, 3, 20, 99_999, 2**31 - 1, 2**32 - 1])
+@pytest.mark.parametrize("size", [3, 99_999, 2**32 - 1])
 def test_an_unsuitable_size_is_reported_with_one_that_works(kind, size):
     """The size that the message names is the limit: it can be learned, one beyond it cannot."""
     counts = Counter(" ".join(lines(1)).split())
@@ -233,3 +225,34 @@ def test_only_the_most_frequent_words_are_learned_from():
 def test_a_lone_surrogate_is_a_question_mark(vocab):
     """A terminal can send one; other texts are not affected."""
     assert vocab.encode_src(["a \ud800 b", "a b"]) == vocab.encode_src(["a ? b", "a b"])
+
+
+def learn_elsewhere() -> None:
+    """Learns a vocabulary as another program would, with SentencePiece's own settings."""
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(["ab cd ef"] * 9),
+        model_writer=io.BytesIO(),
+        model_type="word",
+        vocab_size=9,
+        hard_vocab_limit=False,
+    )
+
+
+@pytest.mark.parametrize("size", [300, 9])
+def test_train_vocabulary_restores_the_log_level(capfd, size):
+    """It is silent, with or without an error; SentencePiece's messages are shown afterwards.
+
+    Sabotage: pass `minloglevel=2` instead, which stays in force.
+    """
+    sentencepiece.set_min_log_level(0)
+    if size == 9:
+        with pytest.raises(DataError, match=r"vocab.size = 9"):
+            train_vocabulary([Counter({"ab": 9, "cd": 8, "ef": 7})], VocabConfig(size=size))
+    else:
+        train_vocabulary(
+            [Counter({"ab": 9, "cd": 8, "ef": 7})], VocabConfig(kind="word", size=size)
+        )
+    assert capfd.readouterr() == ("", "")
+    learn_elsewhere()
+    assert "trainer_interface" in capfd.readouterr().err
+    sentencepiece.set_min_log_level(2)  # keeps the output of later tests short

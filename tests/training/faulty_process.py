@@ -13,7 +13,6 @@ import sys
 
 from transformer_mt.cli import program
 from transformer_mt.errors import CheckpointError, DeviceError
-from transformer_mt.evaluation import report
 from transformer_mt.training import trainer
 from transformer_mt.training.engine import Engine
 from transformer_mt.translation import run
@@ -38,7 +37,6 @@ def main() -> None:
 FAILURES = {
     "disk": (trainer, "save_checkpoint", OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))),
     "device": (run, "choose_device", DeviceError("device cuda: not available")),
-    "evaluate device": (report, "choose_device", DeviceError("device cuda: not available")),
     "absent": (loading, "find_checkpoint", CheckpointError("run: no such directory")),
     "decode": (Translator, "decode", MemoryError()),
 }

@@ -17,9 +17,17 @@ from transformer_mt.training.run import train
 from transformer_mt.training.trainer import Trainer
 
 
+def small_config(corpus_dir, **changes):
+    sizes = {"model__d_model": 16, "model__d_ff": 32, "data__valid": "validation[:3]"}
+    return tiny_config(corpus_dir, **sizes, **changes)
+
+
 def test_a_dry_run_reports_and_writes_nothing(corpus_dir, tmp_path):
-    """Neither a run directory nor a change to an existing run."""
-    config = tiny_config(corpus_dir, train__max_steps=12)
+    """Neither a run directory nor a change to an existing run; useful lines come first.
+
+    Sabotage: list all keys; begin with the configuration.
+    """
+    config = small_config(corpus_dir, train__max_steps=12)
     report = dry_run(config, tmp_path / "run")
     assert list(tmp_path.iterdir()) == []
     for part in ("optim.warmup_steps = 100", "4000 pairs of 4000 (dropped: none)", "292 pieces"):
@@ -29,7 +37,15 @@ def test_a_dry_run_reports_and_writes_nothing(corpus_dir, tmp_path):
     assert "for 12 steps, until train.max_steps = 12" in report
     train(config, tmp_path / "run")
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
-    longer = tiny_config(corpus_dir, train__max_steps=15)
+    estimates, configuration = report.split("\n\n")
+    names = [line.split()[0] for line in estimates.splitlines() if not line.startswith(" ")]
+    assert names == ["model", "corpus", "epoch", "speed", "memory", "time"]
+    title, *lines = configuration.splitlines()
+    assert title == "configuration (keys that differ from the defaults):"
+    values = dict(line.split(" = ") for line in lines)
+    assert values["data.path"] == str(corpus_dir) and values["train.max_steps"] == "12"
+    assert "model.dropout" not in values and "optim.label_smoothing" not in values
+    longer = small_config(corpus_dir, train__max_steps=15)
     assert "for 3 steps, until train.max_steps = 15" in dry_run(longer, tmp_path / "run")
     assert before == {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
 
@@ -49,7 +65,7 @@ def taken_steps(monkeypatch):
     def train_step(self, step_pairs) -> None:
         real(self, step_pairs)
         steps.append(self.progress.step)
-        self.engine.window.seconds = self.engine.window.tokens / 50
+        self.engine._seconds = self.engine.read_window().tokens / 50
 
     monkeypatch.setattr(Trainer, "train_step", train_step)
     monkeypatch.setattr(dry_run_module, "measure_peak_flops", lambda device, precision: 1e7)
@@ -65,7 +81,7 @@ def seconds_per_step(config) -> float:
 
 def test_sizes_are_those_of_the_plan(corpus_dir, tmp_path):
     """Parameters, tokens, micro-batches and padding. Sabotage: count one side."""
-    config = tiny_config(corpus_dir)
+    config = small_config(corpus_dir)
     report = dry_run(config, tmp_path / "run")
     src, tgt = prepare(config).pairs.lengths
     assert f"{src.sum()} source and {tgt.sum()} target tokens, EOS included" in report
@@ -75,7 +91,7 @@ def test_sizes_are_those_of_the_plan(corpus_dir, tmp_path):
     padding = 1 - (src.sum() + tgt.sum()) / positions
     expected = f"{len(steps)} steps, {len(micro_batches)} micro-batches, {padding:.1%} of positions"
     assert expected in line_of(report, "epoch")
-    train(tiny_config(corpus_dir, train__max_steps=0), tmp_path / "run")
+    train(small_config(corpus_dir, train__max_steps=0), tmp_path / "run")
     model = find_checkpoint(tmp_path / "run").build_model()
     parameters = sum(parameter.numel() for parameter in model.parameters())
     sizes = f"{parameters / 1e6:.1f} million parameters, {model.output_weight.size(0)} pieces"
@@ -85,8 +101,8 @@ def test_sizes_are_those_of_the_plan(corpus_dir, tmp_path):
 def test_the_time_left_of_a_resumed_run(corpus_dir, tmp_path, taken_steps):
     """Until the limit that is reached first. Sabotage: begin at step 0; take the last limit."""
     limits = {"train__max_epochs": 2, "train__max_steps": 1000}
-    config = tiny_config(corpus_dir, **limits)
-    train(tiny_config(corpus_dir, **{**limits, "train__max_steps": 5}), tmp_path / "run")
+    config = small_config(corpus_dir, **limits)
+    train(small_config(corpus_dir, **{**limits, "train__max_steps": 5}), tmp_path / "run")
     taken_steps.clear()
     report = dry_run(config, tmp_path / "run")
     assert taken_steps == [6, 7, 8, 9, 10]
@@ -99,7 +115,7 @@ def test_the_time_left_of_a_resumed_run(corpus_dir, tmp_path, taken_steps):
     assert f"for {steps_left} steps, until train.max_epochs = 2," in time_left
     assert tqdm.format_interval(steps_left * seconds) in time_left
     assert 0.1 < float(line_of(report, "memory").split()[1]) < 64
-    finished = tiny_config(corpus_dir, **{**limits, "train__max_steps": 5})
+    finished = small_config(corpus_dir, **{**limits, "train__max_steps": 5})
     assert "for 0 steps, until train.max_steps = 5" in dry_run(finished, tmp_path / "run")
 
 
@@ -121,46 +137,22 @@ def test_the_largest_micro_batch_that_fits(corpus_dir, tmp_path, monkeypatch, gi
     monkeypatch.setattr(dry_run_module, "total_memory", lambda device: gigabytes * 10**9)
     peaks = [10**9, 10**10 - 10**7 * (600 - 150), 10**10]
     monkeypatch.setattr(dry_run_module, "_peak_bytes", lambda device: peaks[len(tried)])
-    report = dry_run(tiny_config(corpus_dir), tmp_path / "run")
+    report = dry_run(small_config(corpus_dir), tmp_path / "run")
     assert f"largest train.micro_batch_tokens that fits: {text}" in report
     assert tried == [150, 600] and f"10.0 GB of {gigabytes}.0 GB at the peak" in report
     # Where preparing the text needed more, the two sizes tell nothing.
     peaks[0] = 8 * 10**9
     tried.clear()
     assert "largest train.micro_batch_tokens" not in dry_run(
-        tiny_config(corpus_dir), tmp_path / "run"
+        small_config(corpus_dir), tmp_path / "run"
     )
-
-
-def test_a_limit_in_minutes(corpus_dir, tmp_path, taken_steps):
-    """It is as many steps as fit into it."""
-    config = tiny_config(corpus_dir, train__max_minutes=7.0, train__max_steps=1000)
-    time_left = line_of(dry_run(config, tmp_path / "run"), "time")
-    steps_left = int(7 * 60 / seconds_per_step(config))
-    assert f"for {steps_left} steps, until train.max_minutes = 7," in time_left
 
 
 def test_an_epoch_of_one_step(corpus_dir, tmp_path, taken_steps):
     """Its only step is timed, without warm-up."""
     changes = {"data__train": "train[:900]", "train__batch_tokens": 20_000, "train__max_steps": 9}
-    report = dry_run(tiny_config(corpus_dir, **changes), tmp_path / "run")
+    report = dry_run(small_config(corpus_dir, **changes), tmp_path / "run")
     assert taken_steps == [1] and "(1 steps on cpu" in report
-
-
-def test_useful_lines_come_first(corpus_dir, tmp_path):
-    """Then a blank line, and only the keys that differ from the defaults.
-
-    Sabotage: list all keys; begin with the configuration.
-    """
-    config = tiny_config(corpus_dir, model__dropout=0.1, train__max_steps=12)
-    figures, configuration = dry_run(config, tmp_path / "run").split("\n\n")
-    names = [line.split()[0] for line in figures.splitlines() if not line.startswith(" ")]
-    assert names == ["model", "corpus", "epoch", "speed", "memory", "time"]
-    title, *lines = configuration.splitlines()
-    assert title == "configuration (keys that differ from the defaults):"
-    values = dict(line.split(" = ") for line in lines)
-    assert values["data.path"] == str(corpus_dir) and values["train.max_steps"] == "12"
-    assert "model.dropout" not in values and "optim.label_smoothing" not in values
 
 
 @pytest.mark.parametrize(("platform", "unit"), [("linux", 1024), ("darwin", 1)])

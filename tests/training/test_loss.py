@@ -1,30 +1,17 @@
-"""The losses by hand, and the law that how a step is cut does not change its gradient."""
+"""The loss and its gradients by hand, and beside plain PyTorch."""
 
 import functools
 
 import numpy as np
 import pytest
 import torch
+from reference import smoothed_loss
 from torch.testing import assert_close
 
-from transformer_mt.config.keys import ModelConfig
 from transformer_mt.model.cpu_kernels import linear
-from transformer_mt.model.transformer import Transformer
-from transformer_mt.text.batching import Batch, pad
 from transformer_mt.training import loss
-from transformer_mt.training.loss import smoothed_loss
 
-V, PAD, BOS, EOS = 11, 3, 1, 2
-
-
-def case(seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
-    """Gives logits (2, 5, V) and targets with three padded positions."""
-    generator = torch.Generator().manual_seed(seed)
-    logits = 3 * torch.randn(2, 5, V, generator=generator)
-    targets = torch.randint(PAD + 1, V, (2, 5), generator=generator)
-    targets[0, 3:] = PAD
-    targets[1, 4:] = PAD
-    return logits, targets
+V, PAD = 11, 3
 
 
 def by_hand(logits: torch.Tensor, targets: torch.Tensor, smoothing: float) -> float:
@@ -42,81 +29,23 @@ def by_hand(logits: torch.Tensor, targets: torch.Tensor, smoothing: float) -> fl
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.6])
-def test_smoothed_loss_by_hand(smoothing):
-    """The loss is the cross-entropy with smoothed targets, summed over real tokens only."""
-    logits, targets = case()
-    loss = smoothed_loss(logits, targets, smoothing, PAD)
-    assert loss.item() == pytest.approx(by_hand(logits, targets, smoothing), rel=1e-5)
+def test_loss_by_hand(smoothing):
+    """The cross-entropy with smoothed targets, summed over real tokens only, whatever pads.
 
-
-def test_losses_are_sums():
-    """Two copies of a batch have twice its loss: nothing is averaged inside."""
-    logits, targets = case()
-    twice = torch.cat((logits, logits)), torch.cat((targets, targets))
-    for smoothing in (0.0, 0.1):
-        once = smoothed_loss(logits, targets, smoothing, PAD)
-        assert_close(smoothed_loss(*twice, smoothing, PAD), 2 * once)
-
-
-def test_padding_has_no_gradient():
-    """Logits at padded positions get gradient 0 and may hold anything."""
-    logits, targets = case()
-    changed = logits.masked_fill((targets == PAD)[..., None], 50.0).requires_grad_()
-    loss = smoothed_loss(changed, targets, 0.1, PAD)
-    assert_close(loss, smoothed_loss(logits, targets, 0.1, PAD))
-    loss.backward()
-    assert ((changed.grad != 0).any(-1) == (targets != PAD)).all()
-
-
-def test_half_precision_logits_are_summed_in_fp32():
-    """The loss of bf16 logits is that of the same numbers in fp32."""
-    logits, targets = case()
-    half = logits.bfloat16()
-    loss = smoothed_loss(half, targets, 0.1, PAD)
-    assert loss.dtype == torch.float32
-    assert_close(loss, smoothed_loss(half.float(), targets, 0.1, PAD), rtol=1e-6, atol=0)
-
-
-def batch_of(pairs: list[tuple[np.ndarray, np.ndarray]]) -> Batch:
-    """Pads pairs together."""
-    return Batch(
-        src=pad([[*src, EOS] for src, _ in pairs], PAD),
-        tgt_in=pad([[BOS, *tgt] for _, tgt in pairs], PAD),
-        tgt_out=pad([[*tgt, EOS] for _, tgt in pairs], PAD),
-        src_tokens=sum(len(src) + 1 for src, _ in pairs),
-        tgt_tokens=sum(len(tgt) + 1 for _, tgt in pairs),
-    )
-
-
-@pytest.mark.parametrize("norm", ["post", "pre", "sublayer"])
-@pytest.mark.parametrize("cuts", [(1, 4), (1, 2, 3, 4, 5, 6, 7, 8), (5,)])
-def test_cutting_a_step_keeps_its_gradient(norm, cuts):
-    """Summed losses over the step's tokens give one gradient, however the step is cut.
-
-    Catches: dividing by the number of micro-batches (a mean over each, then over them all).
+    Sabotage: take the mean; spread the smoothing over V - 1.
     """
-    rng = np.random.default_rng(3)
-    sizes = [(2, 1), (2, 9), (3, 2), (5, 4), (5, 5), (6, 1), (7, 7), (8, 3), (9, 12)]
-    pairs = [tuple(rng.integers(4, V, n, dtype=np.int32) for n in size) for size in sizes]
-    torch.manual_seed(0)
-    config = ModelConfig(
-        d_model=16, d_ff=32, n_heads=2, encoder_layers=2, decoder_layers=2, dropout=0.0, norm=norm
-    )
-    model = Transformer(config, V, V, PAD)
-
-    def gradient(parts: list[Batch]) -> list[torch.Tensor]:
-        model.zero_grad()
-        tokens = sum(part.tgt_tokens for part in parts)
-        for part in parts:
-            loss = smoothed_loss(model(part.src, part.tgt_in), part.tgt_out, 0.1, PAD)
-            (loss / tokens).backward()
-        return [parameter.grad.clone() for parameter in model.parameters()]
-
-    whole = gradient([batch_of(pairs)])
-    edges = [0, *cuts, len(pairs)]
-    parts = [batch_of(pairs[a:b]) for a, b in zip(edges[:-1], edges[1:], strict=True)]
-    assert len({part.tgt_tokens for part in parts}) > 1
-    assert_close(gradient(parts), whole, rtol=1e-4, atol=1e-6)
+    generator = torch.Generator().manual_seed(0)
+    logits = 3 * torch.randn(2, 5, V, generator=generator)
+    targets = torch.randint(PAD + 1, V, (2, 5), generator=generator)
+    targets[0, 3:] = targets[1, 4:] = PAD
+    value = loss.projected_loss(logits, torch.eye(V), targets, smoothing, PAD)
+    expected = by_hand(logits, targets, smoothing)
+    assert value.item() == pytest.approx(expected, rel=1e-5)
+    changed = logits.masked_fill((targets == PAD)[..., None], 50.0).requires_grad_()
+    value = loss.projected_loss(changed, torch.eye(V), targets, smoothing, PAD)
+    value.backward()
+    assert value.item() == pytest.approx(expected, rel=1e-5)
+    assert ((changed.grad != 0).any(-1) == (targets != PAD)).all()
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
@@ -128,11 +57,11 @@ def test_projected_is_smoothed(monkeypatch, smoothing, rows):
     """
     monkeypatch.setitem(loss.CHUNK_ROWS, "cpu", rows)
     torch.manual_seed(0)
-    hidden, output_weight = torch.randn(2, 5, 4), torch.randn(9, 4)
+    output, output_weight = torch.randn(2, 5, 4), torch.randn(9, 4)
     targets = torch.tensor([[3, 4, 0, 5, 2], [8, 2, 0, 0, 0]])
     results = []
     for projected in (True, False):
-        h, w = hidden.clone().requires_grad_(), output_weight.clone().requires_grad_()
+        h, w = output.clone().requires_grad_(), output_weight.clone().requires_grad_()
         value = (
             loss.projected_loss(h, w, targets, smoothing, 0)
             if projected
@@ -147,19 +76,19 @@ def test_projected_is_smoothed(monkeypatch, smoothing, rows):
 def test_projected_under_autocast(dtype):
     """Within a few percent of fp32; gradients have the types of their tensors."""
     torch.manual_seed(0)
-    hidden = torch.randn(3, 6, 16, requires_grad=True)
+    output = torch.randn(3, 6, 16, requires_grad=True)
     output_weight = torch.randn(30, 16, requires_grad=True)
     targets = torch.randint(1, 30, (3, 6))
     with torch.autocast("cpu", dtype):
-        value = loss.projected_loss(hidden, output_weight, targets, 0.1, 0)
+        value = loss.projected_loss(output, output_weight, targets, 0.1, 0)
     value.backward()
-    assert value.dtype == hidden.grad.dtype == output_weight.grad.dtype == torch.float32
-    plain = smoothed_loss(hidden @ output_weight.t(), targets, 0.1, 0)
+    assert value.dtype == output.grad.dtype == output_weight.grad.dtype == torch.float32
+    plain = smoothed_loss(output @ output_weight.t(), targets, 0.1, 0)
     assert value.detach().item() == pytest.approx(plain.detach().item(), rel=0.01)
-    gradients = [hidden.grad.clone(), output_weight.grad.clone()]
-    hidden.grad = output_weight.grad = None
+    gradients = [output.grad.clone(), output_weight.grad.clone()]
+    output.grad = output_weight.grad = None
     plain.backward()
-    for gradient, exact in zip(gradients, (hidden.grad, output_weight.grad), strict=True):
+    for gradient, exact in zip(gradients, (output.grad, output_weight.grad), strict=True):
         assert (gradient - exact).norm() < 0.02 * exact.norm()
 
 
@@ -167,12 +96,12 @@ def test_projected_under_autocast(dtype):
 def test_small_gradients_do_not_underflow(dtype):
     """They are fp32 until they reach the parameters: a millionth of a loss has a gradient.
 
-    Sabotage: keep the gradient of `hidden` in the precision of autocast.
+    Sabotage: keep the gradient of `output` in the precision of autocast.
     """
     gradients = []
     for factor in (1.0, 1e-6):
-        hidden, output_weight = torch.ones(2, 3, 8), torch.linspace(-1, 1, 160).view(20, 8)
-        inputs = [tensor.requires_grad_() for tensor in (hidden, output_weight)]
+        output, output_weight = torch.ones(2, 3, 8), torch.linspace(-1, 1, 160).view(20, 8)
+        inputs = [tensor.requires_grad_() for tensor in (output, output_weight)]
         with torch.autocast("cpu", dtype):
             value = loss.projected_loss(*inputs, torch.ones(2, 3, dtype=torch.int64), 0.1, 0)
         (factor * value).backward()
@@ -200,10 +129,10 @@ def test_gradients_in_float16_do_not_overflow(size):
 
     Sabotage: do not scale the rows.
     """
-    hidden, output_weight = torch.full((1, 384, 8), size), torch.zeros(30, 8, requires_grad=True)
+    output, output_weight = torch.full((1, 384, 8), size), torch.zeros(30, 8, requires_grad=True)
     targets = torch.ones(1, 384, dtype=torch.int64)
     with torch.autocast("cpu", torch.float16):
-        loss.projected_loss(hidden, output_weight, targets, 0.0, 0).backward()
+        loss.projected_loss(output, output_weight, targets, 0.0, 0).backward()
     expected = torch.full((30, 8), 384 * size / 30)
     expected[1] -= 384 * size
     assert_close(output_weight.grad, expected, rtol=0.01, atol=0.0)
@@ -215,12 +144,12 @@ def test_sums_of_half_precision_logits_are_fp32():
     Sabotage: take the mean in the precision of the logits.
     """
     torch.manual_seed(0)
-    hidden, output_weight = torch.randn(4, 50, 16), torch.randn(30, 16)
-    hidden[..., 0], output_weight[:, 0] = 10.0, 10.0
+    output, output_weight = torch.randn(4, 50, 16), torch.randn(30, 16)
+    output[..., 0], output_weight[:, 0] = 10.0, 10.0
     targets = torch.randint(1, 30, (4, 50))
     with torch.autocast("cpu", torch.bfloat16):
-        value = loss.projected_loss(hidden, output_weight, targets, 0.6, 0)
-        logits = linear(hidden.flatten(0, 1).bfloat16(), output_weight.bfloat16())
+        value = loss.projected_loss(output, output_weight, targets, 0.6, 0)
+        logits = linear(output.flatten(0, 1).bfloat16(), output_weight.bfloat16())
     plain = smoothed_loss(logits[None], targets.view(1, -1), 0.6, 0)
     assert value.item() == pytest.approx(plain.item(), abs=0.01 * 200)
 
@@ -239,11 +168,11 @@ def test_one_compiled_graph_serves_all_chunks(monkeypatch):
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=backend))
     monkeypatch.setitem(loss.CHUNK_ROWS, "cpu", 8)
     torch.manual_seed(0)
-    hidden, output_weight = torch.randn(3, 7, 4), torch.randn(9, 4)
+    output, output_weight = torch.randn(3, 7, 4), torch.randn(9, 4)
     targets = torch.randint(0, 9, (3, 7))
 
     def loss_and_gradients(compiled: bool) -> tuple[torch.Tensor, ...]:
-        inputs = [tensor.clone().requires_grad_() for tensor in (hidden, output_weight)]
+        inputs = [tensor.clone().requires_grad_() for tensor in (output, output_weight)]
         value = loss.projected_loss(*inputs, targets, 0.1, 0, compiled)
         value.backward()
         return (value.detach(), *(tensor.grad for tensor in inputs))

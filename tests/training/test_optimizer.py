@@ -28,20 +28,6 @@ def test_rate_is_the_papers(d_model, warmup):
         assert noam_rate(step, d_model, warmup, 2.5) == pytest.approx(2.5 * paper, rel=1e-12)
 
 
-def test_rate_of_the_base_model_peaks_after_warmup():
-    """The base model's rate is highest at its 4000th step, just under 0.0007."""
-    rates = [noam_rate(step, 512, 4000) for step in range(1, 9000)]
-    assert 1 + int(np.argmax(rates)) == 4000
-    assert max(rates) == pytest.approx(6.988e-4, rel=1e-4)
-
-
-@pytest.mark.parametrize("step", [0, -1])
-def test_steps_count_from_one(step):
-    """There is no step before the first."""
-    with pytest.raises(ValueError, match=f"from 1, got {step}"):
-        noam_rate(step, 512, 4000)
-
-
 def take_step(
     model: nn.Module, optimizer: torch.optim.Adam, gradients: list[torch.Tensor], rate: float
 ) -> None:

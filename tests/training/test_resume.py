@@ -1,161 +1,155 @@
-"""Resuming: validations that an interruption cut off, and changes that end bit-equality."""
+"""Runs that are stopped: what is saved, and what is made up when they are resumed."""
 
-import json
 import os
 import shutil
 import signal
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
-from conftest import tiny_config
+from test_trainer import build_config, log_text, logged_steps, records, saved_steps, scores
 
-from transformer_mt.checkpoints.checkpoint import STATE, load_checkpoint
-from transformer_mt.checkpoints.run_directory import list_checkpoints, load_newest
+from transformer_mt.checkpoints.run_directory import find_checkpoint, load_newest
 from transformer_mt.errors import CheckpointError, Interrupted
-from transformer_mt.system.files import read_manifest, sha256, write_manifest
 from transformer_mt.training import trainer as trainer_module
 from transformer_mt.training.engine import Engine
 from transformer_mt.training.run import build_trainer, train
 from transformer_mt.training.trainer import Trainer
 
-
-def validated_steps(run_dir: Path) -> list[int]:
-    records = map(json.loads, (run_dir / "metrics.jsonl").read_text().splitlines())
-    return [record["step"] for record in records if record["kind"] == "valid"]
+__all__ = ["scores"]  # a fixture
 
 
-def stop_at_step_10(patch: pytest.MonkeyPatch) -> None:
-    """Sends SIGTERM during step 10."""
-    train_step = Engine.train_step
+def signal_in_step(monkeypatch, number: int, signum: int, count: int = 1) -> None:
+    """Sends this process signals during one step."""
+    real = Engine.train_step
 
-    def with_signal(engine, step, micro_batches):
-        train_step(engine, step, micro_batches)
-        if step == 10:
-            os.kill(os.getpid(), signal.SIGTERM)
+    def train_step(self, step, micro_batches) -> None:
+        real(self, step, micro_batches)
+        if step == number:
+            for _ in range(count):
+                os.kill(os.getpid(), signum)
 
-    patch.setattr(Engine, "train_step", with_signal)
+    monkeypatch.setattr(Engine, "train_step", train_step)
 
 
 @pytest.fixture
-def interrupted(corpus_dir, tmp_path, monkeypatch) -> Path:
-    """Gives a run that got SIGTERM during step 10, at whose end a validation was due."""
+def interrupted(corpus_dir, tmp_path, monkeypatch):
+    """Gives a run that got SIGTERM during step 4, at whose end a validation was due."""
+    handler = signal.getsignal(signal.SIGTERM)
     with monkeypatch.context() as patch:
-        stop_at_step_10(patch)
+        signal_in_step(patch, 4, signal.SIGTERM)
         with pytest.raises(Interrupted):
-            train(tiny_config(corpus_dir), tmp_path / "run")
-    assert load_newest(tmp_path / "run").progress.valid_step == 0
+            train(build_config(corpus_dir, valid__every=4, train__max_steps=6), tmp_path / "run")
+    assert signal.getsignal(signal.SIGTERM) == handler
     return tmp_path / "run"
 
 
-def test_a_missed_validation_is_made_up_and_saved_at_once(corpus_dir, interrupted, monkeypatch):
-    """Other processes see the new best before the next save.
+def test_a_missed_validation_is_made_up_and_saved_at_once(
+    corpus_dir, interrupted, scores, monkeypatch
+):
+    """A signal saves before it validates, so it ends soon; others see the new best at once.
 
-    Sabotage: save only if the step differs from that of the last save.
+    Sabotage: validate before the interrupted run saves; save only if the step differs.
     """
+    assert saved_steps(interrupted) == [4] and logged_steps(interrupted, "valid") == []
+    assert load_newest(interrupted).progress.valid_step == 0
+    assert "interrupted and saved at step 4" in log_text(interrupted)
+    scores += [6.0, 5.0]
     seen = []
-    train_step = Engine.train_step
+    real = Engine.train_step
 
-    def look(engine, step, micro_batches):
-        if step == 11:
-            seen.append(load_newest(interrupted).progress)
-        train_step(engine, step, micro_batches)
+    def look(engine, step, micro_batches) -> None:
+        seen.append(load_newest(interrupted).progress)
+        real(engine, step, micro_batches)
 
     monkeypatch.setattr(Engine, "train_step", look)
-    train(tiny_config(corpus_dir), interrupted)
-    assert seen[0].step == seen[0].valid_step == seen[0].best_step == 10
-    assert validated_steps(interrupted) == [10, 20]
+    train(build_config(corpus_dir, valid__every=4, train__max_steps=6), interrupted)
+    assert seen[0].step == seen[0].valid_step == seen[0].best_step == 4
+    assert logged_steps(interrupted, "valid") == [4, 6]
 
 
-def test_a_missed_validation_is_logged_once(corpus_dir, interrupted, monkeypatch):
+def test_a_missed_validation_is_logged_once(corpus_dir, interrupted, scores, monkeypatch):
     """Killed after it was made up and before it was saved, the run logs it again, not twice.
 
     Sabotage: keep all metrics up to the step of the checkpoint.
     """
+    scores += [1.0, 2.0]
 
     def killed(trainer, final=False):
         raise SystemExit("killed")
 
+    config = build_config(corpus_dir, valid__every=4, train__max_steps=4)
     with monkeypatch.context() as patch:
         patch.setattr(Trainer, "_save", killed)
         with pytest.raises(SystemExit):
-            train(tiny_config(corpus_dir), interrupted)
-    assert validated_steps(interrupted) == [10]
-    train(tiny_config(corpus_dir), interrupted)
-    assert validated_steps(interrupted) == [10, 20]
-
-
-def test_interrupted_at_its_last_step_a_run_is_validated_when_resumed(
-    corpus_dir, interrupted, caplog
-):
-    """The limit is reached, but not everything is done; after that it is."""
-    config = tiny_config(corpus_dir, train__max_steps=10)
-    assert train(config, interrupted).valid_step == 10
-    assert validated_steps(interrupted) == [10]
+            train(config, interrupted)
+    assert logged_steps(interrupted, "valid") == [4]
+    assert train(config, interrupted).valid_step == 4
+    assert [line["bleu"] for line in records(interrupted, "valid")] == [2.0]
     train(config, interrupted)
-    assert "nothing to do: train.max_steps = 10" in caplog.messages[-1]
-    assert validated_steps(interrupted) == [10]
+    assert "nothing to do: train.max_steps = 4" in log_text(interrupted)
+    assert logged_steps(interrupted, "valid") == [4] and scores == []
 
 
-def test_what_ends_bit_equality_is_said_once(corpus_dir, tmp_path, caplog):
-    """Another number of threads is named; an unchanged environment is not mentioned.
+def test_a_run_without_steps(corpus_dir, tmp_path, scores):
+    """With max_steps = 0 the initial weights are validated and saved; the run can be resumed.
 
-    Sabotage: do not save the environment.
+    Resumed, it equals a run that was never stopped. Sabotage: require moments to resume.
     """
-    torch.set_num_threads(1)
-    train(tiny_config(corpus_dir, train__max_steps=2), tmp_path / "run")
-    train(tiny_config(corpus_dir, train__max_steps=4), tmp_path / "run")
-    assert "bit-equal" not in caplog.text
-    torch.set_num_threads(2)
-    train(tiny_config(corpus_dir, train__max_steps=6), tmp_path / "run")
-    [message] = [text for text in caplog.messages if "bit-equal" in text]
-    assert message.endswith("one: threads (was 1, is 2)")
-    environment = load_newest(tmp_path / "run").state.environment
-    assert environment["threads"] == "2" and environment["torch version"] == torch.__version__
+    scores += [1.0, 2.0, 2.0]
+    progress = train(build_config(corpus_dir, train__max_steps=0), tmp_path / "run")
+    assert progress.step == 0 and saved_steps(tmp_path / "run") == [0]
+    assert logged_steps(tmp_path / "run", "valid") == [0]
+    assert not records(tmp_path / "run", "train")
+    for name in ("run", "uninterrupted"):
+        assert train(build_config(corpus_dir, train__max_steps=2), tmp_path / name).step == 2
+    assert saved_steps(tmp_path / "run") == [0, 2] and scores == []
+    assert logged_steps(tmp_path / "run", "valid") == [0, 2]
+    resumed, uninterrupted = (
+        load_newest(tmp_path / name).build_model() for name in ("run", "uninterrupted")
+    )
+    assert all(map(torch.equal, resumed.parameters(), uninterrupted.parameters()))
 
 
-def test_a_checkpoint_without_moments_cannot_resume(corpus_dir, tmp_path):
-    """It is named."""
-    config = tiny_config(corpus_dir, train__keep_last=4)
-    train(config, tmp_path / "run")
-    oldest = load_checkpoint(list_checkpoints(tmp_path / "run")[-1])
-    for path in list_checkpoints(tmp_path / "run")[:-1]:
-        path.rename(tmp_path / path.name)
-    with pytest.raises(CheckpointError, match=f"{oldest.path.name}: has no training.safetensors"):
-        train(config, tmp_path / "run")
+def test_a_deleted_best_is_forgotten_at_the_next_save(
+    corpus_dir, tmp_path, scores, monkeypatch, caplog
+):
+    """One warning on the first resume; then the next validation is the best, whatever its BLEU.
+
+    Sabotage: keep the best of the checkpoint.
+    """
+    scores += [9.0, 1.0, 0.5, 0.4]
+    run_dir = tmp_path / "run"
+    train(build_config(corpus_dir, valid__every=4, train__max_steps=6), run_dir)
+    shutil.rmtree(run_dir / "step-00000004")
+    config = build_config(corpus_dir, valid__every=4, train__max_steps=9)
+    with monkeypatch.context() as patch:
+        signal_in_step(patch, 7, signal.SIGTERM)
+        with pytest.raises(Interrupted):
+            train(config, run_dir)
+    progress = load_newest(run_dir).progress
+    assert (progress.step, progress.best_bleu, progress.best_step) == (7, -1.0, 0)
+    progress = train(config, run_dir)
+    assert (progress.step, progress.best_bleu, progress.best_step) == (9, 0.5, 8)
+    assert find_checkpoint(run_dir).progress.step == 8
+    assert [text for text in caplog.messages if "missing" in text] == [
+        f"{run_dir}: its best checkpoint (step 4, BLEU 9.00) is missing; the next validation will"
+        " be the best"
+    ]
 
 
-def test_a_smaller_micro_batch_is_allowed_and_ends_bit_equality(corpus_dir, tmp_path, caplog):
-    """As the advice for too little memory says. Sabotage: do not compare these keys."""
-    train(tiny_config(corpus_dir, train__max_steps=2), tmp_path / "run")
-    smaller = tiny_config(corpus_dir, train__max_steps=4, train__micro_batch_tokens=300)
-    assert train(smaller, tmp_path / "run").step == 4
-    [message] = [text for text in caplog.messages if "bit-equal" in text]
-    assert message.endswith("one: train.micro_batch_tokens (was 600, is 300)")
+def test_a_second_signal_ends_training_at_once(corpus_dir, tmp_path, monkeypatch):
+    """The step is not finished and nothing is saved."""
+    signal_in_step(monkeypatch, 2, signal.SIGINT, 2)
+    with pytest.raises(Interrupted):
+        train(build_config(corpus_dir), tmp_path / "run")
+    assert saved_steps(tmp_path / "run") == []
 
 
-def test_moved_text_is_the_same_and_changed_text_is_refused(corpus_dir, tmp_path):
-    """Digests decide, not paths, for validation text too. Sabotage: compare only training ids."""
-    moved = tmp_path / "moved"
-    shutil.copytree(corpus_dir, moved)
-    train(tiny_config(corpus_dir, train__max_steps=2), tmp_path / "run")
-    config = tiny_config(corpus_dir, data__path=str(moved), train__max_steps=4)
-    assert train(config, tmp_path / "run").step == 4
-    for split, name in (("validation", "validation"), ("train", "training")):
-        text = (moved / f"{split}.en").read_text()
-        (moved / f"{split}.en").write_text("x" + text)
-        with pytest.raises(CheckpointError, match=f"run: the {name} text has changed"):
-            train(config, tmp_path / "run")
-        (moved / f"{split}.en").write_text(text)
-
-
-def test_training_in_a_thread(corpus_dir, tmp_path):
-    """Python allows signal handlers in the main thread alone; training needs none."""
-    config = tiny_config(corpus_dir, train__max_steps=2)
-    with ThreadPoolExecutor(1) as pool:
-        assert pool.submit(train, config, tmp_path / "run").result().step == 2
+def no_space(*arguments: object) -> None:
+    raise OSError(28, "No space left on device")
 
 
 def test_a_failed_save_waits_for_the_next(corpus_dir, tmp_path, monkeypatch, caplog):
@@ -164,43 +158,34 @@ def test_a_failed_save_waits_for_the_next(corpus_dir, tmp_path, monkeypatch, cap
     Sabotage: note the time of a save only when it succeeds.
     """
     monkeypatch.setattr(trainer_module, "save_checkpoint", no_space)
-    config = tiny_config(corpus_dir, train__save_every=1000, train__save_every_minutes=10.0)
-    trainer = build_trainer(config, tmp_path)
+    trainer = build_trainer(build_config(corpus_dir, train__save_every_minutes=10.0), tmp_path)
     trainer.progress = replace(trainer.progress, step=1)
-    trainer._saved_at -= 600
+    trainer._started = time.monotonic()
+    trainer._saved_at = time.monotonic() - 600
     for _ in range(3):
-        if trainer._save_is_due():
+        trainer._synchronize()
+        if trainer._save_is_due:
             trainer._save()
     assert len(caplog.messages) == 1
 
 
-def test_a_prune_that_fails_is_not_a_failed_save(corpus_dir, tmp_path, monkeypatch, caplog):
-    """It is a warning, also at the end of training."""
-    monkeypatch.setattr(trainer_module, "prune", no_space)
-    train(tiny_config(corpus_dir, train__max_steps=2), tmp_path / "run")
-    assert load_newest(tmp_path / "run").progress.step == 2
-    assert "cannot delete: No space left on device" in caplog.text
-
-
-def no_space(*arguments: object) -> None:
-    raise OSError(28, "No space left on device")
-
-
-def test_a_missing_digest_of_the_validation_text_is_added(corpus_dir, tmp_path):
-    """An older checkpoint has none; the run that resumes it records it."""
-    progress = train(tiny_config(corpus_dir, train__max_steps=2), tmp_path / "run")
-    [path] = list_checkpoints(tmp_path / "run")
-    state = json.loads((path / STATE).read_text())
-    del state["progress"]["valid_digest"]
-    (path / STATE).write_text(json.dumps(state))
-    write_manifest(path, {**read_manifest(path), STATE: sha256(path / STATE)})
-    resumed = train(tiny_config(corpus_dir, train__max_steps=3), tmp_path / "run")
-    assert resumed.valid_digest == progress.valid_digest != ""
-
-
 def test_a_failed_save_after_a_signal_is_an_error(corpus_dir, tmp_path, monkeypatch):
     """The work since the last checkpoint is lost, so the exit code must not be that of a signal."""
-    stop_at_step_10(monkeypatch)
+    signal_in_step(monkeypatch, 2, signal.SIGTERM)
     monkeypatch.setattr(trainer_module, "save_checkpoint", no_space)
-    with pytest.raises(CheckpointError, match="cannot save step 10: No space left"):
-        train(tiny_config(corpus_dir), tmp_path / "run")
+    with pytest.raises(CheckpointError, match="cannot save step 2: No space left"):
+        train(build_config(corpus_dir), tmp_path / "run")
+
+
+def test_a_prune_that_fails_is_not_a_failed_save(corpus_dir, tmp_path, scores, monkeypatch, caplog):
+    """It is a warning, also at the end of training, here in another thread.
+
+    Python allows signal handlers in the main thread alone; training needs none.
+    """
+    scores += [1.0]
+    monkeypatch.setattr(trainer_module, "prune", no_space)
+    config = build_config(corpus_dir, train__max_steps=2)
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(train, config, tmp_path / "run").result().step == 2
+    assert load_newest(tmp_path / "run").progress.step == 2
+    assert "cannot delete: No space left on device" in caplog.text

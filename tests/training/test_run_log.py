@@ -1,128 +1,93 @@
-"""What a training shows: the bar at a terminal, lines elsewhere."""
+"""The metrics of a training, in metrics.jsonl and for TensorBoard."""
 
-import fcntl
 import json
-import os
-import re
-import struct
-import subprocess
-import termios
+import math
+from pathlib import Path
 
 import pytest
-from conftest import command, tiny_config, tiny_values, write_toml
+from conftest import tiny_config
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from transformer_mt.system.console import show_messages
+from transformer_mt.checkpoints.checkpoint import Progress
+from transformer_mt.errors import ConfigError, Interrupted
 from transformer_mt.training.run import train
+from transformer_mt.training.run_log import RunLog, _Board
+from transformer_mt.training.trainer import Trainer
 
-COLUMNS = 80
-
-
-def run_at_terminal(*arguments: object) -> str:
-    """Runs the program with stderr at a terminal of 80 columns, and gives what it wrote there."""
-    reader, terminal = os.openpty()
-    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, COLUMNS, 0, 0))
-    process = subprocess.Popen(command(*arguments), stdout=subprocess.DEVNULL, stderr=terminal)
-    os.close(terminal)
-    parts = []
-    while True:
-        try:
-            parts.append(os.read(reader, 65536))
-        except OSError:  # Linux: the last writer has closed the terminal
-            break
-        if not parts[-1]:
-            break
-    os.close(reader)
-    assert process.wait() == 0
-    return b"".join(parts).decode()
+SIZES = {"model__d_model": 16, "model__d_ff": 32, "data__train": "train[:600]"}
 
 
-def screen_lines(output: str) -> list[str]:
-    """Gives the lines that a terminal is left with."""
-    lines, column = [""], 0
-    for character in output:
-        if character == "\n":
-            lines, column = [*lines, ""], 0
-        elif character == "\r":
-            column = 0
-        else:
-            if column == COLUMNS:
-                lines, column = [*lines, ""], 0
-            line = lines[-1]
-            lines[-1] = line[:column] + character + line[column + 1 :]
-            column += 1
-    return [line.rstrip() for line in lines]
+def assert_same_metrics(run_dir: Path) -> None:
+    """Checks that TensorBoard shows what metrics.jsonl has, each step once."""
+    records = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    for kind in ("train", "valid"):
+        shown = EventAccumulator(str(run_dir / "tensorboard" / kind))
+        shown.Reload()
+        own = [record for record in records if record["kind"] == kind]
+        names = own[0].keys() - {"kind", "step", "epoch", "seconds"}
+        assert set(shown.Tags()["scalars"]) == names
+        for name in names:
+            points = [(event.step, event.value) for event in shown.Scalars(name)]
+            expected = [(r["step"], r[name]) for r in own if r[name] is not None]
+            assert [step for step, _ in points] == [step for step, _ in expected]
+            assert [value for _, value in points] == pytest.approx([v for _, v in expected])
 
 
-@pytest.fixture(scope="module")
-def terminal_output(corpus_dir, tmp_path_factory) -> str:
-    """Gives what a diverging training shows at a terminal; its figures are the longest."""
-    folder = tmp_path_factory.mktemp("terminal")
-    changes = {"optim__lr_scale": 1e30, "train__log_every": 7, "train__max_epochs": 1}
-    values = tiny_values(
-        corpus_dir, data__train="train[:900]", vocab__size=288, train__max_steps=100_000, **changes
+def test_tensorboard_has_all_metrics_also_after_a_kill(corpus_dir, tmp_path, monkeypatch):
+    """Steps that were taken again appear once. Sabotage: no purge_step."""
+    config = tiny_config(
+        corpus_dir,
+        train__tensorboard=True,
+        train__max_steps=11,
+        train__save_every=5,
+        valid__every=7,
+        **SIZES,
     )
-    config = write_toml(folder / "tiny.toml", values)
-    return run_at_terminal("train", config, "--run", folder / "run")
+    real = Trainer._log_training
+
+    def kill_at_9(self) -> None:
+        real(self)
+        if self.progress.step == 9:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Trainer, "_log_training", kill_at_9)
+    with pytest.raises((KeyboardInterrupt, Interrupted)):
+        train(config, tmp_path / "run")
+    monkeypatch.setattr(Trainer, "_log_training", real)
+    train(config, tmp_path / "run")
+    assert_same_metrics(tmp_path / "run")
 
 
-def test_no_line_is_wrapped_or_doubled_at_80_columns(terminal_output):
-    """The bar leaves room for an echoed ^C, and is left on the screen once, at the end.
-
-    Sabotage: give the bar all columns; write messages past the bar.
-    """
-    drawn = re.findall(r"[\r\n](\d+/\d+ [^\r\n]*)", terminal_output)
-    assert len(drawn) > 3 and max(map(len, drawn)) <= COLUMNS - 4
-    lines = screen_lines(terminal_output)
-    left = [line for line in lines if re.match(r"\d+/\d+ ", line)]
-    assert len(left) == 1 and left[0] in lines[-2:]
-    assert all(line.count(" left, ") <= 1 for line in lines)
+def test_a_validation_that_was_made_up_appears_once(tmp_path):
+    """It was due at the step of a checkpoint. Sabotage: purge it like the steps."""
+    for bleu in (1.0, 2.0):
+        board = _Board(tmp_path, Progress(step=7, valid_step=0))
+        board.add("valid", 7, {"bleu": bleu, "nll": None})
+        board.close()
+    shown = EventAccumulator(str(tmp_path / "tensorboard" / "valid"))
+    shown.Reload()
+    assert [(event.step, event.value) for event in shown.Scalars("bleu")] == [(7, 2.0)]
 
 
-def test_the_bar_shows_time_left_loss_speed_and_skipped_steps(terminal_output):
-    """And it ends where the epochs end, not at max_steps."""
-    *_, last = re.findall(r"\r(\d+)/(\d+) \S+ +([^\r\n]*)", terminal_output)
-    done, total, text = last
-    assert done == total and int(total) < 1000
-    speed = r"[\d,]+ tokens/s"
-    assert re.fullmatch(rf"00:00 left, loss not finite, {speed}, \d+ skipped\s*", text)
-    drawn = re.findall(r"\r\d+/\d+ [^\r\n]+", terminal_output)
-    assert any(re.search(rf"\d left, loss \d\.\d+, {speed}\s*$", line) for line in drawn)
+def test_without_the_package_nothing_is_begun(corpus_dir, tmp_path, monkeypatch):
+    """One line says what to install, before text is read. Sabotage: import it when it is used."""
+    config = tiny_config(corpus_dir, train__tensorboard=True, data__path="none")
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"pip install 'transformer-mt\[tensorboard\]'"):
+        train(config, tmp_path / "run")
+    assert not list(tmp_path.iterdir())
 
 
-def train_quietly_or_not(config, run_dir, monkeypatch, seconds_between_lines: float) -> list[dict]:
-    monkeypatch.setattr(
-        "transformer_mt.training.run_log.SECONDS_BETWEEN_LINES", seconds_between_lines
-    )
-    train(config, run_dir)
-    return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-
-
-def test_loss_is_shown_from_the_first_step_on(corpus_dir, tmp_path, monkeypatch, capsys):
-    """Long before log_every, and what is shown is not recorded and changes nothing recorded.
-
-    Sabotage: show nothing before the first log line; start the sums anew when they are shown.
-    """
-    config = tiny_config(corpus_dir, train__log_every=6, train__max_steps=14)
-    silent = train_quietly_or_not(config, tmp_path / "silent", monkeypatch, 0.0)
-    show_messages()
-    shown = train_quietly_or_not(config, tmp_path / "shown", monkeypatch, 0.0)
-    lines = re.findall(
-        r"^step (\d+): loss \d\.\d{3}, .* tokens/s, .*, \d\d:\d\d left$",
-        capsys.readouterr().err,
-        re.M,
-    )
-    assert lines == [str(step) for step in range(1, 15)]
-    assert [record["step"] for record in shown if record["kind"] == "train"] == [6, 12, 14]
-    for left, right in zip(silent, shown, strict=True):
-        assert all(left[key] == right[key] for key in left.keys() & {"loss", "step", "nll"})
-    train_quietly_or_not(config, tmp_path / "seldom", monkeypatch, 1000.0)
-    assert re.findall(r"^step (\d+): loss", capsys.readouterr().err, re.M) == ["1"]
-
-
-def test_the_time_left_of_a_line_knows_the_minutes(corpus_dir, tmp_path, monkeypatch, capsys):
-    """Not only max_steps. Sabotage: divide the steps that are left by the speed."""
-    show_messages()
-    config = tiny_config(corpus_dir, train__max_minutes=0.02, train__max_steps=100_000)
-    train_quietly_or_not(config, tmp_path / "run", monkeypatch, 0.0)
-    left = re.findall(r"^step .* (\d\d):(\d\d) left$", capsys.readouterr().err, re.M)
-    assert left and all(minutes == "00" and int(seconds) < 3 for minutes, seconds in left)
+def test_metrics_are_rounded(tmp_path):
+    """To the digits that are significant; what JSON cannot express is null."""
+    value = 12.3456789
+    names = ("loss", "lr", "tokens_per_second", "mfu", "grad_norm", "nll", "perplexity", "bleu")
+    with RunLog(tmp_path, Progress()) as log:
+        log.record("train", Progress(step=3, epoch=1), 1.23456, dict.fromkeys(names, value))
+        log.record("valid", Progress(), 0.0, {"nll": math.inf, "bleu": math.nan, "x": None})
+    first, second = map(json.loads, (tmp_path / "metrics.jsonl").read_text().splitlines())
+    assert list(first.values()) == [
+        *("train", 3, 1, 1.235),
+        *(12.345679, value, 12.3, 12.3457, 12.345679, 12.345679, 12.3457, 12.3457),
+    ]
+    assert list(second.values()) == ["valid", 0, 0, 0.0, None, None, None]

@@ -1,6 +1,8 @@
-"""Several processes train the same as one."""
+"""Several processes train the same as one, and report errors once."""
 
+import os
 import sys
+import time
 
 import pytest
 import torch
@@ -9,8 +11,7 @@ from launch import assert_close, exit_codes, launch, launch_faulty, messages, re
 
 from transformer_mt.checkpoints.run_directory import load_newest
 from transformer_mt.config.loading import load_config
-from transformer_mt.system import processes as launcher
-from transformer_mt.system.processes import ALONE, join_processes
+from transformer_mt.system.processes import ALONE, exit_with_error, is_main_process, join_processes
 from transformer_mt.training.run import train
 
 
@@ -20,15 +21,15 @@ def write_config(folder, corpus_dir, **changes):
     With a larger epsilon, Adam does not turn the rounding of a gradient near zero into a full step.
     """
     settings = {"train__micro_batch_tokens": 200, "train__ema_decay": 0.9, "optim__eps": 1e-5}
-    settings |= changes
+    settings |= {"train__max_steps": 10, "valid__every": 5} | changes
     return write_toml(folder / "tiny.toml", tiny_values(corpus_dir, **settings))
 
 
-@pytest.fixture(scope="module", params=[0.1, 0.0], ids=["dropout", "no dropout"])
-def alone(request, corpus_dir, tmp_path_factory):
+@pytest.fixture(scope="module")
+def alone(corpus_dir, tmp_path_factory):
     """Gives a configuration and the run of it that one process has trained."""
     folder = tmp_path_factory.mktemp("alone")
-    config = write_config(folder, corpus_dir, model__dropout=request.param)
+    config = write_config(folder, corpus_dir, model__dropout=0.1)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     train(load_config(config), folder / "run")
@@ -50,42 +51,40 @@ def test_the_number_of_processes_does_not_matter(alone, tmp_path, world_size):
     assert done.returncode == 0, done.stderr
     assert_close(tmp_path / "run", run_dir)
     valid, expected = records(tmp_path / "run", "valid"), records(run_dir, "valid")
-    assert [each["step"] for each in valid] == [10, 20]
+    assert [each["step"] for each in valid] == [5, 10]
     for one, other in zip(valid, expected, strict=True):
         assert (one["bleu"], one["ema_bleu"]) == (other["bleu"], other["ema_bleu"])
         assert one["nll"] == pytest.approx(other["nll"], abs=1e-5)
-    train, expected = records(tmp_path / "run", "train"), records(run_dir, "train")
-    assert [each["loss"] for each in train] == pytest.approx([e["loss"] for e in expected], 1e-5)
+    losses = [[each["loss"] for each in records(d, "train")] for d in (tmp_path / "run", run_dir)]
+    assert len(losses[0]) == 10 and losses[0] == pytest.approx(losses[1], 1e-5)
     # Each line once: the others neither log nor show anything.
-    assert done.stderr.count("done: train.max_steps = 20") == 1
-    environment = load_newest(tmp_path / "run").state.environment
-    assert environment["processes"] == str(world_size)
+    assert done.stderr.count("done: train.max_steps = 10") == 1
+    newest, other = load_newest(tmp_path / "run"), load_newest(run_dir)
+    assert newest.state.environment["processes"] == str(world_size)
     if world_size == 1:
-        weights = [
-            load_newest(run).path / "model.safetensors" for run in (tmp_path / "run", run_dir)
-        ]
-        assert weights[0].read_bytes() == weights[1].read_bytes()
+        bits = [(each.path / "model.safetensors").read_bytes() for each in (newest, other)]
+        assert bits[0] == bits[1]
 
 
-@pytest.mark.parametrize("fault", ["missing text", pytest.param("key", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("fault", ["key", pytest.param("text", marks=pytest.mark.slow)])
 def test_an_error_that_all_have_is_printed_once(corpus_dir, tmp_path, fault):
-    """By the main process, and nothing hangs. Sabotage: let every process print it."""
+    """By the main process, and nothing hangs. Sabotage: let every process print it at once."""
     config = write_config(tmp_path, corpus_dir, data__path=str(tmp_path / "none"))
     if fault == "key":
         config.write_text(config.read_text().replace("d_model", "d_modl"))
     done = launch(2, "train", config, "--run", tmp_path / "run")
     [message] = messages(done.stderr)
-    assert ("no such folder" if fault != "key" else "did you mean model.d_model") in message
-    assert "process" not in message
+    assert ("did you mean model.d_model" if fault == "key" else "no such folder") in message
+    assert message.startswith("error: ")
     assert done.returncode == 1 and 2 in exit_codes(done.stderr)
     assert not (tmp_path / "run").exists()
 
 
 FAULTS = {
-    "memory": (1, "out of memory on cpu", "(process 1 of 2)"),
-    "nan": (1, "5 steps in a row had non-finite gradients", "lower optim.lr_scale"),
-    "disk": (0, "cannot save step 20: No space left on device", "on device"),
-    "kill": (1, "another process has ended", "(process 0 of 2)"),
+    "memory": (1, "process 1 of 2: error: out of memory on cpu", "lower train.micro_batch_tokens"),
+    "nan": (1, "error: step ", "lower optim.lr_scale"),
+    "disk": (0, "error: ", "cannot save step 10: No space left on device"),
+    "kill": (1, "error: another process has ended or ", "unreachable; run the same command again"),
 }
 
 
@@ -94,15 +93,34 @@ FAULTS = {
 )
 def test_an_error_of_one_process_ends_all(corpus_dir, tmp_path, fault):
     """With its message alone. Sabotage: let the others wait; let them report the lost peer."""
-    rank, message, end = FAULTS[fault]
+    rank, beginning, end = FAULTS[fault]
     changes = {"train__save_every": 1000, "train__max_bad_steps": 5, "train__precision": "fp32"}
     config = write_config(tmp_path, corpus_dir, **changes)
-    done = launch_faulty(fault, rank, 8, "train", config, "--quiet", "--run", tmp_path / "run")
-    *_, last = errors = [line for line in messages(done.stderr) if line.startswith("error")]
-    assert len(errors) == 1 and message in last and last.endswith(end)
+    done = launch_faulty(fault, rank, 4, "train", config, "--quiet", "--run", tmp_path / "run")
+    [error] = [line for line in messages(done.stderr) if "error: " in line]
+    assert error.startswith(beginning) and end in error, done.stderr
     assert done.returncode == 1
     assert 2 in exit_codes(done.stderr) or fault == "kill"
     assert fault == "nan" or load_newest(tmp_path / "run") is None
+
+
+@pytest.mark.parametrize(
+    ("rank", "seconds", "message"),
+    [("0", [], "error: no text\n"), ("3", [2.0], "process 3 of 8: error: no text\n")],
+)
+def test_the_main_process_reports_first(monkeypatch, capsys, rank, seconds, message):
+    """Another one waits, so that the launcher can end it, and gives its number.
+
+    Sabotage: print at once; leave out the number.
+    """
+    slept: list[float] = []
+    monkeypatch.setenv("RANK", rank)
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    monkeypatch.setattr(time, "sleep", slept.append)
+    monkeypatch.setattr(os, "_exit", lambda code: sys.exit(code))
+    with pytest.raises(SystemExit, match="2"):
+        exit_with_error("error: no text")
+    assert slept == seconds and capsys.readouterr().err == message
 
 
 def test_one_process_uses_no_distributed_code(monkeypatch):
@@ -115,4 +133,4 @@ def test_one_process_uses_no_distributed_code(monkeypatch):
         assert joined.max(1, 2.5) == [1, 2.5]
         assert joined.gather("value") == ["value"] and joined.broadcast("value") == "value"
         joined.finish()
-    assert launcher.is_main_process()
+    assert is_main_process()

@@ -1,4 +1,4 @@
-"""The sizes that are chosen for a text and a machine."""
+"""What is counted of a text, and the sizes that are chosen for it and a machine."""
 
 import tomllib
 from collections import Counter
@@ -8,14 +8,15 @@ from pathlib import Path
 import pytest
 
 from transformer_mt.config.keys import VocabConfig
-from transformer_mt.system.device import Machine
 from transformer_mt.text.vocabulary import train_vocabulary
 from transformer_mt.training.sizes import (
-    RECIPES,
-    Lengths,
+    PRESETS,
+    LengthCounts,
+    Machine,
     TextStatistics,
     choose_sizes,
     measure_text,
+    this_machine,
 )
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -27,17 +28,18 @@ def text_of(
     pairs: int, longest: int = 300, distinct_words: int = 10**6, characters: int = 100
 ) -> TextStatistics:
     """Makes statistics of a text in which all lines are equally long."""
-    words, longer_bytes = Lengths(Counter({12: pairs})), Lengths(Counter({longest: pairs}))
+    words, longer_bytes = LengthCounts({12: pairs}), LengthCounts({longest: pairs})
     return TextStatistics(pairs, 0, words, words, longer_bytes, distinct_words, characters)
 
 
 @pytest.mark.parametrize(
     ("pairs", "machine", "vocab_size", "d_model", "layers", "dropout", "held_out"),
     [
-        (200, CPU, 2_000, 128, 2, 0.3, 10),
-        (200, GPU, 2_000, 128, 2, 0.3, 10),
-        (2_000, CPU, 2_000, 128, 2, 0.3, 100),
+        (20, CPU, 2_000, 128, 2, 0.3, 1),
+        (39, GPU, 2_000, 128, 2, 0.3, 1),
+        (40, CPU, 2_000, 128, 2, 0.3, 2),
         (10_000, CPU, 4_000, 256, 3, 0.3, 500),
+        (20_001, CPU, 6_000, 256, 3, 0.3, 1_000),
         (29_000, CPU, 6_000, 256, 3, 0.3, 1_000),
         (29_000, GPU, 6_000, 256, 3, 0.3, 1_000),
         (900_000, CPU, 8_000, 128, 4, 0.1, 1_000),
@@ -50,15 +52,15 @@ def text_of(
 def test_sizes_by_pairs(pairs, machine, vocab_size, d_model, layers, dropout, held_out):
     """Sabotage: take the first row that fits, or one that needs a GPU on a CPU."""
     sizes = choose_sizes(text_of(pairs), machine)
-    recipe = sizes.recipe
-    chosen = sizes.vocab_size, recipe.d_model, recipe.layers, recipe.dropout
+    preset = sizes.preset
+    chosen = sizes.vocab_size, preset.d_model, preset.layers, preset.dropout
     assert chosen == (vocab_size, d_model, layers, dropout)
     assert (sizes.held_out, sizes.train_pairs) == (held_out, pairs - 2 * held_out)
 
 
 def test_more_text_never_means_less():
     """In each column of the table; but with much text the model for a CPU is narrower."""
-    for row, next_row in pairwise(RECIPES):
+    for row, next_row in pairwise(PRESETS):
         assert row.pairs <= next_row.pairs and row.vocab_size < next_row.vocab_size
         assert row.layers <= next_row.layers and row.batch_tokens <= next_row.batch_tokens
         assert row.d_model <= next_row.d_model or (next_row.pairs, next_row.gpu) == (100_000, False)
@@ -72,21 +74,15 @@ def test_more_text_never_means_less():
 def test_sizes_are_those_of_the_repository(name, pairs, machine):
     """Sabotage: change a size in the table or in the file."""
     values = tomllib.loads((CONFIGS / f"{name}.toml").read_text())
-    recipe = choose_sizes(text_of(pairs), machine).recipe
+    preset = choose_sizes(text_of(pairs), machine).preset
     model = {key: values["model"][key] for key in ("d_model", "d_ff", "n_heads")}
-    assert model == {key: getattr(recipe, key) for key in model}
-    assert values["model"].get("dropout", 0.1) == recipe.dropout
-    assert {values["model"][f"{side}_layers"] for side in ("encoder", "decoder")} == {recipe.layers}
-    assert values["vocab"]["size"] == recipe.vocab_size
-    assert values["optim"]["warmup_steps"] == recipe.warmup_steps
-    assert values["optim"].get("lr_scale", 1.0) == recipe.lr_scale
-    assert values["train"]["batch_tokens"] == recipe.batch_tokens
-
-
-@pytest.mark.parametrize(("pairs", "held_out"), [(20, 1), (39, 1), (40, 2), (20_001, 1_000)])
-def test_held_out(pairs, held_out):
-    """A twentieth, at most 1,000, at least one."""
-    assert choose_sizes(text_of(pairs), CPU).held_out == held_out
+    assert model == {key: getattr(preset, key) for key in model}
+    assert values["model"].get("dropout", 0.1) == preset.dropout
+    assert {values["model"][f"{side}_layers"] for side in ("encoder", "decoder")} == {preset.layers}
+    assert values["vocab"]["size"] == preset.vocab_size
+    assert values["optim"]["warmup_steps"] == preset.warmup_steps
+    assert values["optim"].get("lr_scale", 1.0) == preset.lr_scale
+    assert values["train"]["batch_tokens"] == preset.batch_tokens
 
 
 @pytest.mark.parametrize(
@@ -100,7 +96,7 @@ def test_length(longest, max_length):
 def test_one_long_line_does_not_count():
     """Sabotage: take the maximum."""
     text = text_of(10_000)
-    text.longer_bytes.counts[50_000] = 5
+    text.longer_bytes[50_000] = 5
     assert choose_sizes(text, CPU).max_length == 128
 
 
@@ -145,3 +141,47 @@ def test_a_vocabulary_of_that_size_can_be_learned(name):
     words = Counter(w for pair in TEXTS[name][: sizes.train_pairs] for s in pair for w in s.split())
     config = VocabConfig(size=sizes.vocab_size)
     assert train_vocabulary([words], config).src_size == sizes.vocab_size
+
+
+def test_this_machine():
+    """Threads and memory are those that training has."""
+    machine = this_machine()
+    assert machine.threads >= 1 and machine.memory > 1e9
+    assert str(Machine(1, int(8e9))) == "1 CPU thread, 8.0 GB of memory, no GPU"
+    assert str(Machine(8, int(24e9), "A100")) == "A100 with 24.0 GB of memory"
+
+
+PAIRS = [("ein Haus", "a house"), ("", "no source"), ("Grüße an Ögedei Ä", "a b"), ("a", "a")]
+
+
+def test_counts():
+    """A word is what white space separates; a pair has the bytes of its longer side.
+
+    Sabotage: count characters instead of bytes, or the words of one side.
+    """
+    text = measure_text(PAIRS)
+    assert (text.pairs, text.empty) == (4, 1)
+    assert text.src_words == {2: 1, 0: 1, 4: 1, 1: 1}
+    assert text.tgt_words == {2: 3, 1: 1}
+    assert text.longer_bytes == {8: 1, 9: 1, len("Grüße an Ögedei Ä".encode()): 1, 1: 1}
+    assert text.src_words.mean == 7 / 4
+    assert text.distinct_words == len({w for pair in PAIRS for side in pair for w in side.split()})
+    assert text.characters == len(set("".join(map("".join, PAIRS))) - {" "})
+
+
+def test_rare_characters_are_not_counted():
+    """As SentencePiece writes them as bytes. Sabotage: a coverage of 1."""
+    assert measure_text([("a" * 9_000 + "b" * 1_000, "€")]).characters == 2
+    assert measure_text([("a" * 5_000, "€")]).characters == 2
+
+
+def test_no_pairs():
+    text = measure_text([])
+    assert (text.pairs, text.characters, text.src_words.mean) == (0, 0, 0)
+    assert text.longer_bytes.quantile(0.5) == 0
+
+
+def test_quantile():
+    """At least that share is as short. Sabotage: `<` instead of `<=`."""
+    lengths = LengthCounts({50: 1, 1: 5, 3: 4})
+    assert [lengths.quantile(share) for share in (0, 0.5, 0.51, 0.9, 1)] == [1, 1, 3, 3, 50]

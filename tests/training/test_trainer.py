@@ -2,9 +2,7 @@
 
 import json
 import math
-import os
-import shutil
-import signal
+import re
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,11 +10,10 @@ import pytest
 import torch
 from conftest import tiny_config
 
+from transformer_mt.checkpoints.evaluations import Score
 from transformer_mt.checkpoints.run_directory import find_checkpoint, list_checkpoints, load_newest
 from transformer_mt.config.keys import Config
-from transformer_mt.errors import Interrupted, TrainingError
-from transformer_mt.evaluation.evaluator import Evaluation
-from transformer_mt.evaluation.scoring import Score
+from transformer_mt.errors import TrainingError
 from transformer_mt.text.batching import plan_epoch
 from transformer_mt.text.prepared import prepare
 from transformer_mt.training import engine as engine_module
@@ -51,9 +48,9 @@ def scores(monkeypatch):
     """Gives a list of the BLEU scores that validations will have."""
     values: list[float] = []
 
-    def evaluate(translator, pairs, advance) -> Evaluation:
+    def evaluate(translator, pairs, advance) -> tuple[list[str], Score]:
         hypotheses = [f"hypothesis of {line}" for line in pairs.src]
-        return Evaluation(hypotheses, Score("bleu", values.pop(0), "", ""))
+        return hypotheses, Score("bleu", values.pop(0), "")
 
     monkeypatch.setattr(validation_module, "evaluate", evaluate)
     return values
@@ -68,9 +65,11 @@ def clock(monkeypatch):
     def train_step(self, step, micro_batches) -> None:
         real(self, step, micro_batches)
         now.seconds += 30.0
+        self._seconds += 30.0
 
     monkeypatch.setattr(Engine, "train_step", train_step)
-    monkeypatch.setattr(trainer_module, "time", SimpleNamespace(monotonic=lambda: now.seconds))
+    for module in (trainer_module, engine_module):
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now.seconds))
     return now
 
 
@@ -79,6 +78,8 @@ def build_config(corpus_dir: Path, **changes: object) -> Config:
     defaults = {
         "train__max_steps": 100,
         "train__batch_tokens": 60,
+        "model__d_model": 16,
+        "model__d_ff": 32,
         "train__log_every": NEVER,
         "train__save_every": NEVER,
         "train__keep_last": 100,
@@ -87,14 +88,14 @@ def build_config(corpus_dir: Path, **changes: object) -> Config:
     return tiny_config(corpus_dir, **{**defaults, **changes})
 
 
-@pytest.mark.parametrize("stops", [[], [6], [2, 4, 8]])
+@pytest.mark.parametrize("stops", [[], [2, 4, 8]])
 def test_patience(corpus_dir, tmp_path, scores, stops):
     """Training stops after exactly three validations without a better BLEU, resumed or not.
 
     An equal score is not better; a better one starts the count again.
     Sabotage: never count up; lose the count or the best score on resume; compare with >=.
     """
-    scores += [1.0, 0.5, 0.5, 2.0, 2.0, 1.9, 1.0]
+    scores += [0.0, 0.0, -0.5, 2.0, 2.0, 1.9, 1.0]
     changes = {"valid__every": 2, "valid__patience": 3}
     for stop in stops:
         config = build_config(corpus_dir, train__max_steps=stop, **changes)
@@ -111,12 +112,14 @@ def test_patience(corpus_dir, tmp_path, scores, stops):
     assert message in log_text(tmp_path / "run")
 
 
-def test_without_patience_training_goes_on(corpus_dir, tmp_path, scores):
-    """Zero is no limit, and a first BLEU of zero is the best so far."""
-    scores += [0.0, 0.0, 0.0, 0.0]
-    progress = train(build_config(corpus_dir, train__max_steps=4, valid__every=1), tmp_path / "run")
-    assert (progress.step, progress.best_step, progress.best_bleu) == (4, 1, 0.0)
-    assert progress.validations_since_best == 3
+@pytest.mark.parametrize(("nll", "best_step"), [(math.nan, 2), (math.inf, 2), (2.0, 4)])
+def test_a_finite_best_stays_best(corpus_dir, tmp_path, scores, monkeypatch, nll, best_step):
+    """A later validation with a better BLEU replaces it only if its perplexity is finite."""
+    scores += [3.0, 4.0]
+    nlls = [2.0, nll]
+    monkeypatch.setattr(validation_module, "mean_nll", lambda *arguments: nlls.pop(0))
+    progress = train(build_config(corpus_dir, train__max_steps=4, valid__every=2), tmp_path / "run")
+    assert (progress.best_step, progress.validations_since_best) == (best_step, 4 // best_step - 1)
 
 
 def test_when_a_run_logs_validates_and_saves(corpus_dir, tmp_path, scores):
@@ -131,26 +134,6 @@ def test_when_a_run_logs_validates_and_saves(corpus_dir, tmp_path, scores):
     assert logged_steps(tmp_path / "run", "valid") == [3, 6, 9, 11]
     assert saved_steps(tmp_path / "run") == [3, 5, 9, 10, 11]
     assert "(best)" in log_text(tmp_path / "run")
-
-
-def test_a_run_without_steps(corpus_dir, tmp_path, scores):
-    """With max_steps = 0 the initial weights are validated and saved; the run can be resumed.
-
-    Resumed, it equals a run that was never stopped. Sabotage: require moments to resume.
-    """
-    scores += [1.0, 2.0, 2.0]
-    progress = train(build_config(corpus_dir, train__max_steps=0), tmp_path / "run")
-    assert progress.step == 0 and saved_steps(tmp_path / "run") == [0]
-    assert logged_steps(tmp_path / "run", "valid") == [0]
-    assert not records(tmp_path / "run", "train")
-    for name in ("run", "uninterrupted"):
-        assert train(build_config(corpus_dir, train__max_steps=2), tmp_path / name).step == 2
-    assert saved_steps(tmp_path / "run") == [0, 2] and scores == []
-    assert logged_steps(tmp_path / "run", "valid") == [0, 2]
-    resumed, uninterrupted = (
-        load_newest(tmp_path / name).build_model() for name in ("run", "uninterrupted")
-    )
-    assert all(map(torch.equal, resumed.parameters(), uninterrupted.parameters()))
 
 
 def test_epochs_are_a_limit(corpus_dir, tmp_path, scores):
@@ -191,7 +174,7 @@ def test_minutes_are_a_limit(corpus_dir, tmp_path, scores, clock):
     assert [line["seconds"] for line in records(tmp_path / "run", "train")] == [120.0, 210.0]
 
 
-def test_figures_of_a_log_line(corpus_dir, tmp_path, scores, clock, monkeypatch):
+def test_metrics_of_a_log_line(corpus_dir, tmp_path, scores, clock, monkeypatch):
     """Loss per token, learning rate, tokens per second and MFU, since the line before.
 
     Sabotage: divide by the steps; do not reset the sums.
@@ -202,11 +185,11 @@ def test_figures_of_a_log_line(corpus_dir, tmp_path, scores, clock, monkeypatch)
     real = Engine.train_step
 
     def train_step(self, step, micro_batches) -> None:
-        loss_before, flops_before = float(self._window_loss), self.window.flops
+        before = self.read_window()
         real(self, step, micro_batches)
-        tokens = sum(batch.tgt_tokens for batch in micro_batches)
-        loss = float(self._window_loss) - loss_before
-        step_sums.append((tokens, loss, self.window.flops - flops_before))
+        after = self.read_window()
+        sums = after.tokens - before.tokens, after.loss - before.loss, after.flops - before.flops
+        step_sums.append(sums)
 
     monkeypatch.setattr(Engine, "train_step", train_step)
     train(build_config(corpus_dir, train__max_steps=5, train__log_every=2), tmp_path / "run")
@@ -218,11 +201,11 @@ def test_figures_of_a_log_line(corpus_dir, tmp_path, scores, clock, monkeypatch)
         assert line["loss"] == pytest.approx(loss / tokens, abs=1e-5)
         assert line["tokens_per_second"] == pytest.approx(tokens / seconds, abs=0.06)
         assert line["mfu"] == pytest.approx(flops / seconds / 1e6, abs=1e-3)
-        assert line["lr"] == noam_rate(line["step"], 64, 100) and line["skipped"] == 0
+        assert line["lr"] == noam_rate(line["step"], 16, 100) and line["skipped"] == 0
         assert line["grad_norm"] > 0 and line["epoch"] == 0 and line["seconds"] == 30 * line["step"]
 
 
-def test_figures_of_a_validation(corpus_dir, tmp_path, scores):
+def test_metrics_of_a_validation(corpus_dir, tmp_path, scores):
     """BLEU and perplexity in metrics.jsonl and train.log, and the same samples every time."""
     scores += [1.0]
     train(build_config(corpus_dir, train__max_steps=5), tmp_path / "run")
@@ -230,27 +213,13 @@ def test_figures_of_a_validation(corpus_dir, tmp_path, scores):
     assert valid["perplexity"] == pytest.approx(math.exp(valid["nll"]), rel=1e-4)
     assert valid["bleu"] == 1.0 and valid["step"] == 5 and "ema_bleu" not in valid
     log = log_text(tmp_path / "run")
-    assert f"step 5: validation BLEU 1.00, perplexity {valid['perplexity']:.2f} (best)" in log
+    [shown] = re.findall(r" step 5: validation BLEU 1.00, perplexity (\d+\.\d\d) \(best\)\n", log)
+    assert float(shown) == pytest.approx(valid["perplexity"], abs=0.011)
     sources = (corpus_dir / "validation.de").read_text().splitlines()
     for i in (0, 29, 59):
         assert f"  source     {sources[i]}\n" in log and f"  reference  {sources[i]}\n" in log
         assert f"  hypothesis hypothesis of {sources[i]}\n" in log
     assert log.count("  hypothesis ") == 3
-
-
-def test_figures_are_rounded(corpus_dir, tmp_path, scores):
-    """To the digits that are significant, so that the file can be read."""
-    scores += [12.3456789]
-    train(build_config(corpus_dir, train__max_steps=3, train__log_every=1), tmp_path / "run")
-    digits = {"loss": 6, "grad_norm": 6, "nll": 6, "mfu": 4, "perplexity": 4, "bleu": 4}
-    digits |= {"seconds": 3, "tokens_per_second": 1}
-    largest = dict.fromkeys(digits, 0)
-    for kind in ("train", "valid"):
-        for line in records(tmp_path / "run", kind):
-            for key in digits.keys() & line.keys():
-                _, _, decimals = f"{line[key]:.9f}".rstrip("0").partition(".")
-                largest[key] = max(largest[key], len(decimals))
-    assert all(0 < largest[key] <= digits[key] for key in digits)
 
 
 def make_gradients_infinite(monkeypatch, calls: set[int]) -> None:
@@ -291,74 +260,6 @@ def test_nonfinite_steps_in_a_row_are_a_limit(corpus_dir, tmp_path, scores, monk
         train(config, tmp_path / "other")
 
 
-def signal_in_step(monkeypatch, number: int, signum: int, count: int) -> None:
-    """Sends this process signals during one step."""
-    real = Engine.train_step
-
-    def train_step(self, step, micro_batches) -> None:
-        real(self, step, micro_batches)
-        if step == number:
-            for _ in range(count):
-                os.kill(os.getpid(), signum)
-
-    monkeypatch.setattr(Engine, "train_step", train_step)
-
-
-def test_a_signal_saves_before_it_validates(corpus_dir, tmp_path, scores, monkeypatch):
-    """So it ends soon; the validation is made up when the run is resumed.
-
-    Sabotage: validate before the interrupted run saves; forget the validation.
-    """
-    scores += [5.0, 6.0, 7.0]
-    config = build_config(corpus_dir, valid__every=2, train__max_steps=6)
-    handler = signal.getsignal(signal.SIGTERM)
-    with monkeypatch.context() as patch:
-        signal_in_step(patch, 4, signal.SIGTERM, 1)
-        with pytest.raises(Interrupted):
-            train(config, tmp_path / "run")
-    assert signal.getsignal(signal.SIGTERM) == handler
-    assert logged_steps(tmp_path / "run", "valid") == [2]
-    assert saved_steps(tmp_path / "run") == [2, 4]
-    assert "interrupted and saved at step 4" in log_text(tmp_path / "run")
-    assert train(config, tmp_path / "run").best_bleu == 7.0
-    assert logged_steps(tmp_path / "run", "valid") == [2, 4, 6]
-
-
-def test_a_deleted_best_is_forgotten_at_the_next_save(
-    corpus_dir, tmp_path, scores, monkeypatch, caplog
-):
-    """One warning on the first resume; then the next validation is the best, whatever its BLEU.
-
-    Sabotage: keep the best of the checkpoint.
-    """
-    scores += [9.0, 1.0, 0.5, 0.4]
-    run_dir = tmp_path / "run"
-    train(build_config(corpus_dir, valid__every=4, train__max_steps=6), run_dir)
-    shutil.rmtree(run_dir / "step-00000004")
-    config = build_config(corpus_dir, valid__every=4, train__max_steps=9)
-    with monkeypatch.context() as patch:
-        signal_in_step(patch, 7, signal.SIGTERM, 1)
-        with pytest.raises(Interrupted):
-            train(config, run_dir)
-    progress = load_newest(run_dir).progress
-    assert (progress.step, progress.best_bleu, progress.best_step) == (7, -1.0, 0)
-    progress = train(config, run_dir)
-    assert (progress.step, progress.best_bleu, progress.best_step) == (9, 0.5, 8)
-    assert find_checkpoint(run_dir).progress.step == 8
-    assert [text for text in caplog.messages if "missing" in text] == [
-        f"{run_dir}: its best checkpoint (step 4, BLEU 9.00) is missing; the next validation will"
-        " be the best"
-    ]
-
-
-def test_a_second_signal_ends_training_at_once(corpus_dir, tmp_path, monkeypatch):
-    """The step is not finished and nothing is saved."""
-    signal_in_step(monkeypatch, 2, signal.SIGINT, 2)
-    with pytest.raises(Interrupted):
-        train(build_config(corpus_dir), tmp_path / "run")
-    assert saved_steps(tmp_path / "run") == []
-
-
 def test_memory_is_checked_with_the_largest_batch(corpus_dir, tmp_path, scores, monkeypatch):
     """Once, before the first step, and it changes no weight."""
     scores += [1.0, 1.0]
@@ -367,7 +268,7 @@ def test_memory_is_checked_with_the_largest_batch(corpus_dir, tmp_path, scores, 
 
     def check_memory(self, largest, count) -> None:
         before = [parameter.detach().clone() for parameter in self.model.parameters()]
-        checks.append((largest.src.numel() + largest.tgt_in.numel(), int(self.window.tokens)))
+        checks.append((largest.src.numel() + largest.tgt_in.numel(), self.read_window().tokens))
         real(self, largest, count)
         assert all(map(torch.equal, before, self.model.parameters()))
 

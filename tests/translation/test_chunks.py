@@ -1,6 +1,8 @@
-"""Chunks of lines distributed over processes, which are threads here."""
+"""The loop over chunks, with a translator that reverses lines, in processes that are threads."""
 
 import gzip
+import logging
+import math
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -8,14 +10,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from transformer_mt.errors import CheckpointError, DataError
+from transformer_mt.errors import DataError
 from transformer_mt.system.outputs import check_output
-from transformer_mt.translation.chunks import ChunkTranslator, translate_stream
-from transformer_mt.translation.options import OutputFormat, OutputOptions, TranslateOptions
-from transformer_mt.translation.translation_model import find_checkpoints, share_checkpoints
+from transformer_mt.translation.chunks import finish, format_lines, serve, translate_stream
+from transformer_mt.translation.options import OutputFormat, OutputOptions
 from transformer_mt.translation.translator import Translation
 
 CHUNK = 10
+JSONL = OutputOptions(format=OutputFormat.JSONL)
 
 
 class Thread:
@@ -24,91 +26,70 @@ class Thread:
     def __init__(self, rank: int, shared: SimpleNamespace) -> None:
         self.rank, self.world_size, self._shared = rank, len(shared.slots), shared
 
-    def gather(self, value):
+    def broadcast(self, value):
         self._shared.slots[self.rank] = value
         self._shared.barrier.wait()
-        values = list(self._shared.slots)
+        value = self._shared.slots[0]
         self._shared.barrier.wait()
-        return values
-
-    def broadcast(self, value):
-        return self.gather(value)[0]
+        return value
 
     def finish(self):
         self._shared.barrier.wait()
 
 
 class Reverser:
-    """Stands for a translator: reverses lines, and notes which rank did so, and with which."""
+    """Stands for a translator: reverses lines, and notes how many at once."""
 
-    chunk_lines, batch_tokens, lines_split = CHUNK, 100, 0
+    chunk_lines = CHUNK
 
-    def __init__(self, rank: int, world_size: int, log: list) -> None:
-        self.rank, self.world_size, self.log = rank, world_size, log
+    def __init__(self, processes: Thread) -> None:
+        self.processes, self.lines_split, self.rounds = processes, 0, []
 
-    def translate_chunk(self, lines, advance):
-        self.log.append((self.rank, self.world_size, len(lines)))
+    def n_best(self, lines, advance=lambda lines: None):
+        self.rounds.append(len(lines))
         advance(len(lines))
         self.lines_split += sum(len(line) > 3 for line in lines)
         return [[Translation(line[::-1], -1.0)] for line in lines]
 
 
-def reverser(rank: int, shared: SimpleNamespace, log: list, written: OutputOptions):
-    """Gives a translator of chunks that reverses lines."""
-
-    def make(options, threads=None):
-        return Reverser(rank, threads.world_size if threads else 1, log)
-
-    model = SimpleNamespace(translator=make)
-    return ChunkTranslator(model, TranslateOptions(output=written), Thread(rank, shared))
-
-
-def translate(world_size: int, path, tmp_path, written: OutputOptions):
-    """Translates a file with several threads; gives its counts, text and the log of the work."""
-    barrier, log = threading.Barrier(world_size, timeout=10), []
+def translate(world_size: int, source, output, options=JSONL, fingerprint=None) -> list[int]:
+    """Translates a file with several threads; gives the number of lines of each round."""
+    barrier = threading.Barrier(world_size, timeout=10)
     shared = SimpleNamespace(slots=[None] * world_size, barrier=barrier)
-
-    def run(rank: int):
-        translator = reverser(rank, shared, log, written)
-        if rank:
-            return translator.serve()
-        counts = translate_stream(translator, path, check_output(tmp_path / "out"))
-        translator.finish()
-        return counts
-
+    translators = [Reverser(Thread(rank, shared)) for rank in range(world_size)]
     with ThreadPoolExecutor(world_size) as pool:
-        counts = list(pool.map(run, range(world_size)))[0]
-    return counts, (tmp_path / "out").read_text(), log
+        others = [pool.submit(serve, translator) for translator in translators[1:]]
+        try:
+            translate_stream(translators[0], source, check_output(output), options, fingerprint)
+        finally:
+            finish(translators[0].processes)
+    assert all(other.result() is None for other in others)
+    assert all(translator.rounds == translators[0].rounds for translator in translators)
+    return translators[0].rounds
 
 
-@pytest.mark.parametrize("lines", [0, 1, 9, 10, 47])
-@pytest.mark.parametrize("world_size", [1, 2, 3])
-def test_each_line_is_translated_once_and_in_order(world_size, lines, tmp_path):
-    """And counted once. Sabotage: deal chunks without their order; let all translate each."""
+@pytest.mark.parametrize(
+    ("world_size", "lines", "rounds"),
+    [(1, 0, []), (1, 1, [1]), (1, 20, [10, 10]), (2, 47, [20, 20, 7]), (3, 10, [10])],
+)
+def test_each_line_is_translated_once_and_in_order(world_size, lines, rounds, tmp_path):
+    """A round has a chunk for each process. Sabotage: count lines from 1 in each round."""
     path = tmp_path / "in"
     path.write_text("".join(f"a{i}b\n" for i in range(lines)))
-    written = OutputOptions(format=OutputFormat.JSONL)
-    counts, text, _ = translate(world_size, path, tmp_path, written)
-    rows = [
+    assert translate(world_size, path, tmp_path / "out") == rounds
+    assert (tmp_path / "out").read_text().splitlines() == [
         f'{{"line": {i + 1}, "rank": 1, "score": -1.0, "text": "b{str(i)[::-1]}a"}}'
         for i in range(lines)
     ]
-    assert text.splitlines() == rows
-    assert counts.lines == lines and counts.lines_split == max(0, lines - 10)
 
 
-def test_a_round_has_a_chunk_for_each_process(tmp_path):
-    """And the last chunks, fewer than processes, are distributed batch by batch.
-
-    Sabotage: let process 0 translate them alone.
-    """
-    path = tmp_path / "in"
-    path.write_text("ab\n" * 47)
-    _, text, log = translate(3, path, tmp_path, OutputOptions())
-    assert text == "ba\n" * 47
-    whole = [(rank, 1, CHUNK) for rank in range(3)]
-    shared = [(rank, 3, size) for rank in range(3) for size in (CHUNK, 7)]
-    assert sorted(log) == sorted(whole + shared)
+def test_the_bytes_do_not_depend_on_the_number_of_processes(tmp_path):
+    """A compressed output has a member for each chunk. Sabotage: a member for each round."""
+    (tmp_path / "in").write_text("ab\n" * 47)
+    for world_size in (1, 3):
+        translate(world_size, tmp_path / "in", tmp_path / f"{world_size}.gz")
+    one, three = ((tmp_path / f"{n}.gz").read_bytes() for n in (1, 3))
+    assert one == three and one.count(b"\x1f\x8b\x08") == 5
 
 
 def test_a_pipe_waits_for_no_further_chunk(tmp_path):
@@ -116,35 +97,58 @@ def test_a_pipe_waits_for_no_further_chunk(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     writer = threading.Thread(target=(tmp_path / "pipe").write_text, args=["ab\n" * 30])
     writer.start()
-    _, text, log = translate(2, tmp_path / "pipe", tmp_path, OutputOptions())
+    rounds = translate(2, tmp_path / "pipe", tmp_path / "out", OutputOptions())
     writer.join()
-    assert text == "ba\n" * 30
-    assert sorted(log) == sorted((rank, 2, CHUNK) for rank in range(2) for _ in range(3))
+    assert rounds == [CHUNK] * 3 and (tmp_path / "out").read_text() == "ba\n" * 30
 
 
-@pytest.mark.parametrize("world_size", [1, 3])
-def test_what_is_read_before_an_error_is_written(world_size, tmp_path):
-    """Whole chunks, however many processes. Sabotage: drop a round that is not full."""
-    text = "".join(f"{number:>9999}\n" for number in range(2 * CHUNK + 8)).encode()
+def test_another_number_of_processes_continues(tmp_path):
+    """After the chunks that were read before an error. Sabotage: skip whole rounds only."""
+    text = "".join(f"{number:>9999}\n" for number in range(4 * CHUNK + 8)).encode()
+    source, output = tmp_path / "in.gz", tmp_path / "out"
     whole = gzip.compress(text, compresslevel=0)
-    (tmp_path / "in.gz").write_bytes(whole[: len(whole) - 3_000])
-    output, task = check_output(tmp_path / "out"), {"made from": "text"}
-    barrier = threading.Barrier(world_size, timeout=10)
-    shared = SimpleNamespace(slots=[None] * world_size, barrier=barrier)
-    with ThreadPoolExecutor(world_size) as pool:
-        translators = [reverser(rank, shared, [], OutputOptions()) for rank in range(world_size)]
-        others = [pool.submit(translator.serve) for translator in translators[1:]]
-        with pytest.raises(DataError, match=f"{2 * CHUNK} finished lines are kept"):
-            translate_stream(translators[0], tmp_path / "in.gz", output, task)
-        translators[0].finish()
-    assert all(other.result() is None for other in others)
+    source.write_bytes(whole[: len(whole) - 3_000])
+    options, made_from = OutputOptions(), {"made from": "text"}
+    with pytest.raises(DataError, match=f"in.gz: cannot .*; {4 * CHUNK} finished lines are kept"):
+        translate(1, source, output, options, made_from)
+    with pytest.raises(DataError, match=f"{4 * CHUNK} finished lines are kept"):
+        translate(3, source, output, options, made_from)
+    source.write_bytes(whole)
+    assert translate(3, source, output, options, made_from) == [8]
+    assert output.read_bytes() == b"".join(line[::-1] + b"\n" for line in text.splitlines())
 
 
-def test_processes_with_different_checkpoints(copy_run):
-    """Are refused. Sabotage: compare no digests."""
-    [checkpoint] = find_checkpoints([copy_run])
-    peers = SimpleNamespace(
-        is_main=True, broadcast=lambda value: value, gather=lambda value: [value, ["another"]]
+def test_what_is_reported(tmp_path, caplog):
+    """Lines read, split and repaired; those that an earlier process split count too."""
+    source, output, made_from = tmp_path / "in", tmp_path / "out", {"made from": "text"}
+    source.write_bytes(b"\xef\xbb\xbfab\xff\n" + b"abcd\n" * 10 + b"\n" + b"cd")
+    with caplog.at_level(logging.INFO, "transformer_mt"):
+        translate(1, source, output, JSONL, made_from)
+        output.rename(tmp_path / ".out.partial")  # as if it had been killed just before
+        assert translate(1, source, output, JSONL, made_from) == []
+    messages = [record.getMessage() for record in caplog.records]
+    assert messages[0].startswith("13 lines in 0.") and messages[0].endswith(" per second")
+    rest = [
+        "10 lines over the maximum length, split into parts",
+        "the byte order mark at the start of the input was dropped",
+        "1 line not in UTF-8; invalid bytes were replaced by U+FFFD",
+    ]
+    assert messages[1:4] == messages[-3:] == rest
+    assert caplog.records[3].levelname == "WARNING"
+    assert messages[-4].startswith("0 lines in 0.")
+
+
+def test_what_is_written_for_a_line():
+    """Text, with the score in four digits before a tab, or objects; `n_best` of each."""
+    ranked = [
+        [Translation("x y", -1.23456), Translation("ä", math.nan)],
+        [Translation("", 0), Translation("", 0)],
+    ]
+    assert format_lines(ranked, 7, OutputOptions()) == "x y\n\n"
+    scored = OutputOptions(n_best=2, with_scores=True)
+    assert format_lines(ranked, 7, scored) == "-1.2346\tx y\nnan\tä\n0.0000\t\n0.0000\t\n"
+    jsonl = OutputOptions(n_best=2, format=OutputFormat.JSONL)
+    assert format_lines(ranked[:1], 7, jsonl) == (
+        '{"line": 7, "rank": 1, "score": -1.23456, "text": "x y"}\n'
+        '{"line": 7, "rank": 2, "score": null, "text": "ä"}\n'
     )
-    with pytest.raises(CheckpointError, match=f"{checkpoint.path}: not the same checkpoint"):
-        share_checkpoints([checkpoint], peers)

@@ -11,13 +11,21 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from conftest import command, copy_lines
 
 from transformer_mt import load
-from transformer_mt.translation.options import OutputFormat, OutputOptions
-from transformer_mt.translation.prompt import translate_interactively
+from transformer_mt.errors import ConfigError
+from transformer_mt.translation.options import (
+    FileOptions,
+    OutputFormat,
+    OutputOptions,
+    SearchOptions,
+)
+from transformer_mt.translation.prompt import reads_from_prompt, translate_interactively
 
 LINES = copy_lines(10, 4)
 LEFT, UP, CTRL_A, CTRL_C, CTRL_D = b"\x1b[D", b"\x1b[A", b"\x01", b"\x03", b"\x04"
@@ -126,66 +134,45 @@ def test_lines_from_a_stream(model, monkeypatch, capsys):
 
 
 def test_lines_are_numbered_from_the_first(model, monkeypatch, capsys):
-    """As in the output of a file."""
+    """As in the output of a file, with as many translations."""
     monkeypatch.setattr("sys.stdin", io.StringIO("ab\ncd\n"))
-    translate_interactively(model.translator(), "de", OutputOptions(format=OutputFormat.JSONL))
-    rows = [json.loads(row) for row in capsys.readouterr().out.split("de> ")[1:3]]
-    assert [(row["line"], row["rank"]) for row in rows] == [(1, 1), (2, 1)]
+    options = OutputOptions(n_best=2, format=OutputFormat.JSONL)
+    translate_interactively(model.translator(SearchOptions(2)), "de", options)
+    rows = [json.loads(row) for row in re.findall(r"{.*}", capsys.readouterr().out)]
+    assert [(row["line"], row["rank"]) for row in rows] == [(1, 1), (1, 2), (2, 1), (2, 2)]
 
 
-def test_arrow_keys_edit_and_recall_lines(copy_run, terminal):
-    """They are not part of the text: the second line is the first with a word before it."""
-    prompt = terminal("translate", copy_run)
+def test_lines_are_edited_and_recalled(copy_run, terminal):
+    """Arrow keys are not part of the text; several lines may be pasted; `--output -` is allowed."""
+    prompt = terminal("translate", copy_run, "--output", "-", "--scores")
     prompt.wait_for("de> ")
-    prompt.type(b"ac" + LEFT + b"b\r")
-    prompt.wait_for("\nabc\nde> ")
-    prompt.type(UP + CTRL_A + b"xy \r")
-    prompt.wait_for("\nxy abc\nde> ")
-    prompt.type(PASTE_BEGIN + b"ab\rcd" + PASTE_END + b"\r")
-    prompt.wait_for("\nab\ncd\nde> ")
+    for keys, answer in (
+        (b"ac" + LEFT + b"b", "abc"),
+        (UP + CTRL_A + b"xy ", "xy abc"),
+        (PASTE_BEGIN + b"ab\rcd" + PASTE_END, "ab\n-SCORE\tcd"),
+        (b"\xff", "not valid UTF-8; check the encoding of the terminal"),
+        (b"abc", "abc"),
+    ):
+        prompt.type(keys + b"\r")
+        shown = re.sub(r"-\d+\.\d{4}\s+", "-SCORE\t", prompt.wait_for("de> "))
+        assert f"\n-SCORE\t{answer}\nde> " in shown or f"\n{answer}\nde> " in shown
     prompt.type(b"quit\r")
     assert prompt.end()[0] == 0
 
 
-def test_ctrl_c_and_ctrl_d_end_with_a_newline(copy_run, terminal):
-    """Exit codes 130 and 0."""
-    for key, code in ((CTRL_C, 130), (CTRL_D, 0)):
-        prompt = terminal("translate", copy_run)
-        prompt.wait_for("de> ")
-        if key == CTRL_C:
-            prompt.interrupt()
-        else:
-            prompt.type(key)
-        end, shown = prompt.end()
-        assert end == code and shown.endswith("\n") and "Traceback" not in shown
-
-
-def test_n_best_and_scores_are_obeyed(copy_run, terminal):
-    """In the formats of files."""
-    options = "--beam-size", 2, "--n-best", 2
-    prompt = terminal("translate", copy_run, *options, "--scores")
+def test_ctrl_c_ends_with_a_newline(copy_run, terminal):
+    """Exit code 130."""
+    prompt = terminal("translate", copy_run)
     prompt.wait_for("de> ")
-    prompt.type(b"abc\r")
-    shown = prompt.wait_for("de> ")
-    assert len(re.findall(r"^-?\d+\.\d{4}\s+\w+", shown, re.MULTILINE)) == 2
-    prompt.type(CTRL_D)
-    prompt.end()
-    prompt = terminal("translate", copy_run, *options, "--format", "jsonl")
-    prompt.wait_for("de> ")
-    prompt.type(b"abc\r")
-    shown = prompt.wait_for("de> ")
-    rows = [json.loads(row) for row in shown.splitlines() if row.startswith("{")]
-    assert [row["rank"] for row in rows] == [1, 2] and rows[0]["text"] == "abc"
-    prompt.type(CTRL_D)
-    assert prompt.end()[0] == 0
+    prompt.interrupt()
+    end, shown = prompt.end()
+    assert end == 130 and shown.endswith("\n") and "Traceback" not in shown
 
 
-@pytest.mark.parametrize("errors_too", [False, True])
-def test_the_prompt_is_not_in_redirected_output(copy_run, terminal, tmp_path, errors_too):
+def test_the_prompt_is_not_in_redirected_output(copy_run, terminal, tmp_path):
     """Translations are in the file at once; prompt and editing stay at the terminal."""
     with (tmp_path / "out").open("wb") as out, (tmp_path / "err").open("wb") as err:
-        streams = {"stdout": out, **({"stderr": err} if errors_too else {})}
-        prompt = terminal("translate", copy_run, **streams)
+        prompt = terminal("translate", copy_run, stdout=out, stderr=err)
         prompt.wait_for("de> ")
         prompt.type(b"ac" + LEFT + b"b\r")
         prompt.wait_for("de> ")
@@ -197,32 +184,15 @@ def test_the_prompt_is_not_in_redirected_output(copy_run, terminal, tmp_path, er
     assert (tmp_path / "out").read_bytes() == b"abc\nabc\n"
 
 
-def test_a_line_that_is_not_utf8_is_refused(copy_run, terminal):
-    """The prompt comes again."""
-    prompt = terminal("translate", copy_run)
-    prompt.wait_for("de> ")
-    prompt.type(b"\xff\r")
-    prompt.wait_for("de> ")
-    prompt.type(b"abc\r")
-    prompt.wait_for("\nabc\nde> ")
-    prompt.type(CTRL_D)
-    assert prompt.end()[0] == 0
-
-
-@pytest.mark.parametrize("option", ["--output", "--output-dir"])
-def test_an_output_file_is_refused_at_a_prompt(copy_run, terminal, tmp_path, option):
-    """By name, before the model is loaded, and nothing is written."""
-    code, shown = terminal("translate", copy_run, option, tmp_path / "out").end()
-    assert code == 2 and shown.startswith(f"error: {option}") and shown.count("\n") == 1
-    assert "--input" in shown and not list(tmp_path.iterdir())
-
-
-def test_an_output_of_stdout_is_no_file(copy_run, terminal):
-    """`--output -` is what the prompt does anyway."""
-    prompt = terminal("translate", copy_run, "--output", "-")
-    prompt.wait_for("de> ")
-    prompt.type(CTRL_D)
-    assert prompt.end()[0] == 0
+def test_when_there_is_a_prompt(monkeypatch):
+    """With a terminal as stdin and no input; an output file is refused."""
+    monkeypatch.setattr("sys.stdin", SimpleNamespace(isatty=lambda: True))
+    assert reads_from_prompt(FileOptions()) and reads_from_prompt(FileOptions(output=Path("-")))
+    assert not reads_from_prompt(FileOptions([Path("in")], Path("out")))
+    with pytest.raises(ConfigError, match="--output out: name a file as --input"):
+        reads_from_prompt(FileOptions(output=Path("out")))
+    monkeypatch.setattr("sys.stdin", SimpleNamespace(isatty=lambda: False))
+    assert not reads_from_prompt(FileOptions(output=Path("out")))
 
 
 def test_python_without_readline(model, monkeypatch, capsys):

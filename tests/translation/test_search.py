@@ -38,8 +38,7 @@ def naive_greedy(model: Transformer, source: list[int], max_length: int) -> list
     """Decodes one sentence from its begin mark anew for every token."""
     src, tgt = torch.tensor([source]), [BOS]
     while len(tgt) <= max_length:
-        memory = model.encode(src)
-        logits = model.decode(torch.tensor([tgt]), memory, model.src_mask(src))
+        logits = model(src, torch.tensor([tgt]))
         token = int(logits[0, -1].argmax())
         if token == EOS:
             break
@@ -67,27 +66,6 @@ def test_greedy_equals_the_naive_loop(model, sources):
     assert cached_greedy(model, sources, limits) == expected
 
 
-@torch.no_grad()
-def test_search_score_equals_teacher_forced_score(model, sources):
-    """Log-probabilities gathered while searching sum to those decode gives the hypothesis."""
-    for source in sources:
-        picked: list[float] = []
-
-        def next_logits(ids, state, picked=picked):
-            logits = model.next_logits(ids, state)
-            picked.append(float(logits.log_softmax(-1).max()))
-            return logits
-
-        src = torch.tensor([source])
-        [hypothesis] = greedy(
-            next_logits, model.begin_decoding(src, 15), torch.tensor([15]), BOS, EOS
-        )
-        targets = torch.tensor([*hypothesis, EOS][: len(picked)])
-        logits = model(src, torch.tensor([[BOS, *hypothesis][: len(picked)]]))
-        forced = logits[0].log_softmax(-1).gather(1, targets[:, None]).sum()
-        assert_close(torch.tensor(sum(picked)), forced, rtol=0, atol=1e-4)
-
-
 class Script:
     """Scripted logits and their state: each row gives its own tokens, then anything."""
 
@@ -112,13 +90,17 @@ def play(texts: list[list[int]], limits: list[int]) -> tuple[list[list[int]], li
     return greedy(script.next_logits, script, torch.tensor(limits), BOS, EOS), script.calls
 
 
-def test_ended_rows_leave_and_disturb_no_other(monkeypatch):
-    """A row that ends is not stepped again; every step hears the last tokens of the others."""
-    monkeypatch.setattr(decoding, "ROW_MULTIPLE", 1)
+@pytest.mark.parametrize(
+    ("multiple", "calls"),
+    [(1, [[BOS] * 4, [7, 6, 8], [8, 8], [7]]), (2, [[BOS] * 4, [7, EOS, 6, 8], [8, 8], [7, EOS]])],
+)
+def test_ended_rows_leave_and_disturb_no_other(monkeypatch, multiple, calls):
+    """What an ended row would go on with is in no hypothesis; row counts are multiples."""
+    monkeypatch.setattr(decoding, "ROW_MULTIPLE", multiple)
     texts = [[7, EOS, 9, 9], [EOS, 9, 9, 9], [6, 8, 7, EOS], [8, 8, EOS, 9]]
-    hypotheses, calls = play(texts, [10, 10, 10, 10])
+    hypotheses, actual = play(texts, [10, 10, 10, 10])
     assert hypotheses == [[7], [], [6, 8, 7], [8, 8]]
-    assert calls == [[BOS] * 4, [7, 6, 8], [8, 8], [7]]
+    assert actual == calls
 
 
 def test_each_row_has_its_own_limit(monkeypatch):
@@ -128,15 +110,6 @@ def test_each_row_has_its_own_limit(monkeypatch):
     hypotheses, calls = play(texts, [2, 1, 3, 3])
     assert hypotheses == [[7, 7], [6], [8, 8], [9, 9, 9]]
     assert [len(ids) for ids in calls] == [4, 3, 2]
-
-
-def test_ended_rows_that_stay_add_nothing(monkeypatch):
-    """Row counts are multiples; what an ended row would go on with is in no hypothesis."""
-    monkeypatch.setattr(decoding, "ROW_MULTIPLE", 2)
-    texts = [[7, EOS, 9, 9], [EOS, 9, 9, 9], [6, 8, 7, EOS], [8, 8, EOS, 9]]
-    hypotheses, calls = play(texts, [10, 10, 10, 10])
-    assert hypotheses == [[7], [], [6, 8, 7], [8, 8]]
-    assert [len(ids) for ids in calls] == [4, 4, 2, 2]
 
 
 def test_a_few_ended_rows_stay(monkeypatch):
@@ -192,7 +165,7 @@ def test_beam_of_one_is_greedy(model, sources):
     assert [best.ids for [best] in searched] == cached_greedy(model, sources, LIMITS)
 
 
-@pytest.mark.parametrize(("beam_size", "alpha"), [(2, 0.0), (3, 0.6), (4, 1.0), (6, 0.6)])
+@pytest.mark.parametrize(("beam_size", "alpha"), [(2, 0.0), (3, 0.6), (5, 1.0)])
 def test_beam_equals_the_naive_search(model, sources, beam_size, alpha):
     """A cached, batched, shrinking search finds what lists find for each sentence alone."""
     searched = search(model, sources, LIMITS, beam_size, alpha)
@@ -213,7 +186,6 @@ def test_beam_scores_equal_teacher_forced_scores(model, sources):
             marked += targets[-1] == EOS
             logits = model(torch.tensor([source]), torch.tensor([[BOS, *targets[:-1]]]))
             forced = logits[0].log_softmax(-1).gather(1, torch.tensor(targets)[:, None]).sum()
-            assert_close(torch.tensor(h.log_probability), forced, rtol=0, atol=1e-4)
             assert h.score == pytest.approx(float(forced) / ((5 + len(targets)) / 6) ** 0.6, 1e-4)
     assert 0 < marked < 32
 
@@ -229,10 +201,7 @@ def test_n_best_lists_are_sorted_and_distinct(model, sources):
 def test_a_larger_beam_is_never_worse(model, sources):
     """On these sentences; no beam search promises it for all."""
     best = [
-        [
-            hypotheses[0].log_probability
-            for hypotheses in search(model, sources, [20] * 8, size, 0.0)
-        ]
+        [hypotheses[0].score for hypotheses in search(model, sources, [20] * 8, size, 0.0)]
         for size in (1, 2, 4, 6)
     ]
     for smaller, larger in zip(best, best[1:], strict=False):

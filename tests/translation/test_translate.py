@@ -1,228 +1,243 @@
-"""`translate`: batches, precisions, ensembles, streams."""
+"""The command `translate`: files and streams, mistakes, messages."""
 
+import gzip
+import json
+import lzma
 import os
 import select
 import signal
 import subprocess
+import sys
+import threading
 from pathlib import Path
 
 import pytest
-import torch
-from conftest import command, copy_lines, run_program, tiny_config
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from conftest import command, copy_lines
 
-from transformer_mt.checkpoints.run_directory import find_checkpoint
-from transformer_mt.errors import CheckpointError, ConfigError, DeviceError
-from transformer_mt.model.cpu_kernels import is_packed, packed_weights
-from transformer_mt.model.ensemble import Ensemble
-from transformer_mt.system.device import supports
-from transformer_mt.text.vocabulary import BOS_ID
-from transformer_mt.training.run import train
-from transformer_mt.translation.options import DEFAULT_SEARCH, LoadOptions, SearchOptions
-from transformer_mt.translation.translation_model import build_translation_model, find_checkpoints
-from transformer_mt.translation.translator import Translator
+from transformer_mt.cli.program import main
+from transformer_mt.system.outputs import check_output
+from transformer_mt.system.streams import compress, open_decompressed
+from transformer_mt.translation.run import output_name
 
-LINES = ["", *copy_lines(40, 9), " ", "a", *copy_lines(20, 10)]
+LINES = copy_lines(12, 31)
+TEXT = "".join(f"{line}\n" for line in LINES).encode()
 
 
-@pytest.fixture(scope="module")
-def other_run(copy_run, tmp_path_factory) -> Path:
-    """Gives a run of another size with the same vocabulary."""
-    folder = tmp_path_factory.mktemp("other")
-    config = find_checkpoint(copy_run).config
-    vocab = find_checkpoint(copy_run).path / "vocab.model"
-    values = {"data__max_length": 20, "model__d_model": 32, "train__max_steps": 5}
-    other = tiny_config(Path(config.data.path), **values)
-    other = other.model_copy(update={"vocab": other.vocab.model_copy(update={"path": str(vocab)})})
-    train(other, folder / "run")
-    return folder / "run"
+@pytest.fixture
+def translate(untrained_run, call):
+    """Runs `translate` in this process."""
+    return lambda *arguments, **options: call("translate", untrained_run, *arguments, **options)
 
 
-@pytest.fixture(scope="module")
-def translator(copy_run) -> Translator:
-    """Gives a translator that copies."""
-    return load(copy_run)
+@pytest.fixture
+def source(tmp_path) -> Path:
+    """Gives a file to translate."""
+    (tmp_path / "in.de").write_bytes(TEXT)
+    return tmp_path / "in.de"
 
 
-def load(*paths: Path, search: SearchOptions = DEFAULT_SEARCH, **options) -> Translator:
-    """Loads a translator; options are those of loading."""
-    model = build_translation_model(find_checkpoints(paths), LoadOptions(**options))
-    return model.translator(search)
+@pytest.fixture
+def no_model(monkeypatch):
+    """Lets no model be loaded."""
+
+    def refuse(*_):
+        raise AssertionError("a model was loaded")
+
+    monkeypatch.setattr("transformer_mt.translation.run.build_translation_model", refuse)
 
 
-@pytest.mark.parametrize("batch_tokens", [1, 40, 100_000])
-@pytest.mark.parametrize("beam_size", [1, 4])
-@pytest.mark.parametrize("threads", [1, 3])
-def test_batches_and_threads_change_nothing(copy_run, batch_tokens, beam_size, threads):
-    """The same text and scores however many lines are decoded together, and batches at once."""
-    search = SearchOptions(beam_size, with_scores=True)
-    expected = load(copy_run, search=search).translate_chunk(LINES)
-    search = SearchOptions(beam_size, with_scores=True, batch_tokens=batch_tokens)
-    torch.set_num_threads(threads)
-    actual = load(copy_run, search=search).translate_chunk(LINES)
-    for expected_line, line in zip(expected, actual, strict=True):
-        assert [t.text for t in expected_line] == [t.text for t in line]
-        scores = [t.score for t in line]
-        assert [t.score for t in expected_line] == pytest.approx(scores, abs=1e-4)
+def test_streams(translate, source, tmp_path):
+    """`-` is stdin or stdout; named pipes are read and written as they are."""
+    expected = translate("--input", source).out
+    assert expected.count(b"\n") == 12
+    assert translate("--input", "-", "--output", "-", stdin=source).out == expected
+    assert translate(stdin=source).out == expected
+    for name in ("from", "to"):
+        os.mkfifo(tmp_path / name)
+    received = []
+    threads = [
+        threading.Thread(target=(tmp_path / "from").write_bytes, args=[TEXT]),
+        threading.Thread(target=lambda: received.append((tmp_path / "to").read_bytes())),
+    ]
+    for thread in threads:
+        thread.start()
+    assert translate("--input", tmp_path / "from", "--output", tmp_path / "to").code == 0
+    for thread in threads:
+        thread.join(10)
+    assert received == [expected] and (tmp_path / "to").is_fifo()
 
 
-@torch.no_grad()
-@pytest.mark.parametrize("rows", [1, 2, 7])
-def test_logits_do_not_depend_on_the_batch(copy_run, rows):
-    """Within 1e-5 in fp32, packed or not."""
-    model = find_checkpoint(copy_run).build_model()
-    src = torch.randint(4, model.output_weight.size(0), (7, 11))
-    ids = torch.full((7,), BOS_ID)
-    whole = model.next_logits(ids, model.begin_decoding(src, 3))
-    with packed_weights(model):
-        assert is_packed(model.output_weight)
-        again = [
-            model.next_logits(ids[i : i + rows], model.begin_decoding(src[i : i + rows], 3))
-            for i in range(0, 7, rows)
-        ]
-    assert not is_packed(model.output_weight)
-    torch.testing.assert_close(torch.cat(again), whole, atol=1e-5, rtol=1e-5)
+MISTAKES = [
+    (["--input", "in.de", "--output", "nodir/x.en"], "nodir/x.en: there is no folder nodir"),
+    (["--input", "in.de", "--output", "./in.de"], "in.de: is also an input"),
+    (["--input", "nope.de", "--output", "x"], "nope.de: no such file"),
+    (["--input", "folder"], "folder: is a directory; name a file"),
+    (["--input", "in.de", "--input", "in.de"], "2 times --input needs --output-dir"),
+    (["--input", "in.de", "--output", "x", "--output-dir", "out"], "choose one"),
+    (["--output-dir", "out"], "--output-dir needs files"),
+    (["--input", "in.de", "--output-dir", "no/out"], "no/out: there is no folder no"),
+    (["--input", "in.de", "--output-dir", "in.de"], "in.de: File exists"),
+    (
+        ["--input", "in.de", "--input", "folder/in.de", "--output-dir", "out"],
+        "out/in.en: would be the output of both in.de and folder/in.de",
+    ),
+]
 
 
-def test_lines_are_counted_as_they_are_done(copy_run):
-    """Empty and split lines count once."""
-    counts: list[int] = []
-    translator = load(copy_run, search=SearchOptions(batch_tokens=60), max_length=5)
-    translator.translate_chunk(LINES, counts.append)
-    assert sum(counts) == len(LINES) and len(counts) > 3
-    assert 0 < translator.lines_split < len(LINES)
+@pytest.mark.parametrize(("arguments", "message"), MISTAKES, ids=[m for _, m in MISTAKES])
+def test_mistakes_are_found_before_a_model_is_loaded(
+    translate, source, no_model, monkeypatch, tmp_path, arguments, message
+):
+    """One line that names the path as it was typed; nothing is made."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "in.de").write_bytes(TEXT)
+    done = translate(*arguments)
+    last = done.err.splitlines()[-1]
+    assert done.code == 2 and last.startswith("error: ") and message in last
+    assert ".partial" not in last and "Traceback" not in done.err
+    assert source.read_bytes() == TEXT and not list(tmp_path.glob("*/.*"))
 
 
-def test_an_ensemble_of_one_or_of_the_same_is_itself(copy_run):
-    """To the last letter, and the scores too."""
-    alone = load(copy_run, search=SearchOptions(2)).translate_chunk(LINES)
-    model = find_checkpoint(copy_run).build_model()
-    vocab = find_checkpoint(copy_run).vocab
-    one = Translator(Ensemble([model]).eval(), vocab, 24, SearchOptions(2)).translate_chunk(LINES)
-    twice = load(copy_run, copy_run, search=SearchOptions(2)).translate_chunk(LINES)
-    for single, of_one, of_two in zip(alone, one, twice, strict=True):
-        assert single[0].text == of_one[0].text == of_two[0].text
-        assert single[0].score == pytest.approx(of_one[0].score, abs=1e-4)
-        assert single[0].score == pytest.approx(of_two[0].score, abs=1e-4)
+def test_an_output_in_use(translate, source, no_model, tmp_path):
+    """Refused by name before a model is loaded. Sabotage: no lock."""
+    output = check_output(tmp_path / "out")
+    with output.lock():
+        done = translate("--input", source, "--output", tmp_path / "out")
+        message = f"error: {tmp_path}/out: process {os.getpid()} is writing it;"
+        assert done.code == 2 and done.err.splitlines()[-1].startswith(message)
+    assert os.listdir(tmp_path) == ["in.de"]
 
 
-@torch.no_grad()
-def test_an_ensemble_is_the_mean_probability(copy_run, other_run):
-    """Of models of different sizes, position by position, rows selected between."""
-    models = [find_checkpoint(path).build_model() for path in (copy_run, other_run)]
-    ensemble = Ensemble(models).eval()
-    src = torch.randint(4, models[0].output_weight.size(0), (3, 6))
-    ids, rows = torch.full((3,), BOS_ID), torch.tensor([2, 0])
-    states = [model.begin_decoding(src, 4) for model in models]
-    state = ensemble.begin_decoding(src, 4)
-    members = list(zip(models, states, strict=True))
-    for last_ids in (ids, torch.tensor([9, 7, 8])):
-        shares = [model.next_logits(last_ids, own).softmax(-1) for model, own in members]
-        actual = ensemble.next_logits(last_ids, state).exp()
-        torch.testing.assert_close(actual, sum(shares) / 2)
-    for each in (*states, state):
-        each.select(rows, rows)
-    last = torch.tensor([5, 6])
-    shares = [model.next_logits(last, own).softmax(-1) for model, own in members]
-    torch.testing.assert_close(ensemble.next_logits(last, state).exp(), sum(shares) / 2)
+def test_saved_translations_follow_the_same_rules(source, monkeypatch):
+    """`evaluate --save` refuses to replace its reference, before anything is translated."""
+    texts = ["--src", source, "--ref", source, "--save", source]
+    monkeypatch.setattr(sys, "argv", ["transformer-mt", "evaluate", *map(str, texts), "run"])
+    with pytest.raises(SystemExit) as stop:
+        main()
+    assert stop.value.code == 2 and source.read_bytes() == TEXT
 
 
-def test_an_ensemble_takes_the_shorter_limit_and_one_vocabulary(copy_run, other_run, corpus_dir):
-    """Runs with other pieces are refused by name."""
-    assert load(copy_run, other_run).max_length == 20
-    values = {"vocab__size": 290, "train__max_steps": 1}
-    train(tiny_config(corpus_dir, **values), copy_run.parent / "pieces")
-    with pytest.raises(
-        CheckpointError, match=r"pieces.*its vocabulary differs from that of .*copy"
-    ):
-        load(copy_run, copy_run.parent / "pieces")
+def test_names_of_outputs():
+    """The language is replaced, or added before the compression."""
+    names = {
+        "a.de": "a.en",
+        "b.de.gz": "b.en.gz",
+        "c.txt": "c.txt.en",
+        "d.xz": "d.en.xz",
+        "de": "de.en",
+        "e.de.zst": "e.en.zst",
+    }
+    assert {name: output_name(Path("folder") / name, "de", "en") for name in names} == names
 
 
-def test_precisions(copy_run):
-    """The weights are rounded; what a device lacks is refused."""
-    expected = list(load(copy_run).translate(LINES))
-    if supports("bf16", torch.device("cpu")):
-        rounded = list(load(copy_run, precision="bf16").translate(LINES))
-        assert sum(map(str.__eq__, expected, rounded)) > 0.8 * len(LINES)
-        assert load(copy_run, precision="bf16").model.output_weight.dtype == torch.bfloat16
-    with pytest.raises(DeviceError, match="precision fp16: this cpu does not support it"):
-        load(copy_run, precision="fp16", device="cpu")
-    with pytest.raises(ConfigError, match="precision int8: choose fp32, bf16, fp16"):
-        load(copy_run, precision="int8")
+def test_many_files(translate, source, tmp_path):
+    """Packed ones too, each under its own name; one that is damaged does not harm the others.
+
+    Sabotage: stop at the first error.
+    """
+    expected = translate("--input", source).out
+    files = {
+        "b.de.gz": gzip.compress(TEXT),
+        "c.de.xz": lzma.compress(TEXT),
+        "d.de.zst": compress(TEXT, ".zst"),
+        "e.txt": b"",
+        "f.de.gz": b"",
+        "broken.de.gz": gzip.compress(os.urandom(10**5))[:-9],
+    }
+    inputs = ["--input", source, "--input", tmp_path / "missing.de"]
+    for name, data in files.items():
+        (tmp_path / name).write_bytes(data)
+        inputs += ["--input", tmp_path / name]
+    done = translate(*inputs, "--output-dir", tmp_path / "out")
+    last = done.err.splitlines()[-1]
+    assert done.code == 2 and last.startswith("error: 2 of 8 files not translated: ")
+    assert "missing.de: no such file" in last and "broken.de.gz: cannot be read" in last
+    assert done.err.count("; translating the other files") == 2
+    assert done.err.count("translating with") == 1
+    names = ["b.en.gz", "c.en.xz", "d.en.zst", "e.txt.en", "f.en.gz", "in.en"]
+    assert sorted(path.name for path in (tmp_path / "out").glob("[!.]*")) == names
+    for name in names:
+        with open_decompressed(tmp_path / "out" / name) as file:
+            assert file.read() == (b"" if name[0] in "ef" else expected)
+    assert translate("--input", tmp_path / "b.de.gz").out == expected
+    # Repaired, the same command translates what is missing, and cleans up.
+    (tmp_path / "missing.de").write_bytes(TEXT)
+    (tmp_path / "broken.de.gz").write_bytes(gzip.compress(TEXT))
+    done = translate(*inputs, "--output-dir", tmp_path / "out")
+    assert done.code == 0 and done.err.count("already complete") == 6
+    assert sorted(os.listdir(tmp_path / "out")) == sorted([*names, "broken.en.gz", "missing.en"])
 
 
-def test_a_coprocess_gets_its_answer(copy_run):
-    """A program that writes a line and waits, with the pipe still open."""
+def test_messages(translate, source, tmp_path, monkeypatch):
+    """Split lines, invalid bytes and a byte order mark are told on stderr; progress has a total.
+
+    Sabotage: count only what --input names.
+    """
+    monkeypatch.setattr("transformer_mt.system.console.SECONDS_BETWEEN_LINES", 0)
+    expected = translate("--input", source).out
+    source.write_bytes(b"\xef\xbb\xbf" + TEXT + b"ab\xff\n" + b"long " * 100)
+    for done in (translate("--input", source), translate(stdin=source)):
+        assert done.out.startswith(expected) and done.out.count(b"\n") == 14
+        for message in (
+            "14 lines in ",
+            "1 line over the maximum length, split into parts\n",
+            "the byte order mark at the start of the input was dropped\n",
+            "warning: 1 line not in UTF-8",
+            " of 14 lines, ",
+            " left\n",
+        ):
+            assert message in done.err
+        assert "\r" not in done.err
+    assert "split" not in translate("--input", source, "--max-length", 1000).err
+
+
+def test_json_lines(translate, source):
+    """One object per translation, with the values of the text."""
+    options = ["--input", source, "--beam-size", 2, "--n-best", 2]
+    rows = [json.loads(line) for line in translate(*options, "--format", "jsonl").out.splitlines()]
+    assert [(row["line"], row["rank"]) for row in rows] == [
+        (i // 2 + 1, i % 2 + 1) for i in range(24)
+    ]
+    text = translate(*options, "--scores").out.decode().splitlines()
+    assert [f"{row['score']:.4f}\t{row['text']}" for row in rows] == text
+    greedy = translate("--input", source, "--format", "jsonl").out.splitlines()
+    assert len(greedy) == 12 and all(json.loads(line)["score"] < 0 for line in greedy)
+
+
+def test_a_coprocess_gets_its_answer(untrained_run):
+    """A program that writes a line and waits, with the pipe still open.
+
+    Once it no longer reads, the next line ends the process as it ends other tools, such as before
+    `| head`: by SIGPIPE, without a message.
+    """
     pipe = subprocess.PIPE
     with subprocess.Popen(
-        command("translate", copy_run, "--quiet"), stdin=pipe, stdout=pipe
+        command("translate", untrained_run, "--quiet"), stdin=pipe, stdout=pipe, stderr=pipe
     ) as process:
-        for line in (b"abc de\n", b"\n", b"x yz\n"):
+        for line in (b"\n", b"abc de\n", b"\n"):
             process.stdin.write(line)
             process.stdin.flush()
             assert select.select([process.stdout], [], [], 60)[0], "nothing came"
-            assert (process.stdout.readline() == b"\n") == (line == b"\n")
-        process.stdin.close()
-        assert process.stdout.read() == b""
-
-
-def test_a_reader_that_has_enough_ends_it(copy_run, tmp_path):
-    """`| head` ends it as it ends other tools: by SIGPIPE, without a message."""
-    (tmp_path / "in").write_text("abc de\n" * 40_000)
-    arguments = command("translate", copy_run, "--quiet", "--input", tmp_path / "in")
-    pipe = subprocess.PIPE
-    with subprocess.Popen(arguments, stdout=pipe, stderr=pipe) as process:
-        assert process.stdout.readline()
+            assert process.stdout.readline().endswith(b"\n")
         process.stdout.close()
+        process.stdin.write(b"x yz\n")
+        process.stdin.flush()
         assert process.wait(60) == -signal.SIGPIPE
         assert process.stderr.read() == b""
 
 
-def test_messages(copy_run):
-    """Split lines and invalid bytes are counted on stderr, never on stdout."""
-    long = " ".join(copy_lines(10, 3)).encode()
-    done = run_program("translate", copy_run, stdin=b"ab\xff\n" + long + b"\n\n")
-    assert done.stdout.count(b"\n") == 3
-    messages = done.stderr.decode()
-    assert "1 line over the maximum length, split into parts" in messages
-    assert "warning: 1 line not in UTF-8" in messages and "3 lines in " in messages
-    done = run_program("translate", copy_run, "--max-length", 1000, stdin=long)
-    assert "split" not in done.stderr.decode()
-
-
-def test_an_interrupted_file_leaves_nothing(copy_run, tmp_path):
-    """Neither half an output nor its beginning beside it; exit code 130."""
-    (tmp_path / "in").write_text("".join(f"{line}\n" for line in copy_lines(60_000, 1)))
-    arguments = command("translate", copy_run, "--input", "in", "--output", "out")
-    with subprocess.Popen(
-        arguments,
-        cwd=tmp_path,
-        stderr=subprocess.PIPE,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's & ignores it
-    ) as process:
-        while not (tmp_path / ".out.partial").exists():
-            assert process.poll() is None
-        process.send_signal(signal.SIGINT)
-        assert process.wait(60) == 130 and b"Traceback" not in process.stderr.read()
-    assert os.listdir(tmp_path) == ["in"]
-
-
-@settings(max_examples=200, deadline=None)
-@given(st.lists(st.text(st.characters(exclude_characters="\n"), max_size=12), max_size=6))
-def test_any_lines(translator, lines):
-    r"""As many come out; those without a piece are empty, none holds a line break or a tab."""
-    translations = list(translator.translate(lines))
-    assert len(translations) == len(lines)
-    for line, text in zip(lines, translations, strict=True):
-        assert not set("\n\r\t") & set(text)
-        assert line.split() or not text
-
-
-def test_a_named_pipe_is_an_input(copy_run, tmp_path):
-    """As `--input <(zcat in.gz)` gives one; it is read once."""
-    os.mkfifo(tmp_path / "pipe")
-    arguments = command("translate", copy_run, "--quiet", "--input", tmp_path / "pipe")
-    with subprocess.Popen(arguments, stdout=subprocess.PIPE) as process:
-        (tmp_path / "pipe").write_text("abc de\n\n")
-        assert process.communicate(timeout=60)[0].count(b"\n") == 2
+@pytest.mark.slow
+def test_memory_stays_flat(untrained_run, tmp_path):
+    """Within a fifth between ten thousand lines and a million. Sabotage: read all lines first."""
+    program = [sys.executable, Path(__file__).parents[1] / "reliability" / "stop_at.py", "--fake"]
+    peaks = []
+    for count in (10_000, 1_000_000):
+        (tmp_path / "in").write_text("abc de fgh\n" * count)
+        files = ["--input", tmp_path / "in", "--output", tmp_path / "out"]
+        process = subprocess.Popen([*program, "8192", "translate", untrained_run, *files])
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        assert process.returncode == 0 and (tmp_path / "out").read_bytes().count(b"\n") == count
+        peaks.append(usage.ru_maxrss)
+    assert peaks[1] < 1.2 * peaks[0]

@@ -4,7 +4,7 @@ import math
 import threading
 import time
 from collections import Counter
-from itertools import count, islice
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,7 +14,6 @@ from transformer_mt.config.keys import ModelConfig, VocabConfig
 from transformer_mt.errors import ConfigError
 from transformer_mt.model.transformer import Transformer
 from transformer_mt.text.vocabulary import EOS_ID, PAD_ID, Vocabulary, train_vocabulary
-from transformer_mt.translation import translator as translator_module
 from transformer_mt.translation.options import SearchOptions
 from transformer_mt.translation.translator import Translation, Translator
 
@@ -115,7 +114,7 @@ def test_where_a_long_line_is_split(vocab, line, parts):
     """
     model = RecordingModel(vocab)
     translator = Translator(model, vocab, 12, SearchOptions(batch_tokens=1))
-    translator.translate_chunk(["", line])
+    translator.n_best(["", line])
     [ids] = vocab.encode_src([line])
     sources = sorted(model.sources, key=lambda row: line.index(vocab.decode_tgt(row)))
     assert texts(vocab, sources) == parts
@@ -139,10 +138,10 @@ def test_a_split_line_joins_its_parts(vocab):
     lines = ["kl", "", "ab cd. ef gh ij", "mno", "  ", "ab cd. ef gh ij"]
     advances: list[int] = []
     translator = build_translator(vocab, options, max_length=12)
-    translations = translator.translate_chunk(lines, advances.append)
+    translations = translator.n_best(lines, advances.append)
     assert all(len(ranked) == 3 for ranked in translations)
     first_part, second_part, short = (
-        build_translator(vocab, options, max_length=12).translate_chunk([part])[0]
+        build_translator(vocab, options, max_length=12).n_best([part])[0]
         for part in ("ab cd.", "ef gh ij", "kl")
     )
     for rank in range(3):
@@ -171,7 +170,7 @@ def test_batches_by_hand(vocab):
 
     def batches(lines: list[str], beam_size: int, batch_tokens: int) -> list[list[str]]:
         translator = build_translator(vocab, SearchOptions(beam_size, batch_tokens=batch_tokens))
-        translator.translate_chunk(lines)
+        translator.n_best(lines)
         return [texts(vocab, batch) for batch in translator.model.batches]
 
     for beam_size in (1, 2):
@@ -184,7 +183,7 @@ def test_batches_by_hand(vocab):
 
 
 def test_an_exception_stops_the_other_batches(vocab):
-    """They end at their next position, such as on Ctrl-C. Sabotage: ignore `check`."""
+    """They end at their next position, such as on Ctrl-C. Sabotage: ignore `raise_if_cancelled`."""
     torch.set_num_threads(2)
     translator = build_translator(vocab, SearchOptions(batch_tokens=8))
     threads: list[threading.Thread] = []  # at each position
@@ -204,7 +203,7 @@ def test_an_exception_stops_the_other_batches(vocab):
 
     translator.model.next_logits = next_logits
     with pytest.raises(KeyboardInterrupt):
-        translator.translate_chunk(["a", "b"], stop)
+        translator.n_best(["a", "b"], stop)
     assert stopped_at and len(threads) - stopped_at[0] <= 1
 
 
@@ -212,24 +211,48 @@ def test_the_mode_of_the_model_is_restored(vocab):
     """Translation is without dropout; training continues with it."""
     for training in (True, False):
         model = RecordingModel(vocab).train(training)
-        list(Translator(model, vocab, 50).translate(["ab"]))
+        Translator(model, vocab, 50).translate(["ab"])
         assert model.training == training and model.was_training == [False]
 
 
-def test_lines_are_read_a_chunk_at_a_time(vocab, monkeypatch):
-    """A translation is given before the next chunk is read, so input may be without end."""
-    monkeypatch.setattr(translator_module, "CHUNK_LINES", 3)
-    read: list[int] = []
-    lines = ("ab" for number in count() if not read.append(number))
+def test_batches_are_cut_chunk_by_chunk(vocab, monkeypatch):
+    """However many lines are given at once. Sabotage: sort all lines together."""
+    monkeypatch.setattr(Translator, "chunk_lines", 2)
     translator = build_translator(vocab, SearchOptions())
-    assert len(list(islice(translator.translate(lines), 4))) == 4 and len(read) == 6
+    translated = translator.n_best(["a", "bcd", "", "ef", "ghijk"])
+    batches = [texts(vocab, batch) for batch in translator.model.batches]
+    assert batches == [["bcd", "a"], ["ef"], ["ghijk"]]
+    assert translator.translate(["a", "bcd", "", "ef", "ghijk"]) == [t.text for [t] in translated]
+    assert translator.model.batches[3:] == translator.model.batches[:3]
+
+
+def test_processes_share_the_batches(vocab):
+    """Each decodes its own and gets all; progress counts all. Sabotage: let each decode all."""
+    lines, gathered, counts = ["a", "bc", "", "def", "ghij"], {}, []
+    expected = build_translator(vocab, SearchOptions(batch_tokens=1)).translate(lines)
+
+    def gather(rank):
+        return lambda own: [gathered.setdefault(rank, own), gathered.get(1 - rank, {})]
+
+    for rank in (1, 0):
+        processes = SimpleNamespace(rank=rank, world_size=2, gather=gather(rank))
+        model, options = RecordingModel(vocab), SearchOptions(batch_tokens=1)
+        translator = Translator(model, vocab, 50, options, processes)
+        monitored = counts.append if rank == 0 else (lambda count: None)
+        if rank:  # what the other has decoded is not there yet
+            with pytest.raises(KeyError):
+                translator.translate(lines, monitored)
+        else:
+            assert translator.translate(lines, monitored) == expected
+        assert texts(vocab, model.sources) == [["ghij", "bc"], ["def", "a"]][rank]
+    assert counts == [2, 2, 1]
 
 
 def test_when_there_are_scores(vocab):
     """A beam size of 1 gives them if asked to; greedy search alone does not."""
 
     def translate(options: SearchOptions) -> list[Translation]:
-        return build_translator(vocab, options).translate_chunk(["abc"])[0]
+        return build_translator(vocab, options).n_best(["abc"])[0]
 
     [greedy] = translate(SearchOptions())
     [scored] = translate(SearchOptions(1, with_scores=True))
@@ -238,12 +261,6 @@ def test_when_there_are_scores(vocab):
     assert beam[0].score >= scored.score - 1e-5 and len(beam) == 2
     unpenalised = translate(SearchOptions(2, length_penalty=0.0))
     assert unpenalised[0].score != pytest.approx(beam[0].score)
-
-
-def test_the_score_is_printed_with_four_digits():
-    """Before the text, with a tab between them."""
-    assert Translation("x y", -1.23456).format(True) == "-1.2346\tx y"
-    assert Translation("x y", -1.23456).format(False) == "x y"
 
 
 def test_limits_of_the_beam_size(vocab):

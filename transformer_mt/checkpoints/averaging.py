@@ -1,6 +1,5 @@
 """The mean of a run's last checkpoints, as the paper evaluates it (section 6.1)."""
 
-import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,16 +9,13 @@ import torch
 from transformer_mt.checkpoints.checkpoint import (
     MODEL,
     Checkpoint,
-    Progress,
     load_checkpoint,
     save_checkpoint,
 )
-from transformer_mt.checkpoints.model_card import write_average_card
-from transformer_mt.checkpoints.run_directory import RUN_FILE, list_checkpoints, read_description
+from transformer_mt.checkpoints.model_card import describe_run, write_average_card
+from transformer_mt.checkpoints.run_directory import RUN_FILE, list_checkpoints
 from transformer_mt.errors import CheckpointError
 from transformer_mt.system.files import atomic_file, canonical_json
-
-logger = logging.getLogger(__name__)
 
 
 def average(run_dir: Path, last: int, output: Path | None) -> Path:
@@ -55,27 +51,18 @@ def average(run_dir: Path, last: int, output: Path | None) -> Path:
         raise CheckpointError(f"{output}: already exists; name another directory with -o")
     checkpoints = [load_checkpoint(path) for path in paths[:last]]
     newest = checkpoints[0]
-    tensors = {MODEL: _mean_weights(checkpoints)}
-    state = replace(newest.state, progress=_without_validations(newest.progress))
-    save_checkpoint(output, tensors, state, newest.config, newest.vocab)
-    _describe(run_dir, output, [checkpoint.progress.step for checkpoint in checkpoints])
-    return output
-
-
-def _describe(run_dir: Path, output: Path, steps: list[int]) -> None:
-    """Writes the description of the run, and the model card that is made from it."""
-    try:
-        if description := read_description(run_dir):
-            with atomic_file(output / RUN_FILE) as file:
-                file.write(canonical_json({**description, "averaged_steps": steps}))
-    except (OSError, CheckpointError) as error:
-        logger.warning("%s: %s", output / RUN_FILE, error)
+    # The scores of the run were not measured on the averaged weights.
+    progress = replace(
+        newest.progress, best_bleu=-1.0, best_step=0, validations_since_best=0, valid_step=0
+    )
+    state = replace(newest.state, progress=progress)
+    save_checkpoint(output, {MODEL: _mean_weights(checkpoints)}, state, newest.config, newest.vocab)
+    if description := describe_run(newest.path):
+        steps = [checkpoint.progress.step for checkpoint in checkpoints]
+        with atomic_file(output / RUN_FILE) as file:
+            file.write(canonical_json({**description, "averaged_steps": steps}))
     write_average_card(load_checkpoint(output))
-
-
-def _without_validations(progress: Progress) -> Progress:
-    """Removes the scores of the run, since none was measured on the averaged weights."""
-    return replace(progress, best_bleu=-1.0, best_step=0, validations_since_best=0, valid_step=0)
+    return output
 
 
 def _mean_weights(checkpoints: Sequence[Checkpoint]) -> dict[str, torch.Tensor]:

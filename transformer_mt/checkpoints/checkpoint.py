@@ -42,27 +42,16 @@ from transformer_mt.text.vocabulary import PAD_ID, SHARED, Vocabulary
 
 FORMAT = 2
 """Format of `state.json`. A new key with a default needs no new number; a renamed key needs one,
-and an entry in `_upgrade`."""
+and code that reads the format before it."""
+MODEL, EMA, TRAINING = "model.safetensors", "ema.safetensors", "training.safetensors"
+STATE, CONFIG = "state.json", "config.json"
 
 Count = Annotated[int, Field(ge=0)]
-
-_FORMAT_1_PROGRESS = {
-    "step": "step",
-    "epoch": "epoch",
-    "index": "epoch_step",
-    "seconds": "seconds",
-    "best_bleu": "best_bleu",
-    "best_step": "best_step",
-    "bad_validations": "validations_since_best",
-    "valid_step": "valid_step",
-    "precision": "precision",
-    "corpus": "corpus_digest",
-}
 
 
 @dataclass(frozen=True)
 class Progress:
-    """Progress of a run: step, epoch, best score. Weights and optimizer are stored as tensors.
+    """How far a run has come. Weights and optimizer are stored as tensors.
 
     Attributes:
         step: Optimizer steps taken, skipped ones included.
@@ -98,10 +87,10 @@ class RunState:
     """The content of `state.json`.
 
     Attributes:
-        progress: Progress of the run.
+        progress: How far the run has come.
         counters: Counters of the training engine; only the engine interprets them.
         environment: Properties that bit-identical results depend on, by name.
-        format: Format of the file.
+        format: `FORMAT`.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
@@ -111,60 +100,24 @@ class RunState:
     environment: dict[str, str] = field(default_factory=dict)
     format: int = FORMAT
 
-    def to_json(self) -> bytes:
-        """Encodes the state as the content of `state.json`."""
-        return canonical_json(asdict(self))
-
 
 def parse_state(values: Any, path: Path) -> RunState:
-    """Reads a state of this format or an older one; keys that are missing get their defaults.
-
-    Args:
-        values: Parsed JSON.
-        path: The file it comes from, for messages.
+    """Checks the JSON of a state from a file; keys that are missing get their defaults.
 
     Raises:
-        CheckpointError: If it is malformed, or of a newer format.
+        CheckpointError: Naming the file, if the state is malformed or of another format.
     """
-    if not isinstance(values, dict):
-        raise CheckpointError(f"{path}: not a training state")
-    version = values.get("format", 1)
-    if isinstance(version, int) and version > FORMAT:
-        raise CheckpointError(
-            f"{path}: format {version} is newer than this program's format {FORMAT};"
-            " use a newer transformer-mt"
-        )
+    version = values.get("format") if isinstance(values, dict) else None
+    if version != FORMAT:
+        raise CheckpointError(f"{path}: format {version} is unknown; use a newer transformer-mt")
     try:
-        upgraded = _upgrade(values) if version == 1 else values
-        return TypeAdapter(RunState).validate_json(canonical_json(upgraded), strict=True)
+        return TypeAdapter(RunState).validate_json(canonical_json(values), strict=True)
     except ValidationError as error:
-        raise CheckpointError(f"{path}: {_describe(error)}") from None
-    except (KeyError, AttributeError) as error:
-        raise CheckpointError(f"{path}: not a training state ({error})") from None
-
-
-def _describe(error: ValidationError) -> str:
-    first = error.errors()[0]
-    key = ".".join(map(str, first["loc"])) or "the whole file"
-    if first["type"] == "extra_forbidden":
-        return f"{key} is unknown to this version; use a newer transformer-mt"
-    return f"{key}: {first['msg']}"
-
-
-def _upgrade(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Converts format 1, which was flat."""
-    progress = {new: values[old] for old, new in _FORMAT_1_PROGRESS.items() if old in values}
-    counters = {
-        "skipped_steps": values["skipped"],
-        "nonfinite_in_row": values["bad_in_row"],
-        "loss_scaler": values["scaler"] or {},
-        "window": {"flops" if k == "operations" else k: v for k, v in values["window"].items()},
-    }
-    return {"progress": progress, "counters": counters, "format": FORMAT}
-
-
-MODEL, EMA, TRAINING = "model.safetensors", "ema.safetensors", "training.safetensors"
-STATE, CONFIG = "state.json", "config.json"
+        first = error.errors()[0]
+        key = ".".join(map(str, first["loc"]))
+        raise CheckpointError(
+            f"{path}: {key}: {first['msg']} (was it written by a newer transformer-mt?)"
+        ) from None
 
 
 @dataclass(frozen=True)
@@ -261,15 +214,15 @@ def save_checkpoint(
         path: Its directory.
         tensors: Tensors by name for each file.
         state: Progress, counters and environment.
-        config: The run's configuration.
-        vocab: Its vocabulary.
+        config: The configuration of the run.
+        vocab: The vocabulary of the run.
 
     Raises:
         OSError: If it cannot be written; the previous checkpoint is unchanged.
     """
     try:
         with atomic_directory(path) as folder:
-            (folder / STATE).write_bytes(state.to_json())
+            (folder / STATE).write_bytes(canonical_json(asdict(state)))
             (folder / CONFIG).write_bytes(canonical_json(config.model_dump(mode="json")))
             vocab.save(folder)
             for name, content in tensors.items():

@@ -4,8 +4,7 @@
     RUN/averaged-5/evaluations/NAME.json    of averaged weights
 
 There is one file per test set, checkpoint and search setting, also for validation; a newer
-evaluation replaces it. Training checkpoints are not changed: nothing is written inside a step-*
-directory.
+evaluation replaces it. Nothing is written inside a step-* directory.
 """
 
 import hashlib
@@ -15,9 +14,9 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from transformer_mt.checkpoints.run_directory import METRICS, is_step_name
 from transformer_mt.system.files import atomic_file, canonical_json
@@ -27,7 +26,6 @@ logger = logging.getLogger(__name__)
 FOLDER = "evaluations"
 VALIDATION = "validation"
 """Name of a run's validation text as a test set."""
-_TITLES = {"bleu": "BLEU", "chrf": "chrF2", "ter": "TER"}
 
 
 @dataclass(frozen=True)
@@ -56,23 +54,25 @@ class SearchSetting:
 
 
 @dataclass(frozen=True)
-class MeasuredScore:
-    """The value of one metric with sacreBLEU's signature.
+class Score:
+    """The value of one metric for one set of hypotheses.
 
     Attributes:
         name: `bleu`, `chrf` or `ter`.
-        value: Its value.
-        signature: How it was computed.
+        value: From 0 to 100; TER is an error rate and may be larger.
+        signature: sacreBLEU's record of how it was computed.
+        text: The line that sacreBLEU prints: value, details and signature; not stored.
     """
 
     name: str
     value: float
     signature: str
+    text: Annotated[str, Field(exclude=True)] = ""
 
     @property
     def title(self) -> str:
         """The name as written in papers."""
-        return _TITLES.get(self.name, self.name)
+        return {"bleu": "BLEU", "chrf": "chrF2", "ter": "TER"}.get(self.name, self.name)
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class EvaluationRecord:
     checkpoint: str
     digest: str
     search: SearchSetting
-    scores: list[MeasuredScore]
+    scores: list[Score]
     sources: list[str]
     references: list[list[str]]
     hypotheses: list[str]
@@ -118,14 +118,7 @@ class EvaluationRecord:
 
 
 def record_folder(checkpoint: Path) -> Path | None:
-    """Gives the folder for the evaluations of a checkpoint.
-
-    Args:
-        checkpoint: Its directory.
-
-    Returns:
-        The folder; None for a training checkpoint outside its run.
-    """
+    """Gives the folder for evaluations of a checkpoint; None if it is a step outside its run."""
     path = checkpoint.resolve()
     if not is_step_name(path.name):
         return path / FOLDER
@@ -133,19 +126,14 @@ def record_folder(checkpoint: Path) -> Path | None:
 
 
 def write_evaluation(checkpoint: Path, record: EvaluationRecord) -> None:
-    """Writes an evaluation to disk; logs a warning if that fails.
-
-    Args:
-        checkpoint: Directory of the evaluated checkpoint.
-        record: The evaluation.
-    """
+    """Writes an evaluation of the checkpoint in a directory; logs a warning if that fails."""
     folder = record_folder(checkpoint)
     if folder is None:
         return
     try:
         folder.mkdir(exist_ok=True)
         with atomic_file(folder / record.file_name) as file:
-            file.write(canonical_json(asdict(record)))
+            file.write(canonical_json(TypeAdapter(EvaluationRecord).dump_python(record)))
     except OSError as error:
         logger.warning("%s: the scores are not recorded: %s", folder, error.strerror or error)
 

@@ -20,9 +20,9 @@ from transformer_mt.system.files import (
 logger = logging.getLogger(__name__)
 
 METRICS = "metrics.jsonl"
-"""Metrics of a run, one JSON object per line; written by `training/run_log.py`."""
+"""Metrics of a run, one JSON object per line."""
 RUN_FILE = "run.json"
-"""Describes the text, model and environment of a run; written by `training/description.py`."""
+"""Describes the text, model and environment of a run."""
 RESUMABLE_CHECKPOINTS = 2
 """Checkpoints that keep the optimizer's moments: the newest, and the one to fall back to."""
 
@@ -51,8 +51,7 @@ def list_checkpoints(run_dir: Path) -> list[Path]:
 def load_newest(run_dir: Path) -> Checkpoint | None:
     """Reads the newest undamaged checkpoint of a run and warns about damaged ones.
 
-    Returns:
-        The checkpoint; None if the run has none.
+    Returns None if the run has no checkpoint.
 
     Raises:
         CheckpointError: If there are checkpoints and all are damaged.
@@ -85,16 +84,13 @@ def find_checkpoint(path: Path) -> Checkpoint:
     if newest is None:
         reason = "contains no checkpoint" if path.is_dir() else "no such run or checkpoint"
         raise CheckpointError(f"{path}: {reason}")
-    if is_best_missing(path, newest.progress):
-        logger.warning(
-            "%s: its best checkpoint (step %d) is missing; using the newest (step %d)",
-            path,
-            newest.progress.best_step,
-            newest.progress.step,
-        )
+    progress = newest.progress
+    best = checkpoint_path(path, progress.best_step)
+    if progress.best_bleu < 0 or best == newest.path:
         return newest
-    best = checkpoint_path(path, newest.progress.best_step)
-    if newest.progress.best_bleu < 0 or best == newest.path:
+    if not best.exists():
+        text = "%s: its best checkpoint (step %d) is missing; using the newest (step %d)"
+        logger.warning(text, path, progress.best_step, progress.step)
         return newest
     try:
         # The text may have moved since the best checkpoint was saved.
@@ -105,7 +101,7 @@ def find_checkpoint(path: Path) -> Checkpoint:
 
 
 def read_description(directory: Path) -> dict[str, Any]:
-    """Reads run.json in a directory; returns an empty dict if there is none, as in older runs.
+    """Reads run.json in a directory; returns an empty dict if there is none.
 
     Raises:
         CheckpointError: If it is damaged.
@@ -120,12 +116,7 @@ def read_description(directory: Path) -> dict[str, Any]:
 
 
 def is_best_missing(run_dir: Path, progress: Progress) -> bool:
-    """Tells whether the best checkpoint of a run has been deleted.
-
-    Args:
-        run_dir: The run.
-        progress: Progress of its newest checkpoint.
-    """
+    """Tells whether the best checkpoint of a run with this progress has been deleted."""
     best = checkpoint_path(run_dir, progress.best_step)
     return progress.best_bleu >= 0 and not best.exists()
 
@@ -135,8 +126,8 @@ def prune(run_dir: Path, saved_step: int, keep_last: int, best_step: int) -> Non
 
     Args:
         run_dir: The run.
-        saved_step: Step of the newest checkpoint. Later ones cannot be used, since the run was
-            resumed from an earlier step: they are left alone, and do not count.
+        saved_step: Step of the newest checkpoint. The run was resumed before any later ones: they
+            are left alone and do not count.
         keep_last: How many of the newest checkpoints to keep.
         best_step: Step of the checkpoint to keep in any case.
 
@@ -151,16 +142,11 @@ def prune(run_dir: Path, saved_step: int, keep_last: int, best_step: int) -> Non
         if age >= keep_last and path != checkpoint_path(run_dir, best_step):
             delete_directory(path)
         elif age >= RESUMABLE_CHECKPOINTS and (path / TRAINING).exists():
-            _drop_moments(path)
-
-
-def _drop_moments(path: Path) -> None:
-    """Deletes the optimizer's moments from a checkpoint; leaves a damaged one as it is."""
-    try:
-        files = read_manifest(path)
-    except CheckpointError as error:
-        logger.warning("%s", error)
-        return
-    files.pop(TRAINING, None)
-    write_manifest(path, files)
-    (path / TRAINING).unlink()
+            try:
+                files = read_manifest(path)
+            except CheckpointError as error:  # a damaged checkpoint is left as it is
+                logger.warning("%s", error)
+                continue
+            files.pop(TRAINING, None)
+            write_manifest(path, files)
+            (path / TRAINING).unlink()

@@ -6,52 +6,28 @@ Commands import what they need themselves: torch takes seconds to import, and --
 import json
 from functools import partial
 from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from transformer_mt.cli.options import (
-    AveragedRunArgument,
-    AverageOutputOption,
-    BaselineOption,
     BatchOption,
     BeamOption,
     ConfigArgument,
     DeviceOption,
-    DryRunOption,
-    ExportOutputOption,
-    FormatOption,
-    HypothesesOption,
-    InputOption,
-    JsonOption,
-    KeyArgument,
-    LastOption,
     LengthOption,
-    NBestOption,
-    NewConfigArgument,
-    OptionalRunsArgument,
-    OutputDirOption,
-    OutputOption,
     PenaltyOption,
     PrecisionOption,
-    QuantizationOption,
     QuietOption,
     RawOption,
-    ReferenceOption,
     RunArgument,
-    RunDirOption,
-    RunsArgument,
-    SamplesOption,
-    SaveOption,
-    ScoresOption,
     SetOption,
-    SourceLanguageOption,
-    SourceOption,
-    SourceTextOption,
-    SplitOption,
-    TargetLanguageOption,
-    TargetTextOption,
-    TerOption,
-    TestSetOption,
+    file_option,
+    report_option,
+    scored_option,
 )
 from transformer_mt.errors import ConfigError
+from transformer_mt.system.console import show_messages
 from transformer_mt.system.outputs import check_output
 from transformer_mt.system.process_settings import interrupt_on_signals
 from transformer_mt.system.processes import is_main_process, require_single_process
@@ -62,18 +38,34 @@ from transformer_mt.translation.options import (
     DEFAULT_SEARCH,
     FileOptions,
     LoadOptions,
+    OutputFormat,
     OutputOptions,
+    Quantization,
     SearchOptions,
     TranslateOptions,
 )
 
 
 def init(
-    name: NewConfigArgument,
-    src: SourceTextOption,
-    tgt: TargetTextOption,
-    src_lang: SourceLanguageOption = None,
-    tgt_lang: TargetLanguageOption = None,
+    name: Annotated[
+        Path,
+        typer.Argument(metavar="NAME", help="Name of the configuration: NAME.toml is written."),
+    ],
+    src: Annotated[
+        Path,
+        typer.Option(
+            metavar="FILE",
+            help="Text to translate from, one sentence per line; also .gz, .xz, .zst.",
+        ),
+    ],
+    tgt: Annotated[Path, typer.Option(metavar="FILE", help="Its translation, line by line.")],
+    src_lang: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Language of --src, such as de. Default: its ending."),
+    ] = None,
+    tgt_lang: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Language of --tgt, likewise.")
+    ] = None,
     quiet: QuietOption = False,
 ) -> None:
     """Write a configuration for two files of text.
@@ -84,7 +76,6 @@ def init(
     transformer-mt init mytext --src mytext/train.de --tgt mytext/train.en
     """
     require_single_process("init")
-    from transformer_mt.system.console import show_messages
     from transformer_mt.training.new_config import write_config
 
     show_messages(quiet)
@@ -93,9 +84,17 @@ def init(
 
 def train(
     config: ConfigArgument,
-    run: RunDirOption = None,
+    run: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Run directory. Default: checkpoints/NAME of NAME.toml."),
+    ] = None,
     set_: SetOption = None,
-    dry_run: DryRunOption = False,
+    dry_run: Annotated[
+        bool,
+        typer.Option(
+            "--dry-run", help="Report sizes, speed, memory and time; keep only downloads."
+        ),
+    ] = False,
     quiet: QuietOption = False,
 ) -> None:
     """Train a model. The same command again resumes an interrupted run.
@@ -107,7 +106,6 @@ def train(
     from transformer_mt.config.loading import load_config
 
     settings = load_config(config, set_ or ())  # before torch, so that a mistake shows at once
-    from transformer_mt.system.console import show_messages
     from transformer_mt.training import dry_run as dry_runs
     from transformer_mt.training import run as runs
 
@@ -121,11 +119,7 @@ def train(
         runs.train(settings, run_dir)
 
 
-def prepare(
-    config: ConfigArgument,
-    set_: SetOption = None,
-    quiet: QuietOption = False,
-) -> None:
+def prepare(config: ConfigArgument, set_: SetOption = None, quiet: QuietOption = False) -> None:
     """Clean and encode the training text of a configuration.
 
     It is done once for all runs that use the same text; `train` does it too.
@@ -137,7 +131,6 @@ def prepare(
 
     require_single_process("prepare")
     settings = load_config(config, set_ or ())
-    from transformer_mt.system.console import show_messages
     from transformer_mt.text.prepared import prepare as prepare_corpus
 
     show_messages(quiet)
@@ -145,15 +138,59 @@ def prepare(
 
 
 def translate(
-    paths: RunsArgument,
-    input_: InputOption = None,
-    output: OutputOption = None,
-    output_dir: OutputDirOption = None,
+    paths: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="RUN_OR_CHECKPOINT...",
+            help="A run (its best checkpoint) or one checkpoint; several decode as an ensemble.",
+        ),
+    ],
+    input_: Annotated[
+        list[Path] | None,
+        file_option(
+            "-i",
+            "--input",
+            metavar="FILE",
+            help="Text, one sentence per line; also .gz, .xz, .zst; may be repeated with"
+            " --output-dir. Default: stdin.",
+        ),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        file_option(
+            "-o",
+            "--output",
+            metavar="FILE",
+            help="File for the translation. Default: stdout, also as -.",
+        ),
+    ] = None,
+    output_dir: Annotated[
+        Path | None,
+        file_option(
+            metavar="DIR", help="Folder for the translation of each --input: a.de.gz gives a.en.gz."
+        ),
+    ] = None,
     beam_size: BeamOption = DEFAULT_SEARCH.beam_size,
     length_penalty: PenaltyOption = DEFAULT_SEARCH.length_penalty,
-    n_best: NBestOption = 1,
-    scores: ScoresOption = False,
-    format_: FormatOption = DEFAULT_OUTPUT.format,
+    n_best: Annotated[
+        int,
+        file_option(
+            min=1,
+            metavar="N",
+            help="Translations per line, the best first; at most the beam size.",
+        ),
+    ] = DEFAULT_OUTPUT.n_best,
+    scores: Annotated[
+        bool, file_option("--scores", help="Write score and tab before each translation.")
+    ] = False,
+    format_: Annotated[
+        OutputFormat,
+        file_option(
+            "--format",
+            metavar="[text|jsonl]",
+            help="jsonl: one object with line, rank, score and text each.",
+        ),
+    ] = DEFAULT_OUTPUT.format,
     precision: PrecisionOption = DEFAULT_LOAD.precision,
     batch_tokens: BatchOption = None,
     max_length: LengthOption = None,
@@ -177,7 +214,6 @@ def translate(
     written = OutputOptions(n_best, scores, format_)
     search = SearchOptions(beam_size, length_penalty, written.needs_scores, batch_tokens)
     options = TranslateOptions(LoadOptions(device, precision, max_length, raw), search, written)
-    from transformer_mt.system.console import show_messages
     from transformer_mt.translation import run as runs
 
     show_messages(quiet)
@@ -185,13 +221,45 @@ def translate(
 
 
 def evaluate(
-    paths: OptionalRunsArgument = None,
-    split: SplitOption = None,
-    test_set: TestSetOption = None,
-    src: SourceOption = None,
-    ref: ReferenceOption = None,
-    hypotheses: HypothesesOption = None,
-    baseline: BaselineOption = None,
+    paths: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            metavar="[RUN_OR_CHECKPOINT...]",
+            help="As for translate. Not needed for --hypotheses with --ref or --test-set.",
+        ),
+    ] = None,
+    split: Annotated[
+        str | None,
+        scored_option(
+            metavar="NAME",
+            help="train, valid or test, as configured, or another split of the corpus."
+            " Default: test.",
+        ),
+    ] = None,
+    test_set: Annotated[
+        str | None,
+        scored_option(
+            metavar="NAME",
+            help="sacreBLEU's name of a test set, such as wmt16, instead of a split.",
+        ),
+    ] = None,
+    src: Annotated[
+        Path | None, scored_option(metavar="FILE", help="Source text, instead of a split.")
+    ] = None,
+    ref: Annotated[
+        list[Path] | None,
+        scored_option(
+            metavar="FILE", help="Reference translation; may be repeated for several references."
+        ),
+    ] = None,
+    hypotheses: Annotated[
+        Path | None,
+        scored_option(metavar="FILE", help="Score this translation instead of making one."),
+    ] = None,
+    baseline: Annotated[
+        Path | None,
+        scored_option(metavar="RUN_OR_FILE", help="Compare with this run or translation."),
+    ] = None,
     beam_size: BeamOption = DEFAULT_SEARCH.beam_size,
     length_penalty: PenaltyOption = DEFAULT_SEARCH.length_penalty,
     precision: PrecisionOption = DEFAULT_LOAD.precision,
@@ -199,10 +267,19 @@ def evaluate(
     max_length: LengthOption = None,
     device: DeviceOption = DEFAULT_LOAD.device,
     raw: RawOption = False,
-    save: SaveOption = None,
-    ter: TerOption = False,
-    samples: SamplesOption = None,
-    json_: JsonOption = False,
+    save: Annotated[
+        Path | None, report_option(metavar="FILE", help="File to save the translation to.")
+    ] = None,
+    ter: Annotated[bool, report_option("--ter", help="Compute TER too.")] = False,
+    samples: Annotated[
+        int | None,
+        report_option(
+            min=0,
+            metavar="N",
+            help="Sentences to show. Default: 0; with --baseline the 3 best and worst changes.",
+        ),
+    ] = None,
+    json_: Annotated[bool, report_option("--json", help="Print one JSON object.")] = False,
     quiet: QuietOption = False,
 ) -> None:
     """Score translations of a test set with sacreBLEU.
@@ -222,7 +299,6 @@ def evaluate(
         require_input(hypotheses)
         output = check_output(save, [src, *(ref or ()), hypotheses, baseline]) if save else None
     from transformer_mt.evaluation.report import evaluate_system
-    from transformer_mt.system.console import show_messages
     from transformer_mt.text.test_sets import load_test_set
 
     show_messages(quiet)
@@ -243,7 +319,12 @@ def evaluate(
         print(json.dumps(report.to_dict()) if json_ else report.format(samples))
 
 
-def config(key: KeyArgument = None) -> None:
+def config(
+    key: Annotated[
+        str | None,
+        typer.Argument(metavar="[KEY]", help="A key or section, such as optim.lr_scale or optim."),
+    ] = None,
+) -> None:
     """List the keys of a configuration.
 
     Each with its default, its allowed values and its meaning.
@@ -258,9 +339,14 @@ def config(key: KeyArgument = None) -> None:
 
 
 def average(
-    run: AveragedRunArgument,
-    last: LastOption = 5,
-    output: AverageOutputOption = None,
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")],
+    last: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Number of newest checkpoints.")
+    ] = 5,
+    output: Annotated[
+        Path | None,
+        typer.Option("-o", "--output", metavar="DIR", help="Default: averaged-N in the run."),
+    ] = None,
 ) -> None:
     """Average the weights of a run's newest checkpoints.
 
@@ -276,8 +362,16 @@ def average(
 
 def export(
     path: RunArgument,
-    output: ExportOutputOption,
-    quantization: QuantizationOption = "float32",
+    output: Annotated[
+        Path, typer.Option("-o", "--output", metavar="DIR", help="Directory to create.")
+    ],
+    quantization: Annotated[
+        Quantization,
+        typer.Option(
+            metavar="[float32|float16|bfloat16|int16|int8]",
+            help="Type in which the weights are stored.",
+        ),
+    ] = "float32",
     raw: RawOption = False,
 ) -> None:
     """Write a checkpoint as a CTranslate2 model.
@@ -287,7 +381,6 @@ def export(
     """
     require_single_process("export")
     from transformer_mt.checkpoints.run_directory import find_checkpoint
-    from transformer_mt.system.console import show_messages
     from transformer_mt.translation.export import export as export_checkpoint
 
     show_messages()

@@ -4,7 +4,7 @@ As in `commands.py`, commands import what they need themselves.
 """
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -16,7 +16,6 @@ from transformer_mt.cli.options import (
     RunArgument,
     SetOption,
 )
-from transformer_mt.figures.options import AttentionKind, XAxis
 from transformer_mt.system.processes import require_single_process
 
 if TYPE_CHECKING:
@@ -36,36 +35,17 @@ FigureOption = Annotated[
     Path,
     typer.Option("-o", "--output", metavar="FILE", help="The picture; ends in .png, .svg or .pdf."),
 ]
-PlottedRunsArgument = Annotated[
-    list[Path], typer.Argument(metavar="RUN...", help="Run directories.")
-]
-XOption = Annotated[
-    XAxis, typer.Option("--x", metavar="[step|minutes]", help="What to draw the curves over.")
-]
-SentenceArgument = Annotated[
-    str, typer.Argument(metavar="SENTENCE", help="Text to translate, in quotes.")
-]
-KindOption = Annotated[
-    AttentionKind,
-    typer.Option(
-        metavar="[cross|encoder|decoder]",
-        help="Attention of the decoder to the source, or self-attention of either.",
-    ),
-]
-LayerOption = Annotated[
-    int | None, typer.Option(min=1, metavar="N", help="Layer, from 1. Default: the last.")
-]
-HeadsOption = Annotated[
-    bool, typer.Option("--heads", help="Draw each head by itself, not their mean.")
-]
-ReportedRunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")]
-PageOption = Annotated[
-    Path, typer.Option("-o", "--output", metavar="FILE", help="The page, such as report.html.")
-]
 
 
 @plot.command(cls=GroupedCommand)
-def training(runs: PlottedRunsArgument, output: FigureOption, x: XOption = "step") -> None:
+def training(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run directories.")],
+    output: FigureOption,
+    x: Annotated[
+        Literal["step", "minutes"],
+        typer.Option("--x", metavar="[step|minutes]", help="What to draw the curves over."),
+    ] = "step",
+) -> None:
     """Draw loss, BLEU, learning rate and speed of one or several runs.
 
     \b
@@ -81,11 +61,23 @@ def training(runs: PlottedRunsArgument, output: FigureOption, x: XOption = "step
 @plot.command(cls=GroupedCommand)
 def attention(
     path: RunArgument,
-    sentence: SentenceArgument,
+    sentence: Annotated[
+        str, typer.Argument(metavar="SENTENCE", help="Text to translate, in quotes.")
+    ],
     output: FigureOption,
-    kind: KindOption = "cross",
-    layer: LayerOption = None,
-    heads: HeadsOption = False,
+    kind: Annotated[
+        Literal["cross", "encoder", "decoder"],
+        typer.Option(
+            metavar="[cross|encoder|decoder]",
+            help="Attention of the decoder to the source, or self-attention of either.",
+        ),
+    ] = "cross",
+    layer: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Layer, from 1. Default: the last.")
+    ] = None,
+    heads: Annotated[
+        bool, typer.Option("--heads", help="Draw each head by itself, not their mean.")
+    ] = False,
     raw: RawOption = False,
     quiet: QuietOption = False,
 ) -> None:
@@ -158,7 +150,14 @@ def _write(figure: "Figure", path: Path, output: "Output") -> None:
     print(path)
 
 
-def report(run: ReportedRunArgument, output: PageOption, quiet: QuietOption = False) -> None:
+def report(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")],
+    output: Annotated[
+        Path,
+        typer.Option("-o", "--output", metavar="FILE", help="The page, such as report.html."),
+    ],
+    quiet: QuietOption = False,
+) -> None:
     """Write the report of a run: one page that needs no network.
 
     It shows what the run directory holds: text, configuration, curves, scores, translations,
@@ -173,8 +172,7 @@ def report(run: ReportedRunArgument, output: PageOption, quiet: QuietOption = Fa
     require_single_process("report")
     require_packages("report", "Matplotlib", "Jinja2")
     checked = check_output(output)
-    from transformer_mt.figures.recorded_run import read_run
-    from transformer_mt.figures.report import build_report
+    from transformer_mt.figures.report import build_report, read_run
     from transformer_mt.system.console import show_messages
 
     show_messages(quiet)

@@ -9,13 +9,7 @@ from transformer_mt.cli import commands
 from transformer_mt.cli.figures import plot, report
 from transformer_mt.cli.options import GroupedCommand
 from transformer_mt.errors import Interrupted, TransformerMTError
-from transformer_mt.system.process_settings import (
-    limit_kernel_caches,
-    limit_spinning,
-    open_closed_streams,
-    silence_connections,
-    silence_matplotlib,
-)
+from transformer_mt.system.process_settings import configure_libraries, open_closed_streams
 from transformer_mt.system.processes import exit_process, exit_with_error
 from transformer_mt.version import __version__
 
@@ -25,19 +19,11 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-_OUT_OF_MEMORY = (
-    "out of memory: lower train.micro_batch_tokens to train, --batch-tokens or --beam-size to"
-    " translate, or choose a smaller model"
-)
-
 
 def main() -> None:
     """Runs the program; a user's mistake ends in one line on stderr and exit code 2."""
     open_closed_streams()
-    limit_kernel_caches()
-    limit_spinning()
-    silence_connections()
-    silence_matplotlib()
+    configure_libraries()
     try:
         # Typer returns the exit code of an interruption; commands return None.
         if code := app(sys.argv[1:] or ["--help"], "transformer-mt", standalone_mode=False):
@@ -57,11 +43,11 @@ def main() -> None:
         sys.stdout = sys.__stdout__ = None  # type: ignore[misc]
         _fail(f"{error.filename or 'output'}: {error.strerror or error}")
     except (RuntimeError, MemoryError) as error:
-        from transformer_mt.system.device import is_out_of_memory
+        from transformer_mt.system.device import OUT_OF_MEMORY_ADVICE, is_out_of_memory
 
         if not is_out_of_memory(error):
             raise
-        _fail(f"{_OUT_OF_MEMORY} ({error})")
+        _fail(f"out of memory: {OUT_OF_MEMORY_ADVICE} ({error})")
 
 
 def _fail(message: str) -> None:

@@ -9,8 +9,7 @@ import json
 import re
 from collections.abc import Iterator
 from enum import Enum
-from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import (
     AfterValidator,
@@ -18,7 +17,6 @@ from pydantic import (
     ConfigDict,
     Discriminator,
     Field,
-    PrivateAttr,
     Tag,
     field_validator,
     model_validator,
@@ -44,68 +42,24 @@ STRICT = ConfigDict(
     frozen=True, strict=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True
 )
 
-
 INTEGER_LIMIT = 2**32
-"""All integers of a configuration are smaller."""
+"""All integers of a configuration are smaller, so that no size or count exceeds 64 bits."""
 
 
 class Section(BaseModel):
     """Base of all sections: immutable, strictly typed, no unknown keys, no NaN.
 
-    Each field is itself a section or declares an `OnChange` in its `Annotated` type.
+    The `Annotated` type of each key declares an `OnChange`.
     """
 
     model_config = STRICT
 
-    _searched: dict[str, list[Path]] = PrivateAttr(default_factory=dict)
-
-    def model_post_init(self, context: Any, /) -> None:
-        """Keeps the folders in which paths were looked for, by dotted key, for messages."""
-        self._searched = context or {}
-
-    def searched_folders(self, key: str, path: str) -> str:
-        """Says where a path was looked for: " in FOLDER or FOLDER"; empty if it is absolute.
-
-        Args:
-            key: The dotted key that holds the path.
-            path: Its value.
-        """
-        if Path(path).is_absolute():
-            return ""
-        return " in " + " or ".join(map(str, self._searched.get(key, [Path.cwd()])))
-
     @field_validator("*", mode="before")
     @classmethod
     def _refuse_large_integers(cls, value: object) -> object:
-        """Refuses integers with which sizes and counts could exceed 64 bits."""
         if isinstance(value, int) and value >= INTEGER_LIMIT:
             raise PydanticCustomError("large_integer", f"should be less than {INTEGER_LIMIT}")
         return value
-
-    @classmethod
-    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
-        """Refuses a subclass with a field that lacks its declaration.
-
-        Raises:
-            TypeError: Naming the field.
-        """
-        super().__pydantic_init_subclass__(**kwargs)
-        for name, field in cls.model_fields.items():
-            if not is_section(field) and len(declarations(field)) != 1:
-                raise TypeError(
-                    f"{cls.__name__}.{name}: declare what a change on resume does, with exactly"
-                    " one OnChange: Annotated[type, OnChange.REFUSED]"
-                )
-
-
-def is_section(field: FieldInfo) -> bool:
-    """Tells whether a field is a section of keys rather than a key."""
-    return isinstance(field.annotation, type) and issubclass(field.annotation, Section)
-
-
-def declarations(field: FieldInfo) -> list[OnChange]:
-    """Returns what a field declares about a change on resume."""
-    return [item for item in field.metadata if isinstance(item, OnChange)]
 
 
 SLICE = r"\[(?P<start>(?:-?\d{1,18})?):(?P<stop>(?:-?\d{1,18})?)\]"
@@ -142,36 +96,23 @@ class SplitFiles(BaseModel):
     __repr__ = __str__
 
 
-UNION_TAGS = "<name>", "<files>", "<list>"
+UNION_TAGS = "<name>", "<files>", "<one>", "<list>"
 """The kinds of values of a split, which pydantic inserts into the location of a mistake."""
 
-
-def _split_kind(value: object) -> str | None:
-    if isinstance(value, str):
-        return "<name>"
-    if isinstance(value, dict | SplitFiles):
-        return "<files>"
-    return "<list>" if isinstance(value, list) else None
-
-
-def _split_type(expected: str) -> Discriminator:
-    """Chooses the type of a split by its value, so that a mistake is reported once."""
-    message = f"should be {expected}"
-    return Discriminator(_split_kind, custom_error_type="split", custom_error_message=message)
-
-
-_SplitName = Annotated[str, Tag("<name>")]
-_SplitFiles = Annotated[SplitFiles, Tag("<files>")]
 Split = Annotated[
-    _SplitName | _SplitFiles,
-    _split_type('a split\'s name or a table such as { src = "a.de", tgt = "a.en" }'),
+    Annotated[str, Tag("<name>")] | Annotated[SplitFiles, Tag("<files>")],
+    # The value decides its type, so that a mistake is reported once, not for each type.
+    Discriminator(
+        lambda value: {str: "<name>", dict: "<files>", SplitFiles: "<files>"}.get(type(value)),
+        custom_error_type="split",
+        custom_error_message="should be a split's name or a table such as"
+        ' { src = "a.de", tgt = "a.en" }',
+    ),
 ]
 """A split's name, a slice of it such as `train[:5000]`, or its two files."""
 Splits = Annotated[
-    _SplitName | _SplitFiles | Annotated[list[Split], Field(min_length=1), Tag("<list>")],
-    _split_type(
-        'a split\'s name, a table such as { src = "a.de", tgt = "a.en" } or a list of these'
-    ),
+    Annotated[Split, Tag("<one>")] | Annotated[list[Split], Field(min_length=1), Tag("<list>")],
+    Discriminator(lambda value: "<list>" if isinstance(value, list) else "<one>"),
 ]
 """One split or several, which are concatenated."""
 
@@ -239,7 +180,7 @@ class VocabConfig(Section):
 class ModelConfig(Section):
     """Sizes and variants of the encoder-decoder; the defaults are the paper's base model."""
 
-    d_model: Annotated[int, Field(ge=2), OnChange.REFUSED] = 512
+    d_model: Annotated[int, Field(ge=2, multiple_of=2), OnChange.REFUSED] = 512
     """Width of embeddings and layers; even, and divisible by n_heads."""
     d_ff: Annotated[int, Field(ge=1), OnChange.REFUSED] = 2048
     """Width inside the feed-forward layers."""
@@ -262,22 +203,6 @@ class ModelConfig(Section):
     """Whether the projections of attention have biases."""
     tie_embeddings: Annotated[bool, OnChange.REFUSED] = True
     """Share one weight between source embedding, target embedding and output projection."""
-
-    @model_validator(mode="after")
-    def _d_model_is_divisible(self) -> Self:
-        mistakes = []
-        if self.d_model % self.n_heads:
-            mistakes.append(
-                f"model.d_model = {self.d_model} is not divisible by model.n_heads = {self.n_heads}"
-            )
-        if self.d_model % 2:
-            mistakes.append(
-                f"model.d_model = {self.d_model} is odd; positional encodings are pairs of a sine"
-                " and a cosine, so it must be even"
-            )
-        if mistakes:
-            raise ValueError("; ".join(mistakes))
-        return self
 
 
 Beta = Annotated[float, Field(ge=0, lt=1)]
@@ -323,7 +248,7 @@ class TrainConfig(Section):
     log_every: Annotated[int, Field(ge=1), OnChange.ALLOWED] = 50
     """Steps between lines of metrics.jsonl."""
     tensorboard: Annotated[bool, OnChange.ALLOWED] = False
-    """Also write the figures of metrics.jsonl for TensorBoard, to the folder `tensorboard` of the
+    """Also write the numbers of metrics.jsonl for TensorBoard, to the folder `tensorboard` of the
     run."""
     max_bad_steps: Annotated[int, Field(ge=1), OnChange.ALLOWED] = 100
     """Number of consecutive non-finite steps that ends training with an error."""
@@ -365,71 +290,73 @@ class Config(Section):
     valid: ValidConfig = ValidConfig()
 
     @model_validator(mode="after")
-    def _sections_agree(self) -> Self:
-        mistakes = []
-        if self.model.tie_embeddings and not self.vocab.shared:
-            mistakes.append(
+    def _keys_agree(self) -> Self:
+        if mistakes := list(self._mistakes()):
+            raise ValueError("; ".join(mistakes))
+        return self
+
+    def _mistakes(self) -> Iterator[str]:
+        data, vocab, model, train = self.data, self.vocab, self.model, self.train
+        if model.d_model % model.n_heads:
+            yield (
+                f"model.d_model = {model.d_model} is not divisible by"
+                f" model.n_heads = {model.n_heads}"
+            )
+        if model.tie_embeddings and not vocab.shared:
+            yield (
                 "model.tie_embeddings = true requires vocab.shared = true:"
                 " separate vocabularies cannot share an embedding"
             )
-        if self.train.micro_batch_tokens <= self.data.max_length:
-            mistakes.append(
-                f"train.micro_batch_tokens = {self.train.micro_batch_tokens} cannot hold a pair of"
-                f" data.max_length = {self.data.max_length} pieces and EOS:"
+        if train.micro_batch_tokens <= data.max_length:
+            yield (
+                f"train.micro_batch_tokens = {train.micro_batch_tokens} cannot hold a pair of"
+                f" data.max_length = {data.max_length} pieces and EOS:"
                 " raise the former or lower the latter"
             )
-        if self.vocab.sampling and self.vocab.path is None and self.vocab.kind in ("word", "char"):
-            mistakes.append(
-                f"vocab.sampling = {self.vocab.sampling:g} requires vocab.kind = bpe or unigram:"
-                f" a vocabulary of kind {self.vocab.kind} has no other segmentations"
+        if vocab.sampling and vocab.path is None and vocab.kind in ("word", "char"):
+            yield (
+                f"vocab.sampling = {vocab.sampling:g} requires vocab.kind = bpe or unigram:"
+                f" a vocabulary of kind {vocab.kind} has no other segmentations"
             )
-        if self.data.src_lang == self.data.tgt_lang:
-            mistakes.append(
-                f"data.src_lang and data.tgt_lang are the same language, {self.data.src_lang}"
-            )
-        if mistakes:
-            raise ValueError("; ".join(mistakes))
-        return self
+        if data.src_lang == data.tgt_lang:
+            yield f"data.src_lang and data.tgt_lang are the same language, {data.src_lang}"
+
+
+def on_change(field: FieldInfo) -> OnChange:
+    """Returns what a key declares about a change on resume."""
+    [declared] = (item for item in field.metadata if isinstance(item, OnChange))
+    return declared
 
 
 def flat_values(config: Config) -> dict[str, object]:
     """Returns every value by its dotted key."""
-    return {key: value for key, value, _ in _declared_keys(config)}
+    return {f"{section}.{name}": value for section, keys in config for name, value in keys}
 
 
 def changed_keys(old: Config, new: Config) -> list[str]:
     """Lists the keys that differ and that a resumed run must not change."""
-    return _changed(old, new, (OnChange.REFUSED, OnChange.SHAPES_CORPUS))
+    return _changed(old, new, OnChange.REFUSED, OnChange.SHAPES_CORPUS)
 
 
 def keys_that_end_bit_equality(old: Config, new: Config) -> list[str]:
     """Lists the keys that differ, may differ, and make a resumed run differ in rounding."""
-    return _changed(old, new, (OnChange.ENDS_BIT_EQUALITY,))
+    return _changed(old, new, OnChange.ENDS_BIT_EQUALITY)
+
+
+def _changed(old: Config, new: Config, *kinds: OnChange) -> list[str]:
+    old_values = flat_values(old)
+    return sorted(
+        key
+        for section, keys in new
+        for name, field in type(keys).model_fields.items()
+        if getattr(keys, name) != old_values[key := f"{section}.{name}"]
+        and on_change(field) in kinds
+    )
 
 
 def values_that_shape_corpus(section: Section) -> dict[str, object]:
     """Returns the values of a section that the prepared corpus depends on, by name, for JSON."""
+    fields = type(section).model_fields.items()
     return section.model_dump(
-        include={
-            name
-            for name, field in type(section).model_fields.items()
-            if OnChange.SHAPES_CORPUS in field.metadata
-        }
-    )
-
-
-def _declared_keys(config: Config) -> Iterator[tuple[str, object, OnChange]]:
-    """Lists dotted keys with their values and declarations."""
-    for section_name, section in config:
-        for name, field in type(section).model_fields.items():
-            [on_change] = declarations(field)
-            yield f"{section_name}.{name}", getattr(section, name), on_change
-
-
-def _changed(old: Config, new: Config, kinds: tuple[OnChange, ...]) -> list[str]:
-    old_values = flat_values(old)
-    return sorted(
-        key
-        for key, value, on_change in _declared_keys(new)
-        if on_change in kinds and value != old_values[key]
+        include={name for name, field in fields if on_change(field) is OnChange.SHAPES_CORPUS}
     )

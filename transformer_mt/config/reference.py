@@ -1,15 +1,14 @@
 """The list of all configuration keys, from their declarations in `keys.py`."""
 
-import difflib
 import json
 import textwrap
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any, Literal, get_args, get_origin
+from typing import Any, Literal, NamedTuple, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
-from transformer_mt.config.keys import Config, OnChange, SplitFiles
+from transformer_mt.config.keys import Config, OnChange, SplitFiles, on_change
+from transformer_mt.config.loading import did_you_mean
 from transformer_mt.errors import ConfigError
 
 _ON_RESUME = {
@@ -21,6 +20,19 @@ _ON_RESUME = {
 _BOUNDS = {"ge": "{} or more", "gt": "above {}", "le": "{} or less", "lt": "below {}"}
 
 
+class KeyReference(NamedTuple):
+    """The documentation of a key: its dotted name, and what a reader wants to know of it.
+
+    The default is as in TOML; `allowed`, the choices or bounds, may be empty.
+    """
+
+    key: str
+    default: str
+    allowed: str
+    on_resume: str
+    meaning: str
+
+
 def describe_keys(key: str | None = None) -> str:
     """Describes keys in the order of `keys.py`, section by section.
 
@@ -30,74 +42,36 @@ def describe_keys(key: str | None = None) -> str:
     Raises:
         ConfigError: If there is no such key or section, naming the most similar one.
     """
-    entries = list(_entries())
-    wanted = [entry for entry in entries if key is None or f"{entry[0]}.".startswith(f"{key}.")]
+    texts = {}
+    for section, meaning, keys in list_sections():
+        texts[section] = f"[{section}]  {meaning}"
+        texts |= {reference.key: _describe(reference) for reference in keys}
+    if key is None:
+        return "\n\n".join(texts.values())
+    wanted = [text for name, text in texts.items() if f"{name}.".startswith(f"{key}.")]
     if not wanted:
-        names = [name for name, _ in entries] + [*Config.model_fields]
-        near = difflib.get_close_matches(str(key), names, n=1)
-        hint = f"did you mean {near[0]}?" if near else "`transformer-mt config` lists all"
-        raise ConfigError(f"{key} is not a key of the configuration; {hint}")
-    return "\n\n".join(text for _, text in wanted)
-
-
-@dataclass(frozen=True)
-class KeyReference:
-    """The documentation of a key.
-
-    Attributes:
-        key: Section and name.
-        default: As TOML.
-        allowed: Choices or bounds, if there are any.
-        on_resume: What a resumed run does with a different value.
-        meaning: A sentence or two.
-    """
-
-    key: str
-    default: str
-    allowed: str
-    on_resume: str
-    meaning: str
-
-    def __str__(self) -> str:
-        """Describes the key as `transformer-mt config` prints it."""
-        notes = "; ".join(filter(None, (self.allowed, self.on_resume)))
-        meaning = textwrap.fill(self.meaning, 79, initial_indent="    ", subsequent_indent="    ")
-        return f"{self.key} = {self.default}  ({notes})\n{meaning}"
+        raise ConfigError(
+            f"{key} is not a key of the configuration{did_you_mean(key)}; `transformer-mt config`"
+            " lists all"
+        )
+    return "\n\n".join(wanted)
 
 
 def list_sections() -> Iterator[tuple[str, str, list[KeyReference]]]:
     """Yields name, meaning and keys of each section, in the order of `keys.py`."""
     for section, section_field in Config.model_fields.items():
         model: Any = section_field.annotation
-        yield (
-            section,
-            str(model.__doc__),
-            [
-                KeyReference(
-                    key=f"{section}.{name}",
-                    default=_default(field),
-                    allowed="; ".join(_allowed(field)),
-                    on_resume="; ".join(_on_resume(field)),
-                    meaning=field.description or "",
-                )
-                for name, field in model.model_fields.items()
-            ],
-        )
-
-
-def _entries() -> Iterator[tuple[str, str]]:
-    """Yields the name and the description of each section and each key."""
-    for section, meaning, keys in list_sections():
-        yield section, f"[{section}]  {meaning}"
-        for reference in keys:
-            yield reference.key, str(reference)
-
-
-def default_of(key: str) -> object:
-    """Returns the default of a dotted key; also None if it has no default."""
-    section, name = key.split(".")
-    model: Any = Config.model_fields[section].annotation
-    return model.model_fields[name].get_default()
+        keys = [
+            KeyReference(
+                key=f"{section}.{name}",
+                default="(required)" if field.is_required() else format_value(field.default),
+                allowed="; ".join(_allowed(field)),
+                on_resume=_ON_RESUME[on_change(field)],
+                meaning=field.description or "",
+            )
+            for name, field in model.model_fields.items()
+        ]
+        yield section, str(model.__doc__), keys
 
 
 def format_value(value: object) -> str:
@@ -111,8 +85,12 @@ def format_value(value: object) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def _default(field: FieldInfo) -> str:
-    return "(required)" if field.is_required() else format_value(field.default)
+def _describe(reference: KeyReference) -> str:
+    notes = "; ".join(filter(None, (reference.allowed, reference.on_resume)))
+    meaning = textwrap.fill(
+        reference.meaning, 79, initial_indent=" " * 4, subsequent_indent=" " * 4
+    )
+    return f"{reference.key} = {reference.default}  ({notes})\n{meaning}"
 
 
 def _allowed(field: FieldInfo) -> Iterator[str]:
@@ -123,9 +101,3 @@ def _allowed(field: FieldInfo) -> Iterator[str]:
         for bound, text in _BOUNDS.items():
             if hasattr(item, bound):
                 yield text.format(getattr(item, bound))
-
-
-def _on_resume(field: FieldInfo) -> Iterator[str]:
-    for item in field.metadata:
-        if isinstance(item, OnChange):
-            yield _ON_RESUME[item]

@@ -14,14 +14,7 @@ _LENGTH_BOUNDS = (0, 10, 20, 30, 40, 60, sys.maxsize)
 
 @dataclass(frozen=True)
 class Bucket:
-    """BLEU on sentences of similar length.
-
-    Attributes:
-        words: Range of lengths in words, such as `11-20`.
-        sentences: Number of sentences.
-        bleu: BLEU of the system.
-        baseline: BLEU of the baseline.
-    """
+    """BLEU of both systems on sentences with a range of words, such as `11-20`."""
 
     words: str
     sentences: int
@@ -31,12 +24,7 @@ class Bucket:
 
 @dataclass(frozen=True)
 class Change:
-    """A sentence whose chrF2 differs between the systems.
-
-    Attributes:
-        line: Its line number, from 1.
-        difference: chrF2 of the system minus that of the baseline.
-    """
+    """A sentence whose chrF2 differs: its line, from 1, and the system's gain."""
 
     line: int
     difference: float
@@ -74,13 +62,8 @@ def compare(
     differences = paired_bootstrap(hypotheses, baseline, test_set.references, ter)
     system_chrf = sentence_chrf(hypotheses, test_set.references)
     baseline_chrf = sentence_chrf(baseline, test_set.references)
-    changes = [
-        Change(line, system_score - baseline_score)
-        for line, (system_score, baseline_score) in enumerate(
-            zip(system_chrf, baseline_chrf, strict=True), 1
-        )
-        if system_score != baseline_score
-    ]
+    gains = [new - old for new, old in zip(system_chrf, baseline_chrf, strict=True)]
+    changes = [Change(line, gain) for line, gain in enumerate(gains, 1) if gain]
     changes.sort(key=lambda change: -change.difference)
     return Comparison(differences, _buckets(test_set, hypotheses, baseline), changes)
 
@@ -122,13 +105,16 @@ def format_comparison(
     better = [change for change in comparison.changes if change.difference > 0]
     worse = [change for change in reversed(comparison.changes) if change.difference < 0]
     equal = len(test_set) - len(better) - len(worse)
-    lines = [
-        *_format_metrics(comparison.differences),
-        "",
-        *_format_buckets(comparison.buckets, by_source=test_set.src is not None),
-        "",
-        f"chrF2 per sentence: {len(better)} better, {len(worse)} worse, {equal} equal",
-    ]
+    measured = "ref. words" if test_set.src is None else "source words"
+    lines = [f"{'':12}{'system':>9}{'baseline':>10}{'difference':>12}{'p':>8}"]
+    for metric in comparison.differences:
+        values = _format_values(metric.name, metric.value, metric.baseline)
+        lines.append(f"{values}{metric.p_value:8.4f}  {metric.signature}")
+    lines += ["", f"{measured:12}{'BLEU':>9}{'baseline':>10}{'difference':>12}{'sentences':>11}"]
+    for bucket in comparison.buckets:
+        values = _format_values(bucket.words, bucket.bleu, bucket.baseline)
+        lines.append(f"{values}{bucket.sentences:11}")
+    lines += ["", f"chrF2 per sentence: {len(better)} better, {len(worse)} worse, {equal} equal"]
     for name, changes in (("better", better), ("worse", worse)):
         for change in changes[:samples]:
             i = change.line - 1
@@ -136,6 +122,10 @@ def format_comparison(
             translations = {"system": hypotheses[i], "baseline": baseline[i]}
             lines += [f"  {line}" for line in format_sentence(test_set, i, translations)]
     return "\n".join(lines)
+
+
+def _format_values(name: str, system: float, baseline: float) -> str:
+    return f"{name:12}{system:9.2f}{baseline:10.2f}{system - baseline:+12.2f}"
 
 
 def format_sentence(
@@ -155,24 +145,3 @@ def format_sentence(
     texts |= translations
     width = max(len(label) for label in texts)
     return [f"{label:{width}}  {text}" for label, text in texts.items()]
-
-
-def _format_metrics(differences: Sequence[Difference]) -> list[str]:
-    lines = [f"{'':12}{'system':>9}{'baseline':>10}{'difference':>12}{'p':>8}"]
-    for metric in differences:
-        lines.append(
-            f"{metric.name:12}{metric.value:9.2f}{metric.baseline:10.2f}"
-            f"{metric.value - metric.baseline:+12.2f}{metric.p_value:8.4f}  {metric.signature}"
-        )
-    return lines
-
-
-def _format_buckets(buckets: Sequence[Bucket], by_source: bool) -> list[str]:
-    words = "source words" if by_source else "ref. words"
-    lines = [f"{words:12}{'BLEU':>9}{'baseline':>10}{'difference':>12}{'sentences':>11}"]
-    for bucket in buckets:
-        lines.append(
-            f"{bucket.words:12}{bucket.bleu:9.2f}{bucket.baseline:10.2f}"
-            f"{bucket.bleu - bucket.baseline:+12.2f}{bucket.sentences:11}"
-        )
-    return lines

@@ -1,14 +1,17 @@
 """The evaluation of a system on a test set, as text or as JSON."""
 
+import logging
+import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 from transformer_mt.checkpoints.checkpoint import EMA, Checkpoint
 from transformer_mt.checkpoints.evaluations import (
     EvaluationRecord,
-    MeasuredScore,
+    Score,
     SearchSetting,
     write_evaluation,
 )
@@ -21,17 +24,39 @@ from transformer_mt.evaluation.comparison import (
     format_comparison,
     format_sentence,
 )
-from transformer_mt.evaluation.evaluator import SystemOutput, SystemTranslator, read_output
-from transformer_mt.evaluation.scoring import Score, score_all
+from transformer_mt.evaluation.scoring import score_all
+from transformer_mt.system.console import progress_bar
 from transformer_mt.system.device import choose_device
 from transformer_mt.system.outputs import Output, write_lines
-from transformer_mt.system.processes import join_processes
+from transformer_mt.system.processes import Processes, join_processes
+from transformer_mt.text.corpus import read_lines
 from transformer_mt.text.test_sets import EvaluationSet
 from transformer_mt.translation.options import LoadOptions, SearchOptions
-from transformer_mt.translation.translation_model import find_checkpoints
+from transformer_mt.translation.translation_model import (
+    build_translation_model,
+    find_checkpoints,
+    share_checkpoints,
+)
 
-DEFAULT_CHANGES = 3
+logger = logging.getLogger(__name__)
+
+_CHANGES = 3
 """Number of sentences shown with the largest gains over a baseline, and with the largest losses."""
+
+
+@dataclass(frozen=True)
+class SystemOutput:
+    """The translation of a test set by one system.
+
+    Attributes:
+        lines: One per source line.
+        name: The checkpoints or the file it comes from.
+        seconds: Time spent translating; 0 if it was read from a file.
+    """
+
+    lines: list[str]
+    name: str
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -72,23 +97,19 @@ class EvaluationReport:
 
         Args:
             samples: Number of sentences shown; with a baseline, of the largest gains and of the
-                largest losses. None shows none, or `DEFAULT_CHANGES` of each with a baseline.
+                largest losses. None shows none, or three of each with a baseline.
         """
-        scores = [score.text for score in self.scores]
-        if not self.baseline or not self.comparison:
-            return "\n".join([*self._format_samples(samples or 0), *scores])
-        changes = DEFAULT_CHANGES if samples is None else samples
-        comparison = format_comparison(
-            self.comparison, self.test_set, self.system.lines, self.baseline.lines, changes
-        )
-        return "\n".join([*scores, "", f"compared with {self.baseline.name}", "", comparison])
-
-    def _format_samples(self, count: int) -> list[str]:
-        lines = []
-        for i in range(min(count, len(self.test_set))):
-            lines += format_sentence(self.test_set, i, {"hypothesis": self.system.lines[i]})
-            lines.append("")
-        return lines
+        lines = [score.text for score in self.scores]
+        if self.baseline and self.comparison:
+            changes = _CHANGES if samples is None else samples
+            comparison = format_comparison(
+                self.comparison, self.test_set, self.system.lines, self.baseline.lines, changes
+            )
+            return "\n".join([*lines, "", f"compared with {self.baseline.name}", "", comparison])
+        shown: list[str] = []
+        for i in range(min(samples or 0, len(self.test_set))):
+            shown += [*format_sentence(self.test_set, i, {"hypothesis": self.system.lines[i]}), ""]
+        return "\n".join(shown + lines)
 
 
 def evaluate_system(
@@ -122,42 +143,93 @@ def evaluate_system(
         TransformerMTError: If a path, the test set, or an option is wrong.
     """
     with join_processes(choose_device(load.device).type) as processes:
-        systems = SystemTranslator(search, load, processes)
+        translate = partial(_translate, search=search, load=load, processes=processes)
         if not processes.is_main:
-            systems.serve()
+            sources, systems = processes.broadcast(([""], 0))
+            for _ in range(systems):
+                translate([], sources)
+            processes.finish()
             return None
         checkpoints = find_checkpoints(paths[:1] if hypotheses else paths) if paths else []
         data = checkpoints[0].config.data if checkpoints else DataConfig(path="none")
         test_set = load_test_set(data)
         # Read files and runs first, so that mistakes show before anything is translated.
-        read = _read_translation(hypotheses, test_set) if hypotheses else None
-        other = _read_translation(baseline, test_set) if baseline and _is_file(baseline) else None
-        other_checkpoints = find_checkpoints([baseline]) if baseline and not other else []
+        system = _read_translation(hypotheses, test_set) if hypotheses else checkpoints
+        other = _open(baseline, test_set) if baseline else None
+        new = [each for each in (system, other) if isinstance(each, list)]
+        if new and test_set.src is None:
+            raise ConfigError(
+                f"{new[0][0].path}: to translate with it, name --src, the source text of --ref"
+            )
+        sources, _ = processes.broadcast((test_set.src or [], len(new)))
         with save.lock() if save else nullcontext():
-            system = read or _translate(systems, checkpoints, test_set)
+            output = translate(system, sources)
             if save:  # first, so that no later error loses the translation
-                write_lines(system.lines, save)
-        if other_checkpoints:
-            other = _translate(systems, other_checkpoints, test_set)
-        systems.finish()
-    scores = score_all(system.lines, test_set.references, ter)
-    if len(checkpoints) == 1 and not read:
-        _record(checkpoints[0], test_set, system, scores, search, load)
-    comparison = compare(test_set, system.lines, other.lines, ter) if other else None
-    return EvaluationReport(test_set, system, search.beam_size, scores, other, comparison)
+                write_lines(output.lines, save)
+        other_output = translate(other, sources) if other else None
+        processes.finish()
+    scores = score_all(output.lines, test_set.references, ter)
+    if len(checkpoints) == 1 and not hypotheses:
+        _record(checkpoints[0], test_set, output, scores, search, load)
+    comparison = compare(test_set, output.lines, other_output.lines, ter) if other_output else None
+    return EvaluationReport(test_set, output, search.beam_size, scores, other_output, comparison)
+
+
+def _open(path: Path, test_set: EvaluationSet) -> SystemOutput | list[Checkpoint]:
+    """Reads a translation, in a file or pipe, or else a run to translate with."""
+    is_file = path.exists() and not path.is_dir()
+    return _read_translation(path, test_set) if is_file else find_checkpoints([path])
+
+
+def _read_translation(path: Path, test_set: EvaluationSet) -> SystemOutput:
+    lines = list(read_lines(path))
+    if len(lines) != len(test_set):
+        raise DataError(
+            f"{path} has {len(lines)} lines, but {test_set.name} has {len(test_set)}:"
+            " a translation has one line per reference"
+        )
+    return SystemOutput(lines, str(path))
+
+
+def _translate(
+    system: SystemOutput | list[Checkpoint],
+    sources: list[str],
+    search: SearchOptions,
+    load: LoadOptions,
+    processes: Processes,
+) -> SystemOutput:
+    """Translates with checkpoints, which form an ensemble; all processes call this.
+
+    Args:
+        system: The checkpoints of the main process, the others' argument is ignored; or a
+            translation, which is returned as it is.
+        sources: Source text.
+        search: How to search.
+        load: How to load the models.
+        processes: The processes over which the batches are distributed.
+    """
+    if isinstance(system, SystemOutput):
+        return system
+    model = build_translation_model(share_checkpoints(system, processes), load)
+    processes.watch_peers()
+    translator, began = model.translator(search, processes), time.monotonic()
+    with progress_bar("translating", "lines", len(sources)) as bar:
+        lines = translator.translate(sources, bar.update)
+    output = SystemOutput(lines, model.name, time.monotonic() - began)
+    if processes.is_main:
+        logger.info(f"{len(sources)} sentences in {output.seconds:.1f} s with {output.name}")
+    return output
 
 
 def _record(
     checkpoint: Checkpoint,
     test_set: EvaluationSet,
-    system: SystemOutput,
+    output: SystemOutput,
     scores: list[Score],
     search: SearchOptions,
     load: LoadOptions,
 ) -> None:
     """Saves the scores and translations beside the checkpoint, for reports and model cards."""
-    assert test_set.src is not None
-    data = checkpoint.config.data
     record = EvaluationRecord(
         test_set=test_set.title,
         checkpoint=checkpoint.path.resolve().name,
@@ -166,44 +238,14 @@ def _record(
             beam_size=search.beam_size,
             length_penalty=search.length_penalty if search.beam_size > 1 else None,
             precision=load.precision,
-            max_length=load.max_length or data.max_length,
+            max_length=load.max_length or checkpoint.config.data.max_length,
             raw=load.raw and EMA in checkpoint.files,
         ),
-        scores=[MeasuredScore(score.name, score.value, score.signature) for score in scores],
-        sources=test_set.src,
+        scores=scores,
+        sources=test_set.src or [],
         references=test_set.references,
-        hypotheses=system.lines,
-        seconds=round(system.seconds, 3),
+        hypotheses=output.lines,
+        seconds=round(output.seconds, 3),
     )
     write_evaluation(checkpoint.path, record)
     refresh_average_card(checkpoint)
-
-
-def _is_file(baseline: Path) -> bool:
-    """Tells whether a baseline is a translation, in a file or pipe, rather than a run."""
-    return baseline.exists() and not baseline.is_dir()
-
-
-def _read_translation(path: Path, test_set: EvaluationSet) -> SystemOutput:
-    """Reads a translation of a test set.
-
-    Raises:
-        DataError: If it cannot be read, or has a different number of lines.
-    """
-    output = read_output(path)
-    if len(output.lines) != len(test_set):
-        raise DataError(
-            f"{path} has {len(output.lines)} lines, but {test_set.name} has {len(test_set)}:"
-            " a translation has one line per reference"
-        )
-    return output
-
-
-def _translate(
-    systems: SystemTranslator, checkpoints: list[Checkpoint], test_set: EvaluationSet
-) -> SystemOutput:
-    if test_set.src is None:
-        raise ConfigError(
-            f"{checkpoints[0].path}: to translate with it, name --src, the source text of --ref"
-        )
-    return systems.translate(checkpoints, test_set.src)

@@ -1,32 +1,21 @@
-"""Translation quality by sacreBLEU; every value comes with its signature."""
+"""Translation quality by sacreBLEU; every value comes with its signature.
+
+Hypotheses are detokenised text, one line per sentence; references are one or more reference
+translations, each raw text with one line per sentence.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import cast
 
 from sacrebleu.metrics.base import Metric
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 from sacrebleu.metrics.ter import TER
-from sacrebleu.significance import PairedTest
+from sacrebleu.significance import PairedTest, Result
 
+from transformer_mt.checkpoints.evaluations import Score
 from transformer_mt.errors import DataError
-
-
-@dataclass(frozen=True)
-class Score:
-    """The value of one metric for one set of hypotheses.
-
-    Attributes:
-        name: `bleu`, `chrf` or `ter`.
-        value: From 0 to 100; TER is an error rate and may be larger.
-        signature: sacreBLEU's record of how it was computed.
-        text: The line that sacreBLEU prints: value, details and signature.
-    """
-
-    name: str
-    value: float
-    signature: str
-    text: str
 
 
 @dataclass(frozen=True)
@@ -35,8 +24,8 @@ class Difference:
 
     Attributes:
         name: sacreBLEU's name of the metric.
-        value: Value of the system.
-        baseline: Value of the baseline.
+        value: Of the system.
+        baseline: Of the baseline.
         p_value: Probability of a difference at least as large if both were equally good.
         signature: sacreBLEU's record of how it was computed.
     """
@@ -49,11 +38,7 @@ class Difference:
 
 
 def bleu(hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> Score:
-    """Computes corpus BLEU of detokenised hypotheses against raw references.
-
-    Args:
-        hypotheses: One per sentence.
-        references: One or more reference translations, each with one line per sentence.
+    """Computes corpus BLEU of detokenised hypotheses against one or more raw references.
 
     Raises:
         DataError: If there are no sentences, or their numbers differ.
@@ -65,13 +50,7 @@ def bleu(hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> Scor
 def score_all(
     hypotheses: Sequence[str], references: Sequence[Sequence[str]], ter: bool = False
 ) -> list[Score]:
-    """Computes BLEU, chrF2 and, if requested, TER of detokenised hypotheses.
-
-    Args:
-        hypotheses: One per sentence.
-        references: One or more reference translations of raw text, each with one line per
-            sentence.
-        ter: Whether to compute TER as well.
+    """Computes BLEU, chrF2 and, if requested, TER, in that order.
 
     Raises:
         DataError: If there are no sentences, or their numbers differ.
@@ -95,12 +74,6 @@ def paired_bootstrap(
 ) -> list[Difference]:
     """Compares two systems by sacreBLEU's paired bootstrap test, as `sacrebleu --paired-bs` does.
 
-    Args:
-        hypotheses: Translations by the system, one per sentence.
-        baseline: Translations by the baseline, one per sentence.
-        references: One or more reference translations, each with one line per sentence.
-        ter: Whether to compare TER as well.
-
     Raises:
         DataError: If there are no sentences, or their numbers differ.
 
@@ -114,25 +87,14 @@ def paired_bootstrap(
     signatures, results = PairedTest(systems, metrics, references, test_type="bs")()
     differences = []
     for name, signature in signatures.items():
-        of_baseline, of_system = results[name]
-        differences.append(
-            Difference(
-                name=name,
-                value=float(of_system.score),  # type: ignore[union-attr]
-                baseline=float(of_baseline.score),  # type: ignore[union-attr]
-                p_value=float(of_system.p_value or 0.0),  # type: ignore[union-attr]
-                signature=signature.format(),
-            )
-        )
+        old, new = cast(list[Result], results[name])
+        p_value, text = float(new.p_value or 0.0), signature.format()
+        differences.append(Difference(name, float(new.score), float(old.score), p_value, text))
     return differences
 
 
 def sentence_chrf(hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> list[float]:
     """Computes chrF2 of each sentence; BLEU is unreliable on single sentences.
-
-    Args:
-        hypotheses: One per sentence.
-        references: One or more reference translations, each with one line per sentence.
 
     Returns:
         One value from 0 to 100 per sentence; with several references, that of the best match.

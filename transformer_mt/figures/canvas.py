@@ -1,16 +1,17 @@
-"""Figures without a display: their style, and how they are written to files.
+"""The style of figures, and how they are written to files.
 
-Only Matplotlib's object interface is used, without pyplot, and with its defaults, whatever the
-user's matplotlibrc says: the same command draws the same picture everywhere.
+Only Matplotlib's object interface is used, without pyplot, and nothing of the user's matplotlibrc:
+no display is needed, and the same command draws the same picture everywhere.
 """
 
 import importlib.util
 import io
-from collections.abc import Iterator
+import logging
+import unicodedata
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from transformer_mt.errors import ConfigError, OutputError
 from transformer_mt.system.outputs import Output, check_output, open_output
@@ -18,41 +19,62 @@ from transformer_mt.system.outputs import Output, check_output, open_output
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-FORMATS = ("png", "svg", "pdf")
-"""File formats, which are also the file extensions."""
+logger = logging.getLogger(__name__)
 
+FOREGROUND = "#1a1a1a"
+GRID = "#d9d9d9"
+ACCENT = "#2f74b5"
+"""Legible on white and on black."""
+THOUSANDS = "{x:,.10g}"
+"""Format of the numbers at an axis."""
+UNDRAWABLE = "\N{WHITE SQUARE}"
+"""What is drawn for a character that no font has."""
+
+_STYLE = {
+    "text.color": FOREGROUND,
+    "text.parse_math": False,  # $ is a character like others
+    "font.size": 9.0,
+    "axes.edgecolor": FOREGROUND,
+    "axes.labelcolor": FOREGROUND,
+    "axes.facecolor": "none",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": GRID,
+    "grid.linewidth": 0.6,
+    "xtick.color": FOREGROUND,
+    "ytick.color": FOREGROUND,
+    "lines.linewidth": 1.3,
+    "lines.markersize": 4.0,
+    "legend.frameon": False,
+    "legend.fontsize": "small",
+}
+_SCRIPTS = (
+    "Bengali Devanagari Ethiopic Gujarati Gurmukhi Kannada Khmer Malayalam Myanmar Sinhala Tamil"
+    " Telugu Thai"
+)
+_FONTS = (
+    "DejaVu Sans",  # comes with Matplotlib: Latin, Greek, Cyrillic, Arabic, Hebrew and more
+    "Noto Sans CJK JP",
+    "Noto Sans CJK SC",
+    *(f"Noto Sans {script}" for script in _SCRIPTS.split()),
+    "Noto Sans Symbols2",
+    "Arial Unicode MS",
+)
+"""Families in which Matplotlib looks for a character, in this order, if they are installed."""
+_FORMATS = ("png", "svg", "pdf")
 _DPI = 150
 _MAX_PIXELS = 16_000
 """Longest side of a PNG; larger figures get fewer dots per inch."""
+_MAX_NAME = 48
 
-
-@dataclass(frozen=True)
-class Style:
-    """Colours of a figure.
-
-    Attributes:
-        foreground: Text, axes, and the line of a single run.
-        grid: Lines of the grid.
-        accent: The colour of the largest attention weight; weight 0 is transparent.
-        background: Background.
-    """
-
-    foreground: str = "#1a1a1a"
-    grid: str = "#d9d9d9"
-    accent: str = "#08306b"
-    background: str = "white"
-
-
-FILE_STYLE = Style()
-"""Dark on white, for files."""
+_reported: set[str] = set()
+"""Characters that a warning has named; a report draws many figures."""
 
 
 def require_packages(command: str, *names: str) -> None:
     """Refuses to start without packages of the extra `plots`.
-
-    Args:
-        command: The command that needs them.
-        names: The packages.
 
     Raises:
         ConfigError: Saying what to install.
@@ -65,88 +87,16 @@ def require_packages(command: str, *names: str) -> None:
 def check_figure_output(path: Path) -> Output:
     """Checks the output file of a figure before any work is done for it.
 
-    Args:
-        path: The file as the user typed it.
-
-    Returns:
-        Where to write it.
-
     Raises:
         OutputError: If its extension is not a known format, or it cannot be written.
     """
-    if _format(path) not in FORMATS:
+    if _format(path) not in _FORMATS:
         raise OutputError(f"{path}: name a file that ends in .png, .svg or .pdf")
     return check_output(path)
 
 
-def _format(path: Path) -> str:
-    return path.suffix.lower().removeprefix(".")
-
-
-@contextmanager
-def matplotlib_defaults() -> Iterator[None]:
-    """Temporarily uses Matplotlib's own defaults instead of the user's."""
-    from matplotlib.style import context
-
-    # Ids of an SVG are random without a salt.
-    settings = {"svg.hashsalt": "transformer-mt", "font.size": 9.0, "axes.unicode_minus": True}
-    with context(["default", settings]):
-        yield
-
-
-def new_figure(width: float, height: float, style: Style = FILE_STYLE) -> "Figure":
-    """Makes an empty figure.
-
-    Args:
-        width: In inches.
-        height: In inches.
-        style: Its colours.
-    """
-    from matplotlib.figure import Figure
-
-    return Figure((width, height), facecolor=style.background, layout="constrained")
-
-
-def style_axes(axes: Any, style: Style, grid: bool = True) -> None:
-    """Applies the colours of a style to axes.
-
-    Args:
-        axes: Matplotlib axes, with their labels.
-        style: The colours.
-        grid: Whether to draw a grid, and only the left and lower sides of the frame.
-    """
-    axes.set_facecolor("none")
-    axes.tick_params(colors=style.foreground, which="both", length=3)
-    for name, spine in axes.spines.items():
-        spine.set_edgecolor(style.foreground)
-        spine.set_linewidth(0.8)
-        spine.set_visible(not grid or name in ("left", "bottom"))
-    for text in (axes.title, axes.xaxis.label, axes.yaxis.label):
-        text.set_color(style.foreground)
-    for text in (axes.xaxis.get_offset_text(), axes.yaxis.get_offset_text()):
-        text.set_color(style.foreground)
-    if grid:
-        axes.grid(True, color=style.grid, linewidth=0.6)
-        axes.set_axisbelow(True)
-
-
-def render(figure: "Figure", file_format: str) -> bytes:
-    """Renders a figure as the content of a file; equal figures give equal bytes.
-
-    Args:
-        figure: The figure.
-        file_format: One of `FORMATS`.
-    """
-    dates = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {}}
-    dpi = min(_DPI, _MAX_PIXELS / max(figure.get_size_inches()))
-    content = io.BytesIO()
-    with matplotlib_defaults():
-        figure.savefig(content, format=file_format, dpi=dpi, metadata=dates[file_format])
-    return content.getvalue()
-
-
 def write_figure(figure: "Figure", path: Path, output: Output) -> None:
-    """Writes a figure to a checked output.
+    """Writes a figure to a file.
 
     Args:
         figure: The figure.
@@ -159,3 +109,81 @@ def write_figure(figure: "Figure", path: Path, output: Output) -> None:
     content = render(figure, _format(path))
     with open_output(output) as file:
         file.write(content)
+
+
+def render(figure: "Figure", file_format: str, transparent: bool = False) -> bytes:
+    """Renders a figure as the content of a file, including what lies beyond its edges.
+
+    Args:
+        figure: The figure.
+        file_format: `png`, `svg` or `pdf`.
+        transparent: Whether to leave out the white background.
+    """
+    dpi = min(_DPI, _MAX_PIXELS / max(figure.get_size_inches()))
+    content = io.BytesIO()
+    with figure_style():
+        figure.savefig(
+            content, format=file_format, dpi=dpi, bbox_inches="tight", transparent=transparent
+        )
+    return content.getvalue()
+
+
+def _format(path: Path) -> str:
+    return path.suffix.lower().removeprefix(".")
+
+
+@contextmanager
+def figure_style() -> Iterator[None]:
+    """Temporarily uses the style of this module instead of the user's."""
+    from matplotlib.style import context
+
+    with context(["default", {**_STYLE, "font.family": _installed_fonts()}]):
+        yield
+
+
+def _installed_fonts() -> list[str]:
+    from matplotlib import font_manager
+
+    installed = set(font_manager.get_font_names())
+    return [family for family in _FONTS if family in installed]
+
+
+def drawable(texts: Sequence[str]) -> list[str]:
+    """Replaces white space by blanks, and what cannot be drawn by squares.
+
+    These are control characters, and characters that no font has; a warning names the latter.
+    """
+    import matplotlib
+    from matplotlib import font_manager
+
+    fonts = [font_manager.get_font(font_manager.findfont(family)) for family in _installed_fonts()]
+    texts = [" ".join(text.split()) for text in texts]
+    characters = set("".join(texts))
+    controls = {c for c in characters if unicodedata.category(c).startswith("C")}
+    missing = {
+        c for c in characters - controls if not any(font.get_char_index(ord(c)) for font in fonts)
+    }
+    if missing - _reported:
+        _reported.update(missing)
+        names = [f"{c} (U+{ord(c):04X})" for c in sorted(missing)]
+        logger.warning(
+            "no font has %s; drawn as %s: install %s, then delete Matplotlib's list of fonts in %s",
+            " ".join(names[:10]) + (" ..." if len(names) > 10 else ""),
+            UNDRAWABLE,
+            " and ".join(sorted({_font_package(c) for c in missing})),
+            matplotlib.get_cachedir(),
+        )
+    squares = str.maketrans(dict.fromkeys(controls | missing, UNDRAWABLE))
+    return [text.translate(squares) for text in texts]
+
+
+def _font_package(character: str) -> str:
+    name = unicodedata.name(character, "")
+    is_cjk = name.startswith(("CJK", "HIRAGANA", "KATAKANA", "HANGUL", "BOPOMOFO", "FULLWIDTH"))
+    return "fonts-noto-cjk" if is_cjk else "fonts-noto-core"
+
+
+def drawable_name(name: str) -> str:
+    """Makes the name of a run or file drawable; only the end of a long name is kept."""
+    [name] = drawable([name])
+    return name if len(name) <= _MAX_NAME else f"…{name[1 - _MAX_NAME :]}"

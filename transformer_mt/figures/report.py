@@ -1,32 +1,111 @@
 """The report of a run: the contents of its directory as one page."""
 
-import logging
 import math
+import re
 import statistics
-from typing import Any
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from transformer_mt.checkpoints.evaluations import VALIDATION, EvaluationRecord
-from transformer_mt.config.keys import Config, SplitFiles, flat_values
-from transformer_mt.config.loading import without_folder
+from jinja2 import Environment, StrictUndefined
+from markupsafe import Markup
+
+from transformer_mt.checkpoints.checkpoint import Checkpoint, Progress
+from transformer_mt.checkpoints.evaluations import (
+    VALIDATION,
+    EvaluationRecord,
+    read_evaluations,
+    run_folders,
+)
+from transformer_mt.checkpoints.run_directory import (
+    METRICS,
+    RUN_FILE,
+    find_checkpoint,
+    list_checkpoints,
+    load_newest,
+    read_description,
+)
+from transformer_mt.config.keys import Config, flat_values
+from transformer_mt.config.loading import parse_config, without_folder
 from transformer_mt.config.reference import format_value
-from transformer_mt.errors import TransformerMTError
+from transformer_mt.errors import CheckpointError
 from transformer_mt.evaluation.scoring import sentence_chrf
 from transformer_mt.figures.attention import MAX_PIECES, attention_figure
-from transformer_mt.figures.lengths import lengths_figure
-from transformer_mt.figures.page import PAGE_STYLE, InlineFigures, fill_template
-from transformer_mt.figures.recorded_run import RecordedRun
-from transformer_mt.figures.training import PANELS, panel_figure
-from transformer_mt.system.files import read_manifest
+from transformer_mt.figures.canvas import ACCENT, FOREGROUND, GRID, drawable, render
+from transformer_mt.figures.training import (
+    PANELS,
+    RunMetrics,
+    lengths_figure,
+    panel_figure,
+    read_metrics,
+)
+from transformer_mt.system.files import MANIFEST, read_manifest
 from transformer_mt.translation.options import LoadOptions
 from transformer_mt.translation.translation_model import build_translation_model
 from transformer_mt.version import __version__
 
-logger = logging.getLogger(__name__)
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 Rows = list[tuple[str, str]]
 
 _SENTENCES = 3
 """Number of translations shown from the best, from the middle and from the worst."""
+_SMALLEST = 0.6
+"""Smallest share of its size to which the page may shrink a figure."""
+_PAGE_COLORS = {FOREGROUND: "currentColor", GRID: "var(--line)", ACCENT: "var(--accent)"}
+
+
+@dataclass(frozen=True)
+class RecordedRun:
+    """The contents of a run directory.
+
+    Attributes:
+        config: Its configuration.
+        metrics: Its curves; without records if nothing was logged yet.
+        description: The content of run.json; empty if there is none.
+        evaluations: Scores and translations, oldest first.
+        checkpoint: The checkpoint that represents the run; None if there is none yet.
+        progress: How far training has come, according to the newest checkpoint.
+    """
+
+    config: Config
+    metrics: RunMetrics
+    description: dict[str, Any]
+    evaluations: list[EvaluationRecord]
+    checkpoint: Checkpoint | None
+    progress: Progress
+
+
+def read_run(run_dir: Path) -> RecordedRun:
+    """Reads a run, which may be in training and may lack parts.
+
+    Raises:
+        CheckpointError: If there is no such run, or all its checkpoints are damaged.
+    """
+    if not run_dir.is_dir():
+        raise CheckpointError(f"{run_dir}: no such run")
+    if (run_dir / MANIFEST).exists():
+        raise CheckpointError(f"{run_dir}: is a checkpoint; name the run directory")
+    checkpoint = find_checkpoint(run_dir) if list_checkpoints(run_dir) else None
+    description = read_description(run_dir)
+    if not checkpoint and not description:
+        raise CheckpointError(f"{run_dir}: has neither {RUN_FILE} nor a checkpoint; name a run")
+    if checkpoint:
+        config = checkpoint.config
+    else:
+        config = parse_config(description["config"], str(run_dir / RUN_FILE))
+    has_metrics = (run_dir / METRICS).exists()
+    newest = load_newest(run_dir)
+    return RecordedRun(
+        config=config,
+        metrics=read_metrics(run_dir) if has_metrics else RunMetrics(run_dir.resolve().name, []),
+        description=description,
+        evaluations=read_evaluations(run_folders(run_dir)),
+        checkpoint=checkpoint,
+        progress=newest.progress if newest else Progress(),
+    )
 
 
 def build_report(run: RecordedRun) -> str:
@@ -35,70 +114,55 @@ def build_report(run: RecordedRun) -> str:
     Args:
         run: The run; the page says what is missing from it.
     """
-    figures = InlineFigures()
-    translated = _translated(run.evaluations)
-    ranked = _rank(translated) if translated else []
-    attention, attention_note = _attention(run, ranked, figures)
-    data, corpus = run.config.data, run.description.get("corpus")
-    languages = (data.src_lang, data.tgt_lang)
+    tests = [record for record in run.evaluations if record.test_set != VALIDATION]
+    translated = next(reversed(tests or run.evaluations), None)
+    lengths = run.description.get("lengths")
+    languages = (run.config.data.src_lang, run.config.data.tgt_lang)
+    groups = _rank(translated) if translated else {}
+    attention, attention_note = _draw_attention(run, translated, groups)
     changed, default = _keys(run.config)
-    return fill_template(
-        name=run.name,
+    environment = Environment(
+        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    page = resources.files(__package__).joinpath("report.html").read_text(encoding="utf-8")
+    return environment.from_string(page).render(
+        run=run,
         version=__version__,
-        summary=_summary(run),
-        facts=_facts(run),
-        evaluations=[_scores(record) for record in reversed(run.evaluations)],
-        no_scores=_no_scores(run),
-        charts=[
-            figures.inline(panel_figure(panel, run.metrics, PAGE_STYLE), panel.title)
-            for panel in PANELS
-            if run.metrics.records
-        ],
+        corpus_name=without_folder(run.config.data.path),
+        tests=tests,
+        steps=max(run.progress.step, run.metrics.end("step")),
+        duration=_duration(max(run.progress.seconds, 60 * run.metrics.end("minutes"))),
+        charts=[inline(panel_figure(panel, run.metrics), panel.title) for panel in PANELS],
+        last_bleu=run.metrics.last("valid", "bleu"),
         training=_training(run),
-        corpus=_corpus(run.description) if corpus else [],
-        lengths=figures.inline(
-            lengths_figure(run.description["lengths"], languages, PAGE_STYLE),
-            "Training sentences by length",
-        )
-        if corpus
-        else "",
-        ranked_title=_ranked_title(translated) if translated else "",
-        ranked=ranked,
+        lengths_chart=inline(lengths_figure(lengths, languages), "Lengths") if lengths else None,
+        translated=translated,
+        groups=groups,
         attention=attention,
         attention_note=attention_note,
         changed_keys=changed,
         default_keys=default,
-        environment=_environment(run),
-        digests=_digests(run),
+        files=read_manifest(run.checkpoint.path) if run.checkpoint else {},
     )
 
 
-def _summary(run: RecordedRun) -> str:
-    model, data = run.config.model, run.config.data
-    return (
-        f"A Transformer from {data.src_lang} to {data.tgt_lang}, trained on"
-        f" {without_folder(data.path)}: {model.encoder_layers} encoder and {model.decoder_layers}"
-        f" decoder layers of width {model.d_model}, {model.n_heads} heads, {model.norm}-norm."
-    )
+def inline(figure: "Figure", description: str) -> Markup:
+    """Renders a figure as a page element that takes on the page's colours.
 
-
-def _facts(run: RecordedRun) -> Rows:
-    """Returns the figures at the top of the page."""
-    facts: Rows = []
-    if run.checkpoint and run.checkpoint.progress.best_bleu >= 0:
-        best = run.checkpoint.progress
-        facts.append(("best validation BLEU", f"{best.best_bleu:.2f}"))
-    tests = [record for record in run.evaluations if record.test_set != VALIDATION]
-    if tests:
-        facts.append((f"BLEU, {tests[-1].test_set}", f"{tests[-1].scores[0].value:.2f}"))
-    if parameters := run.description.get("parameters"):
-        facts.append(("parameters", f"{parameters / 1e6:.1f} M"))
-    if corpus := run.description.get("corpus"):
-        facts.append(("training pairs", f"{corpus['kept']:,}"))
-    step = max(run.progress.step, run.metrics.end("step"))
-    seconds = max(run.progress.seconds, 60 * run.metrics.end("minutes"))
-    facts += [("steps", f"{step:,.0f}"), ("training time", _duration(seconds))]
-    return facts
+    Args:
+        figure: The figure.
+        description: What it shows, for those who cannot see it; no other figure's.
+    """
+    text = render(figure, "svg", transparent=True).decode()
+    text = re.sub(r"<metadata>.*?</metadata>", "", text[text.index("<svg") :], flags=re.DOTALL)
+    prefix = re.sub(r"\W+", "-", description)
+    text = re.sub(r'( id="|url\(#|href="#)', rf"\g<1>{prefix}-", text)
+    for color, name in _PAGE_COLORS.items():
+        text = text.replace(color, name)
+    # On a phone, a large figure scrolls rather than shrinking until it is unreadable.
+    width = _SMALLEST * float(text.split('width="', 1)[1].split("pt", 1)[0])
+    start = f'<svg role="img" aria-label="{description}" style="min-width: {width:.0f}pt"'
+    return Markup(start + text.removeprefix("<svg"))
 
 
 def _duration(seconds: float) -> str:
@@ -106,35 +170,6 @@ def _duration(seconds: float) -> str:
         return f"{seconds:.0f} s"
     hours, minutes = divmod(round(seconds / 60), 60)
     return f"{hours} h {minutes} min" if hours else f"{minutes} min"
-
-
-def _scores(record: EvaluationRecord) -> dict[str, Any]:
-    words = sum(len(line.split()) for line in record.sources)
-    speed = f", {words / record.seconds:,.0f} source words/s" if record.seconds else ""
-    return {
-        "test_set": record.test_set,
-        "sentences": f"{len(record.sources):,}",
-        "checkpoint": record.checkpoint,
-        "search": str(record.search),
-        "speed": speed,
-        "scores": [
-            {
-                "title": score.title,
-                "value": f"{score.value:.2f}",
-                "signature": score.signature,
-            }
-            for score in record.scores
-        ],
-    }
-
-
-def _no_scores(run: RecordedRun) -> str:
-    bleu = run.metrics.last("valid", "bleu")
-    validated = "" if bleu is None else f" The last validation BLEU of training is {bleu:.2f}."
-    return (
-        "None are recorded with a signature; transformer-mt evaluate measures and records them."
-        f"{validated}"
-    )
 
 
 def _training(run: RecordedRun) -> Rows:
@@ -155,88 +190,49 @@ def _training(run: RecordedRun) -> Rows:
     return rows
 
 
-def _corpus(description: dict[str, Any]) -> Rows:
-    """Returns the counts of training and validation text."""
-    report, lengths = description["corpus"], description["lengths"]
-    vocabulary = description["vocabulary"]
-    sizes = dict.fromkeys(f"{size:,}" for size in vocabulary.values())
-    return [
-        ("pairs read", f"{report['pairs']:,}"),
-        *((f"dropped: {reason}", f"{n:,}") for reason, n in sorted(report["dropped"].items())),
-        ("pairs trained on", f"{report['kept']:,}"),
-        ("validation pairs", f"{description['validation']['pairs']:,}"),
-        ("vocabulary, pieces", " and ".join(sizes)),
-        ("pieces per word", f"{report['pieces_per_word']}"),
-        ("unknown pieces", f"{report['unknown']:,}"),
-        ("mean length, source and target", "{src} and {tgt} pieces".format(**lengths["mean"])),
-        ("longest sentence", f"{report['longest']:,} pieces"),
-    ]
+def _rank(record: EvaluationRecord) -> dict[str, list[tuple[int, float]]]:
+    """Chooses the best, middle and worst translations; of equally good ones, the longest first.
 
-
-def _translated(evaluations: list[EvaluationRecord]) -> EvaluationRecord | None:
-    """Chooses the translations to show: from the newest evaluation, or else from validation."""
-    tests = [record for record in evaluations if record.test_set != VALIDATION]
-    return (tests or evaluations or [None])[-1]  # type: ignore[list-item]
-
-
-def _ranked_title(record: EvaluationRecord) -> str:
-    return f"{record.test_set}, {record.checkpoint}, {record.search}; ranked by sentence chrF2."
-
-
-def _rank(record: EvaluationRecord) -> list[dict[str, Any]]:
-    """Chooses the best, middle and worst translations; of equally good ones, the longest first."""
+    Returns:
+        For each group, the indices of its sentences and their chrF2.
+    """
     scores = sentence_chrf(record.hypotheses, record.references)
     order = sorted(range(len(scores)), key=lambda i: (-scores[i], -len(record.sources[i])))
-    count = min(_SENTENCES, len(order))
-    middle = max(0, (len(order) - count) // 2)
-    groups = {
-        "Best": order[:count],
-        "Median": order[middle : middle + count],
-        "Worst": order[::-1][:count],
+    ranked = [(i, scores[i]) for i in order]
+    middle = max(0, (len(ranked) - _SENTENCES) // 2)
+    return {
+        "Best": ranked[:_SENTENCES],
+        "Median": ranked[middle : middle + _SENTENCES],
+        "Worst": ranked[::-1][:_SENTENCES],
     }
-    return [
-        {
-            "title": title,
-            "sentences": [
-                {
-                    "line": i + 1,
-                    "chrf": f"{scores[i]:.1f}",
-                    "source": record.sources[i],
-                    "references": [text[i] for text in record.references],
-                    "hypothesis": record.hypotheses[i],
-                }
-                for i in lines
-            ],
-        }
-        for title, lines in groups.items()
-    ]
 
 
-def _attention(
-    run: RecordedRun, ranked: list[dict[str, Any]], figures: InlineFigures
-) -> tuple[list[dict[str, Any]], str]:
+def _draw_attention(
+    run: RecordedRun,
+    translated: EvaluationRecord | None,
+    groups: dict[str, list[tuple[int, float]]],
+) -> tuple[dict[str, Markup], str]:
     """Draws the cross-attention of one sentence of each group; says what could not be drawn."""
-    if not ranked:
-        return [], "There is no translation to draw it of."
+    if not translated or not translated.sources:
+        return {}, "There is no translation to draw it of."
     if run.checkpoint is None:
-        return [], "The run has no checkpoint yet."
-    try:
-        model = build_translation_model([run.checkpoint], LoadOptions("cpu"))
-    except TransformerMTError as error:
-        return [], f"The checkpoint cannot be used: {error}"
-    maps, left_out = [], []
-    for group in ranked:
-        sentence = group["sentences"][0]
-        texts = sentence["source"], sentence["hypothesis"]
-        [src_ids], [tgt_ids] = model.vocab.encode_src(texts[:1]), model.vocab.encode_tgt(texts[1:])
-        title = f"{group['title']}: line {sentence['line']}"
+        return {}, "The run has no checkpoint yet."
+    model = build_translation_model([run.checkpoint], LoadOptions("cpu"))
+    pairs = {
+        f"{title}: line {i + 1}": (translated.sources[i], translated.hypotheses[i])
+        for title, [(i, _), *_] in groups.items()
+    }
+    drawable([text for pair in pairs.values() for text in pair])  # one warning for all
+    maps, notes = {}, [f"Cross-attention of {run.checkpoint.path.name}."]
+    for title, (source, hypothesis) in pairs.items():
+        [src_ids] = model.vocab.encode_src([source])
+        [tgt_ids] = model.vocab.encode_tgt([hypothesis])
         if not src_ids or max(len(src_ids), len(tgt_ids)) > MAX_PIECES:
-            left_out.append(f"{title}: empty, or too long to draw.")
+            notes.append(f"{title}: empty, or too long to draw.")
             continue
-        figure = attention_figure(model.attention(*texts), style=PAGE_STYLE, title=False)
-        maps.append({"title": title, "figure": figures.inline(figure, f"Attention of {title}")})
-    about = f"Cross-attention of {run.checkpoint.path.name}, last layer, mean of the heads."
-    return maps, " ".join([about, *left_out])
+        figure = attention_figure(model.attention(source, hypothesis))
+        maps[title] = inline(figure, f"Attention of {title}")
+    return maps, " ".join(notes)
 
 
 def _keys(config: Config) -> tuple[Rows, Rows]:
@@ -245,40 +241,8 @@ def _keys(config: Config) -> tuple[Rows, Rows]:
     changed: Rows = []
     default: Rows = []
     for key, value in flat_values(config).items():
-        text = format_value(_published(value))
+        # The folders of this machine mean nothing to readers elsewhere.
+        text = re.sub(r'"/(\\.|[^"\\])*/', '"', format_value(value))
         is_changed = key == "data.path" or value != defaults[key]
         (changed if is_changed else default).append((key, text))
     return changed, default
-
-
-def _published(value: Any) -> Any:
-    """Removes the folders of this machine from a value."""
-    if isinstance(value, SplitFiles):
-        names = {"src": without_folder(value.src), "tgt": without_folder(value.tgt)}
-        return value.model_copy(update=names)
-    if isinstance(value, list):
-        return [_published(each) for each in value]
-    return without_folder(value) if isinstance(value, str) else value
-
-
-def _environment(run: RecordedRun) -> Rows:
-    description = run.description
-    rows: Rows = [("software", description["software"])] if description else []
-    recorded = description.get("environment") or (
-        run.checkpoint.state.environment if run.checkpoint else {}
-    )
-    rows += [(name, value) for name, value in recorded.items() if value]
-    if run.checkpoint:
-        rows.append(("precision", run.checkpoint.progress.precision))
-    return rows
-
-
-def _digests(run: RecordedRun) -> Rows:
-    rows: Rows = []
-    if run.description:
-        rows.append(("training text, encoded", run.description["corpus"]["digest"]))
-        rows.append(("validation text", run.description["validation"]["digest"]))
-    if run.checkpoint:
-        name, files = run.checkpoint.path.name, read_manifest(run.checkpoint.path)
-        rows += [(f"{name}/{file}", digest) for file, digest in sorted(files.items())]
-    return rows

@@ -1,33 +1,25 @@
-"""Training curves: loss, BLEU, learning rate and speed."""
+"""Training curves, from metrics.jsonl: loss, BLEU, learning rate and speed."""
 
+import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from transformer_mt.checkpoints.run_directory import METRICS
 from transformer_mt.errors import CheckpointError
-from transformer_mt.figures.canvas import (
-    FILE_STYLE,
-    Style,
-    matplotlib_defaults,
-    new_figure,
-    style_axes,
-)
-from transformer_mt.figures.fonts import drawable_names
-from transformer_mt.figures.metrics import RunMetrics, name_runs, read_metrics
-from transformer_mt.figures.options import XAxis
+from transformer_mt.figures.canvas import ACCENT, FOREGROUND, THOUSANDS, drawable_name, figure_style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_COLORS = ("#1a1a1a", "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
+_COLORS = (ACCENT, "#d55e00", FOREGROUND, "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
 _MARKS = 12
 """Markers per curve, which tell runs apart if colours cannot."""
-_X_LABELS = {"step": "step", "minutes": "minutes of training"}
+_DASHES: Any = ("-", (0, (4, 2)))
 
 
 @dataclass(frozen=True)
@@ -37,15 +29,17 @@ class Panel:
     Attributes:
         title: Its title.
         unit: Label of the vertical axis.
-        curves: For each curve, the kind and the key of its figures in metrics.jsonl, and its name
-            if there are several; the first is solid, the others are dashed.
+        curves: For each curve, kind and name of its metric in metrics.jsonl, and its label if there
+            are two; the second is dashed.
         absent: The text shown if there is nothing to draw.
+        from_zero: Whether the vertical axis starts at 0.
     """
 
     title: str
     unit: str
     curves: tuple[tuple[str, str, str], ...]
-    absent: str
+    absent: str = "no step logged yet"
+    from_zero: bool = True
 
 
 PANELS = (
@@ -54,6 +48,7 @@ PANELS = (
         "nats per target token",
         (("train", "loss", "training, label-smoothed"), ("valid", "nll", "validation, NLL")),
         "no finite loss",
+        from_zero=False,
     ),
     Panel(
         "Validation BLEU",
@@ -61,18 +56,82 @@ PANELS = (
         (("valid", "bleu", "weights"), ("valid", "ema_bleu", "moving average")),
         "no validation yet",
     ),
-    Panel("Learning rate", "rate", (("train", "lr", ""),), "no step logged yet"),
-    Panel(
-        "Speed",
-        "target tokens per second",
-        (("train", "tokens_per_second", ""),),
-        "no step logged yet",
-    ),
+    Panel("Learning rate", "rate", (("train", "lr", ""),)),
+    Panel("Speed", "target tokens per second", (("train", "tokens_per_second", ""),)),
 )
 
 
+@dataclass(frozen=True)
+class RunMetrics:
+    """The metrics of one run.
+
+    Attributes:
+        name: Its name in a legend.
+        records: The lines of metrics.jsonl, in order; a non-finite number is NaN.
+    """
+
+    name: str
+    records: list[dict[str, Any]]
+
+    def series(self, kind: str, key: str, x: str = "step") -> tuple[list[float], list[float]]:
+        """Returns positions, in steps or minutes, and values of one metric.
+
+        Args:
+            kind: `train` or `valid`.
+            key: Name of the metric; a record without it is left out.
+            x: `step` or `minutes`.
+        """
+        records = [r for r in self.records if r["kind"] == kind and key in r]
+        return [_position(r, x) for r in records], [r[key] for r in records]
+
+    def end(self, x: str) -> float:
+        """Returns the last position in steps or minutes."""
+        return max((_position(record, x) for record in self.records), default=0.0)
+
+    def last(self, kind: str, key: str) -> float | None:
+        """Returns the last finite value of a metric; None if there is none."""
+        values = self.series(kind, key)[1]
+        return next((value for value in reversed(values) if math.isfinite(value)), None)
+
+
+def _position(record: dict[str, Any], x: str) -> float:
+    return float(record["step"] if x == "step" else record["seconds"] / 60)
+
+
+def read_metrics(run_dir: Path) -> RunMetrics:
+    """Reads the metrics of a run, which may be in training.
+
+    Raises:
+        CheckpointError: If there is no such run, or it has no metrics file.
+    """
+    path = run_dir / METRICS
+    if not run_dir.is_dir():
+        raise CheckpointError(f"{run_dir}: no such run")
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")
+    except FileNotFoundError:
+        raise CheckpointError(f"{run_dir}: has no {METRICS}; name a run directory") from None
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path}: cannot be read: {error}") from None
+    records = [_parse(line, f"{path}, line {i}") for i, line in enumerate(lines[:-1], 1)]
+    return RunMetrics(run_dir.resolve().name, records)  # the last line may be incomplete
+
+
+def _parse(line: str, place: str) -> dict[str, Any]:
+    try:
+        record = json.loads(line)
+        if record["kind"] not in ("train", "valid") or record["step"] + record["seconds"] < 0:
+            raise ValueError
+        return {
+            key: math.nan if value is None else value if key == "kind" else float(value)
+            for key, value in record.items()
+        }
+    except (ValueError, TypeError, KeyError):
+        raise CheckpointError(f"{place}: damaged (not a line of metrics)") from None
+
+
 def read_runs(paths: Sequence[Path]) -> list[RunMetrics]:
-    """Reads the metrics of runs, named so that they differ.
+    """Reads the metrics of runs, named with as many parent folders as tell them apart.
 
     Args:
         paths: Their directories.
@@ -84,141 +143,113 @@ def read_runs(paths: Sequence[Path]) -> list[RunMetrics]:
     for run, path in zip(runs, paths, strict=True):
         if not run.records:
             raise CheckpointError(f"{path}: its {METRICS} has no complete line yet")
-    return name_runs(runs, paths)
+    parts = [path.resolve().parts for path in paths]
+    for depth in range(1, max(map(len, parts)) + 1):
+        names = ["/".join(part[-depth:]) for part in parts]
+        if len(set(names)) == len(set(parts)):
+            break
+    return [RunMetrics(name, run.records) for name, run in zip(names, runs, strict=True)]
 
 
-def training_figure(runs: Sequence[RunMetrics], x: XAxis = "step") -> "Figure":
+def training_figure(runs: Sequence[RunMetrics], x: str = "step") -> "Figure":
     """Draws the curves of runs in four panels, with a legend if there are several runs.
 
     Args:
         runs: At least one.
-        x: The horizontal axis.
+        x: The horizontal axis, `step` or `minutes`.
     """
-    with matplotlib_defaults():
-        columns = min(len(runs), 3 if max(map(len, (r.name for r in runs))) < 30 else 2)
-        rows = math.ceil(len(runs) / columns) if len(runs) > 1 else 1
-        figure = new_figure(10, 6.4 + 0.2 * rows)
+    from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
+
+    names = [drawable_name(run.name) for run in runs]
+    columns = 3 if max(map(len, names)) < 30 else 2
+    with figure_style():
+        figure = Figure((10, 6.4 + 0.2 * math.ceil(len(runs) / columns)), layout="constrained")
         for panel, axes in zip(PANELS, figure.subplots(2, 2).flat, strict=True):
-            _draw(axes, panel, runs, x, FILE_STYLE, _COLORS)
+            _draw_panel(axes, panel, runs, x)
         if len(runs) == 1:
-            [name], families = drawable_names([runs[0].name])
-            figure.suptitle(name, parse_math=False, fontfamily=families)
-        else:
-            _add_legend(figure, runs, columns)
+            figure.suptitle(names[0])
+            return figure
+        figure.legend(
+            handles=[Line2D([], [], label=name, **_look(i)) for i, name in enumerate(names)],
+            loc="outside lower center",
+            ncols=columns,
+            fontsize="medium",
+        )
         return figure
 
 
-def panel_figure(panel: Panel, run: RunMetrics, style: Style) -> "Figure":
-    """Draws one panel of one run.
+def panel_figure(panel: Panel, run: RunMetrics) -> "Figure":
+    """Draws one panel of one run."""
+    from matplotlib.figure import Figure
+
+    with figure_style():
+        figure = Figure((4.6, 2.9), layout="constrained")
+        _draw_panel(figure.subplots(), panel, [run], "step")
+        return figure
+
+
+def lengths_figure(lengths: Mapping[str, Any], languages: tuple[str, str]) -> "Figure":
+    """Draws the distributions of source and target lengths of the training sentences.
 
     Args:
-        panel: The panel.
-        run: The run.
-        style: Colours of text and axes.
+        lengths: The value of this name in run.json.
+        languages: Source and target.
     """
-    with matplotlib_defaults():
-        figure = new_figure(4.6, 2.9, style)
-        _draw(figure.subplots(), panel, [run], "step", style, (style.accent,))
+    from matplotlib.figure import Figure
+
+    with figure_style():
+        figure = Figure((4.6, 2.9), layout="constrained")
+        axes = figure.subplots()
+        looks = (("src", ACCENT, "-"), ("tgt", FOREGROUND, "--"))
+        for language, (side, color, dashes) in zip(languages, looks, strict=True):
+            edges = [i * lengths["width"] for i in range(len(lengths[side]) + 1)]
+            axes.stairs(lengths[side], edges, label=language, color=color, linestyle=dashes)
+        axes.set(title="Training sentences by length", ylabel="sentences")
+        axes.set_xlabel("pieces, end of sentence included")
+        axes.yaxis.set_major_formatter(THOUSANDS)
+        axes.set_xlim(left=0)
+        axes.legend()
         return figure
 
 
-def _draw(
-    axes: "Axes", panel: Panel, runs: Sequence[RunMetrics], x: XAxis, style: Style, colors: Any
-) -> None:
-    from matplotlib.ticker import FuncFormatter, MaxNLocator
+def _draw_panel(axes: "Axes", panel: Panel, runs: Sequence[RunMetrics], x: str) -> None:
+    from matplotlib.lines import Line2D
 
-    style_axes(axes, style)
-    axes.set_title(panel.title, color=style.foreground)
-    axes.set_xlabel(_X_LABELS[x], color=style.foreground)
-    axes.set_ylabel(panel.unit, color=style.foreground)
-    drawn = {
-        name: dashes
-        for (kind, key, name), dashes in zip(panel.curves, ("-", (0, (4, 2))), strict=False)
-        if _draw_runs(axes, runs, (kind, key, x), dashes, colors)
-    }
+    axes.set(title=panel.title, ylabel=panel.unit)
+    axes.set_xlabel("step" if x == "step" else "minutes of training")
+    drawn: dict[str, Any] = {}
+    for (kind, key, label), dashes in zip(panel.curves, _DASHES, strict=False):
+        for number, run in enumerate(runs):
+            positions, values = run.series(kind, key, x)
+            if any(map(math.isfinite, values)):
+                [line] = axes.plot(positions, values, linestyle=dashes, **_look(number))
+                # At different positions for each run, so that equal curves do not hide them.
+                stride = max(1, len(values) // _MARKS)
+                line.set_markevery((number * stride // len(runs), stride))
+                if len(runs) == 1 and len(values) > 2:
+                    line.set_marker("")
+                drawn[label] = dashes
     if not drawn:
-        axes.text(
-            0.5, 0.5, panel.absent, color=style.foreground, ha="center", transform=axes.transAxes
-        )
+        axes.text(0.5, 0.5, panel.absent, ha="center", transform=axes.transAxes)
         axes.set(xticks=[], yticks=[])
         return
     # The same for all panels, so that each step is at the same position.
     axes.set_xlim(0, 1.02 * max(run.end(x) for run in runs) or 1.0)
-    axes.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10], integer=x == "step"))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
-    if panel.curves[0][1] == "lr":
-        axes.ticklabel_format(axis="y", style="sci", scilimits=(-3, 3), useMathText=True)
-    else:
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
-    if panel.curves[0][1] in ("lr", "tokens_per_second", "bleu"):
+    axes.locator_params(axis="x", nbins=6, integer=x == "step")
+    axes.xaxis.set_major_formatter(THOUSANDS)
+    axes.yaxis.set_major_formatter(THOUSANDS)
+    if panel.from_zero:
         axes.set_ylim(0, 1.1 * axes.dataLim.y1 or 1.0)
     if len(drawn) > 1:
-        _add_key(axes, drawn, style)
-
-
-def _draw_runs(
-    axes: "Axes",
-    runs: Sequence[RunMetrics],
-    source: tuple[str, str, XAxis],
-    dashes: Any,
-    colors: Any,
-) -> bool:
-    """Draws one figure of all runs; tells whether there was anything to draw."""
-    is_drawn = False
-    for number, run in enumerate(runs):
-        positions, values = run.series(*source)
-        if not any(map(math.isfinite, values)):
-            continue
-        is_drawn = True
-        stride = max(1, len(values) // _MARKS)
-        axes.plot(
-            positions,
-            values,
-            color=colors[number % len(colors)],
-            linestyle=dashes,
-            linewidth=1.3,
-            marker=_MARKERS[number % len(_MARKERS)] if len(runs) > 1 or len(values) < 3 else None,
-            markersize=4,
-            # Markers at different positions for each run, so that equal curves do not hide them.
-            markevery=(number * stride // len(runs), stride),
-            label=run.name,
+        axes.legend(
+            handles=[
+                Line2D([], [], color=FOREGROUND, linestyle=dashes, label=label)
+                for label, dashes in drawn.items()
+            ]
         )
-    return is_drawn
 
 
-def _add_key(axes: "Axes", names: dict[str, Any], style: Style) -> None:
-    """Adds a key of the line styles."""
-    from matplotlib.lines import Line2D
-
-    handles = [
-        Line2D([], [], color=style.foreground, linestyle=dashes) for dashes in names.values()
-    ]
-    axes.legend(
-        handles,
-        list(names),
-        fontsize="small",
-        frameon=False,
-        labelcolor=style.foreground,
-        loc="best",
-    )
-
-
-def _add_legend(figure: "Figure", runs: Sequence[RunMetrics], columns: int) -> None:
-    """Names the runs below the panels."""
-    from matplotlib.lines import Line2D
-
-    handles = [
-        Line2D([], [], color=_COLORS[i % len(_COLORS)], marker=_MARKERS[i % len(_MARKERS)])
-        for i in range(len(runs))
-    ]
-    names, families = drawable_names([run.name for run in runs])
-    legend = figure.legend(
-        handles,
-        [f"run {i}" for i in range(len(runs))],
-        loc="outside lower center",
-        ncols=columns,
-        frameon=False,
-    )
-    # Not set as labels: those with a leading underscore are left out, and $ starts maths.
-    for text, name in zip(legend.get_texts(), names, strict=True):
-        text.set(parse_math=False, text=name, fontfamily=families)
+def _look(number: int) -> dict[str, Any]:
+    """Returns the colour and the marker of a run."""
+    return {"color": _COLORS[number % len(_COLORS)], "marker": _MARKERS[number % len(_MARKERS)]}

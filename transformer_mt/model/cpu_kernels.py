@@ -1,16 +1,15 @@
 """Linear layers, dropout and attention as the model calls them, with fast paths for CPUs.
 
-Each function computes what its plain PyTorch counterpart computes (`reference_linear`,
-`reference_dropout`, `attention.scaled_dot_product_attention`); tests compare the two. On other
-devices, and where PyTorch lacks the private operators, the plain functions run.
+Each computes what its counterpart in `torch.nn.functional` computes; tests compare the two. The
+counterparts run on other devices, and where PyTorch was built without the fast operators.
 benchmarks/README.md has the measurements.
 """
 
 import math
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -25,48 +24,6 @@ from transformer_mt.system.private_torch import (
     pack_mkl_weight,
     pack_onednn_weight,
 )
-
-
-def attention_weights(q: Tensor, k: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
-    """Computes softmax(Q K^T / sqrt(K)) in float32.
-
-    Args:
-        q: Queries, (B, H, T, K).
-        k: Keys, (B, H, S, K).
-        mask: Where queries may attend, broadcastable to (B, H, T, S); None is everywhere.
-        causal: Whether a query sees only positions up to its own; then mask must be None.
-
-    Returns:
-        Weights, (B, H, T, S); each row sums to 1.
-    """
-    scores = q.float() @ k.float().transpose(-2, -1) / math.sqrt(q.size(-1))  # (B, H, T, S)
-    if causal:
-        mask = torch.ones(q.size(-2), k.size(-2), dtype=torch.bool, device=q.device).tril()
-    if mask is not None:
-        scores = scores.masked_fill(~mask, -math.inf)
-    return scores.softmax(dim=-1)
-
-
-def scaled_dot_product_attention(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool
-) -> Tensor:
-    """Computes softmax(Q K^T / sqrt(K)) V.
-
-    Args:
-        q: Queries, (B, H, T, K).
-        k: Keys, (B, H, S, K).
-        v: Values, (B, H, S, K).
-        mask: As in `attention_weights`.
-        causal: As in `attention_weights`.
-
-    Returns:
-        Weighted values, (B, H, T, K), in the type of the queries.
-
-    Reference:
-        Section 3.2.1, equation 1.
-    """
-    return (attention_weights(q, k, mask, causal) @ v.float()).to(q.dtype)
-
 
 FEW_QUERIES = 8
 """Up to this many queries, as in incremental decoding, plain products are faster than SDPA."""
@@ -87,11 +44,6 @@ def _on_cpu(x: Tensor) -> bool:
 # --- Linear layers ------------------------------------------------------------------------------
 
 
-def reference_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Computes x @ weight^T + bias in plain PyTorch."""
-    return F.linear(x, weight, bias)
-
-
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Computes x @ weight^T + bias.
 
@@ -107,49 +59,28 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         Output, (..., outputs).
     """
     if not _on_cpu(x):
-        return reference_linear(x, weight, bias)
-    packed: _PackedWeight | None = getattr(weight, _PACKED, None)
+        return F.linear(x, weight, bias)
+    packed: _PackedLinear | None = getattr(weight, _PACKED, None)
     if packed is not None:
-        return packed.linear(x, bias)
+        return packed(x, bias)
     float32 = x.dtype == weight.dtype == torch.float32 and not torch.is_autocast_enabled("cpu")
     if not float32 or not has_onednn_linear():
-        return reference_linear(x, weight, bias)
+        return F.linear(x, weight, bias)
     rows: Tensor = _OneDNNLinear.apply(x.flatten(0, -2), weight, bias)  # type: ignore[no-untyped-call]
     return rows.view(*x.shape[:-1], -1)
 
 
-class _PackedWeight(Protocol):
-    """A copy of a weight in the memory layout of one library."""
-
-    def linear(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        """Computes `linear` with this weight."""
+_PackedLinear = Callable[[Tensor, Tensor | None], Tensor]
+"""Computes `linear` of an input and a bias with a weight in the memory layout of one library."""
 
 
-class _OneDNNWeight:
-    """A weight packed for oneDNN."""
-
-    def __init__(self, weight: Tensor) -> None:
-        self._packed = pack_onednn_weight(weight)
-
-    def linear(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        return onednn_linear(x, self._packed, bias)
-
-
-class _MKLWeight:
-    """A float32 weight packed for MKL: faster than oneDNN on Intel, especially for few rows."""
-
-    def __init__(self, weight: Tensor) -> None:
-        self._weight = weight.detach()
-        self._packed = pack_mkl_weight(weight, _MKL_ROWS)
-
-    def linear(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        return mkl_linear(x, self._packed, self._weight, bias)
-
-
-def _pack(weight: Tensor) -> _PackedWeight:
+def _pack(weight: Tensor) -> _PackedLinear:
     if weight.dtype == torch.float32 and has_fast_mkl() and has_mkl_linear():
-        return _MKLWeight(weight)
-    return _OneDNNWeight(weight)
+        # Faster than oneDNN on Intel CPUs, especially for few rows.
+        original, for_mkl = weight.detach(), pack_mkl_weight(weight, _MKL_ROWS)
+        return lambda x, bias: mkl_linear(x, for_mkl, original, bias)
+    for_onednn = pack_onednn_weight(weight)
+    return lambda x, bias: onednn_linear(x, for_onednn, bias)
 
 
 class _OneDNNLinear(torch.autograd.Function):
@@ -234,11 +165,6 @@ def is_packed(weight: Tensor) -> bool:
 # --- Dropout ------------------------------------------------------------------------------------
 
 
-def reference_dropout(x: Tensor, p: float) -> Tensor:
-    """Zeroes elements with probability p and divides the others by 1 - p, in plain PyTorch."""
-    return F.dropout(x, p)
-
-
 def dropout(x: Tensor, p: float) -> Tensor:
     """Zeroes elements with probability p and scales the others up to keep the mean.
 
@@ -250,7 +176,7 @@ def dropout(x: Tensor, p: float) -> Tensor:
         A tensor of the same shape.
     """
     if not _on_cpu(x):
-        return reference_dropout(x, p)
+        return F.dropout(x, p)
     return x * _dropout_factors(x.detach(), p)
 
 
@@ -307,33 +233,72 @@ class Dropout(nn.Module):
 # --- Attention ----------------------------------------------------------------------------------
 
 
+def attention_weights(q: Tensor, k: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
+    """Computes softmax(Q K^T / sqrt(K)) in float32.
+
+    Args:
+        q: Queries, (B, H, T, K).
+        k: Keys, (B, H, S, K).
+        mask: Where queries may attend, broadcastable to (B, H, T, S); None is everywhere.
+        causal: Whether a query sees only positions up to its own; then mask must be None.
+
+    Returns:
+        Weights, (B, H, T, S); each row sums to 1.
+    """
+    scores = q.float() @ k.float().transpose(-2, -1) / math.sqrt(q.size(-1))  # (B, H, T, S)
+    if causal:
+        mask = torch.ones(q.size(-2), k.size(-2), dtype=torch.bool, device=q.device).tril()
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -math.inf)
+    return scores.softmax(dim=-1)
+
+
 def attention(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, p: float
 ) -> Tensor:
-    """Computes `attention.scaled_dot_product_attention`, with dropout of the weights.
+    """Computes softmax(Q K^T / sqrt(K)) V, with dropout of the weights.
 
     Args:
         q: Queries, (B, H, T, K).
         k: Keys, (B, H, S, K).
         v: Values, (B, H, S, K).
-        mask: Where queries may attend, broadcastable to (B, H, T, S); None is everywhere.
-        causal: Whether a query sees only positions up to its own; then mask must be None.
+        mask: As in `attention_weights`.
+        causal: As in `attention_weights`.
         p: Probability with which a weight is dropped.
 
     Returns:
-        Weighted values, (B, H, T, K).
+        Weighted values, (B, H, T, K), in the type of the queries.
+
+    Reference:
+        Section 3.2.1, equation 1.
     """
     if not _on_cpu(q):
         return F.scaled_dot_product_attention(q, k, v, mask, p, causal)
     # On a CPU attention is slower in bf16 than in float32, and its gradient many times slower.
     with torch.autocast("cpu", enabled=False):
-        if p:
-            weights = dropout(attention_weights(q, k, mask, causal), p)
-            return (weights @ v.float()).to(q.dtype)
-        if q.size(2) <= FEW_QUERIES:
-            return scaled_dot_product_attention(q, k, v, mask, causal)
-        output = F.scaled_dot_product_attention(q.float(), k.float(), v.float(), mask, 0.0, causal)
+        if p or q.size(2) <= FEW_QUERIES:
+            weights = attention_weights(q, k, mask, causal)  # (B, H, T, S)
+            output = (dropout(weights, p) if p else weights) @ v.float()
+        else:
+            q32, k32, v32 = q.float(), k.float(), v.float()
+            output = F.scaled_dot_product_attention(q32, k32, v32, mask, 0.0, causal)
         return output.to(q.dtype)
+
+
+class Attention(nn.Module):
+    """`attention` with dropout in training.
+
+    Args:
+        p: Probability with which a weight is dropped.
+    """
+
+    def __init__(self, p: float) -> None:
+        super().__init__()
+        self.p = p
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
+        """Attends from queries, (B, H, T, K), to keys and values; gives (B, H, T, K)."""
+        return attention(q, k, v, mask, causal, self.p if self.training else 0.0)
 
 
 def prepare_keys_values(keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from transformer_mt.config.keys import ModelConfig
-from transformer_mt.model.cpu_kernels import Linear, attention, attention_weights
+from transformer_mt.model.cpu_kernels import Attention, Linear
 
 
 class PositionCache:
@@ -60,27 +60,14 @@ class PositionCache:
 class LayerCache:
     """Keys and values that one decoder layer keeps between positions.
 
-    Attributes:
-        self_keys: Self-attention keys of the target positions so far, R rows.
-        self_values: Self-attention values, likewise.
-        memory_keys: Keys of the encoder's output, (B, H, S, K); several rows may share a source.
-        memory_values: Values of the encoder's output, likewise.
+    Those of self-attention have R rows. Those of the encoder's output are (B, H, S, K), since
+    several rows may share a source.
     """
 
     self_keys: PositionCache
     self_values: PositionCache
     memory_keys: Tensor
     memory_values: Tensor
-
-    def select(self, rows: Tensor, n_positions: int) -> None:
-        """Keeps, repeats or reorders rows of the first positions."""
-        self.self_keys.select(rows, n_positions)
-        self.self_values.select(rows, n_positions)
-
-    def select_sources(self, sources: Tensor) -> None:
-        """Keeps only the sources of the given numbers, int64."""
-        self.memory_keys = self.memory_keys.index_select(0, sources)
-        self.memory_values = self.memory_values.index_select(0, sources)
 
 
 @dataclass
@@ -105,11 +92,13 @@ class DecoderState:
             sources: Numbers of the sources to keep, int64; None keeps all.
         """
         for layer in self.layers:
-            layer.select(rows, self.position)
+            layer.self_keys.select(rows, self.position)
+            layer.self_values.select(rows, self.position)
+            if sources is not None:
+                layer.memory_keys = layer.memory_keys.index_select(0, sources)
+                layer.memory_values = layer.memory_values.index_select(0, sources)
         if sources is not None:
             self.memory_mask = self.memory_mask[sources]
-            for layer in self.layers:
-                layer.select_sources(sources)
 
 
 def split_heads(x: Tensor, n_heads: int) -> Tensor:
@@ -128,23 +117,17 @@ class SelfAttention(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.n_heads, self.dropout = config.n_heads, config.attention_dropout
+        self.n_heads = config.n_heads
         # One weight for queries, keys and values: one product is faster than three.
         self.qkv = Linear(config.d_model, 3 * config.d_model, config.attention_bias)
+        self.attention = Attention(config.attention_dropout)
         self.out = Linear(config.d_model, config.d_model, config.attention_bias)
 
     def forward(self, x: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
         """Attends within x, (B, T, D) to (B, T, D)."""
-        q, k, v = self._project(x)
-        dropout = self.dropout if self.training else 0.0
-        heads = attention(q, k, v, mask, causal, dropout)  # (B, H, T, K)
-        output: Tensor = self.out(join_heads(heads))  # (B, T, D)
+        q, k, v = split_heads(self.qkv(x), 3 * self.n_heads).chunk(3, dim=1)  # (B, H, T, K) each
+        output: Tensor = self.out(join_heads(self.attention(q, k, v, mask, causal)))
         return output
-
-    def weights(self, x: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
-        """Computes the attention weights of `forward`, (B, H, T, T), before dropout."""
-        q, k, _ = self._project(x)
-        return attention_weights(q, k, mask, causal)
 
     def decode_position(self, x: Tensor, cache: LayerCache, position: int) -> Tensor:
         """Attends from one position to itself and all before it, and adds it to the cache.
@@ -162,14 +145,9 @@ class SelfAttention(nn.Module):
         cache.self_values.append(v[:, 0], position)
         keys = cache.self_keys.heads(position + 1, self.n_heads)
         values = cache.self_values.heads(position + 1, self.n_heads)
-        heads = attention(split_heads(q, self.n_heads), keys, values, None, False, 0.0)
+        heads = self.attention(split_heads(q, self.n_heads), keys, values, None, False)
         output: Tensor = self.out(join_heads(heads))  # (R, 1, D)
         return output
-
-    def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Projects x to queries, keys and values, (B, T, D) to three (B, H, T, K)."""
-        q, k, v = split_heads(self.qkv(x), 3 * self.n_heads).chunk(3, dim=1)
-        return q, k, v
 
 
 class CrossAttention(nn.Module):
@@ -177,9 +155,10 @@ class CrossAttention(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.n_heads, self.dropout = config.n_heads, config.attention_dropout
+        self.n_heads = config.n_heads
         self.q = Linear(config.d_model, config.d_model, config.attention_bias)
         self.kv = Linear(config.d_model, 2 * config.d_model, config.attention_bias)
+        self.attention = Attention(config.attention_dropout)
         self.out = Linear(config.d_model, config.d_model, config.attention_bias)
 
     def project_memory(self, memory: Tensor) -> tuple[Tensor, Tensor]:
@@ -199,15 +178,9 @@ class CrossAttention(nn.Module):
         Returns:
             Output, (B, T, D).
         """
-        dropout = self.dropout if self.training else 0.0
         q = split_heads(self.q(x), self.n_heads)  # (B, H, T, K)
-        heads = attention(q, keys, values, mask, False, dropout)  # (B, H, T, K)
-        output: Tensor = self.out(join_heads(heads))  # (B, T, D)
+        output: Tensor = self.out(join_heads(self.attention(q, keys, values, mask, False)))
         return output
-
-    def weights(self, x: Tensor, keys: Tensor, mask: Tensor) -> Tensor:
-        """Computes the attention weights of `forward`, (B, H, T, S), before dropout."""
-        return attention_weights(split_heads(self.q(x), self.n_heads), keys, mask, False)
 
     def decode_position(self, x: Tensor, cache: LayerCache, mask: Tensor) -> Tensor:
         """Attends from one position of R rows, (R, 1, D), to the B sources they belong to.

@@ -13,14 +13,22 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal
+from functools import partial
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from transformer_mt.config.keys import ModelConfig
-from transformer_mt.model.cpu_kernels import Dropout, Linear, linear, prepare_keys_values
+from transformer_mt.model.cpu_kernels import (
+    Attention,
+    Dropout,
+    Linear,
+    attention_weights,
+    linear,
+    prepare_keys_values,
+)
 from transformer_mt.model.multi_head_attention import (
     CrossAttention,
     DecoderState,
@@ -197,7 +205,7 @@ class Transformer(nn.Module):
             raise ValueError(
                 f"tied embeddings need vocabularies of one size, not {src_size} and {tgt_size}"
             )
-        self.d_model, self.n_heads, self.pad_id = config.d_model, config.n_heads, pad_id
+        self.d_model, self.pad_id = config.d_model, pad_id
         # Tied embeddings are one parameter, so checkpoints store them once.
         self.src_embedding = nn.Parameter(torch.empty(src_size, config.d_model))
         if not config.tie_embeddings:
@@ -234,23 +242,19 @@ class Transformer(nn.Module):
         return self.src_embedding if self.tied else self.out_embedding
 
     @property
+    def _tgt_weight(self) -> Tensor:
+        return self.src_embedding if self.tied else self.tgt_embedding
+
+    @property
     def device(self) -> torch.device:
         """Device of the parameters."""
         return self.src_embedding.device
 
     def forward(self, src: Tensor, tgt_in: Tensor) -> Tensor:
-        """Computes the logits of every target position.
+        """Computes the logits of every target position, as `decoder_output`; gives (B, T, V)."""
+        return self.logits(self.decoder_output(src, tgt_in))
 
-        Args:
-            src: Source ids, padded, (B, S).
-            tgt_in: BOS and target ids, padded, (B, T).
-
-        Returns:
-            Logits, (B, T, V).
-        """
-        return self._logits(self.hidden(src, tgt_in))
-
-    def hidden(self, src: Tensor, tgt_in: Tensor) -> Tensor:
+    def decoder_output(self, src: Tensor, tgt_in: Tensor) -> Tensor:
         """Computes the decoder's output, which `output_weight` projects to logits.
 
         Args:
@@ -260,7 +264,7 @@ class Transformer(nn.Module):
         Returns:
             Decoder output, (B, T, D).
         """
-        return self._decoder_output(tgt_in, self.encode(src), self.src_mask(src))
+        return self.decode(tgt_in, self.encode(src), self.src_mask(src))
 
     def src_mask(self, src: Tensor) -> Tensor:
         """Marks source positions that are not padding, (B, S) to (B, 1, 1, S)."""
@@ -276,17 +280,16 @@ class Transformer(nn.Module):
         return memory
 
     def decode(self, tgt_in: Tensor, memory: Tensor, memory_mask: Tensor) -> Tensor:
-        """Computes the logits of every target position.
+        """Computes the decoder's output from the memory, (B, S, D), and its mask, (B, 1, 1, S)."""
+        x = self._embed(tgt_in, self._tgt_weight, 0)  # (B, T, D)
+        for layer in self.decoder:
+            x = layer(x, memory, memory_mask)
+        output: Tensor = self.decoder_norm(x)
+        return output
 
-        Args:
-            tgt_in: BOS and target ids, padded, (B, T).
-            memory: The encoder's output, (B, S, D).
-            memory_mask: Source positions that are not padding, (B, 1, 1, S).
-
-        Returns:
-            Logits, (B, T, V).
-        """
-        return self._logits(self._decoder_output(tgt_in, memory, memory_mask))
+    def logits(self, decoder_output: Tensor) -> Tensor:
+        """Projects the decoder's output to logits, (..., D) to (..., V)."""
+        return linear(decoder_output, self.output_weight)
 
     def begin_decoding(self, src: Tensor, max_length: int) -> DecoderState:
         """Encodes the sources for incremental decoding.
@@ -310,13 +313,13 @@ class Transformer(nn.Module):
             state: From `begin_decoding`; advanced by one position.
 
         Returns:
-            Logits of the following token, (R, V), equal to those of `decode` at this position.
+            Logits of the following token, (R, V), equal to those of `forward` at this position.
         """
-        x = self._embed(ids[:, None], self._tgt_embedding_weight(), state.position)  # (R, 1, D)
+        x = self._embed(ids[:, None], self._tgt_weight, state.position)  # (R, 1, D)
         for layer, cache in zip(self.decoder, state.layers, strict=True):
             x = layer.decode_position(x, cache, state.memory_mask, state.position)  # type: ignore[operator]
         state.position += 1
-        return self._logits(self.decoder_norm(x)[:, 0])  # (R, V)
+        return self.logits(self.decoder_norm(x)[:, 0])  # (R, V)
 
     @torch.no_grad()
     def attention_weights(self, src: Tensor, tgt_in: Tensor) -> AttentionWeights:
@@ -330,23 +333,18 @@ class Transformer(nn.Module):
         """
         weights = AttentionWeights([], [], [])
 
-        def record_self(module: nn.Module, args: tuple[Tensor, Tensor | None, bool]) -> None:
-            x, mask, causal = args
-            recorded = weights.decoder if causal else weights.encoder
-            recorded.append(module.weights(x, mask, causal))  # type: ignore[operator]
-
-        def record_cross(module: nn.Module, args: tuple[Tensor, Tensor, Tensor, Tensor]) -> None:
-            x, keys, _, mask = args
-            weights.cross.append(module.weights(x, keys, mask))  # type: ignore[operator]
+        def record(into: list[Tensor], module: nn.Module, args: tuple[Any, ...]) -> None:
+            q, k, _, mask, causal = args
+            into.append(attention_weights(q, k, mask, causal))
 
         hooks = []
-        for module in self.modules():
-            if isinstance(module, SelfAttention):
-                hooks.append(module.register_forward_pre_hook(record_self))
-            elif isinstance(module, CrossAttention):
-                hooks.append(module.register_forward_pre_hook(record_cross))
+        for name, module in self.named_modules():
+            if isinstance(module, Attention):
+                kind = "cross" if "cross_attention" in name else name.partition(".")[0]
+                recorder = partial(record, getattr(weights, kind))
+                hooks.append(module.register_forward_pre_hook(recorder))
         try:
-            self.hidden(src, tgt_in)
+            self.decoder_output(src, tgt_in)
         finally:
             for hook in hooks:
                 hook.remove()
@@ -360,19 +358,6 @@ class Transformer(nn.Module):
             table = sinusoid(positions, self.d_model).to(self.src_embedding.dtype)
             self.positions = table  # another thread may keep its own, perhaps shorter, table
         return table
-
-    def _decoder_output(self, tgt_in: Tensor, memory: Tensor, memory_mask: Tensor) -> Tensor:
-        x = self._embed(tgt_in, self._tgt_embedding_weight(), 0)  # (B, T, D)
-        for layer in self.decoder:
-            x = layer(x, memory, memory_mask)
-        output: Tensor = self.decoder_norm(x)
-        return output
-
-    def _logits(self, hidden: Tensor) -> Tensor:
-        return linear(hidden, self.output_weight)  # (..., D) to (..., V)
-
-    def _tgt_embedding_weight(self) -> Tensor:
-        return self.src_embedding if self.tied else self.tgt_embedding
 
     def _embed(self, ids: Tensor, weight: Tensor, first_position: int) -> Tensor:
         """Embeds ids, (B, L), at consecutive positions; gives (B, L, D) (sections 3.4, 3.5)."""

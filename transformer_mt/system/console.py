@@ -8,7 +8,6 @@ import logging
 import sys
 import time
 from collections.abc import Iterable
-from types import TracebackType
 from typing import Self, TypeVar
 
 from tqdm import tqdm
@@ -108,7 +107,7 @@ class ProgressDisplay:
         name: What is being done.
         unit: What is counted, in the plural.
         total: How many there will be, if known.
-        done: How many were already done.
+        done: How many were already done; they do not count towards the speed.
         hidden: Whether to show nothing at all.
     """
 
@@ -124,12 +123,7 @@ class ProgressDisplay:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._bar.close()
 
     def update(self, count: int) -> None:

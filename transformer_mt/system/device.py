@@ -3,7 +3,6 @@
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -96,6 +95,12 @@ def total_memory(device: torch.device) -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
+OUT_OF_MEMORY_ADVICE = (
+    "lower train.micro_batch_tokens to train, --batch-tokens or --beam-size to translate, or choose"
+    " a smaller model"
+)
+
+
 @contextmanager
 def compute_settings(device: torch.device, tf32: bool) -> Iterator[None]:
     """Applies this program's process-wide CUDA settings and restores the previous ones at the end.
@@ -127,32 +132,3 @@ def is_out_of_memory(error: BaseException) -> bool:
     # On the CPU PyTorch raises a plain RuntimeError; only its message names the allocator.
     cpu_allocation = isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
     return cpu_allocation or isinstance(error, (torch.OutOfMemoryError, MemoryError))
-
-
-@dataclass(frozen=True)
-class Machine:
-    """The resources of a machine that training uses.
-
-    Attributes:
-        threads: Threads that PyTorch uses on the CPU.
-        memory: Total memory in bytes: the GPU's if there is one, else the machine's.
-        gpu: Name of the GPU, or None.
-    """
-
-    threads: int
-    memory: int
-    gpu: str | None = None
-
-    def __str__(self) -> str:
-        """Describes the resources in a few words."""
-        memory = f"{self.memory / 1e9:.1f} GB of memory"
-        if self.gpu:
-            return f"{self.gpu} with {memory}"
-        return f"{self.threads} CPU thread{'s' * (self.threads != 1)}, {memory}, no GPU"
-
-
-def this_machine() -> Machine:
-    """Finds the resources that `train.device = "auto"` would use."""
-    device = choose_device("auto")
-    gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else None
-    return Machine(torch.get_num_threads(), total_memory(device), gpu)

@@ -27,9 +27,6 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
 
     After an error or a kill, the previous file at `path` is unchanged.
 
-    Args:
-        path: The file to write or replace.
-
     Raises:
         OSError: If the file cannot be written.
     """
@@ -62,9 +59,6 @@ def atomic_directory(path: Path) -> Iterator[Path]:
     Its files are on disk before it is renamed. An existing directory is first moved to
     `.NAME.replaced`; `restore_replaced` moves it back if the process was killed between the two
     renames.
-
-    Args:
-        path: The directory to make or replace.
 
     Raises:
         OSError: If it cannot be written; the previous directory at `path` is unchanged.
@@ -147,7 +141,6 @@ def locked(path: Path, when_busy: Callable[[str], None], remove: bool = False) -
 
 
 def _acquire(path: Path, when_busy: Callable[[str], None]) -> TextIO:
-    """Opens and locks a file; starts again if its holder removed it in between."""
     while True:
         file = path.open("a+")
         try:
@@ -157,19 +150,13 @@ def _acquire(path: Path, when_busy: Callable[[str], None]) -> TextIO:
                 file.seek(0)
                 when_busy(file.read().strip() or "unknown")
                 fcntl.flock(file, fcntl.LOCK_EX)
-            if _is_at(path, file):
+            # Its holder may have removed the file in between, and another process made a new one.
+            if path.exists() and os.path.samestat(path.stat(), os.fstat(file.fileno())):
                 return file
         except BaseException:
             file.close()
             raise
         file.close()
-
-
-def _is_at(path: Path, file: TextIO) -> bool:
-    try:
-        return os.path.samestat(path.stat(), os.fstat(file.fileno()))
-    except FileNotFoundError:
-        return False
 
 
 def sha256(path: Path) -> str:

@@ -1,10 +1,10 @@
 """Outputs named by the user: regular files are replaced once complete, streams are not.
 
 `-` is stdout. Devices, named pipes and descriptors such as /dev/stdout or a shell's `>(...)` are
-written to directly.
+written to directly. A file may be written chunk by chunk: if the program is stopped, the chunks are
+kept in `.NAME.partial`, and `.NAME.state` says how many they are and what they were made from.
 """
 
-import hashlib
 import json
 import logging
 import os
@@ -13,17 +13,21 @@ import stat
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from transformer_mt.errors import DataError, Interrupted, OutputError
 from transformer_mt.system.files import atomic_file, canonical_json, locked, sha256, sync
-from transformer_mt.system.streams import COMPRESSION_SUFFIXES, compress
+from transformer_mt.system.streams import compress, compression_suffix
 
-_DESCRIPTOR = re.compile(r"(?:/dev/fd|/proc/self/fd)/(\d+)")
-_MAX_LINKS = 40
-"""Number of symbolic links that Linux follows."""
+logger = logging.getLogger(__name__)
+
+_DESCRIPTOR = re.compile(r"(?:/dev|/proc/self)/fd/(\d+)")
+_STANDARD = {"/dev/stdout": "/dev/fd/1", "/dev/stderr": "/dev/fd/2"}
+
+Fingerprint = dict[str, Any]
+"""What the bytes of an output depend on, as JSON values by name: digests and options."""
 
 
 @dataclass(frozen=True)
@@ -43,65 +47,40 @@ class Output:
     suffix: str = ""
     descriptor: int | None = None
 
-    def beside(self, suffix: str) -> Path:
-        """Gives the path of a hidden file beside the target."""
-        assert self.target is not None
-        return self.target.with_name(f".{self.target.name}.{suffix}")
-
     @property
     def partial(self) -> Path:
         """The temporary file that becomes the target."""
-        return self.beside("partial")
+        return self._hidden_file("partial")
 
-    def open_partial(self, size: int = 0) -> BinaryIO:
-        """Opens the partial file for appending, with the mode and owner of the file it replaces.
+    @property
+    def state(self) -> Path:
+        """The file that says what the partial file, or the complete target, holds."""
+        return self._hidden_file("state")
 
-        Args:
-            size: Number of its bytes to keep.
-        """
+    def _hidden_file(self, suffix: str) -> Path:
         assert self.target is not None
-        # Mode first: the partial file of a private file is never readable by others.
-        existing = self.target.stat() if self.target.exists() else None
-        mode = 0o600 if existing else 0o666
-        file = open(os.open(self.partial, os.O_RDWR | os.O_CREAT, mode), "r+b")
-        if existing:
-            _copy_owner(existing, file.fileno())
-            os.fchmod(file.fileno(), stat.S_IMODE(existing.st_mode))
-        file.truncate(size)
-        file.seek(size)
-        return file
-
-    def commit(self) -> None:
-        """Replaces the target with the partial file, once the latter is on disk."""
-        assert self.target is not None
-        sync(self.partial)
-        self.partial.replace(self.target)
-        sync(self.target.parent)
+        return self.target.with_name(f".{self.target.name}.{suffix}")
 
     def lock(self) -> AbstractContextManager[None]:
-        """Holds a lock file beside the target; a stream needs none.
+        """Holds a lock file in the folder of the target; a stream needs none.
 
         Raises:
-            OutputError: If another process holds it, or the folder is not writable.
+            OutputError: If another process holds it.
         """
-        return nullcontext() if self.target is None else self._lock()
+        if self.target is None:
+            return nullcontext()
+        return locked(self._hidden_file("lock"), self._refuse, remove=True)
 
-    @contextmanager
-    def _lock(self) -> Iterator[None]:
-        def refuse(process: str) -> None:
-            raise OutputError(
-                f"{self.name}: process {process} is writing it; wait for it, or name another output"
-            )
+    def _refuse(self, process: str) -> None:
+        raise OutputError(
+            f"{self.name}: process {process} is writing it; wait for it, or name another output"
+        )
 
-        lock = locked(self.beside("lock"), refuse, remove=True)
-        try:
-            lock.__enter__()
-        except OSError as error:
-            raise OutputError(f"{self.name}: cannot be written: {error.strerror}") from None
-        try:
-            yield
-        finally:
-            lock.__exit__(None, None, None)
+    def discard(self) -> None:
+        """Deletes the partial file and the state."""
+        if self.target is not None:
+            self.state.unlink(missing_ok=True)
+            self.partial.unlink(missing_ok=True)
 
 
 def check_output(path: Path | None, inputs: Sequence[Path | None] = ()) -> Output:
@@ -116,18 +95,21 @@ def check_output(path: Path | None, inputs: Sequence[Path | None] = ()) -> Outpu
     """
     if path is None or str(path) == "-":
         return Output("stdout", descriptor=1)
-    suffix = path.suffix if path.suffix in COMPRESSION_SUFFIXES else ""
-    descriptor = _inherited_descriptor(path)
-    if descriptor is not None:
-        _check_descriptor(path, descriptor)
-        return Output(str(path), None, suffix, descriptor)
-    target = Path(os.path.realpath(path))
+    name, suffix = str(path), compression_suffix(path)
+    # Opening or replacing such a path would truncate the file that the shell opened.
+    if match := _DESCRIPTOR.fullmatch(_STANDARD.get(name, name)):
+        try:
+            os.fstat(int(match[1]))
+        except OSError as error:
+            raise OutputError(f"{path}: {error.strerror}") from None
+        return Output(name, None, suffix, int(match[1]))
     if path.is_dir():
         raise OutputError(f"{path}: is a directory; name a file")
     if path.exists() and not os.access(path, os.W_OK):
         raise OutputError(f"{path}: not writable")
+    target = Path(os.path.realpath(path))
     if path.exists() and not target.is_file():
-        return Output(str(path), None, suffix)
+        return Output(name, None, suffix)
     if not target.parent.is_dir():
         folder = path.parent if target.name == path.name else target.parent
         raise OutputError(f"{path}: there is no folder {folder}")
@@ -135,38 +117,7 @@ def check_output(path: Path | None, inputs: Sequence[Path | None] = ()) -> Outpu
         raise OutputError(f"{path}: its folder is not writable")
     if any(source and os.path.realpath(source) == str(target) for source in inputs):
         raise OutputError(f"{path}: is also an input; name another output")
-    return Output(str(path), target, suffix)
-
-
-def _inherited_descriptor(path: Path) -> int | None:
-    """Finds the descriptor that a path names; reopening the path could truncate its file."""
-    for _ in range(_MAX_LINKS):
-        absolute = os.path.abspath(path)
-        if absolute in ("/dev/stdout", "/dev/stderr"):
-            return 1 if absolute == "/dev/stdout" else 2
-        if match := _DESCRIPTOR.fullmatch(absolute):
-            return int(match[1])
-        if not path.is_symlink():
-            return None
-        path = path.parent / os.readlink(path)
-    raise OutputError(f"{path}: too many symbolic links")
-
-
-def _check_descriptor(path: Path, descriptor: int) -> None:
-    try:
-        os.fstat(descriptor)
-    except OSError as error:
-        raise OutputError(f"{path}: {error.strerror}") from None
-
-
-def _copy_owner(existing: os.stat_result, descriptor: int) -> None:
-    new = os.fstat(descriptor)
-    if (new.st_uid, new.st_gid) == (existing.st_uid, existing.st_gid):
-        return
-    try:
-        os.fchown(descriptor, existing.st_uid, existing.st_gid)
-    except PermissionError:
-        pass  # only root may change owners; the new file keeps the current user
+    return Output(name, target, suffix)
 
 
 @contextmanager
@@ -181,15 +132,15 @@ def open_output(output: Output) -> Iterator[BinaryIO]:
         with _open_stream(output) as stream:
             yield stream
         return
-    output.beside("journal").unlink(missing_ok=True)  # it belongs to another partial file
+    output.discard()  # an earlier state would describe another partial file
     try:
-        with output.open_partial() as file:
+        with _open_partial(output, output.target) as file:
             yield file
-        output.commit()
+        _replace(output.partial, output.target)
     except OSError as error:
         raise OutputError(f"{output.name}: {error.strerror or error}") from None
     finally:
-        output.partial.unlink(missing_ok=True)
+        output.discard()
 
 
 def _open_stream(output: Output) -> AbstractContextManager[BinaryIO]:
@@ -200,6 +151,25 @@ def _open_stream(output: Output) -> AbstractContextManager[BinaryIO]:
     return open(os.open(output.name, os.O_WRONLY), "wb")  # neither created nor truncated
 
 
+def _open_partial(output: Output, target: Path, size: int = 0) -> BinaryIO:
+    """Opens the partial file behind its first `size` bytes, with the mode of the target."""
+    # Mode first: the partial file of a private file is never readable by others.
+    existing = target.stat() if target.exists() else None
+    mode = 0o600 if existing else 0o666
+    file = open(os.open(output.partial, os.O_RDWR | os.O_CREAT, mode), "r+b")
+    if existing:
+        os.fchmod(file.fileno(), stat.S_IMODE(existing.st_mode))
+    file.truncate(size)
+    file.seek(size)
+    return file
+
+
+def _replace(partial: Path, target: Path) -> None:
+    sync(partial)
+    partial.replace(target)
+    sync(target.parent)
+
+
 def write_lines(lines: Iterable[str], output: Output) -> None:
     """Writes all lines at once, compressed if the output's name has a compression suffix."""
     data = "".join(f"{line}\n" for line in lines).encode("utf-8")
@@ -208,245 +178,156 @@ def write_lines(lines: Iterable[str], output: Output) -> None:
         file.flush()
 
 
-logger = logging.getLogger(__name__)
-
-JOURNAL_FORMAT = 1
-
-Task = dict[str, Any]
-"""What the bytes of an output depend on, as JSON values by name: digests and options."""
-
-
 @dataclass(frozen=True)
-class Chunk:
-    """A finished chunk of lines.
+class OutputState:
+    """What `.NAME.state` holds: finished bytes of the partial file, or a complete output.
 
     Attributes:
-        lines: Number of input lines.
-        lines_split: Number of them that were translated in parts.
-        bytes: Number of bytes of output.
-        sha256: Digest of the output.
+        fingerprint: What the output depends on.
+        bytes: Size of the finished chunks.
+        lines: Their input lines.
+        lines_split: Those of them that were translated in parts.
+        sha256: Digest of the whole output once it is complete.
     """
 
-    lines: int
-    lines_split: int
-    bytes: int
-    sha256: str
-
-
-@dataclass(frozen=True)
-class Journal:
-    """The record of an output that is being written or is complete.
-
-    Attributes:
-        task: What it depends on.
-        chunks: Its finished chunks, in order.
-        sha256: Its digest once it is complete.
-    """
-
-    task: Task
-    chunks: list[Chunk]
+    fingerprint: Fingerprint
+    bytes: int = 0
+    lines: int = 0
+    lines_split: int = 0
     sha256: str | None = None
 
 
 class ChunkWriter:
     """Writes finished chunks of an output, each as one compressed member if it is compressed.
 
-    Args:
-        file: The file to append to.
-        suffix: Suffix of the output's name, which determines the compression.
-        chunks: Chunks that the file already holds.
-        journal: File to which a line is added for each chunk, if any.
-
     Attributes:
-        lines: Number of finished input lines.
-        lines_split: Number of them that were translated in parts.
+        state: The chunks that have been written; recorded on disk only if they can be resumed.
     """
 
-    def __init__(
-        self,
-        file: BinaryIO,
-        suffix: str,
-        chunks: Sequence[Chunk] = (),
-        journal: BinaryIO | None = None,
-    ) -> None:
-        self._file, self._suffix, self._journal = file, suffix, journal
-        self._is_empty = not chunks
-        self.lines = sum(chunk.lines for chunk in chunks)
-        self.lines_split = sum(chunk.lines_split for chunk in chunks)
+    def __init__(self, output: Output, file: BinaryIO, state: OutputState | None = None) -> None:
+        self._output, self._file, self._keeps_state = output, file, state is not None
+        self.state = state or OutputState({})
 
-    def write(self, text: str, lines: int, lines_split: int) -> None:
-        """Writes the translation of a chunk; once this returns, it outlives the process.
+    def write(self, texts: Sequence[str], lines: int, lines_split: int) -> None:
+        """Writes translated chunks; once this returns, those of a file outlive the process.
 
         Args:
-            text: Lines of output.
-            lines: Number of input lines that were translated.
+            texts: Lines of output of each chunk.
+            lines: Number of input lines.
             lines_split: Number of them that were translated in parts.
         """
-        data = compress(text.encode("utf-8"), self._suffix)
-        self._is_empty = False
+        data = b"".join(compress(text.encode("utf-8"), self._output.suffix) for text in texts)
         self._file.write(data)
         self._file.flush()  # the reader of a pipe may be waiting for these lines
-        if self._journal is not None:
-            digest = hashlib.sha256(data).hexdigest()
-            _add_line(self._journal, asdict(Chunk(lines, lines_split, len(data), digest)))
-        self.lines, self.lines_split = self.lines + lines, self.lines_split + lines_split
+        state = replace(
+            self.state,
+            bytes=self.state.bytes + len(data),
+            lines=self.state.lines + lines,
+            lines_split=self.state.lines_split + lines_split,
+        )
+        if self._keeps_state:
+            os.fsync(self._file.fileno())  # first, since the state says that these bytes are there
+            _write_state(self._output, state)
+        self.state = state
 
     def end(self) -> None:
         """Makes a compressed output without chunks a valid file."""
-        if self._is_empty and self._suffix:
-            self.write("", 0, 0)
+        if not self.state.bytes and self._output.suffix:
+            self.write([""], 0, 0)
 
 
 @contextmanager
-def open_chunk_writer(output: Output, task: Task | None) -> Iterator[ChunkWriter]:
+def open_chunk_writer(output: Output, fingerprint: Fingerprint | None) -> Iterator[ChunkWriter]:
     """Opens an output for chunks; a file appears once the block ends without an error.
 
     Args:
         output: Locked by the caller.
-        task: What it depends on. Chunks that an earlier process finished for the same task are
-            kept; None keeps neither earlier chunks nor the new ones.
+        fingerprint: What it depends on. Chunks that an earlier process finished with the same
+            fingerprint are kept; None keeps neither earlier chunks nor the new ones.
 
     Raises:
         OutputError: If a file cannot be written; finished chunks are kept.
     """
-    if task is None or output.target is None:
+    if fingerprint is None or output.target is None:
         with open_output(output) as file:
-            writer = ChunkWriter(file, output.suffix)
+            writer = ChunkWriter(output, file)
             yield writer
             writer.end()
         return
-    chunks = _finished_chunks(output, task)
-    lines = sum(chunk.lines for chunk in chunks)
     try:
-        with (
-            output.open_partial(sum(chunk.bytes for chunk in chunks)) as file,
-            _open_journal(output, Journal(task, chunks)) as journal,
-        ):
-            writer = ChunkWriter(file, output.suffix, chunks, journal)
-            try:
-                yield writer
-                writer.end()
-            finally:
-                lines = writer.lines
-            _add_line(journal, {"sha256": sha256(output.partial)})
-        output.commit()
+        state = _usable_state(output, fingerprint)
+        with _open_partial(output, output.target, state.bytes) as file:
+            writer = ChunkWriter(output, file, state)
+            yield writer
+            writer.end()
+        _write_state(output, replace(writer.state, sha256=sha256(output.partial)))
+        _replace(output.partial, output.target)
     except DataError as error:  # the input cannot be read to its end
-        raise DataError(f"{error}; {_keep(output, lines)}") from None
+        raise DataError(f"{error}; {_keep(output)}") from None
     except OSError as error:
         reason = error.strerror or error
-        raise OutputError(f"{output.name}: {reason}; {_keep(output, lines)}") from None
+        raise OutputError(f"{output.name}: {reason}; {_keep(output)}") from None
     except Interrupted:
-        logger.warning("stopped: %s", _keep(output, lines))
+        logger.warning("stopped: %s", _keep(output))
         raise
     except BaseException:
-        _keep(output, lines)
+        _keep(output)
         raise
 
 
-def _keep(output: Output, lines: int) -> str:
+def _keep(output: Output) -> str:
     """Keeps the finished chunks, and says where they are and how to continue."""
-    if not lines:
-        discard(output)
+    state = _read_state(output)
+    if state is None or not state.lines:
+        output.discard()
         return "no chunk of lines was finished, so the same command starts over"
     return (
-        f"{lines:,} finished lines are kept in {output.partial};"
+        f"{state.lines:,} finished lines are kept in {output.partial};"
         " run the same command again to continue"
     )
 
 
-def _finished_chunks(output: Output, task: Task) -> list[Chunk]:
-    """Lists the chunks of the partial file that can be used, and says why if none can."""
-    journal = _read_journal(output)
-    if journal is None:
-        return []
-    lines = sum(chunk.lines for chunk in journal.chunks)
-    if changes := _changed(journal.task, task):
+def _usable_state(output: Output, fingerprint: Fingerprint) -> OutputState:
+    """Reads how far an earlier process came; says why if that cannot be used."""
+    state = _read_state(output)
+    if state and (changes := _changes(state, fingerprint)):
         logger.warning(
-            f"{output.name}: starting over; {lines:,} finished lines were made"
+            f"{output.name}: starting over; {state.lines:,} finished lines were made"
             f" with another {' and '.join(changes)}"
         )
-        return []
-    chunks = _intact_chunks(output, journal.chunks)
-    if chunks:
-        lines = sum(chunk.lines for chunk in chunks)
-        logger.info(f"{output.name}: continuing after {lines:,} finished lines")
-    return chunks
+    elif state and output.partial.is_file() and output.partial.stat().st_size >= state.bytes:
+        logger.info(f"{output.name}: continuing after {state.lines:,} finished lines")
+        return replace(state, sha256=None)
+    output.discard()  # before other bytes are written to the file that the state describes
+    return OutputState(fingerprint)
 
 
-def _intact_chunks(output: Output, chunks: list[Chunk]) -> list[Chunk]:
-    """Lists the chunks before the first one whose bytes are not in the partial file."""
-    if not output.partial.is_file():
-        return []
-    with output.partial.open("rb") as file:
-        for number, chunk in enumerate(chunks):
-            if hashlib.sha256(file.read(chunk.bytes)).hexdigest() != chunk.sha256:
-                return chunks[:number]
-    return chunks
-
-
-def is_complete(output: Output, task: Task) -> bool:
+def is_complete(output: Output, fingerprint: Fingerprint) -> bool:
     """Tells whether an earlier process completed an output that has not changed since."""
-    journal = _read_journal(output)
+    state = _read_state(output)
     return (
-        journal is not None
-        and not _changed(journal.task, task)
+        state is not None
+        and not _changes(state, fingerprint)
         and output.target is not None
         and output.target.is_file()
-        and sha256(output.target) == journal.sha256
+        and sha256(output.target) == state.sha256
     )
 
 
-def discard(output: Output) -> None:
-    """Deletes the partial file and the journal of an output."""
-    if output.target is not None:
-        output.beside("journal").unlink(missing_ok=True)
-        output.partial.unlink(missing_ok=True)
+def _changes(state: OutputState, fingerprint: Fingerprint) -> list[str]:
+    old = state.fingerprint
+    names = sorted(old.keys() | fingerprint.keys())
+    return [name.replace("_", " ") for name in names if old.get(name) != fingerprint.get(name)]
 
 
-def _changed(old: Task, new: Task) -> list[str]:
-    names = sorted(old.keys() | new.keys())
-    return [name.replace("_", " ") for name in names if old.get(name) != new.get(name)]
+def _write_state(output: Output, state: OutputState) -> None:
+    with atomic_file(output.state) as file:
+        file.write(canonical_json(asdict(state)))
 
 
-def _add_line(journal: BinaryIO, value: dict[str, Any]) -> None:
-    journal.write(json.dumps(value).encode() + b"\n")
-    journal.flush()
-
-
-def _open_journal(output: Output, journal: Journal) -> BinaryIO:
-    """Replaces the journal of an output and opens it for more lines."""
-    path = output.beside("journal")
-    with atomic_file(path) as file:
-        _add_line(file, {"format": JOURNAL_FORMAT, "task": journal.task})
-        for chunk in journal.chunks:
-            _add_line(file, asdict(chunk))
-    return path.open("ab")
-
-
-def _read_journal(output: Output) -> Journal | None:
-    """Reads the journal of an output up to the first line that is damaged or half-written."""
-    if output.target is None or not output.beside("journal").exists():
-        return None
-    header, *rows = output.beside("journal").read_bytes().split(b"\n")
-    chunks: list[Chunk] = []
+def _read_state(output: Output) -> OutputState | None:
+    """Reads the state of an output; None if there is none, or another version wrote it."""
     try:
-        values = json.loads(header)
-        if values["format"] != JOURNAL_FORMAT:
-            return None
-        task = dict(values["task"])
-    except (ValueError, KeyError, TypeError):
+        return OutputState(**json.loads(output.state.read_bytes()))
+    except (OSError, ValueError, TypeError):
         return None
-    for row in rows:
-        try:
-            values = json.loads(row)
-            if values.keys() == {"sha256"}:
-                return Journal(task, chunks, values["sha256"])
-            chunks.append(Chunk(**values))
-        except (ValueError, TypeError, AttributeError):
-            break
-    return Journal(task, chunks)
-
-
-def normalized(task: Task) -> Task:
-    """Returns the task as it would be read back from a journal."""
-    return dict(json.loads(canonical_json(task)))

@@ -3,21 +3,20 @@
 No other module may use private API (tests/test_architecture.py). After updating PyTorch, check this
 list:
 
-| Function              | PyTorch API                             | If the API is absent      |
-|-----------------------|-----------------------------------------|---------------------------|
-| has_onednn_linear     | torch.ops.mkldnn                        | gives False               |
-| onednn_linear         | torch.ops.mkldnn._linear_pointwise      | callers use `F.linear`    |
-| pack_onednn_weight    | torch.ops.mkldnn._reorder_linear_weight | callers do not pack       |
-| has_mkl_linear        | torch.ops.mkl                           | gives False               |
-| mkl_linear            | torch.ops.mkl._mkl_linear               | callers use oneDNN        |
-| pack_mkl_weight       | torch.ops.mkl._mkl_reorder_linear_weight | callers do not pack      |
-| cpu_bf16_instructions | torch.cpu._is_avx512_bf16_supported     | gives nothing             |
-|                       | torch.cpu._is_amx_tile_supported        |                           |
-| lerp_all_             | torch._foreach_lerp_                    | one `lerp_` per tensor    |
-| loss_scale            | torch.amp.GradScaler._get_scale_async   | waits for the device      |
-| skip_step_if          | found_inf of a fused torch.optim.Adam   | no fallback, a test fails |
-| mark_dynamic          | torch._dynamo.maybe_mark_dynamic        | more compilations         |
-| is_compile_error      | torch._dynamo.exc.TorchDynamoException  | gives False               |
+| Function              | PyTorch API                                             |
+|-----------------------|---------------------------------------------------------|
+| onednn_linear         | torch.ops.mkldnn._linear_pointwise                      |
+| pack_onednn_weight    | torch.ops.mkldnn._reorder_linear_weight                 |
+| mkl_linear            | torch.ops.mkl._mkl_linear                               |
+| pack_mkl_weight       | torch.ops.mkl._mkl_reorder_linear_weight                |
+| cpu_bf16_instructions | torch.cpu._is_avx512_bf16_supported, _is_amx_tile_supported |
+| lerp_all_             | torch._foreach_lerp_                                    |
+| loss_scale            | torch.amp.GradScaler._get_scale_async                   |
+| skip_step_if          | found_inf of a fused torch.optim.Adam                   |
+| mark_dynamic          | torch._dynamo.maybe_mark_dynamic                        |
+| is_compile_error      | torch._dynamo.exc.TorchDynamoException                  |
+
+PyTorch for some processors has no oneDNN or MKL: `has_onednn_linear` and `has_mkl_linear` tell.
 """
 
 import torch
@@ -25,9 +24,8 @@ from torch import Tensor
 
 
 def has_onednn_linear() -> bool:
-    """Tells whether `onednn_linear` and `pack_onednn_weight` can be called."""
-    operators = getattr(torch.ops, "mkldnn", None)
-    return hasattr(operators, "_linear_pointwise") and hasattr(operators, "_reorder_linear_weight")
+    """Tells whether this PyTorch has `onednn_linear` and `pack_onednn_weight`."""
+    return hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 
 def onednn_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -52,9 +50,8 @@ def pack_onednn_weight(weight: Tensor) -> Tensor:
 
 
 def has_mkl_linear() -> bool:
-    """Tells whether `mkl_linear` and `pack_mkl_weight` can be called."""
-    operators = getattr(torch.ops, "mkl", None)
-    return hasattr(operators, "_mkl_linear") and hasattr(operators, "_mkl_reorder_linear_weight")
+    """Tells whether this PyTorch has `mkl_linear` and `pack_mkl_weight`."""
+    return hasattr(torch.ops.mkl, "_mkl_linear")
 
 
 def mkl_linear(x: Tensor, packed: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -89,37 +86,26 @@ def pack_mkl_weight(weight: Tensor, rows: int) -> Tensor:
 
 def cpu_bf16_instructions() -> list[str]:
     """Names the instruction sets of the CPU that compute in bf16."""
-    checks = {
-        "AVX512_BF16": getattr(torch.cpu, "_is_avx512_bf16_supported", None),
-        "AMX": getattr(torch.cpu, "_is_amx_tile_supported", None),
-    }
-    return [name for name, check in checks.items() if check is not None and check()]
+    has_avx512, has_amx = torch.cpu._is_avx512_bf16_supported, torch.cpu._is_amx_tile_supported
+    return ["AVX512_BF16"] * has_avx512() + ["AMX"] * has_amx()
 
 
 def lerp_all_(tensors: list[Tensor], ends: list[Tensor], weight: float) -> None:
     """Moves each tensor in place towards its end: tensor += weight * (end - tensor)."""
-    if hasattr(torch, "_foreach_lerp_"):
-        torch._foreach_lerp_(tensors, ends, weight)
-    else:
-        for tensor, end in zip(tensors, ends, strict=True):
-            tensor.lerp_(end, weight)
+    torch._foreach_lerp_(tensors, ends, weight)
 
 
 def loss_scale(scaler: torch.amp.GradScaler) -> Tensor:
     """Gives the scale of an enabled scaler as a scalar tensor, without waiting for the device."""
-    if hasattr(scaler, "_get_scale_async"):
-        scale: Tensor | None = scaler._get_scale_async()
-        if scale is not None:
-            return scale
-    return torch.tensor(scaler.get_scale())
+    scale: Tensor | None = scaler._get_scale_async()
+    return torch.tensor(scaler.get_scale()) if scale is None else scale  # None before its first use
 
 
 def skip_step_if(optimizer: torch.optim.Optimizer, condition: Tensor) -> None:
     """Makes the next `step` of a fused optimizer change nothing if a condition holds.
 
-    The decision is made on the device. This is the only function here without a fallback: if
-    PyTorch stopped reading `found_inf`, non-finite gradients would reach the weights, and
-    tests/training/test_optimizer.py would fail.
+    The decision is made on the device. If PyTorch stopped reading `found_inf`, non-finite gradients
+    would reach the weights, and tests/training/test_optimizer.py would fail.
 
     Args:
         optimizer: Must be fused, or the condition has no effect. A loss scaler replaces the
@@ -131,11 +117,9 @@ def skip_step_if(optimizer: torch.optim.Optimizer, condition: Tensor) -> None:
 
 def mark_dynamic(tensor: Tensor, dimension: int) -> None:
     """Asks torch.compile for code that works for every size of a dimension."""
-    if hasattr(torch._dynamo, "maybe_mark_dynamic"):
-        torch._dynamo.maybe_mark_dynamic(tensor, dimension)
+    torch._dynamo.maybe_mark_dynamic(tensor, dimension)
 
 
 def is_compile_error(error: BaseException) -> bool:
     """Tells whether an error was raised by torch.compile."""
-    kind = getattr(torch._dynamo.exc, "TorchDynamoException", None)
-    return kind is not None and isinstance(error, kind)
+    return isinstance(error, torch._dynamo.exc.TorchDynamoException)

@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
@@ -17,26 +17,24 @@ from types import FrameType
 from transformer_mt.errors import Interrupted
 
 
-def limit_kernel_caches() -> None:
-    """Limits oneDNN's cache of compiled kernels; has an effect only before torch is imported.
+def configure_libraries() -> None:
+    """Sets how libraries use memory, threads and stderr; works only before torch is imported.
 
-    By default, oneDNN and PyTorch's bridge to it keep a compiled kernel with its buffers for each
-    of the last thousand shapes; with sentences of all lengths, memory grows for hours. Only the few
-    shapes of one step are reused.
+    A variable set by the user is kept.
     """
+    # By default, oneDNN and PyTorch's bridge to it keep a compiled kernel with its buffers for each
+    # of the last thousand shapes; with sentences of all lengths, memory grows for hours. Only the
+    # few shapes of one step are reused.
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")
     os.environ.setdefault("LRU_CACHE_CAPACITY", "64")
-
-
-def limit_spinning() -> None:
-    """Makes waiting threads sleep sooner; has an effect only before torch is imported.
-
-    Otherwise GNU OpenMP threads spin for milliseconds and, if another program is busy, take cores
-    from the threads they wait for. A count of 1,000 is about 50 microseconds, longer than the time
-    between two operations of a step. A variable set by the user is kept.
-    """
+    # GNU OpenMP threads that wait would spin for milliseconds and, if another program is busy, take
+    # cores from the threads they wait for. A count of 1,000 is about 50 microseconds, longer than
+    # the time between two operations of a step.
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+    # The program itself reports lost connections, and what matters of Matplotlib's messages.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)
 
 
 def open_closed_streams() -> None:
@@ -54,16 +52,6 @@ def open_closed_streams() -> None:
                 os.close(null)
             mode = "r" if name == "stdin" else "w"
             setattr(sys, name, open(descriptor, mode, encoding="utf-8", closefd=False))
-
-
-def silence_connections() -> None:
-    """Hides PyTorch's messages about lost connections, since the program reports them itself."""
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
-
-
-def silence_matplotlib() -> None:
-    """Hides Matplotlib's messages about fonts and its cache; the program reports what matters."""
-    logging.getLogger("matplotlib").setLevel(logging.ERROR)
 
 
 def exit_on_closed_stdout() -> None:
@@ -84,43 +72,47 @@ class StopRequest:
 
 @contextmanager
 def catch_stop_signals() -> Iterator[StopRequest]:
-    """Records SIGINT and SIGTERM instead of ending the program; restores their handlers afterwards.
+    """Records SIGINT and SIGTERM instead of ending the program.
 
     A second signal raises Interrupted at once: checkpoints are atomic, so nothing is damaged.
-    Outside the main thread, where Python allows no signal handlers, nothing is recorded.
     """
     request = StopRequest()
 
-    def handle(signum: int, frame: FrameType | None) -> None:
+    def record(signum: int, frame: FrameType | None) -> None:
         if request.signum:
             raise Interrupted(signum)
         request.signum = signum
 
-    if threading.current_thread() is not threading.main_thread():
+    with handle_signals(record):
         yield request
-        return
-    previous = {s: signal.signal(s, handle) for s in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield request
-    finally:
-        for signum, handler in previous.items():
-            # None is a handler that Python did not install and cannot restore.
-            signal.signal(signum, signal.SIG_DFL if handler is None else handler)
 
 
 @contextmanager
 def interrupt_on_signals() -> Iterator[None]:
-    """Raises Interrupted on SIGINT and SIGTERM; restores their handlers afterwards.
+    """Raises Interrupted on SIGINT and SIGTERM, the default of which ends without any cleanup."""
 
-    By default SIGTERM ends the process without any cleanup.
-    """
-
-    def handle(signum: int, frame: FrameType | None) -> None:
+    def interrupt(signum: int, frame: FrameType | None) -> None:
         raise Interrupted(signum)
 
-    previous = {s: signal.signal(s, handle) for s in (signal.SIGINT, signal.SIGTERM)}
+    with handle_signals(interrupt):
+        yield
+
+
+@contextmanager
+def handle_signals(
+    handler: Callable[[int, FrameType | None], object] | signal.Handlers,
+) -> Iterator[None]:
+    """Handles SIGINT and SIGTERM by a function or a default; restores their handlers afterwards.
+
+    Outside the main thread, where Python allows no signal handlers, nothing is changed.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    previous = {s: signal.signal(s, handler) for s in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:
-        for signum, handler in previous.items():
-            signal.signal(signum, handler)
+        for signum, before in previous.items():
+            # None is a handler that Python did not install and cannot restore.
+            signal.signal(signum, signal.SIG_DFL if before is None else before)

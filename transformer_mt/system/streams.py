@@ -21,6 +21,16 @@ DECOMPRESSION_ERRORS = (OSError, EOFError, lzma.LZMAError, zlib.error)
 """Exceptions that reading a compressed file may raise."""
 
 
+def compression_suffix(path: Path) -> str:
+    """Returns the suffix of a file's name that tells its compression, or an empty string."""
+    return path.suffix if path.suffix in COMPRESSION_SUFFIXES else ""
+
+
+def read_failure(error: Exception) -> object:
+    """Says why a file could not be read, given one of `DECOMPRESSION_ERRORS`."""
+    return getattr(error, "strerror", None) or error
+
+
 def open_decompressed(path: Path) -> BinaryIO:
     """Opens a file for reading bytes, decompressed if it has one of `COMPRESSION_SUFFIXES`.
 
@@ -34,20 +44,15 @@ def open_decompressed(path: Path) -> BinaryIO:
     if path.suffix == ".zst":
         import pyarrow
 
-        stream = pyarrow.CompressedInputStream(str(path), "zstd")
-        return io.BufferedReader(stream)
+        return io.BufferedReader(pyarrow.CompressedInputStream(str(path), "zstd"))
     return path.open("rb")
 
 
 def compress(data: bytes, suffix: str) -> bytes:
-    """Compresses bytes into one complete member of a file; equal input gives equal output.
+    """Compresses bytes into one complete member of a file, or returns them for another suffix.
 
-    A file of several members is valid in all three formats, so a compressed file can be written and
-    extended chunk by chunk.
-
-    Args:
-        data: Any bytes.
-        suffix: One of `COMPRESSION_SUFFIXES`; any other leaves the bytes as they are.
+    Equal input gives equal output. A file of several members is valid in all three formats, so a
+    compressed file can be written chunk by chunk.
     """
     if suffix == ".gz":
         return gzip.compress(data, mtime=0)  # a timestamp would make equal data differ
@@ -77,15 +82,15 @@ class LineReader:
     Attributes:
         is_pipe: Whether bytes arrive as they are written: neither from a file nor decompressed.
         lines_read: Number of lines read so far.
-        lines_replaced: Number of those that were not valid UTF-8; their invalid bytes were replaced
-            by U+FFFD.
+        lines_replaced: Number of those whose invalid UTF-8 was replaced by U+FFFD.
         bom_dropped: Whether the text began with a byte order mark.
     """
 
     def __init__(self, stream: BinaryIO, name: str = "stdin") -> None:
         self._stream, self._name = stream, name
         # A regular file never pauses: its chunks are the same each time it is read.
-        self.is_pipe = _is_pipe(stream)
+        raw = getattr(stream, "raw", None)
+        self.is_pipe = isinstance(raw, io.FileIO) and not _is_regular(raw.fileno())
         self.lines_read, self.lines_replaced, self.bom_dropped = 0, 0, False
 
     def chunks(self, size: int) -> Iterator[list[str]]:
@@ -119,7 +124,7 @@ class LineReader:
                 return os.read(self._stream.fileno(), BLOCK_BYTES)
             return self._stream.read(BLOCK_BYTES)
         except DECOMPRESSION_ERRORS as error:
-            reason = getattr(error, "strerror", None) or error
+            reason = read_failure(error)
             raise DataError(f"{self._name}: cannot be read to its end: {reason}") from None
 
     def _has_more(self) -> bool:
@@ -139,16 +144,6 @@ class LineReader:
             return texts
 
 
-def _is_pipe(stream: BinaryIO) -> bool:
-    """Tells whether bytes arrive as they are written: neither from a file nor decompressed."""
-    raw = getattr(stream, "raw", None)
-    return isinstance(raw, io.FileIO) and not _is_regular(raw.fileno())
-
-
-def _is_regular(descriptor: int) -> bool:
-    return stat.S_ISREG(os.fstat(descriptor).st_mode)
-
-
 def open_input(path: Path | None) -> AbstractContextManager[BinaryIO]:
     """Opens an input in binary mode, decompressed according to its extension; None is stdin.
 
@@ -160,17 +155,14 @@ def open_input(path: Path | None) -> AbstractContextManager[BinaryIO]:
     try:
         return open_decompressed(path)
     except DECOMPRESSION_ERRORS as error:
-        raise DataError(f"{path}: {getattr(error, 'strerror', None) or error}") from None
+        raise DataError(f"{path}: {read_failure(error)}") from None
 
 
 def require_input(path: Path | None) -> None:
     """Raises an error for an input that does not exist or is not readable, before any work is done.
 
-    Args:
-        path: A file or named pipe; None means no file, or stdin.
-
     Raises:
-        DataError: If it does not exist, is a directory, or is not readable.
+        DataError: If it does not exist, is a directory, or is not readable; None is always right.
     """
     if path is None:
         return
@@ -183,35 +175,24 @@ def require_input(path: Path | None) -> None:
 
 
 def count_lines(path: Path | None) -> int | None:
-    r"""Counts the lines of a file, including a last one without `\n`.
-
-    Args:
-        path: A file, which may be compressed; None is stdin.
+    r"""Counts the lines of a file or stdin (None), including a last one without `\n`.
 
     Returns:
-        The number of lines; None if it cannot be known before they are translated: for a pipe, or
-        if the file cannot be read.
+        The number of lines; None for a pipe, or if the file cannot be read.
     """
     try:
-        if path is None:
-            return _count_ahead(sys.stdin.buffer) if _is_regular(sys.stdin.fileno()) else None
-        if not path.is_file():
+        if not _is_regular(sys.stdin.fileno() if path is None else path):
             return None
-        with open_decompressed(path) as file:
-            return _count(file)
-    except DECOMPRESSION_ERRORS:
+        with open_input(path) as file:
+            position, count, last = file.tell() if path is None else 0, 0, b"\n"
+            while block := file.read(2**20):
+                count, last = count + block.count(b"\n"), block
+            if path is None:
+                file.seek(position)
+            return count + (not last.endswith(b"\n"))
+    except (DataError, *DECOMPRESSION_ERRORS):
         return None
 
 
-def _count_ahead(stream: BinaryIO) -> int:
-    position = stream.tell()
-    count = _count(stream)
-    stream.seek(position)
-    return count
-
-
-def _count(stream: BinaryIO) -> int:
-    count, last = 0, b"\n"
-    while block := stream.read(2**20):
-        count, last = count + block.count(b"\n"), block
-    return count + (not last.endswith(b"\n"))
+def _is_regular(file: int | Path) -> bool:
+    return stat.S_ISREG(os.stat(file).st_mode)

@@ -15,7 +15,6 @@ MAX_WORKERS = 8
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
-Check = Callable[[], None]
 
 
 def count_workers(items: int) -> int:
@@ -36,13 +35,13 @@ class WorkerThreads:
         return ThreadPoolExecutor(count_workers(MAX_WORKERS))
 
     def map(
-        self, function: Callable[[Item, Check], Result], items: Sequence[Item]
+        self, function: Callable[[Item, Callable[[], None]], Result], items: Sequence[Item]
     ) -> Generator[Result]:
         """Applies a function to items, several at once, and yields the results in order.
 
         Args:
-            function: Takes an item, and a function to call often, which raises an exception once
-                the result is no longer needed.
+            function: Takes an item and `raise_if_cancelled`, a function to call often, which raises
+                an exception once the result is no longer needed.
             items: If there is only one, the calling thread computes it.
 
         Yields:
@@ -52,16 +51,16 @@ class WorkerThreads:
         threads, cancelled = torch.get_num_threads(), Event()
         workers = count_workers(len(items))
 
-        def check() -> None:
+        def raise_if_cancelled() -> None:
             if cancelled.is_set():
                 raise CancelledError
 
         def compute(item: Item) -> Result:
             torch.set_num_threads(threads // workers)  # for this worker
-            return function(item, check)
+            return function(item, raise_if_cancelled)
 
         if workers <= 1:
-            yield from (function(item, check) for item in items)
+            yield from (function(item, raise_if_cancelled) for item in items)
             return
         remaining, pending = iter(items), deque[Future[Result]]()
         try:

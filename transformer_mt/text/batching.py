@@ -1,4 +1,4 @@
-"""Steps and micro-batches of an epoch from the lengths of its pairs; padded tensors from ids."""
+"""Encoded text: lines of ids, padded batches, the steps of an epoch, and their micro-batches."""
 
 from bisect import bisect_left
 from collections.abc import Sequence
@@ -7,23 +7,82 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
-from transformer_mt.text.corpus import RawPairs
 from transformer_mt.text.vocabulary import BOS_ID, EOS_ID, PAD_ID, Vocabulary
 
 Indices = npt.NDArray[np.int64]
 """Positions of pairs in the corpus."""
 Lengths = npt.NDArray[np.int64]
 """Number of tokens of each source or target in the corpus."""
+Ids = npt.NDArray[np.uint16] | npt.NDArray[np.int32]
+"""Piece ids; the narrow type is for vocabularies of up to 65,536 pieces."""
 
-STEPS_PER_POOL = 400
-"""Size, in steps, of the random pools in which pairs are sorted by length: large enough to keep
-padding low, small enough that over the epochs a pair shares steps with pairs from the whole
-corpus."""
-BIN_WIDTH = 1.07
-"""Ratio of the lengths at the two edges of a bin: pairs whose longer sides are in the same bin are
-sorted by the difference between their sides."""
-_TRIED_STEPS = 100
+
+@dataclass(frozen=True)
+class EncodedLines:
+    """The ids of one language, one line after another, without BOS and EOS.
+
+    Attributes:
+        ids: The ids of all lines, flat.
+        offsets: Where each line begins in `ids`, and the end of the last one, (N + 1,).
+    """
+
+    ids: Ids
+    offsets: npt.NDArray[np.int64]
+
+    @classmethod
+    def cut(cls, ids: Ids, counts: npt.NDArray[np.int64]) -> "EncodedLines":
+        """Cuts ids into lines, given the number of ids in each, (N,)."""
+        return cls(ids, np.concatenate(([0], np.cumsum(counts))))
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def __getitem__(self, index: int) -> Ids:
+        return self.ids[self.offsets[index] : self.offsets[index + 1]]
+
+    @property
+    def counts(self) -> npt.NDArray[np.int64]:
+        """Ids in each line, (N,)."""
+        return np.diff(self.offsets)
+
+    @property
+    def lengths(self) -> Lengths:
+        """Tokens of each line with its BOS or EOS, (N,)."""
+        return self.counts + 1
+
+    def count_tokens(self, lines: Indices) -> int:
+        """Counts the tokens of the given lines, each with its BOS or EOS."""
+        return int((self.offsets[lines + 1] - self.offsets[lines] + 1).sum())
+
+    def gather(self, lines: Indices, begin: bool, end: bool) -> torch.Tensor:
+        """Copies lines into a padded (B, L) tensor, with BOS, EOS or both."""
+        starts = self.offsets[lines]
+        lengths = self.offsets[lines + 1] - starts
+        columns = np.arange(int(lengths.max(initial=0)))
+        is_piece = columns < lengths[:, None]
+        marked = np.full((len(lines), begin + len(columns) + end), PAD_ID, np.int64)
+        padded = marked[:, int(begin) : int(begin) + len(columns)]
+        padded[is_piece] = self.ids[(starts[:, None] + columns)[is_piece]]
+        if begin:
+            marked[:, 0] = BOS_ID
+        if end:
+            marked[np.arange(len(lines)), begin + lengths] = EOS_ID
+        return torch.from_numpy(marked)
+
+
+def flatten(rows: Sequence[Sequence[int]]) -> EncodedLines:
+    """Concatenates rows of ids, without BOS and EOS."""
+    lengths = np.fromiter(map(len, rows), np.int64, len(rows))
+    ids = np.fromiter((i for row in rows for i in row), np.int32, int(lengths.sum()))
+    return EncodedLines.cut(ids, lengths)
+
+
+def pad(rows: Sequence[Sequence[int]], pad_id: int) -> torch.Tensor:
+    """Stacks rows of ids into an int64 (B, L) tensor, padded at the end to the longest row."""
+    tensors = [torch.tensor(row, dtype=torch.int64) for row in rows]
+    return pad_sequence(tensors, batch_first=True, padding_value=pad_id)
 
 
 def copy_to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
@@ -34,12 +93,7 @@ def copy_to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class TokenCounts:
-    """The size of a micro-batch that another process computes.
-
-    Attributes:
-        src_tokens: Source tokens without padding.
-        tgt_tokens: Target tokens without padding.
-    """
+    """Tokens without padding of a micro-batch that another process computes."""
 
     src_tokens: int
     tgt_tokens: int
@@ -70,6 +124,53 @@ class Batch:
             copy_to_device(ids, device) for ids in (self.src, self.tgt_in, self.tgt_out)
         )
         return Batch(src, tgt_in, tgt_out, self.src_tokens, self.tgt_tokens)
+
+
+@dataclass(frozen=True)
+class EncodedPairs:
+    """Source lines and as many target lines, as ids."""
+
+    src: EncodedLines
+    tgt: EncodedLines
+
+    def __len__(self) -> int:
+        return len(self.src)
+
+    @property
+    def lengths(self) -> tuple[Lengths, Lengths]:
+        """Tokens of each source with EOS and of each target with BOS or EOS, (N,) each."""
+        return self.src.lengths, self.tgt.lengths
+
+    def batch(self, indices: Indices) -> Batch:
+        """Collects the given pairs, with BOS and EOS, into a padded batch on the CPU."""
+        return Batch(
+            src=self.src.gather(indices, begin=False, end=True),
+            tgt_in=self.tgt.gather(indices, begin=True, end=False),
+            tgt_out=self.tgt.gather(indices, begin=False, end=True),
+            src_tokens=self.src.count_tokens(indices),
+            tgt_tokens=self.tgt.count_tokens(indices),
+        )
+
+    def count_tokens(self, indices: Indices) -> TokenCounts:
+        """Counts the tokens of the batch of the given pairs."""
+        return TokenCounts(self.src.count_tokens(indices), self.tgt.count_tokens(indices))
+
+
+def encode_pairs(
+    src_lines: Sequence[str], tgt_lines: Sequence[str], vocab: Vocabulary
+) -> EncodedPairs:
+    """Encodes all pairs of lines, without cleaning."""
+    return EncodedPairs(flatten(vocab.encode_src(src_lines)), flatten(vocab.encode_tgt(tgt_lines)))
+
+
+STEPS_PER_POOL = 400
+"""Size, in steps, of the random pools in which pairs are sorted by length: large enough to keep
+padding low, small enough that over the epochs a pair shares steps with pairs from the whole
+corpus."""
+BIN_WIDTH = 1.07
+"""Ratio of the lengths at the two edges of a bin: pairs whose longer sides are in the same bin are
+sorted by the difference between their sides."""
+_TRIED_STEPS = 100
 
 
 def plan_epoch(
@@ -105,14 +206,8 @@ def plan_epoch(
 def _order_by_lengths(src_lengths: Lengths, tgt_lengths: Lengths, offset: float) -> Indices:
     """Sorts pairs so that adjacent ones have similar source and similar target lengths.
 
-    Args:
-        src_lengths: Tokens of each source of the pool, (N,).
-        tgt_lengths: Tokens of each target of the pool, (N,).
-        offset: From 0 to 1, shifts the edges of the bins; a random one makes pairs share their
-            steps with different pairs in every epoch.
-
-    Returns:
-        Positions in the pool, (N,); pairs of equal lengths keep their order.
+    A random offset, from 0 to 1, shifts the edges of the bins, so that pairs share their steps with
+    different pairs in every epoch. Pairs of equal lengths keep their order.
     """
     longer, difference = np.maximum(src_lengths, tgt_lengths), src_lengths - tgt_lengths
     bins = (np.log(longer) / np.log(BIN_WIDTH) + offset).astype(np.int64)
@@ -173,15 +268,7 @@ def cut_micro_batches(
 
 
 def _fill_up(lengths: Sequence[int], limit: int) -> list[int]:
-    """Fills micro-batches one after another.
-
-    Args:
-        lengths: The longer side of each pair, none above the limit.
-        limit: Limit on the number of sentences times the longest side.
-
-    Returns:
-        The position of the first pair of each micro-batch.
-    """
+    """Returns the position of the first pair of each micro-batch if each takes all that it can."""
     starts, width = [0], 0
     for position, length in enumerate(lengths):
         width = max(width, length)
@@ -240,106 +327,3 @@ def largest_micro_batch(
         for micro_batch in cut_micro_batches(steps[i], src_lengths, tgt_lengths, micro_batch_tokens)
     ]
     return max(micro_batches, key=lambda indices: padded_size(indices, src_lengths, tgt_lengths))
-
-
-def pad(rows: Sequence[Sequence[int]], pad_id: int) -> torch.Tensor:
-    """Stacks rows of ids into an int64 (B, L) tensor, padded at the end to the longest row."""
-    lengths = np.fromiter((len(row) for row in rows), np.int64, len(rows))
-    padded = np.full((len(rows), int(lengths.max(initial=0))), pad_id, np.int64)
-    for padded_row, row, length in zip(padded, rows, lengths, strict=True):
-        padded_row[:length] = row
-    return torch.from_numpy(padded)
-
-
-Ids = npt.NDArray[np.uint16] | npt.NDArray[np.int32]
-"""Piece ids; the narrow type is for vocabularies of up to 65,536 pieces."""
-
-
-@dataclass(frozen=True)
-class EncodedLines:
-    """The ids of one language, one line after another, without BOS and EOS.
-
-    Attributes:
-        ids: The ids of all lines, flat.
-        offsets: Where each line begins in `ids`, and the end of the last one, (N + 1,).
-    """
-
-    ids: Ids
-    offsets: npt.NDArray[np.int64]
-
-    def __len__(self) -> int:
-        return len(self.offsets) - 1
-
-    def __getitem__(self, index: int) -> Ids:
-        return self.ids[self.offsets[index] : self.offsets[index + 1]]
-
-    @property
-    def lengths(self) -> Lengths:
-        """Tokens of each line with its BOS or EOS, (N,)."""
-        return np.diff(self.offsets) + 1
-
-    def count_tokens(self, lines: Indices) -> int:
-        """Counts the tokens of the given lines, each with its BOS or EOS."""
-        return int((self.offsets[lines + 1] - self.offsets[lines] + 1).sum())
-
-    def gather(self, lines: Indices, begin: bool, end: bool) -> torch.Tensor:
-        """Copies lines into a padded (B, L) tensor, with BOS, EOS or both."""
-        starts = self.offsets[lines]
-        lengths = self.offsets[lines + 1] - starts
-        columns = np.arange(int(lengths.max(initial=0)))
-        is_piece = columns < lengths[:, None]
-        marked = np.full((len(lines), begin + len(columns) + end), PAD_ID, np.int64)
-        padded = marked[:, int(begin) : int(begin) + len(columns)]
-        padded[is_piece] = self.ids[(starts[:, None] + columns)[is_piece]]
-        if begin:
-            marked[:, 0] = BOS_ID
-        if end:
-            marked[np.arange(len(lines)), begin + lengths] = EOS_ID
-        return torch.from_numpy(marked)
-
-
-@dataclass(frozen=True)
-class EncodedPairs:
-    """Parallel lines as ids.
-
-    Attributes:
-        src: Source lines.
-        tgt: Target lines, the same number.
-    """
-
-    src: EncodedLines
-    tgt: EncodedLines
-
-    def __len__(self) -> int:
-        return len(self.src)
-
-    @property
-    def lengths(self) -> tuple[Lengths, Lengths]:
-        """Tokens of each source with EOS and of each target with BOS or EOS, (N,) each."""
-        return self.src.lengths, self.tgt.lengths
-
-    def batch(self, indices: Indices) -> Batch:
-        """Collects the given pairs, with BOS and EOS, into a padded batch on the CPU."""
-        return Batch(
-            src=self.src.gather(indices, begin=False, end=True),
-            tgt_in=self.tgt.gather(indices, begin=True, end=False),
-            tgt_out=self.tgt.gather(indices, begin=False, end=True),
-            src_tokens=self.src.count_tokens(indices),
-            tgt_tokens=self.tgt.count_tokens(indices),
-        )
-
-    def count_tokens(self, indices: Indices) -> TokenCounts:
-        """Counts the tokens of the batch of the given pairs."""
-        return TokenCounts(self.src.count_tokens(indices), self.tgt.count_tokens(indices))
-
-
-def flatten(rows: Sequence[Sequence[int]]) -> EncodedLines:
-    """Concatenates rows of ids, without BOS and EOS."""
-    lengths = np.fromiter(map(len, rows), np.int64, len(rows))
-    ids = np.fromiter((i for row in rows for i in row), np.int32, int(lengths.sum()))
-    return EncodedLines(ids, np.concatenate(([0], np.cumsum(lengths))))
-
-
-def encode_pairs(raw: RawPairs, vocab: Vocabulary) -> EncodedPairs:
-    """Encodes all pairs, without cleaning."""
-    return EncodedPairs(flatten(vocab.encode_src(raw.src)), flatten(vocab.encode_tgt(raw.tgt)))

@@ -6,8 +6,7 @@ under the old rules are not reused. tests/text/test_cleaning.py checks this.
 
 import hashlib
 import re
-from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 from transformer_mt.config.keys import DataConfig
 
@@ -15,6 +14,7 @@ CLEANING_VERSION = 1
 """Version of the rules; part of the fingerprint of a prepared corpus."""
 
 _CONTROL_CHARACTER = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
+"""A C0 or C1 control character other than tab, LF and CR."""
 _NOT_A_LETTER = re.compile(r"[\W\d_]")
 
 
@@ -36,12 +36,13 @@ def reason_to_drop_text(
         return "empty"
     if config.drop_identical and src == tgt:
         return "identical sides"
-    if config.drop_control and (has_control_character(src) or has_control_character(tgt)):
+    if config.drop_control and _CONTROL_CHARACTER.search(src + tgt):
         return "control characters"
     if config.min_letters and min(letter_share(src), letter_share(tgt)) < config.min_letters:
         return "too few letters"
     if config.drop_duplicates:
-        digest = _pair_digest(src, tgt)
+        # Of eight bytes, since all pairs would not fit into memory.
+        digest = hashlib.blake2b(f"{src}\n{tgt}".encode(), digest_size=8).digest()
         if digest in seen_pairs:
             return "duplicate"
         seen_pairs.add(digest)
@@ -69,42 +70,9 @@ def reason_to_drop_pieces(config: DataConfig, src_pieces: int, tgt_pieces: int) 
     return None
 
 
-def has_control_character(text: str) -> bool:
-    """Tells whether text has a C0 or C1 control character other than tab, LF and CR."""
-    return _CONTROL_CHARACTER.search(text) is not None
-
-
 def letter_share(text: str) -> float:
     """Computes the share of letters among the characters of text that are not white space."""
     return len(_NOT_A_LETTER.sub("", text)) / len("".join(text.split()))
-
-
-def _pair_digest(src: str, tgt: str) -> bytes:
-    """Computes an eight-byte digest of a pair, since all pairs would not fit into memory."""
-    return hashlib.blake2b(f"{src}\n{tgt}".encode(), digest_size=8).digest()
-
-
-class DropReasons:
-    """Why each pair of a split is dropped, stored in one byte per pair."""
-
-    def __init__(self) -> None:
-        self._codes = bytearray()
-        self._code_of: dict[str | None, int] = {None: 0}
-
-    def __len__(self) -> int:
-        return len(self._codes)
-
-    def __iter__(self) -> Iterator[str | None]:
-        """Gives the reason for each pair in order; None means that the pair is kept."""
-        return map(list(self._code_of).__getitem__, self._codes)
-
-    def append(self, reason: str | None) -> None:
-        """Adds the reason for the next pair."""
-        self._codes.append(self._code_of.setdefault(reason, len(self._code_of)))
-
-    def counts(self) -> Counter[str]:
-        """Counts the dropped pairs by reason."""
-        return Counter(reason for reason in self if reason is not None)
 
 
 def describe_dropped(counts: Mapping[str, int]) -> str:

@@ -5,7 +5,7 @@ In text files only a line feed ends a line.
 
 import hashlib
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, islice, zip_longest
@@ -13,29 +13,27 @@ from pathlib import Path
 from typing import Any
 
 from transformer_mt.config.keys import SLICE, DataConfig, Split, SplitFiles, Splits
-from transformer_mt.config.loading import expand_path
+from transformer_mt.config.loading import expand_path, searched_folders
 from transformer_mt.errors import DataError
 from transformer_mt.system.files import sha256
 from transformer_mt.system.streams import (
     COMPRESSION_SUFFIXES,
     DECOMPRESSION_ERRORS,
+    compression_suffix,
     open_decompressed,
+    read_failure,
 )
 from transformer_mt.text.hub import MOVED_TEXT, load_dataset, read_pairs
 
 Pair = tuple[str, str]
 
-_COMPRESSIONS = ("", *COMPRESSION_SUFFIXES)
-_COMPRESSION_SUFFIX = re.compile(r"\.(gz|xz|zst)$")
-_DATA_FILES = re.compile(r".*\.(parquet|jsonl|json)(\.gz|\.zst)?")
-_DATASET_FILE = re.compile(
-    r".*\.(parquet|jsonl?|ndjson|csv|tsv|arrow)(\.(gz|bz2|xz|zst|lz4))?", re.IGNORECASE
-)
-"""Files in a folder from which the `datasets` library may load splits."""
+_DATA_SUFFIXES = (".parquet", ".jsonl", ".json")
+"""Formats of the files that a split may name."""
+_DATASET_SUFFIXES = {*_DATA_SUFFIXES, ".ndjson", ".csv", ".tsv", ".arrow"}
+"""Formats from which the `datasets` library may load the splits of a folder."""
 _HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 _SLICED_NAME = re.compile(rf"(?P<name>[^\[\]]+)(?P<slice>{SLICE})?")
 _LISTED_FILES = 8
-"""Maximum number of file names in a message."""
 
 
 @dataclass(frozen=True)
@@ -101,16 +99,12 @@ def load_split(config: DataConfig, split: Splits) -> RawPairs:
     Raises:
         DataError: As in `open_split`, or if there are no pairs.
     """
-    return _collect(open_split(config, split).read(), f"{config.path}: split {split}")
-
-
-def _collect(pairs: Iterator[Pair], name: str) -> RawPairs:
     raw = RawPairs([], [])
-    for src, tgt in pairs:
+    for src, tgt in open_split(config, split).read():
         raw.src.append(src)
         raw.tgt.append(tgt)
     if not raw:
-        raise DataError(f"{name}: contains no pairs")
+        raise DataError(f"{config.path}: split {split}: contains no pairs")
     return raw
 
 
@@ -125,19 +119,18 @@ def _open_one(config: DataConfig, split: Split) -> CorpusSplit:
         if not _HUB_ID.fullmatch(config.path):
             raise _missing_folder(config)
         return _open_dataset(config, split)
-    if _DATA_FILES.fullmatch(split):
+    if split.removesuffix(compression_suffix(Path(split))).endswith(_DATA_SUFFIXES):
         return _open_data_files(config, split)
     if not _has_text(folder, config):
-        if not any(_DATASET_FILE.fullmatch(path.name) for path in folder.rglob("*")):
+        suffixes = {suffix.lower() for path in folder.rglob("*") for suffix in path.suffixes}
+        if not suffixes & _DATASET_SUFFIXES:
             raise _unnamed_text(config, split)
         return _open_dataset(config, split)
     match = _SLICED_NAME.fullmatch(split)
     if not match:
         raise DataError(f"{split}: not a split; write a name or a slice, such as train[:5000]")
     paths, read = _find_text(folder, config, match["name"])
-    return CorpusSplit(
-        partial(_slice, read, match["slice"], str(folder / split)), lambda: _digest_files(paths)
-    )
+    return _slice(paths, read, match["slice"], str(folder / split))
 
 
 def _open_files(config: DataConfig, split: SplitFiles) -> CorpusSplit:
@@ -148,17 +141,12 @@ def _open_files(config: DataConfig, split: SplitFiles) -> CorpusSplit:
         if folder in path.parents and not folder.is_dir():
             raise _missing_folder(config)
         if not path.is_file():
-            parent = path.parent
-            held = f"; {parent} holds {_list_files(parent)}" if parent.is_dir() else ""
-            raise DataError(f"{path}: no such file{held}")
-    return CorpusSplit(
-        partial(_slice, partial(_read_text, src, tgt), split.slice, f"{src} and {tgt}"),
-        lambda: _digest_files((src, tgt)),
-    )
+            raise DataError(f"{path}: no such file{_list_files(path.parent)}")
+    return _slice([src, tgt], partial(_read_text, src, tgt), split.slice, f"{src} and {tgt}")
 
 
 def _missing_folder(config: DataConfig) -> DataError:
-    searched = config.searched_folders("data.path", config.path)
+    searched = searched_folders(config.path)
     return DataError(f"data.path = {config.path}: there is no such folder{searched}; {MOVED_TEXT}")
 
 
@@ -170,16 +158,15 @@ def _unnamed_text(config: DataConfig, split: str) -> DataError:
     tables = [f"{key} = {SplitFiles(src=src, tgt=tgt, slice=part)}" for key, part in slices.items()]
     return DataError(
         f"{folder}: no split {split}: no file name ends in .{config.src_lang} or"
-        f" .{config.tgt_lang}; the folder holds {_list_files(folder)}; name two files under [data],"
+        f" .{config.tgt_lang}{_list_files(folder)}; name two files under [data],"
         f" such as {', '.join(tables)}"
     )
 
 
 def _guess_sides(folder: Path, config: DataConfig) -> tuple[str, str]:
     """Guesses which of two text files is the source; with more or fewer, returns placeholders."""
-    names = [path.name for path in sorted(folder.iterdir()) if path.is_file()]
-    visible = [name for name in names if not name.startswith(".")]
-    texts = [name for name in visible if ".txt" in name] or visible
+    names = [path.name for path in sorted(folder.glob("[!.]*")) if path.is_file()]
+    texts = [name for name in names if ".txt" in name] or names
     if len(texts) != 2:
         return "SOURCE_FILE", "TARGET_FILE"
     first, second = texts
@@ -188,14 +175,17 @@ def _guess_sides(folder: Path, config: DataConfig) -> tuple[str, str]:
 
 
 def _list_files(folder: Path) -> str:
+    """Says which files a folder holds; empty if there is no such folder."""
+    if not folder.is_dir():
+        return ""
     names = sorted(path.name for path in folder.iterdir() if path.is_file())
-    listed = ", ".join(names[:_LISTED_FILES]) or "no files"
-    return f"{listed} and {len(names) - _LISTED_FILES} more" if names[_LISTED_FILES:] else listed
+    more = f" and {len(names) - _LISTED_FILES} more" if names[_LISTED_FILES:] else ""
+    return f"; the folder holds {', '.join(names[:_LISTED_FILES]) or 'no files'}{more}"
 
 
 def _has_text(folder: Path, config: DataConfig) -> bool:
     endings = (f".{config.src_lang}", f".{config.tgt_lang}", ".tsv")
-    names = (_COMPRESSION_SUFFIX.sub("", path.name) for path in folder.iterdir())
+    names = (path.name.removesuffix(compression_suffix(path)) for path in folder.iterdir())
     return any(name.endswith(endings) for name in names)
 
 
@@ -204,7 +194,7 @@ def _find_text(
 ) -> tuple[list[Path], Callable[[], Iterator[Pair]]]:
     """Finds the files of a split in a folder of text, and how to read them."""
     src, tgt = config.src_lang, config.tgt_lang
-    for compression in _COMPRESSIONS:
+    for compression in ("", *COMPRESSION_SUFFIXES):
         paths = [folder / f"{name}.{language}{compression}" for language in (src, tgt)]
         if any(path.is_file() for path in paths):
             for path in paths:
@@ -215,39 +205,31 @@ def _find_text(
             path = folder / f"{name}.{first}-{second}.tsv{compression}"
             if path.is_file():
                 return [path], partial(_read_tsv, path, swapped=first != src)
-    parent = (folder / name).parent
-    held = f"; the folder holds {_list_files(parent)}" if parent.is_dir() else ""
     raise DataError(
-        f"{folder / name}.{src}: no such file, nor {name}.{tgt} or {name}.{src}-{tgt}.tsv{held}"
+        f"{folder / name}.{src}: no such file, nor {name}.{tgt} or {name}.{src}-{tgt}.tsv"
+        f"{_list_files((folder / name).parent)}"
     )
 
 
-def _slice(read: Callable[[], Iterator[Pair]], slice_text: str | None, name: str) -> Iterator[Pair]:
-    """Reads a slice of a split.
+def _slice(
+    paths: Sequence[Path], read: Callable[[], Iterator[Pair]], part: str | None, name: str
+) -> CorpusSplit:
+    """Takes a slice, such as [-1000:], of the pairs of some files; None is all of them."""
 
-    Args:
-        read: Reads the whole split.
-        slice_text: A Python slice such as [-1000:]; None selects everything.
-        name: The split, for the error message.
+    def read_slice(match: re.Match[str]) -> Iterator[Pair]:
+        start, stop = int(match["start"] or 0), int(match["stop"]) if match["stop"] else None
+        if start < 0 or (stop or 0) < 0:  # relative to the end, so count the pairs
+            start, stop, _ = slice(start, stop).indices(sum(1 for _ in read()))
+        is_empty = True
+        for pair in islice(read(), start, stop):
+            is_empty = False
+            yield pair
+        if is_empty:
+            count = sum(1 for _ in read())
+            raise DataError(f"{name}: the slice {part} selects none of {count} pairs")
 
-    Raises:
-        DataError: If the slice is empty.
-    """
-    match = re.fullmatch(SLICE, slice_text or "")
-    if not match:
-        return read()
-    start, stop = int(match["start"] or 0), int(match["stop"]) if match["stop"] else None
-    if start < 0 or (stop or 0) < 0:  # relative to the end, so count the pairs
-        start, stop, _ = slice(start, stop).indices(_count(read()))
-    pairs = islice(read(), start, stop)
-    first = next(pairs, None)
-    if first is None:
-        raise DataError(f"{name}: the slice {slice_text} selects none of {_count(read())} pairs")
-    return chain([first], pairs)
-
-
-def _count(pairs: Iterator[Pair]) -> int:
-    return sum(1 for _ in pairs)
+    match = re.fullmatch(SLICE, part or "")
+    return CorpusSplit(partial(read_slice, match) if match else read, lambda: _digest_files(paths))
 
 
 def _read_text(src_path: Path, tgt_path: Path) -> Iterator[Pair]:
@@ -290,7 +272,7 @@ def read_lines(path: Path) -> Iterator[str]:
     except UnicodeDecodeError:
         raise DataError(f"{path}, line {number}: not UTF-8; convert the file with iconv") from None
     except DECOMPRESSION_ERRORS as error:
-        reason = getattr(error, "strerror", None) or error
+        reason = read_failure(error)
         raise DataError(f"{path}: cannot be read after line {number}: {reason}") from None
 
 

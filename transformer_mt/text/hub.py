@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from transformer_mt.config.keys import DataConfig
+from transformer_mt.config.loading import searched_folders
 from transformer_mt.errors import DataError
 from transformer_mt.system.console import shows_bars
 
@@ -57,7 +58,7 @@ def load_dataset(config: DataConfig, builder: str, requested: str, **options: An
     elif is_unknown:
         reason = f"{reason}; {MOVED_TEXT}"
     if problem or is_unknown:
-        searched = config.searched_folders("data.path", config.path)
+        searched = searched_folders(config.path)
         reason = f"no such folder{searched}; on the hub: {reason}"
     raise DataError(f"data.path = {config.path}, split {requested}: {reason}")
 
@@ -130,16 +131,11 @@ def _offline() -> Iterator[None]:
 def _without_progress_bars() -> Iterator[None]:
     """Hides the progress bars of both libraries; restores their settings afterwards."""
     import datasets
-    from huggingface_hub.utils.tqdm import disable_progress_bars, progress_bar_states
+    from huggingface_hub import utils
 
-    datasets_had_bars = not datasets.are_progress_bars_disabled()
-    hub_states = dict(progress_bar_states)
-    datasets.disable_progress_bars()
-    disable_progress_bars()
-    try:
+    with ExitStack() as stack:
+        for library in (datasets, utils):
+            if not library.are_progress_bars_disabled():
+                library.disable_progress_bars()
+                stack.callback(library.enable_progress_bars)
         yield
-    finally:
-        if datasets_had_bars:
-            datasets.enable_progress_bars()
-        progress_bar_states.clear()
-        progress_bar_states.update(hub_states)

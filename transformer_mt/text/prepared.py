@@ -13,29 +13,29 @@ the same corpus.
 import hashlib
 import json
 import logging
-import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from itertools import islice
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import compress, islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from transformer_mt.config.keys import Config, DataConfig, values_that_shape_corpus
+from transformer_mt.config.loading import searched_folders
 from transformer_mt.errors import ConfigError, DataError
 from transformer_mt.system.console import progress_bar
 from transformer_mt.system.files import atomic_directory, locked
 from transformer_mt.text.batching import EncodedLines, EncodedPairs, flatten
 from transformer_mt.text.cleaning import (
     CLEANING_VERSION,
-    DropReasons,
     describe_dropped,
     reason_to_drop_pieces,
     reason_to_drop_text,
 )
-from transformer_mt.text.corpus import CorpusSplit, Pair, open_split
+from transformer_mt.text.corpus import CorpusSplit, open_split
 from transformer_mt.text.vocabulary import UNK_ID, Vocabulary, train_vocabulary
 
 logger = logging.getLogger(__name__)
@@ -53,11 +53,7 @@ _MANY_UNKNOWN = 0.01
 class PreparedCorpus:
     """A prepared corpus, mapped from disk.
 
-    Attributes:
-        path: Its directory.
-        vocab: Its vocabulary.
-        pairs: Its training pairs.
-        report: Counts: `pairs` read, `kept`, `dropped` by reason, and so on.
+    The report counts the `pairs` read, those `kept`, those `dropped` by reason, and so on.
     """
 
     path: Path
@@ -101,14 +97,15 @@ def prepare(
         return learned
     name = _fingerprint(config, split_digest, vocab)
     folder = folder if (folder / name).exists() else scratch or folder
-    if not (folder / name).exists():
+    path = folder / name
+    if not path.exists():
         folder.mkdir(parents=True, exist_ok=True)
         with locked(folder / f".{name}.lock", _log_waiting):
-            if not (folder / name).exists():
-                _write_prepared(config, split, vocab, folder / name)
-    prepared = _load_prepared(folder / name)
+            if not path.exists():
+                _write_prepared(config, split, vocab, path)
+    prepared = _load_prepared(path)
     if prepared is None:
-        raise _damaged(folder / name, f"{REPORT} is missing")
+        raise _damaged(path, f"{REPORT} is missing")
     return prepared
 
 
@@ -142,7 +139,7 @@ def _load_configured_vocabulary(config: Config, vocab: Vocabulary | None) -> Voc
     if not Path(config.vocab.path).exists():
         if vocab:
             return None
-        searched = config.vocab.searched_folders("vocab.path", config.vocab.path)
+        searched = searched_folders(config.vocab.path)
         raise DataError(f"vocab.path = {config.vocab.path}: no such file or folder{searched}")
     configured = Vocabulary.load(Path(config.vocab.path))
     if vocab and not vocab.has_same_ids(configured):
@@ -188,32 +185,16 @@ def _load_lines(path: Path, side: str, dtype: str) -> EncodedLines:
 def _write_prepared(
     config: Config, split: CorpusSplit, vocab: Vocabulary | None, path: Path
 ) -> None:
-    """Reads a split twice: to clean it and count its words, then to encode the pairs kept.
-
-    Args:
-        config: The cleaning rules, and the vocabulary to learn.
-        split: The training text.
-        vocab: A vocabulary to use; None learns one.
-        path: The directory to write.
-    """
+    """Reads a split twice: to clean it and count its words, then to encode the pairs kept."""
     with atomic_directory(path) as folder:
-        began = time.monotonic()
         cleaned = _clean(config, split, count_words=vocab is None)
-        read = time.monotonic()
         if vocab is None:
             distinct = sum(map(len, cleaned.word_counts))
             logger.info("learning %d pieces from %d distinct words", config.vocab.size, distinct)
             vocab = train_vocabulary(cleaned.word_counts, config.vocab)
             cleaned.word_counts.clear()  # frees up to a gigabyte
         vocab.save(folder)
-        learned = time.monotonic()
         report = _write_ids(config.data, split, cleaned, vocab, folder)
-        seconds = {
-            "reading": read - began,
-            "vocabulary": learned - read,
-            "encoding": time.monotonic() - learned,
-        }
-        report["seconds"] = {phase: round(value, 1) for phase, value in seconds.items()}
         (folder / REPORT).write_text(json.dumps(report, indent=1) + "\n")
     _log_summary(report)
 
@@ -223,142 +204,122 @@ class _CleanedSplit:
     """Result of the first reading of a split.
 
     Attributes:
-        reasons: Why each pair is dropped, or that it is kept.
         word_counts: Occurrences of each word in the pairs kept: one counter per side, or one for
             both if the vocabulary is shared; empty unless counted.
+        kept: For each pair, 1 if it is kept, else 0.
+        dropped: Number of dropped pairs by reason.
         words: Number of words in the pairs kept.
     """
 
-    reasons: DropReasons
     word_counts: list[Counter[str]]
+    kept: bytearray = field(default_factory=bytearray)
+    dropped: Counter[str] = field(default_factory=Counter)
     words: int = 0
 
 
 def _clean(config: Config, split: CorpusSplit, count_words: bool) -> _CleanedSplit:
     """Reads a split for the first time and decides, by their text, which pairs are kept."""
     counts = [Counter[str]() for _ in range(1 if config.vocab.shared else 2)]
-    cleaned, seen_pairs = _CleanedSplit(DropReasons(), counts), set[bytes]()
+    cleaned, seen_pairs = _CleanedSplit(counts), set[bytes]()
     for src, tgt in progress_bar("reading", "pairs", items=split.read()):
         reason = reason_to_drop_text(config.data, src, tgt, seen_pairs)
-        cleaned.reasons.append(reason)
-        if reason is None:
-            src_words, tgt_words = src.split(), tgt.split()
-            cleaned.words += len(src_words) + len(tgt_words)
-            if count_words:
-                counts[0].update(src_words)
-                counts[-1].update(tgt_words)
+        cleaned.kept.append(reason is None)
+        if reason:
+            cleaned.dropped[reason] += 1
+            continue
+        src_words, tgt_words = src.split(), tgt.split()
+        cleaned.words += len(src_words) + len(tgt_words)
+        if count_words:
+            counts[0].update(src_words)
+            counts[-1].update(tgt_words)
     if not cleaned.words:
-        raise _nothing_left(config.data, len(cleaned.reasons), cleaned.reasons.counts())
+        raise _nothing_left(config.data, cleaned)
     return cleaned
 
 
 def _write_ids(
     config: DataConfig, split: CorpusSplit, cleaned: _CleanedSplit, vocab: Vocabulary, folder: Path
 ) -> dict[str, Any]:
-    """Reads a split for the second time and writes the ids of the pairs kept.
-
-    Returns:
-        The report.
-    """
-    dropped = cleaned.reasons.counts()
-    src_writer, tgt_writer = (_EncodedLinesWriter(folder, side, vocab) for side in ("src", "tgt"))
-    pairs = progress_bar("encoding", "pairs", len(cleaned.reasons), split.read())
-    kept = (pair for pair, reason in zip(pairs, cleaned.reasons, strict=True) if reason is None)
+    """Reads a split for the second time, writes the ids of the pairs kept, and reports counts."""
+    writers = [_EncodedLinesWriter(folder, side, vocab) for side in ("src", "tgt")]
+    pairs = progress_bar("encoding", "pairs", len(cleaned.kept), split.read())
+    kept = compress(pairs, cleaned.kept)
     while chunk := list(islice(kept, _PAIRS_PER_CHUNK)):
+        src, tgt = zip(*chunk, strict=True)
         encoded = []
-        for src_ids, tgt_ids in _encode(vocab, chunk):
-            if reason := reason_to_drop_pieces(config, len(src_ids), len(tgt_ids)):
-                dropped[reason] += 1
+        for pair in zip(vocab.encode_src(src), vocab.encode_tgt(tgt), strict=True):
+            if reason := reason_to_drop_pieces(config, *map(len, pair)):
+                cleaned.dropped[reason] += 1
             else:
-                encoded.append((src_ids, tgt_ids))
-        src_writer.write([src_ids for src_ids, _ in encoded])
-        tgt_writer.write([tgt_ids for _, tgt_ids in encoded])
-    writers = src_writer, tgt_writer
-    for writer in writers:
-        writer.close()
-    if not src_writer.lines:
-        raise _nothing_left(config, len(cleaned.reasons), dropped)
+                encoded.append(pair)
+        for side, writer in enumerate(writers):
+            writer.write([pair[side] for pair in encoded])
+    counts = np.stack([writer.close() for writer in writers])
+    if not counts.size:
+        raise _nothing_left(config, cleaned)
     return {
         "format": FORMAT,
-        "pairs": len(cleaned.reasons),
-        "kept": src_writer.lines,
-        "dropped": dict(dropped),
-        "pieces_per_word": round(sum(writer.pieces for writer in writers) / cleaned.words, 3),
-        "pieces": sum(writer.pieces for writer in writers),
+        "pairs": len(cleaned.kept),
+        "kept": counts.shape[1],
+        "dropped": dict(cleaned.dropped),
+        "pieces_per_word": round(int(counts.sum()) / cleaned.words, 3),
+        "pieces": int(counts.sum()),
         "unknown": sum(writer.unknown for writer in writers),
-        "longest": max(writer.longest for writer in writers),
-        "dtype": src_writer.dtype.name,
-        "digest": hashlib.sha256("".join(w.digest for w in writers).encode()).hexdigest(),
+        "longest": int(counts.max()),
+        "dtype": writers[0].dtype.name,
+        "digest": hashlib.sha256("".join(w.hash.hexdigest() for w in writers).encode()).hexdigest(),
     }
-
-
-def _encode(vocab: Vocabulary, pairs: Sequence[Pair]) -> Iterator[tuple[list[int], list[int]]]:
-    src, tgt = zip(*pairs, strict=True)
-    return zip(vocab.encode_src(src), vocab.encode_tgt(tgt), strict=True)
 
 
 class _EncodedLinesWriter:
     """Writes the ids of one side in chunks, and the offsets of its lines at the end.
 
-    Args:
-        folder: Where to write.
-        side: `src` or `tgt`, the beginning of the file names.
-        vocab: The vocabulary, whose size decides the type of the ids.
-
     Attributes:
         dtype: Type of the ids on disk.
-        lines: Number of lines so far.
-        pieces: Number of ids so far.
+        hash: SHA-256 hash of ids and line lengths so far.
         unknown: Number of ids of the unknown piece so far.
-        longest: Pieces of the longest line so far.
-        digest: SHA-256 digest of ids and lengths, once closed.
     """
 
     def __init__(self, folder: Path, side: str, vocab: Vocabulary) -> None:
         largest = max(vocab.src_size, vocab.tgt_size)
         self.dtype = np.dtype(np.uint16 if largest <= 2**16 else np.int32)
+        self.hash, self.unknown = hashlib.sha256(), 0
         self._offsets_path = folder / f"{side}.offsets.npy"
-        self._file = (folder / f"{side}.ids").open("wb")
-        self._hash, self._lengths = hashlib.sha256(), [np.zeros(1, np.int64)]
-        self.lines = self.pieces = self.unknown = self.longest = 0
-        self.digest = ""
+        self._file, self._counts = (folder / f"{side}.ids").open("wb"), [np.zeros(1, np.int64)]
 
     def write(self, rows: Sequence[Sequence[int]]) -> None:
         """Appends lines."""
-        encoded = flatten(rows)
-        raw, lengths = encoded.ids.astype(self.dtype).tobytes(), np.diff(encoded.offsets)
+        lines = flatten(rows)
+        raw = lines.ids.astype(self.dtype).tobytes()
         self._file.write(raw)
-        self._lengths.append(lengths)
-        self._hash.update(raw)
-        self._hash.update(lengths.tobytes())
-        self.lines += len(rows)
-        self.pieces += len(encoded.ids)
-        self.unknown += int((encoded.ids == UNK_ID).sum())
-        self.longest = max(self.longest, int(lengths.max(initial=0)))
+        self._counts.append(lines.counts)
+        self.hash.update(raw)
+        self.hash.update(lines.counts.tobytes())
+        self.unknown += int((lines.ids == UNK_ID).sum())
 
-    def close(self) -> None:
-        """Writes the offsets."""
+    def close(self) -> npt.NDArray[np.int64]:
+        """Writes the offsets; returns the number of ids in each line, (N,)."""
         self._file.close()
-        np.save(self._offsets_path, np.cumsum(np.concatenate(self._lengths)))
-        self.digest = self._hash.hexdigest()
+        counts = np.concatenate(self._counts)
+        np.save(self._offsets_path, np.cumsum(counts))
+        return counts[1:]
 
 
-def _nothing_left(config: DataConfig, pairs: int, dropped: Counter[str]) -> DataError:
+def _nothing_left(config: DataConfig, cleaned: _CleanedSplit) -> DataError:
     return DataError(
-        f"data.train = {config.train}: no training pair is left of {pairs}"
-        f" ({describe_dropped(dropped)}); see the limits under [data]"
+        f"data.train = {config.train}: no training pair is left of {len(cleaned.kept)}"
+        f" ({describe_dropped(cleaned.dropped)}); see the limits under [data]"
     )
 
 
 def _log_summary(report: dict[str, Any]) -> None:
-    seconds = ", ".join(f"{phase} {value:.0f} s" for phase, value in report["seconds"].items())
     logger.info(
         f"{report['kept']} training pairs of {report['pairs']}"
         f" (dropped: {describe_dropped(report['dropped'])})"
     )
     logger.info(
         f"{report['pieces_per_word']} pieces per word, {report['unknown']} unknown, longest"
-        f" {report['longest']} pieces; {seconds}"
+        f" {report['longest']} pieces"
     )
     if report["unknown"] > _MANY_UNKNOWN * report["pieces"]:
         share = report["unknown"] / report["pieces"]

@@ -8,8 +8,7 @@ import os
 import sys
 import threading
 from collections.abc import Sequence
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
 import numpy.typing as npt
@@ -26,12 +25,15 @@ from transformer_mt.text.segmentation import (
     PieceIds,
     UnigramSampling,
 )
-from transformer_mt.text.vocabulary import WORD_MARK, PieceTable, Vocabulary
+from transformer_mt.text.vocabulary import WORD_MARK, PieceTable
 
 _PAIRS_PER_BLOCK = 20_000
 _CHARACTERS_AT_ONCE = 200_000
 """Limit on the number of words times their length; bounds memory. The segmentations depend on this
 and on the size of a block, so neither may change."""
+_NICENESS = 19
+_MAX_THREADS = 4
+"""More threads would wait for Python's lock, and make the training thread wait too."""
 
 
 class LineSampler:
@@ -70,7 +72,7 @@ class LineSampler:
         """Draws one segmentation of each line."""
         ids = lines.ids
         begins_word = self._begins_word[ids]
-        begins_word[lines.offsets[:-1][np.diff(lines.offsets) > 0]] = True
+        begins_word[lines.offsets[:-1][lines.counts > 0]] = True
         words = np.flatnonzero(begins_word)
         if not len(words):
             return lines
@@ -96,64 +98,64 @@ class LineSampler:
         return EncodedLines(sampled, ends[np.searchsorted(words, lines.offsets)])
 
 
-@dataclass(frozen=True)
-class PendingPairs:
-    """The pairs of an epoch while threads compute them.
+class EpochPairs:
+    """Provides the pairs of an epoch, and prepares those of the next one in background threads.
 
-    Attributes:
-        blocks: Their parts, in order.
+    The segmentations are a pure function of corpus, seed and epoch. With several processes, each
+    prepares the same pairs for itself.
+
+    Args:
+        corpus: The prepared pairs, which all epochs use if `vocab.sampling` is 0.
+        config: How to sample segmentations, and the seed. A pair that would be longer than
+            `data.max_length` keeps its segmentation.
+
+    Raises:
+        ConfigError: If the vocabulary has only one segmentation of every word.
     """
 
-    blocks: Sequence[Future[EncodedPairs]]
+    def __init__(self, corpus: PreparedCorpus, config: Config) -> None:
+        self._prepared, self._samplers = corpus.pairs, list[LineSampler]()
+        self._max_length, self._seed = config.data.max_length, config.train.seed
+        if rate := config.vocab.sampling:
+            src = LineSampler(corpus.vocab.src_table(), rate)
+            shared = corpus.vocab.shared
+            self._samplers = [src, src if shared else LineSampler(corpus.vocab.tgt_table(), rate)]
+        # NumPy mostly runs without Python's lock.
+        count = min(torch.get_num_threads(), _MAX_THREADS)
+        self._threads = ThreadPoolExecutor(count, initializer=_lower_priority)
+        self._started: tuple[int, list[Future[EncodedPairs]]] | None = None
 
-    def wait(self) -> EncodedPairs:
-        """Waits for all pairs, and returns them in memory, in corpus order."""
-        blocks = [block.result() for block in self.blocks]
+    def start(self, epoch: int) -> None:
+        """Starts to prepare the pairs of an epoch, from 0, unless all epochs use the same pairs."""
+        if self._samplers:
+            blocks = range(-(-len(self._prepared) // _PAIRS_PER_BLOCK))
+            futures = [self._threads.submit(self._sample_block, epoch, i) for i in blocks]
+            self._started = epoch, futures
+
+    def of_epoch(self, epoch: int) -> EncodedPairs:
+        """Returns the pairs of an epoch, from 0, in the order of the corpus."""
+        if self._started is None or self._started[0] != epoch:
+            self.start(epoch)
+        if self._started is None:
+            return self._prepared
+        blocks = [future.result() for future in self._started[1]]
         return EncodedPairs(
             _concatenate([block.src for block in blocks]),
             _concatenate([block.tgt for block in blocks]),
         )
 
-
-class PairSampler:
-    """Draws the segmentations of all training pairs for an epoch.
-
-    Args:
-        pairs: The prepared pairs.
-        vocab: Their vocabulary.
-        rate: `vocab.sampling`.
-        max_length: `data.max_length`; a pair that would be longer keeps its segmentation.
-        seed: The run's seed.
-
-    Raises:
-        ConfigError: If the vocabulary allows only one segmentation of each word.
-    """
-
-    def __init__(
-        self, pairs: EncodedPairs, vocab: Vocabulary, rate: float, max_length: int, seed: int
-    ) -> None:
-        self._pairs, self._max_length, self._seed = pairs, max_length, seed
-        self._src = LineSampler(vocab.src_table(), rate)
-        self._tgt = self._src if vocab.shared else LineSampler(vocab.tgt_table(), rate)
-
-    def sample_epoch(self, epoch: int, threads: Executor) -> "PendingPairs":
-        """Starts drawing the segmentations of an epoch, a pure function of corpus, seed and epoch.
-
-        Args:
-            epoch: Epoch, from 0.
-            threads: Threads that compute the blocks; NumPy mostly runs without Python's lock.
-        """
-        blocks = range(-(-len(self._pairs) // _PAIRS_PER_BLOCK))
-        return PendingPairs([threads.submit(self._sample_block, epoch, i) for i in blocks])
+    def close(self) -> None:
+        """Ends the threads once they have finished their current blocks."""
+        self._threads.shutdown(cancel_futures=True)
 
     def _sample_block(self, epoch: int, block: int) -> EncodedPairs:
-        sides = [_take_block(side, block) for side in (self._pairs.src, self._pairs.tgt)]
+        sides = [_take_block(side, block) for side in (self._prepared.src, self._prepared.tgt)]
         # Numbers from 1, since NumPy treats [seed, epoch] and [seed, epoch, 0, 0] as the same seed.
         src, tgt = (
             sampler.sample(lines, np.random.default_rng([self._seed, epoch, block + 1, side + 1]))
-            for side, (sampler, lines) in enumerate(zip((self._src, self._tgt), sides, strict=True))
+            for side, (sampler, lines) in enumerate(zip(self._samplers, sides, strict=True))
         )
-        too_long = np.maximum(np.diff(src.offsets), np.diff(tgt.offsets)) > self._max_length
+        too_long = np.maximum(src.counts, tgt.counts) > self._max_length
         return EncodedPairs(_replace(src, sides[0], too_long), _replace(tgt, sides[1], too_long))
 
 
@@ -182,66 +184,19 @@ def _replace(
     lines: EncodedLines, others: EncodedLines, is_replaced: npt.NDArray[np.bool_]
 ) -> EncodedLines:
     """Replaces the flagged lines with the corresponding lines of `others`."""
-    if not is_replaced.any():
-        return lines
-    lengths = np.where(is_replaced, np.diff(others.offsets), np.diff(lines.offsets))
+    counts = np.where(is_replaced, others.counts, lines.counts)
     starts = np.where(is_replaced, others.offsets[:-1] + len(lines.ids), lines.offsets[:-1])
-    ids = _join([lines.ids, others.ids])[_ranges(starts, lengths)]
-    return EncodedLines(ids, np.concatenate(([0], np.cumsum(lengths))))
+    return EncodedLines.cut(_join([lines.ids, others.ids])[_ranges(starts, counts)], counts)
 
 
-def _concatenate(blocks: list[EncodedLines]) -> EncodedLines:
-    ids = _join([block.ids for block in blocks])
-    lengths = np.concatenate([np.diff(block.offsets) for block in blocks])
-    return EncodedLines(ids, np.concatenate(([0], np.cumsum(lengths))))
+def _concatenate(blocks: Sequence[EncodedLines]) -> EncodedLines:
+    counts = np.concatenate([block.counts for block in blocks])
+    return EncodedLines.cut(_join([block.ids for block in blocks]), counts)
 
 
 def _join(parts: Sequence[Ids]) -> Ids:
     joined: Ids = np.empty(sum(map(len, parts)), parts[0].dtype)
     return np.concatenate(parts, out=joined)
-
-
-_NICENESS = 19
-_MAX_THREADS = 4
-"""More threads would wait for Python's lock, and make the training thread wait too."""
-
-
-class EpochPairs:
-    """Provides the pairs of an epoch, and prepares those of the next one in background threads.
-
-    With several processes, each prepares the same pairs for itself.
-
-    Args:
-        corpus: The prepared pairs, which all epochs use if `vocab.sampling` is 0.
-        config: How to sample segmentations, and the seed.
-
-    Raises:
-        ConfigError: If the vocabulary has only one segmentation of every word.
-    """
-
-    def __init__(self, corpus: PreparedCorpus, config: Config) -> None:
-        self._prepared, self._sampler = corpus.pairs, None
-        if rate := config.vocab.sampling:
-            max_length, seed = config.data.max_length, config.train.seed
-            self._sampler = PairSampler(corpus.pairs, corpus.vocab, rate, max_length, seed)
-        count = min(torch.get_num_threads(), _MAX_THREADS)
-        self._threads = ThreadPoolExecutor(count, initializer=_lower_priority)
-        self._started: tuple[int, PendingPairs] | None = None
-
-    def start(self, epoch: int) -> None:
-        """Starts to prepare the pairs of an epoch, from 0, unless all epochs use the same pairs."""
-        if self._sampler:
-            self._started = epoch, self._sampler.sample_epoch(epoch, self._threads)
-
-    def of_epoch(self, epoch: int) -> EncodedPairs:
-        """Returns the pairs of an epoch, from 0, in the order of the corpus."""
-        if self._started is None or self._started[0] != epoch:
-            self.start(epoch)
-        return self._started[1].wait() if self._started else self._prepared
-
-    def close(self) -> None:
-        """Ends the threads once they have finished their current blocks."""
-        self._threads.shutdown(cancel_futures=True)
 
 
 def _lower_priority() -> None:

@@ -19,11 +19,7 @@ NO_PIECE = -1
 
 
 class _Lookup:
-    """A read-only dictionary that looks up whole arrays.
-
-    Args:
-        entries: Non-negative values by non-negative keys.
-    """
+    """A read-only dictionary of non-negative integers that looks up whole arrays."""
 
     def __init__(self, entries: dict[int, int]) -> None:
         keys = np.fromiter(entries.keys(), np.int64, len(entries))

@@ -87,9 +87,9 @@ def _load_files(src: Path | None, refs: Sequence[Path]) -> EvaluationSet:
     paths = [*([src] if src else []), *refs]
     for path in paths:
         require_input(path)
-    readers = [read_source_lines if path is src else read_lines for path in paths]
     texts = [
-        [line.strip() for line in read(path)] for read, path in zip(readers, paths, strict=True)
+        [line.strip() for line in (read_source_lines if path is src else read_lines)(path)]
+        for path in paths
     ]
     for path, text in zip(paths, texts, strict=True):
         if len(text) != len(texts[0]):

@@ -29,31 +29,8 @@ _MIN_PIECES, _MAX_PIECES = EOS_ID + 1, 10**8
 
 _LINE_BREAKS = str.maketrans("\n\r\t", "   ")
 
-
 WORD_MARK = "▁"
 """Stands for the space before a word, at the beginning of the word's first piece."""
-
-
-@dataclass(frozen=True)
-class PieceTable:
-    """The pieces of one language, with the data needed to draw segmentations.
-
-    Attributes:
-        kind: `bpe` or `unigram`; None if SentencePiece cannot sample, since the model is one of
-            words or characters.
-        texts: Text of each piece by id; empty for special, byte and unused pieces and for
-            user-defined symbols.
-        scores: SentencePiece's scores, float64, (V,).
-    """
-
-    kind: str | None
-    texts: list[str]
-    scores: npt.NDArray[np.float64]
-
-    @property
-    def ids(self) -> dict[str, int]:
-        """Ids by the texts of pieces."""
-        return {text: i for i, text in enumerate(self.texts) if text}
 
 
 class Vocabulary:
@@ -107,11 +84,11 @@ class Vocabulary:
         """Converts target ids to pieces."""
         return self._tgt.pieces(ids)
 
-    def src_table(self) -> PieceTable:
+    def src_table(self) -> "PieceTable":
         """Lists the source pieces with their scores."""
         return self._src.table()
 
-    def tgt_table(self) -> PieceTable:
+    def tgt_table(self) -> "PieceTable":
         """Lists the target pieces with their scores."""
         return self._tgt.table()
 
@@ -159,6 +136,102 @@ class Vocabulary:
             ) from None
         except DataError as error:
             raise DataError(f"{src_path}: {error}") from None
+
+
+class _SentencePieceModel:
+    """A SentencePiece model whose special ids are `PAD_ID` to `EOS_ID`.
+
+    A model with SentencePiece's default ids has no padding piece, so all of its ids are moved up by
+    one.
+    """
+
+    def __init__(self, model: bytes) -> None:
+        self._processor = processor = sentencepiece.SentencePieceProcessor()
+        try:
+            processor.load_from_serialized_proto(model)
+        except RuntimeError:
+            raise DataError("not a SentencePiece model") from None
+        ids = (processor.pad_id(), processor.unk_id(), processor.bos_id(), processor.eos_id())
+        self._id_offset = int(ids == (-1, UNK_ID - 1, BOS_ID - 1, EOS_ID - 1))
+        if not self._id_offset and ids != (PAD_ID, UNK_ID, BOS_ID, EOS_ID):
+            raise DataError(
+                f"the ids of pad, unk, bos and eos are {ids}; they must be 0, 1, 2, 3 or"
+                " -1, 0, 1, 2"
+            )
+        self.size = int(processor.get_piece_size()) + self._id_offset
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        folded = [fold_whitespace(text) for text in texts]
+        try:
+            ids: list[list[int]] = self._processor.encode(folded, num_threads=-1) if folded else []
+        except TypeError:  # a lone surrogate, which a terminal can send, is not text
+            replaced = [text.encode("utf-8", "replace").decode() for text in folded]
+            ids = self._processor.encode(replaced, num_threads=-1)
+        return [[i + self._id_offset for i in row] for row in ids] if self._id_offset else ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return str(self._processor.decode([max(i - self._id_offset, 0) for i in ids]))
+
+    def pieces(self, ids: Sequence[int]) -> list[str]:
+        return [str(self._processor.id_to_piece(max(i - self._id_offset, 0))) for i in ids]
+
+    def table(self) -> "PieceTable":
+        processor = self._processor
+        ids = list(range(processor.get_piece_size()))
+        scores = np.array(processor.get_score(ids), np.float64)
+        # User-defined symbols have the score 0; the first BPE merge has -0.
+        is_text = (scores != 0) | np.signbit(scores)
+        for is_special in (processor.is_control, processor.is_unknown, processor.is_unused):
+            is_text &= ~np.array(is_special(ids))
+        is_text &= ~np.array(processor.is_byte(ids))
+        texts = [
+            piece if text else ""
+            for piece, text in zip(processor.id_to_piece(ids), is_text, strict=True)
+        ]
+        offset = self._id_offset
+        return PieceTable(
+            self._sampled_kind(), [""] * offset + texts, np.append(np.zeros(offset), scores)
+        )
+
+    def _sampled_kind(self) -> str | None:
+        """Infers the kind of the model from the operations that SentencePiece supports for it."""
+        try:
+            self._processor.nbest_encode("a", nbest_size=1)
+            return "unigram"
+        except RuntimeError:
+            pass
+        try:
+            self._processor.encode("a", enable_sampling=True, alpha=1.0)
+            return "bpe"
+        except RuntimeError:
+            return None
+
+
+def fold_whitespace(text: str) -> str:
+    """Replaces every run of white space of any kind by one space, and trims the ends."""
+    return " ".join(text.split())
+
+
+@dataclass(frozen=True)
+class PieceTable:
+    """The pieces of one language, with the data needed to draw segmentations.
+
+    Attributes:
+        kind: `bpe` or `unigram`; None if SentencePiece cannot sample, since the model is one of
+            words or characters.
+        texts: Text of each piece by id; empty for special, byte and unused pieces and for
+            user-defined symbols.
+        scores: SentencePiece's scores, float64, (V,).
+    """
+
+    kind: str | None
+    texts: list[str]
+    scores: npt.NDArray[np.float64]
+
+    @property
+    def ids(self) -> dict[str, int]:
+        """Ids by the texts of pieces."""
+        return {text: i for i, text in enumerate(self.texts) if text}
 
 
 def train_vocabulary(word_counts: Sequence[Counter[str]], config: VocabConfig) -> Vocabulary:
@@ -223,11 +296,8 @@ def _train_model(word_counts: Counter[str], config: VocabConfig, text_name: str)
 def _explain(message: str, config: VocabConfig, text_name: str) -> str:
     """Explains an error from SentencePiece in terms of configuration keys.
 
-    Args:
-        message: Such as `INTERNAL: src/trainer_interface.cc(744) [(condition)] Vocabulary size too
-            high (99). Please set it to a value <= 80.`; the part after the condition may be empty.
-        config: The vocabulary that could not be learned.
-        text_name: The text it was to be learned from.
+    An example is `INTERNAL: src/trainer_interface.cc(744) [(condition)] Vocabulary size too high
+    (99). Please set it to a value <= 80.`; the part after the condition may be empty.
     """
     if largest := re.search(r"set it to a value <= (\d+)", message):
         return (
@@ -258,81 +328,3 @@ def _silent_sentencepiece() -> Iterator[None]:
         yield
     finally:
         sentencepiece.set_min_log_level(_SPM_LOG_INFO)
-
-
-def fold_whitespace(text: str) -> str:
-    """Replaces every run of white space of any kind by one space, and trims the ends."""
-    return " ".join(text.split())
-
-
-class _SentencePieceModel:
-    """A SentencePiece model whose special ids are `PAD_ID` to `EOS_ID`.
-
-    Args:
-        model: The serialised model. A model with SentencePiece's default ids has no padding piece,
-            so all of its ids are moved up by one.
-
-    Raises:
-        DataError: If the bytes are not a SentencePiece model, or its special ids are unsuitable.
-    """
-
-    def __init__(self, model: bytes) -> None:
-        self._processor = processor = sentencepiece.SentencePieceProcessor()
-        try:
-            processor.load_from_serialized_proto(model)
-        except RuntimeError:
-            raise DataError("not a SentencePiece model") from None
-        ids = (processor.pad_id(), processor.unk_id(), processor.bos_id(), processor.eos_id())
-        self._id_offset = int(ids == (-1, UNK_ID - 1, BOS_ID - 1, EOS_ID - 1))
-        if not self._id_offset and ids != (PAD_ID, UNK_ID, BOS_ID, EOS_ID):
-            raise DataError(
-                f"the ids of pad, unk, bos and eos are {ids}; they must be 0, 1, 2, 3 or"
-                " -1, 0, 1, 2"
-            )
-        self.size = int(processor.get_piece_size()) + self._id_offset
-
-    def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        folded = [fold_whitespace(text) for text in texts]
-        try:
-            ids: list[list[int]] = self._processor.encode(folded, num_threads=-1) if folded else []
-        except TypeError:  # a lone surrogate, which a terminal can send, is not text
-            replaced = [text.encode("utf-8", "replace").decode() for text in folded]
-            ids = self._processor.encode(replaced, num_threads=-1)
-        return [[i + self._id_offset for i in row] for row in ids] if self._id_offset else ids
-
-    def decode(self, ids: Sequence[int]) -> str:
-        return str(self._processor.decode([max(i - self._id_offset, 0) for i in ids]))
-
-    def pieces(self, ids: Sequence[int]) -> list[str]:
-        return [str(self._processor.id_to_piece(max(i - self._id_offset, 0))) for i in ids]
-
-    def table(self) -> PieceTable:
-        processor = self._processor
-        ids = list(range(processor.get_piece_size()))
-        scores = np.array(processor.get_score(ids), np.float64)
-        # User-defined symbols have the score 0; the first BPE merge has -0.
-        is_text = (scores != 0) | np.signbit(scores)
-        for is_special in (processor.is_control, processor.is_unknown, processor.is_unused):
-            is_text &= ~np.array(is_special(ids))
-        is_text &= ~np.array(processor.is_byte(ids))
-        texts = [
-            piece if text else ""
-            for piece, text in zip(processor.id_to_piece(ids), is_text, strict=True)
-        ]
-        offset = self._id_offset
-        return PieceTable(
-            self._sampled_kind(), [""] * offset + texts, np.append(np.zeros(offset), scores)
-        )
-
-    def _sampled_kind(self) -> str | None:
-        """Infers the kind of the model from the operations that SentencePiece supports for it."""
-        try:
-            self._processor.nbest_encode("a", nbest_size=1)
-            return "unigram"
-        except RuntimeError:
-            pass
-        try:
-            self._processor.encode("a", enable_sampling=True, alpha=1.0)
-            return "bpe"
-        except RuntimeError:
-            return None

@@ -9,14 +9,14 @@ import torch
 from tqdm import tqdm
 
 from transformer_mt.config.keys import Config
-from transformer_mt.system.device import choose_device, total_memory
+from transformer_mt.system.device import choose_device, compute_settings, total_memory
 from transformer_mt.system.processes import join_processes
 from transformer_mt.text.batching import Indices, largest_micro_batch, padded_size
+from transformer_mt.training.engine import LogWindow
 from transformer_mt.training.flops import measure_peak_flops
-from transformer_mt.training.limits import stop_limits
-from transformer_mt.training.log_window import LogWindow
-from transformer_mt.training.pace import Pace, Schedule, estimate_time_left
+from transformer_mt.training.idle_share import describe_idle_share
 from transformer_mt.training.run import build_trainer, require_writable
+from transformer_mt.training.time_left import TimeEstimate
 from transformer_mt.training.trainer import Trainer
 
 _WARM_UP_STEPS, _TIMED_STEPS = 2, 3
@@ -32,8 +32,7 @@ def dry_run(config: Config, run_dir: Path) -> str:
         run_dir: The run that would be started or resumed.
 
     Returns:
-        Several lines: sizes, statistics, and estimates of memory and time, and then the
-        configuration.
+        Lines with sizes, statistics and estimates, and then the configuration.
 
     Raises:
         TransformerMTError: For any error that would end training at its start.
@@ -46,8 +45,11 @@ def dry_run(config: Config, run_dir: Path) -> str:
         steps = trainer.plan_epoch()
         lines = _describe(trainer, steps)
         if processes.world_size > 1:
-            lines.append(f"processes   {trainer.describe_occupancy(steps)}")
-        lines += _estimate(trainer, steps)
+            tokens = config.train.micro_batch_tokens
+            idle = describe_idle_share(steps, trainer.lengths, tokens, processes.world_size)
+            lines.append(f"processes   {idle}")
+        with compute_settings(trainer.engine.device, tf32=True):
+            lines += _estimate(trainer, steps)
         processes.finish()
     return "\n".join([*lines, "", *_configuration(config)])
 
@@ -65,7 +67,7 @@ def _configuration(config: Config) -> list[str]:
 
 def _describe(trainer: Trainer, steps: list[Indices]) -> list[str]:
     """Describes model, corpus and epoch."""
-    corpus = trainer.data.corpus
+    corpus = trainer.corpus
     parameters = sum(p.numel() for p in trainer.engine.model.parameters())
     vocab, report, lengths = corpus.vocab, corpus.report, trainer.lengths
     sizes = f"{vocab.src_size} pieces"
@@ -91,16 +93,16 @@ def _estimate(trainer: Trainer, steps: list[Indices]) -> list[str]:
     window, count = _time_steps(trainer, steps)
     peak_flops = measure_peak_flops(engine.device, engine.precision)
     step_seconds = window.seconds / count
-    limits = stop_limits(trainer.config, progress, progress.seconds)
-    schedule = Schedule(len(steps), trainer.config.valid.every)
-    left = estimate_time_left(limits, progress, schedule, Pace(step_seconds))
+    estimate = TimeEstimate(trainer.config, step_seconds)
+    estimate.steps_per_epoch = len(steps)
+    left = estimate.left(progress, progress.seconds)
     return [
         f"speed       {window.tokens / window.seconds:,.0f} target tokens/s,"
         f" {step_seconds:.3g} s per step, {window.flops / window.seconds / peak_flops:.0%} of peak"
         f" ({count} steps on {engine.device.type} in {engine.precision})",
         *memory,
         f"time        {tqdm.format_interval(left.seconds)} for {left.steps} steps,"
-        f" until {left.key}, validation not counted",
+        f" until {left.limit}, validation not counted",
     ]
 
 
@@ -112,11 +114,12 @@ def _estimate_memory(trainer: Trainer, steps: list[Indices]) -> list[str]:
     device, config = trainer.engine.device, trainer.config
     limit = config.train.micro_batch_tokens
     smaller_limit = max(config.data.max_length + 1, limit // 4)
-    peak_before = _peak_bytes(device)  # from preparing the text, for example
-    trainer.check_memory(steps, smaller_limit)
-    smaller_peak = _peak_bytes(device)
-    trainer.check_memory(steps, limit)
-    peak, total = _peak_bytes(device), total_memory(device)
+    peaks = [_peak_bytes(device)]  # from preparing the text, for example
+    for tokens in (smaller_limit, limit):
+        trainer.check_memory(steps, tokens)
+        peaks.append(_peak_bytes(device))
+    peak_before, smaller_peak, peak = peaks
+    total = total_memory(device)
     lines = [f"memory      {peak / 1e9:.1f} GB of {total / 1e9:.1f} GB at the peak"]
     smaller, positions, whole_step = (
         _count_positions(trainer, steps, limit) for limit in (smaller_limit, limit, sys.maxsize)

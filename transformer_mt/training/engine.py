@@ -3,9 +3,9 @@
 import json
 import logging
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
@@ -17,15 +17,13 @@ from transformer_mt.config.keys import Config
 from transformer_mt.errors import CompileError, DeviceError
 from transformer_mt.model.cpu_kernels import seeded_dropout
 from transformer_mt.model.transformer import Transformer
-from transformer_mt.system.device import DTYPES, compute_settings, is_out_of_memory
+from transformer_mt.system.device import DTYPES, OUT_OF_MEMORY_ADVICE, is_out_of_memory
 from transformer_mt.system.private_torch import is_compile_error, loss_scale, skip_step_if
 from transformer_mt.system.processes import ALONE, Processes
-from transformer_mt.system.worker_threads import Check, WorkerThreads, count_workers
+from transformer_mt.system.worker_threads import WorkerThreads, count_workers
 from transformer_mt.text.batching import Batch, TokenCounts
 from transformer_mt.text.vocabulary import PAD_ID
-from transformer_mt.training.compilation import compile_hidden, to_compile_error
-from transformer_mt.training.flops import training_flops
-from transformer_mt.training.log_window import LogWindow
+from transformer_mt.training.flops import flops_per_token
 from transformer_mt.training.loss import projected_loss
 from transformer_mt.training.optimizer import (
     ExponentialMovingAverage,
@@ -41,30 +39,46 @@ _LossAndGradients = tuple[Tensor, tuple[Tensor, ...]]
 
 
 @dataclass(frozen=True)
-class _Counters:
-    """The part of the engine's state that consists of numbers, not of model-sized tensors."""
+class LogWindow:
+    """Sums since the last log line.
 
+    Attributes:
+        loss: Label-smoothed loss of the steps where it was finite, in nats.
+        tokens: Target tokens.
+        flops: Floating-point operations that training on them needed.
+        seconds: Time spent in steps, including building their batches.
+        nonfinite_tokens: Target tokens of the steps whose loss was not finite.
+    """
+
+    loss: float = 0.0
+    tokens: int = 0
+    flops: float = 0.0
+    seconds: float = 0.0
+    nonfinite_tokens: int = 0
+
+    @property
+    def mean_loss(self) -> float | None:
+        """Loss in nats per target token; None if no step had a finite loss."""
+        tokens = self.tokens - self.nonfinite_tokens
+        return self.loss / tokens if tokens else None
+
+
+@dataclass(frozen=True)
+class _Counters:
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
 
     skipped_steps: int = 0
     nonfinite_in_row: int = 0
     loss_scaler: dict[str, Any] = field(default_factory=dict)
-    window: LogWindow = field(default_factory=LogWindow)
+    window: LogWindow = LogWindow()
 
 
 def dropout_seed(seed: int, step: int, micro_batch: int) -> int:
     """Computes the seed of the random numbers for the dropout of one micro-batch.
 
     They depend on nothing else: there is no generator state to save, and neither the process that
-    computes the micro-batch nor the order of micro-batches matters.
-
-    Args:
-        seed: The run's seed.
-        step: Number of the step, from 1.
-        micro_batch: Number of the micro-batch within the step, from 0.
-
-    Returns:
-        64 well-mixed bits, the same on every platform; a CPU's generator uses the lower 32.
+    computes the micro-batch nor the order of micro-batches matters. Steps are counted from 1,
+    micro-batches of a step from 0; a CPU's generator uses the lower 32 of the 64 bits.
     """
     return int(np.random.SeedSequence((seed, step, micro_batch)).generate_state(1, np.uint64)[0])
 
@@ -76,17 +90,16 @@ class Engine:
         config: The whole configuration.
         src_size: Size of the source vocabulary.
         tgt_size: Size of the target vocabulary.
-        device: Where to compute.
+        device: Where to compute; on CUDA within `compute_settings`.
         precision: `fp32`, `bf16` or `fp16`.
-        processes: The processes that train the model together; each has an engine in the same
-            state.
-        compile_failed: Whether torch.compile has failed in this run before, so that it is not
-            tried again.
+        processes: The processes that train together, each with an engine in the same state.
+        compile_failed: Whether torch.compile has failed in this run and is not tried again.
 
     Attributes:
         model: The model; its weights are initialised from `train.seed`.
         ema: Moving average of the weights; None without `train.ema_decay`.
         grad_norm: Norm of the last step's gradient before clipping, a scalar on the device.
+        lr: Learning rate of the last step.
         skipped_steps: Steps skipped for a non-finite gradient, except for finding fp16's scale.
         nonfinite_in_row: Such steps since the last good one, on the device.
     """
@@ -105,38 +118,45 @@ class Engine:
         self._processes = processes
         torch.manual_seed(config.train.seed)
         self.model = Transformer(config.model, src_size, tgt_size, PAD_ID).to(device)
-        self._tgt_size = tgt_size
-        self._hidden: Callable[[Tensor, Tensor], Tensor] = self.model.hidden
-        self.compile_failed = compile_failed
-        self.compiled = config.train.compile and device.type == "cuda" and not compile_failed
-        if self.compiled:
-            # In validation a translation may be 50 pieces longer than its source.
-            self._hidden = compile_hidden(self.model, config.data.max_length + 64)
+        self._flops_per_token = flops_per_token(config.model, tgt_size)
+        self._decoder_output: Callable[[Tensor, Tensor], Tensor] = self.model.decoder_output
+        self.compiled, self.compile_failed = False, compile_failed
+        if config.train.compile and device.type == "cuda" and not compile_failed:
+            self.compile()
         self.optimizer = build_adam(self.model, config.optim)
         self.scaler = torch.amp.GradScaler(device.type, enabled=precision == "fp16")
         decay = config.train.ema_decay
         self.ema = ExponentialMovingAverage(self.model, decay) if decay else None
         self.skipped_steps, self.nonfinite_in_row = torch.zeros(2, device=device).unbind()
-        self.grad_norm = torch.zeros((), device=device)
+        self.grad_norm, self.lr = torch.zeros((), device=device), 0.0
         self._workers = WorkerThreads()
         self.start_window()
 
-    def state_dict(self) -> dict[str, Any]:
-        """Returns everything that a resumed run needs to stay bit-equal.
+    def compile(self, backend: str | Callable[..., object] = "inductor") -> None:
+        """Uses torch.compile from now on, with a few graphs that serve batches of all shapes."""
+        self.compiled = True
+        # A table of positions that grows would need a new graph; in validation a translation may
+        # be 50 pieces longer than its source.
+        self.model.reserve(self.config.data.max_length + 64)
+        self._decoder_output = torch.compile(
+            self.model.decoder_output, dynamic=True, backend=backend
+        )
 
-        Returns:
-            `model`, `optimizer` and, if there is a moving average, `ema`: tensors by name;
-            `counters`: JSON values.
-        """
+    def state_dict(self) -> dict[str, Any]:
+        """Returns what a resumed run needs to stay bit-equal: tensors by name, and counters."""
         state: dict[str, Any] = {
             "model": self.model.state_dict(),
-            "optimizer": self._moments(),
+            "optimizer": {
+                f"{key}.{name}": moment
+                for name, parameter in self.model.named_parameters()
+                for key, moment in self.optimizer.state.get(parameter, {}).items()
+            },
             "counters": asdict(
                 _Counters(
                     skipped_steps=int(self.skipped_steps),
                     nonfinite_in_row=int(self.nonfinite_in_row),
                     loss_scaler=self.scaler.state_dict(),
-                    window=replace(self.read_window()),
+                    window=self.read_window(),
                 )
             ),
         }
@@ -146,13 +166,7 @@ class Engine:
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Loads what `state_dict` returned.
-
-        Raises:
-            KeyError: If a tensor is missing.
-            RuntimeError: If a name or shape of the weights differs.
-            ValueError: If moments or counters are malformed.
-        """
+        """Loads what `state_dict` returned; raises KeyError, RuntimeError or ValueError."""
         counters = TypeAdapter(_Counters).validate_json(json.dumps(state["counters"]))
         self.model.load_state_dict(state["model"])
         if state["optimizer"]:  # before the first step there are no moments
@@ -171,42 +185,27 @@ class Engine:
         self.nonfinite_in_row.fill_(counters.nonfinite_in_row)
         self.start_window(counters.window)
 
-    def _moments(self) -> dict[str, Tensor]:
-        states = self.optimizer.state_dict()["state"]
-        return {
-            f"{key}.{name}": states[index][key]
-            for index, (name, _) in enumerate(self.model.named_parameters())
-            for key in _MOMENTS
-            if index in states
-        }
-
     def start_from(self, model: nn.Module) -> None:
         """Takes the weights of another model of the same shapes instead of the random ones."""
         self.model.load_state_dict(model.state_dict())
         if self.ema:
             self.ema = ExponentialMovingAverage(self.model, self.ema.decay)
 
-    def start_window(self, window: LogWindow | None = None) -> None:
+    def start_window(self, window: LogWindow = LogWindow()) -> None:
         """Starts the sums of a log line at zero, or at those of an interrupted run."""
-        self.window = replace(window) if window else LogWindow()
-        # Kept on the device until it is read, so that no step waits.
-        self._window_loss = torch.full((), self.window.loss, device=self.device)
-        self._nonfinite_tokens = torch.full((), self.window.nonfinite_tokens, device=self.device)
+        self._tokens, self._flops, self._seconds = window.tokens, window.flops, window.seconds
+        # Kept on the device until they are read, so that no step waits.
+        self._loss_sum = torch.full((), window.loss, device=self.device)
+        self._nonfinite_tokens = torch.full((), window.nonfinite_tokens, device=self.device)
 
     def read_window(self) -> LogWindow:
         """Waits for the device and returns the sums since the last log line; they are kept."""
         start = time.monotonic()
-        self.window.loss = float(self._window_loss)
-        self.window.nonfinite_tokens = int(self._nonfinite_tokens)
-        self.window.seconds += time.monotonic() - start
-        return self.window
+        loss, nonfinite_tokens = float(self._loss_sum), int(self._nonfinite_tokens)
+        self._seconds += time.monotonic() - start
+        return LogWindow(loss, self._tokens, self._flops, self._seconds, nonfinite_tokens)
 
-    @property
-    def lr(self) -> float:
-        """The learning rate of the last step."""
-        return float(self.optimizer.param_groups[0]["lr"])
-
-    def train_step(self, step: int, micro_batches: Sequence[Batch | TokenCounts]) -> None:
+    def train_step(self, step: int, micro_batches: Iterable[Batch | TokenCounts]) -> None:
         """Takes one optimizer step on the pairs of its micro-batches.
 
         This never waits for the device, which itself skips a step with a non-finite gradient.
@@ -214,15 +213,18 @@ class Engine:
         Args:
             step: Its number, from 1.
             micro_batches: The step's pairs, on the CPU; only the token counts of a micro-batch
-                that another process computes.
+                that another process computes. Building them here counts as time of the step.
 
         Raises:
             DeviceError: If memory runs out or the model cannot be compiled.
         """
+        began = time.monotonic()
+        micro_batches = list(micro_batches)
         optim = self.config.optim
-        lr = noam_rate(step, self.config.model.d_model, optim.warmup_steps, optim.lr_scale)
+        self.lr = noam_rate(step, self.config.model.d_model, optim.warmup_steps, optim.lr_scale)
         for group in self.optimizer.param_groups:
-            group["lr"] = lr
+            group["lr"] = self.lr
+        src_tokens = sum(batch.src_tokens for batch in micro_batches)
         tokens = sum(batch.tgt_tokens for batch in micro_batches)
         loss = torch.zeros((), device=self.device)
         with closing(self._gradients(step, micro_batches, tokens)) as parts:
@@ -232,12 +234,12 @@ class Engine:
                 del gradients  # before the next ones are computed
         loss = self._sum_over_processes(loss)
         self._update_weights(step, loss)
-        self._window_loss += torch.where(loss.isfinite(), loss, 0.0)
+        self._loss_sum += torch.where(loss.isfinite(), loss, 0.0)
         self._nonfinite_tokens += torch.where(loss.isfinite(), 0, tokens)
-        self.window.tokens += tokens
-        self.window.flops += training_flops(
-            self.config.model, self._tgt_size, sum(b.src_tokens for b in micro_batches), tokens
-        )
+        self._tokens += tokens
+        per_src_token, per_tgt_token = self._flops_per_token
+        self._flops += src_tokens * per_src_token + tokens * per_tgt_token
+        self._seconds += time.monotonic() - began
 
     def _gradients(
         self, step: int, micro_batches: Sequence[Batch | TokenCounts], tokens: int
@@ -245,20 +247,30 @@ class Engine:
         """Computes the gradients of this process's micro-batches; on a CPU several at once."""
         # Per token of the whole step, so how it is cut does not change the gradient.
         scale = self.scaler.scale(torch.ones((), device=self.device)) / tokens
+        dtype, enabled = DTYPES[self.precision], self.precision != "fp32"
         own = [
-            (dropout_seed(self.config.train.seed, step, number), micro_batch)
-            for number, micro_batch in enumerate(micro_batches)
-            if isinstance(micro_batch, Batch)
+            (dropout_seed(self.config.train.seed, step, number), batch)
+            for number, batch in enumerate(micro_batches)
+            if isinstance(batch, Batch)
         ]
 
-        def compute(seeded: tuple[int, Batch], check: Check) -> _LossAndGradients:
+        def compute(
+            seeded: tuple[int, Batch], raise_if_cancelled: Callable[[], None]
+        ) -> _LossAndGradients:
             seed, micro_batch = seeded
-            with self._autocast(), seeded_dropout(self.device, seed):
-                return self._gradient(micro_batch, scale, check)
+            with seeded_dropout(self.device, seed):
+                return self._gradient(micro_batch, scale, raise_if_cancelled)
+
+        def compute_in_thread(
+            seeded: tuple[int, Batch], raise_if_cancelled: Callable[[], None]
+        ) -> _LossAndGradients:
+            with torch.autocast("cpu", dtype, enabled):  # each thread has its own
+                return compute(seeded, raise_if_cancelled)
 
         if self.device.type == "cpu":
-            return (yield from self._workers.map(compute, own))
-        with self._autocast():  # around all micro-batches, so that it casts each weight once
+            return (yield from self._workers.map(compute_in_thread, own))
+        # Around all micro-batches, so that it casts each weight once.
+        with torch.autocast(self.device.type, dtype, enabled):
             yield from (compute(seeded, lambda: None) for seeded in own)
 
     def _add_gradients(self, gradients: Sequence[Tensor]) -> None:
@@ -269,27 +281,25 @@ class Engine:
                 parameter.grad += gradient
 
     def _sum_over_processes(self, loss: Tensor) -> Tensor:
-        """Sums the gradients and the loss over all processes in one message; returns the loss.
-
-        A process that had no micro-batch adds zeros.
-        """
+        """Sums the gradients and the loss over all processes in one message; returns the loss."""
         if not self._processes.is_launched:
             return loss
-        gradients: list[Tensor] = []
+        tensors: list[Tensor] = []
         for parameter in self.model.parameters():
-            if parameter.grad is None:
+            if parameter.grad is None:  # this process had no micro-batch
                 parameter.grad = torch.zeros_like(parameter)
-            gradients.append(parameter.grad)
-        flat = torch.cat([tensor.flatten() for tensor in (*gradients, loss)])
+            tensors.append(parameter.grad)
+        tensors.append(loss)
+        flat = torch.cat([tensor.flatten() for tensor in tensors])
         self._processes.sum(flat)
         start = 0
-        for tensor in (*gradients, loss):
+        for tensor in tensors:
             tensor.copy_(flat[start : start + tensor.numel()].view_as(tensor))
             start += tensor.numel()
         return loss
 
     def _update_weights(self, step: int, loss: Tensor) -> None:
-        """Applies the gradients, unless they are not finite."""
+        """Applies the gradients, or counts the step as skipped if they are not finite."""
         self.scaler.unscale_(self.optimizer)  # before clipping, or the scale would be clipped
         self.grad_norm = clip_gradients(self.model.parameters(), self.config.optim.max_grad_norm)
         finite = self.grad_norm.isfinite()
@@ -299,13 +309,15 @@ class Engine:
         self.optimizer.zero_grad(set_to_none=True)
         if self.ema:
             self.ema.update(step)
-        self._count_nonfinite(finite, loss)
+        skipped = ~finite
+        if self.scaler.is_enabled():  # a scaler that is still finding its scale skips steps too
+            at_smallest_scale = loss_scale(self.scaler) <= 1.0
+            skipped = skipped & (~loss.isfinite() | at_smallest_scale)
+        self.skipped_steps += skipped
+        self.nonfinite_in_row = (self.nonfinite_in_row + skipped) * skipped
 
     def check_compilation(self, batch: Batch) -> None:
-        """Compiles the model; if that fails in one process, all continue without compilation.
-
-        Args:
-            batch: Any micro-batch.
+        """Compiles the model with any micro-batch; if one process cannot, none uses it.
 
         Raises:
             DeviceError: If memory runs out.
@@ -318,17 +330,14 @@ class Engine:
         except CompileError as error:
             failure = str(error)
         self.optimizer.zero_grad(set_to_none=True)
-        [failed] = self._processes.max(float(bool(failure)))
-        if not failed:
-            return
-        failure = failure or "torch.compile failed in another process"
-        logger.warning("%s; this run continues without it, more slowly", failure)
-        self.compiled, self.compile_failed, self._hidden = False, True, self.model.hidden
+        if any(self._processes.max(float(bool(failure)))):
+            failure = failure or "torch.compile failed in another process"
+            logger.warning("%s; this run continues without it, more slowly", failure)
+            self.compiled, self.compile_failed = False, True
+            self._decoder_output = self.model.decoder_output
 
     def check_memory(self, largest: Batch, count: int) -> None:
-        """Computes gradients with everything that training keeps in memory.
-
-        Weights and moments do not change.
+        """Computes gradients with everything in memory that training needs; changes no weight.
 
         Args:
             largest: The micro-batch that needs the most memory.
@@ -347,54 +356,42 @@ class Engine:
         self._sum_over_processes(losses[0])
         self.optimizer.zero_grad(set_to_none=True)
 
-    def _gradient(self, micro_batch: Batch, scale: Tensor, check: Check) -> _LossAndGradients:
+    def _gradient(
+        self, micro_batch: Batch, scale: Tensor, raise_if_cancelled: Callable[[], None]
+    ) -> _LossAndGradients:
         """Computes the sum of a micro-batch's loss, and its gradient times a scale."""
         try:
-            batch = micro_batch.to(self.device)
-            with compute_settings(self.device, tf32=True):
-                loss = self._loss(batch)
-                check()
-                gradients = torch.autograd.grad(loss, list(self.model.parameters()), scale)
+            loss = self._loss(micro_batch.to(self.device))
+            raise_if_cancelled()
+            gradients = torch.autograd.grad(loss, list(self.model.parameters()), scale)
         except (RuntimeError, MemoryError) as error:
             raise self._to_user_error(error, micro_batch) from None
         return loss.detach(), gradients
 
-    def _autocast(self) -> torch.autocast:
-        """Returns the context in which products are computed in this engine's precision."""
-        enabled = self.precision != "fp32"
-        return torch.autocast(self.device.type, DTYPES[self.precision], enabled)
-
     def _loss(self, batch: Batch) -> Tensor:
         """Computes the sum of the label-smoothed loss over a micro-batch's target tokens."""
-        with self._autocast():
-            return projected_loss(
-                self._hidden(batch.src, batch.tgt_in),
-                self.model.output_weight,
-                batch.tgt_out,
-                self.config.optim.label_smoothing,
-                PAD_ID,
-                self.compiled,
-            )
+        return projected_loss(
+            self._decoder_output(batch.src, batch.tgt_in),
+            self.model.output_weight,
+            batch.tgt_out,
+            self.config.optim.label_smoothing,
+            PAD_ID,
+            self.compiled,
+        )
 
     def _to_user_error(self, error: Exception, micro_batch: Batch) -> Exception:
         """Converts errors that the user can fix to DeviceError; returns any other unchanged."""
         if self.compiled and is_compile_error(error):
-            return to_compile_error(error)
+            reason, *_ = str(error).split("\n\n")  # what follows is advice to PyTorch's authors
+            return CompileError(
+                f"torch.compile failed ({reason}): install a C compiler and Python's headers, or"
+                " set train.compile = false"
+            )
         if not is_out_of_memory(error):
             return error
         (rows, src), tgt = micro_batch.src.shape, micro_batch.tgt_in.size(1)
         return DeviceError(
             f"out of memory on {self.device.type} with {rows} sentences of {src} source and"
-            f" {tgt} target tokens: lower train.micro_batch_tokens ="
-            f" {self.config.train.micro_batch_tokens} (a resumed run may, but is then not bit-equal"
-            " to an uninterrupted one), or choose smaller sizes under [model]"
+            f" {tgt} target tokens (train.micro_batch_tokens ="
+            f" {self.config.train.micro_batch_tokens}): {OUT_OF_MEMORY_ADVICE}"
         )
-
-    def _count_nonfinite(self, finite: Tensor, loss: Tensor) -> None:
-        """Counts a skipped step, unless the loss scaler is still finding its scale."""
-        skipped = ~finite
-        if self.scaler.is_enabled():
-            at_smallest_scale = loss_scale(self.scaler) <= 1.0
-            skipped = skipped & (~loss.isfinite() | at_smallest_scale)
-        self.skipped_steps += skipped
-        self.nonfinite_in_row = (self.nonfinite_in_row + skipped) * skipped

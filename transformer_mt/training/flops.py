@@ -6,15 +6,15 @@ import torch
 
 from transformer_mt.config.keys import ModelConfig
 from transformer_mt.model.cpu_kernels import linear
-from transformer_mt.system.device import DTYPES, compute_settings
+from transformer_mt.system.device import DTYPES
 
 _SIZES = {"cpu": 1024, "cuda": 8192}
 """Rows and columns of a matrix product that is large enough to run at full speed."""
 _REPEATS = 5
 
 
-def training_flops(config: ModelConfig, tgt_size: int, src_tokens: int, tgt_tokens: int) -> float:
-    """Counts the floating-point operations that training on real tokens needs.
+def flops_per_token(config: ModelConfig, tgt_size: int) -> tuple[int, int]:
+    """Counts the floating-point operations that training needs per real token.
 
     These are the multiplications and additions of all linear layers, once forward and twice
     backward. The products inside attention are left out (at sentence lengths they are a few
@@ -23,8 +23,9 @@ def training_flops(config: ModelConfig, tgt_size: int, src_tokens: int, tgt_toke
     Args:
         config: Sizes of the model.
         tgt_size: Target vocabulary, V.
-        src_tokens: Source tokens, EOS included.
-        tgt_tokens: Target tokens, EOS included.
+
+    Returns:
+        Operations per source token and per target token.
     """
     projection = config.d_model**2  # multiplications per token, as in all terms below
     feed_forward = 2 * config.d_model * config.d_ff
@@ -33,14 +34,15 @@ def training_flops(config: ModelConfig, tgt_size: int, src_tokens: int, tgt_toke
     # Cross-attention is a part of the decoder, but projects keys and values of source positions.
     per_src_token += config.decoder_layers * 2 * projection
     per_tgt_token = config.decoder_layers * (6 * projection + feed_forward) + output
-    return 6.0 * (src_tokens * per_src_token + tgt_tokens * per_tgt_token)
+    return 6 * per_src_token, 6 * per_tgt_token
 
 
 def measure_peak_flops(device: torch.device, precision: str) -> float:
     """Measures the speed of a large matrix product, the best of a few repeats.
 
     Args:
-        device: The compute device; a CPU uses the threads of this process.
+        device: The compute device, on CUDA within `compute_settings`; a CPU uses the threads of
+            this process.
         precision: `fp32`, `bf16` or `fp16`.
 
     Returns:
@@ -53,8 +55,7 @@ def measure_peak_flops(device: torch.device, precision: str) -> float:
     for _ in range(_REPEATS):
         _synchronize(device)
         began = time.perf_counter()
-        with compute_settings(device, tf32=True):  # as in training
-            linear(factor, factor)
+        linear(factor, factor)
         _synchronize(device)
         seconds.append(time.perf_counter() - began)
     return 2.0 * size**3 / min(seconds)

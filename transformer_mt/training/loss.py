@@ -20,48 +20,23 @@ CHUNK_ROWS = {"cpu": 384, "cuda": 8192}
 launching a chunk takes less time than computing it."""
 
 
-def smoothed_loss(logits: Tensor, targets: Tensor, label_smoothing: float, pad_id: int) -> Tensor:
-    """Sums the label-smoothed cross-entropy over the target tokens.
-
-    The smoothing mass is spread evenly over the whole vocabulary, the true token included
-    (some implementations exclude that token or the padding).
-
-    Args:
-        logits: Unnormalised scores, (B, T, V).
-        targets: Token ids, (B, T); positions holding `pad_id` do not count.
-        label_smoothing: Probability mass that is spread.
-        pad_id: Id of padding.
-
-    Returns:
-        The sum in nats, a float32 scalar. Divide it by the tokens of the whole step.
-
-    Reference:
-        Attention Is All You Need, section 5.4.
-    """
-    return F.cross_entropy(
-        logits.float().flatten(0, 1),
-        targets.flatten(),
-        ignore_index=pad_id,
-        reduction="sum",
-        label_smoothing=label_smoothing,
-    )
-
-
 def projected_loss(
-    hidden: Tensor,
+    decoder_output: Tensor,
     output_weight: Tensor,
     targets: Tensor,
     label_smoothing: float,
     pad_id: int,
     compiled: bool = False,
 ) -> Tensor:
-    """Computes `smoothed_loss` of hidden @ output_weight^T without holding all logits in memory.
+    """Sums the label-smoothed cross-entropy over the target tokens.
 
-    Logits are computed and turned into gradients in chunks of `CHUNK_ROWS` positions, in the
-    precision of autocast; sums are float32.
+    Logits are computed and turned into gradients in chunks of `CHUNK_ROWS` positions, so that they
+    never exist all at once, in the precision of autocast; sums are float32. The smoothing mass is
+    spread evenly over the whole vocabulary, the true token included (some implementations exclude
+    that token or the padding).
 
     Args:
-        hidden: The decoder's output, (B, T, D).
+        decoder_output: The decoder's output, (B, T, D).
         output_weight: Weight of the projection to logits, (V, D).
         targets: Token ids, (B, T); positions holding `pad_id` do not count.
         label_smoothing: Probability mass that is spread.
@@ -69,10 +44,14 @@ def projected_loss(
         compiled: Whether torch.compile fuses the softmax and its gradient into few kernels.
 
     Returns:
-        The sum in nats, a float32 scalar that can be differentiated once.
+        The sum in nats, a float32 scalar that can be differentiated once. Divide it by the tokens
+        of the whole step.
+
+    Reference:
+        Attention Is All You Need, section 5.4.
     """
     loss: Tensor = _ProjectedLoss.apply(  # type: ignore[no-untyped-call]
-        hidden, output_weight, targets, label_smoothing, pad_id, compiled
+        decoder_output, output_weight, targets, label_smoothing, pad_id, compiled
     )
     return loss
 
@@ -82,14 +61,8 @@ def _losses_and_gradients(
 ) -> tuple[Tensor, Tensor]:
     """Computes losses and the part of the gradient that does not depend on the target.
 
-    Args:
-        logits: Unnormalised scores, (C, V).
-        target_ids: Token ids, (C, 1).
-        smoothing: Probability mass that is spread.
-        grad_scale: Factor on the gradient.
-
-    Returns:
-        Nats, (C, 1), and (softmax - smoothing / V) * grad_scale, (C, V), in the type of the logits.
+    Logits are (C, V), target ids (C, 1). Returns nats, (C, 1), and
+    (softmax - smoothing / V) * grad_scale, (C, V), in the type of the logits.
     """
     # float16 would round smoothing / V to 0; bfloat16 has the range of float32 in half the memory.
     softmax_dtype = logits.dtype if logits.dtype == torch.bfloat16 else torch.float32
@@ -104,14 +77,6 @@ def _losses_and_gradients(
     return losses, gradients.to(logits.dtype)
 
 
-def _compiled_losses_and_gradients(
-    logits: Tensor, target_ids: Tensor, smoothing: float, grad_scale: float
-) -> tuple[Tensor, Tensor]:
-    for tensor in (logits, target_ids):
-        mark_dynamic(tensor, 0)  # one kernel for chunks of every size
-    return _compile_losses_and_gradients()(logits, target_ids, smoothing, grad_scale)
-
-
 @functools.cache
 def _compile_losses_and_gradients() -> Callable[..., tuple[Tensor, Tensor]]:
     return torch.compile(_losses_and_gradients)
@@ -123,12 +88,7 @@ def _row_scale(rows: Tensor, grad_scale: float) -> Tensor:
     A product is a sum over the positions of a chunk. The loss scaler cannot help, since it is
     applied later.
 
-    Args:
-        rows: The decoder's output, (N, D).
-        grad_scale: Limit on the absolute value of a gradient.
-
-    Returns:
-        A factor of at least 1, a float32 scalar.
+    Rows are (N, D), gradients at most `grad_scale`; the divisor is at least 1, a float32 scalar.
     """
     largest_sum = CHUNK_ROWS[rows.device.type] * grad_scale * rows.abs().amax().float()
     return (largest_sum / torch.finfo(torch.float16).max).clamp(min=1.0)
@@ -140,22 +100,23 @@ class _ProjectedLoss(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        hidden: Tensor,
+        decoder_output: Tensor,
         output_weight: Tensor,
         targets: Tensor,
         smoothing: float,
         pad_id: int,
         compiled: bool,
     ) -> Tensor:
-        compute = _compiled_losses_and_gradients if compiled else _losses_and_gradients
-        device = hidden.device.type
+        compute = _compile_losses_and_gradients() if compiled else _losses_and_gradients
+        device = decoder_output.device.type
         autocast = torch.is_autocast_enabled(device)
-        dtype = torch.get_autocast_dtype(device) if autocast else hidden.dtype
+        dtype = torch.get_autocast_dtype(device) if autocast else decoder_output.dtype
         with torch.autocast(device, enabled=False):
-            rows, weight = hidden.flatten(0, 1).to(dtype), output_weight.to(dtype)  # (N, D), (V, D)
+            rows = decoder_output.flatten(0, 1).to(dtype)  # (N, D)
+            weight = output_weight.to(dtype)  # (V, D)
             ids = targets.flatten()  # (N,)
             not_padding = (ids != pad_id)[:, None]  # (N, 1)
-            loss = torch.zeros((), device=hidden.device)
+            loss = torch.zeros((), device=decoder_output.device)
             grad_rows = torch.empty_like(rows, dtype=torch.float32)  # (N, D)
             grad_weight = torch.zeros_like(output_weight)  # (V, D)
             # Gradients near 1 / V would lose precision in float16.
@@ -165,18 +126,21 @@ class _ProjectedLoss(torch.autograd.Function):
             for start in range(0, len(rows), CHUNK_ROWS[device]):
                 chunk = slice(start, start + CHUNK_ROWS[device])
                 logits, target_ids = linear(rows[chunk], weight), ids[chunk, None]  # (C, V), (C, 1)
+                if compiled:
+                    for tensor in (logits, target_ids):
+                        mark_dynamic(tensor, 0)  # one kernel for chunks of every size
                 losses, grads = compute(logits, target_ids, smoothing, grad_scale)
                 loss += (losses * not_padding[chunk]).sum()
                 at_target = grads.new_full(target_ids.shape, grad_scale * (smoothing - 1))
                 grads.scatter_add_(1, target_ids, at_target)
                 grad_rows[chunk] = linear(grads, weight.t()) * not_padding[chunk]
                 grad_weight += weight_gradient(grads, scaled_rows[chunk] * not_padding[chunk])
-        grad_hidden = grad_rows.div_(grad_scale).view(hidden.shape)  # (B, T, D)
+        grad_output = grad_rows.div_(grad_scale).view(decoder_output.shape)  # (B, T, D)
         grad_weight.mul_(1.0 if row_scale is None else row_scale / grad_scale)
-        ctx.save_for_backward(grad_hidden, grad_weight)
+        ctx.save_for_backward(grad_output, grad_weight)
         return loss
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        grad_hidden, grad_weight = ctx.saved_tensors
-        return grad_hidden * grad, grad_weight * grad, None, None, None, None
+        grad_output, grad_weight = ctx.saved_tensors
+        return grad_output * grad, grad_weight * grad, None, None, None, None

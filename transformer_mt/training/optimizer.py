@@ -19,14 +19,9 @@ def noam_rate(step: int, d_model: int, warmup_steps: int, scale: float = 1.0) ->
         warmup_steps: Steps of the warm-up.
         scale: Factor on the learning rate of the paper.
 
-    Raises:
-        ValueError: If step is below 1.
-
     Reference:
         Attention Is All You Need, section 5.3, equation 3.
     """
-    if step < 1:
-        raise ValueError(f"steps are counted from 1, got {step}")
     return float(scale * d_model**-0.5 * min(step**-0.5, step * warmup_steps**-1.5))
 
 

@@ -7,6 +7,8 @@ from contextlib import AbstractContextManager, ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
 
+import torch
+
 from transformer_mt.checkpoints.checkpoint import EMA, MODEL, TRAINING, Checkpoint, Progress
 from transformer_mt.checkpoints.run_directory import (
     find_checkpoint,
@@ -14,27 +16,29 @@ from transformer_mt.checkpoints.run_directory import (
     list_checkpoints,
     load_newest,
 )
-from transformer_mt.config.keys import Config
-from transformer_mt.errors import CheckpointError, ConfigError
-from transformer_mt.system.device import choose_device, choose_precision
+from transformer_mt.config.keys import Config, ModelConfig, flat_values
+from transformer_mt.config.loading import searched_folders
+from transformer_mt.errors import CheckpointError, ConfigError, DeviceError
+from transformer_mt.system.device import choose_device, choose_precision, total_memory
 from transformer_mt.system.files import locked, restore_replaced
 from transformer_mt.system.processes import ALONE, Processes, join_processes
 from transformer_mt.text.corpus import load_split
 from transformer_mt.text.prepared import prepare
-from transformer_mt.training.description import write_description
 from transformer_mt.training.engine import Engine
 from transformer_mt.training.environment import (
     COMPILE_FAILED,
     describe_software,
     numeric_environment,
     reasons_against_bit_equality,
+    write_description,
 )
-from transformer_mt.training.model_memory import require_memory
-from transformer_mt.training.run_log import RunLog, SilentLog
-from transformer_mt.training.tensorboard import require_tensorboard
-from transformer_mt.training.trainer import RunData, Trainer
+from transformer_mt.training.run_log import RunLog, require_tensorboard
+from transformer_mt.training.trainer import Trainer
 
 logger = logging.getLogger(__name__)
+
+_BYTES_PER_PARAMETER = 4 * 4
+"""Weight, gradient and Adam's two moments in float32."""
 
 
 def train(config: Config, run_dir: Path) -> Progress:
@@ -58,12 +62,16 @@ def train(config: Config, run_dir: Path) -> Progress:
     if config.train.tensorboard:
         require_tensorboard()
     with join_processes(choose_device(config.train.device).type) as processes:
-        train_run = _train_main if processes.is_main else _train_beside
-        return train_run(config, run_dir, processes)
+        if processes.is_main:
+            return _train_main(config, run_dir, processes)
+        trainer = build_trainer(config, run_dir, processes=processes)
+        processes.watch_peers()
+        trainer.run(log=None)
+        return trainer.progress
 
 
 def _train_main(config: Config, run_dir: Path, processes: Processes) -> Progress:
-    """Trains as the process that owns the run directory."""
+    """Trains as the process that owns the run directory; the others touch no file of the run."""
     require_writable(run_dir)
     with ExitStack() as stack:
         existed = run_dir.is_dir()
@@ -76,23 +84,14 @@ def _train_main(config: Config, run_dir: Path, processes: Processes) -> Progress
             stack.enter_context(_lock_run(run_dir))
             if list_checkpoints(run_dir):
                 raise CheckpointError(f"{run_dir}: another process has just started this run")
-        limits = config.train
-        log = stack.enter_context(
-            RunLog(run_dir, trainer.progress, limits.max_steps, limits.tensorboard)
-        )
-        _log_start(log, trainer, processes)
-        write_description(trainer, processes.world_size)
+        log = stack.enter_context(RunLog(run_dir, trainer.progress, config.train.tensorboard))
+        environment = numeric_environment(trainer.engine, processes.world_size)
+        _log_start(log, trainer, environment)
+        validation = {"pairs": len(trainer.valid), "digest": trainer.progress.valid_digest}
+        write_description(run_dir, trainer.corpus, validation, trainer.engine, environment)
         processes.watch_peers()
         trainer.run(log)
         return trainer.progress
-
-
-def _train_beside(config: Config, run_dir: Path, processes: Processes) -> Progress:
-    """Trains as one of the other processes, which touch no file of the run."""
-    trainer = build_trainer(config, run_dir, processes=processes)
-    processes.watch_peers()
-    trainer.run(SilentLog())
-    return trainer.progress
 
 
 def build_trainer(
@@ -116,7 +115,7 @@ def build_trainer(
     if checkpoint:
         checkpoint.require_config(config)
     device = choose_device(config.train.device)
-    require_memory(config.model, device)
+    _require_memory(config.model, device)
     previous = processes.broadcast(checkpoint.progress.precision if checkpoint else None)
     precision = choose_precision(config.train.precision, device, previous)
     initial = checkpoint or (_initial_checkpoint(config) if processes.is_main else None)
@@ -128,7 +127,9 @@ def build_trainer(
     )
     _require_same_everywhere(progress, processes)
     sizes = corpus.vocab.src_size, corpus.vocab.tgt_size
-    failed = processes.broadcast(_has_failed_to_compile(checkpoint))
+    # A run that continued without torch.compile stays so.
+    old_environment = checkpoint.state.environment if checkpoint else {}
+    failed = processes.broadcast(old_environment.get("torch.compile") == COMPILE_FAILED)
     engine = Engine(config, *sizes, device, precision, processes, failed)
     if checkpoint:
         _warn_of_unused(checkpoint.config, config)
@@ -149,22 +150,11 @@ def build_trainer(
         engine.start_from(initial.build_model())
     progress, is_saved = processes.broadcast((progress, checkpoint is not None))
     _share_state(engine, processes)
-    data = RunData(corpus, valid)
-    return Trainer(config, run_dir, data, engine, progress, is_saved, processes)
-
-
-def _has_failed_to_compile(checkpoint: Checkpoint | None) -> bool:
-    """Tells whether a run continued without torch.compile, as the rest of it then must."""
-    environment = checkpoint.state.environment if checkpoint else {}
-    return environment.get("torch.compile") == COMPILE_FAILED
+    return Trainer(run_dir, corpus, valid, engine, progress, is_saved, processes)
 
 
 def _require_same_everywhere(progress: Progress, processes: Processes) -> None:
-    """Refuses to train together with a process that has different text or precision.
-
-    Raises:
-        ConfigError: Naming what differs, and the process.
-    """
+    """Refuses to train together with a process that has different text or precision."""
     main, *others = (asdict(each) for each in processes.gather(progress))
     for rank, other in enumerate(others, 1):
         if different := [name for name in main if main[name] != other[name]]:
@@ -204,31 +194,20 @@ def _forget_missing_best(run_dir: Path, progress: Progress) -> Progress:
 
 def _warn_of_unused(old: Config, new: Config) -> None:
     """Warns if a resumed run is given a different value of a key that only a new run reads."""
-    keys = {
-        "vocab.path": (old.vocab.path, new.vocab.path),
-        "train.init_from": (old.train.init_from, new.train.init_from),
-    }
-    for key, (old_value, new_value) in keys.items():
-        if new_value not in (old_value, None):
-            logger.warning("%s = %s is not used: the run is resumed", key, new_value)
+    old_values, new_values = flat_values(old), flat_values(new)
+    for key in ("vocab.path", "train.init_from"):
+        if new_values[key] not in (old_values[key], None):
+            logger.warning("%s = %s is not used: the run is resumed", key, new_values[key])
 
 
 def _require_same_text(run_dir: Path, old: Progress, new: Progress) -> None:
-    """Refuses to resume with different text; its location does not matter.
-
-    Raises:
-        CheckpointError: Naming the text that has changed.
-    """
-    texts = {
-        "training": (old.corpus_digest, new.corpus_digest),
-        "validation": (old.valid_digest, new.valid_digest),
-    }
-    for name, (old_digest, new_digest) in texts.items():
-        if old_digest and old_digest != new_digest:
-            raise CheckpointError(
-                f"{run_dir}: the {name} text has changed; train it as a new run with another"
-                " --run directory"
-            )
+    """Refuses to resume with different text; its location does not matter."""
+    changed = "training" if old.corpus_digest != new.corpus_digest else "validation"
+    if (old.corpus_digest, old.valid_digest) != (new.corpus_digest, new.valid_digest):
+        raise CheckpointError(
+            f"{run_dir}: the {changed} text has changed; train it as a new run with another --run"
+            " directory"
+        )
 
 
 def restore_engine(engine: Engine, checkpoint: Checkpoint) -> None:
@@ -257,17 +236,12 @@ def restore_engine(engine: Engine, checkpoint: Checkpoint) -> None:
 
 
 def _initial_checkpoint(config: Config) -> Checkpoint | None:
-    """Reads the checkpoint of `train.init_from`, and compares the settings that weights depend on.
-
-    Raises:
-        CheckpointError: If it does not exist or is damaged.
-        ConfigError: If its model has different sizes.
-    """
+    """Reads the checkpoint of `train.init_from`, whose model must have the same sizes."""
     name = config.train.init_from
     if name is None:
         return None
     if not Path(name).exists():
-        searched = config.train.searched_folders("train.init_from", name)
+        searched = searched_folders(name)
         raise CheckpointError(f"train.init_from = {name}: no such run or checkpoint{searched}")
     checkpoint = find_checkpoint(Path(name))
     old, new = checkpoint.config.model.model_dump(), config.model.model_dump()
@@ -297,23 +271,43 @@ def _lock_run(run_dir: Path) -> AbstractContextManager[None]:
 
 
 def require_writable(run_dir: Path) -> None:
-    """Checks before hours of work, not after, that the run can be saved.
-
-    Raises:
-        CheckpointError: Naming the directory that cannot be written.
-    """
+    """Checks before hours of work, not after, that the run can be saved."""
     nearest = next(path for path in (run_dir, *run_dir.absolute().parents) if path.exists())
     if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
         reason = "not writable" if nearest.is_dir() else "not a directory"
         raise CheckpointError(f"{nearest}: {reason}; name another --run directory")
 
 
-def _log_start(log: RunLog, trainer: Trainer, processes: Processes) -> None:
-    progress, corpus = trainer.progress, trainer.data.corpus
+def _require_memory(config: ModelConfig, device: torch.device) -> None:
+    """Refuses a model whose layers alone need too much memory, before anything is allocated."""
+    needed, available = _BYTES_PER_PARAMETER * count_layer_parameters(config), total_memory(device)
+    if needed > available:
+        keys = ("d_model", "d_ff", "encoder_layers", "decoder_layers")
+        sizes = ", ".join(f"model.{key} = {getattr(config, key)}" for key in keys)
+        raise DeviceError(
+            f"{sizes}: the model needs at least {needed / 1e9:,.0f} GB to be trained, and this"
+            f" {device.type} device has {available / 1e9:,.0f} GB; choose smaller sizes"
+        )
+
+
+def count_layer_parameters(config: ModelConfig) -> int:
+    """Counts the parameters of the encoder's and the decoder's layers; allocates nothing.
+
+    Embeddings and the final layer norms are not counted.
+    """
+    attention = 4 * config.d_model**2 + 4 * config.d_model * config.attention_bias
+    feed_forward = 2 * config.d_model * config.d_ff + config.d_ff + config.d_model
+    norm = 2 * config.d_model
+    encoder_layer = attention + feed_forward + 2 * norm
+    decoder_layer = 2 * attention + feed_forward + 3 * norm
+    return config.encoder_layers * encoder_layer + config.decoder_layers * decoder_layer
+
+
+def _log_start(log: RunLog, trainer: Trainer, environment: dict[str, str]) -> None:
+    progress, corpus = trainer.progress, trainer.corpus
     log.note(f"command: {' '.join(sys.argv)}")
     log.note(f"configuration: {trainer.config.model_dump_json()}")
     log.note(f"software: {describe_software()}")
-    environment = numeric_environment(trainer.engine, processes.world_size)
     log.note(f"numeric environment: {environment}")
     logger.info(
         "%d training pairs of %d (dropped: %s); %s, %s",

@@ -9,45 +9,54 @@ Reference:
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
-from transformer_mt.system.device import Machine
 from transformer_mt.text.corpus import Pair
 
 CHARACTER_COVERAGE = 0.9999
 """Share of the text that the counted characters cover; the rest are encoded as bytes."""
 
 
-@dataclass
-class Lengths:
+@dataclass(frozen=True)
+class Machine:
+    """Threads of PyTorch, bytes of memory (the GPU's if there is one) and name of the GPU."""
+
+    threads: int
+    memory: int
+    gpu: str | None = None
+
+    def __str__(self) -> str:
+        """Describes the machine in a few words."""
+        memory = f"{self.memory / 1e9:.1f} GB of memory"
+        if self.gpu:
+            return f"{self.gpu} with {memory}"
+        return f"{self.threads} CPU thread{'s' * (self.threads != 1)}, {memory}, no GPU"
+
+
+def this_machine() -> Machine:
+    """Finds what `train.device = "auto"` would use."""
+    import torch  # takes seconds, and a mistake in the arguments of `init` should show at once
+
+    from transformer_mt.system.device import choose_device, total_memory
+
+    device = choose_device("auto")
+    gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else None
+    return Machine(torch.get_num_threads(), total_memory(device), gpu)
+
+
+class LengthCounts(Counter[int]):
     """Number of lines of each length."""
-
-    counts: Counter[int] = field(default_factory=Counter)
-
-    @property
-    def lines(self) -> int:
-        """Number of lines."""
-        return self.counts.total()
-
-    @property
-    def total(self) -> int:
-        """Sum of all lengths."""
-        return sum(length * count for length, count in self.counts.items())
 
     @property
     def mean(self) -> float:
         """Mean length."""
-        return self.total / max(self.lines, 1)
+        return sum(length * count for length, count in self.items()) / max(self.total(), 1)
 
     def quantile(self, share: float) -> int:
-        """Returns the smallest length that at least this share of the lines does not exceed.
-
-        Args:
-            share: From 0 to 1.
-        """
-        left = share * self.lines
-        for length, count in sorted(self.counts.items()):
+        """Returns the smallest length that at least this share of the lines does not exceed."""
+        left = share * self.total()
+        for length, count in sorted(self.items()):
             left -= count
             if left <= 0:
                 return length
@@ -56,13 +65,12 @@ class Lengths:
 
 @dataclass(frozen=True)
 class TextStatistics:
-    """Result of `measure_text`.
+    """Counts of a text.
 
     Attributes:
         pairs: Number of pairs.
         empty: Pairs of which at least one side is empty.
-        src_words: Words of each source line; words are separated by white space.
-        tgt_words: Words of each target line.
+        src_words, tgt_words: Words of each line; words are separated by white space.
         longer_bytes: UTF-8 bytes of the longer side of each pair.
         distinct_words: Number of distinct words of both languages together.
         characters: Number of distinct characters of both languages, without the rarest, which make
@@ -71,16 +79,16 @@ class TextStatistics:
 
     pairs: int
     empty: int
-    src_words: Lengths
-    tgt_words: Lengths
-    longer_bytes: Lengths
+    src_words: LengthCounts
+    tgt_words: LengthCounts
+    longer_bytes: LengthCounts
     distinct_words: int
     characters: int
 
 
 def measure_text(pairs: Iterable[Pair]) -> TextStatistics:
     """Reads a text once; memory grows with its distinct words, not with its length."""
-    src_words, tgt_words, longer_bytes = Lengths(), Lengths(), Lengths()
+    src_words, tgt_words, longer_bytes = LengthCounts(), LengthCounts(), LengthCounts()
     words: Counter[str] = Counter()
     empty = 0
     for src, tgt in pairs:
@@ -88,10 +96,10 @@ def measure_text(pairs: Iterable[Pair]) -> TextStatistics:
         empty += not all(sides)
         for side, lengths in zip(sides, (src_words, tgt_words), strict=True):
             words.update(side)
-            lengths.counts[len(side)] += 1
-        longer_bytes.counts[max(len(src.encode()), len(tgt.encode()))] += 1
+            lengths[len(side)] += 1
+        longer_bytes[max(len(src.encode()), len(tgt.encode()))] += 1
     return TextStatistics(
-        pairs=longer_bytes.lines,
+        pairs=longer_bytes.total(),
         empty=empty,
         src_words=src_words,
         tgt_words=tgt_words,
@@ -119,14 +127,11 @@ MIN_PAIRS = 20
 """With fewer pairs, one twentieth of them is less than one pair."""
 
 
-class Recipe(NamedTuple):
-    """Sizes for a minimum number of pairs; the names are those of the configuration keys.
+class Preset(NamedTuple):
+    """Sizes for a minimum number of pairs, by the names of the configuration keys.
 
-    Attributes:
-        pairs: Minimum number of pairs, including those held out, for which it is used.
-        gpu: Whether it needs a GPU: on a CPU it would take days.
-        layers: Layers of the encoder, and of the decoder.
-        save_every: Steps between checkpoints, and between validations.
+    `pairs` counts those held out too; with `gpu`, a CPU would take days. There are as many `layers`
+    in the encoder as in the decoder, and `save_every` steps between validations too.
     """
 
     pairs: int
@@ -145,15 +150,15 @@ class Recipe(NamedTuple):
 
 
 # fmt: off
-RECIPES = (
+PRESETS = (
     #      pairs      gpu    vocab  d_model d_ff heads layers drop batch warm-up lr  save  minutes
-    Recipe(0,         False,  2000, 128,     512,  4,   2,    0.3,  2000,   400, 1.0,  500,   60),
-    Recipe(10_000,    False,  4000, 256,    1024,  4,   3,    0.3,  2000,   500, 0.7,  500,   60),
-    Recipe(20_000,    False,  6000, 256,    1024,  4,   3,    0.3,  2000,   500, 0.7,  500,   60),
-    Recipe(100_000,   False,  8000, 128,     512,  4,   4,    0.1,  2000,  1000, 1.5, 1000,   90),
-    Recipe(100_000,   True,  10000, 512,    1024,  4,   6,    0.3,  4000,  4000, 0.7, 1000,  120),
-    Recipe(500_000,   True,  16000, 512,    2048,  8,   6,    0.1, 12000,  4000, 1.0, 2500,  480),
-    Recipe(2_000_000, True,  37000, 512,    2048,  8,   6,    0.1, 25000,  4000, 1.0, 2500, 1440),
+    Preset(0,         False,  2000, 128,     512,  4,   2,    0.3,  2000,   400, 1.0,  500,   60),
+    Preset(10_000,    False,  4000, 256,    1024,  4,   3,    0.3,  2000,   500, 0.7,  500,   60),
+    Preset(20_000,    False,  6000, 256,    1024,  4,   3,    0.3,  2000,   500, 0.7,  500,   60),
+    Preset(100_000,   False,  8000, 128,     512,  4,   4,    0.1,  2000,  1000, 1.5, 1000,   90),
+    Preset(100_000,   True,  10000, 512,    1024,  4,   6,    0.3,  4000,  4000, 0.7, 1000,  120),
+    Preset(500_000,   True,  16000, 512,    2048,  8,   6,    0.1, 12000,  4000, 1.0, 2500,  480),
+    Preset(2_000_000, True,  37000, 512,    2048,  8,   6,    0.1, 25000,  4000, 1.0, 2500, 1440),
 )
 # fmt: on
 """In order of text size: roughly configs/tutorial-2x128.toml, then configs/multi30k.toml with two
@@ -162,10 +167,7 @@ text, and trains more steps of a narrower model. With a GPU: the usual sizes for
 base model with the pieces and steps of configs/wmt16-small.toml, then configs/wmt16-base.toml.
 """
 
-LITTLE_TEXT = 20_000
-"""With fewer pairs, any text is too little to train a translator."""
-
-_MICRO_BATCHES = ((0, 2_048), (8e9, 4_096), (16e9, 8_192), (32e9, 16_384))
+_GPU_MICRO_BATCHES = ((0, 2_048), (8e9, 4_096), (16e9, 8_192), (32e9, 16_384))
 """Minimum bytes of memory, and the positions of a micro-batch with as many or more."""
 _CPU_MICRO_BATCHES = 4
 """On a CPU, each thread computes its own micro-batch; narrow ones waste time."""
@@ -192,17 +194,15 @@ class Sizes:
     """The chosen sizes.
 
     Attributes:
-        recipe: The row of the table.
+        preset: The row of the table; `vocab_size` is its size, adapted to the text.
         best: The row that a machine with a GPU would get.
-        held_out: Pairs for validation, and as many for the test.
-        train_pairs: The other pairs.
-        vocab_size: The recipe's vocabulary size, adapted to the text.
+        held_out: Pairs for validation, and as many for the test; `train_pairs` are the others.
         max_length: Pieces per side.
         micro_batch_tokens: Padded positions.
     """
 
-    recipe: Recipe
-    best: Recipe
+    preset: Preset
+    best: Preset
     held_out: int
     train_pairs: int
     vocab_size: int
@@ -211,19 +211,14 @@ class Sizes:
 
 
 def choose_sizes(text: TextStatistics, machine: Machine) -> Sizes:
-    """Chooses sizes for a text and a machine.
-
-    Args:
-        text: The whole text, from which pairs for validation and test are held out; `MIN_PAIRS`
-            pairs or more.
-        machine: The machine to train on.
-    """
+    """Chooses sizes for a text of `MIN_PAIRS` pairs or more and the machine to train on."""
     held_out = min(_MAX_HELD_OUT, text.pairs // _HELD_OUT_SHARE)
-    enough_text = [recipe for recipe in RECIPES if recipe.pairs <= text.pairs]
-    fitting = [recipe for recipe in enough_text if machine.gpu or not recipe.gpu]
-    max_length = _choose_max_length(text)
+    enough_text = [preset for preset in PRESETS if preset.pairs <= text.pairs]
+    fitting = [preset for preset in enough_text if machine.gpu or not preset.gpu]
+    pieces = text.longer_bytes.quantile(COVERED) / BYTES_PER_PIECE
+    max_length = next((length for length in _MAX_LENGTHS if pieces <= length), _MAX_LENGTHS[-1])
     return Sizes(
-        recipe=fitting[-1],
+        preset=fitting[-1],
         best=enough_text[-1],
         held_out=held_out,
         train_pairs=text.pairs - 2 * held_out,
@@ -245,13 +240,8 @@ def _choose_vocab_size(text: TextStatistics, usual_size: int) -> int:
     return min(usual_size, _SPECIAL_PIECES + text.characters + text.distinct_words // 2)
 
 
-def _choose_max_length(text: TextStatistics) -> int:
-    pieces = text.longer_bytes.quantile(COVERED) / BYTES_PER_PIECE
-    return next((length for length in _MAX_LENGTHS if pieces <= length), _MAX_LENGTHS[-1])
-
-
 def _choose_micro_batch(machine: Machine, batch_tokens: int, max_length: int) -> int:
     if machine.gpu:
-        return [positions for memory, positions in _MICRO_BATCHES if memory <= machine.memory][-1]
+        return max(size for memory, size in _GPU_MICRO_BATCHES if memory <= machine.memory)
     parts = min(machine.threads, _CPU_MICRO_BATCHES)
     return max(round(_ROOM * batch_tokens / parts), 2 * max_length)

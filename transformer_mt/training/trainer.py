@@ -3,7 +3,9 @@
 import logging
 import math
 import time
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import NoReturn
 
@@ -16,13 +18,14 @@ from transformer_mt.checkpoints.checkpoint import (
     save_checkpoint,
 )
 from transformer_mt.checkpoints.run_directory import checkpoint_path, prune
-from transformer_mt.config.keys import Config
 from transformer_mt.errors import CheckpointError, Interrupted, TrainingError
+from transformer_mt.system.device import compute_settings
 from transformer_mt.system.process_settings import StopRequest, catch_stop_signals
-from transformer_mt.system.processes import ALONE, Agreement, Processes, agree
+from transformer_mt.system.processes import ALONE, Processes
 from transformer_mt.text.batching import (
     Batch,
     Indices,
+    TokenCounts,
     cut_micro_batches,
     deal_micro_batches,
     largest_micro_batch,
@@ -35,10 +38,9 @@ from transformer_mt.text.sampling import EpochPairs
 from transformer_mt.training.engine import Engine
 from transformer_mt.training.environment import numeric_environment
 from transformer_mt.training.flops import measure_peak_flops
-from transformer_mt.training.limits import stop_limits
-from transformer_mt.training.occupancy import describe_occupancy
-from transformer_mt.training.pace import Pace, Schedule, TimeLeft, estimate_time_left
-from transformer_mt.training.run_log import RunLog, SilentLog, TrainingFigures
+from transformer_mt.training.idle_share import describe_idle_share
+from transformer_mt.training.run_log import RunLog, TrainingMetrics
+from transformer_mt.training.time_left import StepDisplay, TimeEstimate, reached_limit
 from transformer_mt.training.validation import Validator
 
 logger = logging.getLogger(__name__)
@@ -47,26 +49,17 @@ TENSOR_FILES = {"model": MODEL, "optimizer": TRAINING, "ema": EMA}
 """Files of a checkpoint by their keys in the state of the engine."""
 
 
-@dataclass(frozen=True)
-class RunData:
-    """The text of a run.
-
-    Attributes:
-        corpus: Vocabulary and encoded training pairs.
-        valid: Raw validation text.
-    """
-
-    corpus: PreparedCorpus
-    valid: RawPairs
+class _Stopped(Exception):
+    """Validation was asked to stop."""
 
 
 class Trainer:
     """One run in progress.
 
     Args:
-        config: The whole configuration.
         run_dir: Where checkpoints go.
-        data: Its text.
+        corpus: Vocabulary and encoded training pairs.
+        valid: Raw validation text.
         engine: The model in training, in the state that belongs to `progress`.
         progress: Where the run stands.
         is_saved: Whether there is a checkpoint of this progress.
@@ -76,30 +69,32 @@ class Trainer:
 
     def __init__(
         self,
-        config: Config,
         run_dir: Path,
-        data: RunData,
+        corpus: PreparedCorpus,
+        valid: RawPairs,
         engine: Engine,
         progress: Progress,
         is_saved: bool,
         processes: Processes = ALONE,
     ) -> None:
-        self.config, self.run_dir, self.data = config, run_dir, data
+        self.config, self.run_dir, self.corpus, self.valid = engine.config, run_dir, corpus, valid
         self.engine, self.progress, self._processes = engine, progress, processes
-        self.pairs, self.lengths = data.corpus.pairs, data.corpus.pairs.lengths
-        self._epoch_pairs = EpochPairs(data.corpus, config)
-        self._validator = Validator(engine, data.valid, data.corpus.vocab, processes)
+        self.pairs, self.lengths = corpus.pairs, corpus.pairs.lengths
+        self._epoch_pairs = EpochPairs(corpus, self.config)
+        self._validator = Validator(engine, valid, corpus.vocab, processes)
         self._saved_progress = progress if is_saved else None
-        self._saved_at = self._started = time.monotonic()
-        self._peak_flops, self._steps_per_epoch = math.inf, 0
-        self._pace = Pace()
+        self._peak_flops, self._estimate = math.inf, TimeEstimate(self.config)
         self._stop = StopRequest()
-        self._agreement = Agreement(seconds=progress.seconds)
+        # What all processes agree on: a signal's number or 0, training time, whether to save.
+        self._signum, self._agreed_seconds, self._save_is_due = 0, progress.seconds, False
 
-    def run(self, log: RunLog | SilentLog) -> None:
+    def run(self, log: RunLog | None) -> None:
         """Trains until a limit is reached, then validates and saves.
 
         SIGINT and SIGTERM are caught during training.
+
+        Args:
+            log: Where the main process records the run; None in the others.
 
         Raises:
             CheckpointError: If the last checkpoint cannot be saved.
@@ -107,24 +102,21 @@ class Trainer:
             TrainingError: If the numbers stay non-finite.
             Interrupted: After SIGINT or SIGTERM, once the step is finished and saved.
         """
-        self.log = log
+        self._log = log
         self._saved_at = time.monotonic()
         self._started = self._saved_at - self.progress.seconds
-        with catch_stop_signals() as self._stop:
-            if self._reached_limit() and self._saved_progress and self._is_validated():
-                logger.info(
-                    "nothing to do: %s, and the run is at step %d",
-                    self._reached_limit(),
-                    self.progress.step,
-                )
+        with catch_stop_signals() as self._stop, compute_settings(self.engine.device, tf32=True):
+            reason = self._reached_limit()
+            if reason and self._saved_progress and self._is_validated():
+                step = self.progress.step
+                logger.info("nothing to do: %s, and the run is at step %d", reason, step)
                 self._processes.finish()
                 return
-            self._validate_if_missed()
-            try:
+            self._display = StepDisplay(self.progress.step, self.config.train.max_steps)
+            with closing(self._display), closing(self._epoch_pairs):
+                self._validate_if_missed()
                 reason = self._reached_limit() or self._train_epochs()
-            finally:
-                self._epoch_pairs.close()
-            logger.info("done: %s, at step %d", reason, self.progress.step)
+                logger.info("done: %s, at step %d", reason, self.progress.step)
             self._processes.finish()
 
     def plan_epoch(self) -> list[Indices]:
@@ -143,24 +135,21 @@ class Trainer:
 
     def train_step(self, step_pairs: Indices) -> None:
         """Takes the next optimizer step on the given pairs, which the processes share."""
-        began = time.monotonic()
-        parts = self.cut_step(step_pairs)
-        sizes = [padded_size(indices, *self.lengths) for indices in parts]
-        own = deal_micro_batches(sizes, self._processes.world_size)[self._processes.rank]
-        micro_batches = [
-            self.pairs.batch(indices) if number in own else self.pairs.count_tokens(indices)
-            for number, indices in enumerate(parts)
-        ]
-        self.engine.train_step(self.progress.step + 1, micro_batches)
-        self.engine.window.seconds += time.monotonic() - began
+        self.engine.train_step(self.progress.step + 1, self._micro_batches(step_pairs))
         self.progress = replace(
             self.progress, step=self.progress.step + 1, epoch_step=self.progress.epoch_step + 1
         )
 
-    def describe_occupancy(self, steps: list[Indices]) -> str:
-        """Tells how much of their time the processes are idle."""
-        tokens, world_size = self.config.train.micro_batch_tokens, self._processes.world_size
-        return describe_occupancy(steps, self.lengths, tokens, world_size)
+    def _micro_batches(self, step_pairs: Indices) -> Iterator[Batch | TokenCounts]:
+        """Builds this process's micro-batches, and counts the tokens of the others'."""
+        parts = self.cut_step(step_pairs)
+        sizes = [padded_size(indices, *self.lengths) for indices in parts]
+        own = deal_micro_batches(sizes, self._processes.world_size)[self._processes.rank]
+        for number, indices in enumerate(parts):
+            if number in own:
+                yield self.pairs.batch(indices)
+            else:
+                yield self.pairs.count_tokens(indices)
 
     def check_memory(self, steps: list[Indices], micro_batch_tokens: int) -> None:
         """Tries the largest micro-batch of an epoch, so that failures show at once.
@@ -172,8 +161,7 @@ class Trainer:
         Raises:
             DeviceError: If memory runs out.
         """
-        indices = largest_micro_batch(steps, *self.lengths, micro_batch_tokens)
-        largest: Batch = self.pairs.batch(indices)
+        largest = self.pairs.batch(largest_micro_batch(steps, *self.lengths, micro_batch_tokens))
         self.engine.check_compilation(largest)
         count = math.ceil(len(self.cut_step(steps[0])) / self._processes.world_size)
         self.engine.check_memory(largest, count)
@@ -181,13 +169,14 @@ class Trainer:
     def _train_epochs(self) -> str:
         """Trains epoch after epoch; returns the limit that ends training."""
         steps = self.plan_epoch()
-        if self._processes.world_size > 1:
-            logger.info(self.describe_occupancy(steps))
-        self.check_memory(steps, self.config.train.micro_batch_tokens)
+        tokens, world_size = self.config.train.micro_batch_tokens, self._processes.world_size
+        if world_size > 1:
+            logger.info(describe_idle_share(steps, self.lengths, tokens, world_size))
+        self.check_memory(steps, tokens)
         self._peak_flops = measure_peak_flops(self.engine.device, self.engine.precision)
-        self._pace.start(self._seconds())
+        self._estimate.start(self._seconds())
         while True:
-            self._steps_per_epoch = len(steps)
+            self._estimate.steps_per_epoch = len(steps)
             self._epoch_pairs.start(self.progress.epoch + 1)
             for step_pairs in steps[self.progress.epoch_step :]:
                 self.train_step(step_pairs)
@@ -201,31 +190,36 @@ class Trainer:
 
     def _after_step(self) -> str | None:
         """Logs, validates and saves when due; returns the limit that ends training."""
-        self._agree()
+        self._synchronize()
         train, step, reason = self.config.train, self.progress.step, self._reached_limit()
-        self._pace.count_step(self._seconds())
-        self.log.advance(step, self._estimate_time_left())
+        self._estimate.count_step(self._seconds())
+        self._advance_display()
         if step % train.log_every == 0 or reason:
             self._log_training()
-        elif self.log.is_display_due():
-            self.log.display(step, self._read_figures())
+        elif self._display.is_due():
+            self._display.show(step, self._read_metrics())
         if step % train.max_bad_steps == 0:  # may be much smaller than log_every
             self._stop_if_nonfinite()
-        if self._agreement.signum:
+        if self._signum:
             self._save_and_stop()
         if step % self.config.valid.every == 0 or reason:
             self._validate()
-            self._agree()
-            self.log.advance(step, self._estimate_time_left())
+            self._synchronize()
+            self._advance_display()
             reason = self._reached_limit()
-        if step % train.save_every == 0 or reason or self._agreement.save_is_due:
+        if step % train.save_every == 0 or reason or self._save_is_due:
             self._save(final=reason is not None)
         return reason
 
-    def _agree(self) -> None:
+    def _synchronize(self) -> None:
         """Makes all processes decide alike: by one clock, and by the signals that any received."""
-        own = Agreement(self._stop.signum, self._seconds(), self._save_is_due())
-        self._agreement = agree(self._processes, own)
+        seconds = save_is_due = 0.0
+        if self._processes.is_main:
+            seconds, minutes = self._seconds(), self.config.train.save_every_minutes
+            save_is_due = minutes and time.monotonic() - self._saved_at >= 60 * minutes
+        values = self._processes.max(self._stop.signum, seconds, save_is_due)
+        self._signum, self._agreed_seconds = int(values[0]), values[1]
+        self._save_is_due = bool(values[2])
 
     def _save_and_stop(self) -> NoReturn:
         """Ends training because of a signal.
@@ -237,38 +231,32 @@ class Trainer:
         step = self.progress.step
         logger.info("interrupted and saved at step %d; run the same command to resume", step)
         self._processes.finish()
-        raise Interrupted(self._agreement.signum)
-
-    def _save_is_due(self) -> bool:
-        minutes = self.config.train.save_every_minutes
-        return bool(minutes) and time.monotonic() - self._saved_at >= 60 * minutes
+        raise Interrupted(self._signum)
 
     def _reached_limit(self) -> str | None:
-        """Returns the limit that ends training, if one is reached."""
-        limits = stop_limits(self.config, self.progress, self._agreement.seconds)
-        return next((limit.key for limit in limits if limit.left <= 0), None)
+        return reached_limit(self.config, self.progress, self._agreed_seconds)
 
     def _seconds(self) -> float:
         """Returns the training time so far, over all resumptions."""
         return time.monotonic() - self._started
 
-    def _estimate_time_left(self) -> TimeLeft:
-        seconds = self._seconds()
-        limits = stop_limits(self.config, self.progress, seconds)
-        schedule = Schedule(self._steps_per_epoch, self.config.valid.every)
-        return estimate_time_left(limits, self.progress, schedule, self._pace)
+    def _advance_display(self) -> None:
+        left = self._estimate.left(self.progress, self._seconds())
+        self._display.advance(self.progress.step, left)
 
     def _log_training(self) -> None:
-        figures = self._read_figures()
+        metrics = self._read_metrics()
         self._stop_if_nonfinite()
-        self.log.record_training(self.progress, self._seconds(), figures)
+        if self._log:
+            self._log.record("train", self.progress, self._seconds(), asdict(metrics))
+        self._display.show(self.progress.step, metrics)
         self.engine.start_window()
 
-    def _read_figures(self) -> TrainingFigures:
-        """Computes the figures of the steps since the last log line, without resetting the sums."""
+    def _read_metrics(self) -> TrainingMetrics:
+        """Computes the metrics of the steps since the last log line, without resetting the sums."""
         engine, window = self.engine, self.engine.read_window()
         seconds = max(window.seconds, 1e-9)
-        return TrainingFigures(
+        return TrainingMetrics(
             loss=window.mean_loss,
             lr=engine.lr,
             tokens_per_second=window.tokens / seconds,
@@ -304,24 +292,26 @@ class Trainer:
         """Scores the weights; if a signal interrupts this, it is repeated on resuming."""
         self.engine.read_window()  # waits for pending steps, which are not part of validation
         began = self._seconds()
-        result = self._validator.validate(self._is_stopping)
-        if result is None:
+        try:
+            result = self._validator.validate(self._raise_if_stopping)
+        except _Stopped:
             self._save_and_stop()
-        previous_best = self.progress.best_bleu
-        is_best = self._update_best(result.score)
-        self.log.record_validation(self.progress, self._seconds(), result.figures)
+        previous_best, is_best = self.progress.best_bleu, self._update_best(result.score)
+        if self._log:
+            self._log.record("valid", self.progress, self._seconds(), result.metrics)
         self._validator.log(result, self.progress.step, previous_best)
         if is_best:
             self._save()
             if self._processes.is_main:
                 path = checkpoint_path(self.run_dir, self.progress.step)
                 self._validator.record(result, path)
-        self._pace.add_validation(self._seconds() - began)
+        self._estimate.add_validation(self._seconds() - began)
 
-    def _is_stopping(self) -> bool:
-        """Tells whether any process has received a signal; all call this at the same time."""
-        self._agree()
-        return bool(self._agreement.signum)
+    def _raise_if_stopping(self, lines: int) -> None:
+        """Stops if any process has received a signal; all call this at the same time."""
+        self._synchronize()
+        if self._signum:
+            raise _Stopped
 
     def _update_best(self, score: float) -> bool:
         """Updates best score and patience; tells whether the score is the best so far."""
@@ -349,23 +339,18 @@ class Trainer:
             environment=numeric_environment(self.engine, self._processes.world_size),
         )
         self._saved_at = time.monotonic()  # a failed save is retried when the next one is due
-        path = checkpoint_path(self.run_dir, self.progress.step)
+        step = self.progress.step
+        path = checkpoint_path(self.run_dir, step)
         try:
-            save_checkpoint(path, tensors, run_state, self.config, self.data.corpus.vocab)
+            save_checkpoint(path, tensors, run_state, self.config, self.corpus.vocab)
         except OSError as error:
-            step = self.progress.step
             reason = f"{error.filename or path}: cannot save step {step}: {error.strerror}"
             if final:
                 raise CheckpointError(reason) from None
             logger.warning("%s; training continues", reason)
             return
         self._saved_progress = self.progress
-        self._prune()
-
-    def _prune(self) -> None:
-        """Deletes checkpoints that are no longer needed; if that fails, training continues."""
-        step, keep_last = self.progress.step, self.config.train.keep_last
         try:
-            prune(self.run_dir, step, keep_last, self.progress.best_step)
+            prune(self.run_dir, step, self.config.train.keep_last, self.progress.best_step)
         except OSError as error:
             logger.warning("%s: cannot delete: %s", error.filename or self.run_dir, error.strerror)

@@ -12,26 +12,24 @@ from transformer_mt.checkpoints.checkpoint import checkpoint_digest
 from transformer_mt.checkpoints.evaluations import (
     VALIDATION,
     EvaluationRecord,
-    MeasuredScore,
     SearchSetting,
     write_evaluation,
 )
-from transformer_mt.evaluation.evaluator import Evaluation, evaluate, mean_nll, perplexity
+from transformer_mt.evaluation.evaluator import evaluate, mean_nll, perplexity
 from transformer_mt.evaluation.scoring import score_all
 from transformer_mt.system.processes import ALONE, Processes
 from transformer_mt.text.batching import encode_pairs
 from transformer_mt.text.corpus import RawPairs
 from transformer_mt.text.vocabulary import Vocabulary
 from transformer_mt.training.engine import Engine
+from transformer_mt.translation.options import SearchOptions
 from transformer_mt.translation.translator import Translator
 
 logger = logging.getLogger(__name__)
 
+_SEARCH = SearchOptions(beam_size=1)
+"""Greedy, whatever the default of `translate` is."""
 _SAMPLES = 3
-
-
-class _Stopped(Exception):
-    """Validation was asked to stop."""
 
 
 @dataclass(frozen=True)
@@ -51,26 +49,26 @@ class Validation:
     hypotheses: list[str]
 
     @property
-    def figures(self) -> dict[str, float]:
+    def metrics(self) -> dict[str, float]:
         """The values by their names in metrics.jsonl."""
         average = {} if self.ema_bleu is None else {"ema_bleu": self.ema_bleu}
-        return {
-            "nll": self.nll,
-            "perplexity": perplexity(self.nll),
-            "bleu": self.bleu,
-            **average,
-        }
+        return {"nll": self.nll, "perplexity": perplexity(self.nll), "bleu": self.bleu, **average}
+
+    @property
+    def has_diverged(self) -> bool:
+        """Whether the perplexity is not finite."""
+        return not math.isfinite(perplexity(self.nll))
 
     @property
     def score(self) -> float:
         """The BLEU that counts, the moving average's if there is one; -inf after divergence."""
-        if not math.isfinite(perplexity(self.nll)):
+        if self.has_diverged:
             return -math.inf
         return self.bleu if self.ema_bleu is None else self.ema_bleu
 
 
 class Validator:
-    """Scores the model of an engine on the validation text.
+    """Scores the model of an engine on the validation text, and reports the scores.
 
     Args:
         engine: The engine in training.
@@ -83,56 +81,41 @@ class Validator:
         self, engine: Engine, pairs: RawPairs, vocab: Vocabulary, processes: Processes = ALONE
     ) -> None:
         self._engine, self._pairs, self._processes = engine, pairs, processes
-        self._encoded = encode_pairs(pairs, vocab)
+        self._encoded = encode_pairs(pairs.src, pairs.tgt, vocab)
         max_length = engine.config.data.max_length
-        self._translator = Translator(engine.model, vocab, max_length, processes=processes)
+        self._translator = Translator(engine.model, vocab, max_length, _SEARCH, processes)
 
-    def validate(self, must_stop: Callable[[], bool]) -> Validation | None:
+    def validate(self, advance: Callable[[int], object]) -> Validation:
         """Scores the weights, and their moving average if there is one.
 
         Args:
-            must_stop: Called between batches.
-
-        Returns:
-            The scores; None if it had to stop.
+            advance: Called with the number of lines translated, batch by batch; may raise to stop.
         """
         engine = self._engine
-        tokens = engine.config.train.micro_batch_tokens
-        nll = mean_nll(engine.model, self._encoded, tokens, self._processes)
-        try:
-            evaluation = self._evaluate(must_stop)
-            bleu, ema_bleu = evaluation.bleu.value, None
-            if engine.ema:
-                with engine.ema.in_place():
-                    evaluation = self._evaluate(must_stop)
-                ema_bleu = evaluation.bleu.value
-        except _Stopped:
-            return None
-        return Validation(nll, bleu, ema_bleu, evaluation.hypotheses)
-
-    def _evaluate(self, must_stop: Callable[[], bool]) -> Evaluation:
-        def stop_if_asked(lines: int) -> None:
-            if must_stop():
-                raise _Stopped
-
-        return evaluate(self._translator, self._pairs, stop_if_asked)
+        nll = mean_nll(engine.model, self._encoded, self._processes)
+        hypotheses, bleu = evaluate(self._translator, self._pairs, advance)
+        ema_bleu = None
+        if engine.ema:
+            with engine.ema.in_place():
+                hypotheses, average = evaluate(self._translator, self._pairs, advance)
+            ema_bleu = average.value
+        return Validation(nll, bleu.value, ema_bleu, hypotheses)
 
     def record(self, result: Validation, checkpoint: Path) -> None:
-        """Saves the scores and translations of a validation for the report of the run.
+        """Saves scores and translations for the report of the run.
 
         Args:
             result: The validation.
             checkpoint: The checkpoint of its weights, which may not have been saved.
         """
-        max_length = self._engine.config.data.max_length
         references = [list(self._pairs.tgt)]
         scores = score_all(result.hypotheses, references)
         record = EvaluationRecord(
             test_set=VALIDATION,
             checkpoint=checkpoint.name,
             digest=checkpoint_digest(checkpoint) if checkpoint.exists() else "",
-            search=SearchSetting(max_length=max_length),
-            scores=[MeasuredScore(s.name, s.value, s.signature) for s in scores],
+            search=SearchSetting(_SEARCH.beam_size, max_length=self._engine.config.data.max_length),
+            scores=scores,
             sources=list(self._pairs.src),
             references=references,
             hypotheses=result.hypotheses,
@@ -147,10 +130,11 @@ class Validator:
             step: The step at which the weights were scored.
             previous_best: The best score before.
         """
-        figures = result.figures
-        average = f", of the moving average {result.ema_bleu:.2f}" if self._engine.ema else ""
+        average = (
+            "" if result.ema_bleu is None else f", of the moving average {result.ema_bleu:.2f}"
+        )
         text = f"step {step}: validation BLEU {result.bleu:.2f}{average}"
-        if not math.isfinite(figures["perplexity"]):
+        if result.has_diverged:
             logger.warning(
                 "%s, which cannot be the best: perplexity is not finite, training has diverged;"
                 " lower optim.lr_scale",
@@ -158,7 +142,7 @@ class Validator:
             )
         else:
             best = " (best)" if result.score > previous_best else f" (best {previous_best:.2f})"
-            logger.info("%s, perplexity %.2f%s", text, figures["perplexity"], best)
+            logger.info("%s, perplexity %.2f%s", text, perplexity(result.nll), best)
         for i in np.linspace(0, len(self._pairs) - 1, _SAMPLES, dtype=int):
             logger.info("  source     %s", self._pairs.src[i])
             logger.info("  reference  %s", self._pairs.tgt[i])

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from transformer_mt.checkpoints.checkpoint import Checkpoint
-from transformer_mt.checkpoints.model_card import CARD, CardSubject, model_card
+from transformer_mt.checkpoints.model_card import CARD, model_card
 from transformer_mt.errors import ConfigError
 from transformer_mt.model.transformer import Transformer, sinusoid
 from transformer_mt.system.files import atomic_directory
@@ -66,10 +66,9 @@ def export(
         spec.optimize(quantization=quantization)
         spec.save(str(folder))
         vocab_files = checkpoint.vocab.save(folder)
-        subject = CardSubject(
+        card = model_card(
+            checkpoint,
             name=output.resolve().name,
-            checkpoint=checkpoint,
-            parameters=sum(parameter.numel() for parameter in model.parameters()),
             made_by=f"exported from `{checkpoint.path.resolve().name}`",
             library="ctranslate2",
             usage=_USAGE.format(
@@ -78,10 +77,10 @@ def export(
                 extra=EXTRA_LENGTH,
                 max_length=checkpoint.config.data.max_length,
             ),
-            stored="" if quantization == "float32" else quantization,
+            stored=quantization,
             raw=raw,
         )
-        (folder / CARD).write_text(model_card(subject), encoding="utf-8")
+        (folder / CARD).write_text(card, encoding="utf-8")
     return output
 
 

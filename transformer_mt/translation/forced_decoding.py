@@ -17,32 +17,9 @@ from torch import Tensor
 from transformer_mt.model.ensemble import Ensemble
 from transformer_mt.model.transformer import Transformer
 from transformer_mt.system.device import compute_settings
+from transformer_mt.system.processes import ALONE, Processes
 from transformer_mt.text.batching import Batch, EncodedPairs, cut_micro_batches, pad
 from transformer_mt.text.vocabulary import BOS_ID, EOS_ID, PAD_ID, Vocabulary
-
-
-def token_log_probabilities(
-    model: Transformer, src: Tensor, tgt_in: Tensor, tgt_out: Tensor, pad_id: int
-) -> Tensor:
-    """Computes the log-probability of each target token, without label smoothing.
-
-    Args:
-        model: In evaluation mode, or dropout is applied.
-        src: Source ids, padded, (B, S).
-        tgt_in: BOS and target ids, padded, (B, T).
-        tgt_out: Target ids and EOS, padded, (B, T).
-        pad_id: Id of padding.
-
-    Returns:
-        Natural logarithms, (B, T), float32; 0 at padding.
-    """
-    with compute_settings(src.device, tf32=False):
-        logits = model(src, tgt_in).float()  # (B, T, V)
-    losses = F.cross_entropy(
-        logits.flatten(0, 1), tgt_out.flatten(), ignore_index=pad_id, reduction="none"
-    )  # (B * T,)
-    return -losses.view_as(tgt_out)
-
 
 BATCH_POSITIONS = 2048
 """Padded positions scored at once: the logits of all of them are in memory, in float32."""
@@ -73,12 +50,15 @@ class PairAttention:
 
 
 @torch.no_grad()
-def log_probabilities(model: Transformer | Ensemble, pairs: EncodedPairs) -> list[float]:
+def log_probabilities(
+    model: Transformer | Ensemble, pairs: EncodedPairs, processes: Processes = ALONE
+) -> list[float]:
     """Computes the log-probability of each target given its source.
 
     Args:
         model: On its device, in evaluation mode.
         pairs: Pairs of any length; none is left out.
+        processes: The processes that share the batches; each has the same model and gets all sums.
 
     Returns:
         For each pair, the sum over its target tokens including EOS, in nats. An ensemble
@@ -89,24 +69,38 @@ def log_probabilities(model: Transformer | Ensemble, pairs: EncodedPairs) -> lis
     src_lengths, tgt_lengths = pairs.lengths
     order = np.lexsort((src_lengths, tgt_lengths))
     limit = max(BATCH_POSITIONS, int(src_lengths.max()), int(tgt_lengths.max()))
-    sums = np.zeros(len(pairs))
-    for indices in cut_micro_batches(order, src_lengths, tgt_lengths, limit):
-        batch = pairs.batch(indices).to(model.device)
-        tokens = _token_log_probabilities(model, batch)  # (B, T)
-        sums[indices] = tokens.double().sum(dim=1).cpu().numpy()
-    return [float(value) for value in sums]
+    batches = cut_micro_batches(order, src_lengths, tgt_lengths, limit)
+    own = batches[processes.rank :: processes.world_size]
+    sums = []
+    for indices in own:
+        tokens = token_log_probabilities(model, pairs.batch(indices).to(model.device))  # (B, T)
+        sums.append(tokens.double().sum(dim=1))  # padding has 0
+    values = torch.cat(sums).tolist() if sums else []
+    by_index = dict(zip((int(i) for batch in own for i in batch), values, strict=True))
+    gathered = {i: value for part in processes.gather(by_index) for i, value in part.items()}
+    return [gathered[i] for i in range(len(pairs))]
 
 
-def _token_log_probabilities(model: Transformer | Ensemble, batch: Batch) -> Tensor:
-    """Computes the log-probability of each target token, (B, T) float32; padding has 0."""
+def token_log_probabilities(model: Transformer | Ensemble, batch: Batch) -> Tensor:
+    """Computes the log-probability of each target token, without label smoothing.
+
+    Args:
+        model: In evaluation mode, or dropout is applied.
+        batch: B pairs, on the device of the model.
+
+    Returns:
+        Natural logarithms, (B, T), float32; 0 at padding.
+    """
     members: Any = model.models if isinstance(model, Ensemble) else [model]
-    log_probabilities = torch.stack(
-        [
-            token_log_probabilities(member, batch.src, batch.tgt_in, batch.tgt_out, PAD_ID)
-            for member in members
-        ]
-    )  # (models, B, T)
-    return log_probabilities.logsumexp(dim=0) - math.log(len(log_probabilities))
+    of_members = []
+    for member in members:
+        with compute_settings(model.device, tf32=False):
+            logits = member(batch.src, batch.tgt_in).float()  # (B, T, V)
+        losses = F.cross_entropy(
+            logits.flatten(0, 1), batch.tgt_out.flatten(), ignore_index=PAD_ID, reduction="none"
+        )  # (B * T,)
+        of_members.append(-losses.view_as(batch.tgt_out))
+    return torch.stack(of_members).logsumexp(dim=0) - math.log(len(of_members))
 
 
 def pair_attention(

@@ -15,7 +15,6 @@ Precision = Literal["fp32", "bf16", "fp16"]
 Quantization = Literal["float32", "float16", "bfloat16", "int16", "int8"]
 """Types in which an exported model stores its weights."""
 
-
 MAX_LENGTH_PENALTY = 10.0
 """The longer of two hypotheses wins at values far below this."""
 
@@ -56,7 +55,7 @@ class LoadOptions:
 
 
 class OutputFormat(StrEnum):
-    """How translations are written: as lines of text, or as one JSON object per translation."""
+    """Lines of text, or one JSON object per translation."""
 
     TEXT = "text"
     JSONL = "jsonl"
@@ -88,7 +87,7 @@ class FileOptions:
 
     Attributes:
         inputs: Files or named pipes; none or `-` is stdin.
-        output: File or stream for a single input; None or `-` is stdout.
+        output: For a single input; None or `-` is stdout.
         output_dir: Folder for the translation of each input.
 
     Raises:
@@ -115,13 +114,7 @@ class FileOptions:
 
 @dataclass(frozen=True)
 class TranslateOptions:
-    """Everything that the bytes of a translation depend on, except its text and its models.
-
-    Attributes:
-        load: How the models were loaded.
-        search: How to search.
-        output: What to write.
-    """
+    """Everything that the bytes of a translation depend on, except its text and its models."""
 
     load: LoadOptions = field(default_factory=LoadOptions)
     search: SearchOptions = field(default_factory=SearchOptions)

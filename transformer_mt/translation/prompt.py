@@ -3,7 +3,7 @@
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from transformer_mt.errors import ConfigError, Interrupted
 from transformer_mt.translation.chunks import format_lines
@@ -32,37 +32,26 @@ def translate_interactively(
 ) -> None:
     """Translates lines typed at a terminal until the end of input or `quit`.
 
-    Translations go to stdout; the prompt goes to the terminal, even if stdout is redirected.
-
-    Args:
-        translator: Translates each line as soon as it is typed; its beam size is at least
-            `options.n_best`.
-        src_lang: Shown as the prompt.
-        options: What to write for each line.
+    Translations go to stdout; the prompt, the source language, goes to the terminal, even if
+    stdout is redirected.
 
     Raises:
         Interrupted: After Ctrl-C or SIGTERM.
     """
-    _enable_line_editing()
+    with suppress(ImportError):  # Python can be built without it; lines are then not edited
+        import readline  # noqa: F401  importing it gives input() line editing and a history
     print("Type a sentence. Ctrl-D or quit ends.", file=sys.stderr)
     line_number = 0
     try:
         while (typed := _read(f"{src_lang}> ")) is not None and typed.strip() != "quit":
             lines = typed.split("\n")  # several lines can be pasted at once
-            translations = translator.translate_chunk(lines)
+            translations = translator.n_best(lines)
             sys.stdout.write(format_lines(translations, line_number + 1, options))
             sys.stdout.flush()
             line_number += len(lines)
     except Interrupted:
         print(file=sys.stderr)
         raise
-
-
-def _enable_line_editing() -> None:
-    try:
-        import readline  # noqa: F401  importing it gives input() line editing and a history
-    except ImportError:
-        pass  # Python can be built without it; lines are then typed without editing
 
 
 def _read(prompt: str) -> str | None:

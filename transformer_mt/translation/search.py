@@ -38,12 +38,11 @@ class Hypothesis:
 
     Attributes:
         ids: Token ids without BOS and EOS.
-        log_probability: Sum over its tokens, including EOS if it has one, in nats.
-        score: That sum divided by the length penalty.
+        score: Log-probability in nats, summed over its tokens and EOS if it has one, divided by
+            the length penalty.
     """
 
     ids: list[int]
-    log_probability: float
     score: float
 
 
@@ -155,17 +154,11 @@ def beam_search(
 
 
 class _Beam(NamedTuple):
-    """The last tokens of N hypotheses of each sentence, the most probable first.
+    """The last tokens of N hypotheses of each sentence, the most probable first, all (B, N)."""
 
-    Attributes:
-        totals: Log-probabilities of the hypotheses in nats, (B, N).
-        ids: Their last tokens, (B, N).
-        parents: Which hypotheses of the previous position they continue, (B, N).
-    """
-
-    totals: Tensor
+    totals: Tensor  # log-probabilities of the hypotheses in nats
     ids: Tensor
-    parents: Tensor
+    parents: Tensor  # which hypotheses of the previous position they continue
 
     @classmethod
     def begin(cls, max_lengths: Tensor, bos_id: int, beam_size: int) -> "_Beam":
@@ -209,11 +202,6 @@ def _extend(beam: _Beam, running: Tensor, logits: Tensor) -> _Beam:
 class _EndedHypotheses:
     """The W best hypotheses of each sentence among those that have ended, on the device.
 
-    Args:
-        max_lengths: Tokens after which a hypothesis ends without EOS, (B,).
-        beam_size: Hypotheses per sentence, W.
-        alpha: Exponent of the length penalty.
-
     Attributes:
         is_done: Which sentences have no hypothesis in progress, (B,) bool.
     """
@@ -224,7 +212,6 @@ class _EndedHypotheses:
         self.is_done = torch.zeros_like(max_lengths, dtype=torch.bool)
         # Where the last token of a hypothesis is: position * W + column; position 0 is BOS.
         self._places = max_lengths.new_zeros(len(max_lengths), beam_size)
-        self._totals = torch.zeros_like(self._places, dtype=torch.float32)
         self._scores = torch.full_like(self._places, -torch.inf, dtype=torch.float64)
         self._history: list[tuple[Tensor, Tensor]] = []
 
@@ -253,7 +240,6 @@ class _EndedHypotheses:
         scores = scores.masked_fill(~torch.cat((ends, is_cut), dim=1), -torch.inf)
         scores, order = torch.cat((self._scores, scores), dim=1).sort(descending=True, stable=True)
         self._scores, order = scores[:, :width], order[:, :width]
-        self._totals = torch.cat((self._totals, totals), dim=1).gather(1, order)
         self._places = torch.cat((self._places, places), dim=1).gather(1, order)
 
     def best(self) -> list[list[Hypothesis]]:
@@ -266,11 +252,8 @@ class _EndedHypotheses:
             tokens[position - 1] = ids[position - 1].gather(1, columns)
             before = parents[position - 1].gather(1, columns)
             columns = torch.where(position <= lengths, before, columns)
-        fields = tokens.permute(1, 2, 0), lengths, self._totals, self._scores
+        fields = tokens.permute(1, 2, 0), lengths, self._scores
         return [
-            [
-                Hypothesis(row[:length], total, score)
-                for row, length, total, score in zip(*sentence, strict=True)
-            ]
+            [Hypothesis(row[:length], score) for row, length, score in zip(*sentence, strict=True)]
             for sentence in zip(*(field.tolist() for field in fields), strict=True)
         ]

@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -16,13 +17,7 @@ from transformer_mt.model.transformer import Transformer
 from transformer_mt.system.device import DTYPES, choose_device, supports
 from transformer_mt.system.processes import ALONE, Processes
 from transformer_mt.text.batching import encode_pairs
-from transformer_mt.text.corpus import RawPairs
 from transformer_mt.text.vocabulary import Vocabulary
-from transformer_mt.translation.forced_decoding import (
-    PairAttention,
-    log_probabilities,
-    pair_attention,
-)
 from transformer_mt.translation.options import (
     DEFAULT_LOAD,
     DEFAULT_SEARCH,
@@ -30,6 +25,9 @@ from transformer_mt.translation.options import (
     SearchOptions,
 )
 from transformer_mt.translation.translator import Translation, Translator
+
+if TYPE_CHECKING:
+    from transformer_mt.translation.forced_decoding import PairAttention
 
 
 @dataclass(frozen=True)
@@ -56,11 +54,7 @@ class TranslationModel:
     def translator(
         self, options: SearchOptions = DEFAULT_SEARCH, processes: Processes = ALONE
     ) -> Translator:
-        """Makes a translator of lines.
-
-        Args:
-            options: How to search.
-            processes: The processes over which it distributes batches; all have this model.
+        """Makes a translator of lines that shares batches with processes that have this model.
 
         Raises:
             ConfigError: If the beam size exceeds half the vocabulary.
@@ -81,16 +75,13 @@ class TranslationModel:
             beam_size: Hypotheses kept per sentence; 1 is greedy search.
             length_penalty: Exponent of the length penalty of beam search.
 
-        Returns:
-            One detokenised line per source line.
-
         Raises:
             ConfigError: If the beam size exceeds half the vocabulary.
             TypeError: If `lines` is a string: write [line] for a single line.
         """
         _require_list(lines)
         options = SearchOptions(beam_size, length_penalty)
-        return list(self.translator(options).translate(lines))
+        return self.translator(options).translate(lines)
 
     def n_best(
         self,
@@ -120,21 +111,14 @@ class TranslationModel:
         if not 1 <= n <= beam_size:
             raise ConfigError(f"n = {n}: choose 1 to {beam_size}, the beam size")
         translator = self.translator(SearchOptions(beam_size, length_penalty, with_scores=True))
-        return [line[:n] for line in translator.translate_chunk(lines)]
+        return [line[:n] for line in translator.n_best(lines)]
 
     def score(self, sources: Sequence[str], hypotheses: Sequence[str]) -> list[float]:
-        """Computes the log-probability of given translations.
+        """Computes the log-probability in nats of one given translation of each source.
 
         This is the sum over the pieces of a translation and EOS, without length penalty. A line
         is encoded into its usual pieces and never split. An empty source is always translated
         to an empty line, which has the score 0.0; any other translation has minus infinity.
-
-        Args:
-            sources: Source text.
-            hypotheses: One translation of each source.
-
-        Returns:
-            Natural logarithms, one per pair.
 
         Raises:
             DataError: If the numbers of hypotheses and sources differ.
@@ -143,14 +127,16 @@ class TranslationModel:
         _require_list(hypotheses)
         if len(sources) != len(hypotheses):
             raise DataError(f"{len(hypotheses)} hypotheses for {len(sources)} sources")
-        pairs = encode_pairs(RawPairs(list(sources), list(hypotheses)), self.vocab)
+        from transformer_mt.translation.forced_decoding import log_probabilities
+
+        pairs = encode_pairs(sources, hypotheses, self.vocab)
         scores = log_probabilities(self.model, pairs)
         for i in range(len(pairs)):
             if not len(pairs.src[i]):
                 scores[i] = -math.inf if len(pairs.tgt[i]) else 0.0
         return scores
 
-    def attention(self, source: str, hypothesis: str | None = None) -> PairAttention:
+    def attention(self, source: str, hypothesis: str | None = None) -> "PairAttention":
         """Computes the attention weights of a sentence and its translation.
 
         Args:
@@ -160,6 +146,8 @@ class TranslationModel:
         Raises:
             ConfigError: If this is an ensemble.
         """
+        from transformer_mt.translation.forced_decoding import pair_attention
+
         if isinstance(self.model, Ensemble):
             raise ConfigError("attention weights need a single model, not an ensemble")
         [src_ids] = self.vocab.encode_src([source])
@@ -167,7 +155,8 @@ class TranslationModel:
             [tgt_ids] = self.vocab.encode_tgt([hypothesis])
         else:
             # Empty for an empty source, which the model does not translate.
-            tgt_ids = self.translator().decode([src_ids])[0][0].ids if src_ids else []
+            greedy = self.translator(SearchOptions(beam_size=1))
+            tgt_ids = greedy.decode([src_ids])[0][0].ids if src_ids else []
         return pair_attention(self.model, self.vocab, src_ids, tgt_ids)
 
 
@@ -200,9 +189,7 @@ def find_checkpoints(paths: Sequence[Path]) -> list[Checkpoint]:
 def share_checkpoints(checkpoints: list[Checkpoint], processes: Processes) -> list[Checkpoint]:
     """Gives all processes the main process's checkpoints; each reads them from its own disk.
 
-    Args:
-        checkpoints: The checkpoints of the main process; the others' argument is ignored.
-        processes: The processes; all of them call this.
+    All processes call this; only the argument of the main one counts.
 
     Raises:
         CheckpointError: If one is missing or damaged, or differs on another machine.

@@ -1,10 +1,10 @@
 """Translation of lines: order and empty lines are kept, long lines are split and joined."""
 
 import math
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from itertools import islice
+from itertools import groupby
 
 import torch
 from torch import Tensor
@@ -15,14 +15,12 @@ from transformer_mt.model.ensemble import Ensemble
 from transformer_mt.model.transformer import Transformer, evaluation_mode
 from transformer_mt.system.device import compute_settings, total_memory
 from transformer_mt.system.processes import ALONE, Processes
-from transformer_mt.system.worker_threads import Check, WorkerThreads
+from transformer_mt.system.worker_threads import WorkerThreads
 from transformer_mt.text.batching import copy_to_device, pad
 from transformer_mt.text.vocabulary import BOS_ID, EOS_ID, PAD_ID, Vocabulary
 from transformer_mt.translation.options import DEFAULT_SEARCH, MAX_LENGTH_PENALTY, SearchOptions
 from transformer_mt.translation.search import DecodingState, Hypothesis, beam_search, greedy
 
-CHUNK_LINES = 8192
-"""Default of `Translator.chunk_lines`."""
 CPU_BATCH_TOKENS, CUDA_BATCH_TOKENS_PER_GB = 4096, 1024
 """Default of `SearchOptions.batch_tokens`. On a CPU, several batches are decoded at once, each by a
 thread. On CUDA it grows with the memory: the caches of the big model take some 0.5 GB per 1,024
@@ -49,20 +47,12 @@ class Translation:
     text: str
     score: float
 
-    def format(self, with_score: bool) -> str:
-        """Formats a line of output: the text, preceded by score and tab if requested."""
-        return f"{self.score:.4f}\t{self.text}" if with_score else self.text
-
 
 def default_batch_tokens(device: torch.device) -> int:
     """Chooses the size of a batch: padded source positions times beam size."""
     if device.type == "cuda":
         return int(CUDA_BATCH_TOKENS_PER_GB * total_memory(device) / 1e9)
     return CPU_BATCH_TOKENS
-
-
-def _ignore(lines: int) -> None:
-    """Ignores progress."""
 
 
 class Translator:
@@ -80,12 +70,15 @@ class Translator:
             lines and model and gets all translations, the same ones as a single process.
 
     Attributes:
-        chunk_lines: Lines sorted by length and decoded together; translations appear at once.
+        chunk_lines: Consecutive lines that are sorted by length and cut into batches together.
+        batch_tokens: Padded source positions of a batch times beam size.
         lines_split: Lines so far that were translated in parts.
 
     Raises:
         ConfigError: If the beam size or the length penalty is outside its limits.
     """
+
+    chunk_lines = 8192
 
     def __init__(
         self,
@@ -107,25 +100,27 @@ class Translator:
         self.model, self.vocab, self.max_length, self.options = model, vocab, max_length, options
         self.greedy = options.beam_size == 1 and not options.with_scores
         self.batch_tokens = options.batch_tokens or default_batch_tokens(model.device)
-        self.chunk_lines, self.lines_split = CHUNK_LINES, 0
-        self._processes, self._workers = processes, WorkerThreads()
+        self.processes, self.lines_split = processes, 0
+        self._workers = WorkerThreads()
 
     def translate(
-        self, lines: Iterable[str], advance: Callable[[int], object] = _ignore
-    ) -> Iterator[str]:
-        r"""Translates lines lazily, one for one and in order; no result contains a `\n` or `\r`.
+        self, lines: Sequence[str], advance: Callable[[int], object] = lambda lines: None
+    ) -> list[str]:
+        r"""Translates lines one for one and in order; no result contains a `\n` or `\r`.
 
         Args:
             lines: Source text.
             advance: Called with the number of lines that have been translated, batch by batch.
         """
-        remaining = iter(lines)
-        while chunk := list(islice(remaining, self.chunk_lines)):
-            for translations in self.translate_chunk(chunk, advance):
-                yield translations[0].text
+        texts: list[str] = []
+        size = self.chunk_lines * self.processes.world_size  # more would only need more memory
+        for start in range(0, len(lines), size):
+            translated = self.n_best(lines[start : start + size], advance)
+            texts += [best.text for best, *_ in translated]
+        return texts
 
-    def translate_chunk(
-        self, lines: Sequence[str], advance: Callable[[int], object] = _ignore
+    def n_best(
+        self, lines: Sequence[str], advance: Callable[[int], object] = lambda lines: None
     ) -> list[list[Translation]]:
         """Finds the `beam_size` best translations of every line, the best first.
 
@@ -194,15 +189,26 @@ class Translator:
             owners: The line that each source is a part of.
             advance: Called with the number of lines in each batch.
         """
-        batches, own = self._cut_batches(sources), dict[int, list[Hypothesis]]()
-        rank, world_size = self._processes.rank, self._processes.world_size
+
+        def decode(
+            batch: list[int], raise_if_cancelled: Callable[[], None] = lambda: None
+        ) -> list[list[Hypothesis]]:
+            return self.decode([sources[i] for i in batch], raise_if_cancelled)
+
+        batches, own = self._cut_batches(sources, owners), dict[int, list[Hypothesis]]()
+        rank, world_size = self.processes.rank, self.processes.world_size
+        own_batches = batches[rank::world_size]
+        if self.model.device.type == "cpu":  # several at once
+            decoded = self._workers.map(decode, own_batches)
+        else:
+            decoded = (decode(batch) for batch in own_batches)
         # Each round has a batch for every process; the last round may have fewer.
         rounds = [batches[i : i + world_size] for i in range(0, len(batches), world_size)]
         with (
             evaluation_mode(self.model),
             compute_settings(self.model.device, tf32=False),
             packed_weights(self.model),
-            closing(self._decode_batches(sources, batches[rank::world_size])) as decoded,
+            closing(decoded),
         ):
             for assigned in rounds:
                 if rank < len(assigned):
@@ -211,58 +217,42 @@ class Translator:
                 # `advance` may ask them all whether to stop.
                 parts = (i for batch in assigned for i in batch)
                 advance(sum(i == 0 or owners[i] != owners[i - 1] for i in parts))
-        gathered = {i: each for part in self._processes.gather(own) for i, each in part.items()}
+        gathered = {i: each for part in self.processes.gather(own) for i, each in part.items()}
         return [gathered[i] for i in range(len(sources))]
 
-    def _decode_batches(
-        self, sources: list[list[int]], batches: list[list[int]]
-    ) -> Generator[list[list[Hypothesis]]]:
-        """Decodes batches in order; on a CPU several at once.
-
-        Args:
-            sources: Source ids without EOS, none empty.
-            batches: The indices of the sources in each batch.
-        """
-
-        def decode(batch: list[int], check: Check = lambda: None) -> list[list[Hypothesis]]:
-            return self.decode([sources[i] for i in batch], check)
-
-        if self.model.device.type == "cpu":
-            yield from self._workers.map(decode, batches)
-        else:
-            yield from map(decode, batches)
-
-    def _cut_batches(self, sources: list[list[int]]) -> list[list[int]]:
-        """Cuts sources into batches of similar length, the longest first.
+    def _cut_batches(self, sources: list[list[int]], owners: list[int]) -> list[list[int]]:
+        """Cuts the sources of each chunk of lines into batches of similar length, longest first.
 
         Returns:
             For each batch, the indices of its sources.
         """
-        order = sorted(range(len(sources)), key=lambda i: len(sources[i]), reverse=True)
         batches = []
-        while order:
-            longest = max(len(sources[order[0]]) + 1, MIN_BATCH_LENGTH)
-            rows = max(1, self.batch_tokens // (longest * self.options.beam_size))
-            batches.append(order[:rows])
-            order = order[rows:]
+        indices = range(len(sources))
+        for _, chunk in groupby(indices, key=lambda i: owners[i] // self.chunk_lines):
+            order = sorted(chunk, key=lambda i: len(sources[i]), reverse=True)
+            while order:
+                longest = max(len(sources[order[0]]) + 1, MIN_BATCH_LENGTH)
+                rows = max(1, self.batch_tokens // (longest * self.options.beam_size))
+                batches.append(order[:rows])
+                order = order[rows:]
         return batches
 
     @torch.no_grad()
     def decode(
-        self, sources: list[list[int]], check: Check = lambda: None
+        self, sources: list[list[int]], raise_if_cancelled: Callable[[], None] = lambda: None
     ) -> list[list[Hypothesis]]:
         """Finds the `beam_size` best hypotheses of each source, the best first, in one batch.
 
         Args:
             sources: Source ids without EOS, none empty; the model is in evaluation mode.
-            check: Called at every position; may raise to stop.
+            raise_if_cancelled: Called at every position.
 
         Returns:
             Hypotheses of each source; those of greedy search have NaN as log-probability.
         """
 
         def next_logits(ids: Tensor, state: DecodingState) -> Tensor:
-            check()
+            raise_if_cancelled()
             return self.model.next_logits(ids, state)  # type: ignore[arg-type]
 
         device = self.model.device
@@ -272,7 +262,7 @@ class Translator:
         state = self.model.begin_decoding(src, max(limits))
         if self.greedy:
             rows = greedy(next_logits, state, max_lengths, BOS_ID, EOS_ID)
-            return [[Hypothesis(ids, math.nan, math.nan)] for ids in rows]
+            return [[Hypothesis(ids, math.nan)] for ids in rows]
         return beam_search(
             next_logits,
             state,

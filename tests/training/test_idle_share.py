@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from transformer_mt.training.occupancy import describe_occupancy, idle_share
+from transformer_mt.training.idle_share import describe_idle_share, idle_share
 
 PAIRS = 64
 LENGTHS = (np.full(PAIRS, 10), np.full(PAIRS, 10))
@@ -21,14 +21,14 @@ def test_the_idle_share_of_known_steps():
     assert idle_share(STEPS, LENGTHS, 80, 1) == 0
 
 
-def test_what_would_occupy_all_is_named():
-    """And nothing if they are occupied, or if pairs are too long to cut further."""
-    text = describe_occupancy(STEPS, LENGTHS, 80, 2)
+def test_what_would_keep_all_busy_is_named():
+    """And nothing if they are busy, or if pairs are too long to cut further."""
+    text = describe_idle_share(STEPS, LENGTHS, 80, 2)
     assert text == (
         "2 processes, idle 50% of the time for lack of micro-batches; 0% with"
         " train.micro_batch_tokens = 42"
     )
-    assert describe_occupancy(STEPS, LENGTHS, 42, 2).endswith("lack of micro-batches")
-    assert describe_occupancy(STEPS[:1], LENGTHS, 10, 16).endswith(
+    assert describe_idle_share(STEPS, LENGTHS, 42, 2).endswith("lack of micro-batches")
+    assert describe_idle_share(STEPS[:1], LENGTHS, 10, 16).endswith(
         "idle 50% of the time for lack of micro-batches"
     )

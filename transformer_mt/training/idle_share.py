@@ -1,4 +1,4 @@
-"""How well several processes are occupied by the micro-batches of a step."""
+"""How much of their time several processes wait for the one with the most work."""
 
 from collections.abc import Sequence
 
@@ -24,7 +24,7 @@ def idle_share(
     micro_batch_tokens: int,
     world_size: int,
 ) -> float:
-    """Computes the share of time that processes spend waiting for the one with the most work.
+    """Computes the share of time that processes wait for the one with the most work.
 
     Time is assumed to be proportional to padded positions; communication is ignored.
 
@@ -45,20 +45,13 @@ def idle_share(
     return 1 - total / (longest * world_size)
 
 
-def describe_occupancy(
+def describe_idle_share(
     steps: Sequence[Indices],
     lengths: tuple[Lengths, Lengths],
     micro_batch_tokens: int,
     world_size: int,
 ) -> str:
-    """Says how much of the time processes are idle, and which setting would reduce that.
-
-    Args:
-        steps: Indices of the pairs of each step.
-        lengths: Tokens of each source and target of the corpus, (N,) each.
-        micro_batch_tokens: Limit on sentences times longest side.
-        world_size: Number of processes.
-    """
+    """Tells the share of `idle_share`, and which setting would reduce it."""
     share = idle_share(steps, lengths, micro_batch_tokens, world_size)
     text = f"{world_size} processes, idle {share:.0%} of the time for lack of micro-batches"
     if share <= _ENOUGH:
@@ -67,14 +60,11 @@ def describe_occupancy(
     # A little more than an equal part of a step's positions, so that no small remainder is left.
     sides = np.maximum(*lengths)
     positions = np.quantile([sides[step].sum() for step in steps[:_SAMPLE_STEPS]], 0.9)
-    candidates = {int(_MARGIN * positions / (n * world_size)) for n in range(1, 5)}
-    shares = {
-        tokens: idle_share(steps, lengths, tokens, world_size)
-        for tokens in candidates
-        if longest_pair <= tokens < micro_batch_tokens
-    }
-    better = [tokens for tokens, idle in shares.items() if idle <= _ENOUGH]
-    best = max(better) if better else min(shares, key=shares.__getitem__, default=None)
-    if best is None or shares[best] >= share:
-        return text
-    return f"{text}; {shares[best]:.0%} with train.micro_batch_tokens = {best}"
+    better, best = share, 0
+    for n in range(1, 5):
+        tokens = int(_MARGIN * positions / (n * world_size))
+        if better > _ENOUGH and longest_pair <= tokens < micro_batch_tokens:
+            idle = idle_share(steps, lengths, tokens, world_size)
+            if idle < better:
+                better, best = idle, tokens
+    return f"{text}; {better:.0%} with train.micro_batch_tokens = {best}" if best else text

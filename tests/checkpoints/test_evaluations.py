@@ -1,0 +1,99 @@
+"""Records of evaluations beside a checkpoint."""
+
+import json
+from dataclasses import replace
+
+from small_checkpoint import save_step
+
+from transformer_mt.checkpoints.evaluations import (
+    EvaluationRecord,
+    Score,
+    SearchSetting,
+    read_evaluations,
+    record_folder,
+    run_folders,
+    write_evaluation,
+)
+from transformer_mt.checkpoints.run_directory import METRICS
+
+RECORD = EvaluationRecord(
+    test_set="a/b c",
+    checkpoint="step-00000001",
+    digest="abc",
+    search=SearchSetting(4, 0.6, "bf16", 60, raw=True),
+    scores=[Score("chrf", 31.25, "nrefs:1", "chrF2|nrefs:1 = 31.25")],
+    sources=["ein"],
+    references=[["one"], ["an"]],
+    hypotheses=["a"],
+    seconds=1.5,
+    time=2.0,
+)
+
+
+def test_a_record_comes_back(tmp_path):
+    """Its JSON has fixed keys; the printed line of a score is not stored."""
+    path = save_step(tmp_path, 1)
+    (tmp_path / METRICS).touch()
+    write_evaluation(path, RECORD)
+    [file] = (tmp_path / "evaluations").iterdir()
+    assert file.name == "a-b-c-6418ac35.json"  # another name would not replace older records
+    assert json.loads(file.read_text()) == {
+        "test_set": "a/b c",
+        "checkpoint": "step-00000001",
+        "digest": "abc",
+        "search": {
+            "beam_size": 4,
+            "length_penalty": 0.6,
+            "precision": "bf16",
+            "max_length": 60,
+            "raw": True,
+        },
+        "scores": [{"name": "chrf", "value": 31.25, "signature": "nrefs:1"}],
+        "sources": ["ein"],
+        "references": [["one"], ["an"]],
+        "hypotheses": ["a"],
+        "seconds": 1.5,
+        "time": 2.0,
+    }
+    [record] = read_evaluations(run_folders(tmp_path))
+    assert record == replace(RECORD, scores=[Score("chrf", 31.25, "nrefs:1")])
+    assert str(record.search) == "beam 4, alpha 0.6, bf16, raw weights"
+    assert str(SearchSetting()) == "greedy, fp32"
+
+
+def test_a_newer_record_of_the_same_kind_replaces_it(tmp_path, caplog):
+    """The same text, checkpoint and search; of validation also of another checkpoint.
+
+    Sabotage: leave the search, or the checkpoint, out of the name.
+    """
+    (tmp_path / METRICS).touch()
+    path = tmp_path / "step-00000001"
+    others = [
+        replace(RECORD, time=1.0, test_set="d"),
+        replace(RECORD, time=4.0, checkpoint="step-00000002"),
+        replace(RECORD, time=5.0, search=SearchSetting()),
+        replace(RECORD, time=7.0, test_set="validation", checkpoint="step-00000002"),
+    ]
+    for record in (RECORD, replace(RECORD, time=6.0, test_set="validation"), *others):
+        write_evaluation(path, record)
+    write_evaluation(path, replace(RECORD, time=3.0))
+    (tmp_path / "evaluations" / "z.json").write_text('{"test_set": 1}')
+    times = [record.time for record in read_evaluations(run_folders(tmp_path))]
+    assert times == [1.0, 3.0, 4.0, 5.0, 7.0]
+    assert caplog.messages == [
+        f"{tmp_path}/evaluations/z.json: damaged (not an evaluation); left out"
+    ]
+
+
+def test_where_records_are(tmp_path):
+    """In the run for its steps, inside an average; nowhere for a step outside its run."""
+    step, average = tmp_path / "step-00000001", tmp_path / "averaged-2"
+    assert record_folder(step) is None
+    write_evaluation(step, RECORD)
+    assert not list(tmp_path.iterdir())
+    (tmp_path / METRICS).touch()
+    average.mkdir()
+    assert record_folder(step) == tmp_path / "evaluations"
+    write_evaluation(average, RECORD)
+    assert [path.parent for path in average.glob("*/*")] == [record_folder(average)]
+    assert run_folders(tmp_path) == [tmp_path / "evaluations", average / "evaluations"]

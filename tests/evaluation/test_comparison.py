@@ -1,0 +1,83 @@
+"""The comparison of two systems: sentences by length, and those that changed most."""
+
+import pytest
+
+from transformer_mt.evaluation.comparison import compare, format_comparison
+from transformer_mt.evaluation.scoring import bleu
+from transformer_mt.text.test_sets import EvaluationSet
+
+
+def test_a_comparison_by_hand():
+    """Buckets hold every sentence once, changes are sorted, equal sentences left out.
+
+    Sabotage: ignore changes of less than one point.
+    """
+    words = [f"w{i} " * length for i, length in enumerate((1, 10, 11, 60, 61))]
+    reference = [f"{word}end" for word in words]
+    test_set = EvaluationSet("words", "words", words, [reference])
+    system, baseline = list(reference), list(reference)
+    system[1], baseline[4] = "bad", "worse than that"
+    baseline[3] = baseline[3].removesuffix("d")
+    comparison = compare(test_set, system, baseline)
+    buckets, changes = comparison.buckets, comparison.changes
+    names = [(bucket.words, bucket.sentences) for bucket in buckets]
+    assert names == [("1-10", 2), ("11-20", 1), ("41-60", 1), ("over 60", 1)]
+    assert buckets[0].bleu == bleu(system[:2], [reference[:2]]).value
+    assert buckets[0].baseline > 99 > buckets[3].baseline
+    assert [change.line for change in changes] == [5, 4, 2]
+    assert changes[0].difference > 1 > changes[1].difference > 0 > changes[2].difference
+    text = format_comparison(comparison, test_set, system, baseline, 3)
+    first, bucket = comparison.differences[0], buckets[0]
+    assert text.splitlines()[1] == (
+        f"BLEU        {first.value:9.2f}{first.baseline:10.2f}{first.value - first.baseline:+12.2f}"
+        f"{first.p_value:8.4f}  {first.signature}"
+    )
+    assert text.splitlines()[4:6] == [
+        "source words     BLEU  baseline  difference  sentences",
+        f"1-10        {bucket.bleu:9.2f}    100.00{bucket.bleu - 100:+12.2f}          2",
+    ]
+    assert "2 better, 1 worse, 2 equal" in text and "line 5, better by" in text
+    details = text[text.index("line 2, worse by") :].splitlines()
+    assert details[1:] == [
+        f"  source     {words[1]}",
+        f"  reference  {reference[1]}",
+        f"  system     {system[1]}",
+        f"  baseline   {baseline[1]}",
+    ]
+
+
+def test_buckets_by_source_length():
+    """A bound belongs to the bucket that it ends; an empty line counts as one word."""
+    counts = (0, 1, 10, 11, 20, 21, 30, 31, 40, 41, 60, 61)
+    reference = [f"line {count}" for count in counts]
+    test_set = EvaluationSet("words", "words", ["w " * count for count in counts], [reference])
+    buckets = compare(test_set, reference, reference).buckets
+    assert [(bucket.words, bucket.sentences) for bucket in buckets] == [
+        ("1-10", 3),
+        ("11-20", 2),
+        ("21-30", 2),
+        ("31-40", 2),
+        ("41-60", 2),
+        ("over 60", 1),
+    ]
+
+
+@pytest.mark.parametrize("src", [None, ["quelle"]])
+def test_several_references(src):
+    """All are shown, numbered. Without a source, the first gives the length.
+
+    Sabotage: measure the last reference.
+    """
+    test_set = EvaluationSet("texts", "texts", src, [["one " * 11], ["two"]])
+    comparison = compare(test_set, ["one"], ["on"])
+    assert comparison.buckets[0].words == ("1-10" if src else "11-20")
+    lines = format_comparison(comparison, test_set, ["one"], ["on"], 1).splitlines()
+    assert lines[4].startswith("source words" if src else "ref. words")
+    assert lines[-4:] == [
+        f"  reference 1  {'one ' * 11}",
+        "  reference 2  two",
+        "  system       one",
+        "  baseline     on",
+    ]
+    assert lines[-5] == ("  source       quelle" if src else lines[-5])
+    assert ("quelle" in "".join(lines)) == (src is not None)

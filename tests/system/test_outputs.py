@@ -1,0 +1,226 @@
+"""What is replaced and what is written directly; chunks that outlive the process."""
+
+import gzip
+import json
+import os
+import shlex
+import stat
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from transformer_mt.errors import DataError, OutputError
+from transformer_mt.system import outputs
+from transformer_mt.system.outputs import (
+    check_output,
+    is_complete,
+    open_chunk_writer,
+    open_output,
+    write_lines,
+)
+
+MADE_FROM = {"input": "text", "beam_size": 4}
+
+
+def test_a_file_is_replaced_through_its_links_with_its_mode(tmp_path):
+    """Sabotage: rename over the path as it was typed; do not set the mode."""
+    (tmp_path / "folder").mkdir()
+    target, link = tmp_path / "folder" / "target", tmp_path / "link"
+    target.write_text("before")
+    target.chmod(0o640)
+    link.symlink_to("second")
+    (tmp_path / "second").symlink_to("folder/target")
+    write_lines(["ä", "b"], check_output(link))
+    assert link.is_symlink() and (tmp_path / "second").is_symlink()
+    assert target.read_text() == "ä\nb\n"
+    assert stat.S_IMODE(target.stat().st_mode) == 0o640
+    assert os.listdir(target.parent) == ["target"]
+    # A link to a file that does not exist yet: the file is made where the link points.
+    (tmp_path / "new").symlink_to("folder/new")
+    write_lines(["a"], check_output(tmp_path / "new"))
+    assert (tmp_path / "folder" / "new").read_text() == "a\n" and (tmp_path / "new").is_symlink()
+
+
+def test_a_file_appears_when_it_is_whole(tmp_path):
+    """What was there stays until then, and if something goes wrong."""
+    path = tmp_path / "out"
+    path.write_text("before")
+    path.chmod(0o600)
+    with open_output(check_output(path)) as file:
+        file.write(b"after")
+        assert path.read_text() == "before"
+        # A private file never has a readable copy beside it.
+        assert stat.S_IMODE((tmp_path / ".out.partial").stat().st_mode) == 0o600
+    with pytest.raises(ValueError), open_output(check_output(path)) as file:
+        raise ValueError
+    assert path.read_text() == "after" and os.listdir(tmp_path) == ["out"]
+
+
+def test_a_named_pipe_and_a_device_stay(tmp_path):
+    """Also behind a link. Sabotage: replace whatever is there."""
+    pipe, device, link = tmp_path / "pipe", tmp_path / "null", tmp_path / "link"
+    os.mkfifo(pipe)
+    link.symlink_to(pipe)
+    received = []
+    for path in (pipe, link):
+        reader = threading.Thread(target=lambda: received.append(pipe.read_bytes()))
+        reader.start()
+        write_lines(["a"], check_output(path))
+        reader.join(10)
+    assert received == [b"a\n", b"a\n"] and pipe.is_fifo() and link.is_symlink()
+    try:
+        os.mknod(device, 0o666 | stat.S_IFCHR, os.makedev(1, 3))
+        write_lines(["a"], check_output(device))
+    except PermissionError:
+        pytest.skip("only root may make devices, and not on every file system")
+    assert device.is_char_device() and sorted(os.listdir(tmp_path)) == ["link", "null", "pipe"]
+
+
+def test_descriptors_of_the_process(tmp_path):
+    """Written straight into: what a shell appends to is kept. Sabotage: open the path anew."""
+    program = "from transformer_mt.system.outputs import *; from pathlib import Path; import sys"
+    program += '; [write_lines(["new"], check_output(Path(path))) for path in sys.argv[1:]]'
+    write = f"{sys.executable} -c {shlex.quote(program)}"
+    (tmp_path / "file").write_text("old\n")
+    script = f"{write} /dev/stdout /dev/fd/3 /dev/stderr >(cat > copy) >> file 3>> file 2>> file"
+    subprocess.run(["bash", "-c", f"{script}; wait"], cwd=tmp_path, check=True, timeout=120)
+    assert (tmp_path / "file").read_text() == "old\nnew\nnew\nnew\n"
+    assert sorted(os.listdir(tmp_path)) == ["copy", "file"]
+    with pytest.raises(OutputError, match="/dev/fd/99: Bad file descriptor"):
+        check_output(Path("/dev/fd/99"))
+
+
+def test_outputs_that_are_refused(tmp_path, monkeypatch):
+    """Each by the path as it was typed."""
+    monkeypatch.chdir(tmp_path)
+    Path("in").write_text("text")
+    Path("link").symlink_to("in")
+    Path("dead").symlink_to("nodir/x")
+    Path("folder").mkdir()
+    refused = {
+        "nodir/x": "nodir/x: there is no folder nodir",
+        "dead": f"dead: there is no folder {tmp_path}/nodir",
+        "folder": "folder: is a directory; name a file",
+        "./in": "in: is also an input",
+        "link": "link: is also an input",
+    }
+    for name, message in refused.items():
+        with pytest.raises(OutputError, match=f"^{message}"):
+            check_output(Path(name), [None, Path("in")])
+    for denied, message in ((Path("in"), "in: not writable"), (tmp_path, "in: its folder is not")):
+        monkeypatch.setattr("os.access", lambda path, mode, denied=denied: Path(path) != denied)
+        with pytest.raises(OutputError, match=message):
+            check_output(Path("in"))
+
+
+def test_a_lock_has_a_name(tmp_path):
+    """Refused while it is held, and free again after. Sabotage: no lock."""
+    output = check_output(tmp_path / "out")
+    message = rf"out: process {os.getpid()} is writing it; wait for it, or name another output"
+    with output.lock():
+        with pytest.raises(OutputError, match=message), output.lock():
+            pass
+    with output.lock():
+        pass
+    assert not os.listdir(tmp_path)
+
+
+def write_two(output, fingerprint=MADE_FROM, error=None) -> int:
+    """Writes two chunks, then fails; gives the number of lines that were kept before."""
+    with open_chunk_writer(output, fingerprint) as writer:
+        kept = writer.state.lines
+        writer.write(["a\n"], 1, 1)
+        writer.write(["b\n", "c\n"], 2, 0)
+        if error:
+            raise error
+    return kept
+
+
+@pytest.mark.parametrize(
+    ("error", "raised"),
+    [(OSError(28, "No space left on device"), OutputError), (DataError("broken"), DataError)],
+)
+def test_chunks_are_kept_and_counted(tmp_path, error, raised):
+    """A failure says how many lines are kept; the state says what they were made from."""
+    output = check_output(tmp_path / "out.gz")
+    reason = "out.gz: No space left on device" if raised is OutputError else "broken"
+    kept = f"{reason}; 3 finished lines are kept in {output.partial}; run the same command again"
+    with pytest.raises(raised, match=kept):
+        write_two(output, error=error)
+    data = b"".join(gzip.compress(part, mtime=0) for part in (b"a\n", b"b\n", b"c\n"))
+    assert output.partial.read_bytes() == data and not output.target.exists()
+    assert json.loads(output.state.read_bytes()) == {
+        "fingerprint": MADE_FROM,
+        "bytes": len(data),
+        "lines": 3,
+        "lines_split": 1,
+        "sha256": None,
+    }
+    assert (
+        write_two(output) == 3 and gzip.decompress(output.target.read_bytes()) == b"a\nb\nc\n" * 2
+    )
+    assert is_complete(output, MADE_FROM) and not is_complete(output, {"input": "other"})
+    state = json.loads(output.state.read_bytes())
+    assert (state["lines"], state["lines_split"]) == (6, 2)
+    output.target.write_bytes(data)
+    assert not is_complete(output, MADE_FROM)
+    assert write_two(output) == 0  # the partial file is no longer there
+
+
+def test_chunks_are_on_disk_before_the_state_counts_them(tmp_path, monkeypatch):
+    """Even after a power failure. Sabotage: write the state first; do not sync."""
+    output, events = check_output(tmp_path / "out"), []
+    sync = os.fsync
+
+    def note(descriptor: int) -> None:
+        events.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")).name)
+        sync(descriptor)
+
+    monkeypatch.setattr("os.fsync", note)
+    write_two(output)
+    chunk = [".out.partial", "..out.state.partial", tmp_path.name]
+    assert events == [*chunk, *chunk, *chunk[1:], ".out.partial", tmp_path.name]
+
+
+@pytest.mark.parametrize("damage", ["short", "no state", "not JSON", "no partial file"])
+def test_a_state_that_does_not_fit_is_not_used(tmp_path, damage):
+    """Then everything is written anew."""
+    output = check_output(tmp_path / "out")
+    with pytest.raises(DataError):
+        write_two(output, error=DataError("broken"))
+    if damage == "short":
+        os.truncate(output.partial, 5)
+    elif damage == "no partial file":
+        output.partial.unlink()
+    else:
+        output.state.write_text("[]" if damage == "no state" else "{")
+    assert write_two(output) == 0 and output.target.read_text() == "a\nb\nc\n"
+
+
+def test_another_writer_of_the_file_ends_the_state(tmp_path):
+    """Its bytes would be taken for chunks. Sabotage: leave the state in place."""
+    output = check_output(tmp_path / "out")
+    for other in (lambda: open_output(output), lambda: open_chunk_writer(output, {"other": 1})):
+        with pytest.raises(DataError):
+            write_two(output, error=DataError("broken"))
+        with other() as file:
+            assert not output.state.exists()
+            (getattr(file, "_file", file)).write(b"x\n")
+    output.discard()
+    assert os.listdir(tmp_path) == ["out"]
+
+
+def test_without_a_fingerprint_nothing_is_kept(tmp_path):
+    """And a compressed output without chunks is a valid file."""
+    output = check_output(tmp_path / "out.gz")
+    with pytest.raises(DataError, match="^broken$"):
+        write_two(output, None, DataError("broken"))
+    assert not os.listdir(tmp_path)
+    for fingerprint in (None, MADE_FROM):
+        with open_chunk_writer(output, fingerprint):
+            pass
+        assert gzip.decompress(output.target.read_bytes()) == b""
+    assert outputs.is_complete(output, MADE_FROM)

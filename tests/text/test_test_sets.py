@@ -1,0 +1,97 @@
+"""The text that translations are scored against."""
+
+import socket
+from pathlib import Path
+
+import pytest
+from conftest import copy_lines, tiny_config
+from sacrebleu.dataset import DATASETS
+
+from transformer_mt.config.keys import DataConfig
+from transformer_mt.errors import DataError
+from transformer_mt.text.test_sets import EvaluationSet, load_test_set
+
+ANY = DataConfig(path="none")
+
+
+def test_files_by_name(tmp_path):
+    """In the order given, without white space at the ends of lines; empty files are refused."""
+    for name, text in (("a", b" one \r\ntwo"), ("b", b"1\n\t2\n"), ("c", b"I\nII\n"), ("d", b"")):
+        (tmp_path / name).write_bytes(text)
+    refs = [tmp_path / "b", tmp_path / "c"]
+    test_set = load_test_set(ANY, src=tmp_path / "a", refs=refs)
+    assert (test_set.src, test_set.references) == (["one", "two"], [["1", "2"], ["I", "II"]])
+    one = EvaluationSet(str(refs[0]), "b", None, [["1", "2"]])
+    assert load_test_set(ANY, refs=refs[:1]) == one
+    with pytest.raises(DataError, match=f"{tmp_path / 'd'}: contains no lines"):
+        load_test_set(ANY, refs=[tmp_path / "d"])
+
+
+def test_a_test_set_of_a_split_has_its_name(corpus_dir):
+    """For messages."""
+    test_set = load_test_set(tiny_config(corpus_dir).data)
+    assert test_set.name == f"{corpus_dir}, split test" and len(test_set) == 60
+    assert test_set.src == test_set.references[0]
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_one_of_sacrebleus_own_sets(tmp_path, monkeypatch):
+    """From its folder, without network; all references of a set count."""
+    dataset, texts = DATASETS["wmt16"], {"src": copy_lines(9, 1), "ref": copy_lines(9, 2)}
+    for name in ("src", "ref", "docid", "genre", "origlang"):
+        lines = texts.get(name, ["x"] * 9)
+        (tmp_path / f"wmt16.de-en.{name}").write_text("".join(f"{line}\n" for line in lines))
+    monkeypatch.setattr(dataset, "_outdir", str(tmp_path))
+    test_set = load_test_set(ANY, test_set="wmt16")
+    assert (test_set.name, test_set.src) == ("wmt16", texts["src"])
+    assert [line.strip() for line in test_set.references[0]] == texts["ref"]
+    monkeypatch.setattr(dataset, "source", lambda pair: ["eins", "zwei"])
+    monkeypatch.setattr(dataset, "references", lambda pair: [("one", "1"), ("two", "2")])
+    test_set = load_test_set(ANY, test_set="wmt16")
+    assert test_set.references == [["one", "two"], ["1", "2"]] and test_set.src == ["eins", "zwei"]
+
+
+@pytest.mark.parametrize(
+    ("choice", "message"),
+    [
+        ({"test_set": "wtm16"}, "--test-set wtm16: .* did you mean wmt16"),
+        ({"test_set": "wmt19/google/ar"}, "has en-de, not de-en"),
+        ({"test_set": "wmt16", "split": "test"}, "choose one of"),
+        ({"src": Path("a")}, "--src needs --ref"),
+        ({"refs": [Path("a")], "split": "test"}, "choose one of"),
+        ({"refs": [Path("a")], "test_set": "wmt16"}, "choose one of"),
+    ],
+)
+def test_a_wrong_choice(choice, message):
+    """It is named, with what to do."""
+    with pytest.raises(DataError, match=message):
+        load_test_set(ANY, **choice)
+
+
+@pytest.mark.parametrize("before", [None, 33.0])
+@pytest.mark.parametrize("error", [None, OSError("no network")])
+def test_load_test_set_restores_the_socket_timeout(monkeypatch, before, error):
+    """Downloads have a timeout, other sockets of the process do not get it."""
+    during = []
+
+    def read(pair):
+        during.append(socket.getdefaulttimeout())
+        if error:
+            raise error
+        return ["one line"]
+
+    dataset = DATASETS["wmt16"]
+    monkeypatch.setattr(dataset, "source", read)
+    monkeypatch.setattr(dataset, "references", lambda pair: [[line] for line in read(pair)])
+    original = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(before)
+    try:
+        if error:
+            with pytest.raises(DataError, match="cannot download it"):
+                load_test_set(ANY, test_set="wmt16")
+        else:
+            assert len(load_test_set(ANY, test_set="wmt16")) == 1
+        assert socket.getdefaulttimeout() == before
+    finally:
+        socket.setdefaulttimeout(original)
+    assert set(during) == {10.0}

@@ -1,0 +1,162 @@
+"""Models and ensembles that translate: batches, threads, precisions, checkpoints of processes."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from conftest import copy_lines, tiny_config
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from transformer_mt.checkpoints.run_directory import find_checkpoint
+from transformer_mt.errors import CheckpointError, ConfigError, DeviceError
+from transformer_mt.model.cpu_kernels import is_packed, packed_weights
+from transformer_mt.model.ensemble import Ensemble
+from transformer_mt.system.device import supports
+from transformer_mt.text.vocabulary import BOS_ID
+from transformer_mt.training.run import train
+from transformer_mt.translation.options import DEFAULT_SEARCH, LoadOptions, SearchOptions
+from transformer_mt.translation.translation_model import (
+    build_translation_model,
+    find_checkpoints,
+    share_checkpoints,
+)
+from transformer_mt.translation.translator import Translator
+
+LINES = ["", *copy_lines(40, 9), " ", "a", *copy_lines(20, 10)]
+
+
+@pytest.fixture(scope="module")
+def other_run(copy_run, tmp_path_factory) -> Path:
+    """Gives a run of another size with the same vocabulary."""
+    folder = tmp_path_factory.mktemp("other")
+    config = find_checkpoint(copy_run).config
+    vocab = find_checkpoint(copy_run).path / "vocab.model"
+    values = {"data__max_length": 20, "model__d_model": 32, "train__max_steps": 0}
+    other = tiny_config(Path(config.data.path), **values)
+    other = other.model_copy(update={"vocab": other.vocab.model_copy(update={"path": str(vocab)})})
+    train(other, folder / "run")
+    return folder / "run"
+
+
+@pytest.fixture(scope="module")
+def translator(copy_run) -> Translator:
+    """Gives a translator that copies."""
+    return load(copy_run)
+
+
+def load(*paths: Path, search: SearchOptions = DEFAULT_SEARCH, **options) -> Translator:
+    """Loads a translator; options are those of loading."""
+    model = build_translation_model(find_checkpoints(paths), LoadOptions(**options))
+    return model.translator(search)
+
+
+@pytest.mark.parametrize("beam_size", [1, 4])
+def test_batches_and_threads_change_nothing(copy_run, beam_size):
+    """The same text and scores however many lines are decoded together, and batches at once."""
+    torch.set_num_threads(1)
+    search = SearchOptions(beam_size, with_scores=True)
+    expected = load(copy_run, search=search).n_best(LINES)
+    for threads, batch_tokens in ((1, 100_000), (3, 40), (3, 1)):
+        torch.set_num_threads(threads)
+        search = SearchOptions(beam_size, with_scores=True, batch_tokens=batch_tokens)
+        actual = load(copy_run, search=search).n_best(LINES)
+        for expected_line, line in zip(expected, actual, strict=True):
+            assert [t.text for t in expected_line] == [t.text for t in line]
+            scores = [t.score for t in line]
+            assert [t.score for t in expected_line] == pytest.approx(scores, abs=1e-4)
+
+
+@torch.no_grad()
+def test_logits_do_not_depend_on_the_batch(copy_run):
+    """Within 1e-5 in fp32, packed or not."""
+    model = find_checkpoint(copy_run).build_model()
+    src = torch.randint(4, model.output_weight.size(0), (7, 11))
+    ids = torch.full((7,), BOS_ID)
+    whole = model.next_logits(ids, model.begin_decoding(src, 3))
+    for rows in (1, 2, 7):
+        with packed_weights(model):
+            assert is_packed(model.output_weight)
+            again = [
+                model.next_logits(ids[i : i + rows], model.begin_decoding(src[i : i + rows], 3))
+                for i in range(0, 7, rows)
+            ]
+        assert not is_packed(model.output_weight)
+        torch.testing.assert_close(torch.cat(again), whole, atol=1e-5, rtol=1e-5)
+
+
+def test_an_ensemble_of_one_or_of_the_same_is_itself(copy_run):
+    """To the last letter, and the scores too."""
+    alone = load(copy_run, search=SearchOptions(2)).n_best(LINES)
+    model = find_checkpoint(copy_run).build_model()
+    vocab = find_checkpoint(copy_run).vocab
+    one = Translator(Ensemble([model]).eval(), vocab, 24, SearchOptions(2)).n_best(LINES)
+    twice = load(copy_run, copy_run, search=SearchOptions(2)).n_best(LINES)
+    for single, of_one, of_two in zip(alone, one, twice, strict=True):
+        assert single[0].text == of_one[0].text == of_two[0].text
+        assert single[0].score == pytest.approx(of_one[0].score, abs=1e-4)
+        assert single[0].score == pytest.approx(of_two[0].score, abs=1e-4)
+
+
+@torch.no_grad()
+def test_an_ensemble_is_the_mean_probability(copy_run, other_run):
+    """Of models of different sizes, position by position, rows selected between."""
+    models = [find_checkpoint(path).build_model() for path in (copy_run, other_run)]
+    ensemble = Ensemble(models).eval()
+    src = torch.randint(4, models[0].output_weight.size(0), (3, 6))
+    ids, rows = torch.full((3,), BOS_ID), torch.tensor([2, 0])
+    states = [model.begin_decoding(src, 4) for model in models]
+    state = ensemble.begin_decoding(src, 4)
+    members = list(zip(models, states, strict=True))
+    for last_ids in (ids, torch.tensor([9, 7, 8])):
+        shares = [model.next_logits(last_ids, own).softmax(-1) for model, own in members]
+        actual = ensemble.next_logits(last_ids, state).exp()
+        torch.testing.assert_close(actual, sum(shares) / 2)
+    for each in (*states, state):
+        each.select(rows, rows)
+    last = torch.tensor([5, 6])
+    shares = [model.next_logits(last, own).softmax(-1) for model, own in members]
+    torch.testing.assert_close(ensemble.next_logits(last, state).exp(), sum(shares) / 2)
+
+
+def test_an_ensemble_takes_the_shorter_limit_and_one_vocabulary(copy_run, other_run, untrained_run):
+    """Runs with other pieces are refused by name."""
+    assert load(copy_run, other_run).max_length == 20
+    message = r"untrained.*its vocabulary differs from that of .*copy"
+    with pytest.raises(CheckpointError, match=message):
+        load(copy_run, untrained_run)
+
+
+def test_precisions(copy_run):
+    """The weights are rounded; what a device lacks is refused."""
+    expected = load(copy_run).translate(LINES)
+    if supports("bf16", torch.device("cpu")):
+        rounded = load(copy_run, precision="bf16")
+        assert sum(map(str.__eq__, expected, rounded.translate(LINES))) > 0.8 * len(LINES)
+        assert rounded.model.output_weight.dtype == torch.bfloat16
+    with pytest.raises(DeviceError, match="precision fp16: this cpu does not support it"):
+        load(copy_run, precision="fp16", device="cpu")
+    with pytest.raises(ConfigError, match="precision int8: choose fp32, bf16, fp16"):
+        load(copy_run, precision="int8")
+
+
+def test_processes_with_different_checkpoints(copy_run):
+    """Are refused. Sabotage: compare no digests."""
+    [checkpoint] = find_checkpoints([copy_run])
+    peers = SimpleNamespace(
+        is_main=True, broadcast=lambda value: value, gather=lambda value: [value, ["another"]]
+    )
+    with pytest.raises(CheckpointError, match=f"{checkpoint.path}: not the same checkpoint"):
+        share_checkpoints([checkpoint], peers)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.text(st.characters(exclude_characters="\n"), max_size=12), max_size=6))
+def test_any_lines(translator, lines):
+    r"""As many come out; those without a piece are empty, none holds a line break or a tab."""
+    translations = translator.translate(lines)
+    assert len(translations) == len(lines)
+    for line, text in zip(lines, translations, strict=True):
+        assert not set("\n\r\t") & set(text)
+        assert line.split() or not text
