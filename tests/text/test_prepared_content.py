@@ -68,9 +68,9 @@ def test_which_pairs_are_dropped(folder, swapped, changes, pairs, dropped):
     assert prepared.report["dropped"] == dict(Counter(dropped.values()))
     kept = [pair for i, pair in enumerate(pairs) if i not in dropped]
     targets = [prepared.pairs.tgt[i].tolist() for i in range(len(kept))]
-    assert targets == prepared.vocab.encode_tgt([tgt for _, tgt in kept])
+    assert targets == prepared.vocab.tgt.encode([tgt for _, tgt in kept])
     sources = [prepared.pairs.src[i].tolist() for i in range(len(kept))]
-    assert sources == prepared.vocab.encode_src([src for src, _ in kept])
+    assert sources == prepared.vocab.src.encode([src for src, _ in kept])
     assert (prepared.report["pairs"], prepared.report["kept"]) == (len(pairs), len(kept))
 
 
@@ -140,7 +140,7 @@ def test_each_language_has_its_own_vocabulary_or_both_one(folder):
     values = tiny_values(folder, vocab__kind="char", vocab__shared=False)
     values["model"]["tie_embeddings"] = False
     vocab = prepare(parse_config(values, "test")).vocab
-    sides = vocab.src_pieces(range(vocab.src_size)), vocab.tgt_pieces(range(vocab.tgt_size))
+    sides = vocab.src.pieces(range(vocab.src.size)), vocab.tgt.pieces(range(vocab.tgt.size))
     assert [set(side[4:]) for side in sides] == [{"▁", "a", "b"}, {"▁", "c", "d"}]
     shared = prepare(tiny_config(folder, vocab__kind="char")).vocab
-    assert shared.shared and set(shared.src_pieces(range(4, shared.src_size))) == set("▁abcd")
+    assert shared.shared and set(shared.src.pieces(range(4, shared.src.size))) == set("▁abcd")

@@ -37,7 +37,7 @@ def prepared(corpus_dir) -> PreparedCorpus:
 
 
 def build_engine(config: Config, prepared: PreparedCorpus, precision: str = "fp32") -> Engine:
-    sizes = prepared.vocab.src_size, prepared.vocab.tgt_size
+    sizes = prepared.vocab.src.size, prepared.vocab.tgt.size
     return Engine(config, *sizes, torch.device("cpu"), precision)
 
 
@@ -83,7 +83,7 @@ def test_the_sums_of_a_log_line(corpus_dir, prepared):
         engine.train_step(step, batches)
         tokens = sum(batch.tgt_tokens for batch in batches)
         src_tokens = sum(batch.src_tokens for batch in batches)
-        per_src, per_tgt = flops_per_token(config.model, prepared.vocab.tgt_size)
+        per_src, per_tgt = flops_per_token(config.model, prepared.vocab.tgt.size)
         flops = src_tokens * per_src + tokens * per_tgt
         window = engine.read_window()
         assert (window.tokens, window.flops) == (step * tokens, step * flops)

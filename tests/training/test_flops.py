@@ -29,7 +29,7 @@ def test_training_flops_are_those_pytorch_counts(corpus_dir, monkeypatch, layers
     alike = ((src == src[0]) & (tgt == tgt[0])).nonzero()[0]
     batch = prepared.pairs.batch(alike)
     vocab = prepared.vocab
-    engine = Engine(config, vocab.src_size, vocab.tgt_size, CPU, "fp32")
+    engine = Engine(config, vocab.src.size, vocab.tgt.size, CPU, "fp32")
     with FlopCounterMode(display=False) as counter:
         engine.train_step(1, [batch])
     by_operation = counter.get_flop_counts()["Global"]
