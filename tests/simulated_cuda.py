@@ -10,8 +10,7 @@ CUDA, an operation whose operands lie on both devices fails, but for host scalar
 - a copy to the host, unless it is asynchronous (`non_blocking=True`);
 - a copy to the device, unless it is asynchronous and from pinned memory; `torch.tensor(values,
   device="cuda")` is one, and so is an index on the host;
-- a result whose size depends on values: `nonzero`, a bool mask as an index, `masked_select`,
-  `unique`, `repeat_interleave` with a tensor and without `output_size`.
+- a result whose size depends on values: `nonzero`, a bool mask as an index, `masked_select`.
 
 `cuda.operations` counts the operations on the device by name. Autocast runs with the lists of the
 CPU, which are those of CUDA for everything the model does.
@@ -43,11 +42,7 @@ aten = torch.ops.aten
 
 COPIES = {aten.copy_.default, aten._foreach_copy_.default}
 READ_VALUES = {aten._local_scalar_dense.default, aten.equal.default, aten.is_nonzero.default}
-SIZE_FROM_VALUES = {
-    aten.nonzero.default,
-    aten.masked_select.default,
-    aten._unique2.default,
-}
+SIZE_FROM_VALUES = {aten.nonzero.default, aten.masked_select.default}
 INDEXING = {aten.index.Tensor, aten.index_put.default, aten.index_put_.default}
 
 
@@ -108,8 +103,6 @@ class _Dispatch(TorchDispatchMode):
             return
         if func in READ_VALUES or func in SIZE_FROM_VALUES:
             cuda.count(func.overloadpacket.__name__)
-        if func is aten.repeat_interleave.Tensor and kwargs.get("output_size") is None:
-            cuda.count("repeat_interleave without output_size")
         indices = [index for index in args[1] if index is not None] if func in INDEXING else []
         # A single value at a mask is written by masked_fill, whose size is known.
         fills = len(args) > 2 and isinstance(args[2], Tensor) and args[2].numel() == 1
@@ -217,13 +210,10 @@ class SimulatedCuda(TorchFunctionMode):
             torch.Tensor.is_cpu.__get__: lambda x, *_: x not in self.storages,
             torch.Tensor.to: self._to,
             torch.Tensor.cpu: lambda x: self._move(x, CPU, None, False, False),
-            torch.Tensor.cuda: lambda x, **kw: self._move(x, CUDA, None, False, **kw),
             torch.Tensor.pin_memory: self._pin_memory,
-            torch.Tensor.is_pinned: lambda x: x in self._pinned,
             torch.Tensor.tolist: self._tolist,
             torch.Tensor.numpy: partial(self._refuse, func),
             torch.Tensor.__array__: partial(self._refuse, func),
-            torch.Tensor.backward: self._backward,
         }
         return handlers.get(func)
 
@@ -269,22 +259,6 @@ class SimulatedCuda(TorchFunctionMode):
         if tensor in self.storages:
             raise TypeError("can't convert cuda:0 device type tensor to numpy")
         return self._call(False, func, (tensor, *args), kwargs)
-
-    def _backward(self, tensor: Tensor, **kwargs: Any) -> None:
-        # The mode is off inside a function it has intercepted; the backward of a
-        # torch.autograd.Function needs it.
-        gradient = kwargs.pop("gradient", None)
-        with self._again():
-            on_device = tensor in self.storages
-            self._call(on_device, torch.autograd.backward, (tensor, gradient), kwargs)
-
-    @contextmanager
-    def _again(self) -> Iterator[None]:
-        TorchFunctionMode.__enter__(self)
-        try:
-            yield
-        finally:
-            TorchFunctionMode.__exit__(self, None, None, None)
 
 
 def _replacements(cuda: SimulatedCuda) -> list[Any]:

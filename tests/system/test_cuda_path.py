@@ -7,7 +7,6 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 from conftest import tiny_config
 from simulated_cuda import CUDA, SimulatedCuda
 from torch import Tensor
@@ -33,103 +32,6 @@ FEW = {
     "data__train": "train[:600]",
     "train__batch_tokens": 100,
 }
-
-
-# --- The simulation itself ----------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "mix",
-    [
-        lambda x, host: x + host,
-        lambda x, host: torch.where(host > 0, x, 0.0),
-        lambda x, host: x.gather(0, host.long()),
-        lambda x, host: host[0, 0].add_(x[0, 0]),
-        lambda x, host: torch.mul(x, 2, out=host),
-        lambda x, host: F.scaled_dot_product_attention(x, x, x, host > 0),
-        lambda x, host: torch.optim.Adam([_with_grad(x, host)], fused=True).step(),
-        lambda x, host: np.asarray(x),
-    ],
-)
-def test_a_mix_of_devices_fails(mix):
-    """Sabotage: accept an operand on the host."""
-    with SimulatedCuda(), pytest.raises((RuntimeError, TypeError), match="cuda:0"):
-        mix(torch.ones(3, 3, device="cuda"), torch.ones(3, 3))
-
-
-def _with_grad(x: Tensor, grad: Tensor) -> Tensor:
-    parameter = torch.nn.Parameter(x)
-    parameter.register_hook(lambda _: grad)
-    parameter.sum().backward()
-    return parameter
-
-
-@pytest.mark.parametrize(
-    ("wait", "kind"),
-    [
-        (lambda x: x.sum().item(), "_local_scalar_dense"),
-        (lambda x: bool(x.sum() > 0), "_local_scalar_dense"),
-        (lambda x: x.tolist(), "tolist"),
-        (lambda x: x.cpu(), "copy to the host"),
-        (lambda x: torch.zeros(3, 3).copy_(x), "copy to the host"),
-        (lambda x: x.copy_(torch.zeros(3, 3)), "copy to the device"),
-        (lambda x: torch.zeros(3).to(x.device, non_blocking=True), "copy to the device"),
-        (lambda x: torch.zeros(3).pin_memory().to(x.device), "copy to the device"),
-        (lambda x: torch.tensor([1.0], device=x.device), "copy to the device"),
-        (lambda x: x[torch.tensor([0, 1])], "index on the host"),
-        (lambda x: x[x > 0], "mask as index"),
-        (lambda x: x.__setitem__(x > 0, x.flatten().clone()), "mask as index"),
-        (lambda x: x.nonzero(), "nonzero"),
-        (lambda x: x.unique(), "_unique2"),
-        (lambda x: x.flatten().repeat_interleave(x.flatten().long()), "repeat_interleave"),
-        (lambda x: torch.cuda.synchronize(), "synchronize"),
-    ],
-)
-def test_each_synchronisation_counts_once(wait, kind):
-    """Sabotage: leave out a kind."""
-    with SimulatedCuda() as cuda:
-        x = torch.ones(3, 3, device="cuda")
-        with cuda.counted() as waits:
-            wait(x)
-    [(place, count)] = waits.items()
-    assert kind in place and count == 1
-
-
-def test_what_does_not_wait():
-    """Nor does what happens on the host. Sabotage: count every index."""
-    with SimulatedCuda() as cuda:
-        x, host = torch.ones(3, 3, device="cuda"), torch.ones(3, 3)
-        x += torch.where(x > 0, 1.0, x[0].argmax())
-        x[x > 0] = 0.0
-        x[:, 0] = x[x[0].long(), 1] * host.sum()
-        host.pin_memory().to(x.device, non_blocking=True)
-        x.to("cpu", non_blocking=True)
-        x.sort().indices.repeat_interleave(2)
-        assert host.nonzero().tolist() and host[host > 0].sum().item() == 9.0
-    assert not cuda.synchronisations
-
-
-def test_what_lies_on_the_device():
-    """Views, results, gradients and moments do; a copy to the host does not.
-
-    Sabotage: do not mark what an operation returns.
-    """
-    with SimulatedCuda() as cuda:
-        model = torch.nn.Linear(4, 4).to("cuda")
-        optimizer = torch.optim.Adam(model.parameters(), fused=True)
-        x = torch.ones(2, 4, device=CUDA)
-        model(x).sum().backward()
-        optimizer.step()
-        state = [t for values in optimizer.state.values() for t in values.values()]
-        weight = model.weight
-        for tensor in (x[0].view(2, 2), weight.data, weight.grad, weight.detach().half(), *state):
-            assert tensor.device == CUDA and tensor.is_cuda and tensor in cuda.storages
-        for tensor in (torch.ones(2), x.cpu(), torch.zeros_like(x, device="cpu")):
-            assert tensor.device.type == "cpu" and not tensor.is_cuda
-    assert x.device.type == "cpu" and not torch.cuda.is_available()
-
-
-# --- Training -----------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -164,34 +66,16 @@ def test_a_training_step_waits_for_nothing(corpus_dir, prepared, precision):
 
 
 def test_weights_are_cast_once_a_step(corpus_dir, prepared):
-    """A second micro-batch casts what depends on it alone; the gradient has the same bits.
-
-    Sabotage: no autocast around the micro-batches.
-    """
+    """A second micro-batch casts only what depends on it. Sabotage: autocast for each."""
+    casts = []
     with SimulatedCuda() as cuda:
-        together, apart = (
-            build_engine(corpus_dir, prepared, "cuda", "bf16", optim__max_grad_norm=0.0)
-            for _ in range(2)
-        )
-        together.optimizer.step = apart.optimizer.step = lambda: None
-        together.optimizer.zero_grad = lambda set_to_none: None
-        casts = []
         for count in (1, 2):
-            for parameter in together.model.parameters():
-                parameter.grad = None
+            engine = build_engine(corpus_dir, prepared, "cuda", "bf16")
             before = cuda.operations["aten._to_copy.default"]
-            together.train_step(1, batches(prepared, count))
+            engine.train_step(1, batches(prepared, count))
             casts.append(cuda.operations["aten._to_copy.default"] - before)
-        tokens = sum(batch.tgt_tokens for batch in batches(prepared, 2))
-        before = cuda.operations["aten._to_copy.default"]
-        for number, batch in enumerate(batches(prepared, 2)):
-            [(_, gradients)] = apart._gradients(1, [None] * number + [batch], tokens)
-            apart._add_gradients(gradients)
-        separately = cuda.operations["aten._to_copy.default"] - before
-        pairs = zip(together.model.parameters(), apart.model.parameters(), strict=True)
-        assert all(torch.equal(one.grad, other.grad) for one, other in pairs)
-    matrices = sum(isinstance(m, torch.nn.Linear) for m in together.model.modules())
-    assert separately - casts[1] >= matrices
+    matrices = sum(isinstance(m, torch.nn.Linear) for m in engine.model.modules())
+    assert 2 * casts[0] - casts[1] >= matrices > 0
 
 
 def losses(run_dir) -> list[float]:
@@ -247,9 +131,6 @@ def test_the_loop_waits_only_to_log(corpus_dir, tmp_path, _small_peak, monkeypat
         totals.append(places)
     assert totals[0] == totals[1] and 0 < sum(totals[0].values())
     assert set(precisions) == {("train_step", "high"), ("begin_decoding", "highest")}
-
-
-# --- Validation and search ----------------------------------------------------------------------
 
 
 def test_perplexity_waits_once(corpus_dir, prepared, monkeypatch):

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 from conftest import tiny_config, tiny_values
 
+from transformer_mt.config.keys import VocabConfig
 from transformer_mt.config.loading import parse_config
 from transformer_mt.text.prepared import prepare
-from transformer_mt.text.vocabulary import Vocabulary
+from transformer_mt.text.vocabulary import train_vocabulary
 
 
 @pytest.fixture
@@ -124,12 +125,13 @@ def test_the_digest_depends_on_ids_and_lines(folder):
     ("sizes", "dtype"),
     [((65_536, 300), "uint16"), ((300, 65_537), "int32"), ((65_537, 300), "int32")],
 )
-def test_ids_are_as_narrow_as_the_vocabulary_allows(folder, monkeypatch, sizes, dtype):
+def test_ids_are_as_narrow_as_the_vocabulary_allows(folder, sizes, dtype):
     """Two bytes hold 65,536 different ids; the larger vocabulary decides for both sides."""
     write_pairs(folder, [("ab", "cd")] * 3)
-    for name, size in zip(("src_size", "tgt_size"), sizes, strict=True):
-        monkeypatch.setattr(Vocabulary, name, property(lambda self, size=size: size))
-    prepared = prepare(tiny_config(folder, vocab__kind="char"))
+    counts = [Counter({"ab": 3}), Counter({"cd": 3})]
+    vocab = train_vocabulary(counts, VocabConfig(kind="char", size=300))
+    vocab.src.size, vocab.tgt.size = sizes
+    prepared = prepare(tiny_config(folder, vocab__kind="char"), vocab)
     assert prepared.report["dtype"] == dtype
     assert prepared.pairs.src.ids.dtype == prepared.pairs.tgt.ids.dtype == np.dtype(dtype)
 

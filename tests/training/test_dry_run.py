@@ -25,17 +25,28 @@ def small_config(corpus_dir, **changes):
 def test_a_dry_run_reports_and_writes_nothing(corpus_dir, tmp_path):
     """Neither a run directory nor a change to an existing run; useful lines come first.
 
-    Sabotage: list all keys; begin with the configuration.
+    Sabotage: list all keys; begin with the configuration; count one side.
     """
     config = small_config(corpus_dir, train__max_steps=12)
     report = dry_run(config, tmp_path / "run")
     assert list(tmp_path.iterdir()) == []
-    for part in ("optim.warmup_steps = 100", "4000 pairs of 4000 (dropped: none)", "292 pieces"):
+    src, tgt = prepare(config).pairs.lengths
+    steps = plan_epoch(src, tgt, 500, config.train.seed, 0)
+    micro_batches = [m for step in steps for m in cut_micro_batches(step, src, tgt, 600)]
+    positions = sum(len(m) * int(src[m].max() + tgt[m].max()) for m in micro_batches)
+    padding = 1 - (src.sum() + tgt.sum()) / positions
+    for part in (
+        "optim.warmup_steps = 100",
+        "4000 pairs of 4000 (dropped: none)",
+        f"{src.sum()} source and {tgt.sum()} target tokens, EOS included",
+        f"{len(steps)} steps, {len(micro_batches)} micro-batches, {padding:.1%} of positions",
+        "for 12 steps, until train.max_steps = 12",
+    ):
         assert part in report
-    for part in ("million parameters", "of positions are padding", "target tokens/s", "GB of "):
-        assert part in report
-    assert "for 12 steps, until train.max_steps = 12" in report
     train(config, tmp_path / "run")
+    model = find_checkpoint(tmp_path / "run").build_model()
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    assert f"{parameters / 1e6:.1f} million parameters, 292 pieces" in report
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
     estimates, configuration = report.split("\n\n")
     names = [line.split()[0] for line in estimates.splitlines() if not line.startswith(" ")]
@@ -77,25 +88,6 @@ def seconds_per_step(config) -> float:
     lengths = prepare(config).pairs.lengths
     steps = plan_epoch(*lengths, config.train.batch_tokens, config.train.seed, 0)
     return sum(int(lengths[1][step].sum()) for step in steps[2:5]) / 50 / 3
-
-
-def test_sizes_are_those_of_the_plan(corpus_dir, tmp_path):
-    """Parameters, tokens, micro-batches and padding. Sabotage: count one side."""
-    config = small_config(corpus_dir)
-    report = dry_run(config, tmp_path / "run")
-    src, tgt = prepare(config).pairs.lengths
-    assert f"{src.sum()} source and {tgt.sum()} target tokens, EOS included" in report
-    steps = plan_epoch(src, tgt, 500, config.train.seed, 0)
-    micro_batches = [m for step in steps for m in cut_micro_batches(step, src, tgt, 600)]
-    positions = sum(len(m) * int(src[m].max() + tgt[m].max()) for m in micro_batches)
-    padding = 1 - (src.sum() + tgt.sum()) / positions
-    expected = f"{len(steps)} steps, {len(micro_batches)} micro-batches, {padding:.1%} of positions"
-    assert expected in line_of(report, "epoch")
-    train(small_config(corpus_dir, train__max_steps=0), tmp_path / "run")
-    model = find_checkpoint(tmp_path / "run").build_model()
-    parameters = sum(parameter.numel() for parameter in model.parameters())
-    sizes = f"{parameters / 1e6:.1f} million parameters, {model.output_weight.size(0)} pieces"
-    assert sizes in report
 
 
 def test_the_time_left_of_a_resumed_run(corpus_dir, tmp_path, taken_steps):
@@ -146,13 +138,6 @@ def test_the_largest_micro_batch_that_fits(corpus_dir, tmp_path, monkeypatch, gi
     assert "largest train.micro_batch_tokens" not in dry_run(
         small_config(corpus_dir), tmp_path / "run"
     )
-
-
-def test_an_epoch_of_one_step(corpus_dir, tmp_path, taken_steps):
-    """Its only step is timed, without warm-up."""
-    changes = {"data__train": "train[:900]", "train__batch_tokens": 20_000, "train__max_steps": 9}
-    report = dry_run(small_config(corpus_dir, **changes), tmp_path / "run")
-    assert taken_steps == [1] and "(1 steps on cpu" in report
 
 
 @pytest.mark.parametrize(("platform", "unit"), [("linux", 1024), ("darwin", 1)])

@@ -53,18 +53,11 @@ def epochs(monkeypatch) -> list[list[np.ndarray]]:
 
 
 def test_without_sampling_the_prepared_pairs_are_trained_on(corpus_dir, tmp_path, monkeypatch):
-    """The very arrays, and no thread.
-
-    Sabotage: build the sampler at any rate.
-    """
+    """The very arrays. Sabotage: build the sampler at any rate."""
     monkeypatch.setattr(LineSampler, "__init__", None)
     trainer = build_trainer(sampled_config(corpus_dir, vocab__sampling=0.0), tmp_path)
     trainer.plan_epoch()
     assert trainer.pairs is trainer.corpus.pairs
-    torch.set_num_threads(1)  # no worker threads
-    before = threading.active_count()
-    train(sampled_config(corpus_dir, vocab__sampling=0.0), tmp_path / "run")
-    assert threading.active_count() == before
 
 
 def test_every_pair_comes_once_an_epoch_in_other_segmentations(

@@ -48,15 +48,14 @@ def pairs_of(config: Config, split: object) -> list[tuple[str, str]]:
 
 
 def test_splits_cover_the_text_and_do_not_overlap(work):
-    """In the order of the files. Sabotage: `[:-held_out]` for training.
-
-    The file says what it does with how many.
-    """
+    """In the order of the files; the comments count them. Sabotage: `[:-held_out]` for training."""
+    write_text(work, pairs=[*PAIRS[:-2], ("", "x"), ("y", " ")])
     new_config.write_config(Path("new"), Path("text.de"), Path("text.en"))
     config = load_config(Path("new.toml"))
     splits = [pairs_of(config, getattr(config.data, key)) for key in ("train", "valid", "test")]
     assert [len(pairs) for pairs in splits] == [270, 15, 15]
-    assert sum(splits, []) == PAIRS
+    assert sum(splits, [])[:-2] == PAIRS[:-2]
+    assert "Training drops 2 pairs of which a side is empty" in read_words()
     words = read_words()
     assert "the first 270 pairs, validation the next 15, the test the last 15." in words
     assert "Text: 300 pairs, " in words and "too little for a translator, unless" in words
@@ -127,7 +126,6 @@ def test_it_trains_and_scores_at_once(tmp_path, monkeypatch, capsys):
         ("new", "", ".", "text.de"),
         ("new.toml", "../data", "../data", "text.de"),
         ("configs/new", "", "..", "text.de"),
-        ("configs/new", "configs", ".", "text.de"),
         ("new.v2", "", ".", "text.de"),
     ],
 )
@@ -149,12 +147,10 @@ def test_files_of_two_folders_and_absolute_paths(work):
     """Sabotage: take the folder of the source for both."""
     write_text(work / "a")
     write_text(work / "b")
-    (work / "a" / "text.en").unlink()
-    for tgt in (Path("b/text.en"), work / "b" / "text.en"):
-        new_config.write_config(Path("new"), Path("a/text.de"), tgt)
-        config = load_config(Path("new.toml"))
-        assert pairs_of(config, config.data.valid) == PAIRS[-30:-15]
-        Path("new.toml").unlink()
+    new_config.write_config(Path("new"), Path("a/text.de"), work / "b" / "text.en")
+    config = load_config(Path("new.toml"))
+    assert str(work / "b") in config.data.valid.tgt
+    assert pairs_of(config, config.data.valid) == PAIRS[-30:-15]
 
 
 def test_languages(work):
@@ -171,12 +167,6 @@ def test_languages(work):
     assert (config.src_lang, config.tgt_lang) == ("gsw", "pt-BR")
 
 
-def test_empty_sides_are_counted(work):
-    write_text(work, pairs=[("", "x"), ("y", " "), *PAIRS])
-    new_config.write_config(Path("new"), Path("text.de"), Path("text.en"))
-    assert "Training drops 2 pairs of which a side is empty" in read_words()
-
-
 LINES = b"a\n" * 300
 
 
@@ -184,16 +174,12 @@ LINES = b"a\n" * 300
     ("files", "name", "src", "tgt", "culprit"),
     [
         ({}, "new", "text.de", "none.en", "none.en: no such file"),
-        ({}, "new", "none/text.de", "text.en", "none/text.de: no such file"),
-        ({"a.en/x": b""}, "new", "text.de", "a.en", "a.en: no such file"),
         ({"a.en": b"1\n2\n"}, "new", "text.de", "a.en", "a.en has 2: they must be line-aligned"),
-        ({"a.de": b"", "a.en": b""}, "new", "a.de", "a.en", "a.de and a.en: 0 pairs are too few"),
         ({"a.de": LINES[:38], "a.en": LINES[:38]}, "new", "a.de", "a.en", "19 pairs are too few"),
         ({"a.en": b"\n" * 290 + b"a\n" * 10}, "new", "text.de", "a.en", "10 pairs are too few"),
         ({"a.en": b"a\nGr\xfc\xdfe\n" * 150}, "new", "text.de", "a.en", "a.en, line 2: not UTF-8"),
         ({"a.en.gz": gzip.compress(LINES)[:-10]}, "new", "text.de", "a.en.gz", "cannot be read"),
         ({"new.toml": b"mine"}, "new", "text.de", "text.en", "new.toml: exists already"),
-        ({"new.toml": b"mine"}, "new.toml", "text.de", "text.en", "new.toml: exists already"),
         ({}, "none/new", "text.de", "text.en", "none/new.toml: there is no folder none"),
         ({}, "", "text.de", "text.en", "needs a name"),
         ({}, "a\nb", "text.de", "text.en", "'a\\nb.toml' cannot be written in a configuration"),

@@ -51,12 +51,24 @@ def test_a_missed_validation_is_made_up_and_saved_at_once(
 ):
     """A signal saves before it validates, so it ends soon; others see the new best at once.
 
-    Sabotage: validate before the interrupted run saves; save only if the step differs.
+    Killed after it was made up and before it was saved, the run logs it again, not twice.
+    Sabotage: validate before the interrupted run saves; save only if the step differs; keep all
+    metrics up to the step of the checkpoint.
     """
     assert saved_steps(interrupted) == [4] and logged_steps(interrupted, "valid") == []
     assert load_newest(interrupted).progress.valid_step == 0
     assert "interrupted and saved at step 4" in log_text(interrupted)
-    scores += [6.0, 5.0]
+    scores += [1.0, 6.0, 5.0]
+    config = build_config(corpus_dir, valid__every=4, train__max_steps=6)
+
+    def killed(trainer, final=False):
+        raise SystemExit("killed")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "_save", killed)
+        with pytest.raises(SystemExit):
+            train(config, interrupted)
+    assert logged_steps(interrupted, "valid") == [4]
     seen = []
     real = Engine.train_step
 
@@ -65,32 +77,10 @@ def test_a_missed_validation_is_made_up_and_saved_at_once(
         real(engine, step, micro_batches)
 
     monkeypatch.setattr(Engine, "train_step", look)
-    train(build_config(corpus_dir, valid__every=4, train__max_steps=6), interrupted)
-    assert seen[0].step == seen[0].valid_step == seen[0].best_step == 4
-    assert logged_steps(interrupted, "valid") == [4, 6]
-
-
-def test_a_missed_validation_is_logged_once(corpus_dir, interrupted, scores, monkeypatch):
-    """Killed after it was made up and before it was saved, the run logs it again, not twice.
-
-    Sabotage: keep all metrics up to the step of the checkpoint.
-    """
-    scores += [1.0, 2.0]
-
-    def killed(trainer, final=False):
-        raise SystemExit("killed")
-
-    config = build_config(corpus_dir, valid__every=4, train__max_steps=4)
-    with monkeypatch.context() as patch:
-        patch.setattr(Trainer, "_save", killed)
-        with pytest.raises(SystemExit):
-            train(config, interrupted)
-    assert logged_steps(interrupted, "valid") == [4]
-    assert train(config, interrupted).valid_step == 4
-    assert [line["bleu"] for line in records(interrupted, "valid")] == [2.0]
     train(config, interrupted)
-    assert "nothing to do: train.max_steps = 4" in log_text(interrupted)
-    assert logged_steps(interrupted, "valid") == [4] and scores == []
+    assert seen[0].step == seen[0].valid_step == seen[0].best_step == 4
+    validations = [(line["step"], line["bleu"]) for line in records(interrupted, "valid")]
+    assert validations == [(4, 6.0), (6, 5.0)]
 
 
 def test_a_run_without_steps(corpus_dir, tmp_path, scores):

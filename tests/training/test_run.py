@@ -15,12 +15,11 @@ from transformer_mt.checkpoints.run_directory import find_checkpoint, list_check
 from transformer_mt.config.loading import load_config
 from transformer_mt.errors import CheckpointError, ConfigError, DataError, DeviceError
 from transformer_mt.evaluation.evaluator import evaluate
-from transformer_mt.model.transformer import Transformer
 from transformer_mt.system.files import locked
 from transformer_mt.text.corpus import load_split
 from transformer_mt.training.dry_run import dry_run
 from transformer_mt.training.engine import Engine
-from transformer_mt.training.run import build_trainer, count_layer_parameters, train
+from transformer_mt.training.run import build_trainer, train
 from transformer_mt.translation.translator import Translator
 
 SMALL = {"model__d_model": 16, "model__d_ff": 32, "valid__every": 1000}
@@ -58,16 +57,6 @@ def run_dir(first, tmp_path) -> Path:
 
 
 # --- The beginning ------------------------------------------------------------------------------
-
-
-def test_a_first_run(corpus_dir, tmp_path, capsys):
-    """Directories above it are made; called from another program, `train` prints nothing."""
-    run_dir = tmp_path / "two" / "levels" / "run"
-    progress = train(small_config(corpus_dir, train__max_steps=1), run_dir)
-    assert progress.step == 1 and progress.precision == "fp32"
-    assert [path.name for path in list_checkpoints(run_dir)] == ["step-00000001"]
-    assert capsys.readouterr() == ("", "")
-    assert "4000 training pairs" in (run_dir / "train.log").read_text()
 
 
 def test_fine_tuning_on_no_steps_is_the_start(corpus_dir, first, tmp_path):
@@ -176,27 +165,23 @@ def test_a_model_larger_than_the_memory_is_refused_at_once(corpus_dir, tmp_path,
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("attention_bias", [True, False])
-def test_parameters_are_counted_without_a_model(corpus_dir, attention_bias):
-    """As many as the layers of the model have."""
-    sizes = {"encoder_layers": 2, "decoder_layers": 3, "attention_bias": attention_bias}
-    config = tiny_config(corpus_dir, **{f"model__{key}": size for key, size in sizes.items()})
-    model = Transformer(config.model, 10, 10, 0)
-    layers = [*model.encoder.parameters(), *model.decoder.parameters()]
-    assert count_layer_parameters(config.model) == sum(p.numel() for p in layers)
-
-
 # --- Resuming -----------------------------------------------------------------------------------
 
 
-def test_what_a_run_logs_at_its_start(corpus_dir, run_dir):
-    """train.log has the command, the configuration and versions, and the step it resumes at."""
-    train(small_config(corpus_dir, train__max_steps=9), run_dir)
+def test_what_a_run_logs(corpus_dir, tmp_path, capsys):
+    """The command, the configuration, versions and where it resumes, in train.log alone.
+
+    Directories above the run are made.
+    """
+    run_dir = tmp_path / "two" / "levels" / "run"
+    for steps in (1, 2):
+        train(small_config(corpus_dir, train__max_steps=steps), run_dir)
     log = (run_dir / "train.log").read_text()
     assert log.count(" command: ") == log.count(" software: transformer-mt ") == 2
     assert log.count(" numeric environment: {'program version'") == 2
-    assert '"max_steps":9' in log and log.count("(dropped: none); cpu, fp32") == 2
-    assert "resuming at step 8, epoch 0" in log and log.count("resuming") == 1
+    assert '"max_steps":2' in log and log.count("4000 (dropped: none); cpu, fp32") == 2
+    assert log.count("resuming") == log.count("resuming at step 1, epoch 0") == 1
+    assert capsys.readouterr() == ("", "")
 
 
 def test_one_trainer_per_run(corpus_dir, run_dir):

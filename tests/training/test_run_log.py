@@ -11,7 +11,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from transformer_mt.checkpoints.checkpoint import Progress
 from transformer_mt.errors import ConfigError, Interrupted
 from transformer_mt.training.run import train
-from transformer_mt.training.run_log import RunLog, _Board
+from transformer_mt.training.run_log import RunLog
 from transformer_mt.training.trainer import Trainer
 
 SIZES = {"model__d_model": 16, "model__d_ff": 32, "data__train": "train[:600]"}
@@ -61,9 +61,8 @@ def test_tensorboard_has_all_metrics_also_after_a_kill(corpus_dir, tmp_path, mon
 def test_a_validation_that_was_made_up_appears_once(tmp_path):
     """It was due at the step of a checkpoint. Sabotage: purge it like the steps."""
     for bleu in (1.0, 2.0):
-        board = _Board(tmp_path, Progress(step=7, valid_step=0))
-        board.add("valid", 7, {"bleu": bleu, "nll": None})
-        board.close()
+        with RunLog(tmp_path, Progress(step=7, valid_step=0), tensorboard=True) as log:
+            log.record("valid", Progress(step=7), 0.0, {"bleu": bleu, "nll": None})
     shown = EventAccumulator(str(tmp_path / "tensorboard" / "valid"))
     shown.Reload()
     assert [(event.step, event.value) for event in shown.Scalars("bleu")] == [(7, 2.0)]

@@ -29,9 +29,7 @@ def config_of(train: dict[str, object], patience: int = 0):
 
 def test_what_is_left_of_the_limits_that_are_set():
     """Zero is no limit, but for the number of steps, which is always limited."""
-    config = config_of({"max_steps": 10})
-    assert limits_left(config, PROGRESS, 30.0) == {"train.max_steps": 3}
-    assert reached_limit(config, PROGRESS, 30.0) is None
+    assert limits_left(config_of({"max_steps": 10}), PROGRESS, 30.0) == {"train.max_steps": 3}
     config = config_of({"max_steps": 8, "max_epochs": 3, "max_minutes": 2.5}, patience=5)
     assert list(limits_left(config, PROGRESS, 30.0).items()) == [
         ("train.max_steps", 1),
@@ -92,14 +90,10 @@ def test_validations_to_come_count():
     for progress, validations in ((due, 2), (done, 1)):
         left = time_left({"max_steps": 15}, progress, validation=20.0)
         assert left.seconds == 4 * 5 + 20 * validations
-
-
-@pytest.mark.parametrize("limits", [{"max_steps": 7}, {"max_steps": 100, "max_minutes": 0.5}])
-def test_nothing_is_left_after_the_last_validation(limits):
-    """Before it, the time of the validation is. Sabotage: always expect one more."""
-    for valid_step, seconds in ((5, 20.0), (7, 0.0)):
-        progress = Progress(step=7, valid_step=valid_step)
-        assert time_left(limits, progress, validation=20.0).seconds == seconds
+    for limits in ({"max_steps": 7}, {"max_steps": 100, "max_minutes": 0.5}):
+        for valid_step, seconds in ((5, 20.0), (7, 0.0)):
+            progress = Progress(step=7, valid_step=valid_step)
+            assert time_left(limits, progress, validation=20.0).seconds == seconds
 
 
 def test_minutes_include_all_validations_but_the_last():
@@ -142,25 +136,19 @@ def run_at_terminal(*arguments: object) -> str:
 
 
 def screen_lines(output: str) -> list[str]:
-    """Gives the lines that a terminal is left with."""
-    lines, column = [""], 0
-    for character in output:
-        if character == "\n":
-            lines, column = [*lines, ""], 0
-        elif character == "\r":
-            column = 0
-        else:
-            if column == COLUMNS:
-                lines, column = [*lines, ""], 0
-            line = lines[-1]
-            lines[-1] = line[:column] + character + line[column + 1 :]
-            column += 1
-    return [line.rstrip() for line in lines]
+    """Gives the lines that a terminal is left with, if none is wrapped."""
+    lines = []
+    for line in output.split("\n"):
+        shown = ""
+        for part in line.split("\r"):
+            shown = part + shown[len(part) :]
+        lines.append(shown.rstrip())
+    return lines
 
 
 @pytest.fixture(scope="module")
 def terminal_output(corpus_dir, tmp_path_factory) -> str:
-    """Gives what a diverging training shows at a terminal; its figures are the longest."""
+    """Gives what a diverging training shows at a terminal; its text is the longest."""
     folder = tmp_path_factory.mktemp("terminal")
     changes = {"optim__lr_scale": 1e30, "train__log_every": 7, "train__max_epochs": 1}
     values = tiny_values(
@@ -194,31 +182,28 @@ def test_the_bar_shows_time_left_loss_speed_and_skipped_steps(terminal_output):
     assert any(re.search(rf"\d left, loss \d\.\d+, {speed}\s*$", line) for line in drawn)
 
 
-def train_quietly_or_not(config, run_dir, monkeypatch, seconds_between_lines: float) -> list[dict]:
-    monkeypatch.setattr(
-        "transformer_mt.training.time_left.SECONDS_BETWEEN_LINES", seconds_between_lines
-    )
-    train(config, run_dir)
-    return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-
-
 def test_loss_is_shown_from_the_first_step_on(corpus_dir, tmp_path, monkeypatch, capsys):
     """Long before log_every, and what is shown is not recorded and changes nothing recorded.
 
     Sabotage: show nothing before the first log line; start the sums anew when they are shown.
     """
     config = tiny_config(corpus_dir, train__log_every=6, train__max_steps=14)
-    silent = train_quietly_or_not(config, tmp_path / "silent", monkeypatch, 0.0)
+    train(config, tmp_path / "silent")
     show_messages()
-    shown = train_quietly_or_not(config, tmp_path / "shown", monkeypatch, 0.0)
+    train(config, tmp_path / "seldom")
+    assert re.findall(r"^step (\d+): loss", capsys.readouterr().err, re.M) == ["1"]
+    monkeypatch.setattr("transformer_mt.training.time_left.SECONDS_BETWEEN_LINES", 0.0)
+    train(config, tmp_path / "shown")
     lines = re.findall(
         r"^step (\d+): loss \d\.\d{3}, .* tokens/s, .*, \d\d:\d\d left$",
         capsys.readouterr().err,
         re.M,
     )
     assert lines == [str(step) for step in range(1, 15)]
+    silent, shown = (
+        list(map(json.loads, (tmp_path / name / "metrics.jsonl").read_text().splitlines()))
+        for name in ("silent", "shown")
+    )
     assert [record["step"] for record in shown if record["kind"] == "train"] == [6, 12, 14]
     for left, right in zip(silent, shown, strict=True):
         assert all(left[key] == right[key] for key in left.keys() & {"loss", "step", "nll"})
-    train_quietly_or_not(config, tmp_path / "seldom", monkeypatch, 1000.0)
-    assert re.findall(r"^step (\d+): loss", capsys.readouterr().err, re.M) == ["1"]

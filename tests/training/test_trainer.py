@@ -7,7 +7,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import torch
 from conftest import tiny_config
 
 from transformer_mt.checkpoints.evaluations import Score
@@ -261,16 +260,12 @@ def test_nonfinite_steps_in_a_row_are_a_limit(corpus_dir, tmp_path, scores, monk
 
 
 def test_memory_is_checked_with_the_largest_batch(corpus_dir, tmp_path, scores, monkeypatch):
-    """Once, before the first step, and it changes no weight."""
+    """Once, before the first step. Sabotage: check any batch, or every epoch."""
     scores += [1.0, 1.0]
     checks: list[tuple[int, int]] = []
-    real = Engine.check_memory
 
     def check_memory(self, largest, count) -> None:
-        before = [parameter.detach().clone() for parameter in self.model.parameters()]
         checks.append((largest.src.numel() + largest.tgt_in.numel(), self.read_window().tokens))
-        real(self, largest, count)
-        assert all(map(torch.equal, before, self.model.parameters()))
 
     monkeypatch.setattr(Engine, "check_memory", check_memory)
     changes = {"data__train": "train[:40]", "vocab__size": 288, "train__max_epochs": 2}

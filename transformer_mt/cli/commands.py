@@ -8,9 +8,10 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from transformer_mt.cli.options import (
+    FILES,
+    REPORT,
+    SCORED,
     BatchOption,
     BeamOption,
     ConfigArgument,
@@ -22,9 +23,8 @@ from transformer_mt.cli.options import (
     RawOption,
     RunArgument,
     SetOption,
-    file_option,
-    report_option,
-    scored_option,
+    argument,
+    option,
 )
 from transformer_mt.errors import ConfigError
 from transformer_mt.system.console import show_messages
@@ -47,25 +47,18 @@ from transformer_mt.translation.options import (
 
 
 def init(
-    name: Annotated[
-        Path,
-        typer.Argument(metavar="NAME", help="Name of the configuration: NAME.toml is written."),
-    ],
+    name: Annotated[Path, argument("NAME", "Name of the configuration: NAME.toml is written.")],
     src: Annotated[
         Path,
-        typer.Option(
-            metavar="FILE",
-            help="Text to translate from, one sentence per line; also .gz, .xz, .zst.",
+        option(
+            "Text to translate from, one sentence per line; also .gz, .xz, .zst.", metavar="FILE"
         ),
     ],
-    tgt: Annotated[Path, typer.Option(metavar="FILE", help="Its translation, line by line.")],
+    tgt: Annotated[Path, option("Its translation, line by line.", metavar="FILE")],
     src_lang: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="Language of --src, such as de. Default: its ending."),
+        str | None, option("Language of --src, such as de. Default: its ending.", metavar="NAME")
     ] = None,
-    tgt_lang: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Language of --tgt, likewise.")
-    ] = None,
+    tgt_lang: Annotated[str | None, option("Language of --tgt, likewise.", metavar="NAME")] = None,
     quiet: QuietOption = False,
 ) -> None:
     """Write a configuration for two files of text.
@@ -85,15 +78,11 @@ def init(
 def train(
     config: ConfigArgument,
     run: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="Run directory. Default: checkpoints/NAME of NAME.toml."),
+        Path | None, option("Run directory. Default: checkpoints/NAME of NAME.toml.", metavar="DIR")
     ] = None,
     set_: SetOption = None,
     dry_run: Annotated[
-        bool,
-        typer.Option(
-            "--dry-run", help="Report sizes, speed, memory and time; keep only downloads."
-        ),
+        bool, option("Report sizes, speed, memory and time; keep only downloads.", "--dry-run")
     ] = False,
     quiet: QuietOption = False,
 ) -> None:
@@ -140,55 +129,61 @@ def prepare(config: ConfigArgument, set_: SetOption = None, quiet: QuietOption =
 def translate(
     paths: Annotated[
         list[Path],
-        typer.Argument(
-            metavar="RUN_OR_CHECKPOINT...",
-            help="A run (its best checkpoint) or one checkpoint; several decode as an ensemble.",
+        argument(
+            "RUN_OR_CHECKPOINT...",
+            "A run (its best checkpoint) or one checkpoint; several decode as an ensemble.",
         ),
     ],
     input_: Annotated[
         list[Path] | None,
-        file_option(
+        option(
+            "Text, one sentence per line; also .gz, .xz, .zst; may be repeated with"
+            " --output-dir. Default: stdin.",
             "-i",
             "--input",
             metavar="FILE",
-            help="Text, one sentence per line; also .gz, .xz, .zst; may be repeated with"
-            " --output-dir. Default: stdin.",
+            group=FILES,
         ),
     ] = None,
     output: Annotated[
         Path | None,
-        file_option(
+        option(
+            "File for the translation. Default: stdout, also as -.",
             "-o",
             "--output",
             metavar="FILE",
-            help="File for the translation. Default: stdout, also as -.",
+            group=FILES,
         ),
     ] = None,
     output_dir: Annotated[
         Path | None,
-        file_option(
-            metavar="DIR", help="Folder for the translation of each --input: a.de.gz gives a.en.gz."
+        option(
+            "Folder for the translation of each --input: a.de.gz gives a.en.gz.",
+            metavar="DIR",
+            group=FILES,
         ),
     ] = None,
     beam_size: BeamOption = DEFAULT_SEARCH.beam_size,
     length_penalty: PenaltyOption = DEFAULT_SEARCH.length_penalty,
     n_best: Annotated[
         int,
-        file_option(
-            min=1,
+        option(
+            "Translations per line, the best first; at most the beam size.",
             metavar="N",
-            help="Translations per line, the best first; at most the beam size.",
+            group=FILES,
+            min=1,
         ),
     ] = DEFAULT_OUTPUT.n_best,
     scores: Annotated[
-        bool, file_option("--scores", help="Write score and tab before each translation.")
+        bool, option("Write score and tab before each translation.", "--scores", group=FILES)
     ] = False,
     format_: Annotated[
         OutputFormat,
-        file_option(
+        option(
+            "jsonl: one object with line, rank, score and text each.",
             "--format",
             metavar="[text|jsonl]",
-            help="jsonl: one object with line, rank, score and text each.",
+            group=FILES,
         ),
     ] = DEFAULT_OUTPUT.format,
     precision: PrecisionOption = DEFAULT_LOAD.precision,
@@ -223,42 +218,45 @@ def translate(
 def evaluate(
     paths: Annotated[
         list[Path] | None,
-        typer.Argument(
-            metavar="[RUN_OR_CHECKPOINT...]",
-            help="As for translate. Not needed for --hypotheses with --ref or --test-set.",
+        argument(
+            "[RUN_OR_CHECKPOINT...]",
+            "As for translate. Not needed for --hypotheses with --ref or --test-set.",
         ),
     ] = None,
     split: Annotated[
         str | None,
-        scored_option(
+        option(
+            "train, valid or test, as configured, or another split of the corpus. Default: test.",
             metavar="NAME",
-            help="train, valid or test, as configured, or another split of the corpus."
-            " Default: test.",
+            group=SCORED,
         ),
     ] = None,
     test_set: Annotated[
         str | None,
-        scored_option(
+        option(
+            "sacreBLEU's name of a test set, such as wmt16, instead of a split.",
             metavar="NAME",
-            help="sacreBLEU's name of a test set, such as wmt16, instead of a split.",
+            group=SCORED,
         ),
     ] = None,
     src: Annotated[
-        Path | None, scored_option(metavar="FILE", help="Source text, instead of a split.")
+        Path | None, option("Source text, instead of a split.", metavar="FILE", group=SCORED)
     ] = None,
     ref: Annotated[
         list[Path] | None,
-        scored_option(
-            metavar="FILE", help="Reference translation; may be repeated for several references."
+        option(
+            "Reference translation; may be repeated for several references.",
+            metavar="FILE",
+            group=SCORED,
         ),
     ] = None,
     hypotheses: Annotated[
         Path | None,
-        scored_option(metavar="FILE", help="Score this translation instead of making one."),
+        option("Score this translation instead of making one.", metavar="FILE", group=SCORED),
     ] = None,
     baseline: Annotated[
         Path | None,
-        scored_option(metavar="RUN_OR_FILE", help="Compare with this run or translation."),
+        option("Compare with this run or translation.", metavar="RUN_OR_FILE", group=SCORED),
     ] = None,
     beam_size: BeamOption = DEFAULT_SEARCH.beam_size,
     length_penalty: PenaltyOption = DEFAULT_SEARCH.length_penalty,
@@ -268,18 +266,19 @@ def evaluate(
     device: DeviceOption = DEFAULT_LOAD.device,
     raw: RawOption = False,
     save: Annotated[
-        Path | None, report_option(metavar="FILE", help="File to save the translation to.")
+        Path | None, option("File to save the translation to.", metavar="FILE", group=REPORT)
     ] = None,
-    ter: Annotated[bool, report_option("--ter", help="Compute TER too.")] = False,
+    ter: Annotated[bool, option("Compute TER too.", "--ter", group=REPORT)] = False,
     samples: Annotated[
         int | None,
-        report_option(
-            min=0,
+        option(
+            "Sentences to show. Default: 0; with --baseline the 3 best and worst changes.",
             metavar="N",
-            help="Sentences to show. Default: 0; with --baseline the 3 best and worst changes.",
+            group=REPORT,
+            min=0,
         ),
     ] = None,
-    json_: Annotated[bool, report_option("--json", help="Print one JSON object.")] = False,
+    json_: Annotated[bool, option("Print one JSON object.", "--json", group=REPORT)] = False,
     quiet: QuietOption = False,
 ) -> None:
     """Score translations of a test set with sacreBLEU.
@@ -321,8 +320,7 @@ def evaluate(
 
 def config(
     key: Annotated[
-        str | None,
-        typer.Argument(metavar="[KEY]", help="A key or section, such as optim.lr_scale or optim."),
+        str | None, argument("[KEY]", "A key or section, such as optim.lr_scale or optim.")
     ] = None,
 ) -> None:
     """List the keys of a configuration.
@@ -339,13 +337,10 @@ def config(
 
 
 def average(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")],
-    last: Annotated[
-        int, typer.Option(min=1, metavar="N", help="Number of newest checkpoints.")
-    ] = 5,
+    run: Annotated[Path, argument("RUN", "A run directory.")],
+    last: Annotated[int, option("Number of newest checkpoints.", metavar="N", min=1)] = 5,
     output: Annotated[
-        Path | None,
-        typer.Option("-o", "--output", metavar="DIR", help="Default: averaged-N in the run."),
+        Path | None, option("Default: averaged-N in the run.", "-o", "--output", metavar="DIR")
     ] = None,
 ) -> None:
     """Average the weights of a run's newest checkpoints.
@@ -362,14 +357,11 @@ def average(
 
 def export(
     path: RunArgument,
-    output: Annotated[
-        Path, typer.Option("-o", "--output", metavar="DIR", help="Directory to create.")
-    ],
+    output: Annotated[Path, option("Directory to create.", "-o", "--output", metavar="DIR")],
     quantization: Annotated[
         Quantization,
-        typer.Option(
-            metavar="[float32|float16|bfloat16|int16|int8]",
-            help="Type in which the weights are stored.",
+        option(
+            "Type in which the weights are stored.", metavar="[float32|float16|bfloat16|int16|int8]"
         ),
     ] = "float32",
     raw: RawOption = False,

@@ -15,6 +15,8 @@ from transformer_mt.cli.options import (
     RawOption,
     RunArgument,
     SetOption,
+    argument,
+    option,
 )
 from transformer_mt.system.processes import require_single_process
 
@@ -32,18 +34,17 @@ plot = typer.Typer(
 )
 
 FigureOption = Annotated[
-    Path,
-    typer.Option("-o", "--output", metavar="FILE", help="The picture; ends in .png, .svg or .pdf."),
+    Path, option("The picture; ends in .png, .svg or .pdf.", "-o", "--output", metavar="FILE")
 ]
 
 
 @plot.command(cls=GroupedCommand)
 def training(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run directories.")],
+    runs: Annotated[list[Path], argument("RUN...", "Run directories.")],
     output: FigureOption,
     x: Annotated[
         Literal["step", "minutes"],
-        typer.Option("--x", metavar="[step|minutes]", help="What to draw the curves over."),
+        option("What to draw the curves over.", "--x", metavar="[step|minutes]"),
     ] = "step",
 ) -> None:
     """Draw loss, BLEU, learning rate and speed of one or several runs.
@@ -61,23 +62,19 @@ def training(
 @plot.command(cls=GroupedCommand)
 def attention(
     path: RunArgument,
-    sentence: Annotated[
-        str, typer.Argument(metavar="SENTENCE", help="Text to translate, in quotes.")
-    ],
+    sentence: Annotated[str, argument("SENTENCE", "Text to translate, in quotes.")],
     output: FigureOption,
     kind: Annotated[
         Literal["cross", "encoder", "decoder"],
-        typer.Option(
+        option(
+            "Attention of the decoder to the source, or self-attention of either.",
             metavar="[cross|encoder|decoder]",
-            help="Attention of the decoder to the source, or self-attention of either.",
         ),
     ] = "cross",
     layer: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Layer, from 1. Default: the last.")
+        int | None, option("Layer, from 1. Default: the last.", metavar="N", min=1)
     ] = None,
-    heads: Annotated[
-        bool, typer.Option("--heads", help="Draw each head by itself, not their mean.")
-    ] = False,
+    heads: Annotated[bool, option("Draw each head by itself, not their mean.", "--heads")] = False,
     raw: RawOption = False,
     quiet: QuietOption = False,
 ) -> None:
@@ -151,10 +148,9 @@ def _write(figure: "Figure", path: Path, output: "Output") -> None:
 
 
 def report(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")],
+    run: Annotated[Path, argument("RUN", "A run directory.")],
     output: Annotated[
-        Path,
-        typer.Option("-o", "--output", metavar="FILE", help="The page, such as report.html."),
+        Path, option("The page, such as report.html.", "-o", "--output", metavar="FILE")
     ],
     quiet: QuietOption = False,
 ) -> None:

@@ -1,6 +1,5 @@
 """Arguments and options that several commands share, and the layout of a command's help."""
 
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -9,10 +8,18 @@ from typer.core import TyperCommand
 
 from transformer_mt.translation.options import Device, Precision
 
-file_option = partial(typer.Option, rich_help_panel="Input and output")
-scored_option = partial(typer.Option, rich_help_panel="What to score")
-search_option = partial(typer.Option, rich_help_panel="Model and search")
-report_option = partial(typer.Option, rich_help_panel="What to report")
+FILES, SCORED = "Input and output", "What to score"
+SEARCH, REPORT = "Model and search", "What to report"
+
+
+def argument(metavar: str, help: str) -> Any:
+    """Declares an argument of a command."""
+    return typer.Argument(metavar=metavar, help=help)
+
+
+def option(help: str, *names: str, group: str | None = None, **settings: Any) -> Any:
+    """Declares an option; without names, it has that of its parameter."""
+    return typer.Option(*names, help=help, rich_help_panel=group, **settings)
 
 
 class GroupedCommand(TyperCommand):
@@ -44,61 +51,65 @@ class GroupedCommand(TyperCommand):
 
 
 ConfigArgument = Annotated[
-    Path, typer.Argument(metavar="CONFIG", help="A TOML file, such as configs/wmt16-base.toml.")
+    Path, argument("CONFIG", "A TOML file, such as configs/wmt16-base.toml.")
 ]
 RunArgument = Annotated[
-    Path,
-    typer.Argument(
-        metavar="RUN_OR_CHECKPOINT", help="A run (its best checkpoint) or one checkpoint."
-    ),
+    Path, argument("RUN_OR_CHECKPOINT", "A run (its best checkpoint) or one checkpoint.")
 ]
 SetOption = Annotated[
     list[str] | None,
-    typer.Option(
+    option(
+        "Override a key; may be repeated. `transformer-mt config` lists the keys.",
         "--set",
         metavar="KEY=VALUE",
-        help="Override a key; may be repeated. `transformer-mt config` lists the keys.",
     ),
 ]
 BeamOption = Annotated[
-    int, search_option(min=1, metavar="N", help="Beam size; 1 is greedy search.")
+    int, option("Beam size; 1 is greedy search.", metavar="N", group=SEARCH, min=1)
 ]
 PenaltyOption = Annotated[
     float,
-    search_option(
-        min=0.0, metavar="ALPHA", help="Exponent of the length penalty of beam search, 0 to 10."
+    option(
+        "Exponent of the length penalty of beam search, 0 to 10.",
+        metavar="ALPHA",
+        group=SEARCH,
+        min=0.0,
     ),
 ]
 PrecisionOption = Annotated[
     Precision,
-    search_option(
-        metavar="[fp32|bf16|fp16]", help="Type to which weights and arithmetic are rounded."
+    option(
+        "Type to which weights and arithmetic are rounded.",
+        metavar="[fp32|bf16|fp16]",
+        group=SEARCH,
     ),
 ]
 BatchOption = Annotated[
     int | None,
-    search_option(
-        min=1,
-        metavar="N",
-        help="Limit on source pieces per batch, padding included, times the beam size; a CPU"
+    option(
+        "Limit on source pieces per batch, padding included, times the beam size; a CPU"
         " decodes a batch per thread, at most eight. Default: 4096 on a CPU, by memory on a GPU.",
+        metavar="N",
+        group=SEARCH,
+        min=1,
     ),
 ]
 LengthOption = Annotated[
     int | None,
-    search_option(
-        min=1, metavar="N", help="Pieces after which a line is split. Default: data.max_length."
+    option(
+        "Pieces after which a line is split. Default: data.max_length.",
+        metavar="N",
+        group=SEARCH,
+        min=1,
     ),
 ]
 DeviceOption = Annotated[
-    Device, search_option(metavar="[auto|cpu|cuda]", help="Where to translate.")
+    Device, option("Where to translate.", metavar="[auto|cpu|cuda]", group=SEARCH)
 ]
 RawOption = Annotated[
     bool,
-    search_option(
-        "--raw", help="Use the trained weights, not their moving average if there is one."
+    option(
+        "Use the trained weights, not their moving average if there is one.", "--raw", group=SEARCH
     ),
 ]
-QuietOption = Annotated[
-    bool, typer.Option("-q", "--quiet", help="Only warnings and errors on stderr.")
-]
+QuietOption = Annotated[bool, option("Only warnings and errors on stderr.", "-q", "--quiet")]

@@ -55,7 +55,7 @@ def load_config(path: Path, overrides: Collection[str] = ()) -> Config:
 def parse_config(
     values: Mapping[str, Any], origin: str, overridden: Collection[str] = ()
 ) -> Config:
-    """Validates nested values.
+    """Validates values by section and key.
 
     Args:
         values: Section name to key to value.
@@ -114,12 +114,12 @@ def without_folder(path: str) -> str:
 
 def _read_toml(path: Path) -> dict[str, Any]:
     """Reads UTF-8 text, with or without a byte order mark, as TOML."""
-    data = b""
     try:
         data = path.read_bytes()
-        return tomllib.loads(data.decode("utf-8-sig"))
     except OSError as error:
         raise ConfigError(f"{path}: cannot read the configuration: {error.strerror}") from None
+    try:
+        return tomllib.loads(data.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         raise ConfigError(
@@ -190,10 +190,7 @@ def _describe(key: str, mistake: ErrorDetails) -> str:
 
 
 def _shorten(value: object) -> str:
-    try:
-        text = repr(value)
-    except ValueError:  # Python does not write integers of more than 4300 digits
-        return "a very large integer"
+    text = repr(value)
     return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}..."
 
 

@@ -26,7 +26,6 @@ class _StderrHandler(logging.Handler):
     """Writes messages to stderr, above any progress bar."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Writes one line."""
         tqdm.write(self.format(record), file=sys.stderr)
 
 
@@ -40,12 +39,9 @@ class MessageFormatter(logging.Formatter):
 
 
 def show_messages(quiet: bool = False) -> None:
-    """Shows the package's messages on stderr from now on; another call changes `quiet`.
+    """Shows the package's messages on stderr; with `quiet` only warnings, and no progress bars.
 
     With several processes, only the main one shows messages: the others would repeat them.
-
-    Args:
-        quiet: Whether to show only warnings, and no progress bars.
     """
     for handler in PACKAGE_LOGGER.handlers[:]:
         if isinstance(handler, _StderrHandler):
@@ -103,12 +99,7 @@ def progress_bar(
 class ProgressDisplay:
     """Progress of a long task on stderr: a bar on a terminal, otherwise a line at intervals.
 
-    Args:
-        name: What is being done.
-        unit: What is counted, in the plural.
-        total: How many there will be, if known.
-        done: How many were already done; they do not count towards the speed.
-        hidden: Whether to show nothing at all.
+    The arguments are those of `progress_bar`.
     """
 
     def __init__(

@@ -15,10 +15,7 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def choose_device(name: str) -> torch.device:
-    """Resolves a device name; `auto` is CUDA if available, else the CPU.
-
-    Args:
-        name: `auto`, `cpu` or `cuda`.
+    """Resolves `auto`, `cpu` or `cuda`; `auto` is CUDA if available, else the CPU.
 
     Raises:
         DeviceError: If the name is unknown, or CUDA is requested and not available.
@@ -108,10 +105,8 @@ def compute_settings(device: torch.device, tf32: bool) -> Iterator[None]:
     cuDNN attention is disabled: it compiles a plan for every new shape, and nearly every batch has
     a new shape. On other devices nothing is changed.
 
-    Args:
-        device: The compute device.
-        tf32: Whether float32 matrix products may use TF32. Training tolerates its rounding;
-            decoding does not use it, so that every device produces the same text.
+    With `tf32`, float32 matrix products may use TF32. Training tolerates its rounding; decoding
+    does not use it, so that every device produces the same text.
     """
     if device.type != "cuda":
         yield

@@ -26,11 +26,8 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
     """Opens a temporary file that replaces `path` once it is complete and on disk.
 
     After an error or a kill, the previous file at `path` is unchanged.
-
-    Raises:
-        OSError: If the file cannot be written.
     """
-    temporary = path.with_name(f".{path.name}.partial")
+    temporary = _beside(path, "partial")
     try:
         with _naming(path):
             with temporary.open("wb") as file:
@@ -58,10 +55,7 @@ def atomic_directory(path: Path) -> Iterator[Path]:
 
     Its files are on disk before it is renamed. An existing directory is first moved to
     `.NAME.replaced`; `restore_replaced` moves it back if the process was killed between the two
-    renames.
-
-    Raises:
-        OSError: If it cannot be written; the previous directory at `path` is unchanged.
+    renames. After an error, the previous directory is unchanged.
     """
     temporary, replaced = _beside(path, "partial"), _beside(path, "replaced")
     shutil.rmtree(temporary, ignore_errors=True)
@@ -191,12 +185,7 @@ def _refuse_constant(name: str) -> None:
 
 
 def write_manifest(directory: Path, files: dict[str, str]) -> None:
-    """Writes or replaces the manifest of a directory; the manifest includes its own digest.
-
-    Args:
-        directory: The directory.
-        files: SHA-256 digests by file name.
-    """
+    """Writes or replaces the manifest of a directory: SHA-256 digests by file name, and its own."""
     body: dict[str, Any] = {"files": files, "format": MANIFEST_FORMAT}
     body["sha256"] = hashlib.sha256(canonical_json(body)).hexdigest()
     with atomic_file(directory / MANIFEST) as file:
@@ -231,10 +220,7 @@ def read_manifest(directory: Path) -> dict[str, str]:
 
 
 def verify_manifest(directory: Path) -> frozenset[str]:
-    """Compares every listed file with its digest in the manifest.
-
-    Returns:
-        The names of the files that the manifest lists; callers must not read any other file.
+    """Compares every file with its digest; returns their names, and no others must be read.
 
     Raises:
         CheckpointError: Naming the file that is missing, damaged or a symbolic link.

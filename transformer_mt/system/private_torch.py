@@ -5,8 +5,10 @@ list:
 
 | Function              | PyTorch API                                             |
 |-----------------------|---------------------------------------------------------|
+| has_onednn_linear     | torch.ops.mkldnn: absent for some processors            |
 | onednn_linear         | torch.ops.mkldnn._linear_pointwise                      |
 | pack_onednn_weight    | torch.ops.mkldnn._reorder_linear_weight                 |
+| has_mkl_linear        | torch.ops.mkl: absent for some processors               |
 | mkl_linear            | torch.ops.mkl._mkl_linear                               |
 | pack_mkl_weight       | torch.ops.mkl._mkl_reorder_linear_weight                |
 | cpu_bf16_instructions | torch.cpu._is_avx512_bf16_supported, _is_amx_tile_supported |
@@ -15,8 +17,6 @@ list:
 | skip_step_if          | found_inf of a fused torch.optim.Adam                   |
 | mark_dynamic          | torch._dynamo.maybe_mark_dynamic                        |
 | is_compile_error      | torch._dynamo.exc.TorchDynamoException                  |
-
-PyTorch for some processors has no oneDNN or MKL: `has_onednn_linear` and `has_mkl_linear` tell.
 """
 
 import torch
@@ -29,15 +29,10 @@ def has_onednn_linear() -> bool:
 
 
 def onednn_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Computes x @ weight^T + bias through oneDNN, without autograd.
+    """Computes x @ weight^T + bias through oneDNN on the CPU, without autograd.
 
-    Args:
-        x: Input on the CPU, (..., inputs).
-        weight: Of the same type, (outputs, inputs), or a result of `pack_onednn_weight`.
-        bias: Of the same type, (outputs,).
-
-    Returns:
-        Output, (..., outputs).
+    The input is (..., inputs), the weight (outputs, inputs) or a result of `pack_onednn_weight`,
+    the bias (outputs,), and the output (..., outputs), all of the same type.
     """
     output: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
     return output
@@ -57,14 +52,7 @@ def has_mkl_linear() -> bool:
 def mkl_linear(x: Tensor, packed: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Computes x @ weight^T + bias in float32 through MKL, without autograd.
 
-    Args:
-        x: Input on the CPU, (..., inputs).
-        packed: Result of `pack_mkl_weight` for the weight.
-        weight: Weight, (outputs, inputs).
-        bias: Bias, (outputs,).
-
-    Returns:
-        Output, (..., outputs).
+    Shapes are those of `onednn_linear`; `packed` is the result of `pack_mkl_weight`.
     """
     rows = x.numel() // x.size(-1)
     # PyTorch uses the packed weight only if given the number of rows of `x`.
@@ -75,10 +63,8 @@ def mkl_linear(x: Tensor, packed: Tensor, weight: Tensor, bias: Tensor | None = 
 def pack_mkl_weight(weight: Tensor, rows: int) -> Tensor:
     """Copies a float32 weight, (outputs, inputs), into the memory layout that MKL prefers.
 
-    Args:
-        weight: The weight.
-        rows: Number of input rows for which the layout is chosen. It works for any number, which
-            MKL's manual does not guarantee; tests/model/test_cpu_kernels.py tries 1 to 300.
+    The layout is chosen for a number of input rows. It works for any other, which MKL's manual does
+    not guarantee; tests/model/test_cpu_kernels.py tries 1 to 300.
     """
     packed: Tensor = torch.ops.mkl._mkl_reorder_linear_weight(weight.detach(), rows)
     return packed
@@ -105,12 +91,8 @@ def skip_step_if(optimizer: torch.optim.Optimizer, condition: Tensor) -> None:
     """Makes the next `step` of a fused optimizer change nothing if a condition holds.
 
     The decision is made on the device. If PyTorch stopped reading `found_inf`, non-finite gradients
-    would reach the weights, and tests/training/test_optimizer.py would fail.
-
-    Args:
-        optimizer: Must be fused, or the condition has no effect. A loss scaler replaces the
-            condition with its own.
-        condition: Whether to skip, a bool scalar on the device of the parameters.
+    would reach the weights, and tests/training/test_optimizer.py would fail. A loss scaler replaces
+    the condition, a bool scalar on the device of the parameters, with its own.
     """
     optimizer.found_inf = condition.float()  # type: ignore[attr-defined]
 

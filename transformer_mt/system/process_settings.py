@@ -61,11 +61,7 @@ def exit_on_closed_stdout() -> None:
 
 @dataclass
 class StopRequest:
-    """A request by a signal to stop training.
-
-    Attributes:
-        signum: Number of the signal; 0 if none was received.
-    """
+    """The number of the signal that asked training to stop; 0 if none was received."""
 
     signum: int = 0
 

@@ -4,8 +4,7 @@
 there is one process, and `torch.distributed` is not used. Only process 0, the main one, writes
 files. Objects are exchanged by pickle, among the processes of one command alone.
 
-A process that loses a peer or its launcher ends at once: running the same command again continues
-from the last saved state.
+A process that loses a peer or its launcher ends at once.
 """
 
 import os
@@ -72,14 +71,10 @@ class _Peers:
 
 @dataclass(frozen=True)
 class Processes:
-    """The processes of a command, as one of them sees them.
+    """The processes of a command, as one of them, whose number is `rank`, sees them.
 
     All processes must call the methods in the same order; each call waits for the others. With only
     one process, a method returns at once and leaves values unchanged.
-
-    Attributes:
-        rank: Number of this process, from 0.
-        world_size: Number of processes.
     """
 
     rank: int = 0
@@ -179,7 +174,7 @@ def join_processes(device_type: str) -> Iterator[Processes]:
         device_type: `cpu` or `cuda`; with `cuda`, each process of a machine uses its own GPU.
 
     Raises:
-        ConfigError: If environment variables are missing.
+        ConfigError: If an environment variable of the launcher is missing or not a number.
         DeviceError: If there are fewer GPUs than processes on this machine.
     """
     if not is_launched():
@@ -199,7 +194,7 @@ def _join(device_type: str) -> Processes:
     global _launcher_store
     import torch.distributed as dist
 
-    rank, world_size = int(_read("RANK")), int(_read("WORLD_SIZE"))
+    rank, world_size = _read_number("RANK"), _read_number("WORLD_SIZE")
     backend, device = ("nccl", _choose_gpu()) if device_type == "cuda" else ("gloo", None)
     limit = threading.Timer(_SECONDS_TO_JOIN, _end_after_loss)
     limit.daemon = True
@@ -222,7 +217,7 @@ def _connect(serves: bool = False) -> "Store":
     """
     from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
-    host, port = _read("MASTER_ADDR"), int(_read("MASTER_PORT"))
+    host, port = _read("MASTER_ADDR"), _read_number("MASTER_PORT")
     store = TCPStore(host, port, None, serves, _WAIT, wait_for_workers=False)
     is_alone = os.environ.get("GROUP_WORLD_SIZE", "1") == "1"
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if is_alone else "all"
@@ -232,7 +227,7 @@ def _connect(serves: bool = False) -> "Store":
 def _choose_gpu() -> "torch.device":
     import torch
 
-    local_rank, count = int(_read("LOCAL_RANK")), torch.cuda.device_count()
+    local_rank, count = _read_number("LOCAL_RANK"), torch.cuda.device_count()
     if local_rank >= count:
         raise DeviceError(
             f"process {local_rank} of this machine has no GPU: there are {count}; lower"
@@ -254,13 +249,15 @@ def _read(name: str) -> str:
     raise ConfigError(f"environment variable {name} is missing: use torchrun")
 
 
-def require_single_process(command: str) -> None:
-    """Refuses to run a command several times at once.
+def _read_number(name: str) -> int:
+    if (value := _read(name)).isdecimal():
+        return int(value)
+    raise ConfigError(f"environment variable {name} = {value} is not a number: use torchrun")
 
-    Raises:
-        ConfigError: If a launcher has started more than one process.
-    """
-    if is_launched() and int(_read("WORLD_SIZE")) > 1:
+
+def require_single_process(command: str) -> None:
+    """Raises ConfigError if a launcher has started the command more than once."""
+    if is_launched() and _read_number("WORLD_SIZE") > 1:
         raise ConfigError(f"{command} works in one process: start it without torchrun")
 
 
@@ -272,7 +269,7 @@ def may_have_restarted() -> bool:
 
 def is_main_process() -> bool:
     """Tells whether this process shows progress; may be called before it joins the others."""
-    return not is_launched() or int(_read("RANK")) == 0
+    return not is_launched() or _read_number("RANK") == 0
 
 
 def exit_with_error(message: str) -> NoReturn:
@@ -281,7 +278,8 @@ def exit_with_error(message: str) -> NoReturn:
     Most errors are those of all processes: the main one prints its own and ends, and the launcher
     ends the others. One that still runs after two seconds prints its own error with its number.
     """
-    if is_launched() and (rank := os.environ["RANK"]) != "0":
+    rank = os.environ.get("RANK", "")
+    if is_launched() and rank.isdecimal() and rank != "0":
         with handle_signals(signal.SIG_DFL):
             time.sleep(_SECONDS_FOR_LAUNCHER)
         message = f"process {rank} of {os.environ['WORLD_SIZE']}: {message}"
@@ -294,11 +292,10 @@ def exit_process(code: int) -> NoReturn:
     if not is_launched():
         raise SystemExit(code)
     _is_first_to_end()
-    end_process(code)
+    _end_process(code)
 
 
-def end_process(code: int) -> NoReturn:
-    """Ends this process without waiting for threads or peers."""
+def _end_process(code: int) -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError):  # the reader may have ended
             if stream is not None:
@@ -333,7 +330,7 @@ def _end_after_loss() -> NoReturn:
         _print(f"error: {lost} has ended or is unreachable; run the same command again")
     else:
         time.sleep(_SECONDS_FOR_LAUNCHER)
-    end_process(1)
+    _end_process(1)
 
 
 def _is_first_to_end() -> bool:

@@ -44,9 +44,8 @@ class WorkerThreads:
                 an exception once the result is no longer needed.
             items: If there is only one, the calling thread computes it.
 
-        Yields:
-            The result of each item; only a few are computed in advance. If the iterator is closed
-            or an exception is raised in it, the workers are stopped first.
+        Only a few results are computed in advance. If the iterator is closed or an exception is
+        raised in it, the workers are stopped first.
         """
         threads, cancelled = torch.get_num_threads(), Event()
         workers = count_workers(len(items))

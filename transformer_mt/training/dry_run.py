@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
-from transformer_mt.config.keys import Config
+from transformer_mt.config.keys import Config, DataConfig, flat_values
 from transformer_mt.system.device import choose_device, compute_settings, total_memory
 from transformer_mt.system.processes import join_processes
 from transformer_mt.text.batching import Indices, largest_micro_batch, padded_size
@@ -27,15 +27,8 @@ _SHARE_OF_MEMORY = 0.9
 def dry_run(config: Config, run_dir: Path) -> str:
     """Takes a few steps that leave nothing behind, and estimates memory and time of the whole run.
 
-    Args:
-        config: The configuration that would be trained.
-        run_dir: The run that would be started or resumed.
-
-    Returns:
-        Lines with sizes, statistics and estimates, and then the configuration.
-
-    Raises:
-        TransformerMTError: For any error that would end training at its start.
+    Returns lines with sizes, statistics and estimates, and then the configuration. Raises what
+    would end training at its start.
     """
     require_writable(run_dir)
     with join_processes(choose_device(config.train.device).type) as processes:
@@ -56,17 +49,12 @@ def dry_run(config: Config, run_dir: Path) -> str:
 
 def _configuration(config: Config) -> list[str]:
     """Lists the keys that are not at their defaults."""
-    lines = ["configuration (keys that differ from the defaults):"]
-    for section_name, section in config:
-        for name, field in type(section).model_fields.items():
-            value = getattr(section, name)
-            if field.is_required() or value != field.get_default(call_default_factory=True):
-                lines.append(f"{section_name}.{name} = {value}")
-    return lines
+    defaults = flat_values(Config(data=DataConfig(path="(required)")))
+    changed = [f"{k} = {v}" for k, v in flat_values(config).items() if v != defaults[k]]
+    return ["configuration (keys that differ from the defaults):", *changed]
 
 
 def _describe(trainer: Trainer, steps: list[Indices]) -> list[str]:
-    """Describes model, corpus and epoch."""
     corpus = trainer.corpus
     parameters = sum(p.numel() for p in trainer.engine.model.parameters())
     vocab, report, lengths = corpus.vocab, corpus.report, trainer.lengths

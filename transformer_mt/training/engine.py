@@ -44,10 +44,9 @@ class LogWindow:
 
     Attributes:
         loss: Label-smoothed loss of the steps where it was finite, in nats.
-        tokens: Target tokens.
+        tokens: Target tokens, including the `nonfinite_tokens` of steps whose loss was not finite.
         flops: Floating-point operations that training on them needed.
         seconds: Time spent in steps, including building their batches.
-        nonfinite_tokens: Target tokens of the steps whose loss was not finite.
     """
 
     loss: float = 0.0
@@ -88,8 +87,7 @@ class Engine:
 
     Args:
         config: The whole configuration.
-        src_size: Size of the source vocabulary.
-        tgt_size: Size of the target vocabulary.
+        src_size, tgt_size: Sizes of the vocabularies.
         device: Where to compute; on CUDA within `compute_settings`.
         precision: `fp32`, `bf16` or `fp16`.
         processes: The processes that train together, each with an engine in the same state.
@@ -317,11 +315,7 @@ class Engine:
         self.nonfinite_in_row = (self.nonfinite_in_row + skipped) * skipped
 
     def check_compilation(self, batch: Batch) -> None:
-        """Compiles the model with any micro-batch; if one process cannot, none uses it.
-
-        Raises:
-            DeviceError: If memory runs out.
-        """
+        """Compiles the model with any micro-batch; if one process cannot, none uses it."""
         if not self.compiled:
             return
         failure = ""

@@ -30,10 +30,6 @@ def numeric_environment(engine: Engine, world_size: int) -> dict[str, str]:
     """Lists everything outside the configuration that the bits of a result depend on.
 
     Two runs of one configuration are bit-equal if these are equal.
-
-    Args:
-        engine: The engine that trains.
-        world_size: Number of processes.
     """
     device = engine.device
     compiled = COMPILE_FAILED if engine.compile_failed else "on" if engine.compiled else "off"
@@ -56,37 +52,24 @@ def numeric_environment(engine: Engine, world_size: int) -> dict[str, str]:
 def reasons_against_bit_equality(
     checkpoint: Checkpoint, config: Config, environment: dict[str, str]
 ) -> list[str]:
-    """Lists what makes a run resumed from a checkpoint differ from an uninterrupted one.
-
-    Args:
-        checkpoint: The checkpoint that the run is resumed from.
-        config: The configuration it is resumed with.
-        environment: The numeric environment it is resumed in.
-    """
-    keys = keys_that_end_bit_equality(checkpoint.config, config)
-    old_values, new_values = flat_values(checkpoint.config), flat_values(config)
-    old, new = checkpoint.state.environment, environment
-    names = [name for name in new if name in old and old[name] != new[name]]
-    changes = [(key, old_values[key], new_values[key]) for key in keys]
-    changes += [(name, old[name], new[name]) for name in names]
-    return [f"{name} (was {before}, is {after})" for name, before, after in changes]
+    """Lists what makes a run resumed with this configuration and environment not bit-equal."""
+    recorded = checkpoint.state.environment
+    old, new = flat_values(checkpoint.config) | recorded, flat_values(config) | environment
+    names = keys_that_end_bit_equality(checkpoint.config, config)
+    names += [name for name in environment if name in recorded and old[name] != new[name]]
+    return [f"{name} (was {old[name]}, is {new[name]})" for name in names]
 
 
 def describe_software() -> str:
-    """Describes, for train.log, the software a run was made with."""
-    versions = f"torch {torch.__version__}, numpy {np.__version__}"
-    python = f"python {platform.python_version()}"
-    return f"transformer-mt {__version__}, commit {_commit()}, {versions}, {python}"
-
-
-def _commit() -> str:
-    """Names the commit of the source tree, if it is in a git repository."""
+    """Describes, for train.log, the software a run was made with, and its commit if it is known."""
     command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"]
     try:
-        output = subprocess.run(command, capture_output=True, text=True, check=True)
+        commit = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
-        return "unknown"
-    return output.stdout.strip()
+        commit = "unknown"
+    versions = f"torch {torch.__version__}, numpy {np.__version__}"
+    python = f"python {platform.python_version()}"
+    return f"transformer-mt {__version__}, commit {commit}, {versions}, {python}"
 
 
 def write_description(
@@ -98,12 +81,7 @@ def write_description(
 ) -> None:
     """Writes run.json when a run is started or resumed; logs a warning if that fails.
 
-    Args:
-        run_dir: The run.
-        corpus: Its vocabulary and training pairs.
-        validation: The number of validation `pairs`, and their `digest`.
-        engine: The engine that trains.
-        environment: The numeric environment.
+    `validation` gives the number of validation `pairs` and their `digest`.
     """
     description = {
         "config": engine.config.model_dump(mode="json"),

@@ -139,8 +139,6 @@ def _fill_in(
     sizes = choose_sizes(text, machine)
     held_out = sizes.held_out
     slices = f"[:-{2 * held_out}]", f"[-{2 * held_out}:-{held_out}]", f"[-{held_out}:]"
-    longest = text.longer_bytes.quantile(COVERED)
-    words = max(text.src_words.mean, text.tgt_words.mean)
     filled_in = template.format(
         text=text,
         machine=machine,
@@ -153,11 +151,10 @@ def _fill_in(
         tgt_lang=format_value(data.tgt_lang),
         splits=[files.model_copy(update={"slice": part}) for part in slices],
         covered=COVERED,
-        longest=longest,
-        pieces=longest // BYTES_PER_PIECE,
+        pieces=text.longest_bytes // BYTES_PER_PIECE,
         why_vocab_size=_why_vocab_size(sizes, text),
         why_model=_why_model(sizes),
-        pairs_per_step=sizes.preset.batch_tokens / (words + 1),
+        pairs_per_step=sizes.preset.batch_tokens / (max(text.src_words, text.tgt_words) + 1),
     )
     return _without_defaults(filled_in)
 

@@ -39,6 +39,7 @@ logger = logging.getLogger(__name__)
 
 _BYTES_PER_PARAMETER = 4 * 4
 """Weight, gradient and Adam's two moments in float32."""
+_TEXTS = {"corpus_digest": "training", "valid_digest": "validation"}
 
 
 def train(config: Config, run_dir: Path) -> Progress:
@@ -47,9 +48,6 @@ def train(config: Config, run_dir: Path) -> Progress:
     Args:
         config: The configuration; must agree with the run's own if the run exists.
         run_dir: Where logs and checkpoints go.
-
-    Returns:
-        Where the run stands at the end.
 
     Raises:
         ConfigError: If the corpus does not fit the configuration.
@@ -99,17 +97,8 @@ def build_trainer(
 ) -> Trainer:
     """Loads or prepares everything that a run needs, without writing to its directory.
 
-    Only the main process reads the directory; the others get everything from that process.
-
-    Args:
-        config: What to train.
-        run_dir: The run to start or resume.
-        scratch: Where to prepare a corpus that is not prepared yet; None is
-            `data.prepared_dir`.
-        processes: The processes that train the run together.
-
-    Raises:
-        TransformerMTError: For any error that ends training at its start.
+    Only the main process reads the directory; the others get everything from that process. A corpus
+    that is not prepared yet is prepared in `scratch`; None is `data.prepared_dir`.
     """
     checkpoint = load_newest(run_dir) if processes.is_main else None
     if checkpoint:
@@ -157,12 +146,15 @@ def _require_same_everywhere(progress: Progress, processes: Processes) -> None:
     """Refuses to train together with a process that has different text or precision."""
     main, *others = (asdict(each) for each in processes.gather(progress))
     for rank, other in enumerate(others, 1):
-        if different := [name for name in main if main[name] != other[name]]:
-            names = {"corpus_digest": "the training text", "valid_digest": "the validation text"}
+        different = [
+            f"the {_TEXTS[name]} text" if name in _TEXTS else name
+            for name in main
+            if main[name] != other[name]
+        ]
+        if different:
             raise ConfigError(
-                f"process {rank} differs from process 0 in"
-                f" {', '.join(names.get(name, name) for name in different)}; all machines need the"
-                " same data and the same configuration"
+                f"process {rank} differs from process 0 in {', '.join(different)}; all machines"
+                " need the same data and the same configuration"
             )
 
 
@@ -202,20 +194,16 @@ def _warn_of_unused(old: Config, new: Config) -> None:
 
 def _require_same_text(run_dir: Path, old: Progress, new: Progress) -> None:
     """Refuses to resume with different text; its location does not matter."""
-    changed = "training" if old.corpus_digest != new.corpus_digest else "validation"
-    if (old.corpus_digest, old.valid_digest) != (new.corpus_digest, new.valid_digest):
-        raise CheckpointError(
-            f"{run_dir}: the {changed} text has changed; train it as a new run with another --run"
-            " directory"
-        )
+    for name, text in _TEXTS.items():
+        if getattr(old, name) != getattr(new, name):
+            raise CheckpointError(
+                f"{run_dir}: the {text} text has changed; train it as a new run with another --run"
+                " directory"
+            )
 
 
 def restore_engine(engine: Engine, checkpoint: Checkpoint) -> None:
-    """Restores an engine to the state of a checkpoint.
-
-    Raises:
-        CheckpointError: If the checkpoint has no moments, or does not fit the engine.
-    """
+    """Restores an engine to the state of a checkpoint, which must have moments and fit it."""
     if TRAINING not in checkpoint.files:
         raise CheckpointError(
             f"{checkpoint.path}: has no {TRAINING}, so training cannot resume from it; start a new"
@@ -280,7 +268,10 @@ def require_writable(run_dir: Path) -> None:
 
 def _require_memory(config: ModelConfig, device: torch.device) -> None:
     """Refuses a model whose layers alone need too much memory, before anything is allocated."""
-    needed, available = _BYTES_PER_PARAMETER * count_layer_parameters(config), total_memory(device)
+    attention, feed_forward = 4 * config.d_model**2, 2 * config.d_model * config.d_ff
+    parameters = config.encoder_layers * (attention + feed_forward)
+    parameters += config.decoder_layers * (2 * attention + feed_forward)
+    needed, available = _BYTES_PER_PARAMETER * parameters, total_memory(device)
     if needed > available:
         keys = ("d_model", "d_ff", "encoder_layers", "decoder_layers")
         sizes = ", ".join(f"model.{key} = {getattr(config, key)}" for key in keys)
@@ -288,19 +279,6 @@ def _require_memory(config: ModelConfig, device: torch.device) -> None:
             f"{sizes}: the model needs at least {needed / 1e9:,.0f} GB to be trained, and this"
             f" {device.type} device has {available / 1e9:,.0f} GB; choose smaller sizes"
         )
-
-
-def count_layer_parameters(config: ModelConfig) -> int:
-    """Counts the parameters of the encoder's and the decoder's layers; allocates nothing.
-
-    Embeddings and the final layer norms are not counted.
-    """
-    attention = 4 * config.d_model**2 + 4 * config.d_model * config.attention_bias
-    feed_forward = 2 * config.d_model * config.d_ff + config.d_ff + config.d_model
-    norm = 2 * config.d_model
-    encoder_layer = attention + feed_forward + 2 * norm
-    decoder_layer = 2 * attention + feed_forward + 3 * norm
-    return config.encoder_layers * encoder_layer + config.decoder_layers * decoder_layer
 
 
 def _log_start(log: RunLog, trainer: Trainer, environment: dict[str, str]) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self, TextIO
+from typing import Any, Self, TextIO
 
 from transformer_mt.checkpoints.checkpoint import Progress
 from transformer_mt.checkpoints.run_directory import METRICS
@@ -64,7 +64,13 @@ class RunLog(logging.Handler):
         path = run_dir / METRICS
         _remove_later_metrics(path, progress)
         self._metrics = path.open("a", encoding="utf-8")
-        self._board = _Board(run_dir, progress) if tensorboard else None
+        self._boards: dict[str, Any] = {}
+        if tensorboard:
+            from torch.utils.tensorboard import SummaryWriter
+
+            for kind, step in _last_steps(progress).items():
+                folder = run_dir / "tensorboard" / kind
+                self._boards[kind] = SummaryWriter(folder, purge_step=step + 1)
         self._text = (run_dir / "train.log").open("a", encoding="utf-8")
 
     def __enter__(self) -> Self:
@@ -76,9 +82,9 @@ class RunLog(logging.Handler):
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         PACKAGE_LOGGER.removeHandler(self)
         PACKAGE_LOGGER.setLevel(self._level_before)
-        if self._board:
+        for board in self._boards.values():
             with suppress(OSError):  # its values are in metrics.jsonl too
-                self._board.close()
+                board.close()
         for file in (self._metrics, self._text):
             try:
                 file.close()
@@ -97,23 +103,22 @@ class RunLog(logging.Handler):
     def record(
         self, kind: str, progress: Progress, seconds: float, metrics: Mapping[str, float | None]
     ) -> None:
-        """Adds a line to metrics.jsonl; values that JSON cannot express become null.
+        """Adds a line of kind `train` or `valid` to metrics.jsonl, after `seconds` of training.
 
-        Args:
-            kind: `train` or `valid`.
-            progress: Where the run stands.
-            seconds: Training time so far.
-            metrics: The values by name.
+        Values that JSON cannot express become null.
         """
         position = {"kind": kind, "step": progress.step, "epoch": progress.epoch}
         values = {name: _round(value, _DIGITS.get(name)) for name, value in metrics.items()}
         line = {**position, "seconds": round(seconds, 3), **values}
         self._write(self._metrics, json.dumps(line, allow_nan=False) + "\n")
-        if self._board:
+        if board := self._boards.get(kind):
             try:
-                self._board.add(kind, progress.step, values)
+                for name, value in values.items():
+                    if value is not None:
+                        board.add_scalar(name, value, progress.step)
+                board.flush()
             except OSError as error:
-                self._board = None
+                self._boards.clear()
                 logger.warning("TensorBoard's metrics end here: %s", error.strerror or error)
 
     def _write(self, file: TextIO, text: str) -> None:
@@ -155,34 +160,8 @@ def _last_steps(progress: Progress) -> dict[str, int]:
     return {"train": progress.step, "valid": progress.valid_step}
 
 
-class _Board:
-    """Writes the values of metrics.jsonl to RUN/tensorboard, one folder per kind of line."""
-
-    def __init__(self, run_dir: Path, progress: Progress) -> None:
-        from torch.utils.tensorboard import SummaryWriter
-
-        self._writers = {
-            kind: SummaryWriter(run_dir / "tensorboard" / kind, purge_step=step + 1)
-            for kind, step in _last_steps(progress).items()
-        }
-
-    def add(self, kind: str, step: int, values: Mapping[str, float | None]) -> None:
-        for name, value in values.items():
-            if value is not None:
-                self._writers[kind].add_scalar(name, value, step)
-        self._writers[kind].flush()
-
-    def close(self) -> None:
-        for writer in self._writers.values():
-            writer.close()
-
-
 def require_tensorboard() -> None:
-    """Refuses train.tensorboard if the package is not installed.
-
-    Raises:
-        ConfigError: Saying what to install.
-    """
+    """Refuses train.tensorboard if the package is not installed."""
     if importlib.util.find_spec("tensorboard") is None:
         raise ConfigError(
             "train.tensorboard needs TensorBoard: pip install 'transformer-mt[tensorboard]', or"

@@ -16,6 +16,10 @@ from transformer_mt.text.corpus import Pair
 
 CHARACTER_COVERAGE = 0.9999
 """Share of the text that the counted characters cover; the rest are encoded as bytes."""
+COVERED = 0.999
+"""Share of the pairs that must not be longer than `data.max_length`."""
+MIN_PAIRS = 20
+"""With fewer pairs, one twentieth of them is less than one pair."""
 
 
 @dataclass(frozen=True)
@@ -45,24 +49,6 @@ def this_machine() -> Machine:
     return Machine(torch.get_num_threads(), total_memory(device), gpu)
 
 
-class LengthCounts(Counter[int]):
-    """Number of lines of each length."""
-
-    @property
-    def mean(self) -> float:
-        """Mean length."""
-        return sum(length * count for length, count in self.items()) / max(self.total(), 1)
-
-    def quantile(self, share: float) -> int:
-        """Returns the smallest length that at least this share of the lines does not exceed."""
-        left = share * self.total()
-        for length, count in sorted(self.items()):
-            left -= count
-            if left <= 0:
-                return length
-        return 0
-
-
 @dataclass(frozen=True)
 class TextStatistics:
     """Counts of a text.
@@ -70,8 +56,8 @@ class TextStatistics:
     Attributes:
         pairs: Number of pairs.
         empty: Pairs of which at least one side is empty.
-        src_words, tgt_words: Words of each line; words are separated by white space.
-        longer_bytes: UTF-8 bytes of the longer side of each pair.
+        src_words, tgt_words: Mean number of words per line; words are separated by white space.
+        longest_bytes: UTF-8 bytes that the longer side of `COVERED` of the pairs does not exceed.
         distinct_words: Number of distinct words of both languages together.
         characters: Number of distinct characters of both languages, without the rarest, which make
             up 1 - `CHARACTER_COVERAGE` of the text.
@@ -79,52 +65,50 @@ class TextStatistics:
 
     pairs: int
     empty: int
-    src_words: LengthCounts
-    tgt_words: LengthCounts
-    longer_bytes: LengthCounts
+    src_words: float
+    tgt_words: float
+    longest_bytes: int
     distinct_words: int
     characters: int
 
 
 def measure_text(pairs: Iterable[Pair]) -> TextStatistics:
     """Reads a text once; memory grows with its distinct words, not with its length."""
-    src_words, tgt_words, longer_bytes = LengthCounts(), LengthCounts(), LengthCounts()
-    words: Counter[str] = Counter()
-    empty = 0
+    words, characters = Counter[str](), Counter[str]()
+    lengths = Counter[int]()
+    empty = src_words = tgt_words = 0
     for src, tgt in pairs:
-        sides = src.split(), tgt.split()
-        empty += not all(sides)
-        for side, lengths in zip(sides, (src_words, tgt_words), strict=True):
-            words.update(side)
-            lengths[len(side)] += 1
-        longer_bytes[max(len(src.encode()), len(tgt.encode()))] += 1
+        src_side, tgt_side = src.split(), tgt.split()
+        empty += not (src_side and tgt_side)
+        src_words += len(src_side)
+        tgt_words += len(tgt_side)
+        words.update(src_side)
+        words.update(tgt_side)
+        lengths[max(len(src.encode()), len(tgt.encode()))] += 1
+    for word, count in words.items():
+        for character in word:
+            characters[character] += count
+    by_frequency = [count for _, count in characters.most_common()]
+    total = lengths.total()
     return TextStatistics(
-        pairs=longer_bytes.total(),
+        pairs=total,
         empty=empty,
-        src_words=src_words,
-        tgt_words=tgt_words,
-        longer_bytes=longer_bytes,
+        src_words=src_words / max(total, 1),
+        tgt_words=tgt_words / max(total, 1),
+        longest_bytes=_first_covering(sorted(lengths.items()), COVERED),
         distinct_words=len(words),
-        characters=_count_characters(words),
+        characters=_first_covering(list(enumerate(by_frequency, 1)), CHARACTER_COVERAGE),
     )
 
 
-def _count_characters(words: Counter[str]) -> int:
-    """Counts the most frequent characters until they make up `CHARACTER_COVERAGE` of the text."""
-    occurrences: Counter[str] = Counter()
-    for word, count in words.items():
-        for character in word:
-            occurrences[character] += count
-    left = CHARACTER_COVERAGE * occurrences.total()
-    for number, (_, count) in enumerate(occurrences.most_common(), start=1):
+def _first_covering(counts: list[tuple[int, int]], share: float) -> int:
+    """Returns the first value up to which the counts are at least a share of their sum."""
+    left = share * sum(count for _, count in counts)
+    for value, count in counts:
         left -= count
         if left <= 0:
-            return number
-    return len(occurrences)
-
-
-MIN_PAIRS = 20
-"""With fewer pairs, one twentieth of them is less than one pair."""
+            return value
+    return 0
 
 
 class Preset(NamedTuple):
@@ -175,8 +159,6 @@ _ROOM = 1.2
 """Ratio of a micro-batch's padded positions to an equal part of the step's unpadded positions."""
 
 _MAX_LENGTHS = (64, 128, 256, 512)
-COVERED = 0.999
-"""Share of the pairs that must not be longer than `data.max_length`."""
 BYTES_PER_PIECE = 3
 """A low estimate for long lines: mean lengths are 3.4 to 4.7 bytes for German and English with
 2,000 to 16,000 pieces, and a character of Chinese has 3."""
@@ -197,8 +179,6 @@ class Sizes:
         preset: The row of the table; `vocab_size` is its size, adapted to the text.
         best: The row that a machine with a GPU would get.
         held_out: Pairs for validation, and as many for the test; `train_pairs` are the others.
-        max_length: Pieces per side.
-        micro_batch_tokens: Padded positions.
     """
 
     preset: Preset
@@ -215,7 +195,7 @@ def choose_sizes(text: TextStatistics, machine: Machine) -> Sizes:
     held_out = min(_MAX_HELD_OUT, text.pairs // _HELD_OUT_SHARE)
     enough_text = [preset for preset in PRESETS if preset.pairs <= text.pairs]
     fitting = [preset for preset in enough_text if machine.gpu or not preset.gpu]
-    pieces = text.longer_bytes.quantile(COVERED) / BYTES_PER_PIECE
+    pieces = text.longest_bytes / BYTES_PER_PIECE
     max_length = next((length for length in _MAX_LENGTHS if pieces <= length), _MAX_LENGTHS[-1])
     return Sizes(
         preset=fitting[-1],

@@ -8,22 +8,16 @@ from dataclasses import dataclass
 from tqdm import tqdm
 
 from transformer_mt.checkpoints.checkpoint import Progress
-from transformer_mt.config.keys import Config
+from transformer_mt.config.keys import Config, flat_values
 from transformer_mt.system.console import SECONDS_BETWEEN_LINES, shows_bars, shows_progress
 from transformer_mt.training.run_log import TrainingMetrics
 
 
 def limits_left(config: Config, progress: Progress, seconds: float) -> dict[str, float]:
-    """Computes how much is left of each limit that is set; one is reached at 0 or below.
+    """Computes how much is left of each limit that is set, after `seconds` of training.
 
-    Args:
-        config: The whole configuration.
-        progress: Where the run stands.
-        seconds: Training time so far.
-
-    Returns:
-        Steps, epochs, seconds and validations by the key of the limit, in the order in which they
-        are reported.
+    Returns steps, epochs, seconds or validations by key, in the order in which they are reported;
+    a limit is reached at 0 or below.
     """
     train, patience = config.train, config.valid.patience
     left: dict[str, float] = {"train.max_steps": train.max_steps - progress.step}
@@ -38,27 +32,18 @@ def limits_left(config: Config, progress: Progress, seconds: float) -> dict[str,
 
 def reached_limit(config: Config, progress: Progress, seconds: float) -> str | None:
     """Returns the limit that ends training, such as `train.max_steps = 100000`; None if none."""
-    for key, left in limits_left(config, progress, seconds).items():
-        if left <= 0:
-            return _with_value(config, key)
-    return None
+    limits = limits_left(config, progress, seconds)
+    return next((_with_value(config, key) for key, left in limits.items() if left <= 0), None)
 
 
 def _with_value(config: Config, key: str) -> str:
-    section, name = key.split(".")
-    value = getattr(getattr(config, section), name)
+    value = flat_values(config)[key]
     return f"{key} = {value:g}" if isinstance(value, float) else f"{key} = {value}"
 
 
 @dataclass(frozen=True)
 class TimeLeft:
-    """What remains of a training run.
-
-    Attributes:
-        limit: The limit that is reached first, such as `train.max_steps = 100000`.
-        steps: Steps until then.
-        seconds: Seconds until then, validations included.
-    """
+    """Steps and seconds, validations included, until training reaches the first limit."""
 
     limit: str
     steps: int
@@ -68,12 +53,9 @@ class TimeLeft:
 class TimeEstimate:
     """Measures steps and validations, and estimates when training reaches the first limit.
 
-    Args:
-        config: The whole configuration.
-        step_seconds: Mean seconds per step, saving and logging included; 0 while it is unknown.
-
     Attributes:
         steps_per_epoch: Steps of the current epoch.
+        step_seconds: Mean seconds per step, saving and logging included; 0 while it is unknown.
         validation_seconds: Seconds of the latest validation; 0 while it is unknown.
     """
 
@@ -135,12 +117,7 @@ class TimeEstimate:
 
 
 class StepDisplay:
-    """Progress of training on stderr: a bar on a terminal, otherwise a line at intervals.
-
-    Args:
-        step: The last step taken.
-        max_steps: Largest number of steps the run will have.
-    """
+    """Progress of training on stderr: a bar on a terminal, otherwise a line at intervals."""
 
     def __init__(self, step: int, max_steps: int) -> None:
         self._shows_progress, self._displayed_at = shows_progress(), -math.inf

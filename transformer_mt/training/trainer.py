@@ -63,8 +63,7 @@ class Trainer:
         engine: The model in training, in the state that belongs to `progress`.
         progress: Where the run stands.
         is_saved: Whether there is a checkpoint of this progress.
-        processes: The processes that train the run together. All take the same steps and make the
-            same decisions; the main one logs and saves.
+        processes: All take the same steps and make the same decisions; the main one logs and saves.
     """
 
     def __init__(
@@ -89,18 +88,9 @@ class Trainer:
         self._signum, self._agreed_seconds, self._save_is_due = 0, progress.seconds, False
 
     def run(self, log: RunLog | None) -> None:
-        """Trains until a limit is reached, then validates and saves.
+        """Trains until a limit is reached, then validates and saves; raises as `run.train`.
 
-        SIGINT and SIGTERM are caught during training.
-
-        Args:
-            log: Where the main process records the run; None in the others.
-
-        Raises:
-            CheckpointError: If the last checkpoint cannot be saved.
-            DeviceError: If memory runs out.
-            TrainingError: If the numbers stay non-finite.
-            Interrupted: After SIGINT or SIGTERM, once the step is finished and saved.
+        SIGINT and SIGTERM are caught during training. Only the main process has a log.
         """
         self._log = log
         self._saved_at = time.monotonic()
@@ -152,15 +142,7 @@ class Trainer:
                 yield self.pairs.count_tokens(indices)
 
     def check_memory(self, steps: list[Indices], micro_batch_tokens: int) -> None:
-        """Tries the largest micro-batch of an epoch, so that failures show at once.
-
-        Args:
-            steps: The pairs of each step of the epoch.
-            micro_batch_tokens: How the steps are cut.
-
-        Raises:
-            DeviceError: If memory runs out.
-        """
+        """Tries the largest micro-batch of an epoch's steps, so that DeviceError shows at once."""
         largest = self.pairs.batch(largest_micro_batch(steps, *self.lengths, micro_batch_tokens))
         self.engine.check_compilation(largest)
         count = math.ceil(len(self.cut_step(steps[0])) / self._processes.world_size)
@@ -222,11 +204,7 @@ class Trainer:
         self._save_is_due = bool(values[2])
 
     def _save_and_stop(self) -> NoReturn:
-        """Ends training because of a signal.
-
-        Raises:
-            Interrupted: Once the checkpoint is saved.
-        """
+        """Ends training because of a signal, once the checkpoint is saved."""
         self._save(final=True)
         step = self.progress.step
         logger.info("interrupted and saved at step %d; run the same command to resume", step)

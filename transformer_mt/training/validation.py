@@ -38,8 +38,7 @@ class Validation:
 
     Attributes:
         nll: Negative log-likelihood of the weights, in nats per target token.
-        bleu: BLEU of the weights.
-        ema_bleu: BLEU of their moving average; None if there is none.
+        bleu, ema_bleu: BLEU of the weights, and of their moving average if there is one.
         hypotheses: One per sentence, by the moving average if there is one.
     """
 
@@ -55,27 +54,15 @@ class Validation:
         return {"nll": self.nll, "perplexity": perplexity(self.nll), "bleu": self.bleu, **average}
 
     @property
-    def has_diverged(self) -> bool:
-        """Whether the perplexity is not finite."""
-        return not math.isfinite(perplexity(self.nll))
-
-    @property
     def score(self) -> float:
         """The BLEU that counts, the moving average's if there is one; -inf after divergence."""
-        if self.has_diverged:
+        if not math.isfinite(perplexity(self.nll)):
             return -math.inf
         return self.bleu if self.ema_bleu is None else self.ema_bleu
 
 
 class Validator:
-    """Scores the model of an engine on the validation text, and reports the scores.
-
-    Args:
-        engine: The engine in training.
-        pairs: Raw validation text.
-        vocab: The vocabulary of the run.
-        processes: The processes that share the work.
-    """
+    """Scores the model of an engine on raw validation text, and reports the scores."""
 
     def __init__(
         self, engine: Engine, pairs: RawPairs, vocab: Vocabulary, processes: Processes = ALONE
@@ -102,20 +89,14 @@ class Validator:
         return Validation(nll, bleu.value, ema_bleu, hypotheses)
 
     def record(self, result: Validation, checkpoint: Path) -> None:
-        """Saves scores and translations for the report of the run.
-
-        Args:
-            result: The validation.
-            checkpoint: The checkpoint of its weights, which may not have been saved.
-        """
+        """Saves scores and translations for reports; the checkpoint may not have been saved."""
         references = [list(self._pairs.tgt)]
-        scores = score_all(result.hypotheses, references)
         record = EvaluationRecord(
             test_set=VALIDATION,
             checkpoint=checkpoint.name,
             digest=checkpoint_digest(checkpoint) if checkpoint.exists() else "",
             search=SearchSetting(_SEARCH.beam_size, max_length=self._engine.config.data.max_length),
-            scores=scores,
+            scores=score_all(result.hypotheses, references),
             sources=list(self._pairs.src),
             references=references,
             hypotheses=result.hypotheses,
@@ -123,18 +104,11 @@ class Validator:
         write_evaluation(checkpoint, record)
 
     def log(self, result: Validation, step: int, previous_best: float) -> None:
-        """Reports a validation, with a few translations of the same sentences each time.
-
-        Args:
-            result: The validation.
-            step: The step at which the weights were scored.
-            previous_best: The best score before.
-        """
-        average = (
-            "" if result.ema_bleu is None else f", of the moving average {result.ema_bleu:.2f}"
-        )
-        text = f"step {step}: validation BLEU {result.bleu:.2f}{average}"
-        if result.has_diverged:
+        """Logs the scores of a step, with a few translations of the same sentences each time."""
+        text = f"step {step}: validation BLEU {result.bleu:.2f}"
+        if result.ema_bleu is not None:
+            text += f", of the moving average {result.ema_bleu:.2f}"
+        if result.score == -math.inf:
             logger.warning(
                 "%s, which cannot be the best: perplexity is not finite, training has diverged;"
                 " lower optim.lr_scale",
