@@ -120,8 +120,8 @@ def pair_attention(
             pad([src_ids], PAD_ID).to(model.device), pad([tgt_ids], PAD_ID).to(model.device)
         )
     return PairAttention(
-        src_pieces=vocab.src_pieces(src_ids),
-        tgt_pieces=vocab.tgt_pieces(tgt_ids),
+        src_pieces=vocab.src.pieces(src_ids),
+        tgt_pieces=vocab.tgt.pieces(tgt_ids),
         encoder=_arrays(weights.encoder),
         decoder=_arrays(weights.decoder),
         cross=_arrays(weights.cross),

@@ -150,9 +150,9 @@ class TranslationModel:
 
         if isinstance(self.model, Ensemble):
             raise ConfigError("attention weights need a single model, not an ensemble")
-        [src_ids] = self.vocab.encode_src([source])
+        [src_ids] = self.vocab.src.encode([source])
         if hypothesis is not None:
-            [tgt_ids] = self.vocab.encode_tgt([hypothesis])
+            [tgt_ids] = self.vocab.tgt.encode([hypothesis])
         else:
             # Empty for an empty source, which the model does not translate.
             greedy = self.translator(SearchOptions(beam_size=1))
