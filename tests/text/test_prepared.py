@@ -35,7 +35,7 @@ def prepared_names(folder: Path) -> list[str]:
 
 def texts(prepared: PreparedCorpus) -> list[str]:
     vocab, lines = prepared.vocab, prepared.pairs.tgt
-    return [vocab.decode_tgt(lines[i].tolist()) for i in range(len(lines))]
+    return [vocab.tgt.decode(lines[i].tolist()) for i in range(len(lines))]
 
 
 def test_all_pairs_come_back(folder):

@@ -40,7 +40,7 @@ def sentence_attention(model: TranslationModel, sentence: str) -> PairAttention:
     Raises:
         DataError: If the sentence is empty or too long to draw.
     """
-    [ids] = model.vocab.encode_src([sentence])
+    [ids] = model.vocab.src.encode([sentence])
     if not ids:
         raise DataError("the sentence is empty: there is no attention to draw")
     if len(ids) > MAX_PIECES:

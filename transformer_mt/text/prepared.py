@@ -247,7 +247,7 @@ def _write_ids(
     while chunk := list(islice(kept, _PAIRS_PER_CHUNK)):
         src, tgt = zip(*chunk, strict=True)
         encoded = []
-        for pair in zip(vocab.encode_src(src), vocab.encode_tgt(tgt), strict=True):
+        for pair in zip(vocab.src.encode(src), vocab.tgt.encode(tgt), strict=True):
             if reason := reason_to_drop_pieces(config, *map(len, pair)):
                 cleaned.dropped[reason] += 1
             else:
@@ -281,7 +281,7 @@ class _EncodedLinesWriter:
     """
 
     def __init__(self, folder: Path, side: str, vocab: Vocabulary) -> None:
-        largest = max(vocab.src_size, vocab.tgt_size)
+        largest = max(vocab.src.size, vocab.tgt.size)
         self.dtype = np.dtype(np.uint16 if largest <= 2**16 else np.int32)
         self.hash, self.unknown = hashlib.sha256(), 0
         self._offsets_path = folder / f"{side}.offsets.npy"

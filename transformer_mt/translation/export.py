@@ -103,8 +103,8 @@ def _build_spec(checkpoint: Checkpoint, model: Transformer) -> "TransformerSpec"
     for layer_spec, layer in zip(layer_specs, [*model.encoder, *model.decoder], strict=True):
         _fill_layer(layer_spec, layer)
     for register, pieces in (
-        (spec.register_source_vocabulary, vocab.src_pieces(range(vocab.src_size))),
-        (spec.register_target_vocabulary, vocab.tgt_pieces(range(vocab.tgt_size))),
+        (spec.register_source_vocabulary, vocab.src.pieces(range(vocab.src.size))),
+        (spec.register_target_vocabulary, vocab.tgt.pieces(range(vocab.tgt.size))),
     ):
         pieces[PAD_ID] = "<pad>"  # a vocabulary given by vocab.path may have no padding piece
         register(pieces)

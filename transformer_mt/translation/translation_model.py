@@ -163,9 +163,9 @@ class TranslationModel:
         """
         if isinstance(self.model, Ensemble):
             raise ConfigError("attention weights need a single model, not an ensemble")
-        [src_ids] = self.vocab.encode_src([source])
+        [src_ids] = self.vocab.src.encode([source])
         if hypothesis is not None:
-            [tgt_ids] = self.vocab.encode_tgt([hypothesis])
+            [tgt_ids] = self.vocab.tgt.encode([hypothesis])
         else:
             # Empty for an empty source, which the model does not translate.
             greedy = self.translator(SearchOptions(beam_size=1))
@@ -175,8 +175,8 @@ class TranslationModel:
         with compute_settings(self.model.device, tf32=False):
             weights = self.model.attention_weights(src, tgt_in)
         return PairAttention(
-            self.vocab.src_pieces(src_ids),
-            self.vocab.tgt_pieces(tgt_ids),
+            self.vocab.src.pieces(src_ids),
+            self.vocab.tgt.pieces(tgt_ids),
             _arrays(weights.encoder),
             _arrays(weights.decoder),
             _arrays(weights.cross),
