@@ -124,7 +124,7 @@ class Side:
     def row(self, checkpoint: Checkpoint, references: list[str]) -> dict[str, Any]:
         """Gives its medians, and the BLEU of its last round."""
         seconds = statistics.median(self.seconds)
-        tokens = sum(map(len, checkpoint.vocab.encode_tgt(self.texts))) + len(self.texts)
+        tokens = sum(map(len, checkpoint.vocab.tgt.encode(self.texts))) + len(self.texts)
         return {
             "side": self.name,
             "beam_size": self.beam_size,
@@ -160,11 +160,11 @@ def ctranslate2_translation(
         vocab: Its vocabulary.
         beam_size: Beam size; 1 is greedy search.
     """
-    ids = {piece: i for i, piece in enumerate(vocab.tgt_pieces(range(vocab.tgt_size)))}
+    ids = {piece: i for i, piece in enumerate(vocab.tgt.pieces(range(vocab.tgt.size)))}
 
     def with_batch_tokens(batch_tokens: int) -> Translate:
         def translate(lines: list[str]) -> list[str]:
-            pieces = [vocab.src_pieces(row) for row in vocab.encode_src(lines)]
+            pieces = [vocab.src.pieces(row) for row in vocab.src.encode(lines)]
             results = model.translate_batch(
                 pieces,
                 beam_size=beam_size,
@@ -174,7 +174,7 @@ def ctranslate2_translation(
                 max_decoding_length=max(map(len, pieces)) + EXTRA_LENGTH,
             )
             rows = [[ids[piece] for piece in result.hypotheses[0]] for result in results]
-            return [vocab.decode_tgt(row) for row in rows]
+            return [vocab.tgt.decode(row) for row in rows]
 
         return translate
 
@@ -188,7 +188,7 @@ def plain_translation(checkpoint: Checkpoint, device: str) -> Translate:
     @torch.no_grad()
     def translate(lines: list[str]) -> list[str]:
         translations = []
-        for ids in vocab.encode_src(lines):
+        for ids in vocab.src.encode(lines):
             src = torch.tensor([[*ids, EOS_ID]], device=device)
             memory, mask = model.encode(src), model.src_mask(src)
             tgt = torch.tensor([[BOS_ID]], device=device)
@@ -198,7 +198,7 @@ def plain_translation(checkpoint: Checkpoint, device: str) -> Translate:
                 tgt = torch.cat((tgt, token), dim=1)
                 if token.item() == EOS_ID:
                     break
-            translations.append(vocab.decode_tgt([i for i in tgt[0, 1:].tolist() if i != EOS_ID]))
+            translations.append(vocab.tgt.decode([i for i in tgt[0, 1:].tolist() if i != EOS_ID]))
         return translations
 
     return translate
@@ -211,8 +211,8 @@ def preference(checkpoint: Checkpoint, line: str, first: str, second: str) -> fl
     It is the difference of their teacher-forced log-probabilities there.
     """
     vocab, model = checkpoint.vocab, checkpoint.build_model()
-    src = torch.tensor([[*vocab.encode_src([line])[0], EOS_ID]])
-    one, other = ([*ids, EOS_ID] for ids in vocab.encode_tgt([first, second]))
+    src = torch.tensor([[*vocab.src.encode([line])[0], EOS_ID]])
+    one, other = ([*ids, EOS_ID] for ids in vocab.tgt.encode([first, second]))
     place = next(i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b)
     scores = model(src, torch.tensor([[BOS_ID, *one[:place]]]))[0, -1].log_softmax(-1)
     return float(scores[one[place]] - scores[other[place]])

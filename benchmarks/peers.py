@@ -201,13 +201,13 @@ class JoeyNMT:
                 (folder / f"{split}.{language}").write_text(text, encoding="utf-8")
         (folder / "vocab.model").write_bytes(vocab.src_model)
         specials = ["<unk>", "<pad>", "<s>", "</s>"]
-        pieces = vocab.tgt_pieces(range(len(specials), vocab.tgt_size))
+        pieces = vocab.tgt.pieces(range(len(specials), vocab.tgt.size))
         (folder / "vocab.txt").write_text("\n".join(specials + pieces) + "\n", encoding="utf-8")
         side = {
             "max_length": 256,
             "lowercase": False,
             "level": "bpe",
-            "voc_limit": vocab.tgt_size,
+            "voc_limit": vocab.tgt.size,
             "voc_min_freq": 1,
             "voc_file": f"{folder}/vocab.txt",
             "tokenizer_type": "sentencepiece",

@@ -206,7 +206,7 @@ def main(
     result["pairs_loaded_per_second"] = loaded / (time.perf_counter() - began)
     result["data_path_mib"] = (anonymous_memory() - before) / 2**20
 
-    sizes = prepared.vocab.src_size, prepared.vocab.tgt_size
+    sizes = prepared.vocab.src.size, prepared.vocab.tgt.size
     engine = Engine(config, *sizes, torch.device("cpu"), "fp32")
     for parameter in engine.model.parameters():
         parameter.grad = torch.zeros_like(parameter)

@@ -184,7 +184,7 @@ def train_loop(task: Task) -> Trained:
     torch.manual_seed(1)
     sizes = task.config.model.model_copy(update=TUTORIAL)
     vocab, pairs = task.prepared.vocab, task.prepared.pairs
-    model = Tutorial(task.config.model_copy(update={"model": sizes}), vocab.tgt_size)
+    model = Tutorial(task.config.model_copy(update={"model": sizes}), vocab.tgt.size)
     per_epoch = len(pairs) // BATCH
 
     def batch(i: int) -> Indices:
@@ -199,11 +199,11 @@ def train_loop(task: Task) -> Trained:
         return [text for _, text in sorted(zip(order, texts, strict=True))]
 
     def part(lines: list[str]) -> list[str]:
-        rows = [torch.tensor([*ids, EOS_ID]) for ids in vocab.encode_src(lines)]
+        rows = [torch.tensor([*ids, EOS_ID]) for ids in vocab.src.encode(lines)]
         src = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=PAD_ID)
         ids = model.eval().translate(src, src.size(1) + 5)
         return [
-            vocab.decode_tgt([i for i in row if i not in (PAD_ID, EOS_ID)]) for row in ids.tolist()
+            vocab.tgt.decode([i for i in row if i not in (PAD_ID, EOS_ID)]) for row in ids.tolist()
         ]
 
     step, curve, steps = tutorial(model, pairs, batch), [], 0

@@ -321,7 +321,7 @@ def main(
                 changes = [f"model.{key}={value}" for key, value in PAPER.items() if size == "base"]
                 config = load_config(CONFIGS / "multi30k.toml", [f"data.path={text}", *changes])
                 prepared = prepare(config)
-                task = Task(config, prepared.pairs, prepared.vocab.tgt_size, device)
+                task = Task(config, prepared.pairs, prepared.vocab.tgt.size, device)
                 if peer:
                     joey = partial(peer.rate, config, prepared)
             else:

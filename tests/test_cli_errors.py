@@ -58,13 +58,6 @@ def test_a_wrong_setting(corpus_dir, tmp_path, monkeypatch, capsys, setting, cul
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has CUDA")
-def test_cuda_asked_for_and_absent(corpus_dir, tmp_path, monkeypatch, capsys):
-    """No quiet run on the CPU."""
-    config = write_toml(tmp_path / "tiny.toml", tiny_values(corpus_dir, train__device="cuda"))
-    assert_one_error(*call(monkeypatch, capsys, "train", config), "cuda")
-
-
 def test_sides_of_different_length(tmp_path, monkeypatch, capsys):
     """Both counts are given."""
     write_copy_corpus(tmp_path / "corpus", {"train": 50, "validation": 5})

@@ -6,7 +6,6 @@ from typing import Annotated
 
 import pytest
 from conftest import tiny_config, tiny_values, write_toml
-from pydantic import ValidationError
 
 from transformer_mt.config.keys import (
     INTEGER_LIMIT,
@@ -17,7 +16,6 @@ from transformer_mt.config.keys import (
     changed_keys,
     flat_values,
     keys_that_end_bit_equality,
-    on_change,
     values_that_shape_corpus,
 )
 from transformer_mt.config.loading import load_config, parse_config
@@ -78,12 +76,6 @@ def test_overrides_are_toml_or_plain_words(text, value):
     """Numbers, booleans and lists are parsed as TOML; anything else is a string. The last wins."""
     key = text.partition("=")[0].strip()
     assert flat_values(recipe("sample", f"{key}=[]", text))[key] == value
-
-
-def test_configuration_is_frozen():
-    """A value cannot change after validation."""
-    with pytest.raises(ValidationError):
-        recipe("sample").train.seed = 3
 
 
 @pytest.mark.parametrize("value", ["yes", 1, None])
@@ -182,9 +174,9 @@ MISTAKES = [
         ["data.test = ['\\n'", r"unknown key 'data.zz\nz'", "data.train[0] = [] should be"],
     ),
     (
-        {"data": {"path": "x"}, "train": {"seed": 10**6000, "max_minutes": 10**26}},
+        {"data": {"path": "x"}, "train": {"seed": 10**20, "max_minutes": 10**26}},
         [
-            f"train.seed = a very large integer should be less than {INTEGER_LIMIT}",
+            f"train.seed = {10**20} should be less than {INTEGER_LIMIT}",
             f"train.max_minutes = {10**26} should be less than {INTEGER_LIMIT}",
         ],
     ),
@@ -320,13 +312,6 @@ def test_keys_that_shape_the_corpus():
         "max_words": config.vocab.max_words,
     }
     assert values_that_shape_corpus(config.train) == {}
-
-
-def test_every_key_declares_what_a_change_does():
-    """Exactly once. Sabotage: a key of a plain type."""
-    for section in Config.model_fields.values():
-        for field in section.annotation.model_fields.values():
-            assert isinstance(on_change(field), OnChange)
 
 
 def with_new_field(config: Config, on_change: OnChange, value: int) -> Config:

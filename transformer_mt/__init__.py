@@ -20,14 +20,13 @@ from transformer_mt.translation.options import DEFAULT_LOAD, Device, LoadOptions
 from transformer_mt.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from transformer_mt.translation.forced_decoding import PairAttention
-    from transformer_mt.translation.translation_model import TranslationModel
+    from transformer_mt.translation.translation_model import PairAttention, TranslationModel
     from transformer_mt.translation.translator import Translation
 
 __all__ = ["PairAttention", "Translation", "TranslationModel", "load"]
 
 _LAZY = {
-    "PairAttention": "transformer_mt.translation.forced_decoding",
+    "PairAttention": "transformer_mt.translation.translation_model",
     "Translation": "transformer_mt.translation.translator",
     "TranslationModel": "transformer_mt.translation.translation_model",
 }

@@ -33,7 +33,7 @@ def small_config(**changes: object) -> Config:
 
 def build_model(config: Config, vocab: Vocabulary = VOCAB) -> Transformer:
     """Builds the model of a configuration with random weights."""
-    return Transformer(config.model, vocab.src_size, vocab.tgt_size, PAD_ID)
+    return Transformer(config.model, vocab.src.size, vocab.tgt.size, PAD_ID)
 
 
 def save_step(run_dir: Path, step: int, **progress: object) -> Path:

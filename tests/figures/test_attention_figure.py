@@ -11,7 +11,7 @@ import transformer_mt
 from transformer_mt.errors import ConfigError, DataError
 from transformer_mt.figures.attention import MAX_PIECES, attention_figure, sentence_attention
 from transformer_mt.figures.canvas import render
-from transformer_mt.translation.forced_decoding import PairAttention
+from transformer_mt.translation.translation_model import PairAttention
 
 SRC = ["▁Москва", "▁العربية", "▁$x", "$_{$", "Donaudampfschifffahrtsgesellschaftskapitän", "</s>"]
 TGT = ["<s>", "▁Moscow", "_{", "a\nb"]

@@ -44,7 +44,7 @@ def cuda_config(corpus_dir, **changes):
 
 
 def build_engine(corpus_dir, prepared, device: str, precision: str, **changes) -> Engine:
-    sizes = prepared.vocab.src_size, prepared.vocab.tgt_size
+    sizes = prepared.vocab.src.size, prepared.vocab.tgt.size
     config = cuda_config(corpus_dir, **changes)
     return Engine(config, *sizes, torch.device(device), precision)
 

@@ -1,27 +1,9 @@
 """Private PyTorch API: what it computes, and what happens where a build of PyTorch lacks it."""
 
-from types import SimpleNamespace
-
-import pytest
 import torch
 from torch.testing import assert_close
 
 from transformer_mt.system import private_torch
-
-
-@pytest.mark.parametrize(
-    ("namespace", "operator", "tells"),
-    [
-        ("mkldnn", "_linear_pointwise", private_torch.has_onednn_linear),
-        ("mkl", "_mkl_linear", private_torch.has_mkl_linear),
-    ],
-)
-def test_libraries_may_be_absent(monkeypatch, namespace, operator, tells):
-    """As on other processors."""
-    monkeypatch.setattr(torch.ops, namespace, SimpleNamespace(**{operator: None}))
-    assert tells()
-    monkeypatch.delattr(getattr(torch.ops, namespace), operator)
-    assert not tells()
 
 
 def test_bf16_support_of_the_cpu(monkeypatch):

@@ -18,6 +18,7 @@ from transformer_mt.errors import ConfigError, DataError
 from transformer_mt.text import prepared as prepared_module
 from transformer_mt.text.corpus import load_split
 from transformer_mt.text.prepared import PreparedCorpus, prepare
+from transformer_mt.text.vocabulary import train_vocabulary
 
 
 @pytest.fixture
@@ -35,7 +36,7 @@ def prepared_names(folder: Path) -> list[str]:
 
 def texts(prepared: PreparedCorpus) -> list[str]:
     vocab, lines = prepared.vocab, prepared.pairs.tgt
-    return [vocab.decode_tgt(lines[i].tolist()) for i in range(len(lines))]
+    return [vocab.tgt.decode(lines[i].tolist()) for i in range(len(lines))]
 
 
 def test_all_pairs_come_back(folder):
@@ -127,6 +128,26 @@ def test_a_moved_vocabulary_is_compared(folder, tmp_path):
     with pytest.raises(ConfigError, match=r"vocab.path = .*: this is not the vocabulary of the"):
         prepare(config, own.vocab)
     assert prepare(config).digest == other.digest
+
+
+@pytest.mark.parametrize("change", [slice(299), slice(301), slice(None, None, -1)])
+def test_text_that_changes_meanwhile_is_refused(folder, monkeypatch, change):
+    """Shorter, longer or other text in the second reading is never mixed with the first.
+
+    Sabotage: do not compare the digests.
+    """
+    paths = [folder / f"train.{language}" for language in ("de", "en")]
+
+    def learn_and_change(*arguments):
+        for path in paths:
+            lines = path.read_text().splitlines(keepends=True)
+            path.write_text("".join([*lines, lines[0]][change]))
+        return train_vocabulary(*arguments)
+
+    monkeypatch.setattr(prepared_module, "train_vocabulary", learn_and_change)
+    with pytest.raises(DataError, match=f"^data.path = {folder}: the text changed while it was"):
+        prepare(tiny_config(folder))
+    assert not prepared_names(folder)
 
 
 def test_moved_text_gives_the_same_corpus(folder, tmp_path):

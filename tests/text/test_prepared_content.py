@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 from conftest import tiny_config, tiny_values
 
+from transformer_mt.config.keys import VocabConfig
 from transformer_mt.config.loading import parse_config
 from transformer_mt.text.prepared import prepare
-from transformer_mt.text.vocabulary import Vocabulary
+from transformer_mt.text.vocabulary import train_vocabulary
 
 
 @pytest.fixture
@@ -68,9 +69,9 @@ def test_which_pairs_are_dropped(folder, swapped, changes, pairs, dropped):
     assert prepared.report["dropped"] == dict(Counter(dropped.values()))
     kept = [pair for i, pair in enumerate(pairs) if i not in dropped]
     targets = [prepared.pairs.tgt[i].tolist() for i in range(len(kept))]
-    assert targets == prepared.vocab.encode_tgt([tgt for _, tgt in kept])
+    assert targets == prepared.vocab.tgt.encode([tgt for _, tgt in kept])
     sources = [prepared.pairs.src[i].tolist() for i in range(len(kept))]
-    assert sources == prepared.vocab.encode_src([src for src, _ in kept])
+    assert sources == prepared.vocab.src.encode([src for src, _ in kept])
     assert (prepared.report["pairs"], prepared.report["kept"]) == (len(pairs), len(kept))
 
 
@@ -124,12 +125,13 @@ def test_the_digest_depends_on_ids_and_lines(folder):
     ("sizes", "dtype"),
     [((65_536, 300), "uint16"), ((300, 65_537), "int32"), ((65_537, 300), "int32")],
 )
-def test_ids_are_as_narrow_as_the_vocabulary_allows(folder, monkeypatch, sizes, dtype):
+def test_ids_are_as_narrow_as_the_vocabulary_allows(folder, sizes, dtype):
     """Two bytes hold 65,536 different ids; the larger vocabulary decides for both sides."""
     write_pairs(folder, [("ab", "cd")] * 3)
-    for name, size in zip(("src_size", "tgt_size"), sizes, strict=True):
-        monkeypatch.setattr(Vocabulary, name, property(lambda self, size=size: size))
-    prepared = prepare(tiny_config(folder, vocab__kind="char"))
+    counts = [Counter({"ab": 3}), Counter({"cd": 3})]
+    vocab = train_vocabulary(counts, VocabConfig(kind="char", size=300))
+    vocab.src.size, vocab.tgt.size = sizes
+    prepared = prepare(tiny_config(folder, vocab__kind="char"), vocab)
     assert prepared.report["dtype"] == dtype
     assert prepared.pairs.src.ids.dtype == prepared.pairs.tgt.ids.dtype == np.dtype(dtype)
 
@@ -140,7 +142,7 @@ def test_each_language_has_its_own_vocabulary_or_both_one(folder):
     values = tiny_values(folder, vocab__kind="char", vocab__shared=False)
     values["model"]["tie_embeddings"] = False
     vocab = prepare(parse_config(values, "test")).vocab
-    sides = vocab.src_pieces(range(vocab.src_size)), vocab.tgt_pieces(range(vocab.tgt_size))
+    sides = vocab.src.pieces(range(vocab.src.size)), vocab.tgt.pieces(range(vocab.tgt.size))
     assert [set(side[4:]) for side in sides] == [{"▁", "a", "b"}, {"▁", "c", "d"}]
     shared = prepare(tiny_config(folder, vocab__kind="char")).vocab
-    assert shared.shared and set(shared.src_pieces(range(4, shared.src_size))) == set("▁abcd")
+    assert shared.shared and set(shared.src.pieces(range(4, shared.src.size))) == set("▁abcd")

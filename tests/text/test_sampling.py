@@ -68,21 +68,21 @@ def digest(pairs: EncodedPairs) -> str:
 
 
 def characters(vocab: Vocabulary, words: list[str]) -> np.ndarray:
-    ids = vocab.src_table().ids
+    ids = vocab.src.table().ids
     return np.array([[ids[c] for c in f"▁{word}"] for word in words], np.int32)
 
 
 def test_without_dropout_merges_are_sentencepiece_s(bpe):
     """Sabotage: merge the last of equal pairs; look for no right neighbour of a merged pair."""
     vocab = bpe
-    segmenter, rng = BPEDropout(vocab.src_table(), 0.0), np.random.default_rng(0)
-    known = set(vocab.src_table().ids)
+    segmenter, rng = BPEDropout(vocab.src.table(), 0.0), np.random.default_rng(0)
+    known = set(vocab.src.table().ids)
     words = {word for line in TEXT for word in line.split() if set(word) <= known}
     for length in set(map(len, words)):
         same_length = sorted(word for word in words if len(word) == length)
         drawn = segmenter.segment(characters(vocab, same_length), rng)
         merged = [row[row != NO_PIECE].tolist() for row in drawn]
-        assert merged == vocab.encode_src(same_length)
+        assert merged == vocab.src.encode(same_length)
 
 
 @pytest.mark.parametrize(("kind", "rate"), [("bpe", 0.1), ("bpe", 0.5), ("unigram", 0.1)])
@@ -90,7 +90,7 @@ def test_the_distribution_is_sentencepiece_s(kind, rate):
     """Sabotage: leave alpha out; drop half as often."""
     vocab, count = learn(kind), 20_000
     processor = sentencepiece.SentencePieceProcessor(model_proto=vocab.src_model)
-    segmenter = (BPEDropout if kind == "bpe" else UnigramSampling)(vocab.src_table(), rate)
+    segmenter = (BPEDropout if kind == "bpe" else UnigramSampling)(vocab.src.table(), rate)
     for word in ("lines", "assert"):
         drawn = segmenter.segment(
             np.repeat(characters(vocab, [word]), count, axis=0), np.random.default_rng(1)
@@ -113,8 +113,8 @@ def test_every_segmentation_decodes_to_the_same_text(vocab):
     sampled = sample(pairs, vocab)
     changed = 0
     for (src, tgt), (new_src, new_tgt) in zip(rows(pairs), rows(sampled), strict=True):
-        assert vocab.decode_tgt(new_src) == vocab.decode_tgt(src)
-        assert vocab.decode_tgt(new_tgt) == vocab.decode_tgt(tgt)
+        assert vocab.tgt.decode(new_src) == vocab.tgt.decode(src)
+        assert vocab.tgt.decode(new_tgt) == vocab.tgt.decode(tgt)
         changed += src != new_src
     assert changed > 0.5 * len(lines)
     assert sampled.src.ids.dtype == pairs.src.ids.dtype
@@ -135,10 +135,10 @@ def test_a_word_with_an_unknown_piece_keeps_its_segmentation():
     line = " ".join(["abé <ab>cd", *copy_lines(20, 1)])
     pairs = encode_pairs([line], [line], vocab)
     [(plain, _)], [(drawn, _)] = rows(pairs), rows(sample(pairs, vocab, rate=0.9))
-    two_words = len(vocab.encode_src(["abé <ab>cd"])[0])
-    assert UNK_ID in plain and "<ab>" in vocab.src_pieces(plain[:two_words])
+    two_words = len(vocab.src.encode(["abé <ab>cd"])[0])
+    assert UNK_ID in plain and "<ab>" in vocab.src.pieces(plain[:two_words])
     assert drawn[:two_words] == plain[:two_words]
-    assert len(drawn) > len(plain) and vocab.decode_tgt(drawn) == vocab.decode_tgt(plain)
+    assert len(drawn) > len(plain) and vocab.tgt.decode(drawn) == vocab.tgt.decode(plain)
 
 
 def hand_made_vocabulary(kind: str) -> object:
@@ -149,7 +149,7 @@ def hand_made_vocabulary(kind: str) -> object:
     pieces += [x + y + z for x in ("▁", *letters) for y in letters for z in letters]
     scores = -1.0 - np.arange(4 + len(pieces)) * 7 % 59 / (1 if kind == "bpe" else 20)
     table = PieceTable(kind, [""] * 4 + pieces, scores)
-    return SimpleNamespace(shared=True, src_table=lambda: table)
+    return SimpleNamespace(shared=True, src=SimpleNamespace(table=lambda: table))
 
 
 def hand_made_pairs(count: int) -> EncodedPairs:
@@ -208,6 +208,6 @@ def test_a_vocabulary_without_other_segmentations_is_refused(kind):
     """Whether it is to be learned or was made elsewhere. Sabotage: take other kinds for unigram."""
     with pytest.raises(ConfigError, match=rf"vocab.sampling = 0.1 requires.*kind {kind}"):
         tiny_config(Path("nowhere"), vocab__sampling=0.1, vocab__kind=kind)
-    table = learn(kind, 40).src_table()
+    table = learn(kind, 40).src.table()
     with pytest.raises(ConfigError, match="no other segmentations"):
         LineSampler(table, 0.1)

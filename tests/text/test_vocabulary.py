@@ -37,7 +37,7 @@ def test_learning_is_deterministic(kind):
     """The same text gives the same bytes, for either kind."""
     first, second = learn(kind=kind), learn(kind=kind)
     assert first.src_model == second.src_model
-    assert first.src_size == 320
+    assert first.src.size == 320
 
 
 @settings(max_examples=60, deadline=None)
@@ -48,8 +48,8 @@ def test_any_text_comes_back_with_white_space_folded(vocab, text):
 
     Characters without a piece are encoded as bytes, so that no id is a special one.
     """
-    (ids,) = vocab.encode_src([text])
-    assert vocab.decode_tgt(ids) == fold_whitespace(text)
+    (ids,) = vocab.src.encode([text])
+    assert vocab.tgt.decode(ids) == fold_whitespace(text)
     assert all(i > 3 for i in ids)
 
 
@@ -61,9 +61,9 @@ def test_white_space_of_every_kind_is_folded():
 def test_a_hypothesis_is_one_line(vocab):
     r"""Byte pieces of \n, \r and \t decode to spaces. Sabotage: decode without replacing them."""
     byte_ids = [4 + ord(character) for character in "\n\r\t"]
-    assert vocab.src_pieces(byte_ids) == ["<0x0A>", "<0x0D>", "<0x09>"]
-    (ids,) = vocab.encode_tgt(["ab"])
-    assert vocab.decode_tgt([*ids, *byte_ids, *ids]).split(" ") == ["ab", "", "", "", "ab"]
+    assert vocab.src.pieces(byte_ids) == ["<0x0A>", "<0x0D>", "<0x09>"]
+    (ids,) = vocab.tgt.encode(["ab"])
+    assert vocab.tgt.decode([*ids, *byte_ids, *ids]).split(" ") == ["ab", "", "", "", "ab"]
 
 
 @pytest.mark.parametrize("shared", [True, False])
@@ -75,8 +75,8 @@ def test_saved_and_loaded(tmp_path, shared):
     assert loaded.shared == saved.shared == shared
     assert loaded.has_same_ids(saved)
     text = lines(3)
-    assert loaded.encode_src(text) == saved.encode_src(text)
-    assert loaded.encode_tgt(text) == saved.encode_tgt(text)
+    assert loaded.src.encode(text) == saved.src.encode(text)
+    assert loaded.tgt.encode(text) == saved.tgt.encode(text)
 
 
 def test_vocabularies_that_differ_in_one_language():
@@ -105,7 +105,7 @@ def test_an_unsuitable_size_is_reported_with_one_that_works(kind, size):
     given, adjective, limit, direction = re.match(pattern, str(error.value)).groups()
     assert int(given) == size
     assert (adjective, direction) == (("small", "more") if size < 99 else ("large", "less"))
-    assert train_vocabulary([counts], VocabConfig(kind=kind, size=int(limit))).src_size
+    assert train_vocabulary([counts], VocabConfig(kind=kind, size=int(limit))).src.size
     beyond = int(limit) + (1 if adjective == "large" else -1)
     with pytest.raises(DataError, match=f"too {adjective}.* {limit} or {direction}"):
         train_vocabulary([counts], VocabConfig(kind=kind, size=beyond))
@@ -124,7 +124,7 @@ def test_special_pieces_alone_are_no_vocabulary(kind):
     for size in (1, 4):
         with pytest.raises(DataError, match=f"vocab.size = {size} is too small: .* 5 or more"):
             train_vocabulary([Counter({"a": 3})], VocabConfig(kind=kind, size=size))
-    assert train_vocabulary([Counter({"a": 3})], VocabConfig(kind=kind, size=5)).src_size == 5
+    assert train_vocabulary([Counter({"a": 3})], VocabConfig(kind=kind, size=5)).src.size == 5
 
 
 def test_other_errors_of_sentencepiece_are_one_line():
@@ -141,20 +141,20 @@ def test_other_errors_of_sentencepiece_are_one_line():
 def test_words(vocab):
     """Each word is a piece, other words are unknown, and there may be fewer than `size`."""
     words = learn(kind="word")
-    assert words.src_size == 320 and learn(kind="word", shared=False).src_size <= 320
+    assert words.src.size == 320 and learn(kind="word", shared=False).src.size <= 320
     counts = Counter({"ab": 9, "cd": 9, "ef": 9})
     few = train_vocabulary([counts], VocabConfig(kind="word", size=320))
-    assert few.src_size == 4 + 3
-    (ids,) = few.encode_tgt(["ef xy ab"])
-    assert ids[1] == 1 and len(ids) == 3 and few.src_pieces(ids)[::2] == ["▁ef", "▁ab"]
+    assert few.src.size == 4 + 3
+    (ids,) = few.tgt.encode(["ef xy ab"])
+    assert ids[1] == 1 and len(ids) == 3 and few.src.pieces(ids)[::2] == ["▁ef", "▁ab"]
 
 
 def test_characters():
     """Each character is a piece; text of known characters comes back."""
     characters = learn(kind="char")
-    assert characters.src_size == 4 + 1 + len(ALPHABET)
-    (ids,) = characters.encode_tgt(["abc xyz"])
-    assert len(ids) == 8 and characters.decode_tgt(ids) == "abc xyz"
+    assert characters.src.size == 4 + 1 + len(ALPHABET)
+    (ids,) = characters.tgt.encode(["abc xyz"])
+    assert len(ids) == 8 and characters.tgt.decode(ids) == "abc xyz"
 
 
 def test_a_vocabulary_with_the_default_ids_of_sentencepiece(tmp_path):
@@ -166,12 +166,12 @@ def test_a_vocabulary_with_the_default_ids_of_sentencepiece(tmp_path):
     (tmp_path / "spm.model").write_bytes(writer.getvalue())
     processor = sentencepiece.SentencePieceProcessor(model_proto=writer.getvalue())
     vocab = Vocabulary.load(tmp_path / "spm.model")
-    assert vocab.src_size == vocab.tgt_size == 61 and vocab.shared
-    (ids,) = vocab.encode_tgt([lines(1)[0]])
+    assert vocab.src.size == vocab.tgt.size == 61 and vocab.shared
+    (ids,) = vocab.tgt.encode([lines(1)[0]])
     assert ids == [i + 1 for i in processor.encode(lines(1)[0])] and min(ids) > 3
-    assert vocab.decode_tgt(ids) == lines(1)[0]
-    assert vocab.src_pieces(ids) == processor.encode(lines(1)[0], out_type=str)
-    assert vocab.decode_tgt([0, 2, 3]) is not None  # a model may produce any id
+    assert vocab.tgt.decode(ids) == lines(1)[0]
+    assert vocab.src.pieces(ids) == processor.encode(lines(1)[0], out_type=str)
+    assert vocab.tgt.decode([0, 2, 3]) is not None  # a model may produce any id
 
 
 def test_a_vocabulary_with_other_ids(tmp_path):
@@ -212,19 +212,19 @@ def test_word_counts_are_enough_to_learn_from():
     )
     from_text = sentencepiece.SentencePieceProcessor(model_proto=writer.getvalue())
     from_counts = learn()
-    assert from_counts.src_pieces(range(320)) == [from_text.id_to_piece(i) for i in range(320)]
+    assert from_counts.src.pieces(range(320)) == [from_text.id_to_piece(i) for i in range(320)]
 
 
 def test_only_the_most_frequent_words_are_learned_from():
     """Sabotage: cut the words before sorting them."""
     counts = Counter({"rare": 1, "often": 9, "always": 20})
     vocab = train_vocabulary([counts], VocabConfig(kind="word", size=99, max_words=2))
-    assert vocab.src_pieces(range(4, vocab.src_size)) == ["▁always", "▁often"]
+    assert vocab.src.pieces(range(4, vocab.src.size)) == ["▁always", "▁often"]
 
 
 def test_a_lone_surrogate_is_a_question_mark(vocab):
     """A terminal can send one; other texts are not affected."""
-    assert vocab.encode_src(["a \ud800 b", "a b"]) == vocab.encode_src(["a ? b", "a b"])
+    assert vocab.src.encode(["a \ud800 b", "a b"]) == vocab.src.encode(["a ? b", "a b"])
 
 
 def learn_elsewhere() -> None:

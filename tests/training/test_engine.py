@@ -39,7 +39,7 @@ def prepared(corpus_dir) -> PreparedCorpus:
 
 
 def build_engine(config: Config, prepared: PreparedCorpus, precision: str = "fp32") -> Engine:
-    sizes = prepared.vocab.src_size, prepared.vocab.tgt_size
+    sizes = prepared.vocab.src.size, prepared.vocab.tgt.size
     return Engine(config, *sizes, torch.device("cpu"), precision)
 
 
@@ -135,7 +135,7 @@ def test_the_gradient_is_per_token_of_the_step(corpus_dir, prepared):
     assert engine.lr == noam_rate(1, 64, 100)
     window = engine.read_window()
     assert window.loss == pytest.approx(loss.item(), rel=1e-5)
-    per_src, per_tgt = flops_per_token(config.model, prepared.vocab.tgt_size)
+    per_src, per_tgt = flops_per_token(config.model, prepared.vocab.tgt.size)
     assert (window.tokens, window.flops) == (tokens, src_tokens * per_src + tokens * per_tgt)
 
 

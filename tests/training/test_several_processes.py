@@ -11,7 +11,14 @@ from launch import assert_close, exit_codes, launch, launch_faulty, messages, re
 
 from transformer_mt.checkpoints.run_directory import load_newest
 from transformer_mt.config.loading import load_config
-from transformer_mt.system.processes import ALONE, exit_with_error, is_main_process, join_processes
+from transformer_mt.errors import ConfigError
+from transformer_mt.system.processes import (
+    ALONE,
+    exit_with_error,
+    is_main_process,
+    join_processes,
+    require_single_process,
+)
 from transformer_mt.training.run import train
 
 
@@ -121,6 +128,16 @@ def test_the_main_process_reports_first(monkeypatch, capsys, rank, seconds, mess
     with pytest.raises(SystemExit, match="2"):
         exit_with_error("error: no text")
     assert slept == seconds and capsys.readouterr().err == message
+
+
+@pytest.mark.parametrize("name", ["RANK", "WORLD_SIZE"])
+def test_a_variable_that_is_not_a_number(monkeypatch, name):
+    """It is named. Sabotage: read it by `int` alone."""
+    for variable, value in ({"RANK": "0", "WORLD_SIZE": "2"} | {name: "x"}).items():
+        monkeypatch.setenv(variable, value)
+    with pytest.raises(ConfigError, match=f"{name} = x is not a number: use torchrun"):
+        assert is_main_process()
+        require_single_process("init")
 
 
 def test_one_process_uses_no_distributed_code(monkeypatch):

@@ -113,7 +113,7 @@ def test_a_vocabulary_of_that_size_can_be_learned(name):
     sizes = choose_sizes(text, CPU)
     words = Counter(w for pair in TEXTS[name][: sizes.train_pairs] for s in pair for w in s.split())
     config = VocabConfig(size=sizes.vocab_size)
-    assert train_vocabulary([words], config).src_size == sizes.vocab_size
+    assert train_vocabulary([words], config).src.size == sizes.vocab_size
 
 
 def test_this_machine():

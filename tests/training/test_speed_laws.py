@@ -29,7 +29,7 @@ def losses(corpus_dir, prepared: PreparedCorpus) -> list[float]:
     config = tiny_config(corpus_dir, model__dropout=0.0, optim__lr_scale=0.03)
     lengths, vocab = prepared.pairs.lengths, prepared.vocab
     device = torch.device("cpu")
-    engine = Engine(config, vocab.src_size, vocab.tgt_size, device, "fp32")
+    engine = Engine(config, vocab.src.size, vocab.tgt.size, device, "fp32")
     per_token: list[float] = []
     while len(per_token) < STEPS:
         for step in plan_epoch(*lengths, config.train.batch_tokens, 1, len(per_token)):
@@ -67,7 +67,7 @@ def cuda_branches(monkeypatch):
 def train_compiled(corpus_dir, prepared: PreparedCorpus, precision: str, backend: str):
     """Trains eagerly and compiled side by side; gives losses, counts of graphs and of shapes."""
     config = tiny_config(corpus_dir, model__dropout=0.0, optim__lr_scale=0.03)
-    sizes = prepared.vocab.src_size, prepared.vocab.tgt_size
+    sizes = prepared.vocab.src.size, prepared.vocab.tgt.size
     eager, compiled = (Engine(config, *sizes, torch.device("cpu"), precision) for _ in range(2))
     counter, shapes, pairs = CompileCounterWithBackend(backend), set(), []
     compiled.compile(counter)
@@ -118,7 +118,7 @@ def test_a_failed_compilation_is_one_line(corpus_dir, prepared, caplog):
         raise RuntimeError("no compiler")
 
     torch._dynamo.reset()
-    sizes = prepared.vocab.src_size, prepared.vocab.tgt_size
+    sizes = prepared.vocab.src.size, prepared.vocab.tgt.size
     engine = Engine(tiny_config(corpus_dir), *sizes, torch.device("cpu"), "fp32")
     engine.compile(broken)
     with pytest.raises(DeviceError, match="(?s)no compiler.*train.compile = false"):

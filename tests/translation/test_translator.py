@@ -44,7 +44,7 @@ class RecordingModel(Transformer):
         torch.manual_seed(5)
         layers = {"encoder_layers": 1, "decoder_layers": 1, "norm": "pre"}
         config = ModelConfig(d_model=16, d_ff=32, n_heads=2, **layers)
-        super().__init__(config, vocab.src_size, vocab.tgt_size, PAD_ID)
+        super().__init__(config, vocab.src.size, vocab.tgt.size, PAD_ID)
         for parameter in self.parameters():
             parameter.data.mul_(3.0)
         self.ends = ends
@@ -71,7 +71,7 @@ def build_translator(vocab: Vocabulary, options: SearchOptions, max_length: int 
 
 
 def texts(vocab: Vocabulary, rows: list[list[int]]) -> list[str]:
-    return [vocab.decode_tgt(row) for row in rows]
+    return [vocab.tgt.decode(row) for row in rows]
 
 
 @pytest.mark.parametrize(
@@ -82,11 +82,11 @@ def test_output_is_at_most_fifty_pieces_longer(vocab, monkeypatch, options):
 
     Sabotage: allow 40 or 51; take the limit of the longest line for all.
     """
-    monkeypatch.setattr(Vocabulary, "decode_tgt", lambda self, ids: " ".join(map(str, ids)))
+    monkeypatch.setattr(vocab.tgt, "decode", lambda ids: " ".join(map(str, ids)))
     lines = ["a", "bcdef", "abcdefghijkl"]
     model = RecordingModel(vocab, ends=False)
     outputs = Translator(model, vocab, 100, options).translate(lines)
-    pieces = [len(row) for row in vocab.encode_src(lines)]
+    pieces = [len(row) for row in vocab.src.encode(lines)]
     assert [len(text.split()) for text in outputs] == [count + 50 for count in pieces]
 
 
@@ -115,8 +115,8 @@ def test_where_a_long_line_is_split(vocab, line, parts):
     model = RecordingModel(vocab)
     translator = Translator(model, vocab, 12, SearchOptions(batch_tokens=1))
     translator.n_best(["", line])
-    [ids] = vocab.encode_src([line])
-    sources = sorted(model.sources, key=lambda row: line.index(vocab.decode_tgt(row)))
+    [ids] = vocab.src.encode([line])
+    sources = sorted(model.sources, key=lambda row: line.index(vocab.tgt.decode(row)))
     assert texts(vocab, sources) == parts
     assert sum(sources, []) == ids and max(map(len, sources)) <= 12
     assert translator.lines_split == (len(parts) > 1)
@@ -195,7 +195,7 @@ def test_an_exception_stops_the_other_batches(vocab):
             time.sleep(0.001)  # until both batches are in progress
         time.sleep(0.01)
         token = EOS_ID if me is threads[0] else EOS_ID + 1
-        return torch.nn.functional.one_hot(ids.clamp(token, token), vocab.tgt_size).float()
+        return torch.nn.functional.one_hot(ids.clamp(token, token), vocab.tgt.size).float()
 
     def stop(lines: int) -> None:
         stopped_at.append(len(threads))
@@ -265,7 +265,7 @@ def test_when_there_are_scores(vocab):
 
 def test_limits_of_the_beam_size(vocab):
     """From 1 to half the vocabulary; the message gives the bound."""
-    half = vocab.tgt_size // 2
+    half = vocab.tgt.size // 2
     assert build_translator(vocab, SearchOptions(half)).options.beam_size == half
     for size in (0, half + 1):
         with pytest.raises(ConfigError, match=f"beam size {size}: choose 1 to {half}"):

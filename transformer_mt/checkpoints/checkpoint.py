@@ -168,7 +168,7 @@ class Checkpoint:
         Raises:
             CheckpointError: If the weights do not fit the configuration.
         """
-        model = Transformer(self.config.model, self.vocab.src_size, self.vocab.tgt_size, PAD_ID)
+        model = Transformer(self.config.model, self.vocab.src.size, self.vocab.tgt.size, PAD_ID)
         name = EMA if EMA in self.files and not raw else MODEL
         try:
             model.load_state_dict(self.load_tensors(name))

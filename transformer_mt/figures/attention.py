@@ -5,8 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from transformer_mt.errors import ConfigError, DataError
 from transformer_mt.figures.canvas import ACCENT, drawable, figure_style
-from transformer_mt.translation.forced_decoding import PairAttention, Weights
-from transformer_mt.translation.translation_model import TranslationModel
+from transformer_mt.translation.translation_model import PairAttention, TranslationModel, Weights
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -41,7 +40,7 @@ def sentence_attention(model: TranslationModel, sentence: str) -> PairAttention:
     Raises:
         DataError: If the sentence is empty or too long to draw.
     """
-    [ids] = model.vocab.encode_src([sentence])
+    [ids] = model.vocab.src.encode([sentence])
     if not ids:
         raise DataError("the sentence is empty: there is no attention to draw")
     if len(ids) > MAX_PIECES:

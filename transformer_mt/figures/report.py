@@ -225,8 +225,8 @@ def _draw_attention(
     drawable([text for pair in pairs.values() for text in pair])  # one warning for all
     maps, notes = {}, [f"Cross-attention of {run.checkpoint.path.name}."]
     for title, (source, hypothesis) in pairs.items():
-        [src_ids] = model.vocab.encode_src([source])
-        [tgt_ids] = model.vocab.encode_tgt([hypothesis])
+        [src_ids] = model.vocab.src.encode([source])
+        [tgt_ids] = model.vocab.tgt.encode([hypothesis])
         if not src_ids or max(len(src_ids), len(tgt_ids)) > MAX_PIECES:
             notes.append(f"{title}: empty, or too long to draw.")
             continue

@@ -32,10 +32,9 @@ Fingerprint = dict[str, Any]
 
 @dataclass(frozen=True)
 class Output:
-    """An output that has been checked.
+    """An output that has been checked; `name` is what the user typed.
 
     Attributes:
-        name: As the user typed it, for messages.
         target: The regular file to create or replace, with symbolic links resolved; None if the
             output is a stream.
         suffix: Compression suffix of its name, such as `.gz`, or an empty string.
@@ -62,11 +61,7 @@ class Output:
         return self.target.with_name(f".{self.target.name}.{suffix}")
 
     def lock(self) -> AbstractContextManager[None]:
-        """Holds a lock file in the folder of the target; a stream needs none.
-
-        Raises:
-            OutputError: If another process holds it.
-        """
+        """Holds a lock file beside the target; an OutputError names another process's lock."""
         if self.target is None:
             return nullcontext()
         return locked(self._hidden_file("lock"), self._refuse, remove=True)
@@ -209,12 +204,9 @@ class ChunkWriter:
         self.state = state or OutputState({})
 
     def write(self, texts: Sequence[str], lines: int, lines_split: int) -> None:
-        """Writes translated chunks; once this returns, those of a file outlive the process.
+        """Writes the texts of translated chunks; those of a file then outlive the process.
 
-        Args:
-            texts: Lines of output of each chunk.
-            lines: Number of input lines.
-            lines_split: Number of them that were translated in parts.
+        They are the translations of `lines` input lines, `lines_split` of which were split.
         """
         data = b"".join(compress(text.encode("utf-8"), self._output.suffix) for text in texts)
         self._file.write(data)

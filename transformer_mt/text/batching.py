@@ -160,7 +160,7 @@ def encode_pairs(
     src_lines: Sequence[str], tgt_lines: Sequence[str], vocab: Vocabulary
 ) -> EncodedPairs:
     """Encodes all pairs of lines, without cleaning."""
-    return EncodedPairs(flatten(vocab.encode_src(src_lines)), flatten(vocab.encode_tgt(tgt_lines)))
+    return EncodedPairs(flatten(vocab.src.encode(src_lines)), flatten(vocab.tgt.encode(tgt_lines)))
 
 
 STEPS_PER_POOL = 400

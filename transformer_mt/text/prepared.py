@@ -84,8 +84,8 @@ def prepare(
 
     Raises:
         ConfigError: If the vocabulary at `vocab.path` contradicts the configuration or `vocab`.
-        DataError: If the corpus or vocabulary cannot be used, the prepared corpus is damaged, or
-            no pair is left.
+        DataError: If the corpus or vocabulary cannot be used, the text changes meanwhile, the
+            prepared corpus is damaged, or no pair is left.
     """
     split = open_split(config.data, config.data.train)
     configured_vocab = _load_configured_vocabulary(config, vocab)
@@ -102,7 +102,7 @@ def prepare(
         folder.mkdir(parents=True, exist_ok=True)
         with locked(folder / f".{name}.lock", _log_waiting):
             if not path.exists():
-                _write_prepared(config, split, vocab, path)
+                _write_prepared(config, split, split_digest, vocab, path)
     prepared = _load_prepared(path)
     if prepared is None:
         raise _damaged(path, f"{REPORT} is missing")
@@ -183,7 +183,7 @@ def _load_lines(path: Path, side: str, dtype: str) -> EncodedLines:
 
 
 def _write_prepared(
-    config: Config, split: CorpusSplit, vocab: Vocabulary | None, path: Path
+    config: Config, split: CorpusSplit, split_digest: str, vocab: Vocabulary | None, path: Path
 ) -> None:
     """Reads a split twice: to clean it and count its words, then to encode the pairs kept."""
     with atomic_directory(path) as folder:
@@ -195,6 +195,11 @@ def _write_prepared(
             cleaned.word_counts.clear()  # frees up to a gigabyte
         vocab.save(folder)
         report = _write_ids(config.data, split, cleaned, vocab, folder)
+        if split.digest() != split_digest:
+            raise DataError(
+                f"data.path = {config.data.path}: the text changed while it was being prepared; run"
+                " the command again"
+            )
         (folder / REPORT).write_text(json.dumps(report, indent=1) + "\n")
     _log_summary(report)
 
@@ -247,7 +252,7 @@ def _write_ids(
     while chunk := list(islice(kept, _PAIRS_PER_CHUNK)):
         src, tgt = zip(*chunk, strict=True)
         encoded = []
-        for pair in zip(vocab.encode_src(src), vocab.encode_tgt(tgt), strict=True):
+        for pair in zip(vocab.src.encode(src), vocab.tgt.encode(tgt), strict=True):
             if reason := reason_to_drop_pieces(config, *map(len, pair)):
                 cleaned.dropped[reason] += 1
             else:
@@ -281,7 +286,7 @@ class _EncodedLinesWriter:
     """
 
     def __init__(self, folder: Path, side: str, vocab: Vocabulary) -> None:
-        largest = max(vocab.src_size, vocab.tgt_size)
+        largest = max(vocab.src.size, vocab.tgt.size)
         self.dtype = np.dtype(np.uint16 if largest <= 2**16 else np.int32)
         self.hash, self.unknown = hashlib.sha256(), 0
         self._offsets_path = folder / f"{side}.offsets.npy"

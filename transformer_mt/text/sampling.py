@@ -117,9 +117,9 @@ class EpochPairs:
         self._prepared, self._samplers = corpus.pairs, list[LineSampler]()
         self._max_length, self._seed = config.data.max_length, config.train.seed
         if rate := config.vocab.sampling:
-            src = LineSampler(corpus.vocab.src_table(), rate)
+            src = LineSampler(corpus.vocab.src.table(), rate)
             shared = corpus.vocab.shared
-            self._samplers = [src, src if shared else LineSampler(corpus.vocab.tgt_table(), rate)]
+            self._samplers = [src, src if shared else LineSampler(corpus.vocab.tgt.table(), rate)]
         # NumPy mostly runs without Python's lock.
         count = min(torch.get_num_threads(), _MAX_THREADS)
         self._threads = ThreadPoolExecutor(count, initializer=_lower_priority)

@@ -46,59 +46,17 @@ class Vocabulary:
 
     def __init__(self, src_model: bytes, tgt_model: bytes) -> None:
         self.src_model, self.tgt_model = src_model, tgt_model
-        self._src = _SentencePieceModel(src_model)
-        self._tgt = self._src if self.shared else _SentencePieceModel(tgt_model)
+        self.src = SentencePieceModel(src_model)
+        self.tgt = self.src if self.shared else SentencePieceModel(tgt_model)
 
     @property
     def shared(self) -> bool:
         """Whether both languages use the same pieces."""
         return self.src_model == self.tgt_model
 
-    @property
-    def src_size(self) -> int:
-        """Number of source pieces, special ones included."""
-        return self._src.size
-
-    @property
-    def tgt_size(self) -> int:
-        """Number of target pieces, special ones included."""
-        return self._tgt.size
-
     def has_same_ids(self, other: "Vocabulary") -> bool:
         """Tells whether another vocabulary has the same pieces with the same ids."""
         return (self.src_model, self.tgt_model) == (other.src_model, other.tgt_model)
-
-    def encode_src(self, texts: Sequence[str]) -> list[list[int]]:
-        """Encodes source texts into piece ids, without BOS or EOS."""
-        return self._src.encode(texts)
-
-    def encode_tgt(self, texts: Sequence[str]) -> list[list[int]]:
-        """Encodes target texts into piece ids, without BOS or EOS."""
-        return self._tgt.encode(texts)
-
-    def src_pieces(self, ids: Sequence[int]) -> list[str]:
-        """Converts source ids to pieces; the first piece of a word begins with `▁`."""
-        return self._src.pieces(ids)
-
-    def tgt_pieces(self, ids: Sequence[int]) -> list[str]:
-        """Converts target ids to pieces."""
-        return self._tgt.pieces(ids)
-
-    def src_table(self) -> "PieceTable":
-        """Lists the source pieces with their scores."""
-        return self._src.table()
-
-    def tgt_table(self) -> "PieceTable":
-        """Lists the target pieces with their scores."""
-        return self._tgt.table()
-
-    def decode_tgt(self, ids: Sequence[int]) -> str:
-        """Decodes target ids into one line of text.
-
-        Byte pieces can decode to a line break or a tab, which are replaced by spaces, so that a
-        hypothesis is always exactly one line.
-        """
-        return self._tgt.decode(ids).translate(_LINE_BREAKS)
 
     def save(self, directory: Path) -> list[Path]:
         """Writes the model files, one if shared and otherwise two, and returns their paths."""
@@ -138,8 +96,8 @@ class Vocabulary:
             raise DataError(f"{src_path}: {error}") from None
 
 
-class _SentencePieceModel:
-    """A SentencePiece model whose special ids are `PAD_ID` to `EOS_ID`.
+class SentencePieceModel:
+    """The pieces of one language; their special ids are `PAD_ID` to `EOS_ID`.
 
     A model with SentencePiece's default ids has no padding piece, so all of its ids are moved up by
     one.
@@ -161,6 +119,7 @@ class _SentencePieceModel:
         self.size = int(processor.get_piece_size()) + self._id_offset
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        """Encodes texts into piece ids, without BOS or EOS."""
         folded = [fold_whitespace(text) for text in texts]
         try:
             ids: list[list[int]] = self._processor.encode(folded, num_threads=-1) if folded else []
@@ -170,12 +129,16 @@ class _SentencePieceModel:
         return [[i + self._id_offset for i in row] for row in ids] if self._id_offset else ids
 
     def decode(self, ids: Sequence[int]) -> str:
-        return str(self._processor.decode([max(i - self._id_offset, 0) for i in ids]))
+        """Decodes ids into one line of text: spaces replace line breaks and tabs of byte pieces."""
+        text = self._processor.decode([max(i - self._id_offset, 0) for i in ids])
+        return str(text).translate(_LINE_BREAKS)
 
     def pieces(self, ids: Sequence[int]) -> list[str]:
+        """Converts ids to pieces; the first piece of a word begins with `▁`."""
         return [str(self._processor.id_to_piece(max(i - self._id_offset, 0))) for i in ids]
 
     def table(self) -> "PieceTable":
+        """Lists the pieces with their scores."""
         processor = self._processor
         ids = list(range(processor.get_piece_size()))
         scores = np.array(processor.get_score(ids), np.float64)

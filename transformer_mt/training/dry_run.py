@@ -58,9 +58,9 @@ def _describe(trainer: Trainer, steps: list[Indices]) -> list[str]:
     corpus = trainer.corpus
     parameters = sum(p.numel() for p in trainer.engine.model.parameters())
     vocab, report, lengths = corpus.vocab, corpus.report, trainer.lengths
-    sizes = f"{vocab.src_size} pieces"
+    sizes = f"{vocab.src.size} pieces"
     if not vocab.shared:
-        sizes = f"{vocab.src_size} source and {vocab.tgt_size} target pieces"
+        sizes = f"{vocab.src.size} source and {vocab.tgt.size} target pieces"
     src_tokens, tgt_tokens = (int(side.sum()) for side in lengths)
     micro_batches = [indices for step in steps for indices in trainer.cut_step(step)]
     positions = sum(padded_size(indices, *lengths) for indices in micro_batches)

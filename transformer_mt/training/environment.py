@@ -88,7 +88,7 @@ def write_description(
         "corpus": corpus.report,
         "lengths": _count_lengths(*corpus.pairs.lengths),
         "validation": validation,
-        "vocabulary": {"src": corpus.vocab.src_size, "tgt": corpus.vocab.tgt_size},
+        "vocabulary": {"src": corpus.vocab.src.size, "tgt": corpus.vocab.tgt.size},
         "parameters": sum(p.numel() for p in engine.model.parameters()),
         "precision": engine.precision,
         "software": describe_software(),

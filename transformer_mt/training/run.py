@@ -115,7 +115,7 @@ def build_trainer(
         precision=precision, corpus_digest=corpus.digest, valid_digest=valid.digest()
     )
     _require_same_everywhere(progress, processes)
-    sizes = corpus.vocab.src_size, corpus.vocab.tgt_size
+    sizes = corpus.vocab.src.size, corpus.vocab.tgt.size
     # A run that continued without torch.compile stays so.
     old_environment = checkpoint.state.environment if checkpoint else {}
     failed = processes.broadcast(old_environment.get("torch.compile") == COMPILE_FAILED)

@@ -89,10 +89,7 @@ def format_lines(
 ) -> str:
     """Formats the translations of consecutive lines, each ended by a line feed.
 
-    Args:
-        translations: Translations of each line, the best first.
-        first_line: Number of the first line, from 1.
-        options: What to write.
+    Those of each line are the best first; lines are numbered from 1.
     """
     rows = []
     for line, ranked in enumerate(translations, start=first_line):

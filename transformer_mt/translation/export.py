@@ -10,7 +10,7 @@ from torch import Tensor
 from transformer_mt.checkpoints.checkpoint import Checkpoint
 from transformer_mt.checkpoints.model_card import CARD, model_card
 from transformer_mt.errors import ConfigError
-from transformer_mt.model.transformer import Transformer, sinusoid
+from transformer_mt.model.transformer import DecoderLayer, Transformer, sinusoid
 from transformer_mt.system.files import atomic_directory
 from transformer_mt.text.vocabulary import PAD_ID
 from transformer_mt.translation.options import Quantization
@@ -37,16 +37,13 @@ more than {max_length} pieces. [CTranslate2](https://opennmt.net/CTranslate2/) d
 def export(
     checkpoint: Checkpoint, output: Path, quantization: Quantization, raw: bool = False
 ) -> Path:
-    """Writes a CTranslate2 model with its SentencePiece models and a model card.
+    """Writes a CTranslate2 model with its SentencePiece models and a model card to a new directory.
 
     Args:
         checkpoint: The checkpoint to export.
-        output: The directory to create.
+        output: The directory to create; also returned.
         quantization: Type in which the weights are stored.
         raw: Whether to use the trained weights even if the checkpoint has their moving average.
-
-    Returns:
-        The directory.
 
     Raises:
         ConfigError: If CTranslate2 is not installed or does not support the model, or the directory
@@ -97,19 +94,17 @@ def _build_spec(checkpoint: Checkpoint, model: Transformer) -> "TransformerSpec"
         stack.position_encodings.encodings = _array(positions)
     spec.encoder.embeddings[0].weight = _array(model.src_embedding)
     tgt_embedding = model.src_embedding if model.tied else model.tgt_embedding
-    out_embedding = model.src_embedding if model.tied else model.out_embedding
     spec.decoder.embeddings.weight = _array(tgt_embedding)
-    spec.decoder.projection.weight = _array(out_embedding)
+    spec.decoder.projection.weight = _array(model.output_weight)
     if config.norm == "pre":
         _fill_norm(spec.encoder.layer_norm, model.encoder_norm)
         _fill_norm(spec.decoder.layer_norm, model.decoder_norm)
-    for layer_spec, layer in zip(spec.encoder.layer, model.encoder, strict=True):
-        _fill_encoder_layer(layer_spec, layer)
-    for layer_spec, layer in zip(spec.decoder.layer, model.decoder, strict=True):
-        _fill_decoder_layer(layer_spec, layer)
+    layer_specs = [*spec.encoder.layer, *spec.decoder.layer]
+    for layer_spec, layer in zip(layer_specs, [*model.encoder, *model.decoder], strict=True):
+        _fill_layer(layer_spec, layer)
     for register, pieces in (
-        (spec.register_source_vocabulary, vocab.src_pieces(range(vocab.src_size))),
-        (spec.register_target_vocabulary, vocab.tgt_pieces(range(vocab.tgt_size))),
+        (spec.register_source_vocabulary, vocab.src.pieces(range(vocab.src.size))),
+        (spec.register_target_vocabulary, vocab.tgt.pieces(range(vocab.tgt.size))),
     ):
         pieces[PAD_ID] = "<pad>"  # a vocabulary given by vocab.path may have no padding piece
         register(pieces)
@@ -119,36 +114,26 @@ def _build_spec(checkpoint: Checkpoint, model: Transformer) -> "TransformerSpec"
     return spec
 
 
-def _fill_encoder_layer(spec: Any, layer: Any) -> None:
-    _fill_self_attention(spec.self_attention, layer)
-    _fill_feed_forward(spec.ffn, layer, 1)
-
-
-def _fill_decoder_layer(spec: Any, layer: Any) -> None:
-    _fill_self_attention(spec.self_attention, layer)
-    _fill_linear(spec.attention.linear[0], layer.cross_attention.q)
-    _fill_linear(spec.attention.linear[1], layer.cross_attention.kv)
-    _fill_linear(spec.attention.linear[2], layer.cross_attention.out)
-    _fill_norm(spec.attention.layer_norm, layer.residuals[1].norm)
-    _fill_feed_forward(spec.ffn, layer, 2)
-
-
-def _fill_self_attention(spec: Any, layer: Any) -> None:
-    _fill_linear(spec.linear[0], layer.self_attention.qkv)
-    _fill_linear(spec.linear[1], layer.self_attention.out)
-    _fill_norm(spec.layer_norm, layer.residuals[0].norm)
-
-
-def _fill_feed_forward(spec: Any, layer: Any, residual: int) -> None:
-    _fill_linear(spec.linear_0, layer.feed_forward.inner)
-    _fill_linear(spec.linear_1, layer.feed_forward.outer)
-    _fill_norm(spec.layer_norm, layer.residuals[residual].norm)
-
-
-def _fill_linear(spec: Any, linear: Any) -> None:
-    spec.weight = _array(linear.weight)
-    if linear.bias is not None:
-        spec.bias = _array(linear.bias)
+def _fill_layer(spec: Any, layer: Any) -> None:
+    """Copies the weights of an encoder or decoder layer."""
+    self_attention, ffn = spec.self_attention, spec.ffn
+    linears = [
+        (self_attention.linear[0], layer.self_attention.qkv),
+        (self_attention.linear[1], layer.self_attention.out),
+        (ffn.linear_0, layer.feed_forward.inner),
+        (ffn.linear_1, layer.feed_forward.outer),
+    ]
+    norms = [self_attention.layer_norm, ffn.layer_norm]
+    if isinstance(layer, DecoderLayer):
+        cross = layer.cross_attention
+        linears += zip(spec.attention.linear, (cross.q, cross.kv, cross.out), strict=True)
+        norms.insert(1, spec.attention.layer_norm)
+    for linear_spec, linear in linears:
+        linear_spec.weight = _array(linear.weight)
+        if linear.bias is not None:
+            linear_spec.bias = _array(linear.bias)
+    for norm_spec, residual in zip(norms, layer.residuals, strict=True):
+        _fill_norm(norm_spec, residual.norm)
 
 
 def _fill_norm(spec: Any, norm: Any) -> None:

@@ -1,15 +1,9 @@
-"""Log-probability and attention weights of given translations.
-
-Shapes: B batch, S source length, T target length, H heads.
-"""
+"""Log-probability of given translations."""
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -18,35 +12,11 @@ from transformer_mt.model.ensemble import Ensemble
 from transformer_mt.model.transformer import Transformer
 from transformer_mt.system.device import compute_settings
 from transformer_mt.system.processes import ALONE, Processes
-from transformer_mt.text.batching import Batch, EncodedPairs, cut_micro_batches, pad
-from transformer_mt.text.vocabulary import BOS_ID, EOS_ID, PAD_ID, Vocabulary
+from transformer_mt.text.batching import Batch, EncodedPairs, cut_micro_batches
+from transformer_mt.text.vocabulary import PAD_ID
 
 BATCH_POSITIONS = 2048
 """Padded positions scored at once: the logits of all of them are in memory, in float32."""
-
-Weights = npt.NDArray[np.float32]
-
-
-@dataclass(frozen=True)
-class PairAttention:
-    """Attention weights of a sentence pair: for each layer, an array (H, queries, keys).
-
-    Each row of weights sums to 1.
-
-    Attributes:
-        src_pieces: The S source pieces, EOS last.
-        tgt_pieces: The T inputs of the decoder, BOS first; the queries at piece i
-            predict piece i + 1.
-        encoder: Encoder self-attention, (H, S, S) each.
-        decoder: Decoder self-attention, (H, T, T) each; weights of later pieces are 0.
-        cross: Attention of the decoder to the encoder's output, (H, T, S) each.
-    """
-
-    src_pieces: list[str]
-    tgt_pieces: list[str]
-    encoder: list[Weights]
-    decoder: list[Weights]
-    cross: list[Weights]
 
 
 @torch.no_grad()
@@ -58,7 +28,7 @@ def log_probabilities(
     Args:
         model: On its device, in evaluation mode.
         pairs: Pairs of any length; none is left out.
-        processes: The processes that share the batches; each has the same model and gets all sums.
+        processes: Processes with the same model that share the batches; each gets all sums.
 
     Returns:
         For each pair, the sum over its target tokens including EOS, in nats. An ensemble
@@ -101,32 +71,3 @@ def token_log_probabilities(model: Transformer | Ensemble, batch: Batch) -> Tens
         )  # (B * T,)
         of_members.append(-losses.view_as(batch.tgt_out))
     return torch.stack(of_members).logsumexp(dim=0) - math.log(len(of_members))
-
-
-def pair_attention(
-    model: Transformer, vocab: Vocabulary, src_ids: Sequence[int], tgt_ids: Sequence[int]
-) -> PairAttention:
-    """Computes the attention weights of one pair.
-
-    Args:
-        model: On its device, in evaluation mode.
-        vocab: Its vocabulary.
-        src_ids: Source ids without EOS.
-        tgt_ids: Target ids without BOS and EOS.
-    """
-    src_ids, tgt_ids = [*src_ids, EOS_ID], [BOS_ID, *tgt_ids]
-    with compute_settings(model.device, tf32=False):
-        weights = model.attention_weights(
-            pad([src_ids], PAD_ID).to(model.device), pad([tgt_ids], PAD_ID).to(model.device)
-        )
-    return PairAttention(
-        src_pieces=vocab.src_pieces(src_ids),
-        tgt_pieces=vocab.tgt_pieces(tgt_ids),
-        encoder=_arrays(weights.encoder),
-        decoder=_arrays(weights.decoder),
-        cross=_arrays(weights.cross),
-    )
-
-
-def _arrays(layers: Sequence[Tensor]) -> list[Weights]:
-    return [weights[0].float().cpu().numpy() for weights in layers]

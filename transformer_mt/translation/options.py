@@ -3,7 +3,8 @@
 Imports no slow modules, since --help needs this one.
 """
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Literal
@@ -13,7 +14,6 @@ from transformer_mt.errors import ConfigError
 Device = Literal["auto", "cpu", "cuda"]
 Precision = Literal["fp32", "bf16", "fp16"]
 Quantization = Literal["float32", "float16", "bfloat16", "int16", "int8"]
-"""Types in which an exported model stores its weights."""
 
 MAX_LENGTH_PENALTY = 10.0
 """The longer of two hypotheses wins at values far below this."""
@@ -39,14 +39,7 @@ class SearchOptions:
 
 @dataclass(frozen=True)
 class LoadOptions:
-    """How checkpoints are loaded for translation.
-
-    Attributes:
-        device: `auto`, `cpu` or `cuda`.
-        precision: `fp32`, `bf16` or `fp16`; the weights are rounded to it.
-        max_length: Source pieces after which a line is split; None is the maximum in training.
-        raw: Whether to use the trained weights even if the checkpoint has their moving average.
-    """
+    """How checkpoints are loaded for translation; `transformer_mt.load` explains each option."""
 
     device: Device = "auto"
     precision: Precision = "fp32"
@@ -85,16 +78,13 @@ class OutputOptions:
 class FileOptions:
     """The files to translate and their outputs, as the user typed them.
 
-    Attributes:
-        inputs: Files or named pipes; none or `-` is stdin.
-        output: For a single input; None or `-` is stdout.
-        output_dir: Folder for the translation of each input.
+    Without an input, or with `-`, stdin is translated; without an output, to stdout.
 
     Raises:
         ConfigError: If they contradict each other.
     """
 
-    inputs: list[Path] = field(default_factory=list)
+    inputs: Sequence[Path] = ()
     output: Path | None = None
     output_dir: Path | None = None
 
@@ -116,9 +106,9 @@ class FileOptions:
 class TranslateOptions:
     """Everything that the bytes of a translation depend on, except its text and its models."""
 
-    load: LoadOptions = field(default_factory=LoadOptions)
-    search: SearchOptions = field(default_factory=SearchOptions)
-    output: OutputOptions = field(default_factory=OutputOptions)
+    load: LoadOptions
+    search: SearchOptions
+    output: OutputOptions
 
 
 DEFAULT_SEARCH = SearchOptions()

@@ -34,12 +34,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class FilePair:
-    """An input and the output of its translation.
-
-    Attributes:
-        input: A file or named pipe; None is stdin.
-        output: Where its translation is written.
-    """
+    """An input, None for stdin, and the output of its translation."""
 
     input: Path | None
     output: Output
@@ -111,8 +106,13 @@ def _translate_files(
             locks.enter_context(pair.output.lock())
         if any(pair.output.target is None for pair in pairs):
             exit_on_closed_stdout()
-        if may_have_restarted():
-            _require_resumable(pairs)
+        streams = [pair.output.name for pair in pairs if not pair.is_resumable]
+        if streams and may_have_restarted():  # a lost process may have read some of its lines
+            raise OutputError(
+                f"{streams[0]}: several machines, and processes that were restarted, cannot"
+                " translate a stream, since it cannot be read again; name files as --input and"
+                " --output"
+            )
         share_checkpoints(checkpoints, processes)
         model = build_translation_model(checkpoints, options.load)
         logger.info(f"translating with {model.name}")
@@ -182,17 +182,6 @@ def output_name(path: Path, src_lang: str, tgt_lang: str) -> str:
     compression = compression_suffix(path)
     base = path.name.removesuffix(compression).removesuffix(f".{src_lang}")
     return f"{base}.{tgt_lang}{compression}"
-
-
-def _require_resumable(pairs: list[FilePair]) -> None:
-    """Refuses to continue a stream from which a lost process may have read lines."""
-    for pair in pairs:
-        if not pair.is_resumable:
-            raise OutputError(
-                f"{pair.output.name}: several machines, and processes that were restarted, cannot"
-                " translate a stream, since it cannot be read again; name files as --input and"
-                " --output"
-            )
 
 
 def _translate_pairs(

@@ -171,17 +171,10 @@ class _Beam(NamedTuple):
 
 
 def _extend(beam: _Beam, running: Tensor, logits: Tensor) -> _Beam:
-    """Finds the 2 * W most probable continuations of a beam by one token.
+    """Finds the 2 * W most probable continuations of a beam by one token, (B, 2 * W).
 
-    Each hypothesis has only one continuation with EOS, so W others always remain.
-
-    Args:
-        beam: W hypotheses of each of the B sentences.
-        running: Numbers of the sentences that are still being translated, (B',).
-        logits: Logits of their hypotheses, float32, (B' * W, V).
-
-    Returns:
-        2 * W continuations of each of the B sentences; those of other sentences are meaningless.
+    Each hypothesis has only one continuation with EOS, so W others always remain. `logits`,
+    (B' * W, V), are those of the B' running sentences; what is returned of others is meaningless.
     """
     width, number = beam.totals.size(1), 2 * beam.totals.size(1)
     log_probabilities, ids = logits.log_softmax(-1).topk(number)  # (B' * W, 2 * W)
@@ -200,16 +193,12 @@ def _extend(beam: _Beam, running: Tensor, logits: Tensor) -> _Beam:
 
 
 class _EndedHypotheses:
-    """The W best hypotheses of each sentence among those that have ended, on the device.
-
-    Attributes:
-        is_done: Which sentences have no hypothesis in progress, (B,) bool.
-    """
+    """The W best hypotheses of each sentence among those that have ended, on the device."""
 
     def __init__(self, max_lengths: Tensor, beam_size: int, alpha: float) -> None:
         self._max_lengths, self._beam_size, self._alpha = max_lengths, beam_size, alpha
         self._counts = torch.zeros_like(max_lengths)
-        self.is_done = torch.zeros_like(max_lengths, dtype=torch.bool)
+        self.is_done = torch.zeros_like(max_lengths, dtype=torch.bool)  # none in progress, (B,)
         # Where the last token of a hypothesis is: position * W + column; position 0 is BOS.
         self._places = max_lengths.new_zeros(len(max_lengths), beam_size)
         self._scores = torch.full_like(self._places, -torch.inf, dtype=torch.float64)

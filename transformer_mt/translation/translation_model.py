@@ -4,9 +4,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+import numpy as np
+import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from transformer_mt.checkpoints.checkpoint import Checkpoint
 from transformer_mt.checkpoints.run_directory import find_checkpoint
@@ -14,10 +16,11 @@ from transformer_mt.errors import CheckpointError, ConfigError, DataError, Devic
 from transformer_mt.model.cpu_kernels import pack_weights
 from transformer_mt.model.ensemble import Ensemble
 from transformer_mt.model.transformer import Transformer
-from transformer_mt.system.device import DTYPES, choose_device, supports
+from transformer_mt.system.device import DTYPES, choose_device, compute_settings, supports
 from transformer_mt.system.processes import ALONE, Processes
-from transformer_mt.text.batching import encode_pairs
-from transformer_mt.text.vocabulary import Vocabulary
+from transformer_mt.text.batching import encode_pairs, pad
+from transformer_mt.text.vocabulary import BOS_ID, EOS_ID, PAD_ID, Vocabulary
+from transformer_mt.translation.forced_decoding import log_probabilities
 from transformer_mt.translation.options import (
     DEFAULT_LOAD,
     DEFAULT_SEARCH,
@@ -26,19 +29,37 @@ from transformer_mt.translation.options import (
 )
 from transformer_mt.translation.translator import Translation, Translator
 
-if TYPE_CHECKING:
-    from transformer_mt.translation.forced_decoding import PairAttention
+Weights = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class PairAttention:
+    """Attention weights of a sentence pair: for each layer, an array (H, queries, keys).
+
+    Each row of weights sums to 1.
+
+    Attributes:
+        src_pieces: The S source pieces, EOS last.
+        tgt_pieces: The T inputs of the decoder, BOS first; the queries at piece i
+            predict piece i + 1.
+        encoder: Encoder self-attention, (H, S, S) each.
+        decoder: Decoder self-attention, (H, T, T) each; weights of later pieces are 0.
+        cross: Attention of the decoder to the encoder's output, (H, T, S) each.
+    """
+
+    src_pieces: list[str]
+    tgt_pieces: list[str]
+    encoder: list[Weights]
+    decoder: list[Weights]
+    cross: list[Weights]
 
 
 @dataclass(frozen=True)
 class TranslationModel:
     """One or several trained models, ready to translate.
 
-    Attributes:
-        checkpoints: The checkpoints they were loaded from; several models form an ensemble.
-        model: The model or ensemble, on its device and in its precision.
-        vocab: Its vocabulary.
-        max_length: Source pieces after which a line is split.
+    The model, or the ensemble of several, is on its device and in its precision; a line is split
+    after `max_length` source pieces.
     """
 
     checkpoints: list[Checkpoint]
@@ -54,11 +75,7 @@ class TranslationModel:
     def translator(
         self, options: SearchOptions = DEFAULT_SEARCH, processes: Processes = ALONE
     ) -> Translator:
-        """Makes a translator of lines that shares batches with processes that have this model.
-
-        Raises:
-            ConfigError: If the beam size exceeds half the vocabulary.
-        """
+        """Makes a translator of lines that shares batches with processes that have this model."""
         return Translator(self.model, self.vocab, self.max_length, options, processes)
 
     def translate(
@@ -127,8 +144,6 @@ class TranslationModel:
         _require_list(hypotheses)
         if len(sources) != len(hypotheses):
             raise DataError(f"{len(hypotheses)} hypotheses for {len(sources)} sources")
-        from transformer_mt.translation.forced_decoding import log_probabilities
-
         pairs = encode_pairs(sources, hypotheses, self.vocab)
         scores = log_probabilities(self.model, pairs)
         for i in range(len(pairs)):
@@ -136,7 +151,7 @@ class TranslationModel:
                 scores[i] = -math.inf if len(pairs.tgt[i]) else 0.0
         return scores
 
-    def attention(self, source: str, hypothesis: str | None = None) -> "PairAttention":
+    def attention(self, source: str, hypothesis: str | None = None) -> PairAttention:
         """Computes the attention weights of a sentence and its translation.
 
         Args:
@@ -146,18 +161,30 @@ class TranslationModel:
         Raises:
             ConfigError: If this is an ensemble.
         """
-        from transformer_mt.translation.forced_decoding import pair_attention
-
         if isinstance(self.model, Ensemble):
             raise ConfigError("attention weights need a single model, not an ensemble")
-        [src_ids] = self.vocab.encode_src([source])
+        [src_ids] = self.vocab.src.encode([source])
         if hypothesis is not None:
-            [tgt_ids] = self.vocab.encode_tgt([hypothesis])
+            [tgt_ids] = self.vocab.tgt.encode([hypothesis])
         else:
             # Empty for an empty source, which the model does not translate.
             greedy = self.translator(SearchOptions(beam_size=1))
             tgt_ids = greedy.decode([src_ids])[0][0].ids if src_ids else []
-        return pair_attention(self.model, self.vocab, src_ids, tgt_ids)
+        src_ids, tgt_ids = [*src_ids, EOS_ID], [BOS_ID, *tgt_ids]
+        src, tgt_in = (pad([ids], PAD_ID).to(self.model.device) for ids in (src_ids, tgt_ids))
+        with compute_settings(self.model.device, tf32=False):
+            weights = self.model.attention_weights(src, tgt_in)
+        return PairAttention(
+            self.vocab.src.pieces(src_ids),
+            self.vocab.tgt.pieces(tgt_ids),
+            _arrays(weights.encoder),
+            _arrays(weights.decoder),
+            _arrays(weights.cross),
+        )
+
+
+def _arrays(layers: Sequence[Tensor]) -> list[Weights]:
+    return [weights[0].float().cpu().numpy() for weights in layers]
 
 
 def _require_list(lines: Sequence[str]) -> None:
@@ -167,10 +194,7 @@ def _require_list(lines: Sequence[str]) -> None:
 
 
 def find_checkpoints(paths: Sequence[Path]) -> list[Checkpoint]:
-    """Reads and verifies the checkpoints of an ensemble, or a single one.
-
-    Args:
-        paths: Each is a run (its best checkpoint) or a checkpoint.
+    """Reads and verifies the checkpoints of an ensemble, or a single one; a run gives its best.
 
     Raises:
         CheckpointError: If one is missing or damaged, or the vocabularies differ.
@@ -207,11 +231,7 @@ def share_checkpoints(checkpoints: list[Checkpoint], processes: Processes) -> li
 def build_translation_model(
     checkpoints: list[Checkpoint], options: LoadOptions = DEFAULT_LOAD
 ) -> TranslationModel:
-    """Builds the model or ensemble from verified checkpoints.
-
-    Args:
-        checkpoints: At least one, all with the same vocabulary.
-        options: Device, precision, maximum length and choice of weights.
+    """Builds the model or ensemble from verified checkpoints with the same vocabulary.
 
     Raises:
         CheckpointError: If the weights do not fit the configuration of a checkpoint.

@@ -88,9 +88,9 @@ class Translator:
         options: SearchOptions = DEFAULT_SEARCH,
         processes: Processes = ALONE,
     ) -> None:
-        if not 1 <= options.beam_size <= vocab.tgt_size // 2:
+        if not 1 <= options.beam_size <= vocab.tgt.size // 2:
             raise ConfigError(
-                f"beam size {options.beam_size}: choose 1 to {vocab.tgt_size // 2}, half the"
+                f"beam size {options.beam_size}: choose 1 to {vocab.tgt.size // 2}, half the"
                 " target vocabulary"
             )
         if not 0 <= options.length_penalty <= MAX_LENGTH_PENALTY:
@@ -133,7 +133,7 @@ class Translator:
         """
         parts: list[list[int]] = []
         owners: list[int] = []
-        for line, ids in enumerate(self.vocab.encode_src(lines)):
+        for line, ids in enumerate(self.vocab.src.encode(lines)):
             line_parts = self._split(ids)
             self.lines_split += len(line_parts) > 1
             parts += line_parts
@@ -149,14 +149,14 @@ class Translator:
         ]
 
     def _join(self, parts: list[Hypothesis]) -> Translation:
-        texts = (self.vocab.decode_tgt(part.ids) for part in parts)
+        texts = (self.vocab.tgt.decode(part.ids) for part in parts)
         return Translation(" ".join(filter(None, texts)), sum(part.score for part in parts))
 
     def _split(self, ids: list[int]) -> list[list[int]]:
         """Splits a line into parts of at most `max_length` pieces; an empty line has no parts."""
         parts = []
         while len(ids) > self.max_length:
-            end = self._split_point(self.vocab.src_pieces(ids[: self.max_length + 1]))
+            end = self._split_point(self.vocab.src.pieces(ids[: self.max_length + 1]))
             parts.append(ids[:end])
             ids = ids[end:]
         return [*parts, ids] if ids else parts
@@ -164,11 +164,7 @@ class Translator:
     def _split_point(self, pieces: list[str]) -> int:
         """Finds the last end of a sentence, else of a clause, else of a word, else the last piece.
 
-        Args:
-            pieces: One more than a part may have.
-
-        Returns:
-            Index of the piece that the next part begins with.
+        Takes one piece more than a part may have; returns the index that the next part begins with.
         """
         word_starts = [i for i in range(1, len(pieces)) if pieces[i].startswith("▁")]
         for ends in (_SENTENCE_ENDS, _CLAUSE_ENDS):
@@ -184,10 +180,7 @@ class Translator:
     ) -> list[list[Hypothesis]]:
         """Decodes in batches of similar length, and restores the order of the sources.
 
-        Args:
-            sources: Source ids without EOS, none empty.
-            owners: The line that each source is a part of.
-            advance: Called with the number of lines in each batch.
+        Each source belongs to the line in `owners`; `advance` is called with the lines of a batch.
         """
 
         def decode(
@@ -221,11 +214,7 @@ class Translator:
         return [gathered[i] for i in range(len(sources))]
 
     def _cut_batches(self, sources: list[list[int]], owners: list[int]) -> list[list[int]]:
-        """Cuts the sources of each chunk of lines into batches of similar length, longest first.
-
-        Returns:
-            For each batch, the indices of its sources.
-        """
+        """Cuts each chunk of lines into batches of indices of similar length, longest first."""
         batches = []
         indices = range(len(sources))
         for _, chunk in groupby(indices, key=lambda i: owners[i] // self.chunk_lines):
