@@ -212,14 +212,7 @@ def _dropout_factors(like: Tensor, p: float) -> Tensor:
 
 
 class Dropout(nn.Module):
-    """`nn.Dropout` computed by `dropout`.
-
-    Args:
-        p: Probability of a zero.
-
-    Reference:
-        Attention Is All You Need, section 5.4.
-    """
+    """`nn.Dropout` computed by `dropout` (Attention Is All You Need, section 5.4)."""
 
     def __init__(self, p: float) -> None:
         super().__init__()
@@ -286,11 +279,7 @@ def attention(
 
 
 class Attention(nn.Module):
-    """`attention` with dropout in training.
-
-    Args:
-        p: Probability with which a weight is dropped.
-    """
+    """`attention` with dropout in training, p being the probability."""
 
     def __init__(self, p: float) -> None:
         super().__init__()

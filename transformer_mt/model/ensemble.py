@@ -13,11 +13,7 @@ from transformer_mt.model.transformer import Transformer
 
 @dataclass
 class EnsembleState:
-    """Decoding states of all members; a row holds the same hypothesis in each.
-
-    Attributes:
-        members: One state per model.
-    """
+    """Decoding states of all members; a row holds the same hypothesis in each."""
 
     members: list[DecoderState]
 

@@ -21,15 +21,11 @@ Ids = npt.NDArray[np.uint16] | npt.NDArray[np.int32]
 
 @dataclass(frozen=True)
 class EncodedLines:
-    """The ids of one language, one line after another, without BOS and EOS.
-
-    Attributes:
-        ids: The ids of all lines, flat.
-        offsets: Where each line begins in `ids`, and the end of the last one, (N + 1,).
-    """
+    """The ids of one language, one line after another, without BOS and EOS."""
 
     ids: Ids
     offsets: npt.NDArray[np.int64]
+    """Where each line begins in `ids`, and the end of the last one, (N + 1,)."""
 
     @classmethod
     def cut(cls, ids: Ids, counts: npt.NDArray[np.int64]) -> "EncodedLines":
@@ -311,10 +307,7 @@ def largest_micro_batch(
     tgt_lengths: Lengths,
     micro_batch_tokens: int,
 ) -> Indices:
-    """Finds the micro-batch of an epoch that needs the most memory.
-
-    Only the steps that are most likely to contain it are cut.
-    """
+    """Finds the micro-batch that needs the most memory; only the likeliest steps are cut."""
     order = np.concatenate(steps)
     counts = np.fromiter(map(len, steps), np.int64, len(steps))
     starts = np.cumsum(counts) - counts

@@ -38,12 +38,7 @@ _LISTED_FILES = 8
 
 @dataclass(frozen=True)
 class RawPairs:
-    """Line-aligned raw text, without white space at the ends of lines, not cleaned.
-
-    Attributes:
-        src: Source lines.
-        tgt: Target lines, the same number.
-    """
+    """As many source as target lines, without white space at their ends, not cleaned."""
 
     src: list[str]
     tgt: list[str]
@@ -58,15 +53,12 @@ class RawPairs:
 
 @dataclass(frozen=True)
 class CorpusSplit:
-    """A split that can be read any number of times and is never held in memory.
-
-    Attributes:
-        read: Yields its pairs in order, without white space at their ends.
-        digest: Computes a digest that identifies the content, wherever it is stored.
-    """
+    """A split that can be read any number of times and is never held in memory."""
 
     read: Callable[[], Iterator[Pair]]
+    """Yields its pairs in order, without white space at their ends."""
     digest: Callable[[], str]
+    """Computes a digest that identifies the content, wherever it is stored."""
 
 
 def open_split(config: DataConfig, split: Splits) -> CorpusSplit:

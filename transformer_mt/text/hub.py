@@ -25,11 +25,7 @@ _SECONDS_TO_ANSWER = 5.0
 def load_dataset(config: DataConfig, builder: str, requested: str, **options: Any) -> Any:
     """Loads a split, from the cache if the hub cannot be reached.
 
-    Args:
-        config: Where the corpus is, and the folder for downloads.
-        builder: A hub id, a folder, or the name of a file format.
-        requested: The split as configured, for error messages.
-        **options: Arguments of `datasets.load_dataset`.
+    `builder` is a hub id, a folder or a file format, `requested` the split for error messages.
 
     Raises:
         DataError: If the corpus does not exist or cannot be read.

@@ -16,6 +16,7 @@ import logging
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import compress, islice
 from pathlib import Path
 from typing import Any
@@ -100,17 +101,14 @@ def prepare(
     path = folder / name
     if not path.exists():
         folder.mkdir(parents=True, exist_ok=True)
-        with locked(folder / f".{name}.lock", _log_waiting):
+        waiting = "process %s is preparing the same corpus; waiting for it"
+        with locked(folder / f".{name}.lock", partial(logger.info, waiting)):
             if not path.exists():
                 _write_prepared(config, split, split_digest, vocab, path)
     prepared = _load_prepared(path)
     if prepared is None:
         raise _damaged(path, f"{REPORT} is missing")
     return prepared
-
-
-def _log_waiting(holder: str) -> None:
-    logger.info("process %s is preparing the same corpus; waiting for it", holder)
 
 
 def _fingerprint(config: Config, split_digest: str, vocab: Vocabulary | None) -> str:
@@ -157,11 +155,7 @@ def _load_configured_vocabulary(config: Config, vocab: Vocabulary | None) -> Voc
 
 
 def _load_prepared(path: Path) -> PreparedCorpus | None:
-    """Maps a prepared corpus from disk; returns None if there is none.
-
-    Raises:
-        DataError: If its files are damaged.
-    """
+    """Maps a prepared corpus from disk; returns None if there is none."""
     if not (path / REPORT).exists():
         return None
     try:
@@ -206,18 +200,10 @@ def _write_prepared(
 
 @dataclass
 class _CleanedSplit:
-    """Result of the first reading of a split.
+    """Result of the first reading of a split; words are those of the pairs kept."""
 
-    Attributes:
-        word_counts: Occurrences of each word in the pairs kept: one counter per side, or one for
-            both if the vocabulary is shared; empty unless counted.
-        kept: For each pair, 1 if it is kept, else 0.
-        dropped: Number of dropped pairs by reason.
-        words: Number of words in the pairs kept.
-    """
-
-    word_counts: list[Counter[str]]
-    kept: bytearray = field(default_factory=bytearray)
+    word_counts: list[Counter[str]]  # one per side, or one for both if the vocabulary is shared
+    kept: bytearray = field(default_factory=bytearray)  # for each pair, 1 if it is kept, else 0
     dropped: Counter[str] = field(default_factory=Counter)
     words: int = 0
 
@@ -277,13 +263,7 @@ def _write_ids(
 
 
 class _EncodedLinesWriter:
-    """Writes the ids of one side in chunks, and the offsets of its lines at the end.
-
-    Attributes:
-        dtype: Type of the ids on disk.
-        hash: SHA-256 hash of ids and line lengths so far.
-        unknown: Number of ids of the unknown piece so far.
-    """
+    """Writes the ids of one side in chunks, and the offsets of its lines at the end."""
 
     def __init__(self, folder: Path, side: str, vocab: Vocabulary) -> None:
         largest = max(vocab.src.size, vocab.tgt.size)

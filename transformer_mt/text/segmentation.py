@@ -62,15 +62,7 @@ class BPEDropout:
         )
 
     def segment(self, characters: PieceIds, rng: np.random.Generator) -> PieceIds:
-        """Draws one segmentation of each word.
-
-        Args:
-            characters: (N, L).
-            rng: Source of random numbers.
-
-        Returns:
-            Ids of the pieces, (N, L), with NO_PIECE after the last one.
-        """
+        """Draws one segmentation of each word, (N, L), with NO_PIECE after the last piece."""
         segmentation = np.full(characters.shape, NO_PIECE, np.int32)
         rows, symbols = np.arange(len(characters)), characters
         merges = self._draw_merges(symbols[:, :-1], symbols[:, 1:], rng)
@@ -87,16 +79,10 @@ class BPEDropout:
     def _merge(
         self, symbols: PieceIds, merges: PieceIds, best: Integers, rng: np.random.Generator
     ) -> tuple[PieceIds, PieceIds]:
-        """Merges one pair of symbols in each word.
+        """Merges the pair `best`, (N,), of the symbols, (N, W), of each word.
 
-        Args:
-            symbols: Pieces and characters, (N, W).
-            merges: Result of merging each symbol with its right neighbour, (N, W - 1).
-            best: Which pair to merge, (N,).
-            rng: Source of random numbers.
-
-        Returns:
-            The new symbols, (N, W - 1), and merges, (N, W - 2).
+        `merges`, (N, W - 1), holds the result of merging each symbol with its right neighbour.
+        Returns the new symbols, (N, W - 1), and merges, (N, W - 2).
         """
         count, width = symbols.shape
         columns, merged = np.arange(width), merges[np.arange(count), best]
@@ -146,15 +132,7 @@ class UnigramSampling:
         self._scores = np.append(alpha * pieces.scores, -np.inf)
 
     def segment(self, characters: PieceIds, rng: np.random.Generator) -> PieceIds:
-        """Draws one segmentation of each word.
-
-        Args:
-            characters: (N, L).
-            rng: Source of random numbers.
-
-        Returns:
-            Ids of the pieces, (N, L), with NO_PIECE after the last one.
-        """
+        """Draws one segmentation of each word, (N, L), with NO_PIECE after the last piece."""
         words, word_of_row = _distinct_rows(characters)
         pieces = self._find_pieces(words)
         shares = self._cumulate(pieces)
@@ -172,14 +150,10 @@ class UnigramSampling:
         return np.take_along_axis(backwards, counts[:, None] - 1 - columns, axis=1)
 
     def _find_pieces(self, words: PieceIds) -> PieceIds:
-        """Finds every piece in every word.
+        """Finds every piece in every word, (N, L).
 
-        Args:
-            words: (N, L).
-
-        Returns:
-            Ids, (N, L + 1, K), by the position after the piece and its number of characters minus
-            one; K is the length of the longest piece; NO_PIECE where there is none.
+        Returns ids, (N, L + 1, K), by the position after the piece and its number of characters
+        minus one; K is the length of the longest piece; NO_PIECE where there is none.
         """
         count, length = words.shape
         shape = (count, length + 1, min(self._longest, length))
@@ -194,11 +168,7 @@ class UnigramSampling:
     def _cumulate(self, pieces: PieceIds) -> npt.NDArray[np.float64]:
         """Computes the distribution of the length of the last piece before each position.
 
-        Args:
-            pieces: (N, L + 1, K).
-
-        Returns:
-            Cumulative probabilities over K, of the same shape; the last one is exactly 1.
+        Maps (N, L + 1, K) to cumulative probabilities over K; the last one is exactly 1.
         """
         scores = self._scores[pieces]
         shares = np.ones(pieces.shape)

@@ -24,17 +24,12 @@ _DOWNLOAD_TIMEOUT = 10.0
 
 @dataclass(frozen=True)
 class EvaluationSet:
-    """The raw text that translations are scored against.
-
-    Attributes:
-        name: The split, files or sacreBLEU set that it was read from, for messages.
-        title: The name for pages that are shared with others, without local folders.
-        src: Source lines; None if only references are known.
-        references: One or more reference translations, each with one line per source line.
-    """
+    """The raw text that translations are scored against, with one or more references."""
 
     name: str
+    """The split, files or sacreBLEU set that it was read from, for messages."""
     title: str
+    """The name for pages that are shared with others, without local folders."""
     src: list[str] | None
     references: list[list[str]]
 
