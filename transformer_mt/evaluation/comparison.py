@@ -114,7 +114,7 @@ def _format_values(name: str, system: float, baseline: float) -> str:
 def format_sentence(
     test_set: EvaluationSet, index: int, translations: Mapping[str, str]
 ) -> list[str]:
-    """Formats one sentence: its source if it is known, all references, and labelled translations."""
+    """Formats one sentence: its source if known, all references, and labelled translations."""
     texts = {} if test_set.src is None else {"source": test_set.src[index]}
     for number, reference in enumerate(test_set.references, start=1):
         label = "reference" if len(test_set.references) == 1 else f"reference {number}"
