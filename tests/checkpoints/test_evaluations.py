@@ -85,8 +85,11 @@ def test_a_newer_record_of_the_same_kind_replaces_it(tmp_path, caplog):
     ]
 
 
-def test_where_records_are(tmp_path):
-    """In the run for its steps, inside an average; nowhere for a step outside its run."""
+def test_where_records_are(tmp_path, caplog):
+    """In the run for its steps, inside an average; nowhere for a step outside its run.
+
+    A folder that cannot be written gives a warning. Sabotage: raise the error.
+    """
     step, average = tmp_path / "step-00000001", tmp_path / "averaged-2"
     assert record_folder(step) is None
     write_evaluation(step, RECORD)
@@ -97,3 +100,7 @@ def test_where_records_are(tmp_path):
     write_evaluation(average, RECORD)
     assert [path.parent for path in average.glob("*/*")] == [record_folder(average)]
     assert run_folders(tmp_path) == [tmp_path / "evaluations", average / "evaluations"]
+    (tmp_path / "evaluations").write_text("in the way")
+    write_evaluation(step, RECORD)
+    [warning] = caplog.messages
+    assert warning.startswith(f"{tmp_path}/evaluations: the scores are not recorded: ")

@@ -157,10 +157,3 @@ def test_a_mistake_shows_first(texts, copy_run, monkeypatch, choice, error, mess
     shutil.copytree(copy_run, texts / "run")
     with pytest.raises(error, match=message.format(texts, texts)):
         evaluate(texts, copy_run, **choice)
-
-
-def test_what_to_evaluate_must_be_named(texts):
-    """A run, or a translation with references."""
-    done = run_program("evaluate", "--hypotheses", texts / "hyp", "--src", texts / "ref")
-    assert done.returncode == 2 and not done.stdout
-    assert b"name a run, or --hypotheses with --ref or --test-set" in done.stderr

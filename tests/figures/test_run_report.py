@@ -3,7 +3,6 @@
 import json
 import re
 import shutil
-import time
 from dataclasses import replace
 from html import unescape
 from pathlib import Path
@@ -16,7 +15,6 @@ from test_cli_errors import assert_one_error, call
 from transformer_mt.checkpoints.evaluations import (
     read_evaluations,
     run_folders,
-    write_evaluation,
 )
 from transformer_mt.checkpoints.run_directory import find_checkpoint, list_checkpoints, load_newest
 from transformer_mt.cli.program import main
@@ -204,32 +202,6 @@ def test_files_of_the_text_are_shown_without_their_folders(run):
     config = read.config.model_copy(update={"data": data})
     text = visible(build_report(replace(read, config=config, evaluations=[])))
     assert 'data.train ["one", { src = "c.de", tgt = "c.en" }]' in text
-
-
-def test_a_newer_evaluation_replaces_an_older_one(run, tmp_path, caplog):
-    """One entry per test set, search and checkpoint; what cannot be read or written is told.
-
-    Sabotage: name the file by time, or by test set alone; record in whatever folder is above;
-    raise the error; trust what is there.
-    """
-    copy = shutil.copytree(run, tmp_path / "run")
-    path = list_checkpoints(copy)[-1]
-    inside = set(path.iterdir())
-    record = replace(read_evaluations(run_folders(copy))[-1], test_set="other")
-    beam = replace(record.search, beam_size=2)
-    for newer in ({"sources": ["a"]}, {"sources": ["b"]}, {"search": beam}, {"checkpoint": "c"}):
-        write_evaluation(path, replace(record, **newer, time=time.time()))
-    (copy / "evaluations" / "x.json").write_text('{"test_set": 1}')
-    others = read_evaluations(run_folders(copy))[2:]
-    assert [len(other.sources) for other in others] == [1, 4, 4] and others[0].sources == ["b"]
-    assert "x.json: damaged (not an evaluation); left out" in caplog.messages[-1]
-    assert set(path.iterdir()) == inside
-    shutil.rmtree(copy / "evaluations")
-    (copy / "evaluations").write_text("in the way")
-    write_evaluation(path, record)
-    assert "evaluations: the scores are not recorded: " in caplog.messages[-1]
-    write_evaluation(path.rename(tmp_path / path.name), record)
-    assert {item.name for item in tmp_path.iterdir()} == {path.name, "run"}
 
 
 def test_what_is_no_run(run, tmp_path, monkeypatch, capsys):

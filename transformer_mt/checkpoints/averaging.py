@@ -24,13 +24,8 @@ def average(run_dir: Path, last: int, output: Path | None) -> Path:
     The result is a complete checkpoint, for translation or to start another run from. It cannot be
     resumed, since it has no optimizer moments.
 
-    Args:
-        run_dir: The run.
-        last: How many of its newest checkpoints to average.
-        output: Directory of the result; None is `averaged-N` in the run.
-
     Returns:
-        The directory written.
+        The directory written: `output`, or `averaged-N` in the run if that is None.
 
     Raises:
         CheckpointError: If `run_dir` is not a run or has fewer checkpoints, one of them is damaged,

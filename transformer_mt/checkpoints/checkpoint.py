@@ -53,18 +53,10 @@ Count = Annotated[int, Field(ge=0)]
 class Progress:
     """How far a run has come. Weights and optimizer are stored as tensors.
 
-    Attributes:
-        step: Optimizer steps taken, skipped ones included.
-        epoch: Epoch of the next step, from 0.
-        epoch_step: Steps of that epoch already taken.
-        seconds: Training time so far, over all resumptions.
-        best_bleu: Best validation BLEU so far; negative before the first validation.
-        best_step: Step of that validation.
-        validations_since_best: Validations after it.
-        valid_step: Step of the latest validation.
-        precision: `fp32`, `bf16` or `fp16`; the value to which `auto` was resolved.
-        corpus_digest: Digest of the training ids.
-        valid_digest: Digest of the validation text; empty if it was not recorded.
+    `step` counts skipped steps too, `epoch` is that of the next step, from 0, of which `epoch_step`
+    steps are done, and `seconds` covers all resumptions. `best_bleu` is negative before the first
+    validation. `precision` is the value to which `auto` was resolved. The digests are of the
+    training ids and of the validation text.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
@@ -86,11 +78,8 @@ class Progress:
 class RunState:
     """The content of `state.json`.
 
-    Attributes:
-        progress: How far the run has come.
-        counters: Counters of the training engine; only the engine interprets them.
-        environment: Properties that bit-identical results depend on, by name.
-        format: `FORMAT`.
+    Only the training engine interprets `counters`; `environment` names the properties that
+    bit-identical results depend on.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
@@ -124,13 +113,8 @@ def parse_state(values: Any, path: Path) -> RunState:
 class Checkpoint:
     """A verified checkpoint that has been loaded; its tensors are read on demand.
 
-    Attributes:
-        path: Its directory.
-        files: File names that its manifest lists; nothing else is read.
-        digest: Digest of all files but the optimizer's moments, which pruning deletes.
-        config: The run's configuration.
-        vocab: Its vocabulary.
-        state: Progress, counters and environment.
+    Only `files`, those that its manifest lists, are ever read. `digest` covers all of them but the
+    optimizer's moments, which pruning deletes.
     """
 
     path: Path
@@ -160,10 +144,9 @@ class Checkpoint:
             )
 
     def build_model(self, raw: bool = False) -> Transformer:
-        """Builds the model with its weights, on the CPU, in evaluation mode.
+        """Builds the model on the CPU, in evaluation mode.
 
-        Args:
-            raw: Whether to use the weights themselves even if there is a moving average.
+        Its weights are their moving average, if there is one and `raw` is False.
 
         Raises:
             CheckpointError: If the weights do not fit the configuration.
@@ -208,14 +191,7 @@ def save_checkpoint(
     config: Config,
     vocab: Vocabulary,
 ) -> None:
-    """Writes a checkpoint, replacing one of the same name.
-
-    Args:
-        path: Its directory.
-        tensors: Tensors by name for each file.
-        state: Progress, counters and environment.
-        config: The configuration of the run.
-        vocab: The vocabulary of the run.
+    """Writes a checkpoint, replacing one of the same name; `tensors` are by file and name.
 
     Raises:
         OSError: If it cannot be written; the previous checkpoint is unchanged.

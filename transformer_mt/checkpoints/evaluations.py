@@ -32,12 +32,8 @@ VALIDATION = "validation"
 class SearchSetting:
     """The settings that a translation depends on besides the weights.
 
-    Attributes:
-        beam_size: Beam size.
-        length_penalty: Exponent of the length penalty; None for greedy search, which has none.
-        precision: Type to which the weights were rounded.
-        max_length: Pieces after which a line was split.
-        raw: Whether the weights themselves were used although there is a moving average.
+    `length_penalty` is None for greedy search; lines were split after `max_length` pieces; `raw`
+    tells that the weights themselves were used although there is a moving average.
     """
 
     beam_size: int = 1
@@ -55,13 +51,10 @@ class SearchSetting:
 
 @dataclass(frozen=True)
 class Score:
-    """The value of one metric for one set of hypotheses.
+    """The value of one metric, `bleu`, `chrf` or `ter`, for one set of hypotheses.
 
-    Attributes:
-        name: `bleu`, `chrf` or `ter`.
-        value: From 0 to 100; TER is an error rate and may be larger.
-        signature: sacreBLEU's record of how it was computed.
-        text: The line that sacreBLEU prints: value, details and signature; not stored.
+    It is from 0 to 100; TER is an error rate and may be larger. `text` is the line that sacreBLEU
+    prints, which is not stored.
     """
 
     name: str
@@ -77,19 +70,10 @@ class Score:
 
 @dataclass(frozen=True)
 class EvaluationRecord:
-    """One evaluation.
+    """One evaluation of the checkpoint directory of this name.
 
-    Attributes:
-        test_set: Name of the text that was translated.
-        checkpoint: Name of the checkpoint directory.
-        digest: Digest of the checkpoint; empty if it was not saved.
-        search: Search setting of the translation.
-        scores: The score of each metric.
-        sources: Source lines.
-        references: One or more references, each with one line per source line.
-        hypotheses: Translations.
-        seconds: Time spent translating; 0 if it was not measured.
-        time: When it was recorded, in seconds since 1970.
+    Each reference has one line per source line. `digest` is empty if the checkpoint was not saved,
+    and `seconds`, spent translating, is 0 if it was not measured; `time` is in seconds since 1970.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
@@ -139,10 +123,9 @@ def write_evaluation(checkpoint: Path, record: EvaluationRecord) -> None:
 
 
 def read_evaluations(folders: Sequence[Path]) -> list[EvaluationRecord]:
-    """Reads all evaluations in folders, oldest first; skips damaged ones with a warning.
+    """Reads all evaluations in folders such as `RUN/evaluations`, oldest first.
 
-    Args:
-        folders: Folders such as `RUN/evaluations`; one that does not exist counts as empty.
+    Skips damaged ones with a warning; a folder that does not exist counts as empty.
     """
     adapter, records = TypeAdapter(EvaluationRecord), []
     for path in sorted(path for folder in folders for path in folder.glob("[!.]*.json")):

@@ -79,7 +79,7 @@ def model_card(
     Args:
         checkpoint: The weights, with their configuration.
         name: Name of the model.
-        made_by: How it was made, such as `averaged`.
+        made_by: Completes the sentence "A Transformer ..., `made_by` by transformer-mt".
         library: The program that loads it, as the hub names it.
         usage: How to use it, in Markdown.
         stored: Type in which the weights are stored.

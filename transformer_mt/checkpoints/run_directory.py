@@ -124,12 +124,8 @@ def is_best_missing(run_dir: Path, progress: Progress) -> bool:
 def prune(run_dir: Path, saved_step: int, keep_last: int, best_step: int) -> None:
     """Deletes all but the newest and the best checkpoints, and moments that no resume will need.
 
-    Args:
-        run_dir: The run.
-        saved_step: Step of the newest checkpoint. The run was resumed before any later ones: they
-            are left alone and do not count.
-        keep_last: How many of the newest checkpoints to keep.
-        best_step: Step of the checkpoint to keep in any case.
+    The run was resumed before any checkpoints later than `saved_step`: they are left alone and do
+    not count.
 
     Raises:
         OSError: If something cannot be deleted.

@@ -34,10 +34,8 @@ class Change:
 class Comparison:
     """The differences between two systems on one test set.
 
-    Attributes:
-        differences: Each metric with its p-value.
-        buckets: BLEU by the length of the source, or of the first reference if there is no source.
-        changes: The sentences whose chrF2 differs, by descending difference.
+    Buckets are by the length of the source, or of the first reference if there is no source.
+    Changes are all sentences whose chrF2 differs, the largest gain first.
     """
 
     differences: list[Difference]
@@ -48,13 +46,7 @@ class Comparison:
 def compare(
     test_set: EvaluationSet, hypotheses: Sequence[str], baseline: Sequence[str], ter: bool = False
 ) -> Comparison:
-    """Compares the hypotheses of a system with those of a baseline.
-
-    Args:
-        test_set: The test set that was translated.
-        hypotheses: Translations by the system, one per sentence.
-        baseline: Translations by the baseline, one per sentence.
-        ter: Whether to compute TER as well.
+    """Compares the hypotheses of a system with those of a baseline, one of each per sentence.
 
     Raises:
         DataError: If there are no sentences, or their numbers differ.
@@ -92,16 +84,7 @@ def format_comparison(
     baseline: Sequence[str],
     samples: int,
 ) -> str:
-    """Formats a comparison for people.
-
-    Args:
-        comparison: The result of `compare`.
-        test_set: The test set that was translated.
-        hypotheses: Translations by the system.
-        baseline: Translations by the baseline.
-        samples: Number of sentences with the largest gains to show, and of those with the largest
-            losses.
-    """
+    """Formats a comparison for people, with `samples` of the largest gains and of the losses."""
     better = [change for change in comparison.changes if change.difference > 0]
     worse = [change for change in reversed(comparison.changes) if change.difference < 0]
     equal = len(test_set) - len(better) - len(worse)
@@ -131,13 +114,7 @@ def _format_values(name: str, system: float, baseline: float) -> str:
 def format_sentence(
     test_set: EvaluationSet, index: int, translations: Mapping[str, str]
 ) -> list[str]:
-    """Formats one sentence: its source if it is known, all references, and the translations.
-
-    Args:
-        test_set: The test set that was translated.
-        index: Index of the sentence.
-        translations: Translations, keyed by the label to show before them.
-    """
+    """Formats one sentence: its source if known, all references, and labelled translations."""
     texts = {} if test_set.src is None else {"source": test_set.src[index]}
     for number, reference in enumerate(test_set.references, start=1):
         label = "reference" if len(test_set.references) == 1 else f"reference {number}"

@@ -16,10 +16,8 @@ from transformer_mt.translation.translator import Translator
 def mean_nll(model: Transformer, pairs: EncodedPairs, processes: Processes = ALONE) -> float:
     """Computes the mean negative log-likelihood per target token, without label smoothing.
 
-    Args:
-        model: On its device; set to evaluation mode during the computation.
-        pairs: Pairs of any length; none is left out.
-        processes: The processes that share the work; each has the same model.
+    The model is in evaluation mode during the computation, and each process has the same. No pair
+    is left out, however long it is.
 
     Returns:
         Nats per target token, EOS included.
@@ -30,11 +28,7 @@ def mean_nll(model: Transformer, pairs: EncodedPairs, processes: Processes = ALO
 
 
 def perplexity(nll: float) -> float:
-    """Computes the perplexity of a mean negative log-likelihood in nats per token.
-
-    Returns:
-        Its exponential; infinity if that exceeds the range of a float.
-    """
+    """Computes the perplexity of nats per token; infinity if it exceeds the range of a float."""
     return math.exp(nll) if nll < 700 else math.inf
 
 
@@ -43,11 +37,7 @@ def evaluate(
 ) -> tuple[list[str], Score]:
     """Translates raw sources and scores the result against raw references.
 
-    Args:
-        translator: The translator to use.
-        pairs: Sources and references.
-        advance: Called with the number of lines that have been translated, batch by batch; may
-            raise to stop.
+    `advance` is called with the number of lines translated, batch by batch, and may raise to stop.
 
     Returns:
         The hypotheses, one per source line, and their corpus BLEU.

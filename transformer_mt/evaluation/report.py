@@ -46,12 +46,9 @@ _CHANGES = 3
 
 @dataclass(frozen=True)
 class SystemOutput:
-    """The translation of a test set by one system.
+    """The translation of a test set by one system, and the checkpoints or file it comes from.
 
-    Attributes:
-        lines: One per source line.
-        name: The checkpoints or the file it comes from.
-        seconds: Time spent translating; 0 if it was read from a file.
+    `seconds` were spent translating; they are 0 if it was read from a file.
     """
 
     lines: list[str]
@@ -61,16 +58,7 @@ class SystemOutput:
 
 @dataclass(frozen=True)
 class EvaluationReport:
-    """Scores of a system on a test set, and its comparison with a baseline.
-
-    Attributes:
-        test_set: The test set that was translated.
-        system: The translation that was scored.
-        beam_size: The beam size it was translated with.
-        scores: BLEU, chrF2 and, if requested, TER.
-        baseline: The translation it was compared with.
-        comparison: The result; None without a baseline.
-    """
+    """Scores of a system on a test set, and its comparison with a baseline if there is one."""
 
     test_set: EvaluationSet
     system: SystemOutput
@@ -93,11 +81,10 @@ class EvaluationReport:
         return result
 
     def format(self, samples: int | None = None) -> str:
-        """Formats the report for people.
+        """Formats the report for people, with so many sentences of the test set.
 
-        Args:
-            samples: Number of sentences shown; with a baseline, of the largest gains and of the
-                largest losses. None shows none, or three of each with a baseline.
+        With a baseline, these are as many of the largest gains and of the largest losses; three of
+        each if `samples` is None.
         """
         lines = [score.text for score in self.scores]
         if self.baseline and self.comparison:
@@ -133,7 +120,7 @@ def evaluate_system(
         search: How to search for translations.
         load: How to load the models.
         ter: Whether to compute TER as well.
-        save: Where to write the translation before it is scored.
+        save: Where to write the translation.
 
     Returns:
         The report, in the main process; None in the other processes that `torchrun` started,
@@ -198,15 +185,9 @@ def _translate(
     load: LoadOptions,
     processes: Processes,
 ) -> SystemOutput:
-    """Translates with checkpoints, which form an ensemble; all processes call this.
+    """Translates with the main process's checkpoints; returns a translation as it is.
 
-    Args:
-        system: The checkpoints of the main process, the others' argument is ignored; or a
-            translation, which is returned as it is.
-        sources: Source text.
-        search: How to search.
-        load: How to load the models.
-        processes: The processes over which the batches are distributed.
+    All processes call this, to share the batches.
     """
     if isinstance(system, SystemOutput):
         return system

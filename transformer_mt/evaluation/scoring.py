@@ -22,12 +22,7 @@ from transformer_mt.errors import DataError
 class Difference:
     """The values of one metric for a system and a baseline.
 
-    Attributes:
-        name: sacreBLEU's name of the metric.
-        value: Of the system.
-        baseline: Of the baseline.
-        p_value: Probability of a difference at least as large if both were equally good.
-        signature: sacreBLEU's record of how it was computed.
+    `p_value` is the probability of a difference at least as large if both were equally good.
     """
 
     name: str

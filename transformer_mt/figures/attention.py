@@ -31,11 +31,7 @@ _AXES = {
 
 
 def sentence_attention(model: TranslationModel, sentence: str) -> PairAttention:
-    """Computes the attention of a sentence and its greedy translation.
-
-    Args:
-        model: A single model.
-        sentence: Source text.
+    """Computes the attention of a sentence and its greedy translation by a single model.
 
     Raises:
         DataError: If the sentence is empty or too long to draw.
@@ -53,15 +49,15 @@ def sentence_attention(model: TranslationModel, sentence: str) -> PairAttention:
 def attention_figure(
     attention: PairAttention, kind: str = "cross", layer: int | None = None, by_head: bool = False
 ) -> "Figure":
-    """Draws the attention weights of one layer.
+    """Draws the attention weights of one layer, the mean of its heads or each of them.
 
     The figure grows with the sentence, so that labels keep their size.
 
     Args:
         attention: All weights of a sentence.
-        kind: `cross`, `encoder` or `decoder`: the attention to draw.
+        kind: `cross`, `encoder` or `decoder`.
         layer: Number of the layer, from 1; None is the last.
-        by_head: Whether to draw each head separately, instead of their mean.
+        by_head: Whether to draw each head separately.
 
     Raises:
         ConfigError: If there is no such layer.
@@ -117,12 +113,6 @@ def _layout(
     """Makes a figure of exactly the size of the maps, with axes for each and for the scale.
 
     Labels lie beyond its edges, where `render` includes them.
-
-    Args:
-        maps: Number of maps.
-        keys: Columns of each.
-        queries: Rows of each.
-        names: Labels of the horizontal and the vertical axes.
     """
     from matplotlib.figure import Figure
 

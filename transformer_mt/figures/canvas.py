@@ -96,12 +96,7 @@ def check_figure_output(path: Path) -> Output:
 
 
 def write_figure(figure: "Figure", path: Path, output: Output) -> None:
-    """Writes a figure to a file.
-
-    Args:
-        figure: The figure.
-        path: The file as the user typed it; its extension names the format.
-        output: What `check_figure_output` returned for it.
+    """Writes a figure to an output that `check_figure_output` returned for the path.
 
     Raises:
         OutputError: If it cannot be written.
@@ -112,13 +107,7 @@ def write_figure(figure: "Figure", path: Path, output: Output) -> None:
 
 
 def render(figure: "Figure", file_format: str, transparent: bool = False) -> bytes:
-    """Renders a figure as the content of a file, including what lies beyond its edges.
-
-    Args:
-        figure: The figure.
-        file_format: `png`, `svg` or `pdf`.
-        transparent: Whether to leave out the white background.
-    """
+    """Renders a figure as `png`, `svg` or `pdf`, including what lies beyond its edges."""
     dpi = min(_DPI, _MAX_PIXELS / max(figure.get_size_inches()))
     content = io.BytesIO()
     with figure_style():

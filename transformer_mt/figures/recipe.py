@@ -18,12 +18,7 @@ _SAMPLES = 1000
 
 
 def schedule_figure(config: Config, name: str) -> "Figure":
-    """Draws the learning rate of a configuration, up to train.max_steps.
-
-    Args:
-        config: The configuration; without max_steps, four times the warm-up is drawn.
-        name: Its name in the title.
-    """
+    """Draws the learning rate of a configuration up to max_steps, or four times its warm-up."""
     from matplotlib.figure import Figure
 
     optim, d_model = config.optim, config.model.d_model
@@ -48,12 +43,7 @@ def schedule_figure(config: Config, name: str) -> "Figure":
 
 
 def positions_figure(config: Config, name: str) -> "Figure":
-    """Draws the positional encodings of a model: all dimensions, and four of them as curves.
-
-    Args:
-        config: The configuration; only its model width is used.
-        name: Its name in the title.
-    """
+    """Draws the positional encodings of a model: all dimensions, and four of them as curves."""
     from matplotlib.figure import Figure
 
     d_model = config.model.d_model

@@ -59,15 +59,10 @@ _PAGE_COLORS = {FOREGROUND: "currentColor", GRID: "var(--line)", ACCENT: "var(--
 
 @dataclass(frozen=True)
 class RecordedRun:
-    """The contents of a run directory.
+    """The contents of a run directory; what it does not have yet is empty or None.
 
-    Attributes:
-        config: Its configuration.
-        metrics: Its curves; without records if nothing was logged yet.
-        description: The content of run.json; empty if there is none.
-        evaluations: Scores and translations, oldest first.
-        checkpoint: The checkpoint that represents the run; None if there is none yet.
-        progress: How far training has come, according to the newest checkpoint.
+    `description` is the content of run.json, and evaluations are oldest first. `checkpoint` is the
+    one that represents the run, but `progress` is that of the newest.
     """
 
     config: Config
@@ -109,11 +104,7 @@ def read_run(run_dir: Path) -> RecordedRun:
 
 
 def build_report(run: RecordedRun) -> str:
-    """Builds the report of a run as one HTML page that needs no network.
-
-    Args:
-        run: The run; the page says what is missing from it.
-    """
+    """Builds the report of a run as one HTML page that needs no network."""
     tests = [record for record in run.evaluations if record.test_set != VALIDATION]
     translated = next(reversed(tests or run.evaluations), None)
     lengths = run.description.get("lengths")
@@ -149,9 +140,7 @@ def build_report(run: RecordedRun) -> str:
 def inline(figure: "Figure", description: str) -> Markup:
     """Renders a figure as a page element that takes on the page's colours.
 
-    Args:
-        figure: The figure.
-        description: What it shows, for those who cannot see it; no other figure's.
+    The description is for those who cannot see it; no two figures of a page may have the same.
     """
     text = render(figure, "svg", transparent=True).decode()
     text = re.sub(r"<metadata>.*?</metadata>", "", text[text.index("<svg") :], flags=re.DOTALL)
@@ -191,10 +180,9 @@ def _training(run: RecordedRun) -> Rows:
 
 
 def _rank(record: EvaluationRecord) -> dict[str, list[tuple[int, float]]]:
-    """Chooses the best, middle and worst translations; of equally good ones, the longest first.
+    """Chooses the best, middle and worst sentences, each with its index and its chrF2.
 
-    Returns:
-        For each group, the indices of its sentences and their chrF2.
+    Of equally good ones, the longest is first.
     """
     scores = sentence_chrf(record.hypotheses, record.references)
     order = sorted(range(len(scores)), key=lambda i: (-scores[i], -len(record.sources[i])))

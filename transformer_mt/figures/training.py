@@ -26,13 +26,8 @@ _DASHES: Any = ("-", (0, (4, 2)))
 class Panel:
     """One chart of training curves.
 
-    Attributes:
-        title: Its title.
-        unit: Label of the vertical axis.
-        curves: For each curve, kind and name of its metric in metrics.jsonl, and its label if there
-            are two; the second is dashed.
-        absent: The text shown if there is nothing to draw.
-        from_zero: Whether the vertical axis starts at 0.
+    A curve has the kind and the name of its metric in metrics.jsonl, and a label if there are two;
+    the second is dashed. `absent` is shown if there is nothing to draw.
     """
 
     title: str
@@ -63,23 +58,15 @@ PANELS = (
 
 @dataclass(frozen=True)
 class RunMetrics:
-    """The metrics of one run.
-
-    Attributes:
-        name: Its name in a legend.
-        records: The lines of metrics.jsonl, in order; a non-finite number is NaN.
-    """
+    """The lines of a run's metrics.jsonl, in order; a non-finite number is NaN."""
 
     name: str
     records: list[dict[str, Any]]
 
     def series(self, kind: str, key: str, x: str = "step") -> tuple[list[float], list[float]]:
-        """Returns positions, in steps or minutes, and values of one metric.
+        """Returns positions, in steps or minutes, and values of one metric of `train` or `valid`.
 
-        Args:
-            kind: `train` or `valid`.
-            key: Name of the metric; a record without it is left out.
-            x: `step` or `minutes`.
+        A record without the metric is left out.
         """
         records = [r for r in self.records if r["kind"] == kind and key in r]
         return [_position(r, x) for r in records], [r[key] for r in records]
@@ -133,9 +120,6 @@ def _parse(line: str, place: str) -> dict[str, Any]:
 def read_runs(paths: Sequence[Path]) -> list[RunMetrics]:
     """Reads the metrics of runs, named with as many parent folders as tell them apart.
 
-    Args:
-        paths: Their directories.
-
     Raises:
         CheckpointError: If one does not exist or has no metrics yet.
     """
@@ -152,12 +136,7 @@ def read_runs(paths: Sequence[Path]) -> list[RunMetrics]:
 
 
 def training_figure(runs: Sequence[RunMetrics], x: str = "step") -> "Figure":
-    """Draws the curves of runs in four panels, with a legend if there are several runs.
-
-    Args:
-        runs: At least one.
-        x: The horizontal axis, `step` or `minutes`.
-    """
+    """Draws the curves of runs over `step` or `minutes`, with a legend if there are several."""
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 
@@ -190,12 +169,7 @@ def panel_figure(panel: Panel, run: RunMetrics) -> "Figure":
 
 
 def lengths_figure(lengths: Mapping[str, Any], languages: tuple[str, str]) -> "Figure":
-    """Draws the distributions of source and target lengths of the training sentences.
-
-    Args:
-        lengths: The value of this name in run.json.
-        languages: Source and target.
-    """
+    """Draws the distributions of source and target lengths, from `lengths` in run.json."""
     from matplotlib.figure import Figure
 
     with figure_style():
