@@ -88,17 +88,6 @@ def test_another_configuration_is_refused(tmp_path):
         checkpoint.require_config(small_config(model__d_ff=48, train__seed=4))
 
 
-def test_a_step_may_be_saved_again(tmp_path):
-    """What was under its name, damaged or not, is replaced as a whole."""
-    path = save_step(tmp_path, 1, seconds=1.0)
-    (path / MODEL).write_bytes(b"damaged")
-    (path / "extra").write_text("")
-    for seconds in (2.0, 3.0):
-        assert save_step(tmp_path, 1, seconds=seconds) == path
-        assert load_checkpoint(path).progress.seconds == seconds
-        assert not (path / "extra").exists() and list(tmp_path.iterdir()) == [path]
-
-
 def test_a_full_disk_is_an_oserror(tmp_path, monkeypatch):
     """The previous checkpoint stays, nothing is half written, and the message is one line."""
 

@@ -3,11 +3,11 @@
 import json
 from dataclasses import replace
 
+from pydantic import TypeAdapter
 from small_checkpoint import save_step
 
 from transformer_mt.checkpoints.evaluations import (
     EvaluationRecord,
-    Score,
     SearchSetting,
     read_evaluations,
     record_folder,
@@ -16,47 +16,38 @@ from transformer_mt.checkpoints.evaluations import (
 )
 from transformer_mt.checkpoints.run_directory import METRICS
 
-RECORD = EvaluationRecord(
-    test_set="a/b c",
-    checkpoint="step-00000001",
-    digest="abc",
-    search=SearchSetting(4, 0.6, "bf16", 60, raw=True),
-    scores=[Score("chrf", 31.25, "nrefs:1", "chrF2|nrefs:1 = 31.25")],
-    sources=["ein"],
-    references=[["one"], ["an"]],
-    hypotheses=["a"],
-    seconds=1.5,
-    time=2.0,
-)
+VALUES = {
+    "test_set": "a/b c",
+    "checkpoint": "step-00000001",
+    "digest": "abc",
+    "search": {
+        "beam_size": 4,
+        "length_penalty": 0.6,
+        "precision": "bf16",
+        "max_length": 60,
+        "raw": True,
+    },
+    "scores": [{"name": "chrf", "value": 31.25, "signature": "nrefs:1"}],
+    "sources": ["ein"],
+    "references": [["one"], ["an"]],
+    "hypotheses": ["a"],
+    "seconds": 1.5,
+    "time": 2.0,
+}
+RECORD = TypeAdapter(EvaluationRecord).validate_json(json.dumps(VALUES))
 
 
 def test_a_record_comes_back(tmp_path):
     """Its JSON has fixed keys; the printed line of a score is not stored."""
     path = save_step(tmp_path, 1)
     (tmp_path / METRICS).touch()
-    write_evaluation(path, RECORD)
+    printed = replace(RECORD.scores[0], text="chrF2|nrefs:1 = 31.25")
+    write_evaluation(path, replace(RECORD, scores=[printed]))
     [file] = (tmp_path / "evaluations").iterdir()
     assert file.name == "a-b-c-6418ac35.json"  # another name would not replace older records
-    assert json.loads(file.read_text()) == {
-        "test_set": "a/b c",
-        "checkpoint": "step-00000001",
-        "digest": "abc",
-        "search": {
-            "beam_size": 4,
-            "length_penalty": 0.6,
-            "precision": "bf16",
-            "max_length": 60,
-            "raw": True,
-        },
-        "scores": [{"name": "chrf", "value": 31.25, "signature": "nrefs:1"}],
-        "sources": ["ein"],
-        "references": [["one"], ["an"]],
-        "hypotheses": ["a"],
-        "seconds": 1.5,
-        "time": 2.0,
-    }
+    assert json.loads(file.read_text()) == VALUES
     [record] = read_evaluations(run_folders(tmp_path))
-    assert record == replace(RECORD, scores=[Score("chrf", 31.25, "nrefs:1")])
+    assert record == RECORD
     assert str(record.search) == "beam 4, alpha 0.6, bf16, raw weights"
     assert str(SearchSetting()) == "greedy, fp32"
 

@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from conftest import copy_lines, run_program
+from conftest import copy_lines
 
 from transformer_mt.checkpoints.evaluations import read_evaluations
 from transformer_mt.errors import CheckpointError, ConfigError, DataError
@@ -42,7 +42,10 @@ def evaluate(
 
 
 def test_scores(texts):
-    """Values and signatures are in the dictionary, sacreBLEU's lines in the text."""
+    """Values and signatures are in the dictionary, sacreBLEU's lines in the text.
+
+    Before them as many sentences as requested, or all there are; without a source, none of it.
+    """
     result = evaluate(texts, ter=True)
     lines = (texts / "hyp").read_text().splitlines()
     assert result.system == SystemOutput(lines, str(texts / "hyp"), 0.0)
@@ -53,12 +56,8 @@ def test_scores(texts):
     expected = {"sentences": 12, "hypotheses": str(texts / "hyp"), **values, **signatures}
     assert result.to_dict() == expected
     assert result.format() == "\n".join(score.text for score in scores)
-    assert evaluate(texts, src=None, ter=True).to_dict() == expected
-
-
-def test_samples(texts):
-    """As many as requested, or all there are, before the scores; without a source, none of it."""
-    result = evaluate(texts)
+    without_source = evaluate(texts, src=None, ter=True)
+    assert without_source.to_dict() == expected
     text = result.format(samples=2).splitlines()
     assert text[:4] == [
         f"source      {result.test_set.src[0]}",
@@ -69,7 +68,7 @@ def test_samples(texts):
     assert sum(line.startswith("source ") for line in text) == 2
     assert text[8:] == result.format().splitlines()
     assert result.format(samples=99).count("hypothesis ") == 12
-    assert evaluate(texts, src=None).format(samples=1).splitlines()[:2] == text[1:3]
+    assert without_source.format(samples=1).splitlines()[:2] == text[1:3]
 
 
 def test_a_baseline(texts):
@@ -88,7 +87,9 @@ def test_a_baseline(texts):
 def test_a_model_is_evaluated_and_recorded(copy_run, texts, tmp_path):
     """With the corpus and the name of its checkpoint; as a baseline it gives the same."""
     run = shutil.copytree(copy_run, tmp_path / "run")
-    result = evaluate(texts, run, hyp=None, baseline="hyp", beam_size=2)
+    saved = check_output(texts / "saved")
+    result = evaluate(texts, run, hyp=None, baseline="hyp", beam_size=2, save=saved)
+    assert (texts / "saved").read_text().splitlines() == result.system.lines
     values = result.to_dict()
     assert values["beam_size"] == 2 and result.system.seconds > 0
     [record] = read_evaluations([run / "evaluations"])[-1:]
@@ -100,20 +101,8 @@ def test_a_model_is_evaluated_and_recorded(copy_run, texts, tmp_path):
     )
     assert record.hypotheses == result.system.lines and record.sources == result.test_set.src
     assert [(s.name, s.value) for s in record.scores] == [(s.name, s.value) for s in result.scores]
-    again = evaluate(texts, baseline=run, beam_size=2)
-    assert again.baseline.lines == result.system.lines
-
-
-def test_saved_translations_are_those_that_were_scored(copy_run, texts):
-    """They are what `translate` gives, and compared with themselves nothing differs."""
-    files = "--src", texts / "ref", "--ref", texts / "ref", "--json", "--quiet"
-    done = run_program("evaluate", copy_run, *files, "--save", texts / "saved")
-    result = json.loads(done.stdout)
-    assert not done.stderr
-    done = run_program("translate", copy_run, stdin=(texts / "ref").read_bytes())
-    assert (texts / "saved").read_bytes() == done.stdout
-    again = evaluate(texts, hyp="saved", baseline=copy_run).to_dict()
-    assert again["bleu"] == result["bleu"] and not again["changes"]
+    again = evaluate(texts, hyp="saved", baseline=run, beam_size=2)
+    assert again.baseline.lines == result.system.lines and not again.comparison.changes
 
 
 def test_saving_comes_first(texts, monkeypatch):

@@ -31,12 +31,9 @@ def text_of(pairs: int, longest: int = 300) -> TextStatistics:
 @pytest.mark.parametrize(
     ("pairs", "machine", "vocab_size", "d_model", "layers", "dropout", "held_out"),
     [
-        (39, GPU, 2_000, 128, 2, 0.3, 1),
         (40, CPU, 2_000, 128, 2, 0.3, 2),
         (10_000, CPU, 4_000, 256, 3, 0.3, 500),
         (20_001, CPU, 6_000, 256, 3, 0.3, 1_000),
-        (29_000, GPU, 6_000, 256, 3, 0.3, 1_000),
-        (900_000, CPU, 8_000, 128, 4, 0.1, 1_000),
         (160_000, GPU, 10_000, 512, 6, 0.3, 1_000),
         (900_000, GPU, 16_000, 512, 6, 0.1, 1_000),
         (5_000_000, CPU, 8_000, 128, 4, 0.1, 1_000),
@@ -60,14 +57,13 @@ def test_sizes_are_those_of_the_repository(name, pairs, machine):
     """Sabotage: change a size in the table or in the file."""
     values = tomllib.loads((CONFIGS / f"{name}.toml").read_text())
     preset = choose_sizes(text_of(pairs), machine).preset
-    model = {key: values["model"][key] for key in ("d_model", "d_ff", "n_heads")}
-    assert model == {key: getattr(preset, key) for key in model}
-    assert values["model"].get("dropout", 0.1) == preset.dropout
-    assert {values["model"][f"{side}_layers"] for side in ("encoder", "decoder")} == {preset.layers}
     assert values["vocab"]["size"] == preset.vocab_size
-    assert values["optim"]["warmup_steps"] == preset.warmup_steps
-    assert values["optim"].get("lr_scale", 1.0) == preset.lr_scale
-    assert values["train"]["batch_tokens"] == preset.batch_tokens
+    values = values["model"] | values["optim"] | values["train"]
+    values = {"dropout": 0.1, "lr_scale": 1.0} | values
+    for key in ("d_model", "d_ff", "n_heads", "dropout", "warmup_steps", "lr_scale"):
+        assert values[key] == getattr(preset, key)
+    assert values["batch_tokens"] == preset.batch_tokens
+    assert values["encoder_layers"] == values["decoder_layers"] == preset.layers
 
 
 @pytest.mark.parametrize(
@@ -97,10 +93,8 @@ def test_micro_batch(machine, longest, positions):
 
 TEXTS = {
     "one sentence": [("Das ist ein Haus .", "This is a house .")] * 30,
-    "one word": [("ja", "yes")] * 30,
     "long words": [("Donaudampfschifffahrtsgesellschaft" * 3 + str(i), "x") for i in range(50)],
     "numbers": [(f"{i} 1.{i},{i}", f"{i}-{i}/{i}") for i in range(300)],
-    "signs": [("… – ?! .", "... - ?! .")] * 30,
     "Chinese": [("".join(chr(0x4E00 + 7 * i + j) for j in range(40)), "a") for i in range(400)],
     "emoji": [("😀 😁 😂" + "😃" * i, "🙂") for i in range(25)],
 }

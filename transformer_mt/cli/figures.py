@@ -3,6 +3,7 @@
 As in `commands.py`, commands import what they need themselves.
 """
 
+import importlib.util
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -18,6 +19,7 @@ from transformer_mt.cli.options import (
     argument,
     option,
 )
+from transformer_mt.errors import ConfigError
 from transformer_mt.system.processes import require_single_process
 
 if TYPE_CHECKING:
@@ -127,11 +129,18 @@ def positions(config: ConfigArgument, output: FigureOption, set_: SetOption = No
 
 def _check_plot(output: Path) -> "Output":
     """Checks that a figure can be drawn and written, before any work is done for it."""
-    from transformer_mt.figures.canvas import check_figure_output, require_packages
-
     require_single_process("plot")
-    require_packages("plot", "Matplotlib")
+    _require_packages("plot", "Matplotlib")
+    from transformer_mt.figures.canvas import check_figure_output
+
     return check_figure_output(output)
+
+
+def _require_packages(command: str, *names: str) -> None:
+    """Refuses to start without packages of the extra `plots`."""
+    for name in names:
+        if importlib.util.find_spec(name.lower()) is None:
+            raise ConfigError(f"{command} needs {name}: pip install 'transformer-mt[plots]'")
 
 
 def _load_config(path: Path, changes: list[str] | None) -> "Config":
@@ -162,11 +171,10 @@ def report(
     \b
     transformer-mt report checkpoints/wmt16-base -o report.html
     """
-    from transformer_mt.figures.canvas import require_packages
     from transformer_mt.system.outputs import check_output, open_output
 
     require_single_process("report")
-    require_packages("report", "Matplotlib", "Jinja2")
+    _require_packages("report", "Matplotlib", "Jinja2")
     checked = check_output(output)
     from transformer_mt.figures.report import build_report, read_run
     from transformer_mt.system.console import show_messages

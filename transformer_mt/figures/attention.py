@@ -1,15 +1,15 @@
 """Attention weights of a sentence as a heat map, its pieces on the axes."""
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.colors import LinearSegmentedColormap
+from matplotlib.figure import Figure
 
 from transformer_mt.errors import ConfigError, DataError
 from transformer_mt.figures.canvas import ACCENT, drawable, figure_style
 from transformer_mt.translation.translation_model import PairAttention, TranslationModel, Weights
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 MAX_PIECES = 200
 """Pieces of the longest sentence that is drawn."""
@@ -48,7 +48,7 @@ def sentence_attention(model: TranslationModel, sentence: str) -> PairAttention:
 
 def attention_figure(
     attention: PairAttention, kind: str = "cross", layer: int | None = None, by_head: bool = False
-) -> "Figure":
+) -> Figure:
     """Draws the attention weights of one layer, the mean of its heads or each of them.
 
     The figure grows with the sentence, so that labels keep their size.
@@ -62,8 +62,6 @@ def attention_figure(
     Raises:
         ConfigError: If there is no such layer.
     """
-    from matplotlib.colors import LinearSegmentedColormap
-
     layers: list[Weights] = getattr(attention, kind)
     number = len(layers) if layer is None else layer
     if not 1 <= number <= len(layers):
@@ -107,15 +105,11 @@ def _labels(attention: PairAttention, kind: str) -> tuple[list[str], list[str]]:
     return texts[: len(keys)], texts[len(keys) :]
 
 
-def _layout(
-    maps: int, keys: int, queries: int, names: tuple[str, str]
-) -> tuple["Figure", Any, "Axes"]:
+def _layout(maps: int, keys: int, queries: int, names: tuple[str, str]) -> tuple[Figure, Any, Axes]:
     """Makes a figure of exactly the size of the maps, with axes for each and for the scale.
 
     Labels lie beyond its edges, where `render` includes them.
     """
-    from matplotlib.figure import Figure
-
     cell = max(_CELL, _SMALLEST_MAP / max(keys, queries))
     map_width, map_height = cell * keys, cell * queries
     # As near to a square as the number of maps allows without an empty place.

@@ -4,20 +4,20 @@ Only Matplotlib's object interface is used, without pyplot, and nothing of the u
 no display is needed, and the same command draws the same picture everywhere.
 """
 
-import importlib.util
 import io
 import logging
 import unicodedata
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from transformer_mt.errors import ConfigError, OutputError
+import matplotlib
+from matplotlib import font_manager
+from matplotlib.figure import Figure
+from matplotlib.style import context
+
+from transformer_mt.errors import OutputError
 from transformer_mt.system.outputs import Output, check_output, open_output
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 logger = logging.getLogger(__name__)
 
@@ -73,17 +73,6 @@ _reported: set[str] = set()
 """Characters that a warning has named; a report draws many figures."""
 
 
-def require_packages(command: str, *names: str) -> None:
-    """Refuses to start without packages of the extra `plots`.
-
-    Raises:
-        ConfigError: Saying what to install.
-    """
-    for name in names:
-        if importlib.util.find_spec(name.lower()) is None:
-            raise ConfigError(f"{command} needs {name}: pip install 'transformer-mt[plots]'")
-
-
 def check_figure_output(path: Path) -> Output:
     """Checks the output file of a figure before any work is done for it.
 
@@ -95,7 +84,7 @@ def check_figure_output(path: Path) -> Output:
     return check_output(path)
 
 
-def write_figure(figure: "Figure", path: Path, output: Output) -> None:
+def write_figure(figure: Figure, path: Path, output: Output) -> None:
     """Writes a figure to an output that `check_figure_output` returned for the path.
 
     Raises:
@@ -106,7 +95,7 @@ def write_figure(figure: "Figure", path: Path, output: Output) -> None:
         file.write(content)
 
 
-def render(figure: "Figure", file_format: str, transparent: bool = False) -> bytes:
+def render(figure: Figure, file_format: str, transparent: bool = False) -> bytes:
     """Renders a figure as `png`, `svg` or `pdf`, including what lies beyond its edges."""
     dpi = min(_DPI, _MAX_PIXELS / max(figure.get_size_inches()))
     content = io.BytesIO()
@@ -121,18 +110,12 @@ def _format(path: Path) -> str:
     return path.suffix.lower().removeprefix(".")
 
 
-@contextmanager
-def figure_style() -> Iterator[None]:
+def figure_style() -> AbstractContextManager[None]:
     """Temporarily uses the style of this module instead of the user's."""
-    from matplotlib.style import context
-
-    with context(["default", {**_STYLE, "font.family": _installed_fonts()}]):
-        yield
+    return context(["default", {**_STYLE, "font.family": _installed_fonts()}])
 
 
 def _installed_fonts() -> list[str]:
-    from matplotlib import font_manager
-
     installed = set(font_manager.get_font_names())
     return [family for family in _FONTS if family in installed]
 
@@ -142,9 +125,6 @@ def drawable(texts: Sequence[str]) -> list[str]:
 
     These are control characters, and characters that no font has; a warning names the latter.
     """
-    import matplotlib
-    from matplotlib import font_manager
-
     fonts = [font_manager.get_font(font_manager.findfont(family)) for family in _installed_fonts()]
     texts = [" ".join(text.split()) for text in texts]
     characters = set("".join(texts))
@@ -156,20 +136,14 @@ def drawable(texts: Sequence[str]) -> list[str]:
         _reported.update(missing)
         names = [f"{c} (U+{ord(c):04X})" for c in sorted(missing)]
         logger.warning(
-            "no font has %s; drawn as %s: install %s, then delete Matplotlib's list of fonts in %s",
+            "no font has %s; drawn as %s: install fonts-noto-core, and fonts-noto-cjk for Chinese,"
+            " Japanese and Korean, then delete Matplotlib's list of fonts in %s",
             " ".join(names[:10]) + (" ..." if len(names) > 10 else ""),
             UNDRAWABLE,
-            " and ".join(sorted({_font_package(c) for c in missing})),
             matplotlib.get_cachedir(),
         )
     squares = str.maketrans(dict.fromkeys(controls | missing, UNDRAWABLE))
     return [text.translate(squares) for text in texts]
-
-
-def _font_package(character: str) -> str:
-    name = unicodedata.name(character, "")
-    is_cjk = name.startswith(("CJK", "HIRAGANA", "KATAKANA", "HANGUL", "BOPOMOFO", "FULLWIDTH"))
-    return "fonts-noto-cjk" if is_cjk else "fonts-noto-core"
 
 
 def drawable_name(name: str) -> str:

@@ -1,26 +1,20 @@
 """Figures that need only a configuration: the learning rate and the positional encodings."""
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 import torch
+from matplotlib.figure import Figure
 
 from transformer_mt.config.keys import Config
 from transformer_mt.figures.canvas import ACCENT, THOUSANDS, drawable_name, figure_style
 from transformer_mt.model.transformer import sinusoid
 from transformer_mt.training.optimizer import noam_rate
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 POSITIONS = 100
 _SAMPLES = 1000
 
 
-def schedule_figure(config: Config, name: str) -> "Figure":
+def schedule_figure(config: Config, name: str) -> Figure:
     """Draws the learning rate of a configuration up to max_steps, or four times its warm-up."""
-    from matplotlib.figure import Figure
-
     optim, d_model = config.optim, config.model.d_model
     last = config.train.max_steps or 4 * optim.warmup_steps
     peak = min(optim.warmup_steps, last)
@@ -42,10 +36,8 @@ def schedule_figure(config: Config, name: str) -> "Figure":
         return figure
 
 
-def positions_figure(config: Config, name: str) -> "Figure":
+def positions_figure(config: Config, name: str) -> Figure:
     """Draws the positional encodings of a model: all dimensions, and four of them as curves."""
-    from matplotlib.figure import Figure
-
     d_model = config.model.d_model
     positions = sinusoid(torch.arange(POSITIONS), d_model).numpy()  # (L, D)
     with figure_style():

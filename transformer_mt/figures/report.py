@@ -6,10 +6,11 @@ import statistics
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
+from matplotlib.figure import Figure
 
 from transformer_mt.checkpoints.checkpoint import Checkpoint, Progress
 from transformer_mt.checkpoints.evaluations import (
@@ -22,7 +23,6 @@ from transformer_mt.checkpoints.run_directory import (
     METRICS,
     RUN_FILE,
     find_checkpoint,
-    list_checkpoints,
     load_newest,
     read_description,
 )
@@ -44,9 +44,6 @@ from transformer_mt.system.files import MANIFEST, read_manifest
 from transformer_mt.translation.options import LoadOptions
 from transformer_mt.translation.translation_model import build_translation_model
 from transformer_mt.version import __version__
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 Rows = list[tuple[str, str]]
 
@@ -83,16 +80,16 @@ def read_run(run_dir: Path) -> RecordedRun:
         raise CheckpointError(f"{run_dir}: no such run")
     if (run_dir / MANIFEST).exists():
         raise CheckpointError(f"{run_dir}: is a checkpoint; name the run directory")
-    checkpoint = find_checkpoint(run_dir) if list_checkpoints(run_dir) else None
+    newest = load_newest(run_dir)
+    checkpoint = find_checkpoint(run_dir) if newest else None
     description = read_description(run_dir)
-    if not checkpoint and not description:
-        raise CheckpointError(f"{run_dir}: has neither {RUN_FILE} nor a checkpoint; name a run")
     if checkpoint:
         config = checkpoint.config
-    else:
+    elif description:
         config = parse_config(description["config"], str(run_dir / RUN_FILE))
+    else:
+        raise CheckpointError(f"{run_dir}: has neither {RUN_FILE} nor a checkpoint; name a run")
     has_metrics = (run_dir / METRICS).exists()
-    newest = load_newest(run_dir)
     return RecordedRun(
         config=config,
         metrics=read_metrics(run_dir) if has_metrics else RunMetrics(run_dir.resolve().name, []),
@@ -115,6 +112,7 @@ def build_report(run: RecordedRun) -> str:
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
+    environment.filters["median"] = statistics.median
     page = resources.files(__package__).joinpath("report.html").read_text(encoding="utf-8")
     return environment.from_string(page).render(
         run=run,
@@ -124,8 +122,7 @@ def build_report(run: RecordedRun) -> str:
         steps=max(run.progress.step, run.metrics.end("step")),
         duration=_duration(max(run.progress.seconds, 60 * run.metrics.end("minutes"))),
         charts=[inline(panel_figure(panel, run.metrics), panel.title) for panel in PANELS],
-        last_bleu=run.metrics.last("valid", "bleu"),
-        training=_training(run),
+        has_diverged=any(map(math.isnan, run.metrics.series("train", "loss")[1][-1:])),
         lengths_chart=inline(lengths_figure(lengths, languages), "Lengths") if lengths else None,
         translated=translated,
         groups=groups,
@@ -137,7 +134,7 @@ def build_report(run: RecordedRun) -> str:
     )
 
 
-def inline(figure: "Figure", description: str) -> Markup:
+def inline(figure: Figure, description: str) -> Markup:
     """Renders a figure as a page element that takes on the page's colours.
 
     The description is for those who cannot see it; no two figures of a page may have the same.
@@ -159,24 +156,6 @@ def _duration(seconds: float) -> str:
         return f"{seconds:.0f} s"
     hours, minutes = divmod(round(seconds / 60), 60)
     return f"{hours} h {minutes} min" if hours else f"{minutes} min"
-
-
-def _training(run: RecordedRun) -> Rows:
-    """Returns the speed and any problems."""
-    rows: Rows = []
-    for label, key, form in (
-        ("median speed, target tokens per second", "tokens_per_second", "{:,.0f}"),
-        ("median share of the device's measured peak", "mfu", "{:.1%}"),
-    ):
-        values = [v for v in run.metrics.series("train", key)[1] if math.isfinite(v)]
-        if values:
-            rows.append((label, form.format(statistics.median(values))))
-    losses = run.metrics.series("train", "loss")[1]
-    if losses and not math.isfinite(losses[-1]):
-        rows.append(("diverged", "the last logged loss is not finite"))
-    if skipped := run.metrics.last("train", "skipped"):
-        rows.append(("steps skipped, not finite", f"{skipped:,.0f}"))
-    return rows
 
 
 def _rank(record: EvaluationRecord) -> dict[str, list[tuple[int, float]]]:

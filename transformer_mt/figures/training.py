@@ -5,15 +5,15 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
 from transformer_mt.checkpoints.run_directory import METRICS
 from transformer_mt.errors import CheckpointError
 from transformer_mt.figures.canvas import ACCENT, FOREGROUND, THOUSANDS, drawable_name, figure_style
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 _COLORS = (ACCENT, "#d55e00", FOREGROUND, "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
@@ -58,7 +58,7 @@ PANELS = (
 
 @dataclass(frozen=True)
 class RunMetrics:
-    """The lines of a run's metrics.jsonl, in order; a non-finite number is NaN."""
+    """The lines of a run's metrics.jsonl, in order, with minutes; a non-finite number is NaN."""
 
     name: str
     records: list[dict[str, Any]]
@@ -69,20 +69,15 @@ class RunMetrics:
         A record without the metric is left out.
         """
         records = [r for r in self.records if r["kind"] == kind and key in r]
-        return [_position(r, x) for r in records], [r[key] for r in records]
+        return [r[x] for r in records], [r[key] for r in records]
 
     def end(self, x: str) -> float:
         """Returns the last position in steps or minutes."""
-        return max((_position(record, x) for record in self.records), default=0.0)
+        return max((record[x] for record in self.records), default=0.0)
 
-    def last(self, kind: str, key: str) -> float | None:
-        """Returns the last finite value of a metric; None if there is none."""
-        values = self.series(kind, key)[1]
-        return next((value for value in reversed(values) if math.isfinite(value)), None)
-
-
-def _position(record: dict[str, Any], x: str) -> float:
-    return float(record["step"] if x == "step" else record["seconds"] / 60)
+    def finite(self, kind: str, key: str) -> list[float]:
+        """Returns the finite values of a metric."""
+        return [value for value in self.series(kind, key)[1] if math.isfinite(value)]
 
 
 def read_metrics(run_dir: Path) -> RunMetrics:
@@ -109,10 +104,9 @@ def _parse(line: str, place: str) -> dict[str, Any]:
         record = json.loads(line)
         if record["kind"] not in ("train", "valid") or record["step"] + record["seconds"] < 0:
             raise ValueError
-        return {
-            key: math.nan if value is None else value if key == "kind" else float(value)
-            for key, value in record.items()
-        }
+        kind = record.pop("kind")
+        numbers = {k: math.nan if v is None else float(v) for k, v in record.items()}
+        return {"kind": kind, "minutes": numbers["seconds"] / 60, **numbers}
     except (ValueError, TypeError, KeyError):
         raise CheckpointError(f"{place}: damaged (not a line of metrics)") from None
 
@@ -135,11 +129,8 @@ def read_runs(paths: Sequence[Path]) -> list[RunMetrics]:
     return [RunMetrics(name, run.records) for name, run in zip(names, runs, strict=True)]
 
 
-def training_figure(runs: Sequence[RunMetrics], x: str = "step") -> "Figure":
+def training_figure(runs: Sequence[RunMetrics], x: str = "step") -> Figure:
     """Draws the curves of runs over `step` or `minutes`, with a legend if there are several."""
-    from matplotlib.figure import Figure
-    from matplotlib.lines import Line2D
-
     names = [drawable_name(run.name) for run in runs]
     columns = 3 if max(map(len, names)) < 30 else 2
     with figure_style():
@@ -158,20 +149,16 @@ def training_figure(runs: Sequence[RunMetrics], x: str = "step") -> "Figure":
         return figure
 
 
-def panel_figure(panel: Panel, run: RunMetrics) -> "Figure":
+def panel_figure(panel: Panel, run: RunMetrics) -> Figure:
     """Draws one panel of one run."""
-    from matplotlib.figure import Figure
-
     with figure_style():
         figure = Figure((4.6, 2.9), layout="constrained")
         _draw_panel(figure.subplots(), panel, [run], "step")
         return figure
 
 
-def lengths_figure(lengths: Mapping[str, Any], languages: tuple[str, str]) -> "Figure":
+def lengths_figure(lengths: Mapping[str, Any], languages: tuple[str, str]) -> Figure:
     """Draws the distributions of source and target lengths, from `lengths` in run.json."""
-    from matplotlib.figure import Figure
-
     with figure_style():
         figure = Figure((4.6, 2.9), layout="constrained")
         axes = figure.subplots()
@@ -187,9 +174,7 @@ def lengths_figure(lengths: Mapping[str, Any], languages: tuple[str, str]) -> "F
         return figure
 
 
-def _draw_panel(axes: "Axes", panel: Panel, runs: Sequence[RunMetrics], x: str) -> None:
-    from matplotlib.lines import Line2D
-
+def _draw_panel(axes: Axes, panel: Panel, runs: Sequence[RunMetrics], x: str) -> None:
     axes.set(title=panel.title, ylabel=panel.unit)
     axes.set_xlabel("step" if x == "step" else "minutes of training")
     drawn: dict[str, Any] = {}

@@ -4,12 +4,11 @@ import logging
 import re
 import shlex
 import textwrap
-from collections.abc import Iterator
 from importlib import resources
 from os.path import relpath
 from pathlib import Path
 
-from transformer_mt.config.keys import Config, DataConfig, SplitFiles, flat_values
+from transformer_mt.config.keys import DataConfig, SplitFiles
 from transformer_mt.config.loading import expand_path
 from transformer_mt.config.reference import format_value
 from transformer_mt.errors import ConfigError, DataError, OutputError
@@ -23,7 +22,6 @@ from transformer_mt.training.sizes import (
     COVERED,
     MIN_PAIRS,
     Machine,
-    Sizes,
     TextStatistics,
     choose_sizes,
     measure_text,
@@ -137,14 +135,25 @@ def _fill_in(
     """Fills in the template, `new_config.toml`."""
     template = resources.files(__package__).joinpath("new_config.toml").read_text(encoding="utf-8")
     sizes = choose_sizes(text, machine)
-    held_out = sizes.held_out
+    preset, best, held_out = sizes.preset, sizes.best, sizes.held_out
+    warnings = on_a_gpu = ""
+    if text.empty:
+        warnings += f" Training drops {text.empty:,} pairs of which a side is empty."
+    if text.pairs < _LITTLE_TEXT:
+        warnings += " This is too little for a translator, unless all sentences are of one kind."
+    if preset is not best:
+        on_a_gpu = (
+            f" On a GPU, init would choose {best.layers} + {best.layers} of width {best.d_model};"
+            " a CPU is too slow for it."
+        )
     slices = f"[:-{2 * held_out}]", f"[-{2 * held_out}:-{held_out}]", f"[-{held_out}:]"
     filled_in = template.format(
         text=text,
         machine=machine,
         sizes=sizes,
-        preset=sizes.preset,
-        warnings="".join(_warnings(text)),
+        preset=preset,
+        warnings=warnings,
+        on_a_gpu=on_a_gpu,
         commands=commands,
         folder=format_value(data.path),
         src_lang=format_value(data.src_lang),
@@ -152,64 +161,12 @@ def _fill_in(
         splits=[files.model_copy(update={"slice": part}) for part in slices],
         covered=COVERED,
         pieces=text.longest_bytes // BYTES_PER_PIECE,
-        why_vocab_size=_why_vocab_size(sizes, text),
-        why_model=_why_model(sizes),
-        pairs_per_step=sizes.preset.batch_tokens / (max(text.src_words, text.tgt_words) + 1),
+        pairs_per_step=preset.batch_tokens / (max(text.src_words, text.tgt_words) + 1),
     )
-    return _without_defaults(filled_in)
+    return "".join(f"{_wrap(line)}\n" for line in filled_in.splitlines())
 
 
-def _why_vocab_size(sizes: Sizes, text: TextStatistics) -> str:
-    if sizes.vocab_size < sizes.preset.vocab_size:
-        return f"{text.distinct_words:,} different words are too few for a larger vocabulary."
-    if sizes.vocab_size > sizes.preset.vocab_size:
-        return f"{text.characters:,} different characters need a piece each, besides the others."
-    return (
-        f"{sizes.train_pairs:,} training pairs with {text.distinct_words:,} different words: the"
-        " less text, the fewer pieces, so that each is seen often enough (Sennrich and Zhang 2019)."
-    )
-
-
-def _why_model(sizes: Sizes) -> str:
-    preset, best = sizes.preset, sizes.best
-    shape = f"{preset.layers} + {preset.layers} layers of width {preset.d_model}"
-    if preset is not best:
-        return (
-            f"{shape}, because a CPU is slow: {sizes.train_pairs:,} training pairs are enough for"
-            f" {best.layers} + {best.layers} of width {best.d_model}. With a GPU, run init there."
-        )
-    return (
-        f"{shape} for {sizes.train_pairs:,} training pairs; the paper's base model has 6 + 6 of"
-        " width 512 for millions."
-    )
-
-
-def _warnings(text: TextStatistics) -> Iterator[str]:
-    if text.empty:
-        yield f" Training drops {text.empty:,} pairs of which a side is empty."
-    if text.pairs < _LITTLE_TEXT:
-        yield " This is too little for a translator, unless all sentences are of one kind."
-
-
-def _without_defaults(toml: str) -> str:
-    """Leaves out keys with their default values and comments without keys, and wraps the others."""
-    defaults = flat_values(Config(data=DataConfig(path="(none)")))
-    header, *sections = toml.rstrip().split("\n\n")
-    parts = [line for text in header.splitlines() for line in _wrap(text)]
-    for section in sections:
-        heading, *rest = section.splitlines()
-        lines, comment = [], []
-        for line in rest:
-            name, _, value = line.partition(" = ")
-            if line.startswith("#"):
-                comment = _wrap(line)
-            elif value != format_value(defaults[f"{heading.strip('[]')}.{name}"]):
-                lines += [*comment, line]
-                comment = []
-        parts += ["", heading, *lines] if lines else []
-    return "\n".join(parts) + "\n"
-
-
-def _wrap(comment: str) -> list[str]:
-    is_command = comment.startswith("#  ")
-    return [comment] if is_command else textwrap.wrap(comment, 79, subsequent_indent="# ")
+def _wrap(line: str) -> str:
+    """Wraps a comment, unless it is a command."""
+    is_text = line.startswith("# ") and not line.startswith("#  ")
+    return textwrap.fill(line, 79, subsequent_indent="# ") if is_text else line

@@ -82,8 +82,7 @@ def measure_text(pairs: Iterable[Pair]) -> TextStatistics:
         empty += not (src_side and tgt_side)
         src_words += len(src_side)
         tgt_words += len(tgt_side)
-        words.update(src_side)
-        words.update(tgt_side)
+        words.update(src_side + tgt_side)
         lengths[max(len(src.encode()), len(tgt.encode()))] += 1
     for word, count in words.items():
         for character in word:
