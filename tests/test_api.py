@@ -15,8 +15,8 @@ from conftest import copy_lines
 import transformer_mt
 from transformer_mt.checkpoints import checkpoint as checkpoint_module
 from transformer_mt.errors import CheckpointError, ConfigError, DataError
-from transformer_mt.evaluation.evaluator import mean_nll
 from transformer_mt.text.batching import encode_pairs
+from transformer_mt.training.validation import mean_nll
 
 GUIDE = Path(__file__).parents[1] / "docs" / "translating.md"
 LINES = [*copy_lines(30, 21), ""]

@@ -12,7 +12,6 @@ from simulated_cuda import CUDA, SimulatedCuda
 from torch import Tensor
 
 from transformer_mt.checkpoints.run_directory import find_checkpoint
-from transformer_mt.evaluation.evaluator import mean_nll
 from transformer_mt.model.transformer import Transformer
 from transformer_mt.text.batching import encode_pairs
 from transformer_mt.text.corpus import load_split
@@ -20,6 +19,7 @@ from transformer_mt.text.prepared import PreparedCorpus, prepare
 from transformer_mt.training import flops
 from transformer_mt.training.engine import Engine
 from transformer_mt.training.run import train
+from transformer_mt.training.validation import mean_nll
 from transformer_mt.translation import forced_decoding
 from transformer_mt.translation.options import LoadOptions, SearchOptions
 from transformer_mt.translation.translation_model import build_translation_model

@@ -14,12 +14,12 @@ from transformer_mt.checkpoints.checkpoint import EMA, MODEL, load_checkpoint
 from transformer_mt.checkpoints.run_directory import find_checkpoint, list_checkpoints, load_newest
 from transformer_mt.config.loading import load_config
 from transformer_mt.errors import CheckpointError, ConfigError, DataError, DeviceError
-from transformer_mt.evaluation.evaluator import evaluate
 from transformer_mt.system.files import locked
 from transformer_mt.text.corpus import load_split
 from transformer_mt.training.dry_run import dry_run
 from transformer_mt.training.engine import Engine
 from transformer_mt.training.run import build_trainer, train
+from transformer_mt.training.validation import evaluate
 from transformer_mt.translation.translator import Translator
 
 SMALL = {"model__d_model": 16, "model__d_ff": 32, "valid__every": 1000}
