@@ -39,28 +39,15 @@ class Validation:
     """The result of a validation.
 
     Attributes:
-        nll: Negative log-likelihood of the weights, in nats per target token.
-        bleu, ema_bleu: BLEU of the weights, and of their moving average if there is one.
+        metrics: Values by their names in metrics.jsonl: `nll` (in nats per target token),
+            `perplexity` and `bleu` of the weights, `ema_bleu` of their moving average.
+        score: The BLEU that counts, the moving average's if there is one; -inf after divergence.
         hypotheses: One per sentence, by the moving average if there is one.
     """
 
-    nll: float
-    bleu: float
-    ema_bleu: float | None
+    metrics: dict[str, float]
+    score: float
     hypotheses: list[str]
-
-    @property
-    def metrics(self) -> dict[str, float]:
-        """The values by their names in metrics.jsonl."""
-        average = {} if self.ema_bleu is None else {"ema_bleu": self.ema_bleu}
-        return {"nll": self.nll, "perplexity": perplexity(self.nll), "bleu": self.bleu, **average}
-
-    @property
-    def score(self) -> float:
-        """The BLEU that counts, the moving average's if there is one; -inf after divergence."""
-        if not math.isfinite(perplexity(self.nll)):
-            return -math.inf
-        return self.bleu if self.ema_bleu is None else self.ema_bleu
 
 
 class Validator:
@@ -83,12 +70,13 @@ class Validator:
         engine = self._engine
         nll = mean_nll(engine.model, self._encoded, self._processes)
         hypotheses, bleu = evaluate(self._translator, self._pairs, advance)
-        ema_bleu = None
+        metrics = {"nll": nll, "perplexity": perplexity(nll), "bleu": bleu.value}
         if engine.ema:
             with engine.ema.in_place():
-                hypotheses, average = evaluate(self._translator, self._pairs, advance)
-            ema_bleu = average.value
-        return Validation(nll, bleu.value, ema_bleu, hypotheses)
+                hypotheses, bleu = evaluate(self._translator, self._pairs, advance)
+            metrics["ema_bleu"] = bleu.value
+        score = bleu.value if math.isfinite(metrics["perplexity"]) else -math.inf
+        return Validation(metrics, score, hypotheses)
 
     def record(self, result: Validation, checkpoint: Path) -> None:
         """Saves scores and translations for reports; the checkpoint may not have been saved."""
@@ -107,9 +95,10 @@ class Validator:
 
     def log(self, result: Validation, step: int, previous_best: float) -> None:
         """Logs the scores of a step, with a few translations of the same sentences each time."""
-        text = f"step {step}: validation BLEU {result.bleu:.2f}"
-        if result.ema_bleu is not None:
-            text += f", of the moving average {result.ema_bleu:.2f}"
+        metrics = result.metrics
+        text = f"step {step}: validation BLEU {metrics['bleu']:.2f}"
+        if "ema_bleu" in metrics:
+            text += f", of the moving average {metrics['ema_bleu']:.2f}"
         if result.score == -math.inf:
             logger.warning(
                 "%s, which cannot be the best: perplexity is not finite, training has diverged;"
@@ -118,7 +107,7 @@ class Validator:
             )
         else:
             best = " (best)" if result.score > previous_best else f" (best {previous_best:.2f})"
-            logger.info("%s, perplexity %.2f%s", text, perplexity(result.nll), best)
+            logger.info("%s, perplexity %.2f%s", text, metrics["perplexity"], best)
         for i in np.linspace(0, len(self._pairs) - 1, _SAMPLES, dtype=int):
             logger.info("  source     %s", self._pairs.src[i])
             logger.info("  reference  %s", self._pairs.tgt[i])
