@@ -16,7 +16,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from transformer_mt.translation.options import DEFAULT_LOAD, Device, LoadOptions, Precision
+from transformer_mt.translation.options import Device, LoadOptions, Precision
 from transformer_mt.version import __version__ as __version__
 
 if TYPE_CHECKING:
@@ -25,21 +25,14 @@ if TYPE_CHECKING:
 
 __all__ = ["PairAttention", "Translation", "TranslationModel", "load"]
 
-_LAZY = {
-    "PairAttention": "transformer_mt.translation.translation_model",
-    "Translation": "transformer_mt.translation.translator",
-    "TranslationModel": "transformer_mt.translation.translation_model",
-}
-"""Public classes whose modules import torch."""
-
 
 def load(
     path: str | Path,
     *others: str | Path,
-    device: Device = DEFAULT_LOAD.device,
-    precision: Precision = DEFAULT_LOAD.precision,
-    max_length: int | None = DEFAULT_LOAD.max_length,
-    raw: bool = DEFAULT_LOAD.raw,
+    device: Device = LoadOptions.device,
+    precision: Precision = LoadOptions.precision,
+    max_length: int | None = LoadOptions.max_length,
+    raw: bool = LoadOptions.raw,
 ) -> "TranslationModel":
     """Loads a trained model, or several as an ensemble.
 
@@ -69,7 +62,7 @@ def load(
 
 
 def __getattr__(name: str) -> Any:
-    """Imports a public class when it is first used."""
-    if name in _LAZY:
-        return getattr(import_module(_LAZY[name]), name)
+    """Imports a public class when it is first used, since its module imports torch."""
+    if name in __all__:
+        return getattr(import_module("transformer_mt.translation.translation_model"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

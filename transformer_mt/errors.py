@@ -1,21 +1,8 @@
-"""All errors that a user can cause, in one hierarchy.
-
-    TransformerMTError        one line on stderr, exit code 2
-    ├── ConfigError           a key, a value or a combination of values
-    ├── DataError             a corpus, a text file or a vocabulary
-    ├── OutputError           a file that cannot be written or is in use
-    ├── CheckpointError       a run or checkpoint directory
-    ├── DeviceError           a device, precision or amount of memory that is not available
-    │   └── CompileError      torch.compile does not work
-    └── TrainingError         a run that cannot continue, since its gradients stay non-finite
-    Interrupted               SIGINT or SIGTERM, after the work was saved; exit code 130 or 143
-
-Any other exception that reaches the user is a bug in this program.
-"""
+"""All errors that a user can cause, in one hierarchy; any other that reaches the user is a bug."""
 
 
 class TransformerMTError(Exception):
-    """An error that the user can correct; the message names its cause and says what to do."""
+    """An error that the user can correct: a line that says what to do, and exit code 2."""
 
 
 class ConfigError(TransformerMTError):
@@ -43,11 +30,11 @@ class CompileError(DeviceError):
 
 
 class TrainingError(TransformerMTError):
-    """A training run that cannot continue."""
+    """A training run that cannot continue, since its gradients stay non-finite."""
 
 
 class Interrupted(BaseException):
-    """A signal ended the program after everything worth keeping was saved.
+    """SIGINT or SIGTERM ended the program after everything worth keeping was saved.
 
     Not an Exception, so that no library takes it for a failure of its own.
 

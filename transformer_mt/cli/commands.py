@@ -10,8 +10,6 @@ from typing import Annotated
 
 from transformer_mt.cli.options import (
     FILES,
-    REPORT,
-    SCORED,
     BatchOption,
     BeamOption,
     ConfigArgument,
@@ -24,6 +22,8 @@ from transformer_mt.cli.options import (
     RunArgument,
     SetOption,
     argument,
+    file_option,
+    flag,
     option,
 )
 from transformer_mt.errors import ConfigError
@@ -33,9 +33,6 @@ from transformer_mt.system.process_settings import interrupt_on_signals
 from transformer_mt.system.processes import is_main_process, require_single_process
 from transformer_mt.system.streams import require_input
 from transformer_mt.translation.options import (
-    DEFAULT_LOAD,
-    DEFAULT_OUTPUT,
-    DEFAULT_SEARCH,
     FileOptions,
     LoadOptions,
     OutputFormat,
@@ -49,16 +46,13 @@ from transformer_mt.translation.options import (
 def init(
     name: Annotated[Path, argument("NAME", "Name of the configuration: NAME.toml is written.")],
     src: Annotated[
-        Path,
-        option(
-            "Text to translate from, one sentence per line; also .gz, .xz, .zst.", metavar="FILE"
-        ),
+        Path, option("FILE", "Text to translate from, one sentence per line; also .gz, .xz, .zst.")
     ],
-    tgt: Annotated[Path, option("Its translation, line by line.", metavar="FILE")],
+    tgt: Annotated[Path, option("FILE", "Its translation, line by line.")],
     src_lang: Annotated[
-        str | None, option("Language of --src, such as de. Default: its ending.", metavar="NAME")
+        str | None, option("NAME", "Language of --src, such as de. Default: its ending.")
     ] = None,
-    tgt_lang: Annotated[str | None, option("Language of --tgt, likewise.", metavar="NAME")] = None,
+    tgt_lang: Annotated[str | None, option("NAME", "Language of --tgt, likewise.")] = None,
     quiet: QuietOption = False,
 ) -> None:
     """Write a configuration for two files of text.
@@ -78,11 +72,11 @@ def init(
 def train(
     config: ConfigArgument,
     run: Annotated[
-        Path | None, option("Run directory. Default: checkpoints/NAME of NAME.toml.", metavar="DIR")
+        Path | None, option("DIR", "Run directory. Default: checkpoints/NAME of NAME.toml.")
     ] = None,
     set_: SetOption = None,
     dry_run: Annotated[
-        bool, option("Report sizes, speed, memory and time; keep only downloads.", "--dry-run")
+        bool, flag("Report sizes, speed, memory and time; keep only downloads.", "--dry-run")
     ] = False,
     quiet: QuietOption = False,
 ) -> None:
@@ -136,60 +130,43 @@ def translate(
     ],
     input_: Annotated[
         list[Path] | None,
-        option(
+        file_option(
+            "FILE",
             "Text, one sentence per line; also .gz, .xz, .zst; may be repeated with"
             " --output-dir. Default: stdin.",
             "-i",
             "--input",
-            metavar="FILE",
-            group=FILES,
         ),
     ] = None,
     output: Annotated[
         Path | None,
-        option(
-            "File for the translation. Default: stdout, also as -.",
-            "-o",
-            "--output",
-            metavar="FILE",
-            group=FILES,
+        file_option(
+            "FILE", "File for the translation. Default: stdout, also as -.", "-o", "--output"
         ),
     ] = None,
     output_dir: Annotated[
         Path | None,
-        option(
-            "Folder for the translation of each --input: a.de.gz gives a.en.gz.",
-            metavar="DIR",
-            group=FILES,
-        ),
+        file_option("DIR", "Folder for the translation of each --input: a.de.gz gives a.en.gz."),
     ] = None,
-    beam_size: BeamOption = DEFAULT_SEARCH.beam_size,
-    length_penalty: PenaltyOption = DEFAULT_SEARCH.length_penalty,
+    beam_size: BeamOption = SearchOptions.beam_size,
+    length_penalty: PenaltyOption = SearchOptions.length_penalty,
     n_best: Annotated[
         int,
-        option(
-            "Translations per line, the best first; at most the beam size.",
-            metavar="N",
-            group=FILES,
-            min=1,
-        ),
-    ] = DEFAULT_OUTPUT.n_best,
+        file_option("N", "Translations per line, the best first; at most the beam size.", min=1),
+    ] = OutputOptions.n_best,
     scores: Annotated[
-        bool, option("Write score and tab before each translation.", "--scores", group=FILES)
+        bool, flag("Write score and tab before each translation.", "--scores", group=FILES)
     ] = False,
     format_: Annotated[
         OutputFormat,
-        option(
-            "jsonl: one object with line, rank, score and text each.",
-            "--format",
-            metavar="[text|jsonl]",
-            group=FILES,
+        file_option(
+            "[text|jsonl]", "jsonl: one object with line, rank, score and text each.", "--format"
         ),
-    ] = DEFAULT_OUTPUT.format,
-    precision: PrecisionOption = DEFAULT_LOAD.precision,
+    ] = OutputOptions.format,
+    precision: PrecisionOption = LoadOptions.precision,
     batch_tokens: BatchOption = None,
     max_length: LengthOption = None,
-    device: DeviceOption = DEFAULT_LOAD.device,
+    device: DeviceOption = LoadOptions.device,
     raw: RawOption = False,
     quiet: QuietOption = False,
 ) -> None:
@@ -215,6 +192,11 @@ def translate(
     runs.translate(paths, file_options, options)
 
 
+REPORT = "What to report"
+scored_option = partial(option, group="What to score")
+report_option = partial(option, group=REPORT)
+
+
 def evaluate(
     paths: Annotated[
         list[Path] | None,
@@ -225,60 +207,44 @@ def evaluate(
     ] = None,
     split: Annotated[
         str | None,
-        option(
+        scored_option(
+            "NAME",
             "train, valid or test, as configured, or another split of the corpus. Default: test.",
-            metavar="NAME",
-            group=SCORED,
         ),
     ] = None,
     test_set: Annotated[
         str | None,
-        option(
-            "sacreBLEU's name of a test set, such as wmt16, instead of a split.",
-            metavar="NAME",
-            group=SCORED,
-        ),
+        scored_option("NAME", "sacreBLEU's name of a test set, such as wmt16, instead of a split."),
     ] = None,
-    src: Annotated[
-        Path | None, option("Source text, instead of a split.", metavar="FILE", group=SCORED)
-    ] = None,
+    src: Annotated[Path | None, scored_option("FILE", "Source text, instead of a split.")] = None,
     ref: Annotated[
         list[Path] | None,
-        option(
-            "Reference translation; may be repeated for several references.",
-            metavar="FILE",
-            group=SCORED,
-        ),
+        scored_option("FILE", "Reference translation; may be repeated for several references."),
     ] = None,
     hypotheses: Annotated[
-        Path | None,
-        option("Score this translation instead of making one.", metavar="FILE", group=SCORED),
+        Path | None, scored_option("FILE", "Score this translation instead of making one.")
     ] = None,
     baseline: Annotated[
-        Path | None,
-        option("Compare with this run or translation.", metavar="RUN_OR_FILE", group=SCORED),
+        Path | None, scored_option("RUN_OR_FILE", "Compare with this run or translation.")
     ] = None,
-    beam_size: BeamOption = DEFAULT_SEARCH.beam_size,
-    length_penalty: PenaltyOption = DEFAULT_SEARCH.length_penalty,
-    precision: PrecisionOption = DEFAULT_LOAD.precision,
+    beam_size: BeamOption = SearchOptions.beam_size,
+    length_penalty: PenaltyOption = SearchOptions.length_penalty,
+    precision: PrecisionOption = LoadOptions.precision,
     batch_tokens: BatchOption = None,
     max_length: LengthOption = None,
-    device: DeviceOption = DEFAULT_LOAD.device,
+    device: DeviceOption = LoadOptions.device,
     raw: RawOption = False,
-    save: Annotated[
-        Path | None, option("File to save the translation to.", metavar="FILE", group=REPORT)
-    ] = None,
-    ter: Annotated[bool, option("Compute TER too.", "--ter", group=REPORT)] = False,
+    save: Annotated[Path | None, report_option("FILE", "File to save the translation to.")] = None,
+    ter: Annotated[bool, flag("Compute TER too.", "--ter", group=REPORT)] = False,
     samples: Annotated[
         int | None,
-        option(
+        report_option(
+            "N",
             "Sentences to show. Default: 0; with --baseline the 3 best and worst changes.",
-            metavar="N",
-            group=REPORT,
             min=0,
         ),
     ] = None,
-    json_: Annotated[bool, option("Print one JSON object.", "--json", group=REPORT)] = False,
+    json_: Annotated[bool, flag("Print one JSON object.", "--json", group=REPORT)] = False,
     quiet: QuietOption = False,
 ) -> None:
     """Score translations of a test set with sacreBLEU.
@@ -338,9 +304,9 @@ def config(
 
 def average(
     run: Annotated[Path, argument("RUN", "A run directory.")],
-    last: Annotated[int, option("Number of newest checkpoints.", metavar="N", min=1)] = 5,
+    last: Annotated[int, option("N", "Number of newest checkpoints.", min=1)] = 5,
     output: Annotated[
-        Path | None, option("Default: averaged-N in the run.", "-o", "--output", metavar="DIR")
+        Path | None, option("DIR", "Default: averaged-N in the run.", "-o", "--output")
     ] = None,
 ) -> None:
     """Average the weights of a run's newest checkpoints.
@@ -357,12 +323,10 @@ def average(
 
 def export(
     path: RunArgument,
-    output: Annotated[Path, option("Directory to create.", "-o", "--output", metavar="DIR")],
+    output: Annotated[Path, option("DIR", "Directory to create.", "-o", "--output")],
     quantization: Annotated[
         Quantization,
-        option(
-            "Type in which the weights are stored.", metavar="[float32|float16|bfloat16|int16|int8]"
-        ),
+        option("[float32|float16|bfloat16|int16|int8]", "Type in which the weights are stored."),
     ] = "float32",
     raw: RawOption = False,
 ) -> None:
@@ -377,3 +341,6 @@ def export(
 
     show_messages()
     print(export_checkpoint(find_checkpoint(path), output, quantization, raw))
+
+
+COMMANDS = init, train, prepare, translate, evaluate, config, average, export

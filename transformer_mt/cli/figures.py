@@ -1,7 +1,4 @@
-"""The commands that draw: plot and report.
-
-As in `commands.py`, commands import what they need themselves.
-"""
+"""The commands that draw: plot and report. As others, they import torch only when they run."""
 
 import importlib.util
 from pathlib import Path
@@ -17,16 +14,17 @@ from transformer_mt.cli.options import (
     RunArgument,
     SetOption,
     argument,
+    flag,
     option,
 )
 from transformer_mt.errors import ConfigError
+from transformer_mt.system.console import show_messages
+from transformer_mt.system.outputs import Output, check_output, open_output
 from transformer_mt.system.processes import require_single_process
+from transformer_mt.translation.options import LoadOptions
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-    from transformer_mt.config.keys import Config
-    from transformer_mt.system.outputs import Output
 
 plot = typer.Typer(
     help="Draw curves, attention, the learning rate or the positions.",
@@ -36,7 +34,7 @@ plot = typer.Typer(
 )
 
 FigureOption = Annotated[
-    Path, option("The picture; ends in .png, .svg or .pdf.", "-o", "--output", metavar="FILE")
+    Path, option("FILE", "The picture; ends in .png, .svg or .pdf.", "-o", "--output")
 ]
 
 
@@ -46,7 +44,7 @@ def training(
     output: FigureOption,
     x: Annotated[
         Literal["step", "minutes"],
-        option("What to draw the curves over.", "--x", metavar="[step|minutes]"),
+        option("[step|minutes]", "What to draw the curves over."),
     ] = "step",
 ) -> None:
     """Draw loss, BLEU, learning rate and speed of one or several runs.
@@ -69,14 +67,12 @@ def attention(
     kind: Annotated[
         Literal["cross", "encoder", "decoder"],
         option(
+            "[cross|encoder|decoder]",
             "Attention of the decoder to the source, or self-attention of either.",
-            metavar="[cross|encoder|decoder]",
         ),
     ] = "cross",
-    layer: Annotated[
-        int | None, option("Layer, from 1. Default: the last.", metavar="N", min=1)
-    ] = None,
-    heads: Annotated[bool, option("Draw each head by itself, not their mean.", "--heads")] = False,
+    layer: Annotated[int | None, option("N", "Layer, from 1. Default: the last.", min=1)] = None,
+    heads: Annotated[bool, flag("Draw each head by itself, not their mean.", "--heads")] = False,
     raw: RawOption = False,
     quiet: QuietOption = False,
 ) -> None:
@@ -88,8 +84,6 @@ def attention(
     """
     checked = _check_plot(output)
     from transformer_mt.figures.attention import attention_figure, sentence_attention
-    from transformer_mt.system.console import show_messages
-    from transformer_mt.translation.options import LoadOptions
     from transformer_mt.translation.translation_model import (
         build_translation_model,
         find_checkpoints,
@@ -108,7 +102,10 @@ def schedule(config: ConfigArgument, output: FigureOption, set_: SetOption = Non
     \b
     transformer-mt plot schedule configs/wmt16-base.toml -o schedule.png
     """
-    checked, settings = _check_plot(output), _load_config(config, set_)
+    checked = _check_plot(output)
+    from transformer_mt.config.loading import load_config
+
+    settings = load_config(config, set_ or ())  # before torch, so that a mistake shows at once
     from transformer_mt.figures.recipe import schedule_figure
 
     _write(schedule_figure(settings, config.stem), output, checked)
@@ -121,13 +118,16 @@ def positions(config: ConfigArgument, output: FigureOption, set_: SetOption = No
     \b
     transformer-mt plot positions configs/wmt16-base.toml -o positions.png
     """
-    checked, settings = _check_plot(output), _load_config(config, set_)
+    checked = _check_plot(output)
+    from transformer_mt.config.loading import load_config
+
+    settings = load_config(config, set_ or ())  # before torch, so that a mistake shows at once
     from transformer_mt.figures.recipe import positions_figure
 
     _write(positions_figure(settings, config.stem), output, checked)
 
 
-def _check_plot(output: Path) -> "Output":
+def _check_plot(output: Path) -> Output:
     """Checks that a figure can be drawn and written, before any work is done for it."""
     require_single_process("plot")
     _require_packages("plot", "Matplotlib")
@@ -143,13 +143,7 @@ def _require_packages(command: str, *names: str) -> None:
             raise ConfigError(f"{command} needs {name}: pip install 'transformer-mt[plots]'")
 
 
-def _load_config(path: Path, changes: list[str] | None) -> "Config":
-    from transformer_mt.config.loading import load_config
-
-    return load_config(path, changes or [])
-
-
-def _write(figure: "Figure", path: Path, output: "Output") -> None:
+def _write(figure: "Figure", path: Path, output: Output) -> None:
     from transformer_mt.figures.canvas import write_figure
 
     write_figure(figure, path, output)
@@ -158,9 +152,7 @@ def _write(figure: "Figure", path: Path, output: "Output") -> None:
 
 def report(
     run: Annotated[Path, argument("RUN", "A run directory.")],
-    output: Annotated[
-        Path, option("The page, such as report.html.", "-o", "--output", metavar="FILE")
-    ],
+    output: Annotated[Path, option("FILE", "The page, such as report.html.", "-o", "--output")],
     quiet: QuietOption = False,
 ) -> None:
     """Write the report of a run: one page that needs no network.
@@ -171,13 +163,10 @@ def report(
     \b
     transformer-mt report checkpoints/wmt16-base -o report.html
     """
-    from transformer_mt.system.outputs import check_output, open_output
-
     require_single_process("report")
     _require_packages("report", "Matplotlib", "Jinja2")
     checked = check_output(output)
     from transformer_mt.figures.report import build_report, read_run
-    from transformer_mt.system.console import show_messages
 
     show_messages(quiet)
     page = build_report(read_run(run)).encode()

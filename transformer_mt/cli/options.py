@@ -1,5 +1,6 @@
 """Arguments and options that several commands share, and the layout of a command's help."""
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -8,18 +9,27 @@ from typer.core import TyperCommand
 
 from transformer_mt.translation.options import Device, Precision
 
-FILES, SCORED = "Input and output", "What to score"
-SEARCH, REPORT = "Model and search", "What to report"
-
 
 def argument(metavar: str, help: str) -> Any:
     """Declares an argument of a command."""
-    return typer.Argument(metavar=metavar, help=help)
+    return typer.Argument(metavar=metavar, help=help, rich_help_panel="Arguments")
 
 
-def option(help: str, *names: str, group: str | None = None, **settings: Any) -> Any:
-    """Declares an option; without names, it has that of its parameter."""
-    return typer.Option(*names, help=help, rich_help_panel=group, **settings)
+def option(
+    metavar: str, help: str, *names: str, group: str | None = None, min: float | None = None
+) -> Any:
+    """Declares an option with a value; without names, it has that of its parameter."""
+    return typer.Option(*names, metavar=metavar, help=help, min=min, rich_help_panel=group)
+
+
+def flag(help: str, *names: str, group: str | None = None) -> Any:
+    """Declares an option without a value."""
+    return typer.Option(*names, help=help, rich_help_panel=group)
+
+
+FILES, SEARCH = "Input and output", "Model and search"
+file_option = partial(option, group=FILES)
+search_option = partial(option, group=SEARCH)
 
 
 class GroupedCommand(TyperCommand):
@@ -41,7 +51,6 @@ class GroupedCommand(TyperCommand):
             record = parameter.get_help_record(ctx)
             if parameter.param_type_name == "argument":
                 # The usage line tells which are required.
-                group = "Arguments"
                 record = str(parameter.metavar), getattr(parameter, "help", "")
             if record:
                 groups.setdefault(group, []).append(record)
@@ -59,57 +68,38 @@ RunArgument = Annotated[
 SetOption = Annotated[
     list[str] | None,
     option(
+        "KEY=VALUE",
         "Override a key; may be repeated. `transformer-mt config` lists the keys.",
         "--set",
-        metavar="KEY=VALUE",
     ),
 ]
-BeamOption = Annotated[
-    int, option("Beam size; 1 is greedy search.", metavar="N", group=SEARCH, min=1)
-]
+BeamOption = Annotated[int, search_option("N", "Beam size; 1 is greedy search.", min=1)]
 PenaltyOption = Annotated[
     float,
-    option(
-        "Exponent of the length penalty of beam search, 0 to 10.",
-        metavar="ALPHA",
-        group=SEARCH,
-        min=0.0,
-    ),
+    search_option("ALPHA", "Exponent of the length penalty of beam search, 0 to 10.", min=0.0),
 ]
 PrecisionOption = Annotated[
     Precision,
-    option(
-        "Type to which weights and arithmetic are rounded.",
-        metavar="[fp32|bf16|fp16]",
-        group=SEARCH,
-    ),
+    search_option("[fp32|bf16|fp16]", "Type to which weights and arithmetic are rounded."),
 ]
 BatchOption = Annotated[
     int | None,
-    option(
+    search_option(
+        "N",
         "Limit on source pieces per batch, padding included, times the beam size; a CPU"
         " decodes a batch per thread, at most eight. Default: 4096 on a CPU, by memory on a GPU.",
-        metavar="N",
-        group=SEARCH,
         min=1,
     ),
 ]
 LengthOption = Annotated[
     int | None,
-    option(
-        "Pieces after which a line is split. Default: data.max_length.",
-        metavar="N",
-        group=SEARCH,
-        min=1,
-    ),
+    search_option("N", "Pieces after which a line is split. Default: data.max_length.", min=1),
 ]
-DeviceOption = Annotated[
-    Device, option("Where to translate.", metavar="[auto|cpu|cuda]", group=SEARCH)
-]
+DeviceOption = Annotated[Device, search_option("[auto|cpu|cuda]", "Where to translate.")]
 RawOption = Annotated[
     bool,
-    option(
+    flag(
         "Use the trained weights, not their moving average if there is one.", "--raw", group=SEARCH
     ),
 ]
-QuietOption = Annotated[bool, option("Only warnings and errors on stderr.", "-q", "--quiet")]
+QuietOption = Annotated[bool, flag("Only warnings and errors on stderr.", "-q", "--quiet")]

@@ -1,4 +1,4 @@
-"""The program: its commands, and what an error becomes: one line on stderr and an exit code."""
+"""The program: its commands, and what an error becomes: a line on stderr and an exit code."""
 
 import sys
 from typing import Annotated
@@ -82,16 +82,6 @@ def program(
     """
 
 
-for command in (
-    commands.init,
-    commands.train,
-    commands.prepare,
-    commands.translate,
-    commands.evaluate,
-    commands.config,
-    commands.average,
-    commands.export,
-    report,
-):
+for command in (*commands.COMMANDS, report):
     app.command(cls=GroupedCommand)(command)
 app.add_typer(plot, name="plot")

@@ -1,8 +1,6 @@
-"""All configuration: typed, frozen sections. `loading.py` reads them from TOML.
+"""Every key, with its type, allowed values, default, meaning, and effect of a change on resume.
 
-Every key is declared here once, with its type, its allowed values, its default, and what happens
-when a run is resumed with another value of it. The files in `configs/` state only what differs from
-the defaults; the paper's recipes, wmt16-base and wmt16-big, state all their values.
+The files in `configs/` state what differs from the defaults; the paper's recipes state everything.
 """
 
 import json
@@ -47,10 +45,7 @@ INTEGER_LIMIT = 2**32
 
 
 class Section(BaseModel):
-    """Base of all sections: immutable, strictly typed, no unknown keys, no NaN.
-
-    The `Annotated` type of each key declares an `OnChange`.
-    """
+    """Base of all sections; the `Annotated` type of each key declares an `OnChange`."""
 
     model_config = STRICT
 
@@ -87,33 +82,29 @@ class SplitFiles(BaseModel):
 
     def __str__(self) -> str:
         """Writes the split as it is written in TOML."""
-        values = self.model_dump(exclude_none=True).items()
-        text = ", ".join(
-            f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in values
-        )
-        return f"{{ {text} }}"
+        pairs = [f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in self if value]
+        return f"{{ {', '.join(pairs)} }}"
 
     __repr__ = __str__
 
 
-UNION_TAGS = "<name>", "<files>", "<one>", "<list>"
+UNION_TAGS = "<name>", "<files>", "<list>"
 """The kinds of values of a split, which pydantic inserts into the location of a mistake."""
 
-Split = Annotated[
-    Annotated[str, Tag("<name>")] | Annotated[SplitFiles, Tag("<files>")],
-    # The value decides its type, so that a mistake is reported once, not for each type.
-    Discriminator(
-        lambda value: {str: "<name>", dict: "<files>", SplitFiles: "<files>"}.get(type(value)),
-        custom_error_type="split",
-        custom_error_message="should be a split's name or a table such as"
-        ' { src = "a.de", tgt = "a.en" }',
-    ),
-]
+# The value decides its type, so that a mistake is reported once, not for each type.
+_KINDS: dict[type, str] = {str: "<name>", dict: "<files>", SplitFiles: "<files>", list: "<list>"}
+_BY_KIND = Discriminator(
+    lambda value: _KINDS.get(type(value)),
+    custom_error_type="split",
+    custom_error_message="should be a split's name or a table such as"
+    ' { src = "a.de", tgt = "a.en" }',
+)
+_Name = Annotated[str, Tag("<name>")]
+_Files = Annotated[SplitFiles, Tag("<files>")]
+Split = Annotated[_Name | _Files, _BY_KIND]
 """A split's name, a slice of it such as `train[:5000]`, or its two files."""
-Splits = Annotated[
-    Annotated[Split, Tag("<one>")] | Annotated[list[Split], Field(min_length=1), Tag("<list>")],
-    Discriminator(lambda value: "<list>" if isinstance(value, list) else "<one>"),
-]
+_List = Annotated[list[Split], Field(min_length=1), Tag("<list>")]
+Splits = Annotated[_Name | _Files | _List, _BY_KIND]
 """One split or several, which are concatenated."""
 
 
@@ -344,13 +335,11 @@ def keys_that_end_bit_equality(old: Config, new: Config) -> list[str]:
 
 
 def _changed(old: Config, new: Config, *kinds: OnChange) -> list[str]:
-    old_values = flat_values(old)
     return sorted(
-        key
+        f"{section}.{name}"
         for section, keys in new
         for name, field in type(keys).model_fields.items()
-        if getattr(keys, name) != old_values[key := f"{section}.{name}"]
-        and on_change(field) in kinds
+        if on_change(field) in kinds and getattr(keys, name) != getattr(getattr(old, section), name)
     )
 
 
@@ -360,3 +349,7 @@ def values_that_shape_corpus(section: Section) -> dict[str, object]:
     return section.model_dump(
         include={name for name, field in fields if on_change(field) is OnChange.SHAPES_CORPUS}
     )
+
+
+DEFAULTS = flat_values(Config(data=DataConfig(path="(required)")))
+"""The default of every key."""

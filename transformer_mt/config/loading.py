@@ -11,29 +11,23 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from transformer_mt.config.keys import UNION_TAGS, Config, SplitFiles, flat_values
+from transformer_mt.config.keys import DEFAULTS, UNION_TAGS, Config, SplitFiles, flat_values
 from transformer_mt.errors import ConfigError
 
 _SEARCHED_KEYS = "data.path", "vocab.path", "train.init_from"
 """Paths that are looked for beside the TOML file, then in the working directory."""
 _CREATED_KEYS = "data.cache_dir", "data.prepared_dir"
 """Folders that are created if missing, relative to the working directory."""
-_SPLITS = "train", "valid", "test"
-"""Keys of [data] that may hold a table."""
 _LONGEST_VALUE = 60
 """Maximum number of characters of a value in a message."""
 
 
 def load_config(path: Path, overrides: Collection[str] = ()) -> Config:
-    """Reads a TOML file, applies `key=value` overrides and validates the result.
+    """Reads a TOML file, applies `key=value` overrides, of which later ones win, and validates.
 
     Paths of text, vocabulary and initial weights are looked for beside the file, then in the
     working directory; those of overrides only in the working directory. In the configuration,
     existing paths are absolute. A path that does not exist may be a hub id, and stays relative.
-
-    Args:
-        path: The TOML file.
-        overrides: Items such as `optim.warmup_steps=8000`; later ones win.
 
     Raises:
         ConfigError: Naming the file or `--set`, and the line or every key that is wrong.
@@ -55,16 +49,11 @@ def load_config(path: Path, overrides: Collection[str] = ()) -> Config:
 def parse_config(
     values: Mapping[str, Any], origin: str, overridden: Collection[str] = ()
 ) -> Config:
-    """Validates values by section and key.
-
-    Args:
-        values: Section name to key to value.
-        origin: Where the values come from, for the error message.
-        overridden: Keys whose values come from `--set` instead.
+    """Validates values by section and key, which come from `origin`, or, if overridden, `--set`.
 
     Raises:
-        ConfigError: Naming every key that is wrong. Rules between keys are checked once the keys
-            themselves are valid.
+        ConfigError: Naming every key that is wrong and where it comes from. Rules between keys are
+            checked once the keys themselves are valid.
     """
     try:
         return Config.model_validate(values)
@@ -72,20 +61,16 @@ def parse_config(
         mistakes: dict[str, list[str]] = {origin: [], "--set": []}
         for mistake in error.errors():
             key = _dotted_key(mistake["loc"])
-            place = "--set" if any(_is_part(key, name) for name in overridden) else origin
-            mistakes[place].append(_describe(key, mistake))
+            is_overridden = any(_is_part(key, name) for name in overridden)
+            mistakes["--set" if is_overridden else origin].append(_describe(key, mistake))
         places = (f"{place}: {'; '.join(texts)}" for place, texts in mistakes.items() if texts)
         raise ConfigError("; ".join(places)) from None
 
 
 def did_you_mean(unknown: str) -> str:
     """Suggests the keys of the same name, else the most similar key or section, if there is one."""
-    keys = [
-        f"{section}.{key}"
-        for section, field in Config.model_fields.items()
-        for key in getattr(field.annotation, "model_fields", {})
-    ]
-    keys += [f"data.{split}.{key}" for split in _SPLITS for key in SplitFiles.model_fields]
+    splits = "data.train", "data.valid", "data.test"
+    keys = [*DEFAULTS, *(f"{split}.{key}" for split in splits for key in SplitFiles.model_fields)]
     name = unknown.rpartition(".")[2]
     near = [key for key in keys if key.endswith(f".{name}")]
     near = near or difflib.get_close_matches(unknown, [*Config.model_fields, *keys], n=1)
@@ -136,12 +121,11 @@ def _expand_paths(values: dict[str, Any], folders: Iterable[Path]) -> None:
         keys = values.get(section)
         if not isinstance(keys, dict) or not isinstance(keys.get(name), str):
             continue
-        expanded = expand_path(keys[name])
-        candidates = [os.path.join(folder, expanded) for folder in folders]
-        existing = next(filter(os.path.exists, candidates), None)
-        if key in _SEARCHED_KEYS and expanded and existing and not os.path.isabs(expanded):
-            expanded = os.path.realpath(existing)
-        keys[name] = expanded
+        path = keys[name] = expand_path(keys[name])
+        if key in _SEARCHED_KEYS and path and not os.path.isabs(path):
+            candidates = (os.path.join(folder, path) for folder in folders)
+            existing = filter(os.path.exists, candidates)
+            keys[name] = next(map(os.path.realpath, existing), path)
 
 
 def _apply_override(values: dict[str, Any], override: str) -> None:
@@ -190,7 +174,10 @@ def _describe(key: str, mistake: ErrorDetails) -> str:
 
 
 def _shorten(value: object) -> str:
-    text = repr(value)
+    try:
+        text = repr(value)
+    except ValueError:
+        text = "a number of thousands of digits"
     return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}..."
 
 

@@ -12,8 +12,6 @@ from transformer_mt.config.loading import did_you_mean
 from transformer_mt.errors import ConfigError
 
 _ON_RESUME = {
-    OnChange.REFUSED: "fixed for a run",
-    OnChange.SHAPES_CORPUS: "fixed for a run",
     OnChange.ENDS_BIT_EQUALITY: "may change on resume, which ends bit-equality",
     OnChange.ALLOWED: "may change on resume",
 }
@@ -21,10 +19,7 @@ _BOUNDS = {"ge": "{} or more", "gt": "above {}", "le": "{} or less", "lt": "belo
 
 
 class KeyReference(NamedTuple):
-    """The documentation of a key: its dotted name, and what a reader wants to know of it.
-
-    The default is as in TOML; `allowed`, the choices or bounds, may be empty.
-    """
+    """The documentation of a key; `allowed`, the choices or bounds, may be empty."""
 
     key: str
     default: str
@@ -34,10 +29,7 @@ class KeyReference(NamedTuple):
 
 
 def describe_keys(key: str | None = None) -> str:
-    """Describes keys in the order of `keys.py`, section by section.
-
-    Args:
-        key: A key such as `optim.lr_scale`, or a section; None means all.
+    """Describes a key such as `optim.lr_scale`, the keys of a section, or all keys.
 
     Raises:
         ConfigError: If there is no such key or section, naming the most similar one.
@@ -66,7 +58,7 @@ def list_sections() -> Iterator[tuple[str, str, list[KeyReference]]]:
                 key=f"{section}.{name}",
                 default="(required)" if field.is_required() else format_value(field.default),
                 allowed="; ".join(_allowed(field)),
-                on_resume=_ON_RESUME[on_change(field)],
+                on_resume=_ON_RESUME.get(on_change(field), "fixed for a run"),
                 meaning=field.description or "",
             )
             for name, field in model.model_fields.items()
@@ -87,9 +79,7 @@ def format_value(value: object) -> str:
 
 def _describe(reference: KeyReference) -> str:
     notes = "; ".join(filter(None, (reference.allowed, reference.on_resume)))
-    meaning = textwrap.fill(
-        reference.meaning, 79, initial_indent=" " * 4, subsequent_indent=" " * 4
-    )
+    meaning = textwrap.indent(textwrap.fill(reference.meaning, 75), " " * 4)
     return f"{reference.key} = {reference.default}  ({notes})\n{meaning}"
 
 

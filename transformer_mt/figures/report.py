@@ -26,7 +26,7 @@ from transformer_mt.checkpoints.run_directory import (
     load_newest,
     read_description,
 )
-from transformer_mt.config.keys import Config, flat_values
+from transformer_mt.config.keys import DEFAULTS, Config, flat_values
 from transformer_mt.config.loading import parse_config, without_folder
 from transformer_mt.config.reference import format_value
 from transformer_mt.errors import CheckpointError
@@ -204,12 +204,10 @@ def _draw_attention(
 
 def _keys(config: Config) -> tuple[Rows, Rows]:
     """Returns the keys that differ from their defaults, and the others."""
-    defaults = flat_values(Config.model_validate({"data": {"path": config.data.path}}))
     changed: Rows = []
     default: Rows = []
     for key, value in flat_values(config).items():
         # The folders of this machine mean nothing to readers elsewhere.
         text = re.sub(r'"/(\\.|[^"\\])*/', '"', format_value(value))
-        is_changed = key == "data.path" or value != defaults[key]
-        (changed if is_changed else default).append((key, text))
+        (changed if value != DEFAULTS[key] else default).append((key, text))
     return changed, default
