@@ -225,7 +225,7 @@ def measure(task: Task, sides: list[Contender], steps: int) -> None:
 
 def measure_alone(task: Task, side: Contender, steps: int) -> None:
     """Takes steps with one side, compiled afresh, and measures its memory, on a GPU."""
-    torch._dynamo.reset()
+    torch.compiler.reset()
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     try:

@@ -5,8 +5,8 @@ import os
 import random
 import subprocess
 import sys
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import fork_server
 import pytest
@@ -23,7 +23,6 @@ from transformer_mt.config.keys import Config
 from transformer_mt.config.loading import parse_config
 from transformer_mt.model.transformer import Transformer
 from transformer_mt.system.console import PACKAGE_LOGGER
-from transformer_mt.text.prepared import PreparedCorpus, prepare
 from transformer_mt.training.run import train
 
 ALPHABET = "abcdefghijklmnopqrstuvwxyz"
@@ -110,12 +109,6 @@ def tiny_values(corpus_dir: Path, **changes: object) -> dict[str, dict[str, obje
 def tiny_config(corpus_dir: Path, **changes: object) -> Config:
     """Gives the same as a configuration."""
     return parse_config(tiny_values(corpus_dir, **changes), "tests")
-
-
-@pytest.fixture(scope="session")
-def prepared(corpus_dir: Path) -> PreparedCorpus:
-    """Gives the vocabulary and the encoded pairs of the small configuration."""
-    return prepare(tiny_config(corpus_dir))
 
 
 def write_toml(path: Path, values: dict[str, dict[str, object]]) -> Path:
@@ -229,19 +222,20 @@ def run_program(*arguments: object, stdin: bytes = b"") -> subprocess.CompletedP
     return fork_server.run(command(*arguments), stdin, env=environment)
 
 
-@dataclass(frozen=True)
-class Called:
-    """What a command gave.
-
-    Attributes:
-        code: Its exit code.
-        out: What it wrote to stdout.
-        err: What it wrote to stderr.
-    """
+class Called(NamedTuple):
+    """What a command gave: exit code, stdout and stderr."""
 
     code: int
     out: bytes
     err: str
+
+
+def assert_one_error(called: Called, culprit: str) -> None:
+    """Checks that a command has ended in one line, which names the culprit, and exit code 2."""
+    last = called.err.splitlines()[-1]
+    assert called.code == 2 and not called.out
+    assert last.startswith("error: ") and culprit in last
+    assert called.err.count("error: ") == 1 and "Traceback" not in called.err
 
 
 @pytest.fixture

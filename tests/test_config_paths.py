@@ -4,8 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from conftest import tiny_values, write_copy_corpus, write_toml
-from test_cli_errors import assert_one_error, call
+from conftest import assert_one_error, tiny_values, write_copy_corpus, write_toml
 
 from transformer_mt.checkpoints.run_directory import find_checkpoint
 from transformer_mt.config.loading import load_config
@@ -83,7 +82,7 @@ def test_home_and_variables_are_expanded(tmp_path, monkeypatch):
     assert load_config(tmp_path / "a.toml", ['data.path="~\\u0000"']).data.path == "~\0"
 
 
-def test_a_run_remembers_where_its_corpus_was_found(places, tmp_path, monkeypatch, capsys):
+def test_a_run_remembers_where_its_corpus_was_found(places, tmp_path, monkeypatch, call):
     """`evaluate` works from any folder; a corpus that was moved is one setting away.
 
     Its best checkpoint is then evaluated on the new one. Sabotage: keep the path as typed; take it
@@ -91,20 +90,20 @@ def test_a_run_remembers_where_its_corpus_was_found(places, tmp_path, monkeypatc
     """
     run = ["train", places["config"], "--run", tmp_path / "run"]
     evaluate = ["evaluate", tmp_path / "run", "--json"]
-    assert call(monkeypatch, capsys, *run)[0] == 0
+    assert call(*run)[0] == 0
     monkeypatch.chdir(tmp_path)
-    code, out, err = call(monkeypatch, capsys, *evaluate)
+    code, out, err = call(*evaluate)
     assert code == 0 and json.loads(out)["sentences"] == 5, err
     (places["project"] / "text").rename(tmp_path / "moved")
-    evaluated = call(monkeypatch, capsys, *evaluate)
+    evaluated = call(*evaluate)
     missing = f"data.path = {places['project']}/text: there is no such folder"
-    assert_one_error(*evaluated, missing)
-    assert "train with --set data.path=NEW" in evaluated[2]
+    assert_one_error(evaluated, missing)
+    assert "train with --set data.path=NEW" in evaluated.err
     settings = ["--set", "train.max_steps=2", "--set", "data.path=moved"]
-    code, _, err = call(monkeypatch, capsys, *run, *settings)
+    code, _, err = call(*run, *settings)
     assert code == 0, err
     assert find_checkpoint(tmp_path / "run").path.name == "step-00000001"
-    assert call(monkeypatch, capsys, *evaluate)[0] == 0
+    assert call(*evaluate)[0] == 0
 
 
 def test_a_path_that_does_not_exist_is_named_with_where_it_was_looked_for(places, monkeypatch):

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from transformer_mt.cli.figures import plot
 from transformer_mt.cli.program import app
+from transformer_mt.config.keys import DEFAULTS
 from transformer_mt.config.reference import list_sections
 
 SCRIPT = Path(__file__).parents[1] / "docs" / "make_reference.py"
@@ -18,8 +19,8 @@ def test_the_reference_is_current():
     spec.loader.exec_module(module)
     committed = module.REFERENCE.read_text(encoding="utf-8")
     assert committed == module.render(), "run `make reference`"
-    keys = [key.key for _, _, keys in list_sections() for key in keys]
-    assert re.findall(r"^\| `(\w+\.\w+)` \|", committed, re.MULTILINE) == keys
+    assert all(key.meaning for _, _, keys in list_sections() for key in keys)
+    assert re.findall(r"^\| `(\w+\.\w+)` \|", committed, re.MULTILINE) == list(DEFAULTS)
     commands = [command.name or command.callback.__name__ for command in app.registered_commands]
     plots = [f"plot {command.callback.__name__}" for command in plot.registered_commands]
     headings = re.findall(r"^### transformer-mt (.+)$", committed, re.MULTILINE)

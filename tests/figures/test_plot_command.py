@@ -5,9 +5,8 @@ import sys
 
 import matplotlib
 import pytest
-from conftest import tiny_config, tiny_values, write_toml
+from conftest import assert_one_error, tiny_config, tiny_values, write_toml
 from matplotlib.figure import Figure
-from test_cli_errors import assert_one_error, call
 from test_training_figure import write_run
 
 from transformer_mt.figures import canvas
@@ -20,7 +19,7 @@ from transformer_mt.figures.recipe import schedule_figure
     [("training", ".png"), ("attention", ".SVG"), ("schedule", ".pdf"), ("positions", ".png")],
 )
 def test_every_command_writes_its_file(
-    corpus_dir, untrained_run, tmp_path, monkeypatch, capsys, name, ending
+    corpus_dir, untrained_run, tmp_path, monkeypatch, call, name, ending
 ):
     """The path on stdout, nothing on stderr, without pyplot, which would look for a display.
 
@@ -35,12 +34,12 @@ def test_every_command_writes_its_file(
         "positions": ["positions", config],
     }[name]
     path = tmp_path / f"{name}{ending}"
-    assert call(monkeypatch, capsys, "plot", *command, "-o", path) == (0, f"{path}\n", "")
+    assert call("plot", *command, "-o", path) == (0, f"{path}\n".encode(), "")
     start = {".png": b"\x89PNG\r\n", ".SVG": b"<?xml", ".pdf": b"%PDF-"}[ending]
     assert path.read_bytes().startswith(start) and path.stat().st_size > 4_000
 
 
-def test_an_output_is_checked_before_anything_else(tmp_path, monkeypatch, capsys):
+def test_an_output_is_checked_before_anything_else(tmp_path, call):
     """Before the run is read, which is missing here. Sabotage: check it when it is written."""
     for name, message in {
         "x.jpg": "name a file that ends in .png, .svg or .pdf",
@@ -48,10 +47,10 @@ def test_an_output_is_checked_before_anything_else(tmp_path, monkeypatch, capsys
         "none/x.png": "there is no folder",
     }.items():
         for command in (["training", "none"], ["attention", "none", "a"], ["schedule", "none"]):
-            result = call(monkeypatch, capsys, "plot", *command, "-o", tmp_path / name)
-            assert_one_error(*result, message)
-    result = call(monkeypatch, capsys, "plot", "training", "none", "-o", tmp_path / "x.png")
-    assert_one_error(*result, "none: no such run")
+            result = call("plot", *command, "-o", tmp_path / name)
+            assert_one_error(result, message)
+    result = call("plot", "training", "none", "-o", tmp_path / "x.png")
+    assert_one_error(result, "none: no such run")
     assert not list(tmp_path.iterdir())
 
 

@@ -8,9 +8,8 @@ from html import unescape
 from pathlib import Path
 
 import pytest
-from conftest import tiny_config
+from conftest import assert_one_error, tiny_config
 from drawn import overlapping
-from test_cli_errors import assert_one_error, call
 
 from transformer_mt.checkpoints.evaluations import (
     read_evaluations,
@@ -204,15 +203,15 @@ def test_files_of_the_text_are_shown_without_their_folders(run):
     assert 'data.train ["one", { src = "c.de", tgt = "c.en" }]' in text
 
 
-def test_what_is_no_run(run, tmp_path, monkeypatch, capsys):
+def test_what_is_no_run(run, tmp_path, call):
     """One line, which says what to name. Sabotage: no check for a checkpoint."""
     for path, message in {
         tmp_path / "none": "no such run",
         tmp_path: "has neither run.json nor a checkpoint",
         list_checkpoints(run)[0]: "is a checkpoint; name the run directory",
     }.items():
-        result = call(monkeypatch, capsys, "report", path, "-o", tmp_path / "x.html")
-        assert_one_error(*result, message)
+        result = call("report", path, "-o", tmp_path / "x.html")
+        assert_one_error(result, message)
     (tmp_path / "run.json").write_text("[]")
     with pytest.raises(CheckpointError, match="run.json: damaged"):
         read_run(tmp_path)

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 from conftest import copy_lines, tiny_config, tiny_values
-from test_cli_errors import call
 
 from transformer_mt.checkpoints.checkpoint import load_checkpoint
 from transformer_mt.checkpoints.run_directory import list_checkpoints
@@ -116,17 +115,28 @@ def test_a_malformed_slice_of_a_name(named_text, part):
 
 @pytest.mark.parametrize("split", ["train", "validation", "train[:5]"])
 def test_a_folder_of_other_text_says_what_it_holds_and_how_to_name_it(own_text, split):
-    """The table in the message can be filled in. Sabotage: leave the folder to `datasets`."""
+    """The table in the message can be copied. Sabotage: leave the folder to `datasets`."""
     (own_text / ".hidden").write_text("")
+    (own_text / "LICENSE").write_text("")
     with pytest.raises(DataError) as error:
         load_split(DataConfig(path=str(own_text)), split)
     message = str(error.value)
-    assert "holds .hidden, deutsch.txt, english.txt" in message and "\n" not in message
-    example = 'train = { src = "SOURCE_FILE", tgt = "TARGET_FILE", slice = "[:-1000]" }'
-    assert f"{split.partition('[')[0]}.de: no such file" in message and example in message
-    (own_text / "empty").mkdir()
+    assert "holds .hidden, LICENSE, deutsch.txt, english.txt" in message and "\n" not in message
+    example = 'train = { src = "deutsch.txt", tgt = "english.txt", slice = "[:-1000]" }'
+    assert f"no split {split}: " in message and example in message
+    assert 'test = { src = "deutsch.txt", tgt = "english.txt", slice = "[-500:]" }' in message
+    reverse = DataConfig(path=str(own_text), src_lang="en", tgt_lang="de")
+    with pytest.raises(DataError, match='src = "english.txt", tgt = "deutsch.txt"'):
+        load_split(reverse, split)
+    (own_text / "more.txt").write_text("")
+    with pytest.raises(DataError, match='src = "SOURCE_FILE", tgt = "TARGET_FILE"'):
+        load_split(reverse, split)
+
+
+def test_an_empty_folder(tmp_path):
+    """It is said to hold no files."""
     with pytest.raises(DataError, match="the folder holds no files"):
-        load_split(DataConfig(path=str(own_text / "empty")), split)
+        load_split(DataConfig(path=str(tmp_path)), "train")
 
 
 def test_tables_shape_the_corpus_and_names_keep_their_fingerprint(own_text, tmp_path):
@@ -174,7 +184,7 @@ def test_configured_tables_are_test_sets(own_text):
     assert [len(load_test_set(data, split)) for split in (*parts, None)] == [5, 3, 2, 2]
 
 
-def test_the_example_of_the_guide(tmp_path, monkeypatch, capsys):
+def test_the_example_of_the_guide(tmp_path, monkeypatch, call):
     """Two files and the commands, with a small model and few steps; the table is valid.
 
     Sabotage: another name in one of the commands.
@@ -197,7 +207,7 @@ def test_the_example_of_the_guide(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     for line in commands:
         name, *arguments = shlex.split(line)
-        code, out, err = call(monkeypatch, capsys, name, *arguments, *extra[name])
+        code, out, err = call(name, *arguments, *extra[name])
         assert code == 0, err
     written = load_config(tmp_path / "mytext.toml").data
     assert written.path == example.path and written.train.src == example.train.src

@@ -10,8 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from conftest import copy_lines
-from test_cli_errors import assert_one_error, call
+from conftest import assert_one_error, copy_lines
 
 from transformer_mt.config.keys import Config
 from transformer_mt.config.loading import load_config
@@ -77,7 +76,7 @@ def test_a_machine_for_much_text(work, monkeypatch, gpu):
     assert all(len(line) < 100 for line in Path("new.toml").read_text().splitlines())
 
 
-def test_it_trains_and_scores_at_once(tmp_path, monkeypatch, capsys):
+def test_it_trains_and_scores_at_once(tmp_path, monkeypatch, call):
     """By the commands that it prints; with spaces, umlauts and quotes in all names.
 
     Sabotage: print the name unquoted, or write `data.path` relative to another folder.
@@ -85,19 +84,17 @@ def test_it_trains_and_scores_at_once(tmp_path, monkeypatch, capsys):
     write_text(tmp_path / "mein Täxt", "ein 'wört'")
     monkeypatch.chdir(tmp_path)
     files = [f"mein Täxt/ein 'wört'.{language}" for language in ("de", "en")]
-    code, out, err = call(
-        monkeypatch, capsys, "init", "mein Übersetzer", "--src", files[0], "--tgt", files[1]
-    )
+    code, out, err = call("init", "mein Übersetzer", "--src", files[0], "--tgt", files[1])
     assert code == 0 and "wrote mein Übersetzer.toml for 300 pairs on " in err
-    dry_run, train = (shlex.split(line, comments=True) for line in out.splitlines())
+    dry_run, train = (shlex.split(line, comments=True) for line in out.decode().splitlines())
     assert dry_run == [*train, "--dry-run"] and train[0] == "transformer-mt"
     in_file = re.search(r"transformer-mt (evaluate .*)", Path("mein Übersetzer.toml").read_text())
     settings = ["train.max_steps=2", "model.d_model=16", "train.device=cpu"]
     train += [argument for setting in settings for argument in ("--set", setting)]
-    code, _, err = call(monkeypatch, capsys, *train[1:])
+    code, _, err = call(*train[1:])
     assert code == 0, err
     evaluate = shlex.split(in_file[1], comments=True)
-    code, out, err = call(monkeypatch, capsys, *evaluate, "--json")
+    code, out, err = call(*evaluate, "--json")
     assert code == 0, err
     assert json.loads(out)["sentences"] == 15
 
@@ -165,14 +162,14 @@ LINES = b"a\n" * 300
         ({"~/x.en": LINES}, "new", "text.de", "~/x.en", "'~/x.en' cannot be written in a"),
     ],
 )
-def test_mistakes(work, monkeypatch, capsys, files, name, src, tgt, culprit):
+def test_mistakes(work, monkeypatch, call, files, name, src, tgt, culprit):
     """One line each, and nothing written. Sabotage: write before the text is read."""
     monkeypatch.setenv("HOME", str(work))
     for file, content in files.items():
         Path(file).parent.mkdir(exist_ok=True)
         Path(file).write_bytes(content)
     before = sorted(os.listdir())
-    result = call(monkeypatch, capsys, "init", name, "--src", src, "--tgt", tgt)
-    assert_one_error(*result, culprit)
+    result = call("init", name, "--src", src, "--tgt", tgt)
+    assert_one_error(result, culprit)
     assert sorted(os.listdir()) == before
     assert not Path("new.toml").exists() or Path("new.toml").read_text() == "mine"
