@@ -23,6 +23,7 @@ from transformer_mt.config.keys import Config
 from transformer_mt.config.loading import parse_config
 from transformer_mt.model.transformer import Transformer
 from transformer_mt.system.console import PACKAGE_LOGGER
+from transformer_mt.text.prepared import PreparedCorpus, prepare
 from transformer_mt.training.run import train
 
 ALPHABET = "abcdefghijklmnopqrstuvwxyz"
@@ -109,6 +110,12 @@ def tiny_values(corpus_dir: Path, **changes: object) -> dict[str, dict[str, obje
 def tiny_config(corpus_dir: Path, **changes: object) -> Config:
     """Gives the same as a configuration."""
     return parse_config(tiny_values(corpus_dir, **changes), "tests")
+
+
+@pytest.fixture(scope="session")
+def prepared(corpus_dir: Path) -> PreparedCorpus:
+    """Gives the vocabulary and the encoded pairs of the small configuration."""
+    return prepare(tiny_config(corpus_dir))
 
 
 def write_toml(path: Path, values: dict[str, dict[str, object]]) -> Path:

@@ -15,8 +15,8 @@ from conftest import copy_lines
 import transformer_mt
 from transformer_mt.checkpoints import checkpoint as checkpoint_module
 from transformer_mt.errors import CheckpointError, ConfigError, DataError
-from transformer_mt.evaluation.evaluator import mean_nll
 from transformer_mt.text.batching import encode_pairs
+from transformer_mt.training.validation import mean_nll
 
 GUIDE = Path(__file__).parents[1] / "docs" / "translating.md"
 LINES = [*copy_lines(30, 21), ""]
@@ -185,7 +185,7 @@ def test_scores_sum_to_the_validation_nll(model, copy_run):
     """What `score` gives each pair is what perplexity is computed from."""
     src, tgt = LINES[:-1], [line[::-1] for line in LINES[:-1]]
     pairs = encode_pairs(src, tgt, model.vocab)
-    tokens = int(pairs.tgt.lengths.sum())
+    tokens = int(pairs.lengths[1].sum())
     mean = -sum(model.score(src, tgt)) / tokens
     assert mean_nll(model.model, pairs) == pytest.approx(mean, abs=1e-4)
 

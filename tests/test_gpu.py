@@ -7,9 +7,9 @@ import torch
 from conftest import tiny_config
 
 from transformer_mt.checkpoints.run_directory import find_checkpoint, list_checkpoints
-from transformer_mt.evaluation.evaluator import evaluate
 from transformer_mt.text.corpus import load_split
 from transformer_mt.training.run import train
+from transformer_mt.training.validation import evaluate
 from transformer_mt.translation.translator import Translator
 
 pytestmark = [

@@ -264,18 +264,6 @@ def test_all_products_are_packed(tied):
     assert not any(map(is_packed, model.parameters()))
 
 
-def test_names_of_parameters():
-    """Checkpoints are read by these names."""
-    names = set(build(encoder_layers=1, decoder_layers=1, norm="pre").state_dict())
-    attention = {f"{x}.{y}" for x in ("qkv", "out") for y in ("weight", "bias")}
-    assert {f"encoder.0.self_attention.{name}" for name in attention} <= names
-    cross = {"q.weight", "kv.weight", "out.weight", "q.bias", "kv.bias", "out.bias"}
-    assert {f"decoder.0.cross_attention.{name}" for name in cross} <= names
-    assert {"src_embedding", "encoder_norm.weight", "decoder.0.residuals.2.norm.bias"} <= names
-    assert {"decoder.0.feed_forward.inner.weight", "decoder.0.feed_forward.outer.bias"} <= names
-    assert len(names) == 1 + (4 + 4 + 4) + (4 + 6 + 4 + 6) + 4
-
-
 @torch.no_grad()
 def test_positions_are_the_papers_without_limit():
     """Positions follow section 3.5, in sentences longer than any seen before too, cached or not."""

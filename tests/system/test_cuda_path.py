@@ -12,14 +12,13 @@ from simulated_cuda import CUDA, SimulatedCuda
 from torch import Tensor
 
 from transformer_mt.checkpoints.run_directory import find_checkpoint
-from transformer_mt.evaluation.evaluator import mean_nll
 from transformer_mt.model.transformer import Transformer
 from transformer_mt.text.batching import encode_pairs
 from transformer_mt.text.corpus import load_split
-from transformer_mt.text.prepared import PreparedCorpus, prepare
 from transformer_mt.training import flops
 from transformer_mt.training.engine import Engine
 from transformer_mt.training.run import train
+from transformer_mt.training.validation import mean_nll
 from transformer_mt.translation import forced_decoding
 from transformer_mt.translation.options import LoadOptions, SearchOptions
 from transformer_mt.translation.translation_model import build_translation_model
@@ -32,11 +31,6 @@ FEW = {
     "data__train": "train[:600]",
     "train__batch_tokens": 100,
 }
-
-
-@pytest.fixture(scope="module")
-def prepared(corpus_dir) -> PreparedCorpus:
-    return prepare(tiny_config(corpus_dir))
 
 
 def cuda_config(corpus_dir, **changes):

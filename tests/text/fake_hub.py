@@ -4,7 +4,7 @@ import hashlib
 import json
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -42,15 +42,6 @@ class _Handler(BaseHTTPRequestHandler):
     def log_message(self, *arguments: object) -> None:
         """Keeps quiet."""
 
-    def do_HEAD(self) -> None:
-        self._answer()
-
-    def do_GET(self) -> None:
-        self._answer()
-
-    def do_POST(self) -> None:
-        self._answer()
-
     def _answer(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         path = self.path.partition("?")[0]
@@ -68,6 +59,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._json([e for e in self._entries() if e["path"] in wanted])
         else:
             self._reply(404, b"", {"X-Error-Code": "RepoNotFound"})
+
+    do_HEAD = do_GET = do_POST = _answer
 
     def _entries(self) -> list[dict[str, object]]:
         folders = {name.rpartition("/")[0] for name in self.server.files} - {""}
@@ -108,14 +101,10 @@ class _Handler(BaseHTTPRequestHandler):
         self._reply(200, json.dumps(value).encode(), {"Content-Type": "application/json"})
 
     def _reply(
-        self,
-        code: int,
-        body: bytes,
-        headers: dict[str, str] | None = None,
-        sent: int | None = None,
+        self, code: int, body: bytes, headers: Mapping[str, str] = {}, sent: int | None = None
     ) -> None:
         self.send_response(code)
-        for key, value in (headers or {}).items():
+        for key, value in headers.items():
             self.send_header(key, value)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()

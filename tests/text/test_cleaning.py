@@ -8,8 +8,6 @@ import pytest
 from transformer_mt.config.keys import DataConfig
 from transformer_mt.text.cleaning import (
     CLEANING_VERSION,
-    describe_dropped,
-    letter_share,
     reason_to_drop_pieces,
     reason_to_drop_text,
 )
@@ -116,14 +114,3 @@ def test_a_dropped_pair_is_not_a_first_occurrence():
     for _ in range(2):
         assert reason_to_drop_text(STRICT, "Hotel", "Hotel", seen_pairs) == "identical sides"
     assert not seen_pairs
-
-
-def test_the_share_of_letters():
-    """Among the characters that are not white space."""
-    assert letter_share("ab 12") == 0.5 and letter_share("\u00e4") == 1 and letter_share("7 %") == 0
-
-
-def test_numbers_of_dropped_pairs_as_text():
-    """Sorted by reason."""
-    assert describe_dropped({"empty": 2, "duplicate": 1}) == "1 duplicate, 2 empty"
-    assert describe_dropped({}) == "none"

@@ -1,7 +1,6 @@
 """The prepared corpus: what is dropped, when it is reused, and that it is complete or absent."""
 
 import os
-import re
 import shutil
 import subprocess
 import time
@@ -150,13 +149,6 @@ def test_text_that_changes_meanwhile_is_refused(folder, monkeypatch, change):
     assert not prepared_names(folder)
 
 
-def test_moved_text_gives_the_same_corpus(folder, tmp_path):
-    """Its content identifies it, not its path."""
-    first = prepare(tiny_config(folder))
-    folder.rename(tmp_path / "moved")
-    assert prepare(tiny_config(tmp_path / "moved")).path == first.path
-
-
 def test_a_scratch_folder(folder, tmp_path):
     """A dry run leaves no files in `data.prepared_dir`, and uses a corpus that is there."""
     scratch = prepare(tiny_config(folder), scratch=tmp_path / "scratch")
@@ -260,10 +252,3 @@ def test_chunks_change_nothing(folder, monkeypatch, tmp_path):
     # The digest is that of the chunks.
     assert {**parts.report, "digest": whole.digest} == whole.report
     assert whole.report["unknown"] > 0
-
-
-def test_many_unknown_pieces_are_reported(folder, caplog):
-    """A vocabulary of too few characters cannot write the text. Sabotage: never warn."""
-    caplog.set_level("WARNING")
-    prepare(tiny_config(folder, vocab__kind="char", vocab__size=8))
-    assert re.search(r"\d\d\.\d% of the pieces are unknown: raise vocab.size", caplog.text)

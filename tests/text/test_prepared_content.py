@@ -102,8 +102,8 @@ def test_the_report_by_hand(folder, caplog):
     assert caplog.messages[-3] == "3 training pairs of 4 (dropped: 1 empty)"
     assert caplog.messages[-2] == "2.727 pieces per word, 4 unknown, longest 10 pieces"
     assert caplog.messages[-1] == "13.3% of the pieces are unknown: raise vocab.size"
-    assert prepared.pairs.src.lengths.tolist() == [4, 5, 3]
-    assert prepared.pairs.tgt.lengths.tolist() == [8, 11, 5]
+    lengths = [side.tolist() for side in prepared.pairs.lengths]
+    assert lengths == [[4, 5, 3], [8, 11, 5]]
 
 
 def test_the_digest_depends_on_ids_and_lines(folder):

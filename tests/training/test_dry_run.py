@@ -23,7 +23,7 @@ def small_config(corpus_dir, **changes):
 
 
 def test_a_dry_run_reports_and_writes_nothing(corpus_dir, tmp_path):
-    """Neither a run directory nor a change to an existing run; useful lines come first.
+    """Not even a run directory; useful lines come first.
 
     Sabotage: list all keys; begin with the configuration; count one side.
     """
@@ -43,11 +43,6 @@ def test_a_dry_run_reports_and_writes_nothing(corpus_dir, tmp_path):
         "for 12 steps, until train.max_steps = 12",
     ):
         assert part in report
-    train(config, tmp_path / "run")
-    model = find_checkpoint(tmp_path / "run").build_model()
-    parameters = sum(parameter.numel() for parameter in model.parameters())
-    assert f"{parameters / 1e6:.1f} million parameters, 292 pieces" in report
-    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
     estimates, configuration = report.split("\n\n")
     names = [line.split()[0] for line in estimates.splitlines() if not line.startswith(" ")]
     assert names == ["model", "corpus", "epoch", "speed", "memory", "time"]
@@ -56,9 +51,6 @@ def test_a_dry_run_reports_and_writes_nothing(corpus_dir, tmp_path):
     values = dict(line.split(" = ") for line in lines)
     assert values["data.path"] == str(corpus_dir) and values["train.max_steps"] == "12"
     assert "model.dropout" not in values and "optim.label_smoothing" not in values
-    longer = small_config(corpus_dir, train__max_steps=15)
-    assert "for 3 steps, until train.max_steps = 15" in dry_run(longer, tmp_path / "run")
-    assert before == {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
 
 
 def line_of(report: str, name: str) -> str:
@@ -91,13 +83,21 @@ def seconds_per_step(config) -> float:
 
 
 def test_the_time_left_of_a_resumed_run(corpus_dir, tmp_path, taken_steps):
-    """Until the limit that is reached first. Sabotage: begin at step 0; take the last limit."""
+    """Until the limit that is reached first; the run is not changed.
+
+    Sabotage: begin at step 0; take the last limit.
+    """
     limits = {"train__max_epochs": 2, "train__max_steps": 1000}
     config = small_config(corpus_dir, **limits)
     train(small_config(corpus_dir, **{**limits, "train__max_steps": 5}), tmp_path / "run")
     taken_steps.clear()
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
     report = dry_run(config, tmp_path / "run")
+    assert before == {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
     assert taken_steps == [6, 7, 8, 9, 10]
+    model = find_checkpoint(tmp_path / "run").build_model()
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    assert f"{parameters / 1e6:.1f} million parameters, 292 pieces" in report
     seconds = seconds_per_step(config)
     speed = line_of(report, "speed")
     assert f" 50 target tokens/s, {seconds:.3g} s per step," in speed

@@ -7,7 +7,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 from conftest import tiny_config, tiny_values
-from reference import smoothed_loss
+from test_loss import smoothed_loss
 from torch.utils.flop_counter import FlopCounterMode
 
 from transformer_mt.checkpoints.checkpoint import (
@@ -23,19 +23,13 @@ from transformer_mt.config.loading import parse_config
 from transformer_mt.errors import CheckpointError, DeviceError
 from transformer_mt.model import cpu_kernels
 from transformer_mt.text.batching import Batch
-from transformer_mt.text.prepared import PreparedCorpus, prepare
+from transformer_mt.text.prepared import PreparedCorpus
 from transformer_mt.text.vocabulary import PAD_ID
 from transformer_mt.training.engine import Engine, LogWindow, dropout_seed
 from transformer_mt.training.flops import flops_per_token
 from transformer_mt.training.optimizer import noam_rate
 from transformer_mt.training.run import restore_engine
 from transformer_mt.training.trainer import TENSOR_FILES
-
-
-@pytest.fixture(scope="module")
-def prepared(corpus_dir) -> PreparedCorpus:
-    """Gives a vocabulary and pairs."""
-    return prepare(tiny_config(corpus_dir))
 
 
 def build_engine(config: Config, prepared: PreparedCorpus, precision: str = "fp32") -> Engine:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import tiny_config
-from safetensors.torch import load_file
+from test_run import equal, weights
 
 from transformer_mt.checkpoints.checkpoint import load_checkpoint
 from transformer_mt.checkpoints.run_directory import list_checkpoints
@@ -22,15 +22,6 @@ SHORT = {"data__train": "train[:150]", "model__d_model": 16, "model__d_ff": 32}
 
 def sampled_config(corpus_dir: Path, **changes: object) -> Config:
     return tiny_config(corpus_dir, **{"vocab__sampling": 0.2, **SHORT, **changes})
-
-
-def weights(run_dir: Path) -> dict[str, torch.Tensor]:
-    return load_file(list_checkpoints(run_dir)[0] / "model.safetensors")
-
-
-def same(left: Path, right: Path) -> bool:
-    a, b = weights(left), weights(right)
-    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
 @pytest.fixture
@@ -101,9 +92,12 @@ def test_a_resumed_run_is_bit_equal(corpus_dir, tmp_path):
     for steps in (3, 9, 20):
         train(sampled_config(corpus_dir, train__max_steps=steps), tmp_path / "parts")
     train(sampled_config(corpus_dir, vocab__sampling=0.0), tmp_path / "unsampled")
-    assert load_checkpoint(list_checkpoints(tmp_path / "whole")[0]).progress.epoch > 2
-    assert same(tmp_path / "whole", tmp_path / "parts")
-    assert not same(tmp_path / "whole", tmp_path / "unsampled")
+    whole, parts, unsampled = (
+        list_checkpoints(tmp_path / name)[0] for name in ("whole", "parts", "unsampled")
+    )
+    assert load_checkpoint(whole).progress.epoch > 2
+    assert equal(weights(whole), weights(parts))
+    assert not equal(weights(whole), weights(unsampled))
 
 
 def test_the_next_epoch_is_made_in_advance_and_the_threads_end(corpus_dir, tmp_path, monkeypatch):

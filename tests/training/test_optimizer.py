@@ -46,14 +46,8 @@ def random_gradients(model: nn.Module, seed: int) -> list[torch.Tensor]:
 def test_adam_is_as_configured():
     """Sabotage: leave out the betas or eps; add weight decay."""
     optimizer = build_adam(nn.Linear(3, 4), OptimConfig(betas=(0.7, 0.8), eps=0.05))
-    expected = {
-        "betas": (0.7, 0.8),
-        "eps": 0.05,
-        "weight_decay": 0,
-        "amsgrad": False,
-        "fused": True,
-    }
-    assert {key: optimizer.defaults[key] for key in expected} == expected
+    expected = {"betas": (0.7, 0.8), "eps": 0.05, "weight_decay": 0, "amsgrad": False}
+    assert optimizer.defaults.items() >= {**expected, "fused": True}.items()
 
 
 @pytest.mark.parametrize(("max_norm", "factor"), [(0.0, 1), (1.0, 1 / 13), (13.5, 1), (6.5, 0.5)])

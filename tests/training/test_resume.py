@@ -153,8 +153,7 @@ def test_a_failed_save_waits_for_the_next(corpus_dir, tmp_path, monkeypatch, cap
     trainer._started = time.monotonic()
     trainer._saved_at = time.monotonic() - 600
     for _ in range(3):
-        trainer._synchronize()
-        if trainer._save_is_due:
+        if trainer._is_save_due():
             trainer._save()
     assert len(caplog.messages) == 1
 

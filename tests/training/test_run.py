@@ -1,6 +1,5 @@
 """A run's beginning and its resumption: what is taken from where, and what is refused."""
 
-import json
 import os
 import shutil
 from pathlib import Path
@@ -9,17 +8,18 @@ import pytest
 import safetensors.torch
 import torch
 from conftest import tiny_config, tiny_values, write_toml
+from test_trainer import records
 
 from transformer_mt.checkpoints.checkpoint import EMA, MODEL, load_checkpoint
 from transformer_mt.checkpoints.run_directory import find_checkpoint, list_checkpoints, load_newest
 from transformer_mt.config.loading import load_config
 from transformer_mt.errors import CheckpointError, ConfigError, DataError, DeviceError
-from transformer_mt.evaluation.evaluator import evaluate
 from transformer_mt.system.files import locked
 from transformer_mt.text.corpus import load_split
 from transformer_mt.training.dry_run import dry_run
 from transformer_mt.training.engine import Engine
 from transformer_mt.training.run import build_trainer, train
+from transformer_mt.training.validation import evaluate
 from transformer_mt.translation.translator import Translator
 
 SMALL = {"model__d_model": 16, "model__d_ff": 32, "valid__every": 1000}
@@ -31,11 +31,6 @@ def small_config(corpus_dir, **changes):
 
 def weights(path, name=MODEL) -> dict[str, torch.Tensor]:
     return safetensors.torch.load_file(path / name)
-
-
-def records(run_dir, kind: str) -> list[dict]:
-    lines = map(json.loads, (run_dir / "metrics.jsonl").read_text().splitlines())
-    return [line for line in lines if line["kind"] == kind]
 
 
 def equal(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> bool:
@@ -270,7 +265,7 @@ def test_a_run_that_went_on_without_compilation_stays_so(corpus_dir, tmp_path, m
 
     config = small_config(corpus_dir, train__max_steps=1)
     with monkeypatch.context() as patch:
-        patch.setattr(Engine, "check_compilation", fail)
+        patch.setattr(Engine, "_check_compilation", fail)
         train(config, tmp_path / "run")
     assert build_trainer(config, tmp_path / "run").engine.compile_failed
     assert not build_trainer(config, tmp_path / "other").engine.compile_failed

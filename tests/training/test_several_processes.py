@@ -1,8 +1,6 @@
 """Several processes train the same as one, and report errors once."""
 
-import os
 import sys
-import time
 
 import pytest
 import torch
@@ -14,7 +12,6 @@ from transformer_mt.config.loading import load_config
 from transformer_mt.errors import ConfigError
 from transformer_mt.system.processes import (
     ALONE,
-    exit_with_error,
     is_main_process,
     join_processes,
     require_single_process,
@@ -109,25 +106,6 @@ def test_an_error_of_one_process_ends_all(corpus_dir, tmp_path, fault):
     assert done.returncode == 1
     assert 2 in exit_codes(done.stderr) or fault == "kill"
     assert fault == "nan" or load_newest(tmp_path / "run") is None
-
-
-@pytest.mark.parametrize(
-    ("rank", "seconds", "message"),
-    [("0", [], "error: no text\n"), ("3", [2.0], "process 3 of 8: error: no text\n")],
-)
-def test_the_main_process_reports_first(monkeypatch, capsys, rank, seconds, message):
-    """Another one waits, so that the launcher can end it, and gives its number.
-
-    Sabotage: print at once; leave out the number.
-    """
-    slept: list[float] = []
-    monkeypatch.setenv("RANK", rank)
-    monkeypatch.setenv("WORLD_SIZE", "8")
-    monkeypatch.setattr(time, "sleep", slept.append)
-    monkeypatch.setattr(os, "_exit", lambda code: sys.exit(code))
-    with pytest.raises(SystemExit, match="2"):
-        exit_with_error("error: no text")
-    assert slept == seconds and capsys.readouterr().err == message
 
 
 @pytest.mark.parametrize("name", ["RANK", "WORLD_SIZE"])

@@ -5,23 +5,18 @@ import pytest
 import torch
 import torch.nn.functional as F
 from conftest import tiny_config
-from reference import smoothed_loss
+from test_loss import smoothed_loss
 from torch._dynamo.testing import CompileCounterWithBackend
 
 from transformer_mt.errors import DeviceError
 from transformer_mt.model import cpu_kernels
 from transformer_mt.text.batching import cut_micro_batches, plan_epoch
-from transformer_mt.text.prepared import PreparedCorpus, prepare
+from transformer_mt.text.prepared import PreparedCorpus
 from transformer_mt.training import engine as engine_module
 from transformer_mt.training.engine import Engine
 from transformer_mt.training.environment import numeric_environment
 
 STEPS = 40
-
-
-@pytest.fixture(scope="module")
-def prepared(corpus_dir) -> PreparedCorpus:
-    return prepare(tiny_config(corpus_dir))
 
 
 def losses(corpus_dir, prepared: PreparedCorpus) -> list[float]:
@@ -123,12 +118,12 @@ def test_a_failed_compilation_is_one_line(corpus_dir, prepared, caplog):
     engine.compile(broken)
     with pytest.raises(DeviceError, match="(?s)no compiler.*train.compile = false"):
         engine.train_step(1, [prepared.pairs.batch(np.arange(3))])
-    engine.check_compilation(prepared.pairs.batch(np.arange(3)))
+    engine.check_memory(prepared.pairs.batch(np.arange(3)), 1)
     assert engine.compile_failed and not engine.compiled
     [message] = messages(caplog)
     assert "no compiler" in message and "continues without it" in message
     assert all(parameter.grad is None for parameter in engine.model.parameters())
     engine.train_step(1, [prepared.pairs.batch(np.arange(3))])
     assert numeric_environment(engine, 1)["torch.compile"] == "failed"
-    engine.check_compilation(prepared.pairs.batch(np.arange(3)))
+    engine.check_memory(prepared.pairs.batch(np.arange(3)), 1)
     assert len(messages(caplog)) == 1

@@ -7,6 +7,7 @@ import re
 import struct
 import subprocess
 import termios
+from dataclasses import replace
 
 import pytest
 from conftest import command, tiny_config, tiny_values, write_toml
@@ -15,7 +16,8 @@ from transformer_mt.checkpoints.checkpoint import Progress
 from transformer_mt.config.loading import parse_config
 from transformer_mt.system.console import show_messages
 from transformer_mt.training.run import train
-from transformer_mt.training.time_left import TimeEstimate, limits_left, reached_limit
+from transformer_mt.training.run_log import TrainingMetrics
+from transformer_mt.training.time_left import StepDisplay, reached_limit, steps_left
 
 PROGRESS = Progress(step=7, epoch=1, epoch_step=3, validations_since_best=2)
 
@@ -25,18 +27,6 @@ COLUMNS = 80
 def config_of(train: dict[str, object], patience: int = 0):
     values = {"every": 5, "patience": patience}
     return parse_config({"data": {"path": "none"}, "train": train, "valid": values}, "tests")
-
-
-def test_what_is_left_of_the_limits_that_are_set():
-    """Zero is no limit, but for the number of steps, which is always limited."""
-    assert limits_left(config_of({"max_steps": 10}), PROGRESS, 30.0) == {"train.max_steps": 3}
-    config = config_of({"max_steps": 8, "max_epochs": 3, "max_minutes": 2.5}, patience=5)
-    assert list(limits_left(config, PROGRESS, 30.0).items()) == [
-        ("train.max_steps", 1),
-        ("train.max_epochs", 2),
-        ("train.max_minutes", 120.0),
-        ("valid.patience", 3),
-    ]
 
 
 @pytest.mark.parametrize(
@@ -54,66 +44,32 @@ def test_the_first_reached_limit_is_named(train, patience, limit):
     assert reached_limit(config_of(train, patience), PROGRESS, 30.0) == limit
 
 
-def time_left(train: dict[str, object], progress: Progress = PROGRESS, validation: float = 0.0):
-    """Estimates with 4 seconds per step, 30 seconds after the start."""
-    estimate = TimeEstimate(config_of(train, patience=3), step_seconds=4.0)
-    estimate.steps_per_epoch = 11
-    estimate.add_validation(validation)
-    return estimate.left(progress, 30.0)
-
-
 @pytest.mark.parametrize(
-    ("limits", "steps", "seconds"),
+    ("limits", "steps"),
     [
-        ({"max_steps": 10}, 3, 12.0),
-        ({"max_steps": 5}, 0, 0.0),
-        ({"max_steps": 100, "max_epochs": 3}, 2 * 11 - 3, 76.0),
-        ({"max_steps": 100, "max_epochs": 3, "max_minutes": 1.0}, 7, 30.0),
+        ({"max_steps": 10}, [3]),
+        ({"max_steps": 5}, [0]),
+        ({"max_steps": 100, "max_epochs": 3, "max_minutes": 1.0}, [93, 2 * 11 - 3, 8]),
     ],
 )
-def test_the_limit_that_is_reached_first_counts(limits, steps, seconds):
-    """Whether it is in steps, epochs or minutes. Sabotage: know only max_steps."""
-    left = time_left(limits)
-    assert (left.steps, left.seconds) == (steps, seconds)
-    assert left.limit.startswith(f"train.{list(limits)[-1]} = ")
+def test_steps_until_each_limit(limits, steps):
+    """In steps, epochs of 11 steps, and minutes, at 4 seconds per step. Sabotage: begin at 0."""
+    left = steps_left(config_of(limits, patience=3), PROGRESS, 30.0, 4.0, 11)
+    assert list(left) == [f"train.{key}" for key in limits] and list(left.values()) == steps
 
 
-def test_validations_to_come_count():
-    """Those at multiples of valid.every and the one at the end, each 20 seconds.
+def test_the_time_left_follows_from_the_time_so_far(capsys):
+    """Until the first limit, at the mean time per step since this process began.
 
-    Sabotage: count no validation; forget the last; count the one that is done.
+    Sabotage: count from step 0; take the last limit.
     """
-    for steps, validations in ((1, 1), (3, 1), (4, 2), (8, 2), (9, 3)):
-        left = time_left({"max_steps": 7 + steps}, validation=20.0)
-        assert left.seconds == 4 * steps + 20 * validations
-    due, done = (Progress(step=10, valid_step=step) for step in (5, 10))
-    for progress, validations in ((due, 2), (done, 1)):
-        left = time_left({"max_steps": 15}, progress, validation=20.0)
-        assert left.seconds == 4 * 5 + 20 * validations
-    for limits in ({"max_steps": 7}, {"max_steps": 100, "max_minutes": 0.5}):
-        for valid_step, seconds in ((5, 20.0), (7, 0.0)):
-            progress = Progress(step=7, valid_step=valid_step)
-            assert time_left(limits, progress, validation=20.0).seconds == seconds
-
-
-def test_minutes_include_all_validations_but_the_last():
-    """The clock of train.max_minutes runs during validations too, and fewer steps fit."""
-    left = time_left({"max_steps": 1000, "max_minutes": 2.5}, validation=20.0)
-    assert (left.steps, left.seconds) == (int(120 / (4 + 20 / 5)), 120.0 + 20.0)
-
-
-def test_the_first_step_warms_up():
-    """It is all that is known until the second; validations are no part of a step."""
-    estimate = TimeEstimate(config_of({}))
-    estimate.add_validation(50.0)  # one that an interrupted run made up
-    estimate.start(100.0)
-    estimate.count_step(160.0)
-    assert estimate.step_seconds == 60.0
-    estimate.count_step(162.0)
-    assert estimate.step_seconds == 2.0
-    estimate.add_validation(7.0)
-    estimate.count_step(173.0)
-    assert (estimate.step_seconds, estimate.validation_seconds) == (3.0, 7.0)
+    show_messages()
+    display = StepDisplay(config_of({"max_steps": 20, "max_epochs": 3}), PROGRESS, 30.0)
+    display.advance(replace(PROGRESS, step=9, epoch_step=5), 50.0, 11)
+    display.show(9, TrainingMetrics(2.5, 1e-3, 1234.5, 0.5, 1.0, 2))
+    assert capsys.readouterr().err == (
+        "step 9: loss 2.500, 1,234 tokens/s, 50% of peak, lr 1.0e-03, 2 skipped, 01:50 left\n"
+    )
 
 
 def run_at_terminal(*arguments: object) -> str:
@@ -146,39 +102,34 @@ def screen_lines(output: str) -> list[str]:
     return lines
 
 
-@pytest.fixture(scope="module")
-def terminal_output(corpus_dir, tmp_path_factory) -> str:
-    """Gives what a diverging training shows at a terminal; its text is the longest."""
-    folder = tmp_path_factory.mktemp("terminal")
-    changes = {"optim__lr_scale": 1e30, "train__log_every": 7, "train__max_epochs": 1}
-    values = tiny_values(
-        corpus_dir, data__train="train[:900]", vocab__size=288, train__max_steps=100_000, **changes
-    )
-    config = write_toml(folder / "tiny.toml", values)
-    return run_at_terminal("train", config, "--run", folder / "run")
+def test_the_bar_at_a_terminal_of_80_columns(corpus_dir, tmp_path):
+    """It shows the time left, loss, speed and skipped steps, and ends where the epochs end.
 
-
-def test_no_line_is_wrapped_or_doubled_at_80_columns(terminal_output):
-    """The bar leaves room for an echoed ^C, and is left on the screen once, at the end.
-
-    Sabotage: give the bar all columns; write messages past the bar.
+    It leaves room for an echoed ^C, and is left on the screen once, at the end. The training
+    diverges, because its text is the longest. Sabotage: give the bar all columns; write messages
+    past the bar.
     """
-    drawn = re.findall(r"[\r\n](\d+/\d+ [^\r\n]*)", terminal_output)
+    values = tiny_values(
+        corpus_dir,
+        data__train="train[:900]",
+        vocab__size=288,
+        optim__lr_scale=1e30,
+        train__log_every=7,
+        train__max_epochs=1,
+        train__max_steps=100_000,
+    )
+    config = write_toml(tmp_path / "tiny.toml", values)
+    output = run_at_terminal("train", config, "--run", tmp_path / "run")
+    drawn = re.findall(r"[\r\n](\d+/\d+ [^\r\n]*)", output)
     assert len(drawn) > 3 and max(map(len, drawn)) <= COLUMNS - 4
-    lines = screen_lines(terminal_output)
+    lines = screen_lines(output)
     left = [line for line in lines if re.match(r"\d+/\d+ ", line)]
-    assert len(left) == 1 and left[0] in lines[-2:]
+    assert left == [lines[-3]] and lines[-2].startswith("done: ")
     assert all(line.count(" left, ") <= 1 for line in lines)
-
-
-def test_the_bar_shows_time_left_loss_speed_and_skipped_steps(terminal_output):
-    """And it ends where the epochs end, not at max_steps."""
-    *_, last = re.findall(r"\r(\d+)/(\d+) \S+ +([^\r\n]*)", terminal_output)
-    done, total, text = last
+    *_, (done, total, text) = re.findall(r"\r(\d+)/(\d+) \S+ +([^\r\n]*)", output)
     assert done == total and int(total) < 1000
     speed = r"[\d,]+ tokens/s"
     assert re.fullmatch(rf"00:00 left, loss not finite, {speed}, \d+ skipped\s*", text)
-    drawn = re.findall(r"\r\d+/\d+ [^\r\n]+", terminal_output)
     assert any(re.search(rf"\d left, loss \d\.\d+, {speed}\s*$", line) for line in drawn)
 
 
@@ -188,7 +139,6 @@ def test_loss_is_shown_from_the_first_step_on(corpus_dir, tmp_path, monkeypatch,
     Sabotage: show nothing before the first log line; start the sums anew when they are shown.
     """
     config = tiny_config(corpus_dir, train__log_every=6, train__max_steps=14)
-    train(config, tmp_path / "silent")
     show_messages()
     train(config, tmp_path / "seldom")
     assert re.findall(r"^step (\d+): loss", capsys.readouterr().err, re.M) == ["1"]
@@ -200,10 +150,10 @@ def test_loss_is_shown_from_the_first_step_on(corpus_dir, tmp_path, monkeypatch,
         re.M,
     )
     assert lines == [str(step) for step in range(1, 15)]
-    silent, shown = (
+    seldom, shown = (
         list(map(json.loads, (tmp_path / name / "metrics.jsonl").read_text().splitlines()))
-        for name in ("silent", "shown")
+        for name in ("seldom", "shown")
     )
     assert [record["step"] for record in shown if record["kind"] == "train"] == [6, 12, 14]
-    for left, right in zip(silent, shown, strict=True):
+    for left, right in zip(seldom, shown, strict=True):
         assert all(left[key] == right[key] for key in left.keys() & {"loss", "step", "nll"})

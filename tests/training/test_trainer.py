@@ -13,6 +13,7 @@ from transformer_mt.checkpoints.evaluations import Score
 from transformer_mt.checkpoints.run_directory import find_checkpoint, list_checkpoints, load_newest
 from transformer_mt.config.keys import Config
 from transformer_mt.errors import TrainingError
+from transformer_mt.system.console import show_messages
 from transformer_mt.text.batching import plan_epoch
 from transformer_mt.text.prepared import prepare
 from transformer_mt.training import engine as engine_module
@@ -25,9 +26,14 @@ from transformer_mt.training.run import train
 NEVER = 1000
 
 
+def refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is not JSON")
+
+
 def records(run_dir: Path, kind: str) -> list[dict]:
-    lines = map(json.loads, (run_dir / "metrics.jsonl").read_text().splitlines())
-    return [line for line in lines if line["kind"] == kind]
+    lines = (run_dir / "metrics.jsonl").read_text().splitlines()
+    parsed = [json.loads(line, parse_constant=refuse) for line in lines]
+    return [line for line in parsed if line["kind"] == kind]
 
 
 def logged_steps(run_dir: Path, kind: str) -> list[int]:
@@ -272,3 +278,41 @@ def test_memory_is_checked_with_the_largest_batch(corpus_dir, tmp_path, scores, 
     train(build_config(corpus_dir, train__micro_batch_tokens=100, **changes), tmp_path / "run")
     [(positions, tokens_before)] = checks
     assert 100 < positions <= 200 and tokens_before == 0
+
+
+def test_a_run_that_diverges(corpus_dir, tmp_path, capsys, monkeypatch):
+    """Its first step makes the weights absurd; it is stopped and resumed once.
+
+    Sabotage: write NaN and Infinity; divide by all tokens, or give 0 for a window of skipped steps;
+    compare the BLEU of a validation that is not finite all the same.
+    """
+    monkeypatch.setattr("transformer_mt.training.time_left.SECONDS_BETWEEN_LINES", 0.0)
+    show_messages()
+    for max_steps in (7, 20):
+        config = build_config(
+            corpus_dir,
+            data__valid="validation[:5]",
+            optim__lr_scale=1e30,
+            train__log_every=5,
+            train__max_steps=max_steps,
+            valid__every=10,
+        )
+        train(config, tmp_path / "run")
+    valid = records(tmp_path / "run", "valid")
+    assert [record["step"] for record in valid] == [7, 10, 20]
+    assert all(record["nll"] is None and record["perplexity"] is None for record in valid)
+    losses = {line["step"]: line["loss"] for line in records(tmp_path / "run", "train")}
+    assert losses[5] > math.log(100)  # of the first step alone; there are 292 pieces
+    assert losses[10] is None and losses[15] is None
+    progress = load_newest(tmp_path / "run").progress
+    assert (progress.best_bleu, progress.best_step, progress.valid_step) == (-1.0, 0, 20)
+    assert progress.validations_since_best == 3
+    log = log_text(tmp_path / "run")
+    assert "(best" not in log and "perplexity inf" not in log
+    warning = "warning: step 20: validation BLEU 0.00, which cannot be the best: perplexity is not"
+    assert log.count(warning) == 1
+    shown = capsys.readouterr().err.splitlines()
+    [first] = [line for line in shown if line.startswith("step 1: loss")]
+    [later] = [line for line in shown if line.startswith("step 10: loss")]
+    assert later.startswith("step 10: loss not finite, ") and ", 9 skipped, " in later
+    assert "skipped" not in first

@@ -1,1 +1,1 @@
-"""Scores of hypotheses against references, comparison of two systems, perplexity."""
+"""Scores of hypotheses against references, comparison of two systems."""

@@ -100,7 +100,7 @@ class _OneDNNLinear(torch.autograd.Function):
 
 
 def weight_gradient(grad: Tensor, rows: Tensor) -> Tensor:
-    """Computes grad^T @ rows, the gradient of the weight of a linear layer.
+    """Computes grad^T @ rows, the gradient of the weight of a linear layer, (outputs, inputs).
 
     oneDNN copies a transposed matrix first. MKL, which PyTorch's own product calls, reads it in
     place, but runs at half its speed on CPUs that are not Intel's.
@@ -108,9 +108,6 @@ def weight_gradient(grad: Tensor, rows: Tensor) -> Tensor:
     Args:
         grad: Gradient of the output, (N, outputs).
         rows: Input, (N, inputs).
-
-    Returns:
-        Gradient, (outputs, inputs).
     """
     if _on_cpu(grad) and grad.dtype == torch.float32 and has_fast_mkl():
         return grad.t() @ rows
@@ -168,12 +165,7 @@ def is_packed(weight: Tensor) -> bool:
 def dropout(x: Tensor, p: float) -> Tensor:
     """Zeroes elements with probability p and scales the others up to keep the mean.
 
-    Args:
-        x: Any tensor.
-        p: Probability of a zero, below 1; on a CPU rounded to a multiple of 1 / 2^16.
-
-    Returns:
-        A tensor of the same shape.
+    The probability is below 1, and on a CPU rounded to a multiple of 1 / 2^16.
     """
     if not _on_cpu(x):
         return F.dropout(x, p)

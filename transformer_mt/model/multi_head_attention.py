@@ -22,38 +22,29 @@ class PositionCache:
     copies, contiguous blocks.
 
     Args:
-        like: Any tensor with the device and type to use.
+        like: Keys or values of the memory, (B, H, S, K); the cache begins with a row for each.
         max_positions: Largest number of target positions.
-        n_rows: Rows, R.
-        d_model: Width of a vector, D.
     """
 
-    def __init__(self, like: Tensor, max_positions: int, n_rows: int, d_model: int) -> None:
-        self._max_positions, self._d_model = max_positions, d_model
-        self._storage = like.new_empty(max_positions * n_rows * d_model)
-        self._spare = like.new_empty(0)  # where `select` copies to, then swapped with the storage
-        self._vectors = self._storage.view(max_positions, n_rows, d_model)
+    def __init__(self, like: Tensor, max_positions: int) -> None:
+        n_rows, n_heads, _, head_width = like.shape
+        self._vectors = like.new_empty(max_positions, n_rows, n_heads, head_width)
+        self._spare = like.new_empty(0)  # where `select` copies to; it keeps its memory
 
     def append(self, vectors: Tensor, position: int) -> None:
-        """Stores the vectors, (R, D), of a position."""
-        self._vectors[position] = vectors
+        """Stores the vectors, (R, H, 1, K), of a position."""
+        self._vectors[position] = vectors[:, :, 0]
 
-    def heads(self, n_positions: int, n_heads: int) -> Tensor:
-        """Gives the first positions, split into heads, (R, H, n_positions, K)."""
-        return (
-            self._vectors[:n_positions]
-            .view(n_positions, -1, n_heads, self._d_model // n_heads)
-            .permute(1, 2, 0, 3)
-        )
+    def until(self, n_positions: int) -> Tensor:
+        """Gives the first positions, (R, H, n_positions, K)."""
+        return self._vectors[:n_positions].permute(1, 2, 0, 3)
 
     def select(self, rows: Tensor, n_positions: int) -> None:
         """Keeps, repeats or reorders rows of the first positions."""
-        size = self._max_positions * len(rows) * self._d_model
-        if len(self._spare) < size:
-            self._spare = self._storage.new_empty(size)
-        selected = self._spare[:size].view(self._max_positions, len(rows), self._d_model)
+        max_positions, _, *head_shape = self._vectors.shape
+        selected = self._spare.resize_(max_positions, len(rows), *head_shape)
         torch.index_select(self._vectors[:n_positions], 1, rows, out=selected[:n_positions])
-        self._storage, self._spare, self._vectors = self._spare, self._storage, selected
+        self._vectors, self._spare = selected, self._vectors
 
 
 @dataclass
@@ -130,22 +121,15 @@ class SelfAttention(nn.Module):
         return output
 
     def decode_position(self, x: Tensor, cache: LayerCache, position: int) -> Tensor:
-        """Attends from one position to itself and all before it, and adds it to the cache.
+        """Attends from one position to itself and those in the cache, (R, 1, D) to (R, 1, D).
 
-        Args:
-            x: Vectors of the position, (R, 1, D).
-            cache: Holds the previous positions.
-            position: Index of the position.
-
-        Returns:
-            Output at the position, (R, 1, D).
+        The position is added to the cache.
         """
-        q, k, v = self.qkv(x).chunk(3, dim=-1)  # (R, 1, D) each
-        cache.self_keys.append(k[:, 0], position)
-        cache.self_values.append(v[:, 0], position)
-        keys = cache.self_keys.heads(position + 1, self.n_heads)
-        values = cache.self_values.heads(position + 1, self.n_heads)
-        heads = self.attention(split_heads(q, self.n_heads), keys, values, None, False)
+        q, k, v = split_heads(self.qkv(x), 3 * self.n_heads).chunk(3, dim=1)  # (R, H, 1, K) each
+        cache.self_keys.append(k, position)
+        cache.self_values.append(v, position)
+        keys, values = cache.self_keys.until(position + 1), cache.self_values.until(position + 1)
+        heads = self.attention(q, keys, values, None, False)  # (R, H, 1, K)
         output: Tensor = self.out(join_heads(heads))  # (R, 1, D)
         return output
 
@@ -167,16 +151,13 @@ class CrossAttention(nn.Module):
         return k, v
 
     def forward(self, x: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
-        """Attends to projected memory.
+        """Attends to projected memory, (B, T, D) to (B, T, D).
 
         Args:
             x: Target vectors, (B, T, D).
             keys: From `project_memory`, (B, H, S, K).
             values: From `project_memory`, (B, H, S, K).
             mask: Source positions that are not padding, (B, 1, 1, S).
-
-        Returns:
-            Output, (B, T, D).
         """
         q = split_heads(self.q(x), self.n_heads)  # (B, H, T, K)
         output: Tensor = self.out(join_heads(self.attention(q, keys, values, mask, False)))

@@ -11,7 +11,7 @@ Reference: Vaswani et al. 2017, Attention Is All You Need, section 3.
 
 import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -148,16 +148,7 @@ class DecoderLayer(nn.Module):
         self.residuals = nn.ModuleList(Residual(config) for _ in range(3))
 
     def forward(self, x: Tensor, memory: Tensor, memory_mask: Tensor) -> Tensor:
-        """Computes the layer at all target positions.
-
-        Args:
-            x: Target vectors, (B, T, D).
-            memory: The encoder's output, (B, S, D).
-            memory_mask: Source positions that are not padding, (B, 1, 1, S).
-
-        Returns:
-            Target vectors, (B, T, D).
-        """
+        """Maps (B, T, D) to (B, T, D); the memory is (B, S, D) and its mask (B, 1, 1, S)."""
         keys, values = self.cross_attention.project_memory(memory)  # (B, H, S, K) each
         # Padding is at the end, so the causal mask alone hides it from every real position.
         x = self.residuals[0](x, lambda y: self.self_attention(y, None, True))
@@ -168,10 +159,7 @@ class DecoderLayer(nn.Module):
     def begin_decoding(self, memory: Tensor, max_length: int) -> LayerCache:
         """Makes a cache of `max_length` positions for each source of the memory, (B, S, D)."""
         keys, values = prepare_keys_values(*self.cross_attention.project_memory(memory))
-        n_rows, d_model = memory.size(0), memory.size(-1)
-        self_keys, self_values = (
-            PositionCache(keys, max_length, n_rows, d_model) for _ in range(2)
-        )
+        self_keys, self_values = (PositionCache(keys, max_length) for _ in range(2))
         return LayerCache(self_keys, self_values, keys, values)
 
     def decode_position(
@@ -255,14 +243,11 @@ class Transformer(nn.Module):
         return self.logits(self.decoder_output(src, tgt_in))
 
     def decoder_output(self, src: Tensor, tgt_in: Tensor) -> Tensor:
-        """Computes the decoder's output, which `output_weight` projects to logits.
+        """Computes the decoder's output, (B, T, D), which `output_weight` projects to logits.
 
         Args:
             src: Source ids, padded, (B, S).
             tgt_in: BOS and target ids, padded, (B, T).
-
-        Returns:
-            Decoder output, (B, T, D).
         """
         return self.decode(tgt_in, self.encode(src), self.src_mask(src))
 
@@ -292,15 +277,7 @@ class Transformer(nn.Module):
         return linear(decoder_output, self.output_weight)
 
     def begin_decoding(self, src: Tensor, max_length: int) -> DecoderState:
-        """Encodes the sources for incremental decoding.
-
-        Args:
-            src: Source ids, padded, (B, S).
-            max_length: Largest number of target positions.
-
-        Returns:
-            State of B rows for `next_logits`.
-        """
+        """Encodes padded source ids, (B, S), to decode up to `max_length` positions in B rows."""
         memory = self.encode(src)
         layers = [layer.begin_decoding(memory, max_length) for layer in self.decoder]  # type: ignore[operator]
         return DecoderState(layers, self.src_mask(src))
@@ -337,17 +314,13 @@ class Transformer(nn.Module):
             q, k, _, mask, causal = args
             into.append(attention_weights(q, k, mask, causal))
 
-        hooks = []
-        for name, module in self.named_modules():
-            if isinstance(module, Attention):
-                kind = "cross" if "cross_attention" in name else name.partition(".")[0]
-                recorder = partial(record, getattr(weights, kind))
-                hooks.append(module.register_forward_pre_hook(recorder))
-        try:
+        with ExitStack() as hooks:  # removes them at the end
+            for name, module in self.named_modules():
+                if isinstance(module, Attention):
+                    kind = "cross" if "cross_attention" in name else name.partition(".")[0]
+                    recorder = partial(record, getattr(weights, kind))
+                    hooks.enter_context(module.register_forward_pre_hook(recorder))
             self.decoder_output(src, tgt_in)
-        finally:
-            for hook in hooks:
-                hook.remove()
         return weights
 
     def reserve(self, length: int) -> Tensor:

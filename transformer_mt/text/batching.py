@@ -1,5 +1,6 @@
 """Encoded text: lines of ids, padded batches, the steps of an epoch, and their micro-batches."""
 
+import math
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -32,6 +33,12 @@ class EncodedLines:
         """Cuts ids into lines, given the number of ids in each, (N,)."""
         return cls(ids, np.concatenate(([0], np.cumsum(counts))))
 
+    @classmethod
+    def concatenate(cls, parts: Sequence["EncodedLines"]) -> "EncodedLines":
+        """Joins the lines of all parts, whose ids have one type."""
+        ids: Ids = np.concatenate([part.ids for part in parts])
+        return cls.cut(ids, np.concatenate([part.counts for part in parts]))
+
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
@@ -43,24 +50,26 @@ class EncodedLines:
         """Ids in each line, (N,)."""
         return np.diff(self.offsets)
 
-    @property
-    def lengths(self) -> Lengths:
-        """Tokens of each line with its BOS or EOS, (N,)."""
-        return self.counts + 1
-
     def count_tokens(self, lines: Indices) -> int:
         """Counts the tokens of the given lines, each with its BOS or EOS."""
         return int((self.offsets[lines + 1] - self.offsets[lines] + 1).sum())
 
+    def take(self, lines: Indices) -> "EncodedLines":
+        """Copies lines in the given order."""
+        starts = self.offsets[lines]
+        counts = self.offsets[lines + 1] - starts
+        ends = np.cumsum(counts)
+        positions = np.arange(counts.sum()) + np.repeat(starts - ends + counts, counts)
+        return EncodedLines.cut(self.ids[positions], counts)
+
     def gather(self, lines: Indices, begin: bool, end: bool) -> torch.Tensor:
         """Copies lines into a padded (B, L) tensor, with BOS, EOS or both."""
-        starts = self.offsets[lines]
-        lengths = self.offsets[lines + 1] - starts
+        taken = self.take(lines)
+        lengths = taken.counts
         columns = np.arange(int(lengths.max(initial=0)))
-        is_piece = columns < lengths[:, None]
         marked = np.full((len(lines), begin + len(columns) + end), PAD_ID, np.int64)
         padded = marked[:, int(begin) : int(begin) + len(columns)]
-        padded[is_piece] = self.ids[(starts[:, None] + columns)[is_piece]]
+        padded[columns < lengths[:, None]] = taken.ids
         if begin:
             marked[:, 0] = BOS_ID
         if end:
@@ -135,7 +144,7 @@ class EncodedPairs:
     @property
     def lengths(self) -> tuple[Lengths, Lengths]:
         """Tokens of each source with EOS and of each target with BOS or EOS, (N,) each."""
-        return self.src.lengths, self.tgt.lengths
+        return self.src.counts + 1, self.tgt.counts + 1
 
     def batch(self, indices: Indices) -> Batch:
         """Collects the given pairs, with BOS and EOS, into a padded batch on the CPU."""
@@ -308,15 +317,15 @@ def largest_micro_batch(
     micro_batch_tokens: int,
 ) -> Indices:
     """Finds the micro-batch that needs the most memory; only the likeliest steps are cut."""
-    order = np.concatenate(steps)
-    counts = np.fromiter(map(len, steps), np.int64, len(steps))
-    starts = np.cumsum(counts) - counts
-    widths = [np.maximum.reduceat(side[order], starts) for side in (src_lengths, tgt_lengths)]
-    parts = np.ceil(counts * np.maximum(*widths) / micro_batch_tokens)
-    largest = np.argsort(counts * sum(widths) / parts)[-_TRIED_STEPS:]
+
+    def estimated_size(step: Indices) -> float:
+        longest = int(max(src_lengths[step].max(), tgt_lengths[step].max()))
+        parts = math.ceil(len(step) * longest / micro_batch_tokens)
+        return padded_size(step, src_lengths, tgt_lengths) / parts
+
     micro_batches = [
         micro_batch
-        for i in largest
-        for micro_batch in cut_micro_batches(steps[i], src_lengths, tgt_lengths, micro_batch_tokens)
+        for step in sorted(steps, key=estimated_size)[-_TRIED_STEPS:]
+        for micro_batch in cut_micro_batches(step, src_lengths, tgt_lengths, micro_batch_tokens)
     ]
     return max(micro_batches, key=lambda indices: padded_size(indices, src_lengths, tgt_lengths))

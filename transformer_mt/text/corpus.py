@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from glob import glob
 from itertools import chain, islice, zip_longest
 from pathlib import Path
 from typing import Any
@@ -102,9 +103,10 @@ def load_split(config: DataConfig, split: Splits) -> RawPairs:
 
 def _open_one(config: DataConfig, split: Split) -> CorpusSplit:
     """Chooses the reader by what `data.path` and the split refer to."""
-    if isinstance(split, SplitFiles):
-        return _open_files(config, split)
     folder = Path(config.path)
+    if isinstance(split, SplitFiles):
+        src, tgt = folder / expand_path(split.src), folder / expand_path(split.tgt)
+        return _open_files(config, src, tgt, split.slice)
     if folder.is_file():
         raise DataError(f"data.path = {config.path}: this is a file; give the folder that holds it")
     if not folder.is_dir():
@@ -112,58 +114,32 @@ def _open_one(config: DataConfig, split: Split) -> CorpusSplit:
             raise _missing_folder(config)
         return _open_dataset(config, split)
     if split.removesuffix(compression_suffix(Path(split))).endswith(_DATA_SUFFIXES):
-        return _open_data_files(config, split)
+        # Not `Path.glob`, which refuses absolute patterns.
+        names = glob(split, root_dir=folder, recursive=True, include_hidden=True)
+        if not names:
+            raise DataError(f"{folder / split}: no such file")
+        return _open_dataset(config, split, sorted(folder / name for name in names))
     if not _has_text(folder, config):
         suffixes = {suffix.lower() for path in folder.rglob("*") for suffix in path.suffixes}
-        if not suffixes & _DATASET_SUFFIXES:
-            raise _unnamed_text(config, split)
-        return _open_dataset(config, split)
-    match = _SLICED_NAME.fullmatch(split)
-    if not match:
-        raise DataError(f"{split}: not a split; write a name or a slice, such as train[:5000]")
-    paths, read = _find_text(folder, config, match["name"])
-    return _slice(paths, read, match["slice"], str(folder / split))
+        if suffixes & _DATASET_SUFFIXES:
+            return _open_dataset(config, split)
+    return _open_text(config, split)
 
 
-def _open_files(config: DataConfig, split: SplitFiles) -> CorpusSplit:
-    """Opens two files that the configuration names."""
+def _open_files(config: DataConfig, src: Path, tgt: Path, part: str | None) -> CorpusSplit:
+    """Opens two line-aligned files."""
     folder = Path(config.path)
-    src, tgt = folder / expand_path(split.src), folder / expand_path(split.tgt)
     for path in (src, tgt):
-        if folder in path.parents and not folder.is_dir():
-            raise _missing_folder(config)
         if not path.is_file():
+            if folder in path.parents and not folder.is_dir():
+                raise _missing_folder(config)
             raise DataError(f"{path}: no such file{_list_files(path.parent)}")
-    return _slice([src, tgt], partial(_read_text, src, tgt), split.slice, f"{src} and {tgt}")
+    return _slice([src, tgt], partial(_read_text, src, tgt), part)
 
 
 def _missing_folder(config: DataConfig) -> DataError:
     searched = searched_folders(config.path)
     return DataError(f"data.path = {config.path}: there is no such folder{searched}; {MOVED_TEXT}")
-
-
-def _unnamed_text(config: DataConfig, split: str) -> DataError:
-    """Explains how to name the files of a folder in which no file is named by its language."""
-    folder = Path(config.path)
-    src, tgt = _guess_sides(folder, config)
-    slices = {"train": "[:-1000]", "valid": "[-1000:-500]", "test": "[-500:]"}
-    tables = [f"{key} = {SplitFiles(src=src, tgt=tgt, slice=part)}" for key, part in slices.items()]
-    return DataError(
-        f"{folder}: no split {split}: no file name ends in .{config.src_lang} or"
-        f" .{config.tgt_lang}{_list_files(folder)}; name two files under [data],"
-        f" such as {', '.join(tables)}"
-    )
-
-
-def _guess_sides(folder: Path, config: DataConfig) -> tuple[str, str]:
-    """Guesses which of two text files is the source; with more or fewer, returns placeholders."""
-    names = [path.name for path in sorted(folder.glob("[!.]*")) if path.is_file()]
-    texts = [name for name in names if ".txt" in name] or names
-    if len(texts) != 2:
-        return "SOURCE_FILE", "TARGET_FILE"
-    first, second = texts
-    swapped = first.startswith(config.tgt_lang) or second.startswith(config.src_lang)
-    return (second, first) if swapped else (first, second)
 
 
 def _list_files(folder: Path) -> str:
@@ -181,30 +157,30 @@ def _has_text(folder: Path, config: DataConfig) -> bool:
     return any(name.endswith(endings) for name in names)
 
 
-def _find_text(
-    folder: Path, config: DataConfig, name: str
-) -> tuple[list[Path], Callable[[], Iterator[Pair]]]:
-    """Finds the files of a split in a folder of text, and how to read them."""
-    src, tgt = config.src_lang, config.tgt_lang
+def _open_text(config: DataConfig, split: str) -> CorpusSplit:
+    """Opens a split, or a slice of it, in a folder of text: two files or a table."""
+    match = _SLICED_NAME.fullmatch(split)
+    if not match:
+        raise DataError(f"{split}: not a split; write a name or a slice, such as train[:5000]")
+    src, tgt, path = config.src_lang, config.tgt_lang, Path(config.path, match["name"])
     for compression in ("", *COMPRESSION_SUFFIXES):
-        paths = [folder / f"{name}.{language}{compression}" for language in (src, tgt)]
-        if any(path.is_file() for path in paths):
-            for path in paths:
-                if not path.is_file():
-                    raise DataError(f"{path}: no such file, although the other language has one")
-            return paths, partial(_read_text, *paths)
-        for first, second in ((src, tgt), (tgt, src)):
-            path = folder / f"{name}.{first}-{second}.tsv{compression}"
-            if path.is_file():
-                return [path], partial(_read_tsv, path, swapped=first != src)
+        src_path, tgt_path = (Path(f"{path}.{side}{compression}") for side in (src, tgt))
+        if src_path.is_file() or tgt_path.is_file():
+            return _open_files(config, src_path, tgt_path, match["slice"])
+        for columns in (f"{src}-{tgt}", f"{tgt}-{src}"):
+            tsv = Path(f"{path}.{columns}.tsv{compression}")
+            if tsv.is_file():
+                read = partial(_read_tsv, tsv, swapped=columns != f"{src}-{tgt}")
+                return _slice([tsv], read, match["slice"])
+    table = SplitFiles(src="SOURCE_FILE", tgt="TARGET_FILE", slice="[:-1000]")
     raise DataError(
-        f"{folder / name}.{src}: no such file, nor {name}.{tgt} or {name}.{src}-{tgt}.tsv"
-        f"{_list_files((folder / name).parent)}"
+        f"{path}.{src}: no such file, nor {match['name']}.{tgt} or {match['name']}.{src}-{tgt}.tsv"
+        f"{_list_files(path.parent)}; name other files under [data], such as train = {table}"
     )
 
 
 def _slice(
-    paths: Sequence[Path], read: Callable[[], Iterator[Pair]], part: str | None, name: str
+    paths: Sequence[Path], read: Callable[[], Iterator[Pair]], part: str | None
 ) -> CorpusSplit:
     """Takes a slice, such as [-1000:], of the pairs of some files; None is all of them."""
 
@@ -217,8 +193,8 @@ def _slice(
             is_empty = False
             yield pair
         if is_empty:
-            count = sum(1 for _ in read())
-            raise DataError(f"{name}: the slice {part} selects none of {count} pairs")
+            names, count = " and ".join(map(str, paths)), sum(1 for _ in read())
+            raise DataError(f"{names}: the slice {part} selects none of {count} pairs")
 
     match = re.fullmatch(SLICE, part or "")
     return CorpusSplit(partial(read_slice, match) if match else read, lambda: _digest_files(paths))
@@ -226,10 +202,11 @@ def _slice(
 
 def _read_text(src_path: Path, tgt_path: Path) -> Iterator[Pair]:
     src_lines, tgt_lines = read_source_lines(src_path), read_lines(tgt_path)
-    for count, (src, tgt) in enumerate(zip_longest(src_lines, tgt_lines)):
+    for src, tgt in zip_longest(src_lines, tgt_lines):
         if src is None or tgt is None:
-            longer = count + 1 + sum(1 for _ in (tgt_lines if src is None else src_lines))
-            src_count, tgt_count = (count, longer) if src is None else (longer, count)
+            src_count, tgt_count = (
+                sum(1 for _ in read_lines(path)) for path in (src_path, tgt_path)
+            )
             raise DataError(
                 f"{src_path} has {src_count} lines and {tgt_path} has {tgt_count}:"
                 " they must be line-aligned"
@@ -277,34 +254,18 @@ def read_source_lines(path: Path) -> Iterator[str]:
         yield line if number else line.removeprefix("\ufeff")
 
 
-def _open_data_files(config: DataConfig, pattern: str) -> CorpusSplit:
-    """Opens Parquet or JSONL files of a local folder."""
-    folder = Path(config.path)
-    absolute = Path(pattern).is_absolute()
-    root, relative = (Path("/"), pattern[1:]) if absolute else (folder, pattern)
-    paths = sorted(root.glob(relative))
-    if not paths:
-        raise DataError(f"{folder / pattern}: no such file")
-    file_format = "parquet" if ".parquet" in pattern else "json"
-    files = [str(path) for path in paths]
-
-    def read() -> Iterator[Pair]:
-        dataset = load_dataset(config, file_format, pattern, data_files=files, split="train")
-        return read_pairs(dataset, config)
-
-    return CorpusSplit(read, lambda: _digest_files(paths))
-
-
-def _open_dataset(config: DataConfig, split: str) -> CorpusSplit:
-    """Opens a split on the hub, or of a local folder with the layout of a hub repository."""
-    folder = Path(config.path)
+def _open_dataset(config: DataConfig, split: str, files: Sequence[Path] = ()) -> CorpusSplit:
+    """Opens Parquet or JSONL files, or a split on the hub or of a folder with a hub's layout."""
 
     def load() -> Any:
-        return load_dataset(config, config.path, split, name=config.name, split=split)
+        if not files:
+            return load_dataset(config, config.path, split, name=config.name, split=split)
+        builder, names = "parquet" if ".parquet" in split else "json", [str(path) for path in files]
+        return load_dataset(config, builder, split, data_files=names, split="train")
 
     def digest() -> str:
-        if folder.is_dir():
-            return _digest_files(path for path in sorted(folder.rglob("*")) if path.is_file())
+        if paths := files or sorted(Path(config.path).rglob("*")):
+            return _digest_files(paths)
         # The client stores each revision of a corpus under a different name.
         return _digest_strings(str(Path(file["filename"])) for file in load().cache_files)
 
@@ -312,8 +273,8 @@ def _open_dataset(config: DataConfig, split: str) -> CorpusSplit:
 
 
 def _digest_files(paths: Iterable[Path]) -> str:
-    """Computes a digest of the names and contents of files."""
-    return _digest_strings(f"{path.name} {sha256(path)}" for path in paths)
+    """Computes a digest of the names and contents of files; folders are left out."""
+    return _digest_strings(f"{path.name} {sha256(path)}" for path in paths if path.is_file())
 
 
 def _digest_strings(strings: Iterable[str]) -> str:

@@ -4,7 +4,7 @@ import ssl
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -35,11 +35,8 @@ def load_dataset(config: DataConfig, builder: str, requested: str, **options: An
 
     is_local = Path(config.path).is_dir()
     problem = "" if is_local else _why_offline(constants.ENDPOINT)
-    with ExitStack() as stack:
-        if not shows_bars():
-            stack.enter_context(_without_progress_bars())
-        if problem:  # the cache is used at once, without a minute of retries
-            stack.enter_context(_offline())
+    # Offline the cache is used at once, without a minute of retries.
+    with _library_settings(offline=bool(problem)):
         try:
             return datasets.load_dataset(builder, cache_dir=config.cache_dir, **options)
         except (ValueError, OSError, datasets.exceptions.DatasetGenerationError) as error:
@@ -110,28 +107,21 @@ def _why_offline(endpoint: str) -> str:
 
 
 @contextmanager
-def _offline() -> Iterator[None]:
-    """Makes both libraries use their caches only; restores their settings afterwards."""
+def _library_settings(offline: bool) -> Iterator[None]:
+    """Hides progress bars where ours are hidden; if offline, uses caches only; restores both."""
     import datasets
-    from huggingface_hub import constants
+    from huggingface_hub import constants, utils
 
-    before = datasets.config.HF_HUB_OFFLINE, constants.HF_HUB_OFFLINE
-    datasets.config.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE = True
+    was_offline = datasets.config.HF_HUB_OFFLINE, constants.HF_HUB_OFFLINE
+    hidden = [] if shows_bars() else [datasets, utils]
+    hidden = [library for library in hidden if not library.are_progress_bars_disabled()]
+    for library in hidden:
+        library.disable_progress_bars()
+    if offline:
+        datasets.config.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE = True
     try:
         yield
     finally:
-        datasets.config.HF_HUB_OFFLINE, constants.HF_HUB_OFFLINE = before
-
-
-@contextmanager
-def _without_progress_bars() -> Iterator[None]:
-    """Hides the progress bars of both libraries; restores their settings afterwards."""
-    import datasets
-    from huggingface_hub import utils
-
-    with ExitStack() as stack:
-        for library in (datasets, utils):
-            if not library.are_progress_bars_disabled():
-                library.disable_progress_bars()
-                stack.callback(library.enable_progress_bars)
-        yield
+        datasets.config.HF_HUB_OFFLINE, constants.HF_HUB_OFFLINE = was_offline
+        for library in hidden:
+            library.enable_progress_bars()

@@ -92,10 +92,12 @@ def prepare(
     configured_vocab = _load_configured_vocabulary(config, vocab)
     vocab = vocab or configured_vocab
     folder, split_digest = Path(config.data.prepared_dir), split.digest()
-    learned = _load_prepared(folder / _fingerprint(config, split_digest, None))
-    # The vocabulary of a run is usually the one that was learned from this same text.
-    if learned and (vocab is None or vocab.has_same_ids(learned.vocab)):
-        return learned
+    learned_path = folder / _fingerprint(config, split_digest, None)
+    if learned_path.exists():
+        learned = _load_prepared(learned_path)
+        # The vocabulary of a run is usually the one that was learned from this same text.
+        if vocab is None or vocab.has_same_ids(learned.vocab):
+            return learned
     name = _fingerprint(config, split_digest, vocab)
     folder = folder if (folder / name).exists() else scratch or folder
     path = folder / name
@@ -105,10 +107,7 @@ def prepare(
         with locked(folder / f".{name}.lock", partial(logger.info, waiting)):
             if not path.exists():
                 _write_prepared(config, split, split_digest, vocab, path)
-    prepared = _load_prepared(path)
-    if prepared is None:
-        raise _damaged(path, f"{REPORT} is missing")
-    return prepared
+    return _load_prepared(path)
 
 
 def _fingerprint(config: Config, split_digest: str, vocab: Vocabulary | None) -> str:
@@ -119,11 +118,10 @@ def _fingerprint(config: Config, split_digest: str, vocab: Vocabulary | None) ->
         "text": split_digest,
         "data": values_that_shape_corpus(config.data),
     }
+    inputs["vocab"] = values_that_shape_corpus(config.vocab)
     if vocab:
         models = (vocab.src_model, vocab.tgt_model)
         inputs["vocab"] = [hashlib.sha256(model).hexdigest() for model in models]
-    else:
-        inputs["vocab"] = values_that_shape_corpus(config.vocab)
     return hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -154,26 +152,20 @@ def _load_configured_vocabulary(config: Config, vocab: Vocabulary | None) -> Voc
     return configured
 
 
-def _load_prepared(path: Path) -> PreparedCorpus | None:
-    """Maps a prepared corpus from disk; returns None if there is none."""
-    if not (path / REPORT).exists():
-        return None
+def _load_prepared(path: Path) -> PreparedCorpus:
+    """Maps a prepared corpus from disk."""
     try:
         report = json.loads((path / REPORT).read_bytes())
-        src, tgt = (_load_lines(path, side, report["dtype"]) for side in ("src", "tgt"))
-        return PreparedCorpus(path, Vocabulary.load(path), EncodedPairs(src, tgt), report)
+        sides = []
+        for side in ("src", "tgt"):
+            offsets = np.load(path / f"{side}.offsets.npy", mmap_mode="r")
+            ids = np.memmap(path / f"{side}.ids", report["dtype"], "r", shape=(int(offsets[-1]),))
+            sides.append(EncodedLines(ids, offsets))
+        return PreparedCorpus(path, Vocabulary.load(path), EncodedPairs(sides[0], sides[1]), report)
     except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
-        raise _damaged(path, error) from None
-
-
-def _damaged(path: Path, reason: object) -> DataError:
-    return DataError(f"{path}: damaged ({reason}); delete this folder to have it made again")
-
-
-def _load_lines(path: Path, side: str, dtype: str) -> EncodedLines:
-    offsets = np.load(path / f"{side}.offsets.npy", mmap_mode="r")
-    ids = np.memmap(path / f"{side}.ids", dtype, "r", shape=(int(offsets[-1]),))
-    return EncodedLines(ids, offsets)
+        raise DataError(
+            f"{path}: damaged ({error}); delete this folder to have it made again"
+        ) from None
 
 
 def _write_prepared(

@@ -7,24 +7,16 @@ the same ones. Pairs are segmented in blocks, each with its own random generator
 import os
 import sys
 import threading
-from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from transformer_mt.config.keys import Config
 from transformer_mt.errors import ConfigError
-from transformer_mt.text.batching import EncodedLines, EncodedPairs, Ids
+from transformer_mt.text.batching import EncodedLines, EncodedPairs, flatten
 from transformer_mt.text.prepared import PreparedCorpus
-from transformer_mt.text.segmentation import (
-    NO_PIECE,
-    BPEDropout,
-    Integers,
-    PieceIds,
-    UnigramSampling,
-)
+from transformer_mt.text.segmentation import NO_PIECE, BPEDropout, Integers, UnigramSampling
 from transformer_mt.text.vocabulary import WORD_MARK, PieceTable
 
 _PAIRS_PER_BLOCK = 20_000
@@ -60,42 +52,34 @@ class LineSampler:
         sampler = BPEDropout if pieces.kind == "bpe" else UnigramSampling
         self._segment = sampler(pieces, rate).segment
         ids = pieces.ids
-        characters = [
-            [ids[c] for c in text] if all(c in ids for c in text) else [] for text in pieces.texts
-        ]
-        self._counts = np.fromiter(map(len, characters), np.int64, len(characters))
-        self._starts = np.cumsum(self._counts) - self._counts
-        self._characters = np.array([i for row in characters for i in row], np.int32)
+        # The characters of each piece, as ids; none if one is not a piece.
+        self._characters = flatten(
+            [[ids[c] for c in text] if all(c in ids for c in text) else [] for text in pieces.texts]
+        )
         self._begins_word = np.array([text.startswith(WORD_MARK) for text in pieces.texts])
 
     def sample(self, lines: EncodedLines, rng: np.random.Generator) -> EncodedLines:
         """Draws one segmentation of each line."""
-        ids = lines.ids
-        begins_word = self._begins_word[ids]
+        begins_word = self._begins_word[lines.ids]
         begins_word[lines.offsets[:-1][lines.counts > 0]] = True
-        words = np.flatnonzero(begins_word)
-        if not len(words):
+        starts = np.flatnonzero(begins_word)
+        if not len(starts):
             return lines
-        counts = self._counts[ids]
-        characters = self._characters[_ranges(self._starts[ids], counts)]
-        lengths = np.add.reduceat(counts, words)
-        firsts = np.cumsum(lengths) - lengths
-        lengths[np.minimum.reduceat(counts, words) == 0] = 0  # keeps its segmentation
-        pieces = np.diff(np.append(words, len(ids)))
-        drawn: list[tuple[Integers, PieceIds]] = []
+        words = EncodedLines(lines.ids, np.append(starts, len(lines.ids)))
+        characters = self._characters.take(lines.ids.astype(np.int64))
+        lengths = np.add.reduceat(characters.counts, starts)
+        firsts = characters.offsets[starts]
+        lengths[np.minimum.reduceat(characters.counts, starts) == 0] = 0  # keeps its segmentation
+        drawn, order = [words], np.arange(len(words))
         for rows in _group_by_length(lengths):
             columns = firsts[rows, None] + np.arange(lengths[rows[0]])
-            segmentations = self._segment(characters[columns], rng)
-            pieces[rows] = (segmentations != NO_PIECE).sum(axis=1)
-            drawn.append((rows, segmentations))
-        ends = np.concatenate(([0], np.cumsum(pieces)))
-        sampled = np.empty(ends[-1], ids.dtype)
-        kept = np.flatnonzero(lengths <= 1)
-        sampled[_ranges(ends[kept], pieces[kept])] = ids[_ranges(words[kept], pieces[kept])]
-        for rows, segmentations in drawn:
-            present = segmentations[segmentations != NO_PIECE]
-            sampled[_ranges(ends[rows], pieces[rows])] = present
-        return EncodedLines(sampled, ends[np.searchsorted(words, lines.offsets)])
+            segmentations = self._segment(characters.ids[columns].astype(np.int32), rng)
+            is_piece = segmentations != NO_PIECE
+            ids = segmentations[is_piece].astype(lines.ids.dtype)
+            order[rows] = np.arange(len(rows)) + sum(map(len, drawn))
+            drawn.append(EncodedLines.cut(ids, is_piece.sum(axis=1)))
+        sampled = EncodedLines.concatenate(drawn).take(order)
+        return EncodedLines(sampled.ids, sampled.offsets[np.searchsorted(starts, lines.offsets)])
 
 
 class EpochPairs:
@@ -140,8 +124,8 @@ class EpochPairs:
             return self._prepared
         blocks = [future.result() for future in self._started[1]]
         return EncodedPairs(
-            _concatenate([block.src for block in blocks]),
-            _concatenate([block.tgt for block in blocks]),
+            EncodedLines.concatenate([block.src for block in blocks]),
+            EncodedLines.concatenate([block.tgt for block in blocks]),
         )
 
     def close(self) -> None:
@@ -149,20 +133,20 @@ class EpochPairs:
         self._threads.shutdown(cancel_futures=True)
 
     def _sample_block(self, epoch: int, block: int) -> EncodedPairs:
-        sides = [_take_block(side, block) for side in (self._prepared.src, self._prepared.tgt)]
+        start = block * _PAIRS_PER_BLOCK
+        rows = np.arange(start, min(start + _PAIRS_PER_BLOCK, len(self._prepared)))
+        sides = [side.take(rows) for side in (self._prepared.src, self._prepared.tgt)]
         # Numbers from 1, since NumPy treats [seed, epoch] and [seed, epoch, 0, 0] as the same seed.
         src, tgt = (
             sampler.sample(lines, np.random.default_rng([self._seed, epoch, block + 1, side + 1]))
             for side, (sampler, lines) in enumerate(zip(self._samplers, sides, strict=True))
         )
         too_long = np.maximum(src.counts, tgt.counts) > self._max_length
-        return EncodedPairs(_replace(src, sides[0], too_long), _replace(tgt, sides[1], too_long))
-
-
-def _ranges(starts: Integers, lengths: Integers) -> Integers:
-    """Concatenates ranges: [3, 8] and [2, 1] give [3, 4, 8]."""
-    ends = np.cumsum(lengths)
-    return np.arange(ends[-1] if len(ends) else 0) + np.repeat(starts - ends + lengths, lengths)
+        chosen = np.arange(len(src)) + np.where(too_long, len(src), 0)
+        return EncodedPairs(
+            EncodedLines.concatenate([src, sides[0]]).take(chosen),
+            EncodedLines.concatenate([tgt, sides[1]]).take(chosen),
+        )
 
 
 def _group_by_length(lengths: Integers) -> list[Integers]:
@@ -172,31 +156,6 @@ def _group_by_length(lengths: Integers) -> list[Integers]:
         rows, limit = np.flatnonzero(lengths == length), max(1, _CHARACTERS_AT_ONCE // int(length))
         groups += [rows[start : start + limit] for start in range(0, len(rows), limit)]
     return groups
-
-
-def _take_block(lines: EncodedLines, block: int) -> EncodedLines:
-    start = block * _PAIRS_PER_BLOCK
-    offsets = lines.offsets[start : start + _PAIRS_PER_BLOCK + 1]
-    return EncodedLines(lines.ids[offsets[0] : offsets[-1]], offsets - offsets[0])
-
-
-def _replace(
-    lines: EncodedLines, others: EncodedLines, is_replaced: npt.NDArray[np.bool_]
-) -> EncodedLines:
-    """Replaces the flagged lines with the corresponding lines of `others`."""
-    counts = np.where(is_replaced, others.counts, lines.counts)
-    starts = np.where(is_replaced, others.offsets[:-1] + len(lines.ids), lines.offsets[:-1])
-    return EncodedLines.cut(_join([lines.ids, others.ids])[_ranges(starts, counts)], counts)
-
-
-def _concatenate(blocks: Sequence[EncodedLines]) -> EncodedLines:
-    counts = np.concatenate([block.counts for block in blocks])
-    return EncodedLines.cut(_join([block.ids for block in blocks]), counts)
-
-
-def _join(parts: Sequence[Ids]) -> Ids:
-    joined: Ids = np.empty(sum(map(len, parts)), parts[0].dtype)
-    return np.concatenate(parts, out=joined)
 
 
 def _lower_priority() -> None:

@@ -2,8 +2,7 @@
 
 import socket
 import tarfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from http.client import HTTPException
@@ -66,12 +65,8 @@ def load_test_set(
     if refs:
         return _load_files(src, refs)
     split = split or "test"
-    configured: dict[str, Splits] = {
-        "train": data.train,
-        "valid": data.valid,
-        "validation": data.valid,
-        "test": data.test,
-    }
+    configured: dict[str, Splits] = {"train": data.train, "valid": data.valid, "test": data.test}
+    configured["validation"] = data.valid
     pairs = load_split(data, configured.get(split, split))
     name, title = (f"{path}, split {split}" for path in (data.path, without_folder(data.path)))
     return EvaluationSet(name, title, pairs.src, [pairs.tgt])
@@ -102,32 +97,22 @@ def _load_files(src: Path | None, refs: Sequence[Path]) -> EvaluationSet:
 def _load_sacrebleu(name: str, src_lang: str, tgt_lang: str) -> EvaluationSet:
     if name not in DATASETS:
         close = get_close_matches(name, DATASETS, 3)
-        raise DataError(
-            f"--test-set {name}: sacreBLEU has no such set"
-            + (f"; did you mean {', '.join(close)}?" if close else "")
-        )
+        hint = f"; did you mean {', '.join(close)}?" if close else ""
+        raise DataError(f"--test-set {name}: sacreBLEU has no such set{hint}")
     dataset, pair = DATASETS[name], f"{src_lang}-{tgt_lang}"
     if pair not in dataset.langpairs:
         raise DataError(f"--test-set {name}: has {', '.join(dataset.langpairs)}, not {pair}")
+    default_timeout = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(_DOWNLOAD_TIMEOUT)  # sacreBLEU's downloads have no timeout
     try:
-        with _socket_timeout(_DOWNLOAD_TIMEOUT):  # sacreBLEU's downloads have no timeout
-            sources = list(dataset.source(pair))  # type: ignore[no-untyped-call]
-            references = list(dataset.references(pair))  # type: ignore[no-untyped-call]
+        sources = list(dataset.source(pair))  # type: ignore[no-untyped-call]
+        references = list(dataset.references(pair))  # type: ignore[no-untyped-call]
     except (OSError, HTTPException, tarfile.TarError, SystemExit) as error:
         raise DataError(
             f"--test-set {name}: cannot download it ({error}); without network, copy its folder"
             f" into {SACREBLEU_DIR}, or use --src and --ref"
         ) from None
+    finally:
+        socket.setdefaulttimeout(default_timeout)
     texts = [list(text) for text in zip(*references, strict=True)]
     return EvaluationSet(name, name, sources, texts)
-
-
-@contextmanager
-def _socket_timeout(seconds: float) -> Iterator[None]:
-    """Sets the default timeout of new sockets, and restores it afterwards."""
-    before = socket.getdefaulttimeout()
-    socket.setdefaulttimeout(seconds)
-    try:
-        yield
-    finally:
-        socket.setdefaulttimeout(before)

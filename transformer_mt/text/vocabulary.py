@@ -6,8 +6,8 @@ Between encoding and decoding, the program works with ids only.
 import io
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -144,30 +144,22 @@ class SentencePieceModel:
         scores = np.array(processor.get_score(ids), np.float64)
         # User-defined symbols have the score 0; the first BPE merge has -0.
         is_text = (scores != 0) | np.signbit(scores)
-        for is_special in (processor.is_control, processor.is_unknown, processor.is_unused):
-            is_text &= ~np.array(is_special(ids))
-        is_text &= ~np.array(processor.is_byte(ids))
-        texts = [
-            piece if text else ""
-            for piece, text in zip(processor.id_to_piece(ids), is_text, strict=True)
-        ]
-        offset = self._id_offset
-        return PieceTable(
-            self._sampled_kind(), [""] * offset + texts, np.append(np.zeros(offset), scores)
-        )
+        is_text &= ~np.array(processor.is_control(ids)) & ~np.array(processor.is_unknown(ids))
+        is_text &= ~np.array(processor.is_unused(ids)) & ~np.array(processor.is_byte(ids))
+        pieces, offset = processor.id_to_piece(ids), self._id_offset
+        texts = [piece if text else "" for piece, text in zip(pieces, is_text, strict=True)]
+        scores = np.append(np.zeros(offset), scores)
+        return PieceTable(self._sampled_kind(), [""] * offset + texts, scores)
 
     def _sampled_kind(self) -> str | None:
         """Infers the kind of the model from the operations that SentencePiece supports for it."""
-        try:
+        with suppress(RuntimeError):
             self._processor.nbest_encode("a", nbest_size=1)
             return "unigram"
-        except RuntimeError:
-            pass
-        try:
+        with suppress(RuntimeError):
             self._processor.encode("a", enable_sampling=True, alpha=1.0)
             return "bpe"
-        except RuntimeError:
-            return None
+        return None
 
 
 def fold_whitespace(text: str) -> str:
@@ -231,28 +223,30 @@ def _train_model(word_counts: Counter[str], config: VocabConfig, text_name: str)
             f" to {_MIN_PIECES + 1} or more"
         )
     # Words of equal count are sorted by text, so that the order of the corpus has no effect.
-    frequent = sorted(word_counts.items(), key=lambda item: (-item[1], item[0]))
+    words = sorted(word_counts.items(), key=lambda item: (-item[1], item[0]))[: config.max_words]
+    # The argument `minloglevel` would hide messages for the rest of the process. The level cannot
+    # be read, so its default is restored.
+    sentencepiece.set_min_log_level(_SPM_LOG_ERROR)
     try:
-        with _silent_sentencepiece():
-            sentencepiece.SentencePieceTrainer.train(
-                sentence_iterator=(
-                    f"{word}\t{count}" for word, count in frequent[: config.max_words]
-                ),
-                input_format="tsv",
-                model_writer=writer,
-                model_type=config.kind,
-                vocab_size=min(max(config.size, _MIN_PIECES), _MAX_PIECES),
-                character_coverage=0.9999 if has_subwords else 1.0,
-                normalization_rule_name="identity",
-                byte_fallback=has_subwords,
-                hard_vocab_limit=has_subwords,  # a text may have fewer words and characters
-                pad_id=PAD_ID,
-                unk_id=UNK_ID,
-                bos_id=BOS_ID,
-                eos_id=EOS_ID,
-            )
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=(f"{word}\t{count}" for word, count in words),
+            input_format="tsv",
+            model_writer=writer,
+            model_type=config.kind,
+            vocab_size=min(max(config.size, _MIN_PIECES), _MAX_PIECES),
+            character_coverage=0.9999 if has_subwords else 1.0,
+            normalization_rule_name="identity",
+            byte_fallback=has_subwords,
+            hard_vocab_limit=has_subwords,  # a text may have fewer words and characters
+            pad_id=PAD_ID,
+            unk_id=UNK_ID,
+            bos_id=BOS_ID,
+            eos_id=EOS_ID,
+        )
     except RuntimeError as error:
         raise DataError(_explain(str(error), config, text_name)) from None
+    finally:
+        sentencepiece.set_min_log_level(_SPM_LOG_INFO)
     return writer.getvalue()
 
 
@@ -262,32 +256,13 @@ def _explain(message: str, config: VocabConfig, text_name: str) -> str:
     An example is `INTERNAL: src/trainer_interface.cc(744) [(condition)] Vocabulary size too high
     (99). Please set it to a value <= 80.`; the part after the condition may be empty.
     """
+    size = f"vocab.size = {config.size}"
     if largest := re.search(r"set it to a value <= (\d+)", message):
-        return (
-            f"vocab.size = {config.size} is too large for {text_name}: set it to {largest[1]} or"
-            " less"
-        )
+        return f"{size} is too large for {text_name}: set it to {largest[1]} or less"
     if smallest := re.search(r"smaller than required_chars\. \d+ vs (\d+)", message):
-        return (
-            f"vocab.size = {config.size} is too small for {text_name}: its characters, 256 bytes"
-            f" and {_MIN_PIECES} special pieces need {smallest[1]} or more"
-        )
+        return f"{size} is too small for {text_name}: set it to {smallest[1]} or more"
     condition, _, reason = re.sub(r"^\w+: \S+\(\d+\) ", "", message).rpartition("] ")
     return (
-        f"vocab.kind = {config.kind}, vocab.size = {config.size}: SentencePiece cannot learn from"
-        f" {text_name}: {reason.strip() or condition.strip('[]')}"
+        f"vocab.kind = {config.kind}, {size}: SentencePiece cannot learn from {text_name}:"
+        f" {reason.strip() or condition.strip('[]')}"
     )
-
-
-@contextmanager
-def _silent_sentencepiece() -> Iterator[None]:
-    """Hides SentencePiece's messages, which it writes to stderr by default.
-
-    Its `minloglevel` argument would hide them for the rest of the process. The level cannot be
-    read, so its default is restored.
-    """
-    sentencepiece.set_min_log_level(_SPM_LOG_ERROR)
-    try:
-        yield
-    finally:
-        sentencepiece.set_min_log_level(_SPM_LOG_INFO)

@@ -16,7 +16,7 @@ from transformer_mt.training.engine import LogWindow
 from transformer_mt.training.flops import measure_peak_flops
 from transformer_mt.training.idle_share import describe_idle_share
 from transformer_mt.training.run import build_trainer, require_writable
-from transformer_mt.training.time_left import TimeEstimate
+from transformer_mt.training.time_left import describe_limit, steps_left
 from transformer_mt.training.trainer import Trainer
 
 _WARM_UP_STEPS, _TIMED_STEPS = 2, 3
@@ -75,21 +75,20 @@ def _describe(trainer: Trainer, steps: list[Indices]) -> list[str]:
 
 def _estimate(trainer: Trainer, steps: list[Indices]) -> list[str]:
     """Measures a few steps, and estimates speed, memory and time of the whole run."""
-    progress, engine = trainer.progress, trainer.engine
+    config, progress, engine = trainer.config, trainer.progress, trainer.engine
     memory = _estimate_memory(trainer, steps)
     window, count = _time_steps(trainer, steps)
     peak_flops = measure_peak_flops(engine.device, engine.precision)
     step_seconds = window.seconds / count
-    estimate = TimeEstimate(trainer.config, step_seconds)
-    estimate.steps_per_epoch = len(steps)
-    left = estimate.left(progress, progress.seconds)
+    left = steps_left(config, progress, progress.seconds, step_seconds, len(steps))
+    limit = min(left, key=lambda key: left[key])
     return [
         f"speed       {window.tokens / window.seconds:,.0f} target tokens/s,"
         f" {step_seconds:.3g} s per step, {window.flops / window.seconds / peak_flops:.0%} of peak"
         f" ({count} steps on {engine.device.type} in {engine.precision})",
         *memory,
-        f"time        {tqdm.format_interval(left.seconds)} for {left.steps} steps,"
-        f" until {left.limit}, validation not counted",
+        f"time        {tqdm.format_interval(left[limit] * step_seconds)} for {left[limit]} steps,"
+        f" until {describe_limit(config, limit)}, validation not counted",
     ]
 
 
@@ -99,14 +98,13 @@ def _estimate_memory(trainer: Trainer, steps: list[Indices]) -> list[str]:
     Memory grows linearly with the positions of a micro-batch, so two sizes predict all others.
     """
     device, config = trainer.engine.device, trainer.config
-    limit = config.train.micro_batch_tokens
+    limit, total = config.train.micro_batch_tokens, total_memory(device)
     smaller_limit = max(config.data.max_length + 1, limit // 4)
-    peaks = [_peak_bytes(device)]  # from preparing the text, for example
-    for tokens in (smaller_limit, limit):
-        trainer.check_memory(steps, tokens)
-        peaks.append(_peak_bytes(device))
-    peak_before, smaller_peak, peak = peaks
-    total = total_memory(device)
+    peak_before = _peak_bytes(device)  # from preparing the text, for example
+    trainer.check_memory(steps, smaller_limit)
+    smaller_peak = _peak_bytes(device)
+    trainer.check_memory(steps, limit)
+    peak = _peak_bytes(device)
     lines = [f"memory      {peak / 1e9:.1f} GB of {total / 1e9:.1f} GB at the peak"]
     smaller, positions, whole_step = (
         _count_positions(trainer, steps, limit) for limit in (smaller_limit, limit, sys.maxsize)
@@ -129,11 +127,11 @@ def _time_steps(trainer: Trainer, steps: list[Indices]) -> tuple[LogWindow, int]
     """Takes a few steps; returns the sums over those after the warm-up, and their number."""
     engine, trial = trainer.engine, steps[: _WARM_UP_STEPS + _TIMED_STEPS]
     warm_up = min(_WARM_UP_STEPS, len(trial) - 1)
+    for step_pairs in trial[:warm_up]:
+        trainer.train_step(step_pairs)
+    engine.read_window()  # waits for the device
     engine.start_window()
-    for number, step_pairs in enumerate(trial):
-        if number == warm_up:
-            engine.read_window()  # waits for the device
-            engine.start_window()
+    for step_pairs in trial[warm_up:]:
         trainer.train_step(step_pairs)
     return engine.read_window(), len(trial) - warm_up
 

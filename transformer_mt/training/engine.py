@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from pydantic import ConfigDict, TypeAdapter
 from torch import Tensor, nn
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from transformer_mt.config.keys import Config
 from transformer_mt.errors import CompileError, DeviceError
@@ -149,14 +150,12 @@ class Engine:
                 for name, parameter in self.model.named_parameters()
                 for key, moment in self.optimizer.state.get(parameter, {}).items()
             },
-            "counters": asdict(
-                _Counters(
-                    skipped_steps=int(self.skipped_steps),
-                    nonfinite_in_row=int(self.nonfinite_in_row),
-                    loss_scaler=self.scaler.state_dict(),
-                    window=self.read_window(),
-                )
-            ),
+            "counters": {
+                "skipped_steps": int(self.skipped_steps),
+                "nonfinite_in_row": int(self.nonfinite_in_row),
+                "loss_scaler": self.scaler.state_dict(),
+                "window": asdict(self.read_window()),
+            },
         }
         if self.ema:
             with self.ema.in_place():
@@ -246,6 +245,7 @@ class Engine:
         # Per token of the whole step, so how it is cut does not change the gradient.
         scale = self.scaler.scale(torch.ones((), device=self.device)) / tokens
         dtype, enabled = DTYPES[self.precision], self.precision != "fp32"
+        device = self.device.type
         own = [
             (dropout_seed(self.config.train.seed, step, number), batch)
             for number, batch in enumerate(micro_batches)
@@ -256,19 +256,14 @@ class Engine:
             seeded: tuple[int, Batch], raise_if_cancelled: Callable[[], None]
         ) -> _LossAndGradients:
             seed, micro_batch = seeded
-            with seeded_dropout(self.device, seed):
+            # Each thread of a CPU has an autocast of its own.
+            with torch.autocast(device, dtype, enabled), seeded_dropout(self.device, seed):
                 return self._gradient(micro_batch, scale, raise_if_cancelled)
 
-        def compute_in_thread(
-            seeded: tuple[int, Batch], raise_if_cancelled: Callable[[], None]
-        ) -> _LossAndGradients:
-            with torch.autocast("cpu", dtype, enabled):  # each thread has its own
-                return compute(seeded, raise_if_cancelled)
-
-        if self.device.type == "cpu":
-            return (yield from self._workers.map(compute_in_thread, own))
+        if device == "cpu":
+            return (yield from self._workers.map(compute, own))
         # Around all micro-batches, so that it casts each weight once.
-        with torch.autocast(self.device.type, dtype, enabled):
+        with torch.autocast(device, dtype, enabled):
             yield from (compute(seeded, lambda: None) for seeded in own)
 
     def _add_gradients(self, gradients: Sequence[Tensor]) -> None:
@@ -288,12 +283,9 @@ class Engine:
                 parameter.grad = torch.zeros_like(parameter)
             tensors.append(parameter.grad)
         tensors.append(loss)
-        flat = torch.cat([tensor.flatten() for tensor in tensors])
+        flat = parameters_to_vector(tensors)
         self._processes.sum(flat)
-        start = 0
-        for tensor in tensors:
-            tensor.copy_(flat[start : start + tensor.numel()].view_as(tensor))
-            start += tensor.numel()
+        vector_to_parameters(flat, tensors)
         return loss
 
     def _update_weights(self, step: int, loss: Tensor) -> None:
@@ -314,7 +306,28 @@ class Engine:
         self.skipped_steps += skipped
         self.nonfinite_in_row = (self.nonfinite_in_row + skipped) * skipped
 
-    def check_compilation(self, batch: Batch) -> None:
+    def check_memory(self, largest: Batch, count: int) -> None:
+        """Computes gradients with everything in memory that training needs; changes no weight.
+
+        Args:
+            largest: The micro-batch that needs the most memory.
+            count: Micro-batches of a step in this process; a CPU computes several at once.
+
+        Raises:
+            DeviceError: If memory runs out or the model cannot be compiled.
+        """
+        self._check_compilation(largest)
+        for parameter in self.model.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+        skip_step_if(self.optimizer, torch.ones((), device=self.device))
+        self.optimizer.step()  # allocates the moments, and changes nothing
+        at_once = count_workers(count) if self.device.type == "cpu" else 1
+        parts = self._gradients(1, [largest] * at_once, largest.tgt_tokens)
+        losses = [loss for loss, _ in parts]
+        self._sum_over_processes(losses[0])
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def _check_compilation(self, batch: Batch) -> None:
         """Compiles the model with any micro-batch; if one process cannot, none uses it."""
         if not self.compiled:
             return
@@ -329,26 +342,6 @@ class Engine:
             logger.warning("%s; this run continues without it, more slowly", failure)
             self.compiled, self.compile_failed = False, True
             self._decoder_output = self.model.decoder_output
-
-    def check_memory(self, largest: Batch, count: int) -> None:
-        """Computes gradients with everything in memory that training needs; changes no weight.
-
-        Args:
-            largest: The micro-batch that needs the most memory.
-            count: Micro-batches of a step in this process; a CPU computes several at once.
-
-        Raises:
-            DeviceError: If memory runs out or the model cannot be compiled.
-        """
-        for parameter in self.model.parameters():
-            parameter.grad = torch.zeros_like(parameter)
-        skip_step_if(self.optimizer, torch.ones((), device=self.device))
-        self.optimizer.step()  # allocates the moments, and changes nothing
-        at_once = count_workers(count) if self.device.type == "cpu" else 1
-        parts = self._gradients(1, [largest] * at_once, largest.tgt_tokens)
-        losses = [loss for loss, _ in parts]
-        self._sum_over_processes(losses[0])
-        self.optimizer.zero_grad(set_to_none=True)
 
     def _gradient(
         self, micro_batch: Batch, scale: Tensor, raise_if_cancelled: Callable[[], None]

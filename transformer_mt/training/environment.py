@@ -1,29 +1,21 @@
-"""The hardware and software of a run: what bit-equality depends on, and what run.json records."""
+"""The hardware and software of a run, on which bit-equality depends."""
 
-import logging
 import platform
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 
 from transformer_mt.checkpoints.checkpoint import Checkpoint
-from transformer_mt.checkpoints.run_directory import RUN_FILE
 from transformer_mt.config.keys import Config, flat_values, keys_that_end_bit_equality
 from transformer_mt.system.device import cpu_maker
-from transformer_mt.system.files import atomic_file, canonical_json
 from transformer_mt.system.private_torch import cpu_bf16_instructions
-from transformer_mt.text.prepared import PreparedCorpus
 from transformer_mt.training.engine import Engine
 from transformer_mt.version import __version__
 
-logger = logging.getLogger(__name__)
-
 COMPILE_FAILED = "failed"
 """Value of torch.compile in the environment of a run that continues without it."""
-_BINS = 40
 
 
 def numeric_environment(engine: Engine, world_size: int) -> dict[str, str]:
@@ -70,44 +62,3 @@ def describe_software() -> str:
     versions = f"torch {torch.__version__}, numpy {np.__version__}"
     python = f"python {platform.python_version()}"
     return f"transformer-mt {__version__}, commit {commit}, {versions}, {python}"
-
-
-def write_description(
-    run_dir: Path,
-    corpus: PreparedCorpus,
-    validation: dict[str, Any],
-    engine: Engine,
-    environment: dict[str, str],
-) -> None:
-    """Writes run.json when a run is started or resumed; logs a warning if that fails.
-
-    `validation` gives the number of validation `pairs` and their `digest`.
-    """
-    description = {
-        "config": engine.config.model_dump(mode="json"),
-        "corpus": corpus.report,
-        "lengths": _count_lengths(*corpus.pairs.lengths),
-        "validation": validation,
-        "vocabulary": {"src": corpus.vocab.src.size, "tgt": corpus.vocab.tgt.size},
-        "parameters": sum(p.numel() for p in engine.model.parameters()),
-        "precision": engine.precision,
-        "software": describe_software(),
-        "environment": environment,
-    }
-    path = run_dir / RUN_FILE
-    try:
-        with atomic_file(path) as file:
-            file.write(canonical_json(description))
-    except OSError as error:
-        logger.warning("%s: cannot be written: %s; training continues", path, error.strerror)
-
-
-def _count_lengths(src: Any, tgt: Any) -> dict[str, Any]:
-    """Counts sentences by their length in pieces, EOS included, (pairs,), in bins of one width."""
-    width = -(-int(max(src.max(), tgt.max()) + 1) // _BINS)
-    counts = {"src": src, "tgt": tgt}
-    return {
-        "width": width,
-        "mean": {side: round(float(lengths.mean()), 2) for side, lengths in counts.items()},
-        **{side: np.bincount(lengths // width).tolist() for side, lengths in counts.items()},
-    }

@@ -4,13 +4,16 @@ import logging
 import os
 import sys
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 
 from transformer_mt.checkpoints.checkpoint import EMA, MODEL, TRAINING, Checkpoint, Progress
 from transformer_mt.checkpoints.run_directory import (
+    RUN_FILE,
     find_checkpoint,
     is_best_missing,
     list_checkpoints,
@@ -20,8 +23,9 @@ from transformer_mt.config.keys import Config, ModelConfig, flat_values
 from transformer_mt.config.loading import searched_folders
 from transformer_mt.errors import CheckpointError, ConfigError, DeviceError
 from transformer_mt.system.device import choose_device, choose_precision, total_memory
-from transformer_mt.system.files import locked, restore_replaced
+from transformer_mt.system.files import atomic_file, canonical_json, locked, restore_replaced
 from transformer_mt.system.processes import ALONE, Processes, join_processes
+from transformer_mt.text.batching import Lengths
 from transformer_mt.text.corpus import load_split
 from transformer_mt.text.prepared import prepare
 from transformer_mt.training.engine import Engine
@@ -30,7 +34,6 @@ from transformer_mt.training.environment import (
     describe_software,
     numeric_environment,
     reasons_against_bit_equality,
-    write_description,
 )
 from transformer_mt.training.run_log import RunLog, require_tensorboard
 from transformer_mt.training.trainer import Trainer
@@ -39,7 +42,8 @@ logger = logging.getLogger(__name__)
 
 _BYTES_PER_PARAMETER = 4 * 4
 """Weight, gradient and Adam's two moments in float32."""
-_TEXTS = {"corpus_digest": "training", "valid_digest": "validation"}
+_BINS = 40
+_TEXTS = {"corpus_digest": "training text", "valid_digest": "validation text"}
 
 
 def train(config: Config, run_dir: Path) -> Progress:
@@ -85,8 +89,7 @@ def _train_main(config: Config, run_dir: Path, processes: Processes) -> Progress
         log = stack.enter_context(RunLog(run_dir, trainer.progress, config.train.tensorboard))
         environment = numeric_environment(trainer.engine, processes.world_size)
         _log_start(log, trainer, environment)
-        validation = {"pairs": len(trainer.valid), "digest": trainer.progress.valid_digest}
-        write_description(run_dir, trainer.corpus, validation, trainer.engine, environment)
+        _write_description(trainer, environment)
         processes.watch_peers()
         trainer.run(log)
         return trainer.progress
@@ -105,10 +108,17 @@ def build_trainer(
         checkpoint.require_config(config)
     device = choose_device(config.train.device)
     _require_memory(config.model, device)
-    previous = processes.broadcast(checkpoint.progress.precision if checkpoint else None)
-    precision = choose_precision(config.train.precision, device, previous)
     initial = checkpoint or (_initial_checkpoint(config) if processes.is_main else None)
-    vocab = processes.broadcast(initial.vocab if initial else None)
+    # A run that continued without torch.compile stays so.
+    vocab, previous, compile_failed = processes.broadcast(
+        (
+            initial.vocab if initial else None,
+            checkpoint.progress.precision if checkpoint else None,
+            checkpoint is not None
+            and checkpoint.state.environment.get("torch.compile") == COMPILE_FAILED,
+        )
+    )
+    precision = choose_precision(config.train.precision, device, previous)
     valid = load_split(config.data, config.data.valid)
     corpus = prepare(config, vocab, scratch)
     progress = Progress(
@@ -116,10 +126,7 @@ def build_trainer(
     )
     _require_same_everywhere(progress, processes)
     sizes = corpus.vocab.src.size, corpus.vocab.tgt.size
-    # A run that continued without torch.compile stays so.
-    old_environment = checkpoint.state.environment if checkpoint else {}
-    failed = processes.broadcast(old_environment.get("torch.compile") == COMPILE_FAILED)
-    engine = Engine(config, *sizes, device, precision, processes, failed)
+    engine = Engine(config, *sizes, device, precision, processes, compile_failed)
     if checkpoint:
         _warn_of_unused(checkpoint.config, config)
         _require_same_text(run_dir, checkpoint.progress, progress)
@@ -144,13 +151,10 @@ def build_trainer(
 
 def _require_same_everywhere(progress: Progress, processes: Processes) -> None:
     """Refuses to train together with a process that has different text or precision."""
-    main, *others = (asdict(each) for each in processes.gather(progress))
+    main, *others = processes.gather(progress)
+    compared = {**_TEXTS, "precision": "precision"}
     for rank, other in enumerate(others, 1):
-        different = [
-            f"the {_TEXTS[name]} text" if name in _TEXTS else name
-            for name in main
-            if main[name] != other[name]
-        ]
+        different = [compared[k] for k in compared if getattr(main, k) != getattr(other, k)]
         if different:
             raise ConfigError(
                 f"process {rank} differs from process 0 in {', '.join(different)}; all machines"
@@ -197,7 +201,7 @@ def _require_same_text(run_dir: Path, old: Progress, new: Progress) -> None:
     for name, text in _TEXTS.items():
         if getattr(old, name) != getattr(new, name):
             raise CheckpointError(
-                f"{run_dir}: the {text} text has changed; train it as a new run with another --run"
+                f"{run_dir}: the {text} has changed; train it as a new run with another --run"
                 " directory"
             )
 
@@ -297,3 +301,36 @@ def _log_start(log: RunLog, trainer: Trainer, environment: dict[str, str]) -> No
     )
     if progress.step:
         logger.info("resuming at step %d, epoch %d", progress.step, progress.epoch)
+
+
+def _write_description(trainer: Trainer, environment: dict[str, str]) -> None:
+    """Writes run.json when a run is started or resumed; logs a warning if that fails."""
+    corpus = trainer.corpus
+    description = {
+        "config": trainer.config.model_dump(mode="json"),
+        "corpus": corpus.report,
+        "lengths": _count_lengths(*corpus.pairs.lengths),
+        "validation": {"pairs": len(trainer.valid), "digest": trainer.progress.valid_digest},
+        "vocabulary": {"src": corpus.vocab.src.size, "tgt": corpus.vocab.tgt.size},
+        "parameters": sum(p.numel() for p in trainer.engine.model.parameters()),
+        "precision": trainer.engine.precision,
+        "software": describe_software(),
+        "environment": environment,
+    }
+    path = trainer.run_dir / RUN_FILE
+    try:
+        with atomic_file(path) as file:
+            file.write(canonical_json(description))
+    except OSError as error:
+        logger.warning("%s: cannot be written: %s; training continues", path, error.strerror)
+
+
+def _count_lengths(src: Lengths, tgt: Lengths) -> dict[str, Any]:
+    """Counts sentences by their length in pieces, EOS included, (pairs,), in bins of one width."""
+    width = -(-int(max(src.max(), tgt.max()) + 1) // _BINS)
+    counts = {"src": src, "tgt": tgt}
+    return {
+        "width": width,
+        "mean": {side: round(float(lengths.mean()), 2) for side, lengths in counts.items()},
+        **{side: np.bincount(lengths // width).tolist() for side, lengths in counts.items()},
+    }

@@ -144,12 +144,10 @@ def _remove_later_metrics(path: Path, progress: Progress) -> None:
         return
     kept = []
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-        try:
+        with suppress(ValueError, TypeError, KeyError):
             record = json.loads(line)
             if record["step"] <= _last_steps(progress)[record["kind"]]:
                 kept.append(line + "\n")
-        except (ValueError, TypeError, KeyError):
-            continue
     with atomic_file(path) as file:
         file.write("".join(kept).encode())
 

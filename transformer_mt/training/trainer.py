@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import NoReturn
 
 from transformer_mt.checkpoints.checkpoint import (
     EMA,
@@ -40,7 +39,7 @@ from transformer_mt.training.environment import numeric_environment
 from transformer_mt.training.flops import measure_peak_flops
 from transformer_mt.training.idle_share import describe_idle_share
 from transformer_mt.training.run_log import RunLog, TrainingMetrics
-from transformer_mt.training.time_left import StepDisplay, TimeEstimate, reached_limit
+from transformer_mt.training.time_left import StepDisplay, reached_limit
 from transformer_mt.training.validation import Validator
 
 logger = logging.getLogger(__name__)
@@ -50,7 +49,7 @@ TENSOR_FILES = {"model": MODEL, "optimizer": TRAINING, "ema": EMA}
 
 
 class _Stopped(Exception):
-    """Validation was asked to stop."""
+    """A signal has asked training to stop."""
 
 
 class Trainer:
@@ -82,10 +81,9 @@ class Trainer:
         self._epoch_pairs = EpochPairs(corpus, self.config)
         self._validator = Validator(engine, valid, corpus.vocab, processes)
         self._saved_progress = progress if is_saved else None
-        self._peak_flops, self._estimate = math.inf, TimeEstimate(self.config)
         self._stop = StopRequest()
-        # What all processes agree on: a signal's number or 0, training time, whether to save.
-        self._signum, self._agreed_seconds, self._save_is_due = 0, progress.seconds, False
+        # What all processes agree on: a signal's number or 0, and the training time.
+        self._signum, self._agreed_seconds = 0, progress.seconds
 
     def run(self, log: RunLog | None) -> None:
         """Trains until a limit is reached, then validates and saves; raises as `run.train`.
@@ -96,17 +94,29 @@ class Trainer:
         self._saved_at = time.monotonic()
         self._started = self._saved_at - self.progress.seconds
         with catch_stop_signals() as self._stop, compute_settings(self.engine.device, tf32=True):
-            reason = self._reached_limit()
-            if reason and self._saved_progress and self._is_validated():
-                step = self.progress.step
+            reason, step = self._reached_limit(), self.progress.step
+            is_validated = self.progress.valid_step == step
+            if reason and is_validated and self._saved_progress:
                 logger.info("nothing to do: %s, and the run is at step %d", reason, step)
                 self._processes.finish()
                 return
-            self._display = StepDisplay(self.progress.step, self.config.train.max_steps)
-            with closing(self._display), closing(self._epoch_pairs):
-                self._validate_if_missed()
-                reason = self._reached_limit() or self._train_epochs()
+            try:
+                with closing(self._epoch_pairs):
+                    # An interrupted run has missed the validation that was due.
+                    if reason or (step % self.config.valid.every == 0 and not is_validated):
+                        self._validate()
+                        reason = self._reached_limit()
+                        self._save(final=reason is not None)
+                    reason = reason or self._train_epochs()
                 logger.info("done: %s, at step %d", reason, self.progress.step)
+            except _Stopped:
+                self._save(final=True)
+                logger.info(
+                    "interrupted and saved at step %d; run the same command to resume",
+                    self.progress.step,
+                )
+                self._processes.finish()
+                raise Interrupted(self._signum) from None
             self._processes.finish()
 
     def plan_epoch(self) -> list[Indices]:
@@ -144,7 +154,6 @@ class Trainer:
     def check_memory(self, steps: list[Indices], micro_batch_tokens: int) -> None:
         """Tries the largest micro-batch of an epoch's steps, so that DeviceError shows at once."""
         largest = self.pairs.batch(largest_micro_batch(steps, *self.lengths, micro_batch_tokens))
-        self.engine.check_compilation(largest)
         count = math.ceil(len(self.cut_step(steps[0])) / self._processes.world_size)
         self.engine.check_memory(largest, count)
 
@@ -156,26 +165,24 @@ class Trainer:
             logger.info(describe_idle_share(steps, self.lengths, tokens, world_size))
         self.check_memory(steps, tokens)
         self._peak_flops = measure_peak_flops(self.engine.device, self.engine.precision)
-        self._estimate.start(self._seconds())
-        while True:
-            self._estimate.steps_per_epoch = len(steps)
-            self._epoch_pairs.start(self.progress.epoch + 1)
-            for step_pairs in steps[self.progress.epoch_step :]:
-                self.train_step(step_pairs)
-                if self.progress.epoch_step == len(steps):
-                    self.progress = replace(
-                        self.progress, epoch=self.progress.epoch + 1, epoch_step=0
-                    )
-                if reason := self._after_step():
-                    return reason
-            steps = self.plan_epoch()
+        with closing(StepDisplay(self.config, self.progress, self._seconds())) as self._display:
+            while True:
+                self._epoch_pairs.start(self.progress.epoch + 1)
+                for step_pairs in steps[self.progress.epoch_step :]:
+                    self.train_step(step_pairs)
+                    if self.progress.epoch_step == len(steps):
+                        self.progress = replace(
+                            self.progress, epoch=self.progress.epoch + 1, epoch_step=0
+                        )
+                    self._synchronize()
+                    self._display.advance(self.progress, self._seconds(), len(steps))
+                    if reason := self._after_step():
+                        return reason
+                steps = self.plan_epoch()
 
     def _after_step(self) -> str | None:
         """Logs, validates and saves when due; returns the limit that ends training."""
-        self._synchronize()
         train, step, reason = self.config.train, self.progress.step, self._reached_limit()
-        self._estimate.count_step(self._seconds())
-        self._advance_display()
         if step % train.log_every == 0 or reason:
             self._log_training()
         elif self._display.is_due():
@@ -183,33 +190,23 @@ class Trainer:
         if step % train.max_bad_steps == 0:  # may be much smaller than log_every
             self._stop_if_nonfinite()
         if self._signum:
-            self._save_and_stop()
+            raise _Stopped
         if step % self.config.valid.every == 0 or reason:
             self._validate()
-            self._synchronize()
-            self._advance_display()
             reason = self._reached_limit()
-        if step % train.save_every == 0 or reason or self._save_is_due:
+        if step % train.save_every == 0 or reason or self._is_save_due():
             self._save(final=reason is not None)
         return reason
 
+    def _is_save_due(self) -> bool:
+        minutes = self.config.train.save_every_minutes
+        return minutes > 0 and time.monotonic() - self._saved_at >= 60 * minutes
+
     def _synchronize(self) -> None:
         """Makes all processes decide alike: by one clock, and by the signals that any received."""
-        seconds = save_is_due = 0.0
-        if self._processes.is_main:
-            seconds, minutes = self._seconds(), self.config.train.save_every_minutes
-            save_is_due = minutes and time.monotonic() - self._saved_at >= 60 * minutes
-        values = self._processes.max(self._stop.signum, seconds, save_is_due)
-        self._signum, self._agreed_seconds = int(values[0]), values[1]
-        self._save_is_due = bool(values[2])
-
-    def _save_and_stop(self) -> NoReturn:
-        """Ends training because of a signal, once the checkpoint is saved."""
-        self._save(final=True)
-        step = self.progress.step
-        logger.info("interrupted and saved at step %d; run the same command to resume", step)
-        self._processes.finish()
-        raise Interrupted(self._signum)
+        seconds = self._seconds() if self._processes.is_main else 0.0
+        signum, self._agreed_seconds = self._processes.max(self._stop.signum, seconds)
+        self._signum = int(signum)
 
     def _reached_limit(self) -> str | None:
         return reached_limit(self.config, self.progress, self._agreed_seconds)
@@ -217,10 +214,6 @@ class Trainer:
     def _seconds(self) -> float:
         """Returns the training time so far, over all resumptions."""
         return time.monotonic() - self._started
-
-    def _advance_display(self) -> None:
-        left = self._estimate.left(self.progress, self._seconds())
-        self._display.advance(self.progress.step, left)
 
     def _log_training(self) -> None:
         metrics = self._read_metrics()
@@ -255,54 +248,34 @@ class Trainer:
                 f" optim.lr_scale{advice}"
             )
 
-    def _is_validated(self) -> bool:
-        return self.progress.valid_step == self.progress.step
-
-    def _validate_if_missed(self) -> None:
-        """Runs the validation that was due when the run was interrupted."""
-        step = self.progress.step
-        due = step > 0 and step % self.config.valid.every == 0
-        if self._reached_limit() or (due and not self._is_validated()):
-            self._validate()
-            self._save(final=self._reached_limit() is not None)
-
     def _validate(self) -> None:
         """Scores the weights; if a signal interrupts this, it is repeated on resuming."""
         self.engine.read_window()  # waits for pending steps, which are not part of validation
-        began = self._seconds()
-        try:
-            result = self._validator.validate(self._raise_if_stopping)
-        except _Stopped:
-            self._save_and_stop()
-        previous_best, is_best = self.progress.best_bleu, self._update_best(result.score)
+        result = self._validator.validate(self._raise_if_stopping)
+        step, previous_best = self.progress.step, self.progress.best_bleu
+        self.progress = replace(
+            self.progress,
+            valid_step=step,
+            validations_since_best=self.progress.validations_since_best + 1,
+        )
+        is_best = result.score > previous_best
+        if is_best:
+            self.progress = replace(
+                self.progress, best_bleu=result.score, best_step=step, validations_since_best=0
+            )
         if self._log:
             self._log.record("valid", self.progress, self._seconds(), result.metrics)
-        self._validator.log(result, self.progress.step, previous_best)
+        self._validator.log(result, step, previous_best)
         if is_best:
             self._save()
             if self._processes.is_main:
-                path = checkpoint_path(self.run_dir, self.progress.step)
-                self._validator.record(result, path)
-        self._estimate.add_validation(self._seconds() - began)
+                self._validator.record(result, checkpoint_path(self.run_dir, step))
 
     def _raise_if_stopping(self, lines: int) -> None:
         """Stops if any process has received a signal; all call this at the same time."""
         self._synchronize()
         if self._signum:
             raise _Stopped
-
-    def _update_best(self, score: float) -> bool:
-        """Updates best score and patience; tells whether the score is the best so far."""
-        progress = self.progress
-        is_best = score > progress.best_bleu
-        self.progress = replace(
-            progress,
-            best_bleu=score if is_best else progress.best_bleu,
-            best_step=progress.step if is_best else progress.best_step,
-            validations_since_best=0 if is_best else progress.validations_since_best + 1,
-            valid_step=progress.step,
-        )
-        return is_best
 
     def _save(self, final: bool = False) -> None:
         """Saves a checkpoint; if a periodic save fails, training continues with a warning."""

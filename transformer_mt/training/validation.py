@@ -12,16 +12,18 @@ from transformer_mt.checkpoints.checkpoint import checkpoint_digest
 from transformer_mt.checkpoints.evaluations import (
     VALIDATION,
     EvaluationRecord,
+    Score,
     SearchSetting,
     write_evaluation,
 )
-from transformer_mt.evaluation.evaluator import evaluate, mean_nll, perplexity
-from transformer_mt.evaluation.scoring import score_all
+from transformer_mt.evaluation.scoring import bleu, score_all
+from transformer_mt.model.transformer import Transformer, evaluation_mode
 from transformer_mt.system.processes import ALONE, Processes
-from transformer_mt.text.batching import encode_pairs
+from transformer_mt.text.batching import EncodedPairs, encode_pairs
 from transformer_mt.text.corpus import RawPairs
 from transformer_mt.text.vocabulary import Vocabulary
 from transformer_mt.training.engine import Engine
+from transformer_mt.translation.forced_decoding import log_probabilities
 from transformer_mt.translation.options import SearchOptions
 from transformer_mt.translation.translator import Translator
 
@@ -37,28 +39,15 @@ class Validation:
     """The result of a validation.
 
     Attributes:
-        nll: Negative log-likelihood of the weights, in nats per target token.
-        bleu, ema_bleu: BLEU of the weights, and of their moving average if there is one.
+        metrics: Values by their names in metrics.jsonl: `nll` (in nats per target token),
+            `perplexity` and `bleu` of the weights, `ema_bleu` of their moving average.
+        score: The BLEU that counts, the moving average's if there is one; -inf after divergence.
         hypotheses: One per sentence, by the moving average if there is one.
     """
 
-    nll: float
-    bleu: float
-    ema_bleu: float | None
+    metrics: dict[str, float]
+    score: float
     hypotheses: list[str]
-
-    @property
-    def metrics(self) -> dict[str, float]:
-        """The values by their names in metrics.jsonl."""
-        average = {} if self.ema_bleu is None else {"ema_bleu": self.ema_bleu}
-        return {"nll": self.nll, "perplexity": perplexity(self.nll), "bleu": self.bleu, **average}
-
-    @property
-    def score(self) -> float:
-        """The BLEU that counts, the moving average's if there is one; -inf after divergence."""
-        if not math.isfinite(perplexity(self.nll)):
-            return -math.inf
-        return self.bleu if self.ema_bleu is None else self.ema_bleu
 
 
 class Validator:
@@ -81,12 +70,13 @@ class Validator:
         engine = self._engine
         nll = mean_nll(engine.model, self._encoded, self._processes)
         hypotheses, bleu = evaluate(self._translator, self._pairs, advance)
-        ema_bleu = None
+        metrics = {"nll": nll, "perplexity": perplexity(nll), "bleu": bleu.value}
         if engine.ema:
             with engine.ema.in_place():
-                hypotheses, average = evaluate(self._translator, self._pairs, advance)
-            ema_bleu = average.value
-        return Validation(nll, bleu.value, ema_bleu, hypotheses)
+                hypotheses, bleu = evaluate(self._translator, self._pairs, advance)
+            metrics["ema_bleu"] = bleu.value
+        score = bleu.value if math.isfinite(metrics["perplexity"]) else -math.inf
+        return Validation(metrics, score, hypotheses)
 
     def record(self, result: Validation, checkpoint: Path) -> None:
         """Saves scores and translations for reports; the checkpoint may not have been saved."""
@@ -105,9 +95,10 @@ class Validator:
 
     def log(self, result: Validation, step: int, previous_best: float) -> None:
         """Logs the scores of a step, with a few translations of the same sentences each time."""
-        text = f"step {step}: validation BLEU {result.bleu:.2f}"
-        if result.ema_bleu is not None:
-            text += f", of the moving average {result.ema_bleu:.2f}"
+        metrics = result.metrics
+        text = f"step {step}: validation BLEU {metrics['bleu']:.2f}"
+        if "ema_bleu" in metrics:
+            text += f", of the moving average {metrics['ema_bleu']:.2f}"
         if result.score == -math.inf:
             logger.warning(
                 "%s, which cannot be the best: perplexity is not finite, training has diverged;"
@@ -116,8 +107,44 @@ class Validator:
             )
         else:
             best = " (best)" if result.score > previous_best else f" (best {previous_best:.2f})"
-            logger.info("%s, perplexity %.2f%s", text, perplexity(result.nll), best)
+            logger.info("%s, perplexity %.2f%s", text, metrics["perplexity"], best)
         for i in np.linspace(0, len(self._pairs) - 1, _SAMPLES, dtype=int):
             logger.info("  source     %s", self._pairs.src[i])
             logger.info("  reference  %s", self._pairs.tgt[i])
             logger.info("  hypothesis %s", result.hypotheses[i])
+
+
+def mean_nll(model: Transformer, pairs: EncodedPairs, processes: Processes = ALONE) -> float:
+    """Computes the mean negative log-likelihood per target token, without label smoothing.
+
+    The model is in evaluation mode during the computation, and each process has the same. No pair
+    is left out, however long it is.
+
+    Returns:
+        Nats per target token, EOS included.
+    """
+    with evaluation_mode(model):
+        sums = log_probabilities(model, pairs, processes)
+    return -math.fsum(sums) / int(pairs.lengths[1].sum())
+
+
+def perplexity(nll: float) -> float:
+    """Computes the perplexity of nats per token; infinity if it exceeds the range of a float."""
+    return math.exp(nll) if nll < 700 else math.inf
+
+
+def evaluate(
+    translator: Translator, pairs: RawPairs, advance: Callable[[int], object] = lambda lines: None
+) -> tuple[list[str], Score]:
+    """Translates raw sources and scores the result against raw references.
+
+    `advance` is called with the number of lines translated, batch by batch, and may raise to stop.
+
+    Returns:
+        The hypotheses, one per source line, and their corpus BLEU.
+
+    Raises:
+        DataError: If there are no pairs.
+    """
+    hypotheses = translator.translate(pairs.src, advance)
+    return hypotheses, bleu(hypotheses, [pairs.tgt])

@@ -1,4 +1,4 @@
-"""Perplexity against its definition, and what validation scores."""
+"""Perplexity against its definition."""
 
 import math
 
@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from transformer_mt.config.keys import ModelConfig
-from transformer_mt.evaluation.evaluator import mean_nll, perplexity
 from transformer_mt.model.transformer import Transformer
 from transformer_mt.text.batching import EncodedPairs, flatten
 from transformer_mt.text.vocabulary import BOS_ID, EOS_ID, PAD_ID
+from transformer_mt.training.validation import mean_nll, perplexity
 from transformer_mt.translation import forced_decoding
 
 V = 13
