@@ -4,6 +4,7 @@ from collections import Counter
 from pathlib import Path
 
 import torch
+from conftest import tiny_config
 
 from transformer_mt.checkpoints.checkpoint import (
     MODEL,
@@ -14,7 +15,6 @@ from transformer_mt.checkpoints.checkpoint import (
 )
 from transformer_mt.checkpoints.run_directory import checkpoint_path
 from transformer_mt.config.keys import Config, VocabConfig
-from transformer_mt.config.loading import parse_config
 from transformer_mt.model.transformer import Transformer
 from transformer_mt.text.vocabulary import PAD_ID, Vocabulary, train_vocabulary
 
@@ -23,12 +23,7 @@ VOCAB = train_vocabulary([Counter({"abcdefgh": 1})], VocabConfig(kind="char", si
 
 def small_config(**changes: object) -> Config:
     """Gives a configuration; changes are dotted keys with __ for the dot."""
-    layers = {"encoder_layers": 1, "decoder_layers": 1, "d_model": 16, "d_ff": 32, "n_heads": 2}
-    values: dict[str, dict[str, object]] = {"data": {"path": "none"}, "model": layers, "train": {}}
-    for key, value in changes.items():
-        section, name = key.split("__")
-        values[section][name] = value
-    return parse_config(values, "tests")
+    return tiny_config(Path("none"), **{"model__d_model": 16, "model__d_ff": 32, **changes})
 
 
 def build_model(config: Config, vocab: Vocabulary = VOCAB) -> Transformer:
