@@ -1,4 +1,4 @@
-"""Files and directories appear whole or not at all; locks; manifests."""
+"""Directories appear whole or not at all; locks; manifests."""
 
 import errno
 import subprocess
@@ -15,27 +15,8 @@ from transformer_mt.system.files import (
     locked,
     read_manifest,
     restore_replaced,
-    sha256,
-    verify_manifest,
     write_manifest,
 )
-
-
-def test_a_file_is_replaced_only_when_it_is_whole(tmp_path):
-    """After an error the old content is there, and no temporary file.
-
-    Sabotage: write into the file itself.
-    """
-    path = tmp_path / "file"
-    path.write_text("old")
-    with pytest.raises(RuntimeError), atomic_file(path) as file:
-        file.write(b"half")
-        raise RuntimeError
-    assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]
-    with atomic_file(path) as file:
-        file.write(b"new")
-        assert path.read_text() == "old"
-    assert path.read_text() == "new" and list(tmp_path.iterdir()) == [path]
 
 
 def test_a_full_disk_names_what_was_written(tmp_path):
@@ -127,18 +108,6 @@ def test_a_lock_names_its_holder_and_ends_with_it(tmp_path):
 
         with locked(path, end_it):
             assert holders == [process.pid]
-
-
-def test_a_manifest_lists_what_may_be_read(tmp_path):
-    """Files it does not list are not read; one that is damaged is named."""
-    for name in ("a.txt", "b.txt"):
-        (tmp_path / name).write_text(name)
-    write_manifest(tmp_path, {"a.txt": sha256(tmp_path / "a.txt")})
-    assert verify_manifest(tmp_path) == {"a.txt"}
-    (tmp_path / "a.txt").write_text("other")
-    with pytest.raises(CheckpointError, match=r"a\.txt: damaged"):
-        verify_manifest(tmp_path)
-    assert read_manifest(tmp_path).keys() == {"a.txt"}
 
 
 def test_a_manifest_of_a_newer_format_is_refused_by_name(tmp_path, monkeypatch):

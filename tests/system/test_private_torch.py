@@ -1,7 +1,6 @@
 """Private PyTorch API: what it computes, and what happens where a build of PyTorch lacks it."""
 
 import torch
-from torch.testing import assert_close
 
 from transformer_mt.system import private_torch
 
@@ -14,15 +13,6 @@ def test_bf16_support_of_the_cpu(monkeypatch):
             monkeypatch.setattr(torch.cpu, name, lambda answer=answer: answer)
         kinds = zip(("AVX512_BF16", "AMX"), answers, strict=True)
         assert private_torch.cpu_bf16_instructions() == [kind for kind, answer in kinds if answer]
-
-
-def test_lerp_all():
-    """The same to the last bit as one tensor at a time."""
-    torch.manual_seed(0)
-    tensors, ends = list(torch.randn(2, 3, 5)), list(torch.randn(2, 3, 5))
-    expected = [start.lerp(end, 0.3) for start, end in zip(tensors, ends, strict=True)]
-    private_torch.lerp_all_(tensors, ends, 0.3)
-    assert_close(tensors, expected, rtol=0, atol=0)
 
 
 def test_loss_scale():

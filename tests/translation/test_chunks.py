@@ -5,6 +5,7 @@ import logging
 import math
 import os
 import threading
+import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
@@ -90,6 +91,9 @@ def test_the_bytes_do_not_depend_on_the_number_of_processes(tmp_path):
         translate(world_size, tmp_path / "in", tmp_path / f"{world_size}.gz")
     one, three = ((tmp_path / f"{n}.gz").read_bytes() for n in (1, 3))
     assert one == three and one.count(b"\x1f\x8b\x08") == 5
+    (tmp_path / "in").write_text("")
+    translate(1, tmp_path / "in", tmp_path / "empty.gz", fingerprint={"made from": "text"})
+    assert gzip.decompress((tmp_path / "empty.gz").read_bytes()) == b""
 
 
 def test_a_pipe_waits_for_no_further_chunk(tmp_path):
@@ -100,6 +104,19 @@ def test_a_pipe_waits_for_no_further_chunk(tmp_path):
     rounds = translate(2, tmp_path / "pipe", tmp_path / "out", OutputOptions())
     writer.join()
     assert rounds == [CHUNK] * 3 and (tmp_path / "out").read_text() == "ba\n" * 30
+
+
+def test_memory_stays_flat(tmp_path, monkeypatch):
+    """It takes no more for ten times as many lines. Sabotage: read all lines first."""
+    monkeypatch.setattr(Reverser, "chunk_lines", 1000)
+    peaks = []
+    for count in (20_000, 200_000):
+        (tmp_path / "in").write_text("abc de fgh\n" * count)
+        tracemalloc.start()
+        translate(1, tmp_path / "in", tmp_path / "out", OutputOptions())
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert peaks[1] < 1.2 * peaks[0]
 
 
 def test_another_number_of_processes_continues(tmp_path):

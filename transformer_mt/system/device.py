@@ -1,6 +1,7 @@
 """The compute device, its precisions, and the PyTorch settings for it."""
 
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -72,11 +73,9 @@ def supports(precision: str, device: torch.device) -> bool:
 def cpu_maker() -> str:
     """Returns the CPU vendor as Linux names it, such as `GenuineIntel`, or `unknown`."""
     path = Path("/proc/cpuinfo")
-    lines = path.read_text().splitlines() if path.exists() else []
-    fields = (line.partition(":") for line in lines)
-    return next(
-        (value.strip() for key, _, value in fields if key.strip() == "vendor_id"), "unknown"
-    )
+    text = path.read_text() if path.exists() else ""
+    vendor = re.search(r"^vendor_id\s*: (.+)$", text, re.MULTILINE)
+    return vendor[1] if vendor else "unknown"
 
 
 def has_fast_mkl() -> bool:

@@ -9,7 +9,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO, TextIO
+from typing import Any, BinaryIO
 
 from transformer_mt.errors import CheckpointError
 
@@ -22,21 +22,32 @@ _PLAIN_NAME = re.compile(r"\w[\w.-]*", re.ASCII)
 
 
 @contextmanager
-def atomic_file(path: Path) -> Iterator[BinaryIO]:
-    """Opens a temporary file that replaces `path` once it is complete and on disk.
+def atomic_file(path: Path, kept_bytes: int | None = None) -> Iterator[BinaryIO]:
+    """Opens a temporary file that replaces `path`, with its mode, once it is complete and on disk.
 
     After an error or a kill, the previous file at `path` is unchanged.
+
+    Args:
+        path: The file to create or replace.
+        kept_bytes: How much to keep of an earlier temporary file; the new one then outlives
+            errors. None keeps neither.
     """
-    temporary = _beside(path, "partial")
+    temporary = beside(path, "partial")
+    mode = 0o600 if path.exists() else 0o666  # the copy of a private file is never readable
     try:
         with _naming(path):
-            with temporary.open("wb") as file:
+            with open(os.open(temporary, os.O_RDWR | os.O_CREAT, mode), "r+b") as file:
+                if path.exists():
+                    shutil.copymode(path, temporary)
+                file.truncate(kept_bytes or 0)
+                file.seek(kept_bytes or 0)
                 yield file
             sync(temporary)
             temporary.replace(path)
             sync(path.parent)
     finally:
-        temporary.unlink(missing_ok=True)
+        if kept_bytes is None:
+            temporary.unlink(missing_ok=True)
 
 
 @contextmanager
@@ -57,7 +68,7 @@ def atomic_directory(path: Path) -> Iterator[Path]:
     `.NAME.replaced`; `restore_replaced` moves it back if the process was killed between the two
     renames. After an error, the previous directory is unchanged.
     """
-    temporary, replaced = _beside(path, "partial"), _beside(path, "replaced")
+    temporary, replaced = beside(path, "partial"), beside(path, "replaced")
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
     _restore(replaced, path)
@@ -95,12 +106,13 @@ def _restore(replaced: Path, path: Path) -> None:
 
 def delete_directory(path: Path) -> None:
     """Renames a directory, then deletes it, so that a kill never leaves `path` half deleted."""
-    renamed = _beside(path, "partial")
+    renamed = beside(path, "partial")
     path.rename(renamed)
     shutil.rmtree(renamed)
 
 
-def _beside(path: Path, suffix: str) -> Path:
+def beside(path: Path, suffix: str) -> Path:
+    """Returns the path of a hidden file that belongs to another: `.NAME.SUFFIX`."""
     return path.with_name(f".{path.name}.{suffix}")
 
 
@@ -123,21 +135,8 @@ def locked(path: Path, when_busy: Callable[[str], None], remove: bool = False) -
             to avoid waiting.
         remove: Whether to remove the file at the end; otherwise it is left in place.
     """
-    with _acquire(path, when_busy) as file:
-        file.truncate(0)
-        file.write(str(os.getpid()))
-        file.flush()
-        try:
-            yield
-        finally:
-            if remove:
-                path.unlink(missing_ok=True)
-
-
-def _acquire(path: Path, when_busy: Callable[[str], None]) -> TextIO:
     while True:
-        file = path.open("a+")
-        try:
+        with path.open("a+") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -145,12 +144,17 @@ def _acquire(path: Path, when_busy: Callable[[str], None]) -> TextIO:
                 when_busy(file.read().strip() or "unknown")
                 fcntl.flock(file, fcntl.LOCK_EX)
             # Its holder may have removed the file in between, and another process made a new one.
-            if path.exists() and os.path.samestat(path.stat(), os.fstat(file.fileno())):
-                return file
-        except BaseException:
-            file.close()
-            raise
-        file.close()
+            if not path.exists() or not os.path.samestat(path.stat(), os.fstat(file.fileno())):
+                continue
+            file.truncate(0)
+            file.write(str(os.getpid()))
+            file.flush()
+            try:
+                yield
+            finally:
+                if remove:
+                    path.unlink(missing_ok=True)
+            return
 
 
 def sha256(path: Path) -> str:

@@ -9,16 +9,14 @@ import json
 import logging
 import os
 import re
-import stat
-import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from transformer_mt.errors import DataError, Interrupted, OutputError
-from transformer_mt.system.files import atomic_file, canonical_json, locked, sha256, sync
+from transformer_mt.system.files import atomic_file, beside, canonical_json, locked, sha256
 from transformer_mt.system.streams import compress, compression_suffix
 
 logger = logging.getLogger(__name__)
@@ -49,22 +47,20 @@ class Output:
     @property
     def partial(self) -> Path:
         """The temporary file that becomes the target."""
-        return self._hidden_file("partial")
+        assert self.target is not None
+        return beside(self.target, "partial")
 
     @property
     def state(self) -> Path:
         """The file that says what the partial file, or the complete target, holds."""
-        return self._hidden_file("state")
-
-    def _hidden_file(self, suffix: str) -> Path:
         assert self.target is not None
-        return self.target.with_name(f".{self.target.name}.{suffix}")
+        return beside(self.target, "state")
 
     def lock(self) -> AbstractContextManager[None]:
         """Holds a lock file beside the target; an OutputError names another process's lock."""
         if self.target is None:
             return nullcontext()
-        return locked(self._hidden_file("lock"), self._refuse, remove=True)
+        return locked(beside(self.target, "lock"), self._refuse, remove=True)
 
     def _refuse(self, process: str) -> None:
         raise OutputError(
@@ -129,40 +125,16 @@ def open_output(output: Output) -> Iterator[BinaryIO]:
         return
     output.discard()  # an earlier state would describe another partial file
     try:
-        with _open_partial(output, output.target) as file:
+        with atomic_file(output.target) as file:
             yield file
-        _replace(output.partial, output.target)
     except OSError as error:
         raise OutputError(f"{output.name}: {error.strerror or error}") from None
-    finally:
-        output.discard()
 
 
-def _open_stream(output: Output) -> AbstractContextManager[BinaryIO]:
-    if output.descriptor == 1:
-        return nullcontext(sys.stdout.buffer)
+def _open_stream(output: Output) -> BinaryIO:
     if output.descriptor is not None:
-        return open(os.dup(output.descriptor), "wb")
+        return open(output.descriptor, "wb", closefd=False)
     return open(os.open(output.name, os.O_WRONLY), "wb")  # neither created nor truncated
-
-
-def _open_partial(output: Output, target: Path, size: int = 0) -> BinaryIO:
-    """Opens the partial file behind its first `size` bytes, with the mode of the target."""
-    # Mode first: the partial file of a private file is never readable by others.
-    existing = target.stat() if target.exists() else None
-    mode = 0o600 if existing else 0o666
-    file = open(os.open(output.partial, os.O_RDWR | os.O_CREAT, mode), "r+b")
-    if existing:
-        os.fchmod(file.fileno(), stat.S_IMODE(existing.st_mode))
-    file.truncate(size)
-    file.seek(size)
-    return file
-
-
-def _replace(partial: Path, target: Path) -> None:
-    sync(partial)
-    partial.replace(target)
-    sync(target.parent)
 
 
 def write_lines(lines: Iterable[str], output: Output) -> None:
@@ -170,10 +142,9 @@ def write_lines(lines: Iterable[str], output: Output) -> None:
     data = "".join(f"{line}\n" for line in lines).encode("utf-8")
     with open_output(output) as file:
         file.write(compress(data, output.suffix))
-        file.flush()
 
 
-@dataclass(frozen=True)
+@dataclass
 class OutputState:
     """What `.NAME.state` holds: finished bytes of the partial file, or a complete output.
 
@@ -211,21 +182,12 @@ class ChunkWriter:
         data = b"".join(compress(text.encode("utf-8"), self._output.suffix) for text in texts)
         self._file.write(data)
         self._file.flush()  # the reader of a pipe may be waiting for these lines
-        state = replace(
-            self.state,
-            bytes=self.state.bytes + len(data),
-            lines=self.state.lines + lines,
-            lines_split=self.state.lines_split + lines_split,
-        )
+        self.state.bytes += len(data)
+        self.state.lines += lines
+        self.state.lines_split += lines_split
         if self._keeps_state:
             os.fsync(self._file.fileno())  # first, since the state says that these bytes are there
-            _write_state(self._output, state)
-        self.state = state
-
-    def end(self) -> None:
-        """Makes a compressed output without chunks a valid file."""
-        if not self.state.bytes and self._output.suffix:
-            self.write([""], 0, 0)
+            _write_state(self._output, self.state)
 
 
 @contextmanager
@@ -242,18 +204,14 @@ def open_chunk_writer(output: Output, fingerprint: Fingerprint | None) -> Iterat
     """
     if fingerprint is None or output.target is None:
         with open_output(output) as file:
-            writer = ChunkWriter(output, file)
-            yield writer
-            writer.end()
+            yield ChunkWriter(output, file)
         return
     try:
         state = _usable_state(output, fingerprint)
-        with _open_partial(output, output.target, state.bytes) as file:
-            writer = ChunkWriter(output, file, state)
-            yield writer
-            writer.end()
-        _write_state(output, replace(writer.state, sha256=sha256(output.partial)))
-        _replace(output.partial, output.target)
+        with atomic_file(output.target, state.bytes) as file:
+            yield ChunkWriter(output, file, state)
+            state.sha256 = sha256(output.partial)
+            _write_state(output, state)
     except DataError as error:  # the input cannot be read to its end
         raise DataError(f"{error}; {_keep(output)}") from None
     except OSError as error:
@@ -289,7 +247,8 @@ def _usable_state(output: Output, fingerprint: Fingerprint) -> OutputState:
         )
     elif state and output.partial.is_file() and output.partial.stat().st_size >= state.bytes:
         logger.info(f"{output.name}: continuing after {state.lines:,} finished lines")
-        return replace(state, sha256=None)
+        state.sha256 = None
+        return state
     output.discard()  # before other bytes are written to the file that the state describes
     return OutputState(fingerprint)
 

@@ -184,12 +184,11 @@ def count_lines(path: Path | None) -> int | None:
         if not _is_regular(sys.stdin.fileno() if path is None else path):
             return None
         with open_input(path) as file:
-            position, count, last = file.tell() if path is None else 0, 0, b"\n"
-            while block := file.read(2**20):
-                count, last = count + block.count(b"\n"), block
+            position = file.tell() if path is None else 0
+            count = sum(1 for _ in file)
             if path is None:
                 file.seek(position)
-            return count + (not last.endswith(b"\n"))
+            return count
     except (DataError, *DECOMPRESSION_ERRORS):
         return None
 

@@ -68,6 +68,8 @@ def translate_stream(
                     for i in range(0, len(lines), chunk_lines)
                 ]
                 writer.write(texts, len(lines), translator.lines_split - split_before)
+        if not reader.lines_read:
+            writer.write([""], 0, 0)  # a compressed file is valid only with a member
     _report(reader, writer, resumed, time.monotonic() - began)
 
 

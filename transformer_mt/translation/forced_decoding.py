@@ -41,26 +41,15 @@ def log_probabilities(
     limit = max(BATCH_POSITIONS, int(src_lengths.max()), int(tgt_lengths.max()))
     batches = cut_micro_batches(order, src_lengths, tgt_lengths, limit)
     own = batches[processes.rank :: processes.world_size]
-    sums = []
-    for indices in own:
-        tokens = token_log_probabilities(model, pairs.batch(indices).to(model.device))  # (B, T)
-        sums.append(tokens.double().sum(dim=1))  # padding has 0
+    sums = [_sum_tokens(model, pairs.batch(indices).to(model.device)) for indices in own]
     values = torch.cat(sums).tolist() if sums else []
     by_index = dict(zip((int(i) for batch in own for i in batch), values, strict=True))
     gathered = {i: value for part in processes.gather(by_index) for i, value in part.items()}
     return [gathered[i] for i in range(len(pairs))]
 
 
-def token_log_probabilities(model: Transformer | Ensemble, batch: Batch) -> Tensor:
-    """Computes the log-probability of each target token, without label smoothing.
-
-    Args:
-        model: In evaluation mode, or dropout is applied.
-        batch: B pairs, on the device of the model.
-
-    Returns:
-        Natural logarithms, (B, T), float32; 0 at padding.
-    """
+def _sum_tokens(model: Transformer | Ensemble, batch: Batch) -> Tensor:
+    """Sums the log-probabilities of the target tokens of B pairs, (B,), float64."""
     members: Any = model.models if isinstance(model, Ensemble) else [model]
     of_members = []
     for member in members:
@@ -70,4 +59,5 @@ def token_log_probabilities(model: Transformer | Ensemble, batch: Batch) -> Tens
             logits.flatten(0, 1), batch.tgt_out.flatten(), ignore_index=PAD_ID, reduction="none"
         )  # (B * T,)
         of_members.append(-losses.view_as(batch.tgt_out))
-    return torch.stack(of_members).logsumexp(dim=0) - math.log(len(of_members))
+    tokens = torch.stack(of_members).logsumexp(dim=0) - math.log(len(of_members))  # (B, T)
+    return tokens.double().sum(dim=1)  # padding has 0

@@ -181,15 +181,11 @@ def _extend(beam: _Beam, running: Tensor, logits: Tensor) -> _Beam:
     totals = beam.totals[running][:, :, None] + log_probabilities.view(-1, width, number)
     totals, places = totals.flatten(1).topk(number)  # (B', 2 * W), of (B', W * 2 * W)
     ids = ids.view(len(totals), -1).gather(1, places)
+    continued = _Beam(totals, ids, places // number)
     if len(running) == len(beam.totals):
-        return _Beam(totals, ids, places // number)
-    continued = (totals, ids, places // number)
-    return _Beam(
-        *(
-            each.new_zeros(len(beam.totals), number).index_copy_(0, running, each)
-            for each in continued
-        )
-    )
+        return continued
+    shape = len(beam.totals), number
+    return _Beam(*(each.new_zeros(shape).index_copy_(0, running, each) for each in continued))
 
 
 class _EndedHypotheses:
