@@ -6,9 +6,13 @@ import re
 import socket
 import subprocess
 import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
+from conftest import tiny_values, write_copy_corpus, write_toml
 
 from transformer_mt.checkpoints.checkpoint import EMA, MODEL
 from transformer_mt.checkpoints.run_directory import load_newest
@@ -19,20 +23,6 @@ PROGRAM = ("-m", "--", "transformer_mt")
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 
 
-def free_port() -> int:
-    """Finds a port that no one listens on."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
-
-
-def launcher(world_size: int, *options: object) -> list[str]:
-    """Gives the beginning of the command line of torchrun on this machine."""
-    address = ("--master-addr", "127.0.0.1", "--master-port", free_port())
-    words = ("--nproc-per-node", world_size, *address, *options)
-    return [sys.executable, "-m", "torch.distributed.run", *map(str, words)]
-
-
 def with_chunks_of(lines: int) -> tuple[str, ...]:
     """Gives the program with small chunks, for `start` and `launch`."""
     return ("--", str(STOP_AT), str(lines))
@@ -41,9 +31,41 @@ def with_chunks_of(lines: int) -> tuple[str, ...]:
 def start(
     world_size: int, *arguments: object, options=(), program=PROGRAM, **streams
 ) -> subprocess.Popen[str]:
-    """Starts the program in several processes; what they write to stderr is kept."""
-    words = [*launcher(world_size, *options), *program, *map(str, arguments)]
-    return subprocess.Popen(words, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT, **streams)
+    """Starts the program in several processes; what they write to stderr is kept.
+
+    Args:
+        world_size: Processes of this launcher.
+        arguments: Those of the program.
+        options: Those of torchrun.
+        program: What torchrun starts.
+        streams: Files for stdin and stdout.
+    """
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+    address = ("--master-addr", "127.0.0.1", "--master-port", port)
+    words = ("--nproc-per-node", world_size, *address, *options, *program, *arguments)
+    return subprocess.Popen(
+        [sys.executable, "-m", "torch.distributed.run", *map(str, words)],
+        stderr=subprocess.PIPE,
+        text=True,
+        env=ENVIRONMENT,
+        **streams,
+    )
+
+
+def wait_until(condition: Callable[[], bool], process: subprocess.Popen[str]) -> None:
+    """Waits until a condition holds while a process runs."""
+    began = time.monotonic()
+    while not condition():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() - began < 120
+        time.sleep(0.02)
+
+
+def count_text(path: Path, text: str) -> int:
+    """Counts a text in a file that may not exist yet."""
+    return path.read_text().count(text) if path.exists() else 0
 
 
 def children(process: subprocess.Popen[str]) -> list[int]:
@@ -53,21 +75,18 @@ def children(process: subprocess.Popen[str]) -> list[int]:
 
 
 def launch(
-    world_size: int, *arguments: object, program=PROGRAM, **options
+    world_size: int, *arguments: object, program=PROGRAM, stdin=None
 ) -> subprocess.CompletedProcess[str]:
     """Runs the program in several processes to its end."""
-    words = [*launcher(world_size), *program, *map(str, arguments)]
-    return subprocess.run(
-        words, capture_output=True, text=True, env=ENVIRONMENT, timeout=300, **options
-    )
+    process = start(world_size, *arguments, program=program, stdin=stdin, stdout=subprocess.PIPE)
+    with process:
+        stdout, stderr = process.communicate(timeout=300)
+    return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
 
 
-def launch_faulty(fault: str, rank: int, step: int, *arguments: object, world_size: int = 2):
+def launch_faulty(fault: str, rank: int, step: int, *arguments: object):
     """Runs the program with a fault in one of two processes."""
-    words = [*launcher(world_size), "--", FAULTY, fault, rank, step, *arguments]
-    return subprocess.run(
-        list(map(str, words)), capture_output=True, text=True, env=ENVIRONMENT, timeout=240
-    )
+    return launch(2, *arguments, program=("--", FAULTY, fault, rank, step))
 
 
 def messages(stderr: str) -> list[str]:
@@ -96,6 +115,34 @@ def weights(run_dir: Path, name: str = MODEL) -> dict[str, torch.Tensor]:
     return tensors
 
 
+def small_config(folder: Path, **changes: object) -> Path:
+    """Writes a corpus and the configuration of a tiny model, with dropout and a moving average."""
+    write_copy_corpus(folder / "corpus", {"train": 600, "validation": 12})
+    values = {
+        "model__d_model": 16,
+        "model__d_ff": 32,
+        "model__n_heads": 2,
+        "model__dropout": 0.2,
+        "train__batch_tokens": 300,
+        "train__ema_decay": 0.9,
+        **changes,
+    }
+    return write_toml(folder / "tiny.toml", tiny_values(folder / "corpus", **values))
+
+
+def assert_equal(run_dir: Path, whole: Path, step: int) -> None:
+    """Compares weights, moments, moving average, vocabulary and metrics; times may differ."""
+    newest, other = load_newest(run_dir), load_newest(whole)
+    assert newest.progress.step == other.progress.step == step
+    assert newest.files == other.files
+    for name in newest.files - {"state.json", "manifest.json"}:
+        assert (newest.path / name).read_bytes() == (other.path / name).read_bytes(), name
+    states = [asdict(checkpoint.state) for checkpoint in (newest, other)]
+    for state in states:
+        del state["progress"]["seconds"], state["counters"]["window"]["seconds"]
+    assert states[0] == states[1] and records(run_dir) == records(whole)
+
+
 def assert_close(run_dir: Path, other: Path) -> None:
     """Compares weights and their moving average up to rounding.
 
@@ -111,12 +158,13 @@ def assert_close(run_dir: Path, other: Path) -> None:
             assert typical < 2e-5 and largest < 4e-4, f"{name} {key}: {typical}, {largest}"
 
 
-def records(run_dir: Path, kind: str) -> list[dict[str, object]]:
-    """Reads the metrics of one kind, wall times aside."""
-    lines = map(json.loads, (run_dir / "metrics.jsonl").read_text().splitlines())
+def records(run_dir: Path, kind: str | None = None) -> list[dict[str, object]]:
+    """Reads the metrics, wall times aside, up to a line that a killed process began."""
+    lines = (run_dir / "metrics.jsonl").read_text().splitlines(keepends=True)
     timed = ("seconds", "tokens_per_second", "mfu")
+    whole = (json.loads(line) for line in lines if line.endswith("\n"))
     return [
-        {key: value for key, value in line.items() if key not in timed}
-        for line in lines
-        if line["kind"] == kind
+        {key: value for key, value in record.items() if key not in timed}
+        for record in whole
+        if kind in (None, record["kind"])
     ]

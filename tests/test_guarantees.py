@@ -1,6 +1,7 @@
 """The guarantees of the program, a test or a few each; each names a sabotage that fails it."""
 
 import json
+import os
 import random
 import re
 import shutil
@@ -11,6 +12,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
+import fork_server
 import numpy as np
 import pytest
 import torch
@@ -23,7 +25,6 @@ from conftest import (
     tiny_values,
     write_toml,
 )
-from fork_server import Forked
 from safetensors.torch import load_file
 
 from transformer_mt.checkpoints.checkpoint import TRAINING, load_checkpoint
@@ -55,12 +56,13 @@ def metrics(run_dir: Path, kind: str) -> list[dict]:
 def stop_at_step(config: Path, run_dir: Path, step: int, signum: int) -> int:
     """Trains until the metrics tell of a step and then sends a signal; gives the exit code."""
     path = run_dir / "metrics.jsonl"
-    with Forked(command("train", config, "--run", run_dir)) as process:
-        while not path.exists() or f'"step": {step},' not in path.read_text():
-            assert process.poll() is None, f"step {step} never came"
-            time.sleep(0.002)
-        process.send_signal(signum)
-        return process.wait(timeout=60)
+    process = fork_server.start(command("train", config, "--run", run_dir))
+    while not path.exists() or f'"step": {step},' not in path.read_text():
+        assert process.is_alive(), f"step {step} never came"
+        time.sleep(0.002)
+    os.kill(process.pid, signum)
+    process.join(60)
+    return process.exitcode
 
 
 @pytest.fixture

@@ -1,12 +1,11 @@
-"""Runs the program with small chunks of lines and sends itself a signal at a chosen place.
+"""Runs the program with small chunks of lines and kills itself at a chosen place.
 
-stop_at.py [--place PLACE:N] [--fake] CHUNK_LINES ARGUMENTS...
+stop_at.py CHUNK_LINES[,PLACE:N] ARGUMENTS...
 
 Places: `translated`, when the Nth round of chunks of this process is translated and not yet
-written; `written`, when it is written. With --fake, lines are reversed instead of translated.
+written; `written`, when it is written.
 """
 
-import argparse
 import os
 import signal
 import sys
@@ -14,12 +13,6 @@ import sys
 from transformer_mt.cli import program
 from transformer_mt.system.outputs import ChunkWriter
 from transformer_mt.translation.translator import Translation, Translator
-
-OPTIONS = argparse.ArgumentParser()
-OPTIONS.add_argument("--place", default="none:0")
-OPTIONS.add_argument("--fake", action="store_true")
-OPTIONS.add_argument("chunk_lines", type=int)
-OPTIONS.add_argument("arguments", nargs=argparse.REMAINDER)
 
 
 def reverse(self, lines, advance):
@@ -57,9 +50,9 @@ def install(set_, chunk_lines: int, place: str, number: int, fake: bool = False)
 
 def main() -> None:
     """Patches the program and runs its command line."""
-    options = OPTIONS.parse_args()
-    install(setattr, options.chunk_lines, options.place, signal.SIGKILL, options.fake)
-    sys.argv = ["transformer-mt", *options.arguments]
+    chunk_lines, _, place = sys.argv[1].partition(",")
+    install(setattr, int(chunk_lines), place or "none:0", signal.SIGKILL)
+    sys.argv = ["transformer-mt", *sys.argv[2:]]
     program.main()
 
 

@@ -4,24 +4,23 @@ import os
 import random
 import shutil
 import signal
+import socket
 import subprocess
 import time
 from pathlib import Path
 
 import pytest
-from conftest import tiny_values, write_copy_corpus, write_toml
 from launch import (
-    ENVIRONMENT,
     FAULTY,
-    PROGRAM,
     assert_close,
+    assert_equal,
     children,
-    free_port,
+    count_text,
     launch,
-    launcher,
     messages,
-    records,
+    small_config,
     start,
+    wait_until,
 )
 
 from transformer_mt.checkpoints.run_directory import load_newest
@@ -41,25 +40,16 @@ KILLS = 2
 
 @pytest.fixture(scope="module")
 def config(tmp_path_factory) -> Path:
-    """Gives the configuration of a tiny model, dropout and a moving average included."""
-    folder = tmp_path_factory.mktemp("torchrun")
-    write_copy_corpus(folder / "corpus", {"train": 600, "validation": 12})
-    values = tiny_values(
-        folder / "corpus",
-        model__d_model=16,
-        model__d_ff=32,
-        model__n_heads=2,
-        model__dropout=0.2,
+    """Gives the configuration of a tiny model."""
+    return small_config(
+        tmp_path_factory.mktemp("torchrun"),
         optim__eps=1e-5,  # a smaller one would turn rounding into steps
-        train__batch_tokens=300,
         train__micro_batch_tokens=100,
         train__max_steps=STEPS,
         train__save_every=40,
         train__log_every=10,
-        train__ema_decay=0.9,
         valid__every=100,
     )
-    return write_toml(folder / "tiny.toml", values)
 
 
 @pytest.fixture(scope="module")
@@ -71,18 +61,10 @@ def whole(config) -> Path:
     return run_dir
 
 
-def wait_for(log: Path, text: str, times: int, process: subprocess.Popen[str]) -> None:
-    """Waits until a log contains a text so many times."""
-    began = time.monotonic()
-    while not log.exists() or log.read_text().count(text) < times:
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() - began < 120
-        time.sleep(0.05)
-
-
 def wait_for_step(run_dir: Path, step: int, process: subprocess.Popen[str]) -> None:
     """Waits until a run has logged a step."""
-    wait_for(run_dir / "metrics.jsonl", f'"step": {step},', 1, process)
+    log = run_dir / "metrics.jsonl"
+    wait_until(lambda: count_text(log, f'"step": {step},') > 0, process)
 
 
 def wait_for_end(ids: list[int], seconds: float) -> None:
@@ -100,16 +82,6 @@ def is_running(pid: int) -> bool:
         return False
 
 
-def assert_equal(run_dir: Path, whole: Path) -> None:
-    """Compares every tensor and metric of two finished runs."""
-    newest, other = load_newest(run_dir), load_newest(whole)
-    assert newest.progress.step == STEPS
-    for name in newest.files - {"state.json", "manifest.json"}:
-        assert (newest.path / name).read_bytes() == (other.path / name).read_bytes(), name
-    for kind in ("train", "valid"):
-        assert records(run_dir, kind) == records(whole, kind)
-
-
 def test_workers_killed_again_and_again_end_as_if_never_killed(config, whole, tmp_path):
     """A random one of two, while the launcher restarts them.
 
@@ -119,7 +91,8 @@ def test_workers_killed_again_and_again_end_as_if_never_killed(config, whole, tm
     arguments = ("train", config, "--quiet", "--run", run_dir)
     process = start(2, *arguments, options=("--max-restarts", 20))
     for kill in range(KILLS):
-        wait_for(run_dir / "train.log", " command: ", kill + 1, process)
+        log = run_dir / "train.log"
+        wait_until(lambda log=log, kill=kill: count_text(log, " command: ") > kill, process)
         time.sleep(3 * rng.random())
         workers = children(process)
         assert len(workers) == 2
@@ -127,7 +100,7 @@ def test_workers_killed_again_and_again_end_as_if_never_killed(config, whole, tm
         wait_for_end(workers, 10)
     _, stderr = process.communicate(timeout=300)
     assert process.returncode == 0, stderr
-    assert_equal(run_dir, whole)
+    assert_equal(run_dir, whole, STEPS)
 
 
 def test_a_launcher_stopped_or_killed(config, whole, tmp_path):
@@ -157,7 +130,7 @@ def test_a_launcher_stopped_or_killed(config, whole, tmp_path):
             assert "the launcher has ended" in message
     done = launch(2, "train", config, "--run", run_dir)
     assert done.returncode == 0, done.stderr
-    assert_equal(run_dir, whole)
+    assert_equal(run_dir, whole, STEPS)
 
 
 def test_resuming_with_another_number_of_processes(config, tmp_path):
@@ -175,9 +148,8 @@ def test_resuming_with_another_number_of_processes(config, tmp_path):
 
 def test_a_peer_that_hangs_is_left(config, tmp_path):
     """After a minute, unsaved, with one message. Sabotage: no time-out for the heartbeat."""
-    program = ("--", FAULTY, "stop", 1, 50)
     arguments = ("train", config, "--quiet", "--run", tmp_path / "run")
-    process = start(2, *arguments, program=map(str, program))
+    process = start(2, *arguments, program=("--", FAULTY, "stop", 1, 50))
     wait_for_step(tmp_path / "run", 40, process)
     began, workers = time.monotonic(), children(process)
     while all(map(is_running, workers)):
@@ -212,17 +184,10 @@ def test_two_machines(config, tmp_path):
     assert_close(run_dir, tmp_path / "copy")
 
 
-def start_nodes(config: Path, run_dir: Path, *options: str) -> list[subprocess.Popen[str]]:
+def start_nodes(config: Path, run_dir: Path, *settings: str) -> list[subprocess.Popen[str]]:
     """Starts one launcher for each of two machines, both of which are this one."""
-    command = [*launcher(1, "--nnodes", 2), *PROGRAM, "train", config, "--run", run_dir, *options]
-    position = command.index("--master-port") + 1
-    command[position] = str(free_port())
-    return [
-        subprocess.Popen(
-            [*map(str, command[:3]), "--node-rank", str(rank), *map(str, command[3:])],
-            stderr=subprocess.PIPE,
-            text=True,
-            env=ENVIRONMENT,
-        )
-        for rank in (0, 1)
-    ]
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        shared = ("--nnodes", 2, "--master-port", listener.getsockname()[1])
+    arguments = ("train", config, "--run", run_dir, *settings)
+    return [start(1, *arguments, options=(*shared, "--node-rank", rank)) for rank in (0, 1)]

@@ -167,43 +167,13 @@ def test_beam_of_one_is_greedy(model, sources):
 
 @pytest.mark.parametrize(("beam_size", "alpha"), [(2, 0.0), (3, 0.6), (5, 1.0)])
 def test_beam_equals_the_naive_search(model, sources, beam_size, alpha):
-    """A cached, batched, shrinking search finds what lists find for each sentence alone."""
+    """A cached, batched, shrinking search finds what lists find for each sentence alone.
+
+    Sabotage: begin with `beam_size` equal hypotheses; leave the end mark out of the score.
+    """
     searched = search(model, sources, LIMITS, beam_size, alpha)
     for source, limit, hypotheses in zip(sources, LIMITS, searched, strict=True):
         expected = naive_beam(model, source, limit, beam_size, alpha)
         assert [h.ids for h in hypotheses] == [ids for ids, _ in expected]
         scores = torch.tensor([h.score for h in hypotheses])
         assert_close(scores, torch.tensor([s for _, s in expected]), rtol=0, atol=1e-4)
-
-
-@torch.no_grad()
-def test_beam_scores_equal_teacher_forced_scores(model, sources):
-    """The log-probability of each hypothesis is the one decode gives it, end mark included."""
-    marked = 0
-    for source, hypotheses in zip(sources, search(model, sources, [15] * 8, 4, 0.6), strict=True):
-        for h in hypotheses:
-            targets = h.ids if len(h.ids) == 15 else [*h.ids, EOS]
-            marked += targets[-1] == EOS
-            logits = model(torch.tensor([source]), torch.tensor([[BOS, *targets[:-1]]]))
-            forced = logits[0].log_softmax(-1).gather(1, torch.tensor(targets)[:, None]).sum()
-            assert h.score == pytest.approx(float(forced) / ((5 + len(targets)) / 6) ** 0.6, 1e-4)
-    assert 0 < marked < 32
-
-
-def test_n_best_lists_are_sorted_and_distinct(model, sources):
-    """Sabotage that fails it: begin with `beam_size` equal hypotheses."""
-    for hypotheses in search(model, sources, LIMITS, 5, 0.6):
-        scores = [h.score for h in hypotheses]
-        assert len(scores) == 5 and scores == sorted(scores, reverse=True)
-        assert len({tuple(h.ids) for h in hypotheses}) == 5
-
-
-def test_a_larger_beam_is_never_worse(model, sources):
-    """On these sentences; no beam search promises it for all."""
-    best = [
-        [hypotheses[0].score for hypotheses in search(model, sources, [20] * 8, size, 0.0)]
-        for size in (1, 2, 4, 6)
-    ]
-    for smaller, larger in zip(best, best[1:], strict=False):
-        assert all(b >= a - 1e-5 for a, b in zip(smaller, larger, strict=True))
-    assert sum(best[-1]) > sum(best[0]) + 0.1

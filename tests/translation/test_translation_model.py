@@ -3,6 +3,7 @@
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from conftest import copy_lines, tiny_config
@@ -10,12 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from transformer_mt.checkpoints.run_directory import find_checkpoint
-from transformer_mt.errors import CheckpointError, ConfigError, DeviceError
-from transformer_mt.model.cpu_kernels import is_packed, packed_weights
+from transformer_mt.errors import CheckpointError, DeviceError
 from transformer_mt.model.ensemble import Ensemble
 from transformer_mt.system.device import supports
+from transformer_mt.text.batching import encode_pairs
 from transformer_mt.text.vocabulary import BOS_ID
 from transformer_mt.training.run import train
+from transformer_mt.translation.forced_decoding import log_probabilities
 from transformer_mt.translation.options import DEFAULT_SEARCH, LoadOptions, SearchOptions
 from transformer_mt.translation.translation_model import (
     build_translation_model,
@@ -69,37 +71,6 @@ def test_batches_and_threads_change_nothing(copy_run, beam_size):
 
 
 @torch.no_grad()
-def test_logits_do_not_depend_on_the_batch(copy_run):
-    """Within 1e-5 in fp32, packed or not."""
-    model = find_checkpoint(copy_run).build_model()
-    src = torch.randint(4, model.output_weight.size(0), (7, 11))
-    ids = torch.full((7,), BOS_ID)
-    whole = model.next_logits(ids, model.begin_decoding(src, 3))
-    for rows in (1, 2, 7):
-        with packed_weights(model):
-            assert is_packed(model.output_weight)
-            again = [
-                model.next_logits(ids[i : i + rows], model.begin_decoding(src[i : i + rows], 3))
-                for i in range(0, 7, rows)
-            ]
-        assert not is_packed(model.output_weight)
-        torch.testing.assert_close(torch.cat(again), whole, atol=1e-5, rtol=1e-5)
-
-
-def test_an_ensemble_of_one_or_of_the_same_is_itself(copy_run):
-    """To the last letter, and the scores too."""
-    alone = load(copy_run, search=SearchOptions(2)).n_best(LINES)
-    model = find_checkpoint(copy_run).build_model()
-    vocab = find_checkpoint(copy_run).vocab
-    one = Translator(Ensemble([model]).eval(), vocab, 24, SearchOptions(2)).n_best(LINES)
-    twice = load(copy_run, copy_run, search=SearchOptions(2)).n_best(LINES)
-    for single, of_one, of_two in zip(alone, one, twice, strict=True):
-        assert single[0].text == of_one[0].text == of_two[0].text
-        assert single[0].score == pytest.approx(of_one[0].score, abs=1e-4)
-        assert single[0].score == pytest.approx(of_two[0].score, abs=1e-4)
-
-
-@torch.no_grad()
 def test_an_ensemble_is_the_mean_probability(copy_run, other_run):
     """Of models of different sizes, position by position, rows selected between."""
     models = [find_checkpoint(path).build_model() for path in (copy_run, other_run)]
@@ -137,8 +108,18 @@ def test_precisions(copy_run):
         assert rounded.model.output_weight.dtype == torch.bfloat16
     with pytest.raises(DeviceError, match="precision fp16: this cpu does not support it"):
         load(copy_run, precision="fp16", device="cpu")
-    with pytest.raises(ConfigError, match="precision int8: choose fp32, bf16, fp16"):
-        load(copy_run, precision="int8")
+
+
+@torch.no_grad()
+def test_scores_of_bf16_are_normalised_in_float32(copy_run):
+    """Sabotage: normalise the logits as they are."""
+    checkpoint = find_checkpoint(copy_run)
+    model = checkpoint.build_model().bfloat16()
+    pairs = encode_pairs(["abc de"], ["fgh ij"], checkpoint.vocab)
+    batch = pairs.batch(np.array([0]))
+    logits = model(batch.src, batch.tgt_in).float()
+    expected = logits.log_softmax(-1).gather(2, batch.tgt_out[:, :, None]).sum()
+    assert log_probabilities(model, pairs) == pytest.approx([float(expected)], abs=1e-3)
 
 
 def test_processes_with_different_checkpoints(copy_run):

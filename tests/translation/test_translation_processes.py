@@ -1,12 +1,15 @@
-"""Several processes translate and evaluate the same as one."""
+"""Several processes translate and evaluate the same as one, also if they are killed or stopped."""
 
 import gzip
 import json
 import os
 import pty
+import random
+import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import fork_server
 import pytest
@@ -14,14 +17,24 @@ from conftest import copy_lines, run_program
 from launch import (
     ENVIRONMENT,
     STOP_AT,
+    children,
     exit_codes,
     launch,
     launch_faulty,
     messages,
+    start,
+    wait_until,
     with_chunks_of,
 )
 
-CHUNK = 16
+CHUNK, LONG_CHUNK, KILLS = 16, 500, 4
+
+
+def alone(*arguments: object, chunk: int = CHUNK) -> subprocess.CompletedProcess[bytes]:
+    """Runs the program in one process of one thread."""
+    done = fork_server.run([sys.executable, STOP_AT, chunk, *arguments], env=ENVIRONMENT)
+    assert done.returncode == 0, done.stderr
+    return done
 
 
 @pytest.fixture
@@ -38,12 +51,17 @@ def texts(tmp_path):
     return ("--input", tmp_path / "a.de.gz", "--input", tmp_path / "b.de", "--output-dir")
 
 
-def translate_alone(*arguments: object, **streams) -> subprocess.CompletedProcess[bytes]:
-    """Translates in one process of one thread."""
-    words = [sys.executable, STOP_AT, CHUNK, "translate", *arguments]
-    done = fork_server.run(words, env=ENVIRONMENT, **streams)
-    assert done.returncode == 0, done.stderr
-    return done
+@pytest.fixture(scope="module")
+def long_text(copy_run, tmp_path_factory) -> tuple[Path, bytes]:
+    """Gives an input of many chunks, and its translation by one process that nothing stopped.
+
+    Processes notice within a second that their launcher was killed; they must not finish before.
+    """
+    folder = tmp_path_factory.mktemp("texts")
+    text = "".join(f"{line}\n" for line in copy_lines(50 * LONG_CHUNK, 2))
+    (folder / "in.de").write_text(text)
+    alone(*to_file(copy_run, folder / "in.de", folder / "one"), chunk=LONG_CHUNK)
+    return folder / "in.de", (folder / "one").read_bytes()
 
 
 @pytest.mark.parametrize("world_size", [2, pytest.param(3, marks=pytest.mark.slow)])
@@ -52,11 +70,10 @@ def test_output_of_several_processes(copy_run, texts, tmp_path, world_size):
 
     Sabotage: let every process write; cut other chunks.
     """
-    options = (*texts, tmp_path / "one", "--beam-size", 2, "--scores")
-    translate_alone(copy_run, *options)
-    options = (*texts, tmp_path / "many", "--beam-size", 2, "--scores")
+    arguments = ("translate", copy_run, "--beam-size", 2, "--scores", *texts)
+    alone(*arguments, tmp_path / "one")
     program = with_chunks_of(CHUNK)
-    done = launch(world_size, "translate", copy_run, *options, program=program)
+    done = launch(world_size, *arguments, tmp_path / "many", program=program)
     assert done.returncode == 0, done.stderr
     for name in ("a.en.gz", "b.en"):
         one, many = ((tmp_path / folder / name).read_bytes() for folder in ("one", "many"))
@@ -135,13 +152,85 @@ def test_an_error_of_one_process_ends_all(copy_run, tmp_path, command, fault):
     assert done.returncode == 1 and 2 in exit_codes(done.stderr)
 
 
+def to_file(run_dir: Path, source: Path, output: Path) -> tuple[object, ...]:
+    return ("translate", run_dir, "--input", source, "--output", output)
+
+
+def wait_for_chunks(state: Path, count: int, process: subprocess.Popen[str]) -> None:
+    """Waits until so many chunks are finished."""
+
+    def is_finished() -> bool:
+        return state.exists() and json.loads(state.read_bytes())["lines"] >= count * LONG_CHUNK
+
+    wait_until(is_finished, process)
+
+
 @pytest.mark.slow
-def test_stdin_to_stdout(copy_run, tmp_path):
-    """The main process alone reads and writes them. Sabotage: let each read."""
-    lines = "".join(f"{line}\n" for line in copy_lines(50, 5))
-    (tmp_path / "in").write_text(lines)
-    expected = translate_alone(copy_run, input=lines.encode()).stdout
-    with (tmp_path / "in").open() as file:
-        done = launch(2, "translate", copy_run, program=with_chunks_of(CHUNK), stdin=file)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.encode() == expected and expected.count(b"\n") == 50
+def test_workers_killed_again_and_again(copy_run, long_text, tmp_path):
+    """A random one of two each time, while the launcher restarts both: byte-equal to one process.
+
+    Sabotage: let each process write; do not skip what is finished.
+    """
+    source, expected = long_text
+    rng, state = random.Random(4), tmp_path / ".out.state"
+    process = start(
+        2,
+        *to_file(copy_run, source, tmp_path / "out"),
+        options=("--max-restarts", 20),
+        program=with_chunks_of(LONG_CHUNK),
+    )
+    for kill in range(KILLS):
+        wait_for_chunks(state, 8 * kill + rng.randint(2, 8), process)
+        workers = children(process)
+        assert len(workers) == 2
+        os.kill(rng.choice(workers), signal.SIGKILL)
+        while set(workers) & set(children(process)):
+            time.sleep(0.01)
+    _, stderr = process.communicate(timeout=300)
+    assert process.returncode == 0, stderr
+    assert stderr.count("continuing after") == KILLS
+    assert (tmp_path / "out").read_bytes() == expected
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGKILL])
+def test_a_launcher_that_is_stopped(copy_run, long_text, tmp_path, signum):
+    """Keeps what is finished, says so once, and one process alone continues.
+
+    Sabotage: report the peer that obeyed its own signal as lost.
+    """
+    source, expected = long_text
+    arguments = to_file(copy_run, source, tmp_path / "out")
+    process = start(2, *arguments, program=with_chunks_of(LONG_CHUNK))
+    wait_for_chunks(tmp_path / ".out.state", 4, process)
+    process.send_signal(signum)
+    _, stderr = process.communicate(timeout=30)
+    [message] = messages(stderr)
+    if signum == signal.SIGKILL:
+        assert "the launcher has ended" in message
+    else:
+        assert message.startswith("warning: stopped: ") and "finished lines are kept" in message
+    assert b"continuing after" in alone(*arguments, chunk=LONG_CHUNK).stderr
+    assert (tmp_path / "out").read_bytes() == expected
+
+
+@pytest.mark.slow
+def test_a_stream_is_not_read_on_after_a_restart(copy_run, long_text, tmp_path):
+    """Lines that a lost process had read would be missing. Sabotage: go on."""
+    source, expected = long_text
+    with source.open() as file, (tmp_path / "out").open("w") as output:
+        process = start(
+            2,
+            *("translate", copy_run, "--quiet"),
+            options=("--max-restarts", 3),
+            program=with_chunks_of(LONG_CHUNK),
+            stdin=file,
+            stdout=output,
+        )
+        wait_until(lambda: (tmp_path / "out").stat().st_size > 0, process)
+        os.kill(children(process)[1], signal.SIGKILL)
+        _, stderr = process.communicate(timeout=120)
+    assert process.returncode == 1
+    assert "processes that were restarted, cannot translate a stream" in stderr
+    assert expected.startswith((tmp_path / "out").read_bytes())
