@@ -27,7 +27,6 @@ logger = logging.getLogger(__name__)
 CARD = "README.md"
 _MARK = "<!-- `evaluate` writes this file anew; delete this line to keep your own changes. -->"
 
-_USAGE = "    transformer-mt translate {name} --beam-size 4 < in > out"
 _CARD = """\
 ---
 {header}
@@ -87,6 +86,7 @@ def model_card(
     """
     description, records = describe_run(checkpoint.path), _measured(checkpoint, raw)
     steps = ", ".join(map(str, description.get("averaged_steps", [])))
+    averaged = f"\nThe weights are the mean of the checkpoints of steps {steps}." if steps else ""
     return _CARD.format(
         # Scores measured before the weights were rounded do not belong in the header for the hub.
         header=_header(checkpoint.config, name, library, records if stored == "float32" else []),
@@ -98,9 +98,7 @@ def model_card(
         parameters=sum(tensor.numel() for tensor in checkpoint.load_tensors(MODEL).values()),
         stored=stored,
         data=_data(checkpoint.config, description),
-        averaged=f"\nThe weights are the mean of the checkpoints of steps {steps}."
-        if steps
-        else "",
+        averaged=averaged,
         scores=_scores(records, stored),
         usage=usage,
     )
@@ -120,7 +118,8 @@ def write_average_card(checkpoint: Checkpoint) -> None:
     """Writes the card of averaged weights; logs a warning if that fails."""
     path = checkpoint.path / CARD
     name = checkpoint.path.resolve().name
-    card = model_card(checkpoint, name, "averaged", "transformer-mt", _USAGE.format(name=name))
+    usage = f"    transformer-mt translate {name} --beam-size 4 < in > out"
+    card = model_card(checkpoint, name, "averaged", "transformer-mt", usage)
     try:
         with atomic_file(path) as file:
             file.write(f"{card}\n{_MARK}\n".encode())
