@@ -1,5 +1,6 @@
 """Adam, the learning rate of the paper, and a moving average of the weights."""
 
+import math
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
@@ -48,11 +49,7 @@ def clip_gradients(parameters: Iterable[Tensor], max_norm: float) -> Tensor:
     Returns:
         The total norm before clipping, a scalar on the device.
     """
-    parameters = list(parameters)
-    norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
-    if max_norm:
-        nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
-    return norm
+    return nn.utils.clip_grad_norm_(parameters, max_norm or math.inf)
 
 
 class ExponentialMovingAverage:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from transformer_mt.checkpoints.checkpoint import EMA, MODEL, TRAINING, Checkpoint, Progress
+from transformer_mt.checkpoints.checkpoint import TRAINING, Checkpoint, Progress
 from transformer_mt.checkpoints.run_directory import (
     RUN_FILE,
     find_checkpoint,
@@ -36,7 +36,7 @@ from transformer_mt.training.environment import (
     reasons_against_bit_equality,
 )
 from transformer_mt.training.run_log import RunLog, require_tensorboard
-from transformer_mt.training.trainer import Trainer
+from transformer_mt.training.trainer import TENSOR_FILES, Trainer
 
 logger = logging.getLogger(__name__)
 
@@ -109,15 +109,12 @@ def build_trainer(
     device = choose_device(config.train.device)
     _require_memory(config.model, device)
     initial = checkpoint or (_initial_checkpoint(config) if processes.is_main else None)
+    vocab = initial.vocab if initial else None
+    previous = checkpoint.progress.precision if checkpoint else None
     # A run that continued without torch.compile stays so.
-    vocab, previous, compile_failed = processes.broadcast(
-        (
-            initial.vocab if initial else None,
-            checkpoint.progress.precision if checkpoint else None,
-            checkpoint is not None
-            and checkpoint.state.environment.get("torch.compile") == COMPILE_FAILED,
-        )
-    )
+    old_environment = checkpoint.state.environment if checkpoint else {}
+    compile_failed = old_environment.get("torch.compile") == COMPILE_FAILED
+    vocab, previous, compile_failed = processes.broadcast((vocab, previous, compile_failed))
     precision = choose_precision(config.train.precision, device, previous)
     valid = load_split(config.data, config.data.valid)
     corpus = prepare(config, vocab, scratch)
@@ -137,11 +134,8 @@ def build_trainer(
                 "from here on the run is not bit-equal to an uninterrupted one: %s",
                 ", ".join(changes),
             )
-        progress = replace(
-            _forget_missing_best(run_dir, checkpoint.progress),
-            precision=precision,
-            valid_digest=progress.valid_digest,
-        )
+        progress = _forget_missing_best(run_dir, checkpoint.progress)
+        progress = replace(progress, precision=precision)
     elif initial:
         engine.start_from(initial.build_model())
     progress, is_saved = processes.broadcast((progress, checkpoint is not None))
@@ -213,15 +207,10 @@ def restore_engine(engine: Engine, checkpoint: Checkpoint) -> None:
             f"{checkpoint.path}: has no {TRAINING}, so training cannot resume from it; start a new"
             f" run with train.init_from = {checkpoint.path}"
         )
-    state = {
-        "model": checkpoint.load_tensors(MODEL),
-        "optimizer": checkpoint.load_tensors(TRAINING),
-        "counters": checkpoint.state.counters,
-    }
-    if engine.ema:
-        state["ema"] = checkpoint.load_tensors(EMA)
+    files = {key: file for key, file in TENSOR_FILES.items() if key != "ema" or engine.ema}
+    tensors = {key: checkpoint.load_tensors(file) for key, file in files.items()}
     try:
-        engine.load_state_dict(state)
+        engine.load_state_dict({**tensors, "counters": checkpoint.state.counters})
     except (RuntimeError, KeyError, ValueError, TypeError) as error:
         reason = " ".join(str(error).split())
         raise CheckpointError(f"{checkpoint.path}: does not fit this run: {reason}") from None

@@ -69,14 +69,14 @@ class Validator:
         """
         engine = self._engine
         nll = mean_nll(engine.model, self._encoded, self._processes)
-        hypotheses, bleu = evaluate(self._translator, self._pairs, advance)
-        metrics = {"nll": nll, "perplexity": perplexity(nll), "bleu": bleu.value}
+        hypotheses, score = evaluate(self._translator, self._pairs, advance)
+        metrics = {"nll": nll, "perplexity": perplexity(nll), "bleu": score.value}
         if engine.ema:
             with engine.ema.in_place():
-                hypotheses, bleu = evaluate(self._translator, self._pairs, advance)
-            metrics["ema_bleu"] = bleu.value
-        score = bleu.value if math.isfinite(metrics["perplexity"]) else -math.inf
-        return Validation(metrics, score, hypotheses)
+                hypotheses, score = evaluate(self._translator, self._pairs, advance)
+            metrics["ema_bleu"] = score.value
+        is_finite = math.isfinite(metrics["perplexity"])
+        return Validation(metrics, score.value if is_finite else -math.inf, hypotheses)
 
     def record(self, result: Validation, checkpoint: Path) -> None:
         """Saves scores and translations for reports; the checkpoint may not have been saved."""
