@@ -181,10 +181,10 @@ _TRIED_STEPS = 100
 def plan_epoch(
     src_lengths: Lengths, tgt_lengths: Lengths, batch_tokens: int, seed: int, epoch: int
 ) -> list[Indices]:
-    """Divides all pairs into steps, as a pure function of its arguments.
+    """Divides all pairs into steps of indices, as a pure function of its arguments.
 
     A step gets pairs of similar length until its source or target tokens reach `batch_tokens`.
-    Every pair is in exactly one step.
+    Every pair is in exactly one step; adjacent pairs of a step have similar lengths.
 
     Args:
         src_lengths: Tokens of each source, EOS included, (N,).
@@ -192,9 +192,6 @@ def plan_epoch(
         batch_tokens: Tokens, without padding, at which a step is complete.
         seed: The run's seed.
         epoch: Epoch, from 0.
-
-    Returns:
-        The indices of the pairs of each step; adjacent pairs have similar lengths.
     """
     rng = np.random.default_rng([seed, epoch])
     order = rng.permutation(len(src_lengths))
@@ -242,16 +239,14 @@ def cut_micro_batches(
 ) -> list[Indices]:
     """Cuts a step into micro-batches of about equal size, as few as the limit allows.
 
-    Each micro-batch has a fixed cost, which a small remainder would add once more.
+    Each micro-batch has a fixed cost, which a small remainder would add once more. Together they
+    hold each index once, in order.
 
     Args:
         step: Indices of pairs; adjacent pairs have similar lengths.
         src_lengths: Tokens of each source of the corpus, (N,).
         tgt_lengths: Tokens of each target of the corpus, (N,).
         micro_batch_tokens: Limit on the number of sentences times the longest side.
-
-    Returns:
-        Micro-batches that together hold each index once, in order.
 
     Raises:
         ValueError: If a single pair exceeds the limit.
@@ -290,11 +285,7 @@ def padded_size(micro_batch: Indices, src_lengths: Lengths, tgt_lengths: Lengths
 
 
 def deal_micro_batches(sizes: Sequence[int], world_size: int) -> list[list[int]]:
-    """Distributes the micro-batches of a step so that processes have similar amounts of work.
-
-    Args:
-        sizes: Padded positions of each micro-batch.
-        world_size: Number of processes.
+    """Distributes micro-batches of the given padded sizes to processes, with similar work for each.
 
     Returns:
         For each process, the numbers of its micro-batches, ascending; each number occurs once. If

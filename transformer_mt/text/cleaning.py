@@ -50,12 +50,7 @@ def reason_to_drop_text(
 
 
 def reason_to_drop_pieces(config: DataConfig, src_pieces: int, tgt_pieces: int) -> str | None:
-    """Applies the rules about length.
-
-    Args:
-        config: The limits.
-        src_pieces: Number of pieces of the source, without EOS.
-        tgt_pieces: Number of pieces of the target, without BOS and EOS.
+    """Applies the rules about length to numbers of pieces, without BOS and EOS.
 
     Returns:
         Why the pair is dropped, or None to keep it.

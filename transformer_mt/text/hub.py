@@ -65,20 +65,15 @@ def read_pairs(dataset: Any, config: DataConfig) -> Iterator[tuple[str, str]]:
         DataError: If there is no column for a language, or it does not hold text.
     """
     src, tgt = config.src_lang, config.tgt_lang
-    nested = "translation" in dataset.column_names
-    feature = dataset.features["translation"] if nested else dataset.column_names
-    # The hub's own type for translations lists its languages; a plain struct is a mapping.
-    languages = list(getattr(feature, "languages", feature))
+    prefix = "translation." if "translation" in dataset.column_names else ""
+    dataset = dataset.flatten()  # of a translation column to columns such as translation.de
+    columns = [column for column in dataset.column_names if column.startswith(prefix)]
+    languages = [column.removeprefix(prefix) for column in columns]
     for key, language in (("src_lang", src), ("tgt_lang", tgt)):
         if language not in languages:
             raise DataError(f"data.{key} = {language}: {config.path} has {', '.join(languages)}")
     for rows in dataset.iter(batch_size=_ROWS_PER_BATCH):
-        pairs = (
-            (((pair or {}).get(src), (pair or {}).get(tgt)) for pair in rows["translation"])
-            if nested
-            else zip(rows[src], rows[tgt], strict=True)
-        )
-        for src_text, tgt_text in pairs:
+        for src_text, tgt_text in zip(rows[prefix + src], rows[prefix + tgt], strict=True):
             yield _to_text(src_text, src, config), _to_text(tgt_text, tgt, config)
 
 
