@@ -9,8 +9,6 @@ from pathlib import Path
 import pytest
 from conftest import copy_lines, tiny_config, tiny_values
 
-from transformer_mt.checkpoints.checkpoint import load_checkpoint
-from transformer_mt.checkpoints.run_directory import list_checkpoints
 from transformer_mt.config.keys import DataConfig, SplitFiles
 from transformer_mt.config.loading import load_config, parse_config
 from transformer_mt.errors import CheckpointError, DataError
@@ -149,19 +147,14 @@ def test_tables_shape_the_corpus_and_names_keep_their_fingerprint(own_text, tmp_
 
 def test_a_table_is_kept_in_the_checkpoint(own_text, tmp_path):
     """It resumes, is refused when it changes, and is written as in TOML."""
-    values = {"data__train": table("[:-2]").model_dump(), "vocab__size": 280}
-    values |= {"data__valid": table("[-2:]").model_dump(), "train__max_steps": 1}
-    config = tiny_config(own_text, **values)
-    train(config, tmp_path / "run")
-    [path] = list_checkpoints(tmp_path / "run")
-    assert load_checkpoint(path).config == config
-    assert train(config, tmp_path / "run").step == 1
-    changed = tiny_config(own_text, **{**values, "data__train": table("[:-3]").model_dump()})
-    with pytest.raises(CheckpointError) as error:
-        train(changed, tmp_path / "run")
-    assert 'data.train (was { src = "deutsch.txt", tgt = "english.txt", slice = "[:-2]" }, is' in (
-        str(error.value)
-    )
+    values = {"vocab__size": 280, "data__valid": table("[-2:]").model_dump()}
+    values |= {"data__train": table("[:-2]").model_dump(), "train__max_steps": 1}
+    for _ in range(2):
+        assert train(tiny_config(own_text, **values), tmp_path / "run").step == 1
+    values["data__train"] = table("[:-3]").model_dump()
+    shown = 'data.train (was { src = "deutsch.txt", tgt = "english.txt", slice = "[:-2]" }, is'
+    with pytest.raises(CheckpointError, match=re.escape(shown)):
+        train(tiny_config(own_text, **values), tmp_path / "run")
 
 
 def test_configured_tables_are_test_sets(own_text):

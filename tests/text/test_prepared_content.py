@@ -132,7 +132,7 @@ def test_ids_are_as_narrow_as_the_vocabulary_allows(folder, sizes, dtype):
     vocab = train_vocabulary(counts, VocabConfig(kind="char", size=300))
     vocab.src.size, vocab.tgt.size = sizes
     prepared = prepare(tiny_config(folder, vocab__kind="char"), vocab)
-    assert prepared.report["dtype"] == dtype
+    assert prepared.report["dtype"] == dtype and isinstance(prepared.pairs.src.ids, np.memmap)
     assert prepared.pairs.src.ids.dtype == prepared.pairs.tgt.ids.dtype == np.dtype(dtype)
 
 

@@ -36,19 +36,7 @@ def vocab(request) -> Vocabulary:
     return learn(request.param)
 
 
-@pytest.fixture(scope="module")
-def bpe() -> Vocabulary:
-    return learn("bpe")
-
-
-def sample(
-    pairs: EncodedPairs,
-    vocab: object,
-    rate: float = 0.3,
-    max_length: int = 500,
-    seed: int = 1,
-    epoch: int = 0,
-) -> EncodedPairs:
+def sample(pairs, vocab, rate=0.3, max_length=500, seed=1, epoch=0) -> EncodedPairs:
     """Draws an epoch."""
     changes = {"vocab__sampling": rate, "data__max_length": max_length, "train__seed": seed}
     corpus = PreparedCorpus(Path(), vocab, pairs, {})
@@ -72,9 +60,9 @@ def characters(vocab: Vocabulary, words: list[str]) -> np.ndarray:
     return np.array([[ids[c] for c in f"▁{word}"] for word in words], np.int32)
 
 
-def test_without_dropout_merges_are_sentencepiece_s(bpe):
+def test_without_dropout_merges_are_sentencepiece_s():
     """Sabotage: merge the last of equal pairs; look for no right neighbour of a merged pair."""
-    vocab = bpe
+    vocab = learn("bpe")
     segmenter, rng = BPEDropout(vocab.src.table(), 0.0), np.random.default_rng(0)
     known = set(vocab.src.table().ids)
     words = {word for line in TEXT for word in line.split() if set(word) <= known}
