@@ -190,34 +190,24 @@ def test_what_cannot_be_restored(corpus_dir, prepared, tmp_path):
         restore_engine(build_engine(config, prepared), checkpoint)
 
 
-def test_the_check_of_memory_changes_nothing(corpus_dir, prepared):
-    """It computes a gradient and makes the moments, but the next step is the first.
+def test_the_check_of_memory_changes_nothing(corpus_dir, prepared, monkeypatch):
+    """It tries as many micro-batches as train at once and makes the moments, but takes no step.
 
-    Sabotage: leave the gradients; update the weights.
+    Sabotage: leave the gradients; update the weights; try one micro-batch.
     """
     config = tiny_config(corpus_dir, train__ema_decay=0.9)
     checked, unchecked = build_engine(config, prepared), build_engine(config, prepared)
     torch.set_num_threads(2)
+    real, tried = checked._loss, []
+    monkeypatch.setattr(checked, "_loss", lambda batch: tried.append(batch) or real(batch))
     checked.check_memory(batch_from(prepared, 0), 3)
+    assert len(tried) == 2
     assert len(checked.optimizer.state) == len(list(checked.model.parameters()))
     assert all(parameter.grad is None for parameter in checked.model.parameters())
     assert equal_weights(checked, unchecked)
     for engine in (checked, unchecked):
         engine.train_step(1, [batch_from(prepared, 8)])
     assert equal_weights(checked, unchecked)
-
-
-@pytest.mark.parametrize(("threads", "count", "at_once"), [(2, 3, 2), (3, 2, 2)])
-def test_memory_is_checked_for_as_many_as_train_at_once(
-    corpus_dir, prepared, monkeypatch, threads, count, at_once
-):
-    """Each thread has a micro-batch. Sabotage: try one."""
-    torch.set_num_threads(threads)
-    engine, calls = build_engine(tiny_config(corpus_dir), prepared), []
-    real = engine._loss
-    monkeypatch.setattr(engine, "_loss", lambda batch: calls.append(batch) or real(batch))
-    engine.check_memory(batch_from(prepared, 0), count)
-    assert len(calls) == at_once
 
 
 def test_too_little_memory_is_explained(corpus_dir, prepared, monkeypatch):

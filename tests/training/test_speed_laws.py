@@ -1,10 +1,10 @@
 """What is done for speed does not change training: 40 steps beside the plain path."""
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from conftest import tiny_config
+from test_engine import batch_from, build_engine
 from test_loss import smoothed_loss
 from torch._dynamo.testing import CompileCounterWithBackend
 
@@ -13,7 +13,6 @@ from transformer_mt.model import cpu_kernels
 from transformer_mt.text.batching import cut_micro_batches, plan_epoch
 from transformer_mt.text.prepared import PreparedCorpus
 from transformer_mt.training import engine as engine_module
-from transformer_mt.training.engine import Engine
 from transformer_mt.training.environment import numeric_environment
 
 STEPS = 40
@@ -22,9 +21,7 @@ STEPS = 40
 def losses(corpus_dir, prepared: PreparedCorpus) -> list[float]:
     """Trains without dropout; gives the loss per token of each step."""
     config = tiny_config(corpus_dir, model__dropout=0.0, optim__lr_scale=0.03)
-    lengths, vocab = prepared.pairs.lengths, prepared.vocab
-    device = torch.device("cpu")
-    engine = Engine(config, vocab.src.size, vocab.tgt.size, device, "fp32")
+    lengths, engine = prepared.pairs.lengths, build_engine(config, prepared)
     per_token: list[float] = []
     while len(per_token) < STEPS:
         for step in plan_epoch(*lengths, config.train.batch_tokens, 1, len(per_token)):
@@ -62,8 +59,7 @@ def cuda_branches(monkeypatch):
 def train_compiled(corpus_dir, prepared: PreparedCorpus, precision: str, backend: str):
     """Trains eagerly and compiled side by side; gives losses, counts of graphs and of shapes."""
     config = tiny_config(corpus_dir, model__dropout=0.0, optim__lr_scale=0.03)
-    sizes = prepared.vocab.src.size, prepared.vocab.tgt.size
-    eager, compiled = (Engine(config, *sizes, torch.device("cpu"), precision) for _ in range(2))
+    eager, compiled = (build_engine(config, prepared, precision) for _ in range(2))
     counter, shapes, pairs = CompileCounterWithBackend(backend), set(), []
     compiled.compile(counter)
     compiled.compiled = backend == "inductor"
@@ -113,17 +109,16 @@ def test_a_failed_compilation_is_one_line(corpus_dir, prepared, caplog):
         raise RuntimeError("no compiler")
 
     torch._dynamo.reset()
-    sizes = prepared.vocab.src.size, prepared.vocab.tgt.size
-    engine = Engine(tiny_config(corpus_dir), *sizes, torch.device("cpu"), "fp32")
+    engine, batch = build_engine(tiny_config(corpus_dir), prepared), batch_from(prepared, 0)
     engine.compile(broken)
     with pytest.raises(DeviceError, match="(?s)no compiler.*train.compile = false"):
-        engine.train_step(1, [prepared.pairs.batch(np.arange(3))])
-    engine.check_memory(prepared.pairs.batch(np.arange(3)), 1)
+        engine.train_step(1, [batch])
+    engine.check_memory(batch, 1)
     assert engine.compile_failed and not engine.compiled
     [message] = messages(caplog)
     assert "no compiler" in message and "continues without it" in message
     assert all(parameter.grad is None for parameter in engine.model.parameters())
-    engine.train_step(1, [prepared.pairs.batch(np.arange(3))])
+    engine.train_step(1, [batch])
     assert numeric_environment(engine, 1)["torch.compile"] == "failed"
-    engine.check_memory(prepared.pairs.batch(np.arange(3)), 1)
+    engine.check_memory(batch, 1)
     assert len(messages(caplog)) == 1
