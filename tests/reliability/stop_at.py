@@ -1,13 +1,6 @@
-"""Runs the program with small chunks of lines and kills itself at a chosen place.
-
-stop_at.py CHUNK_LINES[,PLACE:N] ARGUMENTS...
-
-Places: `translated`, when the Nth round of chunks of this process is translated and not yet
-written; `written`, when it is written.
-"""
+"""Runs the program with small chunks of lines: `stop_at.py CHUNK_LINES ARGUMENTS...`."""
 
 import os
-import signal
 import sys
 
 from transformer_mt.cli import program
@@ -22,12 +15,13 @@ def reverse(self, lines, advance):
 
 
 def install(set_, chunk_lines: int, place: str, number: int, fake: bool = False) -> None:
-    """Patches the program.
+    """Patches the program, so that it sends itself a signal at a place.
 
     Args:
         set_: `setattr`, or a fixture's that is undone.
         chunk_lines: Lines in a chunk.
-        place: Where to stop.
+        place: `translated:N`, when the Nth round of chunks is translated and not yet written;
+            `written:N`, when it is written.
         number: The signal to stop with.
         fake: Whether lines are reversed instead of translated.
     """
@@ -50,8 +44,7 @@ def install(set_, chunk_lines: int, place: str, number: int, fake: bool = False)
 
 def main() -> None:
     """Patches the program and runs its command line."""
-    chunk_lines, _, place = sys.argv[1].partition(",")
-    install(setattr, int(chunk_lines), place or "none:0", signal.SIGKILL)
+    Translator.chunk_lines = int(sys.argv[1])
     sys.argv = ["transformer-mt", *sys.argv[2:]]
     program.main()
 

@@ -11,7 +11,6 @@ import pytest
 from conftest import copy_lines
 from stop_at import install
 
-STOP_AT = Path(__file__).with_name("stop_at.py")
 CHUNK = 8
 
 
@@ -39,8 +38,8 @@ def texts(untrained_run, tmp_path) -> tuple[Path, Path, bytes]:
     return untrained_run, folder / "in.de", reversed_lines.encode()
 
 
-def test_killed_and_run_again(texts, tmp_path, stopped):
-    """SIGKILL: equal bytes, nothing left behind, finished chunks not translated again.
+def test_stopped_and_run_again(texts, tmp_path, stopped):
+    """Equal bytes, nothing left behind, finished chunks not translated again.
 
     Sabotage: do not skip the finished lines; open the partial file at its end.
     """
@@ -48,9 +47,7 @@ def test_killed_and_run_again(texts, tmp_path, stopped):
     (tmp_path / "out").mkdir()
     output = tmp_path / "out" / "text.gz"
     command = ["translate", run_dir, "--input", source, "--output", output]
-    words = [sys.executable, STOP_AT, f"{CHUNK},written:4", *command]
-    killed = subprocess.run(list(map(str, words)), stderr=subprocess.DEVNULL)
-    assert killed.returncode == -signal.SIGKILL and not output.exists()
+    assert stopped(*command, place="written:4", fake=False).code == 143 and not output.exists()
     with output.with_name(".text.gz.partial").open("ab") as file:
         file.write(b"half a chu")  # was not yet counted
     done = stopped(*command, fake=False)

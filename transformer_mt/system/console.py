@@ -38,27 +38,24 @@ class MessageFormatter(logging.Formatter):
         return prefix + super().format(record)
 
 
+_HANDLER = _StderrHandler()
+_HANDLER.setFormatter(MessageFormatter())
+
+
 def show_messages(quiet: bool = False) -> None:
     """Shows the package's messages on stderr; with `quiet` only warnings, and no progress bars.
 
     With several processes, only the main one shows messages: the others would repeat them.
     """
-    for handler in PACKAGE_LOGGER.handlers[:]:
-        if isinstance(handler, _StderrHandler):
-            PACKAGE_LOGGER.removeHandler(handler)
     level = logging.WARNING if quiet else logging.INFO
-    handler = _StderrHandler(level if is_main_process() else logging.CRITICAL)
-    handler.setFormatter(MessageFormatter())
-    PACKAGE_LOGGER.addHandler(handler)
+    _HANDLER.setLevel(level if is_main_process() else logging.CRITICAL)
+    PACKAGE_LOGGER.addHandler(_HANDLER)
     PACKAGE_LOGGER.setLevel(logging.INFO)
 
 
 def shows_progress() -> bool:
     """Tells whether progress messages are shown on stderr."""
-    return any(
-        isinstance(handler, _StderrHandler) and handler.level <= logging.INFO
-        for handler in PACKAGE_LOGGER.handlers
-    )
+    return _HANDLER in PACKAGE_LOGGER.handlers and _HANDLER.level <= logging.INFO
 
 
 def shows_bars() -> bool:

@@ -63,18 +63,13 @@ def translate(paths: Sequence[Path], files: FileOptions, options: TranslateOptio
         interrupt_on_signals(),
     ):
         if not processes.is_main:
-            _translate_as_worker(options, processes)
+            model = build_translation_model(share_checkpoints([], processes), options.load)
+            processes.watch_peers()
+            serve(model.translator(options.search, processes))
         elif reads_from_prompt(files):
             _translate_prompt(paths, options)
         else:
             _translate_files(paths, files, options, processes)
-
-
-def _translate_as_worker(options: TranslateOptions, processes: Processes) -> None:
-    """Translates as one of the processes that read and write nothing."""
-    model = build_translation_model(share_checkpoints([], processes), options.load)
-    processes.watch_peers()
-    serve(model.translator(options.search, processes))
 
 
 def _translate_prompt(paths: Sequence[Path], options: TranslateOptions) -> None:
