@@ -174,12 +174,10 @@ def dropout(x: Tensor, p: float) -> Tensor:
 
 @contextmanager
 def seeded_dropout(device: torch.device, seed: int) -> Iterator[None]:
-    """Seeds the random numbers of dropout.
+    """Seeds the random numbers of dropout on a device.
 
-    Args:
-        device: Where dropout is computed. On a CPU the calling thread gets its own generator within
-            the block; on other devices PyTorch's own generators are seeded.
-        seed: The seed.
+    On a CPU the calling thread gets its own generator within the block; on other devices PyTorch's
+    own generators are seeded.
     """
     if device.type != "cpu":
         torch.manual_seed(seed)
@@ -241,7 +239,7 @@ def attention_weights(q: Tensor, k: Tensor, mask: Tensor | None, causal: bool) -
 def attention(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, p: float
 ) -> Tensor:
-    """Computes softmax(Q K^T / sqrt(K)) V, with dropout of the weights.
+    """Computes softmax(Q K^T / sqrt(K)) V with dropout of the weights (section 3.2.1, equation 1).
 
     Args:
         q: Queries, (B, H, T, K).
@@ -253,9 +251,6 @@ def attention(
 
     Returns:
         Weighted values, (B, H, T, K), in the type of the queries.
-
-    Reference:
-        Section 3.2.1, equation 1.
     """
     if not _on_cpu(q):
         return F.scaled_dot_product_attention(q, k, v, mask, p, causal)

@@ -65,7 +65,7 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
 
 
 def sinusoid(positions: Tensor, d_model: int) -> Tensor:
-    """Computes positional encodings.
+    """Computes positional encodings (section 3.5).
 
     Args:
         positions: Positions, counted from 0, (L,).
@@ -73,9 +73,6 @@ def sinusoid(positions: Tensor, d_model: int) -> Tensor:
 
     Returns:
         Sines at even and cosines at odd indices, (L, D), float32.
-
-    Reference:
-        Section 3.5.
     """
     frequencies = torch.exp(
         torch.arange(0, d_model, 2, device=positions.device) * (-math.log(10000.0) / d_model)

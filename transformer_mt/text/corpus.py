@@ -224,10 +224,7 @@ def _read_tsv(path: Path, swapped: bool) -> Iterator[Pair]:
 
 
 def read_lines(path: Path) -> Iterator[str]:
-    r"""Reads the lines of a text file, which may be compressed; only `\n` ends a line.
-
-    Args:
-        path: The file; .gz, .xz and .zst are decompressed.
+    r"""Reads lines of text, decompressed if named .gz, .xz or .zst; only `\n` ends a line.
 
     Raises:
         DataError: If it cannot be read or is not UTF-8.

@@ -108,8 +108,8 @@ def _library_settings(offline: bool) -> Iterator[None]:
     from huggingface_hub import constants, utils
 
     was_offline = datasets.config.HF_HUB_OFFLINE, constants.HF_HUB_OFFLINE
-    hidden = [] if shows_bars() else [datasets, utils]
-    hidden = [library for library in hidden if not library.are_progress_bars_disabled()]
+    shown = [library for library in (datasets, utils) if not library.are_progress_bars_disabled()]
+    hidden = [] if shows_bars() else shown
     for library in hidden:
         library.disable_progress_bars()
     if offline:
