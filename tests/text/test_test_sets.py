@@ -71,7 +71,10 @@ def test_a_wrong_choice(choice, message):
 
 @pytest.mark.parametrize("error", [None, OSError("no network")])
 def test_load_test_set_restores_the_socket_timeout(monkeypatch, error):
-    """Downloads have a timeout, other sockets of the process do not get it."""
+    """Downloads have a timeout, other sockets of the process do not get it.
+
+    Sabotage: restore it only without an error.
+    """
     during, before = [], socket.getdefaulttimeout()
 
     def read(pair):
@@ -83,6 +86,10 @@ def test_load_test_set_restores_the_socket_timeout(monkeypatch, error):
     monkeypatch.setattr(DATASETS["wmt16"], "source", read)
     monkeypatch.setattr(DATASETS["wmt16"], "references", lambda pair: [["one line"]])
     expected = pytest.raises(DataError, match="cannot download it") if error else nullcontext()
-    with expected:
-        assert len(load_test_set(ANY, test_set="wmt16")) == 1
-    assert during == [10.0] and socket.getdefaulttimeout() == before
+    socket.setdefaulttimeout(33.0)
+    try:
+        with expected:
+            assert len(load_test_set(ANY, test_set="wmt16")) == 1
+        assert during == [10.0] and socket.getdefaulttimeout() == 33.0
+    finally:
+        socket.setdefaulttimeout(before)
