@@ -241,6 +241,21 @@ def test_arguments(copy_run, model):
             call("abc")
 
 
+def test_metrics_as_records(copy_run, tmp_path):
+    """Whole numbers stay whole, null is NaN. Sabotage: convert all to float; leave null out."""
+    lines = map(json.loads, (copy_run / "metrics.jsonl").read_text().splitlines())
+    expected = [{**line, "minutes": line["seconds"] / 60} for line in lines]
+    records = transformer_mt.read_metrics(str(copy_run))
+    assert records == expected and {record["kind"] for record in records} == {"train", "valid"}
+    assert isinstance(records[0]["step"], int)
+    line = '{"kind": "train", "step": 1, "seconds": 6.0, "loss": %s}\n'
+    (tmp_path / "metrics.jsonl").write_text(line % "null")
+    assert math.isnan(transformer_mt.read_metrics(tmp_path)[0]["loss"])
+    (tmp_path / "metrics.jsonl").write_text(line % "true" + line % '"4"')
+    with pytest.raises(CheckpointError, match="line 2: damaged"):
+        transformer_mt.read_metrics(tmp_path)
+
+
 def test_every_checkpoint_is_verified_once(copy_run, tmp_path, monkeypatch, call):
     """By `evaluate`, `translate` and `load`. Sabotage: read the corpus's name by another look."""
     verified: list[Path] = []

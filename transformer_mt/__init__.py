@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from transformer_mt.translation.translation_model import PairAttention, TranslationModel
     from transformer_mt.translation.translator import Translation
 
-__all__ = ["PairAttention", "Translation", "TranslationModel", "load"]
+__all__ = ["PairAttention", "Translation", "TranslationModel", "load", "read_metrics"]
 
 
 def load(
@@ -59,6 +59,24 @@ def load(
 
     checkpoints = find_checkpoints([Path(item) for item in (path, *others)])
     return build_translation_model(checkpoints, LoadOptions(device, precision, max_length, raw))
+
+
+def read_metrics(run: str | Path) -> list[dict[str, Any]]:
+    """Reads what a run has logged so far, oldest first, as for `pandas.DataFrame(records)`.
+
+    Args:
+        run: A run directory; the run may be in training.
+
+    Returns:
+        A record for each line of metrics.jsonl, with `minutes` beside `seconds`. Its `kind` is
+        `train` or `valid`, and a number that was not finite is NaN.
+
+    Raises:
+        CheckpointError: If there is no such run, or its metrics are missing or damaged.
+    """
+    from transformer_mt.figures import metrics
+
+    return metrics.read_metrics(Path(run)).records
 
 
 def __getattr__(name: str) -> Any:

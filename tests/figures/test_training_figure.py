@@ -8,7 +8,8 @@ import pytest
 from drawn import overlapping
 
 from transformer_mt.errors import CheckpointError
-from transformer_mt.figures.training import read_runs, training_figure
+from transformer_mt.figures.metrics import read_runs
+from transformer_mt.figures.training import training_figure
 
 SOURCES = (
     [("train", "loss"), ("valid", "nll")],

@@ -54,7 +54,8 @@ def training(
     transformer-mt plot training runs/a runs/b --x minutes -o both.pdf
     """
     checked = _check_plot(output)
-    from transformer_mt.figures.training import read_runs, training_figure
+    from transformer_mt.figures.metrics import read_runs
+    from transformer_mt.figures.training import training_figure
 
     _write(training_figure(read_runs(runs), x), output, checked)
 

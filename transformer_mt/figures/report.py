@@ -33,13 +33,8 @@ from transformer_mt.errors import CheckpointError
 from transformer_mt.evaluation.scoring import sentence_chrf
 from transformer_mt.figures.attention import MAX_PIECES, attention_figure
 from transformer_mt.figures.canvas import ACCENT, FOREGROUND, GRID, drawable, render
-from transformer_mt.figures.training import (
-    PANELS,
-    RunMetrics,
-    lengths_figure,
-    panel_figure,
-    read_metrics,
-)
+from transformer_mt.figures.metrics import RunMetrics, read_metrics
+from transformer_mt.figures.training import PANELS, lengths_figure, panel_figure
 from transformer_mt.system.files import MANIFEST, read_manifest
 from transformer_mt.translation.options import LoadOptions
 from transformer_mt.translation.translation_model import build_translation_model

@@ -1,19 +1,16 @@
 """Training curves, from metrics.jsonl: loss, BLEU, learning rate and speed."""
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from transformer_mt.checkpoints.run_directory import METRICS
-from transformer_mt.errors import CheckpointError
 from transformer_mt.figures.canvas import ACCENT, FOREGROUND, THOUSANDS, drawable_name, figure_style
+from transformer_mt.figures.metrics import RunMetrics
 
 _COLORS = (ACCENT, "#d55e00", FOREGROUND, "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
@@ -54,79 +51,6 @@ PANELS = (
     Panel("Learning rate", "rate", (("train", "lr", ""),)),
     Panel("Speed", "target tokens per second", (("train", "tokens_per_second", ""),)),
 )
-
-
-@dataclass(frozen=True)
-class RunMetrics:
-    """The lines of a run's metrics.jsonl, in order, with minutes; a non-finite number is NaN."""
-
-    name: str
-    records: list[dict[str, Any]]
-
-    def series(self, kind: str, key: str, x: str = "step") -> tuple[list[float], list[float]]:
-        """Returns positions, in steps or minutes, and values of one metric of `train` or `valid`.
-
-        A record without the metric is left out.
-        """
-        records = [r for r in self.records if r["kind"] == kind and key in r]
-        return [r[x] for r in records], [r[key] for r in records]
-
-    def end(self, x: str) -> float:
-        """Returns the last position in steps or minutes."""
-        return max((record[x] for record in self.records), default=0.0)
-
-    def finite(self, kind: str, key: str) -> list[float]:
-        """Returns the finite values of a metric."""
-        return [value for value in self.series(kind, key)[1] if math.isfinite(value)]
-
-
-def read_metrics(run_dir: Path) -> RunMetrics:
-    """Reads the metrics of a run, which may be in training.
-
-    Raises:
-        CheckpointError: If there is no such run, or it has no metrics file.
-    """
-    path = run_dir / METRICS
-    if not run_dir.is_dir():
-        raise CheckpointError(f"{run_dir}: no such run")
-    try:
-        lines = path.read_text(encoding="utf-8").split("\n")
-    except FileNotFoundError:
-        raise CheckpointError(f"{run_dir}: has no {METRICS}; name a run directory") from None
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path}: cannot be read: {error}") from None
-    records = [_parse(line, f"{path}, line {i}") for i, line in enumerate(lines[:-1], 1)]
-    return RunMetrics(run_dir.resolve().name, records)  # the last line may be incomplete
-
-
-def _parse(line: str, place: str) -> dict[str, Any]:
-    try:
-        record = json.loads(line)
-        if record["kind"] not in ("train", "valid") or record["step"] + record["seconds"] < 0:
-            raise ValueError
-        kind = record.pop("kind")
-        numbers = {k: math.nan if v is None else float(v) for k, v in record.items()}
-        return {"kind": kind, "minutes": numbers["seconds"] / 60, **numbers}
-    except (ValueError, TypeError, KeyError):
-        raise CheckpointError(f"{place}: damaged (not a line of metrics)") from None
-
-
-def read_runs(paths: Sequence[Path]) -> list[RunMetrics]:
-    """Reads the metrics of runs, named with as many parent folders as tell them apart.
-
-    Raises:
-        CheckpointError: If one does not exist or has no metrics yet.
-    """
-    runs = [read_metrics(path) for path in paths]
-    for run, path in zip(runs, paths, strict=True):
-        if not run.records:
-            raise CheckpointError(f"{path}: its {METRICS} has no complete line yet")
-    parts = [path.resolve().parts for path in paths]
-    for depth in range(1, max(map(len, parts)) + 1):
-        names = ["/".join(part[-depth:]) for part in parts]
-        if len(set(names)) == len(set(parts)):
-            break
-    return [RunMetrics(name, run.records) for name, run in zip(names, runs, strict=True)]
 
 
 def training_figure(runs: Sequence[RunMetrics], x: str = "step") -> Figure:

@@ -1,0 +1,86 @@
+"""metrics.jsonl: the records that training has written, for curves and for programs."""
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from transformer_mt.checkpoints.run_directory import METRICS
+from transformer_mt.errors import CheckpointError
+
+
+@dataclass(frozen=True)
+class RunMetrics:
+    """The lines of a run's metrics.jsonl, in order, with minutes; a non-finite number is NaN."""
+
+    name: str
+    records: list[dict[str, Any]]
+
+    def series(self, kind: str, key: str, x: str = "step") -> tuple[list[float], list[float]]:
+        """Returns positions, in steps or minutes, and values of one metric of `train` or `valid`.
+
+        A record without the metric is left out.
+        """
+        records = [r for r in self.records if r["kind"] == kind and key in r]
+        return [r[x] for r in records], [r[key] for r in records]
+
+    def end(self, x: str) -> float:
+        """Returns the last position in steps or minutes."""
+        return max((record[x] for record in self.records), default=0.0)
+
+    def finite(self, kind: str, key: str) -> list[float]:
+        """Returns the finite values of a metric."""
+        return [value for value in self.series(kind, key)[1] if math.isfinite(value)]
+
+
+def read_metrics(run_dir: Path) -> RunMetrics:
+    """Reads the metrics of a run, which may be in training.
+
+    Raises:
+        CheckpointError: If there is no such run, or it has no metrics file.
+    """
+    path = run_dir / METRICS
+    if not run_dir.is_dir():
+        raise CheckpointError(f"{run_dir}: no such run")
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")
+    except FileNotFoundError:
+        raise CheckpointError(f"{run_dir}: has no {METRICS}; name a run directory") from None
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path}: cannot be read: {error}") from None
+    records = [_parse(line, f"{path}, line {i}") for i, line in enumerate(lines[:-1], 1)]
+    return RunMetrics(run_dir.resolve().name, records)  # the last line may be incomplete
+
+
+def _parse(line: str, place: str) -> dict[str, Any]:
+    try:
+        record = json.loads(line)
+        if record["kind"] not in ("train", "valid") or record["step"] + record["seconds"] < 0:
+            raise ValueError
+        kind = record.pop("kind")
+        numbers = {k: math.nan if v is None else v for k, v in record.items()}
+        if not all(isinstance(v, int | float) for v in numbers.values()):
+            raise TypeError
+        return {"kind": kind, "minutes": numbers["seconds"] / 60, **numbers}
+    except (ValueError, TypeError, KeyError):
+        raise CheckpointError(f"{place}: damaged (not a line of metrics)") from None
+
+
+def read_runs(paths: Sequence[Path]) -> list[RunMetrics]:
+    """Reads the metrics of runs, named with as many parent folders as tell them apart.
+
+    Raises:
+        CheckpointError: If one does not exist or has no metrics yet.
+    """
+    runs = [read_metrics(path) for path in paths]
+    for run, path in zip(runs, paths, strict=True):
+        if not run.records:
+            raise CheckpointError(f"{path}: its {METRICS} has no complete line yet")
+    parts = [path.resolve().parts for path in paths]
+    for depth in range(1, max(map(len, parts)) + 1):
+        names = ["/".join(part[-depth:]) for part in parts]
+        if len(set(names)) == len(set(parts)):
+            break
+    return [RunMetrics(name, run.records) for name, run in zip(names, runs, strict=True)]
