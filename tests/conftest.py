@@ -74,31 +74,15 @@ def corpus_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def tiny_values(corpus_dir: Path, **changes: object) -> dict[str, dict[str, object]]:
     """Gives a small configuration; changes are dotted keys with __ for the dot."""
+    sizes = {"d_model": 64, "d_ff": 128, "n_heads": 4, "encoder_layers": 1, "decoder_layers": 1}
+    steps = {"max_steps": 20, "save_every": 5, "log_every": 1, "precision": "fp32", "device": "cpu"}
+    text = {"path": str(corpus_dir), "prepared_dir": str(corpus_dir.parent / "prepared")}
     values: dict[str, dict[str, object]] = {
-        "data": {
-            "path": str(corpus_dir),
-            "max_length": 60,
-            "prepared_dir": str(corpus_dir.parent / "prepared"),
-        },
+        "data": {**text, "max_length": 60},
         "vocab": {"size": 292},
-        "model": {
-            "d_model": 64,
-            "d_ff": 128,
-            "n_heads": 4,
-            "encoder_layers": 1,
-            "decoder_layers": 1,
-            "norm": "pre",
-        },
+        "model": {**sizes, "norm": "pre"},
         "optim": {"warmup_steps": 100, "max_grad_norm": 1.0},
-        "train": {
-            "batch_tokens": 500,
-            "micro_batch_tokens": 600,
-            "max_steps": 20,
-            "save_every": 5,
-            "log_every": 1,
-            "precision": "fp32",
-            "device": "cpu",
-        },
+        "train": {"batch_tokens": 500, "micro_batch_tokens": 600, **steps},
         "valid": {"every": 10},
     }
     for key, value in changes.items():
@@ -195,19 +179,13 @@ def untrained_run(corpus_dir: Path, tmp_path_factory: pytest.TempPathFactory) ->
 
 
 @pytest.fixture(autouse=True)
-def _messages():
-    """Removes the handlers that a command has installed in this process."""
+def _process():
+    """Removes handlers of messages; keeps the thread count, on which bit-equality depends."""
+    threads = torch.get_num_threads()
     yield
+    torch.set_num_threads(threads)
     PACKAGE_LOGGER.handlers.clear()
     PACKAGE_LOGGER.setLevel(logging.NOTSET)
-
-
-@pytest.fixture(autouse=True)
-def _threads():
-    """Keeps the thread count what it was: bit-equality depends on it."""
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
 
 
 def command(*arguments: object) -> list[str]:
@@ -225,8 +203,7 @@ def start_program(*arguments: object, stdin: bytes = b"") -> subprocess.Complete
 
 def run_program(*arguments: object, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
     """Runs the program to its end in a forked process, which is quicker."""
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
-    return fork_server.run(command(*arguments), stdin, env=environment)
+    return fork_server.run(command(*arguments), stdin, env={**os.environ, "HF_HUB_OFFLINE": "1"})
 
 
 class Called(NamedTuple):

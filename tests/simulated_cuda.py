@@ -1,8 +1,8 @@
 """CUDA simulated on a CPU: tensors that report `cuda:0` while the CPU computes on them.
 
-`with SimulatedCuda() as cuda:` makes every `device="cuda"` of this thread succeed. The device is a
-property of a tensor's storage, so views, parameters and what autograd saves have it too. As on
-CUDA, an operation whose operands lie on both devices fails, but for host scalars of no dimension.
+Within `SimulatedCuda()` every `device="cuda"` of this thread succeeds. The device is a property of
+a tensor's storage, so views, parameters and what autograd saves have it too. As on CUDA, an
+operation whose operands lie on both devices fails, but for host scalars of no dimension.
 
 `cuda.synchronisations` counts, by file and line of the package, what makes the host wait:
 
@@ -12,11 +12,9 @@ CUDA, an operation whose operands lie on both devices fails, but for host scalar
   device="cuda")` is one, and so is an index on the host;
 - a result whose size depends on values: `nonzero`, a bool mask as an index, `masked_select`.
 
-`cuda.operations` counts the operations on the device by name. Autocast runs with the lists of the
-CPU, which are those of CUDA for everything the model does.
-
-What is not simulated: other threads, streams, `torch.compile`, kernels that only CUDA has, and
-memory that is freed or overwritten before an asynchronous copy has read it.
+Autocast runs with the lists of the CPU, which are those of CUDA for everything the model does. Not
+simulated: other threads, streams, `torch.compile`, kernels that only CUDA has, and memory that is
+freed or overwritten before an asynchronous copy has read it.
 """
 
 import sys
@@ -47,17 +45,13 @@ INDEXING = {aten.index.Tensor, aten.index_put.default, aten.index_put_.default}
 
 
 class Storages:
-    """A set of storages, each as long as it lives."""
+    """A set of storages."""
 
     def __init__(self) -> None:
         # The weak reference keeps the address of a freed storage from being used again.
         self._references: dict[int, StorageWeakRef] = {}
-        self._limit = 1000
 
     def add(self, tensor: Tensor) -> None:
-        if len(self._references) > self._limit:
-            alive = {k: r for k, r in self._references.items() if not r.expired()}
-            self._references, self._limit = alive, 1000 + 2 * len(alive)
         reference = StorageWeakRef(tensor.untyped_storage())
         self._references[reference.cdata] = reference
 
@@ -127,11 +121,8 @@ class _Dispatch(TorchDispatchMode):
 class SimulatedCuda(TorchFunctionMode):
     """The simulated device; see the module.
 
-    Attributes:
-        synchronisations: Counts by place, such as `training/engine.py:225 item`.
-        operations: Counts by name of the operations on the device.
-        storages: Those on the device.
-        makes_on_device: Whether an operation without operands makes its result on the device.
+    `synchronisations` are counted by place, such as `training/engine.py:225 item`, operations on
+    the device by name. `makes_on_device` is for operations without operands.
     """
 
     def __init__(self) -> None:

@@ -61,11 +61,10 @@ def test_time_of_the_benchmark_is_not_counted(load, tmp_path, monkeypatch):
 
 def test_only_a_large_share_is_told(load, tmp_path, monkeypatch):
     """Nothing is said where the share is unknown. Sabotage: take the share as 0 without /proc."""
-    assert load.describe_share(0.1) == ""
+    assert load.describe_share(0.1) == load.describe_share(None) == ""
     assert load.describe_share(0.484) == "other processes took 48% of the cores"
     monkeypatch.setattr(load, "STAT", tmp_path / "missing")
     measured = load.Load()
     with measured.watch():
         pass
     assert measured.share is None
-    assert load.describe_share(None) == ""

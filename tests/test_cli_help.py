@@ -39,10 +39,11 @@ def test_the_version(option, call):
     )
 
 
-def test_choices_are_shown_and_enforced(call):
+def test_choices_and_short_options_are_shown(call):
     """A value that is no choice is refused, and the choices are named."""
-    text = call("evaluate", "-h").out.decode()
+    text = call("translate", "-h").out.decode()
     assert "--precision [fp32|bf16|fp16]" in text and "--device [auto|cpu|cuda]" in text
+    assert all(names in text for names in ("-i, --input", "-o, --output", "-q, --quiet"))
     result = call("evaluate", "run", "--precision", "fp8")
     assert_one_error(result, "--precision")
     assert all(name in result.err for name in ("fp8", "fp32", "bf16", "fp16"))
@@ -53,12 +54,6 @@ def test_options_of_evaluate_are_grouped(call):
     headings = re.findall(r"^(\w.*):$", call("evaluate", "-h").out.decode(), re.MULTILINE)
     groups = ["What to score", "Model and search", "What to report"]
     assert headings == ["Arguments", *groups, "Options"]
-
-
-def test_short_options(call):
-    """-q, -i and -o do what their long names do."""
-    text = call("translate", "-h").out.decode()
-    assert all(names in text for names in ("-i, --input", "-o, --output", "-q, --quiet"))
 
 
 def test_config_lists_keys(call):

@@ -1,7 +1,7 @@
 """docs/reference.md is what its script makes."""
 
-import importlib.util
 import re
+import runpy
 from pathlib import Path
 
 from transformer_mt.cli.figures import plot
@@ -14,11 +14,9 @@ SCRIPT = Path(__file__).parents[1] / "docs" / "make_reference.py"
 
 def test_the_reference_is_current():
     """Sabotage: change a default, a docstring of a key, or the help of an option."""
-    spec = importlib.util.spec_from_file_location("make_reference", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    committed = module.REFERENCE.read_text(encoding="utf-8")
-    assert committed == module.render(), "run `make reference`"
+    script = runpy.run_path(str(SCRIPT))
+    committed = script["REFERENCE"].read_text(encoding="utf-8")
+    assert committed == script["render"](), "run `make reference`"
     assert all(key.meaning for _, _, keys in list_sections() for key in keys)
     assert re.findall(r"^\| `(\w+\.\w+)` \|", committed, re.MULTILINE) == list(DEFAULTS)
     commands = [command.name or command.callback.__name__ for command in app.registered_commands]

@@ -12,13 +12,9 @@ import pytest
 ROOT = Path(__file__).parents[1]
 TUTORIAL = ROOT / "docs" / "tutorial.md"
 SIZES = (
-    "model.d_model=16",
-    "model.d_ff=16",
-    "train.max_steps=60",
-    "train.save_every=10",
-    "valid.every=30",
-    "valid.patience=0",
-)
+    "model.d_model=16 model.d_ff=16 train.max_steps=60 train.save_every=10 valid.every=30"
+    " valid.patience=0"
+).split()
 """A model that is trained in a minute."""
 
 
@@ -47,11 +43,8 @@ def test_its_commands(tmp_path):
     program = tmp_path / "bin" / "transformer-mt"
     program.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m transformer_mt "$@"\n')
     program.chmod(0o755)
-    environment = {
-        **os.environ,
-        "PATH": f"{program.parent}:{os.environ['PATH']}",
-        "PYTHONPATH": str(ROOT),
-    }
+    path = f"{program.parent}:{os.environ['PATH']}"
+    environment = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT)}
     run = [pair for pair in read_console() if "transformer-mt" in pair[0]]
     assert len(run) >= 10
     for command, shown in run:

@@ -11,9 +11,8 @@ ROOT = Path(__file__).parents[1]
 
 OTHER_FILES = ("py.typed", "figures/report.html", "training/new_config.toml")
 
-pytestmark = pytest.mark.slow
 
-
+@pytest.mark.slow
 def test_the_wheel_contains_every_module(tmp_path):
     """Sabotage: name only the top package in pyproject.toml."""
     build = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "-w", tmp_path, ROOT]
