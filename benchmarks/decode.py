@@ -28,13 +28,13 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import ctranslate2
+import sacrebleu
 import torch
 import typer
 from load import Load, describe_share, neighbours
 
 from transformer_mt.checkpoints.checkpoint import Checkpoint
 from transformer_mt.checkpoints.run_directory import find_checkpoint
-from transformer_mt.evaluation.scoring import bleu
 from transformer_mt.system.device import DTYPES, supports
 from transformer_mt.text.vocabulary import BOS_ID, EOS_ID, Vocabulary
 from transformer_mt.translation.export import export
@@ -132,7 +132,7 @@ class Side:
             "sentences_per_second": len(self.texts) / seconds,
             "tokens_per_second": tokens / seconds,
             "tokens": tokens,
-            "bleu": bleu(self.texts, [references]).value,
+            "bleu": sacrebleu.corpus_bleu(self.texts, [references]).score,
             "others_share": self.load.share,
         }
 

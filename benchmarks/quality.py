@@ -34,6 +34,7 @@ from threading import Timer
 from typing import Annotated
 
 import numpy as np
+import sacrebleu
 import torch
 import typer
 from load import Load, describe_share
@@ -42,7 +43,6 @@ from peers import PUBLISHED, Interval, JoeyNMT, Tutorial, same_recipe, tutorial
 import transformer_mt
 from transformer_mt.config.keys import Config
 from transformer_mt.config.loading import load_config
-from transformer_mt.evaluation.scoring import bleu
 from transformer_mt.text.batching import Indices
 from transformer_mt.text.corpus import RawPairs, load_split
 from transformer_mt.text.prepared import PreparedCorpus, prepare
@@ -210,7 +210,7 @@ def train_loop(task: Task) -> Trained:
     began, seconds = time.monotonic(), task.minutes * 60
     while (passed := time.monotonic() - began) < seconds:
         if passed >= (len(curve) + 1) * seconds / (VALIDATIONS + 1):
-            score = bleu(translate(task.valid.src), [task.valid.tgt]).value
+            score = sacrebleu.corpus_bleu(translate(task.valid.src), [task.valid.tgt]).score
             curve.append((passed / 60, score))
             report_point("loop", *curve[-1])
             model.train()
@@ -228,7 +228,7 @@ def measure(name: str, train: Callable[[], Trained], task: Task) -> Outcome:
         trained = train()
 
     def score(translate: Translate, text: RawPairs) -> float:
-        return bleu(translate(text.src), [text.tgt]).value
+        return sacrebleu.corpus_bleu(translate(text.src), [text.tgt]).score
 
     valid = score(trained.greedy, task.valid)
     report_point(name, trained.minutes, valid)

@@ -8,6 +8,7 @@ from small_checkpoint import save_step
 
 from transformer_mt.checkpoints.evaluations import (
     EvaluationRecord,
+    Score,
     SearchSetting,
     read_evaluations,
     record_folder,
@@ -53,9 +54,9 @@ def test_a_record_comes_back(tmp_path):
 
 
 def test_a_newer_record_of_the_same_kind_replaces_it(tmp_path, caplog):
-    """The same text, checkpoint and search; of validation also of another checkpoint.
+    """The same text, checkpoint, search, tokenizer; of validation also of another checkpoint.
 
-    Sabotage: leave the search, or the checkpoint, out of the name.
+    Sabotage: leave the search, the checkpoint, or the tokenizer, out of the name.
     """
     (tmp_path / METRICS).touch()
     path = tmp_path / "step-00000001"
@@ -64,13 +65,14 @@ def test_a_newer_record_of_the_same_kind_replaces_it(tmp_path, caplog):
         replace(RECORD, time=4.0, checkpoint="step-00000002"),
         replace(RECORD, time=5.0, search=SearchSetting()),
         replace(RECORD, time=7.0, test_set="validation", checkpoint="step-00000002"),
+        replace(RECORD, time=8.0, scores=[Score("bleu", 1.0, "nrefs:1|tok:zh|smooth:exp")]),
     ]
     for record in (RECORD, replace(RECORD, time=6.0, test_set="validation"), *others):
         write_evaluation(path, record)
     write_evaluation(path, replace(RECORD, time=3.0))
     (tmp_path / "evaluations" / "z.json").write_text('{"test_set": 1}')
     times = [record.time for record in read_evaluations(run_folders(tmp_path))]
-    assert times == [1.0, 3.0, 4.0, 5.0, 7.0]
+    assert times == [1.0, 3.0, 4.0, 5.0, 7.0, 8.0]
     assert caplog.messages == [
         f"{tmp_path}/evaluations/z.json: damaged (not an evaluation); left out"
     ]

@@ -3,7 +3,7 @@
 import pytest
 
 from transformer_mt.evaluation.comparison import compare, format_comparison
-from transformer_mt.evaluation.scoring import bleu
+from transformer_mt.evaluation.scoring import choose_metrics, corpus_score
 from transformer_mt.text.test_sets import EvaluationSet
 
 
@@ -19,11 +19,12 @@ def test_a_comparison_by_hand():
     system, baseline = list(reference), list(reference)
     system[1], baseline[4] = "bad", "worse than that"
     baseline[3] = baseline[3].removesuffix("d")
-    comparison = compare(test_set, system, baseline)
+    metrics = choose_metrics("en")
+    comparison = compare(test_set, system, baseline, metrics)
     buckets, changes = comparison.buckets, comparison.changes
     names = [(bucket.words, bucket.sentences) for bucket in buckets]
     assert names == [("1-10", 2), ("11-20", 1), ("41-60", 1), ("over 60", 1)]
-    assert buckets[0].bleu == bleu(system[:2], [reference[:2]]).value
+    assert buckets[0].bleu == corpus_score(system[:2], [reference[:2]], metrics[0]).value
     assert buckets[0].baseline > 99 > buckets[3].baseline
     assert [change.line for change in changes] == [5, 4, 2]
     assert changes[0].difference > 1 > changes[1].difference > 0 > changes[2].difference
@@ -54,7 +55,7 @@ def test_several_references(src):
     Sabotage: measure the last reference.
     """
     test_set = EvaluationSet("texts", "texts", src, [["one " * 11], ["two"]])
-    comparison = compare(test_set, ["one"], ["on"])
+    comparison = compare(test_set, ["one"], ["on"], choose_metrics("en"))
     assert comparison.buckets[0].words == ("1-10" if src else "11-20")
     lines = format_comparison(comparison, test_set, ["one"], ["on"], 1).splitlines()
     assert lines[4].startswith("source words" if src else "ref. words")

@@ -12,7 +12,7 @@ from transformer_mt.checkpoints.evaluations import read_evaluations
 from transformer_mt.errors import CheckpointError, ConfigError, DataError
 from transformer_mt.evaluation import report
 from transformer_mt.evaluation.report import EvaluationReport, SystemOutput, evaluate_system
-from transformer_mt.evaluation.scoring import score_all
+from transformer_mt.evaluation.scoring import choose_metrics, corpus_score
 from transformer_mt.system.outputs import check_output
 from transformer_mt.text.test_sets import load_test_set
 from transformer_mt.translation.options import LoadOptions, SearchOptions
@@ -35,10 +35,13 @@ def evaluate(
     """Evaluates a translation in a file of the folder, or runs if `hyp` is None."""
     refs = [texts / ref for ref in refs]
     load = partial(load_test_set, src=texts / src if src else None, refs=refs)
+    metrics = partial(choose_metrics, ter=options.pop("ter", False))
     search = SearchOptions(beam_size=options.pop("beam_size", 1))
     hypotheses = texts / hyp if hyp else None
     baseline = texts / baseline if baseline else None
-    return evaluate_system(paths, hypotheses, baseline, load, search, LoadOptions(), **options)
+    return evaluate_system(
+        paths, hypotheses, baseline, load, metrics, search, LoadOptions(), **options
+    )
 
 
 def test_scores(texts):
@@ -49,11 +52,18 @@ def test_scores(texts):
     result = evaluate(texts, ter=True)
     lines = (texts / "hyp").read_text().splitlines()
     assert result.system == SystemOutput(lines, str(texts / "hyp"), 0.0)
-    scores = score_all(lines, result.test_set.references, ter=True)
+    metrics = choose_metrics("en", ter=True)
+    scores = [corpus_score(lines, result.test_set.references, metric) for metric in metrics]
     assert result.scores == scores and len(scores) == 3
     values = {score.name: score.value for score in scores}
     signatures = {f"{score.name}_signature": score.signature for score in scores}
-    expected = {"sentences": 12, "hypotheses": str(texts / "hyp"), **values, **signatures}
+    expected = {
+        "sentences": 12,
+        "tokenizer": "13a",
+        "hypotheses": str(texts / "hyp"),
+        **values,
+        **signatures,
+    }
     assert result.to_dict() == expected
     assert result.format() == "\n".join(score.text for score in scores)
     without_source = evaluate(texts, src=None, ter=True)
@@ -107,7 +117,7 @@ def test_a_model_is_evaluated_and_recorded(copy_run, texts, tmp_path):
 
 def test_saving_comes_first(texts, monkeypatch):
     """What is scored is in the file, even if scoring fails. Sabotage: save the translation last."""
-    monkeypatch.setattr(report, "score_all", None)
+    monkeypatch.setattr(report, "corpus_score", None)
     with pytest.raises(TypeError):
         evaluate(texts, save=check_output(texts / "saved"))
     assert (texts / "saved").read_bytes() == (texts / "hyp").read_bytes()

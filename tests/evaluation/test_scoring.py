@@ -8,8 +8,15 @@ import pytest
 import sacrebleu
 from conftest import copy_lines
 
-from transformer_mt.errors import DataError
-from transformer_mt.evaluation.scoring import bleu, paired_bootstrap, score_all, sentence_chrf
+from transformer_mt.errors import ConfigError, DataError
+from transformer_mt.evaluation.scoring import (
+    choose_metrics,
+    corpus_score,
+    paired_bootstrap,
+    sentence_chrf,
+)
+
+METRICS = choose_metrics("en")
 
 HYPOTHESES = [
     "The cat sat on the mat, quietly.",
@@ -31,9 +38,10 @@ def test_scores_are_sacrebleus(references):
 
     Sabotage: exchange hypotheses and references; use the first reference alone.
     """
-    assert [score.name for score in score_all(HYPOTHESES, references)] == ["bleu", "chrf"]
-    scores = score_all(HYPOTHESES, references, ter=True)
-    assert scores[0] == bleu(HYPOTHESES, references)
+    assert [type(metric).__name__ for metric in METRICS] == ["BLEU", "CHRF"]
+    chosen = choose_metrics("en", ter=True)
+    scores = [corpus_score(HYPOTHESES, references, metric) for metric in chosen]
+    assert [score.name for score in scores] == ["bleu", "chrf", "ter"]
     assert "tok:13a" in scores[0].signature and "case:mixed" in scores[0].signature
     metrics = [sacrebleu.metrics.BLEU(), sacrebleu.metrics.CHRF(), sacrebleu.metrics.TER()]
     for score, metric in zip(scores, metrics, strict=True):
@@ -45,6 +53,54 @@ def test_scores_are_sacrebleus(references):
     assert [score.title for score in scores] == ["BLEU", "chrF2", "TER"]
 
 
+CHINESE = ["他昨天去了北京。", "我们明天一起吃晚饭吧。"]
+CHINESE_REFERENCES = ["他昨天去北京了。", "我们明天一起吃晚饭吧!"]
+
+
+@pytest.mark.parametrize("language", ["zh", "zh_CN", "ZH"])
+def test_bleu_splits_text_as_sacrebleu_does_for_the_language(tmp_path, language):
+    """Chinese as `sacrebleu -l en-zh`, also in a comparison; `tokenizer` overrides the language.
+
+    Sabotage: use 13a for all languages.
+    """
+    [bleu, _] = metrics = choose_metrics(language)
+    score = corpus_score(CHINESE, [CHINESE_REFERENCES], bleu)
+    for name, lines in (("hyp", CHINESE), ("ref", CHINESE_REFERENCES)):
+        (tmp_path / name).write_text("".join(f"{line}\n" for line in lines))
+    tool = [sys.executable, "-m", "sacrebleu", "ref", "-i", "hyp", "-l", "en-zh", "-b", "-w", "10"]
+    printed = subprocess.check_output(tool, cwd=tmp_path, text=True)
+    assert round(score.value, 10) == float(printed) > 50
+    assert "|tok:zh|" in score.signature and score.tokenizer == "zh"
+    [difference, _] = paired_bootstrap(CHINESE, CHINESE, [CHINESE_REFERENCES], metrics)
+    assert difference.value == score.value and "|tok:zh|" in difference.signature
+    by_words = corpus_score(CHINESE, [CHINESE_REFERENCES], choose_metrics(language, "13a")[0])
+    assert by_words.value < 1 and by_words.tokenizer == "13a"
+
+
+@pytest.mark.parametrize(
+    ("tgt_lang", "tokenizer", "message"),
+    [
+        ("ja", None, "data.tgt_lang = ja: .*: pip install .* 'sacrebleu\\[ja\\]'"),
+        ("en", "ko-mecab", "--tokenize ko-mecab: .*: pip install .* 'sacrebleu\\[ko\\]'"),
+        ("en", "15a", "--tokenize 15a: choose none, zh, 13a, "),
+        ("en", "flores200", "--tokenize flores200: cannot load .* no network"),
+    ],
+)
+def test_a_tokenizer_that_is_missing(tgt_lang, tokenizer, message, tmp_path, monkeypatch):
+    """Key or option, and what to install, are named. Sabotage: raise sacreBLEU's error."""
+
+    def fail(url: str) -> None:
+        raise OSError("no network")
+
+    monkeypatch.setattr("urllib.request.urlopen", fail)
+    monkeypatch.setattr("sacrebleu.tokenizers.tokenizer_spm.SACREBLEU_DIR", str(tmp_path))
+    for language in ("ja", "ko"):
+        module = f"sacrebleu.tokenizers.tokenizer_{language}_mecab"
+        monkeypatch.setattr(f"{module}.MeCab", None)
+    with pytest.raises(ConfigError, match=message):
+        choose_metrics(tgt_lang, tokenizer)
+
+
 def test_systems_are_compared_as_the_program_does(tmp_path):
     """Scores, p-values and signatures of its paired bootstrap, which takes the baseline first."""
     first, second = copy_lines(40, 5), copy_lines(40, 6)
@@ -54,7 +110,7 @@ def test_systems_are_compared_as_the_program_does(tmp_path):
     texts = {"ref1": first, "ref2": second, "system": mixed, "baseline": worse}
     for name, lines in texts.items():
         (tmp_path / name).write_text("".join(f"{line}\n" for line in lines))
-    metrics = paired_bootstrap(mixed, worse, [first, second])
+    metrics = paired_bootstrap(mixed, worse, [first, second], METRICS)
     tool = [sys.executable, "-m", "sacrebleu", "ref1", "ref2", "-w", "10"]
     paired = "-m", "bleu", "chrf", "--paired-bs", "-f", "text"  # its JSON of this fails in 2.6.0
     command = [*tool, "-i", "baseline", "system", *paired]
@@ -67,7 +123,8 @@ def test_systems_are_compared_as_the_program_does(tmp_path):
     signatures = re.findall(r"^ - (?:BLEU|chrF2) +(\S+)$", printed, re.MULTILINE)
     assert signatures == [metric.signature for metric in metrics]
     assert [metric.name for metric in metrics] == ["BLEU", "chrF2"]
-    with_ter = paired_bootstrap(HYPOTHESES, REFERENCES, [REFERENCES], ter=True)
+    chosen = choose_metrics("en", ter=True)
+    with_ter = paired_bootstrap(HYPOTHESES, REFERENCES, [REFERENCES], chosen)
     assert [metric.name for metric in with_ter] == ["BLEU", "chrF2", "TER"]
 
 
@@ -82,10 +139,9 @@ def test_the_best_reference_counts_for_a_sentence():
 @pytest.mark.parametrize(
     "metric",
     [
-        bleu,
-        score_all,
-        lambda system, references: paired_bootstrap(system, references[0], references),
-        lambda baseline, references: paired_bootstrap(references[0], baseline, references),
+        lambda system, references: corpus_score(system, references, METRICS[0]),
+        lambda system, references: paired_bootstrap(system, references[0], references, METRICS),
+        lambda baseline, references: paired_bootstrap(references[0], baseline, references, METRICS),
     ],
 )
 def test_nothing_is_scored_that_does_not_match(metric):

@@ -7,10 +7,12 @@ from pathlib import Path
 import pytest
 import safetensors.torch
 import torch
-from conftest import tiny_config, tiny_values, write_toml
+from conftest import tiny_config, tiny_values, write_copy_corpus, write_toml
+from sacrebleu.metrics.bleu import BLEU
 from test_trainer import records
 
 from transformer_mt.checkpoints.checkpoint import EMA, MODEL, load_checkpoint
+from transformer_mt.checkpoints.evaluations import read_evaluations, run_folders
 from transformer_mt.checkpoints.run_directory import find_checkpoint, list_checkpoints, load_newest
 from transformer_mt.config.loading import load_config
 from transformer_mt.errors import CheckpointError, ConfigError, DataError, DeviceError
@@ -119,6 +121,33 @@ def test_a_vocabulary_made_elsewhere(corpus_dir, first, tmp_path):
         train(load_config(write_toml(tmp_path / "two.toml", values)), tmp_path / "none")
 
 
+def test_validation_splits_text_for_the_target_language(tmp_path, monkeypatch):
+    """Its BLEU is that of `sacrebleu -l en-zh`, and the record says so. Sabotage: use 13a."""
+    write_copy_corpus(tmp_path / "corpus", {"train": 600, "validation": 2})
+    for path in (tmp_path / "corpus").glob("*.en"):
+        path.rename(path.with_suffix(".zh"))
+    reference, hypotheses = ["我们明天一起吃饭!", "他昨天去了北京。"], ["我们明天一起吃饭。"] * 2
+    (tmp_path / "corpus" / "validation.zh").write_text("".join(f"{line}\n" for line in reference))
+    monkeypatch.setattr(Translator, "translate", lambda self, lines, advance: hypotheses)
+    config = tiny_config(tmp_path / "corpus", data__tgt_lang="zh", train__max_steps=1, **SMALL)
+    train(config, tmp_path / "run")
+    [valid] = records(tmp_path / "run", "valid")
+    expected = BLEU(trg_lang="zh").corpus_score(hypotheses, [reference])
+    assert valid["bleu"] == round(expected.score, 4) > 10
+    [record] = read_evaluations(run_folders(tmp_path / "run"))
+    assert record.scores[0].value == expected.score and "|tok:zh|" in record.scores[0].signature
+
+
+@pytest.mark.parametrize("start", [train, dry_run])
+def test_a_missing_tokenizer_shows_before_the_text_is_read(
+    corpus_dir, tmp_path, monkeypatch, start
+):
+    """The corpus has no Japanese at all. Sabotage: choose the tokenizer when first validating."""
+    monkeypatch.setattr("sacrebleu.tokenizers.tokenizer_ja_mecab.MeCab", None)
+    with pytest.raises(ConfigError, match=r"data.tgt_lang = ja: .* 'sacrebleu\[ja\]'"):
+        start(tiny_config(corpus_dir, data__tgt_lang="ja"), tmp_path / "run")
+
+
 def test_the_moving_average_is_kept_scored_and_used(corpus_dir, tmp_path, caplog):
     """Validation scores both; a checkpoint holds both; commands take the average unless told."""
     config = small_config(corpus_dir, train__ema_decay=0.9, train__max_steps=4)
@@ -129,7 +158,7 @@ def test_the_moving_average_is_kept_scored_and_used(corpus_dir, tmp_path, caplog
     pairs = load_split(config.data, config.data.valid)
     for raw, key in ((True, "bleu"), (False, "ema_bleu")):
         translator = Translator(checkpoint.build_model(raw), checkpoint.vocab, 60)
-        assert round(evaluate(translator, pairs)[1].value, 4) == valid[key]
+        assert round(evaluate(translator, pairs, BLEU())[1].value, 4) == valid[key]
     assert checkpoint.progress.best_bleu == pytest.approx(valid["ema_bleu"], abs=1e-4)
     assert "of the moving average" in caplog.text
 

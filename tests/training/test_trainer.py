@@ -51,7 +51,7 @@ def scores(monkeypatch):
     """Gives a list of the BLEU scores that validations will have."""
     values: list[float] = []
 
-    def evaluate(translator, pairs, advance) -> tuple[list[str], Score]:
+    def evaluate(translator, pairs, bleu, advance) -> tuple[list[str], Score]:
         hypotheses = [f"hypothesis of {line}" for line in pairs.src]
         return hypotheses, Score("bleu", values.pop(0), "")
 

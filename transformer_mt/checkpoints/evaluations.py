@@ -3,8 +3,8 @@
     RUN/evaluations/NAME.json               of the run's checkpoints
     RUN/averaged-5/evaluations/NAME.json    of averaged weights
 
-There is one file per test set, checkpoint and search setting, also for validation; a newer
-evaluation replaces it. Nothing is written inside a step-* directory.
+There is one file per test set, checkpoint, search setting and tokenizer of BLEU, also for
+validation; a newer evaluation replaces it. Nothing is written inside a step-* directory.
 """
 
 import hashlib
@@ -67,6 +67,12 @@ class Score:
         """The name as written in papers."""
         return {"bleu": "BLEU", "chrf": "chrF2", "ter": "TER"}.get(self.name, self.name)
 
+    @property
+    def tokenizer(self) -> str:
+        """The tokenizer by its name in the signature, such as 13a; empty for chrF2."""
+        match = re.search(r"\btok:([^|]+)", self.signature)
+        return match[1] if match else ""
+
 
 @dataclass(frozen=True)
 class EvaluationRecord:
@@ -96,7 +102,9 @@ class EvaluationRecord:
         Validation is repeated in training, and only the newest record of it is kept.
         """
         checkpoint = "" if self.test_set == VALIDATION else self.checkpoint
-        identity = canonical_json([self.test_set, checkpoint, asdict(self.search)])
+        kind = [self.test_set, checkpoint, asdict(self.search)]
+        kind += [s.tokenizer for s in self.scores if s.name == "bleu" and s.tokenizer != "13a"]
+        identity = canonical_json(kind)
         readable = re.sub(r"[^\w.]+", "-", self.test_set, flags=re.ASCII).strip("-.")[-40:]
         return f"{readable.strip('-.')}-{hashlib.sha256(identity).hexdigest()[:8]}.json"
 

@@ -236,6 +236,14 @@ def evaluate(
     raw: RawOption = False,
     save: Annotated[Path | None, report_option("FILE", "File to save the translation to.")] = None,
     ter: Annotated[bool, flag("Compute TER too.", "--ter", group=REPORT)] = False,
+    tokenize: Annotated[
+        str | None,
+        report_option(
+            "NAME",
+            "sacreBLEU's tokenizer for BLEU, such as 13a, intl, char, zh, ja-mecab or flores200."
+            " Default: sacreBLEU's for the target language; 13a without a run.",
+        ),
+    ] = None,
     samples: Annotated[
         int | None,
         report_option(
@@ -264,6 +272,7 @@ def evaluate(
         require_input(hypotheses)
         output = check_output(save, [src, *(ref or ()), hypotheses, baseline]) if save else None
     from transformer_mt.evaluation.report import evaluate_system
+    from transformer_mt.evaluation.scoring import choose_metrics
     from transformer_mt.text.test_sets import load_test_set
 
     show_messages(quiet)
@@ -275,9 +284,9 @@ def evaluate(
             load_test_set=partial(
                 load_test_set, split=split, src=src, refs=ref or (), test_set=test_set
             ),
+            choose_metrics=partial(choose_metrics, tokenizer=tokenize, ter=ter),
             search=SearchOptions(beam_size, length_penalty, batch_tokens=batch_tokens),
             load=LoadOptions(device, precision, max_length, raw),
-            ter=ter,
             save=output,
         )
     if report:

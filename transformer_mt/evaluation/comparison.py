@@ -5,7 +5,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from transformer_mt.evaluation.scoring import Difference, bleu, paired_bootstrap, sentence_chrf
+from sacrebleu.metrics.base import Metric
+
+from transformer_mt.evaluation.scoring import (
+    Difference,
+    corpus_score,
+    paired_bootstrap,
+    sentence_chrf,
+)
 from transformer_mt.text.test_sets import EvaluationSet
 
 _LENGTH_BOUNDS = (0, 10, 20, 30, 40, 60, sys.maxsize)
@@ -44,24 +51,30 @@ class Comparison:
 
 
 def compare(
-    test_set: EvaluationSet, hypotheses: Sequence[str], baseline: Sequence[str], ter: bool = False
+    test_set: EvaluationSet,
+    hypotheses: Sequence[str],
+    baseline: Sequence[str],
+    metrics: Sequence[Metric],
 ) -> Comparison:
     """Compares the hypotheses of a system with those of a baseline, one of each per sentence.
+
+    The first of the metrics is BLEU.
 
     Raises:
         DataError: If there are no sentences, or their numbers differ.
     """
-    differences = paired_bootstrap(hypotheses, baseline, test_set.references, ter)
+    differences = paired_bootstrap(hypotheses, baseline, test_set.references, metrics)
     system_chrf = sentence_chrf(hypotheses, test_set.references)
     baseline_chrf = sentence_chrf(baseline, test_set.references)
     gains = [new - old for new, old in zip(system_chrf, baseline_chrf, strict=True)]
     changes = [Change(line, gain) for line, gain in enumerate(gains, 1) if gain]
     changes.sort(key=lambda change: -change.difference)
-    return Comparison(differences, _buckets(test_set, hypotheses, baseline), changes)
+    buckets = _buckets(test_set, hypotheses, baseline, metrics[0])
+    return Comparison(differences, buckets, changes)
 
 
 def _buckets(
-    test_set: EvaluationSet, hypotheses: Sequence[str], baseline: Sequence[str]
+    test_set: EvaluationSet, hypotheses: Sequence[str], baseline: Sequence[str], bleu: Metric
 ) -> list[Bucket]:
     measured = test_set.references[0] if test_set.src is None else test_set.src
     words = [max(1, len(line.split())) for line in measured]
@@ -70,8 +83,8 @@ def _buckets(
         lines = [i for i, count in enumerate(words) if low < count <= high]
         if lines:
             references = [[text[i] for i in lines] for text in test_set.references]
-            system_bleu = bleu([hypotheses[i] for i in lines], references).value
-            baseline_bleu = bleu([baseline[i] for i in lines], references).value
+            system_bleu = corpus_score([hypotheses[i] for i in lines], references, bleu).value
+            baseline_bleu = corpus_score([baseline[i] for i in lines], references, bleu).value
             name = f"{low + 1}-{high}" if high < sys.maxsize else f"over {low}"
             buckets.append(Bucket(name, len(lines), system_bleu, baseline_bleu))
     return buckets

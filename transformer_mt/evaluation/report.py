@@ -8,6 +8,8 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
+from sacrebleu.metrics.base import Metric
+
 from transformer_mt.checkpoints.checkpoint import EMA, Checkpoint
 from transformer_mt.checkpoints.evaluations import (
     EvaluationRecord,
@@ -24,7 +26,7 @@ from transformer_mt.evaluation.comparison import (
     format_comparison,
     format_sentence,
 )
-from transformer_mt.evaluation.scoring import score_all
+from transformer_mt.evaluation.scoring import corpus_score
 from transformer_mt.system.console import progress_bar
 from transformer_mt.system.device import choose_device
 from transformer_mt.system.outputs import Output, write_lines
@@ -69,7 +71,8 @@ class EvaluationReport:
 
     def to_dict(self) -> dict[str, object]:
         """Returns the values and signatures for JSON."""
-        result: dict[str, object] = {"sentences": len(self.test_set)}
+        tokenizer = self.scores[0].tokenizer
+        result: dict[str, object] = {"sentences": len(self.test_set), "tokenizer": tokenizer}
         for score in self.scores:
             result |= {score.name: score.value, f"{score.name}_signature": score.signature}
         if self.system.seconds:
@@ -104,9 +107,9 @@ def evaluate_system(
     hypotheses: Path | None,
     baseline: Path | None,
     load_test_set: Callable[[DataConfig], EvaluationSet],
+    choose_metrics: Callable[[str], list[Metric]],
     search: SearchOptions,
     load: LoadOptions,
-    ter: bool = False,
     save: Output | None = None,
 ) -> EvaluationReport | None:
     """Scores a new or existing translation of a test set, and compares it with a baseline.
@@ -117,9 +120,9 @@ def evaluate_system(
         hypotheses: An existing translation to score.
         baseline: A run, a checkpoint or a translation to compare with.
         load_test_set: Loads a test set, given the corpus of the first run, if one is given.
+        choose_metrics: Gives the metrics for a target language, BLEU first.
         search: How to search for translations.
         load: How to load the models.
-        ter: Whether to compute TER as well.
         save: Where to write the translation.
 
     Returns:
@@ -139,7 +142,7 @@ def evaluate_system(
             return None
         checkpoints = find_checkpoints(paths[:1] if hypotheses else paths) if paths else []
         data = checkpoints[0].config.data if checkpoints else DataConfig(path="none")
-        test_set = load_test_set(data)
+        metrics, test_set = choose_metrics(data.tgt_lang), load_test_set(data)
         # Read files and runs first, so that mistakes show before anything is translated.
         system = _read_translation(hypotheses, test_set) if hypotheses else checkpoints
         other = _open(baseline, test_set) if baseline else None
@@ -155,10 +158,12 @@ def evaluate_system(
                 write_lines(output.lines, save)
         other_output = translate(other, sources) if other else None
         processes.finish()
-    scores = score_all(output.lines, test_set.references, ter)
+    scores = [corpus_score(output.lines, test_set.references, metric) for metric in metrics]
     if len(checkpoints) == 1 and not hypotheses:
         _record(checkpoints[0], test_set, output, scores, search, load)
-    comparison = compare(test_set, output.lines, other_output.lines, ter) if other_output else None
+    comparison = None
+    if other_output:
+        comparison = compare(test_set, output.lines, other_output.lines, metrics)
     return EvaluationReport(test_set, output, search.beam_size, scores, other_output, comparison)
 
 

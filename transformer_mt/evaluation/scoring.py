@@ -4,6 +4,7 @@ Hypotheses are detokenised text, one line per sentence; references are one or mo
 translations, each raw text with one line per sentence.
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
@@ -15,7 +16,7 @@ from sacrebleu.metrics.ter import TER
 from sacrebleu.significance import PairedTest, Result
 
 from transformer_mt.checkpoints.evaluations import Score
-from transformer_mt.errors import DataError
+from transformer_mt.errors import ConfigError, DataError
 
 
 @dataclass(frozen=True)
@@ -32,40 +33,54 @@ class Difference:
     signature: str
 
 
-def bleu(hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> Score:
-    """Computes corpus BLEU of detokenised hypotheses against one or more raw references.
+def choose_metrics(tgt_lang: str, tokenizer: str | None = None, ter: bool = False) -> list[Metric]:
+    """Chooses BLEU, chrF2 and, if requested, TER, in that order.
+
+    Args:
+        tgt_lang: The target language, for which sacreBLEU has a tokenizer.
+        tokenizer: sacreBLEU's name of another tokenizer for BLEU.
+        ter: Whether to compute TER as well.
+
+    Raises:
+        ConfigError: If the tokenizer is unknown, or needs something that is not installed.
+    """
+    if tokenizer not in (None, *BLEU.TOKENIZERS):
+        raise ConfigError(f"--tokenize {tokenizer}: choose {', '.join(BLEU.TOKENIZERS)}")
+    language = re.split("[-_]", tgt_lang.lower())[0]  # zh of zh_CN
+    try:
+        # With both, sacreBLEU would warn that the tokenizer is not the language's.
+        bleu = BLEU(tokenize=tokenizer, trg_lang="" if tokenizer else language)
+    except (RuntimeError, ImportError, OSError, SystemExit) as error:
+        cause = f"--tokenize {tokenizer}" if tokenizer else f"data.tgt_lang = {tgt_lang}"
+        if package := re.search(r"sacrebleu\[\w+\]", str(error)):
+            raise ConfigError(
+                f"{cause}: BLEU needs a tokenizer that is not installed:"
+                f" pip install -c constraints.txt '{package[0]}'"
+            ) from None
+        raise ConfigError(f"{cause}: cannot load sacreBLEU's tokenizer: {error}") from None
+    return [bleu, CHRF(), TER()] if ter else [bleu, CHRF()]
+
+
+def corpus_score(
+    hypotheses: Sequence[str], references: Sequence[Sequence[str]], metric: Metric
+) -> Score:
+    """Scores detokenised hypotheses against one or more raw references.
 
     Raises:
         DataError: If there are no sentences, or their numbers differ.
     """
     _check(hypotheses, references)
-    return _score(BLEU(), hypotheses, references)
-
-
-def score_all(
-    hypotheses: Sequence[str], references: Sequence[Sequence[str]], ter: bool = False
-) -> list[Score]:
-    """Computes BLEU, chrF2 and, if requested, TER, in that order.
-
-    Raises:
-        DataError: If there are no sentences, or their numbers differ.
-    """
-    _check(hypotheses, references)
-    return [_score(metric, hypotheses, references) for metric in _metrics(ter)]
-
-
-def _score(metric: Metric, hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> Score:
-    score = metric.corpus_score(hypotheses, references)
+    result = metric.corpus_score(hypotheses, references)
     signature = metric.get_signature().format()
-    text = score.format(signature=signature)
-    return Score(type(metric).__name__.lower(), score.score, signature, text)
+    text = result.format(signature=signature)
+    return Score(type(metric).__name__.lower(), result.score, signature, text)
 
 
 def paired_bootstrap(
     hypotheses: Sequence[str],
     baseline: Sequence[str],
     references: Sequence[Sequence[str]],
-    ter: bool = False,
+    metrics: Sequence[Metric],
 ) -> list[Difference]:
     """Compares two systems by sacreBLEU's paired bootstrap test, as `sacrebleu --paired-bs` does.
 
@@ -78,8 +93,8 @@ def paired_bootstrap(
     _check(hypotheses, references)
     _check(baseline, references)
     systems = [("baseline", baseline), ("system", hypotheses)]
-    metrics = {type(metric).__name__: metric for metric in _metrics(ter)}
-    signatures, results = PairedTest(systems, metrics, references, test_type="bs")()
+    named = {type(metric).__name__: metric for metric in metrics}
+    signatures, results = PairedTest(systems, named, references, test_type="bs")()
     differences = []
     for name, signature in signatures.items():
         old, new = cast(list[Result], results[name])
@@ -100,10 +115,6 @@ def sentence_chrf(hypotheses: Sequence[str], references: Sequence[Sequence[str]]
         metric.sentence_score(hypothesis, texts).score
         for hypothesis, texts in zip(hypotheses, alternatives, strict=True)
     ]
-
-
-def _metrics(ter: bool) -> list[Metric]:
-    return [BLEU(), CHRF(), TER()] if ter else [BLEU(), CHRF()]
 
 
 def _check(hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> None:

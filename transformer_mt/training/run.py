@@ -22,6 +22,7 @@ from transformer_mt.checkpoints.run_directory import (
 from transformer_mt.config.keys import Config, ModelConfig, flat_values
 from transformer_mt.config.loading import searched_folders
 from transformer_mt.errors import CheckpointError, ConfigError, DeviceError
+from transformer_mt.evaluation.scoring import choose_metrics
 from transformer_mt.system.device import choose_device, choose_precision, total_memory
 from transformer_mt.system.files import atomic_file, canonical_json, locked, restore_replaced
 from transformer_mt.system.processes import ALONE, Processes, join_processes
@@ -106,6 +107,7 @@ def build_trainer(
     checkpoint = load_newest(run_dir) if processes.is_main else None
     if checkpoint:
         checkpoint.require_config(config)
+    choose_metrics(config.data.tgt_lang)  # a missing tokenizer shows before any work
     device = choose_device(config.train.device)
     _require_memory(config.model, device)
     initial = checkpoint or (_initial_checkpoint(config) if processes.is_main else None)

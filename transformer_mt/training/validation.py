@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from sacrebleu.metrics.base import Metric
 
 from transformer_mt.checkpoints.checkpoint import checkpoint_digest
 from transformer_mt.checkpoints.evaluations import (
@@ -16,7 +17,7 @@ from transformer_mt.checkpoints.evaluations import (
     SearchSetting,
     write_evaluation,
 )
-from transformer_mt.evaluation.scoring import bleu, score_all
+from transformer_mt.evaluation.scoring import choose_metrics, corpus_score
 from transformer_mt.model.transformer import Transformer, evaluation_mode
 from transformer_mt.system.processes import ALONE, Processes
 from transformer_mt.text.batching import EncodedPairs, encode_pairs
@@ -58,6 +59,7 @@ class Validator:
     ) -> None:
         self._engine, self._pairs, self._processes = engine, pairs, processes
         self._encoded = encode_pairs(pairs.src, pairs.tgt, vocab)
+        self._metrics = choose_metrics(engine.config.data.tgt_lang)
         max_length = engine.config.data.max_length
         self._translator = Translator(engine.model, vocab, max_length, _SEARCH, processes)
 
@@ -67,13 +69,13 @@ class Validator:
         Args:
             advance: Called with the number of lines translated, batch by batch; may raise to stop.
         """
-        engine = self._engine
+        engine, bleu = self._engine, self._metrics[0]
         nll = mean_nll(engine.model, self._encoded, self._processes)
-        hypotheses, score = evaluate(self._translator, self._pairs, advance)
+        hypotheses, score = evaluate(self._translator, self._pairs, bleu, advance)
         metrics = {"nll": nll, "perplexity": perplexity(nll), "bleu": score.value}
         if engine.ema:
             with engine.ema.in_place():
-                hypotheses, score = evaluate(self._translator, self._pairs, advance)
+                hypotheses, score = evaluate(self._translator, self._pairs, bleu, advance)
             metrics["ema_bleu"] = score.value
         is_finite = math.isfinite(metrics["perplexity"])
         return Validation(metrics, score.value if is_finite else -math.inf, hypotheses)
@@ -86,7 +88,7 @@ class Validator:
             checkpoint=checkpoint.name,
             digest=checkpoint_digest(checkpoint) if checkpoint.exists() else "",
             search=SearchSetting(_SEARCH.beam_size, max_length=self._engine.config.data.max_length),
-            scores=score_all(result.hypotheses, references),
+            scores=[corpus_score(result.hypotheses, references, m) for m in self._metrics],
             sources=list(self._pairs.src),
             references=references,
             hypotheses=result.hypotheses,
@@ -134,7 +136,10 @@ def perplexity(nll: float) -> float:
 
 
 def evaluate(
-    translator: Translator, pairs: RawPairs, advance: Callable[[int], object] = lambda lines: None
+    translator: Translator,
+    pairs: RawPairs,
+    bleu: Metric,
+    advance: Callable[[int], object] = lambda lines: None,
 ) -> tuple[list[str], Score]:
     """Translates raw sources and scores the result against raw references.
 
@@ -147,4 +152,4 @@ def evaluate(
         DataError: If there are no pairs.
     """
     hypotheses = translator.translate(pairs.src, advance)
-    return hypotheses, bleu(hypotheses, [pairs.tgt])
+    return hypotheses, corpus_score(hypotheses, [pairs.tgt], bleu)
