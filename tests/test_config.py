@@ -272,7 +272,7 @@ def test_a_mistake_in_an_override_is_said_to_be_there(tmp_path):
 
 
 def test_what_each_key_declares():
-    """How long to train, how often to log and save, and where text is stored may change."""
+    """How long to train, how often to log, save and validate, and where text is may change."""
     sections = [field.annotation.model_fields for field in Config.model_fields.values()]
     keys = [item for section in sections for item in section.items()]
     declared = {kind: [key for key, f in keys if on_change(f) is kind] for kind in OnChange}
@@ -280,7 +280,8 @@ def test_what_each_key_declares():
         declared[OnChange.ALLOWED]
         == (
             "path name test cache_dir prepared_dir path max_steps max_epochs max_minutes save_every"
-            " save_every_minutes keep_last log_every tensorboard max_bad_steps init_from patience"
+            " save_every_minutes keep_last log_every tensorboard max_bad_steps init_from every"
+            " patience"
         ).split()
     )
     assert declared[OnChange.ENDS_BIT_EQUALITY] == ["micro_batch_tokens", "device", "compile"]

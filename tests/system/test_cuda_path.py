@@ -116,7 +116,7 @@ def test_the_loop_waits_only_to_log(corpus_dir, tmp_path, _small_peak, monkeypat
 
         owner = Engine if method is Engine.train_step else Transformer
         monkeypatch.setattr(owner, method.__name__, noting)
-    for steps in (2, 5):
+    for steps in (6, 9):  # steps 1, 2 and 5 are logged
         every = {"train__save_every": 100, "train__log_every": 100, "valid__every": 100, **FEW}
         with SimulatedCuda() as cuda:
             config = cuda_config(corpus_dir, **every, train__max_steps=steps)

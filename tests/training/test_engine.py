@@ -91,7 +91,7 @@ def test_dropout_is_seeded_by_the_number_of_a_micro_batch(corpus_dir, prepared):
 
     def losses(*firsts: int) -> list[float]:
         batches = [batch_from(prepared, first) for first in firsts]
-        return [float(loss) for loss, _ in engine._gradients(2, batches, 100)]
+        return [float(loss) for (loss, _), _ in engine._gradients(2, batches, 100)]
 
     first, second = losses(0, 0)
     assert first != second
@@ -117,9 +117,12 @@ def test_the_gradient_is_per_token_of_the_step(corpus_dir, prepared):
     config = tiny_config(corpus_dir, model__dropout=0.0)
     engine, other = build_engine(config, prepared), build_engine(config, prepared)
     batches = [batch_from(prepared, 0), batch_from(prepared, 8)]
-    loss = sum(
-        smoothed_loss(other.model(batch.src, batch.tgt_in), batch.tgt_out, 0.1, PAD_ID)
-        for batch in batches
+    loss, nll = (
+        sum(
+            smoothed_loss(other.model(batch.src, batch.tgt_in), batch.tgt_out, smoothing, PAD_ID)
+            for batch in batches
+        )
+        for smoothing in (0.1, 0.0)
     )
     tokens, src_tokens = (sum(getattr(b, f"{s}_tokens") for b in batches) for s in ("tgt", "src"))
     (loss / tokens).backward()
@@ -129,6 +132,7 @@ def test_the_gradient_is_per_token_of_the_step(corpus_dir, prepared):
     assert engine.lr == noam_rate(1, 64, 100)
     window = engine.read_window()
     assert window.loss == pytest.approx(loss.item(), rel=1e-5)
+    assert window.nll == pytest.approx(nll.item(), rel=1e-5)
     per_src, per_tgt = flops_per_token(config.model, prepared.vocab.tgt.size)
     assert (window.tokens, window.flops) == (tokens, src_tokens * per_src + tokens * per_tgt)
 
@@ -145,7 +149,7 @@ def test_a_restored_engine_continues_bit_equal(corpus_dir, prepared, tmp_path):
     engine.scaler.update(1024.0)
     engine.skipped_steps.fill_(5)
     engine.nonfinite_in_row.fill_(2)
-    window = LogWindow(loss=3.5, tokens=7, flops=11.0, seconds=0.5)
+    window = LogWindow(loss=3.5, nll=2.5, tokens=7, flops=11.0, seconds=0.5)
     engine.start_window(window)
     save(tmp_path / "saved", engine, prepared)
     restored = build_engine(config, prepared, "fp16")
@@ -155,7 +159,7 @@ def test_a_restored_engine_continues_bit_equal(corpus_dir, prepared, tmp_path):
     saved_window = load_checkpoint(tmp_path / "saved").state.counters["window"]
     assert saved_window == {**asdict(window), "seconds": pytest.approx(0.5, abs=0.1)}
     assert asdict(restored.read_window()) == pytest.approx(saved_window, abs=0.1)
-    assert restored.read_window().loss == 3.5
+    assert (restored.read_window().loss, restored.read_window().nll) == (3.5, 2.5)
     for each in (engine, restored):
         each.train_step(4, [batch_from(prepared, 40)])
     assert equal_weights(engine, restored)
@@ -171,6 +175,9 @@ def test_missing_counters_are_zero(corpus_dir, prepared):
     engine.load_state_dict(state)
     assert (int(engine.skipped_steps), int(engine.nonfinite_in_row)) == (0, 0)
     assert engine.read_window().tokens == 0
+    older_window = {"window": {"loss": 3.5, "tokens": 7, "flops": 11.0, "seconds": 0.5}}
+    engine.load_state_dict({**state, "counters": older_window})
+    assert engine.read_window().mean_loss is None  # or its mean NLL would be too small
     with pytest.raises(ValueError, match="unknown"):
         engine.load_state_dict({**state, "counters": {"unknown": 1}})
 

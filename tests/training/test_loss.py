@@ -26,9 +26,9 @@ def smoothed_loss(logits: Tensor, targets: Tensor, label_smoothing: float, pad_i
 @pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.6])
 @pytest.mark.parametrize("rows", [1, 3, 1000])
 def test_projected_is_smoothed(monkeypatch, smoothing, rows):
-    """Value and gradients, in chunks of every size, with padding within and at the end.
+    """Values and gradients, in chunks of every size, with padding within and at the end.
 
-    Sabotage: count padded rows; spread the smoothing over V - 1.
+    Sabotage: count padded rows, also in the NLL alone; spread the smoothing over V - 1.
     """
     monkeypatch.setitem(loss.CHUNK_ROWS, "cpu", rows)
     torch.manual_seed(0)
@@ -37,13 +37,13 @@ def test_projected_is_smoothed(monkeypatch, smoothing, rows):
     results = []
     for projected in (True, False):
         h, w = output.clone().requires_grad_(), output_weight.clone().requires_grad_()
-        value = (
-            loss.projected_loss(h, w, targets, smoothing, 0)
-            if projected
-            else smoothed_loss(h @ w.t(), targets, smoothing, 0)
-        )
+        if projected:
+            value, nll = loss.projected_loss(h, w, targets, smoothing, 0)
+            assert not nll.requires_grad
+        else:
+            value, nll = (smoothed_loss(h @ w.t(), targets, s, 0) for s in (smoothing, 0.0))
         (value / 7).backward()
-        results.append((value.detach(), h.grad, w.grad))
+        results.append((value.detach(), nll.detach(), h.grad, w.grad))
     assert_close(*results, atol=1e-5, rtol=1e-5)
 
 
@@ -55,8 +55,10 @@ def test_projected_under_autocast(dtype):
     output_weight = torch.randn(30, 16, requires_grad=True)
     targets = torch.randint(1, 30, (3, 6))
     with torch.autocast("cpu", dtype):
-        value = loss.projected_loss(output, output_weight, targets, 0.1, 0)
+        value, nll = loss.projected_loss(output, output_weight, targets, 0.1, 0)
     value.backward()
+    unsmoothed = smoothed_loss(output @ output_weight.t(), targets, 0.0, 0)
+    assert nll.item() == pytest.approx(unsmoothed.item(), rel=0.01)
     assert value.dtype == output.grad.dtype == output_weight.grad.dtype == torch.float32
     plain = smoothed_loss(output @ output_weight.t(), targets, 0.1, 0)
     assert value.detach().item() == pytest.approx(plain.detach().item(), rel=0.01)
@@ -78,7 +80,7 @@ def test_small_gradients_do_not_underflow(dtype):
         output, output_weight = torch.ones(2, 3, 8), torch.linspace(-1, 1, 160).view(20, 8)
         inputs = [tensor.requires_grad_() for tensor in (output, output_weight)]
         with torch.autocast("cpu", dtype):
-            value = loss.projected_loss(*inputs, torch.ones(2, 3, dtype=torch.int64), 0.1, 0)
+            value, _ = loss.projected_loss(*inputs, torch.ones(2, 3, dtype=torch.int64), 0.1, 0)
         (factor * value).backward()
         gradients.append([tensor.grad / factor for tensor in inputs])
     assert_close(*gradients, rtol=1e-5, atol=1e-8)
@@ -93,7 +95,8 @@ def test_small_probabilities_keep_their_precision():
     output_weight = torch.zeros(size, 8, requires_grad=True)
     with torch.autocast("cpu", torch.float16):
         targets = torch.zeros(1, 2, dtype=torch.int64)
-        loss.projected_loss(torch.ones(1, 2, 8), output_weight, targets, smoothing, 1).backward()
+        value, _ = loss.projected_loss(torch.ones(1, 2, 8), output_weight, targets, smoothing, 1)
+    value.backward()
     expected = torch.full((size - 1, 8), 2 * (1 - smoothing) / size)
     assert_close(output_weight.grad[1:], expected, rtol=0.01, atol=0.0)
 
@@ -107,7 +110,8 @@ def test_gradients_in_float16_do_not_overflow(size):
     output, output_weight = torch.full((1, 384, 8), size), torch.zeros(30, 8, requires_grad=True)
     targets = torch.ones(1, 384, dtype=torch.int64)
     with torch.autocast("cpu", torch.float16):
-        loss.projected_loss(output, output_weight, targets, 0.0, 0).backward()
+        value, _ = loss.projected_loss(output, output_weight, targets, 0.0, 0)
+    value.backward()
     expected = torch.full((30, 8), 384 * size / 30)
     expected[1] -= 384 * size
     assert_close(output_weight.grad, expected, rtol=0.01, atol=0.0)
@@ -123,7 +127,7 @@ def test_sums_of_half_precision_logits_are_fp32():
     output[..., 0], output_weight[:, 0] = 10.0, 10.0
     targets = torch.randint(1, 30, (4, 50))
     with torch.autocast("cpu", torch.bfloat16):
-        value = loss.projected_loss(output, output_weight, targets, 0.6, 0)
+        value, _ = loss.projected_loss(output, output_weight, targets, 0.6, 0)
         logits = linear(output.flatten(0, 1).bfloat16(), output_weight.bfloat16())
     plain = smoothed_loss(logits[None], targets.view(1, -1), 0.6, 0)
     assert value.item() == pytest.approx(plain.item(), abs=0.01 * 200)
@@ -148,9 +152,9 @@ def test_one_compiled_graph_serves_all_chunks(monkeypatch):
 
     def loss_and_gradients(compiled: bool) -> tuple[Tensor, ...]:
         inputs = [tensor.clone().requires_grad_() for tensor in (output, output_weight)]
-        value = loss.projected_loss(*inputs, targets, 0.1, 0, compiled)
+        value, nll = loss.projected_loss(*inputs, targets, 0.1, 0, compiled)
         value.backward()
-        return (value.detach(), *(tensor.grad for tensor in inputs))
+        return (value.detach(), nll, *(tensor.grad for tensor in inputs))
 
     assert_close(loss_and_gradients(True), loss_and_gradients(False), atol=1e-5, rtol=1e-5)
     assert len(graphs) == 1

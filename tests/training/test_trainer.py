@@ -128,12 +128,13 @@ def test_a_finite_best_stays_best(corpus_dir, tmp_path, scores, monkeypatch, nll
 def test_when_a_run_logs_validates_and_saves(corpus_dir, tmp_path, scores):
     """At multiples and at the end; a validation that is the best so far saves at once.
 
-    Sabotage: save or log every step; do not save the best.
+    The first steps are logged at growing intervals. Sabotage: save or log every step; do not save
+    the best.
     """
     scores += [3.0, 1.0, 4.0, 2.0]
-    changes = {"train__log_every": 4, "train__save_every": 5, "valid__every": 3}
+    changes = {"train__log_every": 8, "train__save_every": 5, "valid__every": 3}
     train(build_config(corpus_dir, train__max_steps=11, **changes), tmp_path / "run")
-    assert logged_steps(tmp_path / "run", "train") == [4, 8, 11]
+    assert logged_steps(tmp_path / "run", "train") == [1, 2, 5, 8, 11]
     assert logged_steps(tmp_path / "run", "valid") == [3, 6, 9, 11]
     assert saved_steps(tmp_path / "run") == [3, 5, 9, 10, 11]
     assert "(best)" in log_text(tmp_path / "run")
@@ -174,34 +175,37 @@ def test_minutes_are_a_limit(corpus_dir, tmp_path, scores, clock):
     assert train(longer, tmp_path / "run").step == 7
     assert saved_steps(tmp_path / "run") == [2, 4, 6, 7]
     assert "done: train.max_minutes = 2, at step 4" in log_text(tmp_path / "run")
-    assert [line["seconds"] for line in records(tmp_path / "run", "train")] == [120.0, 210.0]
+    seconds = [line["seconds"] for line in records(tmp_path / "run", "train")]
+    assert seconds == [30.0, 60.0, 120.0, 150.0, 210.0]
 
 
 def test_metrics_of_a_log_line(corpus_dir, tmp_path, scores, clock, monkeypatch):
-    """Loss per token, learning rate, tokens per second and MFU, since the line before.
+    """Loss and NLL per token, learning rate, tokens per second and MFU, since the line before.
 
     Sabotage: divide by the steps; do not reset the sums.
     """
     scores += [1.0]
     monkeypatch.setattr(trainer_module, "measure_peak_flops", lambda device, precision: 1e6)
-    step_sums: list[tuple[int, float, float]] = []
+    step_sums: list[tuple[int, float, float, float]] = []
     real = Engine.train_step
 
     def train_step(self, step, micro_batches) -> None:
         before = self.read_window()
         real(self, step, micro_batches)
         after = self.read_window()
-        sums = after.tokens - before.tokens, after.loss - before.loss, after.flops - before.flops
-        step_sums.append(sums)
+        names = ("tokens", "loss", "nll", "flops")
+        step_sums.append(tuple(getattr(after, n) - getattr(before, n) for n in names))
 
     monkeypatch.setattr(Engine, "train_step", train_step)
     train(build_config(corpus_dir, train__max_steps=5, train__log_every=2), tmp_path / "run")
     lines = records(tmp_path / "run", "train")
-    assert [line["step"] for line in lines] == [2, 4, 5]
-    for line, steps in zip(lines, (step_sums[:2], step_sums[2:4], step_sums[4:]), strict=True):
-        tokens, loss, flops = map(sum, zip(*steps, strict=True))
+    assert [line["step"] for line in lines] == [1, 2, 4, 5]
+    windows = step_sums[:1], step_sums[1:2], step_sums[2:4], step_sums[4:]
+    for line, steps in zip(lines, windows, strict=True):
+        tokens, loss, nll, flops = map(sum, zip(*steps, strict=True))
         seconds = 30 * len(steps)
         assert line["loss"] == pytest.approx(loss / tokens, abs=1e-5)
+        assert line["nll"] == pytest.approx(nll / tokens, abs=1e-5)
         assert line["tokens_per_second"] == pytest.approx(tokens / seconds, abs=0.06)
         assert line["mfu"] == pytest.approx(flops / seconds / 1e6, abs=1e-3)
         assert line["lr"] == noam_rate(line["step"], 16, 100) and line["skipped"] == 0
@@ -265,12 +269,14 @@ def test_memory_is_checked_with_the_largest_batch(corpus_dir, tmp_path, scores, 
     assert 100 < positions <= 200 and tokens_before == 0
 
 
-def test_a_run_that_diverges(corpus_dir, tmp_path):
+def test_a_run_that_diverges(corpus_dir, tmp_path, monkeypatch):
     """Its first step makes the weights absurd; it is stopped and resumed once.
 
     Sabotage: write NaN and Infinity; divide by all tokens, or give 0 for a window of skipped steps;
     compare the BLEU of a validation that is not finite all the same.
     """
+    # Steps 1 to 5 share a log line.
+    monkeypatch.setattr(trainer_module, "is_log_step", lambda step, every: step % every == 0)
     for max_steps in (7, 20):
         config = build_config(
             corpus_dir,
@@ -285,7 +291,9 @@ def test_a_run_that_diverges(corpus_dir, tmp_path):
     assert [record["step"] for record in valid] == [7, 10, 20]
     assert all(record["nll"] is None and record["perplexity"] is None for record in valid)
     losses = {line["step"]: line["loss"] for line in records(tmp_path / "run", "train")}
-    assert losses[5] > math.log(100)  # of the first step alone; there are 292 pieces
+    nlls = {line["step"]: line["nll"] for line in records(tmp_path / "run", "train")}
+    # Of the first step alone; there are 292 pieces.
+    assert losses[5] > math.log(100) and nlls[5] > math.log(100)
     assert losses[10] is None and losses[15] is None
     progress = load_newest(tmp_path / "run").progress
     assert (progress.best_bleu, progress.best_step, progress.valid_step) == (-1.0, 0, 20)

@@ -237,7 +237,7 @@ class TrainConfig(Section):
     keep_last: Annotated[int, Field(ge=1), OnChange.ALLOWED] = 5
     """Number of newest checkpoints kept, in addition to the best one."""
     log_every: Annotated[int, Field(ge=1), OnChange.ALLOWED] = 50
-    """Steps between lines of metrics.jsonl."""
+    """Steps between lines of metrics.jsonl. Steps 1, 2, 5, 10, 20, 50 ... before are logged too."""
     tensorboard: Annotated[bool, OnChange.ALLOWED] = False
     """Also write the numbers of metrics.jsonl for TensorBoard, to the folder `tensorboard` of the
     run."""
@@ -264,7 +264,7 @@ class TrainConfig(Section):
 class ValidConfig(Section):
     """Validation by greedy BLEU on `data.valid`."""
 
-    every: Annotated[int, Field(ge=1), OnChange.REFUSED] = 1000
+    every: Annotated[int, Field(ge=1), OnChange.ALLOWED] = 1000
     """Steps between validations."""
     patience: Annotated[int, Field(ge=0), OnChange.ALLOWED] = 0
     """Number of consecutive validations without a better BLEU that ends training. 0 is no limit."""

@@ -36,7 +36,8 @@ from transformer_mt.training.optimizer import (
 logger = logging.getLogger(__name__)
 
 _MOMENTS = ("exp_avg", "exp_avg_sq", "step")
-_LossAndGradients = tuple[Tensor, tuple[Tensor, ...]]
+_LossesAndGradients = tuple[Tensor, tuple[Tensor, ...]]
+"""The label-smoothed loss and the NLL, (2,), and the gradients of the parameters."""
 
 
 @dataclass(frozen=True)
@@ -45,12 +46,14 @@ class LogWindow:
 
     Attributes:
         loss: Label-smoothed loss of the steps where it was finite, in nats.
+        nll: Their loss without label smoothing.
         tokens: Target tokens, including the `nonfinite_tokens` of steps whose loss was not finite.
         flops: Floating-point operations that training on them needed.
         seconds: Time spent in steps, including building their batches.
     """
 
     loss: float = 0.0
+    nll: float = 0.0
     tokens: int = 0
     flops: float = 0.0
     seconds: float = 0.0
@@ -59,8 +62,16 @@ class LogWindow:
     @property
     def mean_loss(self) -> float | None:
         """Loss in nats per target token; None if no step had a finite loss."""
+        return self._per_token(self.loss)
+
+    @property
+    def mean_nll(self) -> float | None:
+        """Likewise without label smoothing."""
+        return self._per_token(self.nll)
+
+    def _per_token(self, nats: float) -> float | None:
         tokens = self.tokens - self.nonfinite_tokens
-        return self.loss / tokens if tokens else None
+        return nats / tokens if tokens else None
 
 
 @dataclass(frozen=True)
@@ -180,7 +191,9 @@ class Engine:
             self.scaler.load_state_dict(counters.loss_scaler)
         self.skipped_steps.fill_(counters.skipped_steps)
         self.nonfinite_in_row.fill_(counters.nonfinite_in_row)
-        self.start_window(counters.window)
+        # An older version did not sum the NLL; its unfinished log line is not continued.
+        has_nll = "nll" in state["counters"].get("window", ())
+        self.start_window(counters.window if has_nll else LogWindow())
 
     def start_from(self, model: nn.Module) -> None:
         """Takes the weights of another model of the same shapes instead of the random ones."""
@@ -192,15 +205,16 @@ class Engine:
         """Starts the sums of a log line at zero, or at those of an interrupted run."""
         self._tokens, self._flops, self._seconds = window.tokens, window.flops, window.seconds
         # Kept on the device until they are read, so that no step waits.
-        self._loss_sum = torch.full((), window.loss, device=self.device)
+        self._losses = torch.tensor((window.loss, window.nll), device=self.device)
         self._nonfinite_tokens = torch.full((), window.nonfinite_tokens, device=self.device)
 
     def read_window(self) -> LogWindow:
         """Waits for the device and returns the sums since the last log line; they are kept."""
         start = time.monotonic()
-        loss, nonfinite_tokens = float(self._loss_sum), int(self._nonfinite_tokens)
+        loss, nll = self._losses.tolist()
+        nonfinite_tokens = int(self._nonfinite_tokens)
         self._seconds += time.monotonic() - start
-        return LogWindow(loss, self._tokens, self._flops, self._seconds, nonfinite_tokens)
+        return LogWindow(loss, nll, self._tokens, self._flops, self._seconds, nonfinite_tokens)
 
     def train_step(self, step: int, micro_batches: Iterable[Batch | TokenCounts]) -> None:
         """Takes one optimizer step on the pairs of its micro-batches.
@@ -223,16 +237,17 @@ class Engine:
             group["lr"] = self.lr
         src_tokens = sum(batch.src_tokens for batch in micro_batches)
         tokens = sum(batch.tgt_tokens for batch in micro_batches)
-        loss = torch.zeros((), device=self.device)
+        losses = torch.zeros(2, device=self.device)
         with closing(self._gradients(step, micro_batches, tokens)) as parts:
-            for micro_batch_loss, gradients in parts:
-                loss += micro_batch_loss
+            for micro_batch_losses, gradients in parts:
+                losses += micro_batch_losses
                 self._add_gradients(gradients)
                 del gradients  # before the next ones are computed
-        loss = self._sum_over_processes(loss)
-        self._update_weights(step, loss)
-        self._loss_sum += torch.where(loss.isfinite(), loss, 0.0)
-        self._nonfinite_tokens += torch.where(loss.isfinite(), 0, tokens)
+        losses = self._sum_over_processes(losses)
+        is_finite = losses.isfinite().all()
+        self._update_weights(step, is_finite)
+        self._losses += torch.where(is_finite, losses, 0.0)
+        self._nonfinite_tokens += torch.where(is_finite, 0, tokens)
         self._tokens += tokens
         per_src_token, per_tgt_token = self._flops_per_token
         self._flops += src_tokens * per_src_token + tokens * per_tgt_token
@@ -240,7 +255,7 @@ class Engine:
 
     def _gradients(
         self, step: int, micro_batches: Sequence[Batch | TokenCounts], tokens: int
-    ) -> Generator[_LossAndGradients]:
+    ) -> Generator[_LossesAndGradients]:
         """Computes the gradients of this process's micro-batches; on a CPU several at once."""
         # Per token of the whole step, so how it is cut does not change the gradient.
         scale = self.scaler.scale(torch.ones((), device=self.device)) / tokens
@@ -254,7 +269,7 @@ class Engine:
 
         def compute(
             seeded: tuple[int, Batch], raise_if_cancelled: Callable[[], None]
-        ) -> _LossAndGradients:
+        ) -> _LossesAndGradients:
             seed, micro_batch = seeded
             # Each thread of a CPU has an autocast of its own.
             with torch.autocast(device, dtype, enabled), seeded_dropout(self.device, seed):
@@ -273,22 +288,22 @@ class Engine:
             else:
                 parameter.grad += gradient
 
-    def _sum_over_processes(self, loss: Tensor) -> Tensor:
-        """Sums the gradients and the loss over all processes in one message; returns the loss."""
+    def _sum_over_processes(self, losses: Tensor) -> Tensor:
+        """Sums the gradients and losses over all processes in one message; returns the losses."""
         if not self._processes.is_launched:
-            return loss
+            return losses
         tensors: list[Tensor] = []
         for parameter in self.model.parameters():
             if parameter.grad is None:  # this process had no micro-batch
                 parameter.grad = torch.zeros_like(parameter)
             tensors.append(parameter.grad)
-        tensors.append(loss)
+        tensors.append(losses)
         flat = parameters_to_vector(tensors)
         self._processes.sum(flat)
         vector_to_parameters(flat, tensors)
-        return loss
+        return losses
 
-    def _update_weights(self, step: int, loss: Tensor) -> None:
+    def _update_weights(self, step: int, is_loss_finite: Tensor) -> None:
         """Applies the gradients, or counts the step as skipped if they are not finite."""
         self.scaler.unscale_(self.optimizer)  # before clipping, or the scale would be clipped
         self.grad_norm = clip_gradients(self.model.parameters(), self.config.optim.max_grad_norm)
@@ -302,7 +317,7 @@ class Engine:
         skipped = ~finite
         if self.scaler.is_enabled():  # a scaler that is still finding its scale skips steps too
             at_smallest_scale = loss_scale(self.scaler) <= 1.0
-            skipped = skipped & (~loss.isfinite() | at_smallest_scale)
+            skipped = skipped & (~is_loss_finite | at_smallest_scale)
         self.skipped_steps += skipped
         self.nonfinite_in_row = (self.nonfinite_in_row + skipped) * skipped
 
@@ -323,7 +338,7 @@ class Engine:
         self.optimizer.step()  # allocates the moments, and changes nothing
         at_once = count_workers(count) if self.device.type == "cpu" else 1
         parts = self._gradients(1, [largest] * at_once, largest.tgt_tokens)
-        losses = [loss for loss, _ in parts]
+        losses = [losses for losses, _ in parts]
         self._sum_over_processes(losses[0])
         self.optimizer.zero_grad(set_to_none=True)
 
@@ -345,18 +360,18 @@ class Engine:
 
     def _gradient(
         self, micro_batch: Batch, scale: Tensor, raise_if_cancelled: Callable[[], None]
-    ) -> _LossAndGradients:
-        """Computes the sum of a micro-batch's loss, and its gradient times a scale."""
+    ) -> _LossesAndGradients:
+        """Computes the sums of a micro-batch's losses, and their gradient times a scale."""
         try:
-            loss = self._loss(micro_batch.to(self.device))
+            loss, nll = self._loss(micro_batch.to(self.device))
             raise_if_cancelled()
             gradients = torch.autograd.grad(loss, list(self.model.parameters()), scale)
         except (RuntimeError, MemoryError) as error:
             raise self._to_user_error(error, micro_batch) from None
-        return loss.detach(), gradients
+        return torch.stack((loss.detach(), nll)), gradients
 
-    def _loss(self, batch: Batch) -> Tensor:
-        """Computes the sum of the label-smoothed loss over a micro-batch's target tokens."""
+    def _loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Sums the label-smoothed loss and the NLL over a micro-batch's target tokens."""
         return projected_loss(
             self._decoder_output(batch.src, batch.tgt_in),
             self.model.output_weight,

@@ -27,8 +27,8 @@ def projected_loss(
     label_smoothing: float,
     pad_id: int,
     compiled: bool = False,
-) -> Tensor:
-    """Sums the label-smoothed cross-entropy over the target tokens.
+) -> tuple[Tensor, Tensor]:
+    """Sums the label-smoothed cross-entropy over the target tokens, and the unsmoothed one.
 
     Logits are computed and turned into gradients in chunks of `CHUNK_ROWS` positions, so that they
     never exist all at once, in the precision of autocast; sums are float32. The smoothing mass is
@@ -44,25 +44,26 @@ def projected_loss(
         compiled: Whether torch.compile fuses the softmax and its gradient into few kernels.
 
     Returns:
-        The sum in nats, a float32 scalar that can be differentiated once. Divide it by the tokens
-        of the whole step.
+        Two sums in nats, float32 scalars: the label-smoothed loss, which can be differentiated
+        once, and the negative log-likelihood (NLL), which cannot. Divide them by the tokens of the
+        whole step.
 
     Reference:
         Attention Is All You Need, section 5.4.
     """
-    loss: Tensor = _ProjectedLoss.apply(  # type: ignore[no-untyped-call]
+    sums: tuple[Tensor, Tensor] = _ProjectedLoss.apply(  # type: ignore[no-untyped-call]
         decoder_output, output_weight, targets, label_smoothing, pad_id, compiled
     )
-    return loss
+    return sums
 
 
 def _losses_and_gradients(
     logits: Tensor, target_ids: Tensor, smoothing: float, grad_scale: float
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor]:
     """Computes losses and the part of the gradient that does not depend on the target.
 
-    Logits are (C, V), target ids (C, 1). Returns nats, (C, 1), and
-    (softmax - smoothing / V) * grad_scale, (C, V), in the type of the logits.
+    Logits are (C, V), target ids (C, 1). Returns label-smoothed losses and NLLs in nats, each
+    (C, 1), and (softmax - smoothing / V) * grad_scale, (C, V), in the type of the logits.
     """
     # float16 would round smoothing / V to 0; bfloat16 has the range of float32 in half the memory.
     softmax_dtype = logits.dtype if logits.dtype == torch.bfloat16 else torch.float32
@@ -74,11 +75,11 @@ def _losses_and_gradients(
     losses = log_sum_exp - (1 - smoothing) * target_logits - smoothing * mean_logit
     gradients = probabilities.sub_(smoothing / logits.size(1))
     gradients = gradients.mul_(grad_scale) if grad_scale > 1 else gradients
-    return losses, gradients.to(logits.dtype)
+    return losses, log_sum_exp - target_logits, gradients.to(logits.dtype)
 
 
 @functools.cache
-def _compile_losses_and_gradients() -> Callable[..., tuple[Tensor, Tensor]]:
+def _compile_losses_and_gradients() -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
     return torch.compile(_losses_and_gradients)
 
 
@@ -106,7 +107,7 @@ class _ProjectedLoss(torch.autograd.Function):
         smoothing: float,
         pad_id: int,
         compiled: bool,
-    ) -> Tensor:
+    ) -> tuple[Tensor, Tensor]:
         compute = _compile_losses_and_gradients() if compiled else _losses_and_gradients
         device = decoder_output.device.type
         autocast = torch.is_autocast_enabled(device)
@@ -116,7 +117,7 @@ class _ProjectedLoss(torch.autograd.Function):
             weight = output_weight.to(dtype)  # (V, D)
             ids = targets.flatten()  # (N,)
             not_padding = (ids != pad_id)[:, None]  # (N, 1)
-            loss = torch.zeros((), device=decoder_output.device)
+            loss, nll = torch.zeros(2, device=decoder_output.device).unbind()
             grad_rows = torch.empty_like(rows, dtype=torch.float32)  # (N, D)
             grad_weight = torch.zeros_like(output_weight)  # (V, D)
             # Gradients near 1 / V would lose precision in float16.
@@ -129,8 +130,9 @@ class _ProjectedLoss(torch.autograd.Function):
                 if compiled:
                     for tensor in (logits, target_ids):
                         mark_dynamic(tensor, 0)  # one kernel for chunks of every size
-                losses, grads = compute(logits, target_ids, smoothing, grad_scale)
+                losses, nlls, grads = compute(logits, target_ids, smoothing, grad_scale)
                 loss += (losses * not_padding[chunk]).sum()
+                nll += (nlls * not_padding[chunk]).sum()
                 at_target = grads.new_full(target_ids.shape, grad_scale * (smoothing - 1))
                 grads.scatter_add_(1, target_ids, at_target)
                 grad_rows[chunk] = linear(grads, weight.t()) * not_padding[chunk]
@@ -138,9 +140,10 @@ class _ProjectedLoss(torch.autograd.Function):
         grad_output = grad_rows.div_(grad_scale).view(decoder_output.shape)  # (B, T, D)
         grad_weight.mul_(1.0 if row_scale is None else row_scale / grad_scale)
         ctx.save_for_backward(grad_output, grad_weight)
-        return loss
+        ctx.mark_non_differentiable(nll)
+        return loss, nll
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         grad_output, grad_weight = ctx.saved_tensors
         return grad_output * grad, grad_weight * grad, None, None, None, None

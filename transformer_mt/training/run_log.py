@@ -30,6 +30,7 @@ class TrainingMetrics:
 
     Attributes:
         loss: Label-smoothed loss, in nats per target token; None if no step had a finite one.
+        nll: The same without label smoothing.
         lr: Learning rate of the last step.
         tokens_per_second: Target tokens per second.
         mfu: Model FLOPs utilisation, a share of the device's measured peak.
@@ -38,6 +39,7 @@ class TrainingMetrics:
     """
 
     loss: float | None
+    nll: float | None
     lr: float
     tokens_per_second: float
     mfu: float

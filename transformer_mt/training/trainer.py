@@ -52,6 +52,14 @@ class _Stopped(Exception):
     """A signal has asked training to stop."""
 
 
+def is_log_step(step: int, log_every: int) -> bool:
+    """Tells whether a step ends a log line: every `log_every`, and before, 1, 2, 5, 10, 20, 50 ...
+
+    So a run that is stopped early has a curve.
+    """
+    return step % log_every == 0 or (step < log_every and str(step).rstrip("0") in ("1", "2", "5"))
+
+
 class Trainer:
     """One run in progress.
 
@@ -183,7 +191,7 @@ class Trainer:
     def _after_step(self) -> str | None:
         """Logs, validates and saves when due; returns the limit that ends training."""
         train, step, reason = self.config.train, self.progress.step, self._reached_limit()
-        if step % train.log_every == 0 or reason:
+        if is_log_step(step, train.log_every) or reason:
             self._log_training()
         elif self._display.is_due():
             self._display.show(step, self._read_metrics())
@@ -229,6 +237,7 @@ class Trainer:
         seconds = max(window.seconds, 1e-9)
         return TrainingMetrics(
             loss=window.mean_loss,
+            nll=window.mean_nll,
             lr=engine.lr,
             tokens_per_second=window.tokens / seconds,
             mfu=window.flops / seconds / self._peak_flops,
