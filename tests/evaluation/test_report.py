@@ -16,6 +16,7 @@ from transformer_mt.evaluation.scoring import choose_metrics, corpus_score
 from transformer_mt.system.outputs import check_output
 from transformer_mt.text.test_sets import load_test_set
 from transformer_mt.translation.options import LoadOptions, SearchOptions
+from transformer_mt.version import source_digests
 
 
 @pytest.fixture
@@ -156,3 +157,11 @@ def test_a_mistake_shows_first(texts, copy_run, monkeypatch, choice, error, mess
     shutil.copytree(copy_run, texts / "run")
     with pytest.raises(error, match=message.format(texts, texts)):
         evaluate(texts, copy_run, **choice)
+
+
+def test_a_baseline_trained_with_other_source_is_reported(texts, copy_run, caplog, monkeypatch):
+    """Once, like any checkpoint that is used; a translation in a file is not a checkpoint."""
+    monkeypatch.setitem(source_digests(), "source of model/", "other")
+    evaluate(texts, baseline=copy_run)
+    [message] = [text for text in caplog.messages if "source of model/ has changed" in text]
+    assert message.startswith(f"{copy_run}/step-00000001: ")

@@ -23,6 +23,7 @@ from transformer_mt.training.engine import Engine
 from transformer_mt.training.run import build_trainer, train
 from transformer_mt.training.validation import evaluate
 from transformer_mt.translation.translator import Translator
+from transformer_mt.version import source_digests
 
 SMALL = {"model__d_model": 16, "model__d_ff": 32, "valid__every": 1000}
 
@@ -234,8 +235,10 @@ def test_a_checkpoint_without_moments_cannot_resume(corpus_dir, run_dir):
         train(small_config(corpus_dir), run_dir)
 
 
-def test_what_ends_bit_equality_is_said_once(corpus_dir, run_dir, caplog):
+def test_what_ends_bit_equality_is_said_once(corpus_dir, run_dir, caplog, monkeypatch):
     """Another number of threads and a smaller micro-batch are named, with both values.
+
+    So is changed source, but not what an earlier version did not record.
 
     Sabotage: do not save the environment; do not compare these keys.
     """
@@ -253,6 +256,14 @@ def test_what_ends_bit_equality_is_said_once(corpus_dir, run_dir, caplog):
     environment = load_newest(run_dir).state.environment
     assert environment["threads"] == str(threads + 1)
     assert environment["torch version"] == torch.__version__
+    caplog.clear()
+    monkeypatch.setitem(source_digests(), "source of model/", "other")
+    monkeypatch.setitem(source_digests(), "source of new/", "not recorded")
+    for steps in (11, 12):
+        longer = {"train__max_steps": steps, "train__micro_batch_tokens": 300}
+        train(small_config(corpus_dir, **longer), run_dir)
+    [message] = [text for text in caplog.messages if "bit-equal" in text]
+    assert message.endswith(" one: the source of model/ has changed")
 
 
 def test_moved_text_is_the_same_and_changed_text_is_refused(corpus_dir, run_dir, tmp_path):

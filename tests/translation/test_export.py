@@ -14,6 +14,7 @@ from transformer_mt.training.run import train
 from transformer_mt.translation.export import export
 from transformer_mt.translation.translation_model import build_translation_model
 from transformer_mt.translation.translator import EXTRA_LENGTH
+from transformer_mt.version import source_digests
 
 LINES = copy_lines(100, 11)
 
@@ -126,3 +127,14 @@ def test_the_card_names_only_a_bleu_of_the_exported_weights(corpus_dir, tmp_path
     card = (tmp_path / "int8" / "README.md").read_text()
     assert "before they were rounded to int8" in card and f"{bleu:.2f}" in card
     assert "model-index" not in card
+
+
+def test_a_model_trained_with_other_source_is_reported(copy_run, tmp_path, caplog, monkeypatch):
+    """Its weights may mean something else to the code of today."""
+    checkpoint = find_checkpoint(copy_run)
+    monkeypatch.setitem(source_digests(), "source of model/", "other")
+    export(checkpoint, tmp_path / "exported", "int8")
+    assert caplog.messages == [
+        f"{checkpoint.path}: the source of model/ has changed since it was trained; it may"
+        " translate differently"
+    ]

@@ -14,8 +14,9 @@ Nothing in it is ever unpickled, and nothing half-written is ever loaded.
 
 import errno
 import hashlib
+import logging
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
@@ -39,6 +40,9 @@ from transformer_mt.system.files import (
     write_manifest,
 )
 from transformer_mt.text.vocabulary import PAD_ID, SHARED, Vocabulary
+from transformer_mt.version import source_digests
+
+logger = logging.getLogger(__name__)
 
 FORMAT = 2
 """Format of `state.json`. A new key with a default needs no new number; a renamed key needs one,
@@ -230,6 +234,16 @@ def load_checkpoint(path: Path) -> Checkpoint:
         raise CheckpointError(str(error)) from None
     except (ValueError, TypeError, OSError) as error:
         raise CheckpointError(f"{path}: not readable: {_one_line(error)}") from None
+
+
+def warn_of_changed_model(checkpoints: Iterable[Checkpoint]) -> None:
+    """Warns of each checkpoint that was trained with other source files of the model."""
+    name = "source of model/"
+    current = source_digests()[name]
+    for checkpoint in checkpoints:
+        if checkpoint.state.environment.get(name, current) != current:
+            text = "%s: the %s has changed since it was trained; it may translate differently"
+            logger.warning(text, checkpoint.path, name)
 
 
 def _one_line(error: BaseException) -> str:

@@ -6,11 +6,12 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
 from sacrebleu.metrics.base import Metric
 
-from transformer_mt.checkpoints.checkpoint import EMA, Checkpoint
+from transformer_mt.checkpoints.checkpoint import EMA, Checkpoint, warn_of_changed_model
 from transformer_mt.checkpoints.evaluations import (
     EvaluationRecord,
     Score,
@@ -151,6 +152,7 @@ def evaluate_system(
             raise ConfigError(
                 f"{new[0][0].path}: to translate with it, name --src, the source text of --ref"
             )
+        warn_of_changed_model(chain(*new))
         sources, _ = processes.broadcast((test_set.src or [], len(new)))
         with save.lock() if save else nullcontext():
             output = translate(system, sources)

@@ -1,8 +1,6 @@
 """The hardware and software of a run, on which bit-equality depends."""
 
 import platform
-import subprocess
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -12,10 +10,11 @@ from transformer_mt.config.keys import Config, flat_values, keys_that_end_bit_eq
 from transformer_mt.system.device import cpu_maker
 from transformer_mt.system.private_torch import cpu_bf16_instructions
 from transformer_mt.training.engine import Engine
-from transformer_mt.version import __version__
+from transformer_mt.version import __version__, describe_commit, source_digests
 
 COMPILE_FAILED = "failed"
 """Value of torch.compile in the environment of a run that continues without it."""
+_SOURCES = source_digests()  # read while the code itself is being imported
 
 
 def numeric_environment(engine: Engine, world_size: int) -> dict[str, str]:
@@ -35,6 +34,7 @@ def numeric_environment(engine: Engine, world_size: int) -> dict[str, str]:
         "threads": str(torch.get_num_threads()),
         "processes": str(world_size),
         "torch.compile": compiled,
+        **_SOURCES,
     }
     if engine.config.vocab.sampling:
         environment["numpy version"] = np.__version__  # whose random numbers draw segmentations
@@ -49,16 +49,13 @@ def reasons_against_bit_equality(
     old, new = flat_values(checkpoint.config) | recorded, flat_values(config) | environment
     names = keys_that_end_bit_equality(checkpoint.config, config)
     names += [name for name in environment if name in recorded and old[name] != new[name]]
-    return [f"{name} (was {old[name]}, is {new[name]})" for name in names]
+    reasons = {name: f"{name} (was {old[name]}, is {new[name]})" for name in names}
+    reasons |= {name: f"the {name} has changed" for name in names if name in _SOURCES}
+    return list(reasons.values())
 
 
 def describe_software() -> str:
     """Describes, for train.log, the software a run was made with, and its commit if it is known."""
-    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"]
-    try:
-        commit = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        commit = "unknown"
     versions = f"torch {torch.__version__}, numpy {np.__version__}"
     python = f"python {platform.python_version()}"
-    return f"transformer-mt {__version__}, commit {commit}, {versions}, {python}"
+    return f"transformer-mt {__version__}, commit {describe_commit()}, {versions}, {python}"

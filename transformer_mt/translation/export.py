@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from transformer_mt.checkpoints.checkpoint import Checkpoint
+from transformer_mt.checkpoints.checkpoint import Checkpoint, warn_of_changed_model
 from transformer_mt.checkpoints.model_card import CARD, model_card
 from transformer_mt.errors import ConfigError
 from transformer_mt.model.transformer import DecoderLayer, Transformer, sinusoid
@@ -56,6 +56,7 @@ def export(
         raise ConfigError("model.norm = sublayer: CTranslate2 supports only post and pre")
     if output.exists():
         raise ConfigError(f"{output}: already exists; choose another directory")
+    warn_of_changed_model([checkpoint])
     model = checkpoint.build_model(raw)
     with atomic_directory(output) as folder:
         spec = _build_spec(checkpoint, model)
