@@ -71,7 +71,8 @@ def test_packages_are_optional(tmp_path, command, package):
     done = subprocess.run(
         [sys.executable, "-c", script, *arguments], capture_output=True, text=True, timeout=60
     )
-    message = f"error: {command.split()[0]} needs {package}: pip install 'transformer-mt[plots]'\n"
+    install = "pip install -c constraints.txt -e '.[plots]'"
+    message = f"error: {command.split()[0]} needs {package}: {install}\n"
     assert (done.returncode, done.stderr) == (2, message)
 
 

@@ -72,7 +72,7 @@ def test_without_the_package_nothing_is_begun(corpus_dir, tmp_path, monkeypatch)
     """One line says what to install, before text is read. Sabotage: import it when it is used."""
     config = tiny_config(corpus_dir, train__tensorboard=True, data__path="none")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"pip install 'transformer-mt\[tensorboard\]'"):
+    with pytest.raises(ConfigError, match=r"pip install -c constraints.txt -e '.\[tensorboard\]'"):
         train(config, tmp_path / "run")
     assert not list(tmp_path.iterdir())
 

@@ -83,7 +83,7 @@ def test_what_it_refuses(corpus_dir, copy_run, tmp_path, monkeypatch):
     with pytest.raises(ConfigError, match="run: already exists"):
         export(find_checkpoint(copy_run), tmp_path / "run", "int8")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"pip install 'transformer-mt\[ctranslate2\]'"):
+    with pytest.raises(ConfigError, match=r"pip install -c constraints.txt -e '.\[ctranslate2\]'"):
         export(checkpoint, tmp_path / "out", "int8")
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
 

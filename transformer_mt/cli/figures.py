@@ -141,7 +141,9 @@ def _require_packages(command: str, *names: str) -> None:
     """Refuses to start without packages of the extra `plots`."""
     for name in names:
         if importlib.util.find_spec(name.lower()) is None:
-            raise ConfigError(f"{command} needs {name}: pip install 'transformer-mt[plots]'")
+            raise ConfigError(
+                f"{command} needs {name}: pip install -c constraints.txt -e '.[plots]'"
+            )
 
 
 def _write(figure: "Figure", path: Path, output: Output) -> None:

@@ -164,6 +164,6 @@ def require_tensorboard() -> None:
     """Refuses train.tensorboard if the package is not installed."""
     if importlib.util.find_spec("tensorboard") is None:
         raise ConfigError(
-            "train.tensorboard needs TensorBoard: pip install 'transformer-mt[tensorboard]', or"
-            " set train.tensorboard = false"
+            "train.tensorboard needs TensorBoard: pip install -c constraints.txt -e"
+            " '.[tensorboard]', or set train.tensorboard = false"
         )

@@ -51,7 +51,9 @@ def export(
     """
     config = checkpoint.config.model
     if importlib.util.find_spec("ctranslate2") is None:
-        raise ConfigError("export needs CTranslate2: pip install 'transformer-mt[ctranslate2]'")
+        raise ConfigError(
+            "export needs CTranslate2: pip install -c constraints.txt -e '.[ctranslate2]'"
+        )
     if config.norm == "sublayer":
         raise ConfigError("model.norm = sublayer: CTranslate2 supports only post and pre")
     if output.exists():
