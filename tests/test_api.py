@@ -14,6 +14,7 @@ import transformer_mt
 from transformer_mt.checkpoints import checkpoint as checkpoint_module
 from transformer_mt.errors import CheckpointError, ConfigError, DataError
 from transformer_mt.text.batching import encode_pairs
+from transformer_mt.text.vocabulary import EOS_ID
 from transformer_mt.training.validation import mean_nll
 
 GUIDE = Path(__file__).parents[1] / "docs" / "translating.md"
@@ -38,7 +39,7 @@ def test_the_lines_of_the_guide(copy_run, capfd):
     """They run as they stand, with a run in place of the one they name."""
     section = GUIDE.read_text().split("## From Python\n")[1].split("\n## ")[0]
     lines = [line[4:] for line in section.splitlines() if line.startswith("    ")]
-    assert 5 <= len(lines) <= 7 and "import transformer_mt" in lines
+    assert 12 <= len(lines) <= 25 and "import transformer_mt" in lines
     code = "\n".join(lines).replace("checkpoints/wmt16-base", str(copy_run))
     assert str(copy_run) in code
     exec(code, {})
@@ -197,7 +198,56 @@ def test_attention(model):
     translated = model.attention("abc de f")
     text = "".join(translated.tgt_pieces[1:]).replace("▁", " ").strip()
     assert text == model.translate(["abc de f"])[0]
-    assert model.attention("").tgt_pieces == ["<s>"]
+    assert translated.predicted_pieces == [*translated.tgt_pieces[1:], "</s>"]
+    empty = model.attention("")
+    assert (empty.tgt_pieces, empty.predicted_pieces) == (["<s>"], ["</s>"])
+
+
+def test_encoder_output_and_logits(model):
+    """By the model's own layers, for a given and for the greedy translation.
+
+    Sabotage: leave out EOS or BOS; label the rows with the decoder's inputs.
+    """
+    attention = model.attention("abc de f")
+    logits, best = model.logits("abc de f"), model.vocab.tgt.pieces
+    assert best(logits.argmax(axis=1).tolist()) == attention.predicted_pieces
+    assert logits.shape == (len(attention.predicted_pieces), model.vocab.tgt.size)
+    given = model.logits("abc de f", "f")
+    log_probabilities = given - np.logaddexp.reduce(given, axis=1, keepdims=True)
+    [ids] = model.vocab.tgt.encode(["f"])
+    score = sum(row[i] for row, i in zip(log_probabilities, [*ids, EOS_ID], strict=True))
+    assert model.score(["abc de f"], ["f"]) == pytest.approx([score], abs=1e-4)
+    memory = model.encoder_output("abc de f")
+    assert memory.shape == (len(attention.src_pieces), 64)
+    # The encoder's final layer norm gives every vector the mean 0.
+    np.testing.assert_allclose(memory.mean(axis=1), 0.0, atol=1e-5)
+    assert all(array.dtype == np.float32 for array in (logits, memory))
+
+
+def test_representations_are_one_short_line(copy_run, model):
+    """They name what a person wants to know. Sabotage: leave one to its dataclass."""
+    checkpoint = model.checkpoints[0]
+    facts_of = (
+        (model, [str(checkpoint.path), "de to en", "0.1 million parameters", "float32 on cpu"]),
+        (checkpoint, [str(checkpoint.path), "step 1,", "1 + 1 layers of width 64"]),
+        (model.vocab, ["292 shared pieces"]),
+        (transformer_mt.load(copy_run, copy_run), [f"{checkpoint.path} and {checkpoint.path}"]),
+        (model.attention("abc" * 100), ["'abcabcabc", "target pieces", "4 heads"]),
+    )
+    for each, facts in facts_of:
+        text = repr(each)
+        assert all(fact in text for fact in facts) and "\n" not in text, text
+        assert len(text.replace(str(checkpoint.path), "PATH")) < 120, text
+
+
+def test_a_figure_of_attention_is_shown_inline(model):
+    """A notebook asks the figure for a PNG. Sabotage: return a plain Figure; ignore `layer`."""
+    attention = model.attention("abc de")
+    figure = transformer_mt.plot_attention(attention, "encoder", heads=True)
+    assert figure._repr_png_().startswith(b"\x89PNG") and len(figure.axes) == 5
+    assert "\nabc de" in figure.get_suptitle()
+    with pytest.raises(ConfigError, match="layer 2"):
+        transformer_mt.plot_attention(attention, layer=2)
 
 
 def test_an_ensemble(copy_run, model):
@@ -205,8 +255,9 @@ def test_an_ensemble(copy_run, model):
     ensemble = transformer_mt.load(copy_run, str(copy_run))
     scores = model.score(LINES, LINES)
     assert ensemble.score(LINES, LINES) == pytest.approx(scores, abs=1e-4)
-    with pytest.raises(ConfigError, match="single model"):
-        ensemble.attention("abc")
+    for call in (ensemble.attention, ensemble.encoder_output, ensemble.logits):
+        with pytest.raises(ConfigError, match="single model"):
+            call("abc")
 
 
 def test_arguments(copy_run, model):
@@ -223,6 +274,9 @@ def test_arguments(copy_run, model):
         (TypeError, r"pass a list of lines, such as \[line\]", lambda: model.translate("abc")),
         (TypeError, "pass a list of lines", lambda: model.n_best("abc", n=1)),
         (TypeError, "pass a list of lines", lambda: model.score(["a"], "abc")),
+        (TypeError, "as a string, not a list", lambda: model.attention(["abc"])),
+        (TypeError, "as a string, not a list", lambda: model.encoder_output(["abc"])),
+        (TypeError, "as a string, not a list", lambda: model.logits("abc", ["abc"])),
     ):
         with pytest.raises(error, match=message):
             call()

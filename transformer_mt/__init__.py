@@ -7,6 +7,8 @@
     model.n_best(["Ein Satz."], n=4)
     model.score(["Ein Satz."], ["A sentence."])
     model.attention("Ein Satz.", "A sentence.")
+    transformer_mt.plot_attention(model.attention("Ein Satz."))
+    transformer_mt.read_metrics("checkpoints/wmt16-base")
 
 Importing the package is quick: torch is imported when a model is loaded. The library changes no
 settings of the process and prints nothing; its messages go to `logging`.
@@ -14,16 +16,25 @@ settings of the process and prints nothing; its messages go to `logging`.
 
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from transformer_mt.translation.options import Device, LoadOptions, Precision
 from transformer_mt.version import __version__ as __version__
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
     from transformer_mt.translation.translation_model import PairAttention, TranslationModel
     from transformer_mt.translation.translator import Translation
 
-__all__ = ["PairAttention", "Translation", "TranslationModel", "load", "read_metrics"]
+__all__ = [
+    "PairAttention",
+    "Translation",
+    "TranslationModel",
+    "load",
+    "plot_attention",
+    "read_metrics",
+]
 
 
 def load(
@@ -45,7 +56,8 @@ def load(
         raw: Whether to use the trained weights even if the checkpoint has their moving average.
 
     Returns:
-        A model with the methods `translate`, `n_best`, `score` and `attention`.
+        A model with the methods `translate`, `n_best`, `score`, `attention`, `encoder_output` and
+        `logits`.
 
     Raises:
         CheckpointError: If a checkpoint is missing or damaged, or the vocabularies differ.
@@ -59,6 +71,32 @@ def load(
 
     checkpoints = find_checkpoints([Path(item) for item in (path, *others)])
     return build_translation_model(checkpoints, LoadOptions(device, precision, max_length, raw))
+
+
+def plot_attention(
+    attention: "PairAttention",
+    kind: Literal["cross", "encoder", "decoder"] = "cross",
+    layer: int | None = None,
+    heads: bool = False,
+) -> "Figure":
+    """Draws the attention weights of one layer; needs the extra `plots`.
+
+    Args:
+        attention: From the method `attention` of a model.
+        kind: Attention of the decoder to the source, or self-attention of either.
+        layer: Number of the layer, from 1; None is the last.
+        heads: Whether to draw each head by itself, not their mean.
+
+    Returns:
+        A Matplotlib figure, which a notebook shows; `figure.savefig(name, bbox_inches="tight")`
+        writes it.
+
+    Raises:
+        ConfigError: If there is no such layer.
+    """
+    from transformer_mt.figures.attention import attention_figure
+
+    return attention_figure(attention, kind, layer, heads)
 
 
 def read_metrics(run: str | Path) -> list[dict[str, Any]]:

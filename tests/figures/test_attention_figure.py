@@ -13,6 +13,7 @@ from transformer_mt.figures.attention import MAX_PIECES, attention_figure, sente
 from transformer_mt.figures.canvas import render
 from transformer_mt.translation.translation_model import PairAttention
 
+SOURCE = "Ein Satz, dessen Ende der Titel nicht mehr zeigt, $x_{$ " + 40 * "lang "
 SRC = ["▁Москва", "▁العربية", "▁$x", "$_{$", "Donaudampfschifffahrtsgesellschaftskapitän", "</s>"]
 TGT = ["<s>", "▁Moscow", "_{", "a\nb"]
 
@@ -27,7 +28,7 @@ def fake_attention(src: list[str], tgt: list[str]) -> PairAttention:
     s, t = len(src), len(tgt)
     sizes = {"encoder": (s, s), "decoder": (t, t), "cross": (t, s)}
     maps = {kind: [weights(4, *size) ** (i + 1) for i in range(2)] for kind, size in sizes.items()}
-    return PairAttention(src, tgt, **maps)
+    return PairAttention(SOURCE, src, tgt, [*tgt[1:], "</s>"], **maps)
 
 
 def tick_labels(axes) -> tuple[list[str], list[str]]:
@@ -42,18 +43,23 @@ def test_cross_attention_has_the_pieces_on_its_axes():
     attention = fake_attention(["▁Ein", "▁Satz", "</s>"], ["<s>", "▁A", "▁sentence"])
     figure = attention_figure(attention)
     axes, scale = figure.axes
-    assert tick_labels(axes) == (["▁Ein", "▁Satz", "</s>"], ["▁A", "▁sentence", "</s>"])
+    assert tick_labels(axes) == (["◦Ein", "◦Satz", "</s>"], ["◦A", "◦sentence", "</s>"])
     [image] = axes.images
     np.testing.assert_array_equal(image.get_array(), attention.cross[1].mean(axis=0))
     assert axes.get_xlabel() == "source piece"
     assert axes.get_ylabel() == "target piece being predicted"
-    assert figure.get_suptitle() == "Cross-attention, layer 2 of 2, mean of 4 heads"
+    title, *sentence = figure.get_suptitle().split("\n")
+    assert title == "Cross-attention, layer 2 of 2, mean of 4 heads"
+    assert sentence[0] == SOURCE[:60] and sentence[2].endswith("lang …") and len(sentence) == 3
     assert image.cmap(0.0)[3] == 0 and image.cmap(1.0)[3] == 1 and not scale.images
 
 
 @pytest.mark.parametrize("kind", ["encoder", "decoder"])
 def test_each_head_of_a_layer(kind):
-    """In order, on one scale. Sabotage: a scale of each map's own; transpose the weights."""
+    """In order, on the scale of all pictures; a row of either is what is predicted there.
+
+    Sabotage: a scale of each map's own; transpose the weights; label the rows with the inputs.
+    """
     attention = fake_attention(SRC, TGT)
     figure = attention_figure(attention, kind, layer=1, by_head=True)
     maps = getattr(attention, kind)[0]
@@ -61,8 +67,25 @@ def test_each_head_of_a_layer(kind):
     for head, axes in enumerate(figure.axes[:4]):
         np.testing.assert_array_equal(axes.images[0].get_array(), maps[head])
         assert axes.get_title() == f"head {head + 1}"
-        assert axes.images[0].get_clim() == (0.0, maps.max())
+        assert axes.images[0].get_clim() == (0.0, 1.0)
     assert figure.get_suptitle().startswith(f"{kind.capitalize()} self-attention, layer 1 of 2")
+    columns, _ = tick_labels(figure.axes[2])
+    _, rows = tick_labels(figure.axes[0])
+    last = ("</s>", "</s>") if kind == "encoder" else ("a b", "</s>")
+    assert (columns[-1], rows[-1]) == last
+
+
+def test_bytes_are_shown_as_their_character():
+    """Those that are no whole or no printable character stay as they are.
+
+    Sabotage: decode each byte by itself; ignore what is left over; drop `isprintable`.
+    """
+    content = "😀é&".encode() + b"\xe2\x82\x07" + "\x85".encode()
+    byte_pieces = [f"<0x{byte:02X}>" for byte in content]
+    figure = attention_figure(fake_attention(["▁", *byte_pieces, "</s>"], ["<s>"]))
+    smiley = [f"😀 {i}/4" for i in range(1, 5)]
+    labels = ["◦", *smiley, "é 1/2", "é 2/2", "&", *byte_pieces[7:], "</s>"]
+    assert tick_labels(figure.axes[0])[0] == labels
 
 
 @pytest.mark.parametrize(("repeats", "by_head", "rows"), [(1, True, 2), (9, False, 1)])
@@ -75,11 +98,11 @@ def test_nothing_overlaps_or_is_cut_off(repeats, by_head, rows):
     figure = attention_figure(fake_attention(src, tgt), by_head=by_head)
     assert not overlapping(figure)
     texts = [text.get_text() for text in texts_of(figure)]
-    assert {"▁$x", "$_{$", "_{", "a b", "Donaudampfschifffahrtsg…"} <= set(texts)
+    assert {"◦$x", "$_{$", "_{", "a b", "Donaudampfschifffahrtsg…"} <= set(texts)
     label = next(text for text in texts_of(figure) if text.get_text().startswith("target piece"))
     extent = label.get_window_extent()
     assert abs(extent.y0 + extent.y1 - figure.bbox.height) < 2  # in the middle of all rows
-    assert texts.count("▁Moscow") == rows * repeats  # not beside the maps within
+    assert texts.count("◦Moscow") == rows * repeats  # not beside the maps within
     pixels = imread(io.BytesIO(render(figure, "png")))
     edges = [pixels[0], pixels[-1], pixels[:, 0], pixels[:, -1]]
     assert all((edge == 1).all() for edge in edges)

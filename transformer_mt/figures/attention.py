@@ -1,6 +1,10 @@
 """Attention weights of a sentence as a heat map, its pieces on the axes."""
 
 import math
+import re
+import textwrap
+from collections.abc import Sequence
+from itertools import product
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -8,8 +12,9 @@ from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 
 from transformer_mt.errors import ConfigError, DataError
-from transformer_mt.figures.canvas import ACCENT, drawable, figure_style
-from transformer_mt.translation.translation_model import PairAttention, TranslationModel, Weights
+from transformer_mt.figures.canvas import ACCENT, InlineFigure, drawable, figure_style
+from transformer_mt.text.vocabulary import WORD_MARK
+from transformer_mt.translation.translation_model import Array, PairAttention, TranslationModel
 
 MAX_PIECES = 200
 """Pieces of the longest sentence that is drawn."""
@@ -22,10 +27,15 @@ _GAP = 0.4
 _SCALE_HEIGHT = 2.0
 _FONT_SIZE = 8
 _MAX_LABEL = 24
+_TITLE_WIDTH, _TITLE_LINES = 60, 3
+"""Characters of a line, and lines, of the sentence in the title."""
+_DRAWN_MARK = "◦"
+"""Stands for SentencePiece's mark, which hangs below the line and touches the next label."""
+_BYTE = re.compile("<0x([0-9A-F]{2})>")
 _AXES = {
     "cross": ("source piece", "target piece being predicted"),
     "encoder": ("source piece attended to", "source piece"),
-    "decoder": ("decoder input attended to", "decoder input"),
+    "decoder": ("decoder input attended to", "target piece being predicted"),
 }
 """Labels of the horizontal and the vertical axis."""
 
@@ -51,7 +61,8 @@ def attention_figure(
 ) -> Figure:
     """Draws the attention weights of one layer, the mean of its heads or each of them.
 
-    The figure grows with the sentence, so that labels keep their size.
+    The figure grows with the sentence, so that labels keep their size. Colours have the same
+    meaning in all figures.
 
     Args:
         attention: All weights of a sentence.
@@ -62,7 +73,7 @@ def attention_figure(
     Raises:
         ConfigError: If there is no such layer.
     """
-    layers: list[Weights] = getattr(attention, kind)
+    layers: list[Array] = getattr(attention, kind)
     number = len(layers) if layer is None else layer
     if not 1 <= number <= len(layers):
         raise ConfigError(f"--layer {number}: the model has layers 1 to {len(layers)}")
@@ -75,7 +86,7 @@ def attention_figure(
         figure, grid, scale_axes = _layout(len(maps), len(keys), len(queries), _AXES[kind])
         for head, (axes, values) in enumerate(zip(grid.flat, maps, strict=True), 1):
             image = axes.imshow(
-                values, colors, vmin=0, vmax=maps.max(), aspect="auto", interpolation="nearest"
+                values, colors, vmin=0, vmax=1, aspect="auto", interpolation="nearest"
             )
             axes.tick_params(length=2, labelsize=_FONT_SIZE)
             axes.set_xticks(range(len(keys)), keys, rotation=90)
@@ -89,23 +100,53 @@ def attention_figure(
         figure.colorbar(image, cax=scale_axes).ax.tick_params(labelsize=_FONT_SIZE)
         heads = "each head" if by_head else f"mean of {len(weights)} heads"
         what = "Cross-attention" if kind == "cross" else f"{kind.capitalize()} self-attention"
-        title = f"{what}, layer {number} of {len(layers)}, {heads}"
+        title = f"{what}, layer {number} of {len(layers)}, {heads}\n{_sentence(attention.source)}"
         figure.suptitle(title, y=1 + 0.3 / figure.get_figheight(), va="bottom")
         return figure
 
 
+def _sentence(source: str) -> str:
+    [text] = drawable([source])
+    lines = textwrap.wrap(text, _TITLE_WIDTH, max_lines=_TITLE_LINES, placeholder=" …")
+    return "\n".join(lines)
+
+
 def _labels(attention: PairAttention, kind: str) -> tuple[list[str], list[str]]:
     """Returns the texts of the keys and of the queries."""
-    src, tgt = attention.src_pieces, attention.tgt_pieces
-    # The query at a piece predicts the next piece; the source ends with EOS, too.
-    predicted = [*tgt[1:], src[-1]]
-    keys, queries = {"cross": (src, predicted), "encoder": (src, src), "decoder": (tgt, tgt)}[kind]
-    texts = drawable([*keys, *queries])
+    src, predicted = attention.src_pieces, attention.predicted_pieces
+    keys, queries = {
+        "cross": (src, predicted),
+        "encoder": (src, src),
+        "decoder": (attention.tgt_pieces, predicted),
+    }[kind]
+    texts = drawable([*_texts(keys), *_texts(queries)])
     texts = [text if len(text) <= _MAX_LABEL else f"{text[: _MAX_LABEL - 1]}…" for text in texts]
     return texts[: len(keys)], texts[len(keys) :]
 
 
-def _layout(maps: int, keys: int, queries: int, names: tuple[str, str]) -> tuple[Figure, Any, Axes]:
+def _texts(pieces: Sequence[str]) -> list[str]:
+    """Makes pieces readable: bytes as the character that they are a part of, such as `é 1/2`."""
+    texts = [piece.replace(WORD_MARK, _DRAWN_MARK) for piece in pieces]
+    for start, size in product(range(len(pieces)), range(1, 5)):
+        parts = pieces[start : start + size]
+        if character := _character(parts):
+            count = len(parts)
+            names = [f"{character} {i}/{count}" for i in range(1, count + 1)]
+            texts[start : start + count] = names if count > 1 else [character]
+    return texts
+
+
+def _character(pieces: Sequence[str]) -> str:
+    """Returns the printable character of which the pieces are all bytes, or an empty string."""
+    codes = [match[1] for match in map(_BYTE.fullmatch, pieces) if match]
+    text = bytes.fromhex("".join(codes)).decode(errors="ignore")
+    is_whole = len(text) == 1 and len(text.encode()) == len(pieces)
+    return text if is_whole and text.isprintable() else ""
+
+
+def _layout(
+    maps: int, keys: int, queries: int, names: tuple[str, str]
+) -> tuple[InlineFigure, Any, Axes]:
     """Makes a figure of exactly the size of the maps, with axes for each and for the scale.
 
     Labels lie beyond its edges, where `render` includes them.
@@ -120,7 +161,7 @@ def _layout(maps: int, keys: int, queries: int, names: tuple[str, str]) -> tuple
     columns = maps // rows
     width = columns * (map_width + _GAP) - _GAP
     height = rows * (map_height + _GAP) - _GAP
-    figure = Figure((width, height))
+    figure = InlineFigure((width, height))
     figure.subplots_adjust(0, 0, 1, 1, _GAP / map_width, _GAP / map_height)
     grid = figure.subplots(rows, columns, squeeze=False)
     # In the middle of all columns and rows.

@@ -73,6 +73,13 @@ _reported: set[str] = set()
 """Characters that a warning has named; a report draws many figures."""
 
 
+class InlineFigure(Figure):
+    """A figure that a notebook shows below the cell that returns it."""
+
+    def _repr_png_(self) -> bytes:
+        return render(self, "png")
+
+
 def check_figure_output(path: Path) -> Output:
     """Checks the output file of a figure before any work is done for it.
 

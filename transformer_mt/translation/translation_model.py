@@ -1,6 +1,7 @@
 """A trained model or an ensemble, with its operations: the object of the Python API."""
 
 import math
+import reprlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,8 +19,8 @@ from transformer_mt.model.ensemble import Ensemble
 from transformer_mt.model.transformer import Transformer
 from transformer_mt.system.device import DTYPES, choose_device, compute_settings, supports
 from transformer_mt.system.processes import ALONE, Processes
-from transformer_mt.text.batching import encode_pairs, pad
-from transformer_mt.text.vocabulary import BOS_ID, EOS_ID, PAD_ID, Vocabulary
+from transformer_mt.text.batching import Batch, EncodedPairs, encode_pairs, flatten
+from transformer_mt.text.vocabulary import Vocabulary
 from transformer_mt.translation.forced_decoding import log_probabilities
 from transformer_mt.translation.options import (
     DEFAULT_LOAD,
@@ -29,7 +30,7 @@ from transformer_mt.translation.options import (
 )
 from transformer_mt.translation.translator import Translation, Translator
 
-Weights = npt.NDArray[np.float32]
+Array = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True)
@@ -39,19 +40,30 @@ class PairAttention:
     Each row of weights sums to 1.
 
     Attributes:
+        source: The source text.
         src_pieces: The S source pieces, EOS last.
-        tgt_pieces: The T inputs of the decoder, BOS first; the queries at piece i
-            predict piece i + 1.
+        tgt_pieces: The T inputs of the decoder, BOS first.
+        predicted_pieces: The T pieces that the decoder predicts from these, EOS last; they label
+            the rows of `decoder` and `cross`.
         encoder: Encoder self-attention, (H, S, S) each.
-        decoder: Decoder self-attention, (H, T, T) each; weights of later pieces are 0.
+        decoder: Decoder self-attention, (H, T, T) each; weights of later inputs are 0.
         cross: Attention of the decoder to the encoder's output, (H, T, S) each.
     """
 
+    source: str
     src_pieces: list[str]
     tgt_pieces: list[str]
-    encoder: list[Weights]
-    decoder: list[Weights]
-    cross: list[Weights]
+    predicted_pieces: list[str]
+    encoder: list[Array]
+    decoder: list[Array]
+    cross: list[Array]
+
+    def __repr__(self) -> str:
+        return (
+            f"<PairAttention of {reprlib.repr(self.source)}: {len(self.src_pieces)} source and"
+            f" {len(self.tgt_pieces)} target pieces, {len(self.encoder)} + {len(self.decoder)}"
+            f" layers, {len(self.cross[0])} heads>"
+        )
 
 
 @dataclass(frozen=True)
@@ -66,6 +78,14 @@ class TranslationModel:
     model: Transformer | Ensemble
     vocab: Vocabulary
     max_length: int
+
+    def __repr__(self) -> str:
+        data, parameters = self.checkpoints[0].config.data, list(self.model.parameters())
+        return (
+            f"<TranslationModel {self.name}: {data.src_lang} to {data.tgt_lang},"
+            f" {sum(p.numel() for p in parameters) / 1e6:.1f} million parameters,"
+            f" {str(parameters[0].dtype).removeprefix('torch.')} on {self.model.device}>"
+        )
 
     @property
     def name(self) -> str:
@@ -152,7 +172,7 @@ class TranslationModel:
         return scores
 
     def attention(self, source: str, hypothesis: str | None = None) -> PairAttention:
-        """Computes the attention weights of a sentence and its translation.
+        """Computes the attention weights of one sentence and its translation.
 
         Args:
             source: Source text; it is not split.
@@ -160,9 +180,68 @@ class TranslationModel:
 
         Raises:
             ConfigError: If this is an ensemble.
+            TypeError: If an argument is a list: call this for each sentence.
         """
+        model, pair = self._single_model(), self._encode_pair(source, hypothesis)
+        with compute_settings(model.device, tf32=False):
+            weights = model.attention_weights(pair.src, pair.tgt_in)
+        return PairAttention(
+            source,
+            self.vocab.src.pieces(pair.src[0].tolist()),
+            self.vocab.tgt.pieces(pair.tgt_in[0].tolist()),
+            self.vocab.tgt.pieces(pair.tgt_out[0].tolist()),
+            [_array(layer) for layer in weights.encoder],
+            [_array(layer) for layer in weights.decoder],
+            [_array(layer) for layer in weights.cross],
+        )
+
+    @torch.no_grad()
+    def encoder_output(self, source: str) -> Array:
+        """Computes the encoder's output for one sentence, which is not split.
+
+        Returns:
+            A vector for each source piece and EOS, (S, D); `attention` gives the pieces.
+
+        Raises:
+            ConfigError, TypeError: As `attention`.
+        """
+        model, pair = self._single_model(), self._encode_pair(source, "")
+        with compute_settings(model.device, tf32=False):
+            return _array(model.encode(pair.src))
+
+    @torch.no_grad()
+    def logits(self, source: str, hypothesis: str | None = None) -> Array:
+        """Computes the logits of every target piece at each position of one translation.
+
+        Args:
+            source: Source text; it is not split.
+            hypothesis: Its translation; None stands for the result of greedy search.
+
+        Returns:
+            A row for each of the translation's pieces and EOS, (T, V), computed from the pieces
+            before it; the `predicted_pieces` of `attention` label the rows, and
+            `vocab.tgt.pieces(range(V))` the columns.
+
+        Raises:
+            ConfigError, TypeError: As `attention`.
+        """
+        model, pair = self._single_model(), self._encode_pair(source, hypothesis)
+        with compute_settings(model.device, tf32=False):
+            return _array(model(pair.src, pair.tgt_in))
+
+    def _single_model(self) -> Transformer:
         if isinstance(self.model, Ensemble):
-            raise ConfigError("attention weights need a single model, not an ensemble")
+            raise ConfigError("this needs a single model, not an ensemble: load one checkpoint")
+        return self.model
+
+    def _encode_pair(self, source: str, hypothesis: str | None) -> Batch:
+        """Makes a batch of one pair; no hypothesis stands for the result of greedy search."""
+        for text in (source, hypothesis):
+            if not isinstance(text, str | None):
+                raise TypeError(
+                    f"pass one sentence as a string, not a {type(text).__name__}: call this for"
+                    " each sentence"
+                )
         [src_ids] = self.vocab.src.encode([source])
         if hypothesis is not None:
             [tgt_ids] = self.vocab.tgt.encode([hypothesis])
@@ -170,21 +249,13 @@ class TranslationModel:
             # Empty for an empty source, which the model does not translate.
             greedy = self.translator(SearchOptions(beam_size=1))
             tgt_ids = greedy.decode([src_ids])[0][0].ids if src_ids else []
-        src_ids, tgt_ids = [*src_ids, EOS_ID], [BOS_ID, *tgt_ids]
-        src, tgt_in = (pad([ids], PAD_ID).to(self.model.device) for ids in (src_ids, tgt_ids))
-        with compute_settings(self.model.device, tf32=False):
-            weights = self.model.attention_weights(src, tgt_in)
-        return PairAttention(
-            self.vocab.src.pieces(src_ids),
-            self.vocab.tgt.pieces(tgt_ids),
-            _arrays(weights.encoder),
-            _arrays(weights.decoder),
-            _arrays(weights.cross),
-        )
+        pair = EncodedPairs(flatten([src_ids]), flatten([tgt_ids]))
+        return pair.batch(np.array([0])).to(self.model.device)
 
 
-def _arrays(layers: Sequence[Tensor]) -> list[Weights]:
-    return [weights[0].float().cpu().numpy() for weights in layers]
+def _array(batch_of_one: Tensor) -> Array:
+    array: Array = batch_of_one[0].float().cpu().numpy()
+    return array
 
 
 def _require_list(lines: Sequence[str]) -> None:
