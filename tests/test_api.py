@@ -53,6 +53,8 @@ import sys
 import transformer_mt
 heavy = {"torch", "numpy", "datasets", "sacrebleu", "pydantic", "typer", "sentencepiece"}
 assert not heavy & set(sys.modules), heavy & set(sys.modules)
+import transformer_mt.figures.table  # of `compare`
+assert "torch" not in sys.modules
 """
     run_python(code)
     for name in transformer_mt.__all__:

@@ -15,7 +15,7 @@ from transformer_mt.checkpoints.evaluations import (
     run_folders,
     write_evaluation,
 )
-from transformer_mt.checkpoints.run_directory import METRICS
+from transformer_mt.checkpoints.run_files import METRICS
 
 VALUES = {
     "test_set": "a/b c",

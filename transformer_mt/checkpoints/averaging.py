@@ -13,7 +13,8 @@ from transformer_mt.checkpoints.checkpoint import (
     save_checkpoint,
 )
 from transformer_mt.checkpoints.model_card import describe_run, write_average_card
-from transformer_mt.checkpoints.run_directory import RUN_FILE, list_checkpoints
+from transformer_mt.checkpoints.run_directory import list_checkpoints
+from transformer_mt.checkpoints.run_files import RUN_FILE
 from transformer_mt.errors import CheckpointError
 from transformer_mt.system.files import atomic_file, canonical_json
 

@@ -18,7 +18,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
-from transformer_mt.checkpoints.run_directory import METRICS, is_step_name
+from transformer_mt.checkpoints.run_files import METRICS, is_step_name
 from transformer_mt.system.files import atomic_file, canonical_json
 
 logger = logging.getLogger(__name__)

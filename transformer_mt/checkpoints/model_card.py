@@ -15,7 +15,7 @@ from transformer_mt.checkpoints.evaluations import (
     read_evaluations,
     record_folder,
 )
-from transformer_mt.checkpoints.run_directory import read_description
+from transformer_mt.checkpoints.run_files import read_description
 from transformer_mt.config.keys import Config
 from transformer_mt.config.loading import without_folder
 from transformer_mt.errors import CheckpointError

@@ -1,43 +1,29 @@
 """The checkpoints of a run directory: list, choose, prune."""
 
 import logging
-import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from transformer_mt.checkpoints.checkpoint import TRAINING, Checkpoint, Progress, load_checkpoint
+from transformer_mt.checkpoints.run_files import is_step_name, step_name
 from transformer_mt.errors import CheckpointError
 from transformer_mt.system.files import (
     MANIFEST,
     delete_directory,
-    read_json,
     read_manifest,
     write_manifest,
 )
 
 logger = logging.getLogger(__name__)
 
-METRICS = "metrics.jsonl"
-"""Metrics of a run, one JSON object per line."""
-RUN_FILE = "run.json"
-"""Describes the text, model and environment of a run."""
 RESUMABLE_CHECKPOINTS = 2
 """Checkpoints that keep the optimizer's moments: the newest, and the one to fall back to."""
-
-_DESCRIBED = {"config", "corpus", "lengths", "validation", "vocabulary", "environment", "software"}
-_NAME = re.compile(r"step-\d{8,}")
-
-
-def is_step_name(name: str) -> bool:
-    """Tells whether a directory name is that of a step's checkpoint."""
-    return _NAME.fullmatch(name) is not None
 
 
 def checkpoint_path(run_dir: Path, step: int) -> Path:
     """Gives the directory of a step's checkpoint."""
-    return run_dir / f"step-{step:08d}"
+    return run_dir / step_name(step)
 
 
 def list_checkpoints(run_dir: Path) -> list[Path]:
@@ -98,21 +84,6 @@ def find_checkpoint(path: Path) -> Checkpoint:
     except CheckpointError as error:
         logger.warning("%s; using the newest checkpoint instead of the best", error)
         return newest
-
-
-def read_description(directory: Path) -> dict[str, Any]:
-    """Reads run.json in a directory; returns an empty dict if there is none.
-
-    Raises:
-        CheckpointError: If it is damaged.
-    """
-    path = directory / RUN_FILE
-    if not path.exists():
-        return {}
-    description = read_json(path)
-    if not isinstance(description, dict) or not _DESCRIBED <= description.keys():
-        raise CheckpointError(f"{path}: damaged; resume the run, which writes it again")
-    return description
 
 
 def is_best_missing(run_dir: Path, progress: Progress) -> bool:

@@ -1,4 +1,4 @@
-"""The commands that draw: plot and report. As others, they import torch only when they run."""
+"""The commands that show runs: plot, report, compare."""
 
 import importlib.util
 from pathlib import Path
@@ -33,6 +33,7 @@ plot = typer.Typer(
     rich_markup_mode=None,
 )
 
+TableFormat = Literal["text", "markdown", "csv", "json"]
 FigureOption = Annotated[
     Path, option("FILE", "The picture; ends in .png, .svg or .pdf.", "-o", "--output")
 ]
@@ -177,3 +178,27 @@ def report(
         file.write(page)
     if checked.target:
         print(output)
+
+
+def compare(
+    runs: Annotated[list[Path], argument("RUN...", "Run directories.")],
+    format_: Annotated[
+        TableFormat, option("[text|markdown|csv|json]", "Format of the table.", "--format")
+    ] = "text",
+    quiet: QuietOption = False,
+) -> None:
+    """Print a table of runs: settings, speed and scores.
+
+    One row per run, with the keys in which the configurations differ and every test score that
+    `evaluate` has recorded. Runs that differ in train.seed alone are followed by their mean and
+    standard deviation.
+
+    \b
+    transformer-mt compare checkpoints/pre-* checkpoints/post-*
+    transformer-mt compare checkpoints/* --format csv > runs.csv
+    """
+    require_single_process("compare")
+    from transformer_mt.figures.table import format_rows, read_rows
+
+    show_messages(quiet)
+    print(format_rows(read_rows(runs), format_))

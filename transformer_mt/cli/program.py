@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from transformer_mt.cli import commands
-from transformer_mt.cli.figures import plot, report
+from transformer_mt.cli.figures import compare, plot, report
 from transformer_mt.cli.options import GroupedCommand
 from transformer_mt.errors import Interrupted, TransformerMTError
 from transformer_mt.system.process_settings import configure_libraries, open_closed_streams
@@ -82,6 +82,6 @@ def program(
     """
 
 
-for command in (*commands.COMMANDS, report):
+for command in (*commands.COMMANDS, report, compare):
     app.command(cls=GroupedCommand)(command)
 app.add_typer(plot, name="plot")

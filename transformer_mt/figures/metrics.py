@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from transformer_mt.checkpoints.run_directory import METRICS
+from transformer_mt.checkpoints.run_files import METRICS
 from transformer_mt.errors import CheckpointError
 
 
@@ -33,6 +33,15 @@ class RunMetrics:
     def finite(self, kind: str, key: str) -> list[float]:
         """Returns the finite values of a metric."""
         return [value for value in self.series(kind, key)[1] if math.isfinite(value)]
+
+    def best_validation(self) -> dict[str, Any] | None:
+        """Returns the record of the best BLEU, the moving average's if there is one, as training.
+
+        It is the first of equal ones, and its perplexity is finite; None if there is none.
+        """
+        records = [r for r in self.records if r["kind"] == "valid" and "bleu" in r]
+        finite = [r for r in records if math.isfinite(r.get("perplexity", math.nan))]
+        return max(finite, key=lambda r: r.get("ema_bleu", r["bleu"]), default=None)
 
 
 def read_metrics(run_dir: Path) -> RunMetrics:
@@ -78,9 +87,14 @@ def read_runs(paths: Sequence[Path]) -> list[RunMetrics]:
     for run, path in zip(runs, paths, strict=True):
         if not run.records:
             raise CheckpointError(f"{path}: its {METRICS} has no complete line yet")
+    return [RunMetrics(name, run.records) for name, run in zip(run_names(paths), runs, strict=True)]
+
+
+def run_names(paths: Sequence[Path]) -> list[str]:
+    """Names runs with as many parent folders as tell them apart."""
     parts = [path.resolve().parts for path in paths]
     for depth in range(1, max(map(len, parts)) + 1):
         names = ["/".join(part[-depth:]) for part in parts]
         if len(set(names)) == len(set(parts)):
             break
-    return [RunMetrics(name, run.records) for name, run in zip(names, runs, strict=True)]
+    return names

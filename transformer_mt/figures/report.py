@@ -19,13 +19,8 @@ from transformer_mt.checkpoints.evaluations import (
     read_evaluations,
     run_folders,
 )
-from transformer_mt.checkpoints.run_directory import (
-    METRICS,
-    RUN_FILE,
-    find_checkpoint,
-    load_newest,
-    read_description,
-)
+from transformer_mt.checkpoints.run_directory import find_checkpoint, load_newest
+from transformer_mt.checkpoints.run_files import METRICS, RUN_FILE, read_description
 from transformer_mt.config.keys import DEFAULTS, Config, flat_values
 from transformer_mt.config.loading import parse_config, without_folder
 from transformer_mt.config.reference import format_value

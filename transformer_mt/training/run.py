@@ -13,12 +13,12 @@ import torch
 
 from transformer_mt.checkpoints.checkpoint import TRAINING, Checkpoint, Progress
 from transformer_mt.checkpoints.run_directory import (
-    RUN_FILE,
     find_checkpoint,
     is_best_missing,
     list_checkpoints,
     load_newest,
 )
+from transformer_mt.checkpoints.run_files import RUN_FILE
 from transformer_mt.config.keys import Config, ModelConfig, flat_values
 from transformer_mt.config.loading import searched_folders
 from transformer_mt.errors import CheckpointError, ConfigError, DeviceError

@@ -1,0 +1,150 @@
+"""The table of runs that `compare` prints, from small run directories made by hand."""
+
+import csv
+import json
+import statistics
+from pathlib import Path
+
+import pytest
+from conftest import assert_one_error, tiny_config
+
+from transformer_mt.checkpoints.evaluations import (
+    EvaluationRecord,
+    Score,
+    SearchSetting,
+    write_evaluation,
+)
+from transformer_mt.figures.table import format_rows, read_rows
+
+COLUMNS = ["parameters", "steps", "minutes", "tokens/s", "validation BLEU", "perplexity"]
+GREEDY, BEAM = "own, split test BLEU, greedy, fp32", "own, split test BLEU, beam 4, alpha 0.6, fp32"
+GREEDY_SEARCH = SearchSetting()
+SPEEDS = 1000.0, 2000.0, 1600.0
+
+
+def write_run(path: Path, corpus_dir: Path, bleu: float, **changes: object) -> Path:
+    """Writes a run of 30 steps that was best at step 20, with two scores of that checkpoint."""
+    path.mkdir(parents=True)
+    config = tiny_config(corpus_dir, **changes).model_dump(mode="json")
+    parts = dict.fromkeys("corpus lengths validation vocabulary environment software".split(), {})
+    description = {**parts, "config": config, "parameters": 7_065_600}
+    (path / "run.json").write_text(json.dumps(description))
+    lines = []
+    for step, speed in zip((10, 20, 30), SPEEDS, strict=True):
+        position = {"step": step, "epoch": 0, "seconds": 9.0 * step}
+        lines.append({"kind": "train", **position, "loss": 2.0, "tokens_per_second": speed})
+        valid = {"bleu": 50.0 - bleu, "ema_bleu": bleu - abs(step - 20), "perplexity": step / 10}
+        lines.append({"kind": "valid", **position, **valid})
+    lines.append({**lines[-1], "step": 40, "ema_bleu": 99.0, "perplexity": None})  # diverged
+    (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    write_score(path, bleu + 1)
+    write_score(path, bleu + 2, SearchSetting(4, 0.6))
+    write_score(path, bleu, test_set="validation")
+    return path
+
+
+def write_score(
+    run: Path,
+    value: float,
+    search: SearchSetting = GREEDY_SEARCH,
+    checkpoint: str = "step-00000020",
+    test_set: str = "own, split test",
+) -> None:
+    score = Score("bleu", value, "nrefs:1|tok:13a")
+    record = EvaluationRecord(test_set, checkpoint, "", search, [score], ["a"], [["a"]], ["a"])
+    (run / checkpoint).mkdir(exist_ok=True)
+    write_evaluation(run / checkpoint, record)
+
+
+@pytest.fixture
+def groups(corpus_dir, tmp_path):
+    """Three seeds of one variant and one of another."""
+    paths = [
+        write_run(tmp_path / f"pre-{seed}", corpus_dir, bleu, model__norm="pre", train__seed=seed)
+        for seed, bleu in ((1, 30.0), (2, 32.0), (3, 37.0))
+    ]
+    other = write_run(tmp_path / "post-1", corpus_dir, 20.0, model__norm="post", train__seed=1)
+    return read_rows([paths[0], other, *paths[1:], paths[0]])
+
+
+def test_runs_that_differ_in_the_seed_are_a_group(groups):
+    """With mean and sample standard deviation; a run that is named twice counts once.
+
+    Sabotage: the population's standard deviation; group by name; show a key that is equal in all;
+    take the weights' BLEU although there is a moving average, or that of a diverged validation.
+    """
+    pre, [post] = groups
+    names = [row.name for row in pre]
+    assert names == ["pre-1", "pre-2", "pre-3", "mean of 3", "std. dev. of 3"]
+    assert pre[1].settings == {"model.norm": "pre", "train.seed": 2}
+    assert pre[3].settings == pre[4].settings == {"model.norm": "pre"}
+    assert post.settings == {"model.norm": "post", "train.seed": 1}
+    values = [7_065_600, 40, 4.5, 1600.0, 20.0, 2.0, 21.0, 22.0]
+    assert post.numbers == dict(zip([*COLUMNS, GREEDY, BEAM], values, strict=True))
+    assert pre[3].numbers[GREEDY] == pytest.approx(34.0)
+    assert pre[4].numbers[GREEDY] == pytest.approx(statistics.stdev([30, 32, 37]))
+    assert pre[4].numbers["steps"] == 0
+
+
+def test_the_formats(groups):
+    """The same rows in each; text is aligned, CSV and JSON are for programs.
+
+    Sabotage: thousands separators in CSV; do not wrap titles; align numbers to the left.
+    """
+    text = format_rows(groups, "text").splitlines()
+    assert "std. dev. of 3  pre" in text[-3] and text[-2] == "" and len(text[-1]) > 100
+    assert len({len(line) for line in text if "2,0" in line or "7,0" in line}) == 1
+    assert max(map(len, text)) < 130 and text[-1].endswith("  21.00       22.00")
+    table = list(csv.reader(format_rows(groups, "csv").splitlines()))
+    assert table[0] == ["run", "model.norm", "train.seed", *COLUMNS, GREEDY, BEAM]
+    assert table[-1][1:3] == ["post", "1"] and table[-1][3:7] == ["7065600", "40", "4.5", "1600"]
+    markdown = [line.strip("|").split("|") for line in format_rows(groups, "markdown").splitlines()]
+    assert [len(row) for row in markdown] == [len(table[0])] * (len(table) + 1)
+    assert [cell.strip() for cell in markdown[-1]][:4] == ["post-1", "post", "1", "7,065,600"]
+    objects = json.loads(format_rows(groups, "json"))
+    assert [row["run"] for row in objects] == [row[0] for row in table[1:]]
+    assert objects[-1]["model.norm"] == "post" and objects[-1][BEAM] == 22.0
+
+
+def test_a_score_of_another_checkpoint_has_its_own_column(corpus_dir, tmp_path):
+    """An average's too. Sabotage: leave the checkpoint out of the title."""
+    run = write_run(tmp_path / "run", corpus_dir, 20.0)
+    write_score(run, 11.0, checkpoint="step-00000010")
+    write_score(run, 12.0, checkpoint="averaged-2")
+    [[row]] = read_rows([run])
+    scores = {title: value for title, value in row.numbers.items() if "split test" in title}
+    others = {f"{GREEDY}, step-00000010": 11.0, f"{GREEDY}, averaged-2": 12.0}
+    assert scores == {GREEDY: 21.0, BEAM: 22.0, **others} and row.settings == {}
+
+
+def test_what_is_missing_is_blank(corpus_dir, tmp_path, caplog):
+    """Damaged parts too, with a warning; a mean needs a number of every run.
+
+    Sabotage: let an error of one file end the command; take the mean of the runs that have a score.
+    """
+    runs = [write_run(tmp_path / str(s), corpus_dir, 20.0, train__seed=s) for s in (1, 2, 3, 4)]
+    (runs[0] / "run.json").write_text("{}")
+    (runs[1] / "metrics.jsonl").write_text("damaged\n")
+    (runs[2] / "metrics.jsonl").unlink()
+    for path in (runs[2] / "evaluations").iterdir():
+        path.write_text("damaged")
+    groups = read_rows(runs)
+    assert [[row.name for row in group] for group in groups] == [
+        ["1"],
+        ["2", "3", "4", "mean of 3", "std. dev. of 3"],
+    ]
+    [[first], [second, third, _, mean, _]] = groups
+    assert first.settings == {} and "parameters" not in first.numbers
+    assert second.numbers.keys() == {"parameters", f"{GREEDY}, step-00000020"} | {
+        f"{BEAM}, step-00000020"
+    }
+    assert third.numbers == mean.numbers == {"parameters": 7_065_600}
+    assert caplog.text.count("left out") == 5
+    assert format_rows(groups, "csv").splitlines()[1].startswith("1,,40,4.5,")
+
+
+def test_a_path_that_is_no_run(tmp_path, call):
+    """Exit code 2. Sabotage: leave it out."""
+    assert_one_error(call("compare", tmp_path / "none"), "none: no such run")
+    message = "has neither run.json nor metrics.jsonl; name a run directory"
+    assert_one_error(call("compare", tmp_path), message)
