@@ -10,7 +10,7 @@ from conftest import tiny_config
 
 from transformer_mt.checkpoints.averaging import average
 from transformer_mt.checkpoints.checkpoint import load_checkpoint
-from transformer_mt.evaluation.report import EvaluationReport, evaluate_system
+from transformer_mt.evaluation.report import EvaluationReport, evaluate_systems
 from transformer_mt.evaluation.scoring import choose_metrics
 from transformer_mt.text.test_sets import load_test_set
 from transformer_mt.training.run import train
@@ -41,9 +41,11 @@ def evaluate(averaged: Path, beam_size: int = 1) -> EvaluationReport:
     text = averaged.parent.parent / "text: x"
     text.write_text("ab cd\nef\n")
     load = partial(load_test_set, src=text, refs=[text])
-    return evaluate_system(
-        [averaged], None, None, load, choose_metrics, SearchOptions(beam_size), LoadOptions()
+    search = SearchOptions(beam_size)
+    [report] = evaluate_systems(
+        [[averaged]], None, None, load, choose_metrics, search, LoadOptions()
     )
+    return report
 
 
 def test_an_average_has_a_card_with_what_is_known(averaged):

@@ -2,17 +2,26 @@
 
 import json
 import shutil
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import pytest
 from conftest import copy_lines
 
+from transformer_mt.checkpoints.checkpoint import EMA
 from transformer_mt.checkpoints.evaluations import read_evaluations
 from transformer_mt.errors import CheckpointError, ConfigError, DataError
 from transformer_mt.evaluation import report
-from transformer_mt.evaluation.report import EvaluationReport, SystemOutput, evaluate_system
+from transformer_mt.evaluation.report import (
+    EvaluationReport,
+    SystemOutput,
+    evaluate_systems,
+    format_as_json,
+    format_reports,
+)
 from transformer_mt.evaluation.scoring import choose_metrics, corpus_score
+from transformer_mt.system.files import MANIFEST, sha256, write_manifest
 from transformer_mt.system.outputs import check_output
 from transformer_mt.text.test_sets import load_test_set
 from transformer_mt.translation.options import LoadOptions, SearchOptions
@@ -30,9 +39,9 @@ def texts(tmp_path) -> Path:
     return tmp_path
 
 
-def evaluate(
-    texts: Path, *paths: Path, hyp="hyp", src="ref", refs=("ref",), baseline=None, **options
-) -> EvaluationReport:
+def evaluate_all(
+    texts: Path, *runs: list[Path], hyp="hyp", src="ref", refs=("ref",), baseline=None, **options
+) -> list[EvaluationReport]:
     """Evaluates a translation in a file of the folder, or runs if `hyp` is None."""
     refs = [texts / ref for ref in refs]
     load = partial(load_test_set, src=texts / src if src else None, refs=refs)
@@ -40,9 +49,15 @@ def evaluate(
     search = SearchOptions(beam_size=options.pop("beam_size", 1))
     hypotheses = texts / hyp if hyp else None
     baseline = texts / baseline if baseline else None
-    return evaluate_system(
-        paths, hypotheses, baseline, load, metrics, search, LoadOptions(), **options
+    return evaluate_systems(
+        runs, hypotheses, baseline, load, metrics, search, LoadOptions(), **options
     )
+
+
+def evaluate(texts: Path, *paths: Path, **options) -> EvaluationReport:
+    """Evaluates a single system; several paths are an ensemble."""
+    [report] = evaluate_all(texts, *([list(paths)] if paths else []), **options)
+    return report
 
 
 def test_scores(texts):
@@ -52,13 +67,14 @@ def test_scores(texts):
     """
     result = evaluate(texts, ter=True)
     lines = (texts / "hyp").read_text().splitlines()
-    assert result.system == SystemOutput(lines, str(texts / "hyp"), 0.0)
+    assert result.system == SystemOutput(lines, str(texts / "hyp"))
     metrics = choose_metrics("en", ter=True)
     scores = [corpus_score(lines, result.test_set.references, metric) for metric in metrics]
     assert result.scores == scores and len(scores) == 3
     values = {score.name: score.value for score in scores}
     signatures = {f"{score.name}_signature": score.signature for score in scores}
     expected = {
+        "test_set": f"{texts}/ref (source {texts}/ref)",
         "sentences": 12,
         "tokenizer": "13a",
         "hypotheses": str(texts / "hyp"),
@@ -66,10 +82,11 @@ def test_scores(texts):
         **signatures,
     }
     assert result.to_dict() == expected
-    assert result.format() == "\n".join(score.text for score in scores)
+    heading = f"{texts}/hyp: {expected['test_set']}, 12 sentences"
+    assert format_reports([result]) == "\n".join([heading, *(score.text for score in scores)])
     without_source = evaluate(texts, src=None, ter=True)
-    assert without_source.to_dict() == expected
-    text = result.format(samples=2).splitlines()
+    assert without_source.to_dict() == {**expected, "test_set": f"{texts}/ref"}
+    text = format_reports([result], samples=2).splitlines()
     assert text[:4] == [
         f"source      {result.test_set.src[0]}",
         f"reference   {result.test_set.references[0][0]}",
@@ -77,9 +94,9 @@ def test_scores(texts):
         "",
     ]
     assert sum(line.startswith("source ") for line in text) == 2
-    assert text[8:] == result.format().splitlines()
-    assert result.format(samples=99).count("hypothesis ") == 12
-    assert without_source.format(samples=1).splitlines()[:2] == text[1:3]
+    assert text[8:] == format_reports([result]).splitlines()
+    assert format_reports([result], samples=99).count("hypothesis ") == 12
+    assert format_reports([without_source], samples=1).splitlines()[:2] == text[1:3]
 
 
 def test_a_baseline(texts):
@@ -89,10 +106,10 @@ def test_a_baseline(texts):
     assert values["baseline"] == str(texts / "ref")
     assert values["differences"][0]["value"] == values["bleu"] < 100
     assert {"differences", "buckets", "changes"} <= set(values) and json.dumps(values)
-    text = result.format()
+    text = format_reports([result])
     assert f"compared with {texts / 'ref'}" in text and text.count("worse by") == 3
-    assert result.format(samples=1).count("worse by") == 1
-    assert "by" not in result.format(samples=0).split("equal")[1]
+    assert format_reports([result], samples=1).count("worse by") == 1
+    assert "by" not in format_reports([result], samples=0).split("equal")[1]
 
 
 def test_a_model_is_evaluated_and_recorded(copy_run, texts, tmp_path):
@@ -114,6 +131,81 @@ def test_a_model_is_evaluated_and_recorded(copy_run, texts, tmp_path):
     assert [(s.name, s.value) for s in record.scores] == [(s.name, s.value) for s in result.scores]
     again = evaluate(texts, hyp="saved", baseline=run, beam_size=2)
     assert again.baseline.lines == result.system.lines and not again.comparison.changes
+
+
+def test_what_was_scored_is_named(copy_run, texts, tmp_path):
+    """All that a sweep varies, for people and in JSON. Sabotage: leave one of it out."""
+    run = shutil.copytree(copy_run, tmp_path / "run")
+    load = LoadOptions(precision="bf16", max_length=20)
+    text, test_set = partial(load_test_set, refs=[texts / "ref"], src=texts / "ref"), texts / "ref"
+    search = SearchOptions(beam_size=3, length_penalty=0.6)
+    [report] = evaluate_systems([[run]], None, None, text, choose_metrics, search, load)
+    path = run / "step-00000001"
+    named = {
+        "test_set": f"{test_set} (source {test_set})",
+        "tokenizer": "13a",
+        "checkpoint": str(path),
+        "step": 1,
+        "moving_average": False,
+        "beam_size": 3,
+        "length_penalty": 0.6,
+        "precision": "bf16",
+        "max_length": 20,
+    }
+    assert report.to_dict().items() >= named.items()
+    assert format_reports([report]).splitlines()[0] == (
+        f"{path} (step 1), beam 3, alpha 0.6, bf16, lines split after 20 pieces:"
+        f" {named['test_set']}, 12 sentences"
+    )
+    greedy = evaluate(texts, copy_run, copy_run, hyp=None)
+    assert greedy.to_dict()["length_penalty"] is None and greedy.to_dict()["step"] == [1, 1]
+    [checkpoint] = report.system.checkpoints
+    averaged = replace(checkpoint, files=checkpoint.files | {EMA})
+    system = replace(report.system, checkpoints=[averaged])
+    assert system.to_dict()["moving_average"] and "(step 1), moving average, " in system.describe()
+    system = replace(system, search=replace(report.system.search, raw=True))
+    assert not system.to_dict()["moving_average"] and ", bf16, raw weights" in system.describe()
+
+
+def test_several_runs_are_rows(copy_run, texts, tmp_path):
+    """Of one table, and lines of JSON in their order; each is recorded beside its run.
+
+    With a baseline each is compared with it. Sabotage: decode them as an ensemble.
+    """
+    runs = [shutil.copytree(copy_run, tmp_path / name) for name in ("one", "two")]
+    average = shutil.copytree(runs[0] / "step-00000001", tmp_path / "copy")
+    reports = evaluate_all(texts, *([path] for path in (*runs, average)), hyp=None)
+    single = evaluate(texts, runs[1], hyp=None)
+    assert [report.system.lines for report in reports] == [single.system.lines] * 3
+    names = [f"{run}/step-00000001" for run in runs] + [str(average)]
+    rows = [json.loads(line) for line in format_as_json(reports).splitlines()]
+    assert [row["checkpoint"] for row in rows] == names
+    assert rows[1].keys() == single.to_dict().keys() and rows[1]["bleu"] == single.to_dict()["bleu"]
+    values = "".join(f"{score.value:7.2f}" for score in single.scores)
+    assert format_reports(reports).splitlines() == [
+        f"{single.test_set.name}, 12 sentences",
+        "   BLEU  chrF2",
+        *(f"{values}  {name} (step 1), greedy, fp32" for name in names),
+        "",
+        *(f"{score.title}|{score.signature}" for score in single.scores),
+    ]
+    shown = format_reports(reports, samples=1).splitlines()
+    assert [line.split()[0] for line in shown[:5]] == ["source", "reference", *names]
+    for folder in (*runs, average):
+        assert "ref" in [record.test_set for record in read_evaluations([folder / "evaluations"])]
+    compared = evaluate_all(texts, *([run] for run in runs), hyp=None, baseline="hyp")
+    assert format_reports(compared).count("compared with") == 2
+
+
+def test_several_runs_have_the_same_languages(copy_run, texts, tmp_path):
+    """Sabotage: translate the test set of the first with all of them."""
+    other = shutil.copytree(copy_run / "step-00000001", tmp_path / "other")
+    config = (other / "config.json").read_text().replace('"en"', '"fr"')
+    (other / "config.json").write_text(config)
+    files = [path for path in other.iterdir() if path.name != MANIFEST]
+    write_manifest(other, {path.name: sha256(path) for path in files})
+    with pytest.raises(ConfigError, match=f"{other} translates de to fr, and {copy_run}/"):
+        evaluate_all(texts, [copy_run], [other], hyp=None)
 
 
 def test_saving_comes_first(texts, monkeypatch):
@@ -143,8 +235,8 @@ def test_a_checkpoint_that_training_deletes_meanwhile(texts, copy_run, tmp_path,
     [
         ({"refs": ("ref", "short")}, DataError, "{}/ref has 12 lines and {}/short has 11"),
         ({"src": "short"}, DataError, "{}/short has 11 lines and {}/ref has 12"),
-        ({"hyp": "short"}, DataError, "{}/short has 11 lines, but {}/ref has 12"),
-        ({"hyp": None, "baseline": "short"}, DataError, "{}/short has 11 lines, but {}/ref has"),
+        ({"hyp": "short"}, DataError, r"{}/short has 11 lines, but {}/ref \(.*\) has 12"),
+        ({"hyp": None, "baseline": "short"}, DataError, r"{}/short has 11 lines, but {}/ref \("),
         ({"refs": ("nope",)}, DataError, "{}/nope: no such file"),
         ({"hyp": None, "baseline": "nope"}, CheckpointError, "{}/nope: no such run"),
         ({"hyp": None, "src": None}, ConfigError, "to translate with it, name --src"),

@@ -13,7 +13,12 @@ from test_trainer import records
 
 from transformer_mt.checkpoints.checkpoint import EMA, MODEL, load_checkpoint
 from transformer_mt.checkpoints.evaluations import read_evaluations, run_folders
-from transformer_mt.checkpoints.run_directory import find_checkpoint, list_checkpoints, load_newest
+from transformer_mt.checkpoints.run_directory import (
+    find_checkpoint,
+    list_checkpoints,
+    load_newest,
+    read_description,
+)
 from transformer_mt.config.loading import load_config
 from transformer_mt.errors import CheckpointError, ConfigError, DataError, DeviceError
 from transformer_mt.system.files import locked
@@ -75,11 +80,17 @@ def test_fine_tuning_on_no_steps_is_the_start(corpus_dir, first, tmp_path):
 def test_fine_tuning_goes_on_without_its_origin(corpus_dir, first, tmp_path, caplog):
     """It begins at step 0 and resumes as any run; `train.init_from` is not read again.
 
-    Sabotage: refuse a change of it, or read it; always warn of it.
+    What it began with is printed and stays recorded. Sabotage: refuse a change of the key, or read
+    it; always warn of it; forget the digest on resume.
     """
     origin = shutil.copytree(first, tmp_path / "origin")
     config = small_config(corpus_dir, train__init_from=str(origin), train__max_steps=2)
-    train(config, tmp_path / "run")
+    begun = find_checkpoint(origin)
+    expected = {"step": begun.progress.step, "digest": begun.digest}
+    with caplog.at_level("INFO"):
+        train(config, tmp_path / "run")
+    message = f"starting from {origin} at step {expected['step']} (digest {begun.digest})"
+    assert message in caplog.messages and expected["step"] > 0
     steps = [record["step"] for record in records(tmp_path / "run", "train")]
     assert steps == [1, 2]
     shutil.rmtree(origin)
@@ -90,6 +101,9 @@ def test_fine_tuning_goes_on_without_its_origin(corpus_dir, first, tmp_path, cap
     changed = small_config(corpus_dir, train__init_from="elsewhere", train__max_steps=5)
     assert train(changed, tmp_path / "run").step == 5
     assert "train.init_from = elsewhere is not used: the run is resumed" in caplog.text
+    assert load_newest(tmp_path / "run").progress.init_digest == begun.digest
+    assert read_description(tmp_path / "run")["init_from"] == expected
+    assert read_description(first)["init_from"] is None
 
 
 def test_fine_tuning_needs_the_same_shapes(corpus_dir, first, tmp_path):

@@ -83,6 +83,26 @@ def test_mistakes_are_found_before_a_model_is_loaded(
     assert source.read_bytes() == TEXT and not list(tmp_path.glob("*/.*"))
 
 
+def test_several_runs_need_a_word(translate, call, untrained_run, source):
+    """`--ensemble` joins them, here into the same model; `evaluate` without it gives two rows.
+
+    Sabotage: ignore the option.
+    """
+    several = untrained_run, "--input", source
+    assert translate(*several, "--ensemble").out == translate("--input", source).out
+    texts = "--src", source, "--ref", source, "--json"
+    for options, rows in ((), 2), (("--ensemble",), 1):
+        done = call("evaluate", untrained_run, untrained_run, *texts, *options)
+        names = [json.loads(line)["checkpoint"] for line in done.out.splitlines()]
+        assert len(names) == rows and (" and " in names[0]) == (rows == 1)
+
+
+def test_the_length_penalty_of_greedy_search_is_for_scores(translate, source):
+    """Without scores it is refused. Sabotage: refuse it in any case."""
+    scores = "--length-penalty", "0", "--scores", "--input", source
+    assert translate(*scores).out != translate("--scores", "--input", source).out
+
+
 def test_an_output_in_use(translate, source, no_model, tmp_path):
     """Refused by name before a model is loaded. Sabotage: no lock."""
     output = check_output(tmp_path / "out")

@@ -85,7 +85,10 @@ def test_output_of_several_processes(copy_run, texts, tmp_path, world_size):
 
 @pytest.mark.slow
 def test_evaluation_by_several_processes(copy_run, tmp_path):
-    """Gives the same scores and text, once. Sabotage: score in every process."""
+    """Gives the same scores and text, once, and a row for each run.
+
+    Sabotage: score in every process; let the others translate once.
+    """
     lines = copy_lines(40, 9)
     (tmp_path / "text").write_text("".join(f"{line}\n" for line in lines))
     arguments = (
@@ -99,6 +102,9 @@ def test_evaluation_by_several_processes(copy_run, tmp_path):
     assert left.pop("seconds") > 0 and right.pop("seconds") > 0
     assert left == right and left["bleu"] > 90
     assert (tmp_path / "one").read_bytes() == (tmp_path / "many").read_bytes()
+    rows = launch(2, arguments[0], copy_run, copy_run, *arguments[2:-3])
+    assert rows.returncode == 0, rows.stderr
+    assert [json.loads(line)["bleu"] for line in rows.stdout.splitlines()] == [left["bleu"]] * 2
 
 
 ERRORS = {

@@ -60,7 +60,8 @@ class Progress:
     `step` counts skipped steps too, `epoch` is that of the next step, from 0, of which `epoch_step`
     steps are done, and `seconds` covers all resumptions. `best_bleu` is negative before the first
     validation. `precision` is the value to which `auto` was resolved. The digests are of the
-    training ids and of the validation text.
+    training ids, of the validation text, and of the checkpoint of `train.init_from`, which had
+    taken `init_step` steps.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
@@ -76,6 +77,8 @@ class Progress:
     precision: str = "fp32"
     corpus_digest: str = ""
     valid_digest: str = ""
+    init_step: Count = 0
+    init_digest: str = ""
 
 
 @dataclass(frozen=True)

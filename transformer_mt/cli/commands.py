@@ -3,7 +3,6 @@
 Commands import what they need themselves: torch takes seconds to import, and --help must not.
 """
 
-import json
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -14,6 +13,7 @@ from transformer_mt.cli.options import (
     BeamOption,
     ConfigArgument,
     DeviceOption,
+    EnsembleOption,
     LengthOption,
     PenaltyOption,
     PrecisionOption,
@@ -25,6 +25,7 @@ from transformer_mt.cli.options import (
     file_option,
     flag,
     option,
+    search_options,
 )
 from transformer_mt.errors import ConfigError
 from transformer_mt.system.console import show_messages
@@ -125,7 +126,7 @@ def translate(
         list[Path],
         argument(
             "RUN_OR_CHECKPOINT...",
-            "A run (its best checkpoint) or one checkpoint; several decode as an ensemble.",
+            "A run (its best checkpoint) or one checkpoint; several with --ensemble.",
         ),
     ],
     input_: Annotated[
@@ -148,8 +149,9 @@ def translate(
         Path | None,
         file_option("DIR", "Folder for the translation of each --input: a.de.gz gives a.en.gz."),
     ] = None,
+    ensemble: EnsembleOption = False,
     beam_size: BeamOption = SearchOptions.beam_size,
-    length_penalty: PenaltyOption = SearchOptions.length_penalty,
+    length_penalty: PenaltyOption = None,
     n_best: Annotated[
         int,
         file_option("N", "Translations per line, the best first; at most the beam size.", min=1),
@@ -180,11 +182,15 @@ def translate(
     transformer-mt translate checkpoints/wmt16-base --beam-size 4 < in.de > out.en
     transformer-mt translate checkpoints/wmt16-base --input a.de --input b.de.gz --output-dir out
     """
+    if len(paths) > 1 and not ensemble:
+        raise ConfigError(
+            "translate takes one run: add --ensemble to decode with several, --input for text"
+        )
     if n_best > beam_size:
         raise ConfigError(f"--n-best {n_best} needs --beam-size {n_best} or more")
     file_options = FileOptions(input_ or [], output, output_dir)
     written = OutputOptions(n_best, scores, format_)
-    search = SearchOptions(beam_size, length_penalty, written.needs_scores, batch_tokens)
+    search = search_options(beam_size, length_penalty, batch_tokens, written.needs_scores)
     options = TranslateOptions(LoadOptions(device, precision, max_length, raw), search, written)
     from transformer_mt.translation import run as runs
 
@@ -202,7 +208,8 @@ def evaluate(
         list[Path] | None,
         argument(
             "[RUN_OR_CHECKPOINT...]",
-            "As for translate. Not needed for --hypotheses with --ref or --test-set.",
+            "A run (its best checkpoint) or one checkpoint; several are scored one by one. Not"
+            " needed for --hypotheses with --ref or --test-set.",
         ),
     ] = None,
     split: Annotated[
@@ -227,8 +234,9 @@ def evaluate(
     baseline: Annotated[
         Path | None, scored_option("RUN_OR_FILE", "Compare with this run or translation.")
     ] = None,
+    ensemble: EnsembleOption = False,
     beam_size: BeamOption = SearchOptions.beam_size,
-    length_penalty: PenaltyOption = SearchOptions.length_penalty,
+    length_penalty: PenaltyOption = None,
     precision: PrecisionOption = LoadOptions.precision,
     batch_tokens: BatchOption = None,
     max_length: LengthOption = None,
@@ -252,45 +260,52 @@ def evaluate(
             min=0,
         ),
     ] = None,
-    json_: Annotated[bool, flag("Print one JSON object.", "--json", group=REPORT)] = False,
+    json_: Annotated[
+        bool, flag("Print JSON: a line with one object for each run.", "--json", group=REPORT)
+    ] = False,
     quiet: QuietOption = False,
 ) -> None:
     """Score translations of a test set with sacreBLEU.
 
-    The test set is translated first, unless --hypotheses names a translation.
+    The test set, by default that of the first run, is translated first, unless --hypotheses names a
+    translation.
 
     \b
     transformer-mt evaluate checkpoints/wmt16-base
+    transformer-mt evaluate checkpoints/wmt16-base checkpoints/wmt16-small
     transformer-mt evaluate checkpoints/wmt16-base --test-set wmt14 --beam-size 4 --save hyp.en
     transformer-mt evaluate checkpoints/wmt16-base --baseline checkpoints/wmt16-small
     transformer-mt evaluate --hypotheses hyp.en --ref ref.en --json
     """
     if not paths and (hypotheses is None or not (ref or test_set)):
         raise ConfigError("name a run, or --hypotheses with --ref or --test-set")
-    output = None
+    if paths and len(paths) > 1 and not ensemble and (hypotheses or save):
+        name = "--hypotheses" if hypotheses else "--save"
+        raise ConfigError(f"{name} works with one run or --ensemble, not with several runs")
+    search, output = search_options(beam_size, length_penalty, batch_tokens), None
     if is_main_process():  # the others may run on machines without these files
         require_input(hypotheses)
         output = check_output(save, [src, *(ref or ()), hypotheses, baseline]) if save else None
-    from transformer_mt.evaluation.report import evaluate_system
+    from transformer_mt.evaluation.report import evaluate_systems, format_as_json, format_reports
     from transformer_mt.evaluation.scoring import choose_metrics
     from transformer_mt.text.test_sets import load_test_set
 
     show_messages(quiet)
     with interrupt_on_signals():
-        report = evaluate_system(
-            paths=paths or [],
+        reports = evaluate_systems(
+            runs=[paths] if paths and ensemble else [[path] for path in paths or ()],
             hypotheses=hypotheses,
             baseline=baseline,
             load_test_set=partial(
                 load_test_set, split=split, src=src, refs=ref or (), test_set=test_set
             ),
             choose_metrics=partial(choose_metrics, tokenizer=tokenize, ter=ter),
-            search=SearchOptions(beam_size, length_penalty, batch_tokens=batch_tokens),
+            search=search,
             load=LoadOptions(device, precision, max_length, raw),
             save=output,
         )
-    if report:
-        print(json.dumps(report.to_dict()) if json_ else report.format(samples))
+    if reports:
+        print(format_as_json(reports) if json_ else format_reports(reports, samples))
 
 
 def config(

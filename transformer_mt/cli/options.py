@@ -7,7 +7,8 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from transformer_mt.translation.options import Device, Precision
+from transformer_mt.errors import ConfigError
+from transformer_mt.translation.options import Device, Precision, SearchOptions
 
 
 def argument(metavar: str, help: str) -> Any:
@@ -75,8 +76,16 @@ SetOption = Annotated[
 ]
 BeamOption = Annotated[int, search_option("N", "Beam size; 1 is greedy search.", min=1)]
 PenaltyOption = Annotated[
-    float,
-    search_option("ALPHA", "Exponent of the length penalty of beam search, 0 to 10.", min=0.0),
+    float | None,
+    search_option(
+        "ALPHA",
+        "Exponent of the length penalty of beam search, 0 to 10. Default:"
+        f" {SearchOptions.length_penalty:g}.",
+        min=0.0,
+    ),
+]
+EnsembleOption = Annotated[
+    bool, flag("Decode with the named runs as one ensemble.", "--ensemble", group=SEARCH)
 ]
 PrecisionOption = Annotated[
     Precision,
@@ -103,3 +112,17 @@ RawOption = Annotated[
     ),
 ]
 QuietOption = Annotated[bool, flag("Only warnings and errors on stderr.", "-q", "--quiet")]
+
+
+def search_options(
+    beam_size: int,
+    length_penalty: float | None,
+    batch_tokens: int | None,
+    with_scores: bool = False,
+) -> SearchOptions:
+    """Gives the options of a search; refuses a length penalty that would have no effect."""
+    if length_penalty is None:
+        length_penalty = SearchOptions.length_penalty
+    elif beam_size == 1 and not with_scores:
+        raise ConfigError("--length-penalty has no effect on greedy search: add --beam-size 4")
+    return SearchOptions(beam_size, length_penalty, with_scores, batch_tokens)

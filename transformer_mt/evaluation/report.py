@@ -1,10 +1,11 @@
 """The evaluation of a system on a test set, as text or as JSON."""
 
+import json
 import logging
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -49,14 +50,50 @@ _CHANGES = 3
 
 @dataclass(frozen=True)
 class SystemOutput:
-    """The translation of a test set by one system, and the checkpoints or file it comes from.
+    """The translation of a test set by one system.
 
-    `seconds` were spent translating; they are 0 if it was read from a file.
+    The system is a checkpoint, an ensemble of several, or a file that was read, which has neither
+    checkpoints nor search settings. `seconds` were spent translating.
     """
 
     lines: list[str]
     name: str
+    checkpoints: list[Checkpoint] = field(default_factory=list)
+    search: SearchSetting | None = None
     seconds: float = 0.0
+
+    @property
+    def has_moving_average(self) -> bool:
+        """Whether it was translated with the moving average of the weights."""
+        averaged = any(EMA in checkpoint.files for checkpoint in self.checkpoints)
+        return averaged and self.search is not None and not self.search.raw
+
+    def to_dict(self) -> dict[str, object]:
+        """Returns what the translation depends on, for JSON; an ensemble has a list of steps."""
+        if self.search is None:
+            return {"hypotheses": self.name}
+        steps = [checkpoint.progress.step for checkpoint in self.checkpoints]
+        return {
+            "checkpoint": self.name,
+            "step": steps if len(steps) > 1 else steps[0],
+            "moving_average": self.has_moving_average,
+            "beam_size": self.search.beam_size,
+            "length_penalty": self.search.length_penalty,
+            "precision": self.search.precision,
+            "max_length": self.search.max_length,
+            "seconds": round(self.seconds, 3),
+        }
+
+    def describe(self) -> str:
+        """Says what the translation depends on, for people."""
+        if self.search is None:
+            return self.name
+        names = [f"{each.path} (step {each.progress.step})" for each in self.checkpoints]
+        average = ", moving average" if self.has_moving_average else ""
+        text = f"{' and '.join(names)}{average}, {self.search}"
+        if self.search.max_length != min(c.config.data.max_length for c in self.checkpoints):
+            text += f", lines split after {self.search.max_length} pieces"
+        return text
 
 
 @dataclass(frozen=True)
@@ -65,46 +102,76 @@ class EvaluationReport:
 
     test_set: EvaluationSet
     system: SystemOutput
-    beam_size: int
     scores: list[Score]
     baseline: SystemOutput | None
     comparison: Comparison | None
 
     def to_dict(self) -> dict[str, object]:
-        """Returns the values and signatures for JSON."""
-        tokenizer = self.scores[0].tokenizer
-        result: dict[str, object] = {"sentences": len(self.test_set), "tokenizer": tokenizer}
+        """Returns the values and signatures, and what they were measured on, for JSON."""
+        result: dict[str, object] = {
+            "test_set": self.test_set.name,
+            "sentences": len(self.test_set),
+            "tokenizer": self.scores[0].tokenizer,
+        }
         for score in self.scores:
             result |= {score.name: score.value, f"{score.name}_signature": score.signature}
-        if self.system.seconds:
-            seconds = round(self.system.seconds, 3)
-            result |= {"beam_size": self.beam_size, "seconds": seconds}
-        result |= {"checkpoint" if self.system.seconds else "hypotheses": self.system.name}
+        result |= self.system.to_dict()
         if self.baseline and self.comparison:
             result |= {"baseline": self.baseline.name, **asdict(self.comparison)}
         return result
 
-    def format(self, samples: int | None = None) -> str:
-        """Formats the report for people, with so many sentences of the test set.
+    def format(self, changes: int) -> str:
+        """Formats the report for people.
 
-        With a baseline, these are as many of the largest gains and of the largest losses; three of
-        each if `samples` is None.
+        With a baseline, as many of the largest gains and of the largest losses are shown.
         """
-        lines = [score.text for score in self.scores]
+        lines = [f"{self.system.describe()}: {_describe(self.test_set)}"]
+        lines += [score.text for score in self.scores]
         if self.baseline and self.comparison:
-            changes = _CHANGES if samples is None else samples
             comparison = format_comparison(
                 self.comparison, self.test_set, self.system.lines, self.baseline.lines, changes
             )
-            return "\n".join([*lines, "", f"compared with {self.baseline.name}", "", comparison])
-        shown: list[str] = []
-        for i in range(min(samples or 0, len(self.test_set))):
-            shown += [*format_sentence(self.test_set, i, {"hypothesis": self.system.lines[i]}), ""]
-        return "\n".join(shown + lines)
+            lines += ["", f"compared with {self.baseline.describe()}", "", comparison]
+        return "\n".join(lines)
 
 
-def evaluate_system(
-    paths: Sequence[Path],
+def format_as_json(reports: Sequence[EvaluationReport]) -> str:
+    """Formats each report as a JSON object on a line of its own."""
+    return "\n".join(json.dumps(report.to_dict()) for report in reports)
+
+
+def format_reports(reports: Sequence[EvaluationReport], samples: int | None = None) -> str:
+    """Formats reports on one test set for people, several without a baseline as a table.
+
+    So many sentences of the test set come first, with all translations. With a baseline, as many
+    of the largest changes come last instead, three if `samples` is None.
+    """
+    first = reports[0]
+    if first.baseline:
+        changes = _CHANGES if samples is None else samples
+        return "\n\n".join(report.format(changes) for report in reports)
+    lines: list[str] = []
+    for i in range(min(samples or 0, len(first.test_set))):
+        translations = {report.system.name: report.system.lines[i] for report in reports}
+        if len(reports) == 1:
+            translations = {"hypothesis": first.system.lines[i]}
+        lines += [*format_sentence(first.test_set, i, translations), ""]
+    if len(reports) == 1:
+        return "\n".join([*lines, first.format(0)])
+    lines += [_describe(first.test_set), "".join(f"{score.title:>7}" for score in first.scores)]
+    for report in reports:
+        values = "".join(f"{score.value:7.2f}" for score in report.scores)
+        lines.append(f"{values}  {report.system.describe()}")
+    signatures = [f"{score.title}|{score.signature}" for score in first.scores]
+    return "\n".join([*lines, "", *signatures])
+
+
+def _describe(test_set: EvaluationSet) -> str:
+    return f"{test_set.name}, {len(test_set)} sentences"
+
+
+def evaluate_systems(
+    runs: Sequence[Sequence[Path]],
     hypotheses: Path | None,
     baseline: Path | None,
     load_test_set: Callable[[DataConfig], EvaluationSet],
@@ -112,23 +179,23 @@ def evaluate_system(
     search: SearchOptions,
     load: LoadOptions,
     save: Output | None = None,
-) -> EvaluationReport | None:
-    """Scores a new or existing translation of a test set, and compares it with a baseline.
+) -> list[EvaluationReport]:
+    """Scores new or existing translations of a test set, and compares them with a baseline.
 
     Args:
-        paths: Each is a run or a checkpoint; several form an ensemble. With `hypotheses`, only the
-            corpus and the languages of the first are used, and none is needed.
+        runs: Each holds a run or a checkpoint, or the several of an ensemble. With `hypotheses`,
+            only the corpus and the languages of the first are used, and none is needed.
         hypotheses: An existing translation to score.
         baseline: A run, a checkpoint or a translation to compare with.
         load_test_set: Loads a test set, given the corpus of the first run, if one is given.
         choose_metrics: Gives the metrics for a target language, BLEU first.
         search: How to search for translations.
         load: How to load the models.
-        save: Where to write the translation.
+        save: Where to write the translation of a single system.
 
     Returns:
-        The report, in the main process; None in the other processes that `torchrun` started,
-        which only translate.
+        A report for each system, in the main process; nothing in the other processes that
+        `torchrun` started, which only translate.
 
     Raises:
         TransformerMTError: If a path, the test set, or an option is wrong.
@@ -136,37 +203,56 @@ def evaluate_system(
     with join_processes(choose_device(load.device).type) as processes:
         translate = partial(_translate, search=search, load=load, processes=processes)
         if not processes.is_main:
-            sources, systems = processes.broadcast(([""], 0))
-            for _ in range(systems):
+            sources, count = processes.broadcast(([""], 0))
+            for _ in range(count):
                 translate([], sources)
             processes.finish()
-            return None
-        checkpoints = find_checkpoints(paths[:1] if hypotheses else paths) if paths else []
-        data = checkpoints[0].config.data if checkpoints else DataConfig(path="none")
-        metrics, test_set = choose_metrics(data.tgt_lang), load_test_set(data)
+            return []
         # Read files and runs first, so that mistakes show before anything is translated.
-        system = _read_translation(hypotheses, test_set) if hypotheses else checkpoints
+        named = [find_checkpoints(paths) for paths in runs]
+        data = _common_corpus(named)
+        metrics, test_set = choose_metrics(data.tgt_lang), load_test_set(data)
+        systems = [_read_translation(hypotheses, test_set)] if hypotheses else named
         other = _open(baseline, test_set) if baseline else None
-        new = [each for each in (system, other) if isinstance(each, list)]
+        new = [each for each in (*systems, other) if isinstance(each, list)]
         if new and test_set.src is None:
             raise ConfigError(
                 f"{new[0][0].path}: to translate with it, name --src, the source text of --ref"
             )
         warn_of_changed_model(chain(*new))
         sources, _ = processes.broadcast((test_set.src or [], len(new)))
-        with save.lock() if save else nullcontext():
-            output = translate(system, sources)
-            if save:  # first, so that no later error loses the translation
-                write_lines(output.lines, save)
         other_output = translate(other, sources) if other else None
+        reports = []
+        with save.lock() if save else nullcontext():
+            for system in systems:
+                output = translate(system, sources)
+                if save:  # first, so that no later error loses the translation
+                    write_lines(output.lines, save)
+                scores = [corpus_score(output.lines, test_set.references, m) for m in metrics]
+                _record(test_set, output, scores)
+                comparison = None
+                if other_output:
+                    comparison = compare(test_set, output.lines, other_output.lines, metrics)
+                report = EvaluationReport(test_set, output, scores, other_output, comparison)
+                reports.append(report)
         processes.finish()
-    scores = [corpus_score(output.lines, test_set.references, metric) for metric in metrics]
-    if len(checkpoints) == 1 and not hypotheses:
-        _record(checkpoints[0], test_set, output, scores, search, load)
-    comparison = None
-    if other_output:
-        comparison = compare(test_set, output.lines, other_output.lines, metrics)
-    return EvaluationReport(test_set, output, search.beam_size, scores, other_output, comparison)
+    return reports
+
+
+def _common_corpus(systems: Sequence[list[Checkpoint]]) -> DataConfig:
+    """Gives the corpus of the first system; the others must have its languages."""
+    if not systems:
+        return DataConfig(path="none")
+    first, *others = (checkpoints[0] for checkpoints in systems)
+    data = first.config.data
+    for other in others:
+        languages = other.config.data.src_lang, other.config.data.tgt_lang
+        if languages != (data.src_lang, data.tgt_lang):
+            raise ConfigError(
+                f"{other.path} translates {' to '.join(languages)}, and {first.path} translates"
+                f" {data.src_lang} to {data.tgt_lang}: evaluate them one by one"
+            )
+    return data
 
 
 def _open(path: Path, test_set: EvaluationSet) -> SystemOutput | list[Checkpoint]:
@@ -203,32 +289,30 @@ def _translate(
     translator, began = model.translator(search, processes), time.monotonic()
     with progress_bar("translating", "lines", len(sources)) as bar:
         lines = translator.translate(sources, bar.update)
-    output = SystemOutput(lines, model.name, time.monotonic() - began)
+    setting = SearchSetting(
+        beam_size=search.beam_size,
+        length_penalty=search.length_penalty if search.beam_size > 1 else None,
+        precision=load.precision,
+        max_length=model.max_length,
+        raw=load.raw and any(EMA in checkpoint.files for checkpoint in model.checkpoints),
+    )
+    seconds = time.monotonic() - began
+    output = SystemOutput(lines, model.name, model.checkpoints, setting, seconds)
     if processes.is_main:
         logger.info(f"{len(sources)} sentences in {output.seconds:.1f} s with {output.name}")
     return output
 
 
-def _record(
-    checkpoint: Checkpoint,
-    test_set: EvaluationSet,
-    output: SystemOutput,
-    scores: list[Score],
-    search: SearchOptions,
-    load: LoadOptions,
-) -> None:
-    """Saves the scores and translations beside the checkpoint, for reports and model cards."""
+def _record(test_set: EvaluationSet, output: SystemOutput, scores: list[Score]) -> None:
+    """Saves the scores and translations of a checkpoint beside it, for reports and model cards."""
+    if output.search is None or len(output.checkpoints) > 1:
+        return
+    [checkpoint] = output.checkpoints
     record = EvaluationRecord(
         test_set=test_set.title,
         checkpoint=checkpoint.path.resolve().name,
         digest=checkpoint.digest,
-        search=SearchSetting(
-            beam_size=search.beam_size,
-            length_penalty=search.length_penalty if search.beam_size > 1 else None,
-            precision=load.precision,
-            max_length=load.max_length or checkpoint.config.data.max_length,
-            raw=load.raw and EMA in checkpoint.files,
-        ),
+        search=output.search,
         scores=scores,
         sources=test_set.src or [],
         references=test_set.references,

@@ -91,6 +91,8 @@ def _load_files(src: Path | None, refs: Sequence[Path]) -> EvaluationSet:
         raise DataError(f"{paths[0]}: contains no lines")
     sources = texts.pop(0) if src else None
     name, title = ", ".join(map(str, refs)), ", ".join(ref.name for ref in refs)
+    if src:
+        name += f" (source {src})"
     return EvaluationSet(name, title, sources, texts)
 
 

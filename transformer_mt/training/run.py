@@ -140,6 +140,8 @@ def build_trainer(
         progress = replace(progress, precision=precision)
     elif initial:
         engine.start_from(initial.build_model())
+        step, digest = initial.progress.step, initial.digest
+        progress = replace(progress, init_step=step, init_digest=digest)
     progress, is_saved = processes.broadcast((progress, checkpoint is not None))
     _share_state(engine, processes)
     return Trainer(run_dir, corpus, valid, engine, progress, is_saved, processes)
@@ -292,16 +294,25 @@ def _log_start(log: RunLog, trainer: Trainer, environment: dict[str, str]) -> No
     )
     if progress.step:
         logger.info("resuming at step %d, epoch %d", progress.step, progress.epoch)
+    elif progress.init_digest:
+        logger.info(
+            "starting from %s at step %d (digest %s)",
+            trainer.config.train.init_from,
+            progress.init_step,
+            progress.init_digest,
+        )
 
 
 def _write_description(trainer: Trainer, environment: dict[str, str]) -> None:
     """Writes run.json when a run is started or resumed; logs a warning if that fails."""
-    corpus = trainer.corpus
+    corpus, progress = trainer.corpus, trainer.progress
+    initial = {"step": progress.init_step, "digest": progress.init_digest}
     description = {
         "config": trainer.config.model_dump(mode="json"),
         "corpus": corpus.report,
         "lengths": _count_lengths(*corpus.pairs.lengths),
-        "validation": {"pairs": len(trainer.valid), "digest": trainer.progress.valid_digest},
+        "validation": {"pairs": len(trainer.valid), "digest": progress.valid_digest},
+        "init_from": initial if progress.init_digest else None,
         "vocabulary": {"src": corpus.vocab.src.size, "tgt": corpus.vocab.tgt.size},
         "parameters": sum(p.numel() for p in trainer.engine.model.parameters()),
         "precision": trainer.engine.precision,
