@@ -167,7 +167,7 @@ def format_reports(reports: Sequence[EvaluationReport], samples: int | None = No
 
 
 def _describe(test_set: EvaluationSet) -> str:
-    return f"{test_set.name}, {len(test_set)} sentences"
+    return f"{test_set.name}, {len(test_set):,} sentences"
 
 
 def evaluate_systems(
