@@ -126,9 +126,14 @@ MISTAKES = [
         ],
     ),
     (
-        {"data": {"path": "x"}, "model": {"d_model": 63}, "optim": {"betas": [1]}},
+        {
+            "data": {"path": "x"},
+            "model": {"d_model": 63, "encoder_layers": 2_000_000},
+            "optim": {"betas": [1]},
+        },
         [
             "model.d_model = 63 should be a multiple of 2",
+            "model.encoder_layers = 2000000 should be less than or equal to 1000",
             "optim.betas[0] = 1 should be less than 1",
             "optim.betas[1] is missing",
         ],

@@ -8,6 +8,7 @@ from conftest import tiny_config
 
 from transformer_mt.checkpoints.checkpoint import (
     MODEL,
+    MOMENTS,
     TRAINING,
     Progress,
     RunState,
@@ -31,11 +32,21 @@ def build_model(config: Config, vocab: Vocabulary = VOCAB) -> Transformer:
     return Transformer(config.model, vocab.src.size, vocab.tgt.size, PAD_ID)
 
 
+def moments(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Gives what Adam would keep of the weights."""
+    zeros = {"exp_avg": torch.zeros_like, "exp_avg_sq": torch.zeros_like}
+    return {
+        f"{key}.{name}": zeros.get(key, lambda _: torch.tensor(1.0))(weight)
+        for name, weight in weights.items()
+        for key in MOMENTS
+    }
+
+
 def save_step(run_dir: Path, step: int, **progress: object) -> Path:
     """Saves a checkpoint with moments and weights of its own, and gives its directory."""
     path, config = checkpoint_path(run_dir, step), small_config()
     torch.manual_seed(step)
     weights = build_model(config).state_dict()
-    tensors = {MODEL: weights, TRAINING: {f"exp_avg.{name}": weights[name] for name in weights}}
+    tensors = {MODEL: weights, TRAINING: moments(weights)}
     save_checkpoint(path, tensors, RunState(Progress(step=step, **progress)), config, VOCAB)
     return path

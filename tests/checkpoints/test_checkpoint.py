@@ -1,15 +1,17 @@
 """One checkpoint: written whole or not at all, and read back as it was."""
 
 import json
+import math
 import os
+import re
 from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
 
 import pytest
-import safetensors
+import safetensors.torch
 import torch
-from small_checkpoint import VOCAB, build_model, save_step, small_config
+from small_checkpoint import VOCAB, build_model, moments, save_step, small_config
 
 from transformer_mt.checkpoints.checkpoint import (
     CONFIG,
@@ -25,6 +27,7 @@ from transformer_mt.checkpoints.checkpoint import (
     parse_state,
     save_checkpoint,
 )
+from transformer_mt.checkpoints.run_directory import find_checkpoint
 from transformer_mt.config.keys import VocabConfig
 from transformer_mt.errors import CheckpointError
 from transformer_mt.system.files import MANIFEST, read_manifest, sha256, write_manifest
@@ -36,8 +39,9 @@ def test_a_checkpoint_comes_back_as_it_was(tmp_path):
     config = small_config(train__ema_decay=0.9, train__seed=5)
     progress = Progress(5, 1, 2, 3.5, 20.25, 4, 1, 5, "bf16", "abc", "def")
     state = RunState(progress, {"skipped_steps": 2}, {"threads": "2"})
-    matrix = torch.arange(6.0).view(2, 3).t()
-    save_checkpoint(tmp_path / "saved", {"a.safetensors": {"m": matrix}}, state, config, VOCAB)
+    weights = build_model(config).state_dict()
+    weights["src_embedding"] = weights["src_embedding"].t().contiguous().t()
+    save_checkpoint(tmp_path / "saved", {MODEL: weights}, state, config, VOCAB)
     checkpoint = load_checkpoint(tmp_path / "saved")
     assert checkpoint.state == state and checkpoint.progress == state.progress
     assert checkpoint.config == config and checkpoint.path == tmp_path / "saved"
@@ -45,7 +49,8 @@ def test_a_checkpoint_comes_back_as_it_was(tmp_path):
     names = {path.name for path in (tmp_path / "saved").iterdir()}
     assert checkpoint.files == names - {MANIFEST}
     assert checkpoint.digest == checkpoint_digest(tmp_path / "saved")
-    assert torch.equal(checkpoint.load_tensors("a.safetensors")["m"], matrix)
+    loaded = checkpoint.load_tensors(MODEL)
+    assert all(torch.equal(loaded[name], weights[name]) for name in weights)
     with pytest.raises(CheckpointError, match=f"saved: has no {TRAINING}"):
         checkpoint.load_tensors(TRAINING)
 
@@ -72,11 +77,52 @@ def test_the_moving_average_is_preferred(tmp_path):
     for model, weights in zip(built, (average, raw, raw), strict=True):
         assert not model.training
         assert all(torch.equal(model.state_dict()[name], weights[name]) for name in weights)
-    wrong = small_config(model__d_ff=48)
-    save_checkpoint(tmp_path / "wrong", {MODEL: raw}, RunState(), wrong, VOCAB)
-    with pytest.raises(CheckpointError, match=rf"wrong/{MODEL}: .*size mismatch") as error:
-        load_checkpoint(tmp_path / "wrong").build_model()
-    assert "\n" not in str(error.value)
+
+
+WEIGHT = "decoder.0.cross_attention.q.weight"
+NAN = torch.full((16, 16), 1.0).fill_diagonal_(math.nan)
+WRONG = [
+    (MODEL, WEIGHT, None, "is missing"),
+    (MODEL, "extra", torch.ones(1), "is unknown"),
+    (MODEL, WEIGHT, torch.ones(16, 15), r"has shape (16, 15), not (16, 16)"),
+    (MODEL, WEIGHT, torch.ones(16, 16).long(), "has type I64, not F32"),
+    (MODEL, WEIGHT, NAN, "is not finite: training has diverged"),
+    (EMA, WEIGHT, torch.ones(1), "has shape (1,), not (16, 16)"),
+    (EMA, WEIGHT, torch.full((16, 16), -math.inf), "is not finite"),
+    (TRAINING, f"exp_avg.{WEIGHT}", torch.zeros(1), "has shape (1,), not (16, 16)"),
+    (TRAINING, f"exp_avg_sq.{WEIGHT}", torch.zeros(3, 16), "has shape (3, 16), not (16, 16)"),
+    (TRAINING, f"step.{WEIGHT}", torch.tensor(3), "has type I64, not F32"),
+]
+
+
+@pytest.mark.parametrize(("name", "tensor", "value", "message"), WRONG)
+def test_every_tensor_is_verified_before_it_is_used(tmp_path, caplog, name, tensor, value, message):
+    """A file with a good digest and one wrong tensor: both are named; a run uses the one before.
+
+    Sabotage: compare no types; verify the weights alone; look for NaN but not for infinity.
+    """
+    save_step(tmp_path, 1)
+    path = save_step(tmp_path, 2)
+    weights = safetensors.torch.load_file(path / MODEL)
+    content = {MODEL: weights, EMA: weights, TRAINING: moments(weights)}[name] | {tensor: value}
+    content = {key: tensor for key, tensor in content.items() if tensor is not None}
+    safetensors.torch.save_file(content, path / name)
+    write_manifest(path, {**read_manifest(path), name: sha256(path / name)})
+    with pytest.raises(CheckpointError, match=re.escape(f"{path / name}: {tensor} {message}")):
+        load_checkpoint(path)
+    assert find_checkpoint(tmp_path).progress.step == 1
+    assert str(path / name) in caplog.text
+
+
+def test_moments_are_missing_only_before_the_first_step(tmp_path):
+    """An empty file later would start Adam anew without a word. Sabotage: accept it always."""
+    config, empty = small_config(), tmp_path / "empty"
+    files = {MODEL: build_model(config).state_dict(), TRAINING: {}}
+    save_checkpoint(empty, files, RunState(), config, VOCAB)
+    assert load_checkpoint(empty)
+    save_checkpoint(empty, files, RunState(Progress(step=1)), config, VOCAB)
+    with pytest.raises(CheckpointError, match=rf"{TRAINING}: exp_avg\.\S+ is missing"):
+        load_checkpoint(empty)
 
 
 def test_another_configuration_is_refused(tmp_path):
@@ -163,9 +209,12 @@ def test_a_vocabulary_that_the_manifest_does_not_list_is_not_read(tmp_path):
     other = train_vocabulary([Counter({"xyz": 1})], VocabConfig(kind="char", size=16))
     two = Vocabulary(VOCAB.src_model, other.src_model)
     path = tmp_path / "step-00000001"
-    save_checkpoint(path, {}, RunState(), small_config(), two)
+    config = small_config(model__tie_embeddings=False)
+    weights = build_model(config, two).state_dict()
+    save_checkpoint(path, {MODEL: weights}, RunState(), config, two)
     (path / "vocab.model").write_bytes(VOCAB.src_model)
     assert load_checkpoint(path).vocab.has_same_ids(two)
-    write_manifest(path, {name: sha256(path / name) for name in (CONFIG, STATE, "src.model")})
+    listed = CONFIG, STATE, MODEL, "src.model"
+    write_manifest(path, {name: sha256(path / name) for name in listed})
     with pytest.raises(CheckpointError, match=r"manifest does not list tgt\.model"):
         load_checkpoint(path)

@@ -12,6 +12,7 @@ from conftest import tiny_config
 from transformer_mt.checkpoints.evaluations import Score
 from transformer_mt.checkpoints.run_directory import find_checkpoint, list_checkpoints, load_newest
 from transformer_mt.config.keys import Config
+from transformer_mt.errors import TrainingError
 from transformer_mt.text.batching import plan_epoch
 from transformer_mt.text.prepared import prepare
 from transformer_mt.training import engine as engine_module
@@ -252,6 +253,26 @@ def test_nonfinite_steps_are_logged(corpus_dir, tmp_path, scores, monkeypatch):
     assert [line["skipped"] for line in lines] == [0, 1, 2, 2, 3, 4, 4]
     assert [line["grad_norm"] is None for line in lines] == [i in (2, 3, 5, 6) for i in range(1, 8)]
     assert load_newest(tmp_path / "run").state.counters["skipped_steps"] == 4
+
+
+def test_weights_that_are_not_finite_are_never_saved(corpus_dir, tmp_path, scores, monkeypatch):
+    """Training says that it has diverged, and ends; the last finite checkpoint stays the newest.
+
+    Sabotage: save without looking at the values.
+    """
+    scores += [1.0]
+
+    def rate(step, *arguments):
+        return noam_rate(step, *arguments) if step < 6 else 1e300
+
+    monkeypatch.setattr(engine_module, "noam_rate", rate)
+    limits = {"train__max_steps": 20, "train__save_every": 2, "train__keep_last": 1}
+    config = build_config(corpus_dir, **limits)
+    message = r"step 6: src_embedding of model\.safetensors is not finite: training has diverged"
+    for _ in range(2):  # the same command resumes from it
+        with pytest.raises(TrainingError, match=message):
+            train(config, tmp_path / "run")
+        assert load_newest(tmp_path / "run").progress.step == 4
 
 
 def test_memory_is_checked_with_the_largest_batch(corpus_dir, tmp_path, scores, monkeypatch):

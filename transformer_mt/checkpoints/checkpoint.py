@@ -23,13 +23,14 @@ from typing import Annotated, Any, ClassVar
 
 import safetensors
 import safetensors.torch
+import torch
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from torch import Tensor
 
 from transformer_mt.config.keys import Config, changed_keys, flat_values
 from transformer_mt.config.loading import parse_config
 from transformer_mt.errors import CheckpointError, ConfigError, DataError
-from transformer_mt.model.transformer import Transformer
+from transformer_mt.model.transformer import Transformer, parameter_shapes
 from transformer_mt.system.files import (
     atomic_directory,
     canonical_json,
@@ -49,6 +50,8 @@ FORMAT = 2
 and code that reads the format before it."""
 MODEL, EMA, TRAINING = "model.safetensors", "ema.safetensors", "training.safetensors"
 STATE, CONFIG = "state.json", "config.json"
+MOMENTS = ("exp_avg", "exp_avg_sq", "step")
+"""What the optimizer keeps of each parameter: two tensors of its shape, and a number of steps."""
 
 Count = Annotated[int, Field(ge=0)]
 
@@ -161,23 +164,17 @@ class Checkpoint:
         """Builds the model on the CPU, in evaluation mode.
 
         Its weights are their moving average, if there is one and `raw` is False.
-
-        Raises:
-            CheckpointError: If the weights do not fit the configuration.
         """
         model = Transformer(self.config.model, self.vocab.src.size, self.vocab.tgt.size, PAD_ID)
         name = EMA if EMA in self.files and not raw else MODEL
-        try:
-            model.load_state_dict(self.load_tensors(name))
-        except RuntimeError as error:
-            raise CheckpointError(f"{self.path / name}: {_one_line(error)}") from None
+        model.load_state_dict(self.load_tensors(name))
         return model.eval()
 
     def load_tensors(self, name: str) -> dict[str, Tensor]:
         """Reads the tensors of one file, by name.
 
         Raises:
-            CheckpointError: If the checkpoint does not have the file, or it is malformed.
+            CheckpointError: If the checkpoint does not have the file, or it cannot be read.
         """
         if name not in self.files:
             raise CheckpointError(f"{self.path}: has no {name}")
@@ -228,22 +225,73 @@ def save_checkpoint(
 def load_checkpoint(path: Path) -> Checkpoint:
     """Verifies and reads one checkpoint directory.
 
+    Every file is what the manifest says; every tensor has the name, shape and type that the
+    configuration says, and is finite.
+
     Raises:
-        CheckpointError: Naming the file that is missing or damaged.
+        CheckpointError: Naming the file, and the tensor or key, that is missing or damaged.
     """
     files, digest = verify_manifest(path), checkpoint_digest(path)
     try:
         state = parse_state(read_json(path / STATE), path / STATE)
         config = parse_config(read_json(path / CONFIG), str(path / CONFIG))
         names = (SHARED, SHARED) if SHARED in files else ("src.model", "tgt.model")
-        if missing := set(names) - files:
+        if missing := {MODEL, *names} - files:
             raise CheckpointError(f"{path}: its manifest does not list {min(missing)}")
         vocab = Vocabulary.load_files(*(path / name for name in names))
+        weights = parameter_shapes(config.model, vocab.src.size, vocab.tgt.size)
+        _verify_tensors(path / MODEL, weights)
+        if EMA in files:
+            _verify_tensors(path / EMA, weights)
+        if TRAINING in files:
+            moments = {
+                f"{key}.{name}": () if key == "step" else shape
+                for name, shape in weights.items()
+                for key in MOMENTS
+            }
+            _verify_tensors(path / TRAINING, moments, may_be_empty=state.progress.step == 0)
         return Checkpoint(path, files, digest, config, vocab, state)
     except (ConfigError, DataError) as error:
         raise CheckpointError(str(error)) from None
-    except (ValueError, TypeError, OSError) as error:
+    except (ValueError, TypeError, OSError, RuntimeError) as error:
         raise CheckpointError(f"{path}: not readable: {_one_line(error)}") from None
+
+
+def find_nonfinite(tensors: Mapping[str, Tensor]) -> str | None:
+    """Gives the name of a tensor with NaN or infinity in it; None if all are finite."""
+    for name, tensor in tensors.items():
+        if not torch.stack(tensor.aminmax()).isfinite().all():  # four times faster than isfinite()
+            return name
+    return None
+
+
+def _verify_tensors(
+    path: Path, shapes: Mapping[str, tuple[int, ...]], may_be_empty: bool = False
+) -> None:
+    """Compares names, shapes and types of the tensors in a file, then reads them: all are finite.
+
+    Raises:
+        CheckpointError: Naming the file and the first tensor that is not as it must be.
+    """
+    try:
+        with safetensors.safe_open(path, "pt") as file:
+            names = set(file.keys())
+            if may_be_empty and not names:
+                return
+            if different := sorted(names ^ shapes.keys()):
+                problem = "unknown" if different[0] in names else "missing"
+                raise CheckpointError(f"{path}: {different[0]} is {problem}")
+            for name, shape in shapes.items():
+                header = file.get_slice(name)
+                if tuple(header.get_shape()) != shape:
+                    actual = tuple(header.get_shape())
+                    raise CheckpointError(f"{path}: {name} has shape {actual}, not {shape}")
+                if header.get_dtype() != "F32":
+                    raise CheckpointError(f"{path}: {name} has type {header.get_dtype()}, not F32")
+            if bad := find_nonfinite({name: file.get_tensor(name) for name in shapes}):
+                raise CheckpointError(f"{path}: {bad} is not finite: training has diverged")
+    except (OSError, safetensors.SafetensorError) as error:
+        raise CheckpointError(f"{path}: {_one_line(error)}") from None
 
 
 def warn_of_changed_model(checkpoints: Iterable[Checkpoint]) -> None:

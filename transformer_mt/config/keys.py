@@ -177,9 +177,9 @@ class ModelConfig(Section):
     """Width inside the feed-forward layers."""
     n_heads: Annotated[int, Field(ge=1), OnChange.REFUSED] = 8
     """Attention heads per layer."""
-    encoder_layers: Annotated[int, Field(ge=1), OnChange.REFUSED] = 6
+    encoder_layers: Annotated[int, Field(ge=1, le=1000), OnChange.REFUSED] = 6
     """Layers of the encoder."""
-    decoder_layers: Annotated[int, Field(ge=1), OnChange.REFUSED] = 6
+    decoder_layers: Annotated[int, Field(ge=1, le=1000), OnChange.REFUSED] = 6
     """Layers of the decoder."""
     dropout: Annotated[float, Field(ge=0, lt=1), OnChange.REFUSED] = 0.1
     """Dropout probability on each sublayer's output and on the sum of embedding and position."""

@@ -205,7 +205,8 @@ class Transformer(nn.Module):
         self.decoder_norm = nn.LayerNorm(config.d_model) if final_norm else nn.Identity()
         self.positions: Tensor
         self.register_buffer("positions", torch.empty(0, config.d_model), persistent=False)
-        self._initialise()
+        if not self.src_embedding.is_meta:  # it has values to draw
+            self._initialise()
 
     def _initialise(self) -> None:
         """Draws embeddings from N(0, 1/D), projections from Xavier uniform; sets biases to zero."""
@@ -335,3 +336,12 @@ class Transformer(nn.Module):
         end = first_position + ids.size(1)
         output: Tensor = self.dropout(embedded + self.reserve(end)[first_position:end])
         return output
+
+
+def parameter_shapes(
+    config: ModelConfig, src_size: int, tgt_size: int
+) -> dict[str, tuple[int, ...]]:
+    """Gives the shape of every parameter of a model by name, without allocating any."""
+    with torch.device("meta"):
+        model = Transformer(config, src_size, tgt_size, pad_id=0)
+    return {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}

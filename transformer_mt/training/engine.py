@@ -14,6 +14,7 @@ from pydantic import ConfigDict, TypeAdapter
 from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
+from transformer_mt.checkpoints.checkpoint import MOMENTS
 from transformer_mt.config.keys import Config
 from transformer_mt.errors import CompileError, DeviceError
 from transformer_mt.model.cpu_kernels import seeded_dropout
@@ -35,7 +36,6 @@ from transformer_mt.training.optimizer import (
 
 logger = logging.getLogger(__name__)
 
-_MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 _LossesAndGradients = tuple[Tensor, tuple[Tensor, ...]]
 """The label-smoothed loss and the NLL, (2,), and the gradients of the parameters."""
 
@@ -180,7 +180,7 @@ class Engine:
         if state["optimizer"]:  # before the first step there are no moments
             optimizer = self.optimizer.state_dict()
             optimizer["state"] = {
-                index: {key: state["optimizer"][f"{key}.{name}"] for key in _MOMENTS}
+                index: {key: state["optimizer"][f"{key}.{name}"] for key in MOMENTS}
                 for index, (name, _) in enumerate(self.model.named_parameters())
             }
             self.optimizer.load_state_dict(optimizer)

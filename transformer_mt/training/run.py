@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from transformer_mt.checkpoints.checkpoint import TRAINING, Checkpoint, Progress
+from transformer_mt.checkpoints.checkpoint import STATE, TRAINING, Checkpoint, Progress
 from transformer_mt.checkpoints.run_directory import (
     find_checkpoint,
     is_best_missing,
@@ -215,9 +215,9 @@ def restore_engine(engine: Engine, checkpoint: Checkpoint) -> None:
     tensors = {key: checkpoint.load_tensors(file) for key, file in files.items()}
     try:
         engine.load_state_dict({**tensors, "counters": checkpoint.state.counters})
-    except (RuntimeError, KeyError, ValueError, TypeError) as error:
+    except ValueError as error:
         reason = " ".join(str(error).split())
-        raise CheckpointError(f"{checkpoint.path}: does not fit this run: {reason}") from None
+        raise CheckpointError(f"{checkpoint.path / STATE}: counters: {reason}") from None
 
 
 def _initial_checkpoint(config: Config) -> Checkpoint | None:

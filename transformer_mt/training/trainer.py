@@ -14,6 +14,7 @@ from transformer_mt.checkpoints.checkpoint import (
     TRAINING,
     Progress,
     RunState,
+    find_nonfinite,
     save_checkpoint,
 )
 from transformer_mt.checkpoints.run_directory import checkpoint_path, prune
@@ -293,6 +294,12 @@ class Trainer:
         self.progress = replace(self.progress, seconds=self._seconds())
         state = self.engine.state_dict()
         tensors = {file: state[key] for key, file in TENSOR_FILES.items() if key in state}
+        for file, content in tensors.items():
+            if name := find_nonfinite(content):
+                raise TrainingError(
+                    f"step {self.progress.step}: {name} of {file} is not finite: training has"
+                    " diverged; this step is not saved, earlier ones are; lower optim.lr_scale"
+                )
         run_state = RunState(
             progress=self.progress,
             counters=state["counters"],
