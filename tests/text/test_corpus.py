@@ -1,6 +1,8 @@
 """Reading parallel text: every layout, every error, and where lines end."""
 
 import json
+import shutil
+import subprocess
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -97,6 +99,31 @@ def test_text_that_cannot_be_used(tmp_path, src, tgt, message):
     """The message names the file and the line or the counts."""
     with pytest.raises(DataError, match=message):
         load_split(text_folder(tmp_path, src, tgt), "train")
+
+
+UMLAUTS = "Grüße\nab\nÖl\n"
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (UMLAUTS.encode("latin-1"), "line 1: not UTF-8 (2 such lines; perhaps Windows-1252)"),
+        (UMLAUTS.encode("utf-16"), "line 1: not UTF-8 (it is UTF-16)"),
+        (UMLAUTS.encode().replace(b"ab", b"a\xffb"), "line 2: not UTF-8 (the only such line; -c"),
+    ],
+)
+def test_the_command_that_mends_bad_bytes(tmp_path, content, reason, suffix):
+    """It is run as it stands. Sabotage: quote no name; iconv without -c; count to the first."""
+    path = tmp_path / f"my text.de{suffix}"
+    path.write_bytes(compress(content, suffix))
+    with pytest.raises(DataError) as error:
+        list(read_lines(path))
+    message, command = str(error.value).split("; write a mended copy: ")
+    assert reason in message
+    if shutil.which("iconv"):
+        subprocess.run(["sh", "-c", command], check=True)
+        assert list(read_lines(tmp_path / "my text.utf8.de")) == UMLAUTS.splitlines()
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import tomllib
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -121,6 +122,12 @@ def test_this_machine():
 PAIRS = [("ein Haus", "a house"), ("", "no source"), ("Grüße an Ögedei Ä", "a b"), ("a", "a")]
 
 
+def test_pairs_without_text_give_no_larger_model():
+    """Sabotage: choose by the number of lines."""
+    text = replace(text_of(25_000), empty=6_000)
+    assert choose_sizes(text, CPU).preset == choose_sizes(text_of(19_000), CPU).preset
+
+
 def test_counts():
     """A word is what white space separates; a pair has the bytes of its longer side.
 
@@ -131,6 +138,7 @@ def test_counts():
     assert text.longest_bytes == len("Grüße an Ögedei Ä".encode())
     assert text.distinct_words == len({w for pair in PAIRS for side in pair for w in side.split()})
     assert text.characters == len(set("".join(map("".join, PAIRS))) - {" "})
+    assert (text.src_problems, text.tgt_problems) == ("1 empty", "")
     assert measure_text([]) == TextStatistics(0, 0, 0.0, 0.0, 0, 0, 0)
 
 

@@ -13,7 +13,7 @@ from transformer_mt.config.keys import DataConfig
 CLEANING_VERSION = 1
 """Version of the rules; part of the fingerprint of a prepared corpus."""
 
-_CONTROL_CHARACTER = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
+CONTROL_CHARACTER = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 """A C0 or C1 control character other than tab, LF and CR."""
 _NOT_A_LETTER = re.compile(r"[\W\d_]")
 
@@ -36,7 +36,7 @@ def reason_to_drop_text(
         return "empty"
     if config.drop_identical and src == tgt:
         return "identical sides"
-    if config.drop_control and _CONTROL_CHARACTER.search(src + tgt):
+    if config.drop_control and CONTROL_CHARACTER.search(src + tgt):
         return "control characters"
     if config.min_letters and min(letter_share(src), letter_share(tgt)) < config.min_letters:
         return "too few letters"

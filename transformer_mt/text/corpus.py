@@ -5,6 +5,8 @@ In text files only a line feed ends a line.
 
 import hashlib
 import re
+import shlex
+from codecs import BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -35,6 +37,7 @@ _DATASET_SUFFIXES = {*_DATA_SUFFIXES, ".ndjson", ".csv", ".tsv", ".arrow"}
 _HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 _SLICED_NAME = re.compile(rf"(?P<name>[^\[\]]+)(?P<slice>{SLICE})?")
 _LISTED_FILES = 8
+_DECOMPRESS = {".gz": "gzip -dc", ".xz": "xz -dc", ".zst": "zstd -dc"}
 
 
 @dataclass(frozen=True)
@@ -229,17 +232,56 @@ def read_lines(path: Path) -> Iterator[str]:
     Raises:
         DataError: If it cannot be read or is not UTF-8.
     """
-    number = 0
+    number, has_utf8 = 0, False
     try:
         with open_decompressed(path) as raw:  # in text mode a carriage return would end a line too
             for line in raw:
                 number += 1
-                yield line.removesuffix(b"\n").decode("utf-8")
-    except UnicodeDecodeError:
-        raise DataError(f"{path}, line {number}: not UTF-8; convert the file with iconv") from None
+                try:
+                    text = line.removesuffix(b"\n").decode("utf-8")
+                except UnicodeDecodeError:
+                    raise _not_utf8(path, number, line, raw, has_utf8) from None
+                has_utf8 = has_utf8 or not text.isascii()
+                yield text
     except DECOMPRESSION_ERRORS as error:
         reason = read_failure(error)
         raise DataError(f"{path}: cannot be read after line {number}: {reason}") from None
+
+
+def _not_utf8(
+    path: Path, number: int, line: bytes, later_lines: Iterator[bytes], has_utf8: bool
+) -> DataError:
+    """Counts the lines that are not UTF-8, and names the command that writes a mended copy.
+
+    Args:
+        path: The file.
+        number: Number of the first such line.
+        line: This line.
+        later_lines: All lines after it.
+        has_utf8: Whether a line before it is UTF-8 but not ASCII.
+    """
+    bad = 1
+    for later in later_lines:
+        try:
+            has_utf8 = has_utf8 or not later.decode("utf-8").isascii()
+        except UnicodeDecodeError:
+            bad += 1
+    lines = "the only such line" if bad == 1 else f"{bad:,} such lines"
+    if number == 1 and line.startswith((BOM_UTF16_LE, BOM_UTF16_BE)):
+        guess, iconv = "it is UTF-16", "iconv -f UTF-16"
+    elif has_utf8:
+        guess, iconv = f"{lines}; -c drops what is not", "iconv -c -f UTF-8"
+    else:
+        guess, iconv = f"{lines}; perhaps Windows-1252", "iconv -f WINDOWS-1252"
+    suffix, file = compression_suffix(path), shlex.quote(str(path))
+    plain = path.with_name(path.name.removesuffix(suffix))
+    copy = shlex.quote(str(plain.with_suffix(f".utf8{plain.suffix}")))
+    convert = f"{iconv} -t UTF-8 {file}"
+    if suffix:
+        convert = f"{_DECOMPRESS[suffix]} {file} | {iconv} -t UTF-8"
+    return DataError(
+        f"{path}, line {number}: not UTF-8 ({guess}); write a mended copy: {convert} > {copy}"
+    )
 
 
 def read_source_lines(path: Path) -> Iterator[str]:

@@ -73,9 +73,10 @@ def write_config(
                 " rename it without ~, $ and control characters"
             )
     text = _measure(src, tgt)
+    warnings = _warn(src, tgt, text)
     machine = this_machine()
     data = DataConfig(path=folder, src_lang=src_lang, tgt_lang=tgt_lang)
-    content = _fill_in(data, files, _next_commands(path), text, machine)
+    content = _fill_in(data, files, _next_commands(path), text, warnings, machine)
     with atomic_file(path) as file:
         file.write(content.encode())
     logger.info("wrote %s for %s pairs on %s", path, f"{text.pairs:,}", machine)
@@ -105,13 +106,31 @@ def _measure(src: Path, tgt: Path) -> TextStatistics:
     files = SplitFiles(src=str(src.absolute()), tgt=str(tgt.absolute()))
     pairs = open_split(DataConfig(path="."), files).read()
     text = measure_text(progress_bar("reading", "pairs", items=pairs))
-    usable = text.pairs - text.empty
-    if usable < MIN_PAIRS:
+    if text.usable < MIN_PAIRS:
         raise DataError(
-            f"{src} and {tgt}: {usable} pairs are too few; {MIN_PAIRS} are needed to train and"
+            f"{src} and {tgt}: {text.usable} pairs are too few; {MIN_PAIRS} are needed to train and"
             " to hold some out, and tens of thousands for a translator"
         )
     return text
+
+
+def _warn(src: Path, tgt: Path, text: TextStatistics) -> str:
+    """Warns of what may be wrong with the text; returns the same as sentences."""
+    warnings = [
+        f"{path}: some lines may be wrong: {problems}."
+        for path, problems in ((src, text.src_problems), (tgt, text.tgt_problems))
+        if problems
+    ]
+    if text.empty:
+        warnings.append(f"{text.empty:,} pairs have an empty side; training drops them.")
+    if text.usable < _LITTLE_TEXT:
+        warnings.append(
+            f"{text.usable:,} pairs are too little for a translator, unless all sentences are of"
+            " one kind."
+        )
+    for warning in warnings:
+        logger.warning("%s", warning.removesuffix("."))
+    return "".join(f" {warning}" for warning in warnings)
 
 
 def _next_commands(path: Path) -> list[str]:
@@ -130,17 +149,14 @@ def _fill_in(
     files: SplitFiles,
     commands: list[str],
     text: TextStatistics,
+    warnings: str,
     machine: Machine,
 ) -> str:
     """Fills in the template, `new_config.toml`."""
     template = resources.files(__package__).joinpath("new_config.toml").read_text(encoding="utf-8")
     sizes = choose_sizes(text, machine)
     preset, best, held_out = sizes.preset, sizes.best, sizes.held_out
-    warnings = on_a_gpu = ""
-    if text.empty:
-        warnings += f" Training drops {text.empty:,} pairs of which a side is empty."
-    if text.pairs < _LITTLE_TEXT:
-        warnings += " This is too little for a translator, unless all sentences are of one kind."
+    on_a_gpu = ""
     if preset is not best:
         on_a_gpu = (
             f" On a GPU, init would choose {best.layers} + {best.layers} of width {best.d_model};"

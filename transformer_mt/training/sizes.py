@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from transformer_mt.text.corpus import Pair
+from transformer_mt.text.line_problems import LineProblems
 
 CHARACTER_COVERAGE = 0.9999
 """Share of the text that the counted characters cover; the rest are encoded as bytes."""
@@ -61,6 +62,7 @@ class TextStatistics:
         distinct_words: Number of distinct words of both languages together.
         characters: Number of distinct characters of both languages, without the rarest, which make
             up 1 - `CHARACTER_COVERAGE` of the text.
+        src_problems, tgt_problems: Numbers of lines that may be wrong, as text; empty if none.
     """
 
     pairs: int
@@ -70,14 +72,23 @@ class TextStatistics:
     longest_bytes: int
     distinct_words: int
     characters: int
+    src_problems: str = ""
+    tgt_problems: str = ""
+
+    @property
+    def usable(self) -> int:
+        """Pairs with text on both sides."""
+        return self.pairs - self.empty
 
 
 def measure_text(pairs: Iterable[Pair]) -> TextStatistics:
     """Reads a text once; memory grows with its distinct words, not with its length."""
     words, characters = Counter[str](), Counter[str]()
-    lengths = Counter[int]()
+    lengths, src_problems, tgt_problems = Counter[int](), LineProblems(), LineProblems()
     empty = src_words = tgt_words = 0
     for src, tgt in pairs:
+        src_problems.add(src)
+        tgt_problems.add(tgt)
         src_side, tgt_side = src.split(), tgt.split()
         empty += not (src_side and tgt_side)
         src_words += len(src_side)
@@ -97,6 +108,8 @@ def measure_text(pairs: Iterable[Pair]) -> TextStatistics:
         longest_bytes=_first_covering(sorted(lengths.items()), COVERED),
         distinct_words=len(words),
         characters=_first_covering(list(enumerate(by_frequency, 1)), CHARACTER_COVERAGE),
+        src_problems=str(src_problems),
+        tgt_problems=str(tgt_problems),
     )
 
 
@@ -192,7 +205,7 @@ class Sizes:
 def choose_sizes(text: TextStatistics, machine: Machine) -> Sizes:
     """Chooses sizes for a text of `MIN_PAIRS` pairs or more and the machine to train on."""
     held_out = min(_MAX_HELD_OUT, text.pairs // _HELD_OUT_SHARE)
-    enough_text = [preset for preset in PRESETS if preset.pairs <= text.pairs]
+    enough_text = [preset for preset in PRESETS if preset.pairs <= text.usable]
     fitting = [preset for preset in enough_text if machine.gpu or not preset.gpu]
     pieces = text.longest_bytes / BYTES_PER_PIECE
     max_length = next((length for length in _MAX_LENGTHS if pieces <= length), _MAX_LENGTHS[-1])
