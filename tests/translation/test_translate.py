@@ -99,8 +99,9 @@ def test_several_runs_need_a_word(translate, call, untrained_run, source):
 
 def test_the_length_penalty_of_greedy_search_is_for_scores(translate, source):
     """Without scores it is refused. Sabotage: refuse it in any case."""
-    scores = "--length-penalty", "0", "--scores", "--input", source
-    assert translate(*scores).out != translate("--scores", "--input", source).out
+    scores = "--scores", "--input", source
+    plain = translate(*scores, "--length-penalty", "0")
+    assert plain.code == 0 and plain.out != translate(*scores).out
 
 
 def test_an_output_in_use(translate, source, no_model, tmp_path):
