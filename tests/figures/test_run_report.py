@@ -155,7 +155,7 @@ def test_lengths_are_those_of_the_training_text(run):
     assert axes.get_xlabel() == "pieces, end of sentence included" and axes.get_xlim()[0] == 0
     assert [text.get_text() for text in axes.get_legend().get_texts()] == ["de", "en"]
     assert not overlapping(figure)
-    for panel in PANELS:
+    for panel in PANELS.values():
         assert not overlapping(panel_figure(panel, read_run(run).metrics))
 
 

@@ -5,21 +5,31 @@ import math
 from pathlib import Path
 
 import pytest
+from conftest import assert_one_error
 from drawn import overlapping
 
 from transformer_mt.errors import CheckpointError
 from transformer_mt.figures.metrics import read_runs
-from transformer_mt.figures.training import training_figure
+from transformer_mt.figures.training import PANELS, training_figure
 
 SOURCES = (
-    [("train", "loss"), ("valid", "nll")],
+    [("train", "loss")],
+    [("train", "nll"), ("valid", "nll")],
     [("valid", "bleu"), ("valid", "ema_bleu")],
     [("train", "lr")],
+    [("train", "grad_norm")],
     [("train", "tokens_per_second")],
 )
 """What each panel draws, by kind and name in metrics.jsonl."""
-TITLES = ["Loss", "Validation BLEU", "Learning rate", "Speed"]
-UNITS = ["nats per target token", "BLEU", "rate", "target tokens per second"]
+TITLES = [
+    "Training loss, label-smoothed",
+    "Loss without label smoothing (NLL)",
+    "Validation BLEU",
+    "Learning rate",
+    "Gradient norm before clipping",
+    "Speed",
+]
+UNITS = ["nats per target token"] * 2 + ["BLEU", "rate", "norm", "target tokens per second"]
 
 
 def write_run(path: Path, steps: int = 40, bleu: bool = True, scale: float = 1.0) -> Path:
@@ -29,8 +39,14 @@ def write_run(path: Path, steps: int = 40, bleu: bool = True, scale: float = 1.0
     for i in range(1, steps + 1):
         position = {"step": 10 * i, "epoch": 0, "seconds": 6.0 * i}
         loss = None if i == 7 else scale * 8 / i**0.3
-        metrics = {"loss": loss, "lr": 1e-4 * i, "tokens_per_second": 1000.5 + i, "mfu": 0.5}
-        lines.append({"kind": "train", **position, **metrics, "grad_norm": 1.0, "skipped": 0})
+        metrics = {
+            "loss": loss,
+            "nll": 0.9 * scale * i,
+            "lr": 1e-4 * i,
+            "tokens_per_second": 1000.5 + i,
+            "mfu": 0.5,
+        }
+        lines.append({"kind": "train", **position, **metrics, "grad_norm": 3 / i, "skipped": 0})
         if bleu and i % 5 == 0:
             lines.append({"kind": "valid", **position, "nll": 6 / i, "bleu": scale * i})
     (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -65,9 +81,9 @@ def test_the_data_is_that_of_the_metrics(tmp_path, x):
     name, end = ("step", 400) if x == "step" else ("minutes of training", 4)
     assert {axes.get_xlabel() for axes in figure.axes} == {name}
     assert {axes.get_xlim() for axes in figure.axes} == {(0.0, 1.02 * end)}
-    for axes, top in zip(figure.axes, (8, 40, 4e-3, 1040.5), strict=True):
+    for axes, top in zip(figure.axes, (8, 36, 40, 4e-3, 3, 1040.5), strict=True):
         assert top < axes.get_ylim()[1] < 1.2 * top
-    assert [axes.get_ylim()[0] == 0 for axes in figure.axes] == [False, True, True, True]
+    assert [axes.get_ylim()[0] == 0 for axes in figure.axes] == [False, False, *4 * [True]]
     assert figure.get_suptitle() == "run" and not figure.legends
 
 
@@ -79,7 +95,7 @@ def test_runs_are_told_apart_without_colour(tmp_path):
     names = ["a", "b", "c$x_1$", "_d", *("long_$_{$name-" * 9 + str(i) for i in range(5))]
     paths = [write_run(tmp_path / name, scale=1 + i) for i, name in enumerate(names)]
     figure = training_figure(read_runs(paths))
-    lines = figure.axes[0].lines
+    lines = figure.axes[1].lines
     markers = [line.get_marker() for line in lines]
     assert len(set(markers[:9])) == 9 and markers[:9] == markers[9:]
     assert lines[0].get_linestyle() != lines[9].get_linestyle()
@@ -98,6 +114,26 @@ def test_runs_of_one_name_are_told_apart(tmp_path):
     assert [run.name for run in read_runs([paths[0], paths[0]])] == ["run", "run"]
 
 
+def test_one_panel_with_names_and_a_title(tmp_path, call):
+    """Names are those given, and one is needed for each run.
+
+    Sabotage: draw all panels; name runs by their folders; draw no title of several runs.
+    """
+    paths = [write_run(tmp_path / name) for name in ("a", "b")]
+    figure = training_figure(read_runs(paths, ["one", "two"]), panel="nll", title="both\n")
+    assert [axes.get_title() for axes in figure.axes] == [TITLES[1]]
+    assert len(figure.axes[0].lines) == 4 and figure.get_suptitle() == "both"
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["one", "two"]
+    assert not overlapping(figure)
+    for panel in PANELS:
+        assert len(training_figure(read_runs(paths), panel=panel).axes) == 1
+    output = ["-o", tmp_path / "x.png"]
+    result = call("plot", "training", *paths, *output, "--label", "one")
+    assert_one_error(result, "2 runs need as many --label; 1 given")
+    options = ["--panel", "grad_norm", "--label", "one", "--title", "a title"]
+    assert call("plot", "training", paths[0], *output, *options).code == 0
+
+
 def test_what_is_missing_is_said(tmp_path):
     """No validation, no finite loss; a half-written last line is left out.
 
@@ -106,11 +142,11 @@ def test_what_is_missing_is_said(tmp_path):
     run = write_run(tmp_path / "run", steps=3, bleu=False)
     path = run / "metrics.jsonl"
     records = [json.loads(line) for line in path.read_text().splitlines()]
-    lines = [json.dumps({**record, "loss": None}) for record in records]
+    lines = [json.dumps({**record, "loss": None, "nll": None}) for record in records]
     path.write_text("\n".join([*lines, '{"kind": "tra']))
     figure = training_figure(read_runs([run]))
     shown = [[text.get_text() for text in axes.texts] for axes in figure.axes]
-    assert shown == [["no finite loss"], ["no validation yet"], [], []]
+    assert shown == [["no finite loss"], ["no finite loss"], ["no validation yet"], [], [], []]
     assert not overlapping(figure)
 
 

@@ -18,6 +18,7 @@ from transformer_mt.cli.options import (
     option,
 )
 from transformer_mt.errors import ConfigError
+from transformer_mt.figures.metrics import PanelName, read_runs
 from transformer_mt.system.console import show_messages
 from transformer_mt.system.outputs import Output, check_output, open_output
 from transformer_mt.system.processes import require_single_process
@@ -47,18 +48,30 @@ def training(
         Literal["step", "minutes"],
         option("[step|minutes]", "What to draw the curves over."),
     ] = "step",
+    panel: Annotated[
+        PanelName | None,
+        option("[loss|nll|bleu|lr|grad_norm|speed]", "The only panel to draw. Default: all."),
+    ] = None,
+    label: Annotated[
+        list[str] | None,
+        option("NAME", "Name of a run in the legend; repeated, one for each run, in order."),
+    ] = None,
+    title: Annotated[str | None, option("TEXT", "Title of the figure.")] = None,
 ) -> None:
-    """Draw loss, BLEU, learning rate and speed of one or several runs.
+    """Draw loss, BLEU, learning rate, gradient norm and speed of one or several runs.
 
     \b
     transformer-mt plot training checkpoints/wmt16-base -o curves.png
     transformer-mt plot training runs/a runs/b --x minutes -o both.pdf
+    transformer-mt plot training runs/a runs/b --panel nll --label pre --label post -o nll.png
     """
     checked = _check_plot(output)
-    from transformer_mt.figures.metrics import read_runs
+    if label and len(label) != len(runs):
+        raise ConfigError(f"{len(runs)} runs need as many --label; {len(label)} given")
     from transformer_mt.figures.training import training_figure
 
-    _write(training_figure(read_runs(runs), x), output, checked)
+    metrics = read_runs(runs, label)
+    _write(training_figure(metrics, x, panel, title), output, checked)
 
 
 @plot.command(cls=GroupedCommand)

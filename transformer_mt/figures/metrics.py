@@ -5,10 +5,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from transformer_mt.checkpoints.run_files import METRICS
 from transformer_mt.errors import CheckpointError
+
+PanelName = Literal["loss", "nll", "bleu", "lr", "grad_norm", "speed"]
+"""The charts that can be drawn of metrics."""
 
 
 @dataclass(frozen=True)
@@ -77,8 +80,8 @@ def _parse(line: str, place: str) -> dict[str, Any]:
         raise CheckpointError(f"{place}: damaged (not a line of metrics)") from None
 
 
-def read_runs(paths: Sequence[Path]) -> list[RunMetrics]:
-    """Reads the metrics of runs, named with as many parent folders as tell them apart.
+def read_runs(paths: Sequence[Path], names: Sequence[str] | None = None) -> list[RunMetrics]:
+    """Reads the metrics of runs; without names, they get those of `run_names`.
 
     Raises:
         CheckpointError: If one does not exist or has no metrics yet.
@@ -87,7 +90,8 @@ def read_runs(paths: Sequence[Path]) -> list[RunMetrics]:
     for run, path in zip(runs, paths, strict=True):
         if not run.records:
             raise CheckpointError(f"{path}: its {METRICS} has no complete line yet")
-    return [RunMetrics(name, run.records) for name, run in zip(run_names(paths), runs, strict=True)]
+    names = names or run_names(paths)
+    return [RunMetrics(name, run.records) for name, run in zip(names, runs, strict=True)]
 
 
 def run_names(paths: Sequence[Path]) -> list[str]:

@@ -111,7 +111,7 @@ def build_report(run: RecordedRun) -> str:
         tests=tests,
         steps=max(run.progress.step, run.metrics.end("step")),
         duration=_duration(max(run.progress.seconds, 60 * run.metrics.end("minutes"))),
-        charts=[inline(panel_figure(panel, run.metrics), panel.title) for panel in PANELS],
+        charts=[inline(panel_figure(panel, run.metrics), panel.title) for panel in PANELS.values()],
         has_diverged=any(map(math.isnan, run.metrics.series("train", "loss")[1][-1:])),
         lengths_chart=inline(lengths_figure(lengths, languages), "Lengths") if lengths else None,
         translated=translated,

@@ -9,8 +9,15 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from transformer_mt.figures.canvas import ACCENT, FOREGROUND, THOUSANDS, drawable_name, figure_style
-from transformer_mt.figures.metrics import RunMetrics
+from transformer_mt.figures.canvas import (
+    ACCENT,
+    FOREGROUND,
+    THOUSANDS,
+    drawable,
+    drawable_name,
+    figure_style,
+)
+from transformer_mt.figures.metrics import PanelName, RunMetrics
 
 _COLORS = (ACCENT, "#d55e00", FOREGROUND, "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
@@ -34,35 +41,53 @@ class Panel:
     from_zero: bool = True
 
 
-PANELS = (
-    Panel(
-        "Loss",
-        "nats per target token",
-        (("train", "loss", "training, label-smoothed"), ("valid", "nll", "validation, NLL")),
-        "no finite loss",
+_LOSS_UNIT, _NO_LOSS = "nats per target token", "no finite loss"
+PANELS: dict[PanelName, Panel] = {
+    "loss": Panel(
+        "Training loss, label-smoothed", _LOSS_UNIT, (("train", "loss", ""),), _NO_LOSS, False
+    ),
+    "nll": Panel(
+        "Loss without label smoothing (NLL)",
+        _LOSS_UNIT,
+        (("train", "nll", "training"), ("valid", "nll", "validation")),
+        _NO_LOSS,
         from_zero=False,
     ),
-    Panel(
+    "bleu": Panel(
         "Validation BLEU",
         "BLEU",
         (("valid", "bleu", "weights"), ("valid", "ema_bleu", "moving average")),
         "no validation yet",
     ),
-    Panel("Learning rate", "rate", (("train", "lr", ""),)),
-    Panel("Speed", "target tokens per second", (("train", "tokens_per_second", ""),)),
-)
+    "lr": Panel("Learning rate", "rate", (("train", "lr", ""),)),
+    "grad_norm": Panel("Gradient norm before clipping", "norm", (("train", "grad_norm", ""),)),
+    "speed": Panel("Speed", "target tokens per second", (("train", "tokens_per_second", ""),)),
+}
 
 
-def training_figure(runs: Sequence[RunMetrics], x: str = "step") -> Figure:
-    """Draws the curves of runs over `step` or `minutes`, with a legend if there are several."""
+def training_figure(
+    runs: Sequence[RunMetrics],
+    x: str = "step",
+    panel: PanelName | None = None,
+    title: str | None = None,
+) -> Figure:
+    """Draws the curves of runs over `step` or `minutes`, with a legend if there are several.
+
+    Draws all panels if none is named. Without a title, a figure of one run has its name.
+    """
+    panels = [PANELS[panel]] if panel else list(PANELS.values())
     names = [drawable_name(run.name) for run in runs]
     columns = 3 if max(map(len, names)) < 30 else 2
+    width, height, rows = (6, 3.6, 1) if panel else (13, 6.4, 2)
     with figure_style():
-        figure = Figure((10, 6.4 + 0.2 * math.ceil(len(runs) / columns)), layout="constrained")
-        for panel, axes in zip(PANELS, figure.subplots(2, 2).flat, strict=True):
-            _draw_panel(axes, panel, runs, x)
+        size = width, height + 0.2 * math.ceil(len(runs) / columns)
+        figure = Figure(size, layout="constrained")
+        grid = figure.subplots(rows, len(panels) // rows, squeeze=False)
+        for each, axes in zip(panels, grid.flat, strict=True):
+            _draw_panel(axes, each, runs, x)
+        if title or len(runs) == 1:
+            figure.suptitle(drawable([title])[0] if title else names[0])
         if len(runs) == 1:
-            figure.suptitle(names[0])
             return figure
         figure.legend(
             handles=[Line2D([], [], label=name, **_look(i)) for i, name in enumerate(names)],
