@@ -229,8 +229,6 @@ def call(monkeypatch, capfdbinary):
     def call(*arguments: object, stdin: object = os.devnull) -> Called:
         with monkeypatch.context() as patch, open(stdin) as source:
             patch.setattr("sys.stdin", source)
-            # Otherwise SIGPIPE could end this process.
-            patch.setattr("transformer_mt.translation.run.exit_on_closed_stdout", lambda: None)
             patch.setattr(sys, "argv", ["transformer-mt", *map(str, arguments)])
             try:
                 main()

@@ -4,10 +4,14 @@ import os
 import resource
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from conftest import Called, assert_one_error, command, run_program, tiny_values, write_toml
+
+from transformer_mt.cli.program import main
 
 SETTINGS = [
     ("modl.d_model=3", "unknown section modl (did you mean model?)"),
@@ -111,6 +115,34 @@ def test_out_of_memory(corpus_dir, tmp_path):
     assert_one_error(Called(done.returncode, b"", done.stderr), "out of memory on cpu with ")
     assert "sentences of" in done.stderr and "train.micro_batch_tokens = 30000" in done.stderr
     assert not (run / "metrics.jsonl").read_text()
+
+
+@pytest.mark.parametrize("kilobytes", [200_000, 500_000, 1_000_000])
+def test_too_small_an_address_space(kilobytes):
+    """One line before libraries abort the process; help and versions need no more.
+
+    Sabotage: import PyTorch first.
+    """
+
+    def start(*arguments: str) -> Called:
+        words, limits = command(*arguments), (1024 * kilobytes,) * 2
+        limit = partial(resource.setrlimit, resource.RLIMIT_AS, limits)
+        done = subprocess.run(words, capture_output=True, preexec_fn=limit, timeout=60)
+        return Called(done.returncode, done.stdout, done.stderr.decode())
+
+    for arguments in (["--version"], ["train", "--help"]):
+        assert start(*arguments).code == 0
+    culprit = f"too small an address space: raise ulimit -v from {kilobytes} to 2000000"
+    for arguments in (["train", "tiny.toml"], ["translate", "run"]):
+        assert_one_error(start(*arguments), culprit)
+
+
+def test_a_library_that_cannot_be_mapped(monkeypatch):
+    """As where PyTorch with CUDA needs a larger address space. Another failed import is a bug."""
+    for reason, error in (("libx.so: failed to map segment", SystemExit), ("no x", ImportError)):
+        monkeypatch.setattr("transformer_mt.cli.program.app", Mock(side_effect=ImportError(reason)))
+        with pytest.raises(error):
+            main()
 
 
 def test_help_is_quick_and_needs_no_torch():

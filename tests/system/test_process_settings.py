@@ -1,4 +1,4 @@
-"""Settings of the process: standard streams that are closed, as daemons have them, and threads."""
+"""Settings of the process: standard streams that are closed or lost, memory, and threads."""
 
 import os
 import subprocess
@@ -47,7 +47,7 @@ def test_variables_are_set_before_torch_is_imported():
     """As GNU OpenMP reports, which torch loads. Sabotage: set them in a command."""
     names = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
     environment = {name: value for name, value in os.environ.items() if name not in names}
-    words = command("--version")
+    words = command("translate", "nowhere")
     environment |= {"OMP_DISPLAY_ENV": "VERBOSE"}
     done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=60)
     assert "GOMP_SPINCOUNT = '1000'" in done.stderr

@@ -158,9 +158,15 @@ def test_lines_are_edited_and_recalled(copy_run, terminal):
 
 
 def test_ctrl_c_ends_with_a_newline(copy_run, terminal):
-    """Exit code 130."""
+    """Exit code 130; but a half-typed line is dropped first."""
     prompt = terminal("translate", copy_run)
     prompt.wait_for("de> ")
+    prompt.type(b"ab")
+    prompt.wait_for("ab")
+    prompt.type(CTRL_C)
+    prompt.wait_for("de> ")
+    prompt.type(b"cd\r")
+    assert "\ncd\n" in prompt.wait_for("de> ")
     prompt.interrupt()
     end, shown = prompt.end()
     assert end == 130 and shown.endswith("\n") and "Traceback" not in shown

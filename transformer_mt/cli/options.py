@@ -8,6 +8,7 @@ import typer
 from typer.core import TyperCommand
 
 from transformer_mt.errors import ConfigError
+from transformer_mt.system.process_settings import end_by_broken_pipe, require_address_space
 from transformer_mt.translation.options import Device, Precision, SearchOptions
 
 
@@ -38,6 +39,12 @@ class GroupedCommand(TyperCommand):
 
     Typer draws groups (`rich_help_panel`) with Rich alone, which breaks the lines of examples.
     """
+
+    def invoke(self, ctx: Any) -> Any:
+        """Runs the command, unless it could not even import PyTorch."""
+        require_address_space()
+        with end_by_broken_pipe():  # here, since Typer makes it exit code 1
+            return super().invoke(ctx)
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         """Names the arguments as their help does."""

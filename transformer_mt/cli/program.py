@@ -1,6 +1,7 @@
 """The program: its commands, and what an error becomes: a line on stderr and an exit code."""
 
 import sys
+from importlib import metadata
 from typing import Annotated
 
 import typer
@@ -9,7 +10,13 @@ from transformer_mt.cli import commands
 from transformer_mt.cli.figures import compare, plot, report
 from transformer_mt.cli.options import GroupedCommand
 from transformer_mt.errors import Interrupted, TransformerMTError
-from transformer_mt.system.process_settings import configure_libraries, open_closed_streams
+from transformer_mt.system.console import escape_controls
+from transformer_mt.system.process_settings import (
+    configure_libraries,
+    end_by_broken_pipe,
+    open_closed_streams,
+    tolerate_lost_messages,
+)
 from transformer_mt.system.processes import exit_process, exit_with_error
 from transformer_mt.version import __version__
 
@@ -23,12 +30,14 @@ app = typer.Typer(
 def main() -> None:
     """Runs the program; a user's mistake ends in one line on stderr and exit code 2."""
     open_closed_streams()
+    tolerate_lost_messages()
     configure_libraries()
     try:
         # Typer returns the exit code of an interruption; commands return None.
         if code := app(sys.argv[1:] or ["--help"], "transformer-mt", standalone_mode=False):
             exit_process(code)
-        sys.stdout.flush()  # a full disk shows here, not when Python exits
+        with end_by_broken_pipe():
+            sys.stdout.flush()  # a full disk shows here, not when Python exits
     except typer.TyperException as error:
         message = error.format_message().replace("Value error, ", "")  # Typer's own for a choice
         context = getattr(error, "ctx", None)
@@ -42,25 +51,30 @@ def main() -> None:
         # Python flushes stdout when it exits, and would fail again.
         sys.stdout = sys.__stdout__ = None  # type: ignore[misc]
         _fail(f"{error.filename or 'output'}: {error.strerror or error}")
-    except (RuntimeError, MemoryError) as error:
-        from transformer_mt.system.device import OUT_OF_MEMORY_ADVICE, is_out_of_memory
+    except (ImportError, RuntimeError, MemoryError) as error:
+        _fail(f"out of memory: {_memory_advice(error)}")
 
-        if not is_out_of_memory(error):
-            raise
-        _fail(f"out of memory: {OUT_OF_MEMORY_ADVICE} ({error})")
+
+def _memory_advice(error: Exception) -> str:
+    """Says what to do if memory ran out; raises any other error again."""
+    if isinstance(error, ImportError):
+        if "failed to map" in str(error):
+            return "too small an address space to load a library: raise ulimit -v"
+        raise error
+    from transformer_mt.system.device import OUT_OF_MEMORY_ADVICE, is_out_of_memory
+
+    if not is_out_of_memory(error):
+        raise error
+    return f"{OUT_OF_MEMORY_ADVICE} ({error})"
 
 
 def _fail(message: str) -> None:
-    exit_with_error(f"error: {' '.join(message.split())}")
+    exit_with_error(f"error: {escape_controls(' '.join(message.split()))}")
 
 
 def _print_version(requested: bool) -> None:
     if requested:
-        import torch
-
-        cuda = torch.cuda.is_available()
-        device = torch.cuda.get_device_name() if cuda else f"cpu, {torch.get_num_threads()} threads"
-        print(f"transformer-mt {__version__} (torch {torch.__version__}, {device})")
+        print(f"transformer-mt {__version__} (torch {metadata.version('torch')})")
         raise typer.Exit
 
 

@@ -13,6 +13,7 @@ from transformer_mt.evaluation.scoring import (
     paired_bootstrap,
     sentence_chrf,
 )
+from transformer_mt.system.console import escape_controls
 from transformer_mt.text.test_sets import EvaluationSet
 
 _LENGTH_BOUNDS = (0, 10, 20, 30, 40, 60, sys.maxsize)
@@ -134,4 +135,4 @@ def format_sentence(
         texts[label] = reference[index]
     texts |= translations
     width = max(len(label) for label in texts)
-    return [f"{label:{width}}  {text}" for label, text in texts.items()]
+    return [escape_controls(f"{label:{width}}  {text}") for label, text in texts.items()]

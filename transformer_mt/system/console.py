@@ -22,6 +22,14 @@ SECONDS_BETWEEN_LINES = 10.0
 """Minimum time between printed progress lines, used where there is no progress bar."""
 
 
+_CONTROLS = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160))}
+
+
+def escape_controls(text: str) -> str:
+    r"""Shows control characters as `\x1b` and the like, so that terminals do not obey them."""
+    return text.translate(_CONTROLS)
+
+
 class _StderrHandler(logging.Handler):
     """Writes messages to stderr, above any progress bar."""
 
@@ -35,7 +43,7 @@ class MessageFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """Formats the message, with the prefix if it is a warning."""
         prefix = "warning: " if record.levelno >= logging.WARNING else ""
-        return prefix + super().format(record)
+        return escape_controls(prefix + super().format(record))
 
 
 _HANDLER = _StderrHandler()
@@ -83,7 +91,7 @@ def progress_bar(
     """
     return tqdm(
         items,
-        name,
+        escape_controls(name),
         total,
         initial=done,
         unit=f" {unit}",
@@ -104,7 +112,7 @@ class ProgressDisplay:
     ) -> None:
         self._bar: tqdm[int] = progress_bar(name, unit, total, hidden=hidden, done=done)
         self._prints_lines = shows_progress() and not shows_bars() and not hidden
-        self._name, self._unit, self._total = name, unit, total
+        self._name, self._unit, self._total = escape_controls(name), unit, total
         self._done, self._done_before = done, done
         self._began = self._last_line = time.monotonic()
 

@@ -6,15 +6,17 @@ package keeps its own settings.
 
 import logging
 import os
+import resource
 import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import FrameType
+from typing import Any, TextIO, cast
 
-from transformer_mt.errors import Interrupted
+from transformer_mt.errors import DeviceError, Interrupted
 
 
 def configure_libraries() -> None:
@@ -54,9 +56,55 @@ def open_closed_streams() -> None:
             setattr(sys, name, open(descriptor, mode, encoding="utf-8", closefd=False))
 
 
-def exit_on_closed_stdout() -> None:
-    """Lets SIGPIPE end the process once the reader of stdout, such as `head`, has closed it."""
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+class _OptionalStream:
+    """A text stream that drops what cannot be written: its reader has ended, or the disk is full.
+
+    Messages are worth less than the work that they tell of.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        with suppress(OSError):
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with suppress(OSError):
+            self._stream.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+def tolerate_lost_messages() -> None:
+    """Lets the program go on when stderr can no longer be written."""
+    sys.stderr = cast(TextIO, _OptionalStream(sys.stderr))
+
+
+@contextmanager
+def end_by_broken_pipe() -> Iterator[None]:
+    """Ends the process as other tools end whose reader, such as `head`, has closed their stdout."""
+    try:
+        yield
+    except BrokenPipeError:
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+        signal.raise_signal(signal.SIGPIPE)
+
+
+MIN_ADDRESS_SPACE = 2_000_000
+"""In kilobytes; in less, libraries under PyTorch may abort the process, even while imported."""
+
+
+def require_address_space() -> None:
+    """Raises DeviceError if `ulimit -v` leaves too small an address space for PyTorch."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit != resource.RLIM_INFINITY and limit < 1024 * MIN_ADDRESS_SPACE:
+        raise DeviceError(
+            f"out of memory: too small an address space: raise ulimit -v from {limit // 1024} to"
+            f" {MIN_ADDRESS_SPACE} or more"
+        )
 
 
 @dataclass

@@ -14,7 +14,7 @@ from typing import Any, Self, TextIO
 from transformer_mt.checkpoints.checkpoint import Progress
 from transformer_mt.checkpoints.run_files import METRICS
 from transformer_mt.errors import CheckpointError, ConfigError
-from transformer_mt.system.console import PACKAGE_LOGGER, MessageFormatter
+from transformer_mt.system.console import PACKAGE_LOGGER, MessageFormatter, escape_controls
 from transformer_mt.system.files import atomic_file
 
 logger = logging.getLogger(__name__)
@@ -100,7 +100,8 @@ class RunLog(logging.Handler):
 
     def note(self, text: str) -> None:
         """Adds a line to train.log only."""
-        self._write(self._text, f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
+        line = escape_controls(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}")
+        self._write(self._text, f"{line}\n")
 
     def record(
         self, kind: str, progress: Progress, seconds: float, metrics: Mapping[str, float | None]

@@ -1,11 +1,13 @@
 """Translation of lines typed at a terminal."""
 
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 from transformer_mt.errors import ConfigError, Interrupted
+from transformer_mt.system.console import escape_controls
 from transformer_mt.translation.chunks import format_lines
 from transformer_mt.translation.options import DEFAULT_OUTPUT, FileOptions, OutputOptions
 from transformer_mt.translation.translator import Translator
@@ -33,17 +35,17 @@ def translate_interactively(
     """Translates lines typed at a terminal until the end of input or `quit`.
 
     Translations go to stdout; the prompt, the source language, goes to the terminal, even if
-    stdout is redirected.
+    stdout is redirected. Ctrl-C drops a line that is half typed.
 
     Raises:
-        Interrupted: After Ctrl-C or SIGTERM.
+        Interrupted: After SIGTERM, or Ctrl-C otherwise.
     """
     with suppress(ImportError):  # Python can be built without it; lines are then not edited
         import readline  # noqa: F401  importing it gives input() line editing and a history
     print("Type a sentence. Ctrl-D or quit ends.", file=sys.stderr)
-    line_number = 0
+    prompt, line_number = f"{escape_controls(src_lang)}> ", 0
     try:
-        while (typed := _read(f"{src_lang}> ")) is not None and typed.strip() != "quit":
+        while (typed := _read(prompt)) is not None and typed.strip() != "quit":
             lines = typed.split("\n")  # several lines can be pasted at once
             translations = translator.n_best(lines)
             sys.stdout.write(format_lines(translations, line_number + 1, options))
@@ -65,6 +67,16 @@ def _read(prompt: str) -> str | None:
             return None
         except UnicodeDecodeError:
             print("not valid UTF-8; check the encoding of the terminal", file=sys.stderr)
+        except Interrupted as stop:
+            if stop.exit_code != 128 + signal.SIGINT or not _is_half_typed():
+                raise
+            print(file=sys.stderr)
+
+
+def _is_half_typed() -> bool:
+    """Tells whether a line has been begun; a Python without readline does not know."""
+    readline = sys.modules.get("readline")
+    return bool(readline and readline.get_line_buffer())
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from transformer_mt.errors import ConfigError, DataError, OutputError
 from transformer_mt.system.device import choose_device
 from transformer_mt.system.files import sha256
 from transformer_mt.system.outputs import Fingerprint, Output, check_output, is_complete
-from transformer_mt.system.process_settings import exit_on_closed_stdout, interrupt_on_signals
+from transformer_mt.system.process_settings import interrupt_on_signals
 from transformer_mt.system.processes import (
     Processes,
     is_launched,
@@ -77,7 +77,6 @@ def _translate_prompt(paths: Sequence[Path], options: TranslateOptions) -> None:
         raise ConfigError(
             "a prompt works in one process: start it without torchrun, or name files as --input"
         )
-    exit_on_closed_stdout()
     checkpoints = find_checkpoints(paths)
     model = build_translation_model(checkpoints, options.load)
     logger.info(f"translating with {model.name}")
@@ -99,8 +98,6 @@ def _translate_files(
     with ExitStack() as locks:
         for pair in pairs:
             locks.enter_context(pair.output.lock())
-        if any(pair.output.target is None for pair in pairs):
-            exit_on_closed_stdout()
         streams = [pair.output.name for pair in pairs if not pair.is_resumable]
         if streams and may_have_restarted():  # a lost process may have read some of its lines
             raise OutputError(
