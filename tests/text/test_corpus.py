@@ -119,9 +119,10 @@ def test_the_command_that_mends_bad_bytes(tmp_path, content, reason, suffix):
     path.write_bytes(compress(content, suffix))
     with pytest.raises(DataError) as error:
         list(read_lines(path))
-    message, command = str(error.value).split("; write a mended copy: ")
-    assert reason in message
+    message, command = str(error.value).split(" a mended copy: ")
+    assert reason in message and ("decompress it" in message) == bool(suffix)
     if shutil.which("iconv"):
+        (tmp_path / "my text.de").write_bytes(content)
         subprocess.run(["sh", "-c", command], check=True)
         assert list(read_lines(tmp_path / "my text.utf8.de")) == UMLAUTS.splitlines()
 

@@ -37,7 +37,6 @@ _DATASET_SUFFIXES = {*_DATA_SUFFIXES, ".ndjson", ".csv", ".tsv", ".arrow"}
 _HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 _SLICED_NAME = re.compile(rf"(?P<name>[^\[\]]+)(?P<slice>{SLICE})?")
 _LISTED_FILES = 8
-_DECOMPRESS = {".gz": "gzip -dc", ".xz": "xz -dc", ".zst": "zstd -dc"}
 
 
 @dataclass(frozen=True)
@@ -273,15 +272,11 @@ def _not_utf8(
         guess, iconv = f"{lines}; -c drops what is not", "iconv -c -f UTF-8"
     else:
         guess, iconv = f"{lines}; perhaps Windows-1252", "iconv -f WINDOWS-1252"
-    suffix, file = compression_suffix(path), shlex.quote(str(path))
-    plain = path.with_name(path.name.removesuffix(suffix))
-    copy = shlex.quote(str(plain.with_suffix(f".utf8{plain.suffix}")))
-    convert = f"{iconv} -t UTF-8 {file}"
-    if suffix:
-        convert = f"{_DECOMPRESS[suffix]} {file} | {iconv} -t UTF-8"
-    return DataError(
-        f"{path}, line {number}: not UTF-8 ({guess}); write a mended copy: {convert} > {copy}"
-    )
+    how = "decompress it, then write" if compression_suffix(path) else "write"
+    plain = path.with_name(path.name.removesuffix(compression_suffix(path)))
+    copy = plain.with_suffix(f".utf8{plain.suffix}")
+    command = f"{iconv} -t UTF-8 {shlex.quote(str(plain))} > {shlex.quote(str(copy))}"
+    return DataError(f"{path}, line {number}: not UTF-8 ({guess}); {how} a mended copy: {command}")
 
 
 def read_source_lines(path: Path) -> Iterator[str]:

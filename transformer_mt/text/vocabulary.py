@@ -49,12 +49,6 @@ class Vocabulary:
         self.src = SentencePieceModel(src_model)
         self.tgt = self.src if self.shared else SentencePieceModel(tgt_model)
 
-    def __repr__(self) -> str:
-        pieces = f"{self.src.size} shared pieces"
-        if not self.shared:
-            pieces = f"{self.src.size} source and {self.tgt.size} target pieces"
-        return f"<Vocabulary of {pieces}>"
-
     @property
     def shared(self) -> bool:
         """Whether both languages use the same pieces."""

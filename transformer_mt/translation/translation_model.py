@@ -182,7 +182,7 @@ class TranslationModel:
             ConfigError: If this is an ensemble.
             TypeError: If an argument is a list: call this for each sentence.
         """
-        model, pair = self._single_model(), self._encode_pair(source, hypothesis)
+        model, pair = self._single_pair(source, hypothesis)
         with compute_settings(model.device, tf32=False):
             weights = model.attention_weights(pair.src, pair.tgt_in)
         return PairAttention(
@@ -205,7 +205,7 @@ class TranslationModel:
         Raises:
             ConfigError, TypeError: As `attention`.
         """
-        model, pair = self._single_model(), self._encode_pair(source, "")
+        model, pair = self._single_pair(source, "")
         with compute_settings(model.device, tf32=False):
             return _array(model.encode(pair.src))
 
@@ -225,17 +225,17 @@ class TranslationModel:
         Raises:
             ConfigError, TypeError: As `attention`.
         """
-        model, pair = self._single_model(), self._encode_pair(source, hypothesis)
+        model, pair = self._single_pair(source, hypothesis)
         with compute_settings(model.device, tf32=False):
             return _array(model(pair.src, pair.tgt_in))
 
-    def _single_model(self) -> Transformer:
+    def _single_pair(self, source: str, hypothesis: str | None) -> tuple[Transformer, Batch]:
+        """Gives the model, which must be a single one, and a batch of one pair.
+
+        No hypothesis stands for the result of greedy search.
+        """
         if isinstance(self.model, Ensemble):
             raise ConfigError("this needs a single model, not an ensemble: load one checkpoint")
-        return self.model
-
-    def _encode_pair(self, source: str, hypothesis: str | None) -> Batch:
-        """Makes a batch of one pair; no hypothesis stands for the result of greedy search."""
         for text in (source, hypothesis):
             if not isinstance(text, str | None):
                 raise TypeError(
@@ -250,12 +250,11 @@ class TranslationModel:
             greedy = self.translator(SearchOptions(beam_size=1))
             tgt_ids = greedy.decode([src_ids])[0][0].ids if src_ids else []
         pair = EncodedPairs(flatten([src_ids]), flatten([tgt_ids]))
-        return pair.batch(np.array([0])).to(self.model.device)
+        return self.model, pair.batch(np.array([0])).to(self.model.device)
 
 
 def _array(batch_of_one: Tensor) -> Array:
-    array: Array = batch_of_one[0].float().cpu().numpy()
-    return array
+    return batch_of_one[0].float().cpu().numpy()
 
 
 def _require_list(lines: Sequence[str]) -> None:
