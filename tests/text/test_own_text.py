@@ -194,4 +194,4 @@ def test_the_example_of_the_guide(tmp_path, monkeypatch, call):
     written = load_config(tmp_path / "mytext.toml").data
     assert written.path == example.path and written.train.src == example.train.src
     assert json.loads(out)["sentences"] == 60
-    assert "1080 training pairs" in (tmp_path / "checkpoints/mytext/train.log").read_text()
+    assert "1,080 training pairs" in (tmp_path / "checkpoints/mytext/train.log").read_text()

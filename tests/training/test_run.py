@@ -214,7 +214,7 @@ def test_what_a_run_logs(corpus_dir, tmp_path, capsys):
     log = (run_dir / "train.log").read_text()
     assert log.count(" command: ") == log.count(" software: transformer-mt ") == 2
     assert log.count(" numeric environment: {'program version'") == 2
-    assert '"max_steps":2' in log and log.count("4000 (dropped: none); cpu, fp32") == 2
+    assert '"max_steps":2' in log and log.count("4,000 (dropped: none); cpu, fp32") == 2
     assert log.count("resuming") == log.count("resuming at step 1, epoch 0") == 1
     assert capsys.readouterr() == ("", "")
 

@@ -265,7 +265,7 @@ def _read_translation(path: Path, test_set: EvaluationSet) -> SystemOutput:
     lines = list(read_lines(path))
     if len(lines) != len(test_set):
         raise DataError(
-            f"{path} has {len(lines)} lines, but {test_set.name} has {len(test_set)}:"
+            f"{path} has {len(lines):,} lines, but {test_set.name} has {len(test_set):,}:"
             " a translation has one line per reference"
         )
     return SystemOutput(lines, str(path))
@@ -299,7 +299,7 @@ def _translate(
     seconds = time.monotonic() - began
     output = SystemOutput(lines, model.name, model.checkpoints, setting, seconds)
     if processes.is_main:
-        logger.info(f"{len(sources)} sentences in {output.seconds:.1f} s with {output.name}")
+        logger.info(f"{len(sources):,} sentences in {output.seconds:.1f} s with {output.name}")
     return output
 
 

@@ -72,4 +72,4 @@ def letter_share(text: str) -> float:
 
 def describe_dropped(counts: Mapping[str, int]) -> str:
     """Formats the numbers of dropped pairs by reason as text."""
-    return ", ".join(f"{count} {reason}" for reason, count in sorted(counts.items())) or "none"
+    return ", ".join(f"{count:,} {reason}" for reason, count in sorted(counts.items())) or "none"

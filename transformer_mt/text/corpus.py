@@ -196,7 +196,7 @@ def _slice(
             yield pair
         if is_empty:
             names, count = " and ".join(map(str, paths)), sum(1 for _ in read())
-            raise DataError(f"{names}: the slice {part} selects none of {count} pairs")
+            raise DataError(f"{names}: the slice {part} selects none of {count:,} pairs")
 
     match = re.fullmatch(SLICE, part or "")
     return CorpusSplit(partial(read_slice, match) if match else read, lambda: _digest_files(paths))
@@ -210,7 +210,7 @@ def _read_text(src_path: Path, tgt_path: Path) -> Iterator[Pair]:
                 sum(1 for _ in read_lines(path)) for path in (src_path, tgt_path)
             )
             raise DataError(
-                f"{src_path} has {src_count} lines and {tgt_path} has {tgt_count}:"
+                f"{src_path} has {src_count:,} lines and {tgt_path} has {tgt_count:,}:"
                 " they must be line-aligned"
             )
         yield src.strip(), tgt.strip()

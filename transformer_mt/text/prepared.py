@@ -176,7 +176,7 @@ def _write_prepared(
         cleaned = _clean(config, split, count_words=vocab is None)
         if vocab is None:
             distinct = sum(map(len, cleaned.word_counts))
-            logger.info("learning %d pieces from %d distinct words", config.vocab.size, distinct)
+            logger.info(f"learning {config.vocab.size:,} pieces from {distinct:,} distinct words")
             vocab = train_vocabulary(cleaned.word_counts, config.vocab)
             cleaned.word_counts.clear()  # frees up to a gigabyte
         vocab.save(folder)
@@ -284,19 +284,19 @@ class _EncodedLinesWriter:
 
 def _nothing_left(config: DataConfig, cleaned: _CleanedSplit) -> DataError:
     return DataError(
-        f"data.train = {config.train}: no training pair is left of {len(cleaned.kept)}"
+        f"data.train = {config.train}: no training pair is left of {len(cleaned.kept):,}"
         f" ({describe_dropped(cleaned.dropped)}); see the limits under [data]"
     )
 
 
 def _log_summary(report: dict[str, Any]) -> None:
     logger.info(
-        f"{report['kept']} training pairs of {report['pairs']}"
+        f"{report['kept']:,} training pairs of {report['pairs']:,}"
         f" (dropped: {describe_dropped(report['dropped'])})"
     )
     logger.info(
-        f"{report['pieces_per_word']} pieces per word, {report['unknown']} unknown, longest"
-        f" {report['longest']} pieces"
+        f"{report['pieces_per_word']} pieces per word, {report['unknown']:,} unknown, longest"
+        f" {report['longest']:,} pieces"
     )
     if report["unknown"] > _MANY_UNKNOWN * report["pieces"]:
         share = report["unknown"] / report["pieces"]

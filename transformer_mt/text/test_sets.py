@@ -84,7 +84,7 @@ def _load_files(src: Path | None, refs: Sequence[Path]) -> EvaluationSet:
     for path, text in zip(paths, texts, strict=True):
         if len(text) != len(texts[0]):
             raise DataError(
-                f"{paths[0]} has {len(texts[0])} lines and {path} has {len(text)}:"
+                f"{paths[0]} has {len(texts[0]):,} lines and {path} has {len(text):,}:"
                 " they must be line-aligned"
             )
     if not texts[0]:

@@ -57,18 +57,18 @@ def _describe(trainer: Trainer, steps: list[Indices]) -> list[str]:
     corpus = trainer.corpus
     parameters = sum(p.numel() for p in trainer.engine.model.parameters())
     vocab, report, lengths = corpus.vocab, corpus.report, trainer.lengths
-    sizes = f"{vocab.src.size} pieces"
+    sizes = f"{vocab.src.size:,} pieces"
     if not vocab.shared:
-        sizes = f"{vocab.src.size} source and {vocab.tgt.size} target pieces"
+        sizes = f"{vocab.src.size:,} source and {vocab.tgt.size:,} target pieces"
     src_tokens, tgt_tokens = (int(side.sum()) for side in lengths)
     micro_batches = [indices for step in steps for indices in trainer.cut_step(step)]
     positions = sum(padded_size(indices, *lengths) for indices in micro_batches)
     padding = 1 - (src_tokens + tgt_tokens) / positions
     return [
         f"model       {parameters / 1e6:.1f} million parameters, {sizes}",
-        f"corpus      {report['kept']} pairs of {report['pairs']} (dropped: {corpus.dropped})",
-        f"            {src_tokens} source and {tgt_tokens} target tokens, EOS included",
-        f"epoch       {len(steps)} steps, {len(micro_batches)} micro-batches,"
+        f"corpus      {report['kept']:,} pairs of {report['pairs']:,} (dropped: {corpus.dropped})",
+        f"            {src_tokens:,} source and {tgt_tokens:,} target tokens, EOS included",
+        f"epoch       {len(steps):,} steps, {len(micro_batches):,} micro-batches,"
         f" {padding:.1%} of positions are padding",
     ]
 
@@ -85,9 +85,9 @@ def _estimate(trainer: Trainer, steps: list[Indices]) -> list[str]:
     return [
         f"speed       {window.tokens / window.seconds:,.0f} target tokens/s,"
         f" {step_seconds:.3g} s per step, {window.flops / window.seconds / peak_flops:.0%} of peak"
-        f" ({count} steps on {engine.device.type} in {engine.precision})",
+        f" ({count:,} steps on {engine.device.type} in {engine.precision})",
         *memory,
-        f"time        {tqdm.format_interval(left[limit] * step_seconds)} for {left[limit]} steps,"
+        f"time        {tqdm.format_interval(left[limit] * step_seconds)} for {left[limit]:,} steps,"
         f" until {describe_limit(config, limit)}, validation not counted",
     ]
 

@@ -285,12 +285,8 @@ def _log_start(log: RunLog, trainer: Trainer, environment: dict[str, str]) -> No
     log.note(f"software: {describe_software()}")
     log.note(f"numeric environment: {environment}")
     logger.info(
-        "%d training pairs of %d (dropped: %s); %s, %s",
-        corpus.report["kept"],
-        corpus.report["pairs"],
-        corpus.dropped,
-        trainer.engine.device.type,
-        progress.precision,
+        f"{corpus.report['kept']:,} training pairs of {corpus.report['pairs']:,} (dropped:"
+        f" {corpus.dropped}); {trainer.engine.device.type}, {progress.precision}"
     )
     if progress.step:
         logger.info("resuming at step %d, epoch %d", progress.step, progress.epoch)
