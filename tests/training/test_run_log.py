@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from transformer_mt.training.run import train
 from transformer_mt.training.run_log import RunLog
 from transformer_mt.training.trainer import Trainer
 
+GUIDE = Path(__file__).parents[2] / "docs" / "training.md"
 SIZES = {"model__d_model": 16, "model__d_ff": 32, "data__train": "train[:600]"}
 
 
@@ -33,6 +35,16 @@ def assert_same_metrics(run_dir: Path) -> None:
             assert [value for _, value in points] == pytest.approx([v for _, v in expected])
 
 
+def assert_documented(run_dir: Path) -> None:
+    """Checks that docs/training.md has a row for each field, and no other."""
+    rows = re.findall(r"^\| (`.*?) \| (both|`\w+`) \|", GUIDE.read_text("utf-8"), re.MULTILINE)
+    for line in (run_dir / "metrics.jsonl").read_text().splitlines():
+        record = json.loads(line)
+        kinds = "both", f"`{record['kind']}`"
+        fields = re.findall(r"\w+", " ".join(names for names, kind in rows if kind in kinds))
+        assert sorted(record.keys() - {"kind"}) == sorted(fields)
+
+
 def test_tensorboard_has_all_metrics_also_after_a_kill(corpus_dir, tmp_path, monkeypatch):
     """Steps that were taken again appear once. Sabotage: no purge_step."""
     config = tiny_config(
@@ -40,6 +52,7 @@ def test_tensorboard_has_all_metrics_also_after_a_kill(corpus_dir, tmp_path, mon
         train__tensorboard=True,
         train__max_steps=11,
         train__save_every=5,
+        train__ema_decay=0.9,
         valid__every=7,
         **SIZES,
     )
@@ -56,6 +69,7 @@ def test_tensorboard_has_all_metrics_also_after_a_kill(corpus_dir, tmp_path, mon
     monkeypatch.setattr(Trainer, "_log_training", real)
     train(config, tmp_path / "run")
     assert_same_metrics(tmp_path / "run")
+    assert_documented(tmp_path / "run")
 
 
 def test_a_validation_that_was_made_up_appears_once(tmp_path):

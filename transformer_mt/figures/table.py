@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 _SEED = "train.seed"
 _DECIMALS = {"parameters": 0, "steps": 0, "minutes": 1, "tokens/s": 0}
 """Decimal places of a column; those of scores are two."""
-_TITLE_WIDTH = 10
+_TITLE_WIDTH = 12
 """Characters after which the title of a column is wrapped."""
 
 
@@ -185,7 +185,7 @@ def _format_number(value: float | None, title: str, thousands: str) -> str:
 class _TitleWrapper(textwrap.TextWrapper):
     """Wraps titles, also within names such as optim.label_smoothing."""
 
-    wordsep_re = re.compile(r"(\s+)|(?<=[._])(?=\w)")
+    wordsep_re = re.compile(r"(\s+)|(?<=[._])(?=[^\W\d])")
 
 
 def _align(titles: list[str], groups: list[list[list[str]]], text_columns: int) -> str:
