@@ -7,10 +7,12 @@ import safetensors.torch
 import torch
 from small_checkpoint import save_step
 
+from transformer_mt.checkpoints import averaging
 from transformer_mt.checkpoints.averaging import average
 from transformer_mt.checkpoints.checkpoint import MODEL, load_checkpoint
 from transformer_mt.checkpoints.run_directory import list_checkpoints
 from transformer_mt.errors import CheckpointError
+from transformer_mt.system import files
 
 
 @pytest.fixture
@@ -48,6 +50,20 @@ def test_an_average_claims_no_score(run_dir):
     progress = load_checkpoint(average(run_dir, 2, None)).progress
     assert (progress.best_bleu, progress.best_step, progress.valid_step) == (-1.0, 0, 0)
     assert (progress.step, progress.seconds) == (20, 1.5)
+
+
+def test_a_killed_average_can_be_repeated(run_dir, monkeypatch):
+    """The directory appears once run.json and the card are in it. Sabotage: write them into it."""
+
+    def killed(*arguments: object, **options: object) -> None:
+        raise SystemExit("killed")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(averaging, "write_average_card", killed)
+        patch.setattr(files.shutil, "rmtree", killed)  # SIGKILL leaves no time to clean up
+        with pytest.raises(SystemExit):
+            average(run_dir, 2, None)
+    assert (average(run_dir, 2, None) / "README.md").exists()
 
 
 def test_what_cannot_be_averaged(run_dir, tmp_path):

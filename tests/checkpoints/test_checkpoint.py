@@ -24,7 +24,6 @@ from transformer_mt.checkpoints.checkpoint import (
     RunState,
     checkpoint_digest,
     load_checkpoint,
-    parse_state,
     save_checkpoint,
 )
 from transformer_mt.checkpoints.run_directory import find_checkpoint
@@ -150,36 +149,80 @@ def test_a_full_disk_is_an_oserror(tmp_path, monkeypatch):
     assert sorted(file.stat().st_mtime_ns for file in path.iterdir()) == before
 
 
-def test_missing_keys_get_their_defaults():
+def change_file(path: Path, name: str, content: object) -> None:
+    """Writes a file of a checkpoint anew, JSON or raw bytes, and lists it with a good digest."""
+    raw = content if isinstance(content, bytes) else json.dumps(content).encode()
+    (path / name).write_bytes(raw)
+    write_manifest(path, {**read_manifest(path), name: sha256(path / name)})
+
+
+def test_missing_keys_get_their_defaults(tmp_path):
     """So a new key does not invalidate checkpoints, and zeros are valid; no score is negative.
 
     Sabotage: a field without a default; require a step.
     """
-    state = parse_state({"format": FORMAT, "progress": {"step": 7}}, Path("state.json"))
-    values = {key: value for key, value in asdict(state.progress).items() if value}
-    assert values == {"step": 7, "best_bleu": -1.0, "precision": "fp32"}
-    assert parse_state(asdict(RunState()), Path("state.json")) == RunState()
+    path = save_step(tmp_path, 7)
+    change_file(path, STATE, {"format": FORMAT, "progress": {"step": 7}})
+    values = asdict(load_checkpoint(path).progress).items()
+    expected = {"step": 7, "best_bleu": -1.0, "precision": "fp32"}
+    assert {key: value for key, value in values if value} == expected
 
 
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ([], "format None is unknown"),
+        ([], r"damaged \(content: .*object"),
+        ({}, "format None is unknown"),
         ({"format": FORMAT + 1, "new": 1}, f"format {FORMAT + 1} is unknown; use a newer"),
-        ({"format": "2"}, "format 2 is unknown"),
-        ({"format": FORMAT, "step": 3}, "step: .*newer"),
-        ({"format": FORMAT, "progress": {"step": -1}}, r"progress\.step: .*greater than"),
-        ({"format": FORMAT, "progress": {"step": "1"}}, r"progress\.step: .*valid integer"),
-        ({"format": FORMAT, "progress": {"stride": 1}}, r"progress\.stride: .*newer"),
+        ({"format": "2"}, "format '2' is unknown"),
+        ({"format": FORMAT, "step": 3}, "unknown key step; use a newer transformer-mt"),
+        ({"format": FORMAT, "progress": {"step": -1}}, r"damaged \(progress\.step: .*greater"),
+        ({"format": FORMAT, "progress": {"step": "1"}}, r"damaged \(progress\.step: .*integer"),
+        ({"format": FORMAT, "progress": {"step": -1, "x": 1}}, r"unknown key progress\.x; use a n"),
+        ({"format": FORMAT, "progress": {"precision": "fp8"}}, r"damaged \(progress\.precision"),
+        (b'{"format": 2, "progress": {"seconds": 1e999}}', "damaged"),
+        (b'{"format": 2, "progress": {"seconds": NaN}}', "damaged"),
+        (b'{"format": 2, "progress": {"epoch": %s}}' % (b"4" * 400), "damaged"),
+        (b'{"format": 2, "counters": {"a": %s%s}}' % (b"[" * 500, b"]" * 500), "damaged"),
+        (b'{"format": 2, "counters": {"a": %s%s}}' % (b"[" * 9999, b"]" * 9999), "damaged"),
+        (None, "missing from the checkpoint"),
     ],
 )
 def test_a_malformed_state_is_named(tmp_path, values, message):
-    """File and key, even if the manifest agrees with it."""
+    """File and key, even if the manifest agrees with it, in one line; a pipe is never opened."""
     path = save_step(tmp_path, 3)
-    (path / STATE).write_text(json.dumps(values))
-    write_manifest(path, {**read_manifest(path), STATE: sha256(path / STATE)})
-    with pytest.raises(CheckpointError, match=rf"state\.json: {message}"):
+    if values is None:
+        (path / STATE).unlink()
+        os.mkfifo(path / STATE)
+    else:
+        change_file(path, STATE, values)
+    with pytest.raises(CheckpointError, match=rf"state\.json: {message}") as error:
         load_checkpoint(path)
+    assert "\n" not in str(error.value)
+
+
+def test_what_a_newer_version_wrote(tmp_path):
+    """A key that this one does not know, in the configuration and in the manifest itself."""
+    path = save_step(tmp_path, 3)
+    config = json.loads((path / CONFIG).read_text())
+    config["model"]["activation"] = "gelu"
+    change_file(path, CONFIG, config)
+    message = r"config\.json: unknown key model\.activation.*; use a newer transformer-mt"
+    with pytest.raises(CheckpointError, match=message):
+        load_checkpoint(path)
+    config["model"] = {"encoder_layers": 2_000_000}
+    change_file(path, CONFIG, config)
+    with pytest.raises(CheckpointError, match=r"config\.json: model.encoder_layers = 2000000"):
+        load_checkpoint(path)
+    manifest = {**json.loads((path / MANIFEST).read_text()), "signature": "x"}
+    (path / MANIFEST).write_text(json.dumps(manifest))
+    message = r"manifest\.json: unknown key signature; use a newer transformer-mt"
+    with pytest.raises(CheckpointError, match=message):
+        load_checkpoint(path)
+    (path / MANIFEST).unlink()
+    os.mkfifo(path / MANIFEST)
+    with pytest.raises(CheckpointError, match=r"manifest\.json: not a regular file"):
+        find_checkpoint(path)
 
 
 def test_a_checkpoint_is_on_disk_before_and_after_it_is_renamed(tmp_path, monkeypatch):

@@ -1,8 +1,11 @@
 """Records of evaluations beside a checkpoint."""
 
 import json
+import os
 from dataclasses import replace
 
+import pytest
+from conftest import HOSTILE_JSON
 from pydantic import TypeAdapter
 from small_checkpoint import save_step
 
@@ -73,8 +76,34 @@ def test_a_newer_record_of_the_same_kind_replaces_it(tmp_path, caplog):
     (tmp_path / "evaluations" / "z.json").write_text('{"test_set": 1}')
     times = [record.time for record in read_evaluations(run_folders(tmp_path))]
     assert times == [1.0, 3.0, 4.0, 5.0, 7.0, 8.0]
-    assert caplog.messages == [
-        f"{tmp_path}/evaluations/z.json: damaged (not an evaluation); left out"
+    [message] = caplog.messages
+    assert message.startswith(f"{tmp_path}/evaluations/z.json: damaged (test_set: ")
+    assert message.endswith("; left out")
+
+
+@pytest.mark.parametrize("key", VALUES)
+def test_an_edited_record_is_left_out(tmp_path, caplog, key):
+    """With one line that names the file, whatever is in it. Sabotage: allow no lines."""
+    path = tmp_path / "x.json"
+    good = json.dumps({**VALUES, key: "HERE"})
+    for value in HOSTILE_JSON:
+        path.write_text(good.replace('"HERE"', value))
+        assert read_evaluations([tmp_path]) == [], value[:9]
+        assert caplog.messages.pop().startswith(f"{path}: damaged")
+        caplog.clear()
+
+
+def test_a_record_whose_numbers_of_lines_differ(tmp_path, caplog):
+    """Or which a newer version wrote, or a named pipe, which would keep its reader waiting."""
+    for name, changes in {"a": {"hypotheses": ["a", "b"]}, "b": {"domain": "news"}}.items():
+        (tmp_path / f"{name}.json").write_text(json.dumps({**VALUES, **changes}))
+    os.mkfifo(tmp_path / "c.json")
+    assert read_evaluations([tmp_path]) == []
+    reasons = [message.partition(".json: ")[2] for message in caplog.messages]
+    assert reasons == [
+        "damaged (content: Value error, numbers of lines differ); left out",
+        "unknown key domain; use a newer transformer-mt; left out",
+        "not a regular file; left out",
     ]
 
 

@@ -1,5 +1,6 @@
 """The report of a run, and the evaluations that it shows."""
 
+import functools
 import json
 import re
 import shutil
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import assert_one_error, tiny_config
+from conftest import HOSTILE_JSON, assert_one_error, tiny_config
 from drawn import overlapping
 
 from transformer_mt.checkpoints.evaluations import (
@@ -189,6 +190,34 @@ def test_a_run_may_lack_parts(run, tmp_path):
     for path in list_checkpoints(old)[1:]:
         shutil.rmtree(path)
     assert load_newest(old).progress.step == 12 and "steps 12 " in report_text(old)
+
+
+SHOWN = [
+    "config",
+    "corpus",
+    "corpus.kept",
+    "corpus.dropped",
+    "lengths.src",
+    "lengths.mean.src",
+    "validation.pairs",
+    "vocabulary.tgt",
+    "parameters",
+    "software",
+    "environment",
+]
+
+
+@pytest.mark.parametrize("key", SHOWN)
+def test_an_edited_description_is_named(run, tmp_path, key):
+    """In one line, and nothing of it is drawn. Sabotage: ask only whether the keys are there."""
+    description = json.loads((run / "run.json").read_text())
+    *parts, last = key.split(".")
+    functools.reduce(dict.__getitem__, parts, description)[last] = "HERE"
+    for value in HOSTILE_JSON:
+        (tmp_path / "run.json").write_text(json.dumps(description).replace('"HERE"', value))
+        with pytest.raises(CheckpointError, match=r"run\.json: damaged .*resume the run") as error:
+            read_run(tmp_path)
+        assert "\n" not in str(error.value)
 
 
 def test_files_of_the_text_are_shown_without_their_folders(run):

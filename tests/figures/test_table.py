@@ -26,8 +26,19 @@ def write_run(path: Path, corpus_dir: Path, bleu: float, **changes: object) -> P
     """Writes a run of 30 steps that was best at step 20, with two scores of that checkpoint."""
     path.mkdir(parents=True)
     config = tiny_config(corpus_dir, **changes).model_dump(mode="json")
-    parts = dict.fromkeys("corpus lengths validation vocabulary environment software".split(), {})
-    description = {**parts, "config": config, "parameters": 7_065_600}
+    sides = {"src": 9, "tgt": 9}
+    counts = dict.fromkeys(("pairs", "kept", "pieces", "pieces_per_word", "unknown", "longest"), 1)
+    description = {
+        "config": config,
+        "corpus": {**counts, "dropped": {}, "digest": ""},
+        "lengths": {"width": 1, "mean": sides, "src": [1], "tgt": [1]},
+        "validation": {"pairs": 1, "digest": ""},
+        "vocabulary": sides,
+        "parameters": 7_065_600,
+        "precision": "fp32",
+        "software": "",
+        "environment": {},
+    }
     (path / "run.json").write_text(json.dumps(description))
     lines = []
     for step, speed in zip((10, 20, 30), SPEEDS, strict=True):

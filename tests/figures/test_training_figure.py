@@ -161,6 +161,9 @@ def test_what_is_missing_is_said(tmp_path):
         ('{"kind": "train", "step": null, "seconds": 1}\n', "line 1: damaged"),
         ('{"kind": "train", "step": 1}\n', "line 1: damaged"),
         ("[1]\n", "line 1: damaged"),
+        ('{"kind": "train", "step": 1, "seconds": 1, "loss": 1e999}\n', "line 1: damaged"),
+        (f'{{"kind": "train", "step": {"4" * 400}, "seconds": 1}}\n', "line 1: damaged"),
+        ("[" * 9999 + "\n", "line 1: damaged"),
     ],
 )
 def test_damaged_metrics_are_named(tmp_path, content, message):

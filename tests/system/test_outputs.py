@@ -171,7 +171,9 @@ def test_chunks_are_on_disk_before_the_state_counts_them(tmp_path, monkeypatch):
     assert events == [*chunk, *chunk, *chunk[1:], ".out.partial", tmp_path.name]
 
 
-@pytest.mark.parametrize("damage", ["short", "no state", "not JSON", "no partial file"])
+@pytest.mark.parametrize(
+    "damage", ["short", "no state", "not JSON", "null", "a pipe", "no partial"]
+)
 def test_a_state_that_does_not_fit_is_not_used(tmp_path, damage):
     """Then everything is written anew."""
     output = check_output(tmp_path / "out")
@@ -179,10 +181,14 @@ def test_a_state_that_does_not_fit_is_not_used(tmp_path, damage):
         write_two(output, error=DataError("broken"))
     if damage == "short":
         os.truncate(output.partial, 5)
-    elif damage == "no partial file":
+    elif damage == "no partial":
         output.partial.unlink()
+    elif damage == "pipe":
+        output.state.unlink()
+        os.mkfifo(output.state)
     else:
-        output.state.write_text("[]" if damage == "no state" else "{")
+        state = json.dumps({**json.loads(output.state.read_text()), "lines": None})
+        output.state.write_text({"no state": "[]", "null": state}.get(damage, "{"))
     assert write_two(output) == 0 and output.target.read_text() == "a\nb\nc\n"
 
 

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from conftest import tiny_config
+from conftest import HOSTILE_JSON, tiny_config
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from transformer_mt.checkpoints.checkpoint import Progress
@@ -80,6 +80,15 @@ def test_a_validation_that_was_made_up_appears_once(tmp_path):
     shown = EventAccumulator(str(tmp_path / "tensorboard" / "valid"))
     shown.Reload()
     assert [(event.step, event.value) for event in shown.Scalars("bleu")] == [(7, 2.0)]
+
+
+def test_damaged_metrics_do_not_keep_a_run_from_resuming(tmp_path):
+    """Such lines are removed. Sabotage: let the error of nesting out."""
+    good = '{"kind": "train", "step": 1, "seconds": 1}'
+    path = tmp_path / "metrics.jsonl"
+    path.write_text("".join(f"{line}\n" for line in (*HOSTILE_JSON, good)))
+    with RunLog(tmp_path, Progress(step=2)):
+        assert path.read_text() == f"{good}\n"
 
 
 def test_without_the_package_nothing_is_begun(corpus_dir, tmp_path, monkeypatch):

@@ -3,6 +3,7 @@
 import json
 import math
 import re
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,7 +13,7 @@ from conftest import tiny_config
 from transformer_mt.checkpoints.evaluations import Score
 from transformer_mt.checkpoints.run_directory import find_checkpoint, list_checkpoints, load_newest
 from transformer_mt.config.keys import Config
-from transformer_mt.errors import TrainingError
+from transformer_mt.errors import CheckpointError, TrainingError
 from transformer_mt.text.batching import plan_epoch
 from transformer_mt.text.prepared import prepare
 from transformer_mt.training import engine as engine_module
@@ -20,7 +21,7 @@ from transformer_mt.training import trainer as trainer_module
 from transformer_mt.training import validation as validation_module
 from transformer_mt.training.engine import Engine
 from transformer_mt.training.optimizer import clip_gradients, noam_rate
-from transformer_mt.training.run import train
+from transformer_mt.training.run import build_trainer, train
 
 NEVER = 1000
 
@@ -273,6 +274,18 @@ def test_weights_that_are_not_finite_are_never_saved(corpus_dir, tmp_path, score
         with pytest.raises(TrainingError, match=message):
             train(config, tmp_path / "run")
         assert load_newest(tmp_path / "run").progress.step == 4
+
+
+def test_a_step_beyond_the_end_of_its_epoch(corpus_dir, tmp_path, scores):
+    """In an edited state.json: training would never end. Sabotage: no bound."""
+    scores += [1.0]
+    limits = {"train__max_steps": 2, "train__save_every": 2}
+    progress = train(build_config(corpus_dir, **limits), tmp_path / "run")
+    trainer = build_trainer(build_config(corpus_dir), tmp_path / "run")
+    trainer.progress = replace(progress, epoch_step=1_000_000)
+    message = r"run/step-00000002/state\.json: damaged \(epoch_step = 1000000, but the epoch has"
+    with pytest.raises(CheckpointError, match=message):
+        trainer.plan_epoch()
 
 
 def test_memory_is_checked_with_the_largest_batch(corpus_dir, tmp_path, scores, monkeypatch):

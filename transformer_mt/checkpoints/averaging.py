@@ -10,13 +10,13 @@ from transformer_mt.checkpoints.checkpoint import (
     MODEL,
     Checkpoint,
     load_checkpoint,
-    save_checkpoint,
+    write_checkpoint,
 )
 from transformer_mt.checkpoints.model_card import describe_run, write_average_card
 from transformer_mt.checkpoints.run_directory import list_checkpoints
 from transformer_mt.checkpoints.run_files import RUN_FILE
 from transformer_mt.errors import CheckpointError
-from transformer_mt.system.files import atomic_file, canonical_json
+from transformer_mt.system.files import atomic_directory, canonical_json
 
 
 def average(run_dir: Path, last: int, output: Path | None) -> Path:
@@ -52,12 +52,14 @@ def average(run_dir: Path, last: int, output: Path | None) -> Path:
         newest.progress, best_bleu=-1.0, best_step=0, validations_since_best=0, valid_step=0
     )
     state = replace(newest.state, progress=progress)
-    save_checkpoint(output, {MODEL: _mean_weights(checkpoints)}, state, newest.config, newest.vocab)
-    if description := describe_run(newest.path):
-        steps = [checkpoint.progress.step for checkpoint in checkpoints]
-        with atomic_file(output / RUN_FILE) as file:
-            file.write(canonical_json({**description, "averaged_steps": steps}))
-    write_average_card(load_checkpoint(output))
+    weights, description = {MODEL: _mean_weights(checkpoints)}, describe_run(newest.path)
+    steps = [checkpoint.progress.step for checkpoint in checkpoints]
+    with atomic_directory(output) as folder:
+        write_checkpoint(folder, weights, state, newest.config, newest.vocab)
+        if description:
+            content = canonical_json({**description, "averaged_steps": steps})
+            (folder / RUN_FILE).write_bytes(content)
+        write_average_card(load_checkpoint(folder), output.resolve().name)
     return output
 
 

@@ -24,7 +24,7 @@ from typing import Annotated, Any, ClassVar
 import safetensors
 import safetensors.torch
 import torch
-from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import ConfigDict, Field, TypeAdapter
 from torch import Tensor
 
 from transformer_mt.config.keys import Config, changed_keys, flat_values
@@ -72,12 +72,12 @@ class Progress:
     step: Count = 0
     epoch: Count = 0
     epoch_step: Count = 0
-    seconds: float = 0.0
+    seconds: Annotated[float, Field(ge=0)] = 0.0
     best_bleu: float = -1.0
     best_step: Count = 0
     validations_since_best: Count = 0
     valid_step: Count = 0
-    precision: str = "fp32"
+    precision: Annotated[str, Field(pattern="^(fp32|bf16|fp16)$")] = "fp32"
     corpus_digest: str = ""
     valid_digest: str = ""
     init_step: Count = 0
@@ -100,23 +100,7 @@ class RunState:
     format: int = FORMAT
 
 
-def parse_state(values: Any, path: Path) -> RunState:
-    """Checks the JSON of a state from a file; keys that are missing get their defaults.
-
-    Raises:
-        CheckpointError: Naming the file, if the state is malformed or of another format.
-    """
-    version = values.get("format") if isinstance(values, dict) else None
-    if version != FORMAT:
-        raise CheckpointError(f"{path}: format {version} is unknown; use a newer transformer-mt")
-    try:
-        return TypeAdapter(RunState).validate_json(canonical_json(values), strict=True)
-    except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(map(str, first["loc"]))
-        raise CheckpointError(
-            f"{path}: {key}: {first['msg']} (was it written by a newer transformer-mt?)"
-        ) from None
+_STATE = TypeAdapter(RunState)
 
 
 @dataclass(frozen=True)
@@ -207,19 +191,30 @@ def save_checkpoint(
     Raises:
         OSError: If it cannot be written; the previous checkpoint is unchanged.
     """
-    try:
-        with atomic_directory(path) as folder:
-            (folder / STATE).write_bytes(canonical_json(asdict(state)))
-            (folder / CONFIG).write_bytes(canonical_json(config.model_dump(mode="json")))
-            vocab.save(folder)
-            for name, content in tensors.items():
-                contiguous = {key: tensor.contiguous() for key, tensor in content.items()}
-                safetensors.torch.save_file(contiguous, folder / name)
-                # safetensors lets only the owner read its files, regardless of the umask.
-                shutil.copymode(folder / STATE, folder / name)
-            write_manifest(folder, {file.name: sha256(file) for file in folder.iterdir()})
-    except safetensors.SafetensorError as error:  # raised by safetensors for a full disk
-        raise OSError(errno.EIO, _one_line(error), str(path)) from error
+    with atomic_directory(path) as folder:
+        write_checkpoint(folder, tensors, state, config, vocab)
+
+
+def write_checkpoint(
+    folder: Path,
+    tensors: Mapping[str, Mapping[str, Tensor]],
+    state: RunState,
+    config: Config,
+    vocab: Vocabulary,
+) -> None:
+    """Writes a checkpoint into an empty directory that `atomic_directory` has made."""
+    (folder / STATE).write_bytes(canonical_json(asdict(state)))
+    (folder / CONFIG).write_bytes(canonical_json(config.model_dump(mode="json")))
+    vocab.save(folder)
+    for name, content in tensors.items():
+        contiguous = {key: tensor.contiguous() for key, tensor in content.items()}
+        try:
+            safetensors.torch.save_file(contiguous, folder / name)
+        except safetensors.SafetensorError as error:  # raised by safetensors for a full disk
+            raise OSError(errno.EIO, _one_line(error)) from error
+        # safetensors lets only the owner read its files, regardless of the umask.
+        shutil.copymode(folder / STATE, folder / name)
+    write_manifest(folder, {file.name: sha256(file) for file in folder.iterdir()})
 
 
 def load_checkpoint(path: Path) -> Checkpoint:
@@ -233,7 +228,7 @@ def load_checkpoint(path: Path) -> Checkpoint:
     """
     files, digest = verify_manifest(path), checkpoint_digest(path)
     try:
-        state = parse_state(read_json(path / STATE), path / STATE)
+        state = read_json(path / STATE, _STATE, FORMAT)
         config = parse_config(read_json(path / CONFIG), str(path / CONFIG))
         names = (SHARED, SHARED) if SHARED in files else ("src.model", "tgt.model")
         if missing := {MODEL, *names} - files:
@@ -251,7 +246,9 @@ def load_checkpoint(path: Path) -> Checkpoint:
             }
             _verify_tensors(path / TRAINING, moments, may_be_empty=state.progress.step == 0)
         return Checkpoint(path, files, digest, config, vocab, state)
-    except (ConfigError, DataError) as error:
+    except ConfigError as error:
+        raise CheckpointError(f"{error}; use a newer transformer-mt if it was not edited") from None
+    except DataError as error:
         raise CheckpointError(str(error)) from None
     except (ValueError, TypeError, OSError, RuntimeError) as error:
         raise CheckpointError(f"{path}: not readable: {_one_line(error)}") from None

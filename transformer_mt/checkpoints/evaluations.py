@@ -16,14 +16,16 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, ClassVar
 
-from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import ConfigDict, Field, TypeAdapter
 
 from transformer_mt.checkpoints.run_files import METRICS, is_step_name
-from transformer_mt.system.files import atomic_file, canonical_json
+from transformer_mt.errors import CheckpointError
+from transformer_mt.system.files import atomic_file, canonical_json, read_json
 
 logger = logging.getLogger(__name__)
 
 FOLDER = "evaluations"
+_MAX_BYTES = 2**28
 VALIDATION = "validation"
 """Name of a run's validation text as a test set."""
 
@@ -88,12 +90,16 @@ class EvaluationRecord:
     checkpoint: str
     digest: str
     search: SearchSetting
-    scores: list[Score]
-    sources: list[str]
-    references: list[list[str]]
+    scores: Annotated[list[Score], Field(min_length=1)]
+    sources: Annotated[list[str], Field(min_length=1)]
+    references: Annotated[list[list[str]], Field(min_length=1)]
     hypotheses: list[str]
     seconds: float = 0.0
     time: float = field(default_factory=time.time)
+
+    def __post_init__(self) -> None:
+        if any(len(lines) != len(self.sources) for lines in (self.hypotheses, *self.references)):
+            raise ValueError("numbers of lines differ")
 
     @property
     def file_name(self) -> str:
@@ -107,6 +113,9 @@ class EvaluationRecord:
         identity = canonical_json(kind)
         readable = re.sub(r"[^\w.]+", "-", self.test_set, flags=re.ASCII).strip("-.")[-40:]
         return f"{readable.strip('-.')}-{hashlib.sha256(identity).hexdigest()[:8]}.json"
+
+
+_RECORD = TypeAdapter(EvaluationRecord)
 
 
 def record_folder(checkpoint: Path) -> Path | None:
@@ -125,7 +134,7 @@ def write_evaluation(checkpoint: Path, record: EvaluationRecord) -> None:
     try:
         folder.mkdir(exist_ok=True)
         with atomic_file(folder / record.file_name) as file:
-            file.write(canonical_json(TypeAdapter(EvaluationRecord).dump_python(record)))
+            file.write(canonical_json(_RECORD.dump_python(record)))
     except OSError as error:
         logger.warning("%s: the scores are not recorded: %s", folder, error.strerror or error)
 
@@ -135,12 +144,12 @@ def read_evaluations(folders: Sequence[Path]) -> list[EvaluationRecord]:
 
     Skips damaged ones with a warning; a folder that does not exist counts as empty.
     """
-    adapter, records = TypeAdapter(EvaluationRecord), []
+    records: list[EvaluationRecord] = []
     for path in sorted(path for folder in folders for path in folder.glob("[!.]*.json")):
         try:
-            records.append(adapter.validate_json(path.read_bytes(), strict=True))
-        except (OSError, ValidationError):
-            logger.warning("%s: damaged (not an evaluation); left out", path)
+            records.append(read_json(path, _RECORD, max_bytes=_MAX_BYTES))
+        except CheckpointError as error:
+            logger.warning("%s; left out", error)
     return sorted(records, key=lambda record: record.time)
 
 

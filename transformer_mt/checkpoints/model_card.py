@@ -114,10 +114,9 @@ def describe_run(checkpoint: Path) -> dict[str, Any]:
         return {}
 
 
-def write_average_card(checkpoint: Checkpoint) -> None:
-    """Writes the card of averaged weights; logs a warning if that fails."""
+def write_average_card(checkpoint: Checkpoint, name: str) -> None:
+    """Writes the card of averaged weights of this name; logs a warning if that fails."""
     path = checkpoint.path / CARD
-    name = checkpoint.path.resolve().name
     usage = f"    transformer-mt translate {name} --beam-size 4 < in > out"
     card = model_card(checkpoint, name, "averaged", "transformer-mt", usage)
     try:
@@ -134,7 +133,7 @@ def refresh_average_card(checkpoint: Checkpoint) -> None:
     except (OSError, ValueError):
         return
     if is_ours:
-        write_average_card(checkpoint)
+        write_average_card(checkpoint, checkpoint.path.resolve().name)
 
 
 def _measured(checkpoint: Checkpoint, raw: bool) -> list[EvaluationRecord]:

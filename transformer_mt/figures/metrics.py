@@ -1,6 +1,5 @@
 """metrics.jsonl: the records that training has written, for curves and for programs."""
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,6 +8,7 @@ from typing import Any, Literal
 
 from transformer_mt.checkpoints.run_files import METRICS
 from transformer_mt.errors import CheckpointError
+from transformer_mt.system.files import parse_json
 
 PanelName = Literal["loss", "nll", "bleu", "lr", "grad_norm", "speed"]
 """The charts that can be drawn of metrics."""
@@ -56,10 +56,10 @@ def read_metrics(run_dir: Path) -> RunMetrics:
     path = run_dir / METRICS
     if not run_dir.is_dir():
         raise CheckpointError(f"{run_dir}: no such run")
+    if not path.is_file():
+        raise CheckpointError(f"{run_dir}: has no {METRICS}; name a run directory")
     try:
         lines = path.read_text(encoding="utf-8").split("\n")
-    except FileNotFoundError:
-        raise CheckpointError(f"{run_dir}: has no {METRICS}; name a run directory") from None
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path}: cannot be read: {error}") from None
     records = [_parse(line, f"{path}, line {i}") for i, line in enumerate(lines[:-1], 1)]
@@ -68,7 +68,7 @@ def read_metrics(run_dir: Path) -> RunMetrics:
 
 def _parse(line: str, place: str) -> dict[str, Any]:
     try:
-        record = json.loads(line)
+        record = parse_json(line)
         if record["kind"] not in ("train", "valid") or record["step"] + record["seconds"] < 0:
             raise ValueError
         kind = record.pop("kind")

@@ -3,13 +3,18 @@
 import fcntl
 import hashlib
 import json
+import math
 import os
 import re
 import shutil
+import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, ClassVar, NoReturn
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from transformer_mt.errors import CheckpointError
 
@@ -19,6 +24,36 @@ MAX_JSON_BYTES = 2**20
 """A larger JSON file is treated as damaged: the program's own are a few thousand bytes long."""
 
 _PLAIN_NAME = re.compile(r"\w[\w.-]*", re.ASCII)
+_UNKNOWN_KEY = "extra_forbidden", "unexpected_keyword_argument"
+"""Pydantic's names for a key that a model, and a dataclass, does not have."""
+_ANYTHING: TypeAdapter[Any] = TypeAdapter(Any)
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is not JSON")
+
+
+def _parse_float(text: str) -> float:
+    return float(text) if math.isfinite(float(text)) else _refuse(text)
+
+
+def _parse_int(text: str) -> int:
+    return int(text) if abs(int(text)) < 2**63 else _refuse(text)
+
+
+_DECODER = json.JSONDecoder(parse_constant=_refuse, parse_float=_parse_float, parse_int=_parse_int)
+
+
+@dataclass(frozen=True)
+class _Manifest:
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
+
+    files: dict[str, str]
+    format: int
+    sha256: str
+
+
+_MANIFEST = TypeAdapter(_Manifest)
 
 
 @contextmanager
@@ -168,24 +203,67 @@ def canonical_json(value: Any) -> bytes:
     return json.dumps(value, sort_keys=True, indent=1, allow_nan=False).encode() + b"\n"
 
 
-def read_json(path: Path) -> Any:
-    """Reads a JSON file that this program wrote.
+def parse_json(text: str) -> Any:
+    """Parses JSON that this program wrote.
 
     Raises:
-        CheckpointError: If it cannot be read, is too large, or is not JSON.
+        ValueError: If it is not JSON, or has a number that is not finite or exceeds 64 bits.
     """
     try:
-        if path.stat().st_size > MAX_JSON_BYTES:
-            raise CheckpointError(f"{path}: damaged ({path.stat().st_size} bytes)")
-        return json.loads(path.read_bytes(), parse_constant=_refuse_constant)
+        return _DECODER.decode(text)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
+def read_json(
+    path: Path,
+    adapter: TypeAdapter[Any] = _ANYTHING,
+    version: int | None = None,
+    max_bytes: int = MAX_JSON_BYTES,
+) -> Any:
+    """Reads a JSON file that this program wrote.
+
+    Args:
+        path: A regular file; reading anything else, such as a named pipe, could wait for ever.
+        adapter: The type that the content must have.
+        version: What its key `format` must be, if it has one.
+        max_bytes: A larger file is treated as damaged.
+
+    Returns:
+        A value of the adapter's type.
+
+    Raises:
+        CheckpointError: Naming the file, and the key that is wrong or unknown.
+    """
+    try:
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):
+            raise CheckpointError(f"{path}: not a regular file")
+        if status.st_size > max_bytes:
+            raise CheckpointError(f"{path}: damaged ({status.st_size} bytes)")
+        content = path.read_bytes()
+        values = parse_json(content.decode())
+        written = values.get("format") if isinstance(values, dict) else version
+        if version not in (None, written):
+            reason = f"format {written!r:.20} is unknown; use a newer transformer-mt"
+            raise CheckpointError(f"{path}: {reason}")
+        return adapter.validate_json(content, strict=True)
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from None
-    except (ValueError, RecursionError):
+    except ValidationError as error:
+        raise CheckpointError(f"{path}: {_describe_mistake(error)}") from None
+    except ValueError:
         raise CheckpointError(f"{path}: damaged (not JSON)") from None
 
 
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is not JSON")
+def _describe_mistake(error: ValidationError) -> str:
+    """Describes a key that only a newer version knows, or else the first mistake."""
+    mistakes = error.errors(include_input=False)
+    mistake = next((m for m in mistakes if m["type"] in _UNKNOWN_KEY), mistakes[0])
+    key = ".".join(map(str, mistake["loc"]))
+    if mistake["type"] in _UNKNOWN_KEY:
+        return f"unknown key {key}; use a newer transformer-mt"
+    return f"damaged ({key or 'content'}: {mistake['msg']})"
 
 
 def write_manifest(directory: Path, files: dict[str, str]) -> None:
@@ -206,21 +284,14 @@ def read_manifest(directory: Path) -> dict[str, str]:
     path = directory / MANIFEST
     if path.is_symlink():
         raise CheckpointError(f"{path}: is a symbolic link")
-    body = read_json(path)
-    try:
-        intact = path.read_bytes() == canonical_json(body)
-        digest, files, version = body.pop("sha256"), body["files"], body["format"]
-        intact = intact and digest == hashlib.sha256(canonical_json(body)).hexdigest()
-        inside = all(isinstance(d, str) and _PLAIN_NAME.fullmatch(n) for n, d in files.items())
-    except (OSError, KeyError, TypeError, AttributeError, ValueError, RecursionError):
-        raise CheckpointError(f"{path}: damaged (not a manifest)") from None
-    if not intact:
+    manifest = read_json(path, _MANIFEST, MANIFEST_FORMAT)
+    body = {"files": manifest.files, "format": manifest.format}
+    own_digest = hashlib.sha256(canonical_json(body)).hexdigest()
+    if manifest.sha256 != own_digest or path.read_bytes() != canonical_json(asdict(manifest)):
         raise CheckpointError(f"{path}: damaged (its own SHA-256 does not match)")
-    if not inside:
+    if not all(map(_PLAIN_NAME.fullmatch, manifest.files)):
         raise CheckpointError(f"{path}: names a file outside its directory")
-    if version != MANIFEST_FORMAT:
-        raise CheckpointError(f"{path}: format {version} is unknown; use a newer transformer-mt")
-    return dict(files)
+    return dict(manifest.files)
 
 
 def verify_manifest(directory: Path) -> frozenset[str]:

@@ -5,7 +5,6 @@ written to directly. A file may be written chunk by chunk: if the program is sto
 kept in `.NAME.partial`, and `.NAME.state` says how many they are and what they were made from.
 """
 
-import json
 import logging
 import os
 import re
@@ -13,10 +12,19 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, ClassVar
 
-from transformer_mt.errors import DataError, Interrupted, OutputError
-from transformer_mt.system.files import atomic_file, beside, canonical_json, locked, sha256
+from pydantic import ConfigDict, TypeAdapter
+
+from transformer_mt.errors import CheckpointError, DataError, Interrupted, OutputError
+from transformer_mt.system.files import (
+    atomic_file,
+    beside,
+    canonical_json,
+    locked,
+    read_json,
+    sha256,
+)
 from transformer_mt.system.streams import compress, compression_suffix
 
 logger = logging.getLogger(__name__)
@@ -156,11 +164,16 @@ class OutputState:
         sha256: Digest of the whole output once it is complete.
     """
 
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
+
     fingerprint: Fingerprint
     bytes: int = 0
     lines: int = 0
     lines_split: int = 0
     sha256: str | None = None
+
+
+_STATE = TypeAdapter(OutputState)
 
 
 class ChunkWriter:
@@ -279,6 +292,7 @@ def _write_state(output: Output, state: OutputState) -> None:
 def _read_state(output: Output) -> OutputState | None:
     """Reads the state of an output; None if there is none, or another version wrote it."""
     try:
-        return OutputState(**json.loads(output.state.read_bytes()))
-    except (OSError, ValueError, TypeError):
+        state: OutputState = read_json(output.state, _STATE)
+        return state
+    except CheckpointError:
         return None

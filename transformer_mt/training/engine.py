@@ -80,7 +80,7 @@ class _Counters:
 
     skipped_steps: int = 0
     nonfinite_in_row: int = 0
-    loss_scaler: dict[str, Any] = field(default_factory=dict)
+    loss_scaler: dict[str, int | float] = field(default_factory=dict)
     window: LogWindow = LogWindow()
 
 

@@ -215,7 +215,7 @@ def restore_engine(engine: Engine, checkpoint: Checkpoint) -> None:
     tensors = {key: checkpoint.load_tensors(file) for key, file in files.items()}
     try:
         engine.load_state_dict({**tensors, "counters": checkpoint.state.counters})
-    except ValueError as error:
+    except (ValueError, KeyError) as error:
         reason = " ".join(str(error).split())
         raise CheckpointError(f"{checkpoint.path / STATE}: counters: {reason}") from None
 

@@ -15,7 +15,7 @@ from transformer_mt.checkpoints.checkpoint import Progress
 from transformer_mt.checkpoints.run_files import METRICS
 from transformer_mt.errors import CheckpointError, ConfigError
 from transformer_mt.system.console import PACKAGE_LOGGER, MessageFormatter, escape_controls
-from transformer_mt.system.files import atomic_file
+from transformer_mt.system.files import atomic_file, parse_json
 
 logger = logging.getLogger(__name__)
 
@@ -148,7 +148,7 @@ def _remove_later_metrics(path: Path, progress: Progress) -> None:
     kept = []
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
         with suppress(ValueError, TypeError, KeyError):
-            record = json.loads(line)
+            record = parse_json(line)
             if record["step"] <= _last_steps(progress)[record["kind"]]:
                 kept.append(line + "\n")
     with atomic_file(path) as file:

@@ -11,6 +11,7 @@ from pathlib import Path
 from transformer_mt.checkpoints.checkpoint import (
     EMA,
     MODEL,
+    STATE,
     TRAINING,
     Progress,
     RunState,
@@ -136,7 +137,14 @@ class Trainer:
         train = self.config.train
         self.pairs = self._epoch_pairs.of_epoch(self.progress.epoch)
         self.lengths = self.pairs.lengths
-        return plan_epoch(*self.lengths, train.batch_tokens, train.seed, self.progress.epoch)
+        progress = self.progress
+        steps = plan_epoch(*self.lengths, train.batch_tokens, train.seed, progress.epoch)
+        if progress.epoch_step >= len(steps):
+            raise CheckpointError(
+                f"{checkpoint_path(self.run_dir, progress.step) / STATE}: damaged (epoch_step ="
+                f" {progress.epoch_step}, but the epoch has {len(steps)} steps)"
+            )
+        return steps
 
     def cut_step(self, step_pairs: Indices) -> list[Indices]:
         """Cuts the pairs of a step into those of its micro-batches."""
