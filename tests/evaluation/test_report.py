@@ -2,14 +2,13 @@
 
 import json
 import shutil
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import pytest
 from conftest import copy_lines
 
-from transformer_mt.checkpoints.checkpoint import EMA
+from transformer_mt.checkpoints.checkpoint import EMA, MODEL
 from transformer_mt.checkpoints.evaluations import read_evaluations
 from transformer_mt.errors import CheckpointError, ConfigError, DataError
 from transformer_mt.evaluation import report
@@ -58,6 +57,12 @@ def evaluate(texts: Path, *paths: Path, **options) -> EvaluationReport:
     """Evaluates a single system; several paths are an ensemble."""
     [report] = evaluate_all(texts, *([list(paths)] if paths else []), **options)
     return report
+
+
+def sign(checkpoint: Path) -> None:
+    """Makes a checkpoint whose files were changed valid."""
+    files = [path for path in checkpoint.iterdir() if path.name != MANIFEST]
+    write_manifest(checkpoint, {path.name: sha256(path) for path in files})
 
 
 def test_scores(texts):
@@ -159,12 +164,16 @@ def test_what_was_scored_is_named(copy_run, texts, tmp_path):
     )
     greedy = evaluate(texts, copy_run, copy_run, hyp=None)
     assert greedy.to_dict()["length_penalty"] is None and greedy.to_dict()["step"] == [1, 1]
-    [checkpoint] = report.system.checkpoints
-    averaged = replace(checkpoint, files=checkpoint.files | {EMA})
-    system = replace(report.system, checkpoints=[averaged])
-    assert system.to_dict()["moving_average"] and "(step 1), moving average, " in system.describe()
-    system = replace(system, search=replace(report.system.search, raw=True))
-    assert not system.to_dict()["moving_average"] and ", bf16, raw weights" in system.describe()
+    shutil.copy(path / MODEL, path / EMA)
+    sign(path)
+    for raw in (False, True):
+        load = LoadOptions(raw=raw)
+        [report] = evaluate_systems(
+            [[run]], None, None, text, choose_metrics, SearchOptions(), load
+        )
+        assert report.to_dict()["moving_average"] == (not raw)
+        assert ("(step 1), moving average, greedy" in report.system.describe()) == (not raw)
+        assert ("fp32, raw weights" in report.system.describe()) == raw
 
 
 def test_several_runs_are_rows(copy_run, texts, tmp_path):
@@ -202,9 +211,8 @@ def test_several_runs_have_the_same_languages(copy_run, texts, tmp_path):
     other = shutil.copytree(copy_run / "step-00000001", tmp_path / "other")
     config = (other / "config.json").read_text().replace('"en"', '"fr"')
     (other / "config.json").write_text(config)
-    files = [path for path in other.iterdir() if path.name != MANIFEST]
-    write_manifest(other, {path.name: sha256(path) for path in files})
-    with pytest.raises(ConfigError, match=f"{other} translates de to fr, and {copy_run}/"):
+    sign(other)
+    with pytest.raises(ConfigError, match="the runs translate de to en, de to fr: "):
         evaluate_all(texts, [copy_run], [other], hyp=None)
 
 

@@ -25,7 +25,7 @@ from transformer_mt.cli.options import (
     file_option,
     flag,
     option,
-    search_options,
+    require_effect,
 )
 from transformer_mt.errors import ConfigError
 from transformer_mt.system.console import show_messages
@@ -190,7 +190,8 @@ def translate(
         raise ConfigError(f"--n-best {n_best} needs --beam-size {n_best} or more")
     file_options = FileOptions(input_ or [], output, output_dir)
     written = OutputOptions(n_best, scores, format_)
-    search = search_options(beam_size, length_penalty, batch_tokens, written.needs_scores)
+    penalty = require_effect(length_penalty, beam_size, written.needs_scores)
+    search = SearchOptions(beam_size, penalty, written.needs_scores, batch_tokens)
     options = TranslateOptions(LoadOptions(device, precision, max_length, raw), search, written)
     from transformer_mt.translation import run as runs
 
@@ -282,7 +283,7 @@ def evaluate(
     if paths and len(paths) > 1 and not ensemble and (hypotheses or save):
         name = "--hypotheses" if hypotheses else "--save"
         raise ConfigError(f"{name} works with one run or --ensemble, not with several runs")
-    search, output = search_options(beam_size, length_penalty, batch_tokens), None
+    penalty, output = require_effect(length_penalty, beam_size), None
     if is_main_process():  # the others may run on machines without these files
         require_input(hypotheses)
         output = check_output(save, [src, *(ref or ()), hypotheses, baseline]) if save else None
@@ -300,7 +301,7 @@ def evaluate(
                 load_test_set, split=split, src=src, refs=ref or (), test_set=test_set
             ),
             choose_metrics=partial(choose_metrics, tokenizer=tokenize, ter=ter),
-            search=search,
+            search=SearchOptions(beam_size, penalty, batch_tokens=batch_tokens),
             load=LoadOptions(device, precision, max_length, raw),
             save=output,
         )

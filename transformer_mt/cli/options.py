@@ -121,15 +121,10 @@ RawOption = Annotated[
 QuietOption = Annotated[bool, flag("Only warnings and errors on stderr.", "-q", "--quiet")]
 
 
-def search_options(
-    beam_size: int,
-    length_penalty: float | None,
-    batch_tokens: int | None,
-    with_scores: bool = False,
-) -> SearchOptions:
-    """Gives the options of a search; refuses a length penalty that would have no effect."""
+def require_effect(length_penalty: float | None, beam_size: int, scores: bool = False) -> float:
+    """Gives the length penalty or its default; refuses one that would change nothing."""
     if length_penalty is None:
-        length_penalty = SearchOptions.length_penalty
-    elif beam_size == 1 and not with_scores:
+        return SearchOptions.length_penalty
+    if beam_size == 1 and not scores:
         raise ConfigError("--length-penalty has no effect on greedy search: add --beam-size 4")
-    return SearchOptions(beam_size, length_penalty, with_scores, batch_tokens)
+    return length_penalty

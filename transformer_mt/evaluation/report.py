@@ -53,20 +53,16 @@ class SystemOutput:
     """The translation of a test set by one system.
 
     The system is a checkpoint, an ensemble of several, or a file that was read, which has neither
-    checkpoints nor search settings. `seconds` were spent translating.
+    checkpoints nor search settings. `seconds` were spent translating; `moving_average` tells that
+    this average of the weights was used.
     """
 
     lines: list[str]
     name: str
     checkpoints: list[Checkpoint] = field(default_factory=list)
     search: SearchSetting | None = None
+    moving_average: bool = False
     seconds: float = 0.0
-
-    @property
-    def has_moving_average(self) -> bool:
-        """Whether it was translated with the moving average of the weights."""
-        averaged = any(EMA in checkpoint.files for checkpoint in self.checkpoints)
-        return averaged and self.search is not None and not self.search.raw
 
     def to_dict(self) -> dict[str, object]:
         """Returns what the translation depends on, for JSON; an ensemble has a list of steps."""
@@ -76,11 +72,8 @@ class SystemOutput:
         return {
             "checkpoint": self.name,
             "step": steps if len(steps) > 1 else steps[0],
-            "moving_average": self.has_moving_average,
-            "beam_size": self.search.beam_size,
-            "length_penalty": self.search.length_penalty,
-            "precision": self.search.precision,
-            "max_length": self.search.max_length,
+            "moving_average": self.moving_average,
+            **asdict(self.search),
             "seconds": round(self.seconds, 3),
         }
 
@@ -89,8 +82,8 @@ class SystemOutput:
         if self.search is None:
             return self.name
         names = [f"{each.path} (step {each.progress.step})" for each in self.checkpoints]
-        average = ", moving average" if self.has_moving_average else ""
-        text = f"{' and '.join(names)}{average}, {self.search}"
+        text = " and ".join(names) + (", moving average" if self.moving_average else "")
+        text += f", {self.search}"
         if self.search.max_length != min(c.config.data.max_length for c in self.checkpoints):
             text += f", lines split after {self.search.max_length} pieces"
         return text
@@ -241,18 +234,11 @@ def evaluate_systems(
 
 def _common_corpus(systems: Sequence[list[Checkpoint]]) -> DataConfig:
     """Gives the corpus of the first system; the others must have its languages."""
-    if not systems:
-        return DataConfig(path="none")
-    first, *others = (checkpoints[0] for checkpoints in systems)
-    data = first.config.data
-    for other in others:
-        languages = other.config.data.src_lang, other.config.data.tgt_lang
-        if languages != (data.src_lang, data.tgt_lang):
-            raise ConfigError(
-                f"{other.path} translates {' to '.join(languages)}, and {first.path} translates"
-                f" {data.src_lang} to {data.tgt_lang}: evaluate them one by one"
-            )
-    return data
+    corpora = [checkpoints[0].config.data for checkpoints in systems]
+    languages = [f"{data.src_lang} to {data.tgt_lang}" for data in corpora]
+    if len(set(languages)) > 1:
+        raise ConfigError(f"the runs translate {', '.join(languages)}: evaluate them one by one")
+    return corpora[0] if corpora else DataConfig(path="none")
 
 
 def _open(path: Path, test_set: EvaluationSet) -> SystemOutput | list[Checkpoint]:
@@ -289,15 +275,16 @@ def _translate(
     translator, began = model.translator(search, processes), time.monotonic()
     with progress_bar("translating", "lines", len(sources)) as bar:
         lines = translator.translate(sources, bar.update)
+    averaged = any(EMA in checkpoint.files for checkpoint in model.checkpoints)
     setting = SearchSetting(
         beam_size=search.beam_size,
         length_penalty=search.length_penalty if search.beam_size > 1 else None,
         precision=load.precision,
         max_length=model.max_length,
-        raw=load.raw and any(EMA in checkpoint.files for checkpoint in model.checkpoints),
+        raw=load.raw and averaged,
     )
-    seconds = time.monotonic() - began
-    output = SystemOutput(lines, model.name, model.checkpoints, setting, seconds)
+    seconds, averaged = time.monotonic() - began, averaged and not load.raw
+    output = SystemOutput(lines, model.name, model.checkpoints, setting, averaged, seconds)
     if processes.is_main:
         logger.info(f"{len(sources):,} sentences in {output.seconds:.1f} s with {output.name}")
     return output

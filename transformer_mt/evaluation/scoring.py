@@ -52,12 +52,9 @@ def choose_metrics(tgt_lang: str, tokenizer: str | None = None, ter: bool = Fals
         bleu = BLEU(tokenize=tokenizer, trg_lang="" if tokenizer else language)
     except (RuntimeError, ImportError, OSError, SystemExit) as error:
         cause = f"--tokenize {tokenizer}" if tokenizer else f"data.tgt_lang = {tgt_lang}"
-        if package := re.search(r"sacrebleu\[\w+\]", str(error)):
-            raise ConfigError(
-                f"{cause}: BLEU needs a tokenizer that is not installed:"
-                f" pip install -c constraints.txt '{package[0]}'"
-            ) from None
-        raise ConfigError(f"{cause}: cannot load sacreBLEU's tokenizer: {error}") from None
+        package = re.search(r"sacrebleu\[\w+\]", str(error))
+        advice = f"pip install -c constraints.txt '{package[0]}'" if package else error
+        raise ConfigError(f"{cause}: cannot load sacreBLEU's tokenizer: {advice}") from None
     return [bleu, CHRF(), TER()] if ter else [bleu, CHRF()]
 
 

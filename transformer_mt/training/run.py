@@ -291,12 +291,8 @@ def _log_start(log: RunLog, trainer: Trainer, environment: dict[str, str]) -> No
     if progress.step:
         logger.info("resuming at step %d, epoch %d", progress.step, progress.epoch)
     elif progress.init_digest:
-        logger.info(
-            "starting from %s at step %d (digest %s)",
-            trainer.config.train.init_from,
-            progress.init_step,
-            progress.init_digest,
-        )
+        origin = f"{trainer.config.train.init_from} at step {progress.init_step}"
+        logger.info("starting from %s (digest %s)", origin, progress.init_digest)
 
 
 def _write_description(trainer: Trainer, environment: dict[str, str]) -> None:
