@@ -12,6 +12,8 @@ from conftest import command, tiny_values, write_toml
 from transformer_mt.checkpoints.checkpoint import Progress
 from transformer_mt.cli.program import main
 from transformer_mt.evaluation.comparison import format_sentence
+from transformer_mt.evaluation.report import SystemOutput
+from transformer_mt.figures.table import Row, format_rows
 from transformer_mt.system.console import (
     PACKAGE_LOGGER,
     ProgressDisplay,
@@ -100,6 +102,8 @@ def test_terminals_obey_no_message(tmp_path, capsys, monkeypatch):
         EvaluationSet("test", "test", None, [["x"]]), 0, {"hypothesis": HOSTILE}
     )
     assert last == f"hypothesis  {SHOWN}"
+    assert SystemOutput([], HOSTILE).describe() == SHOWN
+    assert SHOWN in format_rows([[Row(HOSTILE, {}, {})]], "text")
     monkeypatch.setattr(sys, "argv", ["transformer-mt", "translate", HOSTILE])
     with pytest.raises(SystemExit):
         main()

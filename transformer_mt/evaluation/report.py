@@ -29,7 +29,7 @@ from transformer_mt.evaluation.comparison import (
     format_sentence,
 )
 from transformer_mt.evaluation.scoring import corpus_score
-from transformer_mt.system.console import progress_bar
+from transformer_mt.system.console import escape_controls, progress_bar
 from transformer_mt.system.device import choose_device
 from transformer_mt.system.outputs import Output, write_lines
 from transformer_mt.system.processes import Processes, join_processes
@@ -80,13 +80,13 @@ class SystemOutput:
     def describe(self) -> str:
         """Says what the translation depends on, for people."""
         if self.search is None:
-            return self.name
+            return escape_controls(self.name)
         names = [f"{each.path} (step {each.progress.step})" for each in self.checkpoints]
         text = " and ".join(names) + (", moving average" if self.moving_average else "")
         text += f", {self.search}"
         if self.search.max_length != min(c.config.data.max_length for c in self.checkpoints):
             text += f", lines split after {self.search.max_length} pieces"
-        return text
+        return escape_controls(text)
 
 
 @dataclass(frozen=True)

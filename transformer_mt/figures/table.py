@@ -27,6 +27,7 @@ from transformer_mt.config.loading import parse_config
 from transformer_mt.config.reference import format_value
 from transformer_mt.errors import CheckpointError, ConfigError
 from transformer_mt.figures.metrics import RunMetrics, read_metrics, run_names
+from transformer_mt.system.console import escape_controls
 
 logger = logging.getLogger(__name__)
 
@@ -201,7 +202,7 @@ def _align(titles: list[str], groups: list[list[list[str]]], text_columns: int) 
             cell.ljust(width) if i < text_columns else cell.rjust(width)
             for i, (cell, width) in enumerate(zip(row, widths, strict=True))
         ]
-        return "  ".join(cells).rstrip()
+        return escape_controls("  ".join(cells).rstrip())
 
     gap = "\n\n" if any(len(group) > 1 for group in groups) else "\n"
     return gap.join("\n".join(map(join, block)) for block in (header, *groups))

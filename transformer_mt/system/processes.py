@@ -283,7 +283,9 @@ def exit_with_error(message: str) -> NoReturn:
         with handle_signals(signal.SIG_DFL):
             time.sleep(_SECONDS_FOR_LAUNCHER)
         message = f"process {rank} of {os.environ['WORLD_SIZE']}: {message}"
-    _print(message)  # before the end is announced, which lets the other processes end
+    print(
+        message, file=sys.stderr, flush=True
+    )  # before the end is announced, which lets the other processes end
     exit_process(2)
 
 
@@ -327,7 +329,8 @@ def _end_after_loss() -> NoReturn:
     _ending.acquire()  # never released: another thread that gets here waits until the process ends
     if _is_first_to_end():
         lost = "another process" if os.getppid() == _launcher_pid else "the launcher"
-        _print(f"error: {lost} has ended or is unreachable; run the same command again")
+        message = f"error: {lost} has ended or is unreachable; run the same command again"
+        print(message, file=sys.stderr, flush=True)
     else:
         time.sleep(_SECONDS_FOR_LAUNCHER)
     _end_process(1)
@@ -340,8 +343,3 @@ def _is_first_to_end() -> bool:
             return bool(_launcher_store.add("ended", 1) == 1)
     # Without a launcher, the first process of each machine reports the loss.
     return os.environ.get("LOCAL_RANK", "0") == "0"
-
-
-def _print(message: str) -> None:
-    with suppress(OSError):  # the reader of stderr may have ended with the launcher
-        print(message, file=sys.stderr, flush=True)
