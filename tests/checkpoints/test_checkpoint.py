@@ -29,6 +29,7 @@ from transformer_mt.checkpoints.checkpoint import (
 from transformer_mt.checkpoints.run_directory import find_checkpoint
 from transformer_mt.config.keys import VocabConfig
 from transformer_mt.errors import CheckpointError
+from transformer_mt.system.device import is_out_of_memory
 from transformer_mt.system.files import MANIFEST, read_manifest, sha256, write_manifest
 from transformer_mt.text.vocabulary import Vocabulary, train_vocabulary
 
@@ -210,10 +211,6 @@ def test_what_a_newer_version_wrote(tmp_path):
     message = r"config\.json: unknown key model\.activation.*; use a newer transformer-mt"
     with pytest.raises(CheckpointError, match=message):
         load_checkpoint(path)
-    config["model"] = {"encoder_layers": 2_000_000}
-    change_file(path, CONFIG, config)
-    with pytest.raises(CheckpointError, match=r"config\.json: model.encoder_layers = 2000000"):
-        load_checkpoint(path)
     manifest = {**json.loads((path / MANIFEST).read_text()), "signature": "x"}
     (path / MANIFEST).write_text(json.dumps(manifest))
     message = r"manifest\.json: unknown key signature; use a newer transformer-mt"
@@ -223,6 +220,36 @@ def test_what_a_newer_version_wrote(tmp_path):
     os.mkfifo(path / MANIFEST)
     with pytest.raises(CheckpointError, match=r"manifest\.json: not a regular file"):
         find_checkpoint(path)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        ({"encoder_layers": 2_000_000}, r"config\.json: model.encoder_layers = 2000000 should be"),
+        ({"d_model": 2**32 - 8}, "model too large: .*overflowed"),
+    ],
+)
+def test_an_absurd_size_is_refused_at_once(tmp_path, sizes, message):
+    """Before any layer is built. Sabotage: no limit on layers; build the model to compare."""
+    path = save_step(tmp_path, 3)
+    config = json.loads((path / CONFIG).read_text())
+    change_file(path, CONFIG, {**config, "model": sizes})
+    with pytest.raises(CheckpointError, match=message):
+        load_checkpoint(path)
+
+
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("Cannot allocate memory (12)")])
+def test_too_little_memory_is_no_damage(tmp_path, monkeypatch, error):
+    """Or a run would go back to the checkpoint before. Sabotage: catch RuntimeError."""
+    save_step(tmp_path, 2)
+
+    def fail(path: Path, framework: str) -> None:
+        raise error
+
+    monkeypatch.setattr("safetensors.safe_open", fail)
+    with pytest.raises(type(error)) as raised:
+        find_checkpoint(tmp_path)
+    assert is_out_of_memory(raised.value)
 
 
 def test_a_checkpoint_is_on_disk_before_and_after_it_is_renamed(tmp_path, monkeypatch):

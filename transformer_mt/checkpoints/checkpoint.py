@@ -250,7 +250,7 @@ def load_checkpoint(path: Path) -> Checkpoint:
         raise CheckpointError(f"{error}; use a newer transformer-mt if it was not edited") from None
     except DataError as error:
         raise CheckpointError(str(error)) from None
-    except (ValueError, TypeError, OSError, RuntimeError) as error:
+    except (ValueError, TypeError, OSError) as error:
         raise CheckpointError(f"{path}: not readable: {_one_line(error)}") from None
 
 

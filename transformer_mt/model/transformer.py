@@ -341,7 +341,14 @@ class Transformer(nn.Module):
 def parameter_shapes(
     config: ModelConfig, src_size: int, tgt_size: int
 ) -> dict[str, tuple[int, ...]]:
-    """Gives the shape of every parameter of a model by name, without allocating any."""
-    with torch.device("meta"):
-        model = Transformer(config, src_size, tgt_size, pad_id=0)
+    """Gives the shape of every parameter of a model by name, without allocating any.
+
+    Raises:
+        ValueError: If a parameter would have more bytes than 64 bits can count.
+    """
+    try:
+        with torch.device("meta"):
+            model = Transformer(config, src_size, tgt_size, pad_id=0)
+    except RuntimeError as error:
+        raise ValueError(f"model too large: {error}") from None
     return {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}

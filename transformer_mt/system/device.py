@@ -123,6 +123,8 @@ def compute_settings(device: torch.device, tf32: bool) -> Iterator[None]:
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Tells whether an error from PyTorch or Python means that memory ran out."""
-    # On the CPU PyTorch raises a plain RuntimeError; only its message names the allocator.
-    cpu_allocation = isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
-    return cpu_allocation or isinstance(error, (torch.OutOfMemoryError, MemoryError))
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+        return True
+    # On the CPU PyTorch raises a plain RuntimeError, when it allocates and when it maps a file.
+    messages = "DefaultCPUAllocator", "Cannot allocate memory"
+    return isinstance(error, RuntimeError) and any(text in str(error) for text in messages)
