@@ -208,7 +208,7 @@ def compare(
 
     \b
     transformer-mt compare checkpoints/pre-* checkpoints/post-*
-    transformer-mt compare checkpoints/* --format csv > runs.csv
+    transformer-mt compare checkpoints/*/ --format csv > runs.csv
     """
     require_single_process("compare")
     from transformer_mt.figures.table import format_rows, read_rows

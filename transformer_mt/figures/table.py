@@ -75,7 +75,7 @@ def read_rows(paths: Sequence[Path]) -> list[list[Row]]:
 
 def _read_row(path: Path, name: str) -> Row:
     if not path.is_dir():
-        raise CheckpointError(f"{path}: no such run")
+        raise CheckpointError(f"{path}: no such run directory")
     files = {file.name for file in path.iterdir()}
     if not files & {RUN_FILE, METRICS} and not any(map(is_step_name, files)):
         raise CheckpointError(f"{path}: has neither {RUN_FILE} nor {METRICS}; name a run directory")
