@@ -149,8 +149,8 @@ def format_rows(groups: Sequence[Sequence[Row]], file_format: str) -> str:
     keys = list(dict.fromkeys(key for row in rows for key in row.settings))
     columns = list(dict.fromkeys(title for row in rows for title in row.numbers))
     if file_format == "json":
-        objects = [{"run": row.name, **_json_settings(row), **row.numbers} for row in rows]
-        return json.dumps(objects, indent=1, ensure_ascii=False)
+        objects = [{"run": row.name, **row.settings, **row.numbers} for row in rows]
+        return json.dumps(objects, indent=1, ensure_ascii=False, default=str)
     thousands = "" if file_format == "csv" else ","
 
     def cells(row: Row) -> list[str]:
@@ -168,11 +168,6 @@ def format_rows(groups: Sequence[Sequence[Row]], file_format: str) -> str:
     content = io.StringIO()
     csv.writer(content, lineterminator="\n").writerows([titles, *map(cells, rows)])
     return content.getvalue().removesuffix("\n")
-
-
-def _json_settings(row: Row) -> dict[str, object]:
-    simple = (str, int, float, type(None))
-    return {k: v if isinstance(v, simple) else format_value(v) for k, v in row.settings.items()}
 
 
 def _format_setting(value: object) -> str:
