@@ -3,16 +3,18 @@
 import json
 import math
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from conftest import tiny_config
+from conftest import assert_one_error, tiny_values, write_toml
 
 from transformer_mt.checkpoints.evaluations import Score
 from transformer_mt.checkpoints.run_directory import find_checkpoint, list_checkpoints, load_newest
 from transformer_mt.config.keys import Config
+from transformer_mt.config.loading import parse_config
 from transformer_mt.errors import CheckpointError, TrainingError
 from transformer_mt.text.batching import plan_epoch
 from transformer_mt.text.prepared import prepare
@@ -78,7 +80,7 @@ def clock(monkeypatch):
     return now
 
 
-def build_config(corpus_dir: Path, **changes: object) -> Config:
+def build_values(corpus_dir: Path, **changes: object) -> dict[str, dict[str, object]]:
     """Gives a run that logs, saves and validates only when a test says so."""
     defaults = {
         "train__max_steps": 100,
@@ -90,7 +92,12 @@ def build_config(corpus_dir: Path, **changes: object) -> Config:
         "train__keep_last": 100,
         "valid__every": NEVER,
     }
-    return tiny_config(corpus_dir, **{**defaults, **changes})
+    return tiny_values(corpus_dir, **{**defaults, **changes})
+
+
+def build_config(corpus_dir: Path, **changes: object) -> Config:
+    """Gives the same as a configuration."""
+    return parse_config(build_values(corpus_dir, **changes), "tests")
 
 
 @pytest.mark.parametrize("stops", [[], [2, 4, 8]])
@@ -286,6 +293,43 @@ def test_a_step_beyond_the_end_of_its_epoch(corpus_dir, tmp_path, scores):
     message = r"run/step-00000002/state\.json: damaged \(epoch_step = 1000000, but the epoch has"
     with pytest.raises(CheckpointError, match=message):
         trainer.plan_epoch()
+
+
+@pytest.mark.parametrize(
+    ("fate", "every"),
+    [("deleted", "train__save_every"), ("moved", "train__log_every"), ("replaced", "valid__every")],
+)
+def test_a_run_that_is_no_longer_there(
+    corpus_dir, tmp_path, scores, monkeypatch, call, fate, every
+):
+    """One line; it is not made again, and another run of its name is left alone.
+
+    Sabotage: save without looking at the lock; look only whether there is a directory.
+    """
+    config = write_toml(tmp_path / "tiny.toml", build_values(corpus_dir, **{every: 4}))
+    run_dir, moved, taken = tmp_path / "run", tmp_path / "moved", Engine.train_step
+    scores += [1.0]
+
+    def train_step(self, step, micro_batches) -> None:
+        taken(self, step, micro_batches)
+        if step == 3:
+            run_dir.rename(moved)
+            if fate == "deleted":
+                shutil.rmtree(moved)
+            if fate == "replaced":
+                run_dir.mkdir()
+                (run_dir / ".lock").write_text("1")
+
+    monkeypatch.setattr(Engine, "train_step", train_step)
+    called = call("train", config, "--run", run_dir, "--quiet")
+    assert_one_error(
+        called, f"{run_dir}: the directory or its .lock was deleted, moved or replaced"
+    )
+    if fate == "replaced":
+        assert [path.name for path in run_dir.iterdir()] == [".lock"]
+    else:
+        assert not run_dir.exists()
+    assert moved.exists() == (fate != "deleted") and not list_checkpoints(moved)
 
 
 def test_memory_is_checked_with_the_largest_batch(corpus_dir, tmp_path, scores, monkeypatch):

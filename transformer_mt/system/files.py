@@ -1,5 +1,6 @@
 """Atomic replacement of files and directories, locks, digests and manifests."""
 
+import errno
 import fcntl
 import hashlib
 import json
@@ -11,8 +12,9 @@ import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO, ClassVar, NoReturn
+from typing import Any, BinaryIO, ClassVar, NoReturn, TextIO
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
@@ -161,8 +163,13 @@ def sync(path: Path) -> None:
 
 
 @contextmanager
-def locked(path: Path, when_busy: Callable[[str], None], remove: bool = False) -> Iterator[None]:
+def locked(
+    path: Path, when_busy: Callable[[str], None], remove: bool = False
+) -> Iterator[Callable[[], bool]]:
     """Holds a lock file, waiting while another process holds it; the lock ends with the process.
+
+    Yields a function that tells whether `path` still is this file: another process could lock a new
+    one.
 
     Args:
         path: The lock file.
@@ -178,18 +185,26 @@ def locked(path: Path, when_busy: Callable[[str], None], remove: bool = False) -
                 file.seek(0)
                 when_busy(file.read().strip() or "unknown")
                 fcntl.flock(file, fcntl.LOCK_EX)
-            # Its holder may have removed the file in between, and another process made a new one.
-            if not path.exists() or not os.path.samestat(path.stat(), os.fstat(file.fileno())):
+            is_held = partial(_is_at, path, file)
+            if not is_held():  # its holder has removed the file in between
                 continue
             file.truncate(0)
             file.write(str(os.getpid()))
             file.flush()
             try:
-                yield
+                yield is_held
             finally:
                 if remove:
                     path.unlink(missing_ok=True)
             return
+
+
+def _is_at(path: Path, file: TextIO) -> bool:
+    """Tells whether an open file is at a path; also true while the path cannot be read."""
+    try:
+        return os.path.samestat(path.stat(), os.fstat(file.fileno()))
+    except OSError as error:
+        return error.errno not in (errno.ENOENT, errno.ENOTDIR)
 
 
 def sha256(path: Path) -> str:

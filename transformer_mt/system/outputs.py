@@ -64,7 +64,7 @@ class Output:
         assert self.target is not None
         return beside(self.target, "state")
 
-    def lock(self) -> AbstractContextManager[None]:
+    def lock(self) -> AbstractContextManager[object]:
         """Holds a lock file beside the target; an OutputError names another process's lock."""
         if self.target is None:
             return nullcontext()

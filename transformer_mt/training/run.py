@@ -3,7 +3,8 @@
 import logging
 import os
 import sys
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -79,20 +80,21 @@ def _train_main(config: Config, run_dir: Path, processes: Processes) -> Progress
     with ExitStack() as stack:
         existed = run_dir.is_dir()
         if existed:  # a new directory appears only once everything it needs is there
-            stack.enter_context(_lock_run(run_dir))
+            require_own = stack.enter_context(_lock_run(run_dir))
             restore_replaced(run_dir)
         trainer = build_trainer(config, run_dir, processes=processes)
         if not existed:
             run_dir.mkdir(parents=True, exist_ok=True)
-            stack.enter_context(_lock_run(run_dir))
+            require_own = stack.enter_context(_lock_run(run_dir))
             if list_checkpoints(run_dir):
                 raise CheckpointError(f"{run_dir}: another process has just started this run")
+        require_own()
         log = stack.enter_context(RunLog(run_dir, trainer.progress, config.train.tensorboard))
         environment = numeric_environment(trainer.engine, processes.world_size)
         _log_start(log, trainer, environment)
         _write_description(trainer, environment)
         processes.watch_peers()
-        trainer.run(log)
+        trainer.run(log, require_own)
         return trainer.progress
 
 
@@ -243,8 +245,12 @@ def _initial_checkpoint(config: Config) -> Checkpoint | None:
     return checkpoint
 
 
-def _lock_run(run_dir: Path) -> AbstractContextManager[None]:
-    """Holds the lock of a run; refuses if another trainer holds it."""
+@contextmanager
+def _lock_run(run_dir: Path) -> Iterator[Callable[[], None]]:
+    """Holds the lock of a run; refuses if another trainer holds it.
+
+    Yields a function that raises CheckpointError if the directory is no longer that of this run.
+    """
 
     def refuse(holder: str) -> None:
         raise CheckpointError(
@@ -252,7 +258,16 @@ def _lock_run(run_dir: Path) -> AbstractContextManager[None]:
             " directory"
         )
 
-    return locked(run_dir / ".lock", refuse)
+    with locked(run_dir / ".lock", refuse) as is_held:
+
+        def require_own() -> None:
+            if not is_held():
+                raise CheckpointError(
+                    f"{run_dir}: the directory or its .lock was deleted, moved or replaced, so"
+                    " training ends; a moved run can be resumed at its new place"
+                )
+
+        yield require_own
 
 
 def require_writable(run_dir: Path) -> None:

@@ -3,7 +3,7 @@
 import logging
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -95,12 +95,17 @@ class Trainer:
         # What all processes agree on: a signal's number or 0, and the training time.
         self._signum, self._agreed_seconds = 0, progress.seconds
 
-    def run(self, log: RunLog | None) -> None:
+    def run(self, log: RunLog | None, require_own: Callable[[], None] = lambda: None) -> None:
         """Trains until a limit is reached, then validates and saves; raises as `run.train`.
 
         SIGINT and SIGTERM are caught during training. Only the main process has a log.
+
+        Args:
+            log: The log files.
+            require_own: Raises if the run directory is no longer the one that was locked. Called
+                before anything is written there.
         """
-        self._log = log
+        self._log, self._require_own = log, require_own
         self._saved_at = time.monotonic()
         self._started = self._saved_at - self.progress.seconds
         with catch_stop_signals() as self._stop, compute_settings(self.engine.device, tf32=True):
@@ -235,10 +240,14 @@ class Trainer:
     def _log_training(self) -> None:
         metrics = self._read_metrics()
         self._stop_if_nonfinite()
-        if self._log:
-            self._log.record("train", self.progress, self._seconds(), asdict(metrics))
+        self._record("train", asdict(metrics))
         self._display.show(self.progress.step, metrics)
         self.engine.start_window()
+
+    def _record(self, kind: str, metrics: Mapping[str, float | None]) -> None:
+        if self._log:
+            self._require_own()
+            self._log.record(kind, self.progress, self._seconds(), metrics)
 
     def _read_metrics(self) -> TrainingMetrics:
         """Computes the metrics of the steps since the last log line, without resetting the sums."""
@@ -281,8 +290,7 @@ class Trainer:
             self.progress = replace(
                 self.progress, best_bleu=result.score, best_step=step, validations_since_best=0
             )
-        if self._log:
-            self._log.record("valid", self.progress, self._seconds(), result.metrics)
+        self._record("valid", result.metrics)
         self._validator.log(result, step, previous_best)
         if is_best:
             self._save()
@@ -299,6 +307,7 @@ class Trainer:
         """Saves a checkpoint; if a periodic save fails, training continues with a warning."""
         if self.progress == self._saved_progress or not self._processes.is_main:
             return
+        self._require_own()
         self.progress = replace(self.progress, seconds=self._seconds())
         state = self.engine.state_dict()
         tensors = {file: state[key] for key, file in TENSOR_FILES.items() if key in state}
