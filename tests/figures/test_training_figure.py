@@ -3,11 +3,13 @@
 import json
 import math
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from conftest import assert_one_error
 from drawn import overlapping
 
+from transformer_mt.cli.figures import PanelName
 from transformer_mt.errors import CheckpointError
 from transformer_mt.figures.metrics import read_runs
 from transformer_mt.figures.training import PANELS, training_figure
@@ -125,6 +127,7 @@ def test_one_panel_with_names_and_a_title(tmp_path, call):
     assert len(figure.axes[0].lines) == 4 and figure.get_suptitle() == "both"
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["one", "two"]
     assert not overlapping(figure)
+    assert get_args(PanelName) == tuple(PANELS)
     for panel in PANELS:
         assert len(training_figure(read_runs(paths), panel=panel).axes) == 1
     output = ["-o", tmp_path / "x.png"]

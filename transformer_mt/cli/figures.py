@@ -18,7 +18,6 @@ from transformer_mt.cli.options import (
     option,
 )
 from transformer_mt.errors import ConfigError
-from transformer_mt.figures.metrics import PanelName, read_runs
 from transformer_mt.system.console import show_messages
 from transformer_mt.system.outputs import Output, check_output, open_output
 from transformer_mt.system.processes import require_single_process
@@ -34,7 +33,7 @@ plot = typer.Typer(
     rich_markup_mode=None,
 )
 
-TableFormat = Literal["text", "markdown", "csv", "json"]
+PanelName = Literal["loss", "nll", "bleu", "lr", "grad_norm", "speed"]
 FigureOption = Annotated[
     Path, option("FILE", "The picture; ends in .png, .svg or .pdf.", "-o", "--output")
 ]
@@ -68,6 +67,7 @@ def training(
     checked = _check_plot(output)
     if label and len(label) != len(runs):
         raise ConfigError(f"{len(runs)} runs need as many --label; {len(label)} given")
+    from transformer_mt.figures.metrics import read_runs
     from transformer_mt.figures.training import training_figure
 
     metrics = read_runs(runs, label)
@@ -196,7 +196,8 @@ def report(
 def compare(
     runs: Annotated[list[Path], argument("RUN...", "Run directories.")],
     format_: Annotated[
-        TableFormat, option("[text|markdown|csv|json]", "Format of the table.", "--format")
+        Literal["text", "markdown", "csv", "json"],
+        option("[text|markdown|csv|json]", "Format of the table.", "--format"),
     ] = "text",
     quiet: QuietOption = False,
 ) -> None:

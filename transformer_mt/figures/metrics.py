@@ -4,14 +4,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from transformer_mt.checkpoints.run_files import METRICS
 from transformer_mt.errors import CheckpointError
 from transformer_mt.system.files import parse_json
-
-PanelName = Literal["loss", "nll", "bleu", "lr", "grad_norm", "speed"]
-"""The charts that can be drawn of metrics."""
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from transformer_mt.figures.canvas import (
     drawable_name,
     figure_style,
 )
-from transformer_mt.figures.metrics import PanelName, RunMetrics
+from transformer_mt.figures.metrics import RunMetrics
 
 _COLORS = (ACCENT, "#d55e00", FOREGROUND, "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
@@ -42,7 +42,7 @@ class Panel:
 
 
 _LOSS_UNIT, _NO_LOSS = "nats per target token", "no finite loss"
-PANELS: dict[PanelName, Panel] = {
+PANELS: dict[str, Panel] = {
     "loss": Panel(
         "Training loss, label-smoothed", _LOSS_UNIT, (("train", "loss", ""),), _NO_LOSS, False
     ),
@@ -68,7 +68,7 @@ PANELS: dict[PanelName, Panel] = {
 def training_figure(
     runs: Sequence[RunMetrics],
     x: str = "step",
-    panel: PanelName | None = None,
+    panel: str | None = None,
     title: str | None = None,
 ) -> Figure:
     """Draws the curves of runs over `step` or `minutes`, with a legend if there are several.
