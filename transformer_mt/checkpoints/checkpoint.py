@@ -40,6 +40,7 @@ from transformer_mt.system.files import (
     verify_manifest,
     write_manifest,
 )
+from transformer_mt.text.splitting import SourceStatistics
 from transformer_mt.text.vocabulary import PAD_ID, SHARED, Vocabulary
 from transformer_mt.version import source_digests
 
@@ -89,7 +90,8 @@ class RunState:
     """The content of `state.json`.
 
     Only the training engine interprets `counters`; `environment` names the properties that
-    bit-identical results depend on.
+    bit-identical results depend on. `sources` describes the training text, so that lines are split
+    as the model needs it; None in checkpoints of earlier versions.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
@@ -97,6 +99,7 @@ class RunState:
     progress: Progress = field(default_factory=Progress)
     counters: dict[str, Any] = field(default_factory=dict)
     environment: dict[str, str] = field(default_factory=dict)
+    sources: SourceStatistics | None = None
     format: int = FORMAT
 
 

@@ -15,7 +15,7 @@ import json
 import logging
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from itertools import compress, islice
 from pathlib import Path
@@ -37,12 +37,13 @@ from transformer_mt.text.cleaning import (
     reason_to_drop_text,
 )
 from transformer_mt.text.corpus import CorpusSplit, open_split
-from transformer_mt.text.vocabulary import UNK_ID, Vocabulary, train_vocabulary
+from transformer_mt.text.splitting import SourceStatistics, split_sentences
+from transformer_mt.text.vocabulary import UNK_ID, Vocabulary, fold_whitespace, train_vocabulary
 
 logger = logging.getLogger(__name__)
 
 REPORT = "report.json"
-FORMAT = 1
+FORMAT = 2
 """Format of the files; part of the fingerprint."""
 _PAIRS_PER_CHUNK = 20_000
 """Pairs encoded at once; the digest of the ids depends on it, so it must not change."""
@@ -66,6 +67,11 @@ class PreparedCorpus:
     def digest(self) -> str:
         """SHA-256 digest of the ids, which does not depend on how they were made."""
         return str(self.report["digest"])
+
+    @property
+    def sources(self) -> SourceStatistics:
+        """What the source lines look like."""
+        return SourceStatistics(**self.report["sources"])
 
     @property
     def dropped(self) -> str:
@@ -224,17 +230,20 @@ def _write_ids(
     config: DataConfig, split: CorpusSplit, cleaned: _CleanedSplit, vocab: Vocabulary, folder: Path
 ) -> dict[str, Any]:
     """Reads a split for the second time, writes the ids of the pairs kept, and reports counts."""
+    several_sentences = 0
     writers = [_EncodedLinesWriter(folder, side, vocab) for side in ("src", "tgt")]
     pairs = progress_bar("encoding", "pairs", len(cleaned.kept), split.read())
     kept = compress(pairs, cleaned.kept)
     while chunk := list(islice(kept, _PAIRS_PER_CHUNK)):
         src, tgt = zip(*chunk, strict=True)
         encoded = []
-        for pair in zip(vocab.src.encode(src), vocab.tgt.encode(tgt), strict=True):
+        for text, *pair in zip(src, vocab.src.encode(src), vocab.tgt.encode(tgt), strict=True):
             if reason := reason_to_drop_pieces(config, *map(len, pair)):
                 cleaned.dropped[reason] += 1
             else:
                 encoded.append(pair)
+                sentences = split_sentences(fold_whitespace(text), config.src_lang)
+                several_sentences += len(sentences) > 1
         for side, writer in enumerate(writers):
             writer.write([pair[side] for pair in encoded])
     counts = np.stack([writer.close() for writer in writers])
@@ -249,6 +258,7 @@ def _write_ids(
         "pieces": int(counts.sum()),
         "unknown": sum(writer.unknown for writer in writers),
         "longest": int(counts.max()),
+        "sources": asdict(SourceStatistics.measure(counts[0], several_sentences)),
         "dtype": writers[0].dtype.name,
         "digest": hashlib.sha256("".join(w.hash.hexdigest() for w in writers).encode()).hexdigest(),
     }

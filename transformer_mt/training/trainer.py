@@ -321,6 +321,7 @@ class Trainer:
             progress=self.progress,
             counters=state["counters"],
             environment=numeric_environment(self.engine, self._processes.world_size),
+            sources=self.corpus.sources,
         )
         self._saved_at = time.monotonic()  # a failed save is retried when the next one is due
         step = self.progress.step
