@@ -11,6 +11,7 @@ from transformer_mt.checkpoints.run_directory import find_checkpoint
 from transformer_mt.text.corpus import load_split
 from transformer_mt.training.run import train
 from transformer_mt.training.validation import evaluate
+from transformer_mt.translation.translation_model import checkpoints_splitter
 from transformer_mt.translation.translator import Translator
 
 pytestmark = [
@@ -44,6 +45,7 @@ def test_translation_is_the_cpus(copy_run):
     texts = []
     for device in ("cpu", "cuda"):
         model = checkpoint.build_model().to(device)
-        texts.append(evaluate(Translator(model, checkpoint.vocab, 60), pairs, BLEU())[0])
+        translator = Translator(model, checkpoint.vocab, checkpoints_splitter([checkpoint]))
+        texts.append(evaluate(translator, pairs, BLEU())[0])
     same = sum(cpu == cuda for cpu, cuda in zip(*texts, strict=True))
     assert same >= 0.95 * len(pairs)

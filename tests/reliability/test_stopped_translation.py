@@ -54,7 +54,7 @@ def test_stopped_and_run_again(texts, tmp_path, stopped):
     assert done.code == 0, done.err
     assert f"{output}: continuing after {4 * CHUNK} finished lines" in done.err
     assert f"{5 * CHUNK + 3} lines in " in done.err
-    assert "1 line over the maximum length" in done.err
+    assert "1 line translated in parts" in done.err
     assert os.listdir(output.parent) == [output.name]
     undisturbed = tmp_path / "undisturbed.gz"
     assert stopped(*command[:-1], undisturbed, fake=False).code == 0
@@ -76,7 +76,7 @@ def write():
     with outputs.open_chunk_writer(output, {"made from": "text"}) as writer:
         began = writer.state.lines
         for number in range(began, 4):
-            writer.write([f"line {number}\\n"], 1, 0)
+            writer.write([f"line {number}\\n"], 1, {})
             with log.open("a") as file:
                 file.write(".")
     return began

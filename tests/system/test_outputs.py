@@ -123,8 +123,8 @@ def write_two(output, fingerprint=MADE_FROM, error=None) -> int:
     """Writes two chunks, then fails; gives the number of lines that were kept before."""
     with open_chunk_writer(output, fingerprint) as writer:
         kept = writer.state.lines
-        writer.write(["a\n"], 1, 1)
-        writer.write(["b\n", "c\n"], 2, 0)
+        writer.write(["a\n"], 1, {"split": 1, "cut": 1})
+        writer.write(["b\n", "c\n"], 2, {"cut": 1})
         if error:
             raise error
     return kept
@@ -142,7 +142,7 @@ def test_chunks_are_kept_and_counted(tmp_path):
         "fingerprint": MADE_FROM,
         "bytes": len(data),
         "lines": 3,
-        "lines_split": 1,
+        "counts": {"cut": 2, "split": 1},
         "sha256": None,
     }
     assert (
@@ -150,7 +150,7 @@ def test_chunks_are_kept_and_counted(tmp_path):
     )
     assert is_complete(output, MADE_FROM) and not is_complete(output, {"input": "other"})
     state = json.loads(output.state.read_bytes())
-    assert (state["lines"], state["lines_split"]) == (6, 2)
+    assert (state["lines"], state["counts"]) == (6, {"cut": 4, "split": 2})
     output.target.write_bytes(data)
     assert not is_complete(output, MADE_FROM)
     assert write_two(output) == 0  # the partial file is no longer there
@@ -214,12 +214,12 @@ def test_a_write_that_fails(tmp_path):
     output, limits = check_output(tmp_path / "out"), resource.getrlimit(resource.RLIMIT_FSIZE)
     message = "out: File too large; 3 finished lines are kept"
     with pytest.raises(OutputError, match=message), open_chunk_writer(output, MADE_FROM) as writer:
-        writer.write(["abc\n"], 3, 0)
+        writer.write(["abc\n"], 3, {})
         resource.setrlimit(resource.RLIMIT_FSIZE, (2000, limits[1]))
         try:
-            writer.write(["x" * 3000], 1, 0)
+            writer.write(["x" * 3000], 1, {})
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     with open_chunk_writer(output, MADE_FROM) as writer:
-        writer.write(["d\n"], 1, 0)
+        writer.write(["d\n"], 1, {})
     assert output.target.read_text() == "abc\nd\n"

@@ -24,7 +24,7 @@ def read(raw: bytes, size: int, pieces: int = 1) -> tuple[list[list[str]], int]:
     sender.start()
     with open(reading, "rb") as stream:
         reader = LineReader(stream)
-        chunks = list(reader.chunks(size))
+        chunks = list(reader.chunks(size, size))
     sender.join()
     return chunks, reader.lines_replaced
 
@@ -62,7 +62,7 @@ def test_a_writer_that_waits_gets_its_lines():
     """Without closing the pipe, and without its half line. Sabotage: read until a chunk is full."""
     reading, writing = os.pipe()
     with open(reading, "rb") as stream:
-        chunks = LineReader(stream).chunks(1000)
+        chunks = LineReader(stream).chunks(1000, 1000)
         os.write(writing, b"one\ntwo\nhal")
         assert next(chunks) == ["one", "two"]
         os.write(writing, b"f\n")

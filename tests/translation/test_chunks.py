@@ -17,7 +17,7 @@ from transformer_mt.translation.chunks import finish, format_lines, serve, trans
 from transformer_mt.translation.options import OutputFormat, OutputOptions
 from transformer_mt.translation.translator import Translation
 
-CHUNK = 10
+CHUNK, FIRST = 10, 4
 JSONL = OutputOptions(format=OutputFormat.JSONL)
 
 
@@ -41,16 +41,17 @@ class Thread:
 class Reverser:
     """Stands for a translator: reverses lines, and notes how many at once."""
 
-    chunk_lines = CHUNK
+    chunk_lines, first_chunk_lines = CHUNK, FIRST
 
     def __init__(self, processes: Thread) -> None:
-        self.processes, self.lines_split, self.rounds = processes, 0, []
+        self.processes, self.rounds = processes, []
 
     def n_best(self, lines, advance=lambda lines: None):
         self.rounds.append(len(lines))
         advance(len(lines))
-        self.lines_split += sum(len(line) > 3 for line in lines)
-        return [[Translation(line[::-1], -1.0)] for line in lines]
+        return [
+            [Translation(line[::-1], -1.0, min(len(line), 1) + (line == "abcd"))] for line in lines
+        ]
 
 
 def translate(world_size: int, source, output, options=JSONL, fingerprint=None) -> list[int]:
@@ -71,15 +72,19 @@ def translate(world_size: int, source, output, options=JSONL, fingerprint=None) 
 
 @pytest.mark.parametrize(
     ("world_size", "lines", "rounds"),
-    [(1, 0, []), (1, 1, [1]), (1, 20, [10, 10]), (2, 47, [20, 20, 7]), (3, 10, [10])],
+    [(1, 0, []), (1, 1, [1]), (1, 20, [4, 10, 6]), (2, 47, [4, 20, 20, 3]), (3, 10, [4, 6])],
 )
 def test_each_line_is_translated_once_and_in_order(world_size, lines, rounds, tmp_path):
-    """A round has a chunk for each process. Sabotage: count lines from 1 in each round."""
+    """The first chunk is small; a later round has a chunk for each process.
+
+    Sabotage: count lines from 1 in each round.
+    """
     path = tmp_path / "in"
     path.write_text("".join(f"a{i}b\n" for i in range(lines)))
     assert translate(world_size, path, tmp_path / "out") == rounds
     assert (tmp_path / "out").read_text().splitlines() == [
-        f'{{"line": {i + 1}, "rank": 1, "score": -1.0, "text": "b{str(i)[::-1]}a"}}'
+        f'{{"line": {i + 1}, "rank": 1, "score": -1.0, "text": "b{str(i)[::-1]}a", "parts": 1,'
+        ' "status": "ok"}'
         for i in range(lines)
     ]
 
@@ -90,7 +95,7 @@ def test_the_bytes_do_not_depend_on_the_number_of_processes(tmp_path):
     for world_size in (1, 3):
         translate(world_size, tmp_path / "in", tmp_path / f"{world_size}.gz")
     one, three = ((tmp_path / f"{n}.gz").read_bytes() for n in (1, 3))
-    assert one == three and one.count(b"\x1f\x8b\x08") == 5
+    assert one == three and one.count(b"\x1f\x8b\x08") == 6
     (tmp_path / "in").write_text("")
     translate(1, tmp_path / "in", tmp_path / "empty.gz", fingerprint={"made from": "text"})
     assert gzip.decompress((tmp_path / "empty.gz").read_bytes()) == b""
@@ -103,7 +108,10 @@ def test_a_pipe_waits_for_no_further_chunk(tmp_path):
     writer.start()
     rounds = translate(2, tmp_path / "pipe", tmp_path / "out", OutputOptions())
     writer.join()
-    assert rounds == [CHUNK] * 3 and (tmp_path / "out").read_text() == "ba\n" * 30
+    assert (
+        rounds == [FIRST, CHUNK, CHUNK, 30 - FIRST - 2 * CHUNK]
+        and (tmp_path / "out").read_text() == "ba\n" * 30
+    )
 
 
 def test_memory_stays_flat(tmp_path, monkeypatch):
@@ -121,14 +129,16 @@ def test_memory_stays_flat(tmp_path, monkeypatch):
 
 def test_another_number_of_processes_continues(tmp_path):
     """After the chunks that were read before an error. Sabotage: skip whole rounds only."""
-    text = "".join(f"{number:>9999}\n" for number in range(4 * CHUNK + 8)).encode()
+    text = "".join(f"{number:>9999}\n" for number in range(FIRST + 4 * CHUNK + 8)).encode()
     source, output = tmp_path / "in.gz", tmp_path / "out"
     whole = gzip.compress(text, compresslevel=0)
     source.write_bytes(whole[: len(whole) - 3_000])
     options, made_from = OutputOptions(), {"made from": "text"}
-    with pytest.raises(DataError, match=f"in.gz: cannot .*; {4 * CHUNK} finished lines are kept"):
+    with pytest.raises(
+        DataError, match=f"in.gz: cannot .*; {FIRST + 4 * CHUNK} finished lines are kept"
+    ):
         translate(1, source, output, options, made_from)
-    with pytest.raises(DataError, match=f"{4 * CHUNK} finished lines are kept"):
+    with pytest.raises(DataError, match=f"{FIRST + 4 * CHUNK} finished lines are kept"):
         translate(3, source, output, options, made_from)
     source.write_bytes(whole)
     assert translate(3, source, output, options, made_from) == [8]
@@ -146,7 +156,7 @@ def test_what_is_reported(tmp_path, caplog):
     messages = [record.getMessage() for record in caplog.records]
     assert messages[0].startswith("13 lines in 0.") and messages[0].endswith(" per second")
     rest = [
-        "10 lines over the maximum length, split into parts",
+        "10 lines translated in parts",
         "the byte order mark at the start of the input was dropped",
         "1 line not in UTF-8; invalid bytes were replaced by U+FFFD",
     ]
@@ -158,7 +168,7 @@ def test_what_is_reported(tmp_path, caplog):
 def test_what_is_written_for_a_line():
     """Text, with the score in four digits before a tab, or objects; `n_best` of each."""
     ranked = [
-        [Translation("x y", -1.23456), Translation("ä", math.nan)],
+        [Translation("x y", -1.23456), Translation("ä", math.nan, 2, True)],
         [Translation("", 0), Translation("", 0)],
     ]
     assert format_lines(ranked, 7, OutputOptions()) == "x y\n\n"
@@ -166,6 +176,6 @@ def test_what_is_written_for_a_line():
     assert format_lines(ranked, 7, scored) == "-1.2346\tx y\nnan\tä\n0.0000\t\n0.0000\t\n"
     jsonl = OutputOptions(n_best=2, format=OutputFormat.JSONL)
     assert format_lines(ranked[:1], 7, jsonl) == (
-        '{"line": 7, "rank": 1, "score": -1.23456, "text": "x y"}\n'
-        '{"line": 7, "rank": 2, "score": null, "text": "ä"}\n'
+        '{"line": 7, "rank": 1, "score": -1.23456, "text": "x y", "parts": 1, "status": "ok"}\n'
+        '{"line": 7, "rank": 2, "score": null, "text": "ä", "parts": 2, "status": "cut"}\n'
     )

@@ -9,12 +9,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from transformer_mt.config.keys import ModelConfig, VocabConfig
+from transformer_mt.config.keys import DataConfig, ModelConfig, VocabConfig
 from transformer_mt.errors import ConfigError
 from transformer_mt.model.transformer import Transformer
+from transformer_mt.text.splitting import LineSplitter
 from transformer_mt.text.vocabulary import EOS_ID, PAD_ID, Vocabulary, train_vocabulary
 from transformer_mt.translation.options import SearchOptions
-from transformer_mt.translation.translator import Translation, Translator
+from transformer_mt.translation.translator import Translation, Translator, count_kinds
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz.,;!"
 
@@ -66,7 +67,11 @@ class RecordingModel(Transformer):
 
 
 def build_translator(vocab: Vocabulary, options: SearchOptions, max_length: int = 50) -> Translator:
-    return Translator(RecordingModel(vocab), vocab, max_length, options)
+    return Translator(RecordingModel(vocab), vocab, splitter(vocab, max_length), options)
+
+
+def splitter(vocab: Vocabulary, max_length: int = 50) -> LineSplitter:
+    return LineSplitter(vocab.src, DataConfig(path="none", max_length=max_length))
 
 
 def texts(vocab: Vocabulary, rows: list[list[int]]) -> list[str]:
@@ -79,53 +84,17 @@ def texts(vocab: Vocabulary, rows: list[list[int]]) -> list[str]:
 def test_output_is_at_most_fifty_pieces_longer(vocab, monkeypatch, options):
     """A model that never ends gives exactly the source's pieces + 50, for each line.
 
-    Sabotage: allow 40 or 51; take the limit of the longest line for all.
+    Sabotage: allow 40 or 51; take the limit of the longest line for all; call none of them cut.
     """
     monkeypatch.setattr(vocab.tgt, "decode", lambda ids: " ".join(map(str, ids)))
     lines = ["a", "bcdef", "abcdefghijkl"]
     model = RecordingModel(vocab, ends=False)
-    outputs = Translator(model, vocab, 100, options).translate(lines)
+    outputs = Translator(model, vocab, splitter(vocab), options).translate(lines)
     pieces = [len(row) for row in vocab.src.encode(lines)]
     assert [len(text.split()) for text in outputs] == [count + 50 for count in pieces]
-
-
-@pytest.mark.parametrize(
-    ("line", "parts"),
-    [
-        ("abcdefghijk", ["abcdefghijk"]),  # twelve pieces with the space before it
-        ("ab cd. ef gh ij", ["ab cd.", "ef gh ij"]),
-        ("ab cd! ef gh ij", ["ab cd!", "ef gh ij"]),
-        ("ab cd, ef gh ij", ["ab cd,", "ef gh ij"]),
-        ("ab. cd, ef gh", ["ab.", "cd, ef gh"]),  # a sentence before a later clause
-        ("ab. cd. ef gh", ["ab. cd.", "ef gh"]),  # the last of several
-        ("a. bcd efg hijk", ["a. bcd efg", "hijk"]),  # a mark in the first quarter is ignored
-        ("a, bcd efg hijk", ["a, bcd efg", "hijk"]),
-        ("abcdefghijk lm", ["abcdefghijk", "lm"]),  # a word that ends at the limit
-        ("abc.def ghi jklm", ["abc.def ghi", "jklm"]),  # no space after the mark
-        ("abcdefghijklmn", ["abcdefghijk", "lmn"]),  # within a word, if there is no other way
-        ("ab cd ef gh ij kl mn op qr", ["ab cd ef gh", "ij kl mn op", "qr"]),
-    ],
-)
-def test_where_a_long_line_is_split(vocab, line, parts):
-    """At most twelve pieces each, after a sentence, a clause or a word; no piece is lost.
-
-    Sabotage: cut after `max_length` pieces, wherever that is.
-    """
-    model = RecordingModel(vocab)
-    translator = Translator(model, vocab, 12, SearchOptions(batch_tokens=1))
-    translator.n_best(["", line])
-    [ids] = vocab.src.encode([line])
-    sources = sorted(model.sources, key=lambda row: line.index(vocab.tgt.decode(row)))
-    assert texts(vocab, sources) == parts
-    assert sum(sources, []) == ids and max(map(len, sources)) <= 12
-    assert translator.lines_split == (len(parts) > 1)
-
-
-def test_a_line_may_be_split_after_its_first_piece(vocab):
-    """If that is a whole word and the next one is too long. Sabotage: begin with the third."""
-    translator = build_translator(vocab, SearchOptions())
-    assert translator._split_point(["▁a", "▁b", "c", "d"]) == 1
-    assert translator._split_point(["▁a", "b", "c", "d"]) == 3
+    best = Translator(model, vocab, splitter(vocab), options).best([*lines, ""])
+    assert [translation.status for translation in best] == ["cut"] * 3 + ["ok"]
+    assert count_kinds(best) == {"split": 0, "cut": 3, "empty": 0}
 
 
 def test_a_split_line_joins_its_parts(vocab):
@@ -151,8 +120,10 @@ def test_a_split_line_joins_its_parts(vocab):
             assert translations[line][rank].text == joined
             total = first.score + second.score
             assert translations[line][rank].score == pytest.approx(total, abs=1e-4)
-        assert translations[1][rank] == translations[4][rank] == Translation("", 0)
-    assert first.score < 0 and translator.lines_split == 2
+        assert translations[1][rank] == translations[4][rank] == Translation("", 0, parts=0)
+    best = [ranked[0] for ranked in translations]
+    assert [translation.parts for translation in best] == [1, 0, 2, 1, 0, 2]
+    assert first.score < 0 and count_kinds(best)["split"] == 2
     assert sum(advances) == len(lines) and min(advances) >= 0
 
 
@@ -197,7 +168,7 @@ def test_the_mode_of_the_model_is_restored(vocab):
     """Translation is without dropout; training continues with it."""
     for training in (True, False):
         model = RecordingModel(vocab).train(training)
-        Translator(model, vocab, 50).translate(["ab"])
+        Translator(model, vocab, splitter(vocab)).translate(["ab"])
         assert model.training == training and model.was_training == [False]
 
 
@@ -223,7 +194,7 @@ def test_processes_share_the_batches(vocab):
     for rank in (1, 0):
         processes = SimpleNamespace(rank=rank, world_size=2, gather=gather(rank))
         model, options = RecordingModel(vocab), SearchOptions(batch_tokens=1)
-        translator = Translator(model, vocab, 50, options, processes)
+        translator = Translator(model, vocab, splitter(vocab), options, processes)
         monitored = counts.append if rank == 0 else (lambda count: None)
         if rank:  # what the other has decoded is not there yet
             with pytest.raises(KeyError):

@@ -8,9 +8,10 @@ kept in `.NAME.partial`, and `.NAME.state` says how many they are and what they 
 import logging
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, ClassVar
 
@@ -160,7 +161,7 @@ class OutputState:
         fingerprint: What the output depends on.
         bytes: Size of the finished chunks.
         lines: Their input lines.
-        lines_split: Those of them that were translated in parts.
+        counts: Those of them that are reported, by kind.
         sha256: Digest of the whole output once it is complete.
     """
 
@@ -169,7 +170,7 @@ class OutputState:
     fingerprint: Fingerprint
     bytes: int = 0
     lines: int = 0
-    lines_split: int = 0
+    counts: dict[str, int] = field(default_factory=dict)
     sha256: str | None = None
 
 
@@ -187,17 +188,17 @@ class ChunkWriter:
         self._output, self._file, self._keeps_state = output, file, state is not None
         self.state = state or OutputState({})
 
-    def write(self, texts: Sequence[str], lines: int, lines_split: int) -> None:
+    def write(self, texts: Sequence[str], lines: int, counts: Mapping[str, int]) -> None:
         """Writes the texts of translated chunks; those of a file then outlive the process.
 
-        They are the translations of `lines` input lines, `lines_split` of which were split.
+        They are the translations of `lines` input lines, with so many of each kind.
         """
         data = b"".join(compress(text.encode("utf-8"), self._output.suffix) for text in texts)
         self._file.write(data)
         self._file.flush()  # the reader of a pipe may be waiting for these lines
         self.state.bytes += len(data)
         self.state.lines += lines
-        self.state.lines_split += lines_split
+        self.state.counts = dict(Counter(self.state.counts) + Counter(counts))
         if self._keeps_state:
             os.fsync(self._file.fileno())  # first, since the state says that these bytes are there
             _write_state(self._output, self.state)

@@ -93,13 +93,14 @@ class LineReader:
         self.is_pipe = isinstance(raw, io.FileIO) and not _is_regular(raw.fileno())
         self.lines_read, self.lines_replaced, self.bom_dropped = 0, 0, False
 
-    def chunks(self, size: int) -> Iterator[list[str]]:
-        """Yields lists of 1 to `size` lines; every line is in one of them.
+    def chunks(self, size: int, first_size: int) -> Iterator[list[str]]:
+        """Yields lists of 1 to `size` lines, the first of `first_size`; all lines are in them.
 
         Raises:
             DataError: If the input cannot be read or decompressed to its end.
         """
         ready: list[bytes] = []
+        limit = first_size
         incomplete: list[bytes] = []  # the blocks of a line whose end has not been read yet
         while block := self._read():
             head, newline, rest = block.rpartition(b"\n")
@@ -107,9 +108,9 @@ class LineReader:
                 ready += b"".join((*incomplete, head)).split(b"\n")
                 incomplete = []
             incomplete.append(rest)
-            while len(ready) >= size:
-                yield self._decode(ready[:size])
-                ready = ready[size:]
+            while len(ready) >= limit:
+                yield self._decode(ready[:limit])
+                ready, limit = ready[limit:], size
             if ready and self.is_pipe and not self._has_more():
                 yield self._decode(ready)
                 ready = []

@@ -31,9 +31,10 @@ _ORDINAL = re.compile(r"(?<!\S)\d{1,2}\.\s?$")
 _ABBREVIATION = re.compile(
     r"(?<!\S)(?:[A-HJ-ZÄÖÜ]|Bsp|Fa|Frl|Gebr|Hl|Hrsg|Kap|Pfr|Vol|approx|cf|pp)\.\s?$"
 )
-"""What sentencex takes for the end of a sentence: initials (but "I", the English word), and more."""
+"""What sentencex may take for ends of sentences; initials are any capital but the English "I"."""
 _MISSED_END = re.compile(r"(?:…|\b(?:usw|etc)\.)\s(?=[A-ZÄÖÜ])")
 
+_AFTER_END = re.compile(r"(?<=[.!?…]\s)[a-zà-öø-þ]")
 _CLAUSE_ENDS = (";", ":", ",", "–", "—")
 _CLAUSE_ENDS_WITHOUT_SPACE = ("；", "：", "，", "、")
 
@@ -92,6 +93,8 @@ def _sentence_ends(text: str, language: str) -> list[int]:
     Sentencex does not look into quotations, so it is given the text without quotation marks.
     """
     plain = _QUOTES.sub("", text)
+    if plain == plain.lower():  # a text without capitals, in which sentencex finds no sentences
+        plain = _AFTER_END.sub(lambda match: match[0].upper(), plain)
     segments = sentencex.segment(language, plain)
     ends = {match.end() for match in _MISSED_END.finditer(plain)}
     offsets = accumulate(map(len, segments))

@@ -89,7 +89,7 @@ class Trainer:
         self.engine, self.progress, self._processes = engine, progress, processes
         self.pairs, self.lengths = corpus.pairs, corpus.pairs.lengths
         self._epoch_pairs = EpochPairs(corpus, self.config)
-        self._validator = Validator(engine, valid, corpus.vocab, processes)
+        self._validator = Validator(engine, valid, corpus.vocab, corpus.sources, processes)
         self._saved_progress = progress if is_saved else None
         self._stop = StopRequest()
         # What all processes agree on: a signal's number or 0, and the training time.

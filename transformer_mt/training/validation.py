@@ -22,6 +22,7 @@ from transformer_mt.model.transformer import Transformer, evaluation_mode
 from transformer_mt.system.processes import ALONE, Processes
 from transformer_mt.text.batching import EncodedPairs, encode_pairs
 from transformer_mt.text.corpus import RawPairs
+from transformer_mt.text.splitting import LineSplitter, SourceStatistics
 from transformer_mt.text.vocabulary import Vocabulary
 from transformer_mt.training.engine import Engine
 from transformer_mt.translation.forced_decoding import log_probabilities
@@ -55,13 +56,18 @@ class Validator:
     """Scores the model of an engine on raw validation text, and reports the scores."""
 
     def __init__(
-        self, engine: Engine, pairs: RawPairs, vocab: Vocabulary, processes: Processes = ALONE
+        self,
+        engine: Engine,
+        pairs: RawPairs,
+        vocab: Vocabulary,
+        sources: SourceStatistics | None = None,
+        processes: Processes = ALONE,
     ) -> None:
         self._engine, self._pairs, self._processes = engine, pairs, processes
         self._encoded = encode_pairs(pairs.src, pairs.tgt, vocab)
         self._metrics = choose_metrics(engine.config.data.tgt_lang)
-        max_length = engine.config.data.max_length
-        self._translator = Translator(engine.model, vocab, max_length, _SEARCH, processes)
+        splitter = LineSplitter(vocab.src, engine.config.data, sources)
+        self._translator = Translator(engine.model, vocab, splitter, _SEARCH, processes)
 
     def validate(self, advance: Callable[[int], object]) -> Validation:
         """Scores the weights, and their moving average if there is one.

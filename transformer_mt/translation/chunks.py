@@ -14,7 +14,13 @@ from transformer_mt.system.outputs import ChunkWriter, Fingerprint, Output, open
 from transformer_mt.system.processes import Processes
 from transformer_mt.system.streams import LineReader, count_lines, open_input
 from transformer_mt.translation.options import OutputFormat, OutputOptions
-from transformer_mt.translation.translator import Translation, Translator
+from transformer_mt.translation.translator import (
+    Translation,
+    Translator,
+    count_kinds,
+    lines_text,
+    log_kinds,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -52,24 +58,26 @@ def translate_stream(
     with open_input(input_path) as source, open_chunk_writer(output, fingerprint) as writer:
         reader, resumed = LineReader(source, str(input_path or "stdin")), writer.state.lines
         chunk_lines = translator.chunk_lines
+        chunks = reader.chunks(chunk_lines, translator.first_chunk_lines)
         # What an earlier process has finished is whole chunks.
-        chunks = dropwhile(lambda _: reader.lines_read <= resumed, reader.chunks(chunk_lines))
-        # A round has a chunk for each process. The writer of a pipe may wait for an answer before
-        # it writes the next chunk.
-        size = 1 if reader.is_pipe else translator.processes.world_size
+        chunks = dropwhile(lambda _: reader.lines_read <= resumed, chunks)
         name = input_path.name if input_path else "translating"
+        # A round has a chunk for each process; that of the first, small chunk has no other. The
+        # writer of a pipe may wait for an answer before it writes the next chunk.
+        round_size = translator.processes.world_size if resumed else 1
         with ProgressDisplay(name, "lines", total, resumed, hidden) as progress:
-            while lines := list(chain.from_iterable(islice(chunks, size))):
+            while lines := list(chain.from_iterable(islice(chunks, round_size))):
                 translator.processes.broadcast(lines)
-                split_before, done = translator.lines_split, writer.state.lines
+                done = writer.state.lines
                 translations = translator.n_best(lines, progress.update)
                 texts = [
                     format_lines(translations[i : i + chunk_lines], done + i + 1, options)
                     for i in range(0, len(lines), chunk_lines)
                 ]
-                writer.write(texts, len(lines), translator.lines_split - split_before)
+                writer.write(texts, len(lines), count_kinds(best for best, *_ in translations))
+                round_size = 1 if reader.is_pipe else translator.processes.world_size
         if not reader.lines_read:
-            writer.write([""], 0, 0)  # a compressed file is valid only with a member
+            writer.write([""], 0, {})  # a compressed file is valid only with a member
     _report(reader, writer, resumed, time.monotonic() - began)
 
 
@@ -99,6 +107,7 @@ def format_lines(
             if options.format is OutputFormat.JSONL:
                 score = None if math.isnan(translation.score) else translation.score
                 row = {"line": line, "rank": rank, "score": score, "text": translation.text}
+                row |= {"parts": translation.parts, "status": translation.status}
                 rows.append(json.dumps(row, ensure_ascii=False, allow_nan=False))
             elif options.with_scores:
                 rows.append(f"{translation.score:.4f}\t{translation.text}")
@@ -110,14 +119,11 @@ def format_lines(
 def _report(reader: LineReader, writer: ChunkWriter, resumed: int, seconds: float) -> None:
     lines = reader.lines_read - resumed
     rate = lines / max(seconds, 1e-9)
-    logger.info(f"{_count(lines)} in {seconds:.1f} s, {rate:,.0f} per second")
-    if split := writer.state.lines_split:
-        logger.info(f"{_count(split)} over the maximum length, split into parts")
+    logger.info(f"{lines_text(lines)} in {seconds:.1f} s, {rate:,.0f} per second")
+    log_kinds(writer.state.counts)
     if reader.bom_dropped:
         logger.info("the byte order mark at the start of the input was dropped")
     if replaced := reader.lines_replaced:
-        logger.warning(f"{_count(replaced)} not in UTF-8; invalid bytes were replaced by U+FFFD")
-
-
-def _count(lines: int) -> str:
-    return f"{lines} {'line' if lines == 1 else 'lines'}"
+        logger.warning(
+            f"{lines_text(replaced)} not in UTF-8; invalid bytes were replaced by U+FFFD"
+        )

@@ -213,7 +213,6 @@ def _fingerprint(
         **asdict(options.search),
         **asdict(options.output),
         "device": model.model.device.type,
-        "max_length": model.max_length,
-        "chunk_lines": translator.chunk_lines,
+        "chunk_lines": [translator.first_chunk_lines, translator.chunk_lines],
         "batch_tokens": translator.batch_tokens,
     }

@@ -20,6 +20,7 @@ from transformer_mt.model.transformer import Transformer
 from transformer_mt.system.device import DTYPES, choose_device, compute_settings, supports
 from transformer_mt.system.processes import ALONE, Processes
 from transformer_mt.text.batching import Batch, EncodedPairs, encode_pairs, flatten
+from transformer_mt.text.splitting import LineSplitter
 from transformer_mt.text.vocabulary import Vocabulary
 from transformer_mt.translation.forced_decoding import log_probabilities
 from transformer_mt.translation.options import (
@@ -70,14 +71,13 @@ class PairAttention:
 class TranslationModel:
     """One or several trained models, ready to translate.
 
-    The model, or the ensemble of several, is on its device and in its precision; a line is split
-    after `max_length` source pieces.
+    The model, or the ensemble of several, is on its device and in its precision.
     """
 
     checkpoints: list[Checkpoint]
     model: Transformer | Ensemble
     vocab: Vocabulary
-    max_length: int
+    splitter: LineSplitter
 
     def __repr__(self) -> str:
         data, parameters = self.checkpoints[0].config.data, list(self.model.parameters())
@@ -96,7 +96,7 @@ class TranslationModel:
         self, options: SearchOptions = DEFAULT_SEARCH, processes: Processes = ALONE
     ) -> Translator:
         """Makes a translator of lines that shares batches with processes that have this model."""
-        return Translator(self.model, self.vocab, self.max_length, options, processes)
+        return Translator(self.model, self.vocab, self.splitter, options, processes)
 
     def translate(
         self,
@@ -108,7 +108,8 @@ class TranslationModel:
         """Translates lines; an empty line gives an empty line.
 
         Args:
-            lines: Source text; a line longer than `max_length` pieces is translated in parts.
+            lines: Source text; a line longer than those of the training text, which may be any of
+                several sentences, is translated in parts.
             beam_size: Hypotheses kept per sentence; 1 is greedy search.
             length_penalty: Exponent of the length penalty of beam search.
 
@@ -323,5 +324,15 @@ def build_translation_model(
     models = [model.to(device, DTYPES[precision]) for model in models]
     model = models[0] if len(models) == 1 else Ensemble(models).eval()
     pack_weights(model)  # once, not for each chunk of lines
-    max_length = options.max_length or min(c.config.data.max_length for c in checkpoints)
-    return TranslationModel(checkpoints, model, checkpoints[0].vocab, max_length)
+    splitter = checkpoints_splitter(checkpoints, options.max_length)
+    return TranslationModel(checkpoints, model, checkpoints[0].vocab, splitter)
+
+
+def checkpoints_splitter(
+    checkpoints: Sequence[Checkpoint], max_length: int | None = None
+) -> LineSplitter:
+    """Splits lines as that of the checkpoints needs it which has seen the shortest."""
+    data = min((each.config.data for each in checkpoints), key=lambda data: data.max_length)
+    statistics = [each.state.sources for each in checkpoints if each.state.sources]
+    statistics.sort(key=lambda sources: (not sources.is_single_sentences, sources.percentile))
+    return LineSplitter(checkpoints[0].vocab.src, data, next(iter(statistics), None), max_length)

@@ -1,10 +1,13 @@
 """Translation of lines: order and empty lines are kept, long lines are split and joined."""
 
+import logging
 import math
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import chain, groupby
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,21 +20,30 @@ from transformer_mt.system.device import compute_settings, total_memory
 from transformer_mt.system.processes import ALONE, Processes
 from transformer_mt.system.worker_threads import WorkerThreads
 from transformer_mt.text.batching import copy_to_device, pad
+from transformer_mt.text.splitting import LineSplitter
 from transformer_mt.text.vocabulary import BOS_ID, EOS_ID, PAD_ID, Vocabulary
 from transformer_mt.translation.options import DEFAULT_SEARCH, MAX_LENGTH_PENALTY, SearchOptions
 from transformer_mt.translation.search import DecodingState, Hypothesis, beam_search, greedy
+
+logger = logging.getLogger(__name__)
 
 CPU_BATCH_TOKENS, CUDA_BATCH_TOKENS_PER_GB = 4096, 1024
 """Default of `SearchOptions.batch_tokens`. On a CPU, several batches are decoded at once, each by a
 thread. On CUDA it grows with the memory: the caches of the big model take some 0.5 GB per 1,024
 positions in float32."""
+FIRST_CHUNK_LINES, CUDA_CHUNK_LINES = 128, 8192
+"""A chunk on a CPU takes seconds: it is lost if the program is stopped."""
 MIN_BATCH_LENGTH = 8
 """Shorter lines count as this many positions in a batch: their logits need memory too."""
 EXTRA_LENGTH = 50
 """Output has at most this many pieces more than the source (section 6.1 of the paper)."""
 
-_SENTENCE_ENDS = (".", "!", "?", "…")
-_CLAUSE_ENDS = (";", ":", ",", "–", "—")
+_KINDS = {
+    "split": (logging.INFO, "translated in parts"),
+    "cut": (logging.WARNING, "cut at the length limit; such text usually repeats itself"),
+    "empty": (logging.WARNING, "with words translated into nothing"),
+}
+"""Kinds of lines that are counted, each with the level and text of its message."""
 
 
 @dataclass(frozen=True)
@@ -42,10 +54,55 @@ class Translation:
         text: Detokenised, without line break or tab.
         score: Its log-probability divided by the length penalty, summed over the parts of a split
             line; 0 for an empty line, NaN from greedy search.
+        parts: In how many parts the line was translated; 0 for an empty line.
+        is_cut: Whether the length limit ended a part.
     """
 
     text: str
     score: float
+    parts: int = 1
+    is_cut: bool = False
+
+    @property
+    def status(self) -> Literal["ok", "cut", "empty"]:
+        """Tells what went wrong: a cut, or no text for a line that has words."""
+        if self.parts and not self.text.strip():
+            return "empty"
+        return "cut" if self.is_cut else "ok"
+
+
+class Source(NamedTuple):
+    """Ids of a line or of a part of it, without EOS, and the number of its chunk of lines."""
+
+    chunk: int
+    ids: tuple[int, ...]
+
+
+def count_kinds(translations: Iterable[Translation]) -> dict[str, int]:
+    """Counts the lines that were split, and those gone wrong, given their best translations."""
+    counts = dict.fromkeys(_KINDS, 0)
+    for translation in translations:
+        counts["split"] += translation.parts > 1
+        if translation.status != "ok":
+            counts[translation.status] += 1
+    return counts
+
+
+def log_kinds(counts: Mapping[str, int], prefix: str = "") -> None:
+    """Logs a message for each kind of lines that occurred."""
+    for kind, (level, text) in _KINDS.items():
+        if count := counts.get(kind, 0):
+            logger.log(level, "%s%s %s", prefix, lines_text(count), text)
+
+
+def lines_text(lines: int) -> str:
+    """Formats a number of lines, as in "2 lines"."""
+    return f"{lines} {'line' if lines == 1 else 'lines'}"
+
+
+def output_limit(ids: Sequence[int]) -> int:
+    """Gives the number of pieces at which the translation of a source, without EOS, is cut."""
+    return len(ids) + EXTRA_LENGTH
 
 
 def default_batch_tokens(device: torch.device) -> int:
@@ -64,27 +121,28 @@ class Translator:
     Args:
         model: On its device; set to evaluation mode while it translates.
         vocab: Its vocabulary.
-        max_length: Source pieces the model was trained on; longer lines are split.
+        splitter: Splits lines as the model needs it.
         options: How to search.
         processes: The processes over which the batches are distributed. Each is given the same
             lines and model and gets all translations, the same ones as a single process.
 
     Attributes:
-        chunk_lines: Consecutive lines that are sorted by length and cut into batches together.
+        chunk_lines: Consecutive lines that are sorted by length and cut into batches together; on a
+            GPU `CUDA_CHUNK_LINES`.
+        first_chunk_lines: Those of the first chunk of a text, so that its translation shows soon.
         batch_tokens: Padded source positions of a batch times beam size.
-        lines_split: Lines so far that were translated in parts.
 
     Raises:
         ConfigError: If the beam size or the length penalty is outside its limits.
     """
 
-    chunk_lines = 8192
+    chunk_lines = 1024
 
     def __init__(
         self,
         model: Transformer | Ensemble,
         vocab: Vocabulary,
-        max_length: int,
+        splitter: LineSplitter,
         options: SearchOptions = DEFAULT_SEARCH,
         processes: Processes = ALONE,
     ) -> None:
@@ -97,10 +155,14 @@ class Translator:
             raise ConfigError(
                 f"length penalty {options.length_penalty:g}: choose 0 to {MAX_LENGTH_PENALTY:g}"
             )
-        self.model, self.vocab, self.max_length, self.options = model, vocab, max_length, options
+        self.model, self.vocab, self.splitter, self.options = model, vocab, splitter, options
         self.greedy = options.beam_size == 1 and not options.with_scores
         self.batch_tokens = options.batch_tokens or default_batch_tokens(model.device)
-        self.processes, self.lines_split = processes, 0
+        self.processes = processes
+        if model.device.type == "cuda":
+            self.chunk_lines = self.first_chunk_lines = CUDA_CHUNK_LINES
+        else:
+            self.first_chunk_lines = min(FIRST_CHUNK_LINES, self.chunk_lines)
         self._workers = WorkerThreads()
 
     def translate(
@@ -112,12 +174,22 @@ class Translator:
             lines: Source text.
             advance: Called with the number of lines that have been translated, batch by batch.
         """
-        texts: list[str] = []
-        size = self.chunk_lines * self.processes.world_size  # more would only need more memory
-        for start in range(0, len(lines), size):
-            translated = self.n_best(lines[start : start + size], advance)
-            texts += [best.text for best, *_ in translated]
-        return texts
+        return [translation.text for translation in self.best(lines, advance)]
+
+    def best(
+        self, lines: Sequence[str], advance: Callable[[int], object] = lambda lines: None
+    ) -> list[Translation]:
+        """Finds the best translation of every line, in the chunks of `translate_stream`.
+
+        The arguments are those of `translate`.
+        """
+        best: list[Translation] = []
+        size = self.first_chunk_lines
+        while len(best) < len(lines):
+            ranked = self.n_best(lines[len(best) : len(best) + size], advance)
+            best += [translation for translation, *_ in ranked]
+            size = self.chunk_lines * self.processes.world_size  # more would only need more memory
+        return best
 
     def n_best(
         self, lines: Sequence[str], advance: Callable[[int], object] = lambda lines: None
@@ -131,64 +203,43 @@ class Translator:
             lines: Source text; similar lengths are batched, so many lines at once are faster.
             advance: Called with the number of lines that have been translated, batch by batch.
         """
-        parts: list[list[int]] = []
-        owners: list[int] = []
-        for line, ids in enumerate(self.vocab.src.encode(lines)):
-            line_parts = self._split(ids)
-            self.lines_split += len(line_parts) > 1
-            parts += line_parts
-            owners += [line] * len(line_parts)
-        decoded = self._decode_all(parts, owners, advance)
-        hypotheses: list[list[list[Hypothesis]]] = [[] for _ in lines]  # by line, part, rank
-        for owner, part_hypotheses in zip(owners, decoded, strict=True):
-            hypotheses[owner].append(part_hypotheses)
-        advance(sum(not line for line in hypotheses))  # empty lines have no parts
-        ranks = range(self.options.beam_size)
+        sources: list[list[Source]] = [
+            [Source(number // self.chunk_lines, tuple(ids)) for ids in parts]
+            for number, parts in enumerate(self.splitter.split(lines))
+        ]
+        # Equal sources of a chunk are translated once. A line counts with its first part.
+        counts = dict.fromkeys(chain.from_iterable(sources), 0)
+        counts |= Counter(parts[0] for parts in sources if parts)
+        decoded, ranks = self._decode_all(counts, advance), range(self.options.beam_size)
+        advance(sum(not parts for parts in sources))  # empty lines
         return [
-            [self._join([part[rank] for part in line]) for rank in ranks] for line in hypotheses
+            [self._join(parts, [decoded[part][rank] for part in parts]) for rank in ranks]
+            for parts in sources
         ]
 
-    def _join(self, parts: list[Hypothesis]) -> Translation:
-        texts = (self.vocab.tgt.decode(part.ids) for part in parts)
-        return Translation(" ".join(filter(None, texts)), sum(part.score for part in parts))
-
-    def _split(self, ids: list[int]) -> list[list[int]]:
-        """Splits a line into parts of at most `max_length` pieces; an empty line has no parts."""
-        parts = []
-        while len(ids) > self.max_length:
-            end = self._split_point(self.vocab.src.pieces(ids[: self.max_length + 1]))
-            parts.append(ids[:end])
-            ids = ids[end:]
-        return [*parts, ids] if ids else parts
-
-    def _split_point(self, pieces: list[str]) -> int:
-        """Finds the last end of a sentence, else of a clause, else of a word, else the last piece.
-
-        Takes one piece more than a part may have; returns the index that the next part begins with.
-        """
-        word_starts = [i for i in range(1, len(pieces)) if pieces[i].startswith("▁")]
-        for ends in (_SENTENCE_ENDS, _CLAUSE_ENDS):
-            points = [i for i in word_starts if pieces[i - 1].endswith(ends)]
-            # A part of a few words lacks context, so a mark this early is no better than the
-            # end of a later word.
-            if points and points[-1] > len(pieces) // 4:
-                return points[-1]
-        return word_starts[-1] if word_starts else len(pieces) - 1
+    def _join(self, parts: list[Source], hypotheses: list[Hypothesis]) -> Translation:
+        texts = (self.vocab.tgt.decode(hypothesis.ids) for hypothesis in hypotheses)
+        return Translation(
+            text=" ".join(filter(None, texts)),
+            score=sum(hypothesis.score for hypothesis in hypotheses),
+            parts=len(parts),
+            is_cut=any(
+                len(hypothesis.ids) == output_limit(part.ids)
+                for part, hypothesis in zip(parts, hypotheses, strict=True)
+            ),
+        )
 
     def _decode_all(
-        self, sources: list[list[int]], owners: list[int], advance: Callable[[int], object]
-    ) -> list[list[Hypothesis]]:
-        """Decodes in batches of similar length, and restores the order of the sources.
-
-        Each source belongs to the line in `owners`; `advance` is called with the lines of a batch.
-        """
+        self, sources: dict[Source, int], advance: Callable[[int], object]
+    ) -> dict[Source, list[Hypothesis]]:
+        """Decodes in batches of similar length; the sources are given with their lines to count."""
 
         def decode(
-            batch: list[int], raise_if_cancelled: Callable[[], None] = lambda: None
+            batch: list[Source], raise_if_cancelled: Callable[[], None] = lambda: None
         ) -> list[list[Hypothesis]]:
-            return self.decode([sources[i] for i in batch], raise_if_cancelled)
+            return self.decode([list(source.ids) for source in batch], raise_if_cancelled)
 
-        batches, own = self._cut_batches(sources, owners), dict[int, list[Hypothesis]]()
+        batches, own = self._cut_batches(sources), dict[Source, list[Hypothesis]]()
         rank, world_size = self.processes.rank, self.processes.world_size
         own_batches = batches[rank::world_size]
         if self.model.device.type == "cpu":  # several at once
@@ -206,21 +257,17 @@ class Translator:
             for assigned in rounds:
                 if rank < len(assigned):
                     own.update(zip(assigned[rank], next(decoded), strict=True))
-                # A line counts once, with its first part. All processes report every round, since
-                # `advance` may ask them all whether to stop.
-                parts = (i for batch in assigned for i in batch)
-                advance(sum(i == 0 or owners[i] != owners[i - 1] for i in parts))
-        gathered = {i: each for part in self.processes.gather(own) for i, each in part.items()}
-        return [gathered[i] for i in range(len(sources))]
+                # All processes report every round: `advance` may ask them all whether to stop.
+                advance(sum(sources[source] for batch in assigned for source in batch))
+        return dict(chain.from_iterable(part.items() for part in self.processes.gather(own)))
 
-    def _cut_batches(self, sources: list[list[int]], owners: list[int]) -> list[list[int]]:
-        """Cuts each chunk of lines into batches of indices of similar length, longest first."""
+    def _cut_batches(self, sources: Iterable[Source]) -> list[list[Source]]:
+        """Cuts the sources of each chunk into batches of similar length, longest first."""
         batches = []
-        indices = range(len(sources))
-        for _, chunk in groupby(indices, key=lambda i: owners[i] // self.chunk_lines):
-            order = sorted(chunk, key=lambda i: len(sources[i]), reverse=True)
+        for _, chunk in groupby(sources, key=lambda source: source.chunk):
+            order = sorted(chunk, key=lambda source: len(source.ids), reverse=True)
             while order:
-                longest = max(len(sources[order[0]]) + 1, MIN_BATCH_LENGTH)
+                longest = max(len(order[0].ids) + 1, MIN_BATCH_LENGTH)
                 rows = max(1, self.batch_tokens // (longest * self.options.beam_size))
                 batches.append(order[:rows])
                 order = order[rows:]
@@ -246,7 +293,7 @@ class Translator:
 
         device = self.model.device
         src = copy_to_device(pad([[*ids, EOS_ID] for ids in sources], PAD_ID), device)
-        limits = [len(ids) + EXTRA_LENGTH for ids in sources]
+        limits = [output_limit(ids) for ids in sources]
         max_lengths = copy_to_device(torch.tensor(limits), device)
         state = self.model.begin_decoding(src, max(limits))
         if self.greedy:
