@@ -261,7 +261,7 @@ def test_an_ensemble(copy_run, model):
 
 def test_arguments(copy_run, model):
     """`max_length` splits earlier; wrong ones raise the program's own errors, which name them."""
-    assert transformer_mt.load(copy_run, max_length=5, device="cpu").max_length == 5
+    assert transformer_mt.load(copy_run, max_length=5, device="cpu").splitter.max_length == 5
     for error, message, call in (
         (CheckpointError, "nowhere: no such run", lambda: transformer_mt.load("nowhere")),
         (ConfigError, "precision int8", lambda: transformer_mt.load(copy_run, precision="int8")),

@@ -1,13 +1,17 @@
 """Lines in and out: none lost, none held back."""
 
+import io
 import os
 import threading
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from transformer_mt.errors import DataError
 from transformer_mt.system.streams import LineReader, count_lines
+
+UTF_16 = (b"\xff\xfe", b"\xfe\xff")
 
 
 def read(raw: bytes, size: int, pieces: int = 1) -> tuple[list[list[str]], int]:
@@ -36,6 +40,7 @@ def test_every_line_once_and_in_order(lines, ended, size, pieces):
     Sabotage: `splitlines()`; forget what follows the last line feed.
     """
     raw = b"\n".join(line.replace(b"\n", b"\r") for line in lines) + b"\n" * ended
+    assume(not raw.startswith(UTF_16))
     expected = raw.split(b"\n")
     if not expected[-1]:
         expected.pop()
@@ -56,6 +61,20 @@ def test_a_line_longer_than_any_block():
 def test_only_what_is_not_utf_8_is_counted():
     """A replacement character in the input is valid UTF-8."""
     assert read("\ufffd\n\u2028\r".encode() + b"\n\xff\xff\n\xc3", 10)[1] == 2
+
+
+@pytest.mark.parametrize("mark", UTF_16)
+def test_utf_16_is_refused(mark):
+    """By its first bytes; without them the same bytes are text. Sabotage: replace all of it."""
+    with pytest.raises(DataError, match="^in.de: is UTF-16; convert it with iconv -f UTF-16 "):
+        list(LineReader(io.BytesIO(mark + b"a\0"), "in.de").chunks(9, 9))
+    assert list(LineReader(io.BytesIO(b"a\n" + mark)).chunks(9, 9)) == [["a", "\ufffd\ufffd"]]
+
+
+def test_the_first_chunk_may_be_smaller():
+    """The others are full. Sabotage: make all of them small."""
+    chunks = LineReader(io.BytesIO(b"a\n" * 12)).chunks(5, 2)
+    assert list(map(len, chunks)) == [2, 5, 5]
 
 
 def test_a_writer_that_waits_gets_its_lines():

@@ -147,6 +147,8 @@ def test_many_files(translate, source, tmp_path):
     assert "missing.de: no such file" in last and "broken.de.gz: cannot be read" in last
     assert done.err.count("; translating the other files") == 2
     assert done.err.count("translating with") == 1
+    for name, lines in (("in.de", 12), ("b.de.gz", 12), ("e.txt", 0)):
+        assert f"{tmp_path / name}: {lines} lines in " in done.err
     names = ["b.en.gz", "c.en.xz", "d.en.zst", "e.txt.en", "f.en.gz", "in.en"]
     assert sorted(path.name for path in (tmp_path / "out").glob("[!.]*")) == names
     for name in names:
@@ -171,7 +173,7 @@ def test_progress_has_a_total(translate, source, monkeypatch):
 def test_limit_of_a_line(translate, source):
     """Longer lines are split after so many pieces, and counted."""
     source.write_bytes(b"long " * 100)
-    split = "1 line over the maximum length, split into parts\n"
+    split = "1 line translated in parts\n"
     assert split in translate("--input", source).err
     assert split not in translate("--input", source, "--max-length", 1000).err
 

@@ -183,6 +183,45 @@ def test_batches_are_cut_chunk_by_chunk(vocab, monkeypatch):
     assert translator.model.batches[3:] == translator.model.batches[:3]
 
 
+def test_equal_lines_of_a_chunk_are_translated_once(vocab, monkeypatch):
+    """Parts of lines too, but not those of another chunk; each counts as a line.
+
+    Sabotage: remember the lines of all chunks, whose batches then depend on the processes.
+    """
+    monkeypatch.setattr(Translator, "chunk_lines", 4)
+    translator, counts = build_translator(vocab, SearchOptions(batch_tokens=1)), []
+    translated = translator.n_best(["ab", "cd", "", "ab", "ab", " ab"], counts.append)
+    assert texts(vocab, translator.model.sources) == ["ab", "cd", "ab"]
+    assert counts == [2, 1, 2, 1]
+    assert len({repr(translated[line]) for line in (0, 3, 4, 5)}) == 1
+    part = build_translator(vocab, SearchOptions(), max_length=12)
+    part.translate(["ab cd. ef gh ij", "ab cd."])
+    assert texts(vocab, part.model.sources) == ["ef gh ij", "ab cd."]
+
+
+def test_the_first_chunk_is_small(vocab, monkeypatch):
+    """On a CPU, so that something is translated soon. Sabotage: sort all lines together."""
+    monkeypatch.setattr("transformer_mt.translation.translator.FIRST_CHUNK_LINES", 1)
+    monkeypatch.setattr(Translator, "chunk_lines", 3)
+    translator = build_translator(vocab, SearchOptions())
+    translator.translate(["a", "bcd", "ef", "ghijk", "lm"])
+    batches = [texts(vocab, batch) for batch in translator.model.batches]
+    assert batches == [["a"], ["ghijk", "bcd", "ef"], ["lm"]]
+
+
+def test_lines_gone_wrong_are_told_apart():
+    """An empty output of a line with words, an output that was cut, an empty line."""
+    translations = [
+        Translation("a", 0.0),
+        Translation("a", 0.0, parts=3),
+        Translation("a a a", 0.0, parts=2, is_cut=True),
+        Translation(" ", 0.0, is_cut=True),
+        Translation("", 0.0, parts=0),
+    ]
+    assert [each.status for each in translations] == ["ok", "ok", "cut", "empty", "ok"]
+    assert count_kinds(translations) == {"split": 2, "cut": 1, "empty": 1}
+
+
 def test_processes_share_the_batches(vocab):
     """Each decodes its own and gets all; progress counts all. Sabotage: let each decode all."""
     lines, gathered, counts = ["a", "bc", "", "def", "ghij"], {}, []

@@ -20,6 +20,7 @@ from transformer_mt.config.keys import Config
 from transformer_mt.config.loading import without_folder
 from transformer_mt.errors import CheckpointError
 from transformer_mt.system.files import atomic_file
+from transformer_mt.text.splitting import LineSplitter
 from transformer_mt.version import __version__
 
 logger = logging.getLogger(__name__)
@@ -59,8 +60,7 @@ transformer-mt {version}. It has {config.model.encoder_layers} encoder layers an
 
 ## Limits
 
-It translates each line independently of the others. Lines of more than {config.data.max_length}
-pieces are longer than any that it was trained on. Its quality on other text was not measured.
+{limits}
 """
 
 
@@ -101,6 +101,7 @@ def model_card(
         averaged=averaged,
         scores=_scores(records, stored),
         usage=usage,
+        limits=_limits(checkpoint),
     )
 
 
@@ -157,6 +158,21 @@ def _data(config: Config, description: dict[str, Any]) -> str:
         f"{text}: {report['kept']:,} of {report['pairs']:,} pairs"
         f" (dropped: {dropped or 'none'}), {report['pieces']:,} pieces.\nThe SHA-256 digest of the"
         f" encoded text is `{report['digest']}`."
+    )
+
+
+def _limits(checkpoint: Checkpoint) -> str:
+    data, sources = checkpoint.config.data, checkpoint.state.sources
+    splitter = LineSplitter(checkpoint.vocab.src, data, sources)
+    seen = f"None that it was trained on has more than {data.max_length} pieces."
+    if sources:
+        seen = (
+            f"Those it was trained on have at most {sources.longest} pieces,\n99.9% of them at most"
+            f" {sources.percentile}, and {sources.several_sentences:.1%} have several sentences."
+        )
+    return (
+        f"It translates each line independently of the others. {seen} transformer-mt splits lines"
+        f" {splitter.describe()}.\nIts quality on other text was not measured."
     )
 
 

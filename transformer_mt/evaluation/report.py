@@ -41,6 +41,7 @@ from transformer_mt.translation.translation_model import (
     find_checkpoints,
     share_checkpoints,
 )
+from transformer_mt.translation.translator import count_kinds, log_kinds
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +55,8 @@ class SystemOutput:
 
     The system is a checkpoint, an ensemble of several, or a file that was read, which has neither
     checkpoints nor search settings. `seconds` were spent translating; `moving_average` tells that
-    this average of the weights was used.
+    this average of the weights was used; `counts` has the numbers of lines that were split, and
+    whose translation was cut or is empty.
     """
 
     lines: list[str]
@@ -63,6 +65,7 @@ class SystemOutput:
     search: SearchSetting | None = None
     moving_average: bool = False
     seconds: float = 0.0
+    counts: dict[str, int] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, object]:
         """Returns what the translation depends on, for JSON; an ensemble has a list of steps."""
@@ -75,6 +78,7 @@ class SystemOutput:
             "moving_average": self.moving_average,
             **asdict(self.search),
             "seconds": round(self.seconds, 3),
+            **{f"lines_{kind}": count for kind, count in self.counts.items()},
         }
 
     def describe(self) -> str:
@@ -274,19 +278,21 @@ def _translate(
     processes.watch_peers()
     translator, began = model.translator(search, processes), time.monotonic()
     with progress_bar("translating", "lines", len(sources)) as bar:
-        lines = translator.translate(sources, bar.update)
+        translations = translator.best(sources, bar.update)
     averaged = any(EMA in checkpoint.files for checkpoint in model.checkpoints)
     setting = SearchSetting(
         beam_size=search.beam_size,
         length_penalty=search.length_penalty if search.beam_size > 1 else None,
         precision=load.precision,
-        max_length=model.max_length,
+        max_length=model.splitter.max_length,
         raw=load.raw and averaged,
     )
     seconds, averaged = time.monotonic() - began, averaged and not load.raw
-    output = SystemOutput(lines, model.name, model.checkpoints, setting, averaged, seconds)
+    lines, counts = [each.text for each in translations], count_kinds(translations)
+    output = SystemOutput(lines, model.name, model.checkpoints, setting, averaged, seconds, counts)
     if processes.is_main:
         logger.info(f"{len(sources):,} sentences in {output.seconds:.1f} s with {output.name}")
+        log_kinds(counts)
     return output
 
 

@@ -20,6 +20,10 @@ PACKAGE_LOGGER = logging.getLogger("transformer_mt")
 
 SECONDS_BETWEEN_LINES = 10.0
 """Minimum time between printed progress lines, used where there is no progress bar."""
+_INTERVAL_GROWTH, _LONGEST_INTERVAL = 1.5, 600.0
+"""How the time between lines grows in a long task, up to so many seconds."""
+_BAR_NAME = 24
+"""Characters of a name beside a bar, which needs the width of the terminal itself."""
 
 
 _CONTROLS = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160))}
@@ -89,9 +93,10 @@ def progress_bar(
         hidden: Whether to show nothing at all.
         done: How many were already done; they do not count towards the speed.
     """
+    name = escape_controls(name)
     return tqdm(
         items,
-        escape_controls(name),
+        name if len(name) <= _BAR_NAME else f"{name[: _BAR_NAME - 8]}…{name[-7:]}",
         total,
         initial=done,
         unit=f" {unit}",
@@ -102,7 +107,7 @@ def progress_bar(
 
 
 class ProgressDisplay:
-    """Progress of a long task on stderr: a bar on a terminal, otherwise a line at intervals.
+    """Progress of a long task on stderr: a bar on a terminal, otherwise lines at growing intervals.
 
     The arguments are those of `progress_bar`.
     """
@@ -115,6 +120,7 @@ class ProgressDisplay:
         self._name, self._unit, self._total = escape_controls(name), unit, total
         self._done, self._done_before = done, done
         self._began = self._last_line = time.monotonic()
+        self._interval = SECONDS_BETWEEN_LINES
 
     def __enter__(self) -> Self:
         return self
@@ -127,8 +133,9 @@ class ProgressDisplay:
         self._bar.update(count)
         self._done += count
         now = time.monotonic()
-        if self._prints_lines and now - self._last_line >= SECONDS_BETWEEN_LINES:
+        if self._prints_lines and now - self._last_line >= self._interval:
             self._last_line = now
+            self._interval = min(self._interval * _INTERVAL_GROWTH, _LONGEST_INTERVAL)
             print(self._format_line(now - self._began), file=sys.stderr, flush=True)
 
     def _format_line(self, seconds: float) -> str:

@@ -8,7 +8,7 @@ import select
 import stat
 import sys
 import zlib
-from codecs import BOM_UTF8
+from codecs import BOM_UTF8, BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -97,7 +97,7 @@ class LineReader:
         """Yields lists of 1 to `size` lines, the first of `first_size`; all lines are in them.
 
         Raises:
-            DataError: If the input cannot be read or decompressed to its end.
+            DataError: If the input cannot be read or decompressed to its end, or is UTF-16.
         """
         ready: list[bytes] = []
         limit = first_size
@@ -132,8 +132,12 @@ class LineReader:
         return bool(select.select([self._stream.fileno()], [], [], IDLE_SECONDS)[0])
 
     def _decode(self, lines: list[bytes]) -> list[str]:
-        if not self.lines_read and lines[0].startswith(BOM_UTF8):
-            self.bom_dropped = True
+        if not self.lines_read:
+            if lines[0].startswith((BOM_UTF16_LE, BOM_UTF16_BE)):
+                raise DataError(
+                    f"{self._name}: is UTF-16; convert it with iconv -f UTF-16 -t UTF-8"
+                )
+            self.bom_dropped = lines[0].startswith(BOM_UTF8)
             lines = [lines[0].removeprefix(BOM_UTF8), *lines[1:]]
         self.lines_read += len(lines)
         try:

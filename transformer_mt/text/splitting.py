@@ -148,6 +148,17 @@ class LineSplitter:
         self.usual_length = min(usual, self.max_length)
         self.splits_every_sentence = bool(statistics and statistics.is_single_sentences)
 
+    def describe(self) -> str:
+        """Says where lines are split, to complete "splits lines"."""
+        usual = f"of more than {self.usual_length} pieces"
+        sentences = (
+            "after every sentence" if self.splits_every_sentence else f"{usual} into sentences"
+        )
+        return (
+            f"{sentences}, a sentence {usual} into clauses, and what has more than"
+            f" {self.max_length} pieces after a word"
+        )
+
     def split(self, lines: Sequence[str]) -> list[list[list[int]]]:
         """Splits lines into parts; an empty line has none."""
         texts = [fold_whitespace(line) for line in lines]

@@ -31,6 +31,7 @@ def translate_stream(
     output: Output,
     options: OutputOptions,
     fingerprint: Fingerprint | None = None,
+    is_named: bool = False,
 ) -> None:
     """Translates line by line, and reports counts and speed; called by the main process.
 
@@ -45,6 +46,7 @@ def translate_stream(
         options: What to write for each line.
         fingerprint: What the output depends on, so that a stopped translation is resumed; only for
             a regular file as input.
+        is_named: Whether each line of the report names the input.
 
     Raises:
         DataError: If the input cannot be read.
@@ -78,7 +80,8 @@ def translate_stream(
                 round_size = 1 if reader.is_pipe else translator.processes.world_size
         if not reader.lines_read:
             writer.write([""], 0, {})  # a compressed file is valid only with a member
-    _report(reader, writer, resumed, time.monotonic() - began)
+    prefix = f"{input_path}: " if is_named else ""
+    _report(reader, writer, resumed, time.monotonic() - began, prefix)
 
 
 def serve(translator: Translator) -> None:
@@ -116,14 +119,16 @@ def format_lines(
     return "".join(f"{row}\n" for row in rows)
 
 
-def _report(reader: LineReader, writer: ChunkWriter, resumed: int, seconds: float) -> None:
+def _report(
+    reader: LineReader, writer: ChunkWriter, resumed: int, seconds: float, prefix: str
+) -> None:
     lines = reader.lines_read - resumed
     rate = lines / max(seconds, 1e-9)
-    logger.info(f"{lines_text(lines)} in {seconds:.1f} s, {rate:,.0f} per second")
-    log_kinds(writer.state.counts)
+    logger.info(f"{prefix}{lines_text(lines)} in {seconds:.1f} s, {rate:,.0f} per second")
+    log_kinds(writer.state.counts, prefix)
     if reader.bom_dropped:
-        logger.info("the byte order mark at the start of the input was dropped")
+        logger.info(f"{prefix}the byte order mark at the start of the input was dropped")
     if replaced := reader.lines_replaced:
         logger.warning(
-            f"{lines_text(replaced)} not in UTF-8; invalid bytes were replaced by U+FFFD"
+            f"{prefix}{lines_text(replaced)} not in UTF-8; invalid bytes were replaced by U+FFFD"
         )

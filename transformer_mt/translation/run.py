@@ -189,7 +189,9 @@ def _translate_pairs(
                 if is_complete(pair.output, fingerprint):
                     logger.info(f"{pair.output.name}: already complete")
                     continue
-            translate_stream(translator, pair.input, pair.output, options.output, fingerprint)
+            translate_stream(
+                translator, pair.input, pair.output, options.output, fingerprint, len(pairs) > 1
+            )
         except DataError as error:
             failures.append(str(error))
             if len(pairs) > 1:

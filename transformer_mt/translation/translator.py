@@ -136,7 +136,7 @@ class Translator:
         ConfigError: If the beam size or the length penalty is outside its limits.
     """
 
-    chunk_lines = 1024
+    chunk_lines = 2048
 
     def __init__(
         self,

@@ -1,0 +1,143 @@
+"""Where lines are split: ends of sentences in German and English, limits, time."""
+
+import time
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from transformer_mt.config.keys import DataConfig, VocabConfig
+from transformer_mt.text.splitting import LineSplitter, SourceStatistics, split_sentences
+from transformer_mt.text.vocabulary import Vocabulary, train_vocabulary
+
+LETTERS = "abcdefghijklmnopqrstuvwxyz.,;!"
+SINGLE, SEVERAL = 0.0, 0.01
+"""Shares of training lines with several sentences, below and at the limit."""
+
+
+@pytest.fixture(scope="module")
+def vocab() -> Vocabulary:
+    """Gives a vocabulary whose pieces are characters, spaces included."""
+    return train_vocabulary([Counter({LETTERS: 1})], VocabConfig(kind="char", size=40))
+
+
+def split(vocab, line: str, statistics=None, max_length=None, data_max_length=12) -> list[str]:
+    data = DataConfig(path="none", max_length=data_max_length)
+    [parts] = LineSplitter(vocab.src, data, statistics, max_length).split([line])
+    return [vocab.src.decode(ids) for ids in parts]
+
+
+@pytest.mark.parametrize(
+    ("language", "marked"),
+    [
+        ("de", "Ein Mann läuft. |Eine Frau sitzt! |Wo? |Da."),
+        ("de", "z. B. im Sommer. |Dr. Müller und Prof. Dr. Meier kamen, d. h. fast alle."),
+        ("de", "Er kam am 3. Mai in den 2. Stock. |Der 1. Preis war 1999. |Dann ging er."),
+        ("de", "Herr K. Meier von der Fa. Schmidt kostet 5 Mio. Euro. |Die GmbH zahlt 1.50."),
+        ("de", "Äpfel, Birnen usw. |Dann Ja… |Nein."),
+        ("de", "„Komm her. |Ich warte!“ |Er kam. |(Das war gut.) |»Ja.« |Ende."),
+        ("de", "„Halt!“, rief er und lief. |Was? rief sie."),
+        ("de", "ein mann läuft. |eine frau sitzt z. b. dort. |der 2. mann"),
+        ("de", "1. Einleitung"),
+        ("de", "Siehe www.Beispiel.de oder Kap.3. |Ende"),
+        ("en", "Mr. Smith went to Washington. |He met J. R. R. Tolkien, e.g. on Jan. 5. |OK."),
+        ("en", 'He said, "Go. |Now!" |"What?" she said. |It\'s I. |You stay… |Or not, etc. |So.'),
+        ("en", "George W. Bush of the U.S. Army paid $1.50. |Then Ph.D. Jones left."),
+        ("fr", "Il en a 5. |Elle aussi."),
+        ("zh", "“你好。”|他说。|我"),
+        ("xx", "An unknown language. |Is split."),
+        ("de", ""),
+    ],
+)
+def test_ends_of_sentences(language, marked):
+    """Abbreviations, ordinals, initials, quotations and names are not ends.
+
+    Sabotage: leave out what is done to the result of sentencex.
+    """
+    assert "|".join(split_sentences(marked.replace("|", ""), language)) == marked
+
+
+@given(st.text(st.sampled_from('aB1. !?…„“"»«(。')), st.sampled_from(["de", "en", "zh"]))
+def test_sentences_joined_give_the_text(text, language):
+    """Whatever it holds; none is empty. Sabotage: drop the quotes."""
+    sentences = split_sentences(text, language)
+    assert "".join(sentences) == text and (all(sentences) or not text)
+
+
+@pytest.mark.parametrize(
+    "text", ["Ein Hund. ", "ein Hund ", "a", '("„', "1. ", "„Hund. ", "Hund, "], ids=repr
+)
+def test_a_long_line_takes_linear_time(vocab, text):
+    """Ten times the text takes about ten times as long. Sabotage: give sentencex all at once."""
+    seconds = []
+    for size in (30_000, 300_000):
+        began = time.process_time()
+        splitter = LineSplitter(vocab.src, DataConfig(path="none", max_length=50))
+        splitter.split([text * (size // len(text))])
+        seconds.append(time.process_time() - began)
+    assert seconds[1] < 30 * seconds[0] + 0.2
+
+
+@pytest.mark.parametrize(
+    ("line", "parts"),
+    [
+        ("abcdefghijk", ["abcdefghijk"]),  # twelve pieces with the space before it
+        ("ab cd. ef gh ij", ["ab cd.", "ef gh ij"]),
+        ("ab cd! ef gh ij", ["ab cd!", "ef gh ij"]),
+        ("ab cd, ef gh ij", ["ab cd,", "ef gh ij"]),
+        ("ab. cd, ef gh", ["ab.", "cd, ef gh"]),  # a sentence before a later clause
+        ("ab. cd. ef gh", ["ab. cd.", "ef gh"]),  # as few parts as possible
+        ("a, bcd efg hijk", ["a, bcd efg", "hijk"]),  # a clause of three pieces is too short
+        ("abcdefghijk lm", ["abcdefghijk", "lm"]),  # a word that ends at the limit
+        ("abc.def ghi jklm", ["abc.def ghi", "jklm"]),  # no space after the mark
+        ("abcdefghijklmn", ["abcdefghijk", "lmn"]),  # within a word, if there is no other way
+        ("a bcdefghijklmno", ["a", "bcdefghijkl", "mno"]),
+        ("ab cd ef gh ij kl mn op qr", ["ab cd ef gh", "ij kl mn op", "qr"]),
+        (" ", []),
+    ],
+)
+def test_where_a_long_line_is_split(vocab, line, parts):
+    """At most twelve pieces each, after a sentence, a clause or a word; no piece is lost.
+
+    Sabotage: cut after `max_length` pieces, wherever that is.
+    """
+    assert split(vocab, line) == parts
+    [rows] = LineSplitter(vocab.src, DataConfig(path="none", max_length=12)).split([line])
+    assert sum(rows, []) == vocab.src.encode([line])[0] and max(map(len, rows), default=0) <= 12
+
+
+@pytest.mark.parametrize(
+    ("share", "line", "parts"),
+    [
+        (SINGLE, "ab. cd. ef", ["ab.", "cd.", "ef"]),
+        (SEVERAL, "ab. cd. ef", ["ab. cd. ef"]),
+        (SEVERAL, "ab. cd. efghi. jkl", ["ab. cd.", "efghi. jkl"]),
+        (SINGLE, "ab, cd, efghi, jkl", ["ab, cd,", "efghi, jkl"]),
+        (SEVERAL, "ab, cd, efghi, jkl", ["ab, cd,", "efghi, jkl"]),
+        (SINGLE, "ab cd efghi jkl", ["ab cd efghi jkl"]),  # no mark: only above 20 pieces
+        (SEVERAL, "ab cd efghi jkl mno pq", ["ab cd efghi jkl mno", "pq"]),
+    ],
+)
+def test_the_training_text_decides_where_lines_are_split(vocab, share, line, parts):
+    """Single sentences: at each end. Otherwise above the percentile; words above the maximum.
+
+    Sabotage: group the sentences of a model trained on single sentences.
+    """
+    statistics = SourceStatistics(longest=15, percentile=11, several_sentences=share)
+    assert split(vocab, line, statistics, data_max_length=20) == parts
+
+
+def test_an_explicit_limit_replaces_both(vocab):
+    """Higher or lower, for sentences, clauses and words."""
+    statistics = SourceStatistics(longest=15, percentile=11, several_sentences=SEVERAL)
+    assert split(vocab, "ab, cd. ef, gh ij", statistics, 30) == ["ab, cd. ef, gh ij"]
+    assert split(vocab, "ab, cd. ef, gh ij", statistics, 5) == ["ab,", "cd.", "ef,", "gh", "ij"]
+
+
+def test_statistics_by_hand():
+    """The percentile is a length that occurs, and at least 99.9% are at most as long."""
+    lengths = np.array([*range(1, 1500), 5000, 7000])
+    assert SourceStatistics.measure(lengths, 9) == SourceStatistics(7000, 5000, 9 / 1501)
+    assert SourceStatistics.measure(lengths[2:3], 0) == SourceStatistics(3, 3, 0.0)
