@@ -207,6 +207,22 @@ def test_guarantee_3_as_many_lines_out_as_in(copy_run):
     assert output.read_bytes().split(b"\n")[:-1] == got
 
 
+def test_guarantee_3_no_text_vanishes(copy_run):
+    """A model trained on single sentences gets each of several, and says so.
+
+    Sabotage: split only what is longer than the training lines; leave the statistics out of the
+    checkpoint.
+    """
+    words = Path(find_checkpoint(copy_run).config.data.path, "test.de").read_text().split()
+    sentences = [f"{word.capitalize()} {word}." for word in words if len(word) > 2]
+    lines = [" ".join(sentences[:count]) for count in (1, 2, 3, 5, 8)]
+    done = run_program("translate", copy_run, "--format", "jsonl", stdin="\n".join(lines).encode())
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [row["parts"] for row in rows] == [1, 2, 3, 5, 8]
+    assert all(len(row["text"].split()) >= row["parts"] for row in rows)
+    assert b"\n4 lines translated in parts\n" in done.stderr
+
+
 def test_guarantee_4_one_bleu(copy_run, tmp_path):
     """Training's validation, `evaluate`, and `translate | sacrebleu` agree to the last digit.
 

@@ -52,7 +52,8 @@ def load(
         others: More runs or checkpoints with the same vocabulary; together they form an ensemble.
         device: `auto`, `cpu` or `cuda`.
         precision: `fp32`, `bf16` or `fp16`; the weights are rounded to it.
-        max_length: Source pieces after which a line is split; None is the maximum in training.
+        max_length: Source pieces after which a line is split; None is the length of nearly all
+            training lines.
         raw: Whether to use the trained weights even if the checkpoint has their moving average.
 
     Returns:

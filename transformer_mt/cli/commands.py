@@ -162,7 +162,9 @@ def translate(
     format_: Annotated[
         OutputFormat,
         file_option(
-            "[text|jsonl]", "jsonl: one object with line, rank, score and text each.", "--format"
+            "[text|jsonl]",
+            "jsonl: one object with line, rank, score, text, parts and status each.",
+            "--format",
         ),
     ] = OutputOptions.format,
     precision: PrecisionOption = LoadOptions.precision,

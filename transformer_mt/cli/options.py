@@ -109,7 +109,9 @@ BatchOption = Annotated[
 ]
 LengthOption = Annotated[
     int | None,
-    search_option("N", "Pieces after which a line is split. Default: data.max_length.", min=1),
+    search_option(
+        "N", "Pieces after which text is split. Default: by the length of the training text.", min=1
+    ),
 ]
 DeviceOption = Annotated[Device, search_option("[auto|cpu|cuda]", "Where to translate.")]
 RawOption = Annotated[

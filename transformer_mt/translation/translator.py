@@ -97,7 +97,7 @@ def log_kinds(counts: Mapping[str, int], prefix: str = "") -> None:
 
 def lines_text(lines: int) -> str:
     """Formats a number of lines, as in "2 lines"."""
-    return f"{lines} {'line' if lines == 1 else 'lines'}"
+    return f"{lines:,} {'line' if lines == 1 else 'lines'}"
 
 
 def output_limit(ids: Sequence[int]) -> int:
