@@ -133,6 +133,18 @@ def test_a_launcher_stopped_or_killed(config, whole, tmp_path):
     assert_equal(run_dir, whole, STEPS)
 
 
+def test_a_launcher_killed_while_its_workers_start(config, tmp_path):
+    """No worker is left, whatever it is doing. Sabotage: watch it once all have joined."""
+    for seconds in (0, 1, 3):
+        process = start(2, "train", config, "--run", tmp_path / "run")
+        wait_until(lambda process=process: len(children(process)) == 2, process)
+        workers = children(process)
+        time.sleep(seconds)
+        process.kill()
+        wait_for_end(workers, 10)
+        assert len(messages(process.communicate(timeout=30)[1])) <= 1
+
+
 def test_resuming_with_another_number_of_processes(config, tmp_path):
     """Works, ends up close, and says that bit-equality ends. Sabotage: do not record the number."""
     for run_dir, sizes in ((tmp_path / "whole", (2,)), (tmp_path / "run", (2, 1, 3))):

@@ -1,7 +1,5 @@
 """Several processes train the same as one, and report errors once."""
 
-import sys
-
 import pytest
 import torch
 from conftest import tiny_values, write_toml
@@ -10,12 +8,9 @@ from launch import assert_close, exit_codes, launch, launch_faulty, messages, re
 from transformer_mt.checkpoints.run_directory import load_newest
 from transformer_mt.config.loading import load_config
 from transformer_mt.errors import ConfigError
-from transformer_mt.system.processes import (
-    ALONE,
-    is_main_process,
-    join_processes,
-    require_single_process,
-)
+from transformer_mt.system import processes
+from transformer_mt.system.launcher import is_main_process, require_single_process
+from transformer_mt.system.processes import ALONE, join_processes
 from transformer_mt.training.run import train
 
 
@@ -121,9 +116,9 @@ def test_a_variable_that_is_not_a_number(monkeypatch, name):
 def test_one_process_uses_no_distributed_code(monkeypatch):
     """Without the variables of a launcher. Sabotage: always make a process group."""
     monkeypatch.delenv("RANK", raising=False)
-    monkeypatch.setitem(sys.modules, "torch.distributed", None)
+    monkeypatch.setattr(processes, "dist", None)
     with join_processes("cpu") as joined:
-        assert joined is ALONE and joined.is_main and not joined.is_launched
+        assert joined is ALONE and joined.is_main
         joined.watch_peers()
         assert joined.max(1, 2.5) == [1, 2.5]
         assert joined.gather("value") == ["value"] and joined.broadcast("value") == "value"

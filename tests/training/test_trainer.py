@@ -16,6 +16,7 @@ from transformer_mt.checkpoints.run_directory import find_checkpoint, list_check
 from transformer_mt.config.keys import Config
 from transformer_mt.config.loading import parse_config
 from transformer_mt.errors import CheckpointError, TrainingError
+from transformer_mt.system.processes import Processes
 from transformer_mt.text.batching import plan_epoch
 from transformer_mt.text.prepared import prepare
 from transformer_mt.training import engine as engine_module
@@ -24,6 +25,7 @@ from transformer_mt.training import validation as validation_module
 from transformer_mt.training.engine import Engine
 from transformer_mt.training.optimizer import clip_gradients, noam_rate
 from transformer_mt.training.run import build_trainer, train
+from transformer_mt.training.trainer import Trainer
 
 NEVER = 1000
 
@@ -186,6 +188,27 @@ def test_minutes_are_a_limit(corpus_dir, tmp_path, scores, clock):
     assert "done: train.max_minutes = 2, at step 4" in log_text(tmp_path / "run")
     seconds = [line["seconds"] for line in records(tmp_path / "run", "train")]
     assert seconds == [30.0, 60.0, 120.0, 150.0, 210.0]
+
+
+def test_the_clock_of_the_main_process_decides(corpus_dir, tmp_path, scores, clock, monkeypatch):
+    """It has counted ten seconds for each step, and this process thirty.
+
+    Sabotage: take the largest of all clocks.
+    """
+    scores += [1.0]
+    monkeypatch.setattr(validation_module, "mean_nll", lambda *arguments: 1.0)
+    main_clock = iter(range(10, 1000, 10))
+
+    class Second(Processes):
+        def max(self, *values: float) -> list[float]:
+            signum, seconds = values
+            return [signum, max(seconds, next(main_clock))]
+
+    alone = build_trainer(build_config(corpus_dir, train__max_minutes=1.0), tmp_path / "run")
+    parts = alone.run_dir, alone.corpus, alone.valid, alone.engine, alone.progress
+    trainer = Trainer(*parts, is_saved=False, processes=Second(rank=1, world_size=2))
+    trainer.run(log=None)
+    assert trainer.progress.step == 6
 
 
 def test_metrics_of_a_log_line(corpus_dir, tmp_path, scores, clock, monkeypatch):

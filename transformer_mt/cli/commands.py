@@ -29,9 +29,9 @@ from transformer_mt.cli.options import (
 )
 from transformer_mt.errors import ConfigError
 from transformer_mt.system.console import show_messages
+from transformer_mt.system.launcher import is_main_process, require_single_process
 from transformer_mt.system.outputs import check_output
 from transformer_mt.system.process_settings import interrupt_on_signals
-from transformer_mt.system.processes import is_main_process, require_single_process
 from transformer_mt.system.streams import require_input
 from transformer_mt.translation.options import (
     FileOptions,

@@ -19,8 +19,8 @@ from transformer_mt.cli.options import (
 )
 from transformer_mt.errors import ConfigError
 from transformer_mt.system.console import show_messages
+from transformer_mt.system.launcher import require_single_process
 from transformer_mt.system.outputs import Output, check_output, open_output
-from transformer_mt.system.processes import require_single_process
 from transformer_mt.translation.options import LoadOptions
 
 if TYPE_CHECKING:

@@ -11,13 +11,13 @@ from transformer_mt.cli.figures import compare, plot, report
 from transformer_mt.cli.options import GroupedCommand
 from transformer_mt.errors import Interrupted, TransformerMTError
 from transformer_mt.system.console import escape_controls
+from transformer_mt.system.launcher import exit_process, exit_with_error
 from transformer_mt.system.process_settings import (
     configure_libraries,
     end_by_broken_pipe,
     open_closed_streams,
     tolerate_lost_messages,
 )
-from transformer_mt.system.processes import exit_process, exit_with_error
 from transformer_mt.version import __version__
 
 app = typer.Typer(

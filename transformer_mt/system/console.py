@@ -12,7 +12,7 @@ from typing import Self, TypeVar
 
 from tqdm import tqdm
 
-from transformer_mt.system.processes import is_main_process
+from transformer_mt.system.launcher import is_main_process
 
 T = TypeVar("T")
 

@@ -290,7 +290,7 @@ class Engine:
 
     def _sum_over_processes(self, losses: Tensor) -> Tensor:
         """Sums the gradients and losses over all processes in one message; returns the losses."""
-        if not self._processes.is_launched:
+        if self._processes.world_size == 1:
             return losses
         tensors: list[Tensor] = []
         for parameter in self.model.parameters():

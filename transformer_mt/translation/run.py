@@ -9,14 +9,10 @@ from pathlib import Path
 from transformer_mt.errors import ConfigError, DataError, OutputError
 from transformer_mt.system.device import choose_device
 from transformer_mt.system.files import sha256
+from transformer_mt.system.launcher import is_launched, may_have_restarted
 from transformer_mt.system.outputs import Fingerprint, Output, check_output, is_complete
 from transformer_mt.system.process_settings import interrupt_on_signals
-from transformer_mt.system.processes import (
-    Processes,
-    is_launched,
-    join_processes,
-    may_have_restarted,
-)
+from transformer_mt.system.processes import Processes, join_processes
 from transformer_mt.system.streams import compression_suffix, require_input
 from transformer_mt.translation.chunks import finish, serve, translate_stream
 from transformer_mt.translation.options import FileOptions, TranslateOptions

@@ -1,0 +1,142 @@
+"""What ends a process with its launcher or with another process, and how long it waits."""
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from datetime import timedelta
+from pathlib import Path
+
+import fork_server
+import pytest
+from conftest import command, tiny_values, write_toml
+
+from transformer_mt.system import launcher, processes
+
+SCENARIO = Path(__file__).parent / "joined_process.py"
+DOCUMENTATION = Path(__file__).parents[2] / "docs" / "scaling.md"
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+def launched(port: int, rank: int = 0) -> dict[str, str]:
+    """Gives the environment of one of two processes."""
+    names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "MASTER_PORT": port}
+    return {**os.environ, "MASTER_ADDR": "127.0.0.1", **{k: str(v) for k, v in names.items()}}
+
+
+def is_served(port: int) -> bool:
+    with socket.socket() as client:
+        return client.connect_ex(("127.0.0.1", port)) == 0
+
+
+class Worker:
+    """A worker whose launcher, a shell, is killed after some seconds; None is while it joins."""
+
+    def __init__(self, config: Path, seconds: float | None) -> None:
+        self.port, self.seconds, self.began = free_port(), seconds, time.monotonic()
+        words = command("train", config, "--run", config.parent / "run")
+        after = "kill -9 $$" if seconds == 0 else "wait"
+        self.launcher = subprocess.Popen(
+            ["sh", "-c", f'"$@" & echo $!; {after}', "sh", *words],
+            env={**launched(self.port), "TORCHELASTIC_RUN_ID": "1", "OMP_NUM_THREADS": "1"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self.pid = int(self.launcher.stdout.readline())
+
+    def kill_launcher(self) -> None:
+        while not is_served(self.port) if self.seconds is None else self._left() > 0:
+            assert self._left() > -120
+            time.sleep(0.05)
+        self.launcher.kill()
+        self.launcher.wait()
+
+    def _left(self) -> float:
+        return self.began + (self.seconds or 0) - time.monotonic()
+
+    def error(self, limit: float) -> str:
+        """Gives what the worker says when it ends within some seconds; kills it if it does not."""
+        try:
+            return self.launcher.communicate(timeout=limit)[1]
+        except subprocess.TimeoutExpired:
+            os.kill(self.pid, signal.SIGKILL)
+            return "still running"
+
+
+def test_a_launcher_killed_while_its_worker_starts(corpus_dir, tmp_path):
+    """At once, before or while torch is imported, or while the worker waits for a second one.
+
+    Sabotage: watch the launcher only when joining; take process 1 for a launcher.
+    """
+    config = write_toml(tmp_path / "tiny.toml", tiny_values(corpus_dir))
+    for seconds in (0, 0.5, 2, None):
+        worker = Worker(config, seconds)
+        worker.kill_launcher()
+        message = "error: the launcher has ended; run the same command again\n"
+        assert worker.error(limit=10) == message, seconds
+
+
+@pytest.mark.parametrize(
+    ("parent", "by_torchrun", "same_program", "expected"),
+    [
+        (1, True, False, True),
+        (1, True, True, False),  # in a container, torchrun may be process 1
+        (1, False, False, False),  # and so may be a shell that sets the variables itself
+        (7, True, False, False),
+    ],
+)
+def test_a_process_is_an_orphan(monkeypatch, parent, by_torchrun, same_program, expected):
+    """If process 1 is its parent but not torchrun. Sabotage: leave out one of the conditions."""
+    monkeypatch.setattr(os, "getppid", lambda: parent)
+    monkeypatch.setattr(os.path, "samefile", lambda left, right: same_program)
+    monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
+    if by_torchrun:
+        monkeypatch.setenv("TORCHELASTIC_RUN_ID", "1")
+    assert launcher.is_orphan() == expected
+
+
+LOST = "error: another process has ended or is unreachable; run the same command again\n"
+HUNG = "error: a GPU has hung for 0 minutes; run the same command again\n"
+
+
+@pytest.mark.parametrize(
+    ("scenario", "message"), [("late", LOST), ("stopped", LOST), ("gpu", HUNG)]
+)
+def test_a_process_that_is_lost(tmp_path, scenario, message):
+    """The other ends, and one says why, although the main threads wait for something else.
+
+    Sabotage: let the first that has finished end the watch; wait longer for a peer than
+    PEER_TIMEOUT; wait for the store; do not look at the GPU; give NCCL more than ten minutes.
+    """
+    port, words = free_port(), [sys.executable, SCENARIO, scenario]
+    with (tmp_path / "out").open("w") as out, (tmp_path / "err").open("w") as err:
+        streams = {"stdout": out.fileno(), "stderr": err.fileno()}
+        both = [fork_server.start(words, env=launched(port, rank), **streams) for rank in (0, 1)]
+        both[0].join(30)
+        if scenario == "stopped":
+            both[1].kill()
+        both[1].join(30)
+    assert both[0].exitcode == 1 and both[1].exitcode is not None
+    assert (tmp_path / "out").read_text() == ""
+    assert (tmp_path / "err").read_text() == message
+
+
+def test_every_limit_is_documented():
+    """In the table of waits, by its rows. Sabotage: change any of them."""
+    table = DOCUMENTATION.read_text().partition("| for | at most |")[2]
+    limits = re.findall(r"\| (\d+) (seconds|minutes|hours) \|$", table, re.MULTILINE)
+    assert [timedelta(**{unit: int(number)}) for number, unit in limits] == [
+        processes.PEER_TIMEOUT,
+        processes.GPU_TIMEOUT,
+        processes.WORK_TIMEOUT,
+        processes.VALUE_TIMEOUT,
+    ]
