@@ -11,7 +11,6 @@ from itertools import accumulate, chain, islice, pairwise
 from typing import ClassVar
 
 import numpy as np
-import sentencex
 from pydantic import ConfigDict
 
 from transformer_mt.config.keys import DataConfig
@@ -22,19 +21,26 @@ SINGLE_SENTENCES = 0.01
 """Below this share of training lines with several sentences, every sentence is a part."""
 PERCENTILE = 99.9
 
-_BLOCK = 2000
-"""Characters that sentencex is given at once: among open quotes its time grows as their square."""
-_QUOTES = re.compile(r"""["'„“”‚‘’«»‹›()\[\]]""")
-_CLOSING_QUOTES = re.compile("(?:(?<=[。！？])[”’]+)?")
-_ORDINAL_LANGUAGES = frozenset("cs da de et fi hr hu is lv nb nn no pl sk sl sr tr".split())
-_ORDINAL = re.compile(r"(?<!\S)\d{1,2}\.\s?$")
-_ABBREVIATION = re.compile(
-    r"(?<!\S)(?:[A-HJ-ZÄÖÜ]|Bsp|Fa|Frl|Gebr|Hl|Hrsg|Kap|Pfr|Vol|approx|cf|pp)\.\s?$"
+_ENDS = (".", "!", "?", "…")
+_CLOSING = "\"'”’“»«›)]"
+_OPENING = "\"'„“‚‘»«‹([¿¡-–—"
+_POSSIBLE_END = re.compile("[.!?…][\"'”’“»«›)\\]]* |[。！？].")
+_FULL_WIDTH_SENTENCE = re.compile("[^。！？]*[。！？]+[”’」』）]*|[^。！？]+")
+_LETTERS = re.compile(r"(?!I$)[^\W\d_]|(?![ap]\.m$)[^\W\d_]{1,2}(\.[^\W\d_]{1,2})+")
+"""An initial, but for the English "I", or letters with points, such as "z.B" and "U.S"."""
+_ABBREVIATIONS = frozenset(
+    "abb abt approx aufl bd betr bsp bspw bzgl bzw ca capt cf dipl dr evtl fa fr frl geb gebr gen"
+    " ggf gov hl hr hrsg inkl insb jr kap lt messrs mio mr mrd mrs ms mt nr pfr prof rev sen sgt"
+    " sog sr st str tel vgl vs zzgl".split()
 )
-"""What sentencex may take for ends of sentences; initials are any capital but the English "I"."""
-_MISSED_END = re.compile(r"(?:…|\b(?:usw|etc)\.)\s(?=[A-ZÄÖÜ])")
+_BEFORE_NUMBERS = frozenset(
+    "abs apr art aug dec dez feb fig jan jul jun mar no nos nov oct okt op p pp sec sep sept"
+    " vol".split()
+)
+"""Abbreviations, or words, after which a number belongs to the same sentence."""
+_ORDINAL_LANGUAGES = frozenset("cs da de et fi hr hu is lv nb nn no pl sk sl sr tr".split())
+"""Languages in which "2." and "II." are ordinals."""
 
-_AFTER_END = re.compile(r"(?<=[.!?…]\s)[a-zà-öø-þ]")
 _CLAUSE_ENDS = (";", ":", ",", "–", "—")
 _CLAUSE_ENDS_WITHOUT_SPACE = ("；", "：", "，", "、")
 
@@ -68,56 +74,42 @@ class SourceStatistics:
 
 
 def split_sentences(text: str, language: str) -> list[str]:
-    """Splits text into sentences, which joined give the text again.
-
-    Time is linear in the length, and a sentence that does not end within `_BLOCK` characters may
-    be joined with the next one.
+    """Splits text into sentences, which joined give the text again, in linear time.
 
     Args:
         text: Words separated by single spaces.
-        language: Code of the language, such as de; an unknown one is split as English.
+        language: Code of the language, such as de.
     """
-    ends, start = [], 0
-    while len(text) - start > _BLOCK:
-        found = _sentence_ends(text[start : start + _BLOCK], language)
-        ends += [start + end for end in found]
-        # A sentence that the block cuts is read again with the next one.
-        start = ends[-1] if found else start + _BLOCK
-    ends += [start + end for end in _sentence_ends(text[start:], language)]
-    return [text[i:j] for i, j in pairwise([0, *ends, len(text)])]
+    if not _POSSIBLE_END.search(text):  # as in most lines
+        return [text] if text else []
+    sentences = []
+    for part in _FULL_WIDTH_SENTENCE.findall(text):
+        words: list[str] = []
+        has_capitals, has_letters = part != part.lower(), False
+        for word, following in pairwise([*part.split(" "), ""]):
+            words.append(word)
+            has_letters = has_letters or any(map(str.isalpha, word))
+            # In a text without capitals, any word may begin a sentence.
+            first = following.lstrip(_OPENING)[:1]
+            begins = first != "" and not (has_capitals and first.islower())
+            if begins and has_letters and _ends_sentence(word, first, language):
+                sentences.append(" ".join(words) + " ")
+                words, has_letters = [], False
+        sentences.append(" ".join(words))
+    return sentences
 
 
-def _sentence_ends(text: str, language: str) -> list[int]:
-    """Finds where the sentences of a text end, but for the last one.
-
-    Sentencex does not look into quotations, so it is given the text without quotation marks.
-    """
-    plain = _QUOTES.sub("", text)
-    if plain == plain.lower():  # a text without capitals, in which sentencex finds no sentences
-        plain = _AFTER_END.sub(lambda match: match[0].upper(), plain)
-    segments = sentencex.segment(language, plain)
-    ends = {match.end() for match in _MISSED_END.finditer(plain)}
-    offsets = accumulate(map(len, segments))
-    for segment, end in zip(segments[:-1], offsets, strict=False):
-        if _is_sentence(segment, language) and not plain[end].islower():
-            ends.add(end)
-    if len(plain) < len(text) and ends:
-        kept = [i for i, character in enumerate(text) if not _QUOTES.match(character)]
-        # Opening quotes belong to the next sentence, closing ones without a space to the last.
-        matches = (_CLOSING_QUOTES.match(text, kept[end - 1] + 1) for end in ends)
-        ends = {match.end() for match in matches if match}
-    return sorted(ends)
-
-
-def _is_sentence(segment: str, language: str) -> bool:
-    """Tells whether what sentencex takes for a sentence is one, and not "der 2." or "1.5"."""
-    if segment[-1:].isascii() and not segment[-1:].isspace():
-        return False  # a point within a word, such as in an address
-    if not any(map(str.isalpha, segment)):
+def _ends_sentence(word: str, first: str, language: str) -> bool:
+    """Tells whether a word ends a sentence; `first` is the first character of the next one."""
+    word = word.rstrip(_CLOSING)
+    if not word.endswith(".") or word.endswith(".."):
+        return word.endswith(_ENDS)
+    stem = word[:-1].lstrip(_OPENING)
+    if language[:2] in _ORDINAL_LANGUAGES and re.fullmatch(r"\d{1,2}|[IVX]+", stem):
         return False
-    if language[:2] in _ORDINAL_LANGUAGES and _ORDINAL.search(segment, max(len(segment) - 8, 0)):
+    if _LETTERS.fullmatch(stem) or stem.lower() in _ABBREVIATIONS:
         return False
-    return _ABBREVIATION.search(segment, max(len(segment) - 12, 0)) is None
+    return not (first.isdigit() and stem.lower() in _BEFORE_NUMBERS)
 
 
 class LineSplitter:
