@@ -115,7 +115,7 @@ def read_metrics(run: str | Path) -> list[dict[str, Any]]:
     """
     from transformer_mt.figures import metrics
 
-    return metrics.read_metrics(Path(run)).records
+    return metrics.read_metrics(Path(run))
 
 
 def __getattr__(name: str) -> Any:

@@ -114,7 +114,7 @@ def test_what_cannot_be_drawn(untrained_run):
     with pytest.raises(ConfigError, match="--layer 3: the model has layers 1 to 2"):
         attention_figure(fake_attention(SRC, TGT), layer=3)
     model = transformer_mt.load(untrained_run)
-    with pytest.raises(DataError, match="the sentence is empty"):
-        sentence_attention(model, "  ")
-    with pytest.raises(DataError, match=f"{MAX_PIECES + 1} pieces; the limit"):
-        sentence_attention(model, "é" * (MAX_PIECES // 2))
+    too_long = "é" * (MAX_PIECES // 2)
+    for sentence, translation in (("  ", None), (too_long, None), ("a", too_long)):
+        with pytest.raises(DataError, match=f"a sentence must have 1 to {MAX_PIECES} pieces"):
+            sentence_attention(model, sentence, translation)

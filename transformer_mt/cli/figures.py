@@ -71,7 +71,7 @@ def training(
     from transformer_mt.figures.training import training_figure
 
     metrics = read_runs(runs, label)
-    _write(training_figure(metrics, x, panel, title), output, checked)
+    _write(training_figure(metrics, x, panel, title), checked)
 
 
 @plot.command(cls=GroupedCommand)
@@ -107,7 +107,7 @@ def attention(
     show_messages(quiet)
     model = build_translation_model(find_checkpoints([path]), LoadOptions("cpu", raw=raw))
     figure = attention_figure(sentence_attention(model, sentence), kind, layer, heads)
-    _write(figure, output, checked)
+    _write(figure, checked)
 
 
 @plot.command(cls=GroupedCommand)
@@ -123,7 +123,7 @@ def schedule(config: ConfigArgument, output: FigureOption, set_: SetOption = Non
     settings = load_config(config, set_ or ())  # before torch, so that a mistake shows at once
     from transformer_mt.figures.recipe import schedule_figure
 
-    _write(schedule_figure(settings, config.stem), output, checked)
+    _write(schedule_figure(settings, config.stem), checked)
 
 
 @plot.command(cls=GroupedCommand)
@@ -139,7 +139,7 @@ def positions(config: ConfigArgument, output: FigureOption, set_: SetOption = No
     settings = load_config(config, set_ or ())  # before torch, so that a mistake shows at once
     from transformer_mt.figures.recipe import positions_figure
 
-    _write(positions_figure(settings, config.stem), output, checked)
+    _write(positions_figure(settings, config.stem), checked)
 
 
 def _check_plot(output: Path) -> Output:
@@ -160,11 +160,11 @@ def _require_packages(command: str, *names: str) -> None:
             )
 
 
-def _write(figure: "Figure", path: Path, output: Output) -> None:
+def _write(figure: "Figure", output: Output) -> None:
     from transformer_mt.figures.canvas import write_figure
 
-    write_figure(figure, path, output)
-    print(path)
+    write_figure(figure, output)
+    print(output.name)
 
 
 def report(
@@ -183,10 +183,10 @@ def report(
     require_single_process("report")
     _require_packages("report", "Matplotlib", "Jinja2")
     checked = check_output(output)
-    from transformer_mt.figures.report import build_report, read_run
+    from transformer_mt.figures.report import build_report
 
     show_messages(quiet)
-    page = build_report(read_run(run)).encode()
+    page = build_report(run).encode()
     with open_output(checked) as file:
         file.write(page)
     if checked.target:

@@ -40,20 +40,19 @@ _AXES = {
 """Labels of the horizontal and the vertical axis."""
 
 
-def sentence_attention(model: TranslationModel, sentence: str) -> PairAttention:
-    """Computes the attention of a sentence and its greedy translation by a single model.
+def sentence_attention(
+    model: TranslationModel, sentence: str, translation: str | None = None
+) -> PairAttention:
+    """Computes the attention of a sentence and a translation, by default the greedy one.
 
     Raises:
-        DataError: If the sentence is empty or too long to draw.
+        DataError: If the sentence is empty, or either is too long to draw.
     """
-    [ids] = model.vocab.src.encode([sentence])
-    if not ids:
-        raise DataError("the sentence is empty: there is no attention to draw")
-    if len(ids) > MAX_PIECES:
-        raise DataError(
-            f"the sentence has {len(ids)} pieces; the limit of a plot is {MAX_PIECES}: shorten it"
-        )
-    return model.attention(sentence)
+    [src_ids] = model.vocab.src.encode([sentence])
+    [tgt_ids] = model.vocab.tgt.encode([translation or ""])
+    if not src_ids or max(len(src_ids), len(tgt_ids)) > MAX_PIECES:
+        raise DataError(f"to be drawn, a sentence must have 1 to {MAX_PIECES} pieces")
+    return model.attention(sentence, translation)
 
 
 def attention_figure(
@@ -100,25 +99,17 @@ def attention_figure(
         figure.colorbar(image, cax=scale_axes).ax.tick_params(labelsize=_FONT_SIZE)
         heads = "each head" if by_head else f"mean of {len(weights)} heads"
         what = "Cross-attention" if kind == "cross" else f"{kind.capitalize()} self-attention"
-        title = f"{what}, layer {number} of {len(layers)}, {heads}\n{_sentence(attention.source)}"
+        [source] = drawable([attention.source])
+        lines = textwrap.wrap(source, _TITLE_WIDTH, max_lines=_TITLE_LINES, placeholder=" …")
+        title = "\n".join([f"{what}, layer {number} of {len(layers)}, {heads}", *lines])
         figure.suptitle(title, y=1 + 0.3 / figure.get_figheight(), va="bottom")
         return figure
 
 
-def _sentence(source: str) -> str:
-    [text] = drawable([source])
-    lines = textwrap.wrap(text, _TITLE_WIDTH, max_lines=_TITLE_LINES, placeholder=" …")
-    return "\n".join(lines)
-
-
 def _labels(attention: PairAttention, kind: str) -> tuple[list[str], list[str]]:
     """Returns the texts of the keys and of the queries."""
-    src, predicted = attention.src_pieces, attention.predicted_pieces
-    keys, queries = {
-        "cross": (src, predicted),
-        "encoder": (src, src),
-        "decoder": (attention.tgt_pieces, predicted),
-    }[kind]
+    keys = attention.tgt_pieces if kind == "decoder" else attention.src_pieces
+    queries = attention.src_pieces if kind == "encoder" else attention.predicted_pieces
     texts = drawable([*_texts(keys), *_texts(queries)])
     texts = [text if len(text) <= _MAX_LABEL else f"{text[: _MAX_LABEL - 1]}…" for text in texts]
     return texts[: len(keys)], texts[len(keys) :]
@@ -128,20 +119,13 @@ def _texts(pieces: Sequence[str]) -> list[str]:
     """Makes pieces readable: bytes as the character that they are a part of, such as `é 1/2`."""
     texts = [piece.replace(WORD_MARK, _DRAWN_MARK) for piece in pieces]
     for start, size in product(range(len(pieces)), range(1, 5)):
-        parts = pieces[start : start + size]
-        if character := _character(parts):
-            count = len(parts)
-            names = [f"{character} {i}/{count}" for i in range(1, count + 1)]
-            texts[start : start + count] = names if count > 1 else [character]
+        codes = [match[1] for match in map(_BYTE.fullmatch, pieces[start : start + size]) if match]
+        character = bytes.fromhex("".join(codes)).decode(errors="ignore")
+        is_whole = len(character) == 1 and len(character.encode()) == len(codes) == size
+        if is_whole and character.isprintable():
+            names = [f"{character} {i}/{size}" for i in range(1, size + 1)]
+            texts[start : start + size] = names if size > 1 else [character]
     return texts
-
-
-def _character(pieces: Sequence[str]) -> str:
-    """Returns the printable character of which the pieces are all bytes, or an empty string."""
-    codes = [match[1] for match in map(_BYTE.fullmatch, pieces) if match]
-    text = bytes.fromhex("".join(codes)).decode(errors="ignore")
-    is_whole = len(text) == 1 and len(text.encode()) == len(pieces)
-    return text if is_whole and text.isprintable() else ""
 
 
 def _layout(
@@ -154,10 +138,7 @@ def _layout(
     cell = max(_CELL, _SMALLEST_MAP / max(keys, queries))
     map_width, map_height = cell * keys, cell * queries
     # As near to a square as the number of maps allows without an empty place.
-    rows = min(
-        (n for n in range(1, maps + 1) if maps % n == 0),
-        key=lambda n: abs(math.log(n * n * map_height / map_width / maps)),
-    )
+    rows = max(n for n in range(1, math.isqrt(maps) + 1) if maps % n == 0)
     columns = maps // rows
     width = columns * (map_width + _GAP) - _GAP
     height = rows * (map_height + _GAP) - _GAP

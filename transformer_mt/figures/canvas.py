@@ -51,19 +51,14 @@ _STYLE = {
     "legend.fontsize": "small",
 }
 _SCRIPTS = (
-    "Bengali Devanagari Ethiopic Gujarati Gurmukhi Kannada Khmer Malayalam Myanmar Sinhala Tamil"
-    " Telugu Thai"
+    "CJK JP,CJK SC,Bengali,Devanagari,Ethiopic,Gujarati,Gurmukhi,Kannada,Khmer,Malayalam,Myanmar,"
+    "Sinhala,Tamil,Telugu,Thai,Symbols2"
 )
-_FONTS = (
-    "DejaVu Sans",  # comes with Matplotlib: Latin, Greek, Cyrillic, Arabic, Hebrew and more
-    "Noto Sans CJK JP",
-    "Noto Sans CJK SC",
-    *(f"Noto Sans {script}" for script in _SCRIPTS.split()),
-    "Noto Sans Symbols2",
-    "Arial Unicode MS",
-)
-"""Families in which Matplotlib looks for a character, in this order, if they are installed."""
-_FORMATS = ("png", "svg", "pdf")
+_FONTS = "DejaVu Sans", *(f"Noto Sans {script}" for script in _SCRIPTS.split(","))
+"""Families in which Matplotlib looks for a character, in this order, if they are installed.
+
+The first comes with Matplotlib: Latin, Greek, Cyrillic, Arabic, Hebrew and more.
+"""
 _DPI = 150
 _MAX_PIXELS = 16_000
 """Longest side of a PNG; larger figures get fewer dots per inch."""
@@ -86,18 +81,18 @@ def check_figure_output(path: Path) -> Output:
     Raises:
         OutputError: If its extension is not a known format, or it cannot be written.
     """
-    if _format(path) not in _FORMATS:
+    if path.suffix.lower() not in (".png", ".svg", ".pdf"):
         raise OutputError(f"{path}: name a file that ends in .png, .svg or .pdf")
     return check_output(path)
 
 
-def write_figure(figure: Figure, path: Path, output: Output) -> None:
-    """Writes a figure to an output that `check_figure_output` returned for the path.
+def write_figure(figure: Figure, output: Output) -> None:
+    """Writes a figure to an output that `check_figure_output` returned.
 
     Raises:
         OutputError: If it cannot be written.
     """
-    content = render(figure, _format(path))
+    content = render(figure, Path(output.name).suffix.lower().removeprefix("."))
     with open_output(output) as file:
         file.write(content)
 
@@ -111,10 +106,6 @@ def render(figure: Figure, file_format: str, transparent: bool = False) -> bytes
             content, format=file_format, dpi=dpi, bbox_inches="tight", transparent=transparent
         )
     return content.getvalue()
-
-
-def _format(path: Path) -> str:
-    return path.suffix.lower().removeprefix(".")
 
 
 def figure_style() -> AbstractContextManager[None]:
@@ -136,9 +127,8 @@ def drawable(texts: Sequence[str]) -> list[str]:
     texts = [" ".join(text.split()) for text in texts]
     characters = set("".join(texts))
     controls = {c for c in characters if unicodedata.category(c).startswith("C")}
-    missing = {
-        c for c in characters - controls if not any(font.get_char_index(ord(c)) for font in fonts)
-    }
+    known = {c for c in characters if any(font.get_char_index(ord(c)) for font in fonts)}
+    missing = characters - controls - known
     if missing - _reported:
         _reported.update(missing)
         names = [f"{c} (U+{ord(c):04X})" for c in sorted(missing)]

@@ -44,23 +44,21 @@ class RunMetrics:
         return max(finite, key=lambda r: r.get("ema_bleu", r["bleu"]), default=None)
 
 
-def read_metrics(run_dir: Path) -> RunMetrics:
-    """Reads the metrics of a run, which may be in training.
+def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
+    """Reads the records of a run, which may be in training.
 
     Raises:
-        CheckpointError: If there is no such run, or it has no metrics file.
+        CheckpointError: If its metrics file is missing or damaged.
     """
     path = run_dir / METRICS
-    if not run_dir.is_dir():
-        raise CheckpointError(f"{run_dir}: no such run")
     if not path.is_file():
-        raise CheckpointError(f"{run_dir}: has no {METRICS}; name a run directory")
+        raise CheckpointError(f"{run_dir}: is no run directory: it has no {METRICS}")
     try:
         lines = path.read_text(encoding="utf-8").split("\n")
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path}: cannot be read: {error}") from None
-    records = [_parse(line, f"{path}, line {i}") for i, line in enumerate(lines[:-1], 1)]
-    return RunMetrics(run_dir.resolve().name, records)  # the last line may be incomplete
+    # The last line may be incomplete.
+    return [_parse(line, f"{path}, line {i}") for i, line in enumerate(lines[:-1], 1)]
 
 
 def _parse(line: str, place: str) -> dict[str, Any]:
@@ -83,12 +81,12 @@ def read_runs(paths: Sequence[Path], names: Sequence[str] | None = None) -> list
     Raises:
         CheckpointError: If one does not exist or has no metrics yet.
     """
-    runs = [read_metrics(path) for path in paths]
-    for run, path in zip(runs, paths, strict=True):
-        if not run.records:
+    runs = []
+    for path, name in zip(paths, names or run_names(paths), strict=True):
+        runs.append(RunMetrics(name, read_metrics(path)))
+        if not runs[-1].records:
             raise CheckpointError(f"{path}: its {METRICS} has no complete line yet")
-    names = names or run_names(paths)
-    return [RunMetrics(name, run.records) for name, run in zip(names, runs, strict=True)]
+    return runs
 
 
 def run_names(paths: Sequence[Path]) -> list[str]:

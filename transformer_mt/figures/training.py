@@ -24,6 +24,8 @@ _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
 _MARKS = 12
 """Markers per curve, which tell runs apart if colours cannot."""
 _DASHES: Any = ("-", (0, (4, 2)))
+_PANEL_SIZE = 5.0, 3.1
+"""Inches of a figure of one panel."""
 
 
 @dataclass(frozen=True)
@@ -31,33 +33,30 @@ class Panel:
     """One chart of training curves.
 
     A curve has the kind and the name of its metric in metrics.jsonl, and a label if there are two;
-    the second is dashed. `absent` is shown if there is nothing to draw.
+    the second is dashed.
     """
 
     title: str
     unit: str
     curves: tuple[tuple[str, str, str], ...]
-    absent: str = "no step logged yet"
     from_zero: bool = True
 
 
-_LOSS_UNIT, _NO_LOSS = "nats per target token", "no finite loss"
+_LOSS_UNIT = "nats per target token"
 PANELS: dict[str, Panel] = {
     "loss": Panel(
-        "Training loss, label-smoothed", _LOSS_UNIT, (("train", "loss", ""),), _NO_LOSS, False
+        "Training loss, label-smoothed", _LOSS_UNIT, (("train", "loss", ""),), from_zero=False
     ),
     "nll": Panel(
         "Loss without label smoothing (NLL)",
         _LOSS_UNIT,
         (("train", "nll", "training"), ("valid", "nll", "validation")),
-        _NO_LOSS,
         from_zero=False,
     ),
     "bleu": Panel(
         "Validation BLEU",
         "BLEU",
         (("valid", "bleu", "weights"), ("valid", "ema_bleu", "moving average")),
-        "no validation yet",
     ),
     "lr": Panel("Learning rate", "rate", (("train", "lr", ""),)),
     "grad_norm": Panel("Gradient norm before clipping", "norm", (("train", "grad_norm", ""),)),
@@ -73,19 +72,19 @@ def training_figure(
 ) -> Figure:
     """Draws the curves of runs over `step` or `minutes`, with a legend if there are several.
 
-    Draws all panels if none is named. Without a title, a figure of one run has its name.
+    Draws all panels if none is named. If `title` is None, a figure of one run has its name.
     """
     panels = [PANELS[panel]] if panel else list(PANELS.values())
     names = [drawable_name(run.name) for run in runs]
     columns = 3 if max(map(len, names)) < 30 else 2
-    width, height, rows = (6, 3.6, 1) if panel else (13, 6.4, 2)
+    width, height, rows = (*_PANEL_SIZE, 1) if panel else (13, 6.4, 2)
     with figure_style():
         size = width, height + 0.2 * math.ceil(len(runs) / columns)
         figure = Figure(size, layout="constrained")
         grid = figure.subplots(rows, len(panels) // rows, squeeze=False)
         for each, axes in zip(panels, grid.flat, strict=True):
             _draw_panel(axes, each, runs, x)
-        if title or len(runs) == 1:
+        if title or (title is None and len(runs) == 1):
             figure.suptitle(drawable([title])[0] if title else names[0])
         if len(runs) == 1:
             return figure
@@ -98,18 +97,10 @@ def training_figure(
         return figure
 
 
-def panel_figure(panel: Panel, run: RunMetrics) -> Figure:
-    """Draws one panel of one run."""
-    with figure_style():
-        figure = Figure((4.6, 2.9), layout="constrained")
-        _draw_panel(figure.subplots(), panel, [run], "step")
-        return figure
-
-
 def lengths_figure(lengths: Mapping[str, Any], languages: tuple[str, str]) -> Figure:
     """Draws the distributions of source and target lengths, from `lengths` in run.json."""
     with figure_style():
-        figure = Figure((4.6, 2.9), layout="constrained")
+        figure = Figure(_PANEL_SIZE, layout="constrained")
         axes = figure.subplots()
         looks = (("src", ACCENT, "-"), ("tgt", FOREGROUND, "--"))
         for language, (side, color, dashes) in zip(languages, looks, strict=True):
@@ -131,15 +122,13 @@ def _draw_panel(axes: Axes, panel: Panel, runs: Sequence[RunMetrics], x: str) ->
         for number, run in enumerate(runs):
             positions, values = run.series(kind, key, x)
             if any(map(math.isfinite, values)):
-                [line] = axes.plot(positions, values, linestyle=dashes, **_look(number))
                 # At different positions for each run, so that equal curves do not hide them.
-                stride = max(1, len(values) // _MARKS)
-                line.set_markevery((number * stride // len(runs), stride))
-                if len(runs) == 1 and len(values) > 2:
-                    line.set_marker("")
+                marks = number / len(runs) / _MARKS, 1 / _MARKS
+                look = _look(number)
+                axes.plot(positions, values, linestyle=dashes, markevery=marks, **look)
                 drawn[label] = dashes
     if not drawn:
-        axes.text(0.5, 0.5, panel.absent, ha="center", transform=axes.transAxes)
+        axes.text(0.5, 0.5, "no finite value yet", ha="center", transform=axes.transAxes)
         axes.set(xticks=[], yticks=[])
         return
     # The same for all panels, so that each step is at the same position.
