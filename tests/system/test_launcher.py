@@ -38,15 +38,23 @@ def is_served(port: int) -> bool:
 
 
 class Worker:
-    """A worker whose launcher, a shell, is killed after some seconds; None is while it joins."""
+    """A worker whose launcher, a shell, is killed after some seconds; None is while it joins.
+
+    Before it joins, importing torch takes it longer than the test.
+    """
 
     def __init__(self, config: Path, seconds: float | None) -> None:
         self.port, self.seconds, self.began = free_port(), seconds, time.monotonic()
         words = command("train", config, "--run", config.parent / "run")
         after = "kill -9 $$" if seconds == 0 else "wait"
+        env = {**launched(self.port), "TORCHELASTIC_RUN_ID": "1", "OMP_NUM_THREADS": "1"}
+        if seconds is not None:
+            (config.parent / "slow").mkdir(exist_ok=True)
+            (config.parent / "slow" / "torch.py").write_text("import time\ntime.sleep(60)\n")
+            env["PYTHONPATH"] = os.pathsep.join((str(config.parent / "slow"), *sys.path))
         self.launcher = subprocess.Popen(
             ["sh", "-c", f'"$@" & echo $!; {after}', "sh", *words],
-            env={**launched(self.port), "TORCHELASTIC_RUN_ID": "1", "OMP_NUM_THREADS": "1"},
+            env=env,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
