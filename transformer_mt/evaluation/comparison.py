@@ -60,9 +60,6 @@ def compare(
     """Compares the hypotheses of a system with those of a baseline, one of each per sentence.
 
     The first of the metrics is BLEU.
-
-    Raises:
-        DataError: If there are no sentences, or their numbers differ.
     """
     differences = paired_bootstrap(hypotheses, baseline, test_set.references, metrics)
     system_chrf = sentence_chrf(hypotheses, test_set.references)

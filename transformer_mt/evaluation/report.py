@@ -67,20 +67,6 @@ class SystemOutput:
     seconds: float = 0.0
     counts: dict[str, int] = field(default_factory=dict)
 
-    def to_dict(self) -> dict[str, object]:
-        """Returns what the translation depends on, for JSON; an ensemble has a list of steps."""
-        if self.search is None:
-            return {"hypotheses": self.name}
-        steps = [checkpoint.progress.step for checkpoint in self.checkpoints]
-        return {
-            "checkpoint": self.name,
-            "step": steps if len(steps) > 1 else steps[0],
-            "moving_average": self.moving_average,
-            **asdict(self.search),
-            "seconds": round(self.seconds, 3),
-            **{f"lines_{kind}": count for kind, count in self.counts.items()},
-        }
-
     def describe(self) -> str:
         """Says what the translation depends on, for people."""
         if self.search is None:
@@ -104,7 +90,7 @@ class EvaluationReport:
     comparison: Comparison | None
 
     def to_dict(self) -> dict[str, object]:
-        """Returns the values and signatures, and what they were measured on, for JSON."""
+        """Returns the scores and what they depend on, for JSON; an ensemble has a list of steps."""
         result: dict[str, object] = {
             "test_set": self.test_set.name,
             "sentences": len(self.test_set),
@@ -112,24 +98,22 @@ class EvaluationReport:
         }
         for score in self.scores:
             result |= {score.name: score.value, f"{score.name}_signature": score.signature}
-        result |= self.system.to_dict()
+        system = self.system
+        if system.search is None:
+            result["hypotheses"] = system.name
+        else:
+            steps = [checkpoint.progress.step for checkpoint in system.checkpoints]
+            result |= {
+                "checkpoint": system.name,
+                "step": steps if len(steps) > 1 else steps[0],
+                "moving_average": system.moving_average,
+                **asdict(system.search),
+                "seconds": round(system.seconds, 3),
+            }
+            result |= {f"lines_{kind}": count for kind, count in system.counts.items()}
         if self.baseline and self.comparison:
             result |= {"baseline": self.baseline.name, **asdict(self.comparison)}
         return result
-
-    def format(self, changes: int) -> str:
-        """Formats the report for people.
-
-        With a baseline, as many of the largest gains and of the largest losses are shown.
-        """
-        lines = [f"{self.system.describe()}: {_describe(self.test_set)}"]
-        lines += [score.text for score in self.scores]
-        if self.baseline and self.comparison:
-            comparison = format_comparison(
-                self.comparison, self.test_set, self.system.lines, self.baseline.lines, changes
-            )
-            lines += ["", f"compared with {self.baseline.describe()}", "", comparison]
-        return "\n".join(lines)
 
 
 def format_as_json(reports: Sequence[EvaluationReport]) -> str:
@@ -143,28 +127,34 @@ def format_reports(reports: Sequence[EvaluationReport], samples: int | None = No
     So many sentences of the test set come first, with all translations. With a baseline, as many
     of the largest changes come last instead, three if `samples` is None.
     """
-    first = reports[0]
-    if first.baseline:
-        changes = _CHANGES if samples is None else samples
-        return "\n\n".join(report.format(changes) for report in reports)
-    lines: list[str] = []
-    for i in range(min(samples or 0, len(first.test_set))):
-        translations = {report.system.name: report.system.lines[i] for report in reports}
-        if len(reports) == 1:
-            translations = {"hypothesis": first.system.lines[i]}
-        lines += [*format_sentence(first.test_set, i, translations), ""]
-    if len(reports) == 1:
-        return "\n".join([*lines, first.format(0)])
-    lines += [_describe(first.test_set), "".join(f"{score.title:>7}" for score in first.scores)]
+    first, test_set = reports[0], reports[0].test_set
+    heading = f"{test_set.name}, {len(test_set):,} sentences"
+    paragraphs: list[str] = []
+    if first.baseline is None:
+        for i in range(min(samples or 0, len(test_set))):
+            translations = {report.system.name: report.system.lines[i] for report in reports}
+            if len(reports) == 1:
+                translations = {"hypothesis": first.system.lines[i]}
+            paragraphs.append("\n".join(format_sentence(test_set, i, translations)))
+        if len(reports) > 1:
+            table = [heading, "".join(f"{score.title:>7}" for score in first.scores)]
+            for report in reports:
+                values = "".join(f"{score.value:7.2f}" for score in report.scores)
+                table.append(f"{values}  {report.system.describe()}")
+            signatures = [f"{score.title}|{score.signature}" for score in first.scores]
+            return "\n\n".join([*paragraphs, "\n".join(table), "\n".join(signatures)])
+    changes = _CHANGES if samples is None else samples
     for report in reports:
-        values = "".join(f"{score.value:7.2f}" for score in report.scores)
-        lines.append(f"{values}  {report.system.describe()}")
-    signatures = [f"{score.title}|{score.signature}" for score in first.scores]
-    return "\n".join([*lines, "", *signatures])
-
-
-def _describe(test_set: EvaluationSet) -> str:
-    return f"{test_set.name}, {len(test_set):,} sentences"
+        lines = [f"{report.system.describe()}: {heading}", *(score.text for score in report.scores)]
+        paragraphs.append("\n".join(lines))
+        if report.baseline and report.comparison:
+            paragraphs.append(f"compared with {report.baseline.describe()}")
+            paragraphs.append(
+                format_comparison(
+                    report.comparison, test_set, report.system.lines, report.baseline.lines, changes
+                )
+            )
+    return "\n\n".join(paragraphs)
 
 
 def evaluate_systems(
@@ -287,8 +277,8 @@ def _translate(
         max_length=model.splitter.max_length,
         raw=load.raw and averaged,
     )
-    seconds, averaged = time.monotonic() - began, averaged and not load.raw
     lines, counts = [each.text for each in translations], count_kinds(translations)
+    seconds, averaged = time.monotonic() - began, averaged and not load.raw
     output = SystemOutput(lines, model.name, model.checkpoints, setting, averaged, seconds, counts)
     if processes.is_main:
         logger.info(f"{len(sources):,} sentences in {output.seconds:.1f} s with {output.name}")
