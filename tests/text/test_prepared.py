@@ -8,11 +8,13 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import pytest
 from conftest import command, tiny_config, tiny_values, write_copy_corpus, write_toml
 
 from transformer_mt.config.loading import load_config
 from transformer_mt.errors import ConfigError, DataError
+from transformer_mt.system.files import MANIFEST
 from transformer_mt.text import prepared as prepared_module
 from transformer_mt.text.prepared import prepare
 from transformer_mt.text.vocabulary import train_vocabulary
@@ -130,6 +132,27 @@ def test_text_that_changes_meanwhile_is_refused(folder, monkeypatch, change):
     assert not prepared_names(folder)
 
 
+@pytest.mark.parametrize("step", ["_clean", "_write_ids"])
+def test_text_that_changes_after_its_digest_is_refused(folder, monkeypatch, step):
+    """Before the first reading, or before the second one with a vocabulary that is given.
+
+    Sabotage: compare the digest with one that is computed before the first reading.
+    """
+    vocab = prepare(tiny_config(folder, vocab__size=289)).vocab if step == "_write_ids" else None
+    names, function = prepared_names(folder), getattr(prepared_module, step)
+
+    def change_first(*arguments, **options):
+        for language in ("de", "en"):
+            path = folder / f"train.{language}"
+            path.write_text(path.read_text().replace("a", "b"))
+        return function(*arguments, **options)
+
+    monkeypatch.setattr(prepared_module, step, change_first)
+    with pytest.raises(DataError, match=f"^data.path = {folder}: the text changed while it was"):
+        prepare(tiny_config(folder), vocab)
+    assert prepared_names(folder) == names
+
+
 def test_a_scratch_folder(folder, tmp_path):
     """A dry run leaves no files in `data.prepared_dir`, and uses a corpus that is there."""
     scratch = prepare(tiny_config(folder), scratch=tmp_path / "scratch")
@@ -206,13 +229,54 @@ def test_killed_at_any_moment_it_is_complete_the_next_time(tmp_path):
     assert {"reading", "vocabulary", "encoding"} <= phases.keys(), phases
 
 
-@pytest.mark.parametrize("name", ["report.json", "src.ids", "tgt.offsets.npy", "vocab.model"])
-def test_a_damaged_corpus_is_named(folder, name):
-    """The message names it; it is not used in part."""
+@pytest.mark.parametrize("damage", ["cut", "missing", "other bytes"])
+@pytest.mark.parametrize(
+    "name", ["report.json", "src.ids", "tgt.ids", "tgt.offsets.npy", "vocab.model", MANIFEST]
+)
+def test_a_damaged_corpus_is_named(folder, name, damage):
+    """The message names the folder to delete; it is not used in part.
+
+    Sabotage: believe the recorded digest of the ids; verify no vocabulary or report.
+    """
     config = tiny_config(folder)
     path = prepare(config).path
-    (path / name).write_bytes((path / name).read_bytes()[:7])
-    with pytest.raises(DataError, match=path.name):
+    raw = (path / name).read_bytes()
+    if damage == "missing":
+        (path / name).unlink()
+    elif damage == "cut":
+        (path / name).write_bytes(raw[:-8])
+    else:
+        zero = b"0" if name.endswith(".json") else b"\0"
+        (path / name).write_bytes(raw[:-8] + zero * 8)
+    with pytest.raises(DataError, match=rf"^{path}: damaged \(.*\); delete this folder to have it"):
+        prepare(config)
+    shutil.rmtree(path)
+    assert (prepare(config).path / name).read_bytes() == raw
+
+
+@pytest.mark.parametrize(
+    ("name", "place", "value", "message"),
+    [
+        ("src.ids", 5, 292, "src.ids: an id is not in the vocabulary"),
+        ("tgt.offsets.npy", 0, 1, "tgt.offsets.npy does not fit tgt.ids"),
+        ("tgt.offsets.npy", 7, 2**40, "tgt.offsets.npy does not fit tgt.ids"),
+        ("src.offsets.npy", -1, 5, "src.offsets.npy does not fit src.ids"),
+    ],
+)
+def test_ids_are_checked_whatever_the_digest(folder, monkeypatch, name, place, value, message):
+    """Ids are in the vocabulary, and offsets ascend from 0 to their number."""
+    config = tiny_config(folder)
+    corpus = prepare(config)
+    monkeypatch.setattr(prepared_module, "_digest", lambda *arguments: corpus.digest)
+    monkeypatch.setattr(prepared_module, "verify_manifest", lambda path: None)
+    path = corpus.path / name
+    if name.endswith(".npy"):
+        values = np.load(path)
+        values[place] = value
+        np.save(path, values)
+    else:
+        np.memmap(path, np.uint16, "r+")[place] = value
+    with pytest.raises(DataError, match=message):
         prepare(config)
 
 
@@ -228,8 +292,10 @@ def test_chunks_change_nothing(folder, monkeypatch, tmp_path):
     parts = prepare(tiny_config(folder, data__prepared_dir=elsewhere, **few))
     assert parts.path.name == whole.path.name
     files, other_files = content(whole.path), content(parts.path)
-    del files[prepared_module.REPORT], other_files[prepared_module.REPORT]
+    for name in (prepared_module.REPORT, MANIFEST):
+        del files[name], other_files[name]
     assert files == other_files
     # The digest is that of the chunks.
-    assert {**parts.report, "digest": whole.digest} == whole.report
+    chunks = {"digest": whole.digest, "chunks": whole.report["chunks"]}
+    assert {**parts.report, **chunks} == whole.report and len(parts.report["chunks"]) > 40
     assert whole.report["unknown"] > 0

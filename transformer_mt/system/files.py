@@ -185,14 +185,13 @@ def locked(
                 file.seek(0)
                 when_busy(file.read().strip() or "unknown")
                 fcntl.flock(file, fcntl.LOCK_EX)
-            is_held = partial(_is_at, path, file)
-            if not is_held():  # its holder has removed the file in between
+            if not _is_at(path, file):  # its holder has removed the file in between
                 continue
             file.truncate(0)
             file.write(str(os.getpid()))
             file.flush()
             try:
-                yield is_held
+                yield partial(_is_at, path, file)
             finally:
                 if remove:
                     path.unlink(missing_ok=True)

@@ -4,31 +4,41 @@
         vocab.model           or src.model and tgt.model
         src.ids, tgt.ids      all ids, one line after another
         src.offsets.npy       where each line begins in src.ids; tgt.offsets.npy likewise
-        report.json           counts
+        report.json           counts, and the digest of ids and offsets
+        manifest.json         digests of all other files but the ids
 
-The complete directory appears by a rename. A process waits for another that is already preparing
-the same corpus.
+The complete directory appears by a rename, and is verified whenever it is loaded. A process waits
+for another that is already preparing the same corpus.
 """
 
 import hashlib
 import json
 import logging
+import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from itertools import compress, islice
+from itertools import compress, islice, pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from transformer_mt.config.keys import Config, DataConfig, values_that_shape_corpus
 from transformer_mt.config.loading import searched_folders
-from transformer_mt.errors import ConfigError, DataError
+from transformer_mt.errors import CheckpointError, ConfigError, DataError
 from transformer_mt.system.console import progress_bar
-from transformer_mt.system.files import atomic_directory, locked
+from transformer_mt.system.files import (
+    atomic_directory,
+    canonical_json,
+    locked,
+    read_json,
+    sha256,
+    verify_manifest,
+    write_manifest,
+)
 from transformer_mt.text.batching import EncodedLines, EncodedPairs, flatten
 from transformer_mt.text.cleaning import (
     CLEANING_VERSION,
@@ -43,7 +53,7 @@ from transformer_mt.text.vocabulary import UNK_ID, Vocabulary, fold_whitespace, 
 logger = logging.getLogger(__name__)
 
 REPORT = "report.json"
-FORMAT = 2
+FORMAT = 3
 """Format of the files; part of the fingerprint."""
 _PAIRS_PER_CHUNK = 20_000
 """Pairs encoded at once; the digest of the ids depends on it, so it must not change."""
@@ -55,13 +65,15 @@ _MANY_UNKNOWN = 0.01
 class PreparedCorpus:
     """A prepared corpus, mapped from disk.
 
-    The report counts the `pairs` read, those `kept`, those `dropped` by reason, and so on.
+    The report counts the `pairs` read, those `kept`, those `dropped` by reason, and so on. `mapped`
+    has the files of ids as they were when they were verified.
     """
 
     path: Path
     vocab: Vocabulary
     pairs: EncodedPairs
     report: dict[str, Any]
+    mapped: dict[Path, os.stat_result] = field(default_factory=dict)
 
     @property
     def digest(self) -> str:
@@ -77,6 +89,23 @@ class PreparedCorpus:
     def dropped(self) -> str:
         """Numbers of dropped pairs by reason, as text."""
         return describe_dropped(self.report["dropped"])
+
+    def require_unchanged(self) -> None:
+        """Verifies the ids again if a file was written to; one that was deleted stays mapped.
+
+        Reading a file that has become shorter would end the process by SIGBUS.
+
+        Raises:
+            DataError: If the ids are others than before.
+        """
+        for path, before in self.mapped.items():
+            with suppress(OSError):  # it has been deleted
+                now = path.stat()
+                if os.path.samestat(now, before) and now.st_ctime_ns != before.st_ctime_ns:
+                    is_shorter = now.st_size < before.st_size
+                    if is_shorter or _digest(self.pairs, self.report["chunks"]) != self.digest:
+                        raise _damaged(self.path, f"{path.name} has changed since it was verified")
+                    self.mapped[path] = now
 
 
 def prepare(
@@ -159,19 +188,52 @@ def _load_configured_vocabulary(config: Config, vocab: Vocabulary | None) -> Voc
 
 
 def _load_prepared(path: Path) -> PreparedCorpus:
-    """Maps a prepared corpus from disk."""
+    """Maps a prepared corpus from disk and verifies all of it: about a second per gigabyte."""
     try:
-        report = json.loads((path / REPORT).read_bytes())
-        sides = []
-        for side in ("src", "tgt"):
-            offsets = np.load(path / f"{side}.offsets.npy", mmap_mode="r")
-            ids = np.memmap(path / f"{side}.ids", report["dtype"], "r", shape=(int(offsets[-1]),))
-            sides.append(EncodedLines(ids, offsets))
-        return PreparedCorpus(path, Vocabulary.load(path), EncodedPairs(sides[0], sides[1]), report)
-    except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
-        raise DataError(
-            f"{path}: damaged ({error}); delete this folder to have it made again"
-        ) from None
+        verify_manifest(path)
+        report, vocab = read_json(path / REPORT), Vocabulary.load(path)
+        mapped = {file: file.stat() for file in path.glob("*.ids")}
+        pairs = _map_pairs(path, vocab, report["dtype"])
+        if _digest(pairs, report["chunks"]) != report["digest"]:
+            raise ValueError("the ids do not have the recorded digest")
+        return PreparedCorpus(path, vocab, pairs, report, mapped)
+    except (CheckpointError, OSError, EOFError, ValueError, KeyError, TypeError) as error:
+        raise _damaged(path, error) from None
+
+
+def _map_pairs(folder: Path, vocab: Vocabulary, dtype: str) -> EncodedPairs:
+    """Maps the ids of both sides; their offsets are copied to memory.
+
+    Raises:
+        OSError, EOFError, ValueError: If a file is missing or malformed.
+    """
+    sides = []
+    for side, pieces in (("src", vocab.src), ("tgt", vocab.tgt)):
+        ids = np.memmap(folder / f"{side}.ids", dtype, "r")
+        offsets = np.array(np.load(folder / f"{side}.offsets.npy", mmap_mode="r"))
+        if offsets[0] != 0 or offsets[-1] != len(ids) or (np.diff(offsets) < 0).any():
+            raise ValueError(f"{side}.offsets.npy does not fit {side}.ids")
+        if ids.max() >= pieces.size:
+            raise ValueError(f"{side}.ids: an id is not in the vocabulary")
+        sides.append(EncodedLines(ids, offsets))
+    return EncodedPairs(sides[0], sides[1])
+
+
+def _digest(pairs: EncodedPairs, chunks: Sequence[int]) -> str:
+    """Computes the digest of ids and counts, chunk by chunk, given where the chunks begin."""
+    digests = []
+    for lines in (pairs.src, pairs.tgt):
+        digest = hashlib.sha256()
+        for first, last in pairwise([*chunks, len(lines)]):
+            offsets = lines.offsets[first : last + 1]
+            digest.update(lines.ids[offsets[0] : offsets[-1]].data)
+            digest.update(np.diff(offsets).data)
+        digests.append(digest.hexdigest())
+    return hashlib.sha256("".join(digests).encode()).hexdigest()
+
+
+def _damaged(path: Path, reason: object) -> DataError:
+    return DataError(f"{path}: damaged ({reason}); delete this folder to have it made again")
 
 
 def _write_prepared(
@@ -192,7 +254,9 @@ def _write_prepared(
                 f"data.path = {config.data.path}: the text changed while it was being prepared; run"
                 " the command again"
             )
-        (folder / REPORT).write_text(json.dumps(report, indent=1) + "\n")
+        (folder / REPORT).write_bytes(canonical_json(report))
+        files = [file for file in folder.iterdir() if file.suffix != ".ids"]
+        write_manifest(folder, {file.name: sha256(file) for file in files})
     _log_summary(report)
 
 
@@ -204,6 +268,7 @@ class _CleanedSplit:
     kept: bytearray = field(default_factory=bytearray)  # for each pair, 1 if it is kept, else 0
     dropped: Counter[str] = field(default_factory=Counter)
     words: int = 0
+    several_sentences: int = 0  # sources with more than one; counted in the second reading
 
 
 def _clean(config: Config, split: CorpusSplit, count_words: bool) -> _CleanedSplit:
@@ -226,12 +291,10 @@ def _clean(config: Config, split: CorpusSplit, count_words: bool) -> _CleanedSpl
     return cleaned
 
 
-def _write_ids(
-    config: DataConfig, split: CorpusSplit, cleaned: _CleanedSplit, vocab: Vocabulary, folder: Path
-) -> dict[str, Any]:
-    """Reads a split for the second time, writes the ids of the pairs kept, and reports counts."""
-    several_sentences = 0
-    writers = [_EncodedLinesWriter(folder, side, vocab) for side in ("src", "tgt")]
+def _encode(
+    config: DataConfig, split: CorpusSplit, cleaned: _CleanedSplit, vocab: Vocabulary
+) -> Iterator[list[list[list[int]]]]:
+    """Reads a split for the second time and yields the pairs kept, as ids, in chunks."""
     pairs = progress_bar("encoding", "pairs", len(cleaned.kept), split.read())
     kept = compress(pairs, cleaned.kept)
     while chunk := list(islice(kept, _PAIRS_PER_CHUNK)):
@@ -243,53 +306,45 @@ def _write_ids(
             else:
                 encoded.append(pair)
                 sentences = split_sentences(fold_whitespace(text), config.src_lang)
-                several_sentences += len(sentences) > 1
-        for side, writer in enumerate(writers):
-            writer.write([pair[side] for pair in encoded])
-    counts = np.stack([writer.close() for writer in writers])
-    if not counts.size:
+                cleaned.several_sentences += len(sentences) > 1
+        yield encoded
+
+
+def _write_ids(
+    config: DataConfig, split: CorpusSplit, cleaned: _CleanedSplit, vocab: Vocabulary, folder: Path
+) -> dict[str, Any]:
+    """Writes ids and offsets of the pairs kept, and reports counts."""
+    dtype = "uint16" if max(vocab.src.size, vocab.tgt.size) <= 2**16 else "int32"
+    chunks, kept, zero = list[int](), 0, np.zeros(1, np.int64)
+    counts = {"src": [zero], "tgt": [zero]}
+    for encoded in _encode(config, split, cleaned, vocab):
+        chunks.append(kept)
+        kept += len(encoded)
+        for side, name in enumerate(counts):
+            lines = flatten([pair[side] for pair in encoded])
+            with (folder / f"{name}.ids").open("ab") as file:
+                file.write(lines.ids.astype(dtype).data)
+            counts[name].append(lines.counts)
+    if not kept:
         raise _nothing_left(config, cleaned)
+    for name, parts in counts.items():
+        np.save(folder / f"{name}.offsets.npy", np.cumsum(np.concatenate(parts)))
+    pairs = _map_pairs(folder, vocab, dtype)
+    pieces = len(pairs.src.ids) + len(pairs.tgt.ids)
     return {
         "format": FORMAT,
         "pairs": len(cleaned.kept),
-        "kept": counts.shape[1],
+        "kept": kept,
         "dropped": dict(cleaned.dropped),
-        "pieces_per_word": round(int(counts.sum()) / cleaned.words, 3),
-        "pieces": int(counts.sum()),
-        "unknown": sum(writer.unknown for writer in writers),
-        "longest": int(counts.max()),
-        "sources": asdict(SourceStatistics.measure(counts[0], several_sentences)),
-        "dtype": writers[0].dtype.name,
-        "digest": hashlib.sha256("".join(w.hash.hexdigest() for w in writers).encode()).hexdigest(),
+        "pieces_per_word": round(pieces / cleaned.words, 3),
+        "pieces": pieces,
+        "unknown": sum(int((lines.ids == UNK_ID).sum()) for lines in (pairs.src, pairs.tgt)),
+        "longest": int(max(pairs.src.counts.max(), pairs.tgt.counts.max())),
+        "sources": asdict(SourceStatistics.measure(pairs.src.counts, cleaned.several_sentences)),
+        "dtype": dtype,
+        "chunks": chunks,
+        "digest": _digest(pairs, chunks),
     }
-
-
-class _EncodedLinesWriter:
-    """Writes the ids of one side in chunks, and the offsets of its lines at the end."""
-
-    def __init__(self, folder: Path, side: str, vocab: Vocabulary) -> None:
-        largest = max(vocab.src.size, vocab.tgt.size)
-        self.dtype = np.dtype(np.uint16 if largest <= 2**16 else np.int32)
-        self.hash, self.unknown = hashlib.sha256(), 0
-        self._offsets_path = folder / f"{side}.offsets.npy"
-        self._file, self._counts = (folder / f"{side}.ids").open("wb"), [np.zeros(1, np.int64)]
-
-    def write(self, rows: Sequence[Sequence[int]]) -> None:
-        """Appends lines."""
-        lines = flatten(rows)
-        raw = lines.ids.astype(self.dtype).tobytes()
-        self._file.write(raw)
-        self._counts.append(lines.counts)
-        self.hash.update(raw)
-        self.hash.update(lines.counts.tobytes())
-        self.unknown += int((lines.ids == UNK_ID).sum())
-
-    def close(self) -> npt.NDArray[np.int64]:
-        """Writes the offsets; returns the number of ids in each line, (N,)."""
-        self._file.close()
-        counts = np.concatenate(self._counts)
-        np.save(self._offsets_path, np.cumsum(counts))
-        return counts[1:]
 
 
 def _nothing_left(config: DataConfig, cleaned: _CleanedSplit) -> DataError:

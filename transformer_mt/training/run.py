@@ -3,8 +3,8 @@
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -80,21 +80,20 @@ def _train_main(config: Config, run_dir: Path, processes: Processes) -> Progress
     with ExitStack() as stack:
         existed = run_dir.is_dir()
         if existed:  # a new directory appears only once everything it needs is there
-            require_own = stack.enter_context(_lock_run(run_dir))
+            is_own = stack.enter_context(_lock_run(run_dir))
             restore_replaced(run_dir)
         trainer = build_trainer(config, run_dir, processes=processes)
         if not existed:
             run_dir.mkdir(parents=True, exist_ok=True)
-            require_own = stack.enter_context(_lock_run(run_dir))
+            is_own = stack.enter_context(_lock_run(run_dir))
             if list_checkpoints(run_dir):
                 raise CheckpointError(f"{run_dir}: another process has just started this run")
-        require_own()
         log = stack.enter_context(RunLog(run_dir, trainer.progress, config.train.tensorboard))
         environment = numeric_environment(trainer.engine, processes.world_size)
         _log_start(log, trainer, environment)
         _write_description(trainer, environment)
         processes.watch_peers()
-        trainer.run(log, require_own)
+        trainer.run(log, is_own)
         return trainer.progress
 
 
@@ -179,11 +178,8 @@ def _forget_missing_best(run_dir: Path, progress: Progress) -> Progress:
     if not is_best_missing(run_dir, progress):
         return progress
     logger.warning(
-        "%s: its best checkpoint (step %d, BLEU %.2f) is missing; the next validation will be the"
-        " best",
-        run_dir,
-        progress.best_step,
-        progress.best_bleu,
+        f"{run_dir}: its best checkpoint (step {progress.best_step}, BLEU {progress.best_bleu:.2f})"
+        " is missing; the next validation will be the best"
     )
     return replace(progress, best_bleu=-1.0, best_step=0)
 
@@ -245,12 +241,8 @@ def _initial_checkpoint(config: Config) -> Checkpoint | None:
     return checkpoint
 
 
-@contextmanager
-def _lock_run(run_dir: Path) -> Iterator[Callable[[], None]]:
-    """Holds the lock of a run; refuses if another trainer holds it.
-
-    Yields a function that raises CheckpointError if the directory is no longer that of this run.
-    """
+def _lock_run(run_dir: Path) -> AbstractContextManager[Callable[[], bool]]:
+    """Holds the lock of a run; refuses if another trainer holds it."""
 
     def refuse(holder: str) -> None:
         raise CheckpointError(
@@ -258,16 +250,7 @@ def _lock_run(run_dir: Path) -> Iterator[Callable[[], None]]:
             " directory"
         )
 
-    with locked(run_dir / ".lock", refuse) as is_held:
-
-        def require_own() -> None:
-            if not is_held():
-                raise CheckpointError(
-                    f"{run_dir}: the directory or its .lock was deleted, moved or replaced, so"
-                    " training ends; a moved run can be resumed at its new place"
-                )
-
-        yield require_own
+    return locked(run_dir / ".lock", refuse)
 
 
 def require_writable(run_dir: Path) -> None:
@@ -316,7 +299,7 @@ def _write_description(trainer: Trainer, environment: dict[str, str]) -> None:
     initial = {"step": progress.init_step, "digest": progress.init_digest}
     description = {
         "config": trainer.config.model_dump(mode="json"),
-        "corpus": corpus.report,
+        "corpus": {key: value for key, value in corpus.report.items() if key != "chunks"},
         "lengths": _count_lengths(*corpus.pairs.lengths),
         "validation": {"pairs": len(trainer.valid), "digest": progress.valid_digest},
         "init_from": initial if progress.init_digest else None,

@@ -3,7 +3,7 @@
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -19,7 +19,7 @@ from transformer_mt.checkpoints.checkpoint import (
     save_checkpoint,
 )
 from transformer_mt.checkpoints.run_directory import checkpoint_path, prune
-from transformer_mt.errors import CheckpointError, Interrupted, TrainingError
+from transformer_mt.errors import CheckpointError, DataError, Interrupted, TrainingError
 from transformer_mt.system.device import compute_settings
 from transformer_mt.system.process_settings import StopRequest, catch_stop_signals
 from transformer_mt.system.processes import ALONE, Processes
@@ -95,17 +95,16 @@ class Trainer:
         # What all processes agree on: a signal's number or 0, and the training time.
         self._signum, self._agreed_seconds = 0, progress.seconds
 
-    def run(self, log: RunLog | None, require_own: Callable[[], None] = lambda: None) -> None:
+    def run(self, log: RunLog | None, is_own: Callable[[], bool] = lambda: True) -> None:
         """Trains until a limit is reached, then validates and saves; raises as `run.train`.
 
         SIGINT and SIGTERM are caught during training. Only the main process has a log.
 
         Args:
             log: The log files.
-            require_own: Raises if the run directory is no longer the one that was locked. Called
-                before anything is written there.
+            is_own: Tells whether the run directory still is the one that was locked.
         """
-        self._log, self._require_own = log, require_own
+        self._log, self._is_own = log, is_own
         self._saved_at = time.monotonic()
         self._started = self._saved_at - self.progress.seconds
         with catch_stop_signals() as self._stop, compute_settings(self.engine.device, tf32=True):
@@ -124,12 +123,13 @@ class Trainer:
                         self._save(final=reason is not None)
                     reason = reason or self._train_epochs()
                 logger.info("done: %s, at step %d", reason, self.progress.step)
+            except DataError:  # the prepared text was damaged before the next step read it
+                self._save(final=True)
+                raise
             except _Stopped:
                 self._save(final=True)
-                logger.info(
-                    "interrupted and saved at step %d; run the same command to resume",
-                    self.progress.step,
-                )
+                step = self.progress.step
+                logger.info(f"interrupted and saved at step {step}; run the same command to resume")
                 self._processes.finish()
                 raise Interrupted(self._signum) from None
             self._processes.finish()
@@ -139,6 +139,7 @@ class Trainer:
 
         From here on, `pairs` and `lengths` are those of this epoch.
         """
+        self.corpus.require_unchanged()
         train = self.config.train
         self.pairs = self._epoch_pairs.of_epoch(self.progress.epoch)
         self.lengths = self.pairs.lengths
@@ -164,6 +165,7 @@ class Trainer:
 
     def _micro_batches(self, step_pairs: Indices) -> Iterator[Batch | TokenCounts]:
         """Builds this process's micro-batches, and counts the tokens of the others'."""
+        self.corpus.require_unchanged()
         parts = self.cut_step(step_pairs)
         sizes = [padded_size(indices, *self.lengths) for indices in parts]
         own = deal_micro_batches(sizes, self._processes.world_size)[self._processes.rank]
@@ -172,6 +174,7 @@ class Trainer:
                 yield self.pairs.batch(indices)
             else:
                 yield self.pairs.count_tokens(indices)
+        self.corpus.require_unchanged()  # the engine computes nothing before all are built
 
     def check_memory(self, steps: list[Indices], micro_batch_tokens: int) -> None:
         """Tries the largest micro-batch of an epoch's steps, so that DeviceError shows at once."""
@@ -240,14 +243,19 @@ class Trainer:
     def _log_training(self) -> None:
         metrics = self._read_metrics()
         self._stop_if_nonfinite()
-        self._record("train", asdict(metrics))
+        self._require_own()
+        if self._log:
+            self._log.record("train", self.progress, self._seconds(), asdict(metrics))
         self._display.show(self.progress.step, metrics)
         self.engine.start_window()
 
-    def _record(self, kind: str, metrics: Mapping[str, float | None]) -> None:
-        if self._log:
-            self._require_own()
-            self._log.record(kind, self.progress, self._seconds(), metrics)
+    def _require_own(self) -> None:
+        """Ends training before it would make a deleted run again, or write to another run."""
+        if not self._is_own():
+            raise CheckpointError(
+                f"{self.run_dir}: the directory or its .lock was deleted, moved or replaced, so"
+                " training ends; a moved run can be resumed at its new place"
+            )
 
     def _read_metrics(self) -> TrainingMetrics:
         """Computes the metrics of the steps since the last log line, without resetting the sums."""
@@ -290,7 +298,8 @@ class Trainer:
             self.progress = replace(
                 self.progress, best_bleu=result.score, best_step=step, validations_since_best=0
             )
-        self._record("valid", result.metrics)
+        if self._log:
+            self._log.record("valid", self.progress, self._seconds(), result.metrics)
         self._validator.log(result, step, previous_best)
         if is_best:
             self._save()

@@ -1,0 +1,156 @@
+"""A prepared corpus that is damaged between two starts of a run, or under its trainer."""
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from conftest import assert_one_error, tiny_values, write_toml
+
+from transformer_mt.checkpoints.run_directory import load_newest
+from transformer_mt.config.loading import load_config
+from transformer_mt.text.batching import EncodedPairs
+from transformer_mt.text.prepared import prepare
+from transformer_mt.training.engine import Engine
+from transformer_mt.training.run import train
+
+SAME_MODEL = "model.safetensors", "training.safetensors"
+
+
+def write_config(corpus_dir: Path, folder: Path) -> Path:
+    """Writes the configuration of a run of eight steps, with prepared text of its own."""
+    values = tiny_values(
+        corpus_dir,
+        data__prepared_dir=str(folder / "prepared"),
+        data__train="train[:300]",
+        data__valid="validation[:5]",
+        model__d_model=16,
+        model__d_ff=32,
+        train__max_steps=8,
+        train__batch_tokens=100,
+        valid__every=1000,
+    )
+    return write_toml(folder / "tiny.toml", values)
+
+
+@pytest.fixture
+def config(corpus_dir, tmp_path) -> Path:
+    """Gives a configuration file."""
+    return write_config(corpus_dir, tmp_path)
+
+
+@pytest.fixture(scope="module")
+def whole(corpus_dir, tmp_path_factory) -> tuple[int, list[bytes]]:
+    """Gives the end of an uninterrupted run."""
+    folder = tmp_path_factory.mktemp("whole")
+    train(load_config(write_config(corpus_dir, folder)), folder / "run")
+    return saved(folder / "run")
+
+
+def overwrite_half(path: Path) -> None:
+    """Overwrites half of a file, and restores its time of modification."""
+    times, raw = path.stat(), path.read_bytes()
+    with path.open("r+b") as file:
+        file.write(raw[len(raw) // 4 * 2 :])  # whole ids
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+
+
+def cut(path: Path) -> None:
+    """Makes a file a few bytes long; reading what was mapped then ends a process by SIGBUS."""
+    os.truncate(path, 10)
+
+
+def saved(run_dir: Path) -> tuple[int, list[bytes]]:
+    """Gives the newest step of a run, its weights and moments."""
+    newest = load_newest(run_dir)
+    return newest.progress.step, [(newest.path / name).read_bytes() for name in SAME_MODEL]
+
+
+@pytest.mark.parametrize("name", ["tgt.ids", "src.ids"])
+def test_a_corpus_damaged_between_two_starts(config, whole, tmp_path, call, name):
+    """The run does not go on with other text, and does once the folder is made again.
+
+    Sabotage: believe the digest in the report.
+    """
+    limit = ("--set", "train.max_steps=4", "--quiet", "--run", tmp_path / "run")
+    assert call("train", config, *limit).code == 0
+    folder = prepare(load_config(config)).path
+    overwrite_half(folder / name)
+    again = ("train", config, "--quiet", "--run", tmp_path / "run")
+    assert_one_error(call(*again), f"{folder}: damaged (the ids do not have the recorded digest)")
+    assert saved(tmp_path / "run")[0] == 4
+    shutil.rmtree(folder)
+    assert call(*again).code == 0 and saved(tmp_path / "run") == whole
+
+
+def before_step(monkeypatch, number: int, act: Callable[[], object]) -> None:
+    """Does something before a step reads its pairs."""
+    taken = Engine.train_step
+
+    def train_step(self, step, micro_batches) -> None:
+        if step == number:
+            act()
+        taken(self, step, micro_batches)
+
+    monkeypatch.setattr(Engine, "train_step", train_step)
+
+
+def while_batches_are_built(monkeypatch, number: int, act: Callable[[], object]) -> None:
+    """Does something once a step has read some of its pairs."""
+    build, built = EncodedPairs.batch, []
+
+    def batch(self, indices):
+        result = build(self, indices)
+        built.append(indices)
+        if len(built) == number + 1:  # the first one checks the memory
+            act()
+        return result
+
+    monkeypatch.setattr(EncodedPairs, "batch", batch)
+
+
+@pytest.mark.parametrize("damage", [overwrite_half, cut])
+@pytest.mark.parametrize("when", [before_step, while_batches_are_built])
+def test_a_corpus_damaged_under_its_trainer(
+    config, whole, tmp_path, monkeypatch, call, damage, when
+):
+    """One line; the steps before are saved, and the same command ends as an uninterrupted run.
+
+    Sabotage: do not look at the files; look only at their sizes; take the step and then look.
+    """
+    folder = prepare(load_config(config)).path
+    again = ("train", config, "--quiet", "--run", tmp_path / "run")
+    with monkeypatch.context() as patch:
+        when(patch, 5, lambda: damage(folder / "tgt.ids"))
+        called = call(*again)
+    assert_one_error(
+        called, f"{folder}: damaged (tgt.ids has changed since it was verified); delete"
+    )
+    assert saved(tmp_path / "run")[0] == 4
+    shutil.rmtree(folder)
+    assert call(*again).code == 0
+    assert saved(tmp_path / "run") == whole
+
+
+def replace(folder: Path) -> None:
+    """Renames another file of other content to the place of the ids."""
+    (folder / "new").write_bytes(b"other")
+    (folder / "new").rename(folder / "tgt.ids")
+
+
+def touch(folder: Path) -> None:
+    """Changes the time of a file, as programs do that keep caches from being cleared."""
+    (folder / "tgt.ids").touch()
+
+
+@pytest.mark.parametrize("act", [shutil.rmtree, replace, touch])
+def test_what_does_not_change_what_is_mapped(config, whole, tmp_path, monkeypatch, act):
+    """Training continues: a prepared corpus may be deleted at any time.
+
+    Sabotage: end when the file at the path is another, or its time of modification.
+    """
+    folder = prepare(load_config(config)).path
+    before_step(monkeypatch, 5, lambda: act(folder))
+    assert train(load_config(config), tmp_path / "run").step == 8
+    assert saved(tmp_path / "run") == whole
