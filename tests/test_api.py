@@ -47,12 +47,17 @@ def test_the_lines_of_the_guide(copy_run, capfd):
 
 
 def test_importing_is_lazy():
-    """Sabotage: import `load`'s modules at the top of the package."""
+    """Help, `compare` and the mistakes of `init` need no torch.
+
+    Sabotage: import `load`'s modules at the top of the package, or torch in cli/program.py.
+    """
     code = """
 import sys
 import transformer_mt
 heavy = {"torch", "numpy", "datasets", "sacrebleu", "pydantic", "typer", "sentencepiece"}
 assert not heavy & set(sys.modules), heavy & set(sys.modules)
+import transformer_mt.cli.program, transformer_mt.training.new_config
+assert not {"torch", "datasets", "numpy"} & set(sys.modules)
 import transformer_mt.figures.table  # of `compare`
 assert "torch" not in sys.modules
 """
@@ -291,9 +296,6 @@ def test_metrics_as_records(copy_run, tmp_path):
     line = '{"kind": "train", "step": 1, "seconds": 6.0, "loss": %s}\n'
     (tmp_path / "metrics.jsonl").write_text(line % "null")
     assert math.isnan(transformer_mt.read_metrics(tmp_path)[0]["loss"])
-    (tmp_path / "metrics.jsonl").write_text(line % "true" + line % '"4"')
-    with pytest.raises(CheckpointError, match="line 2: damaged"):
-        transformer_mt.read_metrics(tmp_path)
 
 
 def test_every_checkpoint_is_verified_once(copy_run, tmp_path, monkeypatch, call):

@@ -3,7 +3,6 @@
 import os
 import resource
 import subprocess
-import sys
 from functools import partial
 from pathlib import Path
 from unittest.mock import Mock
@@ -117,7 +116,7 @@ def test_out_of_memory(corpus_dir, tmp_path):
     assert not (run / "metrics.jsonl").read_text()
 
 
-@pytest.mark.parametrize("kilobytes", [200_000, 500_000, 1_000_000])
+@pytest.mark.parametrize("kilobytes", [200_000, 1_000_000])
 def test_too_small_an_address_space(kilobytes):
     """One line before libraries abort the process; help and versions need no more.
 
@@ -143,14 +142,6 @@ def test_a_library_that_cannot_be_mapped(monkeypatch):
         monkeypatch.setattr("transformer_mt.cli.program.app", Mock(side_effect=ImportError(reason)))
         with pytest.raises(error):
             main()
-
-
-def test_help_is_quick_and_needs_no_torch():
-    """Nor do the mistakes of `init`. Sabotage: import torch at the top of cli/program.py."""
-    loaded = "{'torch', 'datasets', 'numpy'} & set(sys.modules)"
-    modules = "transformer_mt.cli.program, transformer_mt.training.new_config"
-    code = f"import sys, {modules}; assert not {loaded}"
-    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
 
 
 def test_piped_output_is_plain(corpus_dir, tmp_path):

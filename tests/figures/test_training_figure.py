@@ -14,24 +14,16 @@ from transformer_mt.errors import CheckpointError
 from transformer_mt.figures.metrics import read_runs
 from transformer_mt.figures.training import PANELS, training_figure
 
-SOURCES = (
-    [("train", "loss")],
-    [("train", "nll"), ("valid", "nll")],
-    [("valid", "bleu"), ("valid", "ema_bleu")],
-    [("train", "lr")],
-    [("train", "grad_norm")],
-    [("train", "tokens_per_second")],
+LOSS_UNIT = "nats per target token"
+PANELS_SHOWN = (
+    ("Training loss, label-smoothed", LOSS_UNIT, [("train", "loss")]),
+    ("Loss without label smoothing (NLL)", LOSS_UNIT, [("train", "nll"), ("valid", "nll")]),
+    ("Validation BLEU", "BLEU", [("valid", "bleu"), ("valid", "ema_bleu")]),
+    ("Learning rate", "rate", [("train", "lr")]),
+    ("Gradient norm before clipping", "norm", [("train", "grad_norm")]),
+    ("Speed", "target tokens per second", [("train", "tokens_per_second")]),
 )
-"""What each panel draws, by kind and name in metrics.jsonl."""
-TITLES = [
-    "Training loss, label-smoothed",
-    "Loss without label smoothing (NLL)",
-    "Validation BLEU",
-    "Learning rate",
-    "Gradient norm before clipping",
-    "Speed",
-]
-UNITS = ["nats per target token"] * 2 + ["BLEU", "rate", "norm", "target tokens per second"]
+"""Title, unit, and kind and name in metrics.jsonl of what each panel draws."""
 
 
 def write_run(path: Path, steps: int = 40, bleu: bool = True, scale: float = 1.0) -> Path:
@@ -69,7 +61,7 @@ def test_the_data_is_that_of_the_metrics(tmp_path, x):
     run = write_run(tmp_path / "run")
     figure = training_figure(read_runs([run]), x)
     records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    for axes, sources in zip(figure.axes, SOURCES, strict=True):
+    for axes, (title, unit, sources) in zip(figure.axes, PANELS_SHOWN, strict=True):
         expected = []
         for kind, key in sources:
             found = [r for r in records if r["kind"] == kind and key in r]
@@ -77,9 +69,7 @@ def test_the_data_is_that_of_the_metrics(tmp_path, x):
             values = [math.nan if r[key] is None else r[key] for r in found]
             expected += [(texts(at), texts(values))] if at else []
         drawn = [(texts(line.get_xdata()), texts(line.get_ydata())) for line in axes.lines]
-        assert drawn == expected
-    assert [axes.get_title() for axes in figure.axes] == TITLES
-    assert [axes.get_ylabel() for axes in figure.axes] == UNITS
+        assert (axes.get_title(), axes.get_ylabel(), drawn) == (title, unit, expected)
     name, end = ("step", 400) if x == "step" else ("minutes of training", 4)
     assert {axes.get_xlabel() for axes in figure.axes} == {name}
     assert {axes.get_xlim() for axes in figure.axes} == {(0.0, 1.02 * end)}
@@ -123,7 +113,7 @@ def test_one_panel_with_names_and_a_title(tmp_path, call):
     """
     paths = [write_run(tmp_path / name) for name in ("a", "b")]
     figure = training_figure(read_runs(paths, ["one", "two"]), panel="nll", title="both\n")
-    assert [axes.get_title() for axes in figure.axes] == [TITLES[1]]
+    assert [axes.get_title() for axes in figure.axes] == [PANELS_SHOWN[1][0]]
     assert len(figure.axes[0].lines) == 4 and figure.get_suptitle() == "both"
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["one", "two"]
     assert not overlapping(figure)

@@ -42,12 +42,15 @@ def text_of(pairs: int, longest: int = 300) -> TextStatistics:
     ],
 )
 def test_sizes_by_pairs(pairs, machine, vocab_size, d_model, layers, dropout, held_out):
-    """Sabotage: take the first row that fits, or one that needs a GPU on a CPU."""
+    """Sabotage: take the first row that fits, or one that needs a GPU on a CPU; count all lines."""
     sizes = choose_sizes(text_of(pairs), machine)
     preset = sizes.preset
     chosen = sizes.vocab_size, preset.d_model, preset.layers, preset.dropout
     assert chosen == (vocab_size, d_model, layers, dropout)
     assert (sizes.held_out, sizes.train_pairs) == (held_out, pairs - 2 * held_out)
+    # Pairs without text give no larger model.
+    with_empty = replace(text_of(pairs + 600_000), empty=600_000)
+    assert choose_sizes(with_empty, machine).preset == preset
 
 
 @pytest.mark.parametrize(
@@ -120,12 +123,6 @@ def test_this_machine():
 
 
 PAIRS = [("ein Haus", "a house"), ("", "no source"), ("Grüße an Ögedei Ä", "a b"), ("a", "a")]
-
-
-def test_pairs_without_text_give_no_larger_model():
-    """Sabotage: choose by the number of lines."""
-    text = replace(text_of(25_000), empty=6_000)
-    assert choose_sizes(text, CPU).preset == choose_sizes(text_of(19_000), CPU).preset
 
 
 def test_counts():

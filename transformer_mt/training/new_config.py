@@ -117,20 +117,20 @@ def _measure(src: Path, tgt: Path) -> TextStatistics:
 def _warn(src: Path, tgt: Path, text: TextStatistics) -> str:
     """Warns of what may be wrong with the text; returns the same as sentences."""
     warnings = [
-        f"{path}: some lines may be wrong: {problems}."
+        f"{path}: some lines may be wrong: {problems}"
         for path, problems in ((src, text.src_problems), (tgt, text.tgt_problems))
         if problems
     ]
     if text.empty:
-        warnings.append(f"{text.empty:,} pairs have an empty side; training drops them.")
+        warnings.append(f"{text.empty:,} pairs have an empty side; training drops them")
     if text.usable < _LITTLE_TEXT:
         warnings.append(
             f"{text.usable:,} pairs are too little for a translator, unless all sentences are of"
-            " one kind."
+            " one kind"
         )
     for warning in warnings:
-        logger.warning("%s", warning.removesuffix("."))
-    return "".join(f" {warning}" for warning in warnings)
+        logger.warning("%s", warning)
+    return "".join(f" {warning}." for warning in warnings)
 
 
 def _next_commands(path: Path) -> list[str]:
