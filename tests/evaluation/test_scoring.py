@@ -123,9 +123,6 @@ def test_systems_are_compared_as_the_program_does(tmp_path):
     signatures = re.findall(r"^ - (?:BLEU|chrF2) +(\S+)$", printed, re.MULTILINE)
     assert signatures == [metric.signature for metric in metrics]
     assert [metric.name for metric in metrics] == ["BLEU", "chrF2"]
-    chosen = choose_metrics("en", ter=True)
-    with_ter = paired_bootstrap(HYPOTHESES, REFERENCES, [REFERENCES], chosen)
-    assert [metric.name for metric in with_ter] == ["BLEU", "chrF2", "TER"]
 
 
 def test_the_best_reference_counts_for_a_sentence():

@@ -110,7 +110,7 @@ def test_the_formats(groups):
     assert table[0] == ["run", "model.norm", "train.seed", *COLUMNS, GREEDY, BEAM]
     assert table[-1][1:3] == ["post", "1"] and table[-1][3:7] == ["7065600", "40", "4.5", "1600.0"]
     markdown = [line.strip("|").split("|") for line in format_rows(groups, "markdown").splitlines()]
-    assert [len(row) for row in markdown] == [len(table[0])] * (len(table) + 1)
+    assert {len(row) for row in markdown} == {len(table[0])} and len(markdown) == len(table) + 1
     assert [cell.strip() for cell in markdown[-1]][:4] == ["post-1", "post", "1", "7,065,600"]
     objects = json.loads(format_rows(groups, "json"))
     assert [row["run"] for row in objects] == [row[0] for row in table[1:]]
