@@ -4,6 +4,7 @@ import logging
 import re
 import shlex
 import textwrap
+from dataclasses import replace
 from importlib import resources
 from os.path import relpath
 from pathlib import Path
@@ -155,9 +156,10 @@ def _fill_in(
     """Fills in the template, `new_config.toml`."""
     template = resources.files(__package__).joinpath("new_config.toml").read_text(encoding="utf-8")
     sizes = choose_sizes(text, machine)
-    preset, best, held_out = sizes.preset, sizes.best, sizes.held_out
+    preset, held_out = sizes.preset, sizes.held_out
+    best = choose_sizes(text, replace(machine, gpu="a GPU")).preset
     on_a_gpu = ""
-    if preset is not best:
+    if preset != best:
         on_a_gpu = (
             f" On a GPU, init would choose {best.layers} + {best.layers} of width {best.d_model};"
             " a CPU is too slow for it."

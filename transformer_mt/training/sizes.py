@@ -189,12 +189,10 @@ class Sizes:
 
     Attributes:
         preset: The row of the table; `vocab_size` is its size, adapted to the text.
-        best: The row that a machine with a GPU would get.
         held_out: Pairs for validation, and as many for the test; `train_pairs` are the others.
     """
 
     preset: Preset
-    best: Preset
     held_out: int
     train_pairs: int
     vocab_size: int
@@ -205,18 +203,17 @@ class Sizes:
 def choose_sizes(text: TextStatistics, machine: Machine) -> Sizes:
     """Chooses sizes for a text of `MIN_PAIRS` pairs or more and the machine to train on."""
     held_out = min(_MAX_HELD_OUT, text.pairs // _HELD_OUT_SHARE)
-    enough_text = [preset for preset in PRESETS if preset.pairs <= text.usable]
-    fitting = [preset for preset in enough_text if machine.gpu or not preset.gpu]
+    fitting = [row for row in PRESETS if row.pairs <= text.usable and (machine.gpu or not row.gpu)]
+    preset = fitting[-1]
     pieces = text.longest_bytes / BYTES_PER_PIECE
     max_length = next((length for length in _MAX_LENGTHS if pieces <= length), _MAX_LENGTHS[-1])
     return Sizes(
-        preset=fitting[-1],
-        best=enough_text[-1],
+        preset=preset,
         held_out=held_out,
         train_pairs=text.pairs - 2 * held_out,
-        vocab_size=_choose_vocab_size(text, fitting[-1].vocab_size),
+        vocab_size=_choose_vocab_size(text, preset.vocab_size),
         max_length=max_length,
-        micro_batch_tokens=_choose_micro_batch(machine, fitting[-1].batch_tokens, max_length),
+        micro_batch_tokens=_choose_micro_batch(machine, preset.batch_tokens, max_length),
     )
 
 
