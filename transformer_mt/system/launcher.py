@@ -143,7 +143,7 @@ def end_after_loss(reason: str = "another process has ended or is unreachable") 
     _ending.acquire()  # never released: another thread that gets here waits until the process ends
     if _is_first_to_end():
         if os.getppid() != _launcher_pid:
-            reason = "the launcher has ended"
+            reason = "the launcher has ended or is unreachable"
         with suppress(OSError):  # the reader of stderr may have ended with the launcher
             print(f"error: {reason}; run the same command again", file=sys.stderr, flush=True)
     else:
