@@ -68,7 +68,7 @@ def test_a_killed_average_can_be_repeated(run_dir, monkeypatch):
 
 def test_what_cannot_be_averaged(run_dir, tmp_path):
     """Too few checkpoints, a directory that exists, a damaged one among them."""
-    with pytest.raises(CheckpointError, match="none: not a run with checkpoints"):
+    with pytest.raises(CheckpointError, match="none: has 0 checkpoints, not 2; name a run"):
         average(tmp_path / "none", 2, None)
     with pytest.raises(CheckpointError, match="has 4 checkpoints, not 9"):
         average(run_dir, 9, None)

@@ -15,7 +15,6 @@ from transformer_mt.checkpoints.evaluations import (
     SearchSetting,
     read_evaluations,
     record_folder,
-    run_folders,
     write_evaluation,
 )
 from transformer_mt.checkpoints.run_files import METRICS
@@ -50,7 +49,7 @@ def test_a_record_comes_back(tmp_path):
     [file] = (tmp_path / "evaluations").iterdir()
     assert file.name == "a-b-c-6418ac35.json"  # another name would not replace older records
     assert json.loads(file.read_text()) == VALUES
-    [record] = read_evaluations(run_folders(tmp_path))
+    [record] = read_evaluations(tmp_path)
     assert record == RECORD
     assert str(record.search) == "beam 4, alpha 0.6, bf16, raw weights"
     assert str(SearchSetting()) == "greedy, fp32"
@@ -74,7 +73,7 @@ def test_a_newer_record_of_the_same_kind_replaces_it(tmp_path, caplog):
         write_evaluation(path, record)
     write_evaluation(path, replace(RECORD, time=3.0))
     (tmp_path / "evaluations" / "z.json").write_text('{"test_set": 1}')
-    times = [record.time for record in read_evaluations(run_folders(tmp_path))]
+    times = [record.time for record in read_evaluations(tmp_path)]
     assert times == [1.0, 3.0, 4.0, 5.0, 7.0, 8.0]
     [message] = caplog.messages
     assert message.startswith(f"{tmp_path}/evaluations/z.json: damaged (test_set: ")
@@ -84,21 +83,24 @@ def test_a_newer_record_of_the_same_kind_replaces_it(tmp_path, caplog):
 @pytest.mark.parametrize("key", VALUES)
 def test_an_edited_record_is_left_out(tmp_path, caplog, key):
     """With one line that names the file, whatever is in it. Sabotage: allow no lines."""
-    path = tmp_path / "x.json"
+    path = tmp_path / "evaluations" / "x.json"
+    path.parent.mkdir()
     good = json.dumps({**VALUES, key: "HERE"})
     for value in HOSTILE_JSON:
         path.write_text(good.replace('"HERE"', value))
-        assert read_evaluations([tmp_path]) == [], value[:9]
+        assert read_evaluations(tmp_path) == [], value[:9]
         assert caplog.messages.pop().startswith(f"{path}: damaged")
         caplog.clear()
 
 
 def test_a_record_whose_numbers_of_lines_differ(tmp_path, caplog):
     """Or which a newer version wrote, or a named pipe, which would keep its reader waiting."""
+    folder = tmp_path / "evaluations"
+    folder.mkdir()
     for name, changes in {"a": {"hypotheses": ["a", "b"]}, "b": {"domain": "news"}}.items():
-        (tmp_path / f"{name}.json").write_text(json.dumps({**VALUES, **changes}))
-    os.mkfifo(tmp_path / "c.json")
-    assert read_evaluations([tmp_path]) == []
+        (folder / f"{name}.json").write_text(json.dumps({**VALUES, **changes}))
+    os.mkfifo(folder / "c.json")
+    assert read_evaluations(tmp_path) == []
     reasons = [message.partition(".json: ")[2] for message in caplog.messages]
     assert reasons == [
         "damaged (content: Value error, numbers of lines differ); left out",
@@ -121,7 +123,7 @@ def test_where_records_are(tmp_path, caplog):
     assert record_folder(step) == tmp_path / "evaluations"
     write_evaluation(average, RECORD)
     assert [path.parent for path in average.glob("*/*")] == [record_folder(average)]
-    assert run_folders(tmp_path) == [tmp_path / "evaluations", average / "evaluations"]
+    assert read_evaluations(tmp_path) == read_evaluations(average) == [RECORD]
     (tmp_path / "evaluations").write_text("in the way")
     write_evaluation(step, RECORD)
     [warning] = caplog.messages

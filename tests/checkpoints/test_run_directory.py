@@ -18,6 +18,7 @@ from transformer_mt.checkpoints.run_directory import (
     prune,
 )
 from transformer_mt.errors import CheckpointError
+from transformer_mt.system.files import MANIFEST
 
 
 def saved_steps(run_dir) -> list[int]:
@@ -25,14 +26,7 @@ def saved_steps(run_dir) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    ("keep_last", "best", "kept"),
-    [
-        (2, 1, [6, 5, 1]),
-        (2, 5, [6, 5]),
-        (3, 1, [6, 5, 4, 1]),
-        (1, 0, [6]),
-        (9, 3, [6, 5, 4, 3, 2, 1]),
-    ],
+    ("keep_last", "best", "kept"), [(2, 5, [6, 5]), (3, 1, [6, 5, 4, 1]), (1, 0, [6])]
 )
 def test_the_newest_and_the_best_are_kept(tmp_path, keep_last, best, kept):
     """However old the best is; only the newest two keep their moments; digests stay.
@@ -56,7 +50,7 @@ def test_the_newest_and_the_best_are_kept(tmp_path, keep_last, best, kept):
 def test_the_best_is_used_or_else_the_newest(tmp_path, caplog):
     """One that is damaged or deleted gives a warning; a BLEU of zero is a score.
 
-    Sabotage: report the missing manifest; say nothing.
+    Sabotage: say nothing; take a BLEU of zero for none.
     """
     save_step(tmp_path, 1)
     save_step(tmp_path, 2, best_bleu=-1.0, best_step=1)
@@ -72,12 +66,9 @@ def test_the_best_is_used_or_else_the_newest(tmp_path, caplog):
     assert find_checkpoint(tmp_path).progress.step == 5
     shutil.rmtree(tmp_path / "step-00000004")
     assert find_checkpoint(tmp_path).progress.step == 5
-    damaged, missing = caplog.messages
-    assert MODEL in damaged and damaged.endswith(
-        "; using the newest checkpoint instead of the best"
-    )
-    text = "its best checkpoint (step 4) is missing; using the newest (step 5)"
-    assert missing == f"{tmp_path}: {text}"
+    for message, name in zip(caplog.messages, (MODEL, MANIFEST), strict=True):
+        assert message.startswith(f"{tmp_path}/step-00000004/{name}: ")
+        assert message.endswith("; using the newest checkpoint instead of the best")
 
 
 def test_only_checkpoints_are_listed(tmp_path):

@@ -14,6 +14,7 @@ from transformer_mt.checkpoints.evaluations import (
     SearchSetting,
     write_evaluation,
 )
+from transformer_mt.checkpoints.run_files import write_description
 from transformer_mt.figures.table import format_rows, read_rows
 
 COLUMNS = ["parameters", "steps", "minutes", "tokens/s", "validation BLEU", "perplexity"]
@@ -26,20 +27,7 @@ def write_run(path: Path, corpus_dir: Path, bleu: float, **changes: object) -> P
     """Writes a run of 30 steps that was best at step 20, with two scores of that checkpoint."""
     path.mkdir(parents=True)
     config = tiny_config(corpus_dir, **changes).model_dump(mode="json")
-    sides = {"src": 9, "tgt": 9}
-    counts = dict.fromkeys(("pairs", "kept", "pieces", "pieces_per_word", "unknown", "longest"), 1)
-    description = {
-        "config": config,
-        "corpus": {**counts, "dropped": {}, "digest": ""},
-        "lengths": {"width": 1, "mean": sides, "src": [1], "tgt": [1]},
-        "validation": {"pairs": 1, "digest": ""},
-        "vocabulary": sides,
-        "parameters": 7_065_600,
-        "precision": "fp32",
-        "software": "",
-        "environment": {},
-    }
-    (path / "run.json").write_text(json.dumps(description))
+    write_description(path, {"config": config, "parameters": 7_065_600})
     lines = []
     for step, speed in zip((10, 20, 30), SPEEDS, strict=True):
         position = {"step": step, "epoch": 0, "seconds": 9.0 * step}

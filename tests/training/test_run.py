@@ -12,7 +12,7 @@ from sacrebleu.metrics.bleu import BLEU
 from test_trainer import records
 
 from transformer_mt.checkpoints.checkpoint import EMA, MODEL, load_checkpoint
-from transformer_mt.checkpoints.evaluations import read_evaluations, run_folders
+from transformer_mt.checkpoints.evaluations import read_evaluations
 from transformer_mt.checkpoints.run_directory import find_checkpoint, list_checkpoints, load_newest
 from transformer_mt.checkpoints.run_files import read_description
 from transformer_mt.config.loading import load_config
@@ -146,7 +146,7 @@ def test_validation_splits_text_for_the_target_language(tmp_path, monkeypatch):
     [valid] = records(tmp_path / "run", "valid")
     expected = BLEU(trg_lang="zh").corpus_score(hypotheses, [reference])
     assert valid["bleu"] == round(expected.score, 4) > 10
-    [record] = read_evaluations(run_folders(tmp_path / "run"))
+    [record] = read_evaluations(tmp_path / "run")
     assert record.scores[0].value == expected.score and "|tok:zh|" in record.scores[0].signature
 
 

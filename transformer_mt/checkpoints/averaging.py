@@ -10,13 +10,13 @@ from transformer_mt.checkpoints.checkpoint import (
     MODEL,
     Checkpoint,
     load_checkpoint,
-    write_checkpoint,
+    save_checkpoint,
 )
 from transformer_mt.checkpoints.model_card import describe_run, write_average_card
 from transformer_mt.checkpoints.run_directory import list_checkpoints
-from transformer_mt.checkpoints.run_files import RUN_FILE
+from transformer_mt.checkpoints.run_files import write_description
 from transformer_mt.errors import CheckpointError
-from transformer_mt.system.files import atomic_directory, canonical_json
+from transformer_mt.system.files import atomic_directory
 
 
 def average(run_dir: Path, last: int, output: Path | None) -> Path:
@@ -33,14 +33,10 @@ def average(run_dir: Path, last: int, output: Path | None) -> Path:
             or the output directory exists.
     """
     paths = list_checkpoints(run_dir)
-    if not paths:
-        raise CheckpointError(
-            f"{run_dir}: not a run with checkpoints; name the directory that train wrote"
-        )
     if len(paths) < last:
         raise CheckpointError(
-            f"{run_dir}: has {len(paths)} checkpoints, not {last}; choose a smaller --last, or"
-            " raise train.keep_last and continue training"
+            f"{run_dir}: has {len(paths)} checkpoints, not {last}; name a run directory, choose a"
+            " smaller --last, or raise train.keep_last and continue training"
         )
     output = output or run_dir / f"averaged-{last}"
     if output.exists():
@@ -52,13 +48,12 @@ def average(run_dir: Path, last: int, output: Path | None) -> Path:
         newest.progress, best_bleu=-1.0, best_step=0, validations_since_best=0, valid_step=0
     )
     state = replace(newest.state, progress=progress)
-    weights, description = {MODEL: _mean_weights(checkpoints)}, describe_run(newest.path)
+    weights, description = _mean_weights(checkpoints), describe_run(newest.path)
     steps = [checkpoint.progress.step for checkpoint in checkpoints]
-    with atomic_directory(output) as folder:
-        write_checkpoint(folder, weights, state, newest.config, newest.vocab)
+    with atomic_directory(output) as folder:  # with run.json and the card from the start
+        save_checkpoint(folder, {MODEL: weights}, state, newest.config, newest.vocab)
         if description:
-            content = canonical_json({**description, "averaged_steps": steps})
-            (folder / RUN_FILE).write_bytes(content)
+            write_description(folder, {**description, "averaged_steps": steps})
         write_average_card(load_checkpoint(folder), output.resolve().name)
     return output
 

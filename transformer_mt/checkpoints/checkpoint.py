@@ -24,10 +24,10 @@ from typing import Annotated, Any, ClassVar
 import safetensors
 import safetensors.torch
 import torch
-from pydantic import ConfigDict, Field, TypeAdapter
+from pydantic import ConfigDict, Field, NonNegativeFloat, NonNegativeInt, TypeAdapter
 from torch import Tensor
 
-from transformer_mt.config.keys import Config, changed_keys, flat_values
+from transformer_mt.config.keys import Config, OnChange, changed_keys, flat_values
 from transformer_mt.config.loading import parse_config
 from transformer_mt.errors import CheckpointError, ConfigError, DataError
 from transformer_mt.model.transformer import Transformer, parameter_shapes
@@ -54,8 +54,6 @@ STATE, CONFIG = "state.json", "config.json"
 MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 """What the optimizer keeps of each parameter: two tensors of its shape, and a number of steps."""
 
-Count = Annotated[int, Field(ge=0)]
-
 
 @dataclass(frozen=True)
 class Progress:
@@ -68,20 +66,20 @@ class Progress:
     taken `init_step` steps.
     """
 
-    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
 
-    step: Count = 0
-    epoch: Count = 0
-    epoch_step: Count = 0
-    seconds: Annotated[float, Field(ge=0)] = 0.0
+    step: NonNegativeInt = 0
+    epoch: NonNegativeInt = 0
+    epoch_step: NonNegativeInt = 0
+    seconds: NonNegativeFloat = 0.0
     best_bleu: float = -1.0
-    best_step: Count = 0
-    validations_since_best: Count = 0
-    valid_step: Count = 0
+    best_step: NonNegativeInt = 0
+    validations_since_best: NonNegativeInt = 0
+    valid_step: NonNegativeInt = 0
     precision: Annotated[str, Field(pattern="^(fp32|bf16|fp16)$")] = "fp32"
     corpus_digest: str = ""
     valid_digest: str = ""
-    init_step: Count = 0
+    init_step: NonNegativeInt = 0
     init_digest: str = ""
 
 
@@ -94,7 +92,7 @@ class RunState:
     as the model needs it; None in checkpoints of earlier versions.
     """
 
-    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
 
     progress: Progress = field(default_factory=Progress)
     counters: dict[str, Any] = field(default_factory=dict)
@@ -117,16 +115,9 @@ class Checkpoint:
     path: Path
     files: frozenset[str]
     digest: str
-    config: Config
-    vocab: Vocabulary
+    config: Config = field(repr=False)
+    vocab: Vocabulary = field(repr=False)
     state: RunState
-
-    def __repr__(self) -> str:
-        model = self.config.model
-        return (
-            f"<Checkpoint {self.path}: step {self.progress.step}, {model.encoder_layers} +"
-            f" {model.decoder_layers} layers of width {model.d_model}>"
-        )
 
     @property
     def progress(self) -> Progress:
@@ -139,7 +130,8 @@ class Checkpoint:
         Raises:
             CheckpointError: Naming each key that differs, with both values.
         """
-        if keys := changed_keys(self.config, config):
+        keys = changed_keys(self.config, config, OnChange.REFUSED, OnChange.SHAPES_CORPUS)
+        if keys:
             old, new = flat_values(self.config), flat_values(config)
             changes = ", ".join(f"{key} (was {old[key]}, is {new[key]})" for key in keys)
             raise CheckpointError(
@@ -168,7 +160,7 @@ class Checkpoint:
         try:
             return safetensors.torch.load_file(self.path / name)
         except (OSError, safetensors.SafetensorError) as error:
-            raise CheckpointError(f"{self.path / name}: {_one_line(error)}") from None
+            raise CheckpointError(f"{self.path / name}: {error}") from None
 
 
 def checkpoint_digest(path: Path) -> str:
@@ -195,29 +187,18 @@ def save_checkpoint(
         OSError: If it cannot be written; the previous checkpoint is unchanged.
     """
     with atomic_directory(path) as folder:
-        write_checkpoint(folder, tensors, state, config, vocab)
-
-
-def write_checkpoint(
-    folder: Path,
-    tensors: Mapping[str, Mapping[str, Tensor]],
-    state: RunState,
-    config: Config,
-    vocab: Vocabulary,
-) -> None:
-    """Writes a checkpoint into an empty directory that `atomic_directory` has made."""
-    (folder / STATE).write_bytes(canonical_json(asdict(state)))
-    (folder / CONFIG).write_bytes(canonical_json(config.model_dump(mode="json")))
-    vocab.save(folder)
-    for name, content in tensors.items():
-        contiguous = {key: tensor.contiguous() for key, tensor in content.items()}
-        try:
-            safetensors.torch.save_file(contiguous, folder / name)
-        except safetensors.SafetensorError as error:  # raised by safetensors for a full disk
-            raise OSError(errno.EIO, _one_line(error)) from error
-        # safetensors lets only the owner read its files, regardless of the umask.
-        shutil.copymode(folder / STATE, folder / name)
-    write_manifest(folder, {file.name: sha256(file) for file in folder.iterdir()})
+        (folder / STATE).write_bytes(canonical_json(asdict(state)))
+        (folder / CONFIG).write_bytes(canonical_json(config.model_dump(mode="json")))
+        vocab.save(folder)
+        for name, content in tensors.items():
+            contiguous = {key: tensor.contiguous() for key, tensor in content.items()}
+            try:
+                safetensors.torch.save_file(contiguous, folder / name)
+            except safetensors.SafetensorError as error:  # raised by safetensors for a full disk
+                raise OSError(errno.EIO, str(error)) from error
+            # safetensors lets only the owner read its files, regardless of the umask.
+            shutil.copymode(folder / STATE, folder / name)
+        write_manifest(folder, {file.name: sha256(file) for file in folder.iterdir()})
 
 
 def load_checkpoint(path: Path) -> Checkpoint:
@@ -254,7 +235,7 @@ def load_checkpoint(path: Path) -> Checkpoint:
     except DataError as error:
         raise CheckpointError(str(error)) from None
     except (ValueError, TypeError, OSError) as error:
-        raise CheckpointError(f"{path}: not readable: {_one_line(error)}") from None
+        raise CheckpointError(f"{path}: not readable: {error}") from None
 
 
 def find_nonfinite(tensors: Mapping[str, Tensor]) -> str | None:
@@ -283,26 +264,24 @@ def _verify_tensors(
                 raise CheckpointError(f"{path}: {different[0]} is {problem}")
             for name, shape in shapes.items():
                 header = file.get_slice(name)
-                if tuple(header.get_shape()) != shape:
-                    actual = tuple(header.get_shape())
+                actual, dtype = tuple(header.get_shape()), header.get_dtype()
+                if actual != shape:
                     raise CheckpointError(f"{path}: {name} has shape {actual}, not {shape}")
-                if header.get_dtype() != "F32":
-                    raise CheckpointError(f"{path}: {name} has type {header.get_dtype()}, not F32")
+                if dtype != "F32":
+                    raise CheckpointError(f"{path}: {name} has type {dtype}, not F32")
             if bad := find_nonfinite({name: file.get_tensor(name) for name in shapes}):
                 raise CheckpointError(f"{path}: {bad} is not finite: training has diverged")
     except (OSError, safetensors.SafetensorError) as error:
-        raise CheckpointError(f"{path}: {_one_line(error)}") from None
+        raise CheckpointError(f"{path}: {error}") from None
 
 
 def warn_of_changed_model(checkpoints: Iterable[Checkpoint]) -> None:
     """Warns of each checkpoint that was trained with other source files of the model."""
-    name = "source of model/"
-    current = source_digests()[name]
+    current = source_digests()["source of model/"]
     for checkpoint in checkpoints:
-        if checkpoint.state.environment.get(name, current) != current:
-            text = "%s: the %s has changed since it was trained; it may translate differently"
-            logger.warning(text, checkpoint.path, name)
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split())
+        if checkpoint.state.environment.get("source of model/", current) != current:
+            logger.warning(
+                "%s: the source of model/ has changed since it was trained; it may translate"
+                " differently",
+                checkpoint.path,
+            )

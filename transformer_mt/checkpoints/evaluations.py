@@ -11,7 +11,6 @@ import hashlib
 import logging
 import re
 import time
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, ClassVar
@@ -35,7 +34,7 @@ class SearchSetting:
     """The settings that a translation depends on besides the weights.
 
     `length_penalty` is None for greedy search; lines were split after `max_length` pieces; `raw`
-    tells that the weights themselves were used although there is a moving average.
+    means the weights themselves, although there is a moving average.
     """
 
     beam_size: int = 1
@@ -45,7 +44,6 @@ class SearchSetting:
     raw: bool = False
 
     def __str__(self) -> str:
-        """Describes the setting in readable form."""
         search = f"beam {self.beam_size}" if self.beam_size > 1 else "greedy"
         penalty = "" if self.length_penalty is None else f", alpha {self.length_penalty:g}"
         return f"{search}{penalty}, {self.precision}{', raw weights' if self.raw else ''}"
@@ -84,7 +82,7 @@ class EvaluationRecord:
     and `seconds`, spent translating, is 0 if it was not measured; `time` is in seconds since 1970.
     """
 
-    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
 
     test_set: str
     checkpoint: str
@@ -139,20 +137,16 @@ def write_evaluation(checkpoint: Path, record: EvaluationRecord) -> None:
         logger.warning("%s: the scores are not recorded: %s", folder, error.strerror or error)
 
 
-def read_evaluations(folders: Sequence[Path]) -> list[EvaluationRecord]:
-    """Reads all evaluations in folders such as `RUN/evaluations`, oldest first.
+def read_evaluations(directory: Path) -> list[EvaluationRecord]:
+    """Reads the evaluations of a run and of the averages in it, or of one average, oldest first.
 
-    Skips damaged ones with a warning; a folder that does not exist counts as empty.
+    Skips damaged ones with a warning.
     """
     records: list[EvaluationRecord] = []
-    for path in sorted(path for folder in folders for path in folder.glob("[!.]*.json")):
+    own = directory.glob(f"{FOLDER}/[!.]*.json")
+    for path in sorted((*own, *directory.glob(f"*/{FOLDER}/[!.]*.json"))):
         try:
             records.append(read_json(path, _RECORD, max_bytes=_MAX_BYTES))
         except CheckpointError as error:
             logger.warning("%s; left out", error)
     return sorted(records, key=lambda record: record.time)
-
-
-def run_folders(run_dir: Path) -> list[Path]:
-    """Gives the folders with evaluations of a run: its own, and those of averages in it."""
-    return [run_dir / FOLDER, *sorted(run_dir.glob(f"*/{FOLDER}"))]

@@ -1,11 +1,12 @@
 """The model card of averaged or exported weights: README.md with the header that the hub reads.
 
 It reports only what was measured on exactly these weights. In an averaged directory the manifest
-does not list it, so that `evaluate` can add scores.
+does not list it, so that `evaluate` can add scores. `model_card.md` is its text.
 """
 
 import logging
 from collections.abc import Sequence
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -27,41 +28,6 @@ logger = logging.getLogger(__name__)
 
 CARD = "README.md"
 _MARK = "<!-- `evaluate` writes this file anew; delete this line to keep your own changes. -->"
-
-_CARD = """\
----
-{header}
----
-
-# {name}
-
-A Transformer that translates from {config.data.src_lang} to {config.data.tgt_lang}, {made_by} by
-transformer-mt {version}. It has {config.model.encoder_layers} encoder layers and
-{config.model.decoder_layers} decoder layers of width {config.model.d_model}, and
-{parameters:,} parameters, stored in {stored}.
-
-## Data
-
-{data}
-
-## Recipe
-
-{progress.step:,} steps of about {config.train.batch_tokens:,} tokens, Adam with a warm-up of
-{config.optim.warmup_steps:,} steps, label smoothing {config.optim.label_smoothing:g}, dropout
-{config.model.dropout:g}, {config.model.norm}-norm, {progress.precision}.{averaged}
-
-## Scores
-
-{scores}
-
-## How to use it
-
-{usage}
-
-## Limits
-
-{limits}
-"""
 
 
 def model_card(
@@ -87,7 +53,8 @@ def model_card(
     description, records = describe_run(checkpoint.path), _measured(checkpoint, raw)
     steps = ", ".join(map(str, description.get("averaged_steps", [])))
     averaged = f"\nThe weights are the mean of the checkpoints of steps {steps}." if steps else ""
-    return _CARD.format(
+    template = resources.files(__package__).joinpath("model_card.md").read_text(encoding="utf-8")
+    return template.format(
         # Scores measured before the weights were rounded do not belong in the header for the hub.
         header=_header(checkpoint.config, name, library, records if stored == "float32" else []),
         name=name,
@@ -124,7 +91,7 @@ def write_average_card(checkpoint: Checkpoint, name: str) -> None:
         with atomic_file(path) as file:
             file.write(f"{card}\n{_MARK}\n".encode())
     except OSError as error:
-        logger.warning("%s: cannot be written: %s", path, error.strerror or error)
+        logger.warning("%s: cannot be written: %s", path, error.strerror)
 
 
 def refresh_average_card(checkpoint: Checkpoint) -> None:
@@ -142,7 +109,7 @@ def _measured(checkpoint: Checkpoint, raw: bool) -> list[EvaluationRecord]:
     folder, is_raw = record_folder(checkpoint.path), raw and EMA in checkpoint.files
     return [
         record
-        for record in read_evaluations([folder] if folder else [])
+        for record in (read_evaluations(folder.parent) if folder else [])
         if record.digest == checkpoint.digest and record.search.raw == is_raw
     ]
 
@@ -205,11 +172,10 @@ def _header(config: Config, name: str, library: str, records: Sequence[Evaluatio
         for record in records
         for score in record.scores
     ]
-    card = ModelCardData(
+    return ModelCardData(
         language=languages,
         library_name=library,
         pipeline_tag="translation",
         model_name=name if results else None,
         eval_results=results or None,
-    )
-    return card.to_yaml()
+    ).to_yaml()

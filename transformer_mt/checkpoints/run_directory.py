@@ -5,15 +5,10 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
-from transformer_mt.checkpoints.checkpoint import TRAINING, Checkpoint, Progress, load_checkpoint
+from transformer_mt.checkpoints.checkpoint import TRAINING, Checkpoint, load_checkpoint
 from transformer_mt.checkpoints.run_files import is_step_name, step_name
 from transformer_mt.errors import CheckpointError
-from transformer_mt.system.files import (
-    MANIFEST,
-    delete_directory,
-    read_manifest,
-    write_manifest,
-)
+from transformer_mt.system.files import MANIFEST, delete_directory, read_manifest, write_manifest
 
 logger = logging.getLogger(__name__)
 
@@ -28,9 +23,7 @@ def checkpoint_path(run_dir: Path, step: int) -> Path:
 
 def list_checkpoints(run_dir: Path) -> list[Path]:
     """Lists the checkpoint directories of a run, newest first."""
-    if not run_dir.is_dir():
-        return []
-    paths = [path for path in run_dir.iterdir() if is_step_name(path.name)]
+    paths = [path for path in run_dir.glob("step-*") if is_step_name(path.name)]
     return sorted(paths, key=lambda path: int(path.name.removeprefix("step-")), reverse=True)
 
 
@@ -74,22 +67,12 @@ def find_checkpoint(path: Path) -> Checkpoint:
     best = checkpoint_path(path, progress.best_step)
     if progress.best_bleu < 0 or best == newest.path:
         return newest
-    if not best.exists():
-        text = "%s: its best checkpoint (step %d) is missing; using the newest (step %d)"
-        logger.warning(text, path, progress.best_step, progress.step)
-        return newest
     try:
         # The text may have moved since the best checkpoint was saved.
         return replace(load_checkpoint(best), config=newest.config)
     except CheckpointError as error:
         logger.warning("%s; using the newest checkpoint instead of the best", error)
         return newest
-
-
-def is_best_missing(run_dir: Path, progress: Progress) -> bool:
-    """Tells whether the best checkpoint of a run with this progress has been deleted."""
-    best = checkpoint_path(run_dir, progress.best_step)
-    return progress.best_bleu >= 0 and not best.exists()
 
 
 def prune(run_dir: Path, saved_step: int, keep_last: int, best_step: int) -> None:

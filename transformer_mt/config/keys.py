@@ -5,12 +5,10 @@ The files in `configs/` state what differs from the defaults; the paper's recipe
 
 import json
 import re
-from collections.abc import Iterator
 from enum import Enum
 from typing import Annotated, Literal, Self
 
 from pydantic import (
-    AfterValidator,
     BaseModel,
     ConfigDict,
     Discriminator,
@@ -36,10 +34,6 @@ class OnChange(Enum):
     """Training continues, and every step is the same as without the change."""
 
 
-STRICT = ConfigDict(
-    frozen=True, strict=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True
-)
-
 INTEGER_LIMIT = 2**32
 """All integers of a configuration are smaller, so that no size or count exceeds 64 bits."""
 
@@ -47,7 +41,9 @@ INTEGER_LIMIT = 2**32
 class Section(BaseModel):
     """Base of all sections; the `Annotated` type of each key declares an `OnChange`."""
 
-    model_config = STRICT
+    model_config = ConfigDict(
+        frozen=True, strict=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True
+    )
 
     @field_validator("*", mode="before")
     @classmethod
@@ -61,24 +57,23 @@ SLICE = r"\[(?P<start>(?:-?\d{1,18})?):(?P<stop>(?:-?\d{1,18})?)\]"
 """Pattern of a slice of a split, such as [:-1000]."""
 
 
-def _require_slice(value: str) -> str:
-    if not re.fullmatch(SLICE, value):
-        raise PydanticCustomError("slice", "should be a slice, such as [:5000] or [-1000:]")
-    return value
-
-
-class SplitFiles(BaseModel):
+class SplitFiles(Section):
     """A split that consists of two line-aligned text files, or of a slice of them."""
-
-    model_config = STRICT
 
     src: Annotated[str, Field(min_length=1)]
     """The file of source text, in the folder `data.path` unless it is absolute; also .gz, .xz or
     .zst."""
     tgt: Annotated[str, Field(min_length=1)]
     """The file of its translation, likewise."""
-    slice: Annotated[str, AfterValidator(_require_slice)] | None = None
+    slice: str | None = None
     """The pairs to take, as in Python: "[:-1000]" is all but the last 1000."""
+
+    @field_validator("slice")
+    @classmethod
+    def _is_slice(cls, value: str | None) -> str | None:
+        if value is not None and not re.fullmatch(SLICE, value):
+            raise PydanticCustomError("slice", "should be a slice, such as [:5000] or [-1000:]")
+        return value
 
     def __str__(self) -> str:
         """Writes the split as it is written in TOML."""
@@ -282,35 +277,36 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _keys_agree(self) -> Self:
-        if mistakes := list(self._mistakes()):
-            raise ValueError("; ".join(mistakes))
-        return self
-
-    def _mistakes(self) -> Iterator[str]:
         data, vocab, model, train = self.data, self.vocab, self.model, self.train
+        mistakes = []
         if model.d_model % model.n_heads:
-            yield (
+            mistakes.append(
                 f"model.d_model = {model.d_model} is not divisible by"
                 f" model.n_heads = {model.n_heads}"
             )
         if model.tie_embeddings and not vocab.shared:
-            yield (
+            mistakes.append(
                 "model.tie_embeddings = true requires vocab.shared = true:"
                 " separate vocabularies cannot share an embedding"
             )
         if train.micro_batch_tokens <= data.max_length:
-            yield (
+            mistakes.append(
                 f"train.micro_batch_tokens = {train.micro_batch_tokens} cannot hold a pair of"
                 f" data.max_length = {data.max_length} pieces and EOS:"
                 " raise the former or lower the latter"
             )
         if vocab.sampling and vocab.path is None and vocab.kind in ("word", "char"):
-            yield (
+            mistakes.append(
                 f"vocab.sampling = {vocab.sampling:g} requires vocab.kind = bpe or unigram:"
                 f" a vocabulary of kind {vocab.kind} has no other segmentations"
             )
         if data.src_lang == data.tgt_lang:
-            yield f"data.src_lang and data.tgt_lang are the same language, {data.src_lang}"
+            mistakes.append(
+                f"data.src_lang and data.tgt_lang are the same language, {data.src_lang}"
+            )
+        if mistakes:
+            raise ValueError("; ".join(mistakes))
+        return self
 
 
 def on_change(field: FieldInfo) -> OnChange:
@@ -324,17 +320,8 @@ def flat_values(config: Config) -> dict[str, object]:
     return {f"{section}.{name}": value for section, keys in config for name, value in keys}
 
 
-def changed_keys(old: Config, new: Config) -> list[str]:
-    """Lists the keys that differ and that a resumed run must not change."""
-    return _changed(old, new, OnChange.REFUSED, OnChange.SHAPES_CORPUS)
-
-
-def keys_that_end_bit_equality(old: Config, new: Config) -> list[str]:
-    """Lists the keys that differ, may differ, and make a resumed run differ in rounding."""
-    return _changed(old, new, OnChange.ENDS_BIT_EQUALITY)
-
-
-def _changed(old: Config, new: Config, *kinds: OnChange) -> list[str]:
+def changed_keys(old: Config, new: Config, *kinds: OnChange) -> list[str]:
+    """Lists the keys that differ and declare one of these effects on resume."""
     return sorted(
         f"{section}.{name}"
         for section, keys in new

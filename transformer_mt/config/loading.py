@@ -18,8 +18,6 @@ _SEARCHED_KEYS = "data.path", "vocab.path", "train.init_from"
 """Paths that are looked for beside the TOML file, then in the working directory."""
 _CREATED_KEYS = "data.cache_dir", "data.prepared_dir"
 """Folders that are created if missing, relative to the working directory."""
-_LONGEST_VALUE = 60
-"""Maximum number of characters of a value in a message."""
 
 
 def load_config(path: Path, overrides: Collection[str] = ()) -> Config:
@@ -87,9 +85,8 @@ def expand_path(path: str) -> str:
 
 def searched_folders(path: str) -> str:
     """Says where a path that does not exist was looked for; empty if it is absolute."""
-    if os.path.isabs(path):
-        return ""
-    return f" in {Path.cwd()}, nor beside the configuration file if it is set there"
+    searched = f" in {Path.cwd()}, nor beside the configuration file if it is set there"
+    return "" if os.path.isabs(path) else searched
 
 
 def without_folder(path: str) -> str:
@@ -170,15 +167,12 @@ def _describe(key: str, mistake: ErrorDetails) -> str:
             expected = "should be a section, not a value"
         case _:
             expected = re.sub(r"^\w+ (?=should)", "", mistake["msg"])
-    return f"{key or 'configuration'} = {_shorten(value)} {expected}"
-
-
-def _shorten(value: object) -> str:
     try:
-        text = repr(value)
+        shown = repr(value)
     except ValueError:
-        text = "a number of thousands of digits"
-    return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}..."
+        shown = "a number of thousands of digits"
+    shown = shown if len(shown) <= 60 else f"{shown[:60]}..."
+    return f"{key or 'configuration'} = {shown} {expected}"
 
 
 def _dotted_key(location: tuple[int | str, ...]) -> str:

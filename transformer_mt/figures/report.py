@@ -16,7 +16,6 @@ from transformer_mt.checkpoints.evaluations import (
     VALIDATION,
     EvaluationRecord,
     read_evaluations,
-    run_folders,
 )
 from transformer_mt.checkpoints.run_directory import find_checkpoint, load_newest
 from transformer_mt.checkpoints.run_files import METRICS, RUN_FILE, read_description
@@ -64,7 +63,7 @@ def build_report(run_dir: Path) -> str:
     config = _read_config(run_dir, checkpoint, description)
     records = read_metrics(run_dir) if (run_dir / METRICS).exists() else []
     metrics = RunMetrics(run_dir.resolve().name, records)
-    evaluations = read_evaluations(run_folders(run_dir))  # oldest first
+    evaluations = read_evaluations(run_dir)  # oldest first
     tests = [record for record in evaluations if record.test_set != VALIDATION]
     translated = next(reversed(tests or evaluations), None)
     groups = _rank(translated) if translated else {}

@@ -16,7 +16,6 @@ from transformer_mt.checkpoints.evaluations import (
     VALIDATION,
     EvaluationRecord,
     read_evaluations,
-    run_folders,
 )
 from transformer_mt.checkpoints.run_files import METRICS, RUN_FILE, read_description, step_name
 from transformer_mt.config.keys import DEFAULTS, flat_values
@@ -86,7 +85,7 @@ def _read_run(path: Path, name: str) -> Row:
         row["validation BLEU"] = best.get("ema_bleu", best["bleu"])
         row["perplexity"] = best["perplexity"]
         best_checkpoint = step_name(int(best["step"]))
-    for record in read_evaluations(run_folders(path)):
+    for record in read_evaluations(path):
         if record.test_set != VALIDATION:
             row |= _scores(record, best_checkpoint)
     return row

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from transformer_mt.checkpoints.checkpoint import Checkpoint
-from transformer_mt.config.keys import Config, flat_values, keys_that_end_bit_equality
+from transformer_mt.config.keys import Config, OnChange, changed_keys, flat_values
 from transformer_mt.system.device import cpu_maker
 from transformer_mt.system.private_torch import cpu_bf16_instructions
 from transformer_mt.training.engine import Engine
@@ -47,7 +47,7 @@ def reasons_against_bit_equality(
     """Lists what makes a run resumed with this configuration and environment not bit-equal."""
     recorded = checkpoint.state.environment
     old, new = flat_values(checkpoint.config) | recorded, flat_values(config) | environment
-    names = keys_that_end_bit_equality(checkpoint.config, config)
+    names = changed_keys(checkpoint.config, config, OnChange.ENDS_BIT_EQUALITY)
     names += [name for name in environment if name in recorded and old[name] != new[name]]
     reasons = {name: f"{name} (was {old[name]}, is {new[name]})" for name in names}
     reasons |= {name: f"the {name} has changed" for name in names if name in _SOURCES}

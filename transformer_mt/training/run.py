@@ -14,18 +14,18 @@ import torch
 
 from transformer_mt.checkpoints.checkpoint import STATE, TRAINING, Checkpoint, Progress
 from transformer_mt.checkpoints.run_directory import (
+    checkpoint_path,
     find_checkpoint,
-    is_best_missing,
     list_checkpoints,
     load_newest,
 )
-from transformer_mt.checkpoints.run_files import RUN_FILE
+from transformer_mt.checkpoints.run_files import RUN_FILE, write_description
 from transformer_mt.config.keys import Config, ModelConfig, flat_values
 from transformer_mt.config.loading import searched_folders
 from transformer_mt.errors import CheckpointError, ConfigError, DeviceError
 from transformer_mt.evaluation.scoring import choose_metrics
 from transformer_mt.system.device import choose_device, choose_precision, total_memory
-from transformer_mt.system.files import atomic_file, canonical_json, locked, restore_replaced
+from transformer_mt.system.files import locked, restore_replaced
 from transformer_mt.system.processes import ALONE, Processes, join_processes
 from transformer_mt.text.batching import Lengths
 from transformer_mt.text.corpus import load_split
@@ -175,7 +175,7 @@ def _share_state(engine: Engine, processes: Processes) -> None:
 
 def _forget_missing_best(run_dir: Path, progress: Progress) -> Progress:
     """Makes the next validation the best if the best checkpoint has been deleted."""
-    if not is_best_missing(run_dir, progress):
+    if progress.best_bleu < 0 or checkpoint_path(run_dir, progress.best_step).exists():
         return progress
     logger.warning(
         f"{run_dir}: its best checkpoint (step {progress.best_step}, BLEU {progress.best_bleu:.2f})"
@@ -309,11 +309,10 @@ def _write_description(trainer: Trainer, environment: dict[str, str]) -> None:
         "software": describe_software(),
         "environment": environment,
     }
-    path = trainer.run_dir / RUN_FILE
     try:
-        with atomic_file(path) as file:
-            file.write(canonical_json(description))
+        write_description(trainer.run_dir, description)
     except OSError as error:
+        path = trainer.run_dir / RUN_FILE
         logger.warning("%s: cannot be written: %s; training continues", path, error.strerror)
 
 
