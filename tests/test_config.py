@@ -80,61 +80,51 @@ def test_overrides_are_toml_or_plain_words(text, value):
 
 MISTAKES = [
     (
-        {"model": {"d_modle": 3}, "vocab": {"shared": "yes"}},
+        {
+            "model": {"d_modle": 3, "d_model": 63, "encoder_layers": 2_000_000, "norm": "between"},
+            "vocab": {"shared": "yes", "size": 2.0},
+            "modl": {},
+            "d_model": 3,
+            "train": {"warmup_steps": 3, "path": "y", "qqqq": 1, "seed": -1},
+            "optim": {"betas": [1]},
+            "valid": 3,
+        },
         [
             "section data is missing",
             "unknown key model.d_modle (did you mean model.d_model?)",
+            "model.d_model = 63 should be a multiple of 2",
+            "model.encoder_layers = 2000000 should be less than or equal to 1000",
+            "model.norm = 'between' should be 'post', 'pre' or 'sublayer'",
             "vocab.shared = 'yes' should be a valid boolean",
-        ],
-    ),
-    (
-        {"data": {"path": "x"}, "vocab": {"shared": 1, "size": 2.0}},
-        ["vocab.shared = 1 should be a valid bool", "vocab.size = 2.0 should be a valid integer"],
-    ),
-    (
-        {"data": {"path": "x"}, "modl": {}, "d_model": 3},
-        [
+            "vocab.size = 2.0 should be a valid integer",
             "unknown section modl (did you mean model?)",
             "unknown key d_model (did you mean model.d_model?)",
-        ],
-    ),
-    (
-        {"data": {"path": "x"}, "train": {"warmup_steps": 3, "path": "y", "qqqq": 1}},
-        [
             "unknown key train.warmup_steps (did you mean optim.warmup_steps?)",
             "unknown key train.path (did you mean data.path or vocab.path?)",
             "unknown key train.qqqq",
-        ],
-    ),
-    (
-        {"data": {"train": 3}, "train": {"seed": -1}, "optim": {"betas": [0.9, 1.5]}},
-        [
-            "key data.path is missing",
-            "data.train = 3 should be a split's name or a table such as { src = ",
-            "optim.betas[1] = 1.5 should be less than 1",
             "train.seed = -1 should be greater than or equal to 0",
-        ],
-    ),
-    (
-        {"data": {"path": "", "train": []}, "model": {"norm": "between"}, "valid": 3},
-        [
-            "data.path = '' should have at least 1 character",
-            "data.train = [] should have at least 1 item",
-            "model.norm = 'between' should be 'post', 'pre' or 'sublayer'",
+            "optim.betas[0] = 1 should be less than 1",
+            "optim.betas[1] is missing",
             "valid = 3 should be a section, not a value",
         ],
     ),
     (
-        {
-            "data": {"path": "x"},
-            "model": {"d_model": 63, "encoder_layers": 2_000_000},
-            "optim": {"betas": [1]},
-        },
+        {"data": {"train": 3, "valid": {}, "test": ["a"]}, "train": {"seed": 10**20}},
         [
-            "model.d_model = 63 should be a multiple of 2",
-            "model.encoder_layers = 2000000 should be less than or equal to 1000",
-            "optim.betas[0] = 1 should be less than 1",
-            "optim.betas[1] is missing",
+            "key data.path is missing",
+            "data.train = 3 should be a split's name or a table such as { src = ",
+            "data.valid.src is missing",
+            "data.valid.tgt is missing",
+            "data.test = ['a'] should be a split's name or a table such as { src = ",
+            f"train.seed = {10**20} should be less than {INTEGER_LIMIT}",
+        ],
+    ),
+    (
+        {"data": {"path": "", "train": []}, "train": {"max_minutes": 10**26}},
+        [
+            "data.path = '' should have at least 1 character",
+            "data.train = [] should have at least 1 item",
+            f"train.max_minutes = {10**26} should be less than {INTEGER_LIMIT}",
         ],
     ),
     (
@@ -153,34 +143,25 @@ MISTAKES = [
         ],
     ),
     (
-        {"data": {"path": "x", "train": {"src": "", "slice": "[:5]x", "from": "x"}, "valid": {}}},
+        {"data": {"path": "x", "train": {"src": "", "slice": "[:5]x", "from": "x"}}},
         [
             "data.train.src = '' should have at least 1 character",
             "data.train.tgt is missing",
             "data.train.slice = '[:5]x' should be a slice, such as [:5000]",
             "unknown key data.train.from",
-            "data.valid.src is missing",
-            "data.valid.tgt is missing",
         ],
     ),
     (
-        {"data": {"path": "x", "train": ["a", 3, {"src": "a", "tgt": 3}], "test": ["a"]}},
+        {"data": {"path": "x", "train": ["a", 3, {"src": "a", "tgt": 3}, []]}},
         [
             "data.train[1] = 3 should be a split's name or a table such as { src = ",
             "data.train[2].tgt = 3 should be a valid string",
-            "data.test = ['a'] should be a split's name or a table such as { src = ",
+            "data.train[3] = [] should be",
         ],
     ),
     (
-        {"data": {"path": "x\ny", "test": ["\n"], "zz\nz": 1, "name": "y" * 61, "train": [[]]}},
-        ["data.test = ['\\n'", r"unknown key 'data.zz\nz'", "data.train[0] = [] should be"],
-    ),
-    (
-        {"data": {"path": "x"}, "train": {"seed": 10**20, "max_minutes": 10**26}},
-        [
-            f"train.seed = {10**20} should be less than {INTEGER_LIMIT}",
-            f"train.max_minutes = {10**26} should be less than {INTEGER_LIMIT}",
-        ],
+        {"data": {"path": "x\ny", "test": ["\n"], "zz\nz": 1, "name": "y" * 61}},
+        ["data.test = ['\\n'", r"unknown key 'data.zz\nz'"],
     ),
 ]
 
@@ -203,14 +184,11 @@ def test_all_mistakes_are_reported_in_one_line(values, messages):
         ("[data]\npath = 'Übung'".encode("utf-16"), ", line 1: not UTF-8, perhaps Latin-1 or"),
         ("[data]\npath = 'Übung'".encode("latin-1"), ", line 2: not UTF-8, perhaps Latin-1 or"),
         (b"[data]\npath = x", ": not valid TOML: Invalid value (at line 2, column 8)"),
-        (b"x = 1\nx = 2", ": not valid TOML: Cannot overwrite a value"),
         (b"x = " + b"9" * 5000, ": not valid TOML: Exceeds the limit"),
         (b"data = 0x" + b"f" * 5000, ": data = a number of thousands of digits should be less"),
         (b"[data]\npath = 0x" + b"f" * 5000, ": data.path = a number of thousands of digits"),
         (b"x = " + b"[" * 5000, ": not valid TOML: maximum recursion depth exceeded"),
-        (b"data = 3", ": data = 3 should be a section, not a value"),
         (b"[data]\npath = 2026-01-01", ": data.path = datetime.date(2026, 1, 1) should be a"),
-        (b"", ": section data is missing"),
         (None, ": cannot read the configuration: No such file or directory"),
     ],
     ids=lambda value: str(value)[:25],
@@ -239,17 +217,13 @@ def test_a_byte_order_mark_is_ignored(tmp_path):
     [
         ("optim.lr_scal=3", "unknown key optim.lr_scal (did you mean optim.lr_scale?)"),
         ("nothing.like.it=3", "unknown section nothing"),
-        ("optim.warmup_steps=", "optim.warmup_steps = '' should be a valid integer"),
         ("data.path=", "data.path = '' should have at least 1 character"),
         ("data.path", "--set data.path: write key=value"),
         ("=3", "--set =3: write key=value"),
-        (".=3", "--set .=3: write key=value"),
         ("train..seed=3", "--set train..seed=3: write key=value"),
         ("data.path.x=3", "--set data.path.x=3: path is a value, not a section"),
-        ("train.max_steps=1.5", "train.max_steps = 1.5 should be a valid integer"),
         ("train.max_steps=" + "9" * 5000, "train.max_steps = '999"),
         ("train.max_steps=" + "[" * 5000, "train.max_steps = '[[["),
-        ("model=3", "model = 3 should be a section, not a value"),
         ("data.train=[3]", "data.train[0] = 3 should be a split's name"),
     ],
     ids=lambda text: text[:25],

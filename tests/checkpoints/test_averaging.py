@@ -28,7 +28,10 @@ def weights(path) -> dict[str, torch.Tensor]:
 
 
 def test_the_average_is_the_mean_of_the_newest(run_dir, tmp_path):
-    """It is a complete checkpoint in the run, and no step of it; that of one is itself."""
+    """It is a complete checkpoint in the run, and no step of it; that of one is itself.
+
+    It has no score, since no validation measured it. Sabotage: copy the newest state.
+    """
     before = list_checkpoints(run_dir)
     path = average(run_dir, 3, None)
     assert path == run_dir / "averaged-3" and list_checkpoints(run_dir) == before
@@ -41,15 +44,11 @@ def test_the_average_is_the_mean_of_the_newest(run_dir, tmp_path):
         assert torch.equal(copied[name], parts[0][name])
         assert averaged[name].dtype == torch.float32
     assert load_checkpoint(path).build_model()
-    files = json.loads((path / "manifest.json").read_text())["files"]
-    assert sorted(files) == ["config.json", MODEL, "state.json", "vocab.model"]
-
-
-def test_an_average_claims_no_score(run_dir):
-    """No validation measured it; where training stood is kept. Sabotage: copy the newest state."""
-    progress = load_checkpoint(average(run_dir, 2, None)).progress
+    progress = load_checkpoint(path).progress
     assert (progress.best_bleu, progress.best_step, progress.valid_step) == (-1.0, 0, 0)
     assert (progress.step, progress.seconds) == (20, 1.5)
+    files = json.loads((path / "manifest.json").read_text())["files"]
+    assert sorted(files) == ["config.json", MODEL, "state.json", "vocab.model"]
 
 
 def test_a_killed_average_can_be_repeated(run_dir, monkeypatch):

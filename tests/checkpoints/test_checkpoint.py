@@ -5,7 +5,6 @@ import math
 import os
 import re
 from collections import Counter
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -87,9 +86,7 @@ WRONG = [
     (MODEL, WEIGHT, torch.ones(16, 15), r"has shape (16, 15), not (16, 16)"),
     (MODEL, WEIGHT, torch.ones(16, 16).long(), "has type I64, not F32"),
     (MODEL, WEIGHT, NAN, "is not finite: training has diverged"),
-    (EMA, WEIGHT, torch.ones(1), "has shape (1,), not (16, 16)"),
     (EMA, WEIGHT, torch.full((16, 16), -math.inf), "is not finite"),
-    (TRAINING, f"exp_avg.{WEIGHT}", torch.zeros(1), "has shape (1,), not (16, 16)"),
     (TRAINING, f"exp_avg_sq.{WEIGHT}", torch.zeros(3, 16), "has shape (3, 16), not (16, 16)"),
     (TRAINING, f"step.{WEIGHT}", torch.tensor(3), "has type I64, not F32"),
 ]
@@ -157,60 +154,51 @@ def change_file(path: Path, name: str, content: object) -> None:
     write_manifest(path, {**read_manifest(path), name: sha256(path / name)})
 
 
-def test_missing_keys_get_their_defaults(tmp_path):
-    """So a new key does not invalidate checkpoints, and zeros are valid; no score is negative.
-
-    Sabotage: a field without a default; require a step.
-    """
-    path = save_step(tmp_path, 7)
-    change_file(path, STATE, {"format": FORMAT, "progress": {"step": 7}})
-    values = asdict(load_checkpoint(path).progress).items()
-    expected = {"step": 7, "best_bleu": -1.0, "precision": "fp32"}
-    assert {key: value for key, value in values if value} == expected
-
-
 @pytest.mark.parametrize(
     ("values", "message"),
     [
         ([], r"damaged \(content: .*object"),
         ({}, "format None is unknown"),
         ({"format": FORMAT + 1, "new": 1}, f"format {FORMAT + 1} is unknown; use a newer"),
-        ({"format": "2"}, "format '2' is unknown"),
         ({"format": FORMAT, "step": 3}, "unknown key step; use a newer transformer-mt"),
-        ({"format": FORMAT, "progress": {"step": -1}}, r"damaged \(progress\.step: .*greater"),
         ({"format": FORMAT, "progress": {"step": "1"}}, r"damaged \(progress\.step: .*integer"),
         ({"format": FORMAT, "progress": {"step": -1, "x": 1}}, r"unknown key progress\.x; use a n"),
         ({"format": FORMAT, "progress": {"precision": "fp8"}}, r"damaged \(progress\.precision"),
         (b'{"format": 2, "progress": {"seconds": 1e999}}', "damaged"),
         (b'{"format": 2, "progress": {"seconds": NaN}}', "damaged"),
         (b'{"format": 2, "progress": {"epoch": %s}}' % (b"4" * 400), "damaged"),
-        (b'{"format": 2, "counters": {"a": %s%s}}' % (b"[" * 500, b"]" * 500), "damaged"),
         (b'{"format": 2, "counters": {"a": %s%s}}' % (b"[" * 9999, b"]" * 9999), "damaged"),
-        (None, "missing from the checkpoint"),
     ],
 )
 def test_a_malformed_state_is_named(tmp_path, values, message):
-    """File and key, even if the manifest agrees with it, in one line; a pipe is never opened."""
+    """File and key, even if the manifest agrees with it, in one line."""
     path = save_step(tmp_path, 3)
-    if values is None:
-        (path / STATE).unlink()
-        os.mkfifo(path / STATE)
-    else:
-        change_file(path, STATE, values)
+    change_file(path, STATE, values)
     with pytest.raises(CheckpointError, match=rf"state\.json: {message}") as error:
         load_checkpoint(path)
     assert "\n" not in str(error.value)
 
 
-def test_what_a_newer_version_wrote(tmp_path):
-    """A key that this one does not know, in the configuration and in the manifest itself."""
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        ({"activation": "gelu"}, r"unknown key model\.activation.*; use a newer transformer-mt"),
+        ({"encoder_layers": 2_000_000}, "model.encoder_layers = 2000000 should be"),
+        ({"d_model": 2**32 - 8}, "model too large: .*overflowed"),
+    ],
+)
+def test_a_key_of_a_newer_version_or_an_absurd_size_is_refused_at_once(tmp_path, sizes, message):
+    """Before any layer is built. Sabotage: no limit on layers; build the model to compare."""
     path = save_step(tmp_path, 3)
     config = json.loads((path / CONFIG).read_text())
-    config["model"]["activation"] = "gelu"
-    change_file(path, CONFIG, config)
-    message = r"config\.json: unknown key model\.activation.*; use a newer transformer-mt"
+    change_file(path, CONFIG, {**config, "model": sizes})
     with pytest.raises(CheckpointError, match=message):
         load_checkpoint(path)
+
+
+def test_a_manifest_of_a_newer_version_or_a_pipe(tmp_path):
+    """Nothing waits for the other end of a named pipe. Sabotage: open it."""
+    path = save_step(tmp_path, 3)
     manifest = {**json.loads((path / MANIFEST).read_text()), "signature": "x"}
     (path / MANIFEST).write_text(json.dumps(manifest))
     message = r"manifest\.json: unknown key signature; use a newer transformer-mt"
@@ -220,22 +208,6 @@ def test_what_a_newer_version_wrote(tmp_path):
     os.mkfifo(path / MANIFEST)
     with pytest.raises(CheckpointError, match=r"manifest\.json: not a regular file"):
         find_checkpoint(path)
-
-
-@pytest.mark.parametrize(
-    ("sizes", "message"),
-    [
-        ({"encoder_layers": 2_000_000}, r"config\.json: model.encoder_layers = 2000000 should be"),
-        ({"d_model": 2**32 - 8}, "model too large: .*overflowed"),
-    ],
-)
-def test_an_absurd_size_is_refused_at_once(tmp_path, sizes, message):
-    """Before any layer is built. Sabotage: no limit on layers; build the model to compare."""
-    path = save_step(tmp_path, 3)
-    config = json.loads((path / CONFIG).read_text())
-    change_file(path, CONFIG, {**config, "model": sizes})
-    with pytest.raises(CheckpointError, match=message):
-        load_checkpoint(path)
 
 
 @pytest.mark.parametrize("error", [MemoryError(), RuntimeError("Cannot allocate memory (12)")])

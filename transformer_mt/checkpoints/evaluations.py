@@ -17,7 +17,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import ConfigDict, Field, TypeAdapter
 
-from transformer_mt.checkpoints.run_files import METRICS, is_step_name
+from transformer_mt.checkpoints.run_files import METRICS, STEP_NAME
 from transformer_mt.errors import CheckpointError
 from transformer_mt.system.files import atomic_file, canonical_json, read_json
 
@@ -119,7 +119,7 @@ _RECORD = TypeAdapter(EvaluationRecord)
 def record_folder(checkpoint: Path) -> Path | None:
     """Gives the folder for evaluations of a checkpoint; None if it is a step outside its run."""
     path = checkpoint.resolve()
-    if not is_step_name(path.name):
+    if not STEP_NAME.fullmatch(path.name):
         return path / FOLDER
     return path.parent / FOLDER if (path.parent / METRICS).exists() else None
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from transformer_mt.checkpoints.checkpoint import TRAINING, Checkpoint, load_checkpoint
-from transformer_mt.checkpoints.run_files import is_step_name, step_name
+from transformer_mt.checkpoints.run_files import STEP_NAME, step_name
 from transformer_mt.errors import CheckpointError
 from transformer_mt.system.files import MANIFEST, delete_directory, read_manifest, write_manifest
 
@@ -23,7 +23,7 @@ def checkpoint_path(run_dir: Path, step: int) -> Path:
 
 def list_checkpoints(run_dir: Path) -> list[Path]:
     """Lists the checkpoint directories of a run, newest first."""
-    paths = [path for path in run_dir.glob("step-*") if is_step_name(path.name)]
+    paths = [path for path in run_dir.glob("step-*") if STEP_NAME.fullmatch(path.name)]
     return sorted(paths, key=lambda path: int(path.name.removeprefix("step-")), reverse=True)
 
 

@@ -14,14 +14,9 @@ METRICS = "metrics.jsonl"
 """Metrics of a run, one JSON object per line."""
 RUN_FILE = "run.json"
 """Describes the text, model and environment of a run; holds its own SHA-256."""
-
-_NAME = re.compile(r"step-\d{8,}")
+STEP_NAME = re.compile(r"step-\d{8,}")
+"""The directory names of the checkpoints of steps."""
 _OBJECT = TypeAdapter(dict[str, Any])
-
-
-def is_step_name(name: str) -> bool:
-    """Tells whether a directory name is that of a step's checkpoint."""
-    return _NAME.fullmatch(name) is not None
 
 
 def step_name(step: int) -> str:

@@ -31,13 +31,10 @@ class PositionCache:
         self._vectors = like.new_empty(max_positions, n_rows, n_heads, head_width)
         self._spare = like.new_empty(0)  # where `select` copies to; it keeps its memory
 
-    def append(self, vectors: Tensor, position: int) -> None:
-        """Stores the vectors, (R, H, 1, K), of a position."""
+    def append(self, vectors: Tensor, position: int) -> Tensor:
+        """Stores the vectors, (R, H, 1, K), of a position; gives all so far, (R, H, T, K)."""
         self._vectors[position] = vectors[:, :, 0]
-
-    def until(self, n_positions: int) -> Tensor:
-        """Gives the first positions, (R, H, n_positions, K)."""
-        return self._vectors[:n_positions].permute(1, 2, 0, 3)
+        return self._vectors[: position + 1].permute(1, 2, 0, 3)
 
     def select(self, rows: Tensor, n_positions: int) -> None:
         """Keeps, repeats or reorders rows of the first positions."""
@@ -126,9 +123,8 @@ class SelfAttention(nn.Module):
         The position is added to the cache.
         """
         q, k, v = split_heads(self.qkv(x), 3 * self.n_heads).chunk(3, dim=1)  # (R, H, 1, K) each
-        cache.self_keys.append(k, position)
-        cache.self_values.append(v, position)
-        keys, values = cache.self_keys.until(position + 1), cache.self_values.until(position + 1)
+        keys = cache.self_keys.append(k, position)  # (R, H, T, K)
+        values = cache.self_values.append(v, position)
         heads = self.attention(q, keys, values, None, False)  # (R, H, 1, K)
         output: Tensor = self.out(join_heads(heads))  # (R, 1, D)
         return output

@@ -228,7 +228,8 @@ class Transformer(nn.Module):
         return self.src_embedding if self.tied else self.out_embedding
 
     @property
-    def _tgt_weight(self) -> Tensor:
+    def tgt_weight(self) -> Tensor:
+        """Weight of the target embedding, (V, D)."""
         return self.src_embedding if self.tied else self.tgt_embedding
 
     @property
@@ -264,7 +265,7 @@ class Transformer(nn.Module):
 
     def decode(self, tgt_in: Tensor, memory: Tensor, memory_mask: Tensor) -> Tensor:
         """Computes the decoder's output from the memory, (B, S, D), and its mask, (B, 1, 1, S)."""
-        x = self._embed(tgt_in, self._tgt_weight, 0)  # (B, T, D)
+        x = self._embed(tgt_in, self.tgt_weight, 0)  # (B, T, D)
         for layer in self.decoder:
             x = layer(x, memory, memory_mask)
         output: Tensor = self.decoder_norm(x)
@@ -290,7 +291,7 @@ class Transformer(nn.Module):
         Returns:
             Logits of the following token, (R, V), equal to those of `forward` at this position.
         """
-        x = self._embed(ids[:, None], self._tgt_weight, state.position)  # (R, 1, D)
+        x = self._embed(ids[:, None], self.tgt_weight, state.position)  # (R, 1, D)
         for layer, cache in zip(self.decoder, state.layers, strict=True):
             x = layer.decode_position(x, cache, state.memory_mask, state.position)  # type: ignore[operator]
         state.position += 1

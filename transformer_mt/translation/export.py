@@ -98,8 +98,7 @@ def _build_spec(checkpoint: Checkpoint, model: Transformer) -> "TransformerSpec"
     for stack in (spec.encoder, spec.decoder):
         stack.position_encodings.encodings = _array(positions)
     spec.encoder.embeddings[0].weight = _array(model.src_embedding)
-    tgt_embedding = model.src_embedding if model.tied else model.tgt_embedding
-    spec.decoder.embeddings.weight = _array(tgt_embedding)
+    spec.decoder.embeddings.weight = _array(model.tgt_weight)
     spec.decoder.projection.weight = _array(model.output_weight)
     if config.norm == "pre":
         _fill_norm(spec.encoder.layer_norm, model.encoder_norm)
