@@ -7,7 +7,7 @@ others without a word.
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate, chain, islice, pairwise
+from itertools import chain, pairwise
 from typing import ClassVar
 
 import numpy as np
@@ -41,8 +41,7 @@ _BEFORE_NUMBERS = frozenset(
 _ORDINAL_LANGUAGES = frozenset("cs da de et fi hr hu is lv nb nn no pl sk sl sr tr".split())
 """Languages in which "2." and "II." are ordinals."""
 
-_CLAUSE_ENDS = (";", ":", ",", "–", "—")
-_CLAUSE_ENDS_WITHOUT_SPACE = ("；", "：", "，", "、")
+_CLAUSE_END = re.compile(r"(?<=[;:,–—]\s)|(?<=[；：，、])")
 
 
 @dataclass(frozen=True)
@@ -153,79 +152,49 @@ class LineSplitter:
 
     def split(self, lines: Sequence[str]) -> list[list[list[int]]]:
         """Splits lines into parts; an empty line has none."""
-        texts = [fold_whitespace(line) for line in lines]
-        parts = [[text] for text in texts]
+        parts = [[fold_whitespace(line)] for line in lines]
         if self.splits_every_sentence:
-            parts = [split_sentences(text, self._language) for text in texts]
+            parts = [split_sentences(text, self._language) for [text] in parts]
         encoded = iter(self._model.encode(list(chain.from_iterable(parts))))
         return [
-            [
-                ids
-                for part, part_ids in zip(line, islice(encoded, len(line)), strict=True)
-                for ids in self._shorten(part, part_ids)
-            ]
-            for line in parts
+            [ids for part in line for ids in self._shorten(part, next(encoded))] for line in parts
         ]
 
     def _shorten(self, text: str, ids: list[int]) -> list[list[int]]:
         """Splits a text that is longer than usual; an empty one has no parts."""
         if len(ids) <= self.usual_length:
             return [ids] if ids else []
-        sentences, rows = split_sentences(text, self._language), [ids]
-        if len(sentences) > 1:
-            ends = list(accumulate(map(len, self._model.encode(sentences))))
-            text_ends = dict(zip(ends, accumulate(map(len, sentences)), strict=True))
-            chosen = [text_ends[end] for end in _choose_ends(ends, self.usual_length)]
-            rows = self._model.encode([text[i:j] for i, j in pairwise([0, *chosen])])
-        for find_ends, limit, shortest in (
-            # A part of a few words lacks context.
-            (_clause_ends, self.usual_length, self.usual_length // 4),
-            (_word_ends, self.max_length, 0),
-            (_piece_ends, self.max_length, 0),
-        ):
-            rows = [
-                part
-                for row in rows
-                for part in (
-                    _cut(row, find_ends(self._model.pieces(row)), limit, shortest)
-                    if len(row) > limit
-                    else [row]
-                )
-            ]
-        return rows
+        sentences = self._join(split_sentences(text, self._language))
+        # A part of a few words lacks context.
+        shortest = self.usual_length // 4
+        parts = [
+            part
+            for sentence in sentences
+            for part in self._join(_CLAUSE_END.split(sentence), shortest)
+        ]
+        return [row for part_ids in self._model.encode(parts) for row in self._cut(part_ids)]
 
+    def _join(self, units: Sequence[str], shortest: int = 0) -> list[str]:
+        """Joins neighbours into as few texts as keep within the usual length, if they can.
 
-def _clause_ends(pieces: list[str]) -> list[int]:
-    return [
-        i
-        for i, (piece, following) in enumerate(pairwise(pieces), start=1)
-        if piece.endswith(_CLAUSE_ENDS_WITHOUT_SPACE)
-        or (piece.endswith(_CLAUSE_ENDS) and following.startswith(WORD_MARK))
-    ]
+        No text but the last has fewer pieces than `shortest`.
+        """
+        texts, length = [list[str]()], 0
+        for unit, ids in zip(units, self._model.encode(units), strict=True):
+            if length + len(ids) > self.usual_length and length > shortest:
+                texts.append([])
+                length = 0
+            texts[-1].append(unit)
+            length += len(ids)
+        return ["".join(text) for text in texts]
 
-
-def _word_ends(pieces: list[str]) -> list[int]:
-    return [i for i in range(1, len(pieces)) if pieces[i].startswith(WORD_MARK)]
-
-
-def _piece_ends(pieces: list[str]) -> list[int]:
-    return list(range(1, len(pieces)))
-
-
-def _cut(ids: list[int], ends: list[int], limit: int, shortest: int) -> list[list[int]]:
-    chosen = _choose_ends([*ends, len(ids)], limit, shortest)
-    return [ids[i:j] for i, j in pairwise([0, *chosen])]
-
-
-def _choose_ends(ends: Sequence[int], limit: int, shortest: int = 0) -> list[int]:
-    """Chooses as few of the ascending ends as keep parts within the limit, if they can.
-
-    No part but the last has fewer pieces than `shortest`; the last end is always chosen.
-    """
-    chosen, start, previous = [], 0, 0
-    for end in ends:
-        if end - start > limit and previous - start > shortest:
-            chosen.append(previous)
-            start = previous
-        previous = end
-    return [*chosen, previous]
+    def _cut(self, ids: list[int]) -> list[list[int]]:
+        """Cuts ids at `max_length`: before a word, or within one that is longer."""
+        rows, start, pieces = [], 0, self._model.pieces(ids)
+        while len(ids) - start > self.max_length:
+            longest = start + self.max_length
+            words = (i for i in range(longest, start, -1) if pieces[i].startswith(WORD_MARK))
+            end = next(words, longest)
+            rows.append(ids[start:end])
+            start = end
+        return [*rows, ids[start:]]
