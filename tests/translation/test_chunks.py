@@ -14,11 +14,11 @@ import pytest
 from transformer_mt.errors import DataError
 from transformer_mt.system.outputs import check_output
 from transformer_mt.translation.chunks import finish, format_lines, serve, translate_stream
-from transformer_mt.translation.options import OutputFormat, OutputOptions
+from transformer_mt.translation.options import OutputOptions
 from transformer_mt.translation.translator import Translation
 
 CHUNK, FIRST = 10, 4
-JSONL = OutputOptions(format=OutputFormat.JSONL)
+JSONL = OutputOptions(format="jsonl")
 
 
 class Thread:
@@ -174,7 +174,7 @@ def test_what_is_written_for_a_line():
     assert format_lines(ranked, 7, OutputOptions()) == "x y\n\n"
     scored = OutputOptions(n_best=2, with_scores=True)
     assert format_lines(ranked, 7, scored) == "-1.2346\tx y\nnan\tä\n0.0000\t\n0.0000\t\n"
-    jsonl = OutputOptions(n_best=2, format=OutputFormat.JSONL)
+    jsonl = OutputOptions(n_best=2, format="jsonl")
     assert format_lines(ranked[:1], 7, jsonl) == (
         '{"line": 7, "rank": 1, "score": -1.23456, "text": "x y", "parts": 1, "status": "ok"}\n'
         '{"line": 7, "rank": 2, "score": null, "text": "ä", "parts": 2, "status": "cut"}\n'

@@ -12,6 +12,7 @@ from transformer_mt.checkpoints.run_directory import find_checkpoint
 from transformer_mt.errors import ConfigError
 from transformer_mt.training.run import train
 from transformer_mt.translation.export import export
+from transformer_mt.translation.options import LoadOptions
 from transformer_mt.translation.translation_model import build_translation_model
 from transformer_mt.translation.translator import EXTRA_LENGTH
 from transformer_mt.version import source_digests
@@ -40,7 +41,7 @@ def translate(folder) -> list[str]:
 def test_it_translates_as_ours_does(copy_run, tmp_path):
     """Every one of 100 lines in fp32; nearly every one in int8."""
     checkpoint = find_checkpoint(copy_run)
-    expected = build_translation_model([checkpoint]).translate(LINES)
+    expected = build_translation_model([checkpoint], LoadOptions()).translate(LINES)
     assert translate(export(checkpoint, tmp_path / "fp32", "float32")) == expected
     eight = translate(export(checkpoint, tmp_path / "int8", "int8"))
     assert sum(map(str.__eq__, eight, expected)) > 0.95 * len(LINES)
@@ -67,7 +68,7 @@ def test_every_model_it_can_express(corpus_dir, tmp_path, norm, tied):
     )
     train(config, tmp_path / "run")
     checkpoint = find_checkpoint(tmp_path / "run")
-    expected = build_translation_model([checkpoint]).translate(LINES)
+    expected = build_translation_model([checkpoint], LoadOptions()).translate(LINES)
     assert len(set(expected)) > 1
     folder = export(checkpoint, tmp_path / "exported", "float32")
     assert translate(folder) == expected

@@ -20,11 +20,13 @@ from transformer_mt import load
 from transformer_mt.errors import ConfigError
 from transformer_mt.translation.options import (
     FileOptions,
-    OutputFormat,
+    LoadOptions,
     OutputOptions,
     SearchOptions,
+    TranslateOptions,
 )
-from transformer_mt.translation.prompt import reads_from_prompt, translate_interactively
+from transformer_mt.translation.prompt import translate_interactively
+from transformer_mt.translation.run import translate
 
 LINES = copy_lines(10, 4)
 LEFT, UP, CTRL_A, CTRL_C, CTRL_D = b"\x1b[D", b"\x1b[A", b"\x01", b"\x03", b"\x04"
@@ -124,7 +126,7 @@ def test_lines_from_a_stream(model, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "readline", None)
     for end in ("quit\nabc\n", ""):
         monkeypatch.setattr("sys.stdin", io.StringIO(f"{LINES[0]}\n{end}"))
-        translate_interactively(model.translator(), "de")
+        translate_interactively(model.translator(), "de", OutputOptions())
         out, err = capsys.readouterr()
         assert out == f"de> {model.translate(LINES[:1])[0]}\nde> "
         assert err.startswith("Type a sentence.")
@@ -133,7 +135,7 @@ def test_lines_from_a_stream(model, monkeypatch, capsys):
 def test_lines_are_numbered_from_the_first(model, monkeypatch, capsys):
     """As in the output of a file, with as many translations."""
     monkeypatch.setattr("sys.stdin", io.StringIO("ab\ncd\n"))
-    options = OutputOptions(n_best=2, format=OutputFormat.JSONL)
+    options = OutputOptions(n_best=2, format="jsonl")
     translate_interactively(model.translator(SearchOptions(2)), "de", options)
     rows = [json.loads(row) for row in re.findall(r"{.*}", capsys.readouterr().out)]
     assert [(row["line"], row["rank"]) for row in rows] == [(1, 1), (1, 2), (2, 1), (2, 2)]
@@ -187,12 +189,9 @@ def test_the_prompt_is_not_in_redirected_output(copy_run, terminal, tmp_path):
     assert (tmp_path / "out").read_bytes() == b"abc\nabc\n"
 
 
-def test_when_there_is_a_prompt(monkeypatch):
-    """With a terminal as stdin and no input; an output file is refused."""
+def test_an_output_file_is_refused(tmp_path, monkeypatch):
+    """At a terminal without an input, before a model is loaded."""
     monkeypatch.setattr("sys.stdin", SimpleNamespace(isatty=lambda: True))
-    assert reads_from_prompt(FileOptions()) and reads_from_prompt(FileOptions(output=Path("-")))
-    assert not reads_from_prompt(FileOptions([Path("in")], Path("out")))
+    options = TranslateOptions(LoadOptions(), SearchOptions(), OutputOptions())
     with pytest.raises(ConfigError, match="--output out: name a file as --input"):
-        reads_from_prompt(FileOptions(output=Path("out")))
-    monkeypatch.setattr("sys.stdin", SimpleNamespace(isatty=lambda: False))
-    assert not reads_from_prompt(FileOptions(output=Path("out")))
+        translate([tmp_path], FileOptions(output=Path("out")), options)

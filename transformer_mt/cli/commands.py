@@ -25,7 +25,6 @@ from transformer_mt.cli.options import (
     file_option,
     flag,
     option,
-    require_effect,
 )
 from transformer_mt.errors import ConfigError
 from transformer_mt.system.console import show_messages
@@ -190,15 +189,31 @@ def translate(
         )
     if n_best > beam_size:
         raise ConfigError(f"--n-best {n_best} needs --beam-size {n_best} or more")
-    file_options = FileOptions(input_ or [], output, output_dir)
+    inputs = input_ or []
+    if output and output_dir:
+        raise ConfigError("--output and --output-dir: choose one")
+    if output_dir and (not inputs or Path("-") in inputs):
+        raise ConfigError("--output-dir needs files as --input")
+    if len(inputs) > 1 and not output_dir:
+        raise ConfigError(f"{len(inputs)} times --input needs --output-dir")
+    with_scores = scores or format_ == "jsonl"
+    penalty = _require_effect(length_penalty, beam_size, with_scores)
+    search = SearchOptions(beam_size, penalty, with_scores, batch_tokens)
     written = OutputOptions(n_best, scores, format_)
-    penalty = require_effect(length_penalty, beam_size, written.needs_scores)
-    search = SearchOptions(beam_size, penalty, written.needs_scores, batch_tokens)
     options = TranslateOptions(LoadOptions(device, precision, max_length, raw), search, written)
     from transformer_mt.translation import run as runs
 
     show_messages(quiet)
-    runs.translate(paths, file_options, options)
+    runs.translate(paths, FileOptions(inputs, output, output_dir), options)
+
+
+def _require_effect(length_penalty: float | None, beam_size: int, scores: bool = False) -> float:
+    """Gives the length penalty or its default; refuses one that would change nothing."""
+    if length_penalty is None:
+        return SearchOptions.length_penalty
+    if beam_size == 1 and not scores:
+        raise ConfigError("--length-penalty has no effect on greedy search: add --beam-size 4")
+    return length_penalty
 
 
 REPORT = "What to report"
@@ -285,7 +300,7 @@ def evaluate(
     if paths and len(paths) > 1 and not ensemble and (hypotheses or save):
         name = "--hypotheses" if hypotheses else "--save"
         raise ConfigError(f"{name} works with one run or --ensemble, not with several runs")
-    penalty, output = require_effect(length_penalty, beam_size), None
+    penalty, output = _require_effect(length_penalty, beam_size), None
     if is_main_process():  # the others may run on machines without these files
         require_input(hypotheses)
         output = check_output(save, [src, *(ref or ()), hypotheses, baseline]) if save else None

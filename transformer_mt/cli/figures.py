@@ -8,7 +8,6 @@ import typer
 
 from transformer_mt.cli.options import (
     ConfigArgument,
-    GroupedCommand,
     QuietOption,
     RawOption,
     RunArgument,
@@ -39,7 +38,7 @@ FigureOption = Annotated[
 ]
 
 
-@plot.command(cls=GroupedCommand)
+@plot.command()
 def training(
     runs: Annotated[list[Path], argument("RUN...", "Run directories.")],
     output: FigureOption,
@@ -74,7 +73,7 @@ def training(
     _write(training_figure(metrics, x, panel, title), checked)
 
 
-@plot.command(cls=GroupedCommand)
+@plot.command()
 def attention(
     path: RunArgument,
     sentence: Annotated[str, argument("SENTENCE", "Text to translate, in quotes.")],
@@ -110,7 +109,7 @@ def attention(
     _write(figure, checked)
 
 
-@plot.command(cls=GroupedCommand)
+@plot.command()
 def schedule(config: ConfigArgument, output: FigureOption, set_: SetOption = None) -> None:
     """Draw the learning rate of a configuration over its steps.
 
@@ -126,7 +125,7 @@ def schedule(config: ConfigArgument, output: FigureOption, set_: SetOption = Non
     _write(schedule_figure(settings, config.stem), checked)
 
 
-@plot.command(cls=GroupedCommand)
+@plot.command()
 def positions(config: ConfigArgument, output: FigureOption, set_: SetOption = None) -> None:
     """Draw the positional encodings of a configuration's model.
 

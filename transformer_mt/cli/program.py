@@ -1,14 +1,14 @@
-"""The program: its commands, and what an error becomes: a line on stderr and an exit code."""
+"""The program: its commands, their help, and what an error becomes: a line and an exit code."""
 
 import sys
 from importlib import metadata
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from transformer_mt.cli import commands
 from transformer_mt.cli.figures import compare, plot, report
-from transformer_mt.cli.options import GroupedCommand
 from transformer_mt.errors import Interrupted, TransformerMTError
 from transformer_mt.system.console import escape_controls
 from transformer_mt.system.launcher import exit_process, exit_with_error
@@ -16,6 +16,7 @@ from transformer_mt.system.process_settings import (
     configure_libraries,
     end_by_broken_pipe,
     open_closed_streams,
+    require_address_space,
     tolerate_lost_messages,
 )
 from transformer_mt.version import __version__
@@ -96,6 +97,41 @@ def program(
     """
 
 
+class GroupedCommand(TyperCommand):
+    """A command whose help lists the options under the names of their groups.
+
+    Typer draws groups (`rich_help_panel`) with Rich alone, which breaks the lines of examples.
+    """
+
+    def invoke(self, ctx: Any) -> Any:
+        """Runs the command, unless it could not even import PyTorch."""
+        require_address_space()
+        with end_by_broken_pipe():  # here, since Typer makes it exit code 1
+            return super().invoke(ctx)
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """Names the arguments as their help does."""
+        arguments = [p for p in self.get_params(ctx) if p.param_type_name == "argument"]
+        return ["[OPTIONS]", *(str(argument.metavar) for argument in arguments)]
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Writes one section per group, in the order of the first option of each."""
+        groups: dict[str, list[tuple[str, str]]] = {}
+        for parameter in self.get_params(ctx):
+            group = getattr(parameter, "rich_help_panel", None) or "Options"
+            record = parameter.get_help_record(ctx)
+            if parameter.param_type_name == "argument":
+                # The usage line tells which are required.
+                record = str(parameter.metavar), getattr(parameter, "help", "")
+            if record:
+                groups.setdefault(group, []).append(record)
+        for name, records in groups.items():
+            with formatter.section(name):
+                formatter.write_dl(records)
+
+
 for command in (*commands.COMMANDS, report, compare):
-    app.command(cls=GroupedCommand)(command)
+    app.command()(command)
 app.add_typer(plot, name="plot")
+for info in (*app.registered_commands, *plot.registered_commands):
+    info.cls = GroupedCommand

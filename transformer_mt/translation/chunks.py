@@ -13,7 +13,7 @@ from transformer_mt.system.console import ProgressDisplay, shows_progress
 from transformer_mt.system.outputs import ChunkWriter, Fingerprint, Output, open_chunk_writer
 from transformer_mt.system.processes import Processes
 from transformer_mt.system.streams import LineReader, count_lines, open_input
-from transformer_mt.translation.options import OutputFormat, OutputOptions
+from transformer_mt.translation.options import OutputOptions
 from transformer_mt.translation.translator import (
     Translation,
     Translator,
@@ -107,7 +107,7 @@ def format_lines(
     rows = []
     for line, ranked in enumerate(translations, start=first_line):
         for rank, translation in enumerate(ranked[: options.n_best], start=1):
-            if options.format is OutputFormat.JSONL:
+            if options.format == "jsonl":
                 score = None if math.isnan(translation.score) else translation.score
                 row = {"line": line, "rank": rank, "score": score, "text": translation.text}
                 row |= {"parts": translation.parts, "status": translation.status}

@@ -1,19 +1,21 @@
 """Log-probability of given translations."""
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from transformer_mt.model.ensemble import Ensemble
 from transformer_mt.model.transformer import Transformer
 from transformer_mt.system.device import compute_settings
 from transformer_mt.system.processes import ALONE, Processes
 from transformer_mt.text.batching import Batch, EncodedPairs, cut_micro_batches
 from transformer_mt.text.vocabulary import PAD_ID
+
+if TYPE_CHECKING:
+    from transformer_mt.model.ensemble import Ensemble
 
 BATCH_POSITIONS = 2048
 """Padded positions scored at once: the logits of all of them are in memory, in float32."""
@@ -21,7 +23,7 @@ BATCH_POSITIONS = 2048
 
 @torch.no_grad()
 def log_probabilities(
-    model: Transformer | Ensemble, pairs: EncodedPairs, processes: Processes = ALONE
+    model: "Transformer | Ensemble", pairs: EncodedPairs, processes: Processes = ALONE
 ) -> list[float]:
     """Computes the log-probability of each target given its source.
 
@@ -48,9 +50,9 @@ def log_probabilities(
     return [gathered[i] for i in range(len(pairs))]
 
 
-def _sum_tokens(model: Transformer | Ensemble, batch: Batch) -> Tensor:
+def _sum_tokens(model: "Transformer | Ensemble", batch: Batch) -> Tensor:
     """Sums the log-probabilities of the target tokens of B pairs, (B,), float64."""
-    members: Any = model.models if isinstance(model, Ensemble) else [model]
+    members: Any = [model] if isinstance(model, Transformer) else model.models
     of_members = []
     for member in members:
         with compute_settings(model.device, tf32=False):

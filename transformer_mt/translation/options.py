@@ -5,14 +5,12 @@ Imports no slow modules, since --help needs this one.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 from typing import Literal
 
-from transformer_mt.errors import ConfigError
-
 Device = Literal["auto", "cpu", "cuda"]
 Precision = Literal["fp32", "bf16", "fp16"]
+OutputFormat = Literal["text", "jsonl"]
 Quantization = Literal["float32", "float16", "bfloat16", "int16", "int8"]
 
 MAX_LENGTH_PENALTY = 10.0
@@ -47,13 +45,6 @@ class LoadOptions:
     raw: bool = False
 
 
-class OutputFormat(StrEnum):
-    """Lines of text, or one JSON object per translation."""
-
-    TEXT = "text"
-    JSONL = "jsonl"
-
-
 @dataclass(frozen=True)
 class OutputOptions:
     """What is written for each line.
@@ -61,45 +52,25 @@ class OutputOptions:
     Attributes:
         n_best: Translations per line, the best first; at most the beam size.
         with_scores: Whether text is preceded by the score and a tab; JSON always has a score.
-        format: Text or JSON.
+        format: Lines of text, or one JSON object per translation.
     """
 
     n_best: int = 1
     with_scores: bool = False
-    format: OutputFormat = OutputFormat.TEXT
-
-    @property
-    def needs_scores(self) -> bool:
-        """Whether the search must compute scores."""
-        return self.with_scores or self.format is OutputFormat.JSONL
+    format: OutputFormat = "text"
 
 
 @dataclass(frozen=True)
 class FileOptions:
     """The files to translate and their outputs, as the user typed them.
 
-    Without an input, or with `-`, stdin is translated; without an output, to stdout.
-
-    Raises:
-        ConfigError: If they contradict each other.
+    Without an input, or with `-`, stdin is translated; without an output, to stdout. Several
+    inputs, none of them stdin, have a folder of outputs.
     """
 
     inputs: Sequence[Path] = ()
     output: Path | None = None
     output_dir: Path | None = None
-
-    def __post_init__(self) -> None:
-        if self.output and self.output_dir:
-            raise ConfigError("--output and --output-dir: choose one")
-        if self.output_dir and self.reads_stdin:
-            raise ConfigError("--output-dir needs files as --input")
-        if len(self.inputs) > 1 and not self.output_dir:
-            raise ConfigError(f"{len(self.inputs)} times --input needs --output-dir")
-
-    @property
-    def reads_stdin(self) -> bool:
-        """Whether stdin is an input."""
-        return not self.inputs or Path("-") in self.inputs
 
 
 @dataclass(frozen=True)
@@ -112,5 +83,3 @@ class TranslateOptions:
 
 
 DEFAULT_SEARCH = SearchOptions()
-DEFAULT_LOAD = LoadOptions()
-DEFAULT_OUTPUT = OutputOptions()

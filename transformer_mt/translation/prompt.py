@@ -6,32 +6,14 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-from transformer_mt.errors import ConfigError, Interrupted
+from transformer_mt.errors import Interrupted
 from transformer_mt.system.console import escape_controls
 from transformer_mt.translation.chunks import format_lines
-from transformer_mt.translation.options import DEFAULT_OUTPUT, FileOptions, OutputOptions
+from transformer_mt.translation.options import OutputOptions
 from transformer_mt.translation.translator import Translator
 
 
-def reads_from_prompt(files: FileOptions) -> bool:
-    """Tells whether lines are typed at a prompt: without `--input`, and with a terminal as stdin.
-
-    Raises:
-        ConfigError: If an output file or folder is named; a prompt writes neither.
-    """
-    if files.inputs or not sys.stdin.isatty():
-        return False
-    if files.output and str(files.output) != "-":
-        raise ConfigError(
-            f"--output {files.output}: name a file as --input, or redirect stdin (< in.de);"
-            " the prompt writes to stdout"
-        )
-    return True
-
-
-def translate_interactively(
-    translator: Translator, src_lang: str, options: OutputOptions = DEFAULT_OUTPUT
-) -> None:
+def translate_interactively(translator: Translator, src_lang: str, options: OutputOptions) -> None:
     """Translates lines typed at a terminal until the end of input or `quit`.
 
     Translations go to stdout; the prompt, the source language, goes to the terminal, even if

@@ -1,6 +1,7 @@
 """What is translated and where it is written: files, a stream, or lines typed at a prompt."""
 
 import logging
+import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
@@ -16,7 +17,7 @@ from transformer_mt.system.processes import Processes, join_processes
 from transformer_mt.system.streams import compression_suffix, require_input
 from transformer_mt.translation.chunks import finish, serve, translate_stream
 from transformer_mt.translation.options import FileOptions, TranslateOptions
-from transformer_mt.translation.prompt import reads_from_prompt, translate_interactively
+from transformer_mt.translation.prompt import translate_interactively
 from transformer_mt.translation.translation_model import (
     TranslationModel,
     build_translation_model,
@@ -62,13 +63,20 @@ def translate(paths: Sequence[Path], files: FileOptions, options: TranslateOptio
             model = build_translation_model(share_checkpoints([], processes), options.load)
             processes.watch_peers()
             serve(model.translator(options.search, processes))
-        elif reads_from_prompt(files):
-            _translate_prompt(paths, options)
+        elif not files.inputs and sys.stdin.isatty():
+            _translate_prompt(paths, files.output, options)
         else:
             _translate_files(paths, files, options, processes)
 
 
-def _translate_prompt(paths: Sequence[Path], options: TranslateOptions) -> None:
+def _translate_prompt(
+    paths: Sequence[Path], output: Path | None, options: TranslateOptions
+) -> None:
+    if output and str(output) != "-":
+        raise ConfigError(
+            f"--output {output}: name a file as --input, or redirect stdin (< in.de); the prompt"
+            " writes to stdout"
+        )
     if is_launched():
         raise ConfigError(
             "a prompt works in one process: start it without torchrun, or name files as --input"
@@ -132,7 +140,7 @@ def plan_files(
         DataError: If no input can be read.
         OutputError: If an output cannot be written, is also an input, or belongs to two inputs.
     """
-    if options.reads_stdin:
+    if not options.inputs or Path("-") in options.inputs:
         return [FilePair(None, check_output(options.output))], []
     readable, unreadable = [], []
     for path in options.inputs:

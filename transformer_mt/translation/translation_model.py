@@ -5,6 +5,7 @@ import reprlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +16,6 @@ from transformer_mt.checkpoints.checkpoint import Checkpoint
 from transformer_mt.checkpoints.run_directory import find_checkpoint
 from transformer_mt.errors import CheckpointError, ConfigError, DataError, DeviceError
 from transformer_mt.model.cpu_kernels import pack_weights
-from transformer_mt.model.ensemble import Ensemble
 from transformer_mt.model.transformer import Transformer
 from transformer_mt.system.device import DTYPES, choose_device, compute_settings, supports
 from transformer_mt.system.processes import ALONE, Processes
@@ -23,13 +23,11 @@ from transformer_mt.text.batching import Batch, EncodedPairs, encode_pairs, flat
 from transformer_mt.text.splitting import LineSplitter
 from transformer_mt.text.vocabulary import Vocabulary
 from transformer_mt.translation.forced_decoding import log_probabilities
-from transformer_mt.translation.options import (
-    DEFAULT_LOAD,
-    DEFAULT_SEARCH,
-    LoadOptions,
-    SearchOptions,
-)
+from transformer_mt.translation.options import DEFAULT_SEARCH, LoadOptions, SearchOptions
 from transformer_mt.translation.translator import Translation, Translator
+
+if TYPE_CHECKING:
+    from transformer_mt.model.ensemble import Ensemble
 
 Array = npt.NDArray[np.float32]
 
@@ -75,7 +73,7 @@ class TranslationModel:
     """
 
     checkpoints: list[Checkpoint]
-    model: Transformer | Ensemble
+    model: "Transformer | Ensemble"
     vocab: Vocabulary
     splitter: LineSplitter
 
@@ -235,7 +233,7 @@ class TranslationModel:
 
         No hypothesis stands for the result of greedy search.
         """
-        if isinstance(self.model, Ensemble):
+        if not isinstance(self.model, Transformer):
             raise ConfigError("this needs a single model, not an ensemble: load one checkpoint")
         for text in (source, hypothesis):
             if not isinstance(text, str | None):
@@ -300,7 +298,7 @@ def share_checkpoints(checkpoints: list[Checkpoint], processes: Processes) -> li
 
 
 def build_translation_model(
-    checkpoints: list[Checkpoint], options: LoadOptions = DEFAULT_LOAD
+    checkpoints: list[Checkpoint], options: LoadOptions
 ) -> TranslationModel:
     """Builds the model or ensemble from verified checkpoints with the same vocabulary.
 
@@ -322,10 +320,16 @@ def build_translation_model(
     with torch.random.fork_rng(devices=[]):
         models = [checkpoint.build_model(options.raw) for checkpoint in checkpoints]
     models = [model.to(device, DTYPES[precision]) for model in models]
-    model = models[0] if len(models) == 1 else Ensemble(models).eval()
+    model = models[0] if len(models) == 1 else _ensemble(models)
     pack_weights(model)  # once, not for each chunk of lines
     splitter = checkpoints_splitter(checkpoints, options.max_length)
     return TranslationModel(checkpoints, model, checkpoints[0].vocab, splitter)
+
+
+def _ensemble(models: Sequence[Transformer]) -> "Ensemble":
+    from transformer_mt.model.ensemble import Ensemble
+
+    return Ensemble(models).eval()
 
 
 def checkpoints_splitter(

@@ -7,14 +7,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import chain, groupby
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from transformer_mt.errors import ConfigError
 from transformer_mt.model.cpu_kernels import packed_weights
-from transformer_mt.model.ensemble import Ensemble
 from transformer_mt.model.transformer import Transformer, evaluation_mode
 from transformer_mt.system.device import compute_settings, total_memory
 from transformer_mt.system.processes import ALONE, Processes
@@ -24,6 +23,9 @@ from transformer_mt.text.splitting import LineSplitter
 from transformer_mt.text.vocabulary import BOS_ID, EOS_ID, PAD_ID, Vocabulary
 from transformer_mt.translation.options import DEFAULT_SEARCH, MAX_LENGTH_PENALTY, SearchOptions
 from transformer_mt.translation.search import DecodingState, Hypothesis, beam_search, greedy
+
+if TYPE_CHECKING:
+    from transformer_mt.model.ensemble import Ensemble
 
 logger = logging.getLogger(__name__)
 
@@ -105,13 +107,6 @@ def output_limit(ids: Sequence[int]) -> int:
     return len(ids) + EXTRA_LENGTH
 
 
-def default_batch_tokens(device: torch.device) -> int:
-    """Chooses the size of a batch: padded source positions times beam size."""
-    if device.type == "cuda":
-        return int(CUDA_BATCH_TOKENS_PER_GB * total_memory(device) / 1e9)
-    return CPU_BATCH_TOKENS
-
-
 class Translator:
     """Translation with one model or an ensemble, in the precision of its weights.
 
@@ -140,7 +135,7 @@ class Translator:
 
     def __init__(
         self,
-        model: Transformer | Ensemble,
+        model: "Transformer | Ensemble",
         vocab: Vocabulary,
         splitter: LineSplitter,
         options: SearchOptions = DEFAULT_SEARCH,
@@ -157,12 +152,14 @@ class Translator:
             )
         self.model, self.vocab, self.splitter, self.options = model, vocab, splitter, options
         self.greedy = options.beam_size == 1 and not options.with_scores
-        self.batch_tokens = options.batch_tokens or default_batch_tokens(model.device)
         self.processes = processes
         if model.device.type == "cuda":
             self.chunk_lines = self.first_chunk_lines = CUDA_CHUNK_LINES
+            tokens = int(CUDA_BATCH_TOKENS_PER_GB * total_memory(model.device) / 1e9)
         else:
             self.first_chunk_lines = min(FIRST_CHUNK_LINES, self.chunk_lines)
+            tokens = CPU_BATCH_TOKENS
+        self.batch_tokens = options.batch_tokens or tokens
         self._workers = WorkerThreads()
 
     def translate(
@@ -233,19 +230,13 @@ class Translator:
         self, sources: dict[Source, int], advance: Callable[[int], object]
     ) -> dict[Source, list[Hypothesis]]:
         """Decodes in batches of similar length; the sources are given with their lines to count."""
-
-        def decode(
-            batch: list[Source], raise_if_cancelled: Callable[[], None] = lambda: None
-        ) -> list[list[Hypothesis]]:
-            return self.decode([list(source.ids) for source in batch], raise_if_cancelled)
-
         batches, own = self._cut_batches(sources), dict[Source, list[Hypothesis]]()
         rank, world_size = self.processes.rank, self.processes.world_size
-        own_batches = batches[rank::world_size]
+        own_ids = [[source.ids for source in batch] for batch in batches[rank::world_size]]
         if self.model.device.type == "cpu":  # several at once
-            decoded = self._workers.map(decode, own_batches)
+            decoded = self._workers.map(self.decode, own_ids)
         else:
-            decoded = (decode(batch) for batch in own_batches)
+            decoded = (self.decode(ids) for ids in own_ids)
         # Each round has a batch for every process; the last round may have fewer.
         rounds = [batches[i : i + world_size] for i in range(0, len(batches), world_size)]
         with (
@@ -275,7 +266,9 @@ class Translator:
 
     @torch.no_grad()
     def decode(
-        self, sources: list[list[int]], raise_if_cancelled: Callable[[], None] = lambda: None
+        self,
+        sources: Sequence[Sequence[int]],
+        raise_if_cancelled: Callable[[], None] = lambda: None,
     ) -> list[list[Hypothesis]]:
         """Finds the `beam_size` best hypotheses of each source, the best first, in one batch.
 
