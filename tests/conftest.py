@@ -1,12 +1,13 @@
 """A corpus to copy, a model that has learned to copy it, and ways to run the program."""
 
+import json
 import logging
 import os
 import random
 import subprocess
 import sys
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import fork_server
 import pytest
@@ -17,7 +18,9 @@ configure_libraries()  # works only before torch is imported
 
 import torch
 import torch.nn.functional as F
+from safetensors.torch import load_file
 
+from transformer_mt.checkpoints.checkpoint import MODEL
 from transformer_mt.cli.program import main
 from transformer_mt.config.keys import Config
 from transformer_mt.config.loading import parse_config
@@ -112,6 +115,32 @@ def write_toml(path: Path, values: dict[str, dict[str, object]]) -> Path:
             lines.append(f"{key} = {shown}")
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return path
+
+
+def records(run_dir: Path, kind: str) -> list[dict[str, Any]]:
+    """Reads the metrics of a kind; values that JSON does not have are an error."""
+
+    def refuse(constant: str) -> None:
+        raise ValueError(f"{constant} is not JSON")
+
+    lines = (run_dir / "metrics.jsonl").read_text().splitlines()
+    parsed = [json.loads(line, parse_constant=refuse) for line in lines]
+    return [record for record in parsed if record["kind"] == kind]
+
+
+def losses(run_dir: Path) -> list[float]:
+    """Reads the loss of each log line."""
+    return [record["loss"] for record in records(run_dir, "train")]
+
+
+def weights(path: Path, name: str = MODEL) -> dict[str, torch.Tensor]:
+    """Reads the weights of a checkpoint."""
+    return load_file(path / name)
+
+
+def equal(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> bool:
+    """Compares weights bit by bit."""
+    return left.keys() == right.keys() and all(torch.equal(left[k], right[k]) for k in left)
 
 
 def make_copying(model: Transformer) -> None:

@@ -1,6 +1,5 @@
 """The worked example of docs/training.md: its changes make the model that they promise."""
 
-import json
 import os
 import re
 import shutil
@@ -8,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from conftest import tiny_values, write_toml
+from conftest import losses, tiny_values, write_toml
 
 from transformer_mt.config.loading import load_config
 from transformer_mt.training.run import train
@@ -39,12 +38,6 @@ def apply_example(folder: Path) -> None:
             assert source.count(old) == 1, old
             source = source.replace(old, new)
         (folder / name).write_text(source, "utf-8")
-
-
-def losses(run_dir: Path) -> list[float]:
-    """Reads the losses of a run."""
-    lines = map(json.loads, (run_dir / "metrics.jsonl").read_text().splitlines())
-    return [line["loss"] for line in lines if line["kind"] == "train"]
 
 
 def test_the_worked_example(corpus_dir, tmp_path):

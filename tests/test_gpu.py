@@ -1,10 +1,8 @@
 """What only a CUDA device can show: `python -m pytest -m gpu`."""
 
-import json
-
 import pytest
 import torch
-from conftest import tiny_config
+from conftest import losses, tiny_config
 from sacrebleu.metrics.bleu import BLEU
 
 from transformer_mt.checkpoints.run_directory import find_checkpoint
@@ -18,11 +16,6 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
 ]
-
-
-def losses(run_dir) -> list[float]:
-    records = map(json.loads, (run_dir / "metrics.jsonl").read_text().splitlines())
-    return [record["loss"] for record in records if record["kind"] == "train"]
 
 
 @pytest.mark.parametrize(

@@ -20,10 +20,13 @@ import torch
 from conftest import (
     NASTY,
     command,
+    equal,
+    records,
     run_program,
     start_program,
     tiny_config,
     tiny_values,
+    weights,
     write_toml,
 )
 from safetensors.torch import load_file
@@ -41,17 +44,8 @@ from transformer_mt.training.run_log import RunLog
 from transformer_mt.training.trainer import Trainer
 
 
-def weights(run_dir: Path) -> dict[str, torch.Tensor]:
-    return load_file(list_checkpoints(run_dir)[0] / "model.safetensors")
-
-
-def same(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> bool:
-    return left.keys() == right.keys() and all(torch.equal(left[k], right[k]) for k in left)
-
-
-def metrics(run_dir: Path, kind: str) -> list[dict]:
-    lines = (run_dir / "metrics.jsonl").read_text().splitlines()
-    return [record for record in map(json.loads, lines) if record["kind"] == kind]
+def newest_weights(run_dir: Path) -> dict[str, torch.Tensor]:
+    return weights(list_checkpoints(run_dir)[0])
 
 
 def stop_at_step(config: Path, run_dir: Path, step: int, signum: int) -> int:
@@ -76,7 +70,7 @@ def test_guarantee_1_a_killed_run_ends_bit_equal(corpus_dir, tmp_path):
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     assert run_program("train", config, "--run", whole).returncode == 0
     assert stop_at_step(config, killed, random.randint(10, 30), signal.SIGKILL) == -signal.SIGKILL
-    reached = metrics(killed, "train")[-1]["step"]
+    reached = records(killed, "train")[-1]["step"]
     assert reached < 40
     assert run_program("train", config, "--run", killed).returncode == 0
 
@@ -84,8 +78,10 @@ def test_guarantee_1_a_killed_run_ends_bit_equal(corpus_dir, tmp_path):
     assert 0 < resumed <= reached, f"killed at {reached}, resumed at {resumed}"
     assert reached - resumed <= 7, "more than one save interval was lost"
     assert resumed % 20, "the position was not in the middle of an epoch"
-    assert same(weights(whole), weights(killed)), f"killed at {reached}, resumed at {resumed}"
-    logs = metrics(whole, "train"), metrics(killed, "train")
+    assert equal(newest_weights(whole), newest_weights(killed)), (
+        f"killed at {reached}, resumed at {resumed}"
+    )
+    logs = records(whole, "train"), records(killed, "train")
     for record in (*logs[0], *logs[1]):
         del record["seconds"], record["tokens_per_second"], record["mfu"]
     assert logs[0] == logs[1]
@@ -104,7 +100,7 @@ def test_guarantee_1_in_either_precision(corpus_dir, tmp_path, precision):
         part = tiny_config(corpus_dir, train__precision=precision, train__max_steps=steps)
         state = train(part, tmp_path / "parts")
         assert (state.step, state.precision) == (steps, precision)
-    assert same(weights(tmp_path / "whole"), weights(tmp_path / "parts"))
+    assert equal(newest_weights(tmp_path / "whole"), newest_weights(tmp_path / "parts"))
 
 
 def test_guarantee_1_another_configuration_is_refused_by_name(corpus_dir, tmp_path):
@@ -230,7 +226,7 @@ def test_guarantee_4_one_bleu(copy_run, tmp_path):
     """
     checkpoint = find_checkpoint(copy_run)
     folder = Path(checkpoint.config.data.path)
-    [logged] = [record["bleu"] for record in metrics(copy_run, "valid")]
+    [logged] = [record["bleu"] for record in records(copy_run, "valid")]
     done = run_program("evaluate", copy_run, "--split", "validation", "--json")
     result = json.loads(done.stdout)
     assert result["sentences"] == 60 and result["checkpoint"] == str(checkpoint.path)
@@ -278,7 +274,7 @@ def test_guarantee_6_an_interrupted_run_saves_and_says_so(corpus_dir, tmp_path, 
     values["valid"]["every"] = 50_000
     config, run_dir = write_toml(tmp_path / "tiny.toml", values), tmp_path / "run"
     assert stop_at_step(config, run_dir, 3, signum) == code
-    assert load_newest(run_dir).progress.step == metrics(run_dir, "train")[-1]["step"]
+    assert load_newest(run_dir).progress.step == records(run_dir, "train")[-1]["step"]
 
 
 def test_guarantee_6_a_save_that_fails_in_the_middle_only_warns(

@@ -1,13 +1,12 @@
 """Training, validation and search on CUDA, simulated: which device, and when the host waits."""
 
-import json
 import random
 from collections.abc import Callable
 
 import numpy as np
 import pytest
 import torch
-from conftest import tiny_config
+from conftest import losses, tiny_config
 from simulated_cuda import CUDA, SimulatedCuda
 from torch import Tensor
 
@@ -70,11 +69,6 @@ def test_weights_are_cast_once_a_step(corpus_dir, prepared):
             casts.append(cuda.operations["aten._to_copy.default"] - before)
     matrices = sum(isinstance(m, torch.nn.Linear) for m in engine.model.modules())
     assert 2 * casts[0] - casts[1] >= matrices > 0
-
-
-def losses(run_dir) -> list[float]:
-    records = map(json.loads, (run_dir / "metrics.jsonl").read_text().splitlines())
-    return [record["loss"] for record in records if record["kind"] == "train"]
 
 
 @pytest.fixture

@@ -111,35 +111,6 @@ def test_the_time_left_of_a_resumed_run(corpus_dir, tmp_path, taken_steps):
     assert "for 0 steps, until train.max_steps = 5" in dry_run(finished, tmp_path / "run")
 
 
-@pytest.mark.parametrize(
-    ("gigabytes", "text"), [(24, "about 1760"), (1000, "2400, a whole step"), (11, "about 590")]
-)
-def test_the_largest_micro_batch_that_fits(corpus_dir, tmp_path, monkeypatch, gigabytes, text):
-    """It follows from the memory of two sizes. Sabotage: fill all of the memory; forget the rest.
-
-    Nine tenths of 24 GB are 21.6 GB: those of 600 positions, and 1,160 more of 10 MB each.
-    """
-    tried: list[int] = []
-
-    def count(trainer, steps, limit: int) -> int:
-        return min(limit, 2400)
-
-    monkeypatch.setattr(dry_run_module, "_count_positions", count)
-    monkeypatch.setattr(Trainer, "check_memory", lambda self, steps, limit: tried.append(limit))
-    monkeypatch.setattr(dry_run_module, "total_memory", lambda device: gigabytes * 10**9)
-    peaks = [10**9, 10**10 - 10**7 * (600 - 150), 10**10]
-    monkeypatch.setattr(dry_run_module, "_peak_bytes", lambda device: peaks[len(tried)])
-    report = dry_run(small_config(corpus_dir), tmp_path / "run")
-    assert f"largest train.micro_batch_tokens that fits: {text}" in report
-    assert tried == [150, 600] and f"10.0 GB of {gigabytes}.0 GB at the peak" in report
-    # Where preparing the text needed more, the two sizes tell nothing.
-    peaks[0] = 8 * 10**9
-    tried.clear()
-    assert "largest train.micro_batch_tokens" not in dry_run(
-        small_config(corpus_dir), tmp_path / "run"
-    )
-
-
 @pytest.mark.parametrize(("platform", "unit"), [("linux", 1024), ("darwin", 1)])
 def test_memory_is_reported_in_the_unit_of_the_system(platform, unit, monkeypatch):
     """Linux counts kilobytes, macOS bytes. Sabotage: always 1024."""

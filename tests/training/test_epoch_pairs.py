@@ -6,8 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import tiny_config
-from test_run import equal, weights
+from conftest import equal, tiny_config, weights
 
 from transformer_mt.checkpoints.checkpoint import load_checkpoint
 from transformer_mt.checkpoints.run_directory import list_checkpoints

@@ -9,7 +9,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from test_trainer import build_config, log_text, logged_steps, records, saved_steps, scores
+from conftest import records
+from test_trainer import build_config, log_text, logged_steps, saved_steps, scores
 
 from transformer_mt.checkpoints.run_directory import find_checkpoint, load_newest
 from transformer_mt.errors import CheckpointError, Interrupted

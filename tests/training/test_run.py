@@ -5,13 +5,19 @@ import shutil
 from pathlib import Path
 
 import pytest
-import safetensors.torch
 import torch
-from conftest import tiny_config, tiny_values, write_copy_corpus, write_toml
+from conftest import (
+    equal,
+    records,
+    tiny_config,
+    tiny_values,
+    weights,
+    write_copy_corpus,
+    write_toml,
+)
 from sacrebleu.metrics.bleu import BLEU
-from test_trainer import records
 
-from transformer_mt.checkpoints.checkpoint import EMA, MODEL, load_checkpoint
+from transformer_mt.checkpoints.checkpoint import EMA, load_checkpoint
 from transformer_mt.checkpoints.evaluations import read_evaluations
 from transformer_mt.checkpoints.run_directory import find_checkpoint, list_checkpoints, load_newest
 from transformer_mt.checkpoints.run_files import read_description
@@ -32,14 +38,6 @@ SMALL = {"model__d_model": 16, "model__d_ff": 32, "valid__every": 1000}
 
 def small_config(corpus_dir, **changes):
     return tiny_config(corpus_dir, **{**SMALL, "train__max_steps": 8, **changes})
-
-
-def weights(path, name=MODEL) -> dict[str, torch.Tensor]:
-    return safetensors.torch.load_file(path / name)
-
-
-def equal(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> bool:
-    return left.keys() == right.keys() and all(torch.equal(left[k], right[k]) for k in left)
 
 
 @pytest.fixture(scope="module")

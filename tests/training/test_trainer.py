@@ -1,6 +1,5 @@
 """The training loop: when it stops, validates, saves and logs, with scores and a clock by hand."""
 
-import json
 import math
 import re
 import shutil
@@ -9,7 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from conftest import assert_one_error, tiny_values, write_toml
+from conftest import assert_one_error, records, tiny_values, write_toml
 
 from transformer_mt.checkpoints.evaluations import Score
 from transformer_mt.checkpoints.run_directory import find_checkpoint, list_checkpoints, load_newest
@@ -28,16 +27,6 @@ from transformer_mt.training.run import build_trainer, train
 from transformer_mt.training.trainer import Trainer
 
 NEVER = 1000
-
-
-def refuse(constant: str) -> None:
-    raise ValueError(f"{constant} is not JSON")
-
-
-def records(run_dir: Path, kind: str) -> list[dict]:
-    lines = (run_dir / "metrics.jsonl").read_text().splitlines()
-    parsed = [json.loads(line, parse_constant=refuse) for line in lines]
-    return [line for line in parsed if line["kind"] == kind]
 
 
 def logged_steps(run_dir: Path, kind: str) -> list[int]:

@@ -25,7 +25,6 @@ _INTERVAL_GROWTH, _LONGEST_INTERVAL = 1.5, 600.0
 _BAR_NAME = 24
 """Characters of a name beside a bar, which needs the width of the terminal itself."""
 
-
 _CONTROLS = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160))}
 
 
@@ -118,7 +117,7 @@ class ProgressDisplay:
         self._bar: tqdm[int] = progress_bar(name, unit, total, hidden=hidden, done=done)
         self._prints_lines = shows_progress() and not shows_bars() and not hidden
         self._name, self._unit, self._total = escape_controls(name), unit, total
-        self._done, self._done_before = done, done
+        self._done = self._done_before = done
         self._began = self._last_line = time.monotonic()
         self._interval = SECONDS_BETWEEN_LINES
 
@@ -136,14 +135,10 @@ class ProgressDisplay:
         if self._prints_lines and now - self._last_line >= self._interval:
             self._last_line = now
             self._interval = min(self._interval * _INTERVAL_GROWTH, _LONGEST_INTERVAL)
-            print(self._format_line(now - self._began), file=sys.stderr, flush=True)
-
-    def _format_line(self, seconds: float) -> str:
-        speed = (self._done - self._done_before) / seconds
-        if self._total is None or not speed:
-            return f"{self._name}: {self._done:,} {self._unit}, {speed:,.0f} per second"
-        left = tqdm.format_interval((self._total - self._done) / speed)
-        return (
-            f"{self._name}: {self._done:,} of {self._total:,} {self._unit},"
-            f" {speed:,.0f} per second, {left} left"
-        )
+            speed = (self._done - self._done_before) / (now - self._began)
+            done, left = f"{self._name}: {self._done:,}", ""
+            if self._total and speed:
+                done += f" of {self._total:,}"
+                left = f", {tqdm.format_interval((self._total - self._done) / speed)} left"
+            line = f"{done} {self._unit}, {speed:,.0f} per second{left}"
+            print(line, file=sys.stderr, flush=True)

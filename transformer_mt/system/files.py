@@ -11,7 +11,7 @@ import shutil
 import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, ClassVar, NoReturn, TextIO
@@ -116,15 +116,11 @@ def atomic_directory(path: Path) -> Iterator[Path]:
                 sync(item)
         if path.exists():
             path.rename(replaced)
-        try:
-            temporary.rename(path)
-        except OSError:
-            _restore(replaced, path)
-            raise
+        temporary.rename(path)
         sync(path.parent)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-    shutil.rmtree(replaced, ignore_errors=True)
+        _restore(replaced, path)
 
 
 def restore_replaced(directory: Path) -> None:
@@ -282,10 +278,13 @@ def _describe_mistake(error: ValidationError) -> str:
 
 def write_manifest(directory: Path, files: dict[str, str]) -> None:
     """Writes or replaces the manifest of a directory: SHA-256 digests by file name, and its own."""
-    body: dict[str, Any] = {"files": files, "format": MANIFEST_FORMAT}
-    body["sha256"] = hashlib.sha256(canonical_json(body)).hexdigest()
     with atomic_file(directory / MANIFEST) as file:
-        file.write(canonical_json(body))
+        file.write(_encode_manifest(files))
+
+
+def _encode_manifest(files: dict[str, str]) -> bytes:
+    body: dict[str, Any] = {"files": files, "format": MANIFEST_FORMAT}
+    return canonical_json({**body, "sha256": hashlib.sha256(canonical_json(body)).hexdigest()})
 
 
 def read_manifest(directory: Path) -> dict[str, str]:
@@ -298,14 +297,12 @@ def read_manifest(directory: Path) -> dict[str, str]:
     path = directory / MANIFEST
     if path.is_symlink():
         raise CheckpointError(f"{path}: is a symbolic link")
-    manifest = read_json(path, _MANIFEST, MANIFEST_FORMAT)
-    body = {"files": manifest.files, "format": manifest.format}
-    own_digest = hashlib.sha256(canonical_json(body)).hexdigest()
-    if manifest.sha256 != own_digest or path.read_bytes() != canonical_json(asdict(manifest)):
+    files: dict[str, str] = read_json(path, _MANIFEST, MANIFEST_FORMAT).files
+    if path.read_bytes() != _encode_manifest(files):
         raise CheckpointError(f"{path}: damaged (its own SHA-256 does not match)")
-    if not all(map(_PLAIN_NAME.fullmatch, manifest.files)):
+    if not all(map(_PLAIN_NAME.fullmatch, files)):
         raise CheckpointError(f"{path}: names a file outside its directory")
-    return dict(manifest.files)
+    return files
 
 
 def verify_manifest(directory: Path) -> frozenset[str]:

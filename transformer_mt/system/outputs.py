@@ -67,14 +67,13 @@ class Output:
 
     def lock(self) -> AbstractContextManager[object]:
         """Holds a lock file beside the target; an OutputError names another process's lock."""
-        if self.target is None:
-            return nullcontext()
-        return locked(beside(self.target, "lock"), self._refuse, remove=True)
 
-    def _refuse(self, process: str) -> None:
-        raise OutputError(
-            f"{self.name}: process {process} is writing it; wait for it, or name another output"
-        )
+        def refuse(process: str) -> None:
+            raise OutputError(
+                f"{self.name}: process {process} is writing it; wait for it, or name another output"
+            )
+
+        return locked(beside(self.target, "lock"), refuse, True) if self.target else nullcontext()
 
     def discard(self) -> None:
         """Deletes the partial file and the state."""
@@ -240,7 +239,7 @@ def open_chunk_writer(output: Output, fingerprint: Fingerprint | None) -> Iterat
 
 
 def _keep(output: Output) -> str:
-    """Keeps the finished chunks, and says where they are and how to continue."""
+    """Says where the finished chunks are and how to continue; without any, deletes the rest."""
     state = _read_state(output)
     if state is None or not state.lines:
         output.discard()

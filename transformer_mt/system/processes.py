@@ -11,7 +11,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -37,6 +37,18 @@ GPU_TIMEOUT = timedelta(minutes=9)
 """Limit on the work of a GPU; less than for a sum, after which NCCL would abort the process."""
 VALUE_TIMEOUT = timedelta(hours=24)
 """Limit on waiting for a value: process 0 may prepare a large corpus, or read a slow pipe."""
+
+
+@contextmanager
+def _end_if_peer_is_lost() -> Iterator[None]:
+    """Ends this process if PyTorch reports that a peer has ended or does not answer."""
+    try:
+        yield
+    except RuntimeError as error:
+        text = str(error).lower()
+        if not any(part in text for part in ("connection", "timed out", "timeout", "broken pipe")):
+            raise
+        launcher.end_after_loss()
 
 
 class _Peers:
@@ -87,49 +99,36 @@ class Processes:
         """Whether this is the process that writes files."""
         return self.rank == 0
 
+    @_end_if_peer_is_lost()
     def sum(self, tensor: Tensor) -> None:
         """Replaces a tensor on the device with its sum over all processes, equal in every bit."""
         if self._peers:
-            with _end_if_peer_is_lost():
-                dist.all_reduce(tensor)
+            dist.all_reduce(tensor)
 
+    @_end_if_peer_is_lost()
     def max(self, *values: float) -> list[float]:
         """Returns, for each position, the largest value of all processes."""
         if not self._peers:
             return list(values)
         largest = torch.tensor(values, dtype=torch.float64)
-        with _end_if_peer_is_lost():
-            dist.all_reduce(largest, dist.ReduceOp.MAX, self._peers.control)
+        dist.all_reduce(largest, dist.ReduceOp.MAX, self._peers.control)
         return largest.tolist()
 
+    @_end_if_peer_is_lost()
     def gather(self, value: T) -> list[T]:
         """Gives the values of all processes, by rank."""
-        if not self._peers:
-            return [value]
         values: list[T] = [value] * self.world_size
-        with _end_if_peer_is_lost():
+        if self._peers:
             dist.all_gather_object(values, value, self._peers.control)
         return values
 
+    @_end_if_peer_is_lost()
     def broadcast(self, value: T) -> T:
         """Returns the main process's value; the values of the others are ignored."""
-        if not self._peers:
-            return value
         values = [value]
-        with _end_if_peer_is_lost():
+        if self._peers:
             dist.broadcast_object_list(values, 0, self._peers.control)
         return values[0]
-
-    def broadcast_tensors(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Copies the main process's tensors to the CPU, one at a time to need little memory."""
-        if not self._peers:
-            return dict(tensors)
-        copies = {}
-        for name in self.broadcast(list(tensors)):
-            own = tensors[name].detach().cpu().clone() if self.is_main else None
-            if (copy := self.broadcast(own)) is not None:
-                copies[name] = copy
-        return copies
 
     def watch_peers(self) -> None:
         """Waits for all processes; afterwards this one ends if a peer is lost.
@@ -200,15 +199,3 @@ def _choose_gpu() -> torch.device:
         )
     torch.cuda.set_device(local_rank)
     return torch.device("cuda", local_rank)
-
-
-@contextmanager
-def _end_if_peer_is_lost() -> Iterator[None]:
-    """Ends this process if PyTorch reports that a peer has ended or does not answer."""
-    try:
-        yield
-    except RuntimeError as error:
-        text = str(error).lower()
-        if not any(part in text for part in ("connection", "timed out", "timeout", "broken pipe")):
-            raise
-        launcher.end_after_loss()

@@ -11,7 +11,7 @@ from tqdm import tqdm
 from transformer_mt.config.keys import DEFAULTS, Config, flat_values
 from transformer_mt.system.device import choose_device, compute_settings, total_memory
 from transformer_mt.system.processes import join_processes
-from transformer_mt.text.batching import Indices, largest_micro_batch, padded_size
+from transformer_mt.text.batching import Indices, padded_size
 from transformer_mt.training.engine import LogWindow
 from transformer_mt.training.flops import measure_peak_flops
 from transformer_mt.training.idle_share import describe_idle_share
@@ -20,8 +20,6 @@ from transformer_mt.training.time_left import describe_limit, steps_left
 from transformer_mt.training.trainer import Trainer
 
 _WARM_UP_STEPS, _TIMED_STEPS = 2, 3
-_SHARE_OF_MEMORY = 0.9
-"""Share of the memory that an estimate may fill."""
 
 
 def dry_run(config: Config, run_dir: Path) -> str:
@@ -76,7 +74,8 @@ def _describe(trainer: Trainer, steps: list[Indices]) -> list[str]:
 def _estimate(trainer: Trainer, steps: list[Indices]) -> list[str]:
     """Measures a few steps, and estimates speed, memory and time of the whole run."""
     config, progress, engine = trainer.config, trainer.progress, trainer.engine
-    memory = _estimate_memory(trainer, steps)
+    trainer.check_memory(steps, config.train.micro_batch_tokens)
+    peak_bytes, total_bytes = _peak_bytes(engine.device), total_memory(engine.device)
     window, count = _time_steps(trainer, steps)
     peak_flops = measure_peak_flops(engine.device, engine.precision)
     step_seconds = window.seconds / count
@@ -86,41 +85,10 @@ def _estimate(trainer: Trainer, steps: list[Indices]) -> list[str]:
         f"speed       {window.tokens / window.seconds:,.0f} target tokens/s,"
         f" {step_seconds:.3g} s per step, {window.flops / window.seconds / peak_flops:.0%} of peak"
         f" ({count:,} steps on {engine.device.type} in {engine.precision})",
-        *memory,
+        f"memory      {peak_bytes / 1e9:.1f} GB of {total_bytes / 1e9:.1f} GB at the peak",
         f"time        {tqdm.format_interval(left[limit] * step_seconds)} for {left[limit]:,} steps,"
         f" until {describe_limit(config, limit)}, validation not counted",
     ]
-
-
-def _estimate_memory(trainer: Trainer, steps: list[Indices]) -> list[str]:
-    """Measures the peak memory, and estimates the largest micro-batch that fits.
-
-    Memory grows linearly with the positions of a micro-batch, so two sizes predict all others.
-    """
-    device, config = trainer.engine.device, trainer.config
-    limit, total = config.train.micro_batch_tokens, total_memory(device)
-    smaller_limit = max(config.data.max_length + 1, limit // 4)
-    peak_before = _peak_bytes(device)  # from preparing the text, for example
-    trainer.check_memory(steps, smaller_limit)
-    smaller_peak = _peak_bytes(device)
-    trainer.check_memory(steps, limit)
-    peak = _peak_bytes(device)
-    lines = [f"memory      {peak / 1e9:.1f} GB of {total / 1e9:.1f} GB at the peak"]
-    smaller, positions, whole_step = (
-        _count_positions(trainer, steps, limit) for limit in (smaller_limit, limit, sys.maxsize)
-    )
-    if peak > smaller_peak > peak_before and positions < whole_step:
-        room = _SHARE_OF_MEMORY * total - peak
-        fitting = positions + int(room * (positions - smaller) / (peak - smaller_peak))
-        text = f"about {fitting}" if fitting < whole_step else f"{whole_step}, a whole step"
-        lines.append(f"            largest train.micro_batch_tokens that fits: {text}")
-    return lines
-
-
-def _count_positions(trainer: Trainer, steps: list[Indices], micro_batch_tokens: int) -> int:
-    """Counts the positions (sentences times longest side) of the largest micro-batch."""
-    indices = largest_micro_batch(steps, *trainer.lengths, micro_batch_tokens)
-    return len(indices) * int(max(side[indices].max() for side in trainer.lengths))
 
 
 def _time_steps(trainer: Trainer, steps: list[Indices]) -> tuple[LogWindow, int]:

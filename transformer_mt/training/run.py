@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from transformer_mt.checkpoints.checkpoint import STATE, TRAINING, Checkpoint, Progress
 from transformer_mt.checkpoints.run_directory import (
@@ -167,10 +168,13 @@ def _share_state(engine: Engine, processes: Processes) -> None:
         return
     state = engine.state_dict()
     counters = processes.broadcast(state.pop("counters"))
-    names = processes.broadcast(list(state))  # only a restored optimizer has moments
-    tensors = {name: processes.broadcast_tensors(state[name]) for name in names}
+    own = {(part, name): tensor for part in state for name, tensor in state[part].items()}
+    copies: dict[str, dict[str, Tensor | None]] = {part: {} for part in state}
+    for part, name in processes.broadcast(list(own)):  # only a restored optimizer has moments
+        tensor = own[part, name].cpu() if processes.is_main else None
+        copies[part][name] = processes.broadcast(tensor)  # one at a time, to need little memory
     if not processes.is_main:
-        engine.load_state_dict({**tensors, "counters": counters})
+        engine.load_state_dict({**copies, "counters": counters})
 
 
 def _forget_missing_best(run_dir: Path, progress: Progress) -> Progress:
