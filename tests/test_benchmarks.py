@@ -43,22 +43,6 @@ def test_a_neighbour_counts_as_another_process(load):
     assert 0.5 / (os.cpu_count() or 1) < measured.share < 1.1
 
 
-def test_time_of_the_benchmark_is_not_counted(load, tmp_path, monkeypatch):
-    """In several parts. Sabotage: do not subtract it."""
-    monkeypatch.setattr(load, "STAT", tmp_path / "stat")
-    ticks = os.sysconf("SC_CLK_TCK")
-    measured = load.Load()
-    for _ in range(2):
-        load.STAT.write_text("cpu 0 0 0 0 0\n")
-        began, before = time.perf_counter(), sum(os.times()[:4])
-        with measured.watch():
-            while time.perf_counter() - began < 0.2:
-                pass
-            own = sum(os.times()[:4]) - before
-            load.STAT.write_text(f"cpu {round(own * ticks)} 0 {round(0.1 * ticks)} 0 0\n")
-    assert measured.share == pytest.approx(0.5 / (os.cpu_count() or 1), rel=0.5)
-
-
 def test_only_a_large_share_is_told(load, tmp_path, monkeypatch):
     """Nothing is said where the share is unknown. Sabotage: take the share as 0 without /proc."""
     assert load.describe_share(0.1) == load.describe_share(None) == ""

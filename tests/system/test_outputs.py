@@ -183,7 +183,7 @@ def test_a_state_that_does_not_fit_is_not_used(tmp_path, damage):
         os.truncate(output.partial, 5)
     elif damage == "no partial":
         output.partial.unlink()
-    elif damage == "pipe":
+    elif damage == "a pipe":
         output.state.unlink()
         os.mkfifo(output.state)
     else:

@@ -1,10 +1,6 @@
 """A dry run: what it reports, and that it keeps nothing."""
 
-import resource
-from types import SimpleNamespace
-
 import pytest
-import torch
 from conftest import tiny_config
 from tqdm import tqdm
 
@@ -109,12 +105,3 @@ def test_the_time_left_of_a_resumed_run(corpus_dir, tmp_path, taken_steps):
     assert 0.1 < float(line_of(report, "memory").split()[1]) < 64
     finished = small_config(corpus_dir, **{**limits, "train__max_steps": 5})
     assert "for 0 steps, until train.max_steps = 5" in dry_run(finished, tmp_path / "run")
-
-
-@pytest.mark.parametrize(("platform", "unit"), [("linux", 1024), ("darwin", 1)])
-def test_memory_is_reported_in_the_unit_of_the_system(platform, unit, monkeypatch):
-    """Linux counts kilobytes, macOS bytes. Sabotage: always 1024."""
-    monkeypatch.setattr("sys.platform", platform)
-    usage = SimpleNamespace(ru_maxrss=3e9 / unit)
-    monkeypatch.setattr(resource, "getrusage", lambda who: usage)
-    assert dry_run_module._peak_bytes(torch.device("cpu")) == pytest.approx(3e9)

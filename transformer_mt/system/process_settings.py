@@ -11,7 +11,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any, TextIO, cast
@@ -45,10 +45,9 @@ def open_closed_streams() -> None:
     Otherwise the next files opened would get their descriptors. With the null device, stdin is
     empty, messages are dropped, and writing to stdout is an error, so no output is lost silently.
     """
-    closed = {"stdin": (0, os.O_RDONLY), "stdout": (1, os.O_RDONLY), "stderr": (2, os.O_WRONLY)}
-    for name, (descriptor, flags) in closed.items():
+    for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:
-            null = os.open(os.devnull, flags)
+            null = os.open(os.devnull, os.O_WRONLY if name == "stderr" else os.O_RDONLY)
             if null != descriptor:
                 os.dup2(null, descriptor)
                 os.close(null)
@@ -131,15 +130,13 @@ def catch_stop_signals() -> Iterator[StopRequest]:
         yield request
 
 
-@contextmanager
-def interrupt_on_signals() -> Iterator[None]:
+def interrupt_on_signals() -> AbstractContextManager[None]:
     """Raises Interrupted on SIGINT and SIGTERM, the default of which ends without any cleanup."""
 
     def interrupt(signum: int, frame: FrameType | None) -> None:
         raise Interrupted(signum)
 
-    with handle_signals(interrupt):
-        yield
+    return handle_signals(interrupt)
 
 
 @contextmanager

@@ -42,13 +42,9 @@ def dry_run(config: Config, run_dir: Path) -> str:
         with compute_settings(trainer.engine.device, tf32=True):
             lines += _estimate(trainer, steps)
         processes.finish()
-    return "\n".join([*lines, "", *_configuration(config)])
-
-
-def _configuration(config: Config) -> list[str]:
-    """Lists the keys that are not at their defaults."""
-    changed = [f"{k} = {v}" for k, v in flat_values(config).items() if v != DEFAULTS[k]]
-    return ["configuration (keys that differ from the defaults):", *changed]
+    lines += ["", "configuration (keys that differ from the defaults):"]
+    lines += [f"{k} = {v}" for k, v in flat_values(config).items() if v != DEFAULTS[k]]
+    return "\n".join(lines)
 
 
 def _describe(trainer: Trainer, steps: list[Indices]) -> list[str]:

@@ -68,14 +68,14 @@ class StepDisplay:
     def __init__(self, config: Config, progress: Progress, seconds: float) -> None:
         self._config, self._first_step, self._began = config, progress.step, seconds
         self._shows_progress, self._displayed_at = shows_progress(), -math.inf
-        self._time_left = self._metrics = ""
+        self._time_left = ""
         self._bar = tqdm(
             total=config.train.max_steps,
             initial=progress.step,
             unit="step",
             dynamic_ncols=True,
             # Four columns stay free: an echoed ^C must not wrap the line.
-            bar_format="{n_fmt}/{total_fmt} {bar:-4} {desc}",
+            bar_format="{n_fmt}/{total_fmt} {bar:-4} {desc}{postfix}",
             miniters=1,
             file=sys.stderr,
             disable=not shows_bars(),
@@ -94,10 +94,9 @@ class StepDisplay:
         left = steps_left(self._config, progress, seconds, step_seconds, steps_per_epoch)
         steps = min(left.values())
         self._time_left = f"{tqdm.format_interval(steps * step_seconds)} left"
-        if not self._bar.disable:
-            self._bar.total = progress.step + steps
-            self._describe_bar()
-            self._bar.update(progress.step - self._bar.n)
+        self._bar.total = progress.step + steps
+        self._bar.set_description_str(self._time_left, refresh=False)
+        self._bar.update(progress.step - self._bar.n)
 
     def is_due(self) -> bool:
         """Tells whether metrics are to be shown even though no log line is due yet."""
@@ -111,19 +110,14 @@ class StepDisplay:
         self._displayed_at = time.monotonic()
         loss, speed = _format_loss(metrics.loss), f"{metrics.tokens_per_second:,.0f} tokens/s"
         skipped = f", {metrics.skipped} skipped" if metrics.skipped else ""
-        self._metrics = f", {loss}, {speed}{skipped}"
         if not self._bar.disable:
-            self._describe_bar()
-            self._bar.refresh()
+            self._bar.set_postfix_str(f"{loss}, {speed}{skipped}")
             return
         line = (
             f"step {step}: {loss}, {speed}, {metrics.mfu:.0%} of peak, lr {metrics.lr:.1e}"
             f"{skipped}, {self._time_left}"
         )
         print(line, file=sys.stderr, flush=True)
-
-    def _describe_bar(self) -> None:
-        self._bar.set_description_str(self._time_left + self._metrics, refresh=False)
 
 
 def _format_loss(loss: float | None) -> str:
