@@ -3,23 +3,21 @@
 import os
 import shutil
 import signal
-import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 
 import pytest
 import torch
 from conftest import records
-from test_trainer import build_config, log_text, logged_steps, saved_steps, scores
+from test_trainer import build_config, clock, log_text, logged_steps, saved_steps, scores
 
 from transformer_mt.checkpoints.run_directory import find_checkpoint, load_newest
 from transformer_mt.errors import CheckpointError, Interrupted
 from transformer_mt.training import trainer as trainer_module
 from transformer_mt.training.engine import Engine
-from transformer_mt.training.run import build_trainer, train
+from transformer_mt.training.run import train
 from transformer_mt.training.trainer import Trainer
 
-__all__ = ["scores"]  # a fixture
+__all__ = ["clock", "scores"]  # fixtures
 
 
 def signal_in_step(monkeypatch, number: int, signum: int, count: int = 1) -> None:
@@ -143,20 +141,22 @@ def no_space(*arguments: object) -> None:
     raise OSError(28, "No space left on device")
 
 
-def test_a_failed_save_waits_for_the_next(corpus_dir, tmp_path, monkeypatch, caplog):
-    """A full disk is written to once per interval, not at every step.
+def test_a_failed_save_waits_for_the_next(corpus_dir, tmp_path, scores, clock, monkeypatch, caplog):
+    """A full disk is written to once per interval, not at every step of half a minute.
 
     Sabotage: note the time of a save only when it succeeds.
     """
+    scores += [1.0]
     monkeypatch.setattr(trainer_module, "save_checkpoint", no_space)
-    trainer = build_trainer(build_config(corpus_dir, train__save_every_minutes=10.0), tmp_path)
-    trainer.progress = replace(trainer.progress, step=1)
-    trainer._started = time.monotonic()
-    trainer._saved_at = time.monotonic() - 600
-    for _ in range(3):
-        if trainer._is_save_due():
-            trainer._save()
-    assert len(caplog.messages) == 1
+    config = build_config(corpus_dir, train__save_every_minutes=1.0, train__max_steps=5)
+    with pytest.raises(CheckpointError, match="cannot save step 5: No space left"):
+        train(config, tmp_path / "run")
+    warnings = [text for text in caplog.messages if text.endswith("; training continues")]
+    assert [text.partition("cannot save ")[2][:6] for text in warnings] == [
+        "step 2",
+        "step 4",
+        "step 5",
+    ]
 
 
 def test_a_failed_save_after_a_signal_is_an_error(corpus_dir, tmp_path, monkeypatch):

@@ -70,7 +70,7 @@ def _describe(trainer: Trainer, steps: list[Indices]) -> list[str]:
 def _estimate(trainer: Trainer, steps: list[Indices]) -> list[str]:
     """Measures a few steps, and estimates speed, memory and time of the whole run."""
     config, progress, engine = trainer.config, trainer.progress, trainer.engine
-    trainer.check_memory(steps, config.train.micro_batch_tokens)
+    trainer.check_memory(steps)
     peak_bytes, total_bytes = _peak_bytes(engine.device), total_memory(engine.device)
     window, count = _time_steps(trainer, steps)
     peak_flops = measure_peak_flops(engine.device, engine.precision)

@@ -176,19 +176,20 @@ class Trainer:
                 yield self.pairs.count_tokens(indices)
         self.corpus.require_unchanged()  # the engine computes nothing before all are built
 
-    def check_memory(self, steps: list[Indices], micro_batch_tokens: int) -> None:
+    def check_memory(self, steps: list[Indices]) -> None:
         """Tries the largest micro-batch of an epoch's steps, so that DeviceError shows at once."""
-        largest = self.pairs.batch(largest_micro_batch(steps, *self.lengths, micro_batch_tokens))
+        tokens = self.config.train.micro_batch_tokens
+        largest = self.pairs.batch(largest_micro_batch(steps, *self.lengths, tokens))
         count = math.ceil(len(self.cut_step(steps[0])) / self._processes.world_size)
         self.engine.check_memory(largest, count)
 
     def _train_epochs(self) -> str:
         """Trains epoch after epoch; returns the limit that ends training."""
         steps = self.plan_epoch()
-        tokens, world_size = self.config.train.micro_batch_tokens, self._processes.world_size
-        if world_size > 1:
+        if (world_size := self._processes.world_size) > 1:
+            tokens = self.config.train.micro_batch_tokens
             logger.info(describe_idle_share(steps, self.lengths, tokens, world_size))
-        self.check_memory(steps, tokens)
+        self.check_memory(steps)
         self._peak_flops = measure_peak_flops(self.engine.device, self.engine.precision)
         with closing(StepDisplay(self.config, self.progress, self._seconds())) as self._display:
             while True:
