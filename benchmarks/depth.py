@@ -18,7 +18,7 @@ import typer
 
 from transformer_mt.config.keys import ModelConfig
 from transformer_mt.model.transformer import Transformer
-from transformer_mt.text.batching import pad
+from transformer_mt.text.batching import flatten
 from transformer_mt.translation.search import beam_search, greedy
 
 MODELS = {"6+6": (6, 6), "12+1": (12, 1), "6+1": (6, 1)}
@@ -40,8 +40,9 @@ def decode(model: Transformer, sources: list[list[int]], beam_size: int) -> floa
     device, began = model.device, time.perf_counter()
     for start in range(0, len(sources), BATCH):
         batch = sources[start : start + BATCH]
+        src = flatten(batch).gather(np.arange(len(batch)), begin=False, end=False)
         lengths = torch.tensor([len(source) for source in batch], device=device)
-        state = model.begin_decoding(pad(batch, 0).to(device), int(lengths.max()))
+        state = model.begin_decoding(src.to(device), int(lengths.max()))
         if beam_size == 1:
             greedy(model.next_logits, state, lengths, 2, -1)
         else:

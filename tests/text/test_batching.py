@@ -4,7 +4,6 @@ import hashlib
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -16,7 +15,6 @@ from transformer_mt.text.batching import (
     deal_micro_batches,
     flatten,
     largest_micro_batch,
-    pad,
     padded_size,
     plan_epoch,
 )
@@ -118,17 +116,6 @@ def test_pair_longer_than_a_micro_batch(side):
     with pytest.raises(ValueError, match="11 tokens exceeds 10"):
         cut_micro_batches(np.array([0, 1, 2]), *corpus, 10)
     assert len(cut_micro_batches(np.array([0, 1, 2]), *corpus, 11)) == 3
-
-
-@quick
-@given(st.lists(st.lists(st.integers(0, 9), max_size=8), min_size=1, max_size=6))
-def test_pad(rows):
-    """Each row is at the beginning of its line, followed by padding up to the longest row."""
-    padded = pad(rows, 77)
-    assert padded.dtype == torch.int64
-    assert padded.shape == (len(rows), max(map(len, rows)))
-    for row, ids in zip(padded.tolist(), rows, strict=True):
-        assert row == ids + [77] * (len(row) - len(ids))
 
 
 @pytest.mark.parametrize("batch_tokens", [1000, 25_000])

@@ -2,11 +2,11 @@
 
 import pytest
 import torch
+from torch.nn.utils.rnn import pad_sequence
 from torch.testing import assert_close
 
 from transformer_mt.config.keys import ModelConfig
 from transformer_mt.model.transformer import Transformer
-from transformer_mt.text.batching import pad
 from transformer_mt.translation import search as decoding
 from transformer_mt.translation.search import Hypothesis, beam_search, greedy
 
@@ -33,6 +33,10 @@ def sources() -> list[list[int]]:
     return [torch.randint(EOS + 1, V, (n,), generator=generator).tolist() for n in LENGTHS]
 
 
+def pad(sources: list[list[int]]) -> torch.Tensor:
+    return pad_sequence([torch.tensor(ids) for ids in sources], True, PAD)
+
+
 @torch.no_grad()
 def naive_greedy(model: Transformer, source: list[int], max_length: int) -> list[int]:
     """Decodes one sentence from its begin mark anew for every token."""
@@ -51,7 +55,7 @@ def cached_greedy(
     model: Transformer, sources: list[list[int]], limits: list[int]
 ) -> list[list[int]]:
     """Decodes a padded batch as the translator does."""
-    state = model.begin_decoding(pad(sources, PAD), max(limits))
+    state = model.begin_decoding(pad(sources), max(limits))
     return greedy(model.next_logits, state, torch.tensor(limits), BOS, EOS)
 
 
@@ -151,7 +155,7 @@ def search(
     model: Transformer, sources: list[list[int]], limits: list[int], beam_size: int, alpha: float
 ) -> list[list[Hypothesis]]:
     """Decodes a padded batch by beam search, as the translator does."""
-    state = model.begin_decoding(pad(sources, PAD), max(limits))
+    state = model.begin_decoding(pad(sources), max(limits))
     limit = torch.tensor(limits)
     return beam_search(model.next_logits, state, limit, BOS, EOS, beam_size, alpha)
 

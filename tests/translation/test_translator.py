@@ -173,7 +173,10 @@ def test_the_mode_of_the_model_is_restored(vocab):
 
 
 def test_batches_are_cut_chunk_by_chunk(vocab, monkeypatch):
-    """However many lines are given at once. Sabotage: sort all lines together."""
+    """However many lines are given at once; on a CPU the first chunk is small.
+
+    Sabotage: sort all lines together.
+    """
     monkeypatch.setattr(Translator, "chunk_lines", 2)
     translator = build_translator(vocab, SearchOptions())
     translated = translator.n_best(["a", "bcd", "", "ef", "ghijk"])
@@ -181,6 +184,11 @@ def test_batches_are_cut_chunk_by_chunk(vocab, monkeypatch):
     assert batches == [["bcd", "a"], ["ef"], ["ghijk"]]
     assert translator.translate(["a", "bcd", "", "ef", "ghijk"]) == [t.text for [t] in translated]
     assert translator.model.batches[3:] == translator.model.batches[:3]
+    translator.model.batches.clear()
+    translator.first_chunk_lines, translator.chunk_lines = 1, 3
+    translator.translate(["a", "bcd", "ef", "ghijk", "lm"])
+    batches = [texts(vocab, batch) for batch in translator.model.batches]
+    assert batches == [["a"], ["ghijk", "bcd", "ef"], ["lm"]]
 
 
 def test_equal_lines_of_a_chunk_are_translated_once(vocab, monkeypatch):
@@ -197,16 +205,6 @@ def test_equal_lines_of_a_chunk_are_translated_once(vocab, monkeypatch):
     part = build_translator(vocab, SearchOptions(), max_length=12)
     part.translate(["ab cd. ef gh ij", "ab cd."])
     assert texts(vocab, part.model.sources) == ["ef gh ij", "ab cd."]
-
-
-def test_the_first_chunk_is_small(vocab, monkeypatch):
-    """On a CPU, so that something is translated soon. Sabotage: sort all lines together."""
-    monkeypatch.setattr("transformer_mt.translation.translator.FIRST_CHUNK_LINES", 1)
-    monkeypatch.setattr(Translator, "chunk_lines", 3)
-    translator = build_translator(vocab, SearchOptions())
-    translator.translate(["a", "bcd", "ef", "ghijk", "lm"])
-    batches = [texts(vocab, batch) for batch in translator.model.batches]
-    assert batches == [["a"], ["ghijk", "bcd", "ef"], ["lm"]]
 
 
 def test_lines_gone_wrong_are_told_apart():
@@ -259,17 +257,16 @@ def test_when_there_are_scores(vocab):
     assert unpenalised[0].score != pytest.approx(beam[0].score)
 
 
-def test_limits_of_the_beam_size(vocab):
-    """From 1 to half the vocabulary; the message gives the bound."""
+def test_limits_of_the_options(vocab):
+    """Beam sizes from 1 to half the vocabulary; penalties from 0 to 10.
+
+    Sabotage: compare with the limits the other way round, which passes NaN.
+    """
     half = vocab.tgt.size // 2
     assert build_translator(vocab, SearchOptions(half)).options.beam_size == half
     for size in (0, half + 1):
         with pytest.raises(ConfigError, match=f"beam size {size}: choose 1 to {half}"):
             build_translator(vocab, SearchOptions(size))
-
-
-@pytest.mark.parametrize("alpha", [-0.1, 10.1, math.inf, math.nan])
-def test_limits_of_the_length_penalty(vocab, alpha):
-    """Sabotage: compare with the limits the other way round, which passes NaN."""
-    with pytest.raises(ConfigError, match="length penalty .*: choose 0 to 10"):
-        build_translator(vocab, SearchOptions(4, alpha))
+    for alpha in (-0.1, 10.1, math.inf, math.nan):
+        with pytest.raises(ConfigError, match="length penalty .*: choose 0 to 10"):
+            build_translator(vocab, SearchOptions(4, alpha))

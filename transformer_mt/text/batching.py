@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch.nn.utils.rnn import pad_sequence
 
 from transformer_mt.text.vocabulary import BOS_ID, EOS_ID, PAD_ID, Vocabulary
 
@@ -82,12 +81,6 @@ def flatten(rows: Sequence[Sequence[int]]) -> EncodedLines:
     lengths = np.fromiter(map(len, rows), np.int64, len(rows))
     ids = np.fromiter((i for row in rows for i in row), np.int32, int(lengths.sum()))
     return EncodedLines.cut(ids, lengths)
-
-
-def pad(rows: Sequence[Sequence[int]], pad_id: int) -> torch.Tensor:
-    """Stacks rows of ids into an int64 (B, L) tensor, padded at the end to the longest row."""
-    tensors = [torch.tensor(row, dtype=torch.int64) for row in rows]
-    return pad_sequence(tensors, batch_first=True, padding_value=pad_id)
 
 
 def copy_to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:

@@ -252,12 +252,7 @@ def _not_utf8(
 ) -> DataError:
     """Counts the lines that are not UTF-8, and names the command that writes a mended copy.
 
-    Args:
-        path: The file.
-        number: Number of the first such line.
-        line: This line.
-        later_lines: All lines after it.
-        has_utf8: Whether a line before it is UTF-8 but not ASCII.
+    `line`, of this `number`, is the first; `has_utf8`: one before it is UTF-8 but not ASCII.
     """
     bad = 1
     for later in later_lines:

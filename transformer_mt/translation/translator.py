@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from itertools import chain, groupby
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,9 +19,9 @@ from transformer_mt.model.transformer import Transformer, evaluation_mode
 from transformer_mt.system.device import compute_settings, total_memory
 from transformer_mt.system.processes import ALONE, Processes
 from transformer_mt.system.worker_threads import WorkerThreads
-from transformer_mt.text.batching import copy_to_device, pad
+from transformer_mt.text.batching import copy_to_device, flatten
 from transformer_mt.text.splitting import LineSplitter
-from transformer_mt.text.vocabulary import BOS_ID, EOS_ID, PAD_ID, Vocabulary
+from transformer_mt.text.vocabulary import BOS_ID, EOS_ID, Vocabulary
 from transformer_mt.translation.options import DEFAULT_SEARCH, MAX_LENGTH_PENALTY, SearchOptions
 from transformer_mt.translation.search import DecodingState, Hypothesis, beam_search, greedy
 
@@ -285,7 +286,8 @@ class Translator:
             return self.model.next_logits(ids, state)  # type: ignore[arg-type]
 
         device = self.model.device
-        src = copy_to_device(pad([[*ids, EOS_ID] for ids in sources], PAD_ID), device)
+        every = np.arange(len(sources))
+        src = copy_to_device(flatten(sources).gather(every, begin=False, end=True), device)
         limits = [output_limit(ids) for ids in sources]
         max_lengths = copy_to_device(torch.tensor(limits), device)
         state = self.model.begin_decoding(src, max(limits))
