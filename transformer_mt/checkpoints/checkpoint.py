@@ -119,6 +119,13 @@ class Checkpoint:
     vocab: Vocabulary = field(repr=False)
     state: RunState
 
+    def __repr__(self) -> str:
+        model = self.config.model
+        return (
+            f"<Checkpoint {self.path}: step {self.progress.step}, {model.encoder_layers} +"
+            f" {model.decoder_layers} layers of width {model.d_model}>"
+        )
+
     @property
     def progress(self) -> Progress:
         """Progress of the run."""

@@ -131,14 +131,15 @@ def _data(config: Config, description: dict[str, Any]) -> str:
 def _limits(checkpoint: Checkpoint) -> str:
     data, sources = checkpoint.config.data, checkpoint.state.sources
     splitter = LineSplitter(checkpoint.vocab.src, data, sources)
-    seen = f"None that it was trained on has more than {data.max_length} pieces."
+    seen = f"None of the sources that it was trained on has more than {data.max_length} pieces."
     if sources:
         seen = (
-            f"Those it was trained on have at most {sources.longest} pieces,\n99.9% of them at most"
-            f" {sources.percentile}, and {sources.several_sentences:.1%} have several sentences."
+            f"The sources that it was trained on have at\nmost {sources.longest} pieces, 99.9% of"
+            f" them at most {sources.percentile}, and {sources.several_sentences:.1%} have several"
+            " sentences."
         )
     return (
-        f"It translates each line independently of the others. {seen} transformer-mt splits lines"
+        f"It translates each line independently of the others. {seen}\ntransformer-mt splits lines"
         f" {splitter.describe()}.\nIts quality on other text was not measured."
     )
 

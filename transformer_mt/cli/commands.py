@@ -185,7 +185,8 @@ def translate(
     """
     if len(paths) > 1 and not ensemble:
         raise ConfigError(
-            "translate takes one run: add --ensemble to decode with several, --input for text"
+            f"translate takes one run: add --ensemble to decode with several, or --input to"
+            f" translate the text in {paths[1]}"
         )
     if n_best > beam_size:
         raise ConfigError(f"--n-best {n_best} needs --beam-size {n_best} or more")

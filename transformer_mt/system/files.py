@@ -72,7 +72,7 @@ def atomic_file(path: Path, kept_bytes: int | None = None) -> Iterator[BinaryIO]
     temporary = beside(path, "partial")
     mode = 0o600 if path.exists() else 0o666  # the copy of a private file is never readable
     try:
-        with _naming(path):
+        with naming(path):
             with open(os.open(temporary, os.O_RDWR | os.O_CREAT, mode), "r+b") as file:
                 if path.exists():
                     shutil.copymode(path, temporary)
@@ -88,7 +88,7 @@ def atomic_file(path: Path, kept_bytes: int | None = None) -> Iterator[BinaryIO]
 
 
 @contextmanager
-def _naming(path: Path) -> Iterator[None]:
+def naming(path: Path | str) -> Iterator[None]:
     """Adds the path to an OSError that names no file, such as that of a full disk."""
     try:
         yield
@@ -110,7 +110,7 @@ def atomic_directory(path: Path) -> Iterator[Path]:
     temporary.mkdir(parents=True)
     _restore(replaced, path)
     try:
-        with _naming(path):
+        with naming(path):
             yield temporary
             for item in (*temporary.iterdir(), temporary):
                 sync(item)

@@ -23,6 +23,7 @@ from transformer_mt.system.files import (
     beside,
     canonical_json,
     locked,
+    naming,
     read_json,
     sha256,
 )
@@ -128,7 +129,7 @@ def open_output(output: Output) -> Iterator[BinaryIO]:
         OSError: If a stream cannot be written.
     """
     if output.target is None:
-        with _open_stream(output) as stream:
+        with naming(output.name), _open_stream(output) as stream:
             yield stream
         return
     output.discard()  # an earlier state would describe another partial file

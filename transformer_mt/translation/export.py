@@ -14,7 +14,6 @@ from transformer_mt.model.transformer import DecoderLayer, Transformer, sinusoid
 from transformer_mt.system.files import atomic_directory
 from transformer_mt.text.vocabulary import PAD_ID
 from transformer_mt.translation.options import Quantization
-from transformer_mt.translation.translation_model import checkpoints_splitter
 from transformer_mt.translation.translator import EXTRA_LENGTH
 
 if TYPE_CHECKING:
@@ -30,10 +29,9 @@ _USAGE = """\
     results = translator.translate_batch([src.encode(text, out_type=str)], beam_size=4)
     print(tgt.decode(results[0].hypotheses[0]))
 
-transformer-mt limits a translation to {extra} pieces more than its source, and splits lines
-{splits}.
-[CTranslate2](https://opennmt.net/CTranslate2/) does neither: pass `max_decoding_length`, and split
-lines yourself."""
+transformer-mt limits a translation to {extra} pieces more than its source, and splits lines (see
+"Limits"). [CTranslate2](https://opennmt.net/CTranslate2/) does neither: pass `max_decoding_length`,
+and split lines yourself."""
 
 
 def export(
@@ -77,7 +75,6 @@ def export(
                 src_model=vocab_files[0].name,
                 tgt_model=vocab_files[-1].name,
                 extra=EXTRA_LENGTH,
-                splits=checkpoints_splitter([checkpoint]).describe(),
             ),
             stored=quantization,
             raw=raw,
