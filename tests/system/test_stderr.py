@@ -13,7 +13,7 @@ from transformer_mt.checkpoints.checkpoint import Progress
 from transformer_mt.cli.program import main
 from transformer_mt.evaluation.comparison import format_sentence
 from transformer_mt.evaluation.report import SystemOutput
-from transformer_mt.figures.table import Row, format_rows
+from transformer_mt.figures.table import format_rows
 from transformer_mt.system.console import (
     PACKAGE_LOGGER,
     ProgressDisplay,
@@ -103,7 +103,7 @@ def test_terminals_obey_no_message(tmp_path, capsys, monkeypatch):
     )
     assert last == f"hypothesis  {SHOWN}"
     assert SystemOutput([], HOSTILE).describe() == SHOWN
-    assert SHOWN in format_rows([[Row(HOSTILE, {}, {})]], "text")
+    assert SHOWN in format_rows([[{"run": HOSTILE}]], "text")
     monkeypatch.setattr(sys, "argv", ["transformer-mt", "translate", HOSTILE])
     with pytest.raises(SystemExit):
         main()
