@@ -23,11 +23,15 @@ GREEDY_SEARCH = SearchSetting()
 SPEEDS = 1000.0, 2000.0, 1600.0
 
 
-def write_run(path: Path, corpus_dir: Path, bleu: float, **changes: object) -> Path:
+def write_run(
+    path: Path, corpus_dir: Path, bleu: float, source: str = "a", **changes: object
+) -> Path:
     """Writes a run of 30 steps that was best at step 20, with two scores of that checkpoint."""
     path.mkdir(parents=True)
     config = tiny_config(corpus_dir, **changes).model_dump(mode="json")
-    write_description(path, {"config": config, "parameters": 7_065_600})
+    environment = {"source of model/": source}
+    described = {"config": config, "parameters": 7_065_600, "environment": environment}
+    write_description(path, described)
     lines = []
     for step, speed in zip((10, 20, 30), SPEEDS, strict=True):
         position = {"step": step, "epoch": 0, "seconds": 9.0 * step}
@@ -83,6 +87,13 @@ def test_runs_that_differ_in_the_seed_are_a_group(groups):
     assert pre[3][GREEDY] == pytest.approx(34.0)
     assert pre[4][GREEDY] == pytest.approx(statistics.stdev([30, 32, 37]))
     assert pre[4]["steps"] == 0
+
+
+def test_runs_of_another_model_source_are_another_group(corpus_dir, tmp_path):
+    """An edited model is not another seed. Sabotage: group by configuration alone."""
+    runs = [write_run(tmp_path / name, corpus_dir, 20.0, source=name * 64) for name in "ab"]
+    [first], [second] = read_rows(runs)
+    assert (first["source of model/"], second["source of model/"]) == ("a" * 8, "b" * 8)
 
 
 def test_the_formats(groups):

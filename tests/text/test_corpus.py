@@ -110,6 +110,10 @@ UMLAUTS = "Grüße\nab\nÖl\n"
     [
         (UMLAUTS.encode("latin-1"), "line 1: not UTF-8 (2 such lines; perhaps Windows-1252)"),
         (UMLAUTS.encode("utf-16"), "line 1: not UTF-8 (it is UTF-16)"),
+        (
+            UMLAUTS.encode().replace(b"ab", b"a\xffb").replace(b"l\n", b"l\xff\n"),
+            "line 2: not UTF-8 (2 such lines; -c drops",
+        ),
         (UMLAUTS.encode().replace(b"ab", b"a\xffb"), "line 2: not UTF-8 (the only such line; -c"),
     ],
 )

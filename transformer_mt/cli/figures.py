@@ -181,6 +181,8 @@ def report(
     """
     require_single_process("report")
     _require_packages("report", "Matplotlib", "Jinja2")
+    if output.suffix.lower() not in (".html", ".htm"):
+        raise ConfigError(f"{output}: the report is a page; name a file that ends in .html")
     checked = check_output(output)
     from transformer_mt.figures.report import build_report
 

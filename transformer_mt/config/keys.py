@@ -310,9 +310,9 @@ class Config(Section):
 
 
 def on_change(field: FieldInfo) -> OnChange:
-    """Returns what a key declares about a change on resume."""
-    [declared] = (item for item in field.metadata if isinstance(item, OnChange))
-    return declared
+    """Returns what a key declares about a change on resume; without a declaration, it is fixed."""
+    declared = (item for item in field.metadata if isinstance(item, OnChange))
+    return next(declared, OnChange.REFUSED)
 
 
 def flat_values(config: Config) -> dict[str, object]:

@@ -33,8 +33,10 @@ Row = dict[str, Any]
 What is unknown is missing.
 """
 
-_SEED = "train.seed"
-_TEXT_COLUMNS = {"run", *DEFAULTS}
+_SEED, _SOURCE = "train.seed", "source of model/"
+_SETTINGS = (*DEFAULTS, _SOURCE)
+"""Columns that tell runs apart: the keys, and the digest of the model's source."""
+_TEXT_COLUMNS = {"run", *_SETTINGS}
 _DECIMALS = {"parameters": 0, "steps": 0, "minutes": 1, "tokens/s": 0}
 """Decimal places of a column; those of scores are two."""
 _TITLE_WIDTH = 12
@@ -42,7 +44,7 @@ _TITLE_WIDTH = 12
 
 
 def read_rows(paths: Sequence[Path]) -> list[list[Row]]:
-    """Reads run directories, in groups of runs that differ in their seeds alone.
+    """Reads run directories, in groups of runs of one program that differ in their seeds alone.
 
     The mean and the standard deviation of a group of several runs are its last two rows. Only the
     keys in which runs differ are kept. What is damaged is left out with a warning.
@@ -53,11 +55,11 @@ def read_rows(paths: Sequence[Path]) -> list[list[Row]]:
     paths = list({path.resolve(): path for path in paths}.values())
     runs = [_read_run(path, name) for path, name in zip(paths, run_names(paths), strict=True)]
     known = [run for run in runs if _SEED in run]
-    equal = {key for key in DEFAULTS if len({str(run[key]) for run in known}) == 1}
+    equal = {key for key in _SETTINGS if len({str(run[key]) for run in known}) == 1}
     groups: dict[str, list[Row]] = {}
     for run in runs:
         row = {title: value for title, value in run.items() if title not in equal}
-        settings = [row[key] for key in DEFAULTS if key in row and key != _SEED]
+        settings = [row[key] for key in _SETTINGS if key in row and key != _SEED]
         groups.setdefault(str(settings) if _SEED in run else run["run"], []).append(row)
     return [group + _statistics(group) for group in groups.values()]
 
@@ -71,6 +73,7 @@ def _read_run(path: Path, name: str) -> Row:
             config = parse_config(description["config"], str(path / RUN_FILE))
             for key, value in flat_values(config).items():
                 row[key] = value if isinstance(value, str | int | float) else format_value(value)
+            row[_SOURCE] = description.get("environment", {}).get(_SOURCE, "")[:8]
             row["parameters"] = description["parameters"]
     metrics = RunMetrics(name, [])
     if (path / METRICS).is_file():
@@ -115,7 +118,7 @@ def _statistics(group: Sequence[Row]) -> list[Row]:
     if len(group) < 2:
         return []
     first = group[0]
-    settings = {key: first[key] for key in first if key in DEFAULTS and key != _SEED}
+    settings = {key: first[key] for key in first if key in _SETTINGS and key != _SEED}
     mean = {"run": f"mean of {len(group)}", **settings}
     deviation = {"run": f"std. dev. of {len(group)}", **settings}
     for title in first:
@@ -131,7 +134,7 @@ def format_rows(groups: Sequence[Sequence[Row]], file_format: str) -> str:
     if file_format == "json":
         return json.dumps(rows, indent=1, ensure_ascii=False)
     found = dict.fromkeys(title for row in rows for title in row)
-    texts = ["run", *(key for key in DEFAULTS if key in found)]
+    texts = ["run", *(key for key in _SETTINGS if key in found)]
     titles = [*texts, *(title for title in found if title not in _TEXT_COLUMNS)]
     if file_format == "csv":
         content = io.StringIO()

@@ -257,7 +257,7 @@ def _not_utf8(
     bad = 1
     for later in later_lines:
         try:
-            has_utf8 = has_utf8 or not later.decode("utf-8").isascii()
+            has_utf8 |= not later.decode("utf-8").isascii()
         except UnicodeDecodeError:
             bad += 1
     lines = "the only such line" if bad == 1 else f"{bad:,} such lines"
