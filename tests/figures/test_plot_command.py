@@ -50,7 +50,7 @@ def test_an_output_is_checked_before_anything_else(tmp_path, call):
             result = call("plot", *command, "-o", tmp_path / name)
             assert_one_error(result, message)
     result = call("plot", "training", "none", "-o", tmp_path / "x.png")
-    assert_one_error(result, "none: is no run directory")
+    assert_one_error(result, "none: no such run")
     assert not list(tmp_path.iterdir())
 
 

@@ -218,7 +218,7 @@ def test_files_of_the_text_are_shown_without_their_folders(run, monkeypatch):
 def test_what_is_no_run(run, tmp_path, call):
     """One line, which says what to name. Sabotage: no check for a checkpoint."""
     for path, message in {
-        tmp_path / "none": "is no run directory",
+        tmp_path / "none": "none: no such run",
         tmp_path: "is no run directory: it has no run.json and no checkpoint",
         list_checkpoints(run)[0]: "is a checkpoint; name the run directory",
     }.items():

@@ -152,6 +152,6 @@ def test_what_is_missing_is_blank(corpus_dir, tmp_path, caplog):
 
 def test_a_path_that_is_no_run(tmp_path, call):
     """Exit code 2. Sabotage: leave it out."""
-    for path in (tmp_path, tmp_path / "none"):
-        message = f"{path}: is no run directory: it has no run.json and no metrics.jsonl"
-        assert_one_error(call("compare", path), message)
+    message = f"{tmp_path}: is no run directory: it has no run.json and no metrics.jsonl"
+    assert_one_error(call("compare", tmp_path), message)
+    assert_one_error(call("compare", tmp_path / "none"), f"{tmp_path}/none: no such run")

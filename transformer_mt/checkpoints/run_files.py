@@ -24,6 +24,12 @@ def step_name(step: int) -> str:
     return f"step-{step:08d}"
 
 
+def not_a_run(path: Path, missing: str) -> CheckpointError:
+    """Makes the error for a path that does not exist or lacks what a run directory holds."""
+    reason = f"is no run directory: it has no {missing}" if path.exists() else "no such run"
+    return CheckpointError(f"{path}: {reason}")
+
+
 def write_description(directory: Path, description: dict[str, Any]) -> None:
     """Writes run.json into a directory.
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from transformer_mt.checkpoints.run_files import METRICS
+from transformer_mt.checkpoints.run_files import METRICS, not_a_run
 from transformer_mt.errors import CheckpointError
 from transformer_mt.system.files import parse_json
 
@@ -52,7 +52,7 @@ def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
     """
     path = run_dir / METRICS
     if not path.is_file():
-        raise CheckpointError(f"{run_dir}: is no run directory: it has no {METRICS}")
+        raise not_a_run(run_dir, METRICS)
     try:
         lines = path.read_text(encoding="utf-8").split("\n")
     except (OSError, ValueError) as error:

@@ -18,7 +18,7 @@ from transformer_mt.checkpoints.evaluations import (
     read_evaluations,
 )
 from transformer_mt.checkpoints.run_directory import find_checkpoint, load_newest
-from transformer_mt.checkpoints.run_files import METRICS, RUN_FILE, read_description
+from transformer_mt.checkpoints.run_files import METRICS, RUN_FILE, not_a_run, read_description
 from transformer_mt.config.keys import DEFAULTS, Config, flat_values
 from transformer_mt.config.loading import parse_config, without_folder
 from transformer_mt.config.reference import format_value
@@ -109,7 +109,7 @@ def _read_config(
         return checkpoint.config
     if description:
         return parse_config(description["config"], str(run_dir / RUN_FILE))
-    raise CheckpointError(f"{run_dir}: is no run directory: it has no {RUN_FILE} and no checkpoint")
+    raise not_a_run(run_dir, f"{RUN_FILE} and no checkpoint")
 
 
 def inline(figure: Figure, description: str) -> Markup:

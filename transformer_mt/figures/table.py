@@ -17,7 +17,13 @@ from transformer_mt.checkpoints.evaluations import (
     EvaluationRecord,
     read_evaluations,
 )
-from transformer_mt.checkpoints.run_files import METRICS, RUN_FILE, read_description, step_name
+from transformer_mt.checkpoints.run_files import (
+    METRICS,
+    RUN_FILE,
+    not_a_run,
+    read_description,
+    step_name,
+)
 from transformer_mt.config.keys import DEFAULTS, flat_values
 from transformer_mt.config.loading import parse_config
 from transformer_mt.config.reference import format_value
@@ -66,7 +72,7 @@ def read_rows(paths: Sequence[Path]) -> list[list[Row]]:
 
 def _read_run(path: Path, name: str) -> Row:
     if not any((path / file).is_file() for file in (RUN_FILE, METRICS)):
-        raise CheckpointError(f"{path}: is no run directory: it has no {RUN_FILE} and no {METRICS}")
+        raise not_a_run(path, f"{RUN_FILE} and no {METRICS}")
     row: Row = {"run": name}
     with _left_out_if_damaged():
         if description := read_description(path):
