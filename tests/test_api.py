@@ -252,6 +252,8 @@ def test_a_figure_of_attention_is_shown_inline(model):
     assert "\nabc de" in figure.get_suptitle()
     with pytest.raises(ConfigError, match="layer 2"):
         transformer_mt.plot_attention(attention, layer=2)
+    with pytest.raises(ConfigError, match="kind foo: choose cross, encoder or decoder"):
+        transformer_mt.plot_attention(attention, kind="foo")
 
 
 def test_an_ensemble(copy_run, model):
@@ -272,15 +274,17 @@ def test_arguments(copy_run, model):
         (ConfigError, "precision int8", lambda: transformer_mt.load(copy_run, precision="int8")),
         (ConfigError, "maximum length 0", lambda: transformer_mt.load(copy_run, max_length=0)),
         (ConfigError, "n = 3: choose 1 to 2", lambda: model.n_best(["a"], n=3, beam_size=2)),
-        (ConfigError, "n = 0", lambda: model.n_best(["a"], n=0, beam_size=2)),
+        (ConfigError, "n = 0: choose 1 or more", lambda: model.n_best(["a"], n=0)),
         (ConfigError, "beam size 200", lambda: model.translate(["a"], beam_size=200)),
         # The characters of a string would be translated one by one.
         (TypeError, r"pass a list of lines, such as \[line\]", lambda: model.translate("abc")),
         (TypeError, "pass a list of lines", lambda: model.n_best("abc", n=1)),
         (TypeError, "pass a list of lines", lambda: model.score(["a"], "abc")),
-        (TypeError, "as a string, not a list", lambda: model.attention(["abc"])),
-        (TypeError, "as a string, not a list", lambda: model.encoder_output(["abc"])),
-        (TypeError, "as a string, not a list", lambda: model.logits("abc", ["abc"])),
+        (TypeError, "item 1 of the lines is NoneType", lambda: model.translate(["a", None])),
+        (TypeError, "as a str, not NoneType", lambda: model.encoder_output(None)),
+        (TypeError, "as a str, not list", lambda: model.attention(["abc"])),
+        (TypeError, "as a str, not list", lambda: model.encoder_output(["abc"])),
+        (TypeError, "as a str, not list", lambda: model.logits("abc", ["abc"])),
     ):
         with pytest.raises(error, match=message):
             call()

@@ -93,7 +93,7 @@ def plot_attention(
         writes it.
 
     Raises:
-        ConfigError: If there is no such layer.
+        ConfigError: If there is no such kind or layer.
     """
     from transformer_mt.figures.attention import attention_figure
 

@@ -113,9 +113,9 @@ class TranslationModel:
 
         Raises:
             ConfigError: If the beam size exceeds half the vocabulary.
-            TypeError: If `lines` is a string: write [line] for a single line.
+            TypeError: If `lines` is a string (write [line] for a single line), or a line is not.
         """
-        _require_list(lines)
+        _require_lines(lines)
         options = SearchOptions(beam_size, length_penalty)
         return self.translator(options).translate(lines)
 
@@ -142,11 +142,13 @@ class TranslationModel:
             ConfigError: If `n` is not between 1 and the beam size, or the beam size exceeds half
                 the vocabulary.
         """
-        _require_list(lines)
+        _require_lines(lines)
+        if n < 1:
+            raise ConfigError(f"n = {n}: choose 1 or more")
         beam_size = n if beam_size is None else beam_size
-        if not 1 <= n <= beam_size:
-            raise ConfigError(f"n = {n}: choose 1 to {beam_size}, the beam size")
         translator = self.translator(SearchOptions(beam_size, length_penalty, with_scores=True))
+        if n > beam_size:
+            raise ConfigError(f"n = {n}: choose 1 to {beam_size}, the beam size")
         return [line[:n] for line in translator.n_best(lines)]
 
     def score(self, sources: Sequence[str], hypotheses: Sequence[str]) -> list[float]:
@@ -159,8 +161,8 @@ class TranslationModel:
         Raises:
             DataError: If the numbers of hypotheses and sources differ.
         """
-        _require_list(sources)
-        _require_list(hypotheses)
+        _require_lines(sources)
+        _require_lines(hypotheses)
         if len(sources) != len(hypotheses):
             raise DataError(f"{len(hypotheses)} hypotheses for {len(sources)} sources")
         pairs = encode_pairs(sources, hypotheses, self.vocab)
@@ -179,7 +181,7 @@ class TranslationModel:
 
         Raises:
             ConfigError: If this is an ensemble.
-            TypeError: If an argument is a list: call this for each sentence.
+            TypeError: If an argument is not a string: call this for each sentence.
         """
         model, pair = self._single_pair(source, hypothesis)
         with compute_settings(model.device, tf32=False):
@@ -235,11 +237,11 @@ class TranslationModel:
         """
         if not isinstance(self.model, Transformer):
             raise ConfigError("this needs a single model, not an ensemble: load one checkpoint")
-        for text in (source, hypothesis):
-            if not isinstance(text, str | None):
+        for text in (source, "" if hypothesis is None else hypothesis):
+            if not isinstance(text, str):
                 raise TypeError(
-                    f"pass one sentence as a string, not a {type(text).__name__}: call this for"
-                    " each sentence"
+                    f"pass one sentence as a str, not {type(text).__name__}; call this for each"
+                    " sentence"
                 )
         [src_ids] = self.vocab.src.encode([source])
         if hypothesis is not None:
@@ -256,10 +258,13 @@ def _array(batch_of_one: Tensor) -> Array:
     return batch_of_one[0].float().cpu().numpy()
 
 
-def _require_list(lines: Sequence[str]) -> None:
-    """Refuses a string, since it is also a sequence of strings (its characters)."""
+def _require_lines(lines: Sequence[str]) -> None:
+    """Refuses a string, since it is also a sequence of strings, and lines that are not strings."""
     if isinstance(lines, str):
         raise TypeError("pass a list of lines, such as [line], not a string")
+    for i, line in enumerate(lines):
+        if not isinstance(line, str):
+            raise TypeError(f"item {i} of the lines is {type(line).__name__}: a line must be a str")
 
 
 def find_checkpoints(paths: Sequence[Path]) -> list[Checkpoint]:
