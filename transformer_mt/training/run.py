@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
+from logging.handlers import MemoryHandler
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from transformer_mt.config.keys import Config, ModelConfig, flat_values
 from transformer_mt.config.loading import searched_folders
 from transformer_mt.errors import CheckpointError, ConfigError, DeviceError
 from transformer_mt.evaluation.scoring import choose_metrics
+from transformer_mt.system.console import PACKAGE_LOGGER
 from transformer_mt.system.device import choose_device, choose_precision, total_memory
 from transformer_mt.system.files import locked, restore_replaced
 from transformer_mt.system.processes import ALONE, Processes, join_processes
@@ -79,6 +81,10 @@ def _train_main(config: Config, run_dir: Path, processes: Processes) -> Progress
     """Trains as the process that owns the run directory; the others touch no file of the run."""
     require_writable(run_dir)
     with ExitStack() as stack:
+        # What is reported before train.log is open.
+        early_messages = MemoryHandler(capacity=0)
+        PACKAGE_LOGGER.addHandler(early_messages)
+        stack.callback(PACKAGE_LOGGER.removeHandler, early_messages)
         existed = run_dir.is_dir()
         if existed:  # a new directory appears only once everything it needs is there
             is_own = stack.enter_context(_lock_run(run_dir))
@@ -90,8 +96,11 @@ def _train_main(config: Config, run_dir: Path, processes: Processes) -> Progress
             if list_checkpoints(run_dir):
                 raise CheckpointError(f"{run_dir}: another process has just started this run")
         log = stack.enter_context(RunLog(run_dir, trainer.progress, config.train.tensorboard))
+        PACKAGE_LOGGER.removeHandler(early_messages)
         environment = numeric_environment(trainer.engine, processes.world_size)
         _log_start(log, trainer, environment)
+        early_messages.setTarget(log)
+        early_messages.flush()
         _write_description(trainer, environment)
         processes.watch_peers()
         trainer.run(log, is_own)
