@@ -21,6 +21,10 @@ class CheckpointError(TransformerMTError):
     """A run or checkpoint directory that is missing, damaged or has a different configuration."""
 
 
+class ChangedModelError(CheckpointError):
+    """A sound checkpoint that does not fit the model, whose source has changed since."""
+
+
 class DeviceError(TransformerMTError):
     """A device, precision or amount of memory that this machine does not have."""
 

@@ -71,6 +71,9 @@ def test_what_cannot_be_averaged(run_dir, tmp_path):
         average(tmp_path / "none", 2, None)
     with pytest.raises(CheckpointError, match="has 4 checkpoints, not 9"):
         average(run_dir, 9, None)
+    save_step(tmp_path / "one", 1)
+    with pytest.raises(CheckpointError, match="has 1 checkpoint, not 2"):
+        average(tmp_path / "one", 2, None)
     with pytest.raises(CheckpointError, match="already exists"):
         average(run_dir, 2, tmp_path)
     path = list_checkpoints(run_dir)[1] / MODEL

@@ -12,6 +12,7 @@ import safetensors.torch
 import torch
 from small_checkpoint import VOCAB, build_model, moments, save_step, small_config
 
+from transformer_mt.checkpoints import checkpoint as checkpoint_module
 from transformer_mt.checkpoints.checkpoint import (
     CONFIG,
     EMA,
@@ -27,10 +28,11 @@ from transformer_mt.checkpoints.checkpoint import (
 )
 from transformer_mt.checkpoints.run_directory import find_checkpoint
 from transformer_mt.config.keys import VocabConfig
-from transformer_mt.errors import CheckpointError
+from transformer_mt.errors import ChangedModelError, CheckpointError
 from transformer_mt.system.device import is_out_of_memory
 from transformer_mt.system.files import MANIFEST, read_manifest, sha256, write_manifest
 from transformer_mt.text.vocabulary import Vocabulary, train_vocabulary
+from transformer_mt.version import source_digests
 
 
 def test_a_checkpoint_comes_back_as_it_was(tmp_path):
@@ -109,6 +111,33 @@ def test_every_tensor_is_verified_before_it_is_used(tmp_path, caplog, name, tens
         load_checkpoint(path)
     assert find_checkpoint(tmp_path).progress.step == 1
     assert str(path / name) in caplog.text
+
+
+def test_a_changed_model_is_not_called_damage(tmp_path, caplog, monkeypatch):
+    """The first line says what has changed; a wrong tensor of the same source is damage.
+
+    Sabotage: pass over a checkpoint that does not fit changed source.
+    """
+    path = tmp_path / "step-00000001"
+    current = source_digests()["source of model/"]
+    state = RunState(environment={"source of model/": current})
+    weights = build_model(small_config()).state_dict()
+    save_checkpoint(path, {MODEL: weights}, state, small_config(), VOCAB)
+    shapes = {name: tuple(weight.shape) for name, weight in weights.items()} | {"gate.bias": (3,)}
+    monkeypatch.setattr(checkpoint_module, "parameter_shapes", lambda *sizes: shapes)
+    with pytest.raises(CheckpointError, match="its only checkpoint is damaged; restore it from"):
+        find_checkpoint(tmp_path)
+    [warning] = caplog.messages
+    assert "gate.bias is missing; trying" in warning
+    caplog.clear()
+    monkeypatch.setitem(source_digests(), "source of model/", "other")
+    message = (
+        "gate.bias is missing; the source of model/ has changed since it was trained: undo the"
+        " change, or train a new run with another --run directory"
+    )
+    with pytest.raises(ChangedModelError, match=f"^{path / MODEL}: {message}$"):
+        find_checkpoint(tmp_path)
+    assert not caplog.messages
 
 
 def test_moments_are_missing_only_before_the_first_step(tmp_path):

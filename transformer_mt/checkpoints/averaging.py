@@ -34,8 +34,9 @@ def average(run_dir: Path, last: int, output: Path | None) -> Path:
     """
     paths = list_checkpoints(run_dir)
     if len(paths) < last:
+        checkpoints_text = "1 checkpoint" if len(paths) == 1 else f"{len(paths)} checkpoints"
         raise CheckpointError(
-            f"{run_dir}: has {len(paths)} checkpoints, not {last}; name a run directory, choose a"
+            f"{run_dir}: has {checkpoints_text}, not {last}; name a run directory, choose a"
             " smaller --last, or raise train.keep_last and continue training"
         )
     output = output or run_dir / f"averaged-{last}"

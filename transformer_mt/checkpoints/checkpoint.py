@@ -29,7 +29,7 @@ from torch import Tensor
 
 from transformer_mt.config.keys import Config, OnChange, changed_keys, flat_values
 from transformer_mt.config.loading import parse_config
-from transformer_mt.errors import CheckpointError, ConfigError, DataError
+from transformer_mt.errors import ChangedModelError, CheckpointError, ConfigError, DataError
 from transformer_mt.model.transformer import Transformer, parameter_shapes
 from transformer_mt.system.files import (
     atomic_directory,
@@ -216,6 +216,7 @@ def load_checkpoint(path: Path) -> Checkpoint:
 
     Raises:
         CheckpointError: Naming the file, and the tensor or key, that is missing or damaged.
+        ChangedModelError: If a tensor does not fit and the source of the model has changed.
     """
     files, digest = verify_manifest(path), checkpoint_digest(path)
     try:
@@ -226,16 +227,16 @@ def load_checkpoint(path: Path) -> Checkpoint:
             raise CheckpointError(f"{path}: its manifest does not list {min(missing)}")
         vocab = Vocabulary.load_files(*(path / name for name in names))
         weights = parameter_shapes(config.model, vocab.src.size, vocab.tgt.size)
-        _verify_tensors(path / MODEL, weights)
+        _verify_tensors(path / MODEL, weights, state)
         if EMA in files:
-            _verify_tensors(path / EMA, weights)
+            _verify_tensors(path / EMA, weights, state)
         if TRAINING in files:
             moments = {
                 f"{key}.{name}": () if key == "step" else shape
                 for name, shape in weights.items()
                 for key in MOMENTS
             }
-            _verify_tensors(path / TRAINING, moments, may_be_empty=state.progress.step == 0)
+            _verify_tensors(path / TRAINING, moments, state)
         return Checkpoint(path, files, digest, config, vocab, state)
     except ConfigError as error:
         raise CheckpointError(f"{error}; use a newer transformer-mt if it was not edited") from None
@@ -253,40 +254,56 @@ def find_nonfinite(tensors: Mapping[str, Tensor]) -> str | None:
     return None
 
 
-def _verify_tensors(
-    path: Path, shapes: Mapping[str, tuple[int, ...]], may_be_empty: bool = False
-) -> None:
+def _verify_tensors(path: Path, shapes: Mapping[str, tuple[int, ...]], state: RunState) -> None:
     """Compares names, shapes and types of the tensors in a file, then reads them: all are finite.
+
+    The optimizer has no moments before the first step.
 
     Raises:
         CheckpointError: Naming the file and the first tensor that is not as it must be.
     """
     try:
         with safetensors.safe_open(path, "pt") as file:
-            names = set(file.keys())
-            if may_be_empty and not names:
+            if path.name == TRAINING and state.progress.step == 0 and not file.keys():
                 return
-            if different := sorted(names ^ shapes.keys()):
-                problem = "unknown" if different[0] in names else "missing"
-                raise CheckpointError(f"{path}: {different[0]} is {problem}")
-            for name, shape in shapes.items():
-                header = file.get_slice(name)
-                actual, dtype = tuple(header.get_shape()), header.get_dtype()
-                if actual != shape:
-                    raise CheckpointError(f"{path}: {name} has shape {actual}, not {shape}")
-                if dtype != "F32":
-                    raise CheckpointError(f"{path}: {name} has type {dtype}, not F32")
+            if mismatch := _find_mismatch(file, shapes):
+                if _has_changed_model(state):
+                    raise ChangedModelError(
+                        f"{path}: {mismatch}; the source of model/ has changed since it was"
+                        " trained: undo the change, or train a new run with another --run directory"
+                    )
+                raise CheckpointError(f"{path}: {mismatch}")
             if bad := find_nonfinite({name: file.get_tensor(name) for name in shapes}):
                 raise CheckpointError(f"{path}: {bad} is not finite: training has diverged")
     except (OSError, safetensors.SafetensorError) as error:
         raise CheckpointError(f"{path}: {error}") from None
 
 
+def _find_mismatch(file: Any, shapes: Mapping[str, tuple[int, ...]]) -> str | None:
+    """Describes the first tensor of an open file whose name, shape or type is wrong."""
+    names = set(file.keys())
+    if different := sorted(names ^ shapes.keys()):
+        return f"{different[0]} is {'unknown' if different[0] in names else 'missing'}"
+    for name, shape in shapes.items():
+        header = file.get_slice(name)
+        actual, dtype = tuple(header.get_shape()), header.get_dtype()
+        if actual != shape:
+            return f"{name} has shape {actual}, not {shape}"
+        if dtype != "F32":
+            return f"{name} has type {dtype}, not F32"
+    return None
+
+
+def _has_changed_model(state: RunState) -> bool:
+    """Tells if the model's source files are known to differ from those it was trained with."""
+    current = source_digests()["source of model/"]
+    return state.environment.get("source of model/", current) != current
+
+
 def warn_of_changed_model(checkpoints: Iterable[Checkpoint]) -> None:
     """Warns of each checkpoint that was trained with other source files of the model."""
-    current = source_digests()["source of model/"]
     for checkpoint in checkpoints:
-        if checkpoint.state.environment.get("source of model/", current) != current:
+        if _has_changed_model(checkpoint.state):
             logger.warning(
                 "%s: the source of model/ has changed since it was trained; it may translate"
                 " differently",

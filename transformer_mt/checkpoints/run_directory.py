@@ -7,7 +7,7 @@ from pathlib import Path
 
 from transformer_mt.checkpoints.checkpoint import TRAINING, Checkpoint, load_checkpoint
 from transformer_mt.checkpoints.run_files import STEP_NAME, step_name
-from transformer_mt.errors import CheckpointError
+from transformer_mt.errors import ChangedModelError, CheckpointError
 from transformer_mt.system.files import MANIFEST, delete_directory, read_manifest, write_manifest
 
 logger = logging.getLogger(__name__)
@@ -34,17 +34,22 @@ def load_newest(run_dir: Path) -> Checkpoint | None:
 
     Raises:
         CheckpointError: If there are checkpoints and all are damaged.
+        ChangedModelError: If the newest undamaged one does not fit the changed source of the model.
     """
     paths = list_checkpoints(run_dir)
     for path in paths:
         try:
             return load_checkpoint(path)
+        except ChangedModelError:
+            raise  # the checkpoints before it do not fit either
         except CheckpointError as error:
             logger.warning("%s; trying the checkpoint before it", error)
     if paths:
+        damaged = f"all of its {len(paths)} checkpoints are damaged; restore one"
+        if len(paths) == 1:
+            damaged = "its only checkpoint is damaged; restore it"
         raise CheckpointError(
-            f"{run_dir}: all of its {len(paths)} checkpoints are damaged; restore one from a copy,"
-            " or name another --run directory to start again"
+            f"{run_dir}: {damaged} from a copy, or name another --run directory to start again"
         )
     return None
 
