@@ -35,14 +35,16 @@ def run_python(code: str, *arguments: object) -> str:
     return done.stdout
 
 
-def test_the_lines_of_the_guide(copy_run, capfd):
+def test_the_lines_of_the_guide(copy_run, tmp_path, monkeypatch, capfd):
     """They run as they stand, with a run in place of the one they name."""
     section = GUIDE.read_text().split("## From Python\n")[1].split("\n## ")[0]
     lines = [line[4:] for line in section.splitlines() if line.startswith("    ")]
     assert 12 <= len(lines) <= 25 and "import transformer_mt" in lines
     code = "\n".join(lines).replace("checkpoints/wmt16-base", str(copy_run))
     assert str(copy_run) in code
+    monkeypatch.chdir(tmp_path)
     exec(code, {})
+    assert (tmp_path / "attention.png").exists()
     assert capfd.readouterr() == ("", "")
 
 
