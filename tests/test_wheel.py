@@ -9,7 +9,12 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 
-OTHER_FILES = ("py.typed", "figures/report.html", "training/new_config.toml")
+OTHER_FILES = (
+    "py.typed",
+    "checkpoints/model_card.md",
+    "figures/report.html",
+    "training/new_config.toml",
+)
 
 
 @pytest.mark.slow

@@ -78,7 +78,8 @@ def test_evaluations_add_their_scores(averaged):
     [model] = header(card)["model-index"]
     assert model["name"] == "averaged-2"
     [result] = model["results"]  # one per text
-    assert result["dataset"] == {"name": "text: x", "type": "text: x"}
+    name = result["dataset"]["name"]
+    assert name.startswith("text: x (") and result["dataset"] == {"name": name, "type": name}
     assert result["task"] == {"name": "de-en", "type": "translation"}
     searches = ["greedy, fp32"] * 2 + ["beam 2, alpha 1, fp32"] * 2
     scores = [score for report in reports for score in report.scores]
@@ -86,7 +87,7 @@ def test_evaluations_add_their_scores(averaged):
         assert metric["name"] == f"{score.title} ({search}; {score.signature})"
         assert (metric["type"], metric["value"]) == (score.name, round(score.value, 2))
         assert f"\n  - {score.title} {score.value:.2f}, `{score.signature}`" in card
-    assert "\n- text: x, 2 sentences, greedy, fp32:\n  - BLEU " in card
+    assert f"\n- {name}, 2 sentences, greedy, fp32:\n  - BLEU " in card
     assert "mean of the checkpoints of steps 4, 2." in card
     record = averaged / "evaluations"
     assert len(list(record.iterdir())) == 2

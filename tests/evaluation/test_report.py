@@ -1,6 +1,7 @@
 """The evaluation of a run or of a translation, and its report."""
 
 import json
+import re
 import shutil
 from functools import partial
 from pathlib import Path
@@ -125,7 +126,10 @@ def test_a_model_is_evaluated_and_recorded(copy_run, texts, tmp_path):
     assert values["beam_size"] == 2 and result.system.seconds > 0
     [record] = read_evaluations(run)[-1:]
     assert values["checkpoint"] == f"{run}/{record.checkpoint}"
-    assert record.test_set == "ref" and record.search.length_penalty == beam.length_penalty
+    assert (
+        re.fullmatch(r"ref \(\w{8}\)", record.test_set)
+        and record.search.length_penalty == beam.length_penalty
+    )
     assert record.hypotheses == result.system.lines and record.sources == result.test_set.src
     assert [(s.name, s.value) for s in record.scores] == [(s.name, s.value) for s in result.scores]
     again = evaluate(texts, hyp="saved", baseline=run, search=beam)
@@ -191,7 +195,7 @@ def test_several_runs_are_rows(copy_run, texts, tmp_path):
     shown = format_reports(reports, samples=1).splitlines()
     assert [line.split()[0] for line in shown[:5]] == ["source", "reference", *names]
     for folder in (*runs, average):
-        assert "ref" in [record.test_set for record in read_evaluations(folder)]
+        assert any(record.test_set.startswith("ref (") for record in read_evaluations(folder))
     compared = evaluate_all(texts, *([run] for run in runs), hyp=None, baseline="hyp")
     assert format_reports(compared).count("compared with") == 2
 

@@ -22,8 +22,10 @@ def test_files_by_name(tmp_path):
     refs = [tmp_path / "b", tmp_path / "c"]
     test_set = load_test_set(ANY, src=tmp_path / "a", refs=refs)
     assert (test_set.src, test_set.references) == (["one", "two"], [["1", "2"], ["I", "II"]])
-    one = EvaluationSet(str(refs[0]), "b", None, [["1", "2"]])
+    one = EvaluationSet(str(refs[0]), "b (b598b3a6)", None, [["1", "2"]])
     assert load_test_set(ANY, refs=refs[:1]) == one
+    refs[0].write_text("1\n3\n")  # another text of the same name
+    assert load_test_set(ANY, refs=refs[:1]).title != one.title
     with pytest.raises(DataError, match=f"{tmp_path / 'd'}: contains no lines"):
         load_test_set(ANY, refs=[tmp_path / "d"])
 

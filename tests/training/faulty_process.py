@@ -59,8 +59,9 @@ def break_engine(fault: str, at_step: int) -> None:
     def loss(engine, batch):
         if engine.current_step == at_step and fault == "memory":
             raise MemoryError
-        value = compute_loss(engine, batch)
-        return value * float("nan") if engine.current_step >= at_step and fault == "nan" else value
+        loss, nll = compute_loss(engine, batch)
+        is_nan = fault == "nan" and engine.current_step >= at_step
+        return loss * float("nan") if is_nan else loss, nll
 
     def train_step(engine, step, micro_batches):
         engine.current_step = step

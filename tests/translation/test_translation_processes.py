@@ -146,7 +146,7 @@ def test_an_error_of_one_process_ends_all(copy_run, tmp_path, command, fault):
 
     The main process may add what it has kept, when the launcher stops it.
     """
-    (tmp_path / "text").write_text("ab cd\n" * 40)
+    (tmp_path / "text").write_text("".join(f"{line}\n" for line in copy_lines(40, seed=9)))
     options = ["--input", tmp_path / "text", "--output", tmp_path / "out"]
     if command == "evaluate":
         options = ["--src", tmp_path / "text", "--ref", tmp_path / "text"]

@@ -105,6 +105,27 @@ def progress_bar(
     )
 
 
+class GrowingInterval:
+    """The time until the next line of progress: lines become rarer in a long task.
+
+    Args:
+        last: When the last line was printed, by the monotonic clock.
+    """
+
+    def __init__(self, last: float) -> None:
+        self._last, self._seconds = last, SECONDS_BETWEEN_LINES
+
+    def has_passed(self) -> bool:
+        """Tells whether a line is due."""
+        return time.monotonic() - self._last >= self._seconds
+
+    def restart(self, grows: bool = True) -> None:
+        """Begins the next interval, which is longer if it `grows`."""
+        self._last = time.monotonic()
+        if grows:
+            self._seconds = min(self._seconds * _INTERVAL_GROWTH, _LONGEST_INTERVAL)
+
+
 class ProgressDisplay:
     """Progress of a long task on stderr: a bar on a terminal, otherwise lines at growing intervals.
 
@@ -118,8 +139,8 @@ class ProgressDisplay:
         self._prints_lines = shows_progress() and not shows_bars() and not hidden
         self._name, self._unit, self._total = escape_controls(name), unit, total
         self._done = self._done_before = done
-        self._began = self._last_line = time.monotonic()
-        self._interval = SECONDS_BETWEEN_LINES
+        self._began = time.monotonic()
+        self._interval = GrowingInterval(self._began)
 
     def __enter__(self) -> Self:
         return self
@@ -131,11 +152,9 @@ class ProgressDisplay:
         """Adds to the number of items done."""
         self._bar.update(count)
         self._done += count
-        now = time.monotonic()
-        if self._prints_lines and now - self._last_line >= self._interval:
-            self._last_line = now
-            self._interval = min(self._interval * _INTERVAL_GROWTH, _LONGEST_INTERVAL)
-            speed = (self._done - self._done_before) / (now - self._began)
+        if self._prints_lines and self._interval.has_passed():
+            self._interval.restart()
+            speed = (self._done - self._done_before) / (time.monotonic() - self._began)
             done, left = f"{self._name}: {self._done:,}", ""
             if self._total and speed:
                 done += f" of {self._total:,}"

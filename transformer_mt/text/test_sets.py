@@ -1,11 +1,13 @@
 """Test sets: a split of the corpus, files, or one of sacreBLEU's own sets."""
 
+import hashlib
 import socket
 import tarfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from http.client import HTTPException
+from itertools import chain
 from pathlib import Path
 
 from sacrebleu.dataset import DATASETS
@@ -28,7 +30,7 @@ class EvaluationSet:
     name: str
     """The split, files or sacreBLEU set that it was read from, for messages."""
     title: str
-    """The name for pages that are shared with others, without local folders."""
+    """The name in records and on pages: without local folders, files with a digest of the text."""
     src: list[str] | None
     references: list[list[str]]
 
@@ -89,8 +91,11 @@ def _load_files(src: Path | None, refs: Sequence[Path]) -> EvaluationSet:
             )
     if not texts[0]:
         raise DataError(f"{paths[0]}: contains no lines")
+    digest = hashlib.sha256("\n".join(chain.from_iterable(texts)).encode()).hexdigest()
     sources = texts.pop(0) if src else None
+    # Other files may have the same names.
     name, title = ", ".join(map(str, refs)), ", ".join(ref.name for ref in refs)
+    title += f" ({digest[:8]})"
     if src:
         name += f" (source {src})"
     return EvaluationSet(name, title, sources, texts)

@@ -21,7 +21,7 @@ from transformer_mt.checkpoints.run_directory import (
     list_checkpoints,
     load_newest,
 )
-from transformer_mt.checkpoints.run_files import RUN_FILE, write_description
+from transformer_mt.checkpoints.run_files import METRICS, RUN_FILE, write_description
 from transformer_mt.config.keys import Config, ModelConfig, flat_values
 from transformer_mt.config.loading import searched_folders
 from transformer_mt.errors import CheckpointError, ConfigError, DeviceError
@@ -90,6 +90,8 @@ def _train_main(config: Config, run_dir: Path, processes: Processes) -> Progress
             is_own = stack.enter_context(_lock_run(run_dir))
             restore_replaced(run_dir)
         trainer = build_trainer(config, run_dir, processes=processes)
+        if not trainer.progress.step and (run_dir / METRICS).exists():
+            logger.warning("%s: has no checkpoint, so training starts at step 1 again", run_dir)
         if not existed:
             run_dir.mkdir(parents=True, exist_ok=True)
             is_own = stack.enter_context(_lock_run(run_dir))

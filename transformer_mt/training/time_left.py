@@ -2,13 +2,12 @@
 
 import math
 import sys
-import time
 
 from tqdm import tqdm
 
 from transformer_mt.checkpoints.checkpoint import Progress
 from transformer_mt.config.keys import Config, flat_values
-from transformer_mt.system.console import SECONDS_BETWEEN_LINES, shows_bars, shows_progress
+from transformer_mt.system.console import GrowingInterval, shows_bars, shows_progress
 from transformer_mt.training.run_log import TrainingMetrics
 
 
@@ -57,7 +56,7 @@ def steps_left(
 
 
 class StepDisplay:
-    """Progress of training on stderr: a bar on a terminal, otherwise a line at intervals.
+    """Progress of training on stderr: a bar on a terminal, otherwise lines at growing intervals.
 
     Args:
         config: The limits of training.
@@ -67,7 +66,7 @@ class StepDisplay:
 
     def __init__(self, config: Config, progress: Progress, seconds: float) -> None:
         self._config, self._first_step, self._began = config, progress.step, seconds
-        self._shows_progress, self._displayed_at = shows_progress(), -math.inf
+        self._shows_progress, self._interval = shows_progress(), GrowingInterval(-math.inf)
         self._time_left = ""
         self._bar = tqdm(
             total=config.train.max_steps,
@@ -100,14 +99,13 @@ class StepDisplay:
 
     def is_due(self) -> bool:
         """Tells whether metrics are to be shown even though no log line is due yet."""
-        waited = time.monotonic() - self._displayed_at
-        return self._shows_progress and waited >= SECONDS_BETWEEN_LINES
+        return self._shows_progress and self._interval.has_passed()
 
     def show(self, step: int, metrics: TrainingMetrics) -> None:
         """Shows the metrics up to a step beside the bar, or as a line where one is due."""
         if self._bar.disable and not self.is_due():
             return
-        self._displayed_at = time.monotonic()
+        self._interval.restart(grows=self._bar.disable)
         loss, speed = _format_loss(metrics.loss), f"{metrics.tokens_per_second:,.0f} tokens/s"
         skipped = f", {metrics.skipped} skipped" if metrics.skipped else ""
         if not self._bar.disable:
