@@ -12,12 +12,13 @@ import numpy as np
 import pytest
 from conftest import command, tiny_config, tiny_values, write_copy_corpus, write_toml
 
+from transformer_mt.config.keys import VocabConfig
 from transformer_mt.config.loading import load_config
 from transformer_mt.errors import ConfigError, DataError
 from transformer_mt.system.files import MANIFEST
 from transformer_mt.text import prepared as prepared_module
-from transformer_mt.text.prepared import prepare
-from transformer_mt.text.vocabulary import train_vocabulary
+from transformer_mt.text.prepared import _fingerprint, prepare
+from transformer_mt.text.vocabulary import Vocabulary, train_vocabulary
 
 
 @pytest.fixture
@@ -299,3 +300,17 @@ def test_chunks_change_nothing(folder, monkeypatch, tmp_path):
     chunks = {"digest": whole.digest, "chunks": whole.report["chunks"]}
     assert {**parts.report, **chunks} == whole.report and len(parts.report["chunks"]) > 40
     assert whole.report["unknown"] > 0
+
+
+def test_a_corpus_is_named_by_both_vocabularies(corpus_dir):
+    """Sabotage: leave the vocabularies, or that of the target, out of the fingerprint."""
+    config = VocabConfig(kind="char", size=40)
+    first, second = (
+        train_vocabulary([Counter({letters: 1})], config).src_model for letters in ("abc", "xyz")
+    )
+    names = {
+        _fingerprint(tiny_config(corpus_dir), "digest", Vocabulary(src, tgt))
+        for src in (first, second)
+        for tgt in (first, second)
+    }
+    assert len(names) == 4
