@@ -108,16 +108,6 @@ def test_micro_batches_partition_a_step(corpus, batch_tokens, limit, other_limit
         assert len(micro_batches) == fewest_parts(longest[step], limit)
 
 
-@pytest.mark.parametrize("side", [0, 1])
-def test_pair_longer_than_a_micro_batch(side):
-    """A pair that exceeds the limit, by its source or its target, is refused."""
-    corpus = [np.array([3, 3, 3]), np.array([3, 3, 3])]
-    corpus[side][1] = 11
-    with pytest.raises(ValueError, match="11 tokens exceeds 10"):
-        cut_micro_batches(np.array([0, 1, 2]), *corpus, 10)
-    assert len(cut_micro_batches(np.array([0, 1, 2]), *corpus, 11)) == 3
-
-
 @pytest.mark.parametrize("batch_tokens", [1000, 25_000])
 def test_little_is_padding(batch_tokens):
     """At most 5% of positions are padding; micro-batches of a step are of about equal size.

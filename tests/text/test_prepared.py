@@ -8,7 +8,6 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import numpy as np
 import pytest
 from conftest import command, tiny_config, tiny_values, write_copy_corpus, write_toml
 
@@ -253,32 +252,6 @@ def test_a_damaged_corpus_is_named(folder, name, damage):
         prepare(config)
     shutil.rmtree(path)
     assert (prepare(config).path / name).read_bytes() == raw
-
-
-@pytest.mark.parametrize(
-    ("name", "place", "value", "message"),
-    [
-        ("src.ids", 5, 292, "src.ids: an id is not in the vocabulary"),
-        ("tgt.offsets.npy", 0, 1, "tgt.offsets.npy does not fit tgt.ids"),
-        ("tgt.offsets.npy", 7, 2**40, "tgt.offsets.npy does not fit tgt.ids"),
-        ("src.offsets.npy", -1, 5, "src.offsets.npy does not fit src.ids"),
-    ],
-)
-def test_ids_are_checked_whatever_the_digest(folder, monkeypatch, name, place, value, message):
-    """Ids are in the vocabulary, and offsets ascend from 0 to their number."""
-    config = tiny_config(folder)
-    corpus = prepare(config)
-    monkeypatch.setattr(prepared_module, "_digest", lambda *arguments: corpus.digest)
-    monkeypatch.setattr(prepared_module, "verify_manifest", lambda path: None)
-    path = corpus.path / name
-    if name.endswith(".npy"):
-        values = np.load(path)
-        values[place] = value
-        np.save(path, values)
-    else:
-        np.memmap(path, np.uint16, "r+")[place] = value
-    with pytest.raises(DataError, match=message):
-        prepare(config)
 
 
 def test_chunks_change_nothing(folder, monkeypatch, tmp_path):

@@ -92,7 +92,7 @@ def test_vocabularies_that_cannot_be_used(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["bpe", "unigram"])
-@pytest.mark.parametrize("size", [3, 99_999, 2**32 - 1])
+@pytest.mark.parametrize("size", [5, 10**8])
 def test_an_unsuitable_size_is_reported_with_one_that_works(kind, size):
     """The size that the message names is the limit: it can be learned, one beyond it cannot."""
     counts = Counter(" ".join(lines(1)).split())
@@ -108,31 +108,19 @@ def test_an_unsuitable_size_is_reported_with_one_that_works(kind, size):
         train_vocabulary([counts], VocabConfig(kind=kind, size=beyond))
 
 
-def test_the_side_whose_size_is_unsuitable_is_named():
-    """If there are two vocabularies."""
-    sides = [Counter(" ".join(lines(1)).split()), Counter({"ab": 1})]
-    with pytest.raises(DataError, match="too large for the target text"):
-        train_vocabulary(sides, VocabConfig(size=320, shared=False))
-
-
-@pytest.mark.parametrize("kind", ["word", "char"])
-def test_special_pieces_alone_are_no_vocabulary(kind):
-    """The smallest size that leaves room for a piece of text is named, and works."""
-    for size in (1, 4):
-        with pytest.raises(DataError, match=f"vocab.size = {size} is too small: .* 5 or more"):
-            train_vocabulary([Counter({"a": 3})], VocabConfig(kind=kind, size=size))
-    assert train_vocabulary([Counter({"a": 3})], VocabConfig(kind=kind, size=5)).src.size == 5
-
-
-def test_other_errors_of_sentencepiece_are_one_line():
-    """Without the location in its source code."""
-    with pytest.raises(DataError, match="no vocabulary can be learned: this text has no words"):
-        train_vocabulary([Counter()], VocabConfig())
-    with pytest.raises(DataError) as error:
-        train_vocabulary([Counter({"\u2581": 3})], VocabConfig(size=300))
-    message = str(error.value)
-    assert message.startswith("vocab.kind = bpe, vocab.size = 300: SentencePiece cannot learn from")
-    assert ".cc" not in message and "INTERNAL" not in message and not message.endswith(": ")
+@pytest.mark.parametrize(
+    ("target", "problem"),
+    [
+        ({"ab": 1}, "is too large for the target text: set it to 266 or less"),
+        ({}, "SentencePiece cannot learn from the target text: .+"),
+        ({"\u2581": 3}, "SentencePiece cannot learn from the target text: .+"),
+    ],
+)
+def test_the_side_that_is_unsuitable_is_named(target, problem):
+    """If there are two vocabularies; in one line. Sabotage: name the first side."""
+    sides = [Counter(" ".join(lines(1)).split()), Counter(target)]
+    with pytest.raises(DataError, match=f"^vocab.size = 300:? {problem}$"):
+        train_vocabulary(sides, VocabConfig(size=300, shared=False))
 
 
 def test_words(vocab):

@@ -53,7 +53,7 @@ class Section(BaseModel):
         return value
 
 
-SLICE = r"\[(?P<start>(?:-?\d{1,18})?):(?P<stop>(?:-?\d{1,18})?)\]"
+SLICE = r"\[(-?\d{1,18})?:(-?\d{1,18})?\]"
 """Pattern of a slice of a split, such as [:-1000]."""
 
 
@@ -146,7 +146,7 @@ class VocabConfig(Section):
 
     kind: Annotated[Literal["bpe", "unigram", "word", "char"], OnChange.SHAPES_CORPUS] = "bpe"
     """Type of SentencePiece model; pieces of `word` and `char` are whole words and characters."""
-    size: Annotated[int, Field(ge=1), OnChange.SHAPES_CORPUS] = 37_000
+    size: Annotated[int, Field(ge=5, le=10**8), OnChange.SHAPES_CORPUS] = 37_000
     """Number of pieces, including special and byte pieces; per language if not shared. `word` and
     `char` have no byte pieces and may have fewer."""
     shared: Annotated[bool, OnChange.SHAPES_CORPUS] = True

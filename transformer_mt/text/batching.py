@@ -65,15 +65,14 @@ class EncodedLines:
         """Copies lines into a padded (B, L) tensor, with BOS, EOS or both."""
         taken = self.take(lines)
         lengths = taken.counts
-        columns = np.arange(int(lengths.max(initial=0)))
-        marked = np.full((len(lines), begin + len(columns) + end), PAD_ID, np.int64)
-        padded = marked[:, int(begin) : int(begin) + len(columns)]
-        padded[columns < lengths[:, None]] = taken.ids
+        padded = np.full((len(lines), begin + lengths.max(initial=0) + end), PAD_ID, np.int64)
+        columns = np.arange(padded.shape[1]) - begin
+        padded[(columns >= 0) & (columns < lengths[:, None])] = taken.ids
         if begin:
-            marked[:, 0] = BOS_ID
+            padded[:, 0] = BOS_ID
         if end:
-            marked[np.arange(len(lines)), begin + lengths] = EOS_ID
-        return torch.from_numpy(marked)
+            padded[np.arange(len(lines)), begin + lengths] = EOS_ID
+        return torch.from_numpy(padded)
 
 
 def flatten(rows: Sequence[Sequence[int]]) -> EncodedLines:
@@ -239,15 +238,11 @@ def cut_micro_batches(
         step: Indices of pairs; adjacent pairs have similar lengths.
         src_lengths: Tokens of each source of the corpus, (N,).
         tgt_lengths: Tokens of each target of the corpus, (N,).
-        micro_batch_tokens: Limit on the number of sentences times the longest side.
-
-    Raises:
-        ValueError: If a single pair exceeds the limit.
+        micro_batch_tokens: Limit on the number of sentences times the longest side; no pair of the
+            step alone exceeds it.
     """
     longer_sides = np.maximum(src_lengths[step], tgt_lengths[step])
     lengths, longest = longer_sides.tolist(), int(longer_sides.max())
-    if longest > micro_batch_tokens:
-        raise ValueError(f"a pair of {longest} tokens exceeds {micro_batch_tokens} positions")
     starts = _fill_up(lengths, micro_batch_tokens)
     equal_part = max(longest, int(longer_sides.sum()) // len(starts))
     # Padding makes the parts larger than that: search for the smallest limit with as many parts.

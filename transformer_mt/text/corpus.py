@@ -5,8 +5,6 @@ In text files only a line feed ends a line.
 
 import hashlib
 import re
-import shlex
-from codecs import BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -29,6 +27,7 @@ from transformer_mt.system.streams import (
 from transformer_mt.text.hub import MOVED_TEXT, load_dataset, read_pairs
 
 Pair = tuple[str, str]
+PairReader = Callable[[], Iterator[Pair]]
 
 _DATA_SUFFIXES = (".parquet", ".jsonl", ".json")
 """Formats of the files that a split may name."""
@@ -58,7 +57,7 @@ class RawPairs:
 class CorpusSplit:
     """A split that can be read any number of times and is never held in memory."""
 
-    read: Callable[[], Iterator[Pair]]
+    read: PairReader
     """Yields its pairs in order, without white space at their ends."""
     digest: Callable[[], str]
     """Computes a digest that identifies the content, wherever it is stored."""
@@ -108,7 +107,7 @@ def _open_one(config: DataConfig, split: Split) -> CorpusSplit:
     folder = Path(config.path)
     if isinstance(split, SplitFiles):
         src, tgt = folder / expand_path(split.src), folder / expand_path(split.tgt)
-        return _open_files(config, src, tgt, split.slice)
+        return _open_files(config, [src, tgt], partial(_read_text, src, tgt), split.slice)
     if folder.is_file():
         raise DataError(f"data.path = {config.path}: this is a file; give the folder that holds it")
     if not folder.is_dir():
@@ -128,15 +127,62 @@ def _open_one(config: DataConfig, split: Split) -> CorpusSplit:
     return _open_text(config, split)
 
 
-def _open_files(config: DataConfig, src: Path, tgt: Path, part: str | None) -> CorpusSplit:
-    """Opens two line-aligned files."""
+def _has_text(folder: Path, config: DataConfig) -> bool:
+    endings = (f".{config.src_lang}", f".{config.tgt_lang}", ".tsv")
+    names = (path.name.removesuffix(compression_suffix(path)) for path in folder.iterdir())
+    return any(name.endswith(endings) for name in names)
+
+
+def _open_text(config: DataConfig, split: str) -> CorpusSplit:
+    """Opens a split, or a slice of it, in a folder of text."""
+    match = _SLICED_NAME.fullmatch(split)
+    if not match:
+        raise DataError(f"{split}: not a split; write a name or a slice, such as train[:5000]")
+    src, tgt, path = config.src_lang, config.tgt_lang, Path(config.path, match["name"])
+    for files, read in _text_formats(path, src, tgt):
+        if any(file.is_file() for file in files):
+            return _open_files(config, files, read, match["slice"])
+    table = SplitFiles(src="SOURCE_FILE", tgt="TARGET_FILE", slice="[:-1000]")
+    raise DataError(
+        f"{path}.{src}: no such file, nor {match['name']}.{tgt} or {match['name']}.{src}-{tgt}.tsv"
+        f"{_list_files(path.parent)}; name other files under [data], such as train = {table}"
+    )
+
+
+def _text_formats(path: Path, src: str, tgt: str) -> Iterator[tuple[list[Path], PairReader]]:
+    """Yields what a name may stand for: the files of each format and the reader of their pairs."""
+    for compression in ("", *COMPRESSION_SUFFIXES):
+        sides = [Path(f"{path}.{side}{compression}") for side in (src, tgt)]
+        yield sides, partial(_read_text, *sides)
+        for first, second in ((src, tgt), (tgt, src)):
+            table = Path(f"{path}.{first}-{second}.tsv{compression}")
+            yield [table], partial(_read_tsv, table, swapped=first != src)
+
+
+def _open_files(
+    config: DataConfig, paths: Sequence[Path], read: PairReader, part: str | None
+) -> CorpusSplit:
+    """Opens the pairs of some files, or a slice of them such as [-1000:], once they all exist."""
     folder = Path(config.path)
-    for path in (src, tgt):
+    for path in paths:
         if not path.is_file():
             if folder in path.parents and not folder.is_dir():
                 raise _missing_folder(config)
             raise DataError(f"{path}: no such file{_list_files(path.parent)}")
-    return _slice([src, tgt], partial(_read_text, src, tgt), part)
+    read_part = partial(_read_slice, read, part, paths) if part else read
+    return CorpusSplit(read_part, partial(_digest_files, paths))
+
+
+def _read_slice(read: PairReader, part: str, paths: Sequence[Path]) -> Iterator[Pair]:
+    start, stop = (int(end) if end else None for end in part.strip("[]").split(":"))
+    if min(start or 0, stop or 0) < 0:  # relative to the end, so count the pairs
+        start, stop, _ = slice(start, stop).indices(sum(1 for _ in read()))
+    pairs = islice(read(), start, stop)
+    if (first := next(pairs, None)) is None:
+        names, count = " and ".join(map(str, paths)), sum(1 for _ in read())
+        raise DataError(f"{names}: the slice {part} selects none of {count:,} pairs")
+    yield first
+    yield from pairs
 
 
 def _missing_folder(config: DataConfig) -> DataError:
@@ -149,68 +195,18 @@ def _list_files(folder: Path) -> str:
     if not folder.is_dir():
         return ""
     names = sorted(path.name for path in folder.iterdir() if path.is_file())
-    more = f" and {len(names) - _LISTED_FILES} more" if names[_LISTED_FILES:] else ""
+    more = ", ..." if names[_LISTED_FILES:] else ""
     return f"; the folder holds {', '.join(names[:_LISTED_FILES]) or 'no files'}{more}"
 
 
-def _has_text(folder: Path, config: DataConfig) -> bool:
-    endings = (f".{config.src_lang}", f".{config.tgt_lang}", ".tsv")
-    names = (path.name.removesuffix(compression_suffix(path)) for path in folder.iterdir())
-    return any(name.endswith(endings) for name in names)
-
-
-def _open_text(config: DataConfig, split: str) -> CorpusSplit:
-    """Opens a split, or a slice of it, in a folder of text: two files or a table."""
-    match = _SLICED_NAME.fullmatch(split)
-    if not match:
-        raise DataError(f"{split}: not a split; write a name or a slice, such as train[:5000]")
-    src, tgt, path = config.src_lang, config.tgt_lang, Path(config.path, match["name"])
-    for compression in ("", *COMPRESSION_SUFFIXES):
-        src_path, tgt_path = (Path(f"{path}.{side}{compression}") for side in (src, tgt))
-        if src_path.is_file() or tgt_path.is_file():
-            return _open_files(config, src_path, tgt_path, match["slice"])
-        for columns in (f"{src}-{tgt}", f"{tgt}-{src}"):
-            tsv = Path(f"{path}.{columns}.tsv{compression}")
-            if tsv.is_file():
-                read = partial(_read_tsv, tsv, swapped=columns != f"{src}-{tgt}")
-                return _slice([tsv], read, match["slice"])
-    table = SplitFiles(src="SOURCE_FILE", tgt="TARGET_FILE", slice="[:-1000]")
-    raise DataError(
-        f"{path}.{src}: no such file, nor {match['name']}.{tgt} or {match['name']}.{src}-{tgt}.tsv"
-        f"{_list_files(path.parent)}; name other files under [data], such as train = {table}"
-    )
-
-
-def _slice(
-    paths: Sequence[Path], read: Callable[[], Iterator[Pair]], part: str | None
-) -> CorpusSplit:
-    """Takes a slice, such as [-1000:], of the pairs of some files; None is all of them."""
-
-    def read_slice(match: re.Match[str]) -> Iterator[Pair]:
-        start, stop = int(match["start"] or 0), int(match["stop"]) if match["stop"] else None
-        if start < 0 or (stop or 0) < 0:  # relative to the end, so count the pairs
-            start, stop, _ = slice(start, stop).indices(sum(1 for _ in read()))
-        is_empty = True
-        for pair in islice(read(), start, stop):
-            is_empty = False
-            yield pair
-        if is_empty:
-            names, count = " and ".join(map(str, paths)), sum(1 for _ in read())
-            raise DataError(f"{names}: the slice {part} selects none of {count:,} pairs")
-
-    match = re.fullmatch(SLICE, part or "")
-    return CorpusSplit(partial(read_slice, match) if match else read, lambda: _digest_files(paths))
-
-
 def _read_text(src_path: Path, tgt_path: Path) -> Iterator[Pair]:
+    """Reads two line-aligned files."""
     src_lines, tgt_lines = read_source_lines(src_path), read_lines(tgt_path)
     for src, tgt in zip_longest(src_lines, tgt_lines):
         if src is None or tgt is None:
-            src_count, tgt_count = (
-                sum(1 for _ in read_lines(path)) for path in (src_path, tgt_path)
-            )
+            counts = [sum(1 for _ in read_lines(path)) for path in (src_path, tgt_path)]
             raise DataError(
-                f"{src_path} has {src_count:,} lines and {tgt_path} has {tgt_count:,}:"
+                f"{src_path} has {counts[0]:,} lines and {tgt_path} has {counts[1]:,}:"
                 " they must be line-aligned"
             )
         yield src.strip(), tgt.strip()
@@ -231,47 +227,20 @@ def read_lines(path: Path) -> Iterator[str]:
     Raises:
         DataError: If it cannot be read or is not UTF-8.
     """
-    number, has_utf8 = 0, False
+    number = 0
     try:
         with open_decompressed(path) as raw:  # in text mode a carriage return would end a line too
             for line in raw:
                 number += 1
-                try:
-                    text = line.removesuffix(b"\n").decode("utf-8")
-                except UnicodeDecodeError:
-                    raise _not_utf8(path, number, line, raw, has_utf8) from None
-                has_utf8 = has_utf8 or not text.isascii()
-                yield text
+                yield line.removesuffix(b"\n").decode("utf-8")
+    except UnicodeDecodeError:
+        raise DataError(
+            f"{path}, line {number}: not UTF-8; convert it with iconv -f WINDOWS-1252 -t UTF-8 (or"
+            " from another encoding), or drop the bad bytes with iconv -c -f UTF-8 -t UTF-8"
+        ) from None
     except DECOMPRESSION_ERRORS as error:
         reason = read_failure(error)
         raise DataError(f"{path}: cannot be read after line {number}: {reason}") from None
-
-
-def _not_utf8(
-    path: Path, number: int, line: bytes, later_lines: Iterator[bytes], has_utf8: bool
-) -> DataError:
-    """Counts the lines that are not UTF-8, and names the command that writes a mended copy.
-
-    `line`, of this `number`, is the first; `has_utf8`: one before it is UTF-8 but not ASCII.
-    """
-    bad = 1
-    for later in later_lines:
-        try:
-            has_utf8 |= not later.decode("utf-8").isascii()
-        except UnicodeDecodeError:
-            bad += 1
-    lines = "the only such line" if bad == 1 else f"{bad:,} such lines"
-    if number == 1 and line.startswith((BOM_UTF16_LE, BOM_UTF16_BE)):
-        guess, iconv = "it is UTF-16", "iconv -f UTF-16"
-    elif has_utf8:
-        guess, iconv = f"{lines}; -c drops what is not", "iconv -c -f UTF-8"
-    else:
-        guess, iconv = f"{lines}; perhaps Windows-1252", "iconv -f WINDOWS-1252"
-    how = "decompress it, then write" if compression_suffix(path) else "write"
-    plain = path.with_name(path.name.removesuffix(compression_suffix(path)))
-    copy = plain.with_suffix(f".utf8{plain.suffix}")
-    command = f"{iconv} -t UTF-8 {shlex.quote(str(plain))} > {shlex.quote(str(copy))}"
-    return DataError(f"{path}, line {number}: not UTF-8 ({guess}); {how} a mended copy: {command}")
 
 
 def read_source_lines(path: Path) -> Iterator[str]:

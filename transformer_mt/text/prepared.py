@@ -147,16 +147,15 @@ def prepare(
 
 def _fingerprint(config: Config, split_digest: str, vocab: Vocabulary | None) -> str:
     """Names a prepared corpus by everything that its content depends on."""
-    inputs: dict[str, Any] = {
+    models = (vocab.src_model, vocab.tgt_model) if vocab else ()
+    digests = [hashlib.sha256(model).hexdigest() for model in models]
+    inputs = {
         "format": FORMAT,
         "cleaning": CLEANING_VERSION,
         "text": split_digest,
         "data": values_that_shape_corpus(config.data),
+        "vocab": digests or values_that_shape_corpus(config.vocab),
     }
-    inputs["vocab"] = values_that_shape_corpus(config.vocab)
-    if vocab:
-        models = (vocab.src_model, vocab.tgt_model)
-        inputs["vocab"] = [hashlib.sha256(model).hexdigest() for model in models]
     return hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -165,24 +164,21 @@ def _load_configured_vocabulary(config: Config, vocab: Vocabulary | None) -> Voc
 
     An existing run has its own copy, so the path may be missing, but not hold a different one.
     """
-    if config.vocab.path is None:
+    path, setting = config.vocab.path, f"vocab.path = {config.vocab.path}"
+    if path is None or (vocab and not Path(path).exists()):
         return None
-    if not Path(config.vocab.path).exists():
-        if vocab:
-            return None
-        searched = searched_folders(config.vocab.path)
-        raise DataError(f"vocab.path = {config.vocab.path}: no such file or folder{searched}")
-    configured = Vocabulary.load(Path(config.vocab.path))
+    if not Path(path).exists():
+        raise DataError(f"{setting}: no such file or folder{searched_folders(path)}")
+    configured = Vocabulary.load(Path(path))
     if vocab and not vocab.has_same_ids(configured):
         raise ConfigError(
-            f"vocab.path = {config.vocab.path}: this is not the vocabulary of the checkpoint, which"
-            " cannot be replaced; change the path back or remove it"
+            f"{setting}: this is not the vocabulary of the checkpoint, which cannot be replaced;"
+            " change the path back or remove it"
         )
     if configured.shared != config.vocab.shared:
         kind = "one shared vocabulary" if configured.shared else "two vocabularies"
         raise ConfigError(
-            f"vocab.path = {config.vocab.path}: this is {kind}; set vocab.shared and"
-            " model.tie_embeddings accordingly"
+            f"{setting}: this is {kind}; set vocab.shared and model.tie_embeddings accordingly"
         )
     return configured
 
@@ -193,30 +189,23 @@ def _load_prepared(path: Path) -> PreparedCorpus:
         verify_manifest(path)
         report, vocab = read_json(path / REPORT), Vocabulary.load(path)
         mapped = {file: file.stat() for file in path.glob("*.ids")}
-        pairs = _map_pairs(path, vocab, report["dtype"])
+        pairs = _map_pairs(path, report["dtype"])
         if _digest(pairs, report["chunks"]) != report["digest"]:
             raise ValueError("the ids do not have the recorded digest")
         return PreparedCorpus(path, vocab, pairs, report, mapped)
-    except (CheckpointError, OSError, EOFError, ValueError, KeyError, TypeError) as error:
+    except (CheckpointError, OSError, ValueError) as error:
         raise _damaged(path, error) from None
 
 
-def _map_pairs(folder: Path, vocab: Vocabulary, dtype: str) -> EncodedPairs:
-    """Maps the ids of both sides; their offsets are copied to memory.
-
-    Raises:
-        OSError, EOFError, ValueError: If a file is missing or malformed.
-    """
-    sides = []
-    for side, pieces in (("src", vocab.src), ("tgt", vocab.tgt)):
-        ids = np.memmap(folder / f"{side}.ids", dtype, "r")
-        offsets = np.array(np.load(folder / f"{side}.offsets.npy", mmap_mode="r"))
-        if offsets[0] != 0 or offsets[-1] != len(ids) or (np.diff(offsets) < 0).any():
-            raise ValueError(f"{side}.offsets.npy does not fit {side}.ids")
-        if ids.max() >= pieces.size:
-            raise ValueError(f"{side}.ids: an id is not in the vocabulary")
-        sides.append(EncodedLines(ids, offsets))
-    return EncodedPairs(sides[0], sides[1])
+def _map_pairs(folder: Path, dtype: str) -> EncodedPairs:
+    """Maps the ids of both sides; their offsets are read into memory."""
+    src, tgt = (
+        EncodedLines(
+            np.memmap(folder / f"{side}.ids", dtype, "r"), np.load(folder / f"{side}.offsets.npy")
+        )
+        for side in ("src", "tgt")
+    )
+    return EncodedPairs(src, tgt)
 
 
 def _digest(pairs: EncodedPairs, chunks: Sequence[int]) -> str:
@@ -329,10 +318,9 @@ def _write_ids(
         raise _nothing_left(config, cleaned)
     for name, parts in counts.items():
         np.save(folder / f"{name}.offsets.npy", np.cumsum(np.concatenate(parts)))
-    pairs = _map_pairs(folder, vocab, dtype)
+    pairs = _map_pairs(folder, dtype)
     pieces = len(pairs.src.ids) + len(pairs.tgt.ids)
     return {
-        "format": FORMAT,
         "pairs": len(cleaned.kept),
         "kept": kept,
         "dropped": dict(cleaned.dropped),
@@ -359,10 +347,10 @@ def _log_summary(report: dict[str, Any]) -> None:
         f"{report['kept']:,} training pairs of {report['pairs']:,}"
         f" (dropped: {describe_dropped(report['dropped'])})"
     )
+    unknown = report["unknown"]
     logger.info(
-        f"{report['pieces_per_word']} pieces per word, {report['unknown']:,} unknown, longest"
+        f"{report['pieces_per_word']} pieces per word, {unknown:,} unknown, longest"
         f" {report['longest']:,} pieces"
     )
-    if report["unknown"] > _MANY_UNKNOWN * report["pieces"]:
-        share = report["unknown"] / report["pieces"]
+    if (share := unknown / report["pieces"]) > _MANY_UNKNOWN:
         logger.warning(f"{share:.1%} of the pieces are unknown: raise vocab.size")

@@ -107,22 +107,21 @@ class EpochPairs:
         # NumPy mostly runs without Python's lock.
         count = min(torch.get_num_threads(), _MAX_THREADS)
         self._threads = ThreadPoolExecutor(count, initializer=_lower_priority)
-        self._started: tuple[int, list[Future[EncodedPairs]]] | None = None
+        self._blocks: dict[int, list[Future[EncodedPairs]]] = {}  # of the epoch started last
 
     def start(self, epoch: int) -> None:
         """Starts to prepare the pairs of an epoch, from 0, unless all epochs use the same pairs."""
         if self._samplers:
             blocks = range(-(-len(self._prepared) // _PAIRS_PER_BLOCK))
-            futures = [self._threads.submit(self._sample_block, epoch, i) for i in blocks]
-            self._started = epoch, futures
+            self._blocks = {epoch: [self._threads.submit(self._sample, epoch, i) for i in blocks]}
 
     def of_epoch(self, epoch: int) -> EncodedPairs:
         """Returns the pairs of an epoch, from 0, in the order of the corpus."""
-        if self._started is None or self._started[0] != epoch:
-            self.start(epoch)
-        if self._started is None:
+        if not self._samplers:
             return self._prepared
-        blocks = [future.result() for future in self._started[1]]
+        if epoch not in self._blocks:
+            self.start(epoch)
+        blocks = [future.result() for future in self._blocks[epoch]]
         return EncodedPairs(
             EncodedLines.concatenate([block.src for block in blocks]),
             EncodedLines.concatenate([block.tgt for block in blocks]),
@@ -132,7 +131,7 @@ class EpochPairs:
         """Ends the threads once they have finished their current blocks."""
         self._threads.shutdown(cancel_futures=True)
 
-    def _sample_block(self, epoch: int, block: int) -> EncodedPairs:
+    def _sample(self, epoch: int, block: int) -> EncodedPairs:
         start = block * _PAIRS_PER_BLOCK
         rows = np.arange(start, min(start + _PAIRS_PER_BLOCK, len(self._prepared)))
         sides = [side.take(rows) for side in (self._prepared.src, self._prepared.tgt)]
@@ -154,7 +153,7 @@ def _group_by_length(lengths: Integers) -> list[Integers]:
     groups = []
     for length in np.unique(lengths[lengths > 1]):
         rows, limit = np.flatnonzero(lengths == length), max(1, _CHARACTERS_AT_ONCE // int(length))
-        groups += [rows[start : start + limit] for start in range(0, len(rows), limit)]
+        groups += np.split(rows, range(limit, len(rows), limit))
     return groups
 
 

@@ -24,9 +24,6 @@ SHARED = "vocab.model"
 """File name of a vocabulary that both languages share."""
 _SPM_LOG_INFO, _SPM_LOG_ERROR = 0, 2
 
-_MIN_PIECES, _MAX_PIECES = EOS_ID + 1, 10**8
-"""Range of sizes to request; outside it, SentencePiece fails without a reason or hangs."""
-
 _LINE_BREAKS = str.maketrans("\n\r\t", "   ")
 
 WORD_MARK = "▁"
@@ -60,12 +57,10 @@ class Vocabulary:
 
     def save(self, directory: Path) -> list[Path]:
         """Writes the model files, one if shared and otherwise two, and returns their paths."""
-        models = {SHARED: self.src_model}
-        if not self.shared:
-            models = {"src.model": self.src_model, "tgt.model": self.tgt_model}
-        for name, model in models.items():
+        names = [SHARED] if self.shared else ["src.model", "tgt.model"]
+        for name, model in zip(names, (self.src_model, self.tgt_model), strict=False):
             (directory / name).write_bytes(model)
-        return [directory / name for name in models]
+        return [directory / name for name in names]
 
     @classmethod
     def load(cls, path: Path) -> "Vocabulary":
@@ -89,9 +84,8 @@ class Vocabulary:
         try:
             return cls(src_path.read_bytes(), tgt_path.read_bytes())
         except OSError as error:
-            raise DataError(
-                f"{error.filename}: cannot read a vocabulary: {error.strerror}"
-            ) from None
+            reason = f"cannot read a vocabulary: {error.strerror}"
+            raise DataError(f"{error.filename}: {reason}") from None
         except DataError as error:
             raise DataError(f"{src_path}: {error}") from None
 
@@ -203,25 +197,16 @@ def train_vocabulary(word_counts: Sequence[Counter[str]], config: VocabConfig) -
         config: Kind and size.
 
     Raises:
-        DataError: If the text has no words, or does not suit a vocabulary of this size; the message
-            gives the largest or smallest possible size.
+        DataError: If the text does not suit a vocabulary of this size; the message gives the
+            largest or smallest possible size.
     """
     names = ["this text"] if len(word_counts) == 1 else ["the source text", "the target text"]
-    models = [
-        _train_model(counts, config, name) for counts, name in zip(word_counts, names, strict=True)
-    ]
+    models = [_train_model(*side, config) for side in zip(word_counts, names, strict=True)]
     return Vocabulary(models[0], models[-1])
 
 
-def _train_model(word_counts: Counter[str], config: VocabConfig, text_name: str) -> bytes:
+def _train_model(word_counts: Counter[str], text_name: str, config: VocabConfig) -> bytes:
     writer, has_subwords = io.BytesIO(), config.kind in ("bpe", "unigram")
-    if not word_counts:
-        raise DataError(f"no vocabulary can be learned: {text_name} has no words")
-    if not has_subwords and config.size <= _MIN_PIECES:
-        raise DataError(
-            f"vocab.size = {config.size} is too small: {_MIN_PIECES} pieces are special, so set it"
-            f" to {_MIN_PIECES + 1} or more"
-        )
     # Words of equal count are sorted by text, so that the order of the corpus has no effect.
     words = sorted(word_counts.items(), key=lambda item: (-item[1], item[0]))[: config.max_words]
     # The argument `minloglevel` would hide messages for the rest of the process. The level cannot
@@ -233,7 +218,7 @@ def _train_model(word_counts: Counter[str], config: VocabConfig, text_name: str)
             input_format="tsv",
             model_writer=writer,
             model_type=config.kind,
-            vocab_size=min(max(config.size, _MIN_PIECES), _MAX_PIECES),
+            vocab_size=config.size,
             character_coverage=0.9999 if has_subwords else 1.0,
             normalization_rule_name="identity",
             byte_fallback=has_subwords,
@@ -251,18 +236,10 @@ def _train_model(word_counts: Counter[str], config: VocabConfig, text_name: str)
 
 
 def _explain(message: str, config: VocabConfig, text_name: str) -> str:
-    """Explains an error from SentencePiece in terms of configuration keys.
-
-    An example is `INTERNAL: src/trainer_interface.cc(744) [(condition)] Vocabulary size too high
-    (99). Please set it to a value <= 80.`; the part after the condition may be empty.
-    """
+    """Explains an error from SentencePiece in terms of configuration keys."""
     size = f"vocab.size = {config.size}"
     if largest := re.search(r"set it to a value <= (\d+)", message):
         return f"{size} is too large for {text_name}: set it to {largest[1]} or less"
     if smallest := re.search(r"smaller than required_chars\. \d+ vs (\d+)", message):
         return f"{size} is too small for {text_name}: set it to {smallest[1]} or more"
-    condition, _, reason = re.sub(r"^\w+: \S+\(\d+\) ", "", message).rpartition("] ")
-    return (
-        f"vocab.kind = {config.kind}, {size}: SentencePiece cannot learn from {text_name}:"
-        f" {reason.strip() or condition.strip('[]')}"
-    )
+    return f"{size}: SentencePiece cannot learn from {text_name}: {message.strip()}"
