@@ -163,7 +163,7 @@ def test_another_configuration_is_refused(tmp_path):
 def test_a_full_disk_is_an_oserror(tmp_path, monkeypatch):
     """The previous checkpoint stays, and nothing is half written."""
 
-    def fail(tensors: object, path: Path) -> None:
+    def fail(tensors: object, path: Path, metadata: object) -> None:
         path.write_bytes(b"partial")
         raise safetensors.SafetensorError("No space left on device")
 

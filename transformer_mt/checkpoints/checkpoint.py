@@ -15,7 +15,6 @@ Nothing in it is ever unpickled, and nothing half-written is ever loaded.
 import errno
 import hashlib
 import logging
-import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -198,14 +197,26 @@ def save_checkpoint(
         (folder / CONFIG).write_bytes(canonical_json(config.model_dump(mode="json")))
         vocab.save(folder)
         for name, content in tensors.items():
-            contiguous = {key: tensor.contiguous() for key, tensor in content.items()}
-            try:
-                safetensors.torch.save_file(contiguous, folder / name)
-            except safetensors.SafetensorError as error:  # raised by safetensors for a full disk
-                raise OSError(errno.EIO, str(error)) from error
-            # safetensors lets only the owner read its files, regardless of the umask.
-            shutil.copymode(folder / STATE, folder / name)
+            write_tensors(folder / name, content)
         write_manifest(folder, {file.name: sha256(file) for file in folder.iterdir()})
+
+
+def write_tensors(
+    path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str] | None = None
+) -> None:
+    """Writes tensors by name to a new file.
+
+    Raises:
+        OSError: If it cannot be written.
+    """
+    path.touch()
+    mode = path.stat().st_mode
+    contiguous = {name: tensor.contiguous() for name, tensor in tensors.items()}
+    try:
+        safetensors.torch.save_file(contiguous, path, metadata)
+    except safetensors.SafetensorError as error:  # raised by safetensors for a full disk
+        raise OSError(errno.EIO, str(error)) from error
+    path.chmod(mode)  # safetensors lets only the owner read its files, regardless of the umask
 
 
 def load_checkpoint(path: Path) -> Checkpoint:

@@ -5,6 +5,7 @@ does not list it, so that `evaluate` can add scores. `model_card.md` is its text
 """
 
 import logging
+import re
 from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
@@ -38,6 +39,7 @@ def model_card(
     usage: str,
     stored: str = "float32",
     raw: bool = False,
+    license: str | None = None,
 ) -> str:
     """Writes the card of a model, with the scores that were measured on its weights.
 
@@ -49,14 +51,16 @@ def model_card(
         usage: How to use it, in Markdown.
         stored: Type in which the weights are stored.
         raw: Whether they are the raw weights although there is a moving average.
+        license: The hub's id of the licence; None names none.
     """
     description, records = describe_run(checkpoint.path), _measured(checkpoint, raw)
     steps = ", ".join(map(str, description.get("averaged_steps", [])))
     averaged = f"\nThe weights are the mean of the checkpoints of steps {steps}." if steps else ""
     template = resources.files(__package__).joinpath("model_card.md").read_text(encoding="utf-8")
+    # Scores measured before the weights were rounded do not belong in the header for the hub.
+    claims = records if stored == "float32" else []
     return template.format(
-        # Scores measured before the weights were rounded do not belong in the header for the hub.
-        header=_header(checkpoint.config, name, library, records if stored == "float32" else []),
+        header=_header(checkpoint.config, name, library, license, claims),
         name=name,
         config=checkpoint.config,
         progress=checkpoint.progress,
@@ -155,7 +159,13 @@ def _scores(records: Sequence[EvaluationRecord], stored: str) -> str:
     return "\n".join(lines)
 
 
-def _header(config: Config, name: str, library: str, records: Sequence[EvaluationRecord]) -> str:
+def _header(
+    config: Config,
+    name: str,
+    library: str,
+    license: str | None,
+    records: Sequence[EvaluationRecord],
+) -> str:
     """Writes what the hub reads, in YAML."""
     from huggingface_hub import EvalResult, ModelCardData
 
@@ -164,19 +174,33 @@ def _header(config: Config, name: str, library: str, records: Sequence[Evaluatio
         EvalResult(
             task_type="translation",
             task_name="-".join(languages),
-            dataset_type=record.test_set,
-            dataset_name=record.test_set,
+            dataset_type=dataset_type,
+            dataset_name=dataset_name,
             metric_type=score.name,
             metric_value=round(score.value, 2),
             metric_name=f"{score.title} ({record.search}; {score.signature})",
         )
         for record in records
+        for dataset_type, dataset_name in [_hub_dataset(record.test_set)]
         for score in record.scores
     ]
     return ModelCardData(
         language=languages,
+        license=license,
         library_name=library,
         pipeline_tag="translation",
         model_name=name if results else None,
         eval_results=results or None,
     ).to_yaml()
+
+
+def _hub_dataset(test_set: str) -> tuple[str, str]:
+    """Gives the type and the name that cards on the hub have for a news test of WMT.
+
+    Other test sets keep their name.
+    """
+    news = re.fullmatch(r"wmt(0[89]|1\d|2[01])|wmt/wmt(1[4-8]), split test", test_set)
+    if not news:
+        return test_set, test_set
+    year = f"20{news[1] or news[2]}"
+    return f"wmt-{year}-news", f"newstest{year}"

@@ -17,6 +17,7 @@ from transformer_mt.cli.options import (
     LengthOption,
     PenaltyOption,
     PrecisionOption,
+    QuantizationOption,
     QuietOption,
     RawOption,
     RunArgument,
@@ -33,11 +34,11 @@ from transformer_mt.system.outputs import check_output
 from transformer_mt.system.process_settings import interrupt_on_signals
 from transformer_mt.system.streams import require_input
 from transformer_mt.translation.options import (
+    ExportFormat,
     FileOptions,
     LoadOptions,
     OutputFormat,
     OutputOptions,
-    Quantization,
     SearchOptions,
     TranslateOptions,
 )
@@ -367,23 +368,28 @@ def average(
 def export(
     path: RunArgument,
     output: Annotated[Path, option("DIR", "Directory to create.", "-o", "--output")],
-    quantization: Annotated[
-        Quantization,
-        option("[float32|float16|bfloat16|int16|int8]", "Type in which the weights are stored."),
-    ] = "float32",
+    format: Annotated[
+        ExportFormat, option("[ctranslate2|transformers]", "Library that is to load it.")
+    ] = "ctranslate2",
+    quantization: QuantizationOption = None,
+    license: Annotated[
+        str | None, option("ID", "Licence for the model card, such as cc-by-4.0. Default: none.")
+    ] = None,
     raw: RawOption = False,
 ) -> None:
-    """Write a checkpoint as a CTranslate2 model.
+    """Write a checkpoint as a model for CTranslate2 or transformers.
 
     \b
     transformer-mt export checkpoints/wmt16-base -o wmt16-ct2 --quantization int8
+    transformer-mt export checkpoints/wmt16-base -o wmt16-hf --format transformers
     """
     require_single_process("export")
     from transformer_mt.checkpoints.run_directory import find_checkpoint
     from transformer_mt.translation.export import export as export_checkpoint
 
     show_messages()
-    print(export_checkpoint(find_checkpoint(path), output, quantization, raw))
+    checkpoint = find_checkpoint(path)
+    print(export_checkpoint(checkpoint, output, quantization, raw, format, license))
 
 
 COMMANDS = init, train, prepare, translate, evaluate, config, average, export

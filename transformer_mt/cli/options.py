@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from transformer_mt.translation.options import Device, Precision, SearchOptions
+from transformer_mt.translation.options import Device, Precision, Quantization, SearchOptions
 
 
 def argument(metavar: str, help: str) -> Any:
@@ -77,6 +77,13 @@ LengthOption = Annotated[
     ),
 ]
 DeviceOption = Annotated[Device, search_option("[auto|cpu|cuda]", "Where to translate.")]
+QuantizationOption = Annotated[
+    Quantization | None,
+    option(
+        "[float32|float16|bfloat16|int16|int8]",
+        "Type in which CTranslate2 stores the weights. Default: float32.",
+    ),
+]
 RawOption = Annotated[
     bool,
     flag(

@@ -131,6 +131,10 @@ class SentencePieceModel:
         """Converts ids to pieces; the first piece of a word begins with `▁`."""
         return [str(self._processor.id_to_piece(max(i - self._id_offset, 0))) for i in ids]
 
+    def normalize(self, text: str) -> str:
+        """Normalises text as SentencePiece does before it looks for pieces."""
+        return str(self._processor.normalize(text))
+
     def table(self) -> "PieceTable":
         """Lists the pieces with their scores."""
         processor = self._processor

@@ -1,145 +1,68 @@
-"""Export of a checkpoint as a CTranslate2 model, for translation without PyTorch."""
+"""Export of a checkpoint to a directory that another library loads, with a model card."""
 
-import importlib.util
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 
 from transformer_mt.checkpoints.checkpoint import Checkpoint, warn_of_changed_model
 from transformer_mt.checkpoints.model_card import CARD, model_card
 from transformer_mt.errors import ConfigError
-from transformer_mt.model.transformer import DecoderLayer, Transformer, sinusoid
+from transformer_mt.model.transformer import sinusoid
 from transformer_mt.system.files import atomic_directory
-from transformer_mt.text.vocabulary import PAD_ID
-from transformer_mt.translation.options import Quantization
-from transformer_mt.translation.translator import EXTRA_LENGTH
-
-if TYPE_CHECKING:
-    from ctranslate2.specs import TransformerSpec
-
-_USAGE = """\
-    import ctranslate2, sentencepiece
-
-    src = sentencepiece.SentencePieceProcessor("{src_model}")
-    tgt = sentencepiece.SentencePieceProcessor("{tgt_model}")
-    translator = ctranslate2.Translator(".")
-    text = " ".join("...".split())  # whitespace as in training
-    results = translator.translate_batch([src.encode(text, out_type=str)], beam_size=4)
-    print(tgt.decode(results[0].hypotheses[0]))
-
-transformer-mt limits a translation to {extra} pieces more than its source, and splits lines (see
-"Limits"). [CTranslate2](https://opennmt.net/CTranslate2/) does neither: pass `max_decoding_length`,
-and split lines yourself."""
+from transformer_mt.translation.export_ctranslate2 import check_ctranslate2, write_ctranslate2
+from transformer_mt.translation.export_transformers import check_transformers, write_transformers
+from transformer_mt.translation.options import ExportFormat, Quantization
 
 
 def export(
-    checkpoint: Checkpoint, output: Path, quantization: Quantization, raw: bool = False
+    checkpoint: Checkpoint,
+    output: Path,
+    quantization: Quantization | None = None,
+    raw: bool = False,
+    format: ExportFormat = "ctranslate2",
+    license: str | None = None,
 ) -> Path:
-    """Writes a CTranslate2 model with its SentencePiece models and a model card to a new directory.
+    """Writes a model with its vocabulary and a model card to a new directory.
 
     Args:
         checkpoint: The checkpoint to export.
         output: The directory to create; also returned.
-        quantization: Type in which the weights are stored.
+        quantization: Type in which CTranslate2 stores the weights; None is float32.
         raw: Whether to use the trained weights even if the checkpoint has their moving average.
+        format: The library that is to load it.
+        license: The hub's id of the licence that the card names; None names none.
 
     Raises:
-        ConfigError: If CTranslate2 is not installed or does not support the model, or the directory
-            exists.
+        ConfigError: If the format does not support the model or the quantization, CTranslate2 is
+            needed and not installed, or the directory exists.
     """
-    config = checkpoint.config.model
-    if importlib.util.find_spec("ctranslate2") is None:
-        raise ConfigError(
-            "export needs CTranslate2: pip install -c constraints.txt -e '.[ctranslate2]'"
-        )
-    if config.norm == "sublayer":
-        raise ConfigError("model.norm = sublayer: CTranslate2 supports only post and pre")
+    if format == "ctranslate2":
+        check_ctranslate2(checkpoint)
+    elif quantization is None:
+        check_transformers(checkpoint)
+    else:
+        raise ConfigError(f"--quantization is for CTranslate2: leave it out with --format {format}")
     if output.exists():
         raise ConfigError(f"{output}: already exists; choose another directory")
     warn_of_changed_model([checkpoint])
+    config, stored = checkpoint.config, quantization or "float32"
     model = checkpoint.build_model(raw)
+    # Longer sequences are refused; the model was not trained on any as long as this.
+    positions = sinusoid(torch.arange(2 * config.data.max_length + 1024), config.model.d_model)
     with atomic_directory(output) as folder:
-        spec = _build_spec(checkpoint, model)
-        spec.validate()
-        spec.optimize(quantization=quantization)
-        spec.save(str(folder))
-        vocab_files = checkpoint.vocab.save(folder)
+        if format == "ctranslate2":
+            usage = write_ctranslate2(folder, checkpoint, model, positions, stored)
+        else:
+            usage = write_transformers(folder, checkpoint, model, positions)
         card = model_card(
             checkpoint,
             name=output.resolve().name,
             made_by=f"exported from `{checkpoint.path.resolve().name}`",
-            library="ctranslate2",
-            usage=_USAGE.format(
-                src_model=vocab_files[0].name,
-                tgt_model=vocab_files[-1].name,
-                extra=EXTRA_LENGTH,
-            ),
-            stored=quantization,
+            library=format,
+            usage=usage,
+            stored=stored,
             raw=raw,
+            license=license,
         )
         (folder / CARD).write_text(card, encoding="utf-8")
     return output
-
-
-def _build_spec(checkpoint: Checkpoint, model: Transformer) -> "TransformerSpec":
-    """Describes the model, with its weights and vocabularies, to CTranslate2."""
-    from ctranslate2.specs import TransformerSpec
-
-    config, vocab = checkpoint.config.model, checkpoint.vocab
-    layers = config.encoder_layers, config.decoder_layers
-    spec = TransformerSpec.from_config(layers, config.n_heads, pre_norm=config.norm == "pre")
-    # CTranslate2 refuses longer sequences; the model was not trained on any as long as this.
-    positions = sinusoid(torch.arange(2 * checkpoint.config.data.max_length + 1024), config.d_model)
-    for stack in (spec.encoder, spec.decoder):
-        stack.position_encodings.encodings = _array(positions)
-    spec.encoder.embeddings[0].weight = _array(model.src_embedding)
-    spec.decoder.embeddings.weight = _array(model.tgt_weight)
-    spec.decoder.projection.weight = _array(model.output_weight)
-    if config.norm == "pre":
-        _fill_norm(spec.encoder.layer_norm, model.encoder_norm)
-        _fill_norm(spec.decoder.layer_norm, model.decoder_norm)
-    layer_specs = [*spec.encoder.layer, *spec.decoder.layer]
-    for layer_spec, layer in zip(layer_specs, [*model.encoder, *model.decoder], strict=True):
-        _fill_layer(layer_spec, layer)
-    for register, pieces in (
-        (spec.register_source_vocabulary, vocab.src.pieces(range(vocab.src.size))),
-        (spec.register_target_vocabulary, vocab.tgt.pieces(range(vocab.tgt.size))),
-    ):
-        pieces[PAD_ID] = "<pad>"  # a vocabulary given by vocab.path may have no padding piece
-        register(pieces)
-    spec.config.add_source_eos = True
-    spec.config.decoder_start_token = "<s>"
-    spec.config.layer_norm_epsilon = torch.nn.LayerNorm(1).eps
-    return spec
-
-
-def _fill_layer(spec: Any, layer: Any) -> None:
-    """Copies the weights of an encoder or decoder layer."""
-    self_attention, ffn = spec.self_attention, spec.ffn
-    linears = [
-        (self_attention.linear[0], layer.self_attention.qkv),
-        (self_attention.linear[1], layer.self_attention.out),
-        (ffn.linear_0, layer.feed_forward.inner),
-        (ffn.linear_1, layer.feed_forward.outer),
-    ]
-    norms = [self_attention.layer_norm, ffn.layer_norm]
-    if isinstance(layer, DecoderLayer):
-        cross = layer.cross_attention
-        linears += zip(spec.attention.linear, (cross.q, cross.kv, cross.out), strict=True)
-        norms.insert(1, spec.attention.layer_norm)
-    for linear_spec, linear in linears:
-        linear_spec.weight = _array(linear.weight)
-        if linear.bias is not None:
-            linear_spec.bias = _array(linear.bias)
-    for norm_spec, residual in zip(norms, layer.residuals, strict=True):
-        _fill_norm(norm_spec, residual.norm)
-
-
-def _fill_norm(spec: Any, norm: Any) -> None:
-    spec.gamma, spec.beta = _array(norm.weight), _array(norm.bias)
-
-
-def _array(tensor: Tensor) -> Any:
-    return tensor.detach().float().numpy()

@@ -11,6 +11,7 @@ from typing import Literal
 Device = Literal["auto", "cpu", "cuda"]
 Precision = Literal["fp32", "bf16", "fp16"]
 OutputFormat = Literal["text", "jsonl"]
+ExportFormat = Literal["ctranslate2", "transformers"]
 Quantization = Literal["float32", "float16", "bfloat16", "int16", "int8"]
 
 MAX_LENGTH_PENALTY = 10.0

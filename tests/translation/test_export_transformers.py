@@ -1,0 +1,225 @@
+"""A checkpoint as a model of Hugging Face's transformers."""
+
+import io
+import math
+import random
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import sentencepiece
+import torch
+import yaml
+from checkpoints.small_checkpoint import VOCAB, build_model, small_config
+from conftest import NASTY, copy_lines
+
+from transformer_mt.checkpoints.checkpoint import (
+    MODEL,
+    Checkpoint,
+    Progress,
+    RunState,
+    load_checkpoint,
+    save_checkpoint,
+)
+from transformer_mt.checkpoints.evaluations import (
+    EvaluationRecord,
+    Score,
+    SearchSetting,
+    write_evaluation,
+)
+from transformer_mt.checkpoints.run_directory import find_checkpoint
+from transformer_mt.config.keys import VocabConfig
+from transformer_mt.errors import ConfigError
+from transformer_mt.text.vocabulary import EOS_ID, Vocabulary, train_vocabulary
+from transformer_mt.translation.export import export
+from transformer_mt.translation.options import LoadOptions
+from transformer_mt.translation.translation_model import build_translation_model
+
+SAMPLE = Path(__file__).parents[2] / "data/sample"
+WORDS = Counter((SAMPLE / "train.de").read_text(encoding="utf-8").split()[:20_000])
+LITERAL = [
+    "<s>",
+    "</s>",
+    "<unk>",
+    "<pad>",
+    "<0x41>",
+    "a<0x0A>b",
+    "▁",
+    "a ▁▁ b▁",
+    "\x1ca\x1fb\u3000",
+]
+LITERAL += [
+    "½ ﬁ Å e\u0301",
+    "\U0010ffff\ufffe",
+    "\u0600\u0627 中文",
+    "aaaaaaa",
+    "1999",
+    "...",
+    "\r\n a\0",
+]
+
+
+def random_checkpoint(folder: Path, vocab: Vocabulary, **changes: object) -> Checkpoint:
+    """Saves a model all of whose weights, biases too, are random and far from zero."""
+    config = small_config(**changes)
+    torch.manual_seed(1)
+    model = build_model(config, vocab).state_dict()
+    weights = {name: tensor + 0.3 * torch.randn_like(tensor) for name, tensor in model.items()}
+    save_checkpoint(folder, {MODEL: weights}, RunState(Progress(step=1)), config, vocab)
+    return load_checkpoint(folder)
+
+
+def subwords(kind: str = "bpe", size: int = 600) -> Vocabulary:
+    return train_vocabulary([WORDS], VocabConfig(kind=kind, size=size))
+
+
+def load(folder: Path):
+    """Loads an exported model and its tokenizer; no tensor is missing or superfluous."""
+    from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
+    model, report = AutoModelForSeq2SeqLM.from_pretrained(folder, output_loading_info=True)
+    assert not any(report.values())
+    return model, AutoTokenizer.from_pretrained(folder)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("norm", ["post", "pre"])
+def test_every_model_it_can_express(tmp_path, norm, tied):
+    """Either norm, tied or not, with biases or without, uneven stacks.
+
+    Sabotage: leave out any `[order]`; forget the padding mask; scale_embedding False.
+    """
+    changes = {"model__norm": norm, "model__tie_embeddings": tied, "model__attention_bias": tied}
+    stacks = {"model__encoder_layers": 2, "model__decoder_layers": 1}
+    checkpoint = random_checkpoint(tmp_path / "step", subwords(), **changes, **stacks)
+    folder = export(checkpoint, tmp_path / "out", format="transformers")
+    model, tokenizer = load(folder)
+    lines = (SAMPLE / "test.de").read_text(encoding="utf-8").split("\n")[:20]
+    batch = tokenizer(lines, return_tensors="pt", padding=True)
+    tgt_in = torch.randint(4, 600, (20, 30))
+    with torch.no_grad():
+        logits = model(**batch, decoder_input_ids=tgt_in).logits
+        expected = checkpoint.build_model()(batch.input_ids, tgt_in)
+    assert expected.std() > 1
+    torch.testing.assert_close(logits, expected, atol=2e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("count", [200, pytest.param(20_000, marks=pytest.mark.slow)])
+def test_it_translates_as_ours_does(copy_run, tmp_path, monkeypatch, count):
+    """As the model card says: greedy search; beam search without a length penalty.
+
+    Sabotage: `forced_eos_token_id` of 0; decoding that starts with padding.
+    """
+    folder = export(find_checkpoint(copy_run), tmp_path / "out", format="transformers")
+    lines = copy_lines(count, 11)
+    card = (folder / "README.md").read_text()
+    code = card.split("## How to use it\n\n")[1].split("\n\nThis is")[0].replace("    ", "")
+    code = code.replace('["..."]', "lines").replace("print(", "texts.extend(")
+    beam = "num_beams=4, length_penalty=0.0, early_stopping=True"
+    assert beam in card.replace("\n", " ")
+    monkeypatch.chdir(folder)
+    ours = build_translation_model([find_checkpoint(copy_run)], LoadOptions())
+    for search, options in (("", {}), (f", {beam}", {"beam_size": 4, "length_penalty": 0.0})):
+        texts: list[str] = []
+        for first in range(0, count, 500):
+            names = {"lines": lines[first : first + 500], "texts": texts}
+            exec(code.replace("=limit", f"=limit{search}"), names)
+        assert texts == ours.translate(lines, **options)
+
+
+@pytest.mark.parametrize("count", [1000, pytest.param(20_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kind", ["bpe", "unigram"])
+def test_ids_are_ours(tmp_path, kind, count):
+    """Of whatever a line holds; in unigram vocabularies but for equally likely segmentations.
+
+    Sabotage: `split_special_tokens` False; merges by length; trim only spaces.
+    """
+    checkpoint = random_checkpoint(tmp_path / "step", subwords(kind, 900))
+    _, tokenizer = load(export(checkpoint, tmp_path / "out", format="transformers"))
+    vocab, rng = checkpoint.vocab.src, random.Random(1)
+    lines = [*LITERAL, *(line.decode(errors="replace") for line in NASTY)]
+    lines += (SAMPLE / "train.en").read_text(encoding="utf-8").split("\n")[: count // 2]
+    while len(lines) < count:
+        alphabet = rng.choice(["ab ", "<>/0x41sunk ", "en er▁ ", " \t\x1c\x85\u2028a", "19.!-"])
+        line = "".join(rng.choices(alphabet, k=rng.randint(1, 40)))
+        lines.append(line + rng.choice(lines))
+    scores = vocab.table().scores
+    for line, ids, expected in zip(
+        lines, tokenizer(lines).input_ids, vocab.encode(lines), strict=True
+    ):
+        if kind == "bpe" or ids != [*expected, EOS_ID]:
+            sums = (math.fsum(scores[i] for i in row) for row in (ids[:-1], expected))
+            tied = kind == "unigram" and math.isclose(*sums, rel_tol=1e-6)
+            assert tied or ids == [*expected, EOS_ID], line
+        assert tokenizer.decode(ids, skip_special_tokens=True) == vocab.decode(expected)
+
+
+def test_what_it_refuses(tmp_path, copy_run):
+    """By name, leaving nothing behind. Sabotage: leave out a check of `tokenizer_json`."""
+    separate = Vocabulary(
+        *(train_vocabulary([WORDS], VocabConfig(size=n)).tgt_model for n in (500, 600))
+    )
+    untied = {"model__tie_embeddings": False}
+    refused = {
+        "model.norm = sublayer": random_checkpoint(
+            tmp_path / "a", subwords(), model__norm="sublayer"
+        ),
+        "vocab.shared = false": random_checkpoint(tmp_path / "b", separate, **untied),
+        "words or characters": random_checkpoint(tmp_path / "c", VOCAB),
+        "no byte pieces": random_checkpoint(tmp_path / "d", other_vocabulary()),
+        "normalises": random_checkpoint(
+            tmp_path / "e", other_vocabulary(byte_fallback=True, normalization_rule_name="nmt_nfkc")
+        ),
+    }
+    for message, checkpoint in refused.items():
+        with pytest.raises(ConfigError, match=message):
+            export(checkpoint, tmp_path / "out", format="transformers")
+    assert not list(tmp_path.glob("*out*"))
+    with pytest.raises(ConfigError, match="a: already exists"):
+        export(find_checkpoint(copy_run), tmp_path / "a", format="transformers")
+
+
+def other_vocabulary(**options: object) -> Vocabulary:
+    """Trains a vocabulary as another program may, with SentencePiece's own ids."""
+    writer = io.BytesIO()
+    options = {"normalization_rule_name": "identity", "hard_vocab_limit": False, **options}
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(WORDS),
+        model_writer=writer,
+        vocab_size=500,
+        model_type="bpe",
+        **options,
+    )
+    return Vocabulary(writer.getvalue(), writer.getvalue())
+
+
+def test_a_vocabulary_without_padding(tmp_path):
+    """Its ids are moved up by one. Sabotage: leave out the name of the padding piece."""
+    vocab = other_vocabulary(byte_fallback=True)
+    checkpoint = random_checkpoint(tmp_path / "step", vocab)
+    _, tokenizer = load(export(checkpoint, tmp_path / "out", format="transformers"))
+    lines = (SAMPLE / "test.de").read_text(encoding="utf-8").split("\n")[:20]
+    assert tokenizer(lines).input_ids == [[*ids, EOS_ID] for ids in vocab.src.encode(lines)]
+    assert tokenizer.pad_token_id == 0
+
+
+def test_the_command_and_its_card(tmp_path, call):
+    """A licence only if it is given; the hub's name of the test set. Needs no extra to write."""
+    checkpoint = random_checkpoint(tmp_path / "step", subwords())
+    text = {"sources": ["a"], "references": [["b"]], "hypotheses": ["c"]}
+    for test_set in ("wmt16", "mine"):
+        score = Score("bleu", 12.345, "nrefs:1")
+        record = EvaluationRecord(
+            test_set, "step", checkpoint.digest, SearchSetting(), [score], **text
+        )
+        write_evaluation(checkpoint.path, record)
+    options = ("--format", "transformers", "-o", tmp_path / "out", "--license", "cc-by-4.0")
+    done = call("export", tmp_path / "step", *options)
+    assert done.code == 0 and done.out.decode() == f"{tmp_path / 'out'}\n"
+    header = yaml.safe_load((tmp_path / "out/README.md").read_text().split("---\n")[1])
+    assert header["library_name"] == "transformers" and header["license"] == "cc-by-4.0"
+    datasets = [result["dataset"] for result in header["model-index"][0]["results"]]
+    assert {"name": "newstest2016", "type": "wmt-2016-news"} in datasets
+    assert {"name": "mine", "type": "mine"} in datasets
+    done = call("export", tmp_path / "step", *options[:3], tmp_path / "b", "--quantization", "int8")
+    assert done.code == 2 and "--quantization is for CTranslate2" in done.err
