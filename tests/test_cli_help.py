@@ -37,6 +37,18 @@ def test_the_version(option, call):
     assert call(option).out.decode().endswith(f" (torch {torch.__version__})\n")
 
 
+def test_a_shell_completes_options_and_their_values(call, monkeypatch):
+    """As `--install-completion` lets it ask. Sabotage: `add_completion=False`."""
+    monkeypatch.setenv("_TRANSFORMER_MT_COMPLETE", "complete_bash")
+    for words, expected in (
+        ("transformer-mt translate run --prec", b"--precision"),
+        ("transformer-mt translate run --precision ", b"fp32\nbf16\nfp16"),
+    ):
+        monkeypatch.setenv("COMP_WORDS", words)
+        monkeypatch.setenv("COMP_CWORD", str(words.count(" ")))
+        assert call().out.strip() == expected
+
+
 def test_options_are_grouped_with_choices_and_short_names(call):
     """What to score, with what, and what to report. Sabotage: a single section."""
     text = call("evaluate", "-h").out.decode()
