@@ -1,27 +1,32 @@
-"""Runs the program and kills it at a chosen line: `kill_at.py save|step N ARGUMENTS...`.
+"""Runs a command and kills it at a chosen line: `kill_at.py save|step N COMMAND ARGUMENTS...`.
 
-Counts the lines that run while training, in the modules that save and prune, or in those that
-train, log and validate; before the Nth of them the process sends itself SIGKILL. With an N of 0 it
-runs to its end and writes their number to stdout.
+Counts the lines that run in the modules that save and prune, or in those that train, log and
+validate; before the Nth of them the process sends itself SIGKILL. With an N of 0 it runs to its
+end and writes their number to stdout. Of `train` only the training is counted. Beside the
+program's commands there is `prune RUN STEP KEEP_LAST BEST_STEP`.
 """
 
 import os
 import signal
 import sys
+from functools import partial
+from pathlib import Path
 
 from transformer_mt.checkpoints import checkpoint, run_directory
 from transformer_mt.cli import program
-from transformer_mt.system import files
+from transformer_mt.system import files, outputs
 from transformer_mt.training import engine, run_log, trainer
 from transformer_mt.training.trainer import Trainer
 
-MODULES = {"save": (checkpoint, run_directory, files), "step": (engine, trainer, run_log)}
+MODULES = {
+    "save": (checkpoint, run_directory, files, outputs),
+    "step": (engine, trainer, run_log),
+}
 
 
-def main() -> None:
-    """Patches what is to be counted, and runs the command line."""
-    sources = {module.__file__ for module in MODULES[sys.argv[1]]}
-    limit, count, run = int(sys.argv[2]), 0, Trainer.run
+def counted(function, where: str, limit: int):
+    """Wraps a function so that its lines are counted."""
+    sources, count = {module.__file__ for module in MODULES[where]}, 0
 
     def on_line(frame, event, argument):
         nonlocal count
@@ -33,18 +38,32 @@ def main() -> None:
     def on_call(frame, event, argument):
         return on_line if frame.f_code.co_filename in sources else None
 
-    def run_counted(self, *arguments, **options):
+    def wrapped(*arguments, **options):
         sys.settrace(on_call)
         try:
-            return run(self, *arguments, **options)
+            return function(*arguments, **options)
         finally:
             sys.settrace(None)
             if limit == 0:
                 print(count)
 
-    Trainer.run = run_counted
-    sys.argv = ["transformer-mt", *sys.argv[3:]]
-    program.main()
+    return wrapped
+
+
+def main() -> None:
+    """Patches what is to be counted, and runs the command."""
+    where, limit, (name, *arguments) = sys.argv[1], int(sys.argv[2]), sys.argv[3:]
+    sys.argv = ["transformer-mt", name, *arguments]
+    run = program.main
+    if name == "train":
+        Trainer.run = counted(Trainer.run, where, limit)
+    elif name == "prune":
+        run_dir, *steps = arguments
+        prune = partial(run_directory.prune, Path(run_dir), *map(int, steps))
+        run = counted(prune, where, limit)
+    else:
+        run = counted(run, where, limit)
+    run()
 
 
 if __name__ == "__main__":

@@ -47,7 +47,8 @@ def whole(config) -> Path:
 
 
 def kill_at(where: str, line: int, *arguments: object) -> subprocess.CompletedProcess[bytes]:
-    return fork_server.run([sys.executable, KILLER, where, line, "train", *arguments])
+    """Runs a command that is killed at a line; see kill_at.py."""
+    return fork_server.run([sys.executable, KILLER, where, line, *arguments])
 
 
 def kill_until_done(config: Path, run_dir: Path, where: str, line_count: int) -> tuple[int, int]:
@@ -58,7 +59,7 @@ def kill_until_done(config: Path, run_dir: Path, where: str, line_count: int) ->
     """
     rng, kills, inside, before, idle = random.Random(where), 0, 0, 0, 0
     while True:
-        process = kill_at(where, rng.randint(1, line_count), config, "--run", run_dir)
+        process = kill_at(where, rng.randint(1, line_count), "train", config, "--run", run_dir)
         if process.returncode == 0:
             return kills, inside
         assert process.returncode == -9, process.stderr
@@ -83,8 +84,8 @@ def test_killed_at_any_line_a_run_ends_as_if_never_stopped(config, whole, where,
     log window; validate only after the save.
     """
     steps = f"train.max_steps={KILLED_WITHIN[where]}"
-    counted = kill_at(where, 0, config, "--run", config.parent / f"counted-{where}", "--set", steps)
-    run_dir = config.parent / where
+    run_dir, counted_dir = config.parent / where, config.parent / f"counted-{where}"
+    counted = kill_at(where, 0, "train", config, "--run", counted_dir, "--set", steps)
     total, inside = kill_until_done(config, run_dir, where, int(counted.stdout))
     assert_equal(run_dir, whole, STEPS)
     print(f"{total} kills, {inside} of them left a save half-done")

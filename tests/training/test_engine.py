@@ -1,12 +1,13 @@
 """The state of the training engine: saved, loaded, and continued bit-equal."""
 
+import copy
 import itertools
 from dataclasses import asdict
 from unittest.mock import Mock
 
 import pytest
 import torch
-from conftest import tiny_config, tiny_values
+from conftest import equal, tiny_config, tiny_values
 from test_loss import smoothed_loss
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -25,7 +26,7 @@ from transformer_mt.text.prepared import PreparedCorpus
 from transformer_mt.text.vocabulary import PAD_ID
 from transformer_mt.training.engine import Engine, LogWindow, dropout_seed
 from transformer_mt.training.flops import flops_per_token
-from transformer_mt.training.optimizer import noam_rate
+from transformer_mt.training.optimizer import ExponentialMovingAverage, noam_rate
 from transformer_mt.training.run import restore_engine
 from transformer_mt.training.trainer import TENSOR_FILES
 
@@ -163,6 +164,19 @@ def test_a_restored_engine_continues_bit_equal(corpus_dir, prepared, tmp_path):
     assert equal_weights(engine, restored)
     with engine.ema.in_place(), restored.ema.in_place():
         assert equal_weights(engine, restored)
+
+
+def test_the_moving_average_is_given_the_step(corpus_dir, prepared):
+    """On which its decay depends. Sabotage: always step 1."""
+    engine = build_engine(tiny_config(corpus_dir, train__ema_decay=0.9), prepared)
+    expected = ExponentialMovingAverage(engine.model, 0.9)
+    for step in (1, 2):
+        engine.train_step(step, [batch_from(prepared, 8 * step)])
+        expected.update(step)
+    with expected.in_place():
+        weights = copy.deepcopy(engine.model.state_dict())
+    with engine.ema.in_place():
+        assert equal(engine.model.state_dict(), weights)
 
 
 def test_missing_counters_are_zero(corpus_dir, prepared):

@@ -125,6 +125,14 @@ def test_a_finite_best_stays_best(corpus_dir, tmp_path, scores, monkeypatch, nll
     assert (progress.best_step, progress.validations_since_best) == (best_step, 4 // best_step - 1)
 
 
+def test_the_moving_average_decides_which_is_best(corpus_dir, tmp_path, scores):
+    """Sabotage: compare the scores of the weights."""
+    scores += [5.0, 1.0, 4.0, 2.0]  # of the weights and of their average, twice
+    config = build_config(corpus_dir, train__ema_decay=0.9, train__max_steps=4, valid__every=2)
+    progress = train(config, tmp_path / "run")
+    assert (progress.best_step, progress.best_bleu) == (4, 2.0)
+
+
 def test_when_a_run_logs_validates_and_saves(corpus_dir, tmp_path, scores):
     """At multiples and at the end; a validation that is the best so far saves at once.
 

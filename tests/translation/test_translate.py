@@ -7,13 +7,11 @@ import os
 import select
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from conftest import command, copy_lines
+from conftest import assert_one_error, command, copy_lines
 
-from transformer_mt.cli.program import main
 from transformer_mt.system.outputs import check_output
 from transformer_mt.system.streams import compress, open_decompressed
 
@@ -114,13 +112,12 @@ def test_an_output_in_use(translate, source, no_model, tmp_path):
     assert os.listdir(tmp_path) == ["in.de"]
 
 
-def test_saved_translations_follow_the_same_rules(source, monkeypatch):
-    """`evaluate --save` refuses to replace its reference, before anything is translated."""
-    texts = ["--src", source, "--ref", source, "--save", source]
-    monkeypatch.setattr(sys, "argv", ["transformer-mt", "evaluate", *map(str, texts), "run"])
-    with pytest.raises(SystemExit) as stop:
-        main()
-    assert stop.value.code == 2 and source.read_bytes() == TEXT
+@pytest.mark.parametrize("option", ["--src", "--ref", "--hypotheses", "--baseline"])
+def test_saved_translations_follow_the_same_rules(call, source, option):
+    """`evaluate --save` refuses to replace a file that it reads. Sabotage: forget one of them."""
+    done = call("evaluate", "run", option, source, "--save", source)
+    assert_one_error(done, f"{source}: is also an input")
+    assert source.read_bytes() == TEXT
 
 
 def test_many_files(translate, source, tmp_path):

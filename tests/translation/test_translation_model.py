@@ -91,6 +91,18 @@ def test_an_ensemble_is_the_mean_probability(copy_run, other_run):
     torch.testing.assert_close(ensemble.next_logits(last, state).exp(), sum(shares) / 2)
 
 
+@torch.no_grad()
+def test_an_ensemble_scores_by_the_mean_probability(copy_run, other_run):
+    """Of each token, not of the whole. Sabotage: the mean of logits or of log-probabilities."""
+    checkpoints = find_checkpoints([copy_run, other_run])
+    models = [checkpoint.build_model() for checkpoint in checkpoints]
+    pairs = encode_pairs(["ab c"], ["ab d"], checkpoints[0].vocab)
+    batch = pairs.batch(np.array([0]))
+    shares = [model(batch.src, batch.tgt_in).softmax(-1) for model in models]
+    tokens = (sum(shares) / 2).gather(-1, batch.tgt_out[..., None]).log()
+    assert log_probabilities(Ensemble(models), pairs) == pytest.approx([float(tokens.sum())])
+
+
 def test_an_ensemble_takes_the_shorter_limit_and_one_vocabulary(copy_run, other_run, untrained_run):
     """Runs with other pieces are refused by name."""
     assert load(copy_run, other_run).splitter.max_length == 20

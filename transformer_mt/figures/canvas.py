@@ -49,6 +49,7 @@ _STYLE = {
     "lines.markersize": 4.0,
     "legend.frameon": False,
     "legend.fontsize": "small",
+    "svg.hashsalt": "",  # ids that are the same every time
 }
 _SCRIPTS = (
     "CJK JP,CJK SC,Bengali,Devanagari,Ethiopic,Gujarati,Gurmukhi,Kannada,Khmer,Malayalam,Myanmar,"
