@@ -65,12 +65,19 @@ def test_devices(monkeypatch):
         choose_device("cuda")
 
 
-@pytest.mark.parametrize("bf16", [True, False])
-def test_precisions(monkeypatch, bf16):
-    """`auto` is bf16 where supported, and what a resumed run recorded."""
-    monkeypatch.setattr(
-        "transformer_mt.system.device.cpu_bf16_instructions", lambda: ["AMX"] * bf16
-    )
+@pytest.mark.parametrize(
+    ("maker", "instructions", "bf16"),
+    [
+        ("GenuineIntel", ["AVX512_BF16", "AMX"], True),
+        ("GenuineIntel", ["AVX512_BF16"], False),
+        ("AuthenticAMD", ["AVX512_BF16"], True),
+        ("AuthenticAMD", [], False),
+    ],
+)
+def test_precisions(monkeypatch, maker, instructions, bf16):
+    """`auto` is bf16 where it is fast, and what a resumed run recorded."""
+    monkeypatch.setattr(device_module, "cpu_maker", lambda: maker)
+    monkeypatch.setattr(device_module, "cpu_bf16_instructions", lambda: instructions)
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: bf16)
     assert choose_precision("auto", CPU, None) == ("bf16" if bf16 else "fp32")
     assert choose_precision("auto", CUDA, None) == ("bf16" if bf16 else "fp16")

@@ -239,8 +239,8 @@ class TrainConfig(Section):
     max_bad_steps: Annotated[int, Field(ge=1), OnChange.ALLOWED] = 100
     """Number of consecutive non-finite steps that ends training with an error."""
     precision: Annotated[Literal["auto", "fp32", "bf16", "fp16"], OnChange.REFUSED] = "auto"
-    """Type of the matrix products; `auto` is bf16 where the device supports it natively, else fp16
-    on CUDA and fp32 on a CPU."""
+    """Type of the matrix products; `auto` is bf16 where it is fastest, else fp16 on CUDA and fp32
+    on a CPU."""
     device: Annotated[Literal["auto", "cpu", "cuda"], OnChange.ENDS_BIT_EQUALITY] = "auto"
     """Where to train; `auto` is CUDA if there is a GPU."""
     compile: Annotated[bool, OnChange.ENDS_BIT_EQUALITY] = True

@@ -92,7 +92,8 @@ class FeedForward(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Maps (B, L, D) to (B, L, D)."""
-        activations = self.inner(x).relu_()  # (B, L, d_ff)
+        # Not in place: the gradient of a change to a view is copied once more.
+        activations = self.inner(x).relu()  # (B, L, d_ff)
         output: Tensor = self.outer(self.dropout(activations))  # (B, L, D)
         return output
 

@@ -44,9 +44,9 @@ def choose_precision(name: str, device: torch.device, recorded: str | None) -> s
     if name == "auto" and recorded:
         name = recorded
     if name == "auto":
-        if supports("bf16", device):
-            return "bf16"
-        return "fp16" if device.type == "cuda" else "fp32"
+        if device.type == "cuda":
+            return "bf16" if supports("bf16", device) else "fp16"
+        return "bf16" if _has_fast_bf16() else "fp32"
     if not supports(name, device):
         if recorded:
             raise DeviceError(
@@ -67,6 +67,15 @@ def supports(precision: str, device: torch.device) -> bool:
             return bool(torch.cuda.is_bf16_supported(including_emulation=False))
         return bool(cpu_bf16_instructions())
     return precision == "fp32" or device.type == "cuda"
+
+
+def _has_fast_bf16() -> bool:
+    """Tells whether products in bf16 are faster than in float32 on this CPU.
+
+    With AVX-512 alone they take half the time on AMD's CPUs, and twice the time on Intel's.
+    """
+    instructions = cpu_bf16_instructions()
+    return "AMX" in instructions or (bool(instructions) and cpu_maker() != "GenuineIntel")
 
 
 @cache
