@@ -1,9 +1,9 @@
 """Help texts, and the list of keys."""
 
 import re
+from importlib.metadata import version
 
 import pytest
-import torch
 from conftest import assert_one_error
 
 from transformer_mt.config.keys import DEFAULTS
@@ -34,7 +34,7 @@ def test_the_commands_are_listed(arguments, call):
 @pytest.mark.parametrize("option", ["-V", "--version"])
 def test_the_version(option, call):
     """With that of torch, as data."""
-    assert call(option).out.decode().endswith(f" (torch {torch.__version__})\n")
+    assert call(option).out.decode().endswith(f" (torch {version('torch')})\n")
 
 
 def test_a_shell_completes_options_and_their_values(call, monkeypatch):

@@ -158,7 +158,7 @@ def test_lengths_are_those_of_the_training_text(run):
     assert not overlapping(figure)
     metrics = RunMetrics("run", read_metrics(run))
     for panel in PANELS:
-        assert not overlapping(training_figure([metrics], panel=panel, title=""))
+        assert not overlapping(training_figure([metrics], panels=[panel], title=""))
 
 
 def test_a_run_may_lack_parts(run, tmp_path):

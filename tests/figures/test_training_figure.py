@@ -3,7 +3,6 @@
 import json
 import math
 from pathlib import Path
-from typing import get_args
 
 import pytest
 from conftest import assert_one_error
@@ -112,14 +111,14 @@ def test_one_panel_with_names_and_a_title(tmp_path, call):
     Sabotage: draw all panels; name runs by their folders; draw no title of several runs.
     """
     paths = [write_run(tmp_path / name) for name in ("a", "b")]
-    figure = training_figure(read_runs(paths, ["one", "two"]), panel="nll", title="both\n")
+    figure = training_figure(read_runs(paths, ["one", "two"]), panels=["nll"], title="both\n")
     assert [axes.get_title() for axes in figure.axes] == [PANELS_SHOWN[1][0]]
     assert len(figure.axes[0].lines) == 4 and figure.get_suptitle() == "both"
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["one", "two"]
     assert not overlapping(figure)
-    assert get_args(PanelName) == tuple(PANELS)
-    for panel in PANELS:
-        assert len(training_figure(read_runs(paths), panel=panel).axes) == 1
+    assert list(PanelName) == list(PANELS)
+    two = training_figure(read_runs(paths), panels=["speed", "loss"])
+    assert [axes.get_title() for axes in two.axes] == [PANELS["speed"].title, PANELS["loss"].title]
     output = ["-o", tmp_path / "x.png"]
     result = call("plot", "training", *paths, *output, "--label", "one")
     assert_one_error(result, "2 runs need as many --label; 1 given")

@@ -16,9 +16,8 @@ from transformer_mt.evaluation.report import SystemOutput
 from transformer_mt.figures.table import format_rows
 from transformer_mt.system.console import (
     PACKAGE_LOGGER,
-    ProgressDisplay,
+    ProgressBar,
     escape_controls,
-    progress_bar,
     show_messages,
 )
 from transformer_mt.system.process_settings import tolerate_lost_messages
@@ -76,8 +75,8 @@ def test_a_bar_at_a_lost_terminal(monkeypatch):
     monkeypatch.setattr(sys, "stderr", LostTerminal())
     tolerate_lost_messages()
     show_messages()
-    assert list(progress_bar("reading", "lines", items=range(3))) == [0, 1, 2]
-    with ProgressDisplay("translating", "lines", 2) as progress:
+    assert list(ProgressBar("reading", "lines", items=range(3))) == [0, 1, 2]
+    with ProgressBar("translating", "lines", 2) as progress:
         progress.update(2)
     PACKAGE_LOGGER.warning("lost")
 

@@ -1,6 +1,7 @@
 """The commands that show runs: plot, report, compare."""
 
 import importlib.util
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -32,7 +33,7 @@ plot = typer.Typer(
     rich_markup_mode=None,
 )
 
-PanelName = Literal["loss", "nll", "bleu", "lr", "grad_norm", "speed"]
+PanelName = StrEnum("PanelName", "loss nll bleu lr grad_norm speed")
 FigureOption = Annotated[
     Path, option("FILE", "The picture; ends in .png, .svg or .pdf.", "-o", "--output")
 ]
@@ -47,8 +48,10 @@ def training(
         option("[step|minutes]", "What to draw the curves over."),
     ] = "step",
     panel: Annotated[
-        PanelName | None,
-        option("[loss|nll|bleu|lr|grad_norm|speed]", "The only panel to draw. Default: all."),
+        list[PanelName] | None,
+        option(
+            "[loss|nll|bleu|lr|grad_norm|speed]", "What to draw; may be repeated. Default: all."
+        ),
     ] = None,
     label: Annotated[
         list[str] | None,
@@ -70,7 +73,7 @@ def training(
     from transformer_mt.figures.training import training_figure
 
     metrics = read_runs(runs, label)
-    _write(training_figure(metrics, x, panel, title), checked)
+    _write(training_figure(metrics, x, panel or (), title), checked)
 
 
 @plot.command()
@@ -116,13 +119,7 @@ def schedule(config: ConfigArgument, output: FigureOption, set_: SetOption = Non
     \b
     transformer-mt plot schedule configs/wmt16-base.toml -o schedule.png
     """
-    checked = _check_plot(output)
-    from transformer_mt.config.loading import load_config
-
-    settings = load_config(config, set_ or ())  # before torch, so that a mistake shows at once
-    from transformer_mt.figures.recipe import schedule_figure
-
-    _write(schedule_figure(settings, config.stem), checked)
+    _draw_recipe("schedule_figure", config, set_, output)
 
 
 @plot.command()
@@ -132,13 +129,18 @@ def positions(config: ConfigArgument, output: FigureOption, set_: SetOption = No
     \b
     transformer-mt plot positions configs/wmt16-base.toml -o positions.png
     """
+    _draw_recipe("positions_figure", config, set_, output)
+
+
+def _draw_recipe(drawing: str, config: Path, overrides: list[str] | None, output: Path) -> None:
+    """Draws a configuration with the function of this name."""
     checked = _check_plot(output)
     from transformer_mt.config.loading import load_config
 
-    settings = load_config(config, set_ or ())  # before torch, so that a mistake shows at once
-    from transformer_mt.figures.recipe import positions_figure
+    settings = load_config(config, overrides or ())  # before torch, so that a mistake shows at once
+    from transformer_mt.figures import recipe
 
-    _write(positions_figure(settings, config.stem), checked)
+    _write(getattr(recipe, drawing)(settings, config.stem), checked)
 
 
 def _check_plot(output: Path) -> Output:

@@ -1,5 +1,6 @@
 """The program: its commands, their help, and what an error becomes: a line and an exit code."""
 
+import os
 import sys
 from importlib import metadata
 from typing import Annotated, Any
@@ -50,7 +51,7 @@ def main() -> None:
         exit_process(stop.exit_code)
     except OSError as error:
         # Python flushes stdout when it exits, and would fail again.
-        sys.stdout = sys.__stdout__ = None  # type: ignore[misc]
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         _fail(f"{error.filename or 'output'}: {error.strerror or error}")
     except (ImportError, RuntimeError, MemoryError) as error:
         _fail(f"out of memory: {_memory_advice(error)}")

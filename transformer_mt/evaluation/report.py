@@ -29,7 +29,7 @@ from transformer_mt.evaluation.comparison import (
     format_sentence,
 )
 from transformer_mt.evaluation.scoring import corpus_score
-from transformer_mt.system.console import escape_controls, progress_bar
+from transformer_mt.system.console import ProgressBar, escape_controls
 from transformer_mt.system.device import choose_device
 from transformer_mt.system.outputs import Output, write_lines
 from transformer_mt.system.processes import Processes, join_processes
@@ -267,7 +267,7 @@ def _translate(
     model = build_translation_model(share_checkpoints(system, processes), load)
     processes.watch_peers()
     translator, began = model.translator(search, processes), time.monotonic()
-    with progress_bar("translating", "lines", len(sources)) as bar:
+    with ProgressBar("translating", "lines", len(sources)) as bar:
         translations = translator.best(sources, bar.update)
     averaged = any(EMA in checkpoint.files for checkpoint in model.checkpoints)
     setting = SearchSetting(

@@ -87,7 +87,7 @@ def build_report(run_dir: Path) -> str:
         duration=timedelta(seconds=round(seconds)),
         median=statistics.median,
         charts=[
-            inline(training_figure([metrics], panel=name, title=""), panel.title)
+            inline(training_figure([metrics], panels=[name], title=""), panel.title)
             for name, panel in PANELS.items()
         ],
         lengths_chart=lengths and inline(lengths_figure(lengths, languages), "Lengths"),

@@ -67,23 +67,26 @@ PANELS: dict[str, Panel] = {
 def training_figure(
     runs: Sequence[RunMetrics],
     x: str = "step",
-    panel: str | None = None,
+    panels: Sequence[str] = (),
     title: str | None = None,
 ) -> Figure:
     """Draws the curves of runs over `step` or `minutes`, with a legend if there are several.
 
-    Draws all panels if none is named. If `title` is None, a figure of one run has its name.
+    Draws all panels in two rows, or the named ones in one row. If `title` is None, a figure of one
+    run has its name.
     """
-    panels = [PANELS[panel]] if panel else list(PANELS.values())
     names = [drawable_name(run.name) for run in runs]
     columns = 3 if max(map(len, names)) < 30 else 2
-    width, height, rows = (*_PANEL_SIZE, 1) if panel else (13, 6.4, 2)
+    width, height, rows = 13.0, 6.4, 2
+    if panels:
+        width, height, rows = len(panels) * _PANEL_SIZE[0], _PANEL_SIZE[1], 1
+    drawn = panels or tuple(PANELS)
     with figure_style():
         size = width, height + 0.2 * math.ceil(len(runs) / columns)
         figure = Figure(size, layout="constrained")
-        grid = figure.subplots(rows, len(panels) // rows, squeeze=False)
-        for each, axes in zip(panels, grid.flat, strict=True):
-            _draw_panel(axes, each, runs, x)
+        grid = figure.subplots(rows, len(drawn) // rows, squeeze=False)
+        for name, axes in zip(drawn, grid.flat, strict=True):
+            _draw_panel(axes, PANELS[name], runs, x)
         if title or (title is None and len(runs) == 1):
             figure.suptitle(drawable([title])[0] if title else names[0])
         if len(runs) == 1:

@@ -8,13 +8,11 @@ import logging
 import sys
 import time
 from collections.abc import Iterable
-from typing import Self, TypeVar
+from typing import Any
 
 from tqdm import tqdm
 
 from transformer_mt.system.launcher import is_main_process
-
-T = TypeVar("T")
 
 PACKAGE_LOGGER = logging.getLogger("transformer_mt")
 
@@ -74,37 +72,6 @@ def shows_bars() -> bool:
     return shows_progress() and sys.stderr.isatty()
 
 
-def progress_bar(
-    name: str,
-    unit: str,
-    total: int | None = None,
-    items: Iterable[T] | None = None,
-    hidden: bool = False,
-    done: int = 0,
-) -> "tqdm[T]":
-    """Makes a progress bar, which is invisible unless `shows_bars` is true.
-
-    Args:
-        name: What is being done.
-        unit: What is counted, in the plural.
-        total: How many there will be, if known.
-        items: What to iterate over; without it the caller moves the bar with `update`.
-        hidden: Whether to show nothing at all.
-        done: How many were already done; they do not count towards the speed.
-    """
-    name = escape_controls(name)
-    return tqdm(
-        items,
-        name if len(name) <= _BAR_NAME else f"{name[: _BAR_NAME - 8]}…{name[-7:]}",
-        total,
-        initial=done,
-        unit=f" {unit}",
-        dynamic_ncols=True,
-        disable=hidden or not shows_bars(),
-        leave=False,
-    )
-
-
 class GrowingInterval:
     """The time until the next line of progress: lines become rarer in a long task.
 
@@ -126,38 +93,59 @@ class GrowingInterval:
             self._seconds = min(self._seconds * _INTERVAL_GROWTH, _LONGEST_INTERVAL)
 
 
-class ProgressDisplay:
-    """Progress of a long task on stderr: a bar on a terminal, otherwise lines at growing intervals.
+class ProgressBar(tqdm):  # type: ignore[misc]
+    """Progress of a task: a bar on a terminal, otherwise lines at growing intervals.
 
-    The arguments are those of `progress_bar`.
+    Nothing is shown unless progress messages are. Without `items` the caller moves the bar with
+    `update`; only then lines are printed.
+
+    Args:
+        name: What is being done.
+        unit: What is counted, in the plural.
+        total: How many there will be, if known.
+        items: What to iterate over.
+        hidden: Whether to show nothing at all.
+        done: How many were already done; they do not count towards the speed.
     """
 
     def __init__(
-        self, name: str, unit: str, total: int | None, done: int = 0, hidden: bool = False
+        self,
+        name: str,
+        unit: str,
+        total: int | None = None,
+        items: Iterable[Any] | None = None,
+        hidden: bool = False,
+        done: int = 0,
     ) -> None:
-        self._bar: tqdm[int] = progress_bar(name, unit, total, hidden=hidden, done=done)
-        self._prints_lines = shows_progress() and not shows_bars() and not hidden
-        self._name, self._unit, self._total = escape_controls(name), unit, total
+        self._name, self._unit = escape_controls(name), unit
+        beside_bar = self._name
+        if len(beside_bar) > _BAR_NAME:
+            beside_bar = f"{beside_bar[: _BAR_NAME - 8]}…{beside_bar[-7:]}"
+        super().__init__(
+            items,
+            beside_bar,
+            total,
+            initial=done,
+            unit=f" {unit}",
+            dynamic_ncols=True,
+            disable=hidden or not shows_bars(),
+            leave=False,
+        )
+        self._prints_lines = self.disable and shows_progress() and not hidden
         self._done = self._done_before = done
         self._began = time.monotonic()
         self._interval = GrowingInterval(self._began)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._bar.close()
-
     def update(self, count: int) -> None:
         """Adds to the number of items done."""
-        self._bar.update(count)
+        super().update(count)
         self._done += count
         if self._prints_lines and self._interval.has_passed():
             self._interval.restart()
             speed = (self._done - self._done_before) / (time.monotonic() - self._began)
             done, left = f"{self._name}: {self._done:,}", ""
-            if self._total and speed:
-                done += f" of {self._total:,}"
-                left = f", {tqdm.format_interval((self._total - self._done) / speed)} left"
+            if self.total and speed:
+                done += f" of {self.total:,}"
+                left = f", {self.format_interval((self.total - self._done) / speed)} left"
             line = f"{done} {self._unit}, {speed:,.0f} per second{left}"
             print(line, file=sys.stderr, flush=True)

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO, ClassVar
+from typing import Any, BinaryIO, ClassVar, cast
 
 from pydantic import ConfigDict, TypeAdapter
 
@@ -269,14 +269,10 @@ def _usable_state(output: Output, fingerprint: Fingerprint) -> OutputState:
 
 def is_complete(output: Output, fingerprint: Fingerprint) -> bool:
     """Tells whether an earlier process completed an output that has not changed since."""
-    state = _read_state(output)
-    return (
-        state is not None
-        and not _changes(state, fingerprint)
-        and output.target is not None
-        and output.target.is_file()
-        and sha256(output.target) == state.sha256
-    )
+    state, target = _read_state(output), output.target
+    if not state or not target or not target.is_file() or _changes(state, fingerprint):
+        return False
+    return sha256(target) == state.sha256
 
 
 def _changes(state: OutputState, fingerprint: Fingerprint) -> list[str]:
@@ -293,7 +289,6 @@ def _write_state(output: Output, state: OutputState) -> None:
 def _read_state(output: Output) -> OutputState | None:
     """Reads the state of an output; None if there is none, or another version wrote it."""
     try:
-        state: OutputState = read_json(output.state, _STATE)
-        return state
+        return cast(OutputState, read_json(output.state, _STATE))
     except CheckpointError:
         return None

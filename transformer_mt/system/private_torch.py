@@ -1,22 +1,7 @@
 """Every use of private or undocumented PyTorch API. Checked on torch 2.13.0.
 
-No other module may use private API (tests/test_architecture.py). After updating PyTorch, check this
-list:
-
-| Function              | PyTorch API                                             |
-|-----------------------|---------------------------------------------------------|
-| has_onednn_linear     | torch.ops.mkldnn: absent for some processors            |
-| onednn_linear         | torch.ops.mkldnn._linear_pointwise                      |
-| pack_onednn_weight    | torch.ops.mkldnn._reorder_linear_weight                 |
-| has_mkl_linear        | torch.ops.mkl: absent for some processors               |
-| mkl_linear            | torch.ops.mkl._mkl_linear                               |
-| pack_mkl_weight       | torch.ops.mkl._mkl_reorder_linear_weight                |
-| cpu_bf16_instructions | torch.cpu._is_avx512_bf16_supported, _is_amx_tile_supported |
-| lerp_all_             | torch._foreach_lerp_                                    |
-| loss_scale            | torch.amp.GradScaler._get_scale_async                   |
-| skip_step_if          | found_inf of a fused torch.optim.Adam                   |
-| mark_dynamic          | torch._dynamo.maybe_mark_dynamic                        |
-| is_compile_error      | torch._dynamo.exc.TorchDynamoException                  |
+No other module may use private API (tests/test_architecture.py): after updating PyTorch, check
+what each function here calls.
 """
 
 import torch

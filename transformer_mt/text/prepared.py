@@ -29,7 +29,7 @@ import numpy as np
 from transformer_mt.config.keys import Config, DataConfig, values_that_shape_corpus
 from transformer_mt.config.loading import searched_folders
 from transformer_mt.errors import CheckpointError, ConfigError, DataError
-from transformer_mt.system.console import progress_bar
+from transformer_mt.system.console import ProgressBar
 from transformer_mt.system.files import (
     atomic_directory,
     canonical_json,
@@ -264,7 +264,7 @@ def _clean(config: Config, split: CorpusSplit, count_words: bool) -> _CleanedSpl
     """Reads a split for the first time and decides, by their text, which pairs are kept."""
     counts = [Counter[str]() for _ in range(1 if config.vocab.shared else 2)]
     cleaned, seen_pairs = _CleanedSplit(counts), set[bytes]()
-    for src, tgt in progress_bar("reading", "pairs", items=split.read()):
+    for src, tgt in ProgressBar("reading", "pairs", items=split.read()):
         reason = reason_to_drop_text(config.data, src, tgt, seen_pairs)
         cleaned.kept.append(reason is None)
         if reason:
@@ -284,7 +284,7 @@ def _encode(
     config: DataConfig, split: CorpusSplit, cleaned: _CleanedSplit, vocab: Vocabulary
 ) -> Iterator[list[list[list[int]]]]:
     """Reads a split for the second time and yields the pairs kept, as ids, in chunks."""
-    pairs = progress_bar("encoding", "pairs", len(cleaned.kept), split.read())
+    pairs = ProgressBar("encoding", "pairs", len(cleaned.kept), split.read())
     kept = compress(pairs, cleaned.kept)
     while chunk := list(islice(kept, _PAIRS_PER_CHUNK)):
         src, tgt = zip(*chunk, strict=True)

@@ -13,7 +13,7 @@ from transformer_mt.config.keys import DataConfig, SplitFiles
 from transformer_mt.config.loading import expand_path
 from transformer_mt.config.reference import format_value
 from transformer_mt.errors import ConfigError, DataError, OutputError
-from transformer_mt.system.console import progress_bar
+from transformer_mt.system.console import ProgressBar
 from transformer_mt.system.files import atomic_file
 from transformer_mt.system.outputs import check_output
 from transformer_mt.system.streams import COMPRESSION_SUFFIXES
@@ -106,7 +106,7 @@ def _measure(src: Path, tgt: Path) -> TextStatistics:
     """Measures the whole text, as training will read it."""
     files = SplitFiles(src=str(src.absolute()), tgt=str(tgt.absolute()))
     pairs = open_split(DataConfig(path="."), files).read()
-    text = measure_text(progress_bar("reading", "pairs", items=pairs))
+    text = measure_text(ProgressBar("reading", "pairs", items=pairs))
     if text.usable < MIN_PAIRS:
         raise DataError(
             f"{src} and {tgt}: {text.usable} pairs are too few; {MIN_PAIRS} are needed to train and"

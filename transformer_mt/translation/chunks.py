@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from itertools import chain, dropwhile, islice
 from pathlib import Path
 
-from transformer_mt.system.console import ProgressDisplay, shows_progress
+from transformer_mt.system.console import ProgressBar, shows_progress
 from transformer_mt.system.outputs import ChunkWriter, Fingerprint, Output, open_chunk_writer
 from transformer_mt.system.processes import Processes
 from transformer_mt.system.streams import LineReader, count_lines, open_input
@@ -67,7 +67,7 @@ def translate_stream(
         # A round has a chunk for each process; that of the first, small chunk has no other. The
         # writer of a pipe may wait for an answer before it writes the next chunk.
         round_size = translator.processes.world_size if resumed else 1
-        with ProgressDisplay(name, "lines", total, resumed, hidden) as progress:
+        with ProgressBar(name, "lines", total, done=resumed, hidden=hidden) as progress:
             while lines := list(chain.from_iterable(islice(chunks, round_size))):
                 translator.processes.broadcast(lines)
                 done = writer.state.lines
