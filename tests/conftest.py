@@ -26,6 +26,7 @@ from transformer_mt.config.keys import Config
 from transformer_mt.config.loading import parse_config
 from transformer_mt.model.transformer import Transformer
 from transformer_mt.system.console import PACKAGE_LOGGER
+from transformer_mt.system.files import read_manifest, sha256, write_manifest
 from transformer_mt.text.prepared import PreparedCorpus, prepare
 from transformer_mt.training.run import train
 
@@ -141,6 +142,12 @@ def weights(path: Path, name: str = MODEL) -> dict[str, torch.Tensor]:
 def equal(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> bool:
     """Compares weights bit by bit."""
     return left.keys() == right.keys() and all(torch.equal(left[k], right[k]) for k in left)
+
+
+def replace_file(checkpoint: Path, name: str, content: bytes) -> None:
+    """Puts a file into a checkpoint, with a manifest that is right."""
+    (checkpoint / name).write_bytes(content)
+    write_manifest(checkpoint, {**read_manifest(checkpoint), name: sha256(checkpoint / name)})
 
 
 def make_copying(model: Transformer) -> None:

@@ -67,13 +67,10 @@ def test_a_killed_average_can_be_repeated(run_dir, monkeypatch):
 
 def test_what_cannot_be_averaged(run_dir, tmp_path):
     """Too few checkpoints, a directory that exists, a damaged one among them."""
-    with pytest.raises(CheckpointError, match="none: has 0 checkpoints, not 2; name a run"):
+    with pytest.raises(CheckpointError, match="none: --last 2 needs .* there are 0; name a"):
         average(tmp_path / "none", 2, None)
-    with pytest.raises(CheckpointError, match="has 4 checkpoints, not 9"):
+    with pytest.raises(CheckpointError, match="and there are 4; "):
         average(run_dir, 9, None)
-    save_step(tmp_path / "one", 1)
-    with pytest.raises(CheckpointError, match="has 1 checkpoint, not 2"):
-        average(tmp_path / "one", 2, None)
     with pytest.raises(CheckpointError, match="already exists"):
         average(run_dir, 2, tmp_path)
     path = list_checkpoints(run_dir)[1] / MODEL

@@ -16,7 +16,7 @@ from transformer_mt.checkpoints.evaluations import (
     record_folder,
     write_evaluation,
 )
-from transformer_mt.checkpoints.run_files import METRICS
+from transformer_mt.checkpoints.run_directory import METRICS
 
 VALUES = {
     "test_set": "a/b c",

@@ -14,7 +14,7 @@ from transformer_mt.checkpoints.evaluations import (
     SearchSetting,
     write_evaluation,
 )
-from transformer_mt.checkpoints.run_files import write_description
+from transformer_mt.checkpoints.run_directory import write_description
 from transformer_mt.figures.table import format_rows, read_rows
 
 COLUMNS = ["parameters", "steps", "minutes", "tokens/s", "validation BLEU", "perplexity"]

@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from conftest import tiny_config
+from conftest import replace_file, tiny_config
 
 from transformer_mt.checkpoints.checkpoint import load_checkpoint
 from transformer_mt.checkpoints.run_directory import list_checkpoints, load_newest
@@ -91,7 +91,7 @@ def test_training_goes_on_from_the_one_before(corpus_dir, run_dir):
     for path in list_checkpoints(run_dir):
         flip(path / "model.safetensors", 100)
     left = {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file()}
-    with pytest.raises(CheckpointError, match="all of its 3 checkpoints are damaged"):
+    with pytest.raises(CheckpointError, match="all checkpoints are damaged"):
         train(config, run_dir)
     for path, raw in left.items():
         assert path.name == ".lock" or path.read_bytes() == raw
@@ -107,12 +107,6 @@ def test_a_file_that_nobody_vouches_for_is_not_read(run_dir):
     raw, slipped = checkpoint.build_model(raw=True), checkpoint.build_model()
     for one, other in zip(raw.parameters(), slipped.parameters(), strict=True):
         assert one.equal(other)
-
-
-def vouch(path: Path, name: str, raw: bytes) -> None:
-    """Puts a file into a checkpoint with a genuine manifest, as an attacker would."""
-    (path / name).write_bytes(raw)
-    write_manifest(path, {**read_manifest(path), name: sha256(path / name)})
 
 
 class Bomb:
@@ -141,7 +135,7 @@ class Bomb:
 def test_a_genuine_manifest_makes_no_file_safe(run_dir, name, raw):
     """Nothing is executed or believed: it is refused, in our own words, and the file is named."""
     path = list_checkpoints(run_dir)[0]
-    vouch(path, name, raw)
+    replace_file(path, name, raw)
     with pytest.raises(CheckpointError) as error:
         load_checkpoint(path).build_model(raw=True)
     assert name in str(error.value) or str(path) in str(error.value)
@@ -151,7 +145,7 @@ def test_a_genuine_manifest_makes_no_file_safe(run_dir, name, raw):
 def test_json_of_an_absurd_size_is_not_read(run_dir, name):
     """Although it is good but for a million spaces. Sabotage: no limit on the size."""
     path = list_checkpoints(run_dir)[0]
-    vouch(path, name, (path / name).read_bytes() + b" " * 2**20)
+    replace_file(path, name, (path / name).read_bytes() + b" " * 2**20)
     with pytest.raises(CheckpointError, match=rf"{name}: damaged \(\d+ bytes\)"):
         load_checkpoint(path)
 

@@ -6,7 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from conftest import tiny_config, tiny_values
+from conftest import replace_file, tiny_config, tiny_values
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -15,7 +15,7 @@ from transformer_mt.checkpoints.run_directory import list_checkpoints
 from transformer_mt.config.keys import Config
 from transformer_mt.config.loading import load_config, parse_config
 from transformer_mt.errors import TransformerMTError
-from transformer_mt.system.files import MANIFEST, canonical_json, sha256, write_manifest
+from transformer_mt.system.files import MANIFEST, canonical_json, write_manifest
 from transformer_mt.training.run import train
 
 pytestmark = pytest.mark.slow
@@ -94,16 +94,11 @@ def refused_or_read(path: Path) -> None:
 
 def spoil(checkpoint: Path, tmp_path: Path, name: str, raw: bytes, genuine: bool) -> Path:
     """Copies a checkpoint with another file in it, and vouches for that if asked to."""
-    copied = tmp_path / "copy"
-    if not copied.exists():
-        shutil.copytree(checkpoint, copied)
-    for file in checkpoint.iterdir():
-        if (copied / file.name).read_bytes() != file.read_bytes():
-            shutil.copy(file, copied / file.name)
-    (copied / name).write_bytes(raw)
+    copied = shutil.copytree(checkpoint, tmp_path / "copy", dirs_exist_ok=True)
     if genuine:
-        files = {f.name: sha256(f) for f in copied.iterdir() if f.name != MANIFEST}
-        write_manifest(copied, files)
+        replace_file(copied, name, raw)
+    else:
+        (copied / name).write_bytes(raw)
     return copied
 
 

@@ -19,8 +19,12 @@ from sacrebleu.metrics.bleu import BLEU
 
 from transformer_mt.checkpoints.checkpoint import EMA, load_checkpoint
 from transformer_mt.checkpoints.evaluations import read_evaluations
-from transformer_mt.checkpoints.run_directory import find_checkpoint, list_checkpoints, load_newest
-from transformer_mt.checkpoints.run_files import read_description
+from transformer_mt.checkpoints.run_directory import (
+    find_checkpoint,
+    list_checkpoints,
+    load_newest,
+    read_description,
+)
 from transformer_mt.config.loading import load_config
 from transformer_mt.errors import CheckpointError, ConfigError, DataError, DeviceError
 from transformer_mt.system.files import locked

@@ -13,8 +13,7 @@ from transformer_mt.checkpoints.checkpoint import (
     save_checkpoint,
 )
 from transformer_mt.checkpoints.model_card import describe_run, write_average_card
-from transformer_mt.checkpoints.run_directory import list_checkpoints
-from transformer_mt.checkpoints.run_files import write_description
+from transformer_mt.checkpoints.run_directory import list_checkpoints, write_description
 from transformer_mt.errors import CheckpointError
 from transformer_mt.system.files import atomic_directory
 
@@ -34,10 +33,9 @@ def average(run_dir: Path, last: int, output: Path | None) -> Path:
     """
     paths = list_checkpoints(run_dir)
     if len(paths) < last:
-        checkpoints_text = "1 checkpoint" if len(paths) == 1 else f"{len(paths)} checkpoints"
         raise CheckpointError(
-            f"{run_dir}: has {checkpoints_text}, not {last}; name a run directory, choose a"
-            " smaller --last, or raise train.keep_last and continue training"
+            f"{run_dir}: --last {last} needs as many checkpoints, and there are {len(paths)}; name"
+            " a run directory, choose a smaller --last, or raise train.keep_last and train on"
         )
     output = output or run_dir / f"averaged-{last}"
     if output.exists():

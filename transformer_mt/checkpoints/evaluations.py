@@ -17,7 +17,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import ConfigDict, Field, TypeAdapter
 
-from transformer_mt.checkpoints.run_files import METRICS, STEP_NAME
+from transformer_mt.checkpoints.run_directory import METRICS, STEP_NAME
 from transformer_mt.errors import CheckpointError
 from transformer_mt.system.files import atomic_file, canonical_json, read_json
 

@@ -12,12 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from transformer_mt.checkpoints.checkpoint import EMA, MODEL, Checkpoint
-from transformer_mt.checkpoints.evaluations import (
-    EvaluationRecord,
-    read_evaluations,
-    record_folder,
-)
-from transformer_mt.checkpoints.run_files import read_description
+from transformer_mt.checkpoints.evaluations import EvaluationRecord, read_evaluations, record_folder
+from transformer_mt.checkpoints.run_directory import read_description
 from transformer_mt.config.keys import Config
 from transformer_mt.config.loading import without_folder
 from transformer_mt.errors import CheckpointError

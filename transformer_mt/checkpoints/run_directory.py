@@ -1,24 +1,49 @@
-"""The checkpoints of a run directory: list, choose, prune."""
+"""A run directory: its checkpoints (list, choose, prune), and what it holds beside them.
 
+PyTorch is imported only by what reads a checkpoint, so that `compare` and `plot training` start
+quickly.
+"""
+
+import hashlib
 import logging
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from transformer_mt.checkpoints.checkpoint import TRAINING, Checkpoint, load_checkpoint
-from transformer_mt.checkpoints.run_files import STEP_NAME, step_name
+from pydantic import TypeAdapter
+
 from transformer_mt.errors import ChangedModelError, CheckpointError
-from transformer_mt.system.files import MANIFEST, delete_directory, read_manifest, write_manifest
+from transformer_mt.system.files import (
+    MANIFEST,
+    atomic_file,
+    canonical_json,
+    delete_directory,
+    read_json,
+    read_manifest,
+    write_manifest,
+)
+
+if TYPE_CHECKING:
+    from transformer_mt.checkpoints.checkpoint import Checkpoint
 
 logger = logging.getLogger(__name__)
 
+METRICS = "metrics.jsonl"
+"""Metrics of a run, one JSON object per line."""
+RUN_FILE = "run.json"
+"""Describes the text, model and environment of a run; holds its own SHA-256."""
+STEP_NAME = re.compile(r"step-\d{8,}")
+"""The directory names of the checkpoints of steps."""
 RESUMABLE_CHECKPOINTS = 2
 """Checkpoints that keep the optimizer's moments: the newest, and the one to fall back to."""
+_OBJECT = TypeAdapter(dict[str, Any])
 
 
 def checkpoint_path(run_dir: Path, step: int) -> Path:
     """Gives the directory of a step's checkpoint."""
-    return run_dir / step_name(step)
+    return run_dir / f"step-{step:08d}"
 
 
 def list_checkpoints(run_dir: Path) -> list[Path]:
@@ -27,7 +52,7 @@ def list_checkpoints(run_dir: Path) -> list[Path]:
     return sorted(paths, key=lambda path: int(path.name.removeprefix("step-")), reverse=True)
 
 
-def load_newest(run_dir: Path) -> Checkpoint | None:
+def load_newest(run_dir: Path) -> "Checkpoint | None":
     """Reads the newest undamaged checkpoint of a run and warns about damaged ones.
 
     Returns None if the run has no checkpoint.
@@ -36,6 +61,8 @@ def load_newest(run_dir: Path) -> Checkpoint | None:
         CheckpointError: If there are checkpoints and all are damaged.
         ChangedModelError: If the newest undamaged one does not fit the changed source of the model.
     """
+    from transformer_mt.checkpoints.checkpoint import load_checkpoint
+
     paths = list_checkpoints(run_dir)
     for path in paths:
         try:
@@ -45,16 +72,14 @@ def load_newest(run_dir: Path) -> Checkpoint | None:
         except CheckpointError as error:
             logger.warning("%s; trying the checkpoint before it", error)
     if paths:
-        damaged = f"all of its {len(paths)} checkpoints are damaged; restore one"
-        if len(paths) == 1:
-            damaged = "its only checkpoint is damaged; restore it"
         raise CheckpointError(
-            f"{run_dir}: {damaged} from a copy, or name another --run directory to start again"
+            f"{run_dir}: all checkpoints are damaged; restore one from a copy, or name another"
+            " --run directory to start again"
         )
     return None
 
 
-def find_checkpoint(path: Path) -> Checkpoint:
+def find_checkpoint(path: Path) -> "Checkpoint":
     """Reads a checkpoint directory, or the best checkpoint of a run, or else its newest.
 
     Warns if the best checkpoint is missing or damaged.
@@ -62,6 +87,8 @@ def find_checkpoint(path: Path) -> Checkpoint:
     Raises:
         CheckpointError: If there is none.
     """
+    from transformer_mt.checkpoints.checkpoint import load_checkpoint
+
     if (path / MANIFEST).exists():
         return load_checkpoint(path)
     newest = load_newest(path)
@@ -89,6 +116,8 @@ def prune(run_dir: Path, saved_step: int, keep_last: int, best_step: int) -> Non
     Raises:
         OSError: If something cannot be deleted.
     """
+    from transformer_mt.checkpoints.checkpoint import TRAINING
+
     for leftover in run_dir.glob(".step-*.partial"):
         shutil.rmtree(leftover)
     paths = list_checkpoints(run_dir)
@@ -105,3 +134,39 @@ def prune(run_dir: Path, saved_step: int, keep_last: int, best_step: int) -> Non
             files.pop(TRAINING, None)
             write_manifest(path, files)
             (path / TRAINING).unlink()
+
+
+def not_a_run(path: Path, missing: str) -> CheckpointError:
+    """Makes the error for a path that does not exist or lacks what a run directory holds."""
+    reason = f"is no run directory: it has no {missing}" if path.exists() else "no such run"
+    return CheckpointError(f"{path}: {reason}")
+
+
+def write_description(directory: Path, description: dict[str, Any]) -> None:
+    """Writes run.json into a directory.
+
+    Raises:
+        OSError: If it cannot be written.
+    """
+    digest = hashlib.sha256(canonical_json(description)).hexdigest()
+    with atomic_file(directory / RUN_FILE) as file:
+        file.write(canonical_json({**description, "sha256": digest}))
+
+
+def read_description(directory: Path) -> dict[str, Any]:
+    """Reads run.json in a directory, as it was written; returns an empty dict if there is none.
+
+    Raises:
+        CheckpointError: If it is damaged or was edited.
+    """
+    path = directory / RUN_FILE
+    if not path.exists():
+        return {}
+    try:
+        description: dict[str, Any] = read_json(path, _OBJECT)
+        digest = description.pop("sha256", None)
+        if digest != hashlib.sha256(canonical_json(description)).hexdigest():
+            raise CheckpointError(f"{path}: damaged (its own SHA-256 does not match)")
+    except CheckpointError as error:
+        raise CheckpointError(f"{error}; resume the run, which writes it again") from None
+    return description

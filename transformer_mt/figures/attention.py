@@ -80,7 +80,8 @@ def attention_figure(
         raise ConfigError(f"--layer {number}: the model has layers 1 to {len(layers)}")
     weights = layers[number - 1]  # (H, queries, keys)
     maps = weights if by_head else weights.mean(axis=0, keepdims=True)
-    keys, queries = _labels(attention, kind)
+    keys = attention.tgt_pieces if kind == "decoder" else attention.src_pieces
+    queries = attention.src_pieces if kind == "encoder" else attention.predicted_pieces
     # Transparent at 0, so that it suits any background.
     colors = LinearSegmentedColormap.from_list("attention", [f"{ACCENT}00", ACCENT])
     with figure_style():
@@ -90,8 +91,8 @@ def attention_figure(
                 values, colors, vmin=0, vmax=1, aspect="auto", interpolation="nearest"
             )
             axes.tick_params(length=2, labelsize=_FONT_SIZE)
-            axes.set_xticks(range(len(keys)), keys, rotation=90)
-            axes.set_yticks(range(len(queries)), queries)
+            axes.set_xticks(range(len(keys)), _labels(keys), rotation=90)
+            axes.set_yticks(range(len(queries)), _labels(queries))
             axes.label_outer()
             axes.spines[:].set_visible(True)
             if by_head:
@@ -108,16 +109,7 @@ def attention_figure(
         return figure
 
 
-def _labels(attention: PairAttention, kind: str) -> tuple[list[str], list[str]]:
-    """Returns the texts of the keys and of the queries."""
-    keys = attention.tgt_pieces if kind == "decoder" else attention.src_pieces
-    queries = attention.src_pieces if kind == "encoder" else attention.predicted_pieces
-    texts = drawable([*_texts(keys), *_texts(queries)])
-    texts = [text if len(text) <= _MAX_LABEL else f"{text[: _MAX_LABEL - 1]}…" for text in texts]
-    return texts[: len(keys)], texts[len(keys) :]
-
-
-def _texts(pieces: Sequence[str]) -> list[str]:
+def _labels(pieces: Sequence[str]) -> list[str]:
     """Makes pieces readable: bytes as the character that they are a part of, such as `é 1/2`."""
     texts = [piece.replace(WORD_MARK, _DRAWN_MARK) for piece in pieces]
     for start, size in product(range(len(pieces)), range(1, 5)):
@@ -127,7 +119,8 @@ def _texts(pieces: Sequence[str]) -> list[str]:
         if is_whole and character.isprintable():
             names = [f"{character} {i}/{size}" for i in range(1, size + 1)]
             texts[start : start + size] = names if size > 1 else [character]
-    return texts
+    texts = drawable(texts)
+    return [text if len(text) <= _MAX_LABEL else f"{text[: _MAX_LABEL - 1]}…" for text in texts]
 
 
 def _layout(

@@ -12,13 +12,15 @@ from markupsafe import Markup
 from matplotlib.figure import Figure
 
 from transformer_mt.checkpoints.checkpoint import Checkpoint, Progress
-from transformer_mt.checkpoints.evaluations import (
-    VALIDATION,
-    EvaluationRecord,
-    read_evaluations,
+from transformer_mt.checkpoints.evaluations import VALIDATION, EvaluationRecord, read_evaluations
+from transformer_mt.checkpoints.run_directory import (
+    METRICS,
+    RUN_FILE,
+    find_checkpoint,
+    load_newest,
+    not_a_run,
+    read_description,
 )
-from transformer_mt.checkpoints.run_directory import find_checkpoint, load_newest
-from transformer_mt.checkpoints.run_files import METRICS, RUN_FILE, not_a_run, read_description
 from transformer_mt.config.keys import DEFAULTS, Config, flat_values
 from transformer_mt.config.loading import parse_config, without_folder
 from transformer_mt.config.reference import format_value

@@ -12,17 +12,13 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from transformer_mt.checkpoints.evaluations import (
-    VALIDATION,
-    EvaluationRecord,
-    read_evaluations,
-)
-from transformer_mt.checkpoints.run_files import (
+from transformer_mt.checkpoints.evaluations import VALIDATION, EvaluationRecord, read_evaluations
+from transformer_mt.checkpoints.run_directory import (
     METRICS,
     RUN_FILE,
+    checkpoint_path,
     not_a_run,
     read_description,
-    step_name,
 )
 from transformer_mt.config.keys import DEFAULTS, flat_values
 from transformer_mt.config.loading import parse_config
@@ -93,7 +89,7 @@ def _read_run(path: Path, name: str) -> Row:
     if best := metrics.best_validation():
         row["validation BLEU"] = best.get("ema_bleu", best["bleu"])
         row["perplexity"] = best["perplexity"]
-        best_checkpoint = step_name(int(best["step"]))
+        best_checkpoint = checkpoint_path(path, int(best["step"])).name
     for record in read_evaluations(path):
         if record.test_set != VALIDATION:
             row |= _scores(record, best_checkpoint)

@@ -91,12 +91,8 @@ def training_figure(
             figure.suptitle(drawable([title])[0] if title else names[0])
         if len(runs) == 1:
             return figure
-        figure.legend(
-            handles=[Line2D([], [], label=name, **_look(i)) for i, name in enumerate(names)],
-            loc="outside lower center",
-            ncols=columns,
-            fontsize="medium",
-        )
+        handles = [Line2D([], [], label=name, **_look(i)) for i, name in enumerate(names)]
+        figure.legend(handles=handles, loc="outside lower center", ncols=columns, fontsize="medium")
         return figure
 
 
@@ -120,7 +116,7 @@ def lengths_figure(lengths: Mapping[str, Any], languages: tuple[str, str]) -> Fi
 def _draw_panel(axes: Axes, panel: Panel, runs: Sequence[RunMetrics], x: str) -> None:
     axes.set(title=panel.title, ylabel=panel.unit)
     axes.set_xlabel("step" if x == "step" else "minutes of training")
-    drawn: dict[str, Any] = {}
+    drawn: dict[str, Line2D] = {}
     for (kind, key, label), dashes in zip(panel.curves, _DASHES, strict=False):
         for number, run in enumerate(runs):
             positions, values = run.series(kind, key, x)
@@ -129,7 +125,7 @@ def _draw_panel(axes: Axes, panel: Panel, runs: Sequence[RunMetrics], x: str) ->
                 marks = number / len(runs) / _MARKS, 1 / _MARKS
                 look = _look(number)
                 axes.plot(positions, values, linestyle=dashes, markevery=marks, **look)
-                drawn[label] = dashes
+                drawn[label] = Line2D([], [], color=FOREGROUND, linestyle=dashes, label=label)
     if not drawn:
         axes.text(0.5, 0.5, "no finite value yet", ha="center", transform=axes.transAxes)
         axes.set(xticks=[], yticks=[])
@@ -142,12 +138,7 @@ def _draw_panel(axes: Axes, panel: Panel, runs: Sequence[RunMetrics], x: str) ->
     if panel.from_zero:
         axes.set_ylim(0, 1.1 * axes.dataLim.y1 or 1.0)
     if len(drawn) > 1:
-        axes.legend(
-            handles=[
-                Line2D([], [], color=FOREGROUND, linestyle=dashes, label=label)
-                for label, dashes in drawn.items()
-            ]
-        )
+        axes.legend(handles=[*drawn.values()])
 
 
 def _look(number: int) -> dict[str, Any]:

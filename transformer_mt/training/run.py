@@ -16,12 +16,14 @@ from torch import Tensor
 
 from transformer_mt.checkpoints.checkpoint import STATE, TRAINING, Checkpoint, Progress
 from transformer_mt.checkpoints.run_directory import (
+    METRICS,
+    RUN_FILE,
     checkpoint_path,
     find_checkpoint,
     list_checkpoints,
     load_newest,
+    write_description,
 )
-from transformer_mt.checkpoints.run_files import METRICS, RUN_FILE, write_description
 from transformer_mt.config.keys import Config, ModelConfig, flat_values
 from transformer_mt.config.loading import searched_folders
 from transformer_mt.errors import CheckpointError, ConfigError, DeviceError

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Self, TextIO
 
 from transformer_mt.checkpoints.checkpoint import Progress
-from transformer_mt.checkpoints.run_files import METRICS
+from transformer_mt.checkpoints.run_directory import METRICS
 from transformer_mt.errors import CheckpointError, ConfigError
 from transformer_mt.system.console import PACKAGE_LOGGER, MessageFormatter, escape_controls
 from transformer_mt.system.files import atomic_file, parse_json
