@@ -10,6 +10,7 @@ from conftest import tiny_config, tiny_values
 
 from transformer_mt.config.keys import VocabConfig
 from transformer_mt.config.loading import parse_config
+from transformer_mt.errors import ConfigError
 from transformer_mt.text.prepared import prepare
 from transformer_mt.text.vocabulary import train_vocabulary
 
@@ -98,8 +99,8 @@ def test_the_report_by_hand(folder, caplog):
     }
     # Sources of 3 + 4 + 2 pieces and 1 + 2 + 1 words, targets of 7 + 10 + 4 and 2 + 4 + 1.
     assert prepared.report["pieces_per_word"] == round(30 / 11, 3)
-    assert prepared.dropped == "1 empty" and first.dropped == "none"
-    assert caplog.messages[-3] == "3 training pairs of 4 (dropped: 1 empty)"
+    assert first.counts == "4 training pairs of 4 (dropped: none)"
+    assert caplog.messages[-3] == prepared.counts == "3 training pairs of 4 (dropped: 1 empty)"
     assert caplog.messages[-2] == "2.727 pieces per word, 4 unknown, longest 10 pieces"
     assert caplog.messages[-1] == "13.3% of the pieces are unknown: raise vocab.size"
     lengths = [side.tolist() for side in prepared.pairs.lengths]
@@ -146,3 +147,39 @@ def test_each_language_has_its_own_vocabulary_or_both_one(folder):
     assert [set(side[4:]) for side in sides] == [{"▁", "a", "b"}, {"▁", "c", "d"}]
     shared = prepare(tiny_config(folder, vocab__kind="char")).vocab
     assert shared.shared and set(shared.src.pieces(range(4, shared.src.size))) == set("▁abcd")
+
+
+def test_a_weight_repeats_what_cleaning_keeps(folder):
+    """In ids, counts and learned words, as if the entry were listed as often; read once.
+
+    Duplicates are dropped first. Sabotage: repeat before cleaning; leave the weight out of the
+    counts, or out of the fingerprint.
+    """
+    write_pairs(folder, [("ab ab", "cd. Ef"), ("ab", "cd"), ("", "x")])
+    for language, line in (("de", "ba"), ("en", "dc")):
+        (folder / f"more.{language}").write_text(f"{line}\n")
+    more = {"src": "more.en", "tgt": "more.de"}
+    listed = ["train", "train", "more", "more", "more"]
+    weighted = [{"name": "train", "weight": 2}, {**more, "weight": 3}]
+    kinds = {"vocab__kind": "char", "data__src_lang": "en", "data__tgt_lang": "de"}
+    expected = prepare(tiny_config(folder, data__train=listed, **kinds))
+    strict = {**kinds, "data__drop_duplicates": True}
+    prepared = prepare(tiny_config(folder, data__train=weighted, **strict))
+    assert prepared.counts == "3 training pairs of 4 (dropped: 1 empty), 7 per epoch"
+    assert prepared.vocab.has_same_ids(expected.vocab)
+    for side in ("src", "tgt"):
+        rows, listed_rows = (
+            sorted(row.tolist() for row in getattr(corpus.pairs, side))
+            for corpus in (prepared, expected)
+        )
+        assert rows == listed_rows and len(rows) == 7
+    for key in ("pieces", "pieces_per_word", "unknown", "longest", "sources"):
+        assert prepared.report[key] == expected.report[key]
+    assert prepared.report["sources"]["several_sentences"] == 2 / 7
+    other = prepare(tiny_config(folder, data__train=[weighted[0], more], **strict))
+    assert other.path != prepared.path and other.digest != prepared.digest
+    with pytest.raises(ConfigError, match="data.valid has a weight"):
+        tiny_config(folder, data__valid={**more, "weight": 2})
+    for wrong in (0, 256, 1.5):
+        with pytest.raises(ConfigError, match=r"data.train\[0\].weight = .* should be"):
+            tiny_config(folder, data__train=[{**more, "weight": wrong}])

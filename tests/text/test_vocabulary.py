@@ -151,26 +151,54 @@ def learn_elsewhere(text: list[str], **options: object) -> bytes:
     return writer.getvalue()
 
 
-def test_a_vocabulary_with_the_default_ids_of_sentencepiece(tmp_path):
-    """A model without a padding piece gets one before its first id."""
-    model = learn_elsewhere(lines(1), vocab_size=60, minloglevel=2)
-    (tmp_path / "spm.model").write_bytes(model)
+@pytest.mark.parametrize("kind", ["bpe", "unigram"])
+@pytest.mark.parametrize(
+    "special",
+    [
+        {},  # SentencePiece's defaults: no padding
+        {"unk_id": 1, "bos_id": -1, "eos_id": 0},  # Marian
+        {"bos_id": 0, "pad_id": 1, "eos_id": 2, "unk_id": 3},  # fairseq
+        {"pad_id": 0, "eos_id": 1, "unk_id": 2, "bos_id": -1},  # T5
+        {"unk_id": 9, "eos_id": 300, "bos_id": 20, "user_defined_symbols": ["<pad>", "<s> "]},
+    ],
+)
+def test_a_vocabulary_with_other_special_ids(tmp_path, kind, special):
+    """Its special pieces get our ids, present or not; all others keep their order.
+
+    Sabotage: move all ids up by one; give the pieces of `table` in the model's order.
+    """
+    options = {"byte_fallback": True, "normalization_rule_name": "identity", "minloglevel": 2}
+    model = learn_elsewhere(lines(1), model_type=kind, vocab_size=320, **options, **special)
     processor = sentencepiece.SentencePieceProcessor(model_proto=model)
-    vocab = Vocabulary.load(tmp_path / "spm.model")
-    assert vocab.src.size == vocab.tgt.size == 61 and vocab.shared
-    (ids,) = vocab.tgt.encode([lines(1)[0]])
-    assert ids == [i + 1 for i in processor.encode(lines(1)[0])] and min(ids) > 3
-    assert vocab.tgt.decode(ids) == lines(1)[0]
-    assert vocab.src.pieces(ids) == processor.encode(lines(1)[0], out_type=str)
-    assert vocab.tgt.decode([0, 2, 3]) is not None  # a model may produce any id
-
-
-def test_a_vocabulary_with_other_ids(tmp_path):
-    """It is refused; the message names its ids."""
-    ids = {"pad_id": 3, "unk_id": 0, "bos_id": 1, "eos_id": 2}
-    model = learn_elsewhere(lines(1), vocab_size=60, minloglevel=2, **ids)
     (tmp_path / "spm.model").write_bytes(model)
-    with pytest.raises(DataError, match=r"spm.model: .*\(3, 0, 1, 2\); they must be 0, 1, 2, 3"):
+    vocab = Vocabulary.load(tmp_path / "spm.model").src
+    ids = (processor.pad_id(), processor.unk_id(), processor.bos_id(), processor.eos_id())
+    pieces = vocab.pieces(range(vocab.size))
+    others = [processor.id_to_piece(i) for i in range(320) if i not in ids]
+    assert pieces[4:] == others and len(set(pieces)) == len(pieces) == 320 + ids.count(-1)
+    assert pieces[1:4] == ["<unk>", "<s>", "</s>"]
+    text = [*lines(1), "日本 ab", ""]
+    rows = vocab.encode(text)
+    assert [vocab.pieces(row) for row in rows] == processor.encode(text, out_type=str)
+    assert [vocab.decode(row) for row in rows] == text and min(map(min, rows[:-1])) > 3
+    assert vocab.decode([0, 2, *rows[0], 3]) == text[0]  # a model may produce any id
+    table = vocab.table()
+    assert table.kind == kind and table.texts[:4] == [""] * 4
+    assert all(text in ("", piece) for text, piece in zip(table.texts, pieces, strict=True))
+    for text, i in table.ids.items():
+        assert table.scores[i] == processor.get_score(processor.piece_to_id(text))
+
+
+@pytest.mark.parametrize(
+    ("field", "ids"), [(45, r"\(-1, -1, 1, 2\)"), (47, r"\(-1, 0, 1, 1\)")], ids=["unk", "eos"]
+)
+def test_special_pieces_that_cannot_be_used(tmp_path, field, ids):
+    """An end that is the beginning, or nothing unknown: refused, with the ids."""
+    model = learn_elsewhere(lines(1), vocab_size=60, minloglevel=2)
+    # Protobuf messages are joined by concatenation: field 2 describes how it was trained.
+    model += bytes([0x12, 6, (field << 3 | 2) & 0x7F | 0x80, field >> 4, 3]) + b"<s>"
+    (tmp_path / "spm.model").write_bytes(model)
+    with pytest.raises(DataError, match=rf"spm.model: the ids of pad, unk, bos and eos are {ids}"):
         Vocabulary.load(tmp_path / "spm.model")
 
 

@@ -33,7 +33,7 @@ def test_a_dry_run_reports_and_writes_nothing(corpus_dir, tmp_path):
     padding = 1 - (src.sum() + tgt.sum()) / positions
     for part in (
         "optim.warmup_steps = 100",
-        "4,000 pairs of 4,000 (dropped: none)",
+        "4,000 training pairs of 4,000 (dropped: none)",
         f"{src.sum():,} source and {tgt.sum():,} target tokens, EOS included",
         f"{len(steps)} steps, {len(micro_batches)} micro-batches, {padding:.1%} of positions",
         "for 12 steps, until train.max_steps = 12",

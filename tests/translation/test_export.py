@@ -53,8 +53,21 @@ def test_it_translates_as_ours_does(copy_run, tmp_path):
 def test_every_model_it_can_express(corpus_dir, tmp_path, norm, tied):
     """Either norm, tied or with a vocabulary a language, with biases or without, uneven stacks.
 
-    A model that has learned nothing writes long nonsense: a slip anywhere would show.
+    A model that has learned nothing writes long nonsense: a slip anywhere would show. Two
+    vocabularies come from elsewhere, with special pieces of other ids and names.
     """
+    vocab_path = None if tied else str(tmp_path)
+    for side, special in (
+        ("src", {"unk_id": 1, "bos_id": -1, "eos_id": 0}),
+        ("tgt", {"pad_id": 9, "bos_piece": "<start>", "eos_piece": "<end>"}),
+    ):
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter(copy_lines(500, 1)),
+            model_prefix=str(tmp_path / side),
+            vocab_size=100,
+            minloglevel=2,
+            **special,
+        )
     config = tiny_config(
         corpus_dir,
         model__norm=norm,
@@ -63,6 +76,7 @@ def test_every_model_it_can_express(corpus_dir, tmp_path, norm, tied):
         model__encoder_layers=2,
         model__decoder_layers=1,
         vocab__shared=tied,
+        vocab__path=vocab_path,
         train__max_steps=0,
         valid__every=1000,
     )

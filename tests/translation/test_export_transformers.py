@@ -193,9 +193,13 @@ def other_vocabulary(**options: object) -> Vocabulary:
     return Vocabulary(writer.getvalue(), writer.getvalue())
 
 
-def test_a_vocabulary_without_padding(tmp_path):
-    """Its ids are moved up by one. Sabotage: leave out the name of the padding piece."""
-    vocab = other_vocabulary(byte_fallback=True)
+@pytest.mark.parametrize("special", [{}, {"unk_id": 1, "bos_id": -1, "eos_id": 0}])
+def test_a_vocabulary_with_other_special_pieces(tmp_path, special):
+    """Without padding, as is SentencePiece's default, and without BOS, as in Marian.
+
+    Sabotage: give the pieces in the model's order.
+    """
+    vocab = other_vocabulary(byte_fallback=True, **special)
     checkpoint = random_checkpoint(tmp_path / "step", vocab)
     _, tokenizer = load(export(checkpoint, tmp_path / "out", format="transformers"))
     lines = (SAMPLE / "test.de").read_text(encoding="utf-8").split("\n")[:20]

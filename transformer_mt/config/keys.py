@@ -57,7 +57,22 @@ SLICE = r"\[(-?\d{1,18})?:(-?\d{1,18})?\]"
 """Pattern of a slice of a split, such as [:-1000]."""
 
 
-class SplitFiles(Section):
+Weight = Annotated[int, Field(ge=1, le=255)]
+
+
+class SplitTable(Section):
+    """Base of the tables that say what a split is."""
+
+    def __str__(self) -> str:
+        """Writes the split as it is written in TOML."""
+        keys = self.model_dump(exclude_defaults=True).items()
+        pairs = [f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in keys]
+        return f"{{ {', '.join(pairs)} }}"
+
+    __repr__ = __str__
+
+
+class SplitFiles(SplitTable):
     """A split that consists of two line-aligned text files, or of a slice of them."""
 
     src: Annotated[str, Field(min_length=1)]
@@ -67,6 +82,8 @@ class SplitFiles(Section):
     """The file of its translation, likewise."""
     slice: str | None = None
     """The pairs to take, as in Python: "[:-1000]" is all but the last 1000."""
+    weight: Weight = 1
+    """In data.train: how often an epoch has each pair that cleaning keeps."""
 
     @field_validator("slice")
     @classmethod
@@ -75,31 +92,46 @@ class SplitFiles(Section):
             raise PydanticCustomError("slice", "should be a slice, such as [:5000] or [-1000:]")
         return value
 
-    def __str__(self) -> str:
-        """Writes the split as it is written in TOML."""
-        pairs = [f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in self if value]
-        return f"{{ {', '.join(pairs)} }}"
 
-    __repr__ = __str__
+class NamedSplit(SplitTable):
+    """A split by its name, with a weight."""
+
+    name: Annotated[str, Field(min_length=1)]
+    """What would be written without a weight, such as "train" or "memory.tmx"."""
+    weight: Weight = 1
+    """As in `SplitFiles`."""
 
 
-UNION_TAGS = "<name>", "<files>", "<list>"
+UNION_TAGS = "<name>", "<named>", "<files>", "<list>"
 """The kinds of values of a split, which pydantic inserts into the location of a mistake."""
+_KINDS: dict[type, str] = {
+    str: "<name>",
+    NamedSplit: "<named>",
+    SplitFiles: "<files>",
+    list: "<list>",
+}
+
+
+def _kind(value: object) -> str | None:
+    if isinstance(value, dict):
+        return "<named>" if "name" in value else "<files>"
+    return _KINDS.get(type(value))
+
 
 # The value decides its type, so that a mistake is reported once, not for each type.
-_KINDS: dict[type, str] = {str: "<name>", dict: "<files>", SplitFiles: "<files>", list: "<list>"}
 _BY_KIND = Discriminator(
-    lambda value: _KINDS.get(type(value)),
+    _kind,
     custom_error_type="split",
     custom_error_message="should be a split's name or a table such as"
-    ' { src = "a.de", tgt = "a.en" }',
+    ' { src = "a.de", tgt = "a.en" } or { name = "train", weight = 2 }',
 )
 _Name = Annotated[str, Tag("<name>")]
+_Named = Annotated[NamedSplit, Tag("<named>")]
 _Files = Annotated[SplitFiles, Tag("<files>")]
-Split = Annotated[_Name | _Files, _BY_KIND]
+Split = Annotated[_Name | _Named | _Files, _BY_KIND]
 """A split's name, a slice of it such as `train[:5000]`, or its two files."""
 _List = Annotated[list[Split], Field(min_length=1), Tag("<list>")]
-Splits = Annotated[_Name | _Files | _List, _BY_KIND]
+Splits = Annotated[_Name | _Named | _Files | _List, _BY_KIND]
 """One split or several, which are concatenated."""
 
 
@@ -113,7 +145,7 @@ class DataConfig(Section):
     """The corpus's configuration on the hub, such as "de-en"."""
     train: Annotated[Splits, OnChange.SHAPES_CORPUS] = "train"
     """One split or a list of them: names, in a local folder also file names and patterns, or
-    tables of two files (see docs/text.md)."""
+    tables of two files or with a weight (see docs/text.md)."""
     valid: Annotated[Split, OnChange.REFUSED] = "validation"
     """The split that training is validated on."""
     test: Annotated[Split, OnChange.ALLOWED] = "test"
@@ -155,8 +187,9 @@ class VocabConfig(Section):
     """Number of distinct words, the most frequent ones, that SentencePiece learns from; bounds its
     memory."""
     path: Annotated[str | None, OnChange.ALLOWED] = None
-    """An existing SentencePiece model, or a folder with src.model and tgt.model, to use instead of
-    learning one; kind, size and max_words are then ignored."""
+    """An existing SentencePiece model, whatever the ids of its special pieces, or a folder with
+    src.model and tgt.model, to use instead of learning one; kind, size and max_words are then
+    ignored."""
     sampling: Annotated[float, Field(ge=0, lt=1), OnChange.REFUSED] = 0.0
     """Train on random segmentations, new in every epoch. For `bpe` the probability that a merge
     is left out (BPE-dropout), such as 0.1; for `unigram` the exponent of a segmentation's
@@ -300,6 +333,9 @@ class Config(Section):
                 f"vocab.sampling = {vocab.sampling:g} requires vocab.kind = bpe or unigram:"
                 f" a vocabulary of kind {vocab.kind} has no other segmentations"
             )
+        for key in ("valid", "test"):
+            if getattr(getattr(data, key), "weight", 1) > 1:
+                mistakes.append(f"data.{key} has a weight; only data.train is repeated")
         if data.src_lang == data.tgt_lang:
             mistakes.append(
                 f"data.src_lang and data.tgt_lang are the same language, {data.src_lang}"

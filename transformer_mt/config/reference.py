@@ -7,7 +7,7 @@ from typing import Any, Literal, NamedTuple, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
-from transformer_mt.config.keys import Config, OnChange, SplitFiles, on_change
+from transformer_mt.config.keys import Config, OnChange, SplitTable, on_change
 from transformer_mt.config.loading import did_you_mean
 from transformer_mt.errors import ConfigError
 
@@ -70,7 +70,7 @@ def format_value(value: object) -> str:
     """Formats the value of a key as TOML; None is `(not set)`."""
     if value is None:
         return "(not set)"
-    if isinstance(value, SplitFiles):
+    if isinstance(value, SplitTable):
         return str(value)
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(format_value, value))}]"

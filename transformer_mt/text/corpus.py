@@ -4,16 +4,17 @@ In text files only a line feed ends a line.
 """
 
 import hashlib
+import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from glob import glob
 from itertools import chain, islice, zip_longest
 from pathlib import Path
 from typing import Any
 
-from transformer_mt.config.keys import SLICE, DataConfig, Split, SplitFiles, Splits
+from transformer_mt.config.keys import SLICE, DataConfig, NamedSplit, Split, SplitFiles, Splits
 from transformer_mt.config.loading import expand_path, searched_folders
 from transformer_mt.errors import DataError
 from transformer_mt.system.files import sha256
@@ -25,6 +26,7 @@ from transformer_mt.system.streams import (
     read_failure,
 )
 from transformer_mt.text.hub import MOVED_TEXT, load_dataset, read_pairs
+from transformer_mt.text.tmx import TmxFile, is_tmx
 
 Pair = tuple[str, str]
 PairReader = Callable[[], Iterator[Pair]]
@@ -54,13 +56,38 @@ class RawPairs:
 
 
 @dataclass(frozen=True)
+class CorpusPart:
+    """One entry of a split, read anew each time.
+
+    Attributes:
+        read: Yields its pairs in order, without white space at their ends.
+        digest: Computes a digest that identifies the content, wherever it is stored.
+        weight: How often an epoch of training has each pair.
+    """
+
+    read: PairReader
+    digest: Callable[[], str]
+    weight: int = 1
+
+
+@dataclass(frozen=True)
 class CorpusSplit:
     """A split that can be read any number of times and is never held in memory."""
 
-    read: PairReader
-    """Yields its pairs in order, without white space at their ends."""
-    digest: Callable[[], str]
-    """Computes a digest that identifies the content, wherever it is stored."""
+    parts: list[CorpusPart]
+
+    def read(self) -> Iterator[Pair]:
+        """Yields the pairs of all parts in order, each once."""
+        return chain.from_iterable(part.read() for part in self.parts)
+
+    def read_weighted(self) -> Iterator[tuple[Pair, int]]:
+        """Yields each pair with its weight."""
+        return ((pair, part.weight) for part in self.parts for pair in part.read())
+
+    def digest(self) -> str:
+        """Computes a digest that identifies the content, but not the weights."""
+        digests = [part.digest() for part in self.parts]
+        return digests[0] if len(digests) == 1 else _digest_strings(digests)
 
 
 def open_split(config: DataConfig, split: Splits) -> CorpusSplit:
@@ -69,22 +96,16 @@ def open_split(config: DataConfig, split: Splits) -> CorpusSplit:
     Args:
         config: Where the corpus is stored and which languages to take.
         split: A split's name, a slice of it such as `train[:5000]`, its two files, or a list of
-            these. In a local folder NAME stands for NAME.de and NAME.en, NAME.de-en.tsv (each also
-            .gz, .xz or .zst), a path or pattern of Parquet or JSONL files, or else a split as on
-            the hub.
+            these. In a local folder NAME stands for NAME.de and NAME.en, NAME.de-en.tsv or NAME.tmx
+            (each also .gz, .xz or .zst), a path or pattern of Parquet or JSONL files, or else a
+            split as on the hub.
 
     Raises:
         DataError: Naming the file, split, column or language that is missing or malformed; some
             errors are only found when the pairs are read.
     """
     items = split if isinstance(split, list) else [split]
-    splits = [_open_one(config, item) for item in items]
-    if len(splits) == 1:
-        return splits[0]
-    return CorpusSplit(
-        lambda: chain.from_iterable(split.read() for split in splits),
-        lambda: _digest_strings(split.digest() for split in splits),
-    )
+    return CorpusSplit([_open_one(config, item) for item in items])
 
 
 def load_split(config: DataConfig, split: Splits) -> RawPairs:
@@ -102,12 +123,24 @@ def load_split(config: DataConfig, split: Splits) -> RawPairs:
     return raw
 
 
-def _open_one(config: DataConfig, split: Split) -> CorpusSplit:
+def _open_one(config: DataConfig, split: Split) -> CorpusPart:
     """Chooses the reader by what `data.path` and the split refer to."""
     folder = Path(config.path)
+    if isinstance(split, NamedSplit):
+        return replace(_open_one(config, split.name), weight=split.weight)
     if isinstance(split, SplitFiles):
         src, tgt = folder / expand_path(split.src), folder / expand_path(split.tgt)
-        return _open_files(config, [src, tgt], partial(_read_text, src, tgt), split.slice)
+        part = _open_files(config, [src, tgt], partial(_read_text, src, tgt), split.slice)
+        return replace(part, weight=split.weight)
+    match = _SLICED_NAME.fullmatch(split)
+    if match and is_tmx(path := folder / expand_path(match["name"])):
+        tmx = TmxFile(path, config.src_lang, config.tgt_lang)
+        return _open_files(config, [path], tmx.read, match["slice"])
+    return _open_name(config, folder, split)
+
+
+def _open_name(config: DataConfig, folder: Path, split: str) -> CorpusPart:
+    """Chooses between the hub, data files, and text in a folder."""
     if folder.is_file():
         raise DataError(f"data.path = {config.path}: this is a file; give the folder that holds it")
     if not folder.is_dir():
@@ -128,12 +161,12 @@ def _open_one(config: DataConfig, split: Split) -> CorpusSplit:
 
 
 def _has_text(folder: Path, config: DataConfig) -> bool:
-    endings = (f".{config.src_lang}", f".{config.tgt_lang}", ".tsv")
+    endings = (f".{config.src_lang}", f".{config.tgt_lang}", ".tsv", ".tmx")
     names = (path.name.removesuffix(compression_suffix(path)) for path in folder.iterdir())
     return any(name.endswith(endings) for name in names)
 
 
-def _open_text(config: DataConfig, split: str) -> CorpusSplit:
+def _open_text(config: DataConfig, split: str) -> CorpusPart:
     """Opens a split, or a slice of it, in a folder of text."""
     match = _SLICED_NAME.fullmatch(split)
     if not match:
@@ -144,8 +177,9 @@ def _open_text(config: DataConfig, split: str) -> CorpusSplit:
             return _open_files(config, files, read, match["slice"])
     table = SplitFiles(src="SOURCE_FILE", tgt="TARGET_FILE", slice="[:-1000]")
     raise DataError(
-        f"{path}.{src}: no such file, nor {match['name']}.{tgt} or {match['name']}.{src}-{tgt}.tsv"
-        f"{_list_files(path.parent)}; name other files under [data], such as train = {table}"
+        f"{path}.{src}: no such file, nor {match['name']}.{tgt}, {match['name']}.{src}-{tgt}.tsv or"
+        f" {match['name']}.tmx{_list_files(path.parent)}; name other files under [data], such as"
+        f" train = {table}"
     )
 
 
@@ -157,11 +191,13 @@ def _text_formats(path: Path, src: str, tgt: str) -> Iterator[tuple[list[Path], 
         for first, second in ((src, tgt), (tgt, src)):
             table = Path(f"{path}.{first}-{second}.tsv{compression}")
             yield [table], partial(_read_tsv, table, swapped=first != src)
+        memory = Path(f"{path}.tmx{compression}")
+        yield [memory], TmxFile(memory, src, tgt).read
 
 
 def _open_files(
     config: DataConfig, paths: Sequence[Path], read: PairReader, part: str | None
-) -> CorpusSplit:
+) -> CorpusPart:
     """Opens the pairs of some files, or a slice of them such as [-1000:], once they all exist."""
     folder = Path(config.path)
     for path in paths:
@@ -170,7 +206,7 @@ def _open_files(
                 raise _missing_folder(config)
             raise DataError(f"{path}: no such file{_list_files(path.parent)}")
     read_part = partial(_read_slice, read, part, paths) if part else read
-    return CorpusSplit(read_part, partial(_digest_files, paths))
+    return CorpusPart(read_part, partial(_digest_files, paths))
 
 
 def _read_slice(read: PairReader, part: str, paths: Sequence[Path]) -> Iterator[Pair]:
@@ -225,8 +261,13 @@ def read_lines(path: Path) -> Iterator[str]:
     r"""Reads lines of text, decompressed if named .gz, .xz or .zst; only `\n` ends a line.
 
     Raises:
-        DataError: If it cannot be read or is not UTF-8.
+        DataError: If it cannot be read, is not UTF-8, or is a TMX file.
     """
+    if is_tmx(path):
+        raise DataError(
+            f"{path}: a TMX file holds both languages; name it alone, such as"
+            f" train = {json.dumps(path.name)} under [data] or --split {path.name}"
+        )
     number = 0
     try:
         with open_decompressed(path) as raw:  # in text mode a carriage return would end a line too
@@ -252,7 +293,7 @@ def read_source_lines(path: Path) -> Iterator[str]:
         yield line if number else line.removeprefix("\ufeff")
 
 
-def _open_dataset(config: DataConfig, split: str, files: Sequence[Path] = ()) -> CorpusSplit:
+def _open_dataset(config: DataConfig, split: str, files: Sequence[Path] = ()) -> CorpusPart:
     """Opens Parquet or JSONL files, or a split on the hub or of a folder with a hub's layout."""
 
     def load() -> Any:
@@ -267,7 +308,7 @@ def _open_dataset(config: DataConfig, split: str, files: Sequence[Path] = ()) ->
         # The client stores each revision of a corpus under a different name.
         return _digest_strings(str(Path(file["filename"])) for file in load().cache_files)
 
-    return CorpusSplit(lambda: read_pairs(load(), config), digest)
+    return CorpusPart(lambda: read_pairs(load(), config), digest)
 
 
 def _digest_files(paths: Iterable[Path]) -> str:

@@ -20,7 +20,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from itertools import compress, islice, pairwise
+from itertools import compress, groupby, islice, pairwise, repeat
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -65,8 +66,9 @@ _MANY_UNKNOWN = 0.01
 class PreparedCorpus:
     """A prepared corpus, mapped from disk.
 
-    The report counts the `pairs` read, those `kept`, those `dropped` by reason, and so on. `mapped`
-    has the files of ids as they were when they were verified.
+    The report counts the `pairs` read, those `kept`, those `dropped` by reason, and so on; `pairs`
+    has those kept as often as their weights say. `mapped` has the files of ids as they were when
+    they were verified.
     """
 
     path: Path
@@ -86,9 +88,11 @@ class PreparedCorpus:
         return SourceStatistics(**self.report["sources"])
 
     @property
-    def dropped(self) -> str:
-        """Numbers of dropped pairs by reason, as text."""
-        return describe_dropped(self.report["dropped"])
+    def counts(self) -> str:
+        """Says how many pairs were kept, dropped and, if some are repeated, are in an epoch."""
+        kept, dropped = self.report["kept"], describe_dropped(self.report["dropped"])
+        text = f"{kept:,} training pairs of {self.report['pairs']:,} (dropped: {dropped})"
+        return text if len(self.pairs) == kept else f"{text}, {len(self.pairs):,} per epoch"
 
     def require_unchanged(self) -> None:
         """Verifies the ids again if a file was written to; one that was deleted stays mapped.
@@ -142,6 +146,9 @@ def prepare(
         with locked(folder / f".{name}.lock", partial(logger.info, waiting)):
             if not path.exists():
                 _write_prepared(config, split, split_digest, vocab, path)
+                corpus = _load_prepared(path)
+                _log_summary(corpus)
+                return corpus
     return _load_prepared(path)
 
 
@@ -246,7 +253,6 @@ def _write_prepared(
         (folder / REPORT).write_bytes(canonical_json(report))
         files = [file for file in folder.iterdir() if file.suffix != ".ids"]
         write_manifest(folder, {file.name: sha256(file) for file in files})
-    _log_summary(report)
 
 
 @dataclass
@@ -254,7 +260,7 @@ class _CleanedSplit:
     """Result of the first reading of a split; words are those of the pairs kept."""
 
     word_counts: list[Counter[str]]  # one per side, or one for both if the vocabulary is shared
-    kept: bytearray = field(default_factory=bytearray)  # for each pair, 1 if it is kept, else 0
+    weights: bytearray = field(default_factory=bytearray)  # of each pair; 0 if it is dropped
     dropped: Counter[str] = field(default_factory=Counter)
     words: int = 0
     several_sentences: int = 0  # sources with more than one; counted in the second reading
@@ -264,13 +270,13 @@ def _clean(config: Config, split: CorpusSplit, count_words: bool) -> _CleanedSpl
     """Reads a split for the first time and decides, by their text, which pairs are kept."""
     counts = [Counter[str]() for _ in range(1 if config.vocab.shared else 2)]
     cleaned, seen_pairs = _CleanedSplit(counts), set[bytes]()
-    for src, tgt in ProgressBar("reading", "pairs", items=split.read()):
+    for (src, tgt), weight in ProgressBar("reading", "pairs", items=split.read_weighted()):
         reason = reason_to_drop_text(config.data, src, tgt, seen_pairs)
-        cleaned.kept.append(reason is None)
+        cleaned.weights.append(0 if reason else weight)
         if reason:
             cleaned.dropped[reason] += 1
             continue
-        src_words, tgt_words = src.split(), tgt.split()
+        src_words, tgt_words = weight * src.split(), weight * tgt.split()
         cleaned.words += len(src_words) + len(tgt_words)
         if count_words:
             counts[0].update(src_words)
@@ -282,71 +288,75 @@ def _clean(config: Config, split: CorpusSplit, count_words: bool) -> _CleanedSpl
 
 def _encode(
     config: DataConfig, split: CorpusSplit, cleaned: _CleanedSplit, vocab: Vocabulary
-) -> Iterator[list[list[list[int]]]]:
-    """Reads a split for the second time and yields the pairs kept, as ids, in chunks."""
-    pairs = ProgressBar("encoding", "pairs", len(cleaned.kept), split.read())
-    kept = compress(pairs, cleaned.kept)
+) -> Iterator[list[tuple[list[int], list[int], int]]]:
+    """Reads a split for the second time.
+
+    Yields chunks of the pairs kept, each as source ids, target ids and weight.
+    """
+    pairs = ProgressBar("encoding", "pairs", len(cleaned.weights), split.read_weighted())
+    kept = compress(pairs, cleaned.weights)
     while chunk := list(islice(kept, _PAIRS_PER_CHUNK)):
-        src, tgt = zip(*chunk, strict=True)
+        src, tgt, weights = zip(*((*pair, weight) for pair, weight in chunk), strict=True)
         encoded = []
-        for text, *pair in zip(src, vocab.src.encode(src), vocab.tgt.encode(tgt), strict=True):
-            if reason := reason_to_drop_pieces(config, *map(len, pair)):
+        ids = vocab.src.encode(src), vocab.tgt.encode(tgt)
+        for text, src_ids, tgt_ids, weight in zip(src, *ids, weights, strict=True):
+            if reason := reason_to_drop_pieces(config, len(src_ids), len(tgt_ids)):
                 cleaned.dropped[reason] += 1
             else:
-                encoded.append(pair)
+                encoded.append((src_ids, tgt_ids, weight))
                 sentences = split_sentences(fold_whitespace(text), config.src_lang)
-                cleaned.several_sentences += len(sentences) > 1
+                cleaned.several_sentences += weight * (len(sentences) > 1)
         yield encoded
 
 
 def _write_ids(
     config: DataConfig, split: CorpusSplit, cleaned: _CleanedSplit, vocab: Vocabulary, folder: Path
 ) -> dict[str, Any]:
-    """Writes ids and offsets of the pairs kept, and reports counts."""
+    """Writes ids and offsets of the pairs kept, as often as their weights say; reports counts."""
     dtype = "uint16" if max(vocab.src.size, vocab.tgt.size) <= 2**16 else "int32"
-    chunks, kept, zero = list[int](), 0, np.zeros(1, np.int64)
+    chunks, kept, written, zero = list[int](), 0, 0, np.zeros(1, np.int64)
     counts = {"src": [zero], "tgt": [zero]}
     for encoded in _encode(config, split, cleaned, vocab):
-        chunks.append(kept)
+        chunks.append(written)
         kept += len(encoded)
-        for side, name in enumerate(counts):
-            lines = flatten([pair[side] for pair in encoded])
-            with (folder / f"{name}.ids").open("ab") as file:
-                file.write(lines.ids.astype(dtype).data)
-            counts[name].append(lines.counts)
+        written += sum(weight for _, _, weight in encoded)
+        for weight, pairs in groupby(encoded, itemgetter(2)):
+            for name, rows in zip(counts, zip(*pairs, strict=True), strict=False):
+                lines = flatten(rows)
+                with (folder / f"{name}.ids").open("ab") as file:
+                    file.writelines(repeat(lines.ids.astype(dtype).data, weight))
+                counts[name] += repeat(lines.counts, weight)
     if not kept:
         raise _nothing_left(config, cleaned)
     for name, parts in counts.items():
         np.save(folder / f"{name}.offsets.npy", np.cumsum(np.concatenate(parts)))
-    pairs = _map_pairs(folder, dtype)
-    pieces = len(pairs.src.ids) + len(pairs.tgt.ids)
+    corpus = _map_pairs(folder, dtype)
+    pieces = len(corpus.src.ids) + len(corpus.tgt.ids)
     return {
-        "pairs": len(cleaned.kept),
+        "pairs": len(cleaned.weights),
         "kept": kept,
         "dropped": dict(cleaned.dropped),
         "pieces_per_word": round(pieces / cleaned.words, 3),
         "pieces": pieces,
-        "unknown": sum(int((lines.ids == UNK_ID).sum()) for lines in (pairs.src, pairs.tgt)),
-        "longest": int(max(pairs.src.counts.max(), pairs.tgt.counts.max())),
-        "sources": asdict(SourceStatistics.measure(pairs.src.counts, cleaned.several_sentences)),
+        "unknown": sum(int((lines.ids == UNK_ID).sum()) for lines in (corpus.src, corpus.tgt)),
+        "longest": int(max(corpus.src.counts.max(), corpus.tgt.counts.max())),
+        "sources": asdict(SourceStatistics.measure(corpus.src.counts, cleaned.several_sentences)),
         "dtype": dtype,
         "chunks": chunks,
-        "digest": _digest(pairs, chunks),
+        "digest": _digest(corpus, chunks),
     }
 
 
 def _nothing_left(config: DataConfig, cleaned: _CleanedSplit) -> DataError:
     return DataError(
-        f"data.train = {config.train}: no training pair is left of {len(cleaned.kept):,}"
+        f"data.train = {config.train}: no training pair is left of {len(cleaned.weights):,}"
         f" ({describe_dropped(cleaned.dropped)}); see the limits under [data]"
     )
 
 
-def _log_summary(report: dict[str, Any]) -> None:
-    logger.info(
-        f"{report['kept']:,} training pairs of {report['pairs']:,}"
-        f" (dropped: {describe_dropped(report['dropped'])})"
-    )
+def _log_summary(corpus: PreparedCorpus) -> None:
+    report = corpus.report
+    logger.info(corpus.counts)
     unknown = report["unknown"]
     logger.info(
         f"{report['pieces_per_word']} pieces per word, {unknown:,} unknown, longest"

@@ -30,7 +30,6 @@ def tokenizer_json(model: SentencePieceModel) -> dict[str, Any]:
             are missing, or the text is normalised in another way than `train_vocabulary` does.
     """
     names, table = model.pieces(range(model.size)), model.table()
-    names[PAD_ID] = "<pad>"  # a vocabulary given by vocab.path may have no padding piece
     _check(model, names, table)
     describe = _bpe if table.kind == "bpe" else _unigram
     special = [PAD_ID, UNK_ID, BOS_ID, EOS_ID]

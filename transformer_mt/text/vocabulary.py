@@ -91,10 +91,13 @@ class Vocabulary:
 
 
 class SentencePieceModel:
-    """The pieces of one language; their special ids are `PAD_ID` to `EOS_ID`.
+    """The pieces of one language: special ids `PAD_ID` to `EOS_ID`, then the rest as in the model.
 
-    A model with SentencePiece's default ids has no padding piece, so all of its ids are moved up by
-    one.
+    A special piece that the model lacks, such as padding by SentencePiece's default, has an id
+    without a piece.
+
+    Raises:
+        DataError: If the bytes are not a SentencePiece model, or two special pieces are the same.
     """
 
     def __init__(self, model: bytes) -> None:
@@ -103,33 +106,45 @@ class SentencePieceModel:
             processor.load_from_serialized_proto(model)
         except RuntimeError:
             raise DataError("not a SentencePiece model") from None
-        ids = (processor.pad_id(), processor.unk_id(), processor.bos_id(), processor.eos_id())
-        self._id_offset = int(ids == (-1, UNK_ID - 1, BOS_ID - 1, EOS_ID - 1))
-        if not self._id_offset and ids != (PAD_ID, UNK_ID, BOS_ID, EOS_ID):
+        special = [processor.pad_id(), processor.unk_id(), processor.bos_id(), processor.eos_id()]
+        present = [i for i in special if i >= 0]
+        if processor.unk_id() < 0 or len(set(present)) < len(present):
             raise DataError(
-                f"the ids of pad, unk, bos and eos are {ids}; they must be 0, 1, 2, 3 or"
-                " -1, 0, 1, 2"
+                f"the ids of pad, unk, bos and eos are {tuple(special)}: unk is needed, and no two"
+                " may be the same"
             )
-        self.size = int(processor.get_piece_size()) + self._id_offset
+        rest = [i for i in range(processor.get_piece_size()) if i not in present]
+        self._model_ids = special + rest
+        """The model's id of each of our ids; -1 if there is no such piece."""
+        self._ids = np.argsort(self._model_ids)[special.count(-1) :].tolist()
+        """Our id of each of the model's ids."""
+        self._pieces = [processor.id_to_piece(max(i, 0)) for i in self._model_ids]
+        for i, name in enumerate(("<pad>", "<unk>", "<s>", "</s>")):
+            if special[i] < 0:
+                while name in self._pieces:  # as the name of a user-defined symbol
+                    name = f"<{name}>"
+                self._pieces[i] = name
+        self.size = len(self._pieces)
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Encodes texts into piece ids, without BOS or EOS."""
         folded = [fold_whitespace(text) for text in texts]
         try:
-            ids: list[list[int]] = self._processor.encode(folded, num_threads=-1) if folded else []
+            rows: list[list[int]] = self._processor.encode(folded, num_threads=-1) if folded else []
         except TypeError:  # a lone surrogate, which a terminal can send, is not text
             replaced = [text.encode("utf-8", "replace").decode() for text in folded]
-            ids = self._processor.encode(replaced, num_threads=-1)
-        return [[i + self._id_offset for i in row] for row in ids] if self._id_offset else ids
+            rows = self._processor.encode(replaced, num_threads=-1)
+        return [[self._ids[i] for i in row] for row in rows]
 
     def decode(self, ids: Sequence[int]) -> str:
         """Decodes ids into one line of text: spaces replace line breaks and tabs of byte pieces."""
-        text = self._processor.decode([max(i - self._id_offset, 0) for i in ids])
+        model_ids = [self._model_ids[i] for i in ids]
+        text = self._processor.decode([i for i in model_ids if i >= 0])
         return str(text).translate(_LINE_BREAKS)
 
     def pieces(self, ids: Sequence[int]) -> list[str]:
         """Converts ids to pieces; the first piece of a word begins with `▁`."""
-        return [str(self._processor.id_to_piece(max(i - self._id_offset, 0))) for i in ids]
+        return [self._pieces[i] for i in ids]
 
     def normalize(self, text: str) -> str:
         """Normalises text as SentencePiece does before it looks for pieces."""
@@ -137,17 +152,15 @@ class SentencePieceModel:
 
     def table(self) -> "PieceTable":
         """Lists the pieces with their scores."""
-        processor = self._processor
-        ids = list(range(processor.get_piece_size()))
+        processor, ids = self._processor, [max(i, 0) for i in self._model_ids]
         scores = np.array(processor.get_score(ids), np.float64)
         # User-defined symbols have the score 0; the first BPE merge has -0.
         is_text = (scores != 0) | np.signbit(scores)
-        is_text &= ~np.array(processor.is_control(ids)) & ~np.array(processor.is_unknown(ids))
-        is_text &= ~np.array(processor.is_unused(ids)) & ~np.array(processor.is_byte(ids))
-        pieces, offset = processor.id_to_piece(ids), self._id_offset
-        texts = [piece if text else "" for piece, text in zip(pieces, is_text, strict=True)]
-        scores = np.append(np.zeros(offset), scores)
-        return PieceTable(self._sampled_kind(), [""] * offset + texts, scores)
+        for is_other in ("is_control", "is_unknown", "is_unused", "is_byte"):
+            is_text &= ~np.array(getattr(processor, is_other)(ids))
+        is_text[: EOS_ID + 1] = False
+        texts = [piece if text else "" for piece, text in zip(self._pieces, is_text, strict=True)]
+        return PieceTable(self._sampled_kind(), texts, np.where(is_text, scores, 0.0))
 
     def _sampled_kind(self) -> str | None:
         """Infers the kind of the model from the operations that SentencePiece supports for it."""

@@ -50,7 +50,7 @@ def dry_run(config: Config, run_dir: Path) -> str:
 def _describe(trainer: Trainer, steps: list[Indices]) -> list[str]:
     corpus = trainer.corpus
     parameters = sum(p.numel() for p in trainer.engine.model.parameters())
-    vocab, report, lengths = corpus.vocab, corpus.report, trainer.lengths
+    vocab, lengths = corpus.vocab, trainer.lengths
     sizes = f"{vocab.src.size:,} pieces"
     if not vocab.shared:
         sizes = f"{vocab.src.size:,} source and {vocab.tgt.size:,} target pieces"
@@ -60,7 +60,7 @@ def _describe(trainer: Trainer, steps: list[Indices]) -> list[str]:
     padding = 1 - (src_tokens + tgt_tokens) / positions
     return [
         f"model       {parameters / 1e6:.1f} million parameters, {sizes}",
-        f"corpus      {report['kept']:,} pairs of {report['pairs']:,} (dropped: {corpus.dropped})",
+        f"corpus      {corpus.counts}",
         f"            {src_tokens:,} source and {tgt_tokens:,} target tokens, EOS included",
         f"epoch       {len(steps):,} steps, {len(micro_batches):,} micro-batches,"
         f" {padding:.1%} of positions are padding",

@@ -18,6 +18,7 @@ from transformer_mt.system.files import atomic_file
 from transformer_mt.system.outputs import check_output
 from transformer_mt.system.streams import COMPRESSION_SUFFIXES
 from transformer_mt.text.corpus import open_split
+from transformer_mt.text.tmx import is_tmx
 from transformer_mt.training.sizes import (
     BYTES_PER_PIECE,
     COVERED,
@@ -58,6 +59,11 @@ def write_config(
     """
     if not name.name:
         raise ConfigError(f"{name}: the new configuration needs a name, such as mytext")
+    if is_tmx(src) or is_tmx(tgt):
+        raise ConfigError(
+            f"{src}, {tgt}: init reads two text files, not TMX; name a TMX file in data.train of a"
+            " configuration, as in docs/text.md"
+        )
     path = name if name.name.endswith(".toml") else name.with_name(f"{name.name}.toml")
     src_lang = src_lang or _language_of(src, "--src-lang")
     tgt_lang = tgt_lang or _language_of(tgt, "--tgt-lang")

@@ -10,7 +10,7 @@ from torch import Tensor
 from transformer_mt.checkpoints.checkpoint import Checkpoint
 from transformer_mt.errors import ConfigError
 from transformer_mt.model.transformer import DecoderLayer, Transformer
-from transformer_mt.text.vocabulary import PAD_ID
+from transformer_mt.text.vocabulary import BOS_ID, EOS_ID, UNK_ID
 from transformer_mt.translation.options import Quantization
 from transformer_mt.translation.translator import EXTRA_LENGTH
 
@@ -90,14 +90,14 @@ def _build_spec(checkpoint: Checkpoint, model: Transformer, positions: Tensor) -
     layer_specs = [*spec.encoder.layer, *spec.decoder.layer]
     for layer_spec, layer in zip(layer_specs, [*model.encoder, *model.decoder], strict=True):
         _fill_layer(layer_spec, layer)
-    for register, pieces in (
-        (spec.register_source_vocabulary, vocab.src.pieces(range(vocab.src.size))),
-        (spec.register_target_vocabulary, vocab.tgt.pieces(range(vocab.tgt.size))),
-    ):
-        pieces[PAD_ID] = "<pad>"  # a vocabulary given by vocab.path may have no padding piece
-        register(pieces)
+    src_pieces, tgt_pieces = (side.pieces(range(side.size)) for side in (vocab.src, vocab.tgt))
+    # CTranslate2 knows the special pieces by their names, which both sides share.
+    special = tgt_pieces[: EOS_ID + 1]
+    spec.register_source_vocabulary(special + src_pieces[EOS_ID + 1 :])
+    spec.register_target_vocabulary(tgt_pieces)
+    spec.config.unk_token, spec.config.eos_token = special[UNK_ID], special[EOS_ID]
+    spec.config.bos_token = spec.config.decoder_start_token = special[BOS_ID]
     spec.config.add_source_eos = True
-    spec.config.decoder_start_token = "<s>"
     spec.config.layer_norm_epsilon = torch.nn.LayerNorm(1).eps
     return spec
 

@@ -98,7 +98,7 @@ def write_transformers(
         "tokenizer.json": tokenizer_json(vocab),
         "tokenizer_config.json": {
             "tokenizer_class": "PreTrainedTokenizerFast",
-            "pad_token": "<pad>",
+            "pad_token": names[PAD_ID],
             "unk_token": names[UNK_ID],
             "bos_token": names[BOS_ID],
             "eos_token": names[EOS_ID],

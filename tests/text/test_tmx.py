@@ -1,0 +1,206 @@
+"""Translation memories: which segments are taken, what of them is text, and broken files."""
+
+import tracemalloc
+from pathlib import Path
+
+import pytest
+from conftest import assert_one_error
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from transformer_mt.config.keys import DataConfig
+from transformer_mt.errors import DataError
+from transformer_mt.system.streams import compress
+from transformer_mt.text.corpus import load_split
+from transformer_mt.text.test_sets import load_test_set
+from transformer_mt.text.tmx import TmxFile
+
+HEAD = (
+    '<?xml version="1.0"?>\n<!DOCTYPE tmx SYSTEM "tmx14.dtd">\n<tmx version="1.4"><header/><body>\n'
+)
+TAIL = "</body></tmx>\n"
+
+
+def unit(**segments: str) -> str:
+    """Gives a translation unit; languages are written with _ for the hyphen."""
+    tuvs = [
+        f'<tuv xml:lang="{code.replace("_", "-")}"><note>n</note><seg>{text}</seg></tuv>'
+        for code, text in segments.items()
+    ]
+    return f"<tu><prop>p</prop>{''.join(tuvs)}</tu>\n"
+
+
+def write(path: Path, *units: str, head: str = HEAD, tail: str = TAIL) -> Path:
+    path.write_text(head + "".join(units) + tail, encoding="utf-8")
+    return path
+
+
+def read(path: Path, src: str = "de", tgt: str = "en") -> list[tuple[str, str]]:
+    return list(TmxFile(path, src, tgt).read())
+
+
+@pytest.mark.parametrize(
+    ("segment", "text"),
+    [
+        (" Ein\n  Hund\t&amp;\u2028Katze&#10;", "Ein Hund & Katze"),
+        ('Ein <bpt i="1">&lt;b></bpt>Hund<ept i="1">&lt;/b></ept>.', "Ein Hund."),
+        ('<it pos="begin">x</it>a<ut>y</ut>b<ph x="1"/>', "ab"),
+        (
+            "Elefanten<ph>{\\footnote <sub>Sie <hi>sind</hi> groß.</sub>}</ph> laufen.",
+            "Elefanten laufen.",
+        ),
+        ("Ein <hi>großer <hi>Hund</hi></hi>", "Ein großer Hund"),
+        ("<![CDATA[a < b]]><!-- c --><?d e?>", "a < b"),
+        ("", ""),
+    ],
+)
+def test_what_is_text(tmp_path, segment, text):
+    """Codes are not, and a footnote in them would interrupt the sentence; highlighted text is.
+
+    Sabotage: leave the text after a code out; take that of `sub`.
+    """
+    assert read(write(tmp_path / "a.tmx", unit(de=segment, en="x"))) == [(text, "x")]
+    assert read(tmp_path / "a.tmx", "en", "de") == [("x", text)]
+
+
+def test_languages_are_matched_by_code(tmp_path, caplog):
+    """In any case, a region too, the language itself first; other units are counted once.
+
+    Sabotage: match the beginning of a code only, so that `de` takes `den`; warn in each reading.
+    """
+    old = '<tu><tuv lang="DE"><seg>old</seg></tuv><tuv lang="EN_us"><seg>older</seg></tuv></tu>'
+    units = [
+        unit(EN_gb="2", fr="f", De_de="1"),
+        unit(de_AT="4", de="3", en_US="5", en_GB="6", de_DE="7"),
+        old,
+        unit(den="x", en="y"),
+        unit(de="z"),
+        "<tu/>",
+    ]
+    memory = TmxFile(write(tmp_path / "a.tmx", *units), "de", "en")
+    for _ in range(2):
+        assert list(memory.read()) == [("1", "2"), ("3", "5"), ("old", "older")]
+    assert caplog.messages == [
+        f"{tmp_path}/a.tmx: skipped 3 of 6 units, without segments in de and en"
+    ]
+    assert read(tmp_path / "a.tmx", "de-AT", "en-gb") == [("4", "6")]
+    with pytest.raises(DataError, match="no unit has segments in de and pl; its languages are EN"):
+        read(tmp_path / "a.tmx", "de", "pl")
+
+
+@pytest.mark.parametrize("ending", ["", ".gz", ".xz", ".zst"])
+def test_where_it_can_be_named(tmp_path, ending, monkeypatch):
+    """As a split with its ending or without, sliced, in a list, by a path; for tests too."""
+    units = (unit(de=f"d{i}", en=f"e{i}") for i in range(4))
+    raw = write(tmp_path / "x", *units).read_bytes()
+    (tmp_path / f"memory.tmx{ending}").write_bytes(compress(raw, ending))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    name, config = f"memory.tmx{ending}", DataConfig(path=str(tmp_path))
+    assert (
+        load_split(config, name).src == load_split(config, "memory").src == ["d0", "d1", "d2", "d3"]
+    )
+    assert load_split(config, [f"{name}[:1]", "memory[-1:]"]).tgt == ["e0", "e3"]
+    hub = DataConfig(path="wmt/wmt16", test=f"~/{name}")
+    assert load_test_set(hub).references == [["e0", "e1", "e2", "e3"]]
+    with pytest.raises(DataError, match="nope.tmx: no such file"):
+        load_split(config, "nope.tmx")
+
+
+def test_it_is_not_read_as_lines(tmp_path, call):
+    """Neither as one side of a table, nor by `init` or as a reference."""
+    path = write(tmp_path / "a.tmx", unit(de="1", en="2"))
+    config = DataConfig(path=str(tmp_path), train={"src": "a.tmx", "tgt": "a.tmx"})
+    for load in (
+        lambda: load_split(config, config.train),
+        lambda: load_test_set(config, refs=[path]),
+    ):
+        with pytest.raises(
+            DataError, match=r"a TMX file holds both languages; name it alone, such"
+        ):
+            load()
+    called = call("init", tmp_path / "new", "--src", path, "--tgt", path)
+    assert_one_error(called, "init reads two text files, not TMX")
+
+
+BOMB = "".join(f'<!ENTITY l{i} "{f"&l{i - 1};" * 10}">' for i in range(1, 10))
+BOMB = f'<!DOCTYPE tmx [<!ENTITY l0 "{"x" * 100}">{BOMB}]>\n<tmx>'
+
+
+@pytest.mark.parametrize(
+    ("head", "body", "message"),
+    [
+        (HEAD, "<tu>\n<tuv></tu>", r"line 5: not XML \(mismatched tag\)$"),
+        (HEAD, "<tu>&nbsp;</tu>", r"line 4: not XML \(undefined entity"),
+        (HEAD, "\x00", r"line 4: not XML"),
+        ("", "", r"line 1: not XML \(no element found\)"),
+        ('<?xml version="1.0" encoding="klingon"?>', "", "line 1: not XML"),
+        ('<?xml version="1.0" encoding="utf-7"?>', "", "line 1: not XML"),
+        (BOMB, unit(de="&l9;", en="x"), "not XML .*limit on input amplification"),
+        ("<html>", "</html>", "no unit has segments in de and en$"),
+    ],
+)
+def test_a_broken_file(tmp_path, head, body, message):
+    """The message names file and line. Sabotage: let errors of the parser pass."""
+    tail = "" if head != HEAD else TAIL
+    with pytest.raises(DataError, match=rf"a.tmx.*{message}"):
+        read(write(tmp_path / "a.tmx", body, head=head, tail=tail))
+    (tmp_path / "b.tmx.gz").write_bytes(compress(b"<tmx>", ".gz")[:-4])
+    with pytest.raises(DataError, match=r"b.tmx.gz: cannot be read after line 1: "):
+        read(tmp_path / "b.tmx.gz")
+
+
+def test_memory_does_not_grow_with_the_file(tmp_path):
+    """Sabotage: keep the units, or build the tree."""
+    path = write(tmp_path / "a.tmx", *[unit(de="d" * 100, en="e" * 100)] * 40_000)
+    tracemalloc.start()
+    try:
+        assert sum(1 for _ in TmxFile(path, "de", "en").read()) == 40_000
+        assert tracemalloc.get_traced_memory()[1] < 2e6 < path.stat().st_size
+    finally:
+        tracemalloc.stop()
+
+
+PARTS = [
+    "<tu>",
+    "</tu>",
+    "<tuv xml:lang='de'>",
+    "<tuv lang='EN'>",
+    "</tuv>",
+    "<seg>",
+    "</seg>",
+    "&lt;",
+]
+PARTS += [
+    "<ph>",
+    "</ph>",
+    "<sub/>",
+    "a",
+    " \n",
+    "\x00",
+    "\xff",
+    "<!--",
+    "]]>",
+    "<a xmlns='b'>",
+    "</a>",
+    HEAD,
+    TAIL,
+]
+
+
+@settings(
+    deadline=None, max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    st.lists(st.sampled_from(PARTS) | st.text(max_size=5)),
+    st.sampled_from(["utf-8", "utf-16", "latin-1"]),
+)
+@example([HEAD, "<seg>a</seg><tu></tuv>"], "utf-8")
+def test_any_input_gives_lines_or_one_error(tmp_path, parts, encoding):
+    """Sabotage: expect a segment inside a unit."""
+    (tmp_path / "a.tmx").write_bytes("".join(parts).encode(encoding, "replace"))
+    try:
+        pairs = read(tmp_path / "a.tmx")
+    except DataError as error:
+        assert str(error).startswith(f"{tmp_path}/a.tmx") and "\n" not in str(error)
+    else:
+        assert all(" ".join(text.split()) == text for pair in pairs for text in pair)
