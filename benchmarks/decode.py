@@ -39,8 +39,8 @@ from transformer_mt.system.device import DTYPES, supports
 from transformer_mt.text.vocabulary import BOS_ID, EOS_ID, Vocabulary
 from transformer_mt.translation.export import export
 from transformer_mt.translation.options import LoadOptions, SearchOptions
-from transformer_mt.translation.translation_model import build_translation_model, find_checkpoints
-from transformer_mt.translation.translator import EXTRA_LENGTH
+from transformer_mt.translation.runtime import EXTRA_LENGTH
+from transformer_mt.translation.translation_model import build_translation_model, find_models
 
 Translate = Callable[[list[str]], list[str]]
 
@@ -141,7 +141,7 @@ def our_translations(
     run: Path, device: str, precision: str, beam_size: int, sizes: tuple[int, ...]
 ) -> dict[int, Translate]:
     """Gives our translation at each batch size."""
-    model = build_translation_model(find_checkpoints([run]), LoadOptions(device, precision))
+    model = build_translation_model(find_models([run]), LoadOptions(device, precision))
 
     def with_batch_tokens(batch_tokens: int) -> Translate:
         translator = model.translator(SearchOptions(beam_size, ALPHA, batch_tokens=batch_tokens))

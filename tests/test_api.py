@@ -166,7 +166,7 @@ def test_score_does_not_depend_on_the_batch(model, monkeypatch):
     """All at once, or in another order and smaller batches."""
     hypotheses = [line[::-1] for line in LINES]
     expected = model.score(LINES, hypotheses)
-    monkeypatch.setattr("transformer_mt.translation.forced_decoding.BATCH_POSITIONS", 40)
+    monkeypatch.setattr("transformer_mt.translation.pytorch_runtime.SCORED_POSITIONS", 40)
     assert model.score(LINES[::-1], hypotheses[::-1]) == pytest.approx(expected[::-1], abs=1e-4)
     assert model.score([], []) == []
 
@@ -235,7 +235,7 @@ def test_representations_are_one_short_line(copy_run, model):
     """They name what a person wants to know. Sabotage: leave one to its dataclass."""
     checkpoint = model.checkpoints[0]
     facts_of = (
-        (model, [str(checkpoint.path), "de to en", "0.1 million parameters", "float32 on cpu"]),
+        (model, [str(checkpoint.path), "de to en", "0.1 million parameters", "fp32 on cpu"]),
         (checkpoint, [str(checkpoint.path), "step 1,", "1 + 1 layers of width 64"]),
         (transformer_mt.load(copy_run, copy_run), [f"{checkpoint.path} and {checkpoint.path}"]),
         (model.attention("abc" * 100), ["'abcabcabc", "target pieces", "4 heads"]),

@@ -9,8 +9,8 @@ from transformer_mt.checkpoints.run_directory import find_checkpoint
 from transformer_mt.text.corpus import load_split
 from transformer_mt.training.run import train
 from transformer_mt.training.validation import evaluate
-from transformer_mt.translation.translation_model import checkpoints_splitter
-from transformer_mt.translation.translator import Translator
+from transformer_mt.translation.options import LoadOptions
+from transformer_mt.translation.translation_model import build_translation_model
 
 pytestmark = [
     pytest.mark.gpu,
@@ -37,8 +37,7 @@ def test_translation_is_the_cpus(copy_run):
     pairs = load_split(checkpoint.config.data, "test")
     texts = []
     for device in ("cpu", "cuda"):
-        model = checkpoint.build_model().to(device)
-        translator = Translator(model, checkpoint.vocab, checkpoints_splitter([checkpoint]))
+        translator = build_translation_model([checkpoint], LoadOptions(device)).translator()
         texts.append(evaluate(translator, pairs, BLEU())[0])
     same = sum(cpu == cuda for cpu, cuda in zip(*texts, strict=True))
     assert same >= 0.95 * len(pairs)

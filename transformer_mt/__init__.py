@@ -41,17 +41,19 @@ def load(
     path: str | Path,
     *others: str | Path,
     device: Device = LoadOptions.device,
-    precision: Precision = LoadOptions.precision,
+    precision: Precision | None = LoadOptions.precision,
     max_length: int | None = LoadOptions.max_length,
     raw: bool = LoadOptions.raw,
 ) -> "TranslationModel":
-    """Loads a trained model, or several as an ensemble.
+    """Loads a trained model, several as an ensemble, or an exported one.
 
     Args:
-        path: A run (its best checkpoint) or a checkpoint.
+        path: A run (its best checkpoint), a checkpoint, or what `export` wrote for CTranslate2,
+            which needs no torch and has no `attention`, `encoder_output`, `logits` and `model`.
         others: More runs or checkpoints with the same vocabulary; together they form an ensemble.
         device: `auto`, `cpu` or `cuda`.
-        precision: `fp32`, `bf16` or `fp16`; the weights are rounded to it.
+        precision: `fp32`, `bf16` or `fp16`; the weights are rounded to it. None is `fp32`, and
+            the only choice for an exported model, which has its own.
         max_length: Source pieces after which a line is split; None is the length of nearly all
             training lines.
         raw: Whether to use the trained weights even if the checkpoint has their moving average.
@@ -62,16 +64,16 @@ def load(
 
     Raises:
         CheckpointError: If a checkpoint is missing or damaged, or the vocabularies differ.
-        ConfigError: If the precision is unknown or the maximum length below 1.
+        ConfigError: If an option is wrong, or does not suit an exported model.
         DeviceError: If the device is absent or does not support the precision.
     """
     from transformer_mt.translation.translation_model import (
         build_translation_model,
-        find_checkpoints,
+        find_models,
     )
 
-    checkpoints = find_checkpoints([Path(item) for item in (path, *others)])
-    return build_translation_model(checkpoints, LoadOptions(device, precision, max_length, raw))
+    models = find_models([Path(item) for item in (path, *others)])
+    return build_translation_model(models, LoadOptions(device, precision, max_length, raw))
 
 
 def plot_attention(

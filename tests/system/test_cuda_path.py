@@ -18,7 +18,7 @@ from transformer_mt.training import flops
 from transformer_mt.training.engine import Engine
 from transformer_mt.training.run import train
 from transformer_mt.training.validation import mean_nll
-from transformer_mt.translation import forced_decoding
+from transformer_mt.translation import pytorch_runtime
 from transformer_mt.translation.options import LoadOptions, SearchOptions
 from transformer_mt.translation.translation_model import build_translation_model
 
@@ -129,7 +129,7 @@ def test_perplexity_waits_once(corpus_dir, prepared, monkeypatch):
     with SimulatedCuda() as cuda:
         engine = build_engine(corpus_dir, prepared, "cuda", "fp32")
         for positions in (300, 2000):
-            monkeypatch.setattr(forced_decoding, "BATCH_POSITIONS", positions)
+            monkeypatch.setattr(pytorch_runtime, "SCORED_POSITIONS", positions)
             with cuda.counted() as waits:
                 mean_nll(engine.model, pairs)
             assert list(waits.values()) == [1]

@@ -13,11 +13,11 @@ import sys
 
 from transformer_mt.cli import program
 from transformer_mt.errors import CheckpointError, DeviceError
+from transformer_mt.system import device
 from transformer_mt.training import trainer
 from transformer_mt.training.engine import Engine
-from transformer_mt.translation import run
-from transformer_mt.translation import translation_model as loading
-from transformer_mt.translation.translator import Translator
+from transformer_mt.translation import translation_model
+from transformer_mt.translation.pytorch_runtime import PyTorchRuntime
 
 
 def main() -> None:
@@ -36,9 +36,9 @@ def main() -> None:
 
 FAILURES = {
     "disk": (trainer, "save_checkpoint", OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))),
-    "device": (run, "choose_device", DeviceError("device cuda: not available")),
-    "absent": (loading, "find_checkpoint", CheckpointError("run: no such directory")),
-    "decode": (Translator, "decode", MemoryError()),
+    "device": (device, "choose_device", DeviceError("device cuda: not available")),
+    "absent": (translation_model, "find_checkpoint", CheckpointError("run: no such directory")),
+    "decode": (PyTorchRuntime, "decode", MemoryError()),
 }
 
 

@@ -33,7 +33,8 @@ from transformer_mt.training.dry_run import dry_run
 from transformer_mt.training.engine import Engine
 from transformer_mt.training.run import build_trainer, train
 from transformer_mt.training.validation import evaluate
-from transformer_mt.translation.translation_model import checkpoints_splitter
+from transformer_mt.translation.options import LoadOptions
+from transformer_mt.translation.translation_model import build_translation_model
 from transformer_mt.translation.translator import Translator
 from transformer_mt.version import source_digests
 
@@ -171,9 +172,7 @@ def test_the_moving_average_is_kept_scored_and_used(corpus_dir, tmp_path, caplog
     [valid] = records(tmp_path / "run", "valid")
     pairs = load_split(config.data, config.data.valid)
     for raw, key in ((True, "bleu"), (False, "ema_bleu")):
-        translator = Translator(
-            checkpoint.build_model(raw), checkpoint.vocab, checkpoints_splitter([checkpoint])
-        )
+        translator = build_translation_model([checkpoint], LoadOptions(raw=raw)).translator()
         assert round(evaluate(translator, pairs, BLEU())[1].value, 4) == valid[key]
     assert checkpoint.progress.best_bleu == pytest.approx(valid["ema_bleu"], abs=1e-4)
     assert "of the moving average" in caplog.text

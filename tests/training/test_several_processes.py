@@ -1,5 +1,7 @@
 """Several processes train the same as one, and report errors once."""
 
+import sys
+
 import pytest
 import torch
 from conftest import tiny_values, write_toml
@@ -8,7 +10,6 @@ from launch import assert_close, exit_codes, launch, launch_faulty, messages, re
 from transformer_mt.checkpoints.run_directory import load_newest
 from transformer_mt.config.loading import load_config
 from transformer_mt.errors import ConfigError
-from transformer_mt.system import processes
 from transformer_mt.system.launcher import is_main_process, require_single_process
 from transformer_mt.system.processes import ALONE, join_processes
 from transformer_mt.training.run import train
@@ -116,7 +117,7 @@ def test_a_variable_that_is_not_a_number(monkeypatch, name):
 def test_one_process_uses_no_distributed_code(monkeypatch):
     """Without the variables of a launcher. Sabotage: always make a process group."""
     monkeypatch.delenv("RANK", raising=False)
-    monkeypatch.setattr(processes, "dist", None)
+    monkeypatch.setitem(sys.modules, "torch.distributed", None)
     with join_processes("cpu") as joined:
         assert joined is ALONE and joined.is_main
         joined.watch_peers()

@@ -10,7 +10,7 @@ from transformer_mt.model.transformer import Transformer
 from transformer_mt.text.batching import EncodedPairs, flatten
 from transformer_mt.text.vocabulary import BOS_ID, EOS_ID, PAD_ID
 from transformer_mt.training.validation import mean_nll, perplexity
-from transformer_mt.translation import forced_decoding
+from transformer_mt.translation import pytorch_runtime
 
 V = 13
 SOURCES = [[5, 6], [7], [4, 8, 9, 10, 11, 12, 4, 5, 6], [9, 9, 9], []]
@@ -47,7 +47,7 @@ def test_mean_nll_is_per_target_token(model, monkeypatch, sources, targets, posi
     model.eval()
     nats = [nats_of_a_pair(model, *pair) for pair in zip(sources, targets, strict=True)]
     model.register_forward_pre_hook(lambda _, batch: sizes.extend(ids.numel() for ids in batch))
-    monkeypatch.setattr(forced_decoding, "BATCH_POSITIONS", positions)
+    monkeypatch.setattr(pytorch_runtime, "SCORED_POSITIONS", positions)
     actual = mean_nll(model, EncodedPairs(flatten(sources), flatten(targets)))
     tokens = sum(len(tgt) + 1 for tgt in targets)
     assert actual == pytest.approx(sum(nats) / tokens, rel=1e-5)

@@ -13,8 +13,8 @@ from transformer_mt.errors import ConfigError
 from transformer_mt.training.run import train
 from transformer_mt.translation.export import export
 from transformer_mt.translation.options import LoadOptions
+from transformer_mt.translation.runtime import EXTRA_LENGTH
 from transformer_mt.translation.translation_model import build_translation_model
-from transformer_mt.translation.translator import EXTRA_LENGTH
 from transformer_mt.version import source_digests
 
 LINES = copy_lines(100, 11)

@@ -8,7 +8,8 @@ from torch.testing import assert_close
 from transformer_mt.config.keys import ModelConfig
 from transformer_mt.model.transformer import Transformer
 from transformer_mt.translation import search as decoding
-from transformer_mt.translation.search import Hypothesis, beam_search, greedy
+from transformer_mt.translation.runtime import Hypothesis
+from transformer_mt.translation.search import beam_search, greedy
 
 V, PAD, BOS, EOS = 12, 3, 4, 5
 LENGTHS = (2, 9, 5, 1, 7, 3, 12, 4)

@@ -17,12 +17,12 @@ from transformer_mt.system.device import supports
 from transformer_mt.text.batching import encode_pairs
 from transformer_mt.text.vocabulary import BOS_ID
 from transformer_mt.training.run import train
-from transformer_mt.translation.forced_decoding import log_probabilities
 from transformer_mt.translation.options import DEFAULT_SEARCH, LoadOptions, SearchOptions
+from transformer_mt.translation.pytorch_runtime import log_probabilities
 from transformer_mt.translation.translation_model import (
     build_translation_model,
-    find_checkpoints,
-    share_checkpoints,
+    find_models,
+    share_models,
 )
 from transformer_mt.translation.translator import Translator
 
@@ -50,7 +50,7 @@ def translator(copy_run) -> Translator:
 
 def load(*paths: Path, search: SearchOptions = DEFAULT_SEARCH, **options) -> Translator:
     """Loads a translator; options are those of loading."""
-    model = build_translation_model(find_checkpoints(paths), LoadOptions(**options))
+    model = build_translation_model(find_models(paths), LoadOptions(**options))
     return model.translator(search)
 
 
@@ -94,7 +94,7 @@ def test_an_ensemble_is_the_mean_probability(copy_run, other_run):
 @torch.no_grad()
 def test_an_ensemble_scores_by_the_mean_probability(copy_run, other_run):
     """Of each token, not of the whole. Sabotage: the mean of logits or of log-probabilities."""
-    checkpoints = find_checkpoints([copy_run, other_run])
+    checkpoints = find_models([copy_run, other_run])
     models = [checkpoint.build_model() for checkpoint in checkpoints]
     pairs = encode_pairs(["ab c"], ["ab d"], checkpoints[0].vocab)
     batch = pairs.batch(np.array([0]))
@@ -117,7 +117,7 @@ def test_precisions(copy_run):
     if supports("bf16", torch.device("cpu")):
         rounded = load(copy_run, precision="bf16")
         assert sum(map(str.__eq__, expected, rounded.translate(LINES))) > 0.8 * len(LINES)
-        assert rounded.model.output_weight.dtype == torch.bfloat16
+        assert rounded.runtime.precision == "bf16"
     with pytest.raises(DeviceError, match="precision fp16: this cpu does not support it"):
         load(copy_run, precision="fp16", device="cpu")
 
@@ -136,12 +136,12 @@ def test_scores_of_bf16_are_normalised_in_float32(copy_run):
 
 def test_processes_with_different_checkpoints(copy_run):
     """Are refused. Sabotage: compare no digests."""
-    [checkpoint] = find_checkpoints([copy_run])
+    [checkpoint] = find_models([copy_run])
     peers = SimpleNamespace(
         is_main=True, broadcast=lambda value: value, gather=lambda value: [value, ["another"]]
     )
     with pytest.raises(CheckpointError, match=f"{checkpoint.path}: not the same checkpoint"):
-        share_checkpoints([checkpoint], peers)
+        share_models([checkpoint], peers)
 
 
 @settings(max_examples=60, deadline=None)

@@ -15,6 +15,7 @@ from transformer_mt.model.transformer import Transformer
 from transformer_mt.text.splitting import LineSplitter
 from transformer_mt.text.vocabulary import EOS_ID, PAD_ID, Vocabulary, train_vocabulary
 from transformer_mt.translation.options import SearchOptions
+from transformer_mt.translation.pytorch_runtime import PyTorchRuntime
 from transformer_mt.translation.translator import Translation, Translator, count_kinds
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz.,;!"
@@ -67,7 +68,8 @@ class RecordingModel(Transformer):
 
 
 def build_translator(vocab: Vocabulary, options: SearchOptions, max_length: int = 50) -> Translator:
-    return Translator(RecordingModel(vocab), vocab, splitter(vocab, max_length), options)
+    runtime = PyTorchRuntime(RecordingModel(vocab))
+    return Translator(runtime, vocab, splitter(vocab, max_length), options)
 
 
 def splitter(vocab: Vocabulary, max_length: int = 50) -> LineSplitter:
@@ -88,11 +90,11 @@ def test_output_is_at_most_fifty_pieces_longer(vocab, monkeypatch, options):
     """
     monkeypatch.setattr(vocab.tgt, "decode", lambda ids: " ".join(map(str, ids)))
     lines = ["a", "bcdef", "abcdefghijkl"]
-    model = RecordingModel(vocab, ends=False)
-    outputs = Translator(model, vocab, splitter(vocab), options).translate(lines)
+    runtime = PyTorchRuntime(RecordingModel(vocab, ends=False))
+    outputs = Translator(runtime, vocab, splitter(vocab), options).translate(lines)
     pieces = [len(row) for row in vocab.src.encode(lines)]
     assert [len(text.split()) for text in outputs] == [count + 50 for count in pieces]
-    best = Translator(model, vocab, splitter(vocab), options).best([*lines, ""])
+    best = Translator(runtime, vocab, splitter(vocab), options).best([*lines, ""])
     assert [translation.status for translation in best] == ["cut"] * 3 + ["ok"]
     assert count_kinds(best) == {"split": 0, "cut": 3, "empty": 0}
 
@@ -141,7 +143,7 @@ def test_batches_by_hand(vocab):
     def batches(lines: list[str], beam_size: int, batch_tokens: int) -> list[list[str]]:
         translator = build_translator(vocab, SearchOptions(beam_size, batch_tokens=batch_tokens))
         translator.n_best(lines)
-        return [texts(vocab, batch) for batch in translator.model.batches]
+        return [texts(vocab, batch) for batch in translator.runtime.model.batches]
 
     for beam_size in (1, 2):
         assert batches(lines, beam_size, 48) == expected[beam_size]
@@ -159,7 +161,9 @@ def test_batches_can_be_cancelled(vocab):
         raise CancelledError
 
     translator = build_translator(vocab, SearchOptions())
-    translator._workers = SimpleNamespace(map=lambda f, items: (f(item, cancel) for item in items))
+    translator.runtime._workers = SimpleNamespace(
+        map=lambda f, items: (f(item, cancel) for item in items)
+    )
     with pytest.raises(CancelledError):
         translator.n_best(["a", "b"])
 
@@ -168,7 +172,7 @@ def test_the_mode_of_the_model_is_restored(vocab):
     """Translation is without dropout; training continues with it."""
     for training in (True, False):
         model = RecordingModel(vocab).train(training)
-        Translator(model, vocab, splitter(vocab)).translate(["ab"])
+        Translator(PyTorchRuntime(model), vocab, splitter(vocab)).translate(["ab"])
         assert model.training == training and model.was_training == [False]
 
 
@@ -180,14 +184,14 @@ def test_batches_are_cut_chunk_by_chunk(vocab, monkeypatch):
     monkeypatch.setattr(Translator, "chunk_lines", 2)
     translator = build_translator(vocab, SearchOptions())
     translated = translator.n_best(["a", "bcd", "", "ef", "ghijk"])
-    batches = [texts(vocab, batch) for batch in translator.model.batches]
+    batches = [texts(vocab, batch) for batch in translator.runtime.model.batches]
     assert batches == [["bcd", "a"], ["ef"], ["ghijk"]]
     assert translator.translate(["a", "bcd", "", "ef", "ghijk"]) == [t.text for [t] in translated]
-    assert translator.model.batches[3:] == translator.model.batches[:3]
-    translator.model.batches.clear()
+    assert translator.runtime.model.batches[3:] == translator.runtime.model.batches[:3]
+    translator.runtime.model.batches.clear()
     translator.first_chunk_lines, translator.chunk_lines = 1, 3
     translator.translate(["a", "bcd", "ef", "ghijk", "lm"])
-    batches = [texts(vocab, batch) for batch in translator.model.batches]
+    batches = [texts(vocab, batch) for batch in translator.runtime.model.batches]
     assert batches == [["a"], ["ghijk", "bcd", "ef"], ["lm"]]
 
 
@@ -199,12 +203,12 @@ def test_equal_lines_of_a_chunk_are_translated_once(vocab, monkeypatch):
     monkeypatch.setattr(Translator, "chunk_lines", 4)
     translator, counts = build_translator(vocab, SearchOptions(batch_tokens=1)), []
     translated = translator.n_best(["ab", "cd", "", "ab", "ab", " ab"], counts.append)
-    assert texts(vocab, translator.model.sources) == ["ab", "cd", "ab"]
+    assert texts(vocab, translator.runtime.model.sources) == ["ab", "cd", "ab"]
     assert counts == [2, 1, 2, 1]
     assert len({repr(translated[line]) for line in (0, 3, 4, 5)}) == 1
     part = build_translator(vocab, SearchOptions(), max_length=12)
     part.translate(["ab cd. ef gh ij", "ab cd."])
-    assert texts(vocab, part.model.sources) == ["ef gh ij", "ab cd."]
+    assert texts(vocab, part.runtime.model.sources) == ["ef gh ij", "ab cd."]
 
 
 def test_lines_gone_wrong_are_told_apart():
@@ -231,7 +235,8 @@ def test_processes_share_the_batches(vocab):
     for rank in (1, 0):
         processes = SimpleNamespace(rank=rank, world_size=2, gather=gather(rank))
         model, options = RecordingModel(vocab), SearchOptions(batch_tokens=1)
-        translator = Translator(model, vocab, splitter(vocab), options, processes)
+        runtime = PyTorchRuntime(model)
+        translator = Translator(runtime, vocab, splitter(vocab), options, processes)
         monitored = counts.append if rank == 0 else (lambda count: None)
         if rank:  # what the other has decoded is not there yet
             with pytest.raises(KeyError):

@@ -130,6 +130,24 @@ class Checkpoint:
         """Progress of the run."""
         return self.state.progress
 
+    @property
+    def step(self) -> int:
+        """Step after which it was saved."""
+        return self.progress.step
+
+    @property
+    def sources(self) -> SourceStatistics | None:
+        """What the sources of the training text look like, if it is known."""
+        return self.state.sources
+
+    def is_averaged(self, raw: bool) -> bool:
+        """Tells whether `build_model(raw)` gives the moving average of the weights."""
+        return EMA in self.files and not raw
+
+    def is_raw(self, raw: bool) -> bool:
+        """Tells whether it gives the weights themselves although there is an average."""
+        return EMA in self.files and raw
+
     def require_config(self, config: Config) -> None:
         """Raises an error for a configuration that would train a different model.
 
@@ -151,7 +169,7 @@ class Checkpoint:
         Its weights are their moving average, if there is one and `raw` is False.
         """
         model = Transformer(self.config.model, self.vocab.src.size, self.vocab.tgt.size, PAD_ID)
-        name = EMA if EMA in self.files and not raw else MODEL
+        name = EMA if self.is_averaged(raw) else MODEL
         model.load_state_dict(self.load_tensors(name))
         return model.eval()
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import TypeAdapter
 
+from transformer_mt.checkpoints.exported import is_exported
 from transformer_mt.errors import ChangedModelError, CheckpointError
 from transformer_mt.system.files import (
     MANIFEST,
@@ -89,11 +90,17 @@ def find_checkpoint(path: Path) -> "Checkpoint":
     """
     from transformer_mt.checkpoints.checkpoint import load_checkpoint
 
+    if is_exported(path):
+        raise CheckpointError(
+            f"{path}: an exported model; name the run or the checkpoint that it was made from"
+        )
     if (path / MANIFEST).exists():
         return load_checkpoint(path)
     newest = load_newest(path)
     if newest is None:
         reason = "contains no checkpoint" if path.is_dir() else "no such run or checkpoint"
+        if (path / "model.bin").exists():
+            reason = "not written by `export`, or by an earlier version's: export it again"
         raise CheckpointError(f"{path}: {reason}")
     progress = newest.progress
     best = checkpoint_path(path, progress.best_step)

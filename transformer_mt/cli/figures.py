@@ -103,11 +103,11 @@ def attention(
     from transformer_mt.figures.attention import attention_figure, sentence_attention
     from transformer_mt.translation.translation_model import (
         build_translation_model,
-        find_checkpoints,
+        find_models,
     )
 
     show_messages(quiet)
-    model = build_translation_model(find_checkpoints([path]), LoadOptions("cpu", raw=raw))
+    model = build_translation_model(find_models([path]), LoadOptions("cpu", raw=raw))
     figure = attention_figure(sentence_attention(model, sentence), kind, layer, heads)
     _write(figure, checked)
 

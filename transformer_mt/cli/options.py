@@ -58,8 +58,12 @@ EnsembleOption = Annotated[
     bool, flag("Decode with the named runs as one ensemble.", "--ensemble", group=SEARCH)
 ]
 PrecisionOption = Annotated[
-    Precision,
-    search_option("[fp32|bf16|fp16]", "Type to which weights and arithmetic are rounded."),
+    Precision | None,
+    search_option(
+        "[fp32|bf16|fp16]",
+        "Type to which weights and arithmetic are rounded. Default: fp32; an exported model has"
+        " its own.",
+    ),
 ]
 BatchOption = Annotated[
     int | None,

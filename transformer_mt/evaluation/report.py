@@ -12,13 +12,14 @@ from pathlib import Path
 
 from sacrebleu.metrics.base import Metric
 
-from transformer_mt.checkpoints.checkpoint import EMA, Checkpoint, warn_of_changed_model
+from transformer_mt.checkpoints.checkpoint import Checkpoint, warn_of_changed_model
 from transformer_mt.checkpoints.evaluations import (
     EvaluationRecord,
     Score,
     SearchSetting,
     write_evaluation,
 )
+from transformer_mt.checkpoints.exported import ExportedModel
 from transformer_mt.checkpoints.model_card import refresh_average_card
 from transformer_mt.config.keys import DataConfig
 from transformer_mt.errors import ConfigError, DataError
@@ -38,8 +39,8 @@ from transformer_mt.text.test_sets import EvaluationSet
 from transformer_mt.translation.options import LoadOptions, SearchOptions
 from transformer_mt.translation.translation_model import (
     build_translation_model,
-    find_checkpoints,
-    share_checkpoints,
+    find_models,
+    share_models,
 )
 from transformer_mt.translation.translator import count_kinds, log_kinds
 
@@ -53,15 +54,15 @@ _CHANGES = 3
 class SystemOutput:
     """The translation of a test set by one system.
 
-    The system is a checkpoint, an ensemble of several, or a file that was read, which has neither
-    checkpoints nor search settings. `seconds` were spent translating; `moving_average` tells that
-    this average of the weights was used; `counts` has the numbers of lines that were split, and
-    whose translation was cut or is empty.
+    The system is a checkpoint, an ensemble of several, an exported model, or a file that was read,
+    which has neither models nor search settings. `seconds` were spent translating;
+    `moving_average` tells that this average of the weights was used; `counts` has the numbers of
+    lines that were split, and whose translation was cut or is empty.
     """
 
     lines: list[str]
     name: str
-    checkpoints: list[Checkpoint] = field(default_factory=list)
+    models: list[Checkpoint] | list[ExportedModel] = field(default_factory=list)
     search: SearchSetting | None = None
     moving_average: bool = False
     seconds: float = 0.0
@@ -71,10 +72,10 @@ class SystemOutput:
         """Says what the translation depends on, for people."""
         if self.search is None:
             return escape_controls(self.name)
-        names = [f"{each.path} (step {each.progress.step})" for each in self.checkpoints]
+        names = [f"{each.path} (step {each.step})" for each in self.models]
         text = " and ".join(names) + (", moving average" if self.moving_average else "")
         text += f", {self.search}"
-        if self.search.max_length != min(c.config.data.max_length for c in self.checkpoints):
+        if self.search.max_length != min(each.config.data.max_length for each in self.models):
             text += f", lines split after {self.search.max_length} pieces"
         return escape_controls(text)
 
@@ -102,7 +103,7 @@ class EvaluationReport:
         if system.search is None:
             result["hypotheses"] = system.name
         else:
-            steps = [checkpoint.progress.step for checkpoint in system.checkpoints]
+            steps = [model.step for model in system.models]
             result |= {
                 "checkpoint": system.name,
                 "step": steps if len(steps) > 1 else steps[0],
@@ -196,17 +197,17 @@ def evaluate_systems(
             processes.finish()
             return []
         # Read files and runs first, so that mistakes show before anything is translated.
-        named = [find_checkpoints(paths) for paths in runs]
+        named = [find_models(paths) for paths in runs]
         data = _common_corpus(named)
         metrics, test_set = choose_metrics(data.tgt_lang), load_test_set(data)
         systems = [_read_translation(hypotheses, test_set)] if hypotheses else named
         other = _open(baseline, test_set) if baseline else None
-        new = [each for each in (*systems, other) if isinstance(each, list)]
+        new = [each for each in (*systems, other) if each and not isinstance(each, SystemOutput)]
         if new and test_set.src is None:
             raise ConfigError(
                 f"{new[0][0].path}: to translate with it, name --src, the source text of --ref"
             )
-        warn_of_changed_model(chain(*new))
+        warn_of_changed_model(each for each in chain(*new) if isinstance(each, Checkpoint))
         sources, _ = processes.broadcast((test_set.src or [], len(new)))
         other_output = translate(other, sources) if other else None
         reports = []
@@ -226,19 +227,21 @@ def evaluate_systems(
     return reports
 
 
-def _common_corpus(systems: Sequence[list[Checkpoint]]) -> DataConfig:
+def _common_corpus(systems: Sequence[list[Checkpoint] | list[ExportedModel]]) -> DataConfig:
     """Gives the corpus of the first system; the others must have its languages."""
-    corpora = [checkpoints[0].config.data for checkpoints in systems]
+    corpora = [models[0].config.data for models in systems]
     languages = [f"{data.src_lang} to {data.tgt_lang}" for data in corpora]
     if len(set(languages)) > 1:
         raise ConfigError(f"the runs translate {', '.join(languages)}: evaluate them one by one")
     return corpora[0] if corpora else DataConfig(path="none")
 
 
-def _open(path: Path, test_set: EvaluationSet) -> SystemOutput | list[Checkpoint]:
-    """Reads a translation, in a file or pipe, or else a run to translate with."""
+def _open(
+    path: Path, test_set: EvaluationSet
+) -> SystemOutput | list[Checkpoint] | list[ExportedModel]:
+    """Reads a translation, in a file or pipe, or else a model to translate with."""
     is_file = path.exists() and not path.is_dir()
-    return _read_translation(path, test_set) if is_file else find_checkpoints([path])
+    return _read_translation(path, test_set) if is_file else find_models([path])
 
 
 def _read_translation(path: Path, test_set: EvaluationSet) -> SystemOutput:
@@ -252,33 +255,33 @@ def _read_translation(path: Path, test_set: EvaluationSet) -> SystemOutput:
 
 
 def _translate(
-    system: SystemOutput | list[Checkpoint],
+    system: SystemOutput | list[Checkpoint] | list[ExportedModel],
     sources: list[str],
     search: SearchOptions,
     load: LoadOptions,
     processes: Processes,
 ) -> SystemOutput:
-    """Translates with the main process's checkpoints; returns a translation as it is.
+    """Translates with the main process's models; returns a translation as it is.
 
     All processes call this, to share the batches.
     """
     if isinstance(system, SystemOutput):
         return system
-    model = build_translation_model(share_checkpoints(system, processes), load)
+    model = build_translation_model(share_models(system, processes), load)
     processes.watch_peers()
     translator, began = model.translator(search, processes), time.monotonic()
     with ProgressBar("translating", "lines", len(sources)) as bar:
         translations = translator.best(sources, bar.update)
-    averaged = any(EMA in checkpoint.files for checkpoint in model.checkpoints)
     setting = SearchSetting(
         beam_size=search.beam_size,
         length_penalty=search.length_penalty if search.beam_size > 1 else None,
-        precision=load.precision,
+        precision=model.runtime.precision,
         max_length=model.splitter.max_length,
-        raw=load.raw and averaged,
+        raw=any(each.is_raw(load.raw) for each in model.checkpoints),
     )
     lines, counts = [each.text for each in translations], count_kinds(translations)
-    seconds, averaged = time.monotonic() - began, averaged and not load.raw
+    seconds = time.monotonic() - began
+    averaged = any(each.is_averaged(load.raw) for each in model.checkpoints)
     output = SystemOutput(lines, model.name, model.checkpoints, setting, averaged, seconds, counts)
     if processes.is_main:
         logger.info(f"{len(sources):,} sentences in {output.seconds:.1f} s with {output.name}")
@@ -288,13 +291,13 @@ def _translate(
 
 def _record(test_set: EvaluationSet, output: SystemOutput, scores: list[Score]) -> None:
     """Saves the scores and translations of a checkpoint beside it, for reports and model cards."""
-    if output.search is None or len(output.checkpoints) > 1:
+    if output.search is None or len(output.models) > 1:
         return
-    [checkpoint] = output.checkpoints
+    [model] = output.models
     record = EvaluationRecord(
         test_set=test_set.title,
-        checkpoint=checkpoint.path.resolve().name,
-        digest=checkpoint.digest,
+        checkpoint=model.path.resolve().name,
+        digest=model.digest,
         search=output.search,
         scores=scores,
         sources=test_set.src or [],
@@ -302,5 +305,6 @@ def _record(test_set: EvaluationSet, output: SystemOutput, scores: list[Score]) 
         hypotheses=output.lines,
         seconds=round(output.seconds, 3),
     )
-    write_evaluation(checkpoint.path, record)
-    refresh_average_card(checkpoint)
+    write_evaluation(model.path, record)
+    if isinstance(model, Checkpoint):
+        refresh_average_card(model)

@@ -14,7 +14,8 @@ from matplotlib.figure import Figure
 from transformer_mt.errors import ConfigError, DataError
 from transformer_mt.figures.canvas import ACCENT, InlineFigure, drawable, figure_style
 from transformer_mt.text.vocabulary import WORD_MARK
-from transformer_mt.translation.translation_model import Array, PairAttention, TranslationModel
+from transformer_mt.translation.pytorch_runtime import Array
+from transformer_mt.translation.translation_model import PairAttention, TranslationModel
 
 MAX_PIECES = 200
 """Pieces of the longest sentence that is drawn."""

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from transformer_mt.checkpoints.evaluations import VALIDATION, EvaluationRecord, read_evaluations
+from transformer_mt.checkpoints.exported import is_exported, load_exported
 from transformer_mt.checkpoints.run_directory import (
     METRICS,
     RUN_FILE,
@@ -55,7 +56,10 @@ def read_rows(paths: Sequence[Path]) -> list[list[Row]]:
         CheckpointError: If a path is not a run.
     """
     paths = list({path.resolve(): path for path in paths}.values())
-    runs = [_read_run(path, name) for path, name in zip(paths, run_names(paths), strict=True)]
+    runs = [
+        _read_exported(path, name) if is_exported(path) else _read_run(path, name)
+        for path, name in zip(paths, run_names(paths), strict=True)
+    ]
     known = [run for run in runs if _SEED in run]
     equal = {key for key in _SETTINGS if len({str(run[key]) for run in known}) == 1}
     groups: dict[str, list[Row]] = {}
@@ -93,6 +97,14 @@ def _read_run(path: Path, name: str) -> Row:
     for record in read_evaluations(path):
         if record.test_set != VALIDATION:
             row |= _scores(record, best_checkpoint)
+    return row
+
+
+def _read_exported(path: Path, name: str) -> Row:
+    """Reads scores and step; with settings, it would be grouped with the run it was made from."""
+    row: Row = {"run": name, "steps": load_exported(path).step}
+    for record in read_evaluations(path):
+        row |= _scores(record, path.name)
     return row
 
 

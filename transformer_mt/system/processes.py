@@ -1,7 +1,7 @@
 """Several processes that work on one model: a thin layer over `torch.distributed`.
 
 `torchrun` starts them and sets the rank of each in environment variables. Without those variables
-there is one process, and `torch.distributed` is not used. Only process 0, the main one, writes
+there is one process, and PyTorch is not even imported. Only process 0, the main one, writes
 files. Objects are exchanged by pickle, among the processes of one command alone.
 
 A process that loses a peer or its launcher ends at once.
@@ -15,16 +15,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, TypeVar
-
-import torch
-import torch.distributed as dist
-from torch import Tensor
-from torch.distributed.distributed_c10d import ProcessGroup
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from transformer_mt.errors import DeviceError
 from transformer_mt.system import launcher
 from transformer_mt.system.process_settings import handle_signals
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+    from torch.distributed.distributed_c10d import ProcessGroup
 
 T = TypeVar("T")
 
@@ -55,7 +55,7 @@ class _Peers:
     """The connections to the other processes: for values, and for the thread that watches them."""
 
     def __init__(
-        self, control: ProcessGroup, heartbeat: ProcessGroup, gpu: torch.device | None
+        self, control: "ProcessGroup", heartbeat: "ProcessGroup", gpu: "torch.device | None"
     ) -> None:
         self.control, self._heartbeat, self._gpu = control, heartbeat, gpu
         self.finished = threading.Event()
@@ -66,6 +66,9 @@ class _Peers:
 
         Runs in a thread, since the main one may be inside a kernel that waits for the lost peer.
         """
+        import torch
+        import torch.distributed as dist
+
         work: Any = None
         began = 0.0
         while True:
@@ -100,9 +103,11 @@ class Processes:
         return self.rank == 0
 
     @_end_if_peer_is_lost()
-    def sum(self, tensor: Tensor) -> None:
+    def sum(self, tensor: "Tensor") -> None:
         """Replaces a tensor on the device with its sum over all processes, equal in every bit."""
         if self._peers:
+            import torch.distributed as dist
+
             dist.all_reduce(tensor)
 
     @_end_if_peer_is_lost()
@@ -110,6 +115,9 @@ class Processes:
         """Returns, for each position, the largest value of all processes."""
         if not self._peers:
             return list(values)
+        import torch
+        import torch.distributed as dist
+
         largest = torch.tensor(values, dtype=torch.float64)
         dist.all_reduce(largest, dist.ReduceOp.MAX, self._peers.control)
         return largest.tolist()
@@ -119,6 +127,8 @@ class Processes:
         """Gives the values of all processes, by rank."""
         values: list[T] = [value] * self.world_size
         if self._peers:
+            import torch.distributed as dist
+
             dist.all_gather_object(values, value, self._peers.control)
         return values
 
@@ -127,6 +137,8 @@ class Processes:
         """Returns the main process's value; the values of the others are ignored."""
         values = [value]
         if self._peers:
+            import torch.distributed as dist
+
             dist.broadcast_object_list(values, 0, self._peers.control)
         return values[0]
 
@@ -171,10 +183,14 @@ def join_processes(device_type: str) -> Iterator[Processes]:
     with handle_signals(signal.SIG_DFL), _end_if_peer_is_lost():
         processes = _join(device_type)
     yield processes
-    dist.destroy_process_group()
+    from torch.distributed import destroy_process_group
+
+    destroy_process_group()
 
 
 def _join(device_type: str) -> Processes:
+    import torch.distributed as dist
+
     rank, world_size = launcher.read_number("RANK"), launcher.read_number("WORLD_SIZE")
     backend, gpu = ("nccl", _choose_gpu()) if device_type == "cuda" else ("gloo", None)
     limit = threading.Timer(WORK_TIMEOUT.total_seconds(), launcher.end_after_loss)
@@ -190,7 +206,9 @@ def _join(device_type: str) -> Processes:
     return Processes(rank, world_size, _Peers(control, heartbeat, gpu))
 
 
-def _choose_gpu() -> torch.device:
+def _choose_gpu() -> "torch.device":
+    import torch
+
     local_rank, count = launcher.read_number("LOCAL_RANK"), torch.cuda.device_count()
     if local_rank >= count:
         raise DeviceError(

@@ -11,10 +11,10 @@ from itertools import chain, pairwise
 from typing import ClassVar
 
 import numpy as np
+import numpy.typing as npt
 from pydantic import ConfigDict
 
 from transformer_mt.config.keys import DataConfig
-from transformer_mt.text.batching import Lengths
 from transformer_mt.text.vocabulary import WORD_MARK, SentencePieceModel, fold_whitespace
 
 SINGLE_SENTENCES = 0.01
@@ -61,7 +61,7 @@ class SourceStatistics:
     several_sentences: float
 
     @classmethod
-    def measure(cls, lengths: Lengths, several_sentences: int) -> "SourceStatistics":
+    def measure(cls, lengths: npt.NDArray[np.int64], several_sentences: int) -> "SourceStatistics":
         """Computes them from the pieces of each line, (N,), and the lines of several sentences."""
         percentile = int(np.percentile(lengths, PERCENTILE, method="higher"))
         return cls(int(lengths.max()), percentile, several_sentences / len(lengths))

@@ -25,8 +25,8 @@ from transformer_mt.text.corpus import RawPairs
 from transformer_mt.text.splitting import LineSplitter, SourceStatistics
 from transformer_mt.text.vocabulary import Vocabulary
 from transformer_mt.training.engine import Engine
-from transformer_mt.translation.forced_decoding import log_probabilities
 from transformer_mt.translation.options import SearchOptions
+from transformer_mt.translation.pytorch_runtime import PyTorchRuntime, log_probabilities
 from transformer_mt.translation.translator import Translator
 
 logger = logging.getLogger(__name__)
@@ -67,7 +67,8 @@ class Validator:
         self._encoded = encode_pairs(pairs.src, pairs.tgt, vocab)
         self._metrics = choose_metrics(engine.config.data.tgt_lang)
         splitter = LineSplitter(vocab.src, engine.config.data, sources)
-        self._translator = Translator(engine.model, vocab, splitter, _SEARCH, processes)
+        runtime = PyTorchRuntime(engine.model)
+        self._translator = Translator(runtime, vocab, splitter, _SEARCH, processes)
 
     def validate(self, advance: Callable[[int], object]) -> Validation:
         """Scores the weights, and their moving average if there is one.

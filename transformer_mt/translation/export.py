@@ -51,7 +51,7 @@ def export(
     positions = sinusoid(torch.arange(2 * config.data.max_length + 1024), config.model.d_model)
     with atomic_directory(output) as folder:
         if format == "ctranslate2":
-            usage = write_ctranslate2(folder, checkpoint, model, positions, stored)
+            usage = write_ctranslate2(folder, checkpoint, model, positions, stored, raw)
         else:
             usage = write_transformers(folder, checkpoint, model, positions)
         card = model_card(

@@ -1,18 +1,19 @@
 """A checkpoint as a CTranslate2 model, for translation without PyTorch."""
 
-import importlib.util
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from transformer_mt.checkpoints.checkpoint import Checkpoint
+from transformer_mt.checkpoints.checkpoint import EMA, Checkpoint
+from transformer_mt.checkpoints.exported import ExportRecord, write_record
 from transformer_mt.errors import ConfigError
 from transformer_mt.model.transformer import DecoderLayer, Transformer
 from transformer_mt.text.vocabulary import BOS_ID, EOS_ID, UNK_ID
+from transformer_mt.translation.ctranslate2_runtime import require_ctranslate2, vocabulary_tokens
 from transformer_mt.translation.options import Quantization
-from transformer_mt.translation.translator import EXTRA_LENGTH
+from transformer_mt.translation.runtime import EXTRA_LENGTH
 
 if TYPE_CHECKING:
     from ctranslate2.specs import TransformerSpec
@@ -38,10 +39,7 @@ def check_ctranslate2(checkpoint: Checkpoint) -> None:
     Raises:
         ConfigError: If CTranslate2 is not installed or does not support the model.
     """
-    if importlib.util.find_spec("ctranslate2") is None:
-        raise ConfigError(
-            "export needs CTranslate2: pip install -c constraints.txt -e '.[ctranslate2]'"
-        )
+    require_ctranslate2()
     if checkpoint.config.model.norm == "sublayer":
         raise ConfigError("model.norm = sublayer: CTranslate2 supports only post and pre")
 
@@ -52,6 +50,7 @@ def write_ctranslate2(
     model: Transformer,
     positions: Tensor,
     quantization: Quantization,
+    raw: bool,
 ) -> str:
     """Writes a model with its SentencePiece models; says in Markdown how to use it.
 
@@ -61,12 +60,26 @@ def write_ctranslate2(
         model: The weights.
         positions: Encodings of as many positions as the model is to have, (L, D).
         quantization: Type in which the weights are stored.
+        raw: Whether the weights are not their moving average even if there is one.
     """
     spec = _build_spec(checkpoint, model, positions)
     spec.validate()
     spec.optimize(quantization=quantization)
     spec.save(str(folder))
     vocab_files = checkpoint.vocab.save(folder)
+    has_average = EMA in checkpoint.files
+    record = ExportRecord(
+        checkpoint=checkpoint.path.resolve().name,
+        checkpoint_digest=checkpoint.digest,
+        step=checkpoint.step,
+        moving_average=has_average and not raw,
+        raw=has_average and raw,
+        quantization=quantization,
+        positions=len(positions),
+        config=checkpoint.config.model_dump(mode="json"),
+        sources=checkpoint.sources,
+    )
+    write_record(folder, record)
     return _USAGE.format(
         src_model=vocab_files[0].name, tgt_model=vocab_files[-1].name, extra=EXTRA_LENGTH
     )
@@ -90,13 +103,11 @@ def _build_spec(checkpoint: Checkpoint, model: Transformer, positions: Tensor) -
     layer_specs = [*spec.encoder.layer, *spec.decoder.layer]
     for layer_spec, layer in zip(layer_specs, [*model.encoder, *model.decoder], strict=True):
         _fill_layer(layer_spec, layer)
-    src_pieces, tgt_pieces = (side.pieces(range(side.size)) for side in (vocab.src, vocab.tgt))
-    # CTranslate2 knows the special pieces by their names, which both sides share.
-    special = tgt_pieces[: EOS_ID + 1]
-    spec.register_source_vocabulary(special + src_pieces[EOS_ID + 1 :])
-    spec.register_target_vocabulary(tgt_pieces)
-    spec.config.unk_token, spec.config.eos_token = special[UNK_ID], special[EOS_ID]
-    spec.config.bos_token = spec.config.decoder_start_token = special[BOS_ID]
+    src_tokens, tgt_tokens = vocabulary_tokens(vocab)
+    spec.register_source_vocabulary(src_tokens)
+    spec.register_target_vocabulary(tgt_tokens)
+    spec.config.unk_token, spec.config.eos_token = tgt_tokens[UNK_ID], tgt_tokens[EOS_ID]
+    spec.config.bos_token = spec.config.decoder_start_token = tgt_tokens[BOS_ID]
     spec.config.add_source_eos = True
     spec.config.layer_norm_epsilon = torch.nn.LayerNorm(1).eps
     return spec

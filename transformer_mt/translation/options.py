@@ -35,13 +35,18 @@ class SearchOptions:
     with_scores: bool = False
     batch_tokens: int | None = None
 
+    @property
+    def is_greedy(self) -> bool:
+        """Whether the most probable token is taken at every position, without scores."""
+        return self.beam_size == 1 and not self.with_scores
+
 
 @dataclass(frozen=True)
 class LoadOptions:
-    """How checkpoints are loaded for translation; `transformer_mt.load` explains each option."""
+    """How models are loaded for translation; `transformer_mt.load` explains each option."""
 
     device: Device = "auto"
-    precision: Precision = "fp32"
+    precision: Precision | None = None
     max_length: int | None = None
     raw: bool = False
 

@@ -7,8 +7,8 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from transformer_mt.checkpoints.exported import is_exported
 from transformer_mt.errors import ConfigError, DataError, OutputError
-from transformer_mt.system.device import choose_device
 from transformer_mt.system.files import sha256
 from transformer_mt.system.launcher import is_launched, may_have_restarted
 from transformer_mt.system.outputs import Fingerprint, Output, check_output, is_complete
@@ -16,13 +16,13 @@ from transformer_mt.system.process_settings import interrupt_on_signals
 from transformer_mt.system.processes import Processes, join_processes
 from transformer_mt.system.streams import compression_suffix, require_input
 from transformer_mt.translation.chunks import finish, serve, translate_stream
-from transformer_mt.translation.options import FileOptions, TranslateOptions
+from transformer_mt.translation.options import Device, FileOptions, TranslateOptions
 from transformer_mt.translation.prompt import translate_interactively
 from transformer_mt.translation.translation_model import (
     TranslationModel,
     build_translation_model,
-    find_checkpoints,
-    share_checkpoints,
+    find_models,
+    share_models,
 )
 from transformer_mt.translation.translator import Translator
 
@@ -46,7 +46,7 @@ def translate(paths: Sequence[Path], files: FileOptions, options: TranslateOptio
     """Translates the user's input with all processes that `torchrun` started.
 
     Args:
-        paths: Each is a run or a checkpoint; several form an ensemble.
+        paths: Each is a run or a checkpoint, and several form an ensemble; or an exported model.
         files: The files to read and write; without an input, lines typed at a terminal are read.
         options: How to translate.
 
@@ -56,17 +56,26 @@ def translate(paths: Sequence[Path], files: FileOptions, options: TranslateOptio
         Interrupted: After SIGINT or SIGTERM; the finished part of a file is kept.
     """
     with (
-        join_processes(choose_device(options.load.device).type) as processes,
+        join_processes(_device_to_join(paths, options.load.device)) as processes,
         interrupt_on_signals(),
     ):
         if not processes.is_main:
-            model = build_translation_model(share_checkpoints([], processes), options.load)
+            model = build_translation_model(share_models([], processes), options.load)
             processes.watch_peers()
             serve(model.translator(options.search, processes))
         elif not files.inputs and sys.stdin.isatty():
             _translate_prompt(paths, files.output, options)
         else:
             _translate_files(paths, files, options, processes)
+
+
+def _device_to_join(paths: Sequence[Path], device: Device) -> str:
+    """Gives the type of device whose processes are joined; CTranslate2's exchange no tensors."""
+    if any(map(is_exported, paths)) or not is_launched():
+        return "cpu"
+    from transformer_mt.system.device import choose_device
+
+    return choose_device(device).type
 
 
 def _translate_prompt(
@@ -81,7 +90,7 @@ def _translate_prompt(
         raise ConfigError(
             "a prompt works in one process: start it without torchrun, or name files as --input"
         )
-    checkpoints = find_checkpoints(paths)
+    checkpoints = find_models(paths)
     model = build_translation_model(checkpoints, options.load)
     logger.info(f"translating with {model.name}")
     src_lang = checkpoints[0].config.data.src_lang
@@ -96,7 +105,7 @@ def _translate_files(
     A complete output stays marked by its state until all files are complete, so the same command,
     stopped and run again, translates only the remaining files.
     """
-    checkpoints = find_checkpoints(paths)
+    checkpoints = find_models(paths)
     data = checkpoints[0].config.data
     pairs, failures = plan_files(files, data.src_lang, data.tgt_lang)
     with ExitStack() as locks:
@@ -109,7 +118,7 @@ def _translate_files(
                 " translate a stream, since it cannot be read again; name files as --input and"
                 " --output"
             )
-        share_checkpoints(checkpoints, processes)
+        share_models(checkpoints, processes)
         model = build_translation_model(checkpoints, options.load)
         logger.info(f"translating with {model.name}")
         processes.watch_peers()
@@ -218,7 +227,8 @@ def _fingerprint(
         **asdict(options.load),
         **asdict(options.search),
         **asdict(options.output),
-        "device": model.model.device.type,
+        "precision": model.runtime.precision,
+        "device": model.runtime.device_type,
         "chunk_lines": [translator.first_chunk_lines, translator.chunk_lines],
         "batch_tokens": translator.batch_tokens,
     }

@@ -10,11 +10,12 @@ V vocabulary.
 import itertools
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
+
+from transformer_mt.translation.runtime import Hypothesis, length_penalty
 
 
 class DecodingState(Protocol):
@@ -30,20 +31,6 @@ KEPT_SHARE, ROW_MULTIPLE = 0.9, 8
 """Greedy search keeps a multiple of `ROW_MULTIPLE` rows, and only removes the others once those it
 keeps are at most `KEPT_SHARE` of the rows."""
 _LOWEST = torch.finfo(torch.float64).min
-
-
-@dataclass(frozen=True)
-class Hypothesis:
-    """One translation of a sentence.
-
-    Attributes:
-        ids: Token ids without BOS and EOS.
-        score: Log-probability in nats, summed over its tokens and EOS if it has one, divided by
-            the length penalty.
-    """
-
-    ids: list[int]
-    score: float
 
 
 def greedy(
@@ -84,19 +71,6 @@ def greedy(
             state.select(kept, kept)
     hypotheses = torch.stack(positions, dim=1).tolist()  # (B, L)
     return [row[: row.index(eos_id)] if eos_id in row else row for row in hypotheses]
-
-
-def length_penalty(tokens: int, alpha: float) -> float:
-    """Computes the divisor of the log-probability of a hypothesis.
-
-    Args:
-        tokens: Its length, including EOS if it has one.
-        alpha: Exponent; 0 gives 1.
-
-    Reference:
-        Wu et al. 2016, Google's Neural Machine Translation System, equation 14.
-    """
-    return float(((5 + tokens) / 6) ** alpha)
 
 
 def beam_search(

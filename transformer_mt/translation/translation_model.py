@@ -5,31 +5,24 @@ import reprlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import numpy.typing as npt
-import torch
-from torch import Tensor
-
-from transformer_mt.checkpoints.checkpoint import Checkpoint
+from transformer_mt.checkpoints.exported import ExportedModel, is_exported, load_exported
 from transformer_mt.checkpoints.run_directory import find_checkpoint
-from transformer_mt.errors import CheckpointError, ConfigError, DataError, DeviceError
-from transformer_mt.model.cpu_kernels import pack_weights
-from transformer_mt.model.transformer import Transformer
-from transformer_mt.system.device import DTYPES, choose_device, compute_settings, supports
+from transformer_mt.errors import CheckpointError, ConfigError, DataError
 from transformer_mt.system.processes import ALONE, Processes
-from transformer_mt.text.batching import Batch, EncodedPairs, encode_pairs, flatten
 from transformer_mt.text.splitting import LineSplitter
-from transformer_mt.text.vocabulary import Vocabulary
-from transformer_mt.translation.forced_decoding import log_probabilities
+from transformer_mt.text.vocabulary import BOS_ID, EOS_ID, Vocabulary
 from transformer_mt.translation.options import DEFAULT_SEARCH, LoadOptions, SearchOptions
+from transformer_mt.translation.runtime import Runtime
 from transformer_mt.translation.translator import Translation, Translator
 
 if TYPE_CHECKING:
-    from transformer_mt.model.ensemble import Ensemble
+    from transformer_mt.checkpoints.checkpoint import Checkpoint
+    from transformer_mt.translation.pytorch_runtime import Array, PyTorchRuntime
 
-Array = npt.NDArray[np.float32]
+    SavedModels = list[Checkpoint] | list[ExportedModel]
+    """One or several checkpoints, which form an ensemble, or an exported model."""
 
 
 @dataclass(frozen=True)
@@ -53,9 +46,9 @@ class PairAttention:
     src_pieces: list[str]
     tgt_pieces: list[str]
     predicted_pieces: list[str]
-    encoder: list[Array]
-    decoder: list[Array]
-    cross: list[Array]
+    encoder: "list[Array]"
+    decoder: "list[Array]"
+    cross: "list[Array]"
 
     def __repr__(self) -> str:
         return (
@@ -69,32 +62,42 @@ class PairAttention:
 class TranslationModel:
     """One or several trained models, ready to translate.
 
-    The model, or the ensemble of several, is on its device and in its precision.
+    Attributes:
+        checkpoints: What was loaded: one or several checkpoints, or an exported model.
+        runtime: The model, or the ensemble of several, on its device and in its precision.
+        vocab: Its vocabulary.
+        splitter: Splits lines as it needs it.
     """
 
-    checkpoints: list[Checkpoint]
-    model: "Transformer | Ensemble"
+    checkpoints: "SavedModels"
+    runtime: Runtime
     vocab: Vocabulary
     splitter: LineSplitter
 
     def __repr__(self) -> str:
-        data, parameters = self.checkpoints[0].config.data, list(self.model.parameters())
-        return (
-            f"<TranslationModel {self.name}: {data.src_lang} to {data.tgt_lang},"
-            f" {sum(p.numel() for p in parameters) / 1e6:.1f} million parameters,"
-            f" {str(parameters[0].dtype).removeprefix('torch.')} on {self.model.device}>"
-        )
+        data = self.checkpoints[0].config.data
+        languages = f"{data.src_lang} to {data.tgt_lang}"
+        return f"<TranslationModel {self.name}: {languages}, {self.runtime.describe()}>"
 
     @property
     def name(self) -> str:
-        """The checkpoints, for messages."""
+        """The paths, for messages."""
         return " and ".join(str(checkpoint.path) for checkpoint in self.checkpoints)
+
+    @property
+    def model(self) -> Any:
+        """The PyTorch module.
+
+        Raises:
+            ConfigError: If this is an exported model.
+        """
+        return self._pytorch().model
 
     def translator(
         self, options: SearchOptions = DEFAULT_SEARCH, processes: Processes = ALONE
     ) -> Translator:
         """Makes a translator of lines that shares batches with processes that have this model."""
-        return Translator(self.model, self.vocab, self.splitter, options, processes)
+        return Translator(self.runtime, self.vocab, self.splitter, options, processes)
 
     def translate(
         self,
@@ -159,17 +162,18 @@ class TranslationModel:
         to an empty line, which has the score 0.0; any other translation has minus infinity.
 
         Raises:
-            DataError: If the numbers of hypotheses and sources differ.
+            DataError: If the numbers of hypotheses and sources differ, or a line is too long for
+                an exported model.
         """
         _require_lines(sources)
         _require_lines(hypotheses)
         if len(sources) != len(hypotheses):
             raise DataError(f"{len(hypotheses)} hypotheses for {len(sources)} sources")
-        pairs = encode_pairs(sources, hypotheses, self.vocab)
-        scores = log_probabilities(self.model, pairs)
-        for i in range(len(pairs)):
-            if not len(pairs.src[i]):
-                scores[i] = -math.inf if len(pairs.tgt[i]) else 0.0
+        src, tgt = self.vocab.src.encode(sources), self.vocab.tgt.encode(hypotheses)
+        scores = self.runtime.score(src, tgt)
+        for i, (src_ids, tgt_ids) in enumerate(zip(src, tgt, strict=True)):
+            if not src_ids:
+                scores[i] = -math.inf if tgt_ids else 0.0
         return scores
 
     def attention(self, source: str, hypothesis: str | None = None) -> PairAttention:
@@ -180,24 +184,19 @@ class TranslationModel:
             hypothesis: Its translation; None stands for the result of greedy search.
 
         Raises:
-            ConfigError: If this is an ensemble.
+            ConfigError: If this is an ensemble or an exported model.
             TypeError: If an argument is not a string: call this for each sentence.
         """
-        model, pair = self._single_pair(source, hypothesis)
-        with compute_settings(model.device, tf32=False):
-            weights = model.attention_weights(pair.src, pair.tgt_in)
+        runtime, (src_ids, tgt_ids) = self._pytorch(), self._encode_pair(source, hypothesis)
         return PairAttention(
             source,
-            self.vocab.src.pieces(pair.src[0].tolist()),
-            self.vocab.tgt.pieces(pair.tgt_in[0].tolist()),
-            self.vocab.tgt.pieces(pair.tgt_out[0].tolist()),
-            [_array(layer) for layer in weights.encoder],
-            [_array(layer) for layer in weights.decoder],
-            [_array(layer) for layer in weights.cross],
+            self.vocab.src.pieces([*src_ids, EOS_ID]),
+            self.vocab.tgt.pieces([BOS_ID, *tgt_ids]),
+            self.vocab.tgt.pieces([*tgt_ids, EOS_ID]),
+            *runtime.attention(src_ids, tgt_ids),
         )
 
-    @torch.no_grad()
-    def encoder_output(self, source: str) -> Array:
+    def encoder_output(self, source: str) -> "Array":
         """Computes the encoder's output for one sentence, which is not split.
 
         Returns:
@@ -206,12 +205,10 @@ class TranslationModel:
         Raises:
             ConfigError, TypeError: As `attention`.
         """
-        model, pair = self._single_pair(source, "")
-        with compute_settings(model.device, tf32=False):
-            return _array(model.encode(pair.src))
+        runtime, (src_ids, _) = self._pytorch(), self._encode_pair(source, "")
+        return runtime.encoder_output(src_ids)
 
-    @torch.no_grad()
-    def logits(self, source: str, hypothesis: str | None = None) -> Array:
+    def logits(self, source: str, hypothesis: str | None = None) -> "Array":
         """Computes the logits of every target piece at each position of one translation.
 
         Args:
@@ -226,17 +223,21 @@ class TranslationModel:
         Raises:
             ConfigError, TypeError: As `attention`.
         """
-        model, pair = self._single_pair(source, hypothesis)
-        with compute_settings(model.device, tf32=False):
-            return _array(model(pair.src, pair.tgt_in))
+        runtime, ids = self._pytorch(), self._encode_pair(source, hypothesis)
+        return runtime.logits(*ids)
 
-    def _single_pair(self, source: str, hypothesis: str | None) -> tuple[Transformer, Batch]:
-        """Gives the model, which must be a single one, and a batch of one pair.
+    def _pytorch(self) -> "PyTorchRuntime":
+        """Gives the runtime that tells more than translations and scores."""
+        first = self.checkpoints[0]
+        if isinstance(first, ExportedModel):
+            raise ConfigError(
+                f"{first.path}: an exported model gives only translations and their scores; load"
+                f" the checkpoint that it was made from, {first.record.checkpoint}"
+            )
+        return self.runtime  # type: ignore[return-value]
 
-        No hypothesis stands for the result of greedy search.
-        """
-        if not isinstance(self.model, Transformer):
-            raise ConfigError("this needs a single model, not an ensemble: load one checkpoint")
+    def _encode_pair(self, source: str, hypothesis: str | None) -> tuple[list[int], list[int]]:
+        """Encodes one pair; no hypothesis stands for the result of greedy search."""
         for text in (source, "" if hypothesis is None else hypothesis):
             if not isinstance(text, str):
                 raise TypeError(
@@ -246,16 +247,11 @@ class TranslationModel:
         [src_ids] = self.vocab.src.encode([source])
         if hypothesis is not None:
             [tgt_ids] = self.vocab.tgt.encode([hypothesis])
-        else:
-            # Empty for an empty source, which the model does not translate.
-            greedy = self.translator(SearchOptions(beam_size=1))
-            tgt_ids = greedy.decode([src_ids])[0][0].ids if src_ids else []
-        pair = EncodedPairs(flatten([src_ids]), flatten([tgt_ids]))
-        return self.model, pair.batch(np.array([0])).to(self.model.device)
-
-
-def _array(batch_of_one: Tensor) -> Array:
-    return batch_of_one[0].float().cpu().numpy()
+            return src_ids, tgt_ids
+        if not src_ids:  # which the model does not translate
+            return [], []
+        [[[greedy]]] = self.runtime.decode([[src_ids]], DEFAULT_SEARCH)
+        return src_ids, greedy.ids
 
 
 def _require_lines(lines: Sequence[str]) -> None:
@@ -267,12 +263,19 @@ def _require_lines(lines: Sequence[str]) -> None:
             raise TypeError(f"item {i} of the lines is {type(line).__name__}: a line must be a str")
 
 
-def find_checkpoints(paths: Sequence[Path]) -> list[Checkpoint]:
-    """Reads and verifies the checkpoints of an ensemble, or a single one; a run gives its best.
+def find_models(paths: Sequence[Path]) -> "SavedModels":
+    """Reads and verifies the checkpoints of an ensemble, a single one, or an exported model.
+
+    A run gives its best checkpoint.
 
     Raises:
         CheckpointError: If one is missing or damaged, or the vocabularies differ.
+        ConfigError: If an exported model is one of several.
     """
+    if exported := [path for path in paths if is_exported(path)]:
+        if len(paths) > 1:
+            raise ConfigError(f"{exported[0]}: an exported model cannot be part of an ensemble")
+        return [load_exported(exported[0])]
     checkpoints = [find_checkpoint(path) for path in paths]
     first = checkpoints[0]
     for other in checkpoints[1:]:
@@ -284,64 +287,49 @@ def find_checkpoints(paths: Sequence[Path]) -> list[Checkpoint]:
     return checkpoints
 
 
-def share_checkpoints(checkpoints: list[Checkpoint], processes: Processes) -> list[Checkpoint]:
-    """Gives all processes the main process's checkpoints; each reads them from its own disk.
+def share_models(models: "SavedModels", processes: Processes) -> "SavedModels":
+    """Gives all processes the main process's models; each reads them from its own disk.
 
     All processes call this; only the argument of the main one counts.
 
     Raises:
         CheckpointError: If one is missing or damaged, or differs on another machine.
     """
-    paths = processes.broadcast([checkpoint.path for checkpoint in checkpoints])
+    paths = processes.broadcast([model.path for model in models])
     if not processes.is_main:
-        checkpoints = find_checkpoints(paths)
-    digests = [checkpoint.digest for checkpoint in checkpoints]
+        models = find_models(paths)
+    digests = [model.digest for model in models]
     if any(other != digests for other in processes.gather(digests)):
         names = " and ".join(map(str, paths))
         raise CheckpointError(f"{names}: not the same checkpoint on all machines")
-    return checkpoints
+    return models
 
 
-def build_translation_model(
-    checkpoints: list[Checkpoint], options: LoadOptions
-) -> TranslationModel:
-    """Builds the model or ensemble from verified checkpoints with the same vocabulary.
+def build_translation_model(models: "SavedModels", options: LoadOptions) -> TranslationModel:
+    """Loads verified models with the runtime that is theirs.
 
     Raises:
         CheckpointError: If the weights do not fit the configuration of a checkpoint.
-        ConfigError: If the precision is unknown or the maximum length below 1.
+        ConfigError: If an option is wrong, or does not suit an exported model.
         DeviceError: If the device is absent or does not support the precision.
     """
-    device, precision = choose_device(options.device), options.precision
-    if precision not in DTYPES:
-        raise ConfigError(f"precision {precision}: choose {', '.join(DTYPES)}")
-    if not supports(precision, device):
-        raise DeviceError(
-            f"precision {precision}: this {device.type} does not support it; choose fp32"
-        )
     if options.max_length is not None and options.max_length < 1:
         raise ConfigError(f"maximum length {options.max_length}: choose 1 or more")
-    # A new model draws initial weights; this must not affect the caller's random numbers.
-    with torch.random.fork_rng(devices=[]):
-        models = [checkpoint.build_model(options.raw) for checkpoint in checkpoints]
-    models = [model.to(device, DTYPES[precision]) for model in models]
-    model = models[0] if len(models) == 1 else _ensemble(models)
-    pack_weights(model)  # once, not for each chunk of lines
-    splitter = checkpoints_splitter(checkpoints, options.max_length)
-    return TranslationModel(checkpoints, model, checkpoints[0].vocab, splitter)
+    splitter, vocab = models_splitter(models, options.max_length), models[0].vocab
+    if isinstance(models[0], ExportedModel):
+        from transformer_mt.translation.ctranslate2_runtime import CTranslate2Runtime
+
+        runtime: Runtime = CTranslate2Runtime(models[0], options)
+    else:
+        from transformer_mt.translation.pytorch_runtime import load_checkpoints
+
+        runtime = load_checkpoints(models, options)
+    return TranslationModel(models, runtime, vocab, splitter)
 
 
-def _ensemble(models: Sequence[Transformer]) -> "Ensemble":
-    from transformer_mt.model.ensemble import Ensemble
-
-    return Ensemble(models).eval()
-
-
-def checkpoints_splitter(
-    checkpoints: Sequence[Checkpoint], max_length: int | None = None
-) -> LineSplitter:
-    """Splits lines as that of the checkpoints needs it which has seen the shortest."""
-    data = min((each.config.data for each in checkpoints), key=lambda data: data.max_length)
-    statistics = [each.state.sources for each in checkpoints if each.state.sources]
+def models_splitter(models: "SavedModels", max_length: int | None = None) -> LineSplitter:
+    """Splits lines as that of the models needs it which has seen the shortest."""
+    data = min((each.config.data for each in models), key=lambda data: data.max_length)
+    statistics = [each.sources for each in models if each.sources]
     statistics.sort(key=lambda sources: (not sources.is_single_sentences, sources.percentile))
-    return LineSplitter(checkpoints[0].vocab.src, data, next(iter(statistics), None), max_length)
+    return LineSplitter(models[0].vocab.src, data, next(iter(statistics), None), max_length)

@@ -1,45 +1,26 @@
 """Translation of lines: order and empty lines are kept, long lines are split and joined."""
 
 import logging
-import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import chain, groupby
-from typing import TYPE_CHECKING, Literal, NamedTuple
-
-import numpy as np
-import torch
-from torch import Tensor
+from typing import Literal, NamedTuple
 
 from transformer_mt.errors import ConfigError
-from transformer_mt.model.cpu_kernels import packed_weights
-from transformer_mt.model.transformer import Transformer, evaluation_mode
-from transformer_mt.system.device import compute_settings, total_memory
 from transformer_mt.system.processes import ALONE, Processes
-from transformer_mt.system.worker_threads import WorkerThreads
-from transformer_mt.text.batching import copy_to_device, flatten
 from transformer_mt.text.splitting import LineSplitter
-from transformer_mt.text.vocabulary import BOS_ID, EOS_ID, Vocabulary
+from transformer_mt.text.vocabulary import Vocabulary
 from transformer_mt.translation.options import DEFAULT_SEARCH, MAX_LENGTH_PENALTY, SearchOptions
-from transformer_mt.translation.search import DecodingState, Hypothesis, beam_search, greedy
-
-if TYPE_CHECKING:
-    from transformer_mt.model.ensemble import Ensemble
+from transformer_mt.translation.runtime import Hypothesis, Runtime, output_limit
 
 logger = logging.getLogger(__name__)
 
-CPU_BATCH_TOKENS, CUDA_BATCH_TOKENS_PER_GB = 4096, 1024
-"""Default of `SearchOptions.batch_tokens`. On a CPU, several batches are decoded at once, each by a
-thread. On CUDA it grows with the memory: the caches of the big model take some 0.5 GB per 1,024
-positions in float32."""
 FIRST_CHUNK_LINES, CUDA_CHUNK_LINES = 128, 8192
 """A chunk on a CPU takes seconds: it is lost if the program is stopped."""
 MIN_BATCH_LENGTH = 8
 """Shorter lines count as this many positions in a batch: their logits need memory too."""
-EXTRA_LENGTH = 50
-"""Output has at most this many pieces more than the source (section 6.1 of the paper)."""
 
 _KINDS = {
     "split": (logging.INFO, "translated in parts"),
@@ -103,24 +84,19 @@ def lines_text(lines: int) -> str:
     return f"{lines:,} {'line' if lines == 1 else 'lines'}"
 
 
-def output_limit(ids: Sequence[int]) -> int:
-    """Gives the number of pieces at which the translation of a source, without EOS, is cut."""
-    return len(ids) + EXTRA_LENGTH
-
-
 class Translator:
-    """Translation with one model or an ensemble, in the precision of its weights.
+    """Translation of lines by any runtime.
 
     The translation of a line does not depend on how lines are batched, except if rounding decides
     a tie, so validation, `evaluate` and `translate` agree.
 
     Args:
-        model: On its device; set to evaluation mode while it translates.
-        vocab: Its vocabulary.
+        runtime: Decodes batches.
+        vocab: The vocabulary of its model.
         splitter: Splits lines as the model needs it.
         options: How to search.
         processes: The processes over which the batches are distributed. Each is given the same
-            lines and model and gets all translations, the same ones as a single process.
+            lines and model, and gets all translations, the same ones as a single process.
 
     Attributes:
         chunk_lines: Consecutive lines that are sorted by length and cut into batches together; on a
@@ -136,7 +112,7 @@ class Translator:
 
     def __init__(
         self,
-        model: "Transformer | Ensemble",
+        runtime: Runtime,
         vocab: Vocabulary,
         splitter: LineSplitter,
         options: SearchOptions = DEFAULT_SEARCH,
@@ -151,17 +127,13 @@ class Translator:
             raise ConfigError(
                 f"length penalty {options.length_penalty:g}: choose 0 to {MAX_LENGTH_PENALTY:g}"
             )
-        self.model, self.vocab, self.splitter, self.options = model, vocab, splitter, options
-        self.greedy = options.beam_size == 1 and not options.with_scores
+        self.runtime, self.vocab, self.splitter, self.options = runtime, vocab, splitter, options
         self.processes = processes
-        if model.device.type == "cuda":
+        if runtime.device_type == "cuda":
             self.chunk_lines = self.first_chunk_lines = CUDA_CHUNK_LINES
-            tokens = int(CUDA_BATCH_TOKENS_PER_GB * total_memory(model.device) / 1e9)
         else:
             self.first_chunk_lines = min(FIRST_CHUNK_LINES, self.chunk_lines)
-            tokens = CPU_BATCH_TOKENS
-        self.batch_tokens = options.batch_tokens or tokens
-        self._workers = WorkerThreads()
+        self.batch_tokens = options.batch_tokens or runtime.batch_tokens
 
     def translate(
         self, lines: Sequence[str], advance: Callable[[int], object] = lambda lines: None
@@ -234,18 +206,9 @@ class Translator:
         batches, own = self._cut_batches(sources), dict[Source, list[Hypothesis]]()
         rank, world_size = self.processes.rank, self.processes.world_size
         own_ids = [[source.ids for source in batch] for batch in batches[rank::world_size]]
-        if self.model.device.type == "cpu":  # several at once
-            decoded = self._workers.map(self.decode, own_ids)
-        else:
-            decoded = (self.decode(ids) for ids in own_ids)
         # Each round has a batch for every process; the last round may have fewer.
         rounds = [batches[i : i + world_size] for i in range(0, len(batches), world_size)]
-        with (
-            evaluation_mode(self.model),
-            compute_settings(self.model.device, tf32=False),
-            packed_weights(self.model),
-            closing(decoded),
-        ):
+        with closing(self.runtime.decode(own_ids, self.options)) as decoded:
             for assigned in rounds:
                 if rank < len(assigned):
                     own.update(zip(assigned[rank], next(decoded), strict=True))
@@ -264,42 +227,3 @@ class Translator:
                 batches.append(order[:rows])
                 order = order[rows:]
         return batches
-
-    @torch.no_grad()
-    def decode(
-        self,
-        sources: Sequence[Sequence[int]],
-        raise_if_cancelled: Callable[[], None] = lambda: None,
-    ) -> list[list[Hypothesis]]:
-        """Finds the `beam_size` best hypotheses of each source, the best first, in one batch.
-
-        Args:
-            sources: Source ids without EOS, none empty; the model is in evaluation mode.
-            raise_if_cancelled: Called at every position.
-
-        Returns:
-            Hypotheses of each source; those of greedy search have NaN as log-probability.
-        """
-
-        def next_logits(ids: Tensor, state: DecodingState) -> Tensor:
-            raise_if_cancelled()
-            return self.model.next_logits(ids, state)  # type: ignore[arg-type]
-
-        device = self.model.device
-        every = np.arange(len(sources))
-        src = copy_to_device(flatten(sources).gather(every, begin=False, end=True), device)
-        limits = [output_limit(ids) for ids in sources]
-        max_lengths = copy_to_device(torch.tensor(limits), device)
-        state = self.model.begin_decoding(src, max(limits))
-        if self.greedy:
-            rows = greedy(next_logits, state, max_lengths, BOS_ID, EOS_ID)
-            return [[Hypothesis(ids, math.nan)] for ids in rows]
-        return beam_search(
-            next_logits,
-            state,
-            max_lengths,
-            BOS_ID,
-            EOS_ID,
-            self.options.beam_size,
-            self.options.length_penalty,
-        )

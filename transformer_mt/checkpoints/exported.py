@@ -1,0 +1,136 @@
+"""A checkpoint exported for CTranslate2, as this program finds it again.
+
+    DIR/
+        model.bin, config.json, ...   CTranslate2's own
+        vocab.model                   or src.model and tgt.model
+        export.json                   what it was made from, and how lines are split
+        manifest.json                 SHA-256 of each file above and of itself
+        README.md                     model card, which may be edited
+
+Reading it imports no PyTorch.
+"""
+
+import hashlib
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from pydantic import ConfigDict, PositiveInt, TypeAdapter
+
+from transformer_mt.config.keys import Config
+from transformer_mt.config.loading import parse_config
+from transformer_mt.errors import CheckpointError, ConfigError, DataError
+from transformer_mt.system.files import (
+    canonical_json,
+    read_json,
+    read_manifest,
+    sha256,
+    verify_manifest,
+    write_manifest,
+)
+from transformer_mt.text.splitting import SourceStatistics
+from transformer_mt.text.vocabulary import SHARED, Vocabulary
+
+EXPORT = "export.json"
+FORMAT = 1
+"""Format of `export.json`; see `checkpoint.FORMAT`."""
+
+
+@dataclass(frozen=True)
+class ExportRecord:
+    """The content of `export.json`.
+
+    Attributes:
+        checkpoint: Name of the checkpoint that was exported.
+        checkpoint_digest: Its digest.
+        step: Its step.
+        moving_average: Whether the weights are their moving average.
+        raw: Whether they are not, although there is one.
+        quantization: Type in which the weights are stored.
+        positions: The longest source and the longest output, EOS included, that it can translate.
+        config: The whole configuration.
+        sources: What the sources of the training text look like.
+        format: `FORMAT`.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
+
+    checkpoint: str
+    checkpoint_digest: str
+    step: int
+    moving_average: bool
+    raw: bool
+    quantization: str
+    positions: PositiveInt
+    config: dict[str, Any]
+    sources: SourceStatistics | None
+    format: int = FORMAT
+
+
+_RECORD = TypeAdapter(ExportRecord)
+
+
+@dataclass(frozen=True)
+class ExportedModel:
+    """A verified directory; `digest` is of all files that its manifest lists."""
+
+    path: Path
+    digest: str
+    config: Config
+    vocab: Vocabulary
+    record: ExportRecord
+
+    @property
+    def step(self) -> int:
+        """Step of the checkpoint that was exported."""
+        return self.record.step
+
+    @property
+    def sources(self) -> SourceStatistics | None:
+        """What the sources of the training text look like."""
+        return self.record.sources
+
+    def is_averaged(self, raw: bool) -> bool:
+        """Tells whether the weights are a moving average; `raw` as in `Checkpoint`, is False."""
+        return self.record.moving_average
+
+    def is_raw(self, raw: bool) -> bool:
+        """Tells whether they are not, although there is one."""
+        return self.record.raw
+
+
+def is_exported(path: Path) -> bool:
+    """Tells whether a path is a directory that `export` wrote for CTranslate2."""
+    return (path / EXPORT).is_file()
+
+
+def write_record(folder: Path, record: ExportRecord) -> None:
+    """Completes a directory with CTranslate2's files and the vocabulary by ours.
+
+    Raises:
+        OSError: If they cannot be written.
+    """
+    (folder / EXPORT).write_bytes(canonical_json(asdict(record)))
+    write_manifest(folder, {file.name: sha256(file) for file in folder.iterdir()})
+
+
+def load_exported(path: Path) -> ExportedModel:
+    """Verifies a directory and reads what is not CTranslate2's in it.
+
+    Raises:
+        CheckpointError: Naming the file, and the key, that is missing or damaged.
+    """
+    files = verify_manifest(path)
+    names = (SHARED, SHARED) if SHARED in files else ("src.model", "tgt.model")
+    if missing := {EXPORT, *names} - files:
+        raise CheckpointError(f"{path}: its manifest does not list {min(missing)}")
+    digest = hashlib.sha256(canonical_json(read_manifest(path))).hexdigest()
+    record: ExportRecord = read_json(path / EXPORT, _RECORD, FORMAT)
+    try:
+        config = parse_config(record.config, str(path / EXPORT))
+        vocab = Vocabulary.load_files(*(path / name for name in names))
+        return ExportedModel(path, digest, config, vocab, record)
+    except ConfigError as error:
+        raise CheckpointError(f"{error}; use a newer transformer-mt if it was not edited") from None
+    except DataError as error:
+        raise CheckpointError(str(error)) from None

@@ -1,0 +1,230 @@
+"""Decoding by CTranslate2, with what `export` wrote for it; imports no PyTorch."""
+
+import importlib.util
+import math
+import os
+import time
+from collections import deque
+from collections.abc import Generator, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import groupby, islice
+from typing import Any
+
+from transformer_mt.checkpoints.exported import ExportedModel
+from transformer_mt.errors import CheckpointError, ConfigError, DataError, DeviceError
+from transformer_mt.text.vocabulary import EOS_ID, Vocabulary
+from transformer_mt.translation.options import LoadOptions, SearchOptions
+from transformer_mt.translation.runtime import (
+    EXTRA_LENGTH,
+    Hypothesis,
+    length_penalty,
+    output_limit,
+)
+
+BATCH_TOKENS = {"cpu": 4096, "cuda": 16384}
+"""Default of `SearchOptions.batch_tokens`."""
+_SECONDS_BETWEEN_LOOKS = 0.0005
+"""While the main thread waits inside CTranslate2, Python would handle no signals."""
+_EXPONENTS = 1e-6, 3.0
+"""Limits on the exponent of CTranslate2's length penalty: with 0 it ends a search early, and with
+a large one the sums that are computed from its scores lose digits."""
+_Found = tuple[list[str], float]
+"""Tokens of a hypothesis, EOS included if it has one, and the sum of their log-probabilities."""
+
+
+class CTranslate2Runtime:
+    """Decodes with an exported model: on a CPU a batch per thread.
+
+    Raises:
+        CheckpointError: If CTranslate2 cannot load it.
+        ConfigError: If CTranslate2 is not installed, or an option is for checkpoints alone.
+        DeviceError: If the device is absent.
+    """
+
+    def __init__(self, model: ExportedModel, options: LoadOptions) -> None:
+        require_ctranslate2()
+        import ctranslate2
+
+        for name, is_given in (("--raw", options.raw), ("--precision", options.precision)):
+            if is_given:
+                raise ConfigError(
+                    f"{name}: {model.path} has the weights that it was exported with; export"
+                    " other weights, or name the checkpoint"
+                )
+        longest = model.record.positions - EXTRA_LENGTH - 1
+        if (options.max_length or 1) > longest:
+            raise ConfigError(
+                f"maximum length {options.max_length}: {model.path} has positions for {longest}"
+            )
+        self.device_type = _choose_device(options.device, ctranslate2.get_cuda_device_count())
+        self.precision = f"CTranslate2 {model.record.quantization}"
+        self.batch_tokens = BATCH_TOKENS[self.device_type]
+        self._threads = count_threads() if self.device_type == "cpu" else 1
+        self._positions = model.record.positions
+        self._src_tokens, self._tgt_tokens = vocabulary_tokens(model.vocab)
+        self._tgt_ids = {token: i for i, token in enumerate(self._tgt_tokens)}
+        local_rank = int(os.environ.get("LOCAL_RANK", "0"))  # torchrun's, for a GPU each
+        try:
+            self._translator = ctranslate2.Translator(
+                str(model.path),
+                self.device_type,
+                device_index=local_rank if self.device_type == "cuda" else 0,
+                inter_threads=self._threads,
+                intra_threads=1,
+            )
+        except (RuntimeError, ValueError) as error:
+            raise CheckpointError(f"{model.path}: CTranslate2 cannot load it: {error}") from None
+
+    def describe(self) -> str:
+        """Gives the type of the weights and the device."""
+        return f"{self.precision} on {self.device_type}"
+
+    def decode(
+        self, batches: Sequence[Sequence[Sequence[int]]], options: SearchOptions
+    ) -> Generator[list[list[Hypothesis]]]:
+        """Decodes a batch per thread; see `Runtime`."""
+        remaining = iter(batches)
+        # Twice as many as threads, so that none waits until the main thread has read its results.
+        first = list(islice(remaining, 2 * self._threads))
+        pending = deque(self._start(batch, options) for batch in first)
+        while pending:
+            search = pending.popleft()
+            found = search.wait()
+            pending.extend(self._start(batch, options) for batch in islice(remaining, 1))
+            if not options.is_greedy:
+                self._repeat_longer(search.sources, found, options)
+            yield [
+                self._rank(hypotheses, output_limit(ids), options.length_penalty)
+                for ids, hypotheses in zip(search.sources, found, strict=True)
+            ]
+
+    def _start(self, sources: Sequence[Sequence[int]], options: SearchOptions) -> "_Search":
+        """Begins to decode a batch; outputs have the length limit of its longest source."""
+        exponent = _exponent(sources, options.length_penalty)
+        started = self._translator.translate_batch(
+            _tokens(sources, self._src_tokens),
+            asynchronous=True,
+            beam_size=options.beam_size,
+            num_hypotheses=options.beam_size,
+            length_penalty=exponent,
+            return_scores=not options.is_greedy,
+            return_end_token=True,
+            max_input_length=0,
+            max_decoding_length=max(map(output_limit, sources)),
+            min_decoding_length=0,
+        )
+        return _Search(sources, exponent, started)
+
+    def _repeat_longer(
+        self, sources: Sequence[Sequence[int]], found: list[list[_Found]], options: SearchOptions
+    ) -> None:
+        """Decodes again those with a hypothesis that is longer than their own limit allows."""
+        longer = [
+            i
+            for i, hypotheses in enumerate(found)
+            if max(len(tokens) for tokens, _ in hypotheses) > output_limit(sources[i])
+        ]
+        longer.sort(key=lambda i: len(sources[i]))
+        for _, rows in groupby(longer, key=lambda i: len(sources[i])):
+            again = list(rows)
+            results = self._start([sources[i] for i in again], options).wait()
+            for i, hypotheses in zip(again, results, strict=True):
+                found[i] = hypotheses
+
+    def _rank(self, found: list[_Found], limit: int, alpha: float) -> list[Hypothesis]:
+        """Sorts the hypotheses of a source as our own search does."""
+        hypotheses = []
+        for tokens, total in found:
+            ids = [self._tgt_ids[token] for token in tokens[:limit]]
+            ids = ids[:-1] if ids[-1:] == [EOS_ID] else ids
+            hypotheses.append(Hypothesis(ids, total / length_penalty(len(tokens), alpha)))
+        return sorted(hypotheses, key=lambda hypothesis: -hypothesis.score)
+
+    def score(
+        self, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]
+    ) -> list[float]:
+        """Computes log-probabilities.
+
+        Raises:
+            DataError: If a line is too long for the model.
+        """
+        longest = max((len(ids) + 1 for ids in (*sources, *targets)), default=0)
+        if longest > self._positions:
+            raise DataError(
+                f"a line of {longest - 1:,} pieces: the exported model has {self._positions:,}"
+                " positions; load the checkpoint"
+            )
+        results = self._translator.score_batch(
+            _tokens(sources, self._src_tokens),
+            _tokens(targets, self._tgt_tokens),
+            max_batch_size=self.batch_tokens,
+            batch_type="tokens",
+            max_input_length=0,
+        )
+        return [math.fsum(result.log_probs) for result in results]
+
+
+@dataclass(frozen=True)
+class _Search:
+    """A batch that CTranslate2 decodes, with the exponent of its own length penalty."""
+
+    sources: Sequence[Sequence[int]]
+    exponent: float
+    started: list[Any]
+
+    def wait(self) -> list[list[_Found]]:
+        """Waits for the hypotheses of each source; their sums are NaN from greedy search."""
+        while not all(each.done() for each in self.started):
+            time.sleep(_SECONDS_BETWEEN_LOOKS)
+        return [
+            [
+                (tokens, score * len(tokens) ** self.exponent)
+                for tokens, score in zip(
+                    result.hypotheses, result.scores or [math.nan], strict=True
+                )
+            ]
+            for result in (each.result() for each in self.started)
+        ]
+
+
+def _exponent(sources: Sequence[Sequence[int]], alpha: float) -> float:
+    """Gives the exponent of n^e that ranks outputs as long as the sources as our penalty does.
+
+    CTranslate2 drops hypotheses of the last position by its own penalty.
+    """
+    n = sum(map(len, sources)) / len(sources)
+    lowest, highest = _EXPONENTS
+    return min(max(alpha * n / (5 + n), lowest), highest)
+
+
+def _tokens(rows: Iterable[Sequence[int]], tokens: list[str]) -> list[list[str]]:
+    return [[tokens[i] for i in ids] for ids in rows]
+
+
+def vocabulary_tokens(vocab: Vocabulary) -> tuple[list[str], list[str]]:
+    """Gives the source and the target pieces by id, as CTranslate2 has them.
+
+    It knows the special pieces by their names, which both sides share.
+    """
+    src, tgt = (side.pieces(range(side.size)) for side in (vocab.src, vocab.tgt))
+    return tgt[: EOS_ID + 1] + src[EOS_ID + 1 :], tgt
+
+
+def require_ctranslate2() -> None:
+    """Raises ConfigError if CTranslate2 is not installed."""
+    if importlib.util.find_spec("ctranslate2") is None:
+        raise ConfigError(
+            "this needs CTranslate2: pip install -c constraints.txt -e '.[ctranslate2]'"
+        )
+
+
+def _choose_device(name: str, cuda_devices: int) -> str:
+    if name == "cuda" and not cuda_devices:
+        raise DeviceError("device cuda: CTranslate2 finds no CUDA device; use cpu or auto")
+    return "cuda" if name != "cpu" and cuda_devices else "cpu"
+
+
+def count_threads() -> int:
+    """Gives the CPU threads to use: OMP_NUM_THREADS, as for PyTorch, or those of this process."""
+    wanted = os.environ.get("OMP_NUM_THREADS", "")
+    return int(wanted) if wanted.isdecimal() and int(wanted) else len(os.sched_getaffinity(0))

@@ -1,0 +1,227 @@
+"""Decoding by PyTorch, with one model or an ensemble in the precision of its weights."""
+
+import math
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from transformer_mt.checkpoints.checkpoint import Checkpoint
+from transformer_mt.errors import ConfigError, DeviceError
+from transformer_mt.model.cpu_kernels import pack_weights, packed_weights
+from transformer_mt.model.transformer import Transformer, evaluation_mode
+from transformer_mt.system.device import (
+    DTYPES,
+    choose_device,
+    compute_settings,
+    supports,
+    total_memory,
+)
+from transformer_mt.system.processes import ALONE, Processes
+from transformer_mt.system.worker_threads import WorkerThreads
+from transformer_mt.text.batching import (
+    Batch,
+    EncodedPairs,
+    copy_to_device,
+    cut_micro_batches,
+    flatten,
+)
+from transformer_mt.text.vocabulary import BOS_ID, EOS_ID, PAD_ID
+from transformer_mt.translation.options import LoadOptions, SearchOptions
+from transformer_mt.translation.runtime import Hypothesis, output_limit
+from transformer_mt.translation.search import DecodingState, beam_search, greedy
+
+if TYPE_CHECKING:
+    from transformer_mt.model.ensemble import Ensemble
+
+Array = npt.NDArray[np.float32]
+
+CPU_BATCH_TOKENS, CUDA_BATCH_TOKENS_PER_GB = 4096, 1024
+"""Default of `SearchOptions.batch_tokens`. On a CPU, several batches are decoded at once, each by a
+thread. On CUDA it grows with the memory: the caches of the big model take some 0.5 GB per 1,024
+positions in float32."""
+SCORED_POSITIONS = 2048
+"""Padded positions scored at once: the logits of all of them are in memory, in float32."""
+
+
+class PyTorchRuntime:
+    """Decodes with a model on its device, which is in evaluation mode meanwhile."""
+
+    def __init__(self, model: "Transformer | Ensemble") -> None:
+        self.model, self.device_type = model, model.device.type
+        dtype = next(model.parameters()).dtype
+        self.precision = next(name for name, each in DTYPES.items() if each == dtype)
+        self.batch_tokens = CPU_BATCH_TOKENS
+        if self.device_type == "cuda":
+            self.batch_tokens = int(CUDA_BATCH_TOKENS_PER_GB * total_memory(model.device) / 1e9)
+        self._workers = WorkerThreads()
+
+    def describe(self) -> str:
+        """Gives the number of parameters, the precision and the device."""
+        parameters = sum(parameter.numel() for parameter in self.model.parameters())
+        return f"{parameters / 1e6:.1f} million parameters, {self.precision} on {self.model.device}"
+
+    def decode(
+        self, batches: Sequence[Sequence[Sequence[int]]], options: SearchOptions
+    ) -> Generator[list[list[Hypothesis]]]:
+        """Decodes batches, on a CPU several at once; see `Runtime`."""
+
+        def decode(
+            sources: Sequence[Sequence[int]], raise_if_cancelled: Callable[[], None] = lambda: None
+        ) -> list[list[Hypothesis]]:
+            return self._decode_batch(sources, options, raise_if_cancelled)
+
+        on_cpu = self.device_type == "cpu"
+        decoded = self._workers.map(decode, batches) if on_cpu else (decode(b) for b in batches)
+        with (
+            evaluation_mode(self.model),
+            compute_settings(self.model.device, tf32=False),
+            packed_weights(self.model),
+            closing(decoded),
+        ):
+            yield from decoded
+
+    @torch.no_grad()
+    def _decode_batch(
+        self,
+        sources: Sequence[Sequence[int]],
+        options: SearchOptions,
+        raise_if_cancelled: Callable[[], None],
+    ) -> list[list[Hypothesis]]:
+        def next_logits(ids: Tensor, state: DecodingState) -> Tensor:
+            raise_if_cancelled()
+            return self.model.next_logits(ids, state)  # type: ignore[arg-type]
+
+        device, rows = self.model.device, np.arange(len(sources))
+        src = copy_to_device(flatten(sources).gather(rows, begin=False, end=True), device)
+        limits = [output_limit(ids) for ids in sources]
+        max_lengths = copy_to_device(torch.tensor(limits), device)
+        state = self.model.begin_decoding(src, max(limits))
+        if options.is_greedy:
+            found = greedy(next_logits, state, max_lengths, BOS_ID, EOS_ID)
+            return [[Hypothesis(ids, math.nan)] for ids in found]
+        width, alpha = options.beam_size, options.length_penalty
+        return beam_search(next_logits, state, max_lengths, BOS_ID, EOS_ID, width, alpha)
+
+    def score(
+        self, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]
+    ) -> list[float]:
+        """Computes log-probabilities; an ensemble's are those of its mean probabilities."""
+        return log_probabilities(self.model, EncodedPairs(flatten(sources), flatten(targets)))
+
+    def attention(
+        self, source: Sequence[int], target: Sequence[int]
+    ) -> tuple[list[Array], list[Array], list[Array]]:
+        """Computes the weights of encoder, decoder and cross-attention, (H, queries, keys) each."""
+        model, pair = self._single_pair(source, target)
+        with compute_settings(model.device, tf32=False):
+            weights = model.attention_weights(pair.src, pair.tgt_in)
+        encoder, decoder, cross = (
+            [_array(layer) for layer in layers]
+            for layers in (weights.encoder, weights.decoder, weights.cross)
+        )
+        return encoder, decoder, cross
+
+    @torch.no_grad()
+    def encoder_output(self, source: Sequence[int]) -> Array:
+        """Encodes one sentence, (S, D)."""
+        model, pair = self._single_pair(source, [])
+        with compute_settings(model.device, tf32=False):
+            return _array(model.encode(pair.src))
+
+    @torch.no_grad()
+    def logits(self, source: Sequence[int], target: Sequence[int]) -> Array:
+        """Computes the logits at each position of one target, (T, V)."""
+        model, pair = self._single_pair(source, target)
+        with compute_settings(model.device, tf32=False):
+            return _array(model(pair.src, pair.tgt_in))
+
+    def _single_pair(
+        self, source: Sequence[int], target: Sequence[int]
+    ) -> tuple[Transformer, Batch]:
+        if not isinstance(self.model, Transformer):
+            raise ConfigError("this needs a single model, not an ensemble: load one checkpoint")
+        pair = EncodedPairs(flatten([source]), flatten([target])).batch(np.array([0]))
+        return self.model, pair.to(self.model.device)
+
+
+def _array(batch_of_one: Tensor) -> Array:
+    return batch_of_one[0].float().cpu().numpy()
+
+
+def load_checkpoints(checkpoints: Sequence[Checkpoint], options: LoadOptions) -> PyTorchRuntime:
+    """Builds the model or ensemble from verified checkpoints with the same vocabulary.
+
+    Raises:
+        ConfigError: If the precision is unknown.
+        DeviceError: If the device is absent or does not support the precision.
+    """
+    device, precision = choose_device(options.device), options.precision or "fp32"
+    if precision not in DTYPES:
+        raise ConfigError(f"precision {precision}: choose {', '.join(DTYPES)}")
+    if not supports(precision, device):
+        raise DeviceError(
+            f"precision {precision}: this {device.type} does not support it; choose fp32"
+        )
+    # A new model draws initial weights; this must not affect the caller's random numbers.
+    with torch.random.fork_rng(devices=[]):
+        models = [checkpoint.build_model(options.raw) for checkpoint in checkpoints]
+    models = [model.to(device, DTYPES[precision]) for model in models]
+    model = models[0] if len(models) == 1 else _ensemble(models)
+    pack_weights(model)  # once, not for each chunk of lines
+    return PyTorchRuntime(model)
+
+
+def _ensemble(models: Sequence[Transformer]) -> "Ensemble":
+    from transformer_mt.model.ensemble import Ensemble
+
+    return Ensemble(models).eval()
+
+
+@torch.no_grad()
+def log_probabilities(
+    model: "Transformer | Ensemble", pairs: EncodedPairs, processes: Processes = ALONE
+) -> list[float]:
+    """Computes the log-probability of each target given its source.
+
+    Args:
+        model: On its device, in evaluation mode.
+        pairs: Pairs of any length; none is left out.
+        processes: Processes with the same model that share the batches; each gets all sums.
+
+    Returns:
+        For each pair, the sum over its target tokens including EOS, in nats. An ensemble
+        gives each token the mean of its members' probabilities.
+    """
+    if not len(pairs):
+        return []
+    src_lengths, tgt_lengths = pairs.lengths
+    order = np.lexsort((src_lengths, tgt_lengths))
+    limit = max(SCORED_POSITIONS, int(src_lengths.max()), int(tgt_lengths.max()))
+    batches = cut_micro_batches(order, src_lengths, tgt_lengths, limit)
+    own = batches[processes.rank :: processes.world_size]
+    sums = [_sum_tokens(model, pairs.batch(indices).to(model.device)) for indices in own]
+    values = torch.cat(sums).tolist() if sums else []
+    by_index = dict(zip((int(i) for batch in own for i in batch), values, strict=True))
+    gathered = {i: value for part in processes.gather(by_index) for i, value in part.items()}
+    return [gathered[i] for i in range(len(pairs))]
+
+
+def _sum_tokens(model: "Transformer | Ensemble", batch: Batch) -> Tensor:
+    """Sums the log-probabilities of the target tokens of B pairs, (B,), float64."""
+    members: Any = [model] if isinstance(model, Transformer) else model.models
+    of_members = []
+    for member in members:
+        with compute_settings(model.device, tf32=False):
+            logits = member(batch.src, batch.tgt_in).float()  # (B, T, V)
+        losses = F.cross_entropy(
+            logits.flatten(0, 1), batch.tgt_out.flatten(), ignore_index=PAD_ID, reduction="none"
+        )  # (B * T,)
+        of_members.append(-losses.view_as(batch.tgt_out))
+    tokens = torch.stack(of_members).logsumexp(dim=0) - math.log(len(of_members))  # (B, T)
+    return tokens.double().sum(dim=1)  # padding has 0
