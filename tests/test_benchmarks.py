@@ -11,15 +11,6 @@ import pytest
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 
 
-@pytest.fixture
-def load(monkeypatch):
-    """Gives benchmarks/load.py, which the scripts import from their own folder."""
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    import load
-
-    return load
-
-
 @pytest.mark.parametrize("end", ["raise KeyboardInterrupt", "os.kill(os.getpid(), 9)"])
 def test_neighbours_end_with_the_benchmark(end):
     """However it ends. Sabotage: let a neighbour not read its stdin."""
@@ -31,20 +22,21 @@ def test_neighbours_end_with_the_benchmark(end):
     assert done.stderr.count(b"KeyboardInterrupt") <= 1
 
 
-@pytest.mark.skipif(not Path("/proc/stat").exists(), reason="needs /proc")
-def test_a_neighbour_counts_as_another_process(load):
-    """Sabotage: subtract the idle time instead of the benchmark's."""
+def test_the_share_of_others(monkeypatch, tmp_path):
+    """A neighbour counts, the benchmark itself does not; nothing is said of a share unknown.
+
+    Sabotage: subtract the idle time instead of the benchmark's; take the share as 0 without /proc.
+    """
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    import load
+
     with load.neighbours(1):
         measured = load.Load()
         with measured.watch():
             time.sleep(0.5)
     # Half of what it takes on an idle machine; other programs only add to it.
-    assert measured.share is not None
-    assert 0.5 / (os.cpu_count() or 1) < measured.share < 1.1
-
-
-def test_only_a_large_share_is_told(load, tmp_path, monkeypatch):
-    """Nothing is said where the share is unknown. Sabotage: take the share as 0 without /proc."""
+    assert measured.share is None or 0.5 / (os.cpu_count() or 1) < measured.share < 1.1
+    assert (measured.share is None) != Path("/proc/stat").exists()
     assert load.describe_share(0.1) == load.describe_share(None) == ""
     assert load.describe_share(0.484) == "other processes took 48% of the cores"
     monkeypatch.setattr(load, "STAT", tmp_path / "missing")

@@ -12,11 +12,9 @@ from conftest import Called, assert_one_error, command, run_program, tiny_values
 
 from transformer_mt.cli.program import main
 
+TEXT = str(Path(__file__).parents[1] / "data" / "sample" / "test.de")
 SETTINGS = [
     ("modl.d_model=3", "unknown section modl (did you mean model?)"),
-    ("train.max_steps=many", "train.max_steps"),
-    ("optim.lr_scale=nan", "optim.lr_scale"),
-    ("data.path=./nowhere", "data.path = ./nowhere"),
     ("data.train=nope", "nope.de"),
     ("data.train=train[", "train["),
     ("data.valid=nope", "nope.de"),
@@ -57,6 +55,10 @@ def test_a_wrong_setting(corpus_dir, tmp_path, call, setting, culprit):
         (["evaluate", "nowhere"], "nowhere"),
         (["evaluate", "/"], "/: "),
         (["evaluate", "run", "--hypotheses", "nope.en"], "nope.en: no such file"),
+        (["evaluate", "run", "--hypotheses", TEXT, "--save", TEXT], "de: is also an input"),
+        (["evaluate", "run", "--baseline", TEXT, "--save", TEXT], "de: is also an input"),
+        (["evaluate", "run", "--src", TEXT, "--ref", "x", "--save", TEXT], "de: is also an input"),
+        (["evaluate", "run", "--src", "x", "--ref", TEXT, "--save", TEXT], "de: is also an input"),
         (["evaluate", "run", "--length-penalty", "x"], "--length-penalty"),
         (["evaluate", "run", "--length-penalty", "1"], "--length-penalty has no effect on greedy"),
         (["translate", "run", "--length-penalty", "1"], "--length-penalty has no effect on greedy"),

@@ -38,12 +38,11 @@ def test_the_commit_is_that_of_the_package(tmp_path):
 def test_the_digest_is_of_names_and_contents(tmp_path):
     """Sabotage: hash the contents alone."""
     digests = set()
-    for names in (["a", "b"], ["a", "c"], ["a", "b", "c"]):
-        folder = tmp_path / "".join(names)
+    for number, names in enumerate((["a", "b"], ["a", "c"], ["a", "b", "c"], ["b", "c", "d"])):
+        folder = tmp_path / str(number)
         folder.mkdir()
         for name in names:
-            (folder / f"{name}.py").write_text("x = 1\n")
+            (folder / f"{name}.py").write_text("x = 2\n" if name == "d" else "x = 1\n")
         digests.add(version._digest(folder))
-    (folder / "a.py").write_text("x = 2\n")
-    digests.add(version._digest(folder))
-    assert len(digests) == 4
+    (folder / "d.py").write_text("x = 1\n")
+    assert len(digests | {version._digest(folder)}) == 5

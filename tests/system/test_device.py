@@ -19,40 +19,27 @@ from transformer_mt.system.device import (
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
 
-def settings() -> tuple[bool, str]:
-    """Gives the process-wide settings that `compute_settings` changes."""
-    return torch.backends.cuda.cudnn_sdp_enabled(), torch.get_float32_matmul_precision()
-
-
-@pytest.fixture
-def before():
-    """Sets what the settings are before, and restores those of the test process."""
-    original = settings()
-    torch.backends.cuda.enable_cudnn_sdp(True)
-    torch.set_float32_matmul_precision("medium")
-    yield (True, "medium")
-    torch.backends.cuda.enable_cudnn_sdp(original[0])
-    torch.set_float32_matmul_precision(original[1])
-
-
 @pytest.mark.parametrize("tf32", [True, False])
-def test_compute_settings_are_restored(before, tf32):
-    """On CUDA they hold inside only, after an error too. Sabotage: restore without `finally`."""
+def test_compute_settings_are_restored(monkeypatch, tf32):
+    """On CUDA they hold inside only, after an error too; a CPU needs none, and asking sets none.
+
+    Sabotage: restore without `finally`; set them on a CPU.
+    """
+
+    def settings() -> tuple[bool, str]:
+        return torch.backends.cuda.cudnn_sdp_enabled(), torch.get_float32_matmul_precision()
+
+    before = settings()
+    inside = (False, "high" if tf32 else "highest")
+    assert before != inside
     with compute_settings(CUDA, tf32):
-        assert settings() == (False, "high" if tf32 else "highest")
-    assert settings() == before
+        assert settings() == inside
     with pytest.raises(ZeroDivisionError), compute_settings(CUDA, tf32):
         1 / 0  # noqa: B018
-    assert settings() == before
-
-
-def test_other_settings_stay(before, monkeypatch):
-    """A program that imports the package keeps its own settings, and a CPU needs none."""
-    with compute_settings(CPU, tf32=True):
-        assert settings() == before
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert choose_device("auto") == choose_device("cuda") == CUDA
-    assert settings() == before
+    with compute_settings(CPU, tf32=True):
+        assert settings() == before
 
 
 def test_devices(monkeypatch):

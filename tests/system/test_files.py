@@ -3,6 +3,8 @@
 import errno
 import subprocess
 import sys
+from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -30,60 +32,54 @@ def test_a_full_disk_names_what_was_written(tmp_path):
         assert raised.value.filename == "other"
 
 
-def test_a_directory_is_replaced_only_when_it_is_whole(tmp_path):
-    """After an error the old directory is there; afterwards only the new one."""
-    path = tmp_path / "directory"
-    for content in ("old", "new"):
-        with atomic_directory(path) as folder:
-            (folder / "file").write_text(content)
-            assert not path.exists() or (path / "file").read_text() == "old"
-        assert (path / "file").read_text() == content and list(tmp_path.iterdir()) == [path]
-    with pytest.raises(RuntimeError), atomic_directory(path) as folder:
-        raise RuntimeError
-    assert (path / "file").read_text() == "new" and list(tmp_path.iterdir()) == [path]
-
-
-def test_a_kill_between_the_two_renames_loses_nothing(tmp_path, monkeypatch):
-    """The replaced directory is brought back; a leftover of a finished replacement is deleted.
+def test_a_directory_is_replaced_only_when_it_is_whole(tmp_path, monkeypatch):
+    """After an error, or a kill between the two renames, the old one is there or brought back.
 
     Sabotage: delete the old directory before the new one has its name.
     """
     path = tmp_path / "directory"
-    with atomic_directory(path) as folder:
-        (folder / "file").write_text("old")
-    renames = []
+
+    def write(content: str, error: BaseException | None = None) -> None:
+        with atomic_directory(path) as folder:
+            (folder / "file").write_text(content)
+            assert not path.exists() or (path / "file").read_text() == "old"
+            if error:
+                raise error
+
+    def holds(content: str) -> bool:
+        return (path / "file").read_text() == content and list(tmp_path.iterdir()) == [path]
+
+    rename, sources = Path.rename, []
 
     def killed_at_the_second(source, target):
-        renames.append(source)
-        if len(renames) >= 2:
+        sources.append(source)
+        if len(sources) >= 2:
             raise SystemExit("killed")
         return rename(source, target)
 
-    rename = type(path).rename
-    with monkeypatch.context() as patch:
-        patch.setattr(type(path), "rename", killed_at_the_second)
-        with pytest.raises(SystemExit), atomic_directory(path) as folder:
-            (folder / "file").write_text("new")
+    write("old")
+    with pytest.raises(RuntimeError):
+        write("new", RuntimeError())
+    assert holds("old")
+    with monkeypatch.context() as patch, pytest.raises(SystemExit):
+        patch.setattr(Path, "rename", killed_at_the_second)
+        write("new")
     assert not path.exists()
     restore_replaced(tmp_path)
-    assert (path / "file").read_text() == "old" and list(tmp_path.iterdir()) == [path]
-    (tmp_path / ".directory.replaced").mkdir()
+    assert holds("old")
+    write("new")
+    (tmp_path / ".directory.replaced").mkdir()  # left over from a replacement that has ended
     restore_replaced(tmp_path)
-    assert (path / "file").read_text() == "old" and list(tmp_path.iterdir()) == [path]
+    assert holds("new")
 
 
 def test_a_deleted_directory_loses_its_name_first(tmp_path, monkeypatch):
     """Killed while it deletes, the program leaves nothing under the old name."""
-    path = tmp_path / "directory"
-    path.mkdir()
-
-    def killed(doomed, **options):
-        raise SystemExit("killed")
-
-    monkeypatch.setattr(files.shutil, "rmtree", killed)
+    (tmp_path / "directory").mkdir()
+    monkeypatch.setattr(files.shutil, "rmtree", Mock(side_effect=SystemExit("killed")))
     with pytest.raises(SystemExit):
-        delete_directory(path)
-    assert not path.exists()
+        delete_directory(tmp_path / "directory")
+    assert [path.name for path in tmp_path.iterdir()] == [".directory.partial"]
 
 
 def test_a_lock_names_its_holder_and_ends_with_it(tmp_path):

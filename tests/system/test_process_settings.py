@@ -9,21 +9,22 @@ from conftest import command
 from transformer_mt.system.process_settings import configure_libraries
 
 
-@pytest.mark.parametrize("closed", [">&-", "<&- >&- 2>&-"])
-def test_a_closed_stdout_is_an_error(closed):
-    """One line and exit code 2. Sabotage: open the null device for writing."""
-    line = " ".join(command("config", "optim.eps"))
-    done = subprocess.run(["bash", "-c", f"{line} {closed}"], stderr=subprocess.PIPE, timeout=60)
-    assert done.returncode == 2
-    expected = "" if "2>&-" in closed else "error: output: Bad file descriptor\n"
-    assert done.stderr.decode() == expected
+@pytest.mark.parametrize(
+    ("words", "closed", "code", "message"),
+    [
+        (("config", "optim.eps"), ">&-", 2, "error: output: Bad file descriptor\n"),
+        (("config", "optim.eps"), "<&- >&- 2>&-", 2, ""),
+        (("translate", "RUN", "-q"), "<&-", 0, ""),
+    ],
+)
+def test_a_closed_stream(untrained_run, words, closed, code, message):
+    """A closed stdout is an error of one line; a closed stdin is empty.
 
-
-def test_a_closed_stdin_is_empty(untrained_run):
-    """No translation, and no traceback. Sabotage: leave sys.stdin None."""
-    line = " ".join(command("translate", untrained_run, "-q"))
-    done = subprocess.run(["bash", "-c", f"{line} <&-"], capture_output=True, timeout=60)
-    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
+    Sabotage: open the null device for writing; leave sys.stdin None.
+    """
+    line = " ".join(command(*words)).replace("RUN", str(untrained_run))
+    done = subprocess.run(["bash", "-c", f"{line} {closed}"], capture_output=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr.decode()) == (code, b"", message)
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,9 @@
 """Messages: the work does not depend on them, and terminals do not obey them."""
 
 import errno
-import io
 import os
 import sys
+from unittest.mock import Mock
 
 import fork_server
 import pytest
@@ -60,19 +60,10 @@ def test_work_goes_on_without_its_messages(corpus_dir, untrained_run, tmp_path, 
     assert (run_dir / "step-00000002").exists()
 
 
-class LostTerminal(io.StringIO):
-    """A terminal that is gone."""
-
-    def isatty(self) -> bool:
-        return True
-
-    def write(self, text: str) -> int:
-        raise OSError(errno.EIO, "Input/output error")
-
-
 def test_a_bar_at_a_lost_terminal(monkeypatch):
     """Bars and messages are given up; what they tell of goes on."""
-    monkeypatch.setattr(sys, "stderr", LostTerminal())
+    lost = OSError(errno.EIO, "Input/output error")
+    monkeypatch.setattr(sys, "stderr", Mock(isatty=lambda: True, write=Mock(side_effect=lost)))
     tolerate_lost_messages()
     show_messages()
     assert list(ProgressBar("reading", "lines", items=range(3))) == [0, 1, 2]

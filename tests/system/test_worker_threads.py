@@ -26,8 +26,11 @@ def test_results_are_in_order(threads):
     assert list(WorkerThreads().map(wait, [])) == []
 
 
-def test_several_run_at_once():
-    """Each waits for the other, so one after the other would not end."""
+def test_several_run_at_once_in_threads_that_end_with_their_owner():
+    """Each waits for the other, so one after the other would not end.
+
+    Sabotage: keep the pool in a global.
+    """
     torch.set_num_threads(2)
     both = threading.Barrier(2, timeout=SECONDS)
 
@@ -37,6 +40,9 @@ def test_several_run_at_once():
 
     workers = set(WorkerThreads().map(meet, range(6)))
     assert len(workers) == 2 and threading.current_thread() not in workers
+    for worker in workers:
+        worker.join(SECONDS)
+        assert not worker.is_alive()
 
 
 @pytest.mark.parametrize(
@@ -54,11 +60,7 @@ def test_threads_are_divided_among_the_workers(threads, items, each):
 
 
 class Waiting:
-    """A function that returns item 0, fails for 2, and waits for the stop with others.
-
-    Attributes:
-        running: Items in progress.
-    """
+    """Returns item 0, fails for 2, and waits for the stop with others."""
 
     def __init__(self) -> None:
         self.running: list[int] = []
@@ -77,34 +79,19 @@ class Waiting:
             self.running.remove(item)
 
 
-def test_closing_stops_the_workers():
-    """And waits until they have stopped. Sabotage: do not wait."""
+def test_closing_and_an_error_stop_the_workers():
+    """And wait until they have stopped; the threads can be used again. Sabotage: do not wait."""
     torch.set_num_threads(2)
-    waiting, began = Waiting(), time.monotonic()
-    with closing(WorkerThreads().map(waiting, [0, 1, 1, 1])) as results:
+    waiting, workers, began = Waiting(), WorkerThreads(), time.monotonic()
+    with closing(workers.map(waiting, [0, 1, 1, 1])) as results:
         assert next(results) == 0
     assert not waiting.running and torch.get_num_threads() == 2
-    assert time.monotonic() - began < SECONDS
-
-
-def test_an_error_stops_the_others():
-    """It reaches the caller; the threads can be used again."""
-    torch.set_num_threads(2)
-    waiting, workers = Waiting(), WorkerThreads()
     for _ in range(2):
         with pytest.raises(ValueError, match="wrong"):
             list(workers.map(waiting, [0, 2, 1, 1]))
         assert not waiting.running and torch.get_num_threads() == 2
     assert list(workers.map(waiting, [0, 0, 0])) == [0, 0, 0]
-
-
-def test_threads_end_with_their_owner():
-    """They do not pile up with every translator. Sabotage: keep the pool in a global."""
-    torch.set_num_threads(2)
-    for thread in set(WorkerThreads().map(lambda item, check: threading.current_thread(), [1, 2])):
-        assert thread is not threading.current_thread()
-        thread.join(SECONDS)
-        assert not thread.is_alive()
+    assert time.monotonic() - began < SECONDS
 
 
 def test_results_are_not_kept():
