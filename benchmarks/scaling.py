@@ -1,14 +1,15 @@
 """Several processes: how well a step's micro-batches occupy them, and two of them on a CPU.
 
     python benchmarks/scaling.py plan CONFIG [--pairs 4500000]
-    python benchmarks/scaling.py cpu CONFIG MICRO_BATCH_TOKENS [--neighbours 1] [--env NAME=VALUE]
+    python benchmarks/scaling.py cpu CONFIG [--neighbours 1] [--env NAME=VALUE]
 
 `plan` takes the lengths of CONFIG's training text, which it prepares if necessary, drawn with
-replacement until there are `--pairs` of them, and prints the idle share of 8 and 64 processes.
-`cpu` trains in turn with one process of two threads; with the same and each `--env`; and with two
-processes of one thread, which get smaller micro-batches. It prints target tokens per second, each
-the median of the steps after the first few, and the ratio to the first. `--neighbours` busy
-processes run beside it. The last line of both is one JSON object.
+replacement until there are `--pairs` of them, and prints how much of their time 8 and 64 GPUs wait
+for the one with the most work in a step: its padded positions, or its floating-point operations.
+Communication is ignored. `cpu` trains in turn with one process of two threads; with the same and
+each `--env`; and with two processes of one thread. It prints target tokens per second, each the
+median of the steps after the first few, and the ratio to the first. `--neighbours` busy processes
+run beside it. The last line of both is one JSON object.
 """
 
 import json
@@ -18,6 +19,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -26,11 +29,21 @@ import typer
 from load import neighbours
 
 from transformer_mt.config.loading import load_config
-from transformer_mt.text.batching import plan_epoch
+from transformer_mt.text.batching import (
+    Indices,
+    Lengths,
+    cut_micro_batches,
+    deal_micro_batches,
+    padded_size,
+    plan_epoch,
+)
 from transformer_mt.text.prepared import prepare
-from transformer_mt.training.idle_share import idle_share
+from transformer_mt.training.flops import flops_per_token
 
 WARM_UP = 6
+SAMPLE_STEPS = 200
+LIMIT = 8192
+"""Bound on micro-batches, which with 8 GPUs a step of 25,000 tokens does not reach."""
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "--")
 ONE, TWO = "1 process x 2 threads", "2 processes x 1 thread"
 
@@ -53,17 +66,42 @@ def plan(
     steps = plan_epoch(*lengths, settings.train.batch_tokens, settings.train.seed, 0)
     seconds = time.monotonic() - began
     print(f"{len(steps):,} steps planned in {seconds:.1f} s")
+    src_flops, tgt_flops = flops_per_token(settings.model, corpus.vocab.tgt.size)
+
+    def flops(pairs: Indices) -> int:
+        src, tgt = (int(side[pairs].max()) for side in lengths)
+        return len(pairs) * (src * src_flops + tgt * tgt_flops)
+
+    measures = {"positions": lambda pairs: padded_size(pairs, *lengths), "flops": flops}
     shares = {}
-    for world_size in (8, 64):
-        micro_batch_tokens = settings.train.micro_batch_tokens
-        shares[world_size] = idle_share(steps, lengths, micro_batch_tokens, world_size)
+    for gpus in (8, 64):
+        shares[gpus] = idle_shares(steps, lengths, gpus, measures)
+        shown = ", ".join(f"{share:.1%} by {name}" for name, share in shares[gpus].items())
+        print(f"{gpus} GPUs are idle {shown}")
     print(json.dumps({"seconds": seconds, "steps": len(steps), "idle": shares}))
+
+
+def idle_shares(
+    steps: list[Indices],
+    lengths: tuple[Lengths, Lengths],
+    gpus: int,
+    measures: dict[str, Callable[[Indices], int]],
+) -> dict[str, float]:
+    """Computes the share of time that GPUs wait in a sample of steps, by each measure of work."""
+    longest, total = Counter[str](), Counter[str]()
+    for step in np.unique(np.linspace(0, len(steps) - 1, SAMPLE_STEPS, dtype=int)):
+        parts = cut_micro_batches(steps[step], *lengths, LIMIT, gpus)
+        dealt = deal_micro_batches([padded_size(pairs, *lengths) for pairs in parts], gpus)
+        for name, work in measures.items():
+            work_of = [sum(work(parts[number]) for number in numbers) for numbers in dealt]
+            longest[name] += max(work_of)
+            total[name] += sum(work_of)
+    return {name: 1 - total[name] / (longest[name] * gpus) for name in measures}
 
 
 @app.command()
 def cpu(
     config: Path,
-    micro_batch_tokens: int,
     steps: int = 30,
     repeats: int = 2,
     busy: Annotated[int, typer.Option("--neighbours")] = 0,
@@ -76,9 +114,7 @@ def cpu(
     speeds: dict[str, list[float]] = {side: [] for side in sides}
     with neighbours(busy):
         for side in sides * repeats:
-            share = f"train.micro_batch_tokens={micro_batch_tokens}"
-            changes = [*set_, share] if side == TWO else set_
-            speeds[side].append(train(side, config, steps, changes))
+            speeds[side].append(train(side, config, steps, set_))
             print(f"{side}: {speeds[side][-1]:,.0f} target tokens/s", flush=True)
     medians = {side: statistics.median(values) for side, values in speeds.items()}
     for side, median in medians.items():

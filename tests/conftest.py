@@ -86,7 +86,7 @@ def tiny_values(corpus_dir: Path, **changes: object) -> dict[str, dict[str, obje
         "vocab": {"size": 292},
         "model": {**sizes, "norm": "pre"},
         "optim": {"warmup_steps": 100, "max_grad_norm": 1.0},
-        "train": {"batch_tokens": 500, "micro_batch_tokens": 600, **steps},
+        "train": {"batch_tokens": 500, **steps},
         "valid": {"every": 10},
     }
     for key, value in changes.items():

@@ -36,7 +36,7 @@ from transformer_mt.checkpoints.run_directory import find_checkpoint, list_check
 from transformer_mt.errors import CheckpointError, DeviceError, TrainingError
 from transformer_mt.system.device import choose_precision
 from transformer_mt.system.files import MANIFEST
-from transformer_mt.text.batching import cut_micro_batches, plan_epoch
+from transformer_mt.text.batching import plan_epoch
 from transformer_mt.training import run
 from transformer_mt.training import trainer as trainer_module
 from transformer_mt.training.run import train
@@ -241,27 +241,28 @@ def test_guarantee_4_one_bleu(copy_run, tmp_path):
     assert "chrF2" in result["chrf_signature"] or "nc:6" in result["chrf_signature"]
 
 
-def test_guarantee_5_micro_batches_do_not_change_the_recipe(corpus_dir, tmp_path):
-    """Dropout off, a step in one part or in many gives the same gradient up to rounding.
+def test_guarantee_5_hardware_does_not_change_the_recipe(corpus_dir, tmp_path):
+    """Dropout off, any number of workers and any memory give the same gradient up to rounding.
 
-    Sabotage: divide by the number of micro-batches, or by each one's own tokens.
+    A step is cut into a multiple of the workers, however many micro-batches memory demands.
+    Sabotage: divide by the number of micro-batches, or by each one's own tokens; cut a step into as
+    many as memory demands.
     """
     gradients, losses, counts = [], [], []
-    for size in (4000, 200, 64):
-        config = tiny_config(
-            corpus_dir, model__dropout=0.0, optim__max_grad_norm=0.0, train__micro_batch_tokens=size
-        )
+    for workers, limit in ((1, "auto"), (2, "auto"), (8, "auto"), (1, 64), (4, 64)):
+        changes = {"optim__max_grad_norm": 0.0, "train__micro_batch_tokens": limit}
+        config = tiny_config(corpus_dir, model__dropout=0.0, **changes)
         trainer = run.build_trainer(config, tmp_path)
-        lengths = trainer.lengths
-        step = plan_epoch(*lengths, config.train.batch_tokens, config.train.seed, 0)[0]
-        parts = cut_micro_batches(step, *lengths, size)
-        trainer.engine.train_step(1, [trainer.pairs.batch(part) for part in parts])
+        trainer.engine.workers = workers
+        step = trainer.plan_epoch()[0]
+        assert step.tolist() == plan_epoch(*trainer.lengths, 500, config.train.seed, 0)[0].tolist()
+        trainer.train_step(step)
         # Adam's first moment is the gradient times a constant.
         moments = trainer.engine.optimizer.state.values()
         gradients.append(torch.cat([moment["exp_avg"].flatten() for moment in moments]))
         losses.append(trainer.engine.read_window().loss)
-        counts.append(len(parts))
-    assert counts[0] == 1 < counts[1] < counts[2]
+        counts.append(len(trainer.cut_step(step)))
+    assert counts[:3] == [1, 2, 8] and 8 < counts[3] <= counts[4] and counts[4] % 4 == 0
     for gradient, loss in zip(gradients[1:], losses[1:], strict=True):
         assert (gradient - gradients[0]).norm() < 1e-5 * gradients[0].norm()
         assert loss == pytest.approx(losses[0], rel=1e-5)

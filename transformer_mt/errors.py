@@ -29,6 +29,10 @@ class DeviceError(TransformerMTError):
     """A device, precision or amount of memory that this machine does not have."""
 
 
+class OutOfMemoryError(DeviceError):
+    """Too little memory for a micro-batch, even if it is a single pair."""
+
+
 class CompileError(DeviceError):
     """torch.compile does not work on this machine."""
 

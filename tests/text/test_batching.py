@@ -14,7 +14,7 @@ from transformer_mt.text.batching import (
     cut_micro_batches,
     deal_micro_batches,
     flatten,
-    largest_micro_batch,
+    most_demanding,
     padded_size,
     plan_epoch,
 )
@@ -86,46 +86,45 @@ def fewest_parts(lengths, limit: int) -> int:
     count, rows, width = 1, 0, 0
     for length in lengths:
         rows, width = rows + 1, max(width, length)
-        if rows * width > limit:
+        if rows > 1 and rows * width > limit:
             count, rows, width = count + 1, 1, length
     return count
 
 
 @quick
-@given(corpora(), batch_sizes, st.integers(LONGEST, 600), st.integers(LONGEST, 600))
-def test_micro_batches_partition_a_step(corpus, batch_tokens, limit, other_limit):
-    """Micro-batches hold a step's pairs once, in order, within the limit, as few as possible.
+@given(corpora(), batch_sizes, st.integers(1, 600), st.integers(1, 10))
+def test_micro_batches_partition_a_step(corpus, batch_tokens, limit, workers):
+    """They hold a step's pairs once, in order, within the limit: the fewest, for all workers alike.
 
-    Sabotage: let the pairs of a step depend on micro_batch_tokens.
+    A pair that exceeds the limit is one of its own, and there are not more micro-batches than
+    pairs. Sabotage: round the count down; leave out the limit, or what splits the largest.
     """
     longest = np.maximum(*corpus)
     for step in plan_epoch(*corpus, batch_tokens, 1, 0):
-        micro_batches = cut_micro_batches(step, *corpus, limit)
-        others = cut_micro_batches(step, *corpus, other_limit)
+        micro_batches = cut_micro_batches(step, *corpus, limit, workers)
         assert np.concatenate(micro_batches).tolist() == step.tolist()
-        assert np.concatenate(others).tolist() == step.tolist()
-        assert all(0 < len(pairs) * longest[pairs].max() <= limit for pairs in micro_batches)
-        assert len(micro_batches) == fewest_parts(longest[step], limit)
+        for pairs in micro_batches:
+            assert len(pairs) == 1 or 0 < len(pairs) * longest[pairs].max() <= limit
+        multiple = -(-fewest_parts(longest[step], limit) // workers) * workers
+        assert len(micro_batches) == min(multiple, len(step))
 
 
-@pytest.mark.parametrize("batch_tokens", [1000, 25_000])
-def test_little_is_padding(batch_tokens):
-    """At most 5% of positions are padding; micro-batches of a step are of about equal size.
+@pytest.mark.parametrize(("batch_tokens", "workers"), [(1000, 1), (25_000, 1), (25_000, 8)])
+def test_little_is_padding_and_no_worker_waits(batch_tokens, workers):
+    """At most 5% of positions are padding, and those who share a step wait 5% of their time.
 
     Sabotage: sort by the target's length and then by the source's; fill micro-batches up, so that
-    the last is what is left.
+    the last is what is left; leave `size` out of `_fill_up`.
     """
-    corpus = realistic(100_000)
-    longest, sizes = np.maximum(*corpus), []
+    corpus = realistic(50_000)
     steps = plan_epoch(*corpus, batch_tokens, 1, 0)
-    for step in steps:
-        parts = cut_micro_batches(step, *corpus, 8192)
-        limited = [len(pairs) * longest[pairs].max() for pairs in parts]
-        assert min(limited) > 0.75 * max(limited)
-        sizes += [padded_size(pairs, *corpus) for pairs in parts]
-    assert 1 - sum(int(side.sum()) for side in corpus) / sum(sizes) <= 0.05
-    largest = largest_micro_batch(steps, *corpus, 8192)
-    assert padded_size(largest, *corpus) >= 0.99 * max(sizes)
+    cut = [cut_micro_batches(step, *corpus, 8192, workers) for step in steps]
+    sizes = [[padded_size(pairs, *corpus) for pairs in parts] for parts in cut]
+    padded = sum(map(sum, sizes))
+    assert 1 - sum(int(side.sum()) for side in corpus) / padded <= 0.05
+    assert 1 - padded / sum(max(parts) * len(parts) for parts in sizes) <= 0.05
+    largest = most_demanding(steps, *corpus, 8192, workers)[0]
+    assert padded_size(largest, *corpus) >= 0.99 * max(map(max, sizes))
 
 
 def test_the_plan_is_that_of_earlier_versions():
@@ -154,20 +153,23 @@ def test_source_and_target_are_treated_alike():
 
 
 @pytest.mark.parametrize("swapped", [False, True])
-def test_the_largest_micro_batch_of_many(swapped):
-    """It is found whichever side is long, and among more steps than are examined one by one.
+def test_the_most_demanding_micro_batches(swapped):
+    """They are found whichever side is long, and among more steps than are examined one by one.
 
-    Sabotage: order the steps by one side, or by the number of pairs plus their length.
+    Sabotage: order the steps by one side, or by the number of pairs plus their length; leave out
+    the step of the longest pair, or of the most.
     """
     src = np.array([50] * 200 + [1] + [5] * 12)
     tgt = np.array([1] * 200 + [60] + [5] * 12)
     corpus = (tgt, src) if swapped else (src, tgt)
     steps = [np.array([i]) for i in range(201)]
-    assert largest_micro_batch(steps, *corpus, 60).tolist() == [200]
-    assert largest_micro_batch(steps[198:], *corpus, 60).tolist() == [200]
-    assert largest_micro_batch([np.arange(3)], *corpus, 60).tolist() == [0]
+    assert as_lists(most_demanding(steps, *corpus, 60)) == [[200]] * 3
+    assert as_lists(most_demanding(steps[198:], *corpus, 60)) == [[200]] * 3
+    assert as_lists(most_demanding([np.arange(3)], *corpus, 60)) == [[0]] * 3
     many = np.arange(201, 213)
-    assert largest_micro_batch([*steps, many], *corpus, 60).tolist() == many.tolist()
+    assert as_lists(most_demanding([*steps, many], *corpus, 60)) == [many.tolist(), [200], [*many]]
+    halves = as_lists(most_demanding([*steps, many], *corpus, 60, 2))
+    assert halves == [[200], [200], many[:6].tolist()]
     assert padded_size(many, *corpus) == 120 and padded_size(np.array([0, 200]), *corpus) == 220
 
 

@@ -103,7 +103,7 @@ def while_batches_are_built(monkeypatch, number: int, act: Callable[[], object])
     def batch(self, indices):
         result = build(self, indices)
         built.append(indices)
-        if len(built) == number + 1:  # the first one checks the memory
+        if len(built) == number + 3:  # the first three check the memory
             act()
         return result
 

@@ -19,15 +19,16 @@ from transformer_mt.checkpoints.checkpoint import (
 )
 from transformer_mt.config.keys import Config, ModelConfig
 from transformer_mt.config.loading import parse_config
-from transformer_mt.errors import CheckpointError, DeviceError
+from transformer_mt.errors import CheckpointError, OutOfMemoryError
 from transformer_mt.model import cpu_kernels
 from transformer_mt.text.batching import Batch
 from transformer_mt.text.prepared import PreparedCorpus
 from transformer_mt.text.vocabulary import PAD_ID
-from transformer_mt.training.engine import Engine, LogWindow, dropout_seed
+from transformer_mt.training.engine import Engine, dropout_seed
 from transformer_mt.training.flops import flops_per_token
 from transformer_mt.training.optimizer import ExponentialMovingAverage, noam_rate
 from transformer_mt.training.run import restore_engine
+from transformer_mt.training.run_log import LogWindow
 from transformer_mt.training.trainer import TENSOR_FILES
 
 
@@ -208,17 +209,17 @@ def test_what_cannot_be_restored(corpus_dir, prepared, tmp_path):
 
 
 def test_the_check_of_memory_changes_nothing(corpus_dir, prepared, monkeypatch):
-    """It tries as many micro-batches as train at once and makes the moments, but takes no step.
+    """It tries each micro-batch as often as train at once and makes the moments, but takes no step.
 
-    Sabotage: leave the gradients; update the weights; try one micro-batch.
+    Sabotage: leave the gradients; update the weights; try one micro-batch; try each once.
     """
     config = tiny_config(corpus_dir, train__ema_decay=0.9)
     checked, unchecked = build_engine(config, prepared), build_engine(config, prepared)
     torch.set_num_threads(2)
     real, tried = checked._loss, []
     monkeypatch.setattr(checked, "_loss", lambda batch: tried.append(batch) or real(batch))
-    checked.check_memory(batch_from(prepared, 0), 3)
-    assert len(tried) == 2
+    checked.check_memory([batch_from(prepared, 0), batch_from(prepared, 8)], 3)
+    assert len(tried) == 4
     assert len(checked.optimizer.state) == len(list(checked.model.parameters()))
     assert all(parameter.grad is None for parameter in checked.model.parameters())
     assert equal_weights(checked, unchecked)
@@ -228,24 +229,21 @@ def test_the_check_of_memory_changes_nothing(corpus_dir, prepared, monkeypatch):
 
 
 def test_too_little_memory_is_explained(corpus_dir, prepared, monkeypatch):
-    """With the sizes of the batch and what to lower; other errors stay as they are.
-
-    Sabotage: do not try the largest batch.
-    """
+    """With the sizes of the batch; other errors stay as they are. Sabotage: try no batch."""
     engine, batch = build_engine(tiny_config(corpus_dir), prepared), batch_from(prepared, 0)
     (rows, src), tgt = batch.src.shape, batch.tgt_in.size(1)
     for error in (MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory")):
         monkeypatch.setattr(engine, "_loss", Mock(side_effect=error))
         message = (
-            f"out of memory on cpu with {rows} sentences of {src} source and {tgt} target tokens"
-            r" \(train.micro_batch_tokens = 600\): lower train.micro_batch_tokens to train"
+            f"^out of memory on cpu with {rows} sentences of {src} source and {tgt} target tokens$"
         )
-        with pytest.raises(DeviceError, match=message):
-            engine.check_memory(batch, 1)
+        with pytest.raises(OutOfMemoryError, match=message):
+            engine.check_memory([batch], 1)
+        assert all(parameter.grad is None for parameter in engine.model.parameters())
         engine.compiled = True  # which changes nothing
     monkeypatch.setattr(engine, "_loss", Mock(side_effect=RuntimeError("a bug")))
     with pytest.raises(RuntimeError, match="a bug"):
-        engine.check_memory(batch, 1)
+        engine.check_memory([batch], 1)
 
 
 @pytest.mark.parametrize("layers", [(2, 3), (3, 1)])

@@ -267,7 +267,7 @@ def test_what_ends_bit_equality_is_said_once(corpus_dir, run_dir, caplog, monkey
     [message] = [text for text in caplog.messages if "bit-equal" in text]
     assert (run_dir / "train.log").read_text().count(f" warning: {message}\n") == 1
     assert message.endswith(
-        "one: train.micro_batch_tokens (was 600, is 300),"
+        "one: train.micro_batch_tokens (was auto, is 300),"
         f" threads (was {threads}, is {threads + 1})"
     )
     environment = load_newest(run_dir).state.environment

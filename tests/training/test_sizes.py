@@ -19,8 +19,6 @@ from transformer_mt.training.sizes import (
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 CPU = Machine(threads=2, memory=int(25e9))
-GPU_MICRO_BATCHES = ((6, 2_048), (8.5, 4_096), (24, 8_192), (80, 16_384))
-CPU_MICRO_BATCHES = ((1, 2_400), (2, 1_200), (3, 800), (4, 600), (64, 600))
 GPU = Machine(threads=16, memory=int(80e9), gpu="a GPU")
 
 
@@ -76,23 +74,6 @@ def test_sizes_are_those_of_the_repository(name, pairs, machine):
 def test_length(longest, max_length):
     """By the bytes of the longest lines. Sabotage: divide by 4."""
     assert choose_sizes(text_of(1_000, longest), CPU).max_length == max_length
-
-
-@pytest.mark.parametrize(
-    ("machine", "longest", "positions"),
-    [
-        *((Machine(2, int(gb * 1e9), "a"), 5_000, size) for gb, size in GPU_MICRO_BATCHES),
-        *((Machine(n, int(25e9)), 1, size) for n, size in CPU_MICRO_BATCHES),
-        (Machine(64, int(25e9)), 5_000, 1_024),
-    ],
-)
-def test_micro_batch(machine, longest, positions):
-    """By a GPU's memory; one for each thread of a CPU, up to four; a pair of any length fits.
-
-    Sabotage: the same for any number of threads; let a pair of the longest length not fit.
-    """
-    sizes = choose_sizes(text_of(1_000, longest), machine)
-    assert sizes.micro_batch_tokens == positions > sizes.max_length
 
 
 TEXTS = {

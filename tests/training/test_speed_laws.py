@@ -25,7 +25,7 @@ def losses(corpus_dir, prepared: PreparedCorpus) -> list[float]:
     per_token: list[float] = []
     while len(per_token) < STEPS:
         for step in plan_epoch(*lengths, config.train.batch_tokens, 1, len(per_token)):
-            parts = cut_micro_batches(step, *lengths, config.train.micro_batch_tokens)
+            parts = cut_micro_batches(step, *lengths, 600)
             engine.train_step(len(per_token) + 1, [prepared.pairs.batch(part) for part in parts])
             per_token.append(engine.read_window().mean_loss)
             engine.start_window()
@@ -116,12 +116,12 @@ def test_a_failed_compilation_is_one_line(corpus_dir, prepared, caplog):
     engine.compile(broken)
     with pytest.raises(DeviceError, match="(?s)no compiler.*train.compile = false"):
         engine.train_step(1, [batch])
-    engine.check_memory(batch, 1)
+    engine.check_memory([batch], 1)
     assert engine.compile_failed and not engine.compiled
     [message] = messages(caplog)
     assert "no compiler" in message and "continues without it" in message
     assert all(parameter.grad is None for parameter in engine.model.parameters())
     engine.train_step(1, [batch])
     assert numeric_environment(engine, 1)["torch.compile"] == "failed"
-    engine.check_memory(batch, 1)
+    engine.check_memory([batch], 1)
     assert len(messages(caplog)) == 1

@@ -353,11 +353,13 @@ def test_a_run_that_is_no_longer_there(
 
 
 def test_memory_is_checked_with_the_largest_batch(corpus_dir, tmp_path, scores, monkeypatch):
-    """Once, before the first step. Sabotage: check any batch, or every epoch."""
+    """Once, before the first step. Sabotage: check any batches, or every epoch."""
     scores += [1.0, 1.0]
     checks: list[tuple[int, int]] = []
 
-    def check_memory(self, largest, count) -> None:
+    def check_memory(self, batches, count) -> None:
+        assert len(batches) == 3
+        largest = batches[0]
         checks.append((largest.src.numel() + largest.tgt_in.numel(), self.read_window().tokens))
 
     monkeypatch.setattr(Engine, "check_memory", check_memory)

@@ -60,9 +60,10 @@ class Progress:
 
     `step` counts skipped steps too, `epoch` is that of the next step, from 0, of which `epoch_step`
     steps are done, and `seconds` covers all resumptions. `best_bleu` is negative before the first
-    validation. `precision` is the value to which `auto` was resolved. The digests are of the
-    training ids, of the validation text, and of the checkpoint of `train.init_from`, which had
-    taken `init_step` steps.
+    validation. `precision` and `micro_batch_tokens` are the values to which `auto` was resolved;
+    the latter is 0 in checkpoints of earlier versions. `finer_step` is the step at which it was
+    lowered for lack of memory, or 0. The digests are of the training ids, of the validation text,
+    and of the checkpoint of `train.init_from`, which had taken `init_step` steps.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
@@ -76,6 +77,8 @@ class Progress:
     validations_since_best: NonNegativeInt = 0
     valid_step: NonNegativeInt = 0
     precision: Annotated[str, Field(pattern="^(fp32|bf16|fp16)$")] = "fp32"
+    micro_batch_tokens: NonNegativeInt = 0
+    finer_step: NonNegativeInt = 0
     corpus_digest: str = ""
     valid_digest: str = ""
     init_step: NonNegativeInt = 0

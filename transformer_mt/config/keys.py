@@ -250,8 +250,10 @@ class TrainConfig(Section):
 
     batch_tokens: Annotated[int, Field(ge=1), OnChange.REFUSED] = 25_000
     """Tokens per step, without padding: pairs are added until source or target has this many."""
-    micro_batch_tokens: Annotated[int, Field(ge=2), OnChange.ENDS_BIT_EQUALITY] = 8192
-    """Limit on sentences times longest side, padding included, per forward pass."""
+    micro_batch_tokens: Annotated[int | Literal["auto"], OnChange.ENDS_BIT_EQUALITY] = "auto"
+    """Limit on sentences times longest side, padding included, per forward pass, which bounds the
+    memory: 2 or more, or "auto", which finds what fits. A step is cut into equal parts for all GPUs
+    or CPU threads, and into more of them only where this limit demands it."""
     max_steps: Annotated[int, Field(ge=0), OnChange.ALLOWED] = 100_000
     """Steps after which training ends."""
     max_epochs: Annotated[int, Field(ge=0), OnChange.ALLOWED] = 0
@@ -288,6 +290,13 @@ class TrainConfig(Section):
     """Decay, such as 0.999, of a moving average of the weights that is validated and saved in
     addition to them. 0 disables it."""
 
+    @field_validator("micro_batch_tokens", mode="before")
+    @classmethod
+    def _is_limit(cls, value: object) -> object:
+        if value != "auto" and (type(value) is not int or value < 2):
+            raise PydanticCustomError("limit", 'should be 2 or more, or "auto"')
+        return value
+
 
 class ValidConfig(Section):
     """Validation by greedy BLEU on `data.valid`."""
@@ -322,7 +331,7 @@ class Config(Section):
                 "model.tie_embeddings = true requires vocab.shared = true:"
                 " separate vocabularies cannot share an embedding"
             )
-        if train.micro_batch_tokens <= data.max_length:
+        if train.micro_batch_tokens != "auto" and train.micro_batch_tokens <= data.max_length:
             mistakes.append(
                 f"train.micro_batch_tokens = {train.micro_batch_tokens} cannot hold a pair of"
                 f" data.max_length = {data.max_length} pieces and EOS:"

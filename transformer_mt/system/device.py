@@ -12,6 +12,11 @@ import torch
 from transformer_mt.errors import DeviceError
 from transformer_mt.system.private_torch import cpu_bf16_instructions
 
+_CONTAINER_LIMITS = (
+    Path("/sys/fs/cgroup/memory.max"),
+    Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
+)
+"""Where Linux tells how many bytes a container may use, in the versions 2 and 1 of cgroups."""
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -94,15 +99,19 @@ def has_fast_mkl() -> bool:
 
 
 def total_memory(device: torch.device) -> int:
-    """Returns the total memory of a device in bytes; for the CPU, that of the machine."""
+    """Returns the total memory of a device in bytes; for a CPU, what a container may use of it."""
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    for path in filter(Path.exists, _CONTAINER_LIMITS):
+        text = path.read_text().strip()
+        limits += [int(text)] if text.isdecimal() else []  # otherwise "max"
+    return min(limits)
 
 
 OUT_OF_MEMORY_ADVICE = (
-    "lower train.micro_batch_tokens to train, --batch-tokens or --beam-size to translate, or choose"
-    " a smaller model"
+    "to train, choose a smaller model or a lower data.max_length; to translate, lower"
+    " --batch-tokens or --beam-size"
 )
 
 
@@ -135,5 +144,6 @@ def is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return True
     # On the CPU PyTorch raises a plain RuntimeError, when it allocates and when it maps a file.
-    messages = "DefaultCPUAllocator", "Cannot allocate memory"
+    # On CUDA a library that allocates by itself has an error of its own.
+    messages = "DefaultCPUAllocator", "Cannot allocate memory", "ALLOC_FAILED"
     return isinstance(error, RuntimeError) and any(text in str(error) for text in messages)

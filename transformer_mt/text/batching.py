@@ -1,7 +1,6 @@
 """Encoded text: lines of ids, padded batches, the steps of an epoch, and their micro-batches."""
 
 import math
-from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -227,42 +226,63 @@ def _cut_into_steps(
 
 
 def cut_micro_batches(
-    step: Indices, src_lengths: Lengths, tgt_lengths: Lengths, micro_batch_tokens: int
+    step: Indices,
+    src_lengths: Lengths,
+    tgt_lengths: Lengths,
+    micro_batch_tokens: int,
+    workers: int = 1,
 ) -> list[Indices]:
-    """Cuts a step into micro-batches of about equal size, as few as the limit allows.
+    """Cuts a step into a multiple of the workers, of about equal padded sizes.
 
-    Each micro-batch has a fixed cost, which a small remainder would add once more. Together they
-    hold each index once, in order.
+    The multiple is the smallest that the limit allows, since each micro-batch has a fixed cost. If
+    there are fewer pairs than that, each is a micro-batch of its own. Together they hold each index
+    once, in order.
 
     Args:
         step: Indices of pairs; adjacent pairs have similar lengths.
         src_lengths: Tokens of each source of the corpus, (N,).
         tgt_lengths: Tokens of each target of the corpus, (N,).
-        micro_batch_tokens: Limit on the number of sentences times the longest side; no pair of the
-            step alone exceeds it.
+        micro_batch_tokens: Limit on the number of sentences times the longest side; a pair that
+            alone exceeds it is a micro-batch of its own.
+        workers: Processes or threads that compute micro-batches at the same time.
     """
-    longer_sides = np.maximum(src_lengths[step], tgt_lengths[step])
-    lengths, longest = longer_sides.tolist(), int(longer_sides.max())
-    starts = _fill_up(lengths, micro_batch_tokens)
-    equal_part = max(longest, int(longer_sides.sum()) // len(starts))
-    # Padding makes the parts larger than that: search for the smallest limit with as many parts.
-    limits = range(equal_part, micro_batch_tokens, 1 + equal_part // 64)
-    smallest = bisect_left(
-        limits, True, key=lambda limit: len(_fill_up(lengths, limit)) <= len(starts)
-    )
-    if smallest < len(limits):
-        starts = _fill_up(lengths, limits[smallest])
-    return np.split(step, starts[1:])
+    sides = list(zip(src_lengths[step].tolist(), tgt_lengths[step].tolist(), strict=True))
+    positions = sum(src + tgt for src, tgt in sides)
+    fewest = len(_fill_up(sides, micro_batch_tokens, len(step) * positions))
+    count = min(workers * math.ceil(fewest / workers), len(step))
+    # Padding makes the parts a little larger than an equal share of the positions.
+    size = positions // count
+    while len(starts := _fill_up(sides, micro_batch_tokens, size)) > count:
+        size += 1 + size // 100
+    parts = np.split(step, starts[1:])
+    while len(parts) < count:
+        largest = max(
+            (number for number, part in enumerate(parts) if len(part) > 1),
+            key=lambda number: padded_size(parts[number], src_lengths, tgt_lengths),
+        )
+        parts[largest : largest + 1] = np.array_split(parts[largest], 2)
+    return parts
 
 
-def _fill_up(lengths: Sequence[int], limit: int) -> list[int]:
-    """Returns the position of the first pair of each micro-batch if each takes all that it can."""
-    starts, width = [0], 0
-    for position, length in enumerate(lengths):
-        width = max(width, length)
-        if (position - starts[-1] + 1) * width > limit:
+def _fill_up(sides: Sequence[tuple[int, int]], micro_batch_tokens: int, size: int) -> list[int]:
+    """Returns the position of the first pair of each micro-batch if each takes all that it can.
+
+    Args:
+        sides: Source and target tokens of each pair.
+        micro_batch_tokens: Limit on sentences times longest side.
+        size: Limit on sentences times the sum of the longest source and the longest target.
+    """
+    starts, rows, longest_src, longest_tgt = [0], 0, 0, 0
+    for position, (src, tgt) in enumerate(sides):
+        rows += 1
+        longest_src, longest_tgt = max(longest_src, src), max(longest_tgt, tgt)
+        is_too_large = (
+            rows * max(longest_src, longest_tgt) > micro_batch_tokens
+            or rows * (longest_src + longest_tgt) > size
+        )
+        if is_too_large and rows > 1:
             starts.append(position)
-            width = length
+            rows, longest_src, longest_tgt = 1, src, tgt
     return starts
 
 
@@ -289,22 +309,39 @@ def deal_micro_batches(sizes: Sequence[int], world_size: int) -> list[list[int]]
     return [sorted(share) for share in shares]
 
 
-def largest_micro_batch(
+def most_demanding(
     steps: Sequence[Indices],
     src_lengths: Lengths,
     tgt_lengths: Lengths,
     micro_batch_tokens: int,
-) -> Indices:
-    """Finds the micro-batch that needs the most memory; only the likeliest steps are cut."""
+    workers: int = 1,
+) -> list[Indices]:
+    """Finds the micro-batches that need the most memory; only the likeliest steps are cut.
+
+    Returns:
+        The one with the most positions, the one with the longest side, and that of the most pairs.
+    """
+
+    def longest_side(pairs: Indices) -> int:
+        return int(max(src_lengths[pairs].max(), tgt_lengths[pairs].max()))
+
+    def size(pairs: Indices) -> int:
+        return padded_size(pairs, src_lengths, tgt_lengths)
 
     def estimated_size(step: Indices) -> float:
-        longest = int(max(src_lengths[step].max(), tgt_lengths[step].max()))
-        parts = math.ceil(len(step) * longest / micro_batch_tokens)
-        return padded_size(step, src_lengths, tgt_lengths) / parts
+        parts = math.ceil(len(step) * longest_side(step) / micro_batch_tokens)
+        return size(step) / (workers * math.ceil(parts / workers))
 
+    likely = sorted(steps, key=estimated_size)[-_TRIED_STEPS:]
     micro_batches = [
         micro_batch
-        for step in sorted(steps, key=estimated_size)[-_TRIED_STEPS:]
-        for micro_batch in cut_micro_batches(step, src_lengths, tgt_lengths, micro_batch_tokens)
+        for step in (*likely, max(steps, key=longest_side), max(steps, key=len))
+        for micro_batch in cut_micro_batches(
+            step, src_lengths, tgt_lengths, micro_batch_tokens, workers
+        )
     ]
-    return max(micro_batches, key=lambda indices: padded_size(indices, src_lengths, tgt_lengths))
+    return [
+        max(micro_batches, key=size),
+        max(micro_batches, key=lambda pairs: (longest_side(pairs), size(pairs))),
+        max(micro_batches, key=lambda pairs: (len(pairs), size(pairs))),
+    ]

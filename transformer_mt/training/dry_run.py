@@ -12,10 +12,9 @@ from transformer_mt.config.keys import DEFAULTS, Config, flat_values
 from transformer_mt.system.device import choose_device, compute_settings, total_memory
 from transformer_mt.system.processes import join_processes
 from transformer_mt.text.batching import Indices, padded_size
-from transformer_mt.training.engine import LogWindow
 from transformer_mt.training.flops import measure_peak_flops
-from transformer_mt.training.idle_share import describe_idle_share
 from transformer_mt.training.run import build_trainer, require_writable
+from transformer_mt.training.run_log import LogWindow
 from transformer_mt.training.time_left import describe_limit, steps_left
 from transformer_mt.training.trainer import Trainer
 
@@ -34,13 +33,9 @@ def dry_run(config: Config, run_dir: Path) -> str:
             trainer = build_trainer(config, run_dir, Path(scratch), processes)
         processes.watch_peers()
         steps = trainer.plan_epoch()
-        lines = _describe(trainer, steps)
-        if processes.world_size > 1:
-            tokens = config.train.micro_batch_tokens
-            idle = describe_idle_share(steps, trainer.lengths, tokens, processes.world_size)
-            lines.append(f"processes   {idle}")
         with compute_settings(trainer.engine.device, tf32=True):
-            lines += _estimate(trainer, steps)
+            trainer.check_memory(steps)
+            lines = _describe(trainer, steps) + _estimate(trainer, steps)
         processes.finish()
     lines += ["", "configuration (keys that differ from the defaults):"]
     lines += [f"{k} = {v}" for k, v in flat_values(config).items() if v != DEFAULTS[k]]
@@ -64,13 +59,13 @@ def _describe(trainer: Trainer, steps: list[Indices]) -> list[str]:
         f"            {src_tokens:,} source and {tgt_tokens:,} target tokens, EOS included",
         f"epoch       {len(steps):,} steps, {len(micro_batches):,} micro-batches,"
         f" {padding:.1%} of positions are padding",
+        f"            {trainer.describe_micro_batches()}",
     ]
 
 
 def _estimate(trainer: Trainer, steps: list[Indices]) -> list[str]:
     """Measures a few steps, and estimates speed, memory and time of the whole run."""
     config, progress, engine = trainer.config, trainer.progress, trainer.engine
-    trainer.check_memory(steps)
     peak_bytes, total_bytes = _peak_bytes(engine.device), total_memory(engine.device)
     window, count = _time_steps(trainer, steps)
     peak_flops = measure_peak_flops(engine.device, engine.precision)

@@ -1,5 +1,6 @@
 """One optimizer step and the training state that it changes, independent of files and runs."""
 
+import gc
 import json
 import logging
 import time
@@ -16,13 +17,13 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from transformer_mt.checkpoints.checkpoint import MOMENTS
 from transformer_mt.config.keys import Config
-from transformer_mt.errors import CompileError, DeviceError
+from transformer_mt.errors import CompileError, OutOfMemoryError
 from transformer_mt.model.cpu_kernels import seeded_dropout
 from transformer_mt.model.transformer import Transformer
-from transformer_mt.system.device import DTYPES, OUT_OF_MEMORY_ADVICE, is_out_of_memory
+from transformer_mt.system.device import DTYPES, is_out_of_memory
 from transformer_mt.system.private_torch import is_compile_error, loss_scale, skip_step_if
 from transformer_mt.system.processes import ALONE, Processes
-from transformer_mt.system.worker_threads import WorkerThreads, count_workers
+from transformer_mt.system.worker_threads import MAX_WORKERS, WorkerThreads, count_workers
 from transformer_mt.text.batching import Batch, TokenCounts
 from transformer_mt.text.vocabulary import PAD_ID
 from transformer_mt.training.flops import flops_per_token
@@ -33,45 +34,12 @@ from transformer_mt.training.optimizer import (
     clip_gradients,
     noam_rate,
 )
+from transformer_mt.training.run_log import LogWindow
 
 logger = logging.getLogger(__name__)
 
 _LossesAndGradients = tuple[Tensor, tuple[Tensor, ...]]
 """The label-smoothed loss and the NLL, (2,), and the gradients of the parameters."""
-
-
-@dataclass(frozen=True)
-class LogWindow:
-    """Sums since the last log line.
-
-    Attributes:
-        loss: Label-smoothed loss of the steps where it was finite, in nats.
-        nll: Their loss without label smoothing.
-        tokens: Target tokens, including the `nonfinite_tokens` of steps whose loss was not finite.
-        flops: Floating-point operations that training on them needed.
-        seconds: Time spent in steps, including building their batches.
-    """
-
-    loss: float = 0.0
-    nll: float = 0.0
-    tokens: int = 0
-    flops: float = 0.0
-    seconds: float = 0.0
-    nonfinite_tokens: int = 0
-
-    @property
-    def mean_loss(self) -> float | None:
-        """Loss in nats per target token; None if no step had a finite loss."""
-        return self._per_token(self.loss)
-
-    @property
-    def mean_nll(self) -> float | None:
-        """Likewise without label smoothing."""
-        return self._per_token(self.nll)
-
-    def _per_token(self, nats: float) -> float | None:
-        tokens = self.tokens - self.nonfinite_tokens
-        return nats / tokens if tokens else None
 
 
 @dataclass(frozen=True)
@@ -107,6 +75,8 @@ class Engine:
 
     Attributes:
         model: The model; its weights are initialised from `train.seed`.
+        workers: GPUs or CPU threads, of all processes together, that compute micro-batches at the
+            same time.
         ema: Moving average of the weights; None without `train.ema_decay`.
         grad_norm: Norm of the last step's gradient before clipping, a scalar on the device.
         lr: Learning rate of the last step.
@@ -126,6 +96,9 @@ class Engine:
     ) -> None:
         self.config, self.device, self.precision = config, device, precision
         self._processes = processes
+        own_workers = count_workers(MAX_WORKERS) if device.type == "cpu" else 1
+        # All processes must cut steps alike, even if one has fewer threads.
+        self.workers = processes.world_size * -int(*processes.max(-own_workers))
         torch.manual_seed(config.train.seed)
         self.model = Transformer(config.model, src_size, tgt_size, PAD_ID).to(device)
         self._flops_per_token = flops_per_token(config.model, tgt_size)
@@ -201,8 +174,9 @@ class Engine:
         if self.ema:
             self.ema = ExponentialMovingAverage(self.model, self.ema.decay)
 
-    def start_window(self, window: LogWindow = LogWindow()) -> None:
+    def start_window(self, window: LogWindow | None = None) -> None:
         """Starts the sums of a log line at zero, or at those of an interrupted run."""
+        window = window or LogWindow()
         self._tokens, self._flops, self._seconds = window.tokens, window.flops, window.seconds
         # Kept on the device until they are read, so that no step waits.
         self._losses = torch.tensor((window.loss, window.nll), device=self.device)
@@ -227,7 +201,8 @@ class Engine:
                 that another process computes. Building them here counts as time of the step.
 
         Raises:
-            DeviceError: If memory runs out or the model cannot be compiled.
+            OutOfMemoryError: If memory runs out, here or in another process; nothing is changed.
+            DeviceError: If the model cannot be compiled.
         """
         began = time.monotonic()
         micro_batches = list(micro_batches)
@@ -237,13 +212,7 @@ class Engine:
             group["lr"] = self.lr
         src_tokens = sum(batch.src_tokens for batch in micro_batches)
         tokens = sum(batch.tgt_tokens for batch in micro_batches)
-        losses = torch.zeros(2, device=self.device)
-        with closing(self._gradients(step, micro_batches, tokens)) as parts:
-            for micro_batch_losses, gradients in parts:
-                losses += micro_batch_losses
-                self._add_gradients(gradients)
-                del gradients  # before the next ones are computed
-        losses = self._sum_over_processes(losses)
+        losses = self._sum_over_processes(self._accumulate(step, micro_batches, tokens))
         is_finite = losses.isfinite().all()
         self._update_weights(step, is_finite)
         self._losses += torch.where(is_finite, losses, 0.0)
@@ -252,6 +221,35 @@ class Engine:
         per_src_token, per_tgt_token = self._flops_per_token
         self._flops += src_tokens * per_src_token + tokens * per_tgt_token
         self._seconds += time.monotonic() - began
+
+    def _accumulate(
+        self, step: int, micro_batches: Sequence[Batch | TokenCounts], tokens: int
+    ) -> Tensor:
+        """Adds up the gradients of this process's micro-batches; returns their losses, (2,)."""
+        losses, failure = torch.zeros(2, device=self.device), ""
+        try:
+            with closing(self._gradients(step, micro_batches, tokens)) as parts:
+                for micro_batch_losses, gradients in parts:
+                    losses += micro_batch_losses
+                    self._add_gradients(gradients)
+                    del gradients  # before the next ones are computed
+        except OutOfMemoryError as error:
+            failure = str(error)
+        # On CUDA this does not wait for the device: memory is allocated before kernels run.
+        if any(self._processes.max(bool(failure))):
+            self._drop_gradients()
+            reasons = enumerate(self._processes.gather(failure))
+            rank, reason = next((rank, reason) for rank, reason in reasons if reason)
+            where = f"process {rank}: " if self._processes.world_size > 1 else ""
+            raise OutOfMemoryError(where + reason)
+        return losses
+
+    def _drop_gradients(self) -> None:
+        """Frees what a step that ran out of memory has left."""
+        self.optimizer.zero_grad(set_to_none=True)
+        gc.collect()  # errors and the frames that they passed refer to each other
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()  # its blocks have the sizes of the larger micro-batches
 
     def _gradients(
         self, step: int, micro_batches: Sequence[Batch | TokenCounts], tokens: int
@@ -321,25 +319,24 @@ class Engine:
         self.skipped_steps += skipped
         self.nonfinite_in_row = (self.nonfinite_in_row + skipped) * skipped
 
-    def check_memory(self, largest: Batch, count: int) -> None:
+    def check_memory(self, micro_batches: Sequence[Batch], count: int) -> None:
         """Computes gradients with everything in memory that training needs; changes no weight.
 
         Args:
-            largest: The micro-batch that needs the most memory.
+            micro_batches: Those that need the most memory.
             count: Micro-batches of a step in this process; a CPU computes several at once.
 
         Raises:
-            DeviceError: If memory runs out or the model cannot be compiled.
+            OutOfMemoryError: If memory runs out, here or in another process.
         """
-        self._check_compilation(largest)
+        self._check_compilation(micro_batches[0])
         for parameter in self.model.parameters():
             parameter.grad = torch.zeros_like(parameter)
         skip_step_if(self.optimizer, torch.ones((), device=self.device))
         self.optimizer.step()  # allocates the moments, and changes nothing
         at_once = count_workers(count) if self.device.type == "cpu" else 1
-        parts = self._gradients(1, [largest] * at_once, largest.tgt_tokens)
-        losses = [losses for losses, _ in parts]
-        self._sum_over_processes(losses[0])
+        for micro_batch in micro_batches:
+            self._sum_over_processes(self._accumulate(1, [micro_batch] * at_once, 1))
         self.optimizer.zero_grad(set_to_none=True)
 
     def _check_compilation(self, batch: Batch) -> None:
@@ -351,6 +348,8 @@ class Engine:
             list(self._gradients(1, [batch], batch.tgt_tokens))
         except CompileError as error:
             failure = str(error)
+        except OutOfMemoryError:
+            pass  # found out again, by all processes together, when memory is checked
         self.optimizer.zero_grad(set_to_none=True)
         if any(self._processes.max(float(bool(failure)))):
             failure = failure or "torch.compile failed in another process"
@@ -392,8 +391,7 @@ class Engine:
         if not is_out_of_memory(error):
             return error
         (rows, src), tgt = micro_batch.src.shape, micro_batch.tgt_in.size(1)
-        return DeviceError(
-            f"out of memory on {self.device.type} with {rows} sentences of {src} source and"
-            f" {tgt} target tokens (train.micro_batch_tokens ="
-            f" {self.config.train.micro_batch_tokens}): {OUT_OF_MEMORY_ADVICE}"
+        return OutOfMemoryError(
+            f"out of memory on {self.device.type} with {rows} sentences of {src} source and {tgt}"
+            " target tokens"
         )

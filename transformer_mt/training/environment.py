@@ -14,6 +14,8 @@ from transformer_mt.version import __version__, describe_commit, source_digests
 
 COMPILE_FAILED = "failed"
 """Value of torch.compile in the environment of a run that continues without it."""
+CUT_BY = frozenset(("train.micro_batch_tokens", "device", "threads", "processes"))
+"""What decides the micro-batches of a step; if one of them has changed, their bound is not kept."""
 _SOURCES = source_digests()  # read while the code itself is being imported
 
 
@@ -43,15 +45,15 @@ def numeric_environment(engine: Engine, world_size: int) -> dict[str, str]:
 
 def reasons_against_bit_equality(
     checkpoint: Checkpoint, config: Config, environment: dict[str, str]
-) -> list[str]:
-    """Lists what makes a run resumed with this configuration and environment not bit-equal."""
+) -> dict[str, str]:
+    """Says, by name, what makes a run resumed with these not bit-equal to an uninterrupted one."""
     recorded = checkpoint.state.environment
     old, new = flat_values(checkpoint.config) | recorded, flat_values(config) | environment
     names = changed_keys(checkpoint.config, config, OnChange.ENDS_BIT_EQUALITY)
     names += [name for name in environment if name in recorded and old[name] != new[name]]
     reasons = {name: f"{name} (was {old[name]}, is {new[name]})" for name in names}
     reasons |= {name: f"the {name} has changed" for name in names if name in _SOURCES}
-    return list(reasons.values())
+    return reasons
 
 
 def describe_software() -> str:

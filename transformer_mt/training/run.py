@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from transformer_mt.checkpoints.checkpoint import STATE, TRAINING, Checkpoint, Progress
@@ -24,12 +23,12 @@ from transformer_mt.checkpoints.run_directory import (
     load_newest,
     write_description,
 )
-from transformer_mt.config.keys import Config, ModelConfig, flat_values
+from transformer_mt.config.keys import Config, flat_values
 from transformer_mt.config.loading import searched_folders
-from transformer_mt.errors import CheckpointError, ConfigError, DeviceError
+from transformer_mt.errors import CheckpointError, ConfigError
 from transformer_mt.evaluation.scoring import choose_metrics
 from transformer_mt.system.console import PACKAGE_LOGGER
-from transformer_mt.system.device import choose_device, choose_precision, total_memory
+from transformer_mt.system.device import choose_device, choose_precision
 from transformer_mt.system.files import locked, restore_replaced
 from transformer_mt.system.processes import ALONE, Processes, join_processes
 from transformer_mt.text.batching import Lengths
@@ -38,17 +37,17 @@ from transformer_mt.text.prepared import prepare
 from transformer_mt.training.engine import Engine
 from transformer_mt.training.environment import (
     COMPILE_FAILED,
+    CUT_BY,
     describe_software,
     numeric_environment,
     reasons_against_bit_equality,
 )
+from transformer_mt.training.memory import find_micro_batch_tokens, require_memory
 from transformer_mt.training.run_log import RunLog, require_tensorboard
 from transformer_mt.training.trainer import TENSOR_FILES, Trainer
 
 logger = logging.getLogger(__name__)
 
-_BYTES_PER_PARAMETER = 4 * 4
-"""Weight, gradient and Adam's two moments in float32."""
 _BINS = 40
 _TEXTS = {"corpus_digest": "training text", "valid_digest": "validation text"}
 
@@ -124,7 +123,7 @@ def build_trainer(
         checkpoint.require_config(config)
     choose_metrics(config.data.tgt_lang)  # a missing tokenizer shows before any work
     device = choose_device(config.train.device)
-    _require_memory(config.model, device)
+    require_memory(config.model, device)
     initial = checkpoint or (_initial_checkpoint(config) if processes.is_main else None)
     vocab = initial.vocab if initial else None
     previous = checkpoint.progress.precision if checkpoint else None
@@ -141,6 +140,10 @@ def build_trainer(
     _require_same_everywhere(progress, processes)
     sizes = corpus.vocab.src.size, corpus.vocab.tgt.size
     engine = Engine(config, *sizes, device, precision, processes, compile_failed)
+    limit = config.train.micro_batch_tokens
+    if limit == "auto":
+        limit = find_micro_batch_tokens(engine, processes)
+    progress = replace(progress, micro_batch_tokens=limit)
     if checkpoint:
         _warn_of_unused(checkpoint.config, config)
         _require_same_text(run_dir, checkpoint.progress, progress)
@@ -149,10 +152,12 @@ def build_trainer(
         if changes := reasons_against_bit_equality(checkpoint, config, environment):
             logger.warning(
                 "from here on the run is not bit-equal to an uninterrupted one: %s",
-                ", ".join(changes),
+                ", ".join(changes.values()),
             )
-        progress = _forget_missing_best(run_dir, checkpoint.progress)
-        progress = replace(progress, precision=precision)
+        resumed = _forget_missing_best(run_dir, checkpoint.progress)
+        if not resumed.micro_batch_tokens or not CUT_BY.isdisjoint(changes):
+            resumed = replace(resumed, micro_batch_tokens=limit, finer_step=0)
+        progress = replace(resumed, precision=precision)
     elif initial:
         engine.start_from(initial.build_model())
         step, digest = initial.progress.step, initial.digest
@@ -276,21 +281,6 @@ def require_writable(run_dir: Path) -> None:
     if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
         reason = "not writable" if nearest.is_dir() else "not a directory"
         raise CheckpointError(f"{nearest}: {reason}; name another --run directory")
-
-
-def _require_memory(config: ModelConfig, device: torch.device) -> None:
-    """Refuses a model whose layers alone need too much memory, before anything is allocated."""
-    attention, feed_forward = 4 * config.d_model**2, 2 * config.d_model * config.d_ff
-    parameters = config.encoder_layers * (attention + feed_forward)
-    parameters += config.decoder_layers * (2 * attention + feed_forward)
-    needed, available = _BYTES_PER_PARAMETER * parameters, total_memory(device)
-    if needed > available:
-        keys = ("d_model", "d_ff", "encoder_layers", "decoder_layers")
-        sizes = ", ".join(f"model.{key} = {getattr(config, key)}" for key in keys)
-        raise DeviceError(
-            f"{sizes}: the model needs at least {needed / 1e9:,.0f} GB to be trained, and this"
-            f" {device.type} device has {available / 1e9:,.0f} GB; choose smaller sizes"
-        )
 
 
 def _log_start(log: RunLog, trainer: Trainer, environment: dict[str, str]) -> None:

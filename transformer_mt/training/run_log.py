@@ -25,6 +25,40 @@ _DIGITS |= {"nll": 6, "perplexity": 4, "bleu": 4, "ema_bleu": 4}
 
 
 @dataclass(frozen=True)
+class LogWindow:
+    """Sums since the last log line.
+
+    Attributes:
+        loss: Label-smoothed loss of the steps where it was finite, in nats.
+        nll: Their loss without label smoothing.
+        tokens: Target tokens, including the `nonfinite_tokens` of steps whose loss was not finite.
+        flops: Floating-point operations that training on them needed.
+        seconds: Time spent in steps, including building their batches.
+    """
+
+    loss: float = 0.0
+    nll: float = 0.0
+    tokens: int = 0
+    flops: float = 0.0
+    seconds: float = 0.0
+    nonfinite_tokens: int = 0
+
+    @property
+    def mean_loss(self) -> float | None:
+        """Loss in nats per target token; None if no step had a finite loss."""
+        return self._per_token(self.loss)
+
+    @property
+    def mean_nll(self) -> float | None:
+        """Likewise without label smoothing."""
+        return self._per_token(self.nll)
+
+    def _per_token(self, nats: float) -> float | None:
+        tokens = self.tokens - self.nonfinite_tokens
+        return nats / tokens if tokens else None
+
+
+@dataclass(frozen=True)
 class TrainingMetrics:
     """The values in one line of metrics.jsonl, for the steps since the previous line.
 

@@ -163,13 +163,6 @@ text, and trains more steps of a narrower model. With a GPU: the usual sizes for
 base model with the pieces and steps of configs/wmt16-small.toml, then configs/wmt16-base.toml.
 """
 
-_GPU_MICRO_BATCHES = ((0, 2_048), (8e9, 4_096), (16e9, 8_192), (32e9, 16_384))
-"""Minimum bytes of memory, and the positions of a micro-batch with as many or more."""
-_CPU_MICRO_BATCHES = 4
-"""On a CPU, each thread computes its own micro-batch; narrow ones waste time."""
-_ROOM = 1.2
-"""Ratio of a micro-batch's padded positions to an equal part of the step's unpadded positions."""
-
 _MAX_LENGTHS = (64, 128, 256, 512)
 BYTES_PER_PIECE = 3
 """A low estimate for long lines: mean lengths are 3.4 to 4.7 bytes for German and English with
@@ -197,7 +190,6 @@ class Sizes:
     train_pairs: int
     vocab_size: int
     max_length: int
-    micro_batch_tokens: int
 
 
 def choose_sizes(text: TextStatistics, machine: Machine) -> Sizes:
@@ -213,7 +205,6 @@ def choose_sizes(text: TextStatistics, machine: Machine) -> Sizes:
         train_pairs=text.pairs - 2 * held_out,
         vocab_size=_choose_vocab_size(text, preset.vocab_size),
         max_length=max_length,
-        micro_batch_tokens=_choose_micro_batch(machine, preset.batch_tokens, max_length),
     )
 
 
@@ -227,10 +218,3 @@ def _choose_vocab_size(text: TextStatistics, usual_size: int) -> int:
     if text.characters > _MANY_CHARACTERS:
         usual_size += text.characters
     return min(usual_size, _SPECIAL_PIECES + text.characters + text.distinct_words // 2)
-
-
-def _choose_micro_batch(machine: Machine, batch_tokens: int, max_length: int) -> int:
-    if machine.gpu:
-        return max(size for memory, size in _GPU_MICRO_BATCHES if memory <= machine.memory)
-    parts = min(machine.threads, _CPU_MICRO_BATCHES)
-    return max(round(_ROOM * batch_tokens / parts), 2 * max_length)

@@ -19,8 +19,15 @@ from transformer_mt.checkpoints.checkpoint import (
     save_checkpoint,
 )
 from transformer_mt.checkpoints.run_directory import checkpoint_path, prune
-from transformer_mt.errors import CheckpointError, DataError, Interrupted, TrainingError
-from transformer_mt.system.device import compute_settings
+from transformer_mt.errors import (
+    CheckpointError,
+    DataError,
+    DeviceError,
+    Interrupted,
+    OutOfMemoryError,
+    TrainingError,
+)
+from transformer_mt.system.device import OUT_OF_MEMORY_ADVICE, compute_settings
 from transformer_mt.system.process_settings import StopRequest, catch_stop_signals
 from transformer_mt.system.processes import ALONE, Processes
 from transformer_mt.text.batching import (
@@ -29,7 +36,7 @@ from transformer_mt.text.batching import (
     TokenCounts,
     cut_micro_batches,
     deal_micro_batches,
-    largest_micro_batch,
+    most_demanding,
     padded_size,
     plan_epoch,
 )
@@ -39,7 +46,7 @@ from transformer_mt.text.sampling import EpochPairs
 from transformer_mt.training.engine import Engine
 from transformer_mt.training.environment import numeric_environment
 from transformer_mt.training.flops import measure_peak_flops
-from transformer_mt.training.idle_share import describe_idle_share
+from transformer_mt.training.memory import finer_limit
 from transformer_mt.training.run_log import RunLog, TrainingMetrics
 from transformer_mt.training.time_left import StepDisplay, reached_limit
 from transformer_mt.training.validation import Validator
@@ -152,13 +159,33 @@ class Trainer:
             )
         return steps
 
+    def describe_micro_batches(self) -> str:
+        """Tells how steps are cut."""
+        tokens, workers = self.progress.micro_batch_tokens, self.engine.workers
+        unit = "GPU" if self.engine.device.type == "cuda" else "CPU thread"
+        lowered = f", lowered at step {step}" if (step := self.progress.finer_step) else ""
+        return (
+            f"micro-batches of at most {tokens:,} positions{lowered}; {workers}"
+            f" {unit}{'s' * (workers != 1)}"
+        )
+
     def cut_step(self, step_pairs: Indices) -> list[Indices]:
         """Cuts the pairs of a step into those of its micro-batches."""
-        return cut_micro_batches(step_pairs, *self.lengths, self.config.train.micro_batch_tokens)
+        limit, workers = self.progress.micro_batch_tokens, self.engine.workers
+        return cut_micro_batches(step_pairs, *self.lengths, limit, workers)
 
     def train_step(self, step_pairs: Indices) -> None:
-        """Takes the next optimizer step on the given pairs, which the processes share."""
-        self.engine.train_step(self.progress.step + 1, self._micro_batches(step_pairs))
+        """Takes the next optimizer step on the given pairs, which the processes share.
+
+        If memory runs out, the step is cut finer and repeated, and so are all that follow.
+        """
+        while True:
+            try:
+                self.engine.train_step(self.progress.step + 1, self._micro_batches(step_pairs))
+                break
+            except OutOfMemoryError as error:
+                reason = str(error)
+            self._cut_finer(self.cut_step(step_pairs), reason)
         self.progress = replace(
             self.progress, step=self.progress.step + 1, epoch_step=self.progress.epoch_step + 1
         )
@@ -177,19 +204,37 @@ class Trainer:
         self.corpus.require_unchanged()  # the engine computes nothing before all are built
 
     def check_memory(self, steps: list[Indices]) -> None:
-        """Tries the largest micro-batch of an epoch's steps, so that DeviceError shows at once."""
-        tokens = self.config.train.micro_batch_tokens
-        largest = self.pairs.batch(largest_micro_batch(steps, *self.lengths, tokens))
+        """Tries the micro-batches of an epoch that need the most memory; cuts finer until they fit.
+
+        Raises DeviceError if a single pair does not fit.
+        """
         count = math.ceil(len(self.cut_step(steps[0])) / self._processes.world_size)
-        self.engine.check_memory(largest, count)
+        while True:
+            limit, workers = self.progress.micro_batch_tokens, self.engine.workers
+            trials = most_demanding(steps, *self.lengths, limit, workers)
+            try:
+                self.engine.check_memory([self.pairs.batch(trial) for trial in trials], count)
+                return
+            except OutOfMemoryError as error:
+                reason = str(error)
+            self._cut_finer(trials, reason)
+
+    def _cut_finer(self, micro_batches: list[Indices], reason: str) -> None:
+        """Lowers the bound on micro-batches, of which these need too much memory."""
+        limit, step = finer_limit(micro_batches, *self.lengths), self.progress.step
+        if not limit:
+            raise DeviceError(f"{reason}: {OUT_OF_MEMORY_ADVICE}")
+        # A run that begins has not taken a step with other micro-batches.
+        finer_step = step + 1 if step else 0
+        self.progress = replace(self.progress, micro_batch_tokens=limit, finer_step=finer_step)
+        since = f" from step {finer_step} on, which ends bit-equality" if finer_step else ""
+        logger.warning(f"{reason}; micro-batches have at most {limit:,} positions{since}")
 
     def _train_epochs(self) -> str:
         """Trains epoch after epoch; returns the limit that ends training."""
         steps = self.plan_epoch()
-        if (world_size := self._processes.world_size) > 1:
-            tokens = self.config.train.micro_batch_tokens
-            logger.info(describe_idle_share(steps, self.lengths, tokens, world_size))
         self.check_memory(steps)
+        logger.info(self.describe_micro_batches())
         self._peak_flops = measure_peak_flops(self.engine.device, self.engine.precision)
         with closing(StepDisplay(self.config, self.progress, self._seconds())) as self._display:
             while True:

@@ -1,0 +1,202 @@
+"""The bound on micro-batches: found at the start, lowered when memory runs out, kept on resume."""
+
+import os
+import subprocess
+import sys
+from contextlib import nullcontext
+from types import SimpleNamespace
+
+import pytest
+import torch
+from conftest import losses, tiny_config, tiny_values, write_toml
+from simulated_cuda import SimulatedCuda
+from test_engine import batch_from, build_engine
+
+from transformer_mt.checkpoints.run_directory import load_newest
+from transformer_mt.config.keys import Config, DataConfig
+from transformer_mt.errors import DeviceError
+from transformer_mt.system.processes import ALONE
+from transformer_mt.training import flops, memory
+from transformer_mt.training.engine import Engine
+from transformer_mt.training.run import train
+
+FEW = {
+    "model__d_model": 16,
+    "model__d_ff": 32,
+    "model__dropout": 0.0,
+    "data__valid": "validation[:3]",
+    "data__train": "train[:600]",
+}
+
+
+@pytest.mark.parametrize(
+    ("device", "workers", "gigabytes", "limit"),
+    [
+        ("cuda", 8, 8.5, 2048),
+        ("cuda", 8, 25.4, 16_384),
+        ("cuda", 1, 85.0, 65_536),
+        ("cpu", 1, 25.4, 8192),
+        ("cpu", 8, 25.4, 512),
+        ("cpu", 1, 2.0, 512),
+    ],
+)
+def test_the_bound_depends_on_the_machine_alone(monkeypatch, device, workers, gigabytes, limit):
+    """On its total memory, on a CPU also on its threads; a pair of the longest always fits.
+
+    The model is the paper's base. Sabotage: take the memory that is free; let each worker of a CPU
+    have all; forget the logits.
+    """
+    monkeypatch.setattr(memory, "total_memory", lambda device: int(gigabytes * 1e9))
+    model = SimpleNamespace(
+        parameters=lambda: [torch.empty(63_100_000, device="meta")],
+        output_weight=torch.empty(37_000, 512, device="meta"),
+    )
+    config = Config(data=DataConfig(path="text"))
+    engine = SimpleNamespace(
+        config=config, model=model, device=torch.device(device), workers=workers
+    )
+    assert memory.find_micro_batch_tokens(engine, ALONE) == limit > config.data.max_length
+
+
+@pytest.mark.parametrize("norm", ["post", "pre"])
+def test_the_estimate_is_what_the_backward_pass_keeps(corpus_dir, prepared, norm):
+    """Of a micro-batch, without what keeps the weights. Sabotage: forget the decoder."""
+    sizes = {"model__d_model": 256, "model__d_ff": 1024, "model__encoder_layers": 2}
+    engine = build_engine(tiny_config(corpus_dir, model__norm=norm, **sizes), prepared)
+    batch = batch_from(prepared, 0)
+    rows, kept = len(batch.src), {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.numel() and tensor.size(0) % rows == 0 and not tensor.is_leaf:
+            kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        graph = engine.model.decoder_output(batch.src, batch.tgt_in)
+    positions = (batch.src.numel() + batch.tgt_in.numel()) / 2
+    assert graph.requires_grad
+    estimate = positions * memory.bytes_per_position(engine.config.model)
+    assert 0.7 * estimate < sum(kept.values()) < 1.3 * estimate
+
+
+def limit_memory(monkeypatch, first_step: int, positions: int, error: Exception) -> list[int]:
+    """Lets memory run out, from a step on, with larger micro-batches; gives the sizes computed."""
+    sizes, step_of, real_step, real_loss = [], [0], Engine.train_step, Engine._loss
+
+    def train_step(self, step, micro_batches) -> None:
+        step_of[0] = step
+        real_step(self, step, micro_batches)
+
+    def loss(self, batch):
+        size = len(batch.src) * max(batch.src.size(1), batch.tgt_in.size(1))
+        if step_of[0] >= first_step and size > positions:
+            raise error
+        sizes.append(size)
+        return real_loss(self, batch)
+
+    monkeypatch.setattr(Engine, "train_step", train_step)
+    monkeypatch.setattr(Engine, "_loss", loss)
+    return sizes
+
+
+@pytest.mark.parametrize(
+    ("device", "error"),
+    [("cpu", MemoryError()), ("cuda", torch.OutOfMemoryError("CUDA out of memory"))],
+)
+def test_a_step_for_which_memory_runs_out_is_repeated(
+    corpus_dir, tmp_path, monkeypatch, caplog, device, error
+):
+    """It is cut finer, nothing of the attempt is applied, and training goes on; a resumed run, too.
+
+    Sabotage: keep the gradients of the attempt; count it as a step; do not keep the bound.
+    """
+    monkeypatch.setitem(flops._SIZES, "cuda", 32)
+    freed: list[int] = []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: freed.append(1))
+    changes = {"train__device": device, "train__compile": False, **FEW}
+    for name, steps in (("enough", 8), ("little", 5), ("little", 8)):
+        with (
+            monkeypatch.context() as patch,
+            SimulatedCuda() if device == "cuda" else nullcontext(),
+        ):
+            limited = name == "little" and steps == 5
+            sizes = limit_memory(patch, 3 if limited else 100, 100, error)
+            config = tiny_config(corpus_dir, train__max_steps=steps, **changes)
+            progress = train(config, tmp_path / name)
+        assert progress.step == steps
+    assert losses(tmp_path / "little") == pytest.approx(losses(tmp_path / "enough"), rel=1e-4)
+    assert (progress.micro_batch_tokens, progress.finer_step) == (64, 3)
+    assert load_newest(tmp_path / "little").progress == progress and max(sizes) <= 64
+    warnings = [text for text in caplog.messages if text.startswith(f"out of memory on {device}")]
+    assert warnings[-1].endswith(
+        "; micro-batches have at most 64 positions from step 3 on, which ends bit-equality"
+    )
+    log = (tmp_path / "little" / "train.log").read_text()
+    assert log.count(f" warning: {warnings[-1]}\n") == 1
+    assert log.count(" micro-batches of at most 64 positions, lowered at step 3; 1 ") == 1
+    assert bool(freed) == (device == "cuda")
+
+
+def test_what_fits_is_tried_at_the_start(corpus_dir, tmp_path, monkeypatch, caplog):
+    """The first step has the bound that fits; two starts find the same; a pair must fit.
+
+    Sabotage: try no micro-batch; begin with half the bound.
+    """
+    found = []
+    for name in ("first", "second"):
+        with monkeypatch.context() as patch:
+            sizes = limit_memory(patch, 0, 100, MemoryError())
+            found.append(train(tiny_config(corpus_dir, train__max_steps=1, **FEW), tmp_path / name))
+        assert max(sizes) <= 64
+    assert found[0].micro_batch_tokens == found[1].micro_batch_tokens == 64
+    assert found[0].finer_step == 0 and "bit-equality" not in caplog.text
+    limit_memory(monkeypatch, 0, 2, MemoryError())
+    message = r"out of memory on cpu with 1 sentences of .*: to train, choose a smaller model or"
+    with pytest.raises(DeviceError, match=message):
+        train(tiny_config(corpus_dir, **FEW), tmp_path / "third")
+
+
+@pytest.mark.parametrize(("limit", "threads"), [(300, 0), ("auto", 1)])
+def test_other_workers_or_another_key_replace_what_was_found(corpus_dir, tmp_path, limit, threads):
+    """The key is obeyed, or memory decides again. Sabotage: keep the bound whatever changes."""
+    config = tiny_config(corpus_dir, train__max_steps=1, train__micro_batch_tokens=200, **FEW)
+    assert train(config, tmp_path / "run").micro_batch_tokens == 200
+    torch.set_num_threads(torch.get_num_threads() + threads)
+    changes = {"train__max_steps": 2, "train__micro_batch_tokens": limit, **FEW}
+    progress = train(tiny_config(corpus_dir, **changes), tmp_path / "run")
+    assert progress.micro_batch_tokens == limit or progress.micro_batch_tokens > 1000
+
+
+LIMITED = """
+import resource
+from transformer_mt.cli.program import main
+from transformer_mt.training.engine import Engine
+
+real = Engine.train_step
+
+def train_step(self, step, micro_batches):
+    if step == 3 and resource.getrlimit(resource.RLIMIT_AS)[0] == resource.RLIM_INFINITY:
+        with open("/proc/self/statm") as file:
+            used = int(file.read().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (used + 400 * 2**20, resource.RLIM_INFINITY))
+    real(self, step, micro_batches)
+
+Engine.train_step = train_step
+main()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_an_address_space_that_becomes_too_small(corpus_dir, tmp_path):
+    """The same with real memory: step 3 finds 400 MB. Sabotage: do not catch the error."""
+    changes = {**FEW, "model__d_ff": 12_000, "train__batch_tokens": 4000, "train__max_steps": 4}
+    values = tiny_values(corpus_dir, **changes)
+    config, run = write_toml(tmp_path / "tiny.toml", values), tmp_path / "run"
+    command = [sys.executable, "-c", LIMITED, "train", str(config), "--run", str(run)]
+    environment = {**os.environ, "MALLOC_ARENA_MAX": "1"}  # threads reserve no 64 MB each
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert "warning: out of memory on cpu with " in done.stderr
+    progress = load_newest(run).progress
+    assert (progress.step, progress.finer_step) == (4, 3) and progress.micro_batch_tokens < 2000
