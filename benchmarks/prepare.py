@@ -172,7 +172,6 @@ def main(
         "data.min_letters": 0.5,
         "data.max_length_ratio": 4.0,
         "train.batch_tokens": 200,
-        "train.micro_batch_tokens": 512,
         "train.log_every": 1,
         "train.precision": "fp32",
     }

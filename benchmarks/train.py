@@ -43,6 +43,7 @@ from transformer_mt.config.keys import Config
 from transformer_mt.config.loading import load_config
 from transformer_mt.errors import DeviceError
 from transformer_mt.system.device import choose_device, compute_settings, supports
+from transformer_mt.system.processes import ALONE
 from transformer_mt.text.batching import (
     EncodedLines,
     EncodedPairs,
@@ -53,6 +54,7 @@ from transformer_mt.text.batching import (
 from transformer_mt.text.prepared import prepare
 from transformer_mt.training.engine import Engine
 from transformer_mt.training.flops import flops_per_token, measure_peak_flops
+from transformer_mt.training.memory import find_micro_batch_tokens
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 PAPER = {"d_model": 512, "d_ff": 2048, "n_heads": 8, "encoder_layers": 6, "decoder_layers": 6}
@@ -122,15 +124,15 @@ class Contender:
         }
 
 
-def ours(task: Task, precision: str, micro_batch_tokens: int, fuse: bool) -> Step:
-    """Gives a step of our training."""
+def ours(task: Task, precision: str, limit: int | None, fuse: bool) -> Step:
+    """Gives a step of our training, with a bound on micro-batches or what is found for it."""
     train = task.config.train.model_copy(update={"compile": fuse})
     config = task.config.model_copy(update={"train": train})
     engine = Engine(config, task.vocab, task.vocab, task.device, precision)
-    steps = task.plan()
+    steps, limit = task.plan(), limit or find_micro_batch_tokens(engine, ALONE)
 
     def step(i: int) -> tuple[int, int]:
-        parts = cut_micro_batches(steps[i], *task.pairs.lengths, micro_batch_tokens)
+        parts = cut_micro_batches(steps[i], *task.pairs.lengths, limit, engine.workers)
         batches = [task.pairs.batch(part) for part in parts]
         with compute_settings(task.device, tf32=True):
             engine.train_step(i + 1, batches)
@@ -142,14 +144,13 @@ def ours(task: Task, precision: str, micro_batch_tokens: int, fuse: bool) -> Ste
 
 def our_sides(task: Task) -> list[Contender]:
     """Gives ours in each precision; on a GPU also in eager mode and in little memory."""
-    micro = task.config.train.micro_batch_tokens
     sides = []
     for precision in ("bf16", "fp32"):
         if supports(precision, task.device):
-            make = lambda p=precision: ours(task, p, micro, True)  # noqa: E731
+            make = lambda p=precision: ours(task, p, None, True)  # noqa: E731
             sides.append(Contender(f"ours, {precision}", precision, make))
     if task.device.type == "cuda":
-        sides.append(Contender("eager", "bf16", lambda: ours(task, "bf16", micro, False)))
+        sides.append(Contender("eager", "bf16", lambda: ours(task, "bf16", None, False)))
         for size in (2 * task.config.train.batch_tokens, 4096, 2048):
             name = f"micro-batches of {size}"
             make = lambda s=size: ours(task, "bf16", s, True)  # noqa: E731

@@ -1,9 +1,9 @@
 """Runs the program with a fault in one process: `faulty_process.py FAULT RANK STEP ARGUMENTS...`.
 
-Faults, all in that process at that step: `memory` runs out; `nan` in the loss from then on; `kill`
-is SIGKILL, and `stop` SIGSTOP, of the process. Whatever the step: `disk` is a disk that is full
-from the start; `device` a device that is missing; `absent` a checkpoint that is not on this
-machine; `decode` is too little memory for translating.
+Faults, all in that process at that step: `memory` runs out with more than 64 positions; `nan` in
+the loss from then on; `kill` is SIGKILL, and `stop` SIGSTOP, of the process. Whatever the step:
+`disk` is a disk that is full from the start; `device` a device that is missing; `absent` a
+checkpoint that is not on this machine; `decode` is too little memory for translating.
 """
 
 import errno
@@ -57,7 +57,8 @@ def break_engine(fault: str, at_step: int) -> None:
     signals = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
 
     def loss(engine, batch):
-        if engine.current_step == at_step and fault == "memory":
+        size = len(batch.src) * max(batch.src.size(1), batch.tgt_in.size(1))
+        if engine.current_step == at_step and fault == "memory" and size > 64:
             raise MemoryError
         loss, nll = compute_loss(engine, batch)
         is_nan = fault == "nan" and engine.current_step >= at_step
