@@ -1,6 +1,5 @@
 """A corpus to copy, a model that has learned to copy it, and ways to run the program."""
 
-import json
 import logging
 import os
 import random
@@ -26,7 +25,7 @@ from transformer_mt.config.keys import Config
 from transformer_mt.config.loading import parse_config
 from transformer_mt.model.transformer import Transformer
 from transformer_mt.system.console import PACKAGE_LOGGER
-from transformer_mt.system.files import read_manifest, sha256, write_manifest
+from transformer_mt.system.files import parse_json, read_manifest, sha256, write_manifest
 from transformer_mt.text.prepared import PreparedCorpus, prepare
 from transformer_mt.training.run import train
 
@@ -118,15 +117,11 @@ def write_toml(path: Path, values: dict[str, dict[str, object]]) -> Path:
     return path
 
 
-def records(run_dir: Path, kind: str) -> list[dict[str, Any]]:
-    """Reads the metrics of a kind; values that JSON does not have are an error."""
-
-    def refuse(constant: str) -> None:
-        raise ValueError(f"{constant} is not JSON")
-
-    lines = (run_dir / "metrics.jsonl").read_text().splitlines()
-    parsed = [json.loads(line, parse_constant=refuse) for line in lines]
-    return [record for record in parsed if record["kind"] == kind]
+def records(run_dir: Path, kind: str | None = None) -> list[dict[str, Any]]:
+    """Reads the metrics, of a kind or all, up to a line that a killed process began."""
+    lines = (run_dir / "metrics.jsonl").read_text().splitlines(keepends=True)
+    whole = [parse_json(line) for line in lines if line.endswith("\n")]
+    return [record for record in whole if kind in (None, record["kind"])]
 
 
 def losses(run_dir: Path) -> list[float]:

@@ -1,6 +1,5 @@
 """Starts the program under torchrun, and compares what it trained."""
 
-import json
 import os
 import re
 import socket
@@ -11,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
+import conftest
 import torch
 from conftest import tiny_values, write_copy_corpus, write_toml
 
@@ -21,6 +21,13 @@ FAULTY = Path(__file__).parent / "training" / "faulty_process.py"
 STOP_AT = Path(__file__).parent / "reliability" / "stop_at.py"
 PROGRAM = ("-m", "--", "transformer_mt")
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+
+
+def free_port() -> int:
+    """Gives a port that nothing listens on."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
 
 
 def with_chunks_of(lines: int) -> tuple[str, ...]:
@@ -40,9 +47,7 @@ def start(
         program: What torchrun starts.
         streams: Files for stdin and stdout.
     """
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
+    port = free_port()
     address = ("--master-addr", "127.0.0.1", "--master-port", port)
     words = ("--nproc-per-node", world_size, *address, *options, *program, *arguments)
     return subprocess.Popen(
@@ -159,12 +164,9 @@ def assert_close(run_dir: Path, other: Path) -> None:
 
 
 def records(run_dir: Path, kind: str | None = None) -> list[dict[str, object]]:
-    """Reads the metrics, wall times aside, up to a line that a killed process began."""
-    lines = (run_dir / "metrics.jsonl").read_text().splitlines(keepends=True)
+    """Reads the metrics, wall times aside."""
     timed = ("seconds", "tokens_per_second", "mfu")
-    whole = (json.loads(line) for line in lines if line.endswith("\n"))
     return [
         {key: value for key, value in record.items() if key not in timed}
-        for record in whole
-        if kind in (None, record["kind"])
+        for record in conftest.records(run_dir, kind)
     ]

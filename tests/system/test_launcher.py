@@ -13,18 +13,13 @@ from pathlib import Path
 import fork_server
 import pytest
 from conftest import command, tiny_values, write_toml
+from launch import free_port
 
 from transformer_mt.system import launcher, processes
 
 SCENARIO = Path(__file__).parent / "joined_process.py"
 LOST = "error: another process has ended or is unreachable; run the same command again\n"
 DOCUMENTATION = Path(__file__).parents[2] / "docs" / "scaling.md"
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
 
 
 def launched(port: int, rank: int = 0) -> dict[str, str]:

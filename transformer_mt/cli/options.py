@@ -38,11 +38,7 @@ RunArgument = Annotated[
 ]
 SetOption = Annotated[
     list[str] | None,
-    option(
-        "KEY=VALUE",
-        "Override a key; may be repeated. `transformer-mt config` lists the keys.",
-        "--set",
-    ),
+    option("KEY=VALUE", "Override a key of `transformer-mt config`; may be repeated.", "--set"),
 ]
 BeamOption = Annotated[int, search_option("N", "Beam size; 1 is greedy search.", min=1)]
 PenaltyOption = Annotated[
@@ -76,9 +72,7 @@ BatchOption = Annotated[
 ]
 LengthOption = Annotated[
     int | None,
-    search_option(
-        "N", "Pieces after which text is split. Default: by the length of the training text.", min=1
-    ),
+    search_option("N", "Pieces after which text is split. Default: from the training text.", min=1),
 ]
 DeviceOption = Annotated[Device, search_option("[auto|cpu|cuda]", "Where to translate.")]
 QuantizationOption = Annotated[
@@ -90,8 +84,6 @@ QuantizationOption = Annotated[
 ]
 RawOption = Annotated[
     bool,
-    flag(
-        "Use the trained weights, not their moving average if there is one.", "--raw", group=SEARCH
-    ),
+    flag("Use the trained weights, not their moving average.", "--raw", group=SEARCH),
 ]
 QuietOption = Annotated[bool, flag("Only warnings and errors on stderr.", "-q", "--quiet")]
