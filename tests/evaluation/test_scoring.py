@@ -57,23 +57,23 @@ CHINESE = ["他昨天去了北京。", "我们明天一起吃晚饭吧。"]
 CHINESE_REFERENCES = ["他昨天去北京了。", "我们明天一起吃晚饭吧!"]
 
 
-@pytest.mark.parametrize("language", ["zh", "zh_CN", "ZH"])
-def test_bleu_splits_text_as_sacrebleu_does_for_the_language(tmp_path, language):
+def test_bleu_splits_text_as_sacrebleu_does_for_the_language(tmp_path):
     """Chinese as `sacrebleu -l en-zh`, also in a comparison; `tokenizer` overrides the language.
 
     Sabotage: use 13a for all languages.
     """
-    [bleu, _] = metrics = choose_metrics(language)
-    score = corpus_score(CHINESE, [CHINESE_REFERENCES], bleu)
+    for language in ("zh_CN", "ZH", "zh"):
+        [bleu, _] = metrics = choose_metrics(language)
+        score = corpus_score(CHINESE, [CHINESE_REFERENCES], bleu)
+        assert "|tok:zh|" in score.signature and score.tokenizer == "zh"
     for name, lines in (("hyp", CHINESE), ("ref", CHINESE_REFERENCES)):
         (tmp_path / name).write_text("".join(f"{line}\n" for line in lines))
     tool = [sys.executable, "-m", "sacrebleu", "ref", "-i", "hyp", "-l", "en-zh", "-b", "-w", "10"]
     printed = subprocess.check_output(tool, cwd=tmp_path, text=True)
     assert round(score.value, 10) == float(printed) > 50
-    assert "|tok:zh|" in score.signature and score.tokenizer == "zh"
     [difference, _] = paired_bootstrap(CHINESE, CHINESE, [CHINESE_REFERENCES], metrics)
     assert difference.value == score.value and "|tok:zh|" in difference.signature
-    by_words = corpus_score(CHINESE, [CHINESE_REFERENCES], choose_metrics(language, "13a")[0])
+    by_words = corpus_score(CHINESE, [CHINESE_REFERENCES], choose_metrics("zh", "13a")[0])
     assert by_words.value < 1 and by_words.tokenizer == "13a"
 
 

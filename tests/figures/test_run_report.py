@@ -14,10 +14,8 @@ from drawn import overlapping
 from transformer_mt.checkpoints.evaluations import read_evaluations
 from transformer_mt.checkpoints.run_directory import find_checkpoint, list_checkpoints, load_newest
 from transformer_mt.cli.program import main
-from transformer_mt.config.keys import SplitFiles, flat_values
 from transformer_mt.errors import CheckpointError
 from transformer_mt.evaluation.scoring import sentence_chrf
-from transformer_mt.figures import report
 from transformer_mt.figures.metrics import RunMetrics, read_metrics
 from transformer_mt.figures.report import build_report
 from transformer_mt.figures.training import PANELS, lengths_figure, training_figure
@@ -49,6 +47,7 @@ def run(corpus_dir, tmp_path_factory) -> Path:
         data__train="train[:600]",
         data__drop_identical=False,
         data__max_length=10,
+        data__test={"src": str(corpus_dir / "test.de"), "tgt": "test.en"},
     )
     train(config, run_dir)
     folder = tmp_path_factory.mktemp("text")
@@ -88,6 +87,7 @@ def test_the_page_is_whole_and_needs_no_network(html, run):
     text = visible(html)
     assert "<script>alert(1)</script>" in text and "run<b>" in text
     assert str(run.parents[1]) not in text
+    assert 'data.test { src = "test.de", tgt = "test.en" }' in text
 
 
 def test_what_it_shows_is_what_the_run_recorded(run, html):
@@ -204,15 +204,6 @@ def test_an_edited_description_is_named(run, tmp_path):
         with pytest.raises(CheckpointError, match=r"run\.json: damaged .*resume the run") as error:
             build_report(tmp_path)
         assert "\n" not in str(error.value)
-
-
-def test_files_of_the_text_are_shown_without_their_folders(run, monkeypatch):
-    """Sabotage: show values as they are."""
-    files = SplitFiles(src='/home/me/a"b/c.de', tgt="/srv/c.en")
-    change = {"data.train": ["one", files]}
-    monkeypatch.setattr(report, "flat_values", lambda config: flat_values(config) | change)
-    monkeypatch.setattr(report, "read_evaluations", lambda folders: [])
-    assert 'data.train ["one", { src = "c.de", tgt = "c.en" }]' in report_text(run)
 
 
 def test_what_is_no_run(run, tmp_path, call):

@@ -5,7 +5,7 @@ import math
 from pathlib import Path
 
 import pytest
-from conftest import assert_one_error
+from conftest import HOSTILE_JSON, assert_one_error
 from drawn import overlapping
 
 from transformer_mt.cli.figures import PanelName
@@ -150,12 +150,12 @@ def test_what_is_missing_is_said(tmp_path):
         ("not JSON\n", "line 1: damaged"),
         ('{"kind": "train", "step": 1, "seconds": 1, "loss": "x"}\n', "line 1: damaged"),
         ('{"kind": "other", "step": 1, "seconds": 1}\n', "line 1: damaged"),
-        ('{"kind": "train", "step": null, "seconds": 1}\n', "line 1: damaged"),
         ('{"kind": "train", "step": 1}\n', "line 1: damaged"),
         ("[1]\n", "line 1: damaged"),
-        ('{"kind": "train", "step": 1, "seconds": 1, "loss": 1e999}\n', "line 1: damaged"),
-        (f'{{"kind": "train", "step": {"4" * 400}, "seconds": 1}}\n', "line 1: damaged"),
-        ("[" * 9999 + "\n", "line 1: damaged"),
+        *(
+            (f'{{"kind": "train", "seconds": 1, "step": {bad}}}\n', "line 1: damaged")
+            for bad in HOSTILE_JSON
+        ),
     ],
 )
 def test_damaged_metrics_are_named(tmp_path, content, message):

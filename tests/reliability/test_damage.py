@@ -1,12 +1,11 @@
 """Damaged checkpoints: never loaded as good, always named."""
 
-import json
 import pickle
 import shutil
 from pathlib import Path
 
 import pytest
-from conftest import replace_file, tiny_config
+from conftest import equal, replace_file, tiny_config
 
 from transformer_mt.checkpoints.checkpoint import load_checkpoint
 from transformer_mt.checkpoints.run_directory import list_checkpoints, load_newest
@@ -45,18 +44,10 @@ def flip(path: Path, place: int) -> None:
     path.write_bytes(raw)
 
 
-def change_digit(path: Path) -> None:
-    """Changes the first digit of a JSON file, so that it stays JSON; of another file any byte."""
-    raw = path.read_bytes()
-    flip(path, next((i for i, byte in enumerate(raw) if byte in b"2345678"), 0))
-    assert path.suffix != ".json" or json.loads(path.read_bytes())
-
-
 DAMAGE = {
     "first byte": lambda path: flip(path, 0),
     "middle byte": lambda path: flip(path, path.stat().st_size // 2),
     "last byte": lambda path: flip(path, -1),
-    "digit": change_digit,
     "empty": lambda path: path.write_bytes(b""),
     "without its end": lambda path: path.write_bytes(path.read_bytes()[:-1]),
     "longer": lambda path: path.write_bytes(path.read_bytes() + b"\0"),
@@ -103,10 +94,8 @@ def test_a_file_that_nobody_vouches_for_is_not_read(run_dir):
     files = read_manifest(path)
     del files["ema.safetensors"]
     write_manifest(path, files)
-    checkpoint = load_checkpoint(path)
-    raw, slipped = checkpoint.build_model(raw=True), checkpoint.build_model()
-    for one, other in zip(raw.parameters(), slipped.parameters(), strict=True):
-        assert one.equal(other)
+    raw, slipped = (load_checkpoint(path).build_model(raw).state_dict() for raw in (True, False))
+    assert equal(raw, slipped)
 
 
 class Bomb:
@@ -141,12 +130,11 @@ def test_a_genuine_manifest_makes_no_file_safe(run_dir, name, raw):
     assert name in str(error.value) or str(path) in str(error.value)
 
 
-@pytest.mark.parametrize("name", ["state.json", "config.json"])
-def test_json_of_an_absurd_size_is_not_read(run_dir, name):
+def test_json_of_an_absurd_size_is_not_read(run_dir):
     """Although it is good but for a million spaces. Sabotage: no limit on the size."""
     path = list_checkpoints(run_dir)[0]
-    replace_file(path, name, (path / name).read_bytes() + b" " * 2**20)
-    with pytest.raises(CheckpointError, match=rf"{name}: damaged \(\d+ bytes\)"):
+    replace_file(path, "state.json", (path / "state.json").read_bytes() + b" " * 2**20)
+    with pytest.raises(CheckpointError, match=r"state.json: damaged \(\d+ bytes\)"):
         load_checkpoint(path)
 
 
