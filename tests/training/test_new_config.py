@@ -16,7 +16,7 @@ from transformer_mt.config.keys import Config
 from transformer_mt.config.loading import load_config
 from transformer_mt.text.corpus import load_split
 from transformer_mt.training import new_config
-from transformer_mt.training.sizes import Machine, measure_text
+from transformer_mt.training.sizes import measure_text
 
 PAIRS = [(f"{line} ä", f"{line} b") for line in copy_lines(300, 1)]
 
@@ -75,7 +75,8 @@ def test_a_machine_for_much_text(work, monkeypatch, gpu):
     """On a CPU it says what a GPU would train. Sabotage: name the row that was chosen."""
     text = replace(measure_text(PAIRS), pairs=3_000_000)
     monkeypatch.setattr(new_config, "measure_text", lambda pairs: text)
-    monkeypatch.setattr(new_config, "this_machine", lambda: Machine(3, int(40e9), gpu))
+    machine = (gpu or "3 CPU threads", gpu is not None)
+    monkeypatch.setattr(new_config, "this_machine", lambda: machine)
     new_config.write_config(Path("new"), Path("text.de"), Path("text.en"))
     model, words = load_config(Path("new.toml")).model, read_words()
     assert f"Machine: {gpu or '3 CPU threads'}" in words and "too little" not in words

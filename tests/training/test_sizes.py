@@ -1,16 +1,17 @@
 """What is counted of a text, and the sizes that are chosen for it and a machine."""
 
+import re
 import tomllib
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from simulated_cuda import SimulatedCuda
 
 from transformer_mt.config.keys import VocabConfig
 from transformer_mt.text.vocabulary import train_vocabulary
 from transformer_mt.training.sizes import (
-    Machine,
     TextStatistics,
     choose_sizes,
     measure_text,
@@ -18,8 +19,7 @@ from transformer_mt.training.sizes import (
 )
 
 CONFIGS = Path(__file__).parents[2] / "configs"
-CPU = Machine(threads=2, memory=int(25e9))
-GPU = Machine(threads=16, memory=int(80e9), gpu="a GPU")
+CPU, GPU = False, True
 
 
 def text_of(pairs: int, longest: int = 300) -> TextStatistics:
@@ -96,11 +96,12 @@ def test_a_vocabulary_of_that_size_can_be_learned(name):
 
 
 def test_this_machine():
-    """Threads and memory are those that training has."""
-    machine = this_machine()
-    assert machine.threads >= 1 and machine.memory > 1e9
-    assert str(Machine(1, int(8e9))) == "1 CPU thread, 8.0 GB of memory, no GPU"
-    assert str(Machine(8, int(24e9), "A100")) == "A100 with 24.0 GB of memory"
+    """Threads and memory are those that training has; a GPU is named."""
+    description, has_gpu = this_machine()
+    assert re.fullmatch(r"[1-9]\d* CPU threads?, \d+\.\d GB of memory, no GPU", description)
+    assert not has_gpu
+    with SimulatedCuda():
+        assert this_machine() == ("simulated with 1000.0 GB of memory", True)
 
 
 PAIRS = [("ein Haus", "a house"), ("", "no source"), ("Grüße an Ögedei Ä", "a b"), ("a", "a")]

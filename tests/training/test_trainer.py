@@ -352,23 +352,6 @@ def test_a_run_that_is_no_longer_there(
     assert moved.exists() == (fate != "deleted") and not list_checkpoints(moved)
 
 
-def test_memory_is_checked_with_the_largest_batch(corpus_dir, tmp_path, scores, monkeypatch):
-    """Once, before the first step. Sabotage: check any batches, or every epoch."""
-    scores += [1.0, 1.0]
-    checks: list[tuple[int, int]] = []
-
-    def check_memory(self, batches, count) -> None:
-        assert len(batches) == 3
-        largest = batches[0]
-        checks.append((largest.src.numel() + largest.tgt_in.numel(), self.read_window().tokens))
-
-    monkeypatch.setattr(Engine, "check_memory", check_memory)
-    changes = {"data__train": "train[:40]", "vocab__size": 288, "train__max_epochs": 2}
-    train(build_config(corpus_dir, train__micro_batch_tokens=100, **changes), tmp_path / "run")
-    [(positions, tokens_before)] = checks
-    assert 100 < positions <= 200 and tokens_before == 0
-
-
 def test_a_run_that_diverges(corpus_dir, tmp_path, monkeypatch):
     """Its first step makes the weights absurd; it is stopped and resumed once.
 

@@ -4,7 +4,6 @@ import logging
 import re
 import shlex
 import textwrap
-from dataclasses import replace
 from importlib import resources
 from os.path import relpath
 from pathlib import Path
@@ -23,7 +22,6 @@ from transformer_mt.training.sizes import (
     BYTES_PER_PIECE,
     COVERED,
     MIN_PAIRS,
-    Machine,
     TextStatistics,
     choose_sizes,
     measure_text,
@@ -81,9 +79,9 @@ def write_config(
             )
     text = _measure(src, tgt)
     warnings = _warn(src, tgt, text)
-    machine = this_machine()
+    machine, has_gpu = this_machine()
     data = DataConfig(path=folder, src_lang=src_lang, tgt_lang=tgt_lang)
-    content = _fill_in(data, files, _next_commands(path), text, warnings, machine)
+    content = _fill_in(data, files, _next_commands(path), text, warnings, machine, has_gpu)
     with atomic_file(path) as file:
         file.write(content.encode())
     logger.info("wrote %s for %s pairs on %s", path, f"{text.pairs:,}", machine)
@@ -157,13 +155,14 @@ def _fill_in(
     commands: list[str],
     text: TextStatistics,
     warnings: str,
-    machine: Machine,
+    machine: str,
+    has_gpu: bool,
 ) -> str:
     """Fills in the template, `new_config.toml`."""
     template = resources.files(__package__).joinpath("new_config.toml").read_text(encoding="utf-8")
-    sizes = choose_sizes(text, machine)
+    sizes = choose_sizes(text, has_gpu)
     preset, held_out = sizes.preset, sizes.held_out
-    best = choose_sizes(text, replace(machine, gpu="a GPU")).preset
+    best = choose_sizes(text, has_gpu=True).preset
     on_a_gpu = ""
     if preset != best:
         on_a_gpu = (

@@ -23,31 +23,17 @@ MIN_PAIRS = 20
 """With fewer pairs, one twentieth of them is less than one pair."""
 
 
-@dataclass(frozen=True)
-class Machine:
-    """Threads of PyTorch, bytes of memory (the GPU's if there is one) and name of the GPU."""
-
-    threads: int
-    memory: int
-    gpu: str | None = None
-
-    def __str__(self) -> str:
-        """Describes the machine in a few words."""
-        memory = f"{self.memory / 1e9:.1f} GB of memory"
-        if self.gpu:
-            return f"{self.gpu} with {memory}"
-        return f"{self.threads} CPU thread{'s' * (self.threads != 1)}, {memory}, no GPU"
-
-
-def this_machine() -> Machine:
-    """Finds what `train.device = "auto"` would use."""
+def this_machine() -> tuple[str, bool]:
+    """Describes what `train.device = "auto"` would use, and tells whether it is a GPU."""
     import torch  # takes seconds, and a mistake in the arguments of `init` should show at once
 
     from transformer_mt.system.device import choose_device, total_memory
 
-    device = choose_device("auto")
-    gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else None
-    return Machine(torch.get_num_threads(), total_memory(device), gpu)
+    device, threads = choose_device("auto"), torch.get_num_threads()
+    memory = f"{total_memory(device) / 1e9:.1f} GB of memory"
+    if device.type == "cuda":
+        return f"{torch.cuda.get_device_name(device)} with {memory}", True
+    return f"{threads} CPU thread{'s' * (threads != 1)}, {memory}, no GPU", False
 
 
 @dataclass(frozen=True)
@@ -192,10 +178,10 @@ class Sizes:
     max_length: int
 
 
-def choose_sizes(text: TextStatistics, machine: Machine) -> Sizes:
-    """Chooses sizes for a text of `MIN_PAIRS` pairs or more and the machine to train on."""
+def choose_sizes(text: TextStatistics, has_gpu: bool) -> Sizes:
+    """Chooses sizes for a text of `MIN_PAIRS` pairs or more, to train with or without a GPU."""
     held_out = min(_MAX_HELD_OUT, text.pairs // _HELD_OUT_SHARE)
-    fitting = [row for row in PRESETS if row.pairs <= text.usable and (machine.gpu or not row.gpu)]
+    fitting = [row for row in PRESETS if row.pairs <= text.usable and (has_gpu or not row.gpu)]
     preset = fitting[-1]
     pieces = text.longest_bytes / BYTES_PER_PIECE
     max_length = next((length for length in _MAX_LENGTHS if pieces <= length), _MAX_LENGTHS[-1])
