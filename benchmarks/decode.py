@@ -6,8 +6,9 @@ The same weights and sentences, from text to text: encoding and decoding of piec
 the time. Each side runs at its best batch size, which is chosen on a part of the sentences, in
 rounds one after the other, and the median of its rounds counts. On a CPU CTranslate2 has two more
 sides, "x N": N batches at once, one thread each, as ours does, instead of all threads for one
-batch, its default. Ours is there in every precision that the device supports; the last columns are
-its speed divided by CTranslate2's. The plain loop decodes sentence by sentence and all positions
+batch, its default. Ours is there in every precision that the device supports, and with the exported
+models (`ours CTranslate2 int8`), which loads them before the time begins; the last columns are its
+speed divided by CTranslate2's. The plain loop decodes sentence by sentence and all positions
 anew for each token, as tutorials write it, on the first sentences only. A row says when other
 processes, `--neighbours` included, took more than a tenth of the cores. Below the table are the
 sentences that CTranslate2 translates otherwise in fp32, and how much our model prefers its word.
@@ -138,10 +139,10 @@ class Side:
 
 
 def our_translations(
-    run: Path, device: str, precision: str, beam_size: int, sizes: tuple[int, ...]
+    path: Path, device: str, precision: str | None, beam_size: int, sizes: tuple[int, ...]
 ) -> dict[int, Translate]:
-    """Gives our translation at each batch size."""
-    model = build_translation_model(find_models([run]), LoadOptions(device, precision))
+    """Gives our translation at each batch size, with a run or an exported model."""
+    model = build_translation_model(find_models([path]), LoadOptions(device, precision))
 
     def with_batch_tokens(batch_tokens: int) -> Translate:
         translator = model.translator(SearchOptions(beam_size, ALPHA, batch_tokens=batch_tokens))
@@ -250,6 +251,9 @@ def load_sides(
             if supports(precision, torch.device(device)):
                 translations = our_translations(run, device, precision, beam_size, sizes)
                 sides.append(Side(f"ours {precision}", beam_size, translations))
+        for weights in ("float32", FASTEST_WEIGHTS[device]):
+            translations = our_translations(folder / weights, device, None, beam_size, sizes)
+            sides.append(Side(f"ours CTranslate2 {weights}", beam_size, translations))
     return sides
 
 
@@ -332,6 +336,7 @@ def main(
 ) -> None:
     """Measures every side."""
     torch.set_num_threads(threads)
+    os.environ["OMP_NUM_THREADS"] = str(threads)  # which our exported models obey
     extent = QUICK if quick else FULL
     lines, references = (
         path.read_text().split("\n")[:-1][: extent.sentences] for path in (src, ref)

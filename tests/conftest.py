@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 
 from transformer_mt.checkpoints.checkpoint import MODEL
+from transformer_mt.checkpoints.run_directory import find_checkpoint
 from transformer_mt.cli.program import main
 from transformer_mt.config.keys import Config
 from transformer_mt.config.loading import parse_config
@@ -28,6 +29,7 @@ from transformer_mt.system.console import PACKAGE_LOGGER
 from transformer_mt.system.files import parse_json, read_manifest, sha256, write_manifest
 from transformer_mt.text.prepared import PreparedCorpus, prepare
 from transformer_mt.training.run import train
+from transformer_mt.translation.export import export
 
 ALPHABET = "abcdefghijklmnopqrstuvwxyz"
 
@@ -198,6 +200,12 @@ def copy_run(corpus_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
         patch.setattr(Transformer, "_initialise", initialise_to_copy)
         train(config, run_dir)
     return run_dir
+
+
+@pytest.fixture(scope="session")
+def exported_run(copy_run: Path) -> Path:
+    """Gives the same model as exported for CTranslate2."""
+    return export(find_checkpoint(copy_run), copy_run.parent / "exported")
 
 
 @pytest.fixture(scope="session")

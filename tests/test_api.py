@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -117,20 +118,29 @@ import json, os, sys
 os.environ.pop("LRU_CACHE_CAPACITY", None)
 from transformer_mt.cli import program
 assert "LRU_CACHE_CAPACITY" not in os.environ and "torch" not in sys.modules
-sys.argv = ["transformer-mt", "translate", sys.argv[1], "--quiet", "--input", os.devnull]
+sys.argv = ["transformer-mt", "translate", sys.argv[1], "--quiet", "--input", sys.argv[2]]
 program.main()
 assert os.environ["LRU_CACHE_CAPACITY"] == "64"
-print(json.dumps(sorted(name for name in sys.modules if name.startswith("transformer_mt."))))
+print(json.dumps(sorted(sys.modules)))
 """
 
 
-def test_the_program_makes_its_settings_and_imports_no_training_code(copy_run):
-    """Before torch is imported, and only there. Sabotage: import `training.engine` elsewhere."""
-    modules = json.loads(run_python(PROGRAM, copy_run))
-    assert "transformer_mt.translation.chunks" in modules
-    packages = {name.split(".")[1] for name in modules}
+def test_the_program_makes_its_settings_and_imports_no_training_code(
+    copy_run, exported_run, tmp_path
+):
+    """Before torch is imported, which an exported model never needs.
+
+    Sabotage: import `training.engine` elsewhere; import torch at the top of `system.processes`.
+    """
+    (tmp_path / "in").write_text("abc de\n")
+    text, modules = run_python(PROGRAM, exported_run, tmp_path / "in").split("\n", 1)
+    assert text == "abc de" and "ctranslate2" in modules
+    assert not {"torch", "safetensors"} & set(json.loads(modules))
+    modules = set(json.loads(run_python(PROGRAM, copy_run, os.devnull)))
+    assert "torch" in modules and "ctranslate2" not in modules
+    packages = {name.split(".")[1] for name in modules if name.startswith("transformer_mt.")}
     assert not packages & {"training", "evaluation", "figures"}, packages
-    assert not {"datasets", "sacrebleu"} & set(modules)
+    assert not {"datasets", "sacrebleu"} & modules
 
 
 def test_translate(model):

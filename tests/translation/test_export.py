@@ -6,15 +6,14 @@ import sentencepiece
 import yaml
 from conftest import copy_lines, tiny_config
 
+import transformer_mt
 from transformer_mt.checkpoints.averaging import average
 from transformer_mt.checkpoints.checkpoint import load_checkpoint
 from transformer_mt.checkpoints.run_directory import find_checkpoint
 from transformer_mt.errors import ConfigError
 from transformer_mt.training.run import train
 from transformer_mt.translation.export import export
-from transformer_mt.translation.options import LoadOptions
 from transformer_mt.translation.runtime import EXTRA_LENGTH
-from transformer_mt.translation.translation_model import build_translation_model
 from transformer_mt.version import source_digests
 
 LINES = copy_lines(100, 11)
@@ -41,7 +40,7 @@ def translate(folder) -> list[str]:
 def test_it_translates_as_ours_does(copy_run, tmp_path):
     """Every one of 100 lines in fp32; nearly every one in int8."""
     checkpoint = find_checkpoint(copy_run)
-    expected = build_translation_model([checkpoint], LoadOptions()).translate(LINES)
+    expected = transformer_mt.load(checkpoint.path).translate(LINES)
     assert translate(export(checkpoint, tmp_path / "fp32", "float32")) == expected
     eight = translate(export(checkpoint, tmp_path / "int8", "int8"))
     assert sum(map(str.__eq__, eight, expected)) > 0.95 * len(LINES)
@@ -82,10 +81,10 @@ def test_every_model_it_can_express(corpus_dir, tmp_path, norm, tied):
     )
     train(config, tmp_path / "run")
     checkpoint = find_checkpoint(tmp_path / "run")
-    expected = build_translation_model([checkpoint], LoadOptions()).translate(LINES)
+    expected = transformer_mt.load(checkpoint.path).translate(LINES)
     assert len(set(expected)) > 1
     folder = export(checkpoint, tmp_path / "exported", "float32")
-    assert translate(folder) == expected
+    assert translate(folder) == expected == transformer_mt.load(folder).translate(LINES)
 
 
 def test_what_it_refuses(corpus_dir, copy_run, tmp_path, monkeypatch):

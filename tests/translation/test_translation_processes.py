@@ -64,13 +64,17 @@ def long_text(copy_run, tmp_path_factory) -> tuple[Path, bytes]:
     return folder / "in.de", (folder / "one").read_bytes()
 
 
-@pytest.mark.parametrize("world_size", [2, pytest.param(3, marks=pytest.mark.slow)])
-def test_output_of_several_processes(copy_run, texts, tmp_path, world_size):
+@pytest.mark.parametrize(
+    ("world_size", "name"),
+    [(2, "copy"), (2, "exported"), pytest.param(3, "copy", marks=pytest.mark.slow)],
+)
+def test_output_of_several_processes(exported_run, texts, tmp_path, world_size, name):
     """Is byte-equal to that of one, and each message comes once.
 
     Sabotage: let every process write; cut other chunks.
     """
-    arguments = ("translate", copy_run, "--beam-size", 2, "--scores", *texts)
+    model = exported_run.with_name(name)
+    arguments = ("translate", model, "--beam-size", 2, "--scores", *texts)
     alone(*arguments, tmp_path / "one")
     program = with_chunks_of(CHUNK)
     done = launch(world_size, *arguments, tmp_path / "many", program=program)

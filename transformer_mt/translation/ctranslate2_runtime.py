@@ -55,6 +55,7 @@ class CTranslate2Runtime:
         if (options.max_length or 1) > longest:
             raise ConfigError(
                 f"maximum length {options.max_length}: {model.path} has positions for {longest}"
+                " pieces"
             )
         self.device_type = _choose_device(options.device, ctranslate2.get_cuda_device_count())
         self.precision = f"CTranslate2 {model.record.quantization}"

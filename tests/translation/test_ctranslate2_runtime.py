@@ -1,0 +1,222 @@
+"""Exported models behind the same interface: what they translate, record and refuse."""
+
+import json
+import re
+import shutil
+from dataclasses import replace
+
+import pytest
+from conftest import NASTY, assert_one_error, copy_lines, tiny_config
+
+import transformer_mt
+from transformer_mt.checkpoints.evaluations import read_evaluations
+from transformer_mt.checkpoints.exported import load_exported, write_record
+from transformer_mt.checkpoints.run_directory import find_checkpoint
+from transformer_mt.errors import CheckpointError, ConfigError, DataError
+from transformer_mt.training.run import train
+from transformer_mt.translation.ctranslate2_runtime import CTranslate2Runtime
+from transformer_mt.translation.export import export
+from transformer_mt.translation.options import SearchOptions
+from transformer_mt.translation.translator import Translator
+
+LINES = [line.decode(errors="replace") for line in NASTY if len(line) < 100] + copy_lines(40, 8)
+LINES += [" ".join(LINES[-8:]), LINES[-1]]  # longer than the model's training lines; a repeated one
+
+
+@pytest.fixture(scope="module")
+def models(copy_run, exported_run):
+    """Gives a run and its export."""
+    return transformer_mt.load(copy_run), transformer_mt.load(exported_run)
+
+
+def assert_same(expected, actual, options: SearchOptions, lines=LINES) -> None:
+    """Compares all translations of two models, and their scores."""
+    both = (model.translator(options).n_best(lines) for model in (expected, actual))
+    for ours, others in zip(*both, strict=True):
+        assert [t.text for t in others] == [t.text for t in ours]
+        assert [(t.parts, t.is_cut) for t in others] == [(t.parts, t.is_cut) for t in ours]
+        scores = [t.score for t in ours]
+        assert [t.score for t in others] == pytest.approx(scores, abs=1e-4, nan_ok=True)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        SearchOptions(),
+        SearchOptions(with_scores=True),
+        SearchOptions(3, 0.0, batch_tokens=60),
+        SearchOptions(4, 1.0),
+    ],
+)
+def test_it_translates_as_pytorch_does(models, options):
+    """Empty, hostile, long and repeated lines: all hypotheses, scores and parts.
+
+    Sabotage: our length penalty for CTranslate2's; no end token; at least one token.
+    """
+    assert_same(*models, options)
+
+
+def test_outputs_end_at_the_limit_of_their_own_source(corpus_dir, tmp_path):
+    """Of a model that has learned nothing, in batches of several lengths.
+
+    Sabotage: the limit of the longest source for all; cut the hypotheses of beam search.
+    """
+    options, lines = SearchOptions(3, 0.6, batch_tokens=1000), LINES[-20:]
+    layers = {"model__d_model": 16, "model__d_ff": 32, "model__n_heads": 2}
+    train(tiny_config(corpus_dir, train__max_steps=0, **layers), tmp_path / "run")
+    export(find_checkpoint(tmp_path / "run"), tmp_path / "out")
+    expected, actual = transformer_mt.load(tmp_path / "run"), transformer_mt.load(tmp_path / "out")
+    assert any(t.is_cut for [t, *_] in expected.translator(options).n_best(lines))
+    assert_same(expected, actual, options, lines)
+
+
+def test_scores_of_given_translations(models):
+    """Are the checkpoint's, for empty lines too; a line without room is refused."""
+    ours, exported = models
+    sources, hypotheses = [*LINES, "abc", ""], [*LINES[::-1], "", "abc"]
+    expected = pytest.approx(ours.score(sources, hypotheses), abs=1e-3)
+    assert exported.score(sources, hypotheses) == expected and exported.score([], []) == []
+    with pytest.raises(DataError, match="a line of 2,000 pieces: the exported model has 1,072"):
+        exported.score(["abc"], [" ".join(["xyz"] * 500)])
+
+
+def test_it_resumes(exported_run, tmp_path, call, monkeypatch):
+    """What was finished before an error is kept. Sabotage: leave the precision out of what it is.
+
+    Another export of the same checkpoint starts over.
+    """
+    source, arguments = tmp_path / "in.de", ("translate", exported_run, "--input")
+    source.write_text("".join(f"{line}\n" for line in copy_lines(50, 3)))
+    monkeypatch.setattr(Translator, "chunk_lines", 10)
+    expected = call(*arguments, source).out
+    decode, calls = CTranslate2Runtime.decode, []
+
+    def failing(*args):
+        calls.append(args)
+        if len(calls) == 3:
+            raise MemoryError
+        return decode(*args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(CTranslate2Runtime, "decode", failing)
+        stopped = call(*arguments, source, "--output", tmp_path / "out")
+    assert_one_error(stopped, "out of memory")
+    export(find_checkpoint(exported_run.parent / "copy"), tmp_path / "int8", "int8")
+    other = call("translate", tmp_path / "int8", *arguments[2:], source, "-o", tmp_path / "out")
+    assert "continuing" not in other.err and "checkpoint" in other.err
+    (tmp_path / "out").unlink()
+    calls.clear()
+    with monkeypatch.context() as patch:
+        patch.setattr(CTranslate2Runtime, "decode", failing)
+        call(*arguments, source, "--output", tmp_path / "out")
+    done = call(*arguments, source, "--output", tmp_path / "out")
+    assert "continuing after 20" in done.err and (tmp_path / "out").read_bytes() == expected
+
+
+def test_formats(copy_run, exported_run, tmp_path, call):
+    """JSONL of the n best and many files are those of the run."""
+    texts = {}
+    for name, lines in (("a.de", LINES), ("b.de", LINES[:3])):
+        (tmp_path / name).write_text("".join(f"{line}\n" for line in lines))
+    inputs = "--input", tmp_path / "a.de", "--input", tmp_path / "b.de", "--output-dir"
+    options = "--beam-size", 3, "--n-best", 2, "--format", "jsonl"
+    for model in (copy_run, exported_run):
+        done = call("translate", model, *inputs, tmp_path / model.name, *options)
+        assert done.code == 0, done.err
+        rows = map(json.loads, (tmp_path / model.name / "a.en").read_text().splitlines())
+        texts[model] = [(*row.values(), round(row.pop("score"), 3)) for row in rows]
+    assert len(texts[copy_run]) == 2 * len(LINES)
+    for ours, others in zip(*texts.values(), strict=True):
+        assert others[:2] == ours[:2] and others[3:-1] == ours[3:-1]
+        assert others[-1] == pytest.approx(ours[-1], abs=2e-3)
+
+
+def test_scores_are_recorded_beside_it(copy_run, tmp_path, call):
+    """The run's BLEU, as system and as baseline; the record names the runtime and the weights.
+
+    Sabotage: record the option's precision; group it with the run in `compare`.
+    """
+    exported = export(find_checkpoint(copy_run), tmp_path / "out", "int8")
+    (tmp_path / "text").write_text("".join(f"{line}\n" for line in copy_lines(30, 9)))
+    texts = "--src", tmp_path / "text", "--ref", tmp_path / "text"
+    done = call("evaluate", exported, *texts, "--baseline", copy_run, "--json")
+    result = json.loads(done.out)
+    assert result["precision"] == "CTranslate2 int8" and result["step"] == 1, done.err
+    assert result["bleu"] > 90 and result["baseline"] == str(find_checkpoint(copy_run).path)
+    back = json.loads(call("evaluate", copy_run, *texts, "--baseline", exported, "--json").out)
+    assert back["differences"][0]["baseline"] == result["bleu"]
+    [record] = read_evaluations(exported)
+    assert str(record.search) == "greedy, CTranslate2 int8" and record.checkpoint == "out"
+    table = call("compare", copy_run, exported, "--format", "json").out.decode()
+    assert "greedy, CTranslate2 int8" in table and table.count('"run"') == 2
+
+
+WRONG = [
+    (["--raw"], "--raw: .*exported has the weights that it was exported with"),
+    (["--precision", "fp32"], "--precision: .*exported has the weights"),
+    (["--max-length", "9999"], "maximum length 9999: .*exported has positions for 1021 pieces"),
+    (["--device", "cuda"], "device cuda: CTranslate2 finds no CUDA device"),
+    (["RUN", "--ensemble"], "exported: an exported model cannot be part of an ensemble"),
+    (["--beam-size", "200"], "beam size 200: choose 1 to 146, half"),
+]
+
+
+@pytest.mark.parametrize(("options", "message"), WRONG, ids=[options[0] for options, _ in WRONG])
+def test_what_it_refuses(copy_run, exported_run, tmp_path, call, options, message):
+    """Options of PyTorch alone, in a line that names the option and the directory."""
+    words = [copy_run if word == "RUN" else word for word in options]
+    (tmp_path / "in").write_text("abc\n")
+    done = call("translate", exported_run, *words, "--input", tmp_path / "in")
+    assert_one_error(done, "")
+    assert re.search(message, done.err), done.err
+
+
+def test_what_needs_the_checkpoint(models, exported_run, tmp_path, call):
+    """Says so, in the library and in commands."""
+    for ask in (models[1].attention, models[1].encoder_output, models[1].logits):
+        with pytest.raises(ConfigError, match="exported: an exported model gives only"):
+            ask("abc")
+    assert repr(models[1]).endswith(": de to en, CTranslate2 float32 on cpu>")
+    for words in (("export", exported_run, "-o", tmp_path / "x"), ("average", exported_run)):
+        assert_one_error(call(*words), str(exported_run))
+    with pytest.raises(CheckpointError, match="exported: an exported model; name the run"):
+        find_checkpoint(exported_run)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("model.bin", lambda data: data[:-1] + b"x", "model.bin: damaged"),
+        ("vocab.model", None, "vocab.model: missing"),
+        ("export.json", lambda data: data.replace(b"step", b"stop"), "export.json: damaged"),
+        ("manifest.json", None, "manifest.json: cannot be read"),
+        ("export.json", None, "export.json: missing"),
+    ],
+)
+def test_damage_is_named(exported_run, tmp_path, name, change, message):
+    """Sabotage: do not verify the manifest."""
+    folder = shutil.copytree(exported_run, tmp_path / "copy")
+    if change:
+        (folder / name).write_bytes(change((folder / name).read_bytes()))
+    else:
+        (folder / name).unlink()
+    with pytest.raises(CheckpointError, match=f"copy/{message}"):
+        transformer_mt.load(folder)
+
+
+def test_what_export_did_not_write(exported_run, tmp_path):
+    """A record that only a later version knows, and a model of CTranslate2 alone."""
+    for path in exported_run.iterdir():
+        if path.name not in ("export.json", "manifest.json"):
+            shutil.copy(path, tmp_path)
+    with pytest.raises(CheckpointError, match="not written by `export`, or by an earlier"):
+        transformer_mt.load(tmp_path)
+    record = load_exported(exported_run).record
+    for change, message in (
+        ({"format": 9}, "format 9 is unknown"),
+        ({"config": {"a": {}}}, "section"),
+    ):
+        (tmp_path / "manifest.json").unlink(missing_ok=True)
+        write_record(tmp_path, replace(record, **change))
+        with pytest.raises(CheckpointError, match=f"export.json: {message}.*; use a newer"):
+            transformer_mt.load(tmp_path)
