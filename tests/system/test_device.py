@@ -14,6 +14,7 @@ from transformer_mt.system.device import (
     cpu_maker,
     has_fast_mkl,
     is_out_of_memory,
+    total_memory,
 )
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -82,6 +83,7 @@ def test_out_of_memory_is_recognised():
     """Python's error, CUDA's error, and the message of the CPU's allocator."""
     assert is_out_of_memory(MemoryError())
     assert is_out_of_memory(torch.OutOfMemoryError())
+    assert is_out_of_memory(RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling x"))
     with pytest.raises(RuntimeError) as caught:
         torch.empty(2**60, dtype=torch.uint8)
     assert is_out_of_memory(caught.value)
@@ -101,3 +103,13 @@ def test_the_maker_of_the_cpu(monkeypatch, text, maker):
     assert not has_fast_mkl()
     monkeypatch.setattr(device_module, "cpu_maker", lambda: "GenuineIntel")
     assert has_fast_mkl() == torch.backends.mkl.is_available()
+
+
+@pytest.mark.parametrize(("text", "is_limit"), [("1000000\n", True), ("max\n", False)])
+def test_a_container_limits_the_memory_of_a_cpu(tmp_path, monkeypatch, text, is_limit):
+    """If it has a limit. Sabotage: count the memory of the machine alone."""
+    whole = total_memory(CPU)
+    (tmp_path / "memory.max").write_text(text)
+    files = (tmp_path / "memory.max", tmp_path / "absent")
+    monkeypatch.setattr(device_module, "_CONTAINER_LIMITS", files)
+    assert total_memory(CPU) == (1_000_000 if is_limit else whole)

@@ -149,6 +149,8 @@ def test_what_fits_is_tried_at_the_start(corpus_dir, tmp_path, monkeypatch, capl
             sizes = limit_memory(patch, 0, 100, MemoryError())
             found.append(train(tiny_config(corpus_dir, train__max_steps=1, **FEW), tmp_path / name))
         assert max(sizes) <= 64
+        log = (tmp_path / name / "train.log").read_text()
+        assert log.count(" micro-batches of at most 64 positions; ") == 1
     assert found[0].micro_batch_tokens == found[1].micro_batch_tokens == 64
     assert found[0].finer_step == 0 and "bit-equality" not in caplog.text
     limit_memory(monkeypatch, 0, 2, MemoryError())
@@ -158,10 +160,14 @@ def test_what_fits_is_tried_at_the_start(corpus_dir, tmp_path, monkeypatch, capl
 
 
 @pytest.mark.parametrize(("limit", "threads"), [(300, 0), ("auto", 1)])
-def test_other_workers_or_another_key_replace_what_was_found(corpus_dir, tmp_path, limit, threads):
-    """The key is obeyed, or memory decides again. Sabotage: keep the bound whatever changes."""
-    config = tiny_config(corpus_dir, train__max_steps=1, train__micro_batch_tokens=200, **FEW)
-    assert train(config, tmp_path / "run").micro_batch_tokens == 200
+def test_other_workers_or_another_key_replace_what_was_found(
+    corpus_dir, tmp_path, monkeypatch, limit, threads
+):
+    """The key is obeyed, or memory decides again. Sabotage: take either out of `CUT_BY`."""
+    with monkeypatch.context() as patch:
+        limit_memory(patch, 0, 100, MemoryError())
+        config = tiny_config(corpus_dir, train__max_steps=1, **FEW)
+        assert train(config, tmp_path / "run").micro_batch_tokens == 64
     torch.set_num_threads(torch.get_num_threads() + threads)
     changes = {"train__max_steps": 2, "train__micro_batch_tokens": limit, **FEW}
     progress = train(tiny_config(corpus_dir, **changes), tmp_path / "run")
