@@ -234,9 +234,8 @@ def test_too_little_memory_is_explained(corpus_dir, prepared, monkeypatch):
     (rows, src), tgt = batch.src.shape, batch.tgt_in.size(1)
     for error in (MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory")):
         monkeypatch.setattr(engine, "_loss", Mock(side_effect=error))
-        message = (
-            f"^out of memory on cpu with {rows} sentences of {src} source and {tgt} target tokens$"
-        )
+        message = f"^out of memory on cpu with a micro-batch of {rows} x {src} source and {rows} x"
+        message += f" {tgt} target tokens$"
         with pytest.raises(OutOfMemoryError, match=message):
             engine.check_memory([batch], 1)
         assert all(parameter.grad is None for parameter in engine.model.parameters())

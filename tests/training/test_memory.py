@@ -154,7 +154,9 @@ def test_what_fits_is_tried_at_the_start(corpus_dir, tmp_path, monkeypatch, capl
     assert found[0].micro_batch_tokens == found[1].micro_batch_tokens == 64
     assert found[0].finer_step == 0 and "bit-equality" not in caplog.text
     limit_memory(monkeypatch, 0, 2, MemoryError())
-    message = r"out of memory on cpu with 1 sentences of .*: to train, choose a smaller model or"
+    message = (
+        r"out of memory on cpu with a micro-batch of 1 x .*: to train, choose a smaller model or"
+    )
     with pytest.raises(DeviceError, match=message):
         train(tiny_config(corpus_dir, **FEW), tmp_path / "third")
 

@@ -392,6 +392,6 @@ class Engine:
             return error
         (rows, src), tgt = micro_batch.src.shape, micro_batch.tgt_in.size(1)
         return OutOfMemoryError(
-            f"out of memory on {self.device.type} with {rows} sentences of {src} source and {tgt}"
-            " target tokens"
+            f"out of memory on {self.device.type} with a micro-batch of {rows} x {src} source and"
+            f" {rows} x {tgt} target tokens"
         )
