@@ -6,6 +6,7 @@ from typing import Annotated
 
 import pytest
 from conftest import tiny_config, tiny_values, write_toml
+from pydantic.fields import FieldInfo
 
 from transformer_mt.config.keys import (
     INTEGER_LIMIT,
@@ -262,7 +263,11 @@ def test_what_shapes_the_prepared_corpus():
 
 @pytest.mark.parametrize("kind", OnChange)
 def test_the_declaration_of_a_new_key_is_obeyed(tmp_path, kind):
-    """No other list needs to know it. Sabotage: name the keys that may change."""
+    """No other list needs to know it; one without a declaration is fixed.
+
+    Sabotage: name the keys that may change; allow what is not declared.
+    """
+    assert on_change(FieldInfo()) is OnChange.REFUSED
 
     class ExtendedDataConfig(DataConfig):
         new: Annotated[int, kind] = 0

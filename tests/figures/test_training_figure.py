@@ -108,7 +108,8 @@ def test_runs_of_one_name_are_told_apart(tmp_path):
 def test_one_panel_with_names_and_a_title(tmp_path, call):
     """Names are those given, and one is needed for each run.
 
-    Sabotage: draw all panels; name runs by their folders; draw no title of several runs.
+    Sabotage: draw all panels, or the last one named; name runs by their folders; draw no title of
+    several runs.
     """
     paths = [write_run(tmp_path / name) for name in ("a", "b")]
     figure = training_figure(read_runs(paths, ["one", "two"]), panels=["nll"], title="both\n")
@@ -122,8 +123,12 @@ def test_one_panel_with_names_and_a_title(tmp_path, call):
     output = ["-o", tmp_path / "x.png"]
     result = call("plot", "training", *paths, *output, "--label", "one")
     assert_one_error(result, "2 runs need as many --label; 1 given")
-    options = ["--panel", "grad_norm", "--label", "one", "--title", "a title"]
-    assert call("plot", "training", paths[0], *output, *options).code == 0
+    widths = []
+    for options in (["--label", "one", "--title", "a title"], ["--panel", "nll"]):
+        run = call("plot", "training", paths[0], *output, "--panel", "grad_norm", *options)
+        assert run.code == 0
+        widths.append(int.from_bytes((tmp_path / "x.png").read_bytes()[16:20], "big"))
+    assert widths[1] == 2 * widths[0]
 
 
 def test_what_is_missing_is_said(tmp_path):

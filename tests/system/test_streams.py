@@ -53,7 +53,11 @@ def test_every_line_once_and_in_order(lines, ended, size, pieces):
 
 
 def test_only_what_is_not_utf_8_is_counted():
-    """A replacement character is valid; a line may be longer than any block."""
+    """A replacement character is valid, and so is a line longer than any block.
+
+    A byte order mark is dropped at the start alone. Sabotage: keep it; drop it from every line.
+    """
+    assert read(b"\xef\xbb\xbfa\n\xef\xbb\xbfb", 9)[0] == [["a", "\ufeffb"]]
     assert read("\ufffd\n\u2028\r".encode() + b"\n\xff\xff\n\xc3", 10)[1] == 2
     assert read(b"x" * 10_000_000 + b"\nend", 4)[0] == [["x" * 10_000_000, "end"]]
 

@@ -97,7 +97,7 @@ class ProgressBar(tqdm):  # type: ignore[misc]
     """Progress of a task: a bar on a terminal, otherwise lines at growing intervals.
 
     Nothing is shown unless progress messages are. Without `items` the caller moves the bar with
-    `update`; only then lines are printed.
+    `update`; only then are lines printed.
 
     Args:
         name: What is being done.
