@@ -38,6 +38,13 @@ def test_every_command_writes_its_file(
     assert path.read_bytes().startswith(start) and path.stat().st_size > 4_000
 
 
+def test_the_layer_is_the_one_named(untrained_run, tmp_path, call):
+    """Sabotage: always draw the last."""
+    arguments = "attention", untrained_run, "ab cd", "-o", tmp_path / "x.png"
+    result = call("plot", *arguments, "--layer", 2)
+    assert_one_error(result, "--layer 2: the model has layers 1 to 1")
+
+
 def test_an_output_is_checked_before_anything_else(tmp_path, call):
     """Before the run is read, which is missing here. Sabotage: check it when it is written."""
     for name, message in {

@@ -1,8 +1,10 @@
-"""Dozens of SIGKILLs: a run ends with the weights of one that was never stopped."""
+"""Dozens of SIGKILLs: a run ends as if it was never stopped, and nothing half-written is used."""
 
 import random
+import shutil
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import fork_server
@@ -90,3 +92,52 @@ def test_killed_at_any_line_a_run_ends_as_if_never_stopped(config, whole, where,
     assert_equal(run_dir, whole, STEPS)
     print(f"{total} kills, {inside} of them left a save half-done")
     assert total >= kills and inside >= half_done
+
+
+KILLS = 3
+COMMANDS = {
+    "prepare": "DIR/tiny.toml --set data.prepared_dir=DIR/new",
+    "average": "DIR/whole --last 2",
+    "export": "DIR/whole -o DIR/exported",
+    "report": "DIR/whole -o DIR/report.html",
+    "init": "DIR/new --src DIR/corpus/train.de --tgt DIR/corpus/train.en",
+    "prune": "DIR/whole 60 1 25",
+}
+
+
+def read_files(folder: Path) -> dict[str, bytes]:
+    """Reads all files that are not hidden."""
+    paths = {str(path.relative_to(folder)): path for path in folder.rglob("*") if path.is_file()}
+    return {name: path.read_bytes() for name, path in paths.items() if "/." not in f"/{name}"}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_killed_command_can_be_repeated(whole, tmp_path, name):
+    """Each file is as before or as at the end; new ones appear together; checkpoints load.
+
+    Sabotage: write into the final file or directory; delete a checkpoint in place.
+    """
+    folder, rng = tmp_path / "work", random.Random(name)
+    arguments = COMMANDS[name].replace("DIR", str(folder)).split()
+    others = shutil.ignore_patterns("save", "step", "counted-*")  # runs of the other test
+    copy = partial(shutil.copytree, whole.parent, folder, ignore=others)
+    copy()
+    before = read_files(folder)
+    done = kill_at("save", 0, name, *arguments)
+    assert done.returncode == 0, done.stderr
+    after, lines = read_files(folder), int(done.stdout.split()[-1])
+    assert after != before
+    for _ in range(KILLS):
+        shutil.rmtree(folder)
+        copy()
+        done = kill_at("save", rng.randint(1, lines), name, *arguments)
+        assert done.returncode == -9, done.stderr
+        left = read_files(folder)
+        assert left.items() <= before.items() | after.items()
+        added = left.keys() - before.keys()
+        assert added in (set(), after.keys() - before.keys())
+        assert all(map(load_checkpoint, list_checkpoints(folder / "whole")))
+        if not added:
+            done = kill_at("save", 0, name, *arguments)
+            assert done.returncode == 0, done.stderr
+        assert read_files(folder) == after and not list(folder.rglob(".*.partial"))

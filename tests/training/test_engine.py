@@ -84,19 +84,22 @@ def test_threads_change_no_bit(corpus_dir, prepared, precision):
     assert equal_weights(engines[0], engines[1]) and equal_weights(engines[0], engines[2])
 
 
-def test_dropout_is_seeded_by_the_number_of_a_micro_batch(corpus_dir, prepared):
-    """By nothing that was drawn before. Sabotage: seed once a step."""
+def test_dropout_is_seeded_by_seed_step_and_number_of_a_micro_batch(corpus_dir, prepared):
+    """By nothing that was drawn before. Sabotage: seed once a step, or in every step alike."""
     config = tiny_config(corpus_dir, model__dropout=0.5)
     engine = build_engine(config, prepared)
 
-    def losses(*firsts: int) -> list[float]:
+    def losses(*firsts: int, step: int = 2) -> list[float]:
         batches = [batch_from(prepared, first) for first in firsts]
-        return [float(loss) for (loss, _), _ in engine._gradients(2, batches, 100)]
+        return [float(loss) for (loss, _), _ in engine._gradients(step, batches, 100)]
 
     first, second = losses(0, 0)
     assert first != second
     torch.rand(3)
     assert losses(0, 0) == [first, second] and losses(8, 0)[1] == second
+    assert losses(0, step=3) != [first]
+    engine.config = tiny_config(corpus_dir, model__dropout=0.5, train__seed=2)
+    assert losses(0) != [first]
 
 
 def test_the_masks_of_a_micro_batch_depend_on_its_number_alone():

@@ -63,17 +63,17 @@ def run_dir(first, tmp_path) -> Path:
 
 
 def test_fine_tuning_on_no_steps_is_the_start(corpus_dir, first, tmp_path):
-    """Weights and vocabulary are the checkpoint's, whatever vocab.size says.
+    """Weights, their average and vocabulary are the checkpoint's, whatever vocab.size says.
 
-    Sabotage: initialise the model after loading.
+    Sabotage: initialise the model after loading; average from random weights on.
     """
     origin = find_checkpoint(first)
-    config = small_config(
-        corpus_dir, train__init_from=str(first), train__max_steps=0, vocab__size=300, train__seed=7
-    )
+    start = {"train__init_from": str(first), "train__max_steps": 0}
+    config = small_config(corpus_dir, vocab__size=300, train__seed=7, train__ema_decay=0.9, **start)
     train(config, tmp_path / "run")
     [path] = list_checkpoints(tmp_path / "run")
     assert path.name == "step-00000000" and equal(weights(path), weights(origin.path))
+    assert equal(weights(path, EMA), weights(origin.path))
     assert load_checkpoint(path).vocab.src_model == origin.vocab.src_model
 
 

@@ -14,6 +14,14 @@ from conftest import assert_one_error, command, copy_lines
 
 from transformer_mt.system.outputs import check_output
 from transformer_mt.system.streams import compress, open_decompressed
+from transformer_mt.translation import run
+from transformer_mt.translation.options import (
+    FileOptions,
+    LoadOptions,
+    OutputOptions,
+    SearchOptions,
+    TranslateOptions,
+)
 
 LINES = copy_lines(12, 31)
 TEXT = "".join(f"{line}\n" for line in LINES).encode()
@@ -93,6 +101,22 @@ def test_several_runs_need_a_word(translate, call, untrained_run, source):
         done = call("evaluate", untrained_run, untrained_run, *texts, *options)
         names = [json.loads(line)["checkpoint"] for line in done.out.splitlines()]
         assert len(names) == rows and (" and " in names[0]) == (rows == 1)
+
+
+def test_options_reach_the_translation(call, monkeypatch):
+    """Sabotage: leave one out, such as --raw."""
+    taken = []
+    monkeypatch.setattr(run, "translate", lambda *arguments: taken.append(arguments))
+    options = (
+        "run other --ensemble --input a --output b --device cpu --precision bf16 --max-length 9"
+        " --raw --beam-size 4 --length-penalty 2 --scores --batch-tokens 7 --n-best 3"
+        " --format jsonl"
+    )
+    assert call("translate", *options.split()).code == 0
+    files = FileOptions([Path("a")], Path("b"))
+    load, search = LoadOptions("cpu", "bf16", 9, True), SearchOptions(4, 2.0, True, 7)
+    expected = TranslateOptions(load, search, OutputOptions(3, True, "jsonl"))
+    assert taken == [([Path("run"), Path("other")], files, expected)]
 
 
 def test_the_length_penalty_of_greedy_search_is_for_scores(translate, source):
