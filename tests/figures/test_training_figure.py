@@ -128,7 +128,7 @@ def test_one_panel_with_names_and_a_title(tmp_path, call):
         run = call("plot", "training", paths[0], *output, "--panel", "grad_norm", *options)
         assert run.code == 0
         widths.append(int.from_bytes((tmp_path / "x.png").read_bytes()[16:20], "big"))
-    assert widths[1] == 2 * widths[0]
+    assert widths[1] > 1.9 * widths[0]
 
 
 def test_what_is_missing_is_said(tmp_path):
