@@ -83,7 +83,10 @@ def test_a_deleted_directory_loses_its_name_first(tmp_path, monkeypatch):
 
 
 def test_a_lock_names_its_holder_and_ends_with_it(tmp_path):
-    """Another process is told the holder's id, and gets the lock once that one is gone."""
+    """Another process is told the holder's id, and gets the lock once that one is gone.
+
+    Sabotage: keep the lock of a file that its holder has removed.
+    """
     path = tmp_path / "lock"
     code = (
         "import sys, pathlib\n"
@@ -100,10 +103,11 @@ def test_a_lock_names_its_holder_and_ends_with_it(tmp_path):
 
         def end_it(holder):
             holders.append(int(holder))
+            path.unlink()  # as some holders do when they end
             process.kill()
 
-        with locked(path, end_it):
-            assert holders == [process.pid]
+        with locked(path, end_it) as is_locked:
+            assert holders == [process.pid] and is_locked()
 
 
 def test_a_manifest_of_a_newer_format_is_refused_by_name(tmp_path, monkeypatch):
