@@ -126,7 +126,8 @@ def translate(
         list[Path],
         argument(
             "RUN_OR_CHECKPOINT...",
-            "A run (its best checkpoint) or one checkpoint; several with --ensemble.",
+            "A run (its best checkpoint), a checkpoint, or what `export` wrote for CTranslate2;"
+            " several runs with --ensemble.",
         ),
     ],
     input_: Annotated[
@@ -228,8 +229,8 @@ def evaluate(
         list[Path] | None,
         argument(
             "[RUN_OR_CHECKPOINT...]",
-            "A run (its best checkpoint) or one checkpoint; several are scored one by one. Not"
-            " needed for --hypotheses with --ref or --test-set.",
+            "A run (its best checkpoint), a checkpoint, or what `export` wrote for CTranslate2;"
+            " several are scored one by one. Not needed for --hypotheses with --ref or --test-set.",
         ),
     ] = None,
     split: Annotated[

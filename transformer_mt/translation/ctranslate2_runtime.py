@@ -21,9 +21,9 @@ from transformer_mt.translation.runtime import (
     output_limit,
 )
 
-BATCH_TOKENS = {"cpu": 4096, "cuda": 16384}
+BATCH_TOKENS = {"cpu": 2048, "cuda": 16384}
 """Default of `SearchOptions.batch_tokens`."""
-_SECONDS_BETWEEN_LOOKS = 0.0005
+_SECONDS_BETWEEN_LOOKS = 0.002
 """While the main thread waits inside CTranslate2, Python would handle no signals."""
 _EXPONENTS = 1e-6, 3.0
 """Limits on the exponent of CTranslate2's length penalty: with 0 it ends a search early, and with

@@ -28,9 +28,9 @@ _USAGE = """\
     results = translator.translate_batch([src.encode(text, out_type=str)], beam_size=4)
     print(tgt.decode(results[0].hypotheses[0]))
 
-transformer-mt limits a translation to {extra} pieces more than its source, and splits lines (see
-"Limits"). [CTranslate2](https://opennmt.net/CTranslate2/) does neither: pass `max_decoding_length`,
-and split lines yourself."""
+`transformer-mt translate .` does this and more: it limits a translation to {extra} pieces more than
+its source, and splits lines (see "Limits"). [CTranslate2](https://opennmt.net/CTranslate2/) alone
+does neither: pass `max_decoding_length`, and split lines yourself."""
 
 
 def check_ctranslate2(checkpoint: Checkpoint) -> None:

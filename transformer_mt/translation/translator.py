@@ -180,30 +180,21 @@ class Translator:
         # Equal sources of a chunk are translated once. A line counts with its first part.
         counts = dict.fromkeys(chain.from_iterable(sources), 0)
         counts |= Counter(parts[0] for parts in sources if parts)
-        decoded, ranks = self._decode_all(counts, advance), range(self.options.beam_size)
+        translated = self._translate_all(counts, advance)
         advance(sum(not parts for parts in sources))  # empty lines
         return [
-            [self._join(parts, [decoded[part][rank] for part in parts]) for rank in ranks]
+            [
+                _join([translated[part][rank] for part in parts])
+                for rank in range(self.options.beam_size)
+            ]
             for parts in sources
         ]
 
-    def _join(self, parts: list[Source], hypotheses: list[Hypothesis]) -> Translation:
-        texts = (self.vocab.tgt.decode(hypothesis.ids) for hypothesis in hypotheses)
-        return Translation(
-            text=" ".join(filter(None, texts)),
-            score=sum(hypothesis.score for hypothesis in hypotheses),
-            parts=len(parts),
-            is_cut=any(
-                len(hypothesis.ids) == output_limit(part.ids)
-                for part, hypothesis in zip(parts, hypotheses, strict=True)
-            ),
-        )
-
-    def _decode_all(
+    def _translate_all(
         self, sources: dict[Source, int], advance: Callable[[int], object]
-    ) -> dict[Source, list[Hypothesis]]:
-        """Decodes in batches of similar length; the sources are given with their lines to count."""
-        batches, own = self._cut_batches(sources), dict[Source, list[Hypothesis]]()
+    ) -> dict[Source, list[Translation]]:
+        """Translates in batches of similar length, given the number of lines that each counts."""
+        batches, own = self._cut_batches(sources), dict[Source, list[Translation]]()
         rank, world_size = self.processes.rank, self.processes.world_size
         own_ids = [[source.ids for source in batch] for batch in batches[rank::world_size]]
         # Each round has a batch for every process; the last round may have fewer.
@@ -211,10 +202,18 @@ class Translator:
         with closing(self.runtime.decode(own_ids, self.options)) as decoded:
             for assigned in rounds:
                 if rank < len(assigned):
-                    own.update(zip(assigned[rank], next(decoded), strict=True))
+                    for source, hypotheses in zip(assigned[rank], next(decoded), strict=True):
+                        own[source] = self._detokenize(source, hypotheses)
                 # All processes report every round: `advance` may ask them all whether to stop.
                 advance(sum(sources[source] for batch in assigned for source in batch))
         return dict(chain.from_iterable(part.items() for part in self.processes.gather(own)))
+
+    def _detokenize(self, source: Source, hypotheses: list[Hypothesis]) -> list[Translation]:
+        limit, decode = output_limit(source.ids), self.vocab.tgt.decode
+        return [
+            Translation(decode(each.ids), each.score, is_cut=len(each.ids) == limit)
+            for each in hypotheses
+        ]
 
     def _cut_batches(self, sources: Iterable[Source]) -> list[list[Source]]:
         """Cuts the sources of each chunk into batches of similar length, longest first."""
@@ -227,3 +226,13 @@ class Translator:
                 batches.append(order[:rows])
                 order = order[rows:]
         return batches
+
+
+def _join(parts: list[Translation]) -> Translation:
+    """Joins the translations of a line's parts; an empty line has none."""
+    return Translation(
+        text=" ".join(filter(None, (part.text for part in parts))),
+        score=sum(part.score for part in parts),
+        parts=len(parts),
+        is_cut=any(part.is_cut for part in parts),
+    )
