@@ -191,7 +191,8 @@ def plain_translation(checkpoint: Checkpoint, device: str) -> Translate:
         translations = []
         for ids in vocab.src.encode(lines):
             src = torch.tensor([[*ids, EOS_ID]], device=device)
-            memory, mask = model.encode(src), model.src_mask(src)
+            mask = model.src_mask(src)
+            memory = model.encode(src, mask)
             tgt = torch.tensor([[BOS_ID]], device=device)
             for _ in range(len(ids) + EXTRA_LENGTH):
                 output = model.decode(tgt, memory, mask)[:, -1]

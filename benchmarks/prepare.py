@@ -30,7 +30,7 @@ from transformer_mt.config.loading import load_config
 from transformer_mt.text.batching import cut_micro_batches, padded_size, plan_epoch
 from transformer_mt.text.prepared import prepare
 from transformer_mt.training.engine import Engine
-from transformer_mt.training.trainer import TENSOR_FILES
+from transformer_mt.training.saving import tensor_files
 
 FORMS = 1_000_000
 BLOCK = 50_000
@@ -216,8 +216,7 @@ def main(
     state = load_checkpoint(list_checkpoints(late)[-1]).state
     position = {"step": 50_000, "epoch": 2, "epoch_step": 1234, "valid_step": 50_000}
     state = replace(state, progress=replace(state.progress, **position))
-    tensors = engine.state_dict()
-    files = {file: tensors[key] for key, file in TENSOR_FILES.items() if key in tensors}
+    files = tensor_files(engine.state_dict())
     path = checkpoint_path(late, state.progress.step)
     save_checkpoint(path, files, state, config, prepared.vocab)
     result["resume_seconds"] = first_step(late, settings, 50_001)

@@ -37,8 +37,7 @@ from transformer_mt.errors import CheckpointError, DeviceError, TrainingError
 from transformer_mt.system.device import choose_precision
 from transformer_mt.system.files import MANIFEST
 from transformer_mt.text.batching import plan_epoch
-from transformer_mt.training import run
-from transformer_mt.training import trainer as trainer_module
+from transformer_mt.training import run, saving
 from transformer_mt.training.run import train
 from transformer_mt.training.run_log import RunLog
 from transformer_mt.training.trainer import Trainer
@@ -76,7 +75,7 @@ def test_guarantee_1_a_killed_run_ends_bit_equal(corpus_dir, tmp_path):
 
     resumed = int(re.findall(r"resuming at step (\d+)", (killed / "train.log").read_text())[-1])
     assert 0 < resumed <= reached, f"killed at {reached}, resumed at {resumed}"
-    assert reached - resumed <= 7, "more than one save interval was lost"
+    assert reached - resumed <= 14, "more was lost than a save that was not complete"
     assert resumed % 20, "the position was not in the middle of an epoch"
     assert equal(newest_weights(whole), newest_weights(killed)), (
         f"killed at {reached}, resumed at {resumed}"
@@ -282,7 +281,7 @@ def test_guarantee_6_a_save_that_fails_in_the_middle_only_warns(
     corpus_dir, tmp_path, monkeypatch, caplog
 ):
     """A final one is an error. Sabotage: let the OSError end the run."""
-    real, failed = trainer_module.save_checkpoint, []
+    real, failed = saving.save_checkpoint, []
 
     def full_disk(path, tensors, state, config, vocab):
         if state.progress.step in (5, 10):
@@ -290,7 +289,7 @@ def test_guarantee_6_a_save_that_fails_in_the_middle_only_warns(
             raise OSError(28, "No space left on device", str(path))
         real(path, tensors, state, config, vocab)
 
-    monkeypatch.setattr(trainer_module, "save_checkpoint", full_disk)
+    monkeypatch.setattr(saving, "save_checkpoint", full_disk)
     train(tiny_config(corpus_dir, train__max_steps=15), tmp_path / "run")
     assert failed[0] == 5
     assert [p.name for p in list_checkpoints(tmp_path / "run")] == ["step-00000015"]

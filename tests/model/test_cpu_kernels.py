@@ -18,6 +18,7 @@ from transformer_mt.model.cpu_kernels import (
     linear,
     pack_weights,
     packed_weights,
+    prepare_mask,
 )
 
 
@@ -155,6 +156,25 @@ def test_attention_is_the_equation(n_queries, masking, dtype, tolerance):
         )
     assert [x.dtype for x in computed] == [dtype] * 4
     assert_close(computed, expected, atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_prepared_mask_hides_the_same_keys(monkeypatch, dtype):
+    """Its rows are multiples of 8 apart, for every length; under autocast it has its type.
+
+    Sabotage: round down; leave the type that the weights have.
+    """
+    monkeypatch.setattr(cpu_kernels, "_on_cpu", lambda x: False)
+    for length in (1, 2, 7, 8, 9, 16):
+        mask = (torch.arange(length) < torch.tensor([[1], [length]]))[:, None, None]
+        with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
+            bias = prepare_mask(mask, torch.float32)
+        assert bias.shape == mask.shape and bias.dtype == dtype
+        assert all(stride % 8 == 0 for stride in bias.stride()[:-1]) and bias.stride(-1) == 1
+        q, k, v = torch.randn(3, 2, 4, length, 8, dtype=dtype)
+        expected = F.scaled_dot_product_attention(q, k, v, mask)
+        assert attention(q, k, v, bias, False, 0.0).equal(expected)
+        assert attention_weights(q, k, bias, False).equal(attention_weights(q, k, mask, False))
 
 
 @pytest.mark.parametrize("n_queries", [2, 20])

@@ -9,17 +9,18 @@ program's commands there is `prune RUN STEP KEEP_LAST BEST_STEP`.
 import os
 import signal
 import sys
+import threading
 from functools import partial
 from pathlib import Path
 
 from transformer_mt.checkpoints import checkpoint, run_directory
 from transformer_mt.cli import program
 from transformer_mt.system import files, outputs
-from transformer_mt.training import engine, run_log, trainer
+from transformer_mt.training import engine, run_log, saving, trainer
 from transformer_mt.training.trainer import Trainer
 
 MODULES = {
-    "save": (checkpoint, run_directory, files, outputs),
+    "save": (checkpoint, run_directory, files, outputs, saving),
     "step": (engine, trainer, run_log),
 }
 
@@ -40,6 +41,7 @@ def counted(function, where: str, limit: int):
 
     def wrapped(*arguments, **options):
         sys.settrace(on_call)
+        threading.settrace(on_call)  # checkpoints are written by a thread
         try:
             return function(*arguments, **options)
         finally:

@@ -14,7 +14,7 @@ import sys
 from transformer_mt.cli import program
 from transformer_mt.errors import CheckpointError, DeviceError
 from transformer_mt.system import device
-from transformer_mt.training import trainer
+from transformer_mt.training import saving
 from transformer_mt.training.engine import Engine
 from transformer_mt.translation import translation_model
 from transformer_mt.translation.pytorch_runtime import PyTorchRuntime
@@ -35,7 +35,7 @@ def main() -> None:
 
 
 FAILURES = {
-    "disk": (trainer, "save_checkpoint", OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))),
+    "disk": (saving, "save_checkpoint", OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))),
     "device": (device, "choose_device", DeviceError("device cuda: not available")),
     "absent": (translation_model, "find_checkpoint", CheckpointError("run: no such directory")),
     "decode": (PyTorchRuntime, "decode", MemoryError()),

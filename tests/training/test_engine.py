@@ -29,7 +29,7 @@ from transformer_mt.training.flops import flops_per_token
 from transformer_mt.training.optimizer import ExponentialMovingAverage, noam_rate
 from transformer_mt.training.run import restore_engine
 from transformer_mt.training.run_log import LogWindow
-from transformer_mt.training.trainer import TENSOR_FILES
+from transformer_mt.training.saving import tensor_files
 
 
 def build_engine(config: Config, prepared: PreparedCorpus, precision: str = "fp32") -> Engine:
@@ -45,9 +45,8 @@ def batch_from(prepared: PreparedCorpus, first: int) -> Batch:
 def save(path, engine: Engine, prepared: PreparedCorpus) -> None:
     """Saves the state of an engine as a run does."""
     state = engine.state_dict()
-    tensors = {file: state[key] for key, file in TENSOR_FILES.items() if key in state}
     run_state = RunState(Progress(step=3), state["counters"])
-    save_checkpoint(path, tensors, run_state, engine.config, prepared.vocab)
+    save_checkpoint(path, tensor_files(state), run_state, engine.config, prepared.vocab)
 
 
 def equal_weights(engine: Engine, other: Engine) -> bool:

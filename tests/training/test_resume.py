@@ -12,7 +12,7 @@ from test_trainer import build_config, clock, log_text, logged_steps, saved_step
 
 from transformer_mt.checkpoints.run_directory import find_checkpoint, load_newest
 from transformer_mt.errors import CheckpointError, Interrupted
-from transformer_mt.training import trainer as trainer_module
+from transformer_mt.training import saving
 from transformer_mt.training.engine import Engine
 from transformer_mt.training.run import train
 from transformer_mt.training.trainer import Trainer
@@ -147,7 +147,7 @@ def test_a_failed_save_waits_for_the_next(corpus_dir, tmp_path, scores, clock, m
     Sabotage: note the time of a save only when it succeeds.
     """
     scores += [1.0]
-    monkeypatch.setattr(trainer_module, "save_checkpoint", no_space)
+    monkeypatch.setattr(saving, "save_checkpoint", no_space)
     config = build_config(corpus_dir, train__save_every_minutes=1.0, train__max_steps=5)
     with pytest.raises(CheckpointError, match="cannot save step 5: No space left"):
         train(config, tmp_path / "run")
@@ -162,7 +162,7 @@ def test_a_failed_save_waits_for_the_next(corpus_dir, tmp_path, scores, clock, m
 def test_a_failed_save_after_a_signal_is_an_error(corpus_dir, tmp_path, monkeypatch):
     """The work since the last checkpoint is lost, so the exit code must not be that of a signal."""
     signal_in_step(monkeypatch, 2, signal.SIGTERM)
-    monkeypatch.setattr(trainer_module, "save_checkpoint", no_space)
+    monkeypatch.setattr(saving, "save_checkpoint", no_space)
     with pytest.raises(CheckpointError, match="cannot save step 2: No space left"):
         train(build_config(corpus_dir), tmp_path / "run")
 
@@ -173,7 +173,7 @@ def test_a_prune_that_fails_is_not_a_failed_save(corpus_dir, tmp_path, scores, m
     Python allows signal handlers in the main thread alone; training needs none.
     """
     scores += [1.0]
-    monkeypatch.setattr(trainer_module, "prune", no_space)
+    monkeypatch.setattr(saving, "prune", no_space)
     config = build_config(corpus_dir, train__max_steps=2)
     with ThreadPoolExecutor(1) as pool:
         assert pool.submit(train, config, tmp_path / "run").result().step == 2

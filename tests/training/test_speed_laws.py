@@ -6,14 +6,23 @@ import torch.nn.functional as F
 from conftest import tiny_config
 from test_engine import batch_from, build_engine
 from test_loss import smoothed_loss
-from torch._dynamo.testing import CompileCounterWithBackend
+from torch._dynamo.testing import CompileCounter, CompileCounterWithBackend
 
 from transformer_mt.errors import DeviceError
 from transformer_mt.model import cpu_kernels
-from transformer_mt.text.batching import cut_micro_batches, plan_epoch
+from transformer_mt.model.transformer import evaluation_mode
+from transformer_mt.text.batching import Batch, cut_micro_batches, plan_epoch
 from transformer_mt.text.prepared import PreparedCorpus
+from transformer_mt.text.vocabulary import PAD_ID
 from transformer_mt.training import engine as engine_module
+from transformer_mt.training import loss as loss_module
+from transformer_mt.training.compilation import pad_single_sizes
 from transformer_mt.training.environment import numeric_environment
+
+# PyTorch's own while it compiles: of its parts, and one that it hides.
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning", "ignore:The .grad attribute of a Tensor:UserWarning"
+)
 
 STEPS = 40
 
@@ -75,7 +84,6 @@ def train_compiled(corpus_dir, prepared: PreparedCorpus, precision: str, backend
     return pairs, counter.frame_count, len(shapes)
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # PyTorch's own, of its parts
 @pytest.mark.parametrize(
     ("backend", "precision", "tolerance"),
     [
@@ -89,12 +97,49 @@ def test_the_compiled_model_is_the_eager_one(
 ):
     """Losses are the same up to rounding, and a few graphs serve batches of every shape.
 
-    Sabotage: compile with `dynamic=False`; omit the smoothing in `_losses_and_gradients`.
+    Sabotage: compile each layer by itself; omit the smoothing in `_losses_and_gradients`.
     """
     pairs, graphs, shapes = train_compiled(corpus_dir, prepared, precision, backend)
     compiled, eager = zip(*pairs, strict=True)
     assert compiled == pytest.approx(eager, rel=tolerance)
-    assert shapes >= 12 and 1 <= graphs <= 4
+    assert shapes >= 12 and graphs == 2
+
+
+@pytest.mark.parametrize("first", [(7, 7, 7), (1, 1, 1)])
+def test_two_graphs_serve_all_layers_and_shapes(
+    corpus_dir, prepared, cuda_branches, monkeypatch, first
+):
+    """Single sentences and pieces too, whatever comes first, and validation needs no others.
+
+    Sabotage: do not pad single sizes; do not mark sizes as dynamic; compile in evaluation.
+    """
+    eager_loss = loss_module._losses_and_gradients
+    monkeypatch.setattr(loss_module, "_compile_losses_and_gradients", lambda: eager_loss)
+    layers = {"model__encoder_layers": 3, "model__decoder_layers": 3}
+    config = tiny_config(corpus_dir, model__d_model=16, model__d_ff=32, **layers)
+    engine, counter = build_engine(config, prepared, "bf16"), CompileCounter()
+    engine.compile(counter)
+    special = [(1, 5, 6), (5, 1, 6), (5, 6, 1), (5, 5, 5), (64, 3, 3), (2, 2, 2), (3, 99, 60)]
+    ordinary = [(2 + i % 5, 3 + i % 17, 30 - i) for i in range(22)]
+    for step, (rows, src_length, tgt_length) in enumerate([first, *special, *ordinary], 1):
+        src, tgt = (torch.full((rows, length), 5) for length in (src_length, tgt_length))
+        engine.train_step(step, [Batch(src, tgt, tgt, src.numel(), tgt.numel())])
+    assert counter.frame_count == 2
+    with evaluation_mode(engine.model), torch.no_grad():
+        engine.model(src, tgt)
+    assert counter.frame_count == 2
+
+
+def test_padding_of_single_sizes_changes_no_loss(corpus_dir, prepared):
+    """Nor the number of tokens. Sabotage: let the copy of a sentence count."""
+    engine = build_engine(tiny_config(corpus_dir, model__dropout=0.0), prepared)
+    for src, tgt in ([[5, 6]], [[7, 8, 9]]), ([[5]], [[7]]), ([[5], [6]], [[7], [8]]):
+        ids, tgt_ids = torch.tensor(src), torch.tensor(tgt)
+        batch = Batch(ids, tgt_ids, tgt_ids, ids.numel(), tgt_ids.numel())
+        padded = pad_single_sizes(batch)
+        assert min(*padded.src.shape, *padded.tgt_out.shape) == 2
+        assert (padded.tgt_out != PAD_ID).sum() == padded.tgt_tokens == tgt_ids.numel()
+        torch.testing.assert_close(engine._loss(padded), engine._loss(batch))
 
 
 def messages(caplog: pytest.LogCaptureFixture) -> list[str]:

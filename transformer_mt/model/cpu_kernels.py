@@ -31,6 +31,8 @@ _PACKED = "packed"
 """Attribute of a weight that holds its packed copy."""
 _MKL_ROWS = 128
 """Number of rows for which MKL packs a weight: fastest, or nearly so, for 1 to 1,000 rows."""
+_BIAS_ALIGNMENT = 8
+"""PyTorch copies a bias whose strides are no multiples of this."""
 _STATES = 2**16
 """Dropout draws 16 random bits per element, so p is rounded to a multiple of 1 / 2^16."""
 _thread = threading.local()
@@ -219,7 +221,8 @@ def attention_weights(q: Tensor, k: Tensor, mask: Tensor | None, causal: bool) -
     Args:
         q: Queries, (B, H, T, K).
         k: Keys, (B, H, S, K).
-        mask: Where queries may attend, broadcastable to (B, H, T, S); None is everywhere.
+        mask: Where queries may attend, broadcastable to (B, H, T, S), or the result of
+            `prepare_mask`; None is everywhere.
         causal: Whether a query sees only positions up to its own; then mask must be None.
 
     Returns:
@@ -229,7 +232,8 @@ def attention_weights(q: Tensor, k: Tensor, mask: Tensor | None, causal: bool) -
     if causal:
         mask = torch.ones(q.size(-2), k.size(-2), dtype=torch.bool, device=q.device).tril()
     if mask is not None:
-        scores = scores.masked_fill(~mask, -math.inf)
+        is_hidden = ~mask if mask.dtype == torch.bool else mask < 0
+        scores = scores.masked_fill(is_hidden, -math.inf)
     return scores.softmax(dim=-1)
 
 
@@ -272,6 +276,28 @@ class Attention(nn.Module):
     def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
         """Attends from queries, (B, H, T, K), to keys and values; gives (B, H, T, K)."""
         return attention(q, k, v, mask, causal, self.p if self.training else 0.0)
+
+
+def prepare_mask(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """Converts a mask, (..., S), once to what `attention` reads in every layer.
+
+    On a CPU that is the mask itself. On CUDA the memory-efficient kernel reads a bias, 0 where
+    queries may attend and -inf elsewhere, in the type of the queries and with rows that begin at
+    multiples of 8 elements; from any other mask, each call would make one.
+
+    Args:
+        mask: Where queries may attend.
+        dtype: Type of the queries, unless autocast decides it.
+    """
+    if _on_cpu(mask):
+        return mask
+    if torch.is_autocast_enabled(mask.device.type):
+        dtype = torch.get_autocast_dtype(mask.device.type)
+    length = mask.size(-1)
+    # Always longer than the mask: torch.compile would need another graph for contiguous rows.
+    row_length = (length // _BIAS_ALIGNMENT + 1) * _BIAS_ALIGNMENT
+    bias = torch.zeros((*mask.shape[:-1], row_length), dtype=dtype, device=mask.device)
+    return bias[..., :length].masked_fill_(~mask, -math.inf)
 
 
 def prepare_keys_values(keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:

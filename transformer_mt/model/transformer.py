@@ -4,7 +4,7 @@ Shapes:
     B  batch                 S  source length       T  target length      L  either length
     D  model width           H  heads               K  head width, D / H
     V  target vocabulary     R  rows (hypotheses) of incremental decoding
-Masks are bool and True means "may attend".
+Masks are bool and True means "may attend"; on CUDA they are the bias of `prepare_mask`.
 
 Reference: Vaswani et al. 2017, Attention Is All You Need, section 3.
 """
@@ -28,6 +28,7 @@ from transformer_mt.model.cpu_kernels import (
     attention_weights,
     linear,
     prepare_keys_values,
+    prepare_mask,
 )
 from transformer_mt.model.multi_head_attention import (
     CrossAttention,
@@ -249,15 +250,16 @@ class Transformer(nn.Module):
             src: Source ids, padded, (B, S).
             tgt_in: BOS and target ids, padded, (B, T).
         """
-        return self.decode(tgt_in, self.encode(src), self.src_mask(src))
+        mask = self.src_mask(src)
+        return self.decode(tgt_in, self.encode(src, mask), mask)
 
     def src_mask(self, src: Tensor) -> Tensor:
         """Marks source positions that are not padding, (B, S) to (B, 1, 1, S)."""
-        return (src != self.pad_id)[:, None, None, :]
+        mask = (src != self.pad_id)[:, None, None, :]
+        return prepare_mask(mask, self.src_embedding.dtype)
 
-    def encode(self, src: Tensor) -> Tensor:
-        """Computes the memory, (B, S, D), of padded source ids, (B, S)."""
-        mask = self.src_mask(src)  # (B, 1, 1, S)
+    def encode(self, src: Tensor, mask: Tensor) -> Tensor:
+        """Computes the memory, (B, S, D), of padded source ids, (B, S), and their `src_mask`."""
         x = self._embed(src, self.src_embedding, 0)  # (B, S, D)
         for layer in self.encoder:
             x = layer(x, mask)
@@ -278,9 +280,10 @@ class Transformer(nn.Module):
 
     def begin_decoding(self, src: Tensor, max_length: int) -> DecoderState:
         """Encodes padded source ids, (B, S), to decode up to `max_length` positions in B rows."""
-        memory = self.encode(src)
+        mask = self.src_mask(src)
+        memory = self.encode(src, mask)
         layers = [layer.begin_decoding(memory, max_length) for layer in self.decoder]  # type: ignore[operator]
-        return DecoderState(layers, self.src_mask(src))
+        return DecoderState(layers, mask)
 
     def next_logits(self, ids: Tensor, state: DecoderState) -> Tensor:
         """Computes one position of incremental decoding.

@@ -32,7 +32,8 @@ PEER_TIMEOUT = timedelta(seconds=60)
 """A peer that does not answer for this long counts as lost. If its process has ended, this is
 noticed at once, since the system closes its connections."""
 WORK_TIMEOUT = timedelta(minutes=10)
-"""Limit on joining, and on a sum over all processes, for which process 0 may be saving."""
+"""Limit on joining, and on a sum over all processes, for which process 0 may have to wait until
+a checkpoint is written."""
 GPU_TIMEOUT = timedelta(minutes=9)
 """Limit on the work of a GPU; less than for a sum, after which NCCL would abort the process."""
 VALUE_TIMEOUT = timedelta(hours=24)

@@ -26,6 +26,11 @@ from transformer_mt.system.processes import ALONE, Processes
 from transformer_mt.system.worker_threads import MAX_WORKERS, WorkerThreads, count_workers
 from transformer_mt.text.batching import Batch, TokenCounts
 from transformer_mt.text.vocabulary import PAD_ID
+from transformer_mt.training.compilation import (
+    compile_layers,
+    pad_single_sizes,
+    restore_layers,
+)
 from transformer_mt.training.flops import flops_per_token
 from transformer_mt.training.loss import projected_loss
 from transformer_mt.training.optimizer import (
@@ -102,7 +107,6 @@ class Engine:
         torch.manual_seed(config.train.seed)
         self.model = Transformer(config.model, src_size, tgt_size, PAD_ID).to(device)
         self._flops_per_token = flops_per_token(config.model, tgt_size)
-        self._decoder_output: Callable[[Tensor, Tensor], Tensor] = self.model.decoder_output
         self.compiled, self.compile_failed = False, compile_failed
         if config.train.compile and device.type == "cuda" and not compile_failed:
             self.compile()
@@ -116,17 +120,12 @@ class Engine:
         self.start_window()
 
     def compile(self, backend: str | Callable[..., object] = "inductor") -> None:
-        """Uses torch.compile from now on, with a few graphs that serve batches of all shapes."""
+        """Uses torch.compile for training from now on."""
         self.compiled = True
-        # A table of positions that grows would need a new graph; in validation a translation may
-        # be 50 pieces longer than its source.
-        self.model.reserve(self.config.data.max_length + 64)
-        self._decoder_output = torch.compile(
-            self.model.decoder_output, dynamic=True, backend=backend
-        )
+        compile_layers(self.model, backend)
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns what a resumed run needs to stay bit-equal: tensors by name, and counters."""
+        """Returns what keeps a resumed run bit-equal: the tensors in use by name, and counters."""
         state: dict[str, Any] = {
             "model": self.model.state_dict(),
             "optimizer": {
@@ -142,8 +141,8 @@ class Engine:
             },
         }
         if self.ema:
-            with self.ema.in_place():
-                state["ema"] = {k: v.clone() for k, v in self.model.state_dict().items()}
+            names = (name for name, _ in self.model.named_parameters())
+            state["ema"] = dict(zip(names, self.ema.averages, strict=True))
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -355,14 +354,15 @@ class Engine:
             failure = failure or "torch.compile failed in another process"
             logger.warning("%s; this run continues without it, more slowly", failure)
             self.compiled, self.compile_failed = False, True
-            self._decoder_output = self.model.decoder_output
+            restore_layers(self.model)
 
     def _gradient(
         self, micro_batch: Batch, scale: Tensor, raise_if_cancelled: Callable[[], None]
     ) -> _LossesAndGradients:
         """Computes the sums of a micro-batch's losses, and their gradient times a scale."""
         try:
-            loss, nll = self._loss(micro_batch.to(self.device))
+            batch = pad_single_sizes(micro_batch) if self.compiled else micro_batch
+            loss, nll = self._loss(batch.to(self.device))
             raise_if_cancelled()
             gradients = torch.autograd.grad(loss, list(self.model.parameters()), scale)
         except (RuntimeError, MemoryError) as error:
@@ -372,7 +372,7 @@ class Engine:
     def _loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Sums the label-smoothed loss and the NLL over a micro-batch's target tokens."""
         return projected_loss(
-            self._decoder_output(batch.src, batch.tgt_in),
+            self.model.decoder_output(batch.src, batch.tgt_in),
             self.model.output_weight,
             batch.tgt_out,
             self.config.optim.label_smoothing,

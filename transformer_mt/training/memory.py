@@ -12,8 +12,9 @@ from transformer_mt.text.batching import Indices, Lengths
 from transformer_mt.training.engine import Engine
 from transformer_mt.training.loss import CHUNK_ROWS
 
-_BYTES_PER_PARAMETER = 4 * 4
-"""Weight, gradient and Adam's two moments in float32."""
+_BYTES_PER_PARAMETER = {"cpu": 4 * 7, "cuda": 4 * 4}
+"""Weight, gradient and Adam's two moments in float32; on a CPU also the copies of a weight and its
+moments that are written as a checkpoint, which a GPU's memory does not hold."""
 _MORE_BYTES_PER_PARAMETER = 4 * 2
 """The moving average, and a buffer for sums over processes or weights in half precision."""
 _BYTES_PER_LOGIT = 12
@@ -29,7 +30,7 @@ def require_memory(config: ModelConfig, device: torch.device) -> None:
     attention, feed_forward = 4 * config.d_model**2, 2 * config.d_model * config.d_ff
     parameters = config.encoder_layers * (attention + feed_forward)
     parameters += config.decoder_layers * (2 * attention + feed_forward)
-    needed, available = _BYTES_PER_PARAMETER * parameters, total_memory(device)
+    needed, available = _BYTES_PER_PARAMETER[device.type] * parameters, total_memory(device)
     if needed > available:
         keys = ("d_model", "d_ff", "encoder_layers", "decoder_layers")
         sizes = ", ".join(f"model.{key} = {getattr(config, key)}" for key in keys)
@@ -60,7 +61,8 @@ def find_micro_batch_tokens(engine: Engine, processes: Processes) -> int:
     copies, workers = (processes.world_size, engine.workers) if on_cpu else (1, 1)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     left = _USED_SHARE[device.type] * total_memory(device)
-    left -= copies * (_BYTES_PER_PARAMETER + _MORE_BYTES_PER_PARAMETER) * parameters
+    bytes_per_parameter = _BYTES_PER_PARAMETER[device.type] + _MORE_BYTES_PER_PARAMETER
+    left -= copies * bytes_per_parameter * parameters
     left -= workers * 4 * parameters  # each worker's own gradient
 
     def fits(tokens: int) -> bool:

@@ -58,12 +58,15 @@ class ExponentialMovingAverage:
     Args:
         model: The average starts at its weights, on their device.
         decay: Share of the previous average that a step keeps, except for early steps.
+
+    Attributes:
+        averages: The average of each parameter, in the order of the model.
     """
 
     def __init__(self, model: nn.Module, decay: float) -> None:
         self.decay = decay
         self._parameters: list[Tensor] = list(model.parameters())
-        self._averages = [parameter.detach().clone() for parameter in self._parameters]
+        self.averages = [parameter.detach().clone() for parameter in self._parameters]
 
     @torch.no_grad()
     def update(self, step: int) -> None:
@@ -73,7 +76,7 @@ class ExponentialMovingAverage:
         initial weights soon lose their influence.
         """
         decay = min(self.decay, (1 + step) / (10 + step))
-        lerp_all_(self._averages, self._parameters, 1.0 - decay)
+        lerp_all_(self.averages, self._parameters, 1.0 - decay)
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
@@ -86,7 +89,7 @@ class ExponentialMovingAverage:
 
     @torch.no_grad()
     def _swap(self) -> None:
-        for parameter, average in zip(self._parameters, self._averages, strict=True):
+        for parameter, average in zip(self._parameters, self.averages, strict=True):
             weights = parameter.clone()
             parameter.copy_(average)
             average.copy_(weights)

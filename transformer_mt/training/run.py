@@ -44,7 +44,8 @@ from transformer_mt.training.environment import (
 )
 from transformer_mt.training.memory import find_micro_batch_tokens, require_memory
 from transformer_mt.training.run_log import RunLog, require_tensorboard
-from transformer_mt.training.trainer import TENSOR_FILES, Trainer
+from transformer_mt.training.saving import TENSOR_FILES
+from transformer_mt.training.trainer import Trainer
 
 logger = logging.getLogger(__name__)
 

@@ -8,17 +8,8 @@ from contextlib import closing
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from transformer_mt.checkpoints.checkpoint import (
-    EMA,
-    MODEL,
-    STATE,
-    TRAINING,
-    Progress,
-    RunState,
-    find_nonfinite,
-    save_checkpoint,
-)
-from transformer_mt.checkpoints.run_directory import checkpoint_path, prune
+from transformer_mt.checkpoints.checkpoint import STATE, Progress
+from transformer_mt.checkpoints.run_directory import checkpoint_path
 from transformer_mt.errors import (
     CheckpointError,
     DataError,
@@ -44,17 +35,14 @@ from transformer_mt.text.corpus import RawPairs
 from transformer_mt.text.prepared import PreparedCorpus
 from transformer_mt.text.sampling import EpochPairs
 from transformer_mt.training.engine import Engine
-from transformer_mt.training.environment import numeric_environment
 from transformer_mt.training.flops import measure_peak_flops
 from transformer_mt.training.memory import finer_limit
 from transformer_mt.training.run_log import RunLog, TrainingMetrics
+from transformer_mt.training.saving import CheckpointSaver
 from transformer_mt.training.time_left import StepDisplay, reached_limit
 from transformer_mt.training.validation import Validator
 
 logger = logging.getLogger(__name__)
-
-TENSOR_FILES = {"model": MODEL, "optimizer": TRAINING, "ema": EMA}
-"""Files of a checkpoint by their keys in the state of the engine."""
 
 
 class _Stopped(Exception):
@@ -97,7 +85,8 @@ class Trainer:
         self.pairs, self.lengths = corpus.pairs, corpus.pairs.lengths
         self._epoch_pairs = EpochPairs(corpus, self.config)
         self._validator = Validator(engine, valid, corpus.vocab, corpus.sources, processes)
-        self._saved_progress = progress if is_saved else None
+        saved = progress if is_saved else None
+        self._saver = CheckpointSaver(run_dir, engine, corpus, processes.world_size, saved)
         self._stop = StopRequest()
         # What all processes agree on: a signal's number or 0, and the training time.
         self._signum, self._agreed_seconds = 0, progress.seconds
@@ -114,10 +103,14 @@ class Trainer:
         self._log, self._is_own = log, is_own
         self._saved_at = time.monotonic()
         self._started = self._saved_at - self.progress.seconds
-        with catch_stop_signals() as self._stop, compute_settings(self.engine.device, tf32=True):
+        with (
+            catch_stop_signals() as self._stop,
+            compute_settings(self.engine.device, tf32=True),
+            self._saver,
+        ):
             reason, step = self._reached_limit(), self.progress.step
             is_validated = self.progress.valid_step == step
-            if reason and is_validated and self._saved_progress:
+            if reason and is_validated and self._saver.saved:
                 logger.info("nothing to do: %s, and the run is at step %d", reason, step)
                 self._processes.finish()
                 return
@@ -350,6 +343,7 @@ class Trainer:
         if is_best:
             self._save()
             if self._processes.is_main:
+                self._saver.wait()  # the record holds the digest of the checkpoint
                 self._validator.record(result, checkpoint_path(self.run_dir, step))
 
     def _raise_if_stopping(self, lines: int) -> None:
@@ -359,38 +353,17 @@ class Trainer:
             raise _Stopped
 
     def _save(self, final: bool = False) -> None:
-        """Saves a checkpoint; if a periodic save fails, training continues with a warning."""
-        if self.progress == self._saved_progress or not self._processes.is_main:
+        """Saves a checkpoint while training continues, or to the end if it is the final one.
+
+        If a periodic save fails, training continues with a warning.
+        """
+        if not self._processes.is_main:
             return
-        self._require_own()
-        self.progress = replace(self.progress, seconds=self._seconds())
-        state = self.engine.state_dict()
-        tensors = {file: state[key] for key, file in TENSOR_FILES.items() if key in state}
-        for file, content in tensors.items():
-            if name := find_nonfinite(content):
-                raise TrainingError(
-                    f"step {self.progress.step}: {name} of {file} is not finite: training has"
-                    " diverged; this step is not saved, earlier ones are; lower optim.lr_scale"
-                )
-        run_state = RunState(
-            progress=self.progress,
-            counters=state["counters"],
-            environment=numeric_environment(self.engine, self._processes.world_size),
-            sources=self.corpus.sources,
-        )
-        self._saved_at = time.monotonic()  # a failed save is retried when the next one is due
-        step = self.progress.step
-        path = checkpoint_path(self.run_dir, step)
-        try:
-            save_checkpoint(path, tensors, run_state, self.config, self.corpus.vocab)
-        except OSError as error:
-            reason = f"{error.filename or path}: cannot save step {step}: {error.strerror}"
-            if final:
-                raise CheckpointError(reason) from None
-            logger.warning("%s; training continues", reason)
-            return
-        self._saved_progress = self.progress
-        try:
-            prune(self.run_dir, step, self.config.train.keep_last, self.progress.best_step)
-        except OSError as error:
-            logger.warning("%s: cannot delete: %s", error.filename or self.run_dir, error.strerror)
+        self._saver.wait()
+        if self.progress != self._saver.saved:
+            self._require_own()
+            self.progress = replace(self.progress, seconds=self._seconds())
+            self._saved_at = time.monotonic()  # a failed save is retried when the next one is due
+            self._saver.start(self.progress)
+        if final:
+            self._saver.wait(final=True)

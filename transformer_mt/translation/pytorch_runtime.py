@@ -132,7 +132,7 @@ class PyTorchRuntime:
         """Encodes one sentence, (S, D)."""
         model, pair = self._single_pair(source, [])
         with compute_settings(model.device, tf32=False):
-            return _array(model.encode(pair.src))
+            return _array(model.encode(pair.src, model.src_mask(pair.src)))
 
     @torch.no_grad()
     def logits(self, source: Sequence[int], target: Sequence[int]) -> Array:
