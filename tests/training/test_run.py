@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,7 @@ from transformer_mt.config.loading import load_config
 from transformer_mt.errors import CheckpointError, ConfigError, DataError, DeviceError
 from transformer_mt.system.files import locked
 from transformer_mt.text.corpus import load_split
+from transformer_mt.training import run as run_module
 from transformer_mt.training.dry_run import dry_run
 from transformer_mt.training.engine import Engine
 from transformer_mt.training.run import build_trainer, train
@@ -326,3 +328,22 @@ def test_a_run_that_went_on_without_compilation_stays_so(corpus_dir, tmp_path, m
         train(config, tmp_path / "run")
     assert build_trainer(config, tmp_path / "run").engine.compile_failed
     assert not build_trainer(config, tmp_path / "other").engine.compile_failed
+
+
+@pytest.mark.parametrize(
+    ("threads", "numa_nodes", "hint"),
+    [
+        (16, 1, None),
+        (1, 2, None),
+        (17, 1, "OMP_NUM_THREADS=5 torchrun --nproc-per-node 3"),
+        (16, 2, "OMP_NUM_THREADS=8 torchrun --nproc-per-node 2"),
+        (64, 4, "OMP_NUM_THREADS=8 torchrun --nproc-per-node 8"),
+    ],
+)
+def test_several_processes_are_suggested(caplog, monkeypatch, threads, numa_nodes, hint):
+    """On a CPU of more than 16 threads, or of several NUMA nodes. Sabotage: >= in place of >."""
+    caplog.set_level("INFO", "transformer_mt")
+    monkeypatch.setattr(sys, "argv", ["transformer-mt", "train", "my corpus.toml"])
+    run_module._suggest_processes(threads, numa_nodes)
+    expected = [f"{hint} -m -- transformer_mt train 'my corpus.toml'"] if hint else []
+    assert [record.message.partition("better: ")[2] for record in caplog.records] == expected

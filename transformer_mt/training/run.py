@@ -1,7 +1,9 @@
 """Starts a run from its configuration, or resumes it from its newest checkpoint."""
 
 import logging
+import math
 import os
+import shlex
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
@@ -11,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from transformer_mt.checkpoints.checkpoint import STATE, TRAINING, Checkpoint, Progress
@@ -28,9 +31,11 @@ from transformer_mt.config.loading import searched_folders
 from transformer_mt.errors import CheckpointError, ConfigError
 from transformer_mt.evaluation.scoring import choose_metrics
 from transformer_mt.system.console import PACKAGE_LOGGER
-from transformer_mt.system.device import choose_device, choose_precision
+from transformer_mt.system.device import choose_device, choose_precision, count_numa_nodes
 from transformer_mt.system.files import locked, restore_replaced
+from transformer_mt.system.launcher import is_launched
 from transformer_mt.system.processes import ALONE, Processes, join_processes
+from transformer_mt.system.worker_threads import MAX_WORKERS
 from transformer_mt.text.batching import Lengths
 from transformer_mt.text.corpus import load_split
 from transformer_mt.text.prepared import prepare
@@ -50,6 +55,7 @@ from transformer_mt.training.trainer import Trainer
 logger = logging.getLogger(__name__)
 
 _BINS = 40
+_MANY_THREADS = 16
 _TEXTS = {"corpus_digest": "training text", "valid_digest": "validation text"}
 
 
@@ -296,6 +302,20 @@ def _log_start(log: RunLog, trainer: Trainer, environment: dict[str, str]) -> No
     elif progress.init_digest:
         origin = f"{trainer.config.train.init_from} at step {progress.init_step}"
         logger.info("starting from %s (digest %s)", origin, progress.init_digest)
+    if trainer.engine.device.type == "cpu" and not is_launched():
+        _suggest_processes(torch.get_num_threads(), count_numa_nodes())
+
+
+def _suggest_processes(threads: int, numa_nodes: int) -> None:
+    """Says how to use more cores than the worker threads of one process can."""
+    if threads <= _MANY_THREADS and not 1 < numa_nodes <= threads:
+        return
+    count = max(numa_nodes, math.ceil(threads / MAX_WORKERS))
+    logger.info(
+        f"{threads} threads, NUMA nodes: {numa_nodes}; several processes use them better:"
+        f" OMP_NUM_THREADS={threads // count} torchrun --nproc-per-node {count} -m --"
+        f" transformer_mt {shlex.join(sys.argv[1:])}"
+    )
 
 
 def _write_description(trainer: Trainer, environment: dict[str, str]) -> None:
