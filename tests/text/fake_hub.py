@@ -1,4 +1,4 @@
-"""A Hugging Face hub on loopback that serves one dataset repository, well or badly."""
+"""A Hugging Face hub on loopback that serves one dataset repository."""
 
 import hashlib
 import json
@@ -16,18 +16,14 @@ class FakeHub(ThreadingHTTPServer):
 
     Attributes:
         files: Content by path in the repository.
-        busy: So many requests for each file are answered 503 first.
-        broken: So many downloads of each file end in the middle.
         requests: Methods and paths asked for.
     """
 
     daemon_threads = True
 
-    def __init__(self, files: dict[str, bytes], busy: int, broken: int) -> None:
+    def __init__(self, files: dict[str, bytes]) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.files, self.requests = files, []
-        self.busy = dict.fromkeys(files, busy)
-        self.broken = dict.fromkeys(files, broken)
 
     @property
     def url(self) -> str:
@@ -77,45 +73,26 @@ class _Handler(BaseHTTPRequestHandler):
         if content is None:
             self._reply(404, b"", {"X-Error-Code": "EntryNotFound"})
             return
-        if self.server.busy[name]:
-            self.server.busy[name] -= 1
-            self._reply(503, b"")
-            return
-        headers = {
-            "X-Repo-Commit": COMMIT,
-            "ETag": f'"{hashlib.sha1(content).hexdigest()}"',
-            "Accept-Ranges": "bytes",
-        }
-        if match := re.match(r"bytes=(\d+)-", self.headers.get("Range") or ""):
-            start = int(match[1])
-            headers["Content-Range"] = f"bytes {start}-{len(content) - 1}/{len(content)}"
-            self._reply(206, content[start:], headers)
-        elif self.command == "GET" and self.server.broken[name]:
-            self.server.broken[name] -= 1
-            self._reply(200, content, headers, sent=len(content) // 2)
-            self.close_connection = True
-        else:
-            self._reply(200, content, headers)
+        etag = f'"{hashlib.sha1(content).hexdigest()}"'
+        self._reply(200, content, {"X-Repo-Commit": COMMIT, "ETag": etag})
 
     def _json(self, value: object) -> None:
         self._reply(200, json.dumps(value).encode(), {"Content-Type": "application/json"})
 
-    def _reply(
-        self, code: int, body: bytes, headers: Mapping[str, str] = {}, sent: int | None = None
-    ) -> None:
+    def _reply(self, code: int, body: bytes, headers: Mapping[str, str] = {}) -> None:
         self.send_response(code)
         for key, value in headers.items():
             self.send_header(key, value)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         if self.command != "HEAD":
-            self.wfile.write(body[:sent])
+            self.wfile.write(body)
 
 
 @contextmanager
-def serve(files: dict[str, bytes], busy: int = 0, broken: int = 0) -> Iterator[FakeHub]:
+def serve(files: dict[str, bytes]) -> Iterator[FakeHub]:
     """Runs a hub until the block ends."""
-    with FakeHub(files, busy, broken) as hub:
+    with FakeHub(files) as hub:
         thread = threading.Thread(target=hub.serve_forever, daemon=True)
         thread.start()
         yield hub

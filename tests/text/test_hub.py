@@ -105,17 +105,15 @@ def test_the_hubs_own_type_for_translations():
         next(hub.read_pairs(dataset, DataConfig(path="hub", tgt_lang="fr")))
 
 
-def test_a_hub_that_works_badly_and_then_none(tmp_path):
-    """Two answers of 503 and a download that ends in the middle cost only time.
+def test_a_hub_and_then_none(tmp_path):
+    """Without the hub the cache serves, and what it lacks is an error within seconds.
 
-    Then the cache serves, and what it lacks is an error within seconds, with the ways to work
-    without a hub. Sabotage: leave the hub's client online when the hub does not answer.
+    It names the ways to work without a hub. Sabotage: leave the hub's client online when the hub
+    does not answer.
     """
-    with serve(wmt16(), busy=2, broken=1) as fake_hub:
+    with serve(wmt16()) as fake_hub:
         sources, error = load_elsewhere(tmp_path, fake_hub.url, "wmt/wmt16", "wmt/wmt61")
-        name = next(name for name in fake_hub.files if "train" in name)
-        assert fake_hub.busy[name] == fake_hub.broken[name] == 0
-        assert sum(r.startswith("GET") and "train-" in r for r in fake_hub.requests) == 2
+        assert sum(r.startswith("GET") and "train-" in r for r in fake_hub.requests) == 1
     assert sources == copy_lines(1000, 0)
     assert error.startswith("data.path = wmt/wmt61, split train: no such folder in ")
     assert "; on the hub: Data" in error and "--set data.path=NEW" in error

@@ -57,7 +57,7 @@ SLICE = r"\[(-?\d{1,18})?:(-?\d{1,18})?\]"
 """Pattern of a slice of a split, such as [:-1000]."""
 
 
-Weight = Annotated[int, Field(ge=1, le=255)]
+Weight = Annotated[int, Field(ge=1, le=1000)]
 
 
 class SplitTable(Section):

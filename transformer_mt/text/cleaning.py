@@ -1,4 +1,6 @@
-"""The rules that drop training pairs: first by their text, then by their number of pieces.
+"""The rules that drop training pairs, and what may be wrong with lines, which `init` only counts.
+
+Pairs are dropped first by their text, then by their number of pieces.
 
 If the decision of a rule changes for any pair, raise `CLEANING_VERSION`, so that corpora prepared
 under the old rules are not reused. tests/text/test_cleaning.py checks this.
@@ -6,7 +8,10 @@ under the old rules are not reused. tests/text/test_cleaning.py checks this.
 
 import hashlib
 import re
+import unicodedata
+from collections import Counter
 from collections.abc import Mapping
+from functools import cache
 
 from transformer_mt.config.keys import DataConfig
 
@@ -16,6 +21,11 @@ CLEANING_VERSION = 1
 CONTROL_CHARACTER = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 """A C0 or C1 control character other than tab, LF and CR."""
 _NOT_A_LETTER = re.compile(r"[\W\d_]")
+_ENTITY = re.compile(r"&(#\d{1,7}|#[xX][0-9a-fA-F]{1,6}|[A-Za-z]{2,8}\d{0,2});")
+_LETTER = re.compile(r"[^\W\d_]")
+_LETTER_NOT_LATIN = re.compile(r"[^\W\d_A-Za-z\u00aa-\u024f\u1e00-\u1eff]")
+_EAST_ASIAN = ("CJK", "HIRAGANA", "KATAKANA", "KATAKANA-HIRAGANA")
+"""First words of the names of characters that Chinese and Japanese text mix."""
 
 
 def reason_to_drop_text(
@@ -73,3 +83,44 @@ def letter_share(text: str) -> float:
 def describe_dropped(counts: Mapping[str, int]) -> str:
     """Formats the numbers of dropped pairs by reason as text."""
     return ", ".join(f"{count:,} {reason}" for reason, count in sorted(counts.items())) or "none"
+
+
+class LineProblems:
+    """Counts the lines of one language by problem; memory does not grow with the text."""
+
+    def __init__(self) -> None:
+        self._counts = Counter[str]()
+        self._scripts = Counter[str]()
+
+    def add(self, line: str) -> None:
+        """Counts a line."""
+        self._counts["empty"] += not line.strip()
+        self._counts["with tabs"] += "\t" in line
+        # Quick looks spare most lines the regular expressions.
+        if "&" in line:
+            self._counts["with HTML entities such as &amp;"] += bool(_ENTITY.search(line))
+        if not line.isprintable():
+            self._counts["with control characters"] += bool(CONTROL_CHARACTER.search(line))
+        if script := _script(line):
+            self._scripts[script] += 1
+
+    def __str__(self) -> str:
+        """Lists the problems with their numbers of lines; empty if there are none."""
+        counts = dict(self._counts)
+        for script, lines in self._scripts.most_common(1):
+            counts[f"not in {script} script"] = self._scripts.total() - lines
+        return ", ".join(f"{count:,} {problem}" for problem, count in counts.items() if count)
+
+
+def _script(line: str) -> str:
+    """Names the script of most letters of a line; empty without letters."""
+    if line.isascii() or not _LETTER_NOT_LATIN.search(line):
+        return "Latin" if _LETTER.search(line) else ""
+    scripts = Counter(map(_script_of, _LETTER.findall(line)))
+    return scripts.most_common(1)[0][0]
+
+
+@cache
+def _script_of(letter: str) -> str:
+    script = unicodedata.name(letter, "unknown").split()[0]
+    return "Chinese or Japanese" if script in _EAST_ASIAN else script.title()

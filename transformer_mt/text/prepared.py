@@ -260,7 +260,7 @@ class _CleanedSplit:
     """Result of the first reading of a split; words are those of the pairs kept."""
 
     word_counts: list[Counter[str]]  # one per side, or one for both if the vocabulary is shared
-    weights: bytearray = field(default_factory=bytearray)  # of each pair; 0 if it is dropped
+    kept: bytearray = field(default_factory=bytearray)  # for each pair, 1 if it is kept, else 0
     dropped: Counter[str] = field(default_factory=Counter)
     words: int = 0
     several_sentences: int = 0  # sources with more than one; counted in the second reading
@@ -272,7 +272,7 @@ def _clean(config: Config, split: CorpusSplit, count_words: bool) -> _CleanedSpl
     cleaned, seen_pairs = _CleanedSplit(counts), set[bytes]()
     for (src, tgt), weight in ProgressBar("reading", "pairs", items=split.read_weighted()):
         reason = reason_to_drop_text(config.data, src, tgt, seen_pairs)
-        cleaned.weights.append(0 if reason else weight)
+        cleaned.kept.append(reason is None)
         if reason:
             cleaned.dropped[reason] += 1
             continue
@@ -293,8 +293,8 @@ def _encode(
 
     Yields chunks of the pairs kept, each as source ids, target ids and weight.
     """
-    pairs = ProgressBar("encoding", "pairs", len(cleaned.weights), split.read_weighted())
-    kept = compress(pairs, cleaned.weights)
+    pairs = ProgressBar("encoding", "pairs", len(cleaned.kept), split.read_weighted())
+    kept = compress(pairs, cleaned.kept)
     while chunk := list(islice(kept, _PAIRS_PER_CHUNK)):
         src, tgt, weights = zip(*((*pair, weight) for pair, weight in chunk), strict=True)
         encoded = []
@@ -333,7 +333,7 @@ def _write_ids(
     corpus = _map_pairs(folder, dtype)
     pieces = len(corpus.src.ids) + len(corpus.tgt.ids)
     return {
-        "pairs": len(cleaned.weights),
+        "pairs": len(cleaned.kept),
         "kept": kept,
         "dropped": dict(cleaned.dropped),
         "pieces_per_word": round(pieces / cleaned.words, 3),
@@ -349,7 +349,7 @@ def _write_ids(
 
 def _nothing_left(config: DataConfig, cleaned: _CleanedSplit) -> DataError:
     return DataError(
-        f"data.train = {config.train}: no training pair is left of {len(cleaned.weights):,}"
+        f"data.train = {config.train}: no training pair is left of {len(cleaned.kept):,}"
         f" ({describe_dropped(cleaned.dropped)}); see the limits under [data]"
     )
 

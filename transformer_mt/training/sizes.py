@@ -12,8 +12,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from transformer_mt.text.cleaning import LineProblems
 from transformer_mt.text.corpus import Pair
-from transformer_mt.text.line_problems import LineProblems
 
 CHARACTER_COVERAGE = 0.9999
 """Share of the text that the counted characters cover; the rest are encoded as bytes."""
