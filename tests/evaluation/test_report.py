@@ -123,6 +123,7 @@ def test_a_model_is_evaluated_and_recorded(copy_run, texts, tmp_path):
         re.fullmatch(r"ref \(\w{8}\)", record.test_set)
         and record.search.length_penalty == beam.length_penalty
     )
+    assert record.search.max_length == 24  # the model's own
     assert record.hypotheses == result.system.lines and record.sources == result.test_set.src
     assert [(s.name, s.value) for s in record.scores] == [(s.name, s.value) for s in result.scores]
     again = evaluate(texts, hyp="saved", baseline=run, search=beam)
@@ -154,6 +155,7 @@ def test_what_was_scored_is_named(copy_run, texts, tmp_path):
     )
     greedy = evaluate(texts, copy_run, copy_run, hyp=None)
     assert greedy.to_dict()["length_penalty"] is None and greedy.to_dict()["step"] == [1, 1]
+    assert not evaluate(texts, run, hyp=None, load=LoadOptions(raw=True)).to_dict()["raw"]
     replace_file(path, EMA, (path / MODEL).read_bytes())
     for raw in (False, True):
         report = evaluate(texts, run, hyp=None, load=LoadOptions(raw=raw))
@@ -193,12 +195,16 @@ def test_several_runs_are_rows(copy_run, texts, tmp_path):
 
 
 def test_several_runs_have_the_same_languages(copy_run, texts, tmp_path):
-    """Sabotage: translate the test set of the first with all of them."""
+    """BLEU's tokenizer is that of the language translated to.
+
+    Sabotage: translate the test set of the first with all of them; take the source language.
+    """
     other = shutil.copytree(copy_run / "step-00000001", tmp_path / "other")
-    config = (other / "config.json").read_text().replace('"en"', '"fr"')
+    config = (other / "config.json").read_text().replace('"en"', '"zh"')
     replace_file(other, "config.json", config.encode())
-    with pytest.raises(ConfigError, match="the runs translate de to en, de to fr: "):
+    with pytest.raises(ConfigError, match="the runs translate de to en, de to zh: "):
         evaluate_all(texts, [copy_run], [other], hyp=None)
+    assert evaluate(texts, other, hyp=None).scores[0].tokenizer == "zh"
 
 
 def test_saving_comes_first(texts, monkeypatch):

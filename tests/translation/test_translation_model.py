@@ -1,5 +1,6 @@
 """Models and ensembles that translate: batches, threads, precisions, checkpoints of processes."""
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,11 +11,13 @@ from conftest import copy_lines, tiny_config
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from transformer_mt.checkpoints.checkpoint import Checkpoint
 from transformer_mt.checkpoints.run_directory import find_checkpoint
 from transformer_mt.errors import CheckpointError, DeviceError
 from transformer_mt.model.ensemble import Ensemble
 from transformer_mt.system.device import supports
 from transformer_mt.text.batching import encode_pairs
+from transformer_mt.text.splitting import SourceStatistics
 from transformer_mt.text.vocabulary import BOS_ID
 from transformer_mt.training.run import train
 from transformer_mt.translation.options import DEFAULT_SEARCH, LoadOptions, SearchOptions
@@ -22,6 +25,7 @@ from transformer_mt.translation.pytorch_runtime import log_probabilities
 from transformer_mt.translation.translation_model import (
     build_translation_model,
     find_models,
+    models_splitter,
     share_models,
 )
 from transformer_mt.translation.translator import Translator
@@ -109,6 +113,19 @@ def test_an_ensemble_takes_the_shorter_limit_and_one_vocabulary(copy_run, other_
     message = r"untrained.*its vocabulary differs from that of .*copy"
     with pytest.raises(CheckpointError, match=message):
         load(copy_run, untrained_run)
+
+
+def test_an_ensemble_splits_lines_as_its_most_limited_member_needs(copy_run):
+    """Which has seen single sentences, or else the shortest lines. Sabotage: the first member."""
+    checkpoint = find_checkpoint(copy_run)
+
+    def member(percentile: int, several: float) -> Checkpoint:
+        sources = SourceStatistics(24, percentile, several)
+        return replace(checkpoint, state=replace(checkpoint.state, sources=sources))
+
+    members = [member(20, 0.5), member(10, 0.5), member(24, 0.0)]
+    assert models_splitter(members[:2]).usual_length == 10
+    assert models_splitter(members).splits_every_sentence
 
 
 def test_precisions(copy_run):
