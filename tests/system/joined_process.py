@@ -49,7 +49,8 @@ def main() -> None:
         simulate_gpus(hangs=is_second)
     with join_processes("cuda" if scenario == "gpu" else "cpu") as joined:
         joined.watch_peers()
-        joined.gather(None)
+        assert joined.gather(joined.rank) == [0, 1]
+        assert joined.max(1, -joined.rank) == [1, 0]  # not their sum
         if scenario == "gpu":
             time.sleep(60)
         if is_second:
