@@ -143,3 +143,11 @@ def test_every_limit_is_documented():
         processes.WORK_TIMEOUT,
         processes.VALUE_TIMEOUT,
     ]
+
+
+@pytest.mark.parametrize(("restarts", "groups"), [("0", "1"), ("1", "1"), ("0", "2")])
+def test_another_attempt_may_have_read_the_stream(monkeypatch, restarts, groups):
+    """Several launchers count restarts separately. Sabotage: ask for the count alone."""
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", restarts)
+    monkeypatch.setenv("GROUP_WORLD_SIZE", groups)
+    assert launcher.may_have_restarted() == ((restarts, groups) != ("0", "1"))
