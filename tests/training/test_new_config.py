@@ -115,10 +115,18 @@ def test_it_trains_and_scores_at_once(tmp_path, monkeypatch, call):
     [("new.v2", "", "."), ("new.toml", "../data", "../data"), ("configs/new", "", "..")],
 )
 def test_paths_are_relative_to_the_configuration(tmp_path, monkeypatch, name, folder, path):
-    """It is found from any working directory. Sabotage: write paths as they were typed."""
+    """It is found from any working directory; two folders may be named, one absolutely.
+
+    Sabotage: write paths as they were typed; take the folder of the source for both.
+    """
     (tmp_path / "work" / "configs").mkdir(parents=True)
     monkeypatch.chdir(tmp_path / "work")
     write_text(Path(folder))
+    write_text(tmp_path / "b")
+    new_config.write_config(Path("two"), Path(folder, "text.de"), tmp_path / "b" / "text.en")
+    config = load_config(Path("two.toml"))
+    assert str(tmp_path / "b") in config.data.valid.tgt
+    assert pairs_of(config, config.data.valid) == PAIRS[-30:-15]
     new_config.write_config(Path(name), Path(folder, "text.de"), Path(folder, "text.en"))
     file = Path(name if name.endswith(".toml") else f"{name}.toml").absolute()
     assert f'\npath = "{path}"\n' in file.read_text()
@@ -126,15 +134,6 @@ def test_paths_are_relative_to_the_configuration(tmp_path, monkeypatch, name, fo
     monkeypatch.chdir("/")
     config = load_config(file)
     assert pairs_of(config, config.data.test) == PAIRS[-15:]
-
-
-def test_files_of_two_folders_and_absolute_paths(work):
-    """Sabotage: take the folder of the source for both."""
-    write_text(work / "b")
-    new_config.write_config(Path("new"), Path("text.de"), work / "b" / "text.en")
-    config = load_config(Path("new.toml"))
-    assert str(work / "b") in config.data.valid.tgt
-    assert pairs_of(config, config.data.valid) == PAIRS[-30:-15]
 
 
 def test_languages(work):

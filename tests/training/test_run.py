@@ -3,6 +3,7 @@
 import os
 import shutil
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from conftest import (
 )
 from sacrebleu.metrics.bleu import BLEU
 
-from transformer_mt.checkpoints.checkpoint import EMA, load_checkpoint
+from transformer_mt.checkpoints.checkpoint import EMA
 from transformer_mt.checkpoints.evaluations import read_evaluations
 from transformer_mt.checkpoints.run_directory import (
     find_checkpoint,
@@ -64,43 +65,32 @@ def run_dir(first, tmp_path) -> Path:
 # --- The beginning ------------------------------------------------------------------------------
 
 
-def test_fine_tuning_on_no_steps_is_the_start(corpus_dir, first, tmp_path):
-    """Weights, their average and vocabulary are the checkpoint's, whatever vocab.size says.
-
-    Sabotage: initialise the model after loading; average from random weights on.
-    """
-    origin = find_checkpoint(first)
-    start = {"train__init_from": str(first), "train__max_steps": 0}
-    config = small_config(corpus_dir, vocab__size=300, train__seed=7, train__ema_decay=0.9, **start)
-    train(config, tmp_path / "run")
-    [path] = list_checkpoints(tmp_path / "run")
-    assert path.name == "step-00000000" and equal(weights(path), weights(origin.path))
-    assert equal(weights(path, EMA), weights(origin.path))
-    assert load_checkpoint(path).vocab.src_model == origin.vocab.src_model
-
-
 def test_fine_tuning_goes_on_without_its_origin(corpus_dir, first, tmp_path, caplog):
-    """It begins at step 0 and resumes as any run; `train.init_from` is not read again.
+    """It begins at step 0 with the checkpoint's weights and vocabulary, and resumes as any run.
 
-    What it began with is printed and stays recorded. Sabotage: refuse a change of the key, or read
-    it; always warn of it; forget the digest on resume.
+    What it began with is printed and stays recorded. Sabotage: initialise the model after loading;
+    average from random weights on; refuse a change of the key, or read it; always warn of it;
+    forget the digest on resume.
     """
     origin = shutil.copytree(first, tmp_path / "origin")
-    config = small_config(corpus_dir, train__init_from=str(origin), train__max_steps=2)
+    changes = {"vocab__size": 300, "train__seed": 7, "train__ema_decay": 0.9}
+    small = partial(small_config, corpus_dir, **{"train__init_from": str(origin), **changes})
     begun = find_checkpoint(origin)
     expected = {"step": begun.progress.step, "digest": begun.digest}
     with caplog.at_level("INFO"):
-        train(config, tmp_path / "run")
+        train(small(train__max_steps=0), tmp_path / "run")
     message = f"starting from {origin} at step {expected['step']} (digest {begun.digest})"
     assert message in caplog.messages and expected["step"] > 0
-    steps = [record["step"] for record in records(tmp_path / "run", "train")]
-    assert steps == [1, 2]
+    start = find_checkpoint(tmp_path / "run")
+    assert start.progress.step == 0 and equal(weights(start.path), weights(begun.path))
+    assert equal(weights(start.path, EMA), weights(begun.path))
+    assert start.vocab.src_model == begun.vocab.src_model
     shutil.rmtree(origin)
     for step, path in ((3, str(origin)), (4, None)):
-        changed = small_config(corpus_dir, train__init_from=path, train__max_steps=step)
+        changed = small(train__init_from=path, train__max_steps=step)
         assert train(changed, tmp_path / "run").step == step
     assert "is not used" not in caplog.text
-    changed = small_config(corpus_dir, train__init_from="elsewhere", train__max_steps=5)
+    changed = small(train__init_from="elsewhere", train__max_steps=5)
     assert train(changed, tmp_path / "run").step == 5
     assert "train.init_from = elsewhere is not used: the run is resumed" in caplog.text
     assert load_newest(tmp_path / "run").progress.init_digest == begun.digest
@@ -193,10 +183,7 @@ def test_where_a_run_cannot_be(tmp_path, command):
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [("d_model", 10**6), ("d_ff", 4 * 10**9)],
-)
+@pytest.mark.parametrize(("key", "value"), [("d_model", 10**6), ("d_ff", 4 * 10**9)])
 def test_a_model_larger_than_the_memory_is_refused_at_once(corpus_dir, tmp_path, key, value):
     """Its sizes and both amounts of memory are named; nothing is prepared or allocated."""
     config = tiny_config(corpus_dir, **{f"model__{key}": value})
@@ -225,26 +212,21 @@ def test_what_a_run_logs(corpus_dir, tmp_path, capsys):
     assert capsys.readouterr() == ("", "")
 
 
-def test_one_trainer_per_run(corpus_dir, run_dir):
-    """A second one is refused with the id of the first process. Sabotage: take no lock."""
+def test_what_stands_in_the_run_directory(corpus_dir, run_dir):
+    """Another trainer, a checkpoint that was being replaced, checkpoints without moments alone.
+
+    Sabotage: take no lock; resume without looking for what was being replaced.
+    """
     with locked(run_dir / ".lock", pytest.fail):
         message = f"process {os.getpid()} is training this run; stop it"
         with pytest.raises(CheckpointError, match=message):
             train(small_config(corpus_dir), run_dir)
-
-
-def test_a_checkpoint_that_was_being_replaced_is_restored(corpus_dir, run_dir):
-    """If the process was killed between two renames. Sabotage: resume without looking for it."""
-    newest = list_checkpoints(run_dir)[0]
+    newest, *_ = list_checkpoints(run_dir)
     newest.rename(newest.with_name(f".{newest.name}.replaced"))
     train(small_config(corpus_dir), run_dir)
     assert "nothing to do" in (run_dir / "train.log").read_text()
-    assert list_checkpoints(run_dir)[0] == newest
-
-
-def test_a_checkpoint_without_moments_cannot_resume(corpus_dir, run_dir):
-    """It is named."""
     *newer, oldest = list_checkpoints(run_dir)
+    assert newer[0] == newest
     for path in newer:
         shutil.rmtree(path)
     with pytest.raises(CheckpointError, match=f"{oldest.name}: has no training.safetensors"):

@@ -7,6 +7,7 @@ import re
 import struct
 import subprocess
 import termios
+from contextlib import suppress
 from dataclasses import replace
 
 import pytest
@@ -78,17 +79,12 @@ def run_at_terminal(*arguments: object) -> str:
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, COLUMNS, 0, 0))
     process = subprocess.Popen(command(*arguments), stdout=subprocess.DEVNULL, stderr=terminal)
     os.close(terminal)
-    parts = []
-    while True:
-        try:
-            parts.append(os.read(reader, 65536))
-        except OSError:  # Linux: the last writer has closed the terminal
-            break
-        if not parts[-1]:
-            break
-    os.close(reader)
+    output = b""
+    with os.fdopen(reader, "rb", 0) as terminal_output, suppress(OSError):
+        while part := terminal_output.read(65536):  # fails once the last writer has ended
+            output += part
     assert process.wait() == 0
-    return b"".join(parts).decode()
+    return output.decode()
 
 
 def screen_lines(output: str) -> list[str]:

@@ -115,16 +115,6 @@ def test_patience(corpus_dir, tmp_path, scores, stops):
     assert message in log_text(tmp_path / "run")
 
 
-@pytest.mark.parametrize(("nll", "best_step"), [(math.nan, 2), (math.inf, 2), (2.0, 4)])
-def test_a_finite_best_stays_best(corpus_dir, tmp_path, scores, monkeypatch, nll, best_step):
-    """A later validation with a better BLEU replaces it only if its perplexity is finite."""
-    scores += [3.0, 4.0]
-    nlls = [2.0, nll]
-    monkeypatch.setattr(validation_module, "mean_nll", lambda *arguments: nlls.pop(0))
-    progress = train(build_config(corpus_dir, train__max_steps=4, valid__every=2), tmp_path / "run")
-    assert (progress.best_step, progress.validations_since_best) == (best_step, 4 // best_step - 1)
-
-
 def test_the_moving_average_decides_which_is_best(corpus_dir, tmp_path, scores):
     """Sabotage: compare the scores of the weights."""
     scores += [5.0, 1.0, 4.0, 2.0]  # of the weights and of their average, twice

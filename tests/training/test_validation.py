@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from transformer_mt.config.keys import ModelConfig
-from transformer_mt.model.transformer import Transformer
+from transformer_mt.model.transformer import Transformer, evaluation_mode
 from transformer_mt.text.batching import EncodedPairs, flatten
 from transformer_mt.text.vocabulary import BOS_ID, EOS_ID, PAD_ID
 from transformer_mt.training.validation import mean_nll, perplexity
@@ -30,7 +30,8 @@ def model() -> Transformer:
 @torch.no_grad()
 def nats_of_a_pair(model: Transformer, src: list[int], tgt: list[int]) -> float:
     """Sums the negative log-probabilities of a target and its end mark, without padding."""
-    logits = model(torch.tensor([[*src, EOS_ID]]), torch.tensor([[BOS_ID, *tgt]]))[0].double()
+    with evaluation_mode(model):
+        logits = model(torch.tensor([[*src, EOS_ID]]), torch.tensor([[BOS_ID, *tgt]]))[0].double()
     probabilities = zip(logits.softmax(-1).tolist(), [*tgt, EOS_ID], strict=True)
     return -sum(math.log(row[token]) for row, token in probabilities)
 
@@ -40,28 +41,21 @@ def nats_of_a_pair(model: Transformer, src: list[int], tgt: list[int]) -> float:
 def test_mean_nll_is_per_target_token(model, monkeypatch, sources, targets, positions):
     """However the pairs are batched; one pair is longer than the smallest limit.
 
-    Sabotage: divide by the pairs, by the source tokens, or by tokens without end marks; cut the
-    batches by the lengths of one side.
+    Dropout is off meanwhile. Sabotage: divide by the pairs, by the source tokens, or by tokens
+    without end marks; cut the batches by the lengths of one side; measure in training mode; leave
+    the model in evaluation mode.
     """
     sizes: list[int] = []
-    model.eval()
     nats = [nats_of_a_pair(model, *pair) for pair in zip(sources, targets, strict=True)]
     model.register_forward_pre_hook(lambda _, batch: sizes.extend(ids.numel() for ids in batch))
     monkeypatch.setattr(pytorch_runtime, "SCORED_POSITIONS", positions)
-    actual = mean_nll(model, EncodedPairs(flatten(sources), flatten(targets)))
+    for training in (False, True):
+        model.train(training)
+        actual = mean_nll(model, EncodedPairs(flatten(sources), flatten(targets)))
+        assert model.training == training
     tokens = sum(len(tgt) + 1 for tgt in targets)
     assert actual == pytest.approx(sum(nats) / tokens, rel=1e-5)
     assert max(sizes) <= max(positions, 10)
-
-
-@pytest.mark.parametrize("training", [True, False])
-def test_dropout_is_off_and_the_mode_is_restored(model, training):
-    """Sabotage: measure in training mode; leave the model in evaluation mode."""
-    pairs = EncodedPairs(flatten(SOURCES), flatten(TARGETS))
-    model.train(training)
-    nll = mean_nll(model, pairs)
-    assert model.training == training
-    assert nll == mean_nll(model.eval(), pairs)
 
 
 def test_perplexity_is_the_exponential():
