@@ -3,13 +3,16 @@
 import os
 import shutil
 import signal
+import time
 from concurrent.futures import ThreadPoolExecutor
+from threading import Event
 
 import pytest
 import torch
-from conftest import records
+from conftest import equal, records, weights
 from test_trainer import build_config, clock, log_text, logged_steps, saved_steps, scores
 
+from transformer_mt.checkpoints.evaluations import read_evaluations
 from transformer_mt.checkpoints.run_directory import find_checkpoint, load_newest
 from transformer_mt.errors import CheckpointError, Interrupted
 from transformer_mt.training import saving
@@ -135,6 +138,41 @@ def test_a_second_signal_ends_training_at_once(corpus_dir, tmp_path, monkeypatch
     with pytest.raises(Interrupted):
         train(build_config(corpus_dir), tmp_path / "run")
     assert saved_steps(tmp_path / "run") == []
+
+
+def test_training_goes_on_while_a_checkpoint_is_written(corpus_dir, tmp_path, scores, monkeypatch):
+    """It holds the state of its step; a record of scores, and the end after an error, wait for it.
+
+    Sabotage: write the tensors in use; wait in `start`; do not wait before recording, or at the
+    end.
+    """
+    scores += [1.0, 1.0]
+    real, taken, is_later = saving.save_checkpoint, Engine.train_step, Event()
+
+    def save(path, tensors, state, *arguments) -> None:
+        assert state.progress.step != 2 or is_later.wait(30)
+        time.sleep(0.3)
+        real(path, tensors, state, *arguments)
+
+    def train_step(engine, step, micro_batches) -> None:
+        taken(engine, step, micro_batches)
+        if step == 3:
+            is_later.set()
+        if step == 7:
+            raise MemoryError
+
+    monkeypatch.setattr(saving, "save_checkpoint", save)
+    monkeypatch.setattr(Engine, "train_step", train_step)
+    for steps in (4, 2):
+        config = build_config(corpus_dir, train__max_steps=steps, train__save_every=2)
+        train(config, tmp_path / str(steps))
+    paths = [tmp_path / steps / "step-00000002" for steps in ("4", "2")]
+    assert equal(*map(weights, paths)) and saved_steps(tmp_path / "4") == [2, 4]
+    [record] = read_evaluations(tmp_path / "4")
+    assert record.digest == load_newest(tmp_path / "4").digest
+    with pytest.raises(MemoryError):
+        train(build_config(corpus_dir, train__save_every=6), tmp_path / "4")
+    assert saved_steps(tmp_path / "4")[-1] == 6
 
 
 def no_space(*arguments: object) -> None:

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from conftest import tiny_config
 from test_engine import batch_from, build_engine
 from test_loss import smoothed_loss
-from torch._dynamo.testing import CompileCounter, CompileCounterWithBackend
+from torch._dynamo.testing import CompileCounterWithBackend
 
 from transformer_mt.errors import DeviceError
 from transformer_mt.model import cpu_kernels
@@ -117,7 +117,8 @@ def test_two_graphs_serve_all_layers_and_shapes(
     monkeypatch.setattr(loss_module, "_compile_losses_and_gradients", lambda: eager_loss)
     layers = {"model__encoder_layers": 3, "model__decoder_layers": 3}
     config = tiny_config(corpus_dir, model__d_model=16, model__d_ff=32, **layers)
-    engine, counter = build_engine(config, prepared, "bf16"), CompileCounter()
+    engine = build_engine(config, prepared, "bf16")
+    counter = CompileCounterWithBackend("aot_eager")
     engine.compile(counter)
     special = [(1, 5, 6), (5, 1, 6), (5, 6, 1), (5, 5, 5), (64, 3, 3), (2, 2, 2), (3, 99, 60)]
     ordinary = [(2 + i % 5, 3 + i % 17, 30 - i) for i in range(22)]

@@ -23,7 +23,7 @@ def compile_layers(model: Transformer, backend: str | Callable[..., object]) -> 
         eager = type(layers[0]).forward
         compiled = torch.compile(eager, backend=backend)
         for layer in layers:
-            setattr(layer, "forward", partial(_forward, compiled, eager, layer))  # noqa: B010
+            layer.forward = partial(_forward, compiled, eager, layer)
 
 
 def restore_layers(model: Transformer) -> None:
