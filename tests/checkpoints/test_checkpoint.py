@@ -39,7 +39,7 @@ from transformer_mt.version import source_digests
 def test_a_checkpoint_comes_back_as_it_was(tmp_path):
     """Configuration, vocabulary, state and tensors, transposed ones too; files are listed."""
     config = small_config(train__ema_decay=0.9, train__seed=5)
-    progress = Progress(5, 1, 2, 3.5, 20.25, 4, 1, 5, "bf16", "abc", "def")
+    progress = Progress(5, 1, 2, 3.5, 20.25, 4, 1, 5, "bf16", 64, 3, "abc", "def")
     state = RunState(progress, {"skipped_steps": 2}, {"threads": "2"})
     weights = build_model(config).state_dict()
     weights["src_embedding"] = weights["src_embedding"].t().contiguous().t()
