@@ -116,7 +116,7 @@ def read_files(folder: Path) -> dict[str, bytes]:
 def test_a_killed_command_can_be_repeated(whole, tmp_path, name):
     """Each file is as before or as at the end; new ones appear together; checkpoints load.
 
-    Sabotage: write into the final file or directory; delete a checkpoint in place.
+    Sabotage: write into the final directory.
     """
     folder, rng = tmp_path / "work", random.Random(name)
     arguments = COMMANDS[name].replace("DIR", str(folder)).split()
