@@ -13,9 +13,9 @@ import pytest
 
 from transformer_mt.errors import DataError
 from transformer_mt.system.outputs import check_output
-from transformer_mt.translation.chunks import finish, format_lines, serve, translate_stream
 from transformer_mt.translation.options import OutputOptions
-from transformer_mt.translation.translator import Translation
+from transformer_mt.translation.run import finish, serve, translate_stream
+from transformer_mt.translation.translator import Translation, format_lines
 
 CHUNK, FIRST = 10, 4
 JSONL = OutputOptions(format="jsonl")

@@ -32,6 +32,7 @@ from transformer_mt.text.splitting import SourceStatistics
 from transformer_mt.text.vocabulary import SHARED, Vocabulary
 
 EXPORT = "export.json"
+"""Only a directory that `export` wrote for CTranslate2 has it."""
 FORMAT = 1
 """Format of `export.json`; see `checkpoint.FORMAT`."""
 
@@ -97,11 +98,6 @@ class ExportedModel:
     def is_raw(self, raw: bool) -> bool:
         """Tells whether they are not, although there is one."""
         return self.record.raw
-
-
-def is_exported(path: Path) -> bool:
-    """Tells whether a path is a directory that `export` wrote for CTranslate2."""
-    return (path / EXPORT).is_file()
 
 
 def write_record(folder: Path, record: ExportRecord) -> None:

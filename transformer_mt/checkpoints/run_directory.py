@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import TypeAdapter
 
-from transformer_mt.checkpoints.exported import is_exported
+from transformer_mt.checkpoints.exported import EXPORT
 from transformer_mt.errors import ChangedModelError, CheckpointError
 from transformer_mt.system.files import (
     MANIFEST,
@@ -90,7 +90,7 @@ def find_checkpoint(path: Path) -> "Checkpoint":
     """
     from transformer_mt.checkpoints.checkpoint import load_checkpoint
 
-    if is_exported(path):
+    if (path / EXPORT).exists():
         raise CheckpointError(
             f"{path}: an exported model; name the run or the checkpoint that it was made from"
         )

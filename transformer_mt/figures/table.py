@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from transformer_mt.checkpoints.evaluations import VALIDATION, EvaluationRecord, read_evaluations
-from transformer_mt.checkpoints.exported import is_exported, load_exported
+from transformer_mt.checkpoints.exported import EXPORT, load_exported
 from transformer_mt.checkpoints.run_directory import (
     METRICS,
     RUN_FILE,
@@ -57,7 +57,7 @@ def read_rows(paths: Sequence[Path]) -> list[list[Row]]:
     """
     paths = list({path.resolve(): path for path in paths}.values())
     runs = [
-        _read_exported(path, name) if is_exported(path) else _read_run(path, name)
+        _read_exported(path, name) if (path / EXPORT).exists() else _read_run(path, name)
         for path, name in zip(paths, run_names(paths), strict=True)
     ]
     known = [run for run in runs if _SEED in run]

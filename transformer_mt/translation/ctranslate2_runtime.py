@@ -18,7 +18,6 @@ from transformer_mt.translation.runtime import (
     EXTRA_LENGTH,
     Hypothesis,
     length_penalty,
-    output_limit,
 )
 
 BATCH_TOKENS = {"cpu": 2048, "cuda": 16384}
@@ -92,10 +91,10 @@ class CTranslate2Runtime:
             search = pending.popleft()
             found = search.wait()
             pending.extend(self._start(batch, options) for batch in islice(remaining, 1))
-            if not options.is_greedy:
+            if options.with_scores or options.beam_size > 1:
                 self._repeat_longer(search.sources, found, options)
             yield [
-                self._rank(hypotheses, output_limit(ids), options.length_penalty)
+                self._rank(hypotheses, len(ids) + EXTRA_LENGTH, options.length_penalty)
                 for ids, hypotheses in zip(search.sources, found, strict=True)
             ]
 
@@ -108,10 +107,10 @@ class CTranslate2Runtime:
             beam_size=options.beam_size,
             num_hypotheses=options.beam_size,
             length_penalty=exponent,
-            return_scores=not options.is_greedy,
+            return_scores=options.with_scores or options.beam_size > 1,
             return_end_token=True,
             max_input_length=0,
-            max_decoding_length=max(map(output_limit, sources)),
+            max_decoding_length=max(map(len, sources)) + EXTRA_LENGTH,
             min_decoding_length=0,
         )
         return _Search(sources, exponent, started)
@@ -123,7 +122,7 @@ class CTranslate2Runtime:
         longer = [
             i
             for i, hypotheses in enumerate(found)
-            if max(len(tokens) for tokens, _ in hypotheses) > output_limit(sources[i])
+            if max(len(tokens) for tokens, _ in hypotheses) > len(sources[i]) + EXTRA_LENGTH
         ]
         longer.sort(key=lambda i: len(sources[i]))
         for _, rows in groupby(longer, key=lambda i: len(sources[i])):

@@ -35,11 +35,6 @@ class SearchOptions:
     with_scores: bool = False
     batch_tokens: int | None = None
 
-    @property
-    def is_greedy(self) -> bool:
-        """Whether the most probable token is taken at every position, without scores."""
-        return self.beam_size == 1 and not self.with_scores
-
 
 @dataclass(frozen=True)
 class LoadOptions:

@@ -8,9 +8,8 @@ from contextlib import contextmanager, suppress
 
 from transformer_mt.errors import Interrupted
 from transformer_mt.system.console import escape_controls
-from transformer_mt.translation.chunks import format_lines
 from transformer_mt.translation.options import OutputOptions
-from transformer_mt.translation.translator import Translator
+from transformer_mt.translation.translator import Translator, format_lines
 
 
 def translate_interactively(translator: Translator, src_lang: str, options: OutputOptions) -> None:

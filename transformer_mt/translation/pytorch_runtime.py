@@ -33,7 +33,7 @@ from transformer_mt.text.batching import (
 )
 from transformer_mt.text.vocabulary import BOS_ID, EOS_ID, PAD_ID
 from transformer_mt.translation.options import LoadOptions, SearchOptions
-from transformer_mt.translation.runtime import Hypothesis, output_limit
+from transformer_mt.translation.runtime import EXTRA_LENGTH, Hypothesis
 from transformer_mt.translation.search import DecodingState, beam_search, greedy
 
 if TYPE_CHECKING:
@@ -99,10 +99,10 @@ class PyTorchRuntime:
 
         device, rows = self.model.device, np.arange(len(sources))
         src = copy_to_device(flatten(sources).gather(rows, begin=False, end=True), device)
-        limits = [output_limit(ids) for ids in sources]
+        limits = [len(ids) + EXTRA_LENGTH for ids in sources]
         max_lengths = copy_to_device(torch.tensor(limits), device)
         state = self.model.begin_decoding(src, max(limits))
-        if options.is_greedy:
+        if options.beam_size == 1 and not options.with_scores:
             found = greedy(next_logits, state, max_lengths, BOS_ID, EOS_ID)
             return [[Hypothesis(ids, math.nan)] for ids in found]
         width, alpha = options.beam_size, options.length_penalty

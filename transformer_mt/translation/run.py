@@ -1,22 +1,40 @@
-"""What is translated and where it is written: files, a stream, or lines typed at a prompt."""
+"""What is translated and where it is written: files, a stream, or lines typed at a prompt.
+
+Files and streams are translated chunk by chunk: read, translated by all processes, written.
+"""
 
 import logging
 import sys
+import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
+from itertools import chain, dropwhile, islice
 from pathlib import Path
 
-from transformer_mt.checkpoints.exported import is_exported
+from transformer_mt.checkpoints.exported import EXPORT
 from transformer_mt.errors import ConfigError, DataError, OutputError
+from transformer_mt.system.console import ProgressBar, shows_progress
 from transformer_mt.system.files import sha256
 from transformer_mt.system.launcher import is_launched, may_have_restarted
-from transformer_mt.system.outputs import Fingerprint, Output, check_output, is_complete
+from transformer_mt.system.outputs import (
+    ChunkWriter,
+    Fingerprint,
+    Output,
+    check_output,
+    is_complete,
+    open_chunk_writer,
+)
 from transformer_mt.system.process_settings import interrupt_on_signals
 from transformer_mt.system.processes import Processes, join_processes
-from transformer_mt.system.streams import compression_suffix, require_input
-from transformer_mt.translation.chunks import finish, serve, translate_stream
-from transformer_mt.translation.options import Device, FileOptions, TranslateOptions
+from transformer_mt.system.streams import (
+    LineReader,
+    compression_suffix,
+    count_lines,
+    open_input,
+    require_input,
+)
+from transformer_mt.translation.options import Device, FileOptions, OutputOptions, TranslateOptions
 from transformer_mt.translation.prompt import translate_interactively
 from transformer_mt.translation.translation_model import (
     TranslationModel,
@@ -24,7 +42,13 @@ from transformer_mt.translation.translation_model import (
     find_models,
     share_models,
 )
-from transformer_mt.translation.translator import Translator
+from transformer_mt.translation.translator import (
+    Translator,
+    count_kinds,
+    format_lines,
+    lines_text,
+    log_kinds,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -71,7 +95,7 @@ def translate(paths: Sequence[Path], files: FileOptions, options: TranslateOptio
 
 def _device_to_join(paths: Sequence[Path], device: Device) -> str:
     """Gives the type of device whose processes are joined; CTranslate2's exchange no tensors."""
-    if any(map(is_exported, paths)) or not is_launched():
+    if any((path / EXPORT).exists() for path in paths) or not is_launched():
         return "cpu"
     from transformer_mt.system.device import choose_device
 
@@ -232,3 +256,90 @@ def _fingerprint(
         "chunk_lines": [translator.first_chunk_lines, translator.chunk_lines],
         "batch_tokens": translator.batch_tokens,
     }
+
+
+def translate_stream(
+    translator: Translator,
+    input_path: Path | None,
+    output: Output,
+    options: OutputOptions,
+    fingerprint: Fingerprint | None = None,
+    is_named: bool = False,
+) -> None:
+    """Translates line by line, and reports counts and speed; called by the main process.
+
+    The chunks that are written do not depend on the number of processes, so another number can
+    resume a stopped translation.
+
+    Args:
+        translator: Its beam size is at least the number of translations to write per line; the
+            other processes `serve` it.
+        input_path: A file or named pipe; None is stdin.
+        output: A file, which appears once it is complete, or a stream.
+        options: What to write for each line.
+        fingerprint: What the output depends on, so that a stopped translation is resumed; only for
+            a regular file as input.
+        is_named: Whether each line of the report names the input.
+
+    Raises:
+        DataError: If the input cannot be read.
+        OutputError: If a file cannot be written.
+        OSError: If a stream cannot be written.
+    """
+    began = time.monotonic()
+    # At a terminal, a bar would be mixed with the lines on stdout.
+    hidden = output.descriptor == 1 and sys.stdout.isatty()
+    total = count_lines(input_path) if shows_progress() and not hidden else None
+    with open_input(input_path) as source, open_chunk_writer(output, fingerprint) as writer:
+        reader, resumed = LineReader(source, str(input_path or "stdin")), writer.state.lines
+        chunk_lines = translator.chunk_lines
+        chunks = reader.chunks(chunk_lines, translator.first_chunk_lines)
+        # What an earlier process has finished is whole chunks.
+        chunks = dropwhile(lambda _: reader.lines_read <= resumed, chunks)
+        name = input_path.name if input_path else "translating"
+        # A round has a chunk for each process; that of the first, small chunk has no other. The
+        # writer of a pipe may wait for an answer before it writes the next chunk.
+        round_size = translator.processes.world_size if resumed else 1
+        with ProgressBar(name, "lines", total, done=resumed, hidden=hidden) as progress:
+            while lines := list(chain.from_iterable(islice(chunks, round_size))):
+                translator.processes.broadcast(lines)
+                done = writer.state.lines
+                translations = translator.n_best(lines, progress.update)
+                texts = [
+                    format_lines(translations[i : i + chunk_lines], done + i + 1, options)
+                    for i in range(0, len(lines), chunk_lines)
+                ]
+                writer.write(texts, len(lines), count_kinds(best for best, *_ in translations))
+                round_size = 1 if reader.is_pipe else translator.processes.world_size
+        if not reader.lines_read:
+            writer.write([""], 0, {})  # a compressed file is valid only with a member
+    prefix = f"{input_path}: " if is_named else ""
+    _report(reader, writer, resumed, time.monotonic() - began, prefix)
+
+
+def serve(translator: Translator) -> None:
+    """Takes part in the main process's translations until it finishes; called by the others."""
+    while lines := translator.processes.broadcast(list[str]()):
+        translator.n_best(lines)
+    translator.processes.finish()
+
+
+def finish(processes: Processes) -> None:
+    """Lets the other processes end; called by the main process."""
+    processes.broadcast(list[str]())
+    processes.finish()
+
+
+def _report(
+    reader: LineReader, writer: ChunkWriter, resumed: int, seconds: float, prefix: str
+) -> None:
+    lines = reader.lines_read - resumed
+    rate = lines / max(seconds, 1e-9)
+    logger.info(f"{prefix}{lines_text(lines)} in {seconds:.1f} s, {rate:,.0f} per second")
+    log_kinds(writer.state.counts, prefix)
+    if reader.bom_dropped:
+        logger.info(f"{prefix}the byte order mark at the start of the input was dropped")
+    if replaced := reader.lines_replaced:
+        logger.warning(
+            f"{prefix}{lines_text(replaced)} not in UTF-8; invalid bytes were replaced by U+FFFD"
+        )

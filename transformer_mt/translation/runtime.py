@@ -24,11 +24,6 @@ class Hypothesis:
     score: float
 
 
-def output_limit(ids: Sequence[int]) -> int:
-    """Gives the number of pieces at which the translation of a source, without EOS, is cut."""
-    return len(ids) + EXTRA_LENGTH
-
-
 def length_penalty(tokens: int, alpha: float) -> float:
     """Computes the divisor of the log-probability of a hypothesis.
 

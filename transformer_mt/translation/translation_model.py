@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from transformer_mt.checkpoints.exported import ExportedModel, is_exported, load_exported
+from transformer_mt.checkpoints.exported import EXPORT, ExportedModel, load_exported
 from transformer_mt.checkpoints.run_directory import find_checkpoint
 from transformer_mt.errors import CheckpointError, ConfigError, DataError
 from transformer_mt.system.processes import ALONE, Processes
@@ -272,7 +272,7 @@ def find_models(paths: Sequence[Path]) -> "SavedModels":
         CheckpointError: If one is missing or damaged, or the vocabularies differ.
         ConfigError: If an exported model is one of several.
     """
-    if exported := [path for path in paths if is_exported(path)]:
+    if exported := [path for path in paths if (path / EXPORT).exists()]:
         if len(paths) > 1:
             raise ConfigError(f"{exported[0]}: an exported model cannot be part of an ensemble")
         return [load_exported(exported[0])]

@@ -1,6 +1,8 @@
 """Translation of lines: order and empty lines are kept, long lines are split and joined."""
 
+import json
 import logging
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
@@ -12,8 +14,13 @@ from transformer_mt.errors import ConfigError
 from transformer_mt.system.processes import ALONE, Processes
 from transformer_mt.text.splitting import LineSplitter
 from transformer_mt.text.vocabulary import Vocabulary
-from transformer_mt.translation.options import DEFAULT_SEARCH, MAX_LENGTH_PENALTY, SearchOptions
-from transformer_mt.translation.runtime import Hypothesis, Runtime, output_limit
+from transformer_mt.translation.options import (
+    DEFAULT_SEARCH,
+    MAX_LENGTH_PENALTY,
+    OutputOptions,
+    SearchOptions,
+)
+from transformer_mt.translation.runtime import EXTRA_LENGTH, Hypothesis, Runtime
 
 logger = logging.getLogger(__name__)
 
@@ -82,6 +89,28 @@ def log_kinds(counts: Mapping[str, int], prefix: str = "") -> None:
 def lines_text(lines: int) -> str:
     """Formats a number of lines, as in "2 lines"."""
     return f"{lines:,} {'line' if lines == 1 else 'lines'}"
+
+
+def format_lines(
+    translations: Sequence[Sequence[Translation]], first_line: int, options: OutputOptions
+) -> str:
+    """Formats the translations of consecutive lines, each ended by a line feed.
+
+    Those of each line are the best first; lines are numbered from 1.
+    """
+    rows = []
+    for line, ranked in enumerate(translations, start=first_line):
+        for rank, translation in enumerate(ranked[: options.n_best], start=1):
+            if options.format == "jsonl":
+                score = None if math.isnan(translation.score) else translation.score
+                row = {"line": line, "rank": rank, "score": score, "text": translation.text}
+                row |= {"parts": translation.parts, "status": translation.status}
+                rows.append(json.dumps(row, ensure_ascii=False, allow_nan=False))
+            elif options.with_scores:
+                rows.append(f"{translation.score:.4f}\t{translation.text}")
+            else:
+                rows.append(translation.text)
+    return "".join(f"{row}\n" for row in rows)
 
 
 class Translator:
@@ -209,7 +238,7 @@ class Translator:
         return dict(chain.from_iterable(part.items() for part in self.processes.gather(own)))
 
     def _detokenize(self, source: Source, hypotheses: list[Hypothesis]) -> list[Translation]:
-        limit, decode = output_limit(source.ids), self.vocab.tgt.decode
+        limit, decode = len(source.ids) + EXTRA_LENGTH, self.vocab.tgt.decode
         return [
             Translation(decode(each.ids), each.score, is_cut=len(each.ids) == limit)
             for each in hypotheses
