@@ -86,7 +86,7 @@ def test_scores_of_given_translations(models):
 
 
 def test_it_resumes(exported_run, tmp_path, call, monkeypatch):
-    """What was finished before an error is kept. Sabotage: leave the precision out of what it is.
+    """What was finished before an error is kept. Sabotage: leave the digest out of `_fingerprint`.
 
     Another export of the same checkpoint starts over.
     """
