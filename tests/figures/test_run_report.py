@@ -192,7 +192,7 @@ def test_a_run_may_lack_parts(run, tmp_path):
     assert "Counts are not recorded" in text and "None are recorded: training has not" in text
     assert "The last validation BLEU of training is" in text
     (old / "metrics.jsonl").unlink()
-    assert find_checkpoint(old).progress.step == 6 and "steps 12 " in report_text(old)
+    assert find_checkpoint(old).progress.step == 6 and " steps 12 " in report_text(old)
 
 
 def test_an_edited_description_is_named(run, tmp_path):
