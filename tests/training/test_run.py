@@ -229,7 +229,8 @@ def test_what_stands_in_the_run_directory(corpus_dir, run_dir):
     assert newer[0] == newest
     for path in newer:
         shutil.rmtree(path)
-    with pytest.raises(CheckpointError, match=f"{oldest.name}: has no training.safetensors"):
+    message = f"{oldest.name}: has no training.safetensors, so training cannot resume"
+    with pytest.raises(CheckpointError, match=message):
         train(small_config(corpus_dir), run_dir)
 
 
