@@ -22,6 +22,11 @@ def test_files_by_name(tmp_path):
     assert (test_set.src, test_set.references) == (["one", "two"], [["1", "2"], ["I", "II"]])
     one = EvaluationSet(str(refs[0]), "b (b598b3a6)", None, [["1", "2"]])
     assert load_test_set(ANY, refs=refs[:1]) == one
+    (tmp_path / "long").write_text("1\n2\n3\n")
+    with pytest.raises(
+        DataError, match=r"a has 2 lines and .*long has 3: they must be line-aligned"
+    ):
+        load_test_set(ANY, src=tmp_path / "a", refs=[refs[1], tmp_path / "long"])
     refs[0].write_text("1\n3\n")  # another text of the same name
     assert load_test_set(ANY, refs=refs[:1]).title != one.title
     with pytest.raises(DataError, match=f"{tmp_path / 'd'}: contains no lines"):
