@@ -43,7 +43,6 @@ from transformer_mt.config.keys import Config
 from transformer_mt.config.loading import load_config
 from transformer_mt.errors import DeviceError
 from transformer_mt.system.device import choose_device, compute_settings, supports
-from transformer_mt.system.processes import ALONE
 from transformer_mt.text.batching import (
     EncodedLines,
     EncodedPairs,
@@ -129,7 +128,7 @@ def ours(task: Task, precision: str, limit: int | None, fuse: bool) -> Step:
     train = task.config.train.model_copy(update={"compile": fuse})
     config = task.config.model_copy(update={"train": train})
     engine = Engine(config, task.vocab, task.vocab, task.device, precision)
-    steps, limit = task.plan(), limit or find_micro_batch_tokens(engine, ALONE)
+    steps, limit = task.plan(), limit or find_micro_batch_tokens(engine)
 
     def step(i: int) -> tuple[int, int]:
         parts = cut_micro_batches(steps[i], *task.pairs.lengths, limit, engine.workers)

@@ -192,7 +192,7 @@ def test_missing_counters_are_zero(corpus_dir, prepared):
     assert engine.read_window().tokens == 0
     older_window = {"window": {"loss": 3.5, "tokens": 7, "flops": 11.0, "seconds": 0.5}}
     engine.load_state_dict({**state, "counters": older_window})
-    assert engine.read_window().mean_loss is None  # or its mean NLL would be too small
+    assert engine.read_window().tokens == 0  # or its mean NLL would be too small
     with pytest.raises(ValueError, match="unknown"):
         engine.load_state_dict({**state, "counters": {"unknown": 1}})
 

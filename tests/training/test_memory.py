@@ -53,9 +53,13 @@ def test_the_bound_depends_on_the_machine_alone(monkeypatch, device, workers, gi
     )
     config = Config(data=DataConfig(path="text"))
     engine = SimpleNamespace(
-        config=config, model=model, device=torch.device(device), workers=workers
+        config=config,
+        model=model,
+        device=torch.device(device),
+        workers=workers,
+        processes=ALONE,
     )
-    assert memory.find_micro_batch_tokens(engine, ALONE) == limit > config.data.max_length
+    assert memory.find_micro_batch_tokens(engine) == limit > config.data.max_length
 
 
 @pytest.mark.parametrize("norm", ["post", "pre"])

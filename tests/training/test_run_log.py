@@ -76,7 +76,7 @@ def test_a_validation_that_was_made_up_appears_once(tmp_path):
     """It was due at the step of a checkpoint. Sabotage: purge it like the steps."""
     for bleu in (1.0, 2.0):
         with RunLog(tmp_path, Progress(step=7, valid_step=0), tensorboard=True) as log:
-            log.record("valid", Progress(step=7), 0.0, {"bleu": bleu, "nll": None})
+            log.record("valid", Progress(step=7), 0.0, {"bleu": bleu, "nll": math.nan})
     shown = EventAccumulator(str(tmp_path / "tensorboard" / "valid"))
     shown.Reload()
     assert [(event.step, event.value) for event in shown.Scalars("bleu")] == [(7, 2.0)]
@@ -106,7 +106,7 @@ def test_metrics_are_rounded(tmp_path):
     names = ("loss", "lr", "tokens_per_second", "mfu", "grad_norm", "nll", "perplexity", "bleu")
     with RunLog(tmp_path, Progress()) as log:
         log.record("train", Progress(step=3, epoch=1), 1.23456, dict.fromkeys(names, value))
-        log.record("valid", Progress(), 0.0, {"nll": math.inf, "bleu": math.nan, "x": None})
+        log.record("valid", Progress(), 0.0, {"nll": math.inf, "bleu": math.nan, "x": -math.inf})
     first, second = map(json.loads, (tmp_path / "metrics.jsonl").read_text().splitlines())
     assert list(first.values()) == [
         *("train", 3, 1, 1.235),

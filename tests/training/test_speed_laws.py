@@ -36,7 +36,8 @@ def losses(corpus_dir, prepared: PreparedCorpus) -> list[float]:
         for step in plan_epoch(*lengths, config.train.batch_tokens, 1, len(per_token)):
             parts = cut_micro_batches(step, *lengths, 600)
             engine.train_step(len(per_token) + 1, [prepared.pairs.batch(part) for part in parts])
-            per_token.append(engine.read_window().mean_loss)
+            window = engine.read_window()
+            per_token.append(window.per_token(window.loss))
             engine.start_window()
     return per_token[:STEPS]
 
@@ -168,6 +169,6 @@ def test_a_failed_compilation_is_one_line(corpus_dir, prepared, caplog):
     assert "no compiler" in message and "continues without it" in message
     assert all(parameter.grad is None for parameter in engine.model.parameters())
     engine.train_step(1, [batch])
-    assert numeric_environment(engine, 1)["torch.compile"] == "failed"
+    assert numeric_environment(engine)["torch.compile"] == "failed"
     engine.check_memory([batch], 1)
     assert len(messages(caplog)) == 1

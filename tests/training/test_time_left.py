@@ -17,7 +17,6 @@ from transformer_mt.checkpoints.checkpoint import Progress
 from transformer_mt.config.loading import parse_config
 from transformer_mt.system.console import show_messages
 from transformer_mt.training.run import train
-from transformer_mt.training.run_log import TrainingMetrics
 from transformer_mt.training.time_left import StepDisplay, reached_limit, steps_left
 
 PROGRESS = Progress(step=7, epoch=1, epoch_step=3, validations_since_best=2)
@@ -67,7 +66,8 @@ def test_the_time_left_follows_from_the_time_so_far(capsys):
     show_messages()
     display = StepDisplay(config_of({"max_steps": 20, "max_epochs": 3}), PROGRESS, 30.0)
     display.advance(replace(PROGRESS, step=9, epoch_step=5), 50.0, 11)
-    display.show(9, TrainingMetrics(2.5, 2.0, 1e-3, 1234.5, 0.5, 1.0, 2))
+    metrics = {"loss": 2.5, "tokens_per_second": 1234.5, "mfu": 0.5, "lr": 1e-3, "skipped": 2}
+    display.show(9, metrics)
     assert capsys.readouterr().err == (
         "step 9: loss 2.500, 1,234 tokens/s, 50% of peak, lr 1.0e-03, 2 skipped, 01:50 left\n"
     )

@@ -188,12 +188,13 @@ def test_the_clock_of_the_main_process_decides(corpus_dir, tmp_path, scores, clo
 
     class Second(Processes):
         def max(self, *values: float) -> list[float]:
-            signum, seconds = values
-            return [signum, max(seconds, next(main_clock))]
+            signum, *seconds = values  # or whether an engine's memory has run out
+            return [signum, *(max(value, next(main_clock)) for value in seconds)]
 
     alone = build_trainer(build_config(corpus_dir, train__max_minutes=1.0), tmp_path / "run")
+    alone.engine.processes = Second(rank=1, world_size=2)
     parts = alone.run_dir, alone.corpus, alone.valid, alone.engine, alone.progress
-    trainer = Trainer(*parts, is_saved=False, processes=Second(rank=1, world_size=2))
+    trainer = Trainer(*parts, is_saved=False)
     trainer.run(log=None)
     assert trainer.progress.step == 6
 

@@ -100,14 +100,13 @@ class Engine:
         compile_failed: bool = False,
     ) -> None:
         self.config, self.device, self.precision = config, device, precision
-        self._processes = processes
+        self.processes, self.compiled, self.compile_failed = processes, False, compile_failed
         own_workers = count_workers(MAX_WORKERS) if device.type == "cpu" else 1
         # All processes must cut steps alike, even if one has fewer threads.
         self.workers = processes.world_size * -int(*processes.max(-own_workers))
         torch.manual_seed(config.train.seed)
         self.model = Transformer(config.model, src_size, tgt_size, PAD_ID).to(device)
         self._flops_per_token = flops_per_token(config.model, tgt_size)
-        self.compiled, self.compile_failed = False, compile_failed
         if config.train.compile and device.type == "cuda" and not compile_failed:
             self.compile()
         self.optimizer = build_adam(self.model, config.optim)
@@ -235,11 +234,11 @@ class Engine:
         except OutOfMemoryError as error:
             failure = str(error)
         # On CUDA this does not wait for the device: memory is allocated before kernels run.
-        if any(self._processes.max(bool(failure))):
+        if any(self.processes.max(bool(failure))):
             self._drop_gradients()
-            reasons = enumerate(self._processes.gather(failure))
+            reasons = enumerate(self.processes.gather(failure))
             rank, reason = next((rank, reason) for rank, reason in reasons if reason)
-            where = f"process {rank}: " if self._processes.world_size > 1 else ""
+            where = f"process {rank}: " if self.processes.world_size > 1 else ""
             raise OutOfMemoryError(where + reason)
         return losses
 
@@ -287,7 +286,7 @@ class Engine:
 
     def _sum_over_processes(self, losses: Tensor) -> Tensor:
         """Sums the gradients and losses over all processes in one message; returns the losses."""
-        if self._processes.world_size == 1:
+        if self.processes.world_size == 1:
             return losses
         tensors: list[Tensor] = []
         for parameter in self.model.parameters():
@@ -296,7 +295,7 @@ class Engine:
             tensors.append(parameter.grad)
         tensors.append(losses)
         flat = parameters_to_vector(tensors)
-        self._processes.sum(flat)
+        self.processes.sum(flat)
         vector_to_parameters(flat, tensors)
         return losses
 
@@ -350,7 +349,7 @@ class Engine:
         except OutOfMemoryError:
             pass  # found out again, by all processes together, when memory is checked
         self.optimizer.zero_grad(set_to_none=True)
-        if any(self._processes.max(float(bool(failure)))):
+        if any(self.processes.max(float(bool(failure)))):
             failure = failure or "torch.compile failed in another process"
             logger.warning("%s; this run continues without it, more slowly", failure)
             self.compiled, self.compile_failed = False, True

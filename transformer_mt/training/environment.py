@@ -19,7 +19,7 @@ CUT_BY = frozenset(("train.micro_batch_tokens", "device", "threads", "processes"
 _SOURCES = source_digests()  # read while the code itself is being imported
 
 
-def numeric_environment(engine: Engine, world_size: int) -> dict[str, str]:
+def numeric_environment(engine: Engine) -> dict[str, str]:
     """Lists everything outside the configuration that the bits of a result depend on.
 
     Two runs of one configuration are bit-equal if these are equal.
@@ -34,7 +34,7 @@ def numeric_environment(engine: Engine, world_size: int) -> dict[str, str]:
         "CPU features": ", ".join(instructions),
         "CPU maker": cpu_maker(),
         "threads": str(torch.get_num_threads()),
-        "processes": str(world_size),
+        "processes": str(engine.processes.world_size),
         "torch.compile": compiled,
         **_SOURCES,
     }

@@ -7,7 +7,6 @@ import torch
 from transformer_mt.config.keys import ModelConfig
 from transformer_mt.errors import DeviceError
 from transformer_mt.system.device import total_memory
-from transformer_mt.system.processes import Processes
 from transformer_mt.text.batching import Indices, Lengths
 from transformer_mt.training.engine import Engine
 from transformer_mt.training.loss import CHUNK_ROWS
@@ -50,13 +49,13 @@ def bytes_per_position(config: ModelConfig) -> int:
     return 4 * (config.encoder_layers * encoder + config.decoder_layers * decoder)
 
 
-def find_micro_batch_tokens(engine: Engine, processes: Processes) -> int:
+def find_micro_batch_tokens(engine: Engine) -> int:
     """Finds a bound on micro-batches for the total memory, which is the same at every start.
 
     It is a power of two and holds a pair of `data.max_length`; all processes get the smallest. The
     processes of a CPU are taken to be on one machine: more of them also get smaller micro-batches.
     """
-    config, model, device = engine.config, engine.model, engine.device
+    config, model, device, processes = engine.config, engine.model, engine.device, engine.processes
     on_cpu = device.type == "cpu"
     copies, workers = (processes.world_size, engine.workers) if on_cpu else (1, 1)
     parameters = sum(parameter.numel() for parameter in model.parameters())

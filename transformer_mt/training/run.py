@@ -107,7 +107,7 @@ def _train_main(config: Config, run_dir: Path, processes: Processes) -> Progress
                 raise CheckpointError(f"{run_dir}: another process has just started this run")
         log = stack.enter_context(RunLog(run_dir, trainer.progress, config.train.tensorboard))
         PACKAGE_LOGGER.removeHandler(early_messages)
-        environment = numeric_environment(trainer.engine, processes.world_size)
+        environment = numeric_environment(trainer.engine)
         _log_start(log, trainer, environment)
         early_messages.setTarget(log)
         early_messages.flush()
@@ -149,13 +149,13 @@ def build_trainer(
     engine = Engine(config, *sizes, device, precision, processes, compile_failed)
     limit = config.train.micro_batch_tokens
     if limit == "auto":
-        limit = find_micro_batch_tokens(engine, processes)
+        limit = find_micro_batch_tokens(engine)
     progress = replace(progress, micro_batch_tokens=limit)
     if checkpoint:
         _warn_of_unused(checkpoint.config, config)
         _require_same_text(run_dir, checkpoint.progress, progress)
         restore_engine(engine, checkpoint)
-        environment = numeric_environment(engine, processes.world_size)
+        environment = numeric_environment(engine)
         if changes := reasons_against_bit_equality(checkpoint, config, environment):
             logger.warning(
                 "from here on the run is not bit-equal to an uninterrupted one: %s",
@@ -170,8 +170,8 @@ def build_trainer(
         step, digest = initial.progress.step, initial.digest
         progress = replace(progress, init_step=step, init_digest=digest)
     progress, is_saved = processes.broadcast((progress, checkpoint is not None))
-    _share_state(engine, processes)
-    return Trainer(run_dir, corpus, valid, engine, progress, is_saved, processes)
+    _share_state(engine)
+    return Trainer(run_dir, corpus, valid, engine, progress, is_saved)
 
 
 def _require_same_everywhere(progress: Progress, processes: Processes) -> None:
@@ -187,8 +187,9 @@ def _require_same_everywhere(progress: Progress, processes: Processes) -> None:
             )
 
 
-def _share_state(engine: Engine, processes: Processes) -> None:
+def _share_state(engine: Engine) -> None:
     """Copies the state of the main process's engine to the engines of all processes."""
+    processes = engine.processes
     if processes.world_size == 1:
         return
     state = engine.state_dict()

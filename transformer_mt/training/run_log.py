@@ -43,42 +43,10 @@ class LogWindow:
     seconds: float = 0.0
     nonfinite_tokens: int = 0
 
-    @property
-    def mean_loss(self) -> float | None:
-        """Loss in nats per target token; None if no step had a finite loss."""
-        return self._per_token(self.loss)
-
-    @property
-    def mean_nll(self) -> float | None:
-        """Likewise without label smoothing."""
-        return self._per_token(self.nll)
-
-    def _per_token(self, nats: float) -> float | None:
+    def per_token(self, nats: float) -> float:
+        """Divides one of the losses by its target tokens; NaN if no step had a finite loss."""
         tokens = self.tokens - self.nonfinite_tokens
-        return nats / tokens if tokens else None
-
-
-@dataclass(frozen=True)
-class TrainingMetrics:
-    """The values in one line of metrics.jsonl, for the steps since the previous line.
-
-    Attributes:
-        loss: Label-smoothed loss, in nats per target token; None if no step had a finite one.
-        nll: The same without label smoothing.
-        lr: Learning rate of the last step.
-        tokens_per_second: Target tokens per second.
-        mfu: Model FLOPs utilisation, a share of the device's measured peak.
-        grad_norm: Gradient norm of the last step before clipping; may be non-finite.
-        skipped: Steps of the whole run that were skipped because they were not finite.
-    """
-
-    loss: float | None
-    nll: float | None
-    lr: float
-    tokens_per_second: float
-    mfu: float
-    grad_norm: float
-    skipped: int
+        return nats / tokens if tokens else math.nan
 
 
 class RunLog(logging.Handler):
@@ -138,11 +106,11 @@ class RunLog(logging.Handler):
         self._write(self._text, f"{line}\n")
 
     def record(
-        self, kind: str, progress: Progress, seconds: float, metrics: Mapping[str, float | None]
+        self, kind: str, progress: Progress, seconds: float, metrics: Mapping[str, float]
     ) -> None:
         """Adds a line of kind `train` or `valid` to metrics.jsonl, after `seconds` of training.
 
-        Values that JSON cannot express become null.
+        The names are those in docs/training.md; values that JSON cannot express become null.
         """
         position = {"kind": kind, "step": progress.step, "epoch": progress.epoch}
         values = {name: _round(value, _DIGITS.get(name)) for name, value in metrics.items()}
@@ -169,8 +137,8 @@ class RunLog(logging.Handler):
                 logger.warning("%s: %s; training continues", file.name, error.strerror)
 
 
-def _round(value: float | None, digits: int | None) -> float | None:
-    if value is None or not math.isfinite(value):
+def _round(value: float, digits: int | None) -> float | None:
+    if not math.isfinite(value):
         return None
     return value if digits is None else round(value, digits)
 

@@ -45,7 +45,6 @@ class CheckpointSaver:
         run_dir: Where checkpoints go.
         engine: The engine, whose state is copied before `start` returns.
         corpus: Its vocabulary and statistics are part of a checkpoint.
-        world_size: Number of processes.
         saved: Progress of the newest complete checkpoint.
 
     Attributes:
@@ -53,15 +52,9 @@ class CheckpointSaver:
     """
 
     def __init__(
-        self,
-        run_dir: Path,
-        engine: Engine,
-        corpus: PreparedCorpus,
-        world_size: int,
-        saved: Progress | None,
+        self, run_dir: Path, engine: Engine, corpus: PreparedCorpus, saved: Progress | None
     ) -> None:
-        self._run_dir, self._engine, self._corpus = run_dir, engine, corpus
-        self._world_size, self.saved = world_size, saved
+        self._run_dir, self._engine, self._corpus, self.saved = run_dir, engine, corpus, saved
         self._writing: Future[None] | None = None
 
     def __enter__(self) -> Self:
@@ -86,9 +79,8 @@ class CheckpointSaver:
                     " diverged; this step is not saved, earlier ones are; lower optim.lr_scale"
                 )
             tensors[file] = {key: value.to("cpu", copy=True) for key, value in content.items()}
-        environment = numeric_environment(self._engine, self._world_size)
-        sources = self._corpus.sources
-        run_state = RunState(progress, state["counters"], environment, sources)
+        environment = numeric_environment(self._engine)
+        run_state = RunState(progress, state["counters"], environment, self._corpus.sources)
         writing = self._writing = Future()
 
         def write() -> None:

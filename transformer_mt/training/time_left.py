@@ -2,13 +2,13 @@
 
 import math
 import sys
+from collections.abc import Mapping
 
 from tqdm import tqdm
 
 from transformer_mt.checkpoints.checkpoint import Progress
 from transformer_mt.config.keys import Config, flat_values
 from transformer_mt.system.console import GrowingInterval, shows_bars, shows_progress
-from transformer_mt.training.run_log import TrainingMetrics
 
 
 def reached_limit(config: Config, progress: Progress, seconds: float) -> str | None:
@@ -101,24 +101,24 @@ class StepDisplay:
         """Tells whether metrics are to be shown even though no log line is due yet."""
         return self._shows_progress and self._interval.has_passed()
 
-    def show(self, step: int, metrics: TrainingMetrics) -> None:
+    def show(self, step: int, metrics: Mapping[str, float]) -> None:
         """Shows the metrics up to a step beside the bar, or as a line where one is due."""
         if self._bar.disable and not self.is_due():
             return
         self._interval.restart(grows=self._bar.disable)
-        loss, speed = _format_loss(metrics.loss), f"{metrics.tokens_per_second:,.0f} tokens/s"
-        skipped = f", {metrics.skipped} skipped" if metrics.skipped else ""
+        loss, speed = _format_loss(metrics["loss"]), f"{metrics['tokens_per_second']:,.0f} tokens/s"
+        skipped = f", {metrics['skipped']} skipped" if metrics["skipped"] else ""
         if not self._bar.disable:
             self._bar.set_postfix_str(f"{loss}, {speed}{skipped}")
             return
         line = (
-            f"step {step}: {loss}, {speed}, {metrics.mfu:.0%} of peak, lr {metrics.lr:.1e}"
+            f"step {step}: {loss}, {speed}, {metrics['mfu']:.0%} of peak, lr {metrics['lr']:.1e}"
             f"{skipped}, {self._time_left}"
         )
         print(line, file=sys.stderr, flush=True)
 
 
-def _format_loss(loss: float | None) -> str:
-    if loss is None:
+def _format_loss(loss: float) -> str:
+    if not math.isfinite(loss):
         return "loss not finite"
     return f"loss {loss:.3f}" if loss < 1000 else f"loss {loss:.1e}"

@@ -5,7 +5,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 from transformer_mt.checkpoints.checkpoint import STATE, Progress
@@ -20,7 +20,6 @@ from transformer_mt.errors import (
 )
 from transformer_mt.system.device import OUT_OF_MEMORY_ADVICE, compute_settings
 from transformer_mt.system.process_settings import StopRequest, catch_stop_signals
-from transformer_mt.system.processes import ALONE, Processes
 from transformer_mt.text.batching import (
     Batch,
     Indices,
@@ -37,7 +36,7 @@ from transformer_mt.text.sampling import EpochPairs
 from transformer_mt.training.engine import Engine
 from transformer_mt.training.flops import measure_peak_flops
 from transformer_mt.training.memory import finer_limit
-from transformer_mt.training.run_log import RunLog, TrainingMetrics
+from transformer_mt.training.run_log import RunLog
 from transformer_mt.training.saving import CheckpointSaver
 from transformer_mt.training.time_left import StepDisplay, reached_limit
 from transformer_mt.training.validation import Validator
@@ -60,6 +59,8 @@ def is_log_step(step: int, log_every: int) -> bool:
 class Trainer:
     """One run in progress.
 
+    The processes all take the same steps and make the same decisions; the main one logs and saves.
+
     Args:
         run_dir: Where checkpoints go.
         corpus: Vocabulary and encoded training pairs.
@@ -67,7 +68,6 @@ class Trainer:
         engine: The model in training, in the state that belongs to `progress`.
         progress: Where the run stands.
         is_saved: Whether there is a checkpoint of this progress.
-        processes: All take the same steps and make the same decisions; the main one logs and saves.
     """
 
     def __init__(
@@ -78,15 +78,13 @@ class Trainer:
         engine: Engine,
         progress: Progress,
         is_saved: bool,
-        processes: Processes = ALONE,
     ) -> None:
         self.config, self.run_dir, self.corpus, self.valid = engine.config, run_dir, corpus, valid
-        self.engine, self.progress, self._processes = engine, progress, processes
+        self.engine, self.progress, self._processes = engine, progress, engine.processes
         self.pairs, self.lengths = corpus.pairs, corpus.pairs.lengths
         self._epoch_pairs = EpochPairs(corpus, self.config)
-        self._validator = Validator(engine, valid, corpus.vocab, corpus.sources, processes)
-        saved = progress if is_saved else None
-        self._saver = CheckpointSaver(run_dir, engine, corpus, processes.world_size, saved)
+        self._validator = Validator(engine, valid, corpus.vocab, corpus.sources)
+        self._saver = CheckpointSaver(run_dir, engine, corpus, progress if is_saved else None)
         self._stop = StopRequest()
         # What all processes agree on: a signal's number or 0, and the training time.
         self._signum, self._agreed_seconds = 0, progress.seconds
@@ -284,7 +282,7 @@ class Trainer:
         self._stop_if_nonfinite()
         self._require_own()
         if self._log:
-            self._log.record("train", self.progress, self._seconds(), asdict(metrics))
+            self._log.record("train", self.progress, self._seconds(), metrics)
         self._display.show(self.progress.step, metrics)
         self.engine.start_window()
 
@@ -296,19 +294,19 @@ class Trainer:
                 " training ends; a moved run can be resumed at its new place"
             )
 
-    def _read_metrics(self) -> TrainingMetrics:
+    def _read_metrics(self) -> dict[str, float]:
         """Computes the metrics of the steps since the last log line, without resetting the sums."""
         engine, window = self.engine, self.engine.read_window()
         seconds = max(window.seconds, 1e-9)
-        return TrainingMetrics(
-            loss=window.mean_loss,
-            nll=window.mean_nll,
-            lr=engine.lr,
-            tokens_per_second=window.tokens / seconds,
-            mfu=window.flops / seconds / self._peak_flops,
-            grad_norm=float(engine.grad_norm),
-            skipped=int(engine.skipped_steps),
-        )
+        return {
+            "loss": window.per_token(window.loss),
+            "nll": window.per_token(window.nll),
+            "lr": engine.lr,
+            "tokens_per_second": window.tokens / seconds,
+            "mfu": window.flops / seconds / self._peak_flops,
+            "grad_norm": float(engine.grad_norm),
+            "skipped": int(engine.skipped_steps),
+        }
 
     def _stop_if_nonfinite(self) -> None:
         engine, progress = self.engine, self.progress

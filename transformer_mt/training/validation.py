@@ -60,15 +60,14 @@ class Validator:
         engine: Engine,
         pairs: RawPairs,
         vocab: Vocabulary,
-        sources: SourceStatistics | None = None,
-        processes: Processes = ALONE,
+        sources: SourceStatistics | None,
     ) -> None:
-        self._engine, self._pairs, self._processes = engine, pairs, processes
+        self._engine, self._pairs = engine, pairs
         self._encoded = encode_pairs(pairs.src, pairs.tgt, vocab)
         self._metrics = choose_metrics(engine.config.data.tgt_lang)
         splitter = LineSplitter(vocab.src, engine.config.data, sources)
         runtime = PyTorchRuntime(engine.model)
-        self._translator = Translator(runtime, vocab, splitter, _SEARCH, processes)
+        self._translator = Translator(runtime, vocab, splitter, _SEARCH, engine.processes)
 
     def validate(self, advance: Callable[[int], object]) -> Validation:
         """Scores the weights, and their moving average if there is one.
@@ -77,7 +76,7 @@ class Validator:
             advance: Called with the number of lines translated, batch by batch; may raise to stop.
         """
         engine, bleu = self._engine, self._metrics[0]
-        nll = mean_nll(engine.model, self._encoded, self._processes)
+        nll = mean_nll(engine.model, self._encoded, engine.processes)
         hypotheses, score = evaluate(self._translator, self._pairs, bleu, advance)
         metrics = {"nll": nll, "perplexity": perplexity(nll), "bleu": score.value}
         if engine.ema:
