@@ -16,7 +16,7 @@ from transformer_mt.config.keys import Config
 from transformer_mt.config.loading import load_config
 from transformer_mt.text.corpus import load_split
 from transformer_mt.training import new_config
-from transformer_mt.training.sizes import measure_text
+from transformer_mt.training.new_config import measure_text
 
 PAIRS = [(f"{line} ä", f"{line} b") for line in copy_lines(300, 1)]
 

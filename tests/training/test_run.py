@@ -35,7 +35,6 @@ from transformer_mt.training import run as run_module
 from transformer_mt.training.dry_run import dry_run
 from transformer_mt.training.engine import Engine
 from transformer_mt.training.run import build_trainer, train
-from transformer_mt.training.validation import evaluate
 from transformer_mt.translation.options import LoadOptions
 from transformer_mt.translation.translation_model import build_translation_model
 from transformer_mt.translation.translator import Translator
@@ -165,7 +164,8 @@ def test_the_moving_average_is_kept_scored_and_used(corpus_dir, tmp_path, caplog
     pairs = load_split(config.data, config.data.valid)
     for raw, key in ((True, "bleu"), (False, "ema_bleu")):
         translator = build_translation_model([checkpoint], LoadOptions(raw=raw)).translator()
-        assert round(evaluate(translator, pairs, BLEU())[1].value, 4) == valid[key]
+        bleu = BLEU().corpus_score(translator.translate(pairs.src), [pairs.tgt])
+        assert round(bleu.score, 4) == valid[key]
     assert checkpoint.progress.best_bleu == pytest.approx(valid["ema_bleu"], abs=1e-4)
     assert "of the moving average" in caplog.text
 

@@ -11,7 +11,7 @@ from simulated_cuda import SimulatedCuda
 
 from transformer_mt.config.keys import VocabConfig
 from transformer_mt.text.vocabulary import train_vocabulary
-from transformer_mt.training.sizes import (
+from transformer_mt.training.new_config import (
     TextStatistics,
     choose_sizes,
     measure_text,
@@ -41,14 +41,14 @@ def text_of(pairs: int, longest: int = 300) -> TextStatistics:
 )
 def test_sizes_by_pairs(pairs, machine, vocab_size, d_model, layers, dropout, held_out):
     """Sabotage: take the first row that fits, or one that needs a GPU on a CPU; count all lines."""
-    sizes = choose_sizes(text_of(pairs), machine)
-    preset = sizes.preset
-    chosen = sizes.vocab_size, preset.d_model, preset.layers, preset.dropout
+    text = text_of(pairs)
+    sizes = choose_sizes(text, machine)
+    chosen = sizes.vocab_size, sizes.d_model, sizes.layers, sizes.dropout
     assert chosen == (vocab_size, d_model, layers, dropout)
-    assert (sizes.held_out, sizes.train_pairs) == (held_out, pairs - 2 * held_out)
+    assert (text.held_out, text.train_pairs) == (held_out, pairs - 2 * held_out)
     # Pairs without text give no larger model.
     with_empty = replace(text_of(pairs + 600_000), empty=600_000)
-    assert choose_sizes(with_empty, machine).preset == preset
+    assert choose_sizes(with_empty, machine) == sizes
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_sizes_by_pairs(pairs, machine, vocab_size, d_model, layers, dropout, he
 def test_sizes_are_those_of_the_repository(name, pairs, machine):
     """Sabotage: change a size in the table or in the file."""
     values = tomllib.loads((CONFIGS / f"{name}.toml").read_text())
-    preset = choose_sizes(text_of(pairs), machine).preset
+    preset = choose_sizes(text_of(pairs), machine)
     assert values["vocab"]["size"] == preset.vocab_size
     values = values["model"] | values["optim"] | values["train"]
     values = {"dropout": 0.1, "lr_scale": 1.0} | values
@@ -73,7 +73,7 @@ def test_sizes_are_those_of_the_repository(name, pairs, machine):
 )
 def test_length(longest, max_length):
     """By the bytes of the longest lines. Sabotage: divide by 4."""
-    assert choose_sizes(text_of(1_000, longest), CPU).max_length == max_length
+    assert text_of(1_000, longest).max_length == max_length
 
 
 TEXTS = {
@@ -90,7 +90,7 @@ def test_a_vocabulary_of_that_size_can_be_learned(name):
     """From the part that is not held out. Sabotage: the size of the table for every text."""
     text = measure_text(TEXTS[name])
     sizes = choose_sizes(text, CPU)
-    words = Counter(w for pair in TEXTS[name][: sizes.train_pairs] for s in pair for w in s.split())
+    words = Counter(w for pair in TEXTS[name][: text.train_pairs] for s in pair for w in s.split())
     config = VocabConfig(size=sizes.vocab_size)
     assert train_vocabulary([words], config).src.size == sizes.vocab_size
 

@@ -10,7 +10,6 @@ from types import SimpleNamespace
 import pytest
 from conftest import assert_one_error, records, tiny_values, write_toml
 
-from transformer_mt.checkpoints.evaluations import Score
 from transformer_mt.checkpoints.run_directory import find_checkpoint, list_checkpoints, load_newest
 from transformer_mt.config.keys import Config
 from transformer_mt.config.loading import parse_config
@@ -46,11 +45,10 @@ def scores(monkeypatch):
     """Gives a list of the BLEU scores that validations will have."""
     values: list[float] = []
 
-    def evaluate(translator, pairs, bleu, advance) -> tuple[list[str], Score]:
-        hypotheses = [f"hypothesis of {line}" for line in pairs.src]
-        return hypotheses, Score("bleu", values.pop(0), "")
+    def translate(self, advance) -> tuple[list[str], float]:
+        return [f"hypothesis of {line}" for line in self._pairs.src], values.pop(0)
 
-    monkeypatch.setattr(validation_module, "evaluate", evaluate)
+    monkeypatch.setattr(validation_module.Validator, "_translate", translate)
     return values
 
 

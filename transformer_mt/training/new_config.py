@@ -1,12 +1,23 @@
-"""A commented configuration for two text files, with sizes that suit the text and the machine."""
+"""A commented configuration for two text files, with sizes that suit the text and the machine.
+
+The sizes are those of the file in `configs/` for as much text, if there is one. With less text,
+there are fewer pieces and more dropout.
+
+Reference:
+    Sennrich and Zhang 2019, Revisiting Low-Resource Neural Machine Translation: A Case Study.
+"""
 
 import logging
 import re
 import shlex
 import textwrap
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
 from importlib import resources
 from os.path import relpath
 from pathlib import Path
+from typing import NamedTuple
 
 from transformer_mt.config.keys import DataConfig, SplitFiles
 from transformer_mt.config.loading import expand_path
@@ -16,23 +27,186 @@ from transformer_mt.system.console import ProgressBar
 from transformer_mt.system.files import atomic_file
 from transformer_mt.system.outputs import check_output
 from transformer_mt.system.streams import COMPRESSION_SUFFIXES
-from transformer_mt.text.corpus import open_split
+from transformer_mt.text.cleaning import LineProblems
+from transformer_mt.text.corpus import Pair, open_split
 from transformer_mt.text.tmx import is_tmx
-from transformer_mt.training.sizes import (
-    BYTES_PER_PIECE,
-    COVERED,
-    MIN_PAIRS,
-    TextStatistics,
-    choose_sizes,
-    measure_text,
-    this_machine,
-)
 
 logger = logging.getLogger(__name__)
 
 _LANGUAGE = re.compile(r"[a-z]{2}([-_][A-Za-z]{2,4})?")
 _LITTLE_TEXT = 20_000
 """With fewer pairs, any text is too little to train a translator."""
+_CHARACTER_COVERAGE = 0.9999
+"""Share of the text that the counted characters cover; the rest are encoded as bytes."""
+_COVERED = 0.999
+"""Share of the pairs that must not be longer than `data.max_length`."""
+_MIN_PAIRS = 20
+"""The share of the text that is held out is one pair in so many."""
+_MAX_HELD_OUT = 1_000
+_MAX_LENGTHS = (64, 128, 256, 512)
+_BYTES_PER_PIECE = 3
+"""A low estimate for long lines: mean lengths are 3.4 to 4.7 bytes for German and English with
+2,000 to 16,000 pieces, and a character of Chinese has 3."""
+_SPECIAL_PIECES = 260
+"""256 bytes and four special pieces."""
+_MANY_CHARACTERS = 1_000
+"""Scripts with more characters, such as Chinese, need pieces in addition to one per character."""
+
+
+def this_machine() -> tuple[str, bool]:
+    """Describes what `train.device = "auto"` would use, and tells whether it is a GPU."""
+    import torch  # takes seconds, and a mistake in the arguments of `init` should show at once
+
+    from transformer_mt.system.device import choose_device, total_memory
+
+    device, threads = choose_device("auto"), torch.get_num_threads()
+    memory = f"{total_memory(device) / 1e9:.1f} GB of memory"
+    if device.type == "cuda":
+        return f"{torch.cuda.get_device_name(device)} with {memory}", True
+    return f"{threads} CPU thread{'s' * (threads != 1)}, {memory}, no GPU", False
+
+
+@dataclass(frozen=True)
+class TextStatistics:
+    """Counts of a text.
+
+    Attributes:
+        pairs: Number of pairs.
+        empty: Pairs of which at least one side is empty.
+        src_words, tgt_words: Mean number of words per line; words are separated by white space.
+        longest_bytes: UTF-8 bytes that the longer side of `_COVERED` of the pairs does not exceed.
+        distinct_words: Number of distinct words of both languages together.
+        characters: Number of distinct characters of both languages, without the rarest, which make
+            up 1 - `_CHARACTER_COVERAGE` of the text.
+        src_problems, tgt_problems: Numbers of lines that may be wrong, as text; empty if none.
+    """
+
+    pairs: int
+    empty: int
+    src_words: float
+    tgt_words: float
+    longest_bytes: int
+    distinct_words: int
+    characters: int
+    src_problems: str = ""
+    tgt_problems: str = ""
+
+    @property
+    def usable(self) -> int:
+        """Pairs with text on both sides."""
+        return self.pairs - self.empty
+
+    @property
+    def held_out(self) -> int:
+        """Pairs for validation, and as many for the test."""
+        return min(_MAX_HELD_OUT, self.pairs // _MIN_PAIRS)
+
+    @property
+    def train_pairs(self) -> int:
+        """Pairs that are not held out."""
+        return self.pairs - 2 * self.held_out
+
+    @property
+    def max_length(self) -> int:
+        """A limit in pieces for `data.max_length`."""
+        pieces = self.longest_bytes / _BYTES_PER_PIECE
+        return next((length for length in _MAX_LENGTHS if pieces <= length), _MAX_LENGTHS[-1])
+
+
+def measure_text(pairs: Iterable[Pair]) -> TextStatistics:
+    """Reads a text once; memory grows with its distinct words, not with its length."""
+    words, characters = Counter[str](), Counter[str]()
+    lengths, src_problems, tgt_problems = Counter[int](), LineProblems(), LineProblems()
+    empty = src_words = tgt_words = 0
+    for src, tgt in pairs:
+        src_problems.add(src)
+        tgt_problems.add(tgt)
+        src_side, tgt_side = src.split(), tgt.split()
+        empty += not (src_side and tgt_side)
+        src_words += len(src_side)
+        tgt_words += len(tgt_side)
+        words.update(src_side + tgt_side)
+        lengths[max(len(src.encode()), len(tgt.encode()))] += 1
+    for word, count in words.items():
+        for character in word:
+            characters[character] += count
+    by_frequency = [count for _, count in characters.most_common()]
+    total = lengths.total()
+    return TextStatistics(
+        pairs=total,
+        empty=empty,
+        src_words=src_words / max(total, 1),
+        tgt_words=tgt_words / max(total, 1),
+        longest_bytes=_first_covering(sorted(lengths.items()), _COVERED),
+        distinct_words=len(words),
+        characters=_first_covering(list(enumerate(by_frequency, 1)), _CHARACTER_COVERAGE),
+        src_problems=str(src_problems),
+        tgt_problems=str(tgt_problems),
+    )
+
+
+def _first_covering(counts: list[tuple[int, int]], share: float) -> int:
+    """Returns the first value up to which the counts are at least a share of their sum."""
+    left = share * sum(count for _, count in counts)
+    for value, count in counts:
+        left -= count
+        if left <= 0:
+            return value
+    return 0
+
+
+class Preset(NamedTuple):
+    """Sizes for a minimum number of pairs, by the names of the configuration keys.
+
+    `pairs` counts those held out too; with `gpu`, a CPU would take days. There are as many `layers`
+    in the encoder as in the decoder, and `save_every` steps between validations too.
+    """
+
+    pairs: int
+    gpu: bool
+    vocab_size: int
+    d_model: int
+    d_ff: int
+    n_heads: int
+    layers: int
+    dropout: float
+    batch_tokens: int
+    warmup_steps: int
+    lr_scale: float
+    save_every: int
+    minutes: int
+
+
+# fmt: off
+_PRESETS = (
+    #      pairs      gpu    vocab  d_model d_ff heads layers drop batch warm-up lr  save  minutes
+    Preset(0,         False,  2000, 128,     512,  4,   2,    0.3,  2000,   400, 1.0,  500,   60),
+    Preset(10_000,    False,  4000, 256,    1024,  4,   3,    0.3,  2000,   500, 0.7,  500,   60),
+    Preset(20_000,    False,  6000, 256,    1024,  4,   3,    0.3,  2000,   500, 0.7,  500,   60),
+    Preset(100_000,   False,  8000, 128,     512,  4,   4,    0.1,  2000,  1000, 1.5, 1000,   90),
+    Preset(100_000,   True,  10000, 512,    1024,  4,   6,    0.3,  4000,  4000, 0.7, 1000,  120),
+    Preset(500_000,   True,  16000, 512,    2048,  8,   6,    0.1, 12000,  4000, 1.0, 2500,  480),
+    Preset(2_000_000, True,  37000, 512,    2048,  8,   6,    0.1, 25000,  4000, 1.0, 2500, 1440),
+)
+# fmt: on
+"""In order of text size: roughly configs/tutorial-2x128.toml, then configs/multi30k.toml with two
+vocabulary sizes, the second its own, then configs/news-cpu.toml: a CPU is too slow for so much
+text, and trains more steps of a narrower model. With a GPU: the usual sizes for IWSLT14, then the
+base model with the pieces and steps of configs/wmt16-small.toml, then configs/wmt16-base.toml.
+"""
+
+
+def choose_sizes(text: TextStatistics, has_gpu: bool) -> Preset:
+    """Chooses the sizes for a text, to train with or without a GPU.
+
+    The size of the vocabulary is limited to what can be learned from the text: a piece for each
+    character, and about one more per word. Half the words are enough: the training text has fewer
+    than the whole text, and pieces learned from words that occur once are useless.
+    """
+    preset = [row for row in _PRESETS if row.pairs <= text.usable and row.gpu <= has_gpu][-1]
+    usual = preset.vocab_size + (text.characters if text.characters > _MANY_CHARACTERS else 0)
+    most = _SPECIAL_PIECES + text.characters + text.distinct_words // 2
+    return preset._replace(vocab_size=min(usual, most))
 
 
 def write_config(
@@ -111,10 +285,10 @@ def _measure(src: Path, tgt: Path) -> TextStatistics:
     files = SplitFiles(src=str(src.absolute()), tgt=str(tgt.absolute()))
     pairs = open_split(DataConfig(path="."), files).read()
     text = measure_text(ProgressBar("reading", "pairs", items=pairs))
-    if text.usable < MIN_PAIRS:
+    if text.usable < _MIN_PAIRS:
         raise DataError(
-            f"{src} and {tgt}: {text.usable} pairs are too few; {MIN_PAIRS} are needed to train and"
-            " to hold some out, and tens of thousands for a translator"
+            f"{src} and {tgt}: {text.usable} pairs are too few; {_MIN_PAIRS} are needed to train"
+            " and to hold some out, and tens of thousands for a translator"
         )
     return text
 
@@ -160,11 +334,9 @@ def _fill_in(
 ) -> str:
     """Fills in the template, `new_config.toml`."""
     template = resources.files(__package__).joinpath("new_config.toml").read_text(encoding="utf-8")
-    sizes = choose_sizes(text, has_gpu)
-    preset, held_out = sizes.preset, sizes.held_out
-    best = choose_sizes(text, has_gpu=True).preset
-    on_a_gpu = ""
-    if preset != best:
+    sizes, best = choose_sizes(text, has_gpu), choose_sizes(text, has_gpu=True)
+    held_out, on_a_gpu = text.held_out, ""
+    if sizes != best:
         on_a_gpu = (
             f" On a GPU, init would choose {best.layers} + {best.layers} of width {best.d_model};"
             " a CPU is too slow for it."
@@ -174,7 +346,6 @@ def _fill_in(
         text=text,
         machine=machine,
         sizes=sizes,
-        preset=preset,
         warnings=warnings,
         on_a_gpu=on_a_gpu,
         commands=commands,
@@ -182,9 +353,9 @@ def _fill_in(
         src_lang=format_value(data.src_lang),
         tgt_lang=format_value(data.tgt_lang),
         splits=[files.model_copy(update={"slice": part}) for part in slices],
-        covered=COVERED,
-        pieces=text.longest_bytes // BYTES_PER_PIECE,
-        pairs_per_step=preset.batch_tokens / (max(text.src_words, text.tgt_words) + 1),
+        covered=_COVERED,
+        pieces=text.longest_bytes // _BYTES_PER_PIECE,
+        pairs_per_step=sizes.batch_tokens / (max(text.src_words, text.tgt_words) + 1),
     )
     return "".join(f"{_wrap(line)}\n" for line in filled_in.splitlines())
 

@@ -7,13 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from sacrebleu.metrics.base import Metric
 
 from transformer_mt.checkpoints.checkpoint import checkpoint_digest
 from transformer_mt.checkpoints.evaluations import (
     VALIDATION,
     EvaluationRecord,
-    Score,
     SearchSetting,
     write_evaluation,
 )
@@ -75,16 +73,21 @@ class Validator:
         Args:
             advance: Called with the number of lines translated, batch by batch; may raise to stop.
         """
-        engine, bleu = self._engine, self._metrics[0]
+        engine = self._engine
         nll = mean_nll(engine.model, self._encoded, engine.processes)
-        hypotheses, score = evaluate(self._translator, self._pairs, bleu, advance)
-        metrics = {"nll": nll, "perplexity": perplexity(nll), "bleu": score.value}
+        hypotheses, bleu = self._translate(advance)
+        metrics = {"nll": nll, "perplexity": perplexity(nll), "bleu": bleu}
         if engine.ema:
             with engine.ema.in_place():
-                hypotheses, score = evaluate(self._translator, self._pairs, bleu, advance)
-            metrics["ema_bleu"] = score.value
+                hypotheses, bleu = self._translate(advance)
+            metrics["ema_bleu"] = bleu
         is_finite = math.isfinite(metrics["perplexity"])
-        return Validation(metrics, score.value if is_finite else -math.inf, hypotheses)
+        return Validation(metrics, bleu if is_finite else -math.inf, hypotheses)
+
+    def _translate(self, advance: Callable[[int], object]) -> tuple[list[str], float]:
+        """Translates the raw sources; returns the hypotheses and their BLEU by raw references."""
+        hypotheses = self._translator.translate(self._pairs.src, advance)
+        return hypotheses, corpus_score(hypotheses, [self._pairs.tgt], self._metrics[0]).value
 
     def record(self, result: Validation, checkpoint: Path) -> None:
         """Saves scores and translations for reports; the checkpoint may not have been saved."""
@@ -139,23 +142,3 @@ def mean_nll(model: Transformer, pairs: EncodedPairs, processes: Processes = ALO
 def perplexity(nll: float) -> float:
     """Computes the perplexity of nats per token; infinity if it exceeds the range of a float."""
     return math.exp(nll) if nll < 700 else math.inf
-
-
-def evaluate(
-    translator: Translator,
-    pairs: RawPairs,
-    bleu: Metric,
-    advance: Callable[[int], object] = lambda lines: None,
-) -> tuple[list[str], Score]:
-    """Translates raw sources and scores the result against raw references.
-
-    `advance` is called with the number of lines translated, batch by batch, and may raise to stop.
-
-    Returns:
-        The hypotheses, one per source line, and their corpus BLEU.
-
-    Raises:
-        DataError: If there are no pairs.
-    """
-    hypotheses = translator.translate(pairs.src, advance)
-    return hypotheses, corpus_score(hypotheses, [pairs.tgt], bleu)
