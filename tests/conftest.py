@@ -232,14 +232,6 @@ def command(*arguments: object) -> list[str]:
     return [sys.executable, "-m", "transformer_mt", *map(str, arguments)]
 
 
-def start_program(*arguments: object, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
-    """Starts the program anew and runs it to its end."""
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
-    return subprocess.run(
-        command(*arguments), input=stdin, capture_output=True, env=environment, timeout=300
-    )
-
-
 def run_program(*arguments: object, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
     """Runs the program to its end in a forked process, which is quicker."""
     return fork_server.run(command(*arguments), stdin, env={**os.environ, "HF_HUB_OFFLINE": "1"})

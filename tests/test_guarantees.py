@@ -23,7 +23,6 @@ from conftest import (
     equal,
     records,
     run_program,
-    start_program,
     tiny_config,
     tiny_values,
     weights,
@@ -182,7 +181,8 @@ def test_guarantee_3_as_many_lines_out_as_in(copy_run):
     lines = [*lines[: 2 * len(NASTY)], ten_thousand_words, *plain]
     copied = copy_run.parent / "in.txt"
     copied.write_bytes(b"\n".join(lines))  # no final line break
-    done = start_program("translate", copy_run, stdin=copied.read_bytes())
+    words = command("translate", copy_run)
+    done = subprocess.run(words, input=copied.read_bytes(), capture_output=True, timeout=300)
     assert done.returncode == 0, done.stderr.decode()
     got = done.stdout.split(b"\n")
     assert got.pop() == b""
