@@ -302,12 +302,12 @@ def test_a_precision_that_the_machine_cannot_keep(corpus_dir, tmp_path, monkeypa
 def test_a_run_that_went_on_without_compilation_stays_so(corpus_dir, tmp_path, monkeypatch):
     """The two kinds of kernels round differently. Sabotage: try again."""
 
-    def fail(engine, batch) -> None:
+    def fail(engine, *arguments) -> None:
         engine.compile_failed = True
 
     config = small_config(corpus_dir, train__max_steps=1)
     with monkeypatch.context() as patch:
-        patch.setattr(Engine, "_check_compilation", fail)
+        patch.setattr(Engine, "check_memory", fail)
         train(config, tmp_path / "run")
     assert build_trainer(config, tmp_path / "run").engine.compile_failed
     assert not build_trainer(config, tmp_path / "other").engine.compile_failed

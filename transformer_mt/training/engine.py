@@ -200,7 +200,7 @@ class Engine:
 
         Raises:
             OutOfMemoryError: If memory runs out, here or in another process; nothing is changed.
-            DeviceError: If the model cannot be compiled.
+            CompileError: If the model cannot be compiled, likewise.
         """
         began = time.monotonic()
         micro_batches = list(micro_batches)
@@ -224,30 +224,26 @@ class Engine:
         self, step: int, micro_batches: Sequence[Batch | TokenCounts], tokens: int
     ) -> Tensor:
         """Adds up the gradients of this process's micro-batches; returns their losses, (2,)."""
-        losses, failure = torch.zeros(2, device=self.device), ""
+        losses, failure = torch.zeros(2, device=self.device), None
         try:
             with closing(self._gradients(step, micro_batches, tokens)) as parts:
                 for micro_batch_losses, gradients in parts:
                     losses += micro_batch_losses
                     self._add_gradients(gradients)
                     del gradients  # before the next ones are computed
-        except OutOfMemoryError as error:
-            failure = str(error)
+        except (OutOfMemoryError, CompileError) as error:
+            failure = type(error), str(error)
         # On CUDA this does not wait for the device: memory is allocated before kernels run.
-        if any(self.processes.max(bool(failure))):
-            self._drop_gradients()
-            reasons = enumerate(self.processes.gather(failure))
-            rank, reason = next((rank, reason) for rank, reason in reasons if reason)
+        if any(self.processes.max(failure is not None)):
+            self.optimizer.zero_grad(set_to_none=True)
+            gc.collect()  # errors and the frames that they passed refer to each other
+            if self.device.type == "cuda":
+                torch.cuda.empty_cache()  # its blocks have the sizes of the larger micro-batches
+            failures = enumerate(self.processes.gather(failure))
+            rank, (kind, reason) = next((rank, each) for rank, each in failures if each)
             where = f"process {rank}: " if self.processes.world_size > 1 else ""
-            raise OutOfMemoryError(where + reason)
+            raise kind(where + reason)
         return losses
-
-    def _drop_gradients(self) -> None:
-        """Frees what a step that ran out of memory has left."""
-        self.optimizer.zero_grad(set_to_none=True)
-        gc.collect()  # errors and the frames that they passed refer to each other
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()  # its blocks have the sizes of the larger micro-batches
 
     def _gradients(
         self, step: int, micro_batches: Sequence[Batch | TokenCounts], tokens: int
@@ -320,6 +316,8 @@ class Engine:
     def check_memory(self, micro_batches: Sequence[Batch], count: int) -> None:
         """Computes gradients with everything in memory that training needs; changes no weight.
 
+        If torch.compile fails in any process, all continue without it.
+
         Args:
             micro_batches: Those that need the most memory.
             count: Micro-batches of a step in this process; a CPU computes several at once.
@@ -327,33 +325,20 @@ class Engine:
         Raises:
             OutOfMemoryError: If memory runs out, here or in another process.
         """
-        self._check_compilation(micro_batches[0])
         for parameter in self.model.parameters():
             parameter.grad = torch.zeros_like(parameter)
         skip_step_if(self.optimizer, torch.ones((), device=self.device))
         self.optimizer.step()  # allocates the moments, and changes nothing
         at_once = count_workers(count) if self.device.type == "cpu" else 1
-        for micro_batch in micro_batches:
-            self._sum_over_processes(self._accumulate(1, [micro_batch] * at_once, 1))
-        self.optimizer.zero_grad(set_to_none=True)
-
-    def _check_compilation(self, batch: Batch) -> None:
-        """Compiles the model with any micro-batch; if one process cannot, none uses it."""
-        if not self.compiled:
-            return
-        failure = ""
         try:
-            list(self._gradients(1, [batch], batch.tgt_tokens))
+            for micro_batch in micro_batches:
+                self._sum_over_processes(self._accumulate(1, [micro_batch] * at_once, 1))
         except CompileError as error:
-            failure = str(error)
-        except OutOfMemoryError:
-            pass  # found out again, by all processes together, when memory is checked
-        self.optimizer.zero_grad(set_to_none=True)
-        if any(self.processes.max(float(bool(failure)))):
-            failure = failure or "torch.compile failed in another process"
-            logger.warning("%s; this run continues without it, more slowly", failure)
+            logger.warning("%s; this run continues without it, more slowly", error)
             self.compiled, self.compile_failed = False, True
             restore_layers(self.model)
+            self.check_memory(micro_batches, count)
+        self.optimizer.zero_grad(set_to_none=True)
 
     def _gradient(
         self, micro_batch: Batch, scale: Tensor, raise_if_cancelled: Callable[[], None]

@@ -38,29 +38,19 @@ def flops_per_token(config: ModelConfig, tgt_size: int) -> tuple[int, int]:
 
 
 def measure_peak_flops(device: torch.device, precision: str) -> float:
-    """Measures the speed of a large matrix product, the best of a few repeats.
+    """Measures the floating-point operations per second of a large matrix product.
 
-    Args:
-        device: The compute device, on CUDA within `compute_settings`; a CPU uses the threads of
-            this process.
-        precision: `fp32`, `bf16` or `fp16`.
-
-    Returns:
-        Floating-point operations per second.
+    Takes the best of a few repeats. On CUDA call it within `compute_settings`; a CPU uses the
+    threads of this process.
     """
-    size = _SIZES[device.type]
+    size, synchronize = _SIZES[device.type], torch.get_device_module(device).synchronize
     # Random, because a GPU clocks higher on equal numbers.
     factor = torch.rand(size, size, device=device).to(DTYPES[precision])
     seconds = []
     for _ in range(_REPEATS):
-        _synchronize(device)
+        synchronize()
         began = time.perf_counter()
         linear(factor, factor)
-        _synchronize(device)
+        synchronize()
         seconds.append(time.perf_counter() - began)
     return 2.0 * size**3 / min(seconds)
-
-
-def _synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

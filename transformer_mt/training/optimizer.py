@@ -40,14 +40,9 @@ def build_adam(model: nn.Module, config: OptimConfig) -> torch.optim.Adam:
 
 
 def clip_gradients(parameters: Iterable[Tensor], max_norm: float) -> Tensor:
-    """Scales gradients down to a total norm, without waiting for the device.
+    """Scales unscaled gradients in place to a total norm of at most `max_norm`; 0 is no limit.
 
-    Args:
-        parameters: Parameters with unscaled gradients, changed in place.
-        max_norm: Largest total norm; 0 means no limit.
-
-    Returns:
-        The total norm before clipping, a scalar on the device.
+    Returns the norm before, a scalar on the device, without waiting for it.
     """
     return nn.utils.clip_grad_norm_(parameters, max_norm or math.inf)
 

@@ -37,12 +37,8 @@ def steps_left(
 ) -> dict[str, int]:
     """Estimates the steps until each limit that is set; patience cannot be predicted.
 
-    Args:
-        config: The limits.
-        progress: Where the run stands, after `seconds` of training.
-        seconds: Training time so far.
-        step_seconds: Mean time per step.
-        steps_per_epoch: Steps of the current epoch.
+    The run stands at `progress` after `seconds` of training, with `step_seconds` per step on
+    average and `steps_per_epoch` in the current epoch.
     """
     train = config.train
     left = {"train.max_steps": train.max_steps - progress.step}
@@ -58,10 +54,7 @@ def steps_left(
 class StepDisplay:
     """Progress of training on stderr: a bar on a terminal, otherwise lines at growing intervals.
 
-    Args:
-        config: The limits of training.
-        progress: Where this process begins, after `seconds` of training.
-        seconds: Training time so far.
+    This process begins at `progress`, after `seconds` of training.
     """
 
     def __init__(self, config: Config, progress: Progress, seconds: float) -> None:
