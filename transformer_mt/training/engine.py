@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 from pydantic import ConfigDict, TypeAdapter
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from transformer_mt.checkpoints.checkpoint import MOMENTS
@@ -165,12 +165,6 @@ class Engine:
         # An older version did not sum the NLL; its unfinished log line is not continued.
         has_nll = "nll" in state["counters"].get("window", ())
         self.start_window(counters.window if has_nll else LogWindow())
-
-    def start_from(self, model: nn.Module) -> None:
-        """Takes the weights of another model of the same shapes instead of the random ones."""
-        self.model.load_state_dict(model.state_dict())
-        if self.ema:
-            self.ema = ExponentialMovingAverage(self.model, self.ema.decay)
 
     def start_window(self, window: LogWindow | None = None) -> None:
         """Starts the sums of a log line at zero, or at those of an interrupted run."""

@@ -166,7 +166,8 @@ def build_trainer(
             resumed = replace(resumed, micro_batch_tokens=limit, finer_step=0)
         progress = replace(resumed, precision=precision)
     elif initial:
-        engine.start_from(initial.build_model())
+        weights = initial.build_model().state_dict()
+        engine.load_state_dict({"model": weights, "ema": weights, "optimizer": {}, "counters": {}})
         step, digest = initial.progress.step, initial.digest
         progress = replace(progress, init_step=step, init_digest=digest)
     progress, is_saved = processes.broadcast((progress, checkpoint is not None))
