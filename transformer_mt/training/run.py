@@ -168,8 +168,7 @@ def build_trainer(
     elif initial:
         weights = initial.build_model().state_dict()
         engine.load_state_dict({"model": weights, "ema": weights, "optimizer": {}, "counters": {}})
-        step, digest = initial.progress.step, initial.digest
-        progress = replace(progress, init_step=step, init_digest=digest)
+        progress = replace(progress, init_step=initial.step, init_digest=initial.digest)
     progress, is_saved = processes.broadcast((progress, checkpoint is not None))
     _share_state(engine)
     return Trainer(run_dir, corpus, valid, engine, progress, is_saved)
