@@ -21,7 +21,6 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Self
@@ -203,18 +202,12 @@ class SimulatedCuda(TorchFunctionMode):
             torch.Tensor.cpu: lambda x: self._move(x, CPU, None, False, False),
             torch.Tensor.pin_memory: self._pin_memory,
             torch.Tensor.tolist: self._tolist,
-            torch.Tensor.numpy: partial(self._refuse, func),
-            torch.Tensor.__array__: partial(self._refuse, func),
         }
         return handlers.get(func)
 
     def _to(self, tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         copy = bool(kwargs.pop("copy", False))
-        if args and isinstance(args[0], Tensor):
-            args = (CUDA if args[0] in self.storages else CPU, args[0].dtype, *args[1:])
-        device, dtype, non_blocking, memory_format = torch._C._nn._parse_to(*args, **kwargs)
-        if memory_format is not None:
-            tensor = tensor.contiguous(memory_format=memory_format)
+        device, dtype, non_blocking, _ = torch._C._nn._parse_to(*args, **kwargs)
         return self._move(tensor, device, dtype, copy, non_blocking)
 
     def _move(
@@ -235,8 +228,6 @@ class SimulatedCuda(TorchFunctionMode):
         return moved
 
     def _pin_memory(self, tensor: Tensor) -> Tensor:
-        if tensor in self.storages:
-            raise RuntimeError("cannot pin a tensor on cuda:0: only memory of the host is pinned")
         pinned = tensor.clone()
         self._pinned.add(pinned)
         return pinned
@@ -245,11 +236,6 @@ class SimulatedCuda(TorchFunctionMode):
         if tensor in self.storages:
             self.count("tolist")
         return tensor.tolist()
-
-    def _refuse(self, func: Any, tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
-        if tensor in self.storages:
-            raise TypeError("can't convert cuda:0 device type tensor to numpy")
-        return self._call(False, func, (tensor, *args), kwargs)
 
 
 def _replacements(cuda: SimulatedCuda) -> list[Any]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
-from conftest import Called, assert_one_error, command, run_program, tiny_values, write_toml
+from conftest import Called, assert_one_error, command, tiny_values, write_toml
 
 from transformer_mt.cli.program import main
 
@@ -97,22 +97,6 @@ def test_a_full_disk(copy_run):
         assert_one_error(called, "No space left")
 
 
-def test_out_of_memory(corpus_dir, tmp_path):
-    """Found out before the first step: what to lower is said. Sabotage: try no batch before it."""
-    values = tiny_values(corpus_dir, model__d_ff=1_000_000)
-    config, run = write_toml(tmp_path / "tiny.toml", values), tmp_path / "run"
-    limits = (3 * 1024**3,) * 2
-    done = subprocess.run(
-        command("train", config, "--run", run),
-        stderr=subprocess.PIPE,
-        text=True,
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, limits),
-        timeout=120,
-    )
-    assert_one_error(Called(done.returncode, b"", done.stderr), "out of memory: to train, choose a")
-    assert not (run / "metrics.jsonl").read_text()
-
-
 @pytest.mark.parametrize("kilobytes", [200_000, 1_000_000])
 def test_too_small_an_address_space(kilobytes):
     """One line before libraries abort the process; help and versions need no more.
@@ -139,13 +123,3 @@ def test_a_library_that_cannot_be_mapped(monkeypatch):
         monkeypatch.setattr("transformer_mt.cli.program.app", Mock(side_effect=ImportError(reason)))
         with pytest.raises(error):
             main()
-
-
-def test_piped_output_is_plain(corpus_dir, tmp_path):
-    """No bar, no colour and no carriage return where stderr is no terminal."""
-    values = tiny_values(corpus_dir, train__max_steps=2, valid__every=2)
-    config = write_toml(tmp_path / "tiny.toml", values)
-    done = run_program("train", config, "--run", tmp_path / "run")
-    assert done.returncode == 0 and done.stdout == b""
-    assert b"\x1b" not in done.stderr and b"\r" not in done.stderr
-    assert b"step 1: loss" in done.stderr and b"validation BLEU" in done.stderr

@@ -37,26 +37,9 @@ from transformer_mt.translation.translation_model import build_translation_model
 
 SAMPLE = Path(__file__).parents[2] / "data/sample"
 WORDS = Counter((SAMPLE / "train.de").read_text(encoding="utf-8").split()[:20_000])
-LITERAL = [
-    "<s>",
-    "</s>",
-    "<unk>",
-    "<pad>",
-    "<0x41>",
-    "a<0x0A>b",
-    "▁",
-    "a ▁▁ b▁",
-    "\x1ca\x1fb\u3000",
-]
-LITERAL += [
-    "½ ﬁ Å e\u0301",
-    "\U0010ffff\ufffe",
-    "\u0600\u0627 中文",
-    "aaaaaaa",
-    "1999",
-    "...",
-    "\r\n a\0",
-]
+LITERAL = ["<s>", "</s>", "<unk>", "<pad>", "<0x41>", "a<0x0A>b", "▁", "a ▁▁ b▁"]
+LITERAL += ["\x1ca\x1fb\u3000", "½ ﬁ Å e\u0301", "\U0010ffff\ufffe", "\u0600\u0627 中文"]
+LITERAL += ["aaaaaaa", "1999", "...", "\r\n a\0"]
 
 
 def random_checkpoint(folder: Path, vocab: Vocabulary, **changes: object) -> Checkpoint:
