@@ -11,14 +11,15 @@ from transformer_mt.system.device import DTYPES
 _SIZES = {"cpu": 1024, "cuda": 8192}
 """Rows and columns of a matrix product that is large enough to run at full speed."""
 _REPEATS = 5
+FLOPS_PER_WEIGHT = 6
+"""A multiplication and an addition per token, once forward and twice backward."""
 
 
 def flops_per_token(config: ModelConfig, tgt_size: int) -> tuple[int, int]:
     """Counts the floating-point operations that training needs per real token.
 
-    These are the multiplications and additions of all linear layers, once forward and twice
-    backward. The products inside attention are left out (at sentence lengths they are a few
-    percent), and so is padding.
+    These are the multiplications and additions of all linear layers. The products inside attention
+    are left out (at sentence lengths they are a few percent), and so is padding.
 
     Args:
         config: Sizes of the model.
@@ -34,7 +35,7 @@ def flops_per_token(config: ModelConfig, tgt_size: int) -> tuple[int, int]:
     # Cross-attention is a part of the decoder, but projects keys and values of source positions.
     per_src_token += config.decoder_layers * 2 * projection
     per_tgt_token = config.decoder_layers * (6 * projection + feed_forward) + output
-    return 6 * per_src_token, 6 * per_tgt_token
+    return FLOPS_PER_WEIGHT * per_src_token, FLOPS_PER_WEIGHT * per_tgt_token
 
 
 def measure_peak_flops(device: torch.device, precision: str) -> float:

@@ -1,14 +1,12 @@
 """Memory that training needs: models that are too large, micro-batches that fit."""
 
-from collections.abc import Sequence
-
 import torch
 
 from transformer_mt.config.keys import ModelConfig
 from transformer_mt.errors import DeviceError
 from transformer_mt.system.device import total_memory
-from transformer_mt.text.batching import Indices, Lengths
 from transformer_mt.training.engine import Engine
+from transformer_mt.training.flops import FLOPS_PER_WEIGHT, flops_per_token
 from transformer_mt.training.loss import CHUNK_ROWS
 
 _BYTES_PER_PARAMETER = {"cpu": 4 * 7, "cuda": 4 * 4}
@@ -26,9 +24,7 @@ Linux ends a process and reports no error; on CUDA, PyTorch itself and fragments
 
 def require_memory(config: ModelConfig, device: torch.device) -> None:
     """Refuses a model whose layers alone need too much memory, before anything is allocated."""
-    attention, feed_forward = 4 * config.d_model**2, 2 * config.d_model * config.d_ff
-    parameters = config.encoder_layers * (attention + feed_forward)
-    parameters += config.decoder_layers * (2 * attention + feed_forward)
+    parameters = sum(flops_per_token(config, tgt_size=0)) // FLOPS_PER_WEIGHT
     needed, available = _BYTES_PER_PARAMETER[device.type] * parameters, total_memory(device)
     if needed > available:
         keys = ("d_model", "d_ff", "encoder_layers", "decoder_layers")
@@ -73,15 +69,3 @@ def find_micro_batch_tokens(engine: Engine) -> int:
     while fits(2 * tokens):
         tokens *= 2
     return -int(*processes.max(-tokens))
-
-
-def finer_limit(
-    micro_batches: Sequence[Indices], src_lengths: Lengths, tgt_lengths: Lengths
-) -> int:
-    """Returns a bound that cuts these micro-batches finer; 0 if each is a single pair."""
-    sizes = [
-        len(pairs) * int(max(src_lengths[pairs].max(), tgt_lengths[pairs].max()))
-        for pairs in micro_batches
-        if len(pairs) > 1
-    ]
-    return 1 << (max(sizes) // 2).bit_length() - 1 if sizes else 0

@@ -35,7 +35,6 @@ from transformer_mt.text.prepared import PreparedCorpus
 from transformer_mt.text.sampling import EpochPairs
 from transformer_mt.training.engine import Engine
 from transformer_mt.training.flops import measure_peak_flops
-from transformer_mt.training.memory import finer_limit
 from transformer_mt.training.run_log import RunLog
 from transformer_mt.training.saving import CheckpointSaver
 from transformer_mt.training.time_left import StepDisplay, reached_limit
@@ -212,9 +211,15 @@ class Trainer:
 
     def _cut_finer(self, micro_batches: list[Indices], reason: str) -> None:
         """Lowers the bound on micro-batches, of which these need too much memory."""
-        limit, step = finer_limit(micro_batches, *self.lengths), self.progress.step
-        if not limit:
+        src, tgt = self.lengths
+        sizes = [
+            len(pairs) * int(max(src[pairs].max(), tgt[pairs].max()))
+            for pairs in micro_batches
+            if len(pairs) > 1
+        ]
+        if not sizes:
             raise DeviceError(f"{reason}: {OUT_OF_MEMORY_ADVICE}")
+        limit, step = 1 << (max(sizes) // 2).bit_length() - 1, self.progress.step
         # A run that begins has not taken a step with other micro-batches.
         finer_step = step + 1 if step else 0
         self.progress = replace(self.progress, micro_batch_tokens=limit, finer_step=finer_step)
@@ -256,13 +261,10 @@ class Trainer:
         if step % self.config.valid.every == 0 or reason:
             self._validate()
             reason = self._reached_limit()
-        if step % train.save_every == 0 or reason or self._is_save_due():
+        is_due = 0 < 60 * train.save_every_minutes <= time.monotonic() - self._saved_at
+        if step % train.save_every == 0 or is_due or reason:
             self._save(final=reason is not None)
         return reason
-
-    def _is_save_due(self) -> bool:
-        minutes = self.config.train.save_every_minutes
-        return minutes > 0 and time.monotonic() - self._saved_at >= 60 * minutes
 
     def _synchronize(self) -> None:
         """Makes all processes decide alike: by one clock, and by the signals that any received."""
