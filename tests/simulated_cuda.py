@@ -28,7 +28,6 @@ from unittest.mock import patch
 
 import torch
 from torch import Tensor
-from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -43,22 +42,14 @@ SIZE_FROM_VALUES = {aten.nonzero.default, aten.masked_select.default}
 INDEXING = {aten.index.Tensor, aten.index_put.default, aten.index_put_.default}
 
 
-class Storages:
-    """A set of storages."""
+def is_on_cuda(tensor: Tensor) -> bool:
+    """Tells whether a tensor's storage, which Python keeps while a tensor has it, is marked."""
+    return getattr(tensor.untyped_storage(), "is_on_cuda", False)
 
-    def __init__(self) -> None:
-        # The weak reference keeps the address of a freed storage from being used again.
-        self._references: dict[int, StorageWeakRef] = {}
 
-    def add(self, tensor: Tensor) -> None:
-        reference = StorageWeakRef(tensor.untyped_storage())
-        self._references[reference.cdata] = reference
-
-    def discard(self, tensor: Tensor) -> None:
-        self._references.pop(tensor.untyped_storage()._cdata, None)
-
-    def __contains__(self, tensor: Tensor) -> bool:  # noqa: D105
-        return tensor.untyped_storage()._cdata in self._references
+def put_on_cuda(tensor: Tensor, is_on_cuda: bool = True) -> None:
+    """Marks the storage of a tensor as memory of the device, or of the host."""
+    tensor.untyped_storage().is_on_cuda = is_on_cuda
 
 
 class _Dispatch(TorchDispatchMode):
@@ -73,7 +64,7 @@ class _Dispatch(TorchDispatchMode):
     ) -> Any:
         cuda, kwargs = self._cuda, kwargs or {}
         inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-        on_device = [tensor in cuda.storages for tensor in inputs]
+        on_device = [is_on_cuda(tensor) for tensor in inputs]
         if any(on_device):
             self._check(func, args, kwargs, inputs, on_device)
         result = func(*args, **kwargs)
@@ -82,7 +73,7 @@ class _Dispatch(TorchDispatchMode):
             old = {tensor.untyped_storage()._cdata for tensor in inputs}
             for leaf in tree_leaves(result):
                 if isinstance(leaf, Tensor) and leaf.untyped_storage()._cdata not in old:
-                    cuda.storages.add(leaf)
+                    put_on_cuda(leaf)
         return result
 
     def _check(
@@ -101,7 +92,7 @@ class _Dispatch(TorchDispatchMode):
         fills = len(args) > 2 and isinstance(args[2], Tensor) and args[2].numel() == 1
         if any(index.dtype in (torch.bool, torch.uint8) for index in indices) and not fills:
             cuda.count("mask as index")
-        if any(index not in cuda.storages for index in indices):
+        if not all(map(is_on_cuda, indices)):
             cuda.count("index on the host")
         written = {
             id(value)
@@ -129,7 +120,7 @@ class SimulatedCuda(TorchFunctionMode):
         self.synchronisations: Counter[str] = Counter()
         self.operations: Counter[str] = Counter()
         self.makes_on_device = False
-        self.storages, self._pinned, self._stack = Storages(), Storages(), ExitStack()
+        self._stack = ExitStack()
 
     def __enter__(self) -> Self:  # noqa: D105
         for replacement in _replacements(self):
@@ -154,10 +145,10 @@ class SimulatedCuda(TorchFunctionMode):
 
     def count_copy(self, source: Tensor, non_blocking: bool) -> None:
         """Counts a copy between host and device if the host waits for it."""
-        if source in self.storages:
+        if is_on_cuda(source):
             if not non_blocking:
                 self.count("copy to the host")
-        elif not (non_blocking and source in self._pinned):
+        elif not (non_blocking and hasattr(source.untyped_storage(), "is_pinned_here")):
             self.count("copy to the device")
 
     @contextmanager
@@ -172,7 +163,7 @@ class SimulatedCuda(TorchFunctionMode):
     ) -> Any:
         kwargs = dict(kwargs or {})
         tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-        any_on_device = any(tensor in self.storages for tensor in tensors)
+        any_on_device = any(map(is_on_cuda, tensors))
         if special := self._special(func):
             return special(*args, **kwargs)
         device = kwargs.pop("device", None)
@@ -182,7 +173,7 @@ class SimulatedCuda(TorchFunctionMode):
         result = self._call(to_cuda, func, args, kwargs)
         if to_cuda and func in (torch.tensor, torch.as_tensor, torch.asarray):
             self.count("copy to the device")
-        (self.storages.add if to_cuda else self.storages.discard)(result)
+        put_on_cuda(result, to_cuda)
         return result
 
     def _call(self, on_device: bool, func: Any, args: Any, kwargs: Any) -> Any:
@@ -195,9 +186,9 @@ class SimulatedCuda(TorchFunctionMode):
     def _special(self, func: Any) -> Callable[..., Any] | None:
         """Gives what replaces a function that has to do with devices."""
         handlers: dict[Any, Callable[..., Any]] = {
-            torch.Tensor.device.__get__: lambda x, *_: CUDA if x in self.storages else CPU,
-            torch.Tensor.is_cuda.__get__: lambda x, *_: x in self.storages,
-            torch.Tensor.is_cpu.__get__: lambda x, *_: x not in self.storages,
+            torch.Tensor.device.__get__: lambda x, *_: CUDA if is_on_cuda(x) else CPU,
+            torch.Tensor.is_cuda.__get__: lambda x, *_: is_on_cuda(x),
+            torch.Tensor.is_cpu.__get__: lambda x, *_: not is_on_cuda(x),
             torch.Tensor.to: self._to,
             torch.Tensor.cpu: lambda x: self._move(x, CPU, None, False, False),
             torch.Tensor.pin_memory: self._pin_memory,
@@ -218,22 +209,22 @@ class SimulatedCuda(TorchFunctionMode):
         copy: bool,
         non_blocking: bool = False,
     ) -> Tensor:
-        on_device = tensor in self.storages
+        on_device = is_on_cuda(tensor)
         dtype = dtype or tensor.dtype
         if device is None or on_device == (device.type == "cuda"):
             return self._call(on_device, torch.Tensor.to, (tensor, dtype), {"copy": copy})
         self.count_copy(tensor, non_blocking)
         moved: Tensor = self._call(False, torch.Tensor.to, (tensor, dtype), {"copy": True})
-        (self.storages.discard if on_device else self.storages.add)(moved)
+        put_on_cuda(moved, not on_device)
         return moved
 
     def _pin_memory(self, tensor: Tensor) -> Tensor:
         pinned = tensor.clone()
-        self._pinned.add(pinned)
+        pinned.untyped_storage().is_pinned_here = True
         return pinned
 
     def _tolist(self, tensor: Tensor) -> Any:
-        if tensor in self.storages:
+        if is_on_cuda(tensor):
             self.count("tolist")
         return tensor.tolist()
 
@@ -250,7 +241,7 @@ def _replacements(cuda: SimulatedCuda) -> list[Any]:
     def grouped(lists: list[list[Tensor | None]], with_indices: bool = False) -> dict[Any, Any]:
         groups: dict[Any, Any] = {}
         for (_, dtype), (columns, indices) in group(lists, with_indices).items():
-            device = CUDA if columns[0][0] in cuda.storages else CPU
+            device = CUDA if is_on_cuda(columns[0][0]) else CPU
             groups[device, dtype] = (columns, indices)
         return groups
 

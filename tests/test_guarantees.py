@@ -114,22 +114,22 @@ def test_guarantee_1_another_configuration_is_refused_by_name(corpus_dir, tmp_pa
 def test_guarantee_2_damage_is_named_and_the_checkpoint_before_is_used(
     corpus_dir, tmp_path, caplog
 ):
-    """Any flipped, cut or missing file counts. Sabotage: verify sizes instead of digests."""
+    """Of any file, here a single bit. Sabotage: verify sizes instead of digests.
+
+    tests/reliability/test_damage.py has other kinds of damage.
+    """
     run_dir = tmp_path / "run"
     train(tiny_config(corpus_dir, train__max_steps=10), run_dir)
     newest, older = list_checkpoints(run_dir)
     for path in sorted(newest.iterdir()):
         content = path.read_bytes()
-        middle = len(content) // 2
-        flipped = content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :]
-        for damaged in (flipped, content[:-1], content[:middle], b"", None):
-            path.unlink() if damaged is None else path.write_bytes(damaged)
-            with pytest.raises(CheckpointError, match=re.escape(path.name)):
-                load_checkpoint(newest)
-            caplog.clear()
-            assert load_newest(run_dir).path == older
-            assert path.name in caplog.messages[0]
-            path.write_bytes(content)
+        path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+        with pytest.raises(CheckpointError, match=re.escape(path.name)):
+            load_checkpoint(newest)
+        caplog.clear()
+        assert load_newest(run_dir).path == older
+        assert path.name in caplog.messages[0]
+        path.write_bytes(content)
     assert load_newest(run_dir).path == newest
 
 

@@ -118,24 +118,6 @@ def test_it_resumes(exported_run, tmp_path, call, monkeypatch):
     assert "continuing after 20" in done.err and (tmp_path / "out").read_bytes() == expected
 
 
-def test_formats(copy_run, exported_run, tmp_path, call):
-    """JSONL of the n best and many files are those of the run."""
-    texts = {}
-    for name, lines in (("a.de", LINES), ("b.de", LINES[:3])):
-        (tmp_path / name).write_text("".join(f"{line}\n" for line in lines))
-    inputs = "--input", tmp_path / "a.de", "--input", tmp_path / "b.de", "--output-dir"
-    options = "--beam-size", 3, "--n-best", 2, "--format", "jsonl"
-    for model in (copy_run, exported_run):
-        done = call("translate", model, *inputs, tmp_path / model.name, *options)
-        assert done.code == 0, done.err
-        rows = map(json.loads, (tmp_path / model.name / "a.en").read_text().splitlines())
-        texts[model] = [(*row.values(), round(row.pop("score"), 3)) for row in rows]
-    assert len(texts[copy_run]) == 2 * len(LINES)
-    for ours, others in zip(*texts.values(), strict=True):
-        assert others[:2] == ours[:2] and others[3:-1] == ours[3:-1]
-        assert others[-1] == pytest.approx(ours[-1], abs=2e-3)
-
-
 def test_scores_are_recorded_beside_it(copy_run, tmp_path, call):
     """The run's BLEU, as system and as baseline; the record names the runtime and the weights.
 
