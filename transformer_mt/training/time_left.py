@@ -51,7 +51,7 @@ def steps_left(
     return {key: max(steps, 0) for key, steps in left.items()}
 
 
-class StepDisplay:
+class StepDisplay(tqdm):  # type: ignore[misc]
     """Progress of training on stderr: a bar on a terminal, otherwise lines at growing intervals.
 
     This process begins at `progress`, after `seconds` of training.
@@ -59,9 +59,8 @@ class StepDisplay:
 
     def __init__(self, config: Config, progress: Progress, seconds: float) -> None:
         self._config, self._first_step, self._began = config, progress.step, seconds
-        self._shows_progress, self._interval = shows_progress(), GrowingInterval(-math.inf)
-        self._time_left = ""
-        self._bar = tqdm(
+        self._interval = GrowingInterval(-math.inf)
+        super().__init__(
             total=config.train.max_steps,
             initial=progress.step,
             unit="step",
@@ -73,10 +72,6 @@ class StepDisplay:
             disable=not shows_bars(),
         )
 
-    def close(self) -> None:
-        """Ends the bar."""
-        self._bar.close()
-
     def advance(self, progress: Progress, seconds: float, steps_per_epoch: int) -> None:
         """Moves the bar to the last step taken, and estimates the time left.
 
@@ -85,28 +80,27 @@ class StepDisplay:
         step_seconds = (seconds - self._began) / (progress.step - self._first_step)
         left = steps_left(self._config, progress, seconds, step_seconds, steps_per_epoch)
         steps = min(left.values())
-        self._time_left = f"{tqdm.format_interval(steps * step_seconds)} left"
-        self._bar.total = progress.step + steps
-        self._bar.set_description_str(self._time_left, refresh=False)
-        self._bar.update(progress.step - self._bar.n)
+        self.total = progress.step + steps
+        self.set_description_str(f"{self.format_interval(steps * step_seconds)} left", False)
+        self.update(progress.step - self.n)
 
     def is_due(self) -> bool:
         """Tells whether metrics are to be shown even though no log line is due yet."""
-        return self._shows_progress and self._interval.has_passed()
+        return shows_progress() and self._interval.has_passed()
 
     def show(self, step: int, metrics: Mapping[str, float]) -> None:
         """Shows the metrics up to a step beside the bar, or as a line where one is due."""
-        if self._bar.disable and not self.is_due():
+        if self.disable and not self.is_due():
             return
-        self._interval.restart(grows=self._bar.disable)
+        self._interval.restart(grows=self.disable)
         loss, speed = _format_loss(metrics["loss"]), f"{metrics['tokens_per_second']:,.0f} tokens/s"
         skipped = f", {metrics['skipped']} skipped" if metrics["skipped"] else ""
-        if not self._bar.disable:
-            self._bar.set_postfix_str(f"{loss}, {speed}{skipped}")
+        if not self.disable:
+            self.set_postfix_str(f"{loss}, {speed}{skipped}")
             return
         line = (
             f"step {step}: {loss}, {speed}, {metrics['mfu']:.0%} of peak, lr {metrics['lr']:.1e}"
-            f"{skipped}, {self._time_left}"
+            f"{skipped}, {self.desc}"
         )
         print(line, file=sys.stderr, flush=True)
 

@@ -232,7 +232,7 @@ class Trainer:
         self.check_memory(steps)
         logger.info(self.describe_micro_batches())
         self._peak_flops = measure_peak_flops(self.engine.device, self.engine.precision)
-        with closing(StepDisplay(self.config, self.progress, self._seconds())) as self._display:
+        with StepDisplay(self.config, self.progress, self._seconds()) as self._display:
             while True:
                 self._epoch_pairs.start(self.progress.epoch + 1)
                 for step_pairs in steps[self.progress.epoch_step :]:
