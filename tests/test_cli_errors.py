@@ -39,8 +39,6 @@ def test_a_wrong_setting(corpus_dir, tmp_path, call, setting, culprit):
 @pytest.mark.parametrize(
     ("arguments", "culprit"),
     [
-        (["translate", "RUN", "--input", "nope.de"], "nope.de"),
-        (["translate", "RUN", "--device", "tpu"], "tpu"),
         (["evaluate", "RUN", "--src", "nope.de"], "--ref"),
         (["evaluate", "RUN", "--src", "nope.de", "--ref", "nope.en"], "nope.de"),
         (["evaluate", "RUN", "--split", "nope"], "nope.de"),
@@ -49,11 +47,9 @@ def test_a_wrong_setting(corpus_dir, tmp_path, call, setting, culprit):
         (["translate", "run", "--bem-size", "4"], "--beam-size"),
         (["translate", "run", "--beam-size", "0"], "--beam-size"),
         (["translate", "run", "--beam-size", "2", "--n-best", "3"], "--n-best 3"),
-        (["translate", "nowhere"], "nowhere"),
         (["translate", "/"], "/: "),
         (["evaluate"], "name a run"),
         (["evaluate", "nowhere"], "nowhere"),
-        (["evaluate", "/"], "/: "),
         (["evaluate", "run", "--hypotheses", "nope.en"], "nope.en: no such file"),
         (["evaluate", "run", "--hypotheses", TEXT, "--save", TEXT], "de: is also an input"),
         (["evaluate", "run", "--baseline", TEXT, "--save", TEXT], "de: is also an input"),

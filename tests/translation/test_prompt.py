@@ -10,23 +10,13 @@ import select
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
-from conftest import command, copy_lines
+from conftest import assert_one_error, command, copy_lines
 
 from transformer_mt import load
-from transformer_mt.errors import ConfigError
-from transformer_mt.translation.options import (
-    FileOptions,
-    LoadOptions,
-    OutputOptions,
-    SearchOptions,
-    TranslateOptions,
-)
+from transformer_mt.translation.options import OutputOptions, SearchOptions
 from transformer_mt.translation.prompt import translate_interactively
-from transformer_mt.translation.run import translate
 
 LINES = copy_lines(10, 4)
 LEFT, UP, CTRL_A, CTRL_C, CTRL_D = b"\x1b[D", b"\x1b[A", b"\x01", b"\x03", b"\x04"
@@ -189,9 +179,9 @@ def test_the_prompt_is_not_in_redirected_output(copy_run, terminal, tmp_path):
     assert (tmp_path / "out").read_bytes() == b"abc\nabc\n"
 
 
-def test_an_output_file_is_refused(tmp_path, monkeypatch):
-    """At a terminal without an input, before a model is loaded."""
-    monkeypatch.setattr("sys.stdin", SimpleNamespace(isatty=lambda: True))
-    options = TranslateOptions(LoadOptions(), SearchOptions(), OutputOptions())
-    with pytest.raises(ConfigError, match="--output out: name a file as --input"):
-        translate([tmp_path], FileOptions(output=Path("out")), options)
+def test_an_output_file_is_refused(tmp_path, call):
+    """At a terminal without an input, before a model is loaded, which is missing here."""
+    master, terminal = pty.openpty()
+    done = call("translate", tmp_path, "--output", "out", stdin=terminal)
+    os.close(master)
+    assert_one_error(done, "--output out: name a file as --input")
