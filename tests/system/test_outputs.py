@@ -131,12 +131,13 @@ def write_two(output, fingerprint=MADE_FROM, error=None) -> int:
     return kept
 
 
-def test_chunks_are_kept_and_counted(tmp_path):
-    """A failure says how many lines are kept; the state says what they were made from."""
+def test_chunks_are_kept_and_counted(tmp_path, caplog):
+    """A warning says how many lines are kept; the state says what they were made from."""
     output = check_output(tmp_path / "out.gz")
-    kept = f"broken; 3 finished lines are kept in {output.partial}; run the same command again"
-    with pytest.raises(DataError, match=kept):
+    with pytest.raises(DataError, match="^broken$"):
         write_two(output, error=DataError("broken"))
+    kept = f"stopped: 3 finished lines are kept in {output.partial}; run the same command again"
+    assert caplog.messages[-1].startswith(kept)
     data = b"".join(gzip.compress(part, mtime=0) for part in (b"a\n", b"b\n", b"c\n"))
     assert output.partial.read_bytes() == data and not output.target.exists()
     assert json.loads(output.state.read_bytes()) == {
@@ -204,10 +205,10 @@ def test_another_writer_of_the_file_ends_the_state(tmp_path):
             assert not output.state.exists()
 
 
-def test_a_write_that_fails(tmp_path):
+def test_a_write_that_fails(tmp_path, caplog):
     """On a full disk, or here beyond a limit; what was finished is kept. Sabotage: no flush."""
     output, limits = check_output(tmp_path / "out"), resource.getrlimit(resource.RLIMIT_FSIZE)
-    message = "out: File too large; 3 finished lines are kept"
+    message = "out: File too large"
     with pytest.raises(OutputError, match=message), open_chunk_writer(output, MADE_FROM) as writer:
         writer.write(["abc\n"], 3, {})
         resource.setrlimit(resource.RLIMIT_FSIZE, (2000, limits[1]))
@@ -215,6 +216,7 @@ def test_a_write_that_fails(tmp_path):
             writer.write(["x" * 3000], 1, {})
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert "3 finished lines are kept" in caplog.text
     with open_chunk_writer(output, MADE_FROM) as writer:
         writer.write(["d\n"], 1, {})
     assert output.target.read_text() == "abc\nd\n"

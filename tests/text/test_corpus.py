@@ -138,14 +138,14 @@ def test_tables_are_text(tmp_path):
 
 @pytest.mark.parametrize("ending", [".gz", ".xz", ".zst"])
 def test_a_damaged_compressed_file(tmp_path, ending):
-    """It is named, with the last line that was read, truncated or not compressed at all."""
+    """It is named, truncated or not compressed at all."""
     raw, path = compress(b"".join(b"%d\n" % i for i in range(50_000)), ending), tmp_path / "x"
     path = path.with_suffix(ending)
     path.write_bytes(raw[: len(raw) // 2])
-    with pytest.raises(DataError, match=f"x{ending}: cannot be read after line [1-9]\\d+: "):
+    with pytest.raises(DataError, match=f"x{ending}: cannot be read: "):
         list(read_lines(path))
     path.write_bytes(b"plain text, not compressed")
-    with pytest.raises(DataError, match=f"x{ending}: cannot be read after line 0: "):
+    with pytest.raises(DataError, match=f"x{ending}: cannot be read: "):
         list(read_lines(path))
 
 

@@ -17,7 +17,7 @@ from typing import Any, BinaryIO, ClassVar, cast
 
 from pydantic import ConfigDict, TypeAdapter
 
-from transformer_mt.errors import CheckpointError, DataError, Interrupted, OutputError
+from transformer_mt.errors import CheckpointError, OutputError
 from transformer_mt.system.files import (
     atomic_file,
     beside,
@@ -121,29 +121,30 @@ def check_output(path: Path | None, inputs: Sequence[Path | None] = ()) -> Outpu
 
 
 @contextmanager
-def open_output(output: Output) -> Iterator[BinaryIO]:
+def open_output(output: Output, kept_bytes: int | None = None) -> Iterator[BinaryIO]:
     """Opens an output for writing bytes; a file appears only if the block ends without an error.
+
+    `kept_bytes` is that of `atomic_file`.
 
     Raises:
         OutputError: If a file cannot be written; an existing file is unchanged.
         OSError: If a stream cannot be written.
     """
     if output.target is None:
-        with naming(output.name), _open_stream(output) as stream:
-            yield stream
+        with naming(output.name):
+            descriptor = output.descriptor
+            if descriptor is None:
+                descriptor = os.open(output.name, os.O_WRONLY)  # neither created nor truncated
+            with open(descriptor, "wb", closefd=output.descriptor is None) as stream:
+                yield stream
         return
-    output.discard()  # an earlier state would describe another partial file
+    if kept_bytes is None:
+        output.discard()  # an earlier state would describe another partial file
     try:
-        with atomic_file(output.target) as file:
+        with atomic_file(output.target, kept_bytes) as file:
             yield file
     except OSError as error:
         raise OutputError(f"{output.name}: {error.strerror or error}") from None
-
-
-def _open_stream(output: Output) -> BinaryIO:
-    if output.descriptor is not None:
-        return open(output.descriptor, "wb", closefd=False)
-    return open(os.open(output.name, os.O_WRONLY), "wb")  # neither created nor truncated
 
 
 def write_lines(lines: Iterable[str], output: Output) -> None:
@@ -213,42 +214,31 @@ def open_chunk_writer(output: Output, fingerprint: Fingerprint | None) -> Iterat
         fingerprint: What it depends on. Chunks that an earlier process finished with the same
             fingerprint are kept; None keeps neither earlier chunks nor the new ones.
 
+    After an error, finished chunks are kept, and a warning says so.
+
     Raises:
-        OutputError: If a file cannot be written; finished chunks are kept.
+        OutputError: If a file cannot be written.
     """
     if fingerprint is None or output.target is None:
         with open_output(output) as file:
             yield ChunkWriter(output, file)
         return
+    state = _usable_state(output, fingerprint)
     try:
-        state = _usable_state(output, fingerprint)
-        with atomic_file(output.target, state.bytes) as file:
+        with open_output(output, state.bytes) as file:
             yield ChunkWriter(output, file, state)
             state.sha256 = sha256(output.partial)
             _write_state(output, state)
-    except DataError as error:  # the input cannot be read to its end
-        raise DataError(f"{error}; {_keep(output)}") from None
-    except OSError as error:
-        reason = error.strerror or error
-        raise OutputError(f"{output.name}: {reason}; {_keep(output)}") from None
-    except Interrupted:
-        logger.warning("stopped: %s", _keep(output))
-        raise
     except BaseException:
-        _keep(output)
+        written = _read_state(output)  # `state` may count a chunk that could not be recorded
+        if written and written.lines:
+            logger.warning(
+                f"stopped: {written.lines:,} finished lines are kept in {output.partial};"
+                " run the same command again to continue"
+            )
+        else:
+            output.discard()
         raise
-
-
-def _keep(output: Output) -> str:
-    """Says where the finished chunks are and how to continue; without any, deletes the rest."""
-    state = _read_state(output)
-    if state is None or not state.lines:
-        output.discard()
-        return "no chunk of lines was finished, so the same command starts over"
-    return (
-        f"{state.lines:,} finished lines are kept in {output.partial};"
-        " run the same command again to continue"
-    )
 
 
 def _usable_state(output: Output, fingerprint: Fingerprint) -> OutputState:

@@ -5,20 +5,17 @@ import io
 import lzma
 import os
 import select
-import stat
 import sys
 import zlib
 from codecs import BOM_UTF8, BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import BinaryIO, cast
 
 from transformer_mt.errors import DataError
 
 COMPRESSION_SUFFIXES = (".gz", ".xz", ".zst")
-DECOMPRESSION_ERRORS = (OSError, EOFError, lzma.LZMAError, zlib.error)
-"""Exceptions that reading a compressed file may raise."""
 
 
 def compression_suffix(path: Path) -> str:
@@ -26,17 +23,18 @@ def compression_suffix(path: Path) -> str:
     return path.suffix if path.suffix in COMPRESSION_SUFFIXES else ""
 
 
-def read_failure(error: Exception) -> object:
-    """Says why a file could not be read, given one of `DECOMPRESSION_ERRORS`."""
-    return getattr(error, "strerror", None) or error
+@contextmanager
+def reading(name: Path | str) -> Iterator[None]:
+    """Raises DataError, naming the file, if it cannot be opened, read or decompressed."""
+    try:
+        yield
+    except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise DataError(f"{name}: cannot be read: {reason}") from None
 
 
 def open_decompressed(path: Path) -> BinaryIO:
-    """Opens a file for reading bytes, decompressed if it has one of `COMPRESSION_SUFFIXES`.
-
-    Raises:
-        OSError: If it cannot be opened; reading may raise `DECOMPRESSION_ERRORS`.
-    """
+    """Opens a file for bytes, decompressed by its suffix; use it and read inside `reading`."""
     if path.suffix == ".gz":
         return cast(BinaryIO, gzip.open(path, "rb"))
     if path.suffix == ".xz":
@@ -90,7 +88,7 @@ class LineReader:
         self._stream, self._name = stream, name
         # A regular file never pauses: its chunks are the same each time it is read.
         raw = getattr(stream, "raw", None)
-        self.is_pipe = isinstance(raw, io.FileIO) and not _is_regular(raw.fileno())
+        self.is_pipe = isinstance(raw, io.FileIO) and not os.path.isfile(raw.fileno())
         self.lines_read, self.lines_replaced, self.bom_dropped = 0, 0, False
 
     def chunks(self, size: int, first_size: int) -> Iterator[list[str]]:
@@ -120,13 +118,10 @@ class LineReader:
             yield self._decode(ready)
 
     def _read(self) -> bytes:
-        try:
+        with reading(self._name):
             if self.is_pipe:  # what has arrived, without waiting for a whole block
                 return os.read(self._stream.fileno(), BLOCK_BYTES)
             return self._stream.read(BLOCK_BYTES)
-        except DECOMPRESSION_ERRORS as error:
-            reason = read_failure(error)
-            raise DataError(f"{self._name}: cannot be read to its end: {reason}") from None
 
     def _has_more(self) -> bool:
         return bool(select.select([self._stream.fileno()], [], [], IDLE_SECONDS)[0])
@@ -157,10 +152,8 @@ def open_input(path: Path | None) -> AbstractContextManager[BinaryIO]:
     """
     if path is None:
         return nullcontext(sys.stdin.buffer)
-    try:
+    with reading(path):
         return open_decompressed(path)
-    except DECOMPRESSION_ERRORS as error:
-        raise DataError(f"{path}: {read_failure(error)}") from None
 
 
 def require_input(path: Path | None) -> None:
@@ -186,17 +179,13 @@ def count_lines(path: Path | None) -> int | None:
         The number of lines; None for a pipe, or if the file cannot be read.
     """
     try:
-        if not _is_regular(sys.stdin.fileno() if path is None else path):
+        if not os.path.isfile(sys.stdin.fileno() if path is None else path):
             return None
-        with open_input(path) as file:
+        with reading("input"), open_input(path) as file:
             position = file.tell() if path is None else 0
             count = sum(1 for _ in file)
             if path is None:
                 file.seek(position)
             return count
-    except (DataError, *DECOMPRESSION_ERRORS):
+    except (DataError, OSError):
         return None
-
-
-def _is_regular(file: int | Path) -> bool:
-    return stat.S_ISREG(os.stat(file).st_mode)

@@ -20,10 +20,9 @@ from transformer_mt.errors import DataError
 from transformer_mt.system.files import sha256
 from transformer_mt.system.streams import (
     COMPRESSION_SUFFIXES,
-    DECOMPRESSION_ERRORS,
     compression_suffix,
     open_decompressed,
-    read_failure,
+    reading,
 )
 from transformer_mt.text.hub import MOVED_TEXT, load_dataset, read_pairs
 from transformer_mt.text.tmx import TmxFile, is_tmx
@@ -270,7 +269,8 @@ def read_lines(path: Path) -> Iterator[str]:
         )
     number = 0
     try:
-        with open_decompressed(path) as raw:  # in text mode a carriage return would end a line too
+        # In text mode a carriage return would end a line too.
+        with reading(path), open_decompressed(path) as raw:
             for line in raw:
                 number += 1
                 yield line.removesuffix(b"\n").decode("utf-8")
@@ -279,9 +279,6 @@ def read_lines(path: Path) -> Iterator[str]:
             f"{path}, line {number}: not UTF-8; convert it with iconv -f WINDOWS-1252 -t UTF-8 (or"
             " from another encoding), or drop the bad bytes with iconv -c -f UTF-8 -t UTF-8"
         ) from None
-    except DECOMPRESSION_ERRORS as error:
-        reason = read_failure(error)
-        raise DataError(f"{path}: cannot be read after line {number}: {reason}") from None
 
 
 def read_source_lines(path: Path) -> Iterator[str]:

@@ -12,10 +12,9 @@ from xml.etree.ElementTree import ParseError, XMLParser
 from transformer_mt.errors import DataError
 from transformer_mt.system.streams import (
     BLOCK_BYTES,
-    DECOMPRESSION_ERRORS,
     compression_suffix,
     open_decompressed,
-    read_failure,
+    reading,
 )
 
 logger = logging.getLogger(__name__)
@@ -75,7 +74,7 @@ class TmxFile:
         events, line = _Events(), 1
         parser = XMLParser(target=events)
         try:
-            with open_decompressed(self._path) as file:
+            with reading(self._path), open_decompressed(self._path) as file:
                 while block := file.read(BLOCK_BYTES):
                     parser.feed(block)
                     line += block.count(b"\n")
@@ -86,9 +85,6 @@ class TmxFile:
             raise DataError(f"{self._path}, line {error.position[0]}: not XML ({text})") from None
         except (LookupError, ValueError) as error:  # of the encoding that the file declares
             raise DataError(f"{self._path}, line {line}: not XML ({error})") from None
-        except DECOMPRESSION_ERRORS as error:
-            reason = read_failure(error)
-            raise DataError(f"{self._path}: cannot be read after line {line}: {reason}") from None
         yield from events.take_units()
 
 
