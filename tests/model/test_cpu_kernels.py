@@ -14,9 +14,7 @@ from transformer_mt.model.cpu_kernels import (
     attention,
     attention_weights,
     dropout,
-    is_packed,
     linear,
-    packed_weights,
     prepare_mask,
 )
 
@@ -50,8 +48,7 @@ def test_other_devices_use_the_references(monkeypatch):
     monkeypatch.setattr(torch.ops, "mkldnn", SimpleNamespace())
     module, x, heads = Linear(8, 4), torch.randn(3, 8), torch.randn(2, 4, 5, 3)
     expected = F.linear(x, module.weight, module.bias)
-    with torch.no_grad(), packed_weights(module):
-        assert not is_packed(module.weight) and module(x).equal(expected)
+    assert module(x).equal(expected)
     monkeypatch.setattr(cpu_kernels, "_on_cpu", lambda x: False)
     assert module(x).equal(expected)
     torch.manual_seed(1)
@@ -60,29 +57,6 @@ def test_other_devices_use_the_references(monkeypatch):
     assert dropped.equal(F.dropout(x, 0.5))
     expected = F.scaled_dot_product_attention(heads, heads, heads, is_causal=True)
     assert attention(heads, heads, heads, None, True, 0.0).equal(expected)
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("is_intel", [True, False])
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
-def test_packed_weights_give_the_same_and_end(monkeypatch, dtype, tolerance, is_intel):
-    """Within rounding for any number of rows, and not after the weights may have changed.
-
-    Sabotage: give MKL the transposed weight; unpack nothing at the end.
-    """
-    monkeypatch.setattr(cpu_kernels, "has_fast_mkl", lambda: is_intel)
-    module = Linear(64, 48).to(dtype)
-    with packed_weights(module):
-        with packed_weights(module):
-            pass
-        assert is_packed(module.weight)  # the block inside unpacks only what it has packed
-        for rows in (1, 2, 15, 128, 300):
-            x = torch.randn(1, rows, 64, dtype=dtype)
-            expected = F.linear(x, module.weight, module.bias)
-            assert_close(module(x), expected, atol=tolerance, rtol=tolerance)
-    assert not is_packed(module.weight)
-    module.weight.mul_(2)
-    assert not torch.allclose(module(x), expected, atol=0.1)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

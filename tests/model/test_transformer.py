@@ -11,7 +11,7 @@ from torch import nn
 from torch.testing import assert_close
 
 from transformer_mt.config.keys import ModelConfig
-from transformer_mt.model.cpu_kernels import Dropout, is_packed, packed_weights
+from transformer_mt.model.cpu_kernels import Dropout
 from transformer_mt.model.transformer import Transformer, sinusoid
 
 each_norm = pytest.mark.parametrize("norm", ["post", "pre", "sublayer"])
@@ -241,17 +241,6 @@ def test_attention_weights_are_the_papers(norm):
     with pytest.raises(IndexError):
         model.attention_weights(SRC, TGT + V)
     assert not any(module._forward_pre_hooks for module in model.modules())
-
-
-@pytest.mark.parametrize("tied", [True, False])
-def test_all_products_are_packed(tied):
-    """The weights of all linear layers and the output weight, but no embedding only looked up."""
-    model = build(tie_embeddings=tied)
-    with torch.no_grad(), packed_weights(model):
-        for name, parameter in model.named_parameters():
-            looked_up = not tied and name in ("src_embedding", "tgt_embedding")
-            assert is_packed(parameter) == (parameter.dim() == 2 and not looked_up), name
-    assert not any(map(is_packed, model.parameters()))
 
 
 @torch.no_grad()

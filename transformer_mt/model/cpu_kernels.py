@@ -7,7 +7,7 @@ benchmarks/README.md has the measurements.
 
 import math
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,20 +17,12 @@ from torch import Tensor, nn
 
 from transformer_mt.system.device import has_fast_mkl
 from transformer_mt.system.private_torch import (
-    has_mkl_linear,
     has_onednn_linear,
-    mkl_linear,
     onednn_linear,
-    pack_mkl_weight,
-    pack_onednn_weight,
 )
 
 FEW_QUERIES = 8
 """Up to this many queries, as in incremental decoding, plain products are faster than SDPA."""
-_PACKED = "packed"
-"""Attribute of a weight that holds its packed copy."""
-_MKL_ROWS = 128
-"""Number of rows for which MKL packs a weight: fastest, or nearly so, for 1 to 1,000 rows."""
 _BIAS_ALIGNMENT = 8
 """PyTorch copies a bias whose strides are no multiples of this."""
 _STATES = 2**16
@@ -54,7 +46,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
     Args:
         x: Input, (..., inputs).
-        weight: Weight, (outputs, inputs); if packed, the packed copy is used, without gradients.
+        weight: Weight, (outputs, inputs).
         bias: Bias, (outputs,).
 
     Returns:
@@ -62,27 +54,11 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """
     if not _on_cpu(x):
         return F.linear(x, weight, bias)
-    packed: _PackedLinear | None = getattr(weight, _PACKED, None)
-    if packed is not None:
-        return packed(x, bias)
     float32 = x.dtype == weight.dtype == torch.float32 and not torch.is_autocast_enabled("cpu")
     if not float32 or has_fast_mkl() or not has_onednn_linear():
         return F.linear(x, weight, bias)
     rows: Tensor = _OneDNNLinear.apply(x.flatten(0, -2), weight, bias)  # type: ignore[no-untyped-call]
     return rows.view(*x.shape[:-1], -1)
-
-
-_PackedLinear = Callable[[Tensor, Tensor | None], Tensor]
-"""Computes `linear` of an input and a bias with a weight in the memory layout of one library."""
-
-
-def _pack(weight: Tensor) -> _PackedLinear:
-    if weight.dtype == torch.float32 and has_fast_mkl() and has_mkl_linear():
-        # Faster than oneDNN on Intel CPUs, especially for few rows.
-        original, for_mkl = weight.detach(), pack_mkl_weight(weight, _MKL_ROWS)
-        return lambda x, bias: mkl_linear(x, for_mkl, original, bias)
-    for_onednn = pack_onednn_weight(weight)
-    return lambda x, bias: onednn_linear(x, for_onednn, bias)
 
 
 class _OneDNNLinear(torch.autograd.Function):
@@ -122,43 +98,6 @@ class Linear(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
         """Maps (..., inputs) to (..., outputs)."""
         return linear(x, self.weight, self.bias)
-
-
-@contextmanager
-def packed_weights(model: nn.Module) -> Iterator[None]:
-    """Packs the weights of a model within the block, where they must not change or be trained."""
-    weights = pack_weights(model)
-    try:
-        yield
-    finally:
-        for weight in weights:
-            delattr(weight, _PACKED)
-
-
-def pack_weights(model: nn.Module) -> list[Tensor]:
-    """Copies the weights of a model on a CPU into a library's own layout, which speeds up `linear`.
-
-    The weights must not change or be trained afterwards.
-
-    Args:
-        model: Its `nn.Linear` weights are packed, and the `output_weight` of any module.
-
-    Returns:
-        The weights packed by this call; those already packed are left out.
-    """
-    weights = []
-    for module in model.modules():
-        weight = module.weight if isinstance(module, nn.Linear) else None
-        weight = getattr(module, "output_weight", weight)
-        if weight is not None and not is_packed(weight) and _on_cpu(weight) and has_onednn_linear():
-            setattr(weight, _PACKED, _pack(weight))
-            weights.append(weight)
-    return weights
-
-
-def is_packed(weight: Tensor) -> bool:
-    """Tells whether `linear` uses a packed copy of a weight."""
-    return hasattr(weight, _PACKED)
 
 
 # --- Dropout ------------------------------------------------------------------------------------

@@ -9,50 +9,18 @@ from torch import Tensor
 
 
 def has_onednn_linear() -> bool:
-    """Tells whether this PyTorch has `onednn_linear` and `pack_onednn_weight`."""
+    """Tells whether this PyTorch has `onednn_linear`."""
     return hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 
 def onednn_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Computes x @ weight^T + bias through oneDNN on the CPU, without autograd.
 
-    The input is (..., inputs), the weight (outputs, inputs) or a result of `pack_onednn_weight`,
-    the bias (outputs,), and the output (..., outputs), all of the same type.
+    The input is (..., inputs), the weight (outputs, inputs), the bias (outputs,), and the output
+    (..., outputs), all of the same type.
     """
     output: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
     return output
-
-
-def pack_onednn_weight(weight: Tensor) -> Tensor:
-    """Copies a weight, (outputs, inputs), into the memory layout that oneDNN prefers."""
-    packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.detach())
-    return packed
-
-
-def has_mkl_linear() -> bool:
-    """Tells whether this PyTorch has `mkl_linear` and `pack_mkl_weight`."""
-    return hasattr(torch.ops.mkl, "_mkl_linear")
-
-
-def mkl_linear(x: Tensor, packed: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Computes x @ weight^T + bias in float32 through MKL, without autograd.
-
-    Shapes are those of `onednn_linear`; `packed` is the result of `pack_mkl_weight`.
-    """
-    rows = x.numel() // x.size(-1)
-    # PyTorch uses the packed weight only if given the number of rows of `x`.
-    output: Tensor = torch.ops.mkl._mkl_linear(x, packed, weight, bias, rows)
-    return output
-
-
-def pack_mkl_weight(weight: Tensor, rows: int) -> Tensor:
-    """Copies a float32 weight, (outputs, inputs), into the memory layout that MKL prefers.
-
-    The layout is chosen for a number of input rows. It works for any other, which MKL's manual does
-    not guarantee; tests/model/test_cpu_kernels.py tries 1 to 300.
-    """
-    packed: Tensor = torch.ops.mkl._mkl_reorder_linear_weight(weight.detach(), rows)
-    return packed
 
 
 def cpu_bf16_instructions() -> list[str]:

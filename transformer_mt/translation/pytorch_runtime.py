@@ -13,7 +13,6 @@ from torch import Tensor
 
 from transformer_mt.checkpoints.checkpoint import Checkpoint
 from transformer_mt.errors import ConfigError, DeviceError
-from transformer_mt.model.cpu_kernels import pack_weights, packed_weights
 from transformer_mt.model.transformer import Transformer, evaluation_mode
 from transformer_mt.system.device import (
     DTYPES,
@@ -81,7 +80,6 @@ class PyTorchRuntime:
         with (
             evaluation_mode(self.model),
             compute_settings(self.model.device, tf32=False),
-            packed_weights(self.model),
             closing(decoded),
         ):
             yield from decoded
@@ -173,7 +171,6 @@ def load_checkpoints(checkpoints: Sequence[Checkpoint], options: LoadOptions) ->
         models = [checkpoint.build_model(options.raw) for checkpoint in checkpoints]
     models = [model.to(device, DTYPES[precision]) for model in models]
     model = models[0] if len(models) == 1 else _ensemble(models)
-    pack_weights(model)  # once, not for each chunk of lines
     return PyTorchRuntime(model)
 
 
