@@ -82,7 +82,7 @@ class Trainer:
         self.engine, self.progress, self._processes = engine, progress, engine.processes
         self.pairs, self.lengths = corpus.pairs, corpus.pairs.lengths
         self._epoch_pairs = EpochPairs(corpus, self.config)
-        self._validator = Validator(engine, valid, corpus.vocab, corpus.sources)
+        self._validator = Validator(engine, valid, corpus)
         self._saver = CheckpointSaver(run_dir, engine, corpus, progress if is_saved else None)
         self._stop = StopRequest()
         # What all processes agree on: a signal's number or 0, and the training time.

@@ -20,8 +20,8 @@ from transformer_mt.model.transformer import Transformer, evaluation_mode
 from transformer_mt.system.processes import ALONE, Processes
 from transformer_mt.text.batching import EncodedPairs, encode_pairs
 from transformer_mt.text.corpus import RawPairs
-from transformer_mt.text.splitting import LineSplitter, SourceStatistics
-from transformer_mt.text.vocabulary import Vocabulary
+from transformer_mt.text.prepared import PreparedCorpus
+from transformer_mt.text.splitting import LineSplitter
 from transformer_mt.training.engine import Engine
 from transformer_mt.translation.options import SearchOptions
 from transformer_mt.translation.pytorch_runtime import PyTorchRuntime, log_probabilities
@@ -53,17 +53,11 @@ class Validation:
 class Validator:
     """Scores the model of an engine on raw validation text, and reports the scores."""
 
-    def __init__(
-        self,
-        engine: Engine,
-        pairs: RawPairs,
-        vocab: Vocabulary,
-        sources: SourceStatistics | None,
-    ) -> None:
-        self._engine, self._pairs = engine, pairs
+    def __init__(self, engine: Engine, pairs: RawPairs, corpus: PreparedCorpus) -> None:
+        self._engine, self._pairs, vocab = engine, pairs, corpus.vocab
         self._encoded = encode_pairs(pairs.src, pairs.tgt, vocab)
         self._metrics = choose_metrics(engine.config.data.tgt_lang)
-        splitter = LineSplitter(vocab.src, engine.config.data, sources)
+        splitter = LineSplitter(vocab.src, engine.config.data, corpus.sources)
         runtime = PyTorchRuntime(engine.model)
         self._translator = Translator(runtime, vocab, splitter, _SEARCH, engine.processes)
 
