@@ -59,7 +59,7 @@ class StepDisplay(tqdm):  # type: ignore[misc]
 
     def __init__(self, config: Config, progress: Progress, seconds: float) -> None:
         self._config, self._first_step, self._began = config, progress.step, seconds
-        self._interval = GrowingInterval(-math.inf)
+        self._shows_progress, self._interval = shows_progress(), GrowingInterval(-math.inf)
         super().__init__(
             total=config.train.max_steps,
             initial=progress.step,
@@ -86,7 +86,7 @@ class StepDisplay(tqdm):  # type: ignore[misc]
 
     def is_due(self) -> bool:
         """Tells whether metrics are to be shown even though no log line is due yet."""
-        return shows_progress() and self._interval.has_passed()
+        return self._shows_progress and self._interval.has_passed()
 
     def show(self, step: int, metrics: Mapping[str, float]) -> None:
         """Shows the metrics up to a step beside the bar, or as a line where one is due."""
