@@ -21,7 +21,7 @@ SECONDS_BETWEEN_LINES = 10.0
 _INTERVAL_GROWTH, _LONGEST_INTERVAL = 1.5, 600.0
 """How the time between lines grows in a long task, up to so many seconds."""
 _BAR_NAME = 24
-"""Characters of a name beside a bar, which needs the width of the terminal itself."""
+"""Last characters of a name beside a bar, which needs the width of the terminal itself."""
 
 _CONTROLS = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160))}
 
@@ -118,12 +118,9 @@ class ProgressBar(tqdm):  # type: ignore[misc]
         done: int = 0,
     ) -> None:
         self._name, self._unit = escape_controls(name), unit
-        beside_bar = self._name
-        if len(beside_bar) > _BAR_NAME:
-            beside_bar = f"{beside_bar[: _BAR_NAME - 8]}…{beside_bar[-7:]}"
         super().__init__(
             items,
-            beside_bar,
+            self._name[-_BAR_NAME:],
             total,
             initial=done,
             unit=f" {unit}",

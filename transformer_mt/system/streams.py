@@ -81,7 +81,6 @@ class LineReader:
         is_pipe: Whether bytes arrive as they are written: neither from a file nor decompressed.
         lines_read: Number of lines read so far.
         lines_replaced: Number of those whose invalid UTF-8 was replaced by U+FFFD.
-        bom_dropped: Whether the text began with a byte order mark.
     """
 
     def __init__(self, stream: BinaryIO, name: str = "stdin") -> None:
@@ -89,7 +88,7 @@ class LineReader:
         # A regular file never pauses: its chunks are the same each time it is read.
         raw = getattr(stream, "raw", None)
         self.is_pipe = isinstance(raw, io.FileIO) and not os.path.isfile(raw.fileno())
-        self.lines_read, self.lines_replaced, self.bom_dropped = 0, 0, False
+        self.lines_read, self.lines_replaced = 0, 0
 
     def chunks(self, size: int, first_size: int) -> Iterator[list[str]]:
         """Yields lists of 1 to `size` lines, the first of `first_size`; all lines are in them.
@@ -132,7 +131,6 @@ class LineReader:
                 raise DataError(
                     f"{self._name}: is UTF-16; convert it with iconv -f UTF-16 -t UTF-8"
                 )
-            self.bom_dropped = lines[0].startswith(BOM_UTF8)
             lines = [lines[0].removeprefix(BOM_UTF8), *lines[1:]]
         self.lines_read += len(lines)
         try:

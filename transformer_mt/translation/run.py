@@ -337,8 +337,6 @@ def _report(
     rate = lines / max(seconds, 1e-9)
     logger.info(f"{prefix}{lines_text(lines)} in {seconds:.1f} s, {rate:,.0f} per second")
     log_kinds(writer.state.counts, prefix)
-    if reader.bom_dropped:
-        logger.info(f"{prefix}the byte order mark at the start of the input was dropped")
     if replaced := reader.lines_replaced:
         logger.warning(
             f"{prefix}{lines_text(replaced)} not in UTF-8; invalid bytes were replaced by U+FFFD"
