@@ -22,8 +22,6 @@ SETTINGS = [
     ("vocab.size=100000", "vocab.size = 100000 is too large for this text: set it to"),
     ("vocab.size=20", "vocab.size = 20 is too small for this text"),
     ("train.precision=fp16", "train.precision = fp16"),
-    ("train.init_from=nowhere", "nowhere: no such run or checkpoint"),
-    ("vocab.path=nope.model", "nope.model"),
 ]
 
 

@@ -169,12 +169,6 @@ def test_many_files(translate, source, tmp_path):
         with open_decompressed(tmp_path / "out" / name) as file:
             assert file.read() == (b"" if name[0] in "ef" else expected)
     assert translate("--input", tmp_path / "b.de.gz").out == expected
-    # Repaired, the same command translates what is missing, and cleans up.
-    (tmp_path / "missing.de").write_bytes(TEXT)
-    (tmp_path / "broken.de.gz").write_bytes(gzip.compress(TEXT))
-    done = translate(*inputs, "--output-dir", tmp_path / "out")
-    assert done.code == 0 and done.err.count("already complete") == 6
-    assert sorted(os.listdir(tmp_path / "out")) == sorted([*names, "broken.en.gz", "missing.en"])
 
 
 def test_progress_has_a_total(translate, source, monkeypatch):
