@@ -93,10 +93,7 @@ def test_a_full_disk(copy_run):
 
 @pytest.mark.parametrize("kilobytes", [200_000, 1_000_000])
 def test_too_small_an_address_space(kilobytes):
-    """One line before libraries abort the process; help and versions need no more.
-
-    Sabotage: import PyTorch first.
-    """
+    """One line before libraries abort the process; help and versions need no more."""
 
     def start(*arguments: str) -> Called:
         words, limits = command(*arguments), (1024 * kilobytes,) * 2

@@ -7,10 +7,7 @@ from transformer_mt import version
 
 
 def test_the_commit_is_that_of_the_package(tmp_path):
-    """A repository that merely surrounds a copy says nothing; edits and new files are told.
-
-    Sabotage: ask for HEAD alone.
-    """
+    """A repository that merely surrounds a copy says nothing; edits and new files are told."""
 
     def git(*words: str) -> str:
         identity = ("-c", "user.name=a", "-c", "user.email=a@b.c")

@@ -22,10 +22,7 @@ CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
 @pytest.mark.parametrize("tf32", [True, False])
 def test_compute_settings_are_restored(monkeypatch, tf32):
-    """On CUDA they hold inside only, after an error too; a CPU needs none, and asking sets none.
-
-    Sabotage: restore without `finally`; set them on a CPU.
-    """
+    """On CUDA they hold inside only, after an error too; a CPU needs none, and asking sets none."""
 
     def settings() -> tuple[bool, str]:
         return torch.backends.cuda.cudnn_sdp_enabled(), torch.get_float32_matmul_precision()

@@ -190,10 +190,7 @@ def test_a_state_that_does_not_fit_is_not_used(tmp_path, damage):
 
 
 def test_another_writer_of_the_file_ends_the_state(tmp_path):
-    """Its bytes would be taken for chunks; without a fingerprint nothing is kept.
-
-    Sabotage: leave the state in place.
-    """
+    """Its bytes would be taken for chunks; without a fingerprint nothing is kept."""
     output = check_output(tmp_path / "out")
     with pytest.raises(DataError, match="^broken$"):
         write_two(output, None, DataError("broken"))

@@ -77,10 +77,7 @@ SHOWN = "a\\x1b[2J\\x9bb\\x0ac\\x7f"
 
 
 def test_terminals_obey_no_message(tmp_path, capsys, monkeypatch):
-    """Names, samples and errors show control characters; other characters stay.
-
-    Sabotage: leave any one of them as it is.
-    """
+    """Names, samples and errors show control characters; other characters stay."""
     assert escape_controls("Grüße, 世界\u3000\U0001f600") == "Grüße, 世界\u3000\U0001f600"
     show_messages()
     with RunLog(tmp_path, Progress()) as log:

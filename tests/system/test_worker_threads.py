@@ -95,10 +95,7 @@ def test_closing_and_an_error_stop_the_workers():
 
 
 def test_results_are_not_kept():
-    """Before they are asked for few are computed, and none is held afterwards.
-
-    Sabotage: submit all items at once.
-    """
+    """Before they are asked for few are computed, and none is held afterwards."""
     torch.set_num_threads(2)
     made: list[weakref.ref] = []
 

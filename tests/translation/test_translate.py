@@ -89,10 +89,7 @@ def test_mistakes_are_found_before_a_model_is_loaded(
 
 
 def test_several_runs_need_a_word(translate, call, untrained_run, source):
-    """`--ensemble` joins them, here into the same model; `evaluate` without it gives two rows.
-
-    Sabotage: ignore the option.
-    """
+    """`--ensemble` joins them, here into the same model; `evaluate` without it gives two rows."""
     several = untrained_run, "--input", source
     assert translate(*several, "--ensemble").out == translate("--input", source).out
     texts = "--src", source, "--ref", source, "--json"
@@ -138,10 +135,7 @@ def test_an_output_in_use(translate, source, no_model, tmp_path):
 
 
 def test_many_files(translate, source, tmp_path):
-    """Packed ones too, each under its own name; one that is damaged does not harm the others.
-
-    Sabotage: stop at the first error.
-    """
+    """Packed ones too, each under its own name; one that is damaged does not harm the others."""
     expected = translate("--input", source).out
     files = {
         "b.de.gz": gzip.compress(TEXT),
