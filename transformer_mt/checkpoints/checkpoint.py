@@ -18,7 +18,7 @@ import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 import safetensors
 import safetensors.torch
@@ -120,6 +120,7 @@ class Checkpoint:
     config: Config = field(repr=False)
     vocab: Vocabulary = field(repr=False)
     state: RunState
+    is_exported: ClassVar[Literal[False]] = False
 
     def __repr__(self) -> str:
         model = self.config.model

@@ -13,10 +13,11 @@ Reading it imports no PyTorch.
 import hashlib
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from pydantic import ConfigDict, PositiveInt, TypeAdapter
 
+from transformer_mt.checkpoints.run_directory import EXPORT
 from transformer_mt.config.keys import Config
 from transformer_mt.config.loading import parse_config
 from transformer_mt.errors import CheckpointError, ConfigError, DataError
@@ -31,8 +32,6 @@ from transformer_mt.system.files import (
 from transformer_mt.text.splitting import SourceStatistics
 from transformer_mt.text.vocabulary import SHARED, Vocabulary
 
-EXPORT = "export.json"
-"""Only a directory that `export` wrote for CTranslate2 has it."""
 FORMAT = 1
 """Format of `export.json`; see `checkpoint.FORMAT`."""
 
@@ -80,6 +79,7 @@ class ExportedModel:
     config: Config
     vocab: Vocabulary
     record: ExportRecord
+    is_exported: ClassVar[Literal[True]] = True
 
     @property
     def step(self) -> int:

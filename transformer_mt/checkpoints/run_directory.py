@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import TypeAdapter
 
-from transformer_mt.checkpoints.exported import EXPORT
 from transformer_mt.errors import ChangedModelError, CheckpointError
 from transformer_mt.system.files import (
     MANIFEST,
@@ -35,6 +34,8 @@ METRICS = "metrics.jsonl"
 """Metrics of a run, one JSON object per line."""
 RUN_FILE = "run.json"
 """Describes the text, model and environment of a run; holds its own SHA-256."""
+EXPORT = "export.json"
+"""Only a directory that `export` wrote for CTranslate2 has it."""
 STEP_NAME = re.compile(r"step-\d{8,}")
 """The directory names of the checkpoints of steps."""
 RESUMABLE_CHECKPOINTS = 2

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from transformer_mt.checkpoints.evaluations import VALIDATION, EvaluationRecord, read_evaluations
-from transformer_mt.checkpoints.exported import EXPORT, load_exported
+from transformer_mt.checkpoints.exported import load_exported
 from transformer_mt.checkpoints.run_directory import (
+    EXPORT,
     METRICS,
     RUN_FILE,
     checkpoint_path,

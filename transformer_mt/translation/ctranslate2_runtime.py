@@ -14,7 +14,7 @@ from transformer_mt.checkpoints.exported import ExportedModel
 from transformer_mt.errors import CheckpointError, ConfigError, DataError, DeviceError
 from transformer_mt.text.vocabulary import EOS_ID, Vocabulary
 from transformer_mt.translation.options import LoadOptions, SearchOptions
-from transformer_mt.translation.runtime import (
+from transformer_mt.translation.translator import (
     EXTRA_LENGTH,
     Hypothesis,
     length_penalty,

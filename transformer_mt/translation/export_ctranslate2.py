@@ -13,7 +13,7 @@ from transformer_mt.model.transformer import DecoderLayer, Transformer
 from transformer_mt.text.vocabulary import BOS_ID, EOS_ID, UNK_ID
 from transformer_mt.translation.ctranslate2_runtime import require_ctranslate2, vocabulary_tokens
 from transformer_mt.translation.options import Quantization
-from transformer_mt.translation.runtime import EXTRA_LENGTH
+from transformer_mt.translation.translator import EXTRA_LENGTH
 
 if TYPE_CHECKING:
     from ctranslate2.specs import TransformerSpec

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from itertools import chain, dropwhile, islice
 from pathlib import Path
 
-from transformer_mt.checkpoints.exported import EXPORT
+from transformer_mt.checkpoints.run_directory import EXPORT
 from transformer_mt.errors import ConfigError, DataError, OutputError
 from transformer_mt.system.console import ProgressBar, shows_progress
 from transformer_mt.system.files import sha256

@@ -15,7 +15,7 @@ from typing import NamedTuple, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from transformer_mt.translation.runtime import Hypothesis, length_penalty
+from transformer_mt.translation.translator import Hypothesis, length_penalty
 
 
 class DecodingState(Protocol):

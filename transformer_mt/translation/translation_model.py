@@ -7,18 +7,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from transformer_mt.checkpoints.exported import EXPORT, ExportedModel, load_exported
-from transformer_mt.checkpoints.run_directory import find_checkpoint
+from transformer_mt.checkpoints.run_directory import EXPORT, find_checkpoint
 from transformer_mt.errors import CheckpointError, ConfigError, DataError
 from transformer_mt.system.processes import ALONE, Processes
 from transformer_mt.text.splitting import LineSplitter
 from transformer_mt.text.vocabulary import BOS_ID, EOS_ID, Vocabulary
 from transformer_mt.translation.options import DEFAULT_SEARCH, LoadOptions, SearchOptions
-from transformer_mt.translation.runtime import Runtime
-from transformer_mt.translation.translator import Translation, Translator
+from transformer_mt.translation.translator import Runtime, Translation, Translator
 
 if TYPE_CHECKING:
     from transformer_mt.checkpoints.checkpoint import Checkpoint
+    from transformer_mt.checkpoints.exported import ExportedModel
     from transformer_mt.translation.pytorch_runtime import Array, PyTorchRuntime
 
     SavedModels = list[Checkpoint] | list[ExportedModel]
@@ -229,7 +228,7 @@ class TranslationModel:
     def _pytorch(self) -> "PyTorchRuntime":
         """Gives the runtime that tells more than translations and scores."""
         first = self.checkpoints[0]
-        if isinstance(first, ExportedModel):
+        if first.is_exported:
             raise ConfigError(
                 f"{first.path}: an exported model gives only translations and their scores; load"
                 f" the checkpoint that it was made from, {first.record.checkpoint}"
@@ -275,6 +274,8 @@ def find_models(paths: Sequence[Path]) -> "SavedModels":
     if exported := [path for path in paths if (path / EXPORT).exists()]:
         if len(paths) > 1:
             raise ConfigError(f"{exported[0]}: an exported model cannot be part of an ensemble")
+        from transformer_mt.checkpoints.exported import load_exported
+
         return [load_exported(exported[0])]
     checkpoints = [find_checkpoint(path) for path in paths]
     first = checkpoints[0]
@@ -316,7 +317,7 @@ def build_translation_model(models: "SavedModels", options: LoadOptions) -> Tran
     if options.max_length is not None and options.max_length < 1:
         raise ConfigError(f"maximum length {options.max_length}: choose 1 or more")
     splitter, vocab = models_splitter(models, options.max_length), models[0].vocab
-    if isinstance(models[0], ExportedModel):
+    if models[0].is_exported:
         from transformer_mt.translation.ctranslate2_runtime import CTranslate2Runtime
 
         runtime: Runtime = CTranslate2Runtime(models[0], options)
