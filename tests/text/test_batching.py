@@ -71,16 +71,6 @@ def realistic(count: int) -> tuple[np.ndarray, np.ndarray]:
     return tuple(np.clip(side.round(), 1, 250).astype(np.int64) for side in (src, tgt))
 
 
-def test_plan_differs_by_epoch_and_seed():
-    """Another epoch or seed gives different steps, not only the same steps in another order."""
-    corpus = realistic(3000)
-    plans = [plan_epoch(*corpus, 500, seed, epoch) for seed, epoch in ((1, 0), (1, 1), (0, 1))]
-    step_sets = [{frozenset(step.tolist()) for step in plan} for plan in plans]
-    for i, step_set in enumerate(step_sets):
-        for other in step_sets[:i]:
-            assert len(step_set & other) < len(step_set) / 20
-
-
 def fewest_parts(lengths, limit: int) -> int:
     """Counts the micro-batches if each takes all that it can, which none can better in order."""
     count, rows, width = 1, 0, 0
@@ -130,26 +120,14 @@ def test_little_is_padding_and_no_worker_waits(batch_tokens, workers):
 def test_the_plan_is_that_of_earlier_versions():
     """A resumed run takes the steps it would have taken, so the plan must never change.
 
-    3,000 pairs in four pools. Sabotage: other pools, other bins, another generator.
+    3,000 pairs in four pools. Sabotage: other pools, other bins, another generator; leave the seed
+    or the epoch out; fill the pools, or sort, by one side alone.
     """
     numbers = np.arange(3000)
     src, tgt = numbers * 7919 % 47 + 1, numbers * 104_729 % 53 + 1
     steps = as_lists(plan_epoch(src, tgt, 60, 5, 2))
     assert steps[0] == [161, 1855] and len(steps) == 1265
     assert hashlib.sha256(repr(steps).encode()).hexdigest()[:16] == "d9f66c53297264ba"
-
-
-def test_source_and_target_are_treated_alike():
-    """The plan stays the same if a long source and a short target are exchanged.
-
-    Sabotage: fill the pools, or sort, by one side alone.
-    """
-    lengths = 2 ** (np.arange(500) * 7919 % 7)
-    ones = np.ones_like(lengths)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(batching, "STEPS_PER_POOL", 3)
-        plans = [plan_epoch(*pair, 40, 1, 0) for pair in ((lengths, ones), (ones, lengths))]
-    assert as_lists(plans[0]) == as_lists(plans[1])
 
 
 @pytest.mark.parametrize("swapped", [False, True])

@@ -109,14 +109,6 @@ def test_a_changed_rule_needs_a_new_version():
     assert len(set(GOLDEN.values())) == len(GOLDEN) == CLEANING_VERSION
 
 
-def test_a_dropped_pair_is_not_a_first_occurrence():
-    """Only a pair that is kept makes a later equal one a duplicate."""
-    seen_pairs = set[bytes]()
-    for _ in range(2):
-        assert reason_to_drop_text(STRICT, "Hotel", "Hotel", seen_pairs) == "identical sides"
-    assert not seen_pairs
-
-
 GERMAN = ["Das ist gut.", "Größe 2", "a & b; c&d", "3.14", "naïve Œuvre ſ ﬁ"]
 RUSSIAN = ["Это город.", "Москва 2", "в IBM работают", "Ёлка"]
 JAPANESE = ["東京", "きれいなスーパー", "中文字"]

@@ -23,7 +23,6 @@ from huggingface_hub.utils import are_progress_bars_disabled
 from transformer_mt.config.keys import DataConfig
 from transformer_mt.errors import DataError
 from transformer_mt.text import hub
-from transformer_mt.text.corpus import load_split
 
 NOTHING_LISTENS = "http://127.0.0.1:9"
 PROGRAM = """
@@ -126,52 +125,25 @@ def test_a_hub_and_then_none(tmp_path):
     assert "\n" not in error
 
 
-def library_settings() -> dict[str, object]:
-    """Reads the process-wide settings that loading a corpus may change."""
-    return {
-        "datasets offline": datasets.config.HF_HUB_OFFLINE,
-        "hub offline": constants.HF_HUB_OFFLINE,
-        "datasets without bars": datasets.are_progress_bars_disabled(),
-        "hub without bars": are_progress_bars_disabled(),
-    }
+def library_settings() -> list[bool]:
+    """Tells whether each library is offline, and whether each hides its progress bars."""
+    offline = datasets.config.HF_HUB_OFFLINE, constants.HF_HUB_OFFLINE
+    return [*offline, datasets.are_progress_bars_disabled(), are_progress_bars_disabled()]
 
 
-@pytest.fixture
-def during(monkeypatch) -> list[dict[str, object]]:
-    """Makes the hub unreachable, and records the settings at each call of `load_dataset`."""
-    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(constants, "ENDPOINT", NOTHING_LISTENS)
-    records, load = [], datasets.load_dataset
-
-    def recording(*arguments, **options):
-        records.append(library_settings())
-        return load(*arguments, **options)
-
-    monkeypatch.setattr(datasets, "load_dataset", recording)
-    return records
-
-
-def test_settings_of_the_libraries_are_restored(tmp_path, during, monkeypatch):
+@pytest.mark.parametrize("shows_bars", [True, False])
+@pytest.mark.parametrize("offline", [True, False])
+def test_settings_of_the_libraries_are_restored(monkeypatch, offline, shows_bars):
     """Of the progress bars, shown where ours are, and of the offline mode, after an error too.
 
     Sabotage: do not enable the bars again; set the flags without a `finally`.
     """
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(hub, "shows_bars", lambda: shows_bars)
     before = library_settings()
-    (tmp_path / "corpus").mkdir()
-    table = pa.table({"de": ["eins"], "en": ["one"]})
-    pq.write_table(table, tmp_path / "corpus" / "train.parquet")
-    local = DataConfig(path=str(tmp_path / "corpus"), cache_dir=str(tmp_path / "cache"))
-    assert load_split(local, "train").src == ["eins"]
+    assert before == [False] * 4
+    with pytest.raises(DataError), hub._library_settings(offline):
+        assert library_settings() == [offline, offline, not shows_bars, not shows_bars]
+        raise DataError
     assert library_settings() == before
-    distant = local.model_copy(update={"path": "wmt/wmt16"})
-    with pytest.raises(DataError, match=f"{NOTHING_LISTENS} is unreachable"):
-        load_split(distant, "train")
-    assert library_settings() == before
-    without_bars = {"datasets without bars": True, "hub without bars": True}
-    assert during[0] == {"datasets offline": False, "hub offline": False, **without_bars}
-    assert during[1] == {"datasets offline": True, "hub offline": True, **without_bars}
-    monkeypatch.setattr(hub, "shows_bars", lambda: True)
-    with pytest.raises(DataError):
-        load_split(distant, "train")
-    assert not during[2]["datasets without bars"]

@@ -3,19 +3,18 @@
 import os
 import shutil
 import time
-from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from itertools import product
 from pathlib import Path
 
 import pytest
 from conftest import tiny_config, write_copy_corpus
 
-from transformer_mt.config.keys import VocabConfig
 from transformer_mt.errors import ConfigError, DataError
 from transformer_mt.system.files import MANIFEST
 from transformer_mt.text import prepared as prepared_module
 from transformer_mt.text.prepared import _fingerprint, prepare
-from transformer_mt.text.vocabulary import Vocabulary, train_vocabulary
+from transformer_mt.text.vocabulary import Vocabulary
 
 
 @pytest.fixture
@@ -79,7 +78,7 @@ def test_a_corpus_is_made_again_only_for_keys_that_shape_it(folder, monkeypatch)
 def test_a_run_keeps_its_own_vocabulary(folder, tmp_path):
     """If it equals the learned one, that corpus is used; `vocab.path` may have gone or moved.
 
-    Sabotage: use the run's vocabulary without comparing.
+    Sabotage: use the run's vocabulary without comparing; leave one of two out of the fingerprint.
     """
     first, other = prepare(tiny_config(folder)), prepare(tiny_config(folder, vocab__size=289))
     assert prepare(tiny_config(folder), first.vocab).path == first.path
@@ -87,6 +86,11 @@ def test_a_run_keeps_its_own_vocabulary(folder, tmp_path):
     assert mixed.vocab.src_model == other.vocab.src_model
     assert mixed.digest == other.digest and mixed.path not in (first.path, other.path)
     assert prepare(tiny_config(folder), other.vocab).path == mixed.path
+    two = [corpus.vocab.src_model for corpus in (first, other)]
+    names = {
+        _fingerprint(tiny_config(folder), "", Vocabulary(*sides)) for sides in product(two, two)
+    }
+    assert len(names) == 4
     for same in (first.path / "vocab.model", tmp_path / "missing.model"):
         config = tiny_config(folder, vocab__path=str(same))
         assert prepare(config, first.vocab).digest == first.digest
@@ -203,17 +207,3 @@ def test_chunks_change_nothing(folder, monkeypatch, tmp_path):
     chunks = {"digest": whole.digest, "chunks": whole.report["chunks"]}
     assert {**parts.report, **chunks} == whole.report and len(parts.report["chunks"]) > 40
     assert whole.report["unknown"] > 0
-
-
-def test_a_corpus_is_named_by_both_vocabularies(corpus_dir):
-    """Sabotage: leave the vocabularies, or that of the target, out of the fingerprint."""
-    config = VocabConfig(kind="char", size=40)
-    first, second = (
-        train_vocabulary([Counter({letters: 1})], config).src_model for letters in ("abc", "xyz")
-    )
-    names = {
-        _fingerprint(tiny_config(corpus_dir), "digest", Vocabulary(src, tgt))
-        for src in (first, second)
-        for tgt in (first, second)
-    }
-    assert len(names) == 4

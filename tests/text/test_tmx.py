@@ -13,7 +13,7 @@ from transformer_mt.errors import DataError
 from transformer_mt.system.streams import compress
 from transformer_mt.text.corpus import load_split
 from transformer_mt.text.test_sets import load_test_set
-from transformer_mt.text.tmx import TmxFile
+from transformer_mt.text.tmx import read_tmx
 
 HEAD = (
     '<?xml version="1.0"?>\n<!DOCTYPE tmx SYSTEM "tmx14.dtd">\n<tmx version="1.4"><header/><body>\n'
@@ -36,7 +36,7 @@ def write(path: Path, *units: str, head: str = HEAD, tail: str = TAIL) -> Path:
 
 
 def read(path: Path, src: str = "de", tgt: str = "en") -> list[tuple[str, str]]:
-    return list(TmxFile(path, src, tgt).read())
+    return list(read_tmx(path, src, tgt))
 
 
 @pytest.mark.parametrize(
@@ -77,9 +77,9 @@ def test_languages_are_matched_by_code(tmp_path, caplog):
         unit(de="z"),
         "<tu/>",
     ]
-    memory = TmxFile(write(tmp_path / "a.tmx", *units), "de", "en")
+    path = write(tmp_path / "a.tmx", *units)
     for _ in range(2):
-        assert list(memory.read()) == [("1", "2"), ("3", "5"), ("old", "older")]
+        assert read(path) == [("1", "2"), ("3", "5"), ("old", "older")]
     assert caplog.messages == [
         f"{tmp_path}/a.tmx: skipped 3 of 6 units, without segments in de and en"
     ]
@@ -154,37 +154,15 @@ def test_memory_does_not_grow_with_the_file(tmp_path):
     path = write(tmp_path / "a.tmx", *[unit(de="d" * 100, en="e" * 100)] * 40_000)
     tracemalloc.start()
     try:
-        assert sum(1 for _ in TmxFile(path, "de", "en").read()) == 40_000
+        assert sum(1 for _ in read_tmx(path, "de", "en")) == 40_000
         assert tracemalloc.get_traced_memory()[1] < 2e6 < path.stat().st_size
     finally:
         tracemalloc.stop()
 
 
-PARTS = [
-    "<tu>",
-    "</tu>",
-    "<tuv xml:lang='de'>",
-    "<tuv lang='EN'>",
-    "</tuv>",
-    "<seg>",
-    "</seg>",
-    "&lt;",
-]
-PARTS += [
-    "<ph>",
-    "</ph>",
-    "<sub/>",
-    "a",
-    " \n",
-    "\x00",
-    "\xff",
-    "<!--",
-    "]]>",
-    "<a xmlns='b'>",
-    "</a>",
-    HEAD,
-    TAIL,
-]
+TAGS = "<tu> </tu> <tuv> </tuv> <seg> </seg> <ph> </ph> <sub/> </a> <!-- ]]> &lt;".split()
+TAGS += ["<tuv xml:lang='de'>", "<tuv lang='EN'>", "<a xmlns='b'>", HEAD, TAIL]
+PARTS = [*TAGS, "a", " \n", "\x00", "\xff"]
 
 
 @settings(

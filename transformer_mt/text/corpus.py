@@ -25,7 +25,7 @@ from transformer_mt.system.streams import (
     reading,
 )
 from transformer_mt.text.hub import MOVED_TEXT, load_dataset, read_pairs
-from transformer_mt.text.tmx import TmxFile, is_tmx
+from transformer_mt.text.tmx import is_tmx, read_tmx
 
 Pair = tuple[str, str]
 PairReader = Callable[[], Iterator[Pair]]
@@ -133,8 +133,8 @@ def _open_one(config: DataConfig, split: Split) -> CorpusPart:
         return replace(part, weight=split.weight)
     match = _SLICED_NAME.fullmatch(split)
     if match and is_tmx(path := folder / expand_path(match["name"])):
-        tmx = TmxFile(path, config.src_lang, config.tgt_lang)
-        return _open_files(config, [path], tmx.read, match["slice"])
+        read = partial(read_tmx, path, config.src_lang, config.tgt_lang)
+        return _open_files(config, [path], read, match["slice"])
     return _open_name(config, folder, split)
 
 
@@ -191,7 +191,7 @@ def _text_formats(path: Path, src: str, tgt: str) -> Iterator[tuple[list[Path], 
             table = Path(f"{path}.{first}-{second}.tsv{compression}")
             yield [table], partial(_read_tsv, table, swapped=first != src)
         memory = Path(f"{path}.tmx{compression}")
-        yield [memory], TmxFile(memory, src, tgt).read
+        yield [memory], partial(read_tmx, memory, src, tgt)
 
 
 def _open_files(

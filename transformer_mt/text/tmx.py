@@ -6,6 +6,7 @@ Reference:
 
 import logging
 from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from xml.etree.ElementTree import ParseError, XMLParser
 
@@ -31,61 +32,60 @@ def is_tmx(path: Path) -> bool:
     return path.name.removesuffix(compression_suffix(path)).lower().endswith(".tmx")
 
 
-class TmxFile:
-    """The pairs of a file. Units without one of the languages are skipped; one warning counts them.
+def read_tmx(path: Path, src_lang: str, tgt_lang: str) -> Iterator[tuple[str, str]]:
+    """Reads pairs of segments, each as one line; only a block of the file is in memory.
+
+    Units without one of the languages are skipped; one warning counts them.
 
     Args:
         path: The file; also .gz, .xz or .zst.
         src_lang: Code of the source language: `de` also takes segments of `de-DE`.
         tgt_lang: Code of the target language, likewise.
+
+    Raises:
+        DataError: If the file cannot be read, is not XML, or has no pair of these languages.
     """
+    pairs, skipped, languages = 0, 0, dict[str, None]()
+    for segments in _read_units(path):
+        src, tgt = _choose(segments, src_lang), _choose(segments, tgt_lang)
+        if src is not None and tgt is not None:
+            pairs += 1
+            yield src, tgt
+        else:
+            skipped += 1
+            if len(languages) < _LISTED_LANGUAGES:
+                languages.update(dict.fromkeys(segments))
+    wanted = f"{src_lang} and {tgt_lang}"
+    if not pairs:
+        others = f"; its languages are {', '.join(languages)}" if languages else ""
+        raise DataError(f"{path}: no unit has segments in {wanted}{others}")
+    if skipped:
+        of_all = f"{skipped:,} of {pairs + skipped:,} units"
+        _warn_once(f"{path}: skipped {of_all}, without segments in {wanted}")
 
-    def __init__(self, path: Path, src_lang: str, tgt_lang: str) -> None:
-        self._path, self._src_lang, self._tgt_lang = path, src_lang, tgt_lang
-        self._has_warned = False
 
-    def read(self) -> Iterator[tuple[str, str]]:
-        """Reads pairs of segments, each as one line; only one unit is in memory.
+@cache  # text is read twice to be prepared
+def _warn_once(message: str) -> None:
+    logger.warning(message)
 
-        Raises:
-            DataError: If the file cannot be read, is not XML, or has no pair of these languages.
-        """
-        pairs, skipped, languages = 0, 0, dict[str, None]()
-        for segments in self._read_units():
-            src, tgt = _choose(segments, self._src_lang), _choose(segments, self._tgt_lang)
-            if src is not None and tgt is not None:
-                pairs += 1
-                yield src, tgt
-            else:
-                skipped += 1
-                if len(languages) < _LISTED_LANGUAGES:
-                    languages.update(dict.fromkeys(segments))
-        wanted = f"{self._src_lang} and {self._tgt_lang}"
-        if not pairs:
-            others = f"; its languages are {', '.join(languages)}" if languages else ""
-            raise DataError(f"{self._path}: no unit has segments in {wanted}{others}")
-        if skipped and not self._has_warned:
-            self._has_warned = True
-            of_all = f"{skipped:,} of {pairs + skipped:,} units"
-            logger.warning(f"{self._path}: skipped {of_all}, without segments in {wanted}")
 
-    def _read_units(self) -> Iterator[dict[str, str]]:
-        """Yields the segments of each unit by language."""
-        events, line = _Events(), 1
-        parser = XMLParser(target=events)
-        try:
-            with reading(self._path), open_decompressed(self._path) as file:
-                while block := file.read(BLOCK_BYTES):
-                    parser.feed(block)
-                    line += block.count(b"\n")
-                    yield from events.take_units()
-            parser.close()
-        except ParseError as error:
-            text, _, _ = str(error).rpartition(": line ")
-            raise DataError(f"{self._path}, line {error.position[0]}: not XML ({text})") from None
-        except (LookupError, ValueError) as error:  # of the encoding that the file declares
-            raise DataError(f"{self._path}, line {line}: not XML ({error})") from None
-        yield from events.take_units()
+def _read_units(path: Path) -> Iterator[dict[str, str]]:
+    """Yields the segments of each unit by language."""
+    events, line = _Events(), 1
+    parser = XMLParser(target=events)
+    try:
+        with reading(path), open_decompressed(path) as file:
+            while block := file.read(BLOCK_BYTES):
+                parser.feed(block)
+                line += block.count(b"\n")
+                yield from events.take_units()
+        parser.close()
+    except ParseError as error:
+        text, _, _ = str(error).rpartition(": line ")
+        raise DataError(f"{path}, line {error.position[0]}: not XML ({text})") from None
+    except (LookupError, ValueError) as error:  # of the encoding that the file declares
+        raise DataError(f"{path}, line {line}: not XML ({error})") from None
+    yield from events.take_units()
 
 
 class _Events:
