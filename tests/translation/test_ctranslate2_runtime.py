@@ -118,6 +118,14 @@ def test_it_resumes(exported_run, tmp_path, call, monkeypatch):
     assert "continuing after 20" in done.err and (tmp_path / "out").read_bytes() == expected
 
 
+def test_a_type_that_the_cpu_lacks(copy_run, tmp_path, call):
+    """Is told by our message, which --quiet stops. Sabotage: leave the type to CTranslate2."""
+    exported = export(find_checkpoint(copy_run), tmp_path / "out", "float16")
+    (tmp_path / "in").write_text("a b\n")
+    done = call("translate", exported, "--quiet", "--input", tmp_path / "in")
+    assert (done.out, done.err) == (b"a b\n", "")
+
+
 def test_scores_are_recorded_beside_it(copy_run, tmp_path, call):
     """The run's BLEU, as system and as baseline; the record names the runtime and the weights.
 

@@ -66,7 +66,8 @@ BatchOption = Annotated[
     search_option(
         "N",
         "Limit on source pieces per batch, padding included, times the beam size; a CPU"
-        " decodes a batch per thread, at most eight. Default: 4096 on a CPU, by memory on a GPU.",
+        " decodes a batch per thread, with PyTorch at most eight. Default: 4096 on a CPU, by"
+        " memory on a GPU; 2048 and 16384 with CTranslate2.",
         min=1,
     ),
 ]

@@ -1,6 +1,7 @@
 """Decoding by CTranslate2, with what `export` wrote for it; imports no PyTorch."""
 
 import importlib.util
+import logging
 import math
 import os
 import time
@@ -19,6 +20,8 @@ from transformer_mt.translation.translator import (
     Hypothesis,
     length_penalty,
 )
+
+logger = logging.getLogger(__name__)
 
 BATCH_TOKENS = {"cpu": 2048, "cuda": 16384}
 """Default of `SearchOptions.batch_tokens`."""
@@ -63,6 +66,12 @@ class CTranslate2Runtime:
         self._positions = model.record.positions
         self._src_tokens, self._tgt_tokens = vocabulary_tokens(model.vocab)
         self._tgt_ids = {token: i for i, token in enumerate(self._tgt_tokens)}
+        stored, compute_type = model.record.quantization, "default"
+        supported = ctranslate2.get_supported_compute_types(self.device_type)
+        if self.device_type == "cpu" and stored.endswith("float16") and stored not in supported:
+            # What CTranslate2 chooses too, with a warning of its own that --quiet does not stop.
+            compute_type = "float32"
+            logger.info(f"{model.path}: this CPU does not support {stored}; computing in float32")
         local_rank = int(os.environ.get("LOCAL_RANK", "0"))  # torchrun's, for a GPU each
         try:
             self._translator = ctranslate2.Translator(
@@ -71,6 +80,7 @@ class CTranslate2Runtime:
                 device_index=local_rank if self.device_type == "cuda" else 0,
                 inter_threads=self._threads,
                 intra_threads=1,
+                compute_type=compute_type,
             )
         except (RuntimeError, ValueError) as error:
             raise CheckpointError(f"{model.path}: CTranslate2 cannot load it: {error}") from None

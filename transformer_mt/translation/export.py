@@ -9,8 +9,8 @@ from transformer_mt.checkpoints.model_card import CARD, model_card
 from transformer_mt.errors import ConfigError
 from transformer_mt.model.transformer import sinusoid
 from transformer_mt.system.files import atomic_directory
-from transformer_mt.translation.export_ctranslate2 import check_ctranslate2, write_ctranslate2
-from transformer_mt.translation.export_transformers import check_transformers, write_transformers
+from transformer_mt.translation.export_ctranslate2 import write_ctranslate2
+from transformer_mt.translation.export_transformers import write_transformers
 from transformer_mt.translation.options import ExportFormat, Quantization
 
 
@@ -36,11 +36,7 @@ def export(
         ConfigError: If the format does not support the model or the quantization, CTranslate2 is
             needed and not installed, or the directory exists.
     """
-    if format == "ctranslate2":
-        check_ctranslate2(checkpoint)
-    elif quantization is None:
-        check_transformers(checkpoint)
-    else:
+    if quantization and format != "ctranslate2":
         raise ConfigError(f"--quantization is for CTranslate2: leave it out with --format {format}")
     if output.exists():
         raise ConfigError(f"{output}: already exists; choose another directory")

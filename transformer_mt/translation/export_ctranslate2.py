@@ -33,17 +33,6 @@ its source, and splits lines (see "Limits"). [CTranslate2](https://opennmt.net/C
 does neither: pass `max_decoding_length`, and split lines yourself."""
 
 
-def check_ctranslate2(checkpoint: Checkpoint) -> None:
-    """Checks that a checkpoint can be exported.
-
-    Raises:
-        ConfigError: If CTranslate2 is not installed or does not support the model.
-    """
-    require_ctranslate2()
-    if checkpoint.config.model.norm == "sublayer":
-        raise ConfigError("model.norm = sublayer: CTranslate2 supports only post and pre")
-
-
 def write_ctranslate2(
     folder: Path,
     checkpoint: Checkpoint,
@@ -61,7 +50,13 @@ def write_ctranslate2(
         positions: Encodings of as many positions as the model is to have, (L, D).
         quantization: Type in which the weights are stored.
         raw: Whether the weights are not their moving average even if there is one.
+
+    Raises:
+        ConfigError: If CTranslate2 is not installed or does not support the model.
     """
+    require_ctranslate2()
+    if checkpoint.config.model.norm == "sublayer":
+        raise ConfigError("model.norm = sublayer: CTranslate2 supports only post and pre")
     spec = _build_spec(checkpoint, model, positions)
     spec.validate()
     spec.optimize(quantization=quantization)

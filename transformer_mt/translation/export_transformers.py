@@ -59,20 +59,6 @@ formula. transformer-mt limits each translation to {extra} pieces more than its 
 `max_new_tokens`, {default} by default, is one limit for the whole batch."""
 
 
-def check_transformers(checkpoint: Checkpoint) -> None:
-    """Checks that a checkpoint can be exported.
-
-    Raises:
-        ConfigError: If transformers has no such model, or no tokenizer for two vocabularies.
-    """
-    if checkpoint.config.model.norm not in _ARCHITECTURES:
-        raise ConfigError(
-            f"model.norm = {checkpoint.config.model.norm}: transformers supports only post and pre"
-        )
-    if not checkpoint.vocab.shared:
-        raise ConfigError("vocab.shared = false: tokenizer.json holds only one vocabulary")
-
-
 def write_transformers(
     folder: Path, checkpoint: Checkpoint, model: Transformer, positions: Tensor
 ) -> str:
@@ -85,9 +71,16 @@ def write_transformers(
         positions: Encodings of as many positions as the model is to have, (L, D).
 
     Raises:
-        ConfigError: If no tokenizer gives the ids of the vocabulary.
+        ConfigError: If transformers has no such model, or no tokenizer gives the ids of the
+            vocabulary, as for two vocabularies.
     """
     config, vocab = checkpoint.config, checkpoint.vocab.src
+    if config.model.norm not in _ARCHITECTURES:
+        raise ConfigError(
+            f"model.norm = {config.model.norm}: transformers supports only post and pre"
+        )
+    if not checkpoint.vocab.shared:
+        raise ConfigError("vocab.shared = false: tokenizer.json holds only one vocabulary")
     names = vocab.pieces(range(EOS_ID + 1))
     ids = {"bos_token_id": BOS_ID, "eos_token_id": EOS_ID, "pad_token_id": PAD_ID}
     ids["decoder_start_token_id"] = BOS_ID

@@ -1,8 +1,8 @@
 """Decoding by PyTorch, with one model or an ensemble in the precision of its weights."""
 
 import math
-from collections.abc import Callable, Generator, Sequence
-from contextlib import closing
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -116,8 +116,7 @@ class PyTorchRuntime:
         self, source: Sequence[int], target: Sequence[int]
     ) -> tuple[list[Array], list[Array], list[Array]]:
         """Computes the weights of encoder, decoder and cross-attention, (H, queries, keys) each."""
-        model, pair = self._single_pair(source, target)
-        with compute_settings(model.device, tf32=False):
+        with self._single_pair(source, target) as (model, pair):
             weights = model.attention_weights(pair.src, pair.tgt_in)
         encoder, decoder, cross = (
             [_array(layer) for layer in layers]
@@ -125,27 +124,26 @@ class PyTorchRuntime:
         )
         return encoder, decoder, cross
 
-    @torch.no_grad()
     def encoder_output(self, source: Sequence[int]) -> Array:
         """Encodes one sentence, (S, D)."""
-        model, pair = self._single_pair(source, [])
-        with compute_settings(model.device, tf32=False):
+        with self._single_pair(source, []) as (model, pair):
             return _array(model.encode(pair.src, model.src_mask(pair.src)))
 
-    @torch.no_grad()
     def logits(self, source: Sequence[int], target: Sequence[int]) -> Array:
         """Computes the logits at each position of one target, (T, V)."""
-        model, pair = self._single_pair(source, target)
-        with compute_settings(model.device, tf32=False):
+        with self._single_pair(source, target) as (model, pair):
             return _array(model(pair.src, pair.tgt_in))
 
+    @contextmanager
     def _single_pair(
         self, source: Sequence[int], target: Sequence[int]
-    ) -> tuple[Transformer, Batch]:
+    ) -> Iterator[tuple[Transformer, Batch]]:
+        """Gives a single model and a pair on its device, and sets how it computes meanwhile."""
         if not isinstance(self.model, Transformer):
             raise ConfigError("this needs a single model, not an ensemble: load one checkpoint")
         pair = EncodedPairs(flatten([source]), flatten([target])).batch(np.array([0]))
-        return self.model, pair.to(self.model.device)
+        with torch.no_grad(), compute_settings(self.model.device, tf32=False):
+            yield self.model, pair.to(self.model.device)
 
 
 def _array(batch_of_one: Tensor) -> Array:
@@ -170,14 +168,11 @@ def load_checkpoints(checkpoints: Sequence[Checkpoint], options: LoadOptions) ->
     with torch.random.fork_rng(devices=[]):
         models = [checkpoint.build_model(options.raw) for checkpoint in checkpoints]
     models = [model.to(device, DTYPES[precision]) for model in models]
-    model = models[0] if len(models) == 1 else _ensemble(models)
-    return PyTorchRuntime(model)
-
-
-def _ensemble(models: Sequence[Transformer]) -> "Ensemble":
+    if len(models) == 1:
+        return PyTorchRuntime(models[0])
     from transformer_mt.model.ensemble import Ensemble
 
-    return Ensemble(models).eval()
+    return PyTorchRuntime(Ensemble(models).eval())
 
 
 @torch.no_grad()
