@@ -31,7 +31,7 @@ from transformer_mt.checkpoints.run_directory import find_checkpoint
 from transformer_mt.config.keys import VocabConfig
 from transformer_mt.errors import ChangedModelError, CheckpointError
 from transformer_mt.system.device import is_out_of_memory
-from transformer_mt.system.files import MANIFEST, read_manifest, sha256, write_manifest
+from transformer_mt.system.files import MANIFEST, read_manifest, write_manifest
 from transformer_mt.text.vocabulary import Vocabulary, train_vocabulary
 from transformer_mt.version import source_digests
 
@@ -261,8 +261,8 @@ def test_a_checkpoint_is_on_disk_before_and_after_it_is_renamed(tmp_path, monkey
     assert [path for path, renamed in synced if renamed] == [str(tmp_path)]
 
 
-def test_a_vocabulary_that_the_manifest_does_not_list_is_not_read(tmp_path):
-    """Neither beside the files of two vocabularies, which come back, nor instead of them.
+def test_what_the_manifest_does_not_list_is_not_read(tmp_path):
+    """No vocabulary beside the files of two, which come back, nor any file that must be there.
 
     Sabotage: choose the files by what is in the directory.
     """
@@ -274,7 +274,8 @@ def test_a_vocabulary_that_the_manifest_does_not_list_is_not_read(tmp_path):
     save_checkpoint(path, {MODEL: weights}, RunState(), config, two)
     (path / "vocab.model").write_bytes(VOCAB.src_model)
     assert load_checkpoint(path).vocab.has_same_ids(two)
-    listed = CONFIG, STATE, MODEL, "src.model"
-    write_manifest(path, {name: sha256(path / name) for name in listed})
-    with pytest.raises(CheckpointError, match=r"manifest does not list tgt\.model"):
-        load_checkpoint(path)
+    listed = read_manifest(path)
+    for name in listed:
+        write_manifest(path, {other: listed[other] for other in listed if other != name})
+        with pytest.raises(CheckpointError, match=f"manifest does not list {name}"):
+            load_checkpoint(path)

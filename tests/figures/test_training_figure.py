@@ -13,17 +13,6 @@ from transformer_mt.errors import CheckpointError
 from transformer_mt.figures.metrics import read_runs
 from transformer_mt.figures.training import PANELS, training_figure
 
-LOSS_UNIT = "nats per target token"
-PANELS_SHOWN = (
-    ("Training loss, label-smoothed", LOSS_UNIT, [("train", "loss")]),
-    ("Loss without label smoothing (NLL)", LOSS_UNIT, [("train", "nll"), ("valid", "nll")]),
-    ("Validation BLEU", "BLEU", [("valid", "bleu"), ("valid", "ema_bleu")]),
-    ("Learning rate", "rate", [("train", "lr")]),
-    ("Gradient norm before clipping", "norm", [("train", "grad_norm")]),
-    ("Speed", "target tokens per second", [("train", "tokens_per_second")]),
-)
-"""Title, unit, and kind and name in metrics.jsonl of what each panel draws."""
-
 
 def write_run(path: Path, steps: int = 40, bleu: bool = True, scale: float = 1.0) -> Path:
     """Writes the metrics of a run that was trained for some steps of ten."""
@@ -54,21 +43,22 @@ def texts(values) -> list[str]:
 def test_the_data_is_that_of_the_metrics(tmp_path, x):
     """Every value at its step or minute; one that was not finite is a gap.
 
-    Sabotage: draw loss over `epoch`; leave null out, which joins its neighbours; swap two titles;
+    Sabotage: draw loss over `epoch`; leave null out, which joins its neighbours;
     let each panel end where its own data ends.
     """
     run = write_run(tmp_path / "run")
     figure = training_figure(read_runs([run]), x)
     records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    for axes, (title, unit, sources) in zip(figure.axes, PANELS_SHOWN, strict=True):
+    for axes, panel in zip(figure.axes, PANELS.values(), strict=True):
         expected = []
-        for kind, key in sources:
+        for kind, key, _ in panel.curves:
             found = [r for r in records if r["kind"] == kind and key in r]
             at = [r["step"] if x == "step" else r["seconds"] / 60 for r in found]
             values = [math.nan if r[key] is None else r[key] for r in found]
             expected += [(texts(at), texts(values))] if at else []
         drawn = [(texts(line.get_xdata()), texts(line.get_ydata())) for line in axes.lines]
-        assert (axes.get_title(), axes.get_ylabel(), drawn) == (title, unit, expected)
+        assert (axes.get_title(), axes.get_ylabel()) == (panel.title, panel.unit)
+        assert drawn == expected
     name, end = ("step", 400) if x == "step" else ("minutes of training", 4)
     assert {axes.get_xlabel() for axes in figure.axes} == {name}
     assert {axes.get_xlim() for axes in figure.axes} == {(0.0, 1.02 * end)}
@@ -113,7 +103,7 @@ def test_one_panel_with_names_and_a_title(tmp_path, call):
     """
     paths = [write_run(tmp_path / name) for name in ("a", "b")]
     figure = training_figure(read_runs(paths, ["one", "two"]), panels=["nll"], title="both\n")
-    assert [axes.get_title() for axes in figure.axes] == [PANELS_SHOWN[1][0]]
+    assert [axes.get_title() for axes in figure.axes] == [PANELS["nll"].title]
     assert len(figure.axes[0].lines) == 4 and figure.get_suptitle() == "both"
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["one", "two"]
     assert not overlapping(figure)

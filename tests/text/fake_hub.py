@@ -1,4 +1,4 @@
-"""A Hugging Face hub on loopback that serves one dataset repository."""
+"""A Hugging Face hub on loopback that serves one dataset repository without folders."""
 
 import hashlib
 import json
@@ -40,41 +40,30 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        path = self.path.partition("?")[0]
+        path, files = self.path.partition("?")[0], self.server.files
         self.server.requests.append(f"{self.command} {path}")
         if match := re.fullmatch(r"/datasets/wmt/wmt16/resolve/[^/]+/(.+)", path):
-            self._file(match[1])
+            content = files.get(match[1])
+            if content is None:
+                self._reply(404, b"", {"X-Error-Code": "EntryNotFound"})
+            else:
+                self._reply(200, content, {"X-Repo-Commit": COMMIT, "ETag": _digest(content)})
         elif re.fullmatch(r"/api/datasets/wmt/wmt16(/revision/[^/]+)?", path):
-            siblings = [{"rfilename": name} for name in self.server.files]
+            siblings = [{"rfilename": name} for name in files]
             self._json({"id": "wmt/wmt16", "sha": COMMIT, "siblings": siblings, "tags": []})
-        elif match := re.fullmatch(r"/api/datasets/wmt/wmt16/tree/[^/]+(/.*)?", path):
-            folder = (match[1] or "").strip("/")
-            self._json([e for e in self._entries() if e["path"].startswith(folder)])
-        elif path.startswith("/api/datasets/wmt/wmt16/paths-info/"):
-            wanted = json.loads(body)["paths"]
-            self._json([e for e in self._entries() if e["path"] in wanted])
+        elif re.fullmatch(r"/api/datasets/wmt/wmt16/(tree|paths-info)/[^/]+", path):
+            wanted = json.loads(body)["paths"] if body else files
+            self._json(
+                [
+                    {"type": "file", "path": name, "oid": _digest(content), "size": len(content)}
+                    for name, content in files.items()
+                    if name in wanted
+                ]
+            )
         else:
             self._reply(404, b"", {"X-Error-Code": "RepoNotFound"})
 
     do_HEAD = do_GET = do_POST = _answer
-
-    def _entries(self) -> list[dict[str, object]]:
-        folders = {name.rpartition("/")[0] for name in self.server.files} - {""}
-        entries: list[dict[str, object]] = [
-            {"type": "directory", "path": folder, "oid": "0" * 40, "size": 0} for folder in folders
-        ]
-        for name, content in self.server.files.items():
-            oid = hashlib.sha1(content).hexdigest()
-            entries.append({"type": "file", "path": name, "oid": oid, "size": len(content)})
-        return entries
-
-    def _file(self, name: str) -> None:
-        content = self.server.files.get(name)
-        if content is None:
-            self._reply(404, b"", {"X-Error-Code": "EntryNotFound"})
-            return
-        etag = f'"{hashlib.sha1(content).hexdigest()}"'
-        self._reply(200, content, {"X-Repo-Commit": COMMIT, "ETag": etag})
 
     def _json(self, value: object) -> None:
         self._reply(200, json.dumps(value).encode(), {"Content-Type": "application/json"})
@@ -87,6 +76,10 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(body)
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha1(content).hexdigest()
 
 
 @contextmanager

@@ -42,13 +42,11 @@ for path in sys.argv[2:]:
 
 def wmt16() -> dict[str, bytes]:
     """Gives the files of a small `wmt/wmt16`."""
-    readme = ["---", "configs:", "- config_name: de-en", "  data_files:"]
-    readme += ["  - split: train", "    path: de-en/train-*", "---", ""]
+    readme = "---\nconfigs:\n- {config_name: de-en, data_files: train-*}\n---\n"
     rows = [{"translation": {"de": line, "en": line}} for line in copy_lines(1000, 0)]
     buffer = io.BytesIO()
     pq.write_table(pa.Table.from_pylist(rows), buffer)
-    files = {"de-en/train-00000-of-00001.parquet": buffer.getvalue()}
-    return {"README.md": "\n".join(readme).encode(), **files}
+    return {"README.md": readme.encode(), "train-00000-of-00001.parquet": buffer.getvalue()}
 
 
 def load_elsewhere(folder: Path, endpoint: str, *paths: str) -> list[object]:

@@ -256,7 +256,7 @@ def load_checkpoint(path: Path) -> Checkpoint:
         state = read_json(path / STATE, _STATE, FORMAT)
         config = parse_config(read_json(path / CONFIG), str(path / CONFIG))
         names = (SHARED, SHARED) if SHARED in files else ("src.model", "tgt.model")
-        if missing := {MODEL, *names} - files:
+        if missing := {MODEL, STATE, CONFIG, *names} - files:
             raise CheckpointError(f"{path}: its manifest does not list {min(missing)}")
         vocab = Vocabulary.load_files(*(path / name for name in names))
         weights = parameter_shapes(config.model, vocab.src.size, vocab.tgt.size)

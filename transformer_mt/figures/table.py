@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import logging
+import math
 import statistics
 import textwrap
 from collections.abc import Iterator, Sequence
@@ -88,7 +89,8 @@ def _read_run(path: Path, name: str) -> Row:
             metrics = RunMetrics(name, read_metrics(path))
     if metrics.records:
         row |= {"steps": metrics.end("step"), "minutes": metrics.end("minutes")}
-    if speeds := metrics.finite("train", "tokens_per_second"):
+    _, speeds = metrics.series("train", "tokens_per_second")
+    if speeds := list(filter(math.isfinite, speeds)):
         row["tokens/s"] = statistics.median(speeds)
     best_checkpoint = None
     if best := metrics.best_validation():
