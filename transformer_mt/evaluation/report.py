@@ -37,11 +37,7 @@ from transformer_mt.system.processes import Processes, join_processes
 from transformer_mt.text.corpus import read_lines
 from transformer_mt.text.test_sets import EvaluationSet
 from transformer_mt.translation.options import LoadOptions, SearchOptions
-from transformer_mt.translation.translation_model import (
-    build_translation_model,
-    find_models,
-    share_models,
-)
+from transformer_mt.translation.translation_model import build_translation_model, find_models
 from transformer_mt.translation.translator import count_kinds, log_kinds
 
 logger = logging.getLogger(__name__)
@@ -267,7 +263,7 @@ def _translate(
     """
     if isinstance(system, SystemOutput):
         return system
-    model = build_translation_model(share_models(system, processes), load)
+    model = build_translation_model(system, load, processes)
     processes.watch_peers()
     translator, began = model.translator(search, processes), time.monotonic()
     with ProgressBar("translating", "lines", len(sources)) as bar:

@@ -40,7 +40,6 @@ from transformer_mt.translation.translation_model import (
     TranslationModel,
     build_translation_model,
     find_models,
-    share_models,
 )
 from transformer_mt.translation.translator import (
     Translator,
@@ -84,7 +83,7 @@ def translate(paths: Sequence[Path], files: FileOptions, options: TranslateOptio
         interrupt_on_signals(),
     ):
         if not processes.is_main:
-            model = build_translation_model(share_models([], processes), options.load)
+            model = build_translation_model([], options.load, processes)
             processes.watch_peers()
             serve(model.translator(options.search, processes))
         elif not files.inputs and sys.stdin.isatty():
@@ -142,8 +141,7 @@ def _translate_files(
                 " translate a stream, since it cannot be read again; name files as --input and"
                 " --output"
             )
-        share_models(checkpoints, processes)
-        model = build_translation_model(checkpoints, options.load)
+        model = build_translation_model(checkpoints, options.load, processes)
         logger.info(f"translating with {model.name}")
         processes.watch_peers()
         for message in failures:

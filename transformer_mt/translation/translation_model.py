@@ -289,13 +289,7 @@ def find_models(paths: Sequence[Path]) -> "SavedModels":
 
 
 def share_models(models: "SavedModels", processes: Processes) -> "SavedModels":
-    """Gives all processes the main process's models; each reads them from its own disk.
-
-    All processes call this; only the argument of the main one counts.
-
-    Raises:
-        CheckpointError: If one is missing or damaged, or differs on another machine.
-    """
+    """Gives all processes the main process's models; each reads them from its own disk."""
     paths = processes.broadcast([model.path for model in models])
     if not processes.is_main:
         models = find_models(paths)
@@ -306,14 +300,20 @@ def share_models(models: "SavedModels", processes: Processes) -> "SavedModels":
     return models
 
 
-def build_translation_model(models: "SavedModels", options: LoadOptions) -> TranslationModel:
-    """Loads verified models with the runtime that is theirs.
+def build_translation_model(
+    models: "SavedModels", options: LoadOptions, processes: Processes = ALONE
+) -> TranslationModel:
+    """Loads verified models with the runtime that is theirs, in all processes.
+
+    All processes call this; only the models of the main one count.
 
     Raises:
-        CheckpointError: If the weights do not fit the configuration of a checkpoint.
+        CheckpointError: If weights do not fit the configuration of their checkpoint; or if another
+            process misses a checkpoint, or has a different one.
         ConfigError: If an option is wrong, or does not suit an exported model.
         DeviceError: If the device is absent or does not support the precision.
     """
+    models = share_models(models, processes)
     if options.max_length is not None and options.max_length < 1:
         raise ConfigError(f"maximum length {options.max_length}: choose 1 or more")
     splitter, vocab = models_splitter(models, options.max_length), models[0].vocab
