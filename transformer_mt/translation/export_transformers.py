@@ -112,11 +112,6 @@ def write_transformers(
 def _model_config(config: Config, vocab_size: int, max_positions: int) -> dict[str, Any]:
     model = config.model
     model_type, architecture = _ARCHITECTURES[model.norm]
-    stacks = {
-        f"{stack}_{key}": value
-        for stack in ("encoder", "decoder")
-        for key, value in (("attention_heads", model.n_heads), ("ffn_dim", model.d_ff))
-    }
     return {
         "architectures": [architecture],
         "model_type": model_type,
@@ -125,7 +120,10 @@ def _model_config(config: Config, vocab_size: int, max_positions: int) -> dict[s
         "d_model": model.d_model,
         "encoder_layers": model.encoder_layers,
         "decoder_layers": model.decoder_layers,
-        **stacks,
+        "encoder_attention_heads": model.n_heads,
+        "decoder_attention_heads": model.n_heads,
+        "encoder_ffn_dim": model.d_ff,
+        "decoder_ffn_dim": model.d_ff,
         "activation_function": "relu",
         "scale_embedding": True,
         "max_position_embeddings": max_positions,

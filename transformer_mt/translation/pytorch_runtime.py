@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -69,12 +70,7 @@ class PyTorchRuntime:
         self, batches: Sequence[Sequence[Sequence[int]]], options: SearchOptions
     ) -> Generator[list[list[Hypothesis]]]:
         """Decodes batches, on a CPU several at once; see `Runtime`."""
-
-        def decode(
-            sources: Sequence[Sequence[int]], raise_if_cancelled: Callable[[], None] = lambda: None
-        ) -> list[list[Hypothesis]]:
-            return self._decode_batch(sources, options, raise_if_cancelled)
-
+        decode = partial(self._decode_batch, options)
         on_cpu = self.device_type == "cpu"
         decoded = self._workers.map(decode, batches) if on_cpu else (decode(b) for b in batches)
         with (
@@ -87,9 +83,9 @@ class PyTorchRuntime:
     @torch.no_grad()
     def _decode_batch(
         self,
-        sources: Sequence[Sequence[int]],
         options: SearchOptions,
-        raise_if_cancelled: Callable[[], None],
+        sources: Sequence[Sequence[int]],
+        raise_if_cancelled: Callable[[], None] = lambda: None,
     ) -> list[list[Hypothesis]]:
         def next_logits(ids: Tensor, state: DecodingState) -> Tensor:
             raise_if_cancelled()
