@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from itertools import chain
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sacrebleu.metrics.base import Metric
 
@@ -19,7 +20,6 @@ from transformer_mt.checkpoints.evaluations import (
     SearchSetting,
     write_evaluation,
 )
-from transformer_mt.checkpoints.exported import ExportedModel
 from transformer_mt.checkpoints.model_card import refresh_average_card
 from transformer_mt.config.keys import DataConfig
 from transformer_mt.errors import ConfigError, DataError
@@ -40,6 +40,9 @@ from transformer_mt.translation.options import LoadOptions, SearchOptions
 from transformer_mt.translation.translation_model import build_translation_model, find_models
 from transformer_mt.translation.translator import count_kinds, log_kinds
 
+if TYPE_CHECKING:
+    from transformer_mt.translation.translation_model import SavedModels
+
 logger = logging.getLogger(__name__)
 
 _CHANGES = 3
@@ -58,7 +61,7 @@ class SystemOutput:
 
     lines: list[str]
     name: str
-    models: list[Checkpoint] | list[ExportedModel] = field(default_factory=list)
+    models: "SavedModels" = field(default_factory=list)
     search: SearchSetting | None = None
     moving_average: bool = False
     seconds: float = 0.0
@@ -223,7 +226,7 @@ def evaluate_systems(
     return reports
 
 
-def _common_corpus(systems: Sequence[list[Checkpoint] | list[ExportedModel]]) -> DataConfig:
+def _common_corpus(systems: "Sequence[SavedModels]") -> DataConfig:
     """Gives the corpus of the first system; the others must have its languages."""
     corpora = [models[0].config.data for models in systems]
     languages = [f"{data.src_lang} to {data.tgt_lang}" for data in corpora]
@@ -232,9 +235,7 @@ def _common_corpus(systems: Sequence[list[Checkpoint] | list[ExportedModel]]) ->
     return corpora[0] if corpora else DataConfig(path="none")
 
 
-def _open(
-    path: Path, test_set: EvaluationSet
-) -> SystemOutput | list[Checkpoint] | list[ExportedModel]:
+def _open(path: Path, test_set: EvaluationSet) -> "SystemOutput | SavedModels":
     """Reads a translation, in a file or pipe, or else a model to translate with."""
     is_file = path.exists() and not path.is_dir()
     return _read_translation(path, test_set) if is_file else find_models([path])
@@ -251,7 +252,7 @@ def _read_translation(path: Path, test_set: EvaluationSet) -> SystemOutput:
 
 
 def _translate(
-    system: SystemOutput | list[Checkpoint] | list[ExportedModel],
+    system: "SystemOutput | SavedModels",
     sources: list[str],
     search: SearchOptions,
     load: LoadOptions,

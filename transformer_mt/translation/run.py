@@ -32,6 +32,7 @@ from transformer_mt.system.streams import (
     compression_suffix,
     count_lines,
     open_input,
+    reading,
     require_input,
 )
 from transformer_mt.translation.options import Device, FileOptions, OutputOptions, TranslateOptions
@@ -238,11 +239,9 @@ def _fingerprint(
     source: Path, model: TranslationModel, translator: Translator, options: TranslateOptions
 ) -> Fingerprint:
     """Lists what the bytes of an output depend on, with what `auto` and defaults stand for."""
-    try:
+    with reading(source):
         # The whole file is hashed: even at 200 MB/s, this takes a thousandth of the time.
         digest = sha256(source)
-    except OSError as error:
-        raise DataError(f"{source}: cannot be read: {error.strerror}") from None
     return {
         "input": digest,
         "checkpoint": [checkpoint.digest for checkpoint in model.checkpoints],
