@@ -214,14 +214,9 @@ def test_a_key_of_a_newer_version_or_an_absurd_size_is_refused_at_once(tmp_path,
         load_checkpoint(path)
 
 
-def test_a_manifest_of_a_newer_version_or_a_pipe(tmp_path):
+def test_a_manifest_that_is_a_pipe(tmp_path):
     """Nothing waits for the other end of a named pipe. Sabotage: open it."""
     path = save_step(tmp_path, 3)
-    manifest = {**json.loads((path / MANIFEST).read_text()), "signature": "x"}
-    (path / MANIFEST).write_text(json.dumps(manifest))
-    message = r"manifest\.json: unknown key signature; use a newer transformer-mt"
-    with pytest.raises(CheckpointError, match=message):
-        load_checkpoint(path)
     (path / MANIFEST).unlink()
     os.mkfifo(path / MANIFEST)
     with pytest.raises(CheckpointError, match=r"manifest\.json: not a regular file"):

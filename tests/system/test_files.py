@@ -110,10 +110,15 @@ def test_a_lock_names_its_holder_and_ends_with_it(tmp_path):
             assert holders == [process.pid] and is_locked()
 
 
-def test_a_manifest_of_a_newer_format_is_refused_by_name(tmp_path, monkeypatch):
+def test_a_manifest_of_a_newer_version_is_refused_by_name(tmp_path, monkeypatch):
     """With what to do."""
     monkeypatch.setattr(files, "MANIFEST_FORMAT", 2)
     write_manifest(tmp_path, {})
     monkeypatch.undo()
     with pytest.raises(CheckpointError, match="format 2 is unknown; use a newer transformer-mt"):
+        read_manifest(tmp_path)
+    write_manifest(tmp_path, {})
+    path = tmp_path / files.MANIFEST
+    path.write_text(path.read_text().replace("{", '{"signature":"x",', 1))
+    with pytest.raises(CheckpointError, match="unknown key signature; use a newer"):
         read_manifest(tmp_path)

@@ -63,9 +63,6 @@ def test_saved_and_loaded(tmp_path, shared):
     loaded = Vocabulary.load(tmp_path)
     assert loaded.shared == saved.shared == shared
     assert loaded.has_same_ids(saved)
-    text = lines(3)
-    assert loaded.src.encode(text) == saved.src.encode(text)
-    assert loaded.tgt.encode(text) == saved.tgt.encode(text)
     if not shared:
         assert not saved.has_same_ids(Vocabulary(saved.src_model, saved.src_model))
         assert not saved.has_same_ids(Vocabulary(saved.tgt_model, saved.tgt_model))

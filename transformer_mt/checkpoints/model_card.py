@@ -11,7 +11,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from transformer_mt.checkpoints.checkpoint import EMA, MODEL, Checkpoint
+from transformer_mt.checkpoints.checkpoint import MODEL, Checkpoint
 from transformer_mt.checkpoints.evaluations import EvaluationRecord, read_evaluations, record_folder
 from transformer_mt.checkpoints.run_directory import read_description
 from transformer_mt.config.keys import Config
@@ -106,11 +106,11 @@ def refresh_average_card(checkpoint: Checkpoint) -> None:
 
 def _measured(checkpoint: Checkpoint, raw: bool) -> list[EvaluationRecord]:
     """Reads the evaluations of exactly these weights."""
-    folder, is_raw = record_folder(checkpoint.path), raw and EMA in checkpoint.files
+    folder = record_folder(checkpoint.path)
     return [
         record
         for record in (read_evaluations(folder.parent) if folder else [])
-        if record.digest == checkpoint.digest and record.search.raw == is_raw
+        if record.digest == checkpoint.digest and record.search.raw == checkpoint.is_raw(raw)
     ]
 
 

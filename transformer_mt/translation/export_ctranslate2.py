@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from transformer_mt.checkpoints.checkpoint import EMA, Checkpoint
+from transformer_mt.checkpoints.checkpoint import Checkpoint
 from transformer_mt.checkpoints.exported import ExportRecord, write_record
 from transformer_mt.errors import ConfigError
 from transformer_mt.model.transformer import DecoderLayer, Transformer
@@ -62,13 +62,12 @@ def write_ctranslate2(
     spec.optimize(quantization=quantization)
     spec.save(str(folder))
     vocab_files = checkpoint.vocab.save(folder)
-    has_average = EMA in checkpoint.files
     record = ExportRecord(
         checkpoint=checkpoint.path.resolve().name,
         checkpoint_digest=checkpoint.digest,
         step=checkpoint.step,
-        moving_average=has_average and not raw,
-        raw=has_average and raw,
+        moving_average=checkpoint.is_averaged(raw),
+        raw=checkpoint.is_raw(raw),
         quantization=quantization,
         positions=len(positions),
         config=checkpoint.config.model_dump(mode="json"),
