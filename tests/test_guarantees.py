@@ -98,11 +98,12 @@ def test_guarantee_1_in_bf16(corpus_dir, tmp_path):
 
 
 def test_guarantee_1_another_configuration_is_refused_by_name(corpus_dir, tmp_path):
-    """Sabotage: compare only the model section; let max_steps count as a change."""
+    """Sabotage: compare only [model], or no key of the corpus; let max_steps count as a change."""
     train(tiny_config(corpus_dir, train__max_steps=6), tmp_path / "run")
-    changed = tiny_config(corpus_dir, train__max_steps=6, optim__warmup_steps=7, train__seed=3)
-    with pytest.raises(CheckpointError, match=r"optim.warmup_steps.*100.*7.*train.seed"):
-        train(changed, tmp_path / "run")
+    changes = {"data__min_letters": 0.1, "optim__warmup_steps": 7, "train__seed": 3}
+    message = r"data.min_letters \(was 0.0, is 0.1\), optim.warmup_steps.*100.*7.*train.seed"
+    with pytest.raises(CheckpointError, match=message):
+        train(tiny_config(corpus_dir, train__max_steps=6, **changes), tmp_path / "run")
     longer = train(tiny_config(corpus_dir, train__max_steps=8), tmp_path / "run")
     assert longer.step == 8
 

@@ -164,6 +164,19 @@ def test_what_was_scored_is_named(copy_run, texts, tmp_path):
         assert ("fp32, raw weights" in report.system.describe()) == raw
 
 
+def test_options_reach_the_evaluation(call, monkeypatch):
+    """Sabotage: leave one out, such as --max-length."""
+    taken = {}
+    monkeypatch.setattr(report, "evaluate_systems", lambda **given: taken.update(given))
+    options = (
+        "run --device cpu --precision bf16 --max-length 9 --raw --beam-size 4 --length-penalty 2"
+        " --batch-tokens 7"
+    )
+    assert call("evaluate", *options.split()).code == 0
+    assert taken["load"] == LoadOptions("cpu", "bf16", 9, True)
+    assert taken["search"] == SearchOptions(4, 2.0, batch_tokens=7)
+
+
 def test_several_runs_are_rows(copy_run, texts, tmp_path):
     """Of one table, and lines of JSON in their order; each is recorded beside its run.
 

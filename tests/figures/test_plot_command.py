@@ -11,6 +11,8 @@ from test_training_figure import write_run
 from transformer_mt.figures import canvas
 from transformer_mt.figures.canvas import UNDRAWABLE, drawable, render
 from transformer_mt.figures.recipe import schedule_figure
+from transformer_mt.translation import pytorch_runtime
+from transformer_mt.translation.options import LoadOptions
 
 
 @pytest.mark.parametrize(
@@ -38,11 +40,19 @@ def test_every_command_writes_its_file(
     assert path.read_bytes().startswith(start) and path.stat().st_size > 4_000
 
 
-def test_the_layer_is_the_one_named(untrained_run, tmp_path, call):
-    """Sabotage: always draw the last."""
+def test_the_layer_and_the_weights_are_those_named(untrained_run, tmp_path, monkeypatch, call):
+    """Sabotage: always draw the last; always the moving average."""
+    taken, real = [], pytorch_runtime.load_checkpoints
+
+    def load(checkpoints, options):
+        taken.append(options)
+        return real(checkpoints, options)
+
+    monkeypatch.setattr(pytorch_runtime, "load_checkpoints", load)
     arguments = "attention", untrained_run, "ab cd", "-o", tmp_path / "x.png"
-    result = call("plot", *arguments, "--layer", 2)
+    result = call("plot", *arguments, "--layer", 2, "--raw")
     assert_one_error(result, "--layer 2: the model has layers 1 to 1")
+    assert taken == [LoadOptions("cpu", raw=True)]
 
 
 def test_an_output_is_checked_before_anything_else(tmp_path, call):

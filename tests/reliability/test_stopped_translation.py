@@ -1,6 +1,7 @@
 """A translation that was stopped continues where it was, and ends as if it had not been stopped."""
 
 import gzip
+import json
 import os
 import signal
 import subprocess
@@ -149,18 +150,19 @@ def test_stopped_by_a_signal(texts, tmp_path, stopped, number, code, chunks):
 def test_anything_changed_starts_over(texts, copy_run, tmp_path, stopped):
     """The message says what changed, and nothing of the old chunks is left.
 
-    Sabotage: leave a digest or the options out of the fingerprint; keep what the partial file has.
+    Sabotage: leave a digest, or options of any kind, out of the fingerprint; keep what the partial
+    file has.
     """
     run_dir, source, _ = texts
     files = ["--input", source, "--output", tmp_path / "out"]
     assert stopped("translate", run_dir, *files, place="written:2").code == 143
     source.write_bytes(b"another line\n")  # shorter than what is kept
-    done = stopped("translate", copy_run, *files, "--scores", "--length-penalty", 0, "--raw")
+    options = "--format", "jsonl", "--length-penalty", 0, "--raw"
+    done = stopped("translate", copy_run, *files, *options)
     assert done.code == 0, done.err
     assert f"starting over; {2 * CHUNK} finished lines were made with another" in done.err
-    changes = "checkpoint and input and length penalty and raw and with scores"
-    assert f" another {changes}" in done.err
-    assert (tmp_path / "out").read_bytes() == b"-12.0000\tenil rehtona\n"
+    assert " another checkpoint and format and input and length penalty and raw\n" in done.err
+    assert json.loads((tmp_path / "out").read_bytes())["text"] == "enil rehtona"
 
 
 def test_finished_files_are_skipped(texts, tmp_path, stopped):

@@ -4,7 +4,7 @@ import hashlib
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from transformer_mt.text import batching
@@ -82,6 +82,7 @@ def fewest_parts(lengths, limit: int) -> int:
 
 
 @quick
+@example((np.full(20, 5), np.full(20, 5)), 100, 20, 3)
 @given(corpora(), batch_sizes, st.integers(1, 600), st.integers(1, 10))
 def test_micro_batches_partition_a_step(corpus, batch_tokens, limit, workers):
     """They hold a step's pairs once, in order, within the limit: the fewest, for all workers alike.

@@ -64,15 +64,18 @@ def test_what_is_text(tmp_path, segment, text):
 
 
 def test_languages_are_matched_by_code(tmp_path, caplog):
-    """In any case, a region too, the language itself first; other units are counted once.
+    """In any case, a region too, the language itself and the first first; others are counted once.
 
     Sabotage: match the beginning of a code only, so that `de` takes `den`; warn in each reading.
     """
-    old = '<tu><tuv lang="DE"><seg>old</seg></tuv><tuv lang="EN_us"><seg>older</seg></tuv></tu>'
+    old = "".join(
+        f'<tuv lang="{code}"><seg>{text}</seg></tuv>'
+        for code, text in (("DE", "old"), ("EN_us", "older"), ("DE", "again"))
+    )
     units = [
         unit(EN_gb="2", fr="f", De_de="1"),
         unit(de_AT="4", de="3", en_US="5", en_GB="6", de_DE="7"),
-        old,
+        f"<tu>{old}</tu>",
         unit(den="x", en="y"),
         unit(de="z"),
         "<tu/>",

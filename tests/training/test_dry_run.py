@@ -21,7 +21,7 @@ def small_config(corpus_dir, **changes):
 def test_a_dry_run_reports_and_writes_nothing(corpus_dir, tmp_path):
     """Not even a run directory; useful lines come first.
 
-    Sabotage: list all keys; begin with the configuration; count one side.
+    Sabotage: list all keys; begin with the configuration; count one side; memory in kilobytes.
     """
     config = small_config(corpus_dir, train__max_steps=12)
     report = dry_run(config, tmp_path / "run")
@@ -39,6 +39,7 @@ def test_a_dry_run_reports_and_writes_nothing(corpus_dir, tmp_path):
         "for 12 steps, until train.max_steps = 12",
     ):
         assert part in report
+    assert float(line_of(report, "memory").split()[1]) > 0.1  # gigabytes: PyTorch alone needs more
     estimates, configuration = report.split("\n\n")
     names = [line.split()[0] for line in estimates.splitlines() if not line.startswith(" ")]
     assert names == ["model", "corpus", "epoch", "speed", "memory", "time"]

@@ -15,7 +15,6 @@ from test_engine import batch_from, build_engine
 from transformer_mt.checkpoints.run_directory import load_newest
 from transformer_mt.config.keys import Config, DataConfig
 from transformer_mt.errors import DeviceError
-from transformer_mt.system.processes import ALONE
 from transformer_mt.training import flops, memory
 from transformer_mt.training.engine import Engine
 from transformer_mt.training.run import train
@@ -30,21 +29,25 @@ FEW = {
 
 
 @pytest.mark.parametrize(
-    ("device", "workers", "gigabytes", "limit"),
+    ("device", "processes", "workers", "gigabytes", "limit"),
     [
-        ("cuda", 8, 8.5, 2048),
-        ("cuda", 8, 25.4, 16_384),
-        ("cuda", 1, 85.0, 65_536),
-        ("cpu", 1, 25.4, 4096),
-        ("cpu", 8, 25.4, 512),
-        ("cpu", 1, 2.0, 512),
+        ("cuda", 1, 8, 8.5, 2048),
+        ("cuda", 1, 8, 25.4, 16_384),
+        ("cuda", 1, 1, 85.0, 65_536),
+        ("cpu", 1, 1, 25.4, 4096),
+        ("cpu", 1, 8, 25.4, 512),
+        ("cpu", 1, 2, 25.4, 2048),
+        ("cpu", 2, 2, 25.4, 512),
+        ("cpu", 1, 1, 2.0, 512),
     ],
 )
-def test_the_bound_depends_on_the_machine_alone(monkeypatch, device, workers, gigabytes, limit):
-    """On its total memory, on a CPU also on its threads; a pair of the longest always fits.
+def test_the_bound_depends_on_the_machine_alone(
+    monkeypatch, device, processes, workers, gigabytes, limit
+):
+    """On its total memory, on a CPU also on its processes and threads; the longest pair fits.
 
     The model is the paper's base. Sabotage: take the memory that is free; let each worker of a CPU
-    have all; forget the logits.
+    have all, or each process; forget the logits.
     """
     monkeypatch.setattr(memory, "total_memory", lambda device: int(gigabytes * 1e9))
     model = SimpleNamespace(
@@ -57,7 +60,7 @@ def test_the_bound_depends_on_the_machine_alone(monkeypatch, device, workers, gi
         model=model,
         device=torch.device(device),
         workers=workers,
-        processes=ALONE,
+        processes=SimpleNamespace(world_size=processes, max=lambda *values: values),
     )
     assert memory.find_micro_batch_tokens(engine) == limit > config.data.max_length
 

@@ -136,8 +136,11 @@ def test_paths_are_relative_to_the_configuration(tmp_path, monkeypatch, name, fo
     assert pairs_of(config, config.data.test) == PAIRS[-15:]
 
 
-def test_languages(work):
-    """By the ending before that of the compression; options win, and any name will do."""
+def test_languages(work, call):
+    """By the ending before that of the compression; options win, and any name will do.
+
+    Sabotage: exchange the options.
+    """
     Path("x.de.gz").write_bytes(gzip.compress(Path("text.de").read_bytes()))
     Path("x.en.xz").write_bytes(lzma.compress(Path("text.en").read_bytes()))
     new_config.write_config(Path("a"), Path("x.en.xz"), Path("x.de.gz"))
@@ -145,7 +148,8 @@ def test_languages(work):
     assert (config.data.src_lang, config.data.tgt_lang) == ("en", "de")
     assert pairs_of(config, config.data.test) == [pair[::-1] for pair in PAIRS[-15:]]
     Path("text.de").rename("src.txt")
-    new_config.write_config(Path("b"), Path("src.txt"), Path("text.en"), "gsw", "pt-BR")
+    languages = "--src-lang", "gsw", "--tgt-lang", "pt-BR"
+    assert call("init", "b", "--src", "src.txt", "--tgt", "text.en", *languages).code == 0
     config = load_config(Path("b.toml")).data
     assert (config.src_lang, config.tgt_lang) == ("gsw", "pt-BR")
 

@@ -114,11 +114,12 @@ def test_patience(corpus_dir, tmp_path, scores, stops):
 
 
 def test_the_moving_average_decides_which_is_best(corpus_dir, tmp_path, scores):
-    """Sabotage: compare the scores of the weights."""
-    scores += [5.0, 1.0, 4.0, 2.0]  # of the weights and of their average, twice
-    config = build_config(corpus_dir, train__ema_decay=0.9, train__max_steps=4, valid__every=2)
-    progress = train(config, tmp_path / "run")
+    """And the best is kept. Sabotage: compare the scores of the weights; prune the best."""
+    scores += [5.0, 1.0, 4.0, 2.0, 6.0, 1.5]  # of the weights and of their average, three times
+    changes = {"train__ema_decay": 0.9, "train__max_steps": 6, "train__keep_last": 1}
+    progress = train(build_config(corpus_dir, valid__every=2, **changes), tmp_path / "run")
     assert (progress.best_step, progress.best_bleu) == (4, 2.0)
+    assert saved_steps(tmp_path / "run") == [4, 6]
 
 
 def test_when_a_run_logs_validates_and_saves(corpus_dir, tmp_path, scores):

@@ -64,7 +64,8 @@ def test_it_translates_as_pytorch_does(models, options):
 def test_outputs_end_at_the_limit_of_their_own_source(corpus_dir, tmp_path):
     """Of a model that has learned nothing, in batches of several lengths.
 
-    Sabotage: the limit of the longest source for all; cut the hypotheses of beam search.
+    Sabotage: the limit of the longest source for all; cut the hypotheses of beam search; none of
+    greedy search.
     """
     options, lines = SearchOptions(3, 0.6, batch_tokens=1000), LINES[-20:]
     layers = {"model__d_model": 16, "model__d_ff": 32, "model__n_heads": 2}
@@ -73,6 +74,7 @@ def test_outputs_end_at_the_limit_of_their_own_source(corpus_dir, tmp_path):
     expected, actual = transformer_mt.load(tmp_path / "run"), transformer_mt.load(tmp_path / "out")
     assert any(t.is_cut for [t, *_] in expected.translator(options).n_best(lines))
     assert_same(expected, actual, options, lines)
+    assert_same(expected, actual, SearchOptions(batch_tokens=1000), lines)
 
 
 def test_scores_of_given_translations(models):

@@ -7,6 +7,7 @@ import yaml
 from conftest import copy_lines, tiny_config
 
 import transformer_mt
+from transformer_mt.checkpoints.exported import load_exported
 from transformer_mt.checkpoints.run_directory import find_checkpoint
 from transformer_mt.errors import ConfigError
 from transformer_mt.training.run import train
@@ -105,7 +106,8 @@ def test_the_card_names_only_a_bleu_of_the_exported_weights(corpus_dir, tmp_path
 
     Rounded weights are other weights: their card says so, and its header claims nothing.
 
-    Sabotage: do not compare `raw`; a header for int8 too; export the average as raw.
+    Sabotage: do not compare `raw`; a header for int8 too; export the average as raw; record both
+    as the average.
     """
     config = tiny_config(corpus_dir, train__max_steps=3, train__ema_decay=0.5, valid__every=3)
     train(config, tmp_path / "run")
@@ -114,6 +116,8 @@ def test_the_card_names_only_a_bleu_of_the_exported_weights(corpus_dir, tmp_path
         folder = export(checkpoint, tmp_path / f"{stored}-{raw}", stored, raw)
         cards.append((folder / "README.md").read_text())
         models.append((folder / "model.bin").read_bytes())
+        exported = load_exported(folder)
+        assert (exported.is_raw(False), exported.is_averaged(False)) == (raw, not raw)
     bleu = checkpoint.progress.best_bleu
     assert f"BLEU {bleu:.2f}, `nrefs:1|case:mixed" in cards[0]
     header = yaml.safe_load(cards[0].split("---")[1])
