@@ -30,6 +30,10 @@ class RunMetrics:
         """Returns the last position in steps or minutes."""
         return max((record[x] for record in self.records), default=0.0)
 
+    def finite(self, kind: str, key: str) -> list[float]:
+        """Returns the finite values of a metric."""
+        return [value for value in self.series(kind, key)[1] if math.isfinite(value)]
+
     def best_validation(self) -> dict[str, Any] | None:
         """Returns the record of the best BLEU, the moving average's if there is one, as training.
 

@@ -4,7 +4,6 @@ import csv
 import io
 import json
 import logging
-import math
 import statistics
 import textwrap
 from collections.abc import Iterator, Sequence
@@ -89,8 +88,7 @@ def _read_run(path: Path, name: str) -> Row:
             metrics = RunMetrics(name, read_metrics(path))
     if metrics.records:
         row |= {"steps": metrics.end("step"), "minutes": metrics.end("minutes")}
-    _, speeds = metrics.series("train", "tokens_per_second")
-    if speeds := list(filter(math.isfinite, speeds)):
+    if speeds := metrics.finite("train", "tokens_per_second"):
         row["tokens/s"] = statistics.median(speeds)
     best_checkpoint = None
     if best := metrics.best_validation():
