@@ -215,4 +215,5 @@ def test_an_address_space_that_becomes_too_small(corpus_dir, tmp_path):
     assert done.returncode == 0, done.stderr
     assert "warning: out of memory on cpu with " in done.stderr
     progress = load_newest(run).progress
-    assert (progress.step, progress.finer_step) == (4, 3) and progress.micro_batch_tokens < 2000
+    assert (progress.step, progress.finer_step) == (4, 3)
+    assert progress.micro_batch_tokens < 4000  # less than a step: it was cut

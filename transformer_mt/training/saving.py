@@ -55,7 +55,7 @@ class CheckpointSaver:
         self, run_dir: Path, engine: Engine, corpus: PreparedCorpus, saved: Progress | None
     ) -> None:
         self._run_dir, self._engine, self._corpus, self.saved = run_dir, engine, corpus, saved
-        self._writing: Future[None] | None = None
+        self._writing: tuple[Thread, Future[None]] | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -81,16 +81,18 @@ class CheckpointSaver:
             tensors[file] = {key: value.to("cpu", copy=True) for key, value in content.items()}
         environment = numeric_environment(self._engine)
         run_state = RunState(progress, state["counters"], environment, self._corpus.sources)
-        writing = self._writing = Future()
+        written: Future[None] = Future()
 
         def write() -> None:
             try:
                 self._write(tensors, run_state)
-                writing.set_result(None)
+                written.set_result(None)
             except BaseException as error:  # `wait` raises it
-                writing.set_exception(error)
+                written.set_exception(error)
 
-        Thread(target=write, daemon=True).start()  # a second signal does not wait for a daemon
+        thread = Thread(target=write, daemon=True)  # a second signal does not wait for it
+        thread.start()
+        self._writing = thread, written
 
     def wait(self, final: bool = False) -> None:
         """Waits until the checkpoint that was started is complete.
@@ -98,11 +100,12 @@ class CheckpointSaver:
         Raises:
             CheckpointError: If it cannot be written and is `final`; otherwise that is a warning.
         """
-        writing, self._writing = self._writing, None
-        if writing is None:
+        if self._writing is None:
             return
+        (thread, written), self._writing = self._writing, None
+        thread.join()  # a thread that still frees its copies while Python ends would abort it
         try:
-            writing.result()
+            written.result()
         except CheckpointError as error:
             if final:
                 raise
