@@ -48,7 +48,7 @@ def main() -> None:
     except TransformerMTError as error:
         _fail(str(error))
     except Interrupted as stop:
-        exit_process(stop.exit_code, at_once=True)
+        exit_process(stop.exit_code)
     except OSError as error:
         # Python flushes stdout when it exits, and would fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

@@ -130,12 +130,9 @@ def exit_with_error(message: str) -> NoReturn:
     exit_process(2)
 
 
-def exit_process(code: int, at_once: bool = False) -> NoReturn:
-    """Ends the process; `at_once`, or one of several, without waiting for threads or the others.
-
-    While Python ends, a thread that returns from a library to Python can abort the process.
-    """
-    if not (at_once or is_launched()):
+def exit_process(code: int) -> NoReturn:
+    """Ends the process; if it is one of several, without waiting for threads or the others."""
+    if not is_launched():
         raise SystemExit(code)
     _is_first_to_end()
     _end_process(code)
