@@ -329,4 +329,4 @@ def test_several_processes_are_suggested(caplog, monkeypatch, threads, numa_node
     monkeypatch.setattr(sys, "argv", ["transformer-mt", "train", "my corpus.toml"])
     run_module._suggest_processes(threads, numa_nodes)
     expected = [f"{hint} -m -- transformer_mt train 'my corpus.toml'"] if hint else []
-    assert [record.message.partition("better: ")[2] for record in caplog.records] == expected
+    assert [record.message.partition("processes: ")[2] for record in caplog.records] == expected

@@ -308,12 +308,12 @@ def _log_start(log: RunLog, trainer: Trainer, environment: dict[str, str]) -> No
 
 
 def _suggest_processes(threads: int, numa_nodes: int) -> None:
-    """Says how to use more cores than the worker threads of one process can."""
+    """Names the command for several processes where one has more cores than worker threads."""
     if threads <= _MANY_THREADS and not 1 < numa_nodes <= threads:
         return
     count = max(numa_nodes, math.ceil(threads / MAX_WORKERS))
     logger.info(
-        f"{threads} threads, NUMA nodes: {numa_nodes}; several processes use them better:"
+        f"{threads} threads, NUMA nodes: {numa_nodes}; to train with several processes:"
         f" OMP_NUM_THREADS={threads // count} torchrun --nproc-per-node {count} -m --"
         f" transformer_mt {shlex.join(sys.argv[1:])}"
     )
