@@ -1,4 +1,4 @@
-"""Own text: two files named in a table, what a folder answers, the example of docs/text.md."""
+"""Own text: two files named in a table, what a folder answers, the examples of the guides."""
 
 import gzip
 import json
@@ -18,8 +18,8 @@ from transformer_mt.text.corpus import load_split, open_split
 from transformer_mt.text.prepared import _fingerprint, prepare
 from transformer_mt.text.test_sets import load_test_set
 
-CONFIGS = Path(__file__).parents[2] / "configs"
-GUIDE = Path(__file__).parents[2] / "docs" / "text.md"
+ROOT = Path(__file__).parents[2]
+CONFIGS = ROOT / "configs"
 NUMBERS = [(f"eins {i}", f"one {i}") for i in range(10)]
 
 
@@ -158,8 +158,8 @@ def test_the_example_of_the_guide(tmp_path, monkeypatch, call):
 
     Sabotage: another name in one of the commands.
     """
-    section = GUIDE.read_text()
-    toml = section.split("```toml\n")[1].split("```")[0]
+    toml = (ROOT / "docs" / "text.md").read_text().split("```toml\n")[1].split("```")[0]
+    section = (ROOT / "README.md").read_text().split("## Your own text\n")[1]
     commands = re.findall(r"^    transformer-mt (.*?) *(?:#.*)?$", section, re.MULTILINE)[:3]
     assert [line.split()[0] for line in commands] == ["init", "train", "evaluate"]
     (tmp_path / "mytext").mkdir()
