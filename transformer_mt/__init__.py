@@ -115,7 +115,7 @@ def read_metrics(run: str | Path) -> list[dict[str, Any]]:
     Raises:
         CheckpointError: If there is no such run, or its metrics are missing or damaged.
     """
-    from transformer_mt.figures import metrics
+    from transformer_mt.checkpoints import metrics
 
     return metrics.read_metrics(Path(run))
 

@@ -12,11 +12,11 @@ from conftest import HOSTILE_JSON, assert_one_error, tiny_config
 from drawn import overlapping
 
 from transformer_mt.checkpoints.evaluations import read_evaluations
+from transformer_mt.checkpoints.metrics import RunMetrics, read_metrics
 from transformer_mt.checkpoints.run_directory import find_checkpoint, list_checkpoints
 from transformer_mt.cli.program import main
 from transformer_mt.errors import CheckpointError
 from transformer_mt.evaluation.scoring import sentence_chrf
-from transformer_mt.figures.metrics import RunMetrics, read_metrics
 from transformer_mt.figures.report import build_report
 from transformer_mt.figures.training import PANELS, lengths_figure, training_figure
 from transformer_mt.text.prepared import prepare

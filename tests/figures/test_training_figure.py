@@ -8,9 +8,9 @@ import pytest
 from conftest import HOSTILE_JSON, assert_one_error
 from drawn import overlapping
 
+from transformer_mt.checkpoints.metrics import read_runs
 from transformer_mt.cli.figures import PanelName
 from transformer_mt.errors import CheckpointError
-from transformer_mt.figures.metrics import read_runs
 from transformer_mt.figures.training import PANELS, training_figure
 
 

@@ -69,7 +69,7 @@ def training(
     checked = _check_plot(output)
     if label and len(label) != len(runs):
         raise ConfigError(f"{len(runs)} runs need as many --label; {len(label)} given")
-    from transformer_mt.figures.metrics import read_runs
+    from transformer_mt.checkpoints.metrics import read_runs
     from transformer_mt.figures.training import training_figure
 
     metrics = read_runs(runs, label)

@@ -5,32 +5,23 @@ import re
 import statistics
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
-from transformer_mt.checkpoints.checkpoint import Checkpoint, Progress
+from transformer_mt.checkpoints.checkpoint import Checkpoint
 from transformer_mt.checkpoints.evaluations import VALIDATION, EvaluationRecord, read_evaluations
-from transformer_mt.checkpoints.run_directory import (
-    METRICS,
-    RUN_FILE,
-    find_checkpoint,
-    load_newest,
-    not_a_run,
-    read_description,
-)
-from transformer_mt.config.keys import DEFAULTS, Config, flat_values
-from transformer_mt.config.loading import parse_config, without_folder
+from transformer_mt.checkpoints.recorded_run import read_run
+from transformer_mt.config.keys import DEFAULTS, flat_values
+from transformer_mt.config.loading import without_folder
 from transformer_mt.config.reference import format_value
-from transformer_mt.errors import CheckpointError, DataError
+from transformer_mt.errors import DataError
 from transformer_mt.evaluation.scoring import sentence_chrf
 from transformer_mt.figures.attention import attention_figure, sentence_attention
 from transformer_mt.figures.canvas import ACCENT, FOREGROUND, GRID, render
-from transformer_mt.figures.metrics import RunMetrics, read_metrics
 from transformer_mt.figures.training import PANELS, lengths_figure, training_figure
-from transformer_mt.system.files import MANIFEST, read_manifest
+from transformer_mt.system.files import read_manifest
 from transformer_mt.translation.options import LoadOptions
 from transformer_mt.translation.translation_model import build_translation_model
 from transformer_mt.version import __version__
@@ -50,29 +41,21 @@ _PAGE_COLORS = {FOREGROUND: "currentColor", GRID: "var(--line)", ACCENT: "var(--
 def build_report(run_dir: Path) -> str:
     """Builds the report of a run as one HTML page that needs no network.
 
-    The run may be in training, and may lack parts. Its checkpoint is the best, but its progress is
-    that of the newest.
+    The run may be in training, and may lack parts.
 
     Raises:
         CheckpointError: If there is no such run, or all its checkpoints are damaged.
     """
-    if (run_dir / MANIFEST).exists():
-        raise CheckpointError(f"{run_dir}: is a checkpoint; name the run directory")
-    newest = load_newest(run_dir)
-    checkpoint = find_checkpoint(run_dir) if newest else None
-    progress = newest.progress if newest else Progress()
-    description = read_description(run_dir)
-    config = _read_config(run_dir, checkpoint, description)
-    records = read_metrics(run_dir) if (run_dir / METRICS).exists() else []
-    metrics = RunMetrics(run_dir.resolve().name, records)
+    run = read_run(run_dir)
+    config, checkpoint, metrics = run.config, run.checkpoint, run.metrics
     evaluations = read_evaluations(run_dir)  # oldest first
     tests = [record for record in evaluations if record.test_set != VALIDATION]
     translated = next(reversed(tests or evaluations), None)
     groups = _rank(translated) if translated else {}
     attention, attention_note = _draw_attention(checkpoint, translated, groups)
-    lengths = description.get("lengths")
+    lengths = run.description.get("lengths")
     languages = config.data.src_lang, config.data.tgt_lang
-    seconds = max(progress.seconds, 60 * metrics.end("minutes"))
+    seconds = max(run.progress.seconds, 60 * metrics.end("minutes"))
     values = flat_values(config)
     # The folders of this machine mean nothing to readers elsewhere.
     folder = re.compile(r'"/(\\.|[^"\\])*/')
@@ -80,12 +63,12 @@ def build_report(run_dir: Path) -> str:
         version=__version__,
         config=config,
         metrics=metrics,
-        about=description,
+        about=run.description,
         checkpoint=checkpoint,
         evaluations=evaluations,
         corpus_name=without_folder(config.data.path),
         tests=tests,
-        steps=max(progress.step, metrics.end("step")),
+        steps=max(run.progress.step, metrics.end("step")),
         duration=timedelta(seconds=round(seconds)),
         median=statistics.median,
         charts=[
@@ -102,16 +85,6 @@ def build_report(run_dir: Path) -> str:
         default_keys=[key for key, value in values.items() if value == DEFAULTS[key]],
         files=read_manifest(checkpoint.path) if checkpoint else {},
     )
-
-
-def _read_config(
-    run_dir: Path, checkpoint: Checkpoint | None, description: dict[str, Any]
-) -> Config:
-    if checkpoint:
-        return checkpoint.config
-    if description:
-        return parse_config(description["config"], str(run_dir / RUN_FILE))
-    raise not_a_run(run_dir, f"{RUN_FILE} and no checkpoint")
 
 
 def inline(figure: Figure, description: str) -> Markup:

@@ -14,6 +14,7 @@ from typing import Any
 
 from transformer_mt.checkpoints.evaluations import VALIDATION, EvaluationRecord, read_evaluations
 from transformer_mt.checkpoints.exported import load_exported
+from transformer_mt.checkpoints.metrics import RunMetrics, read_metrics, run_names
 from transformer_mt.checkpoints.run_directory import (
     EXPORT,
     METRICS,
@@ -26,7 +27,6 @@ from transformer_mt.config.keys import DEFAULTS, flat_values
 from transformer_mt.config.loading import parse_config
 from transformer_mt.config.reference import format_value
 from transformer_mt.errors import CheckpointError, ConfigError
-from transformer_mt.figures.metrics import RunMetrics, read_metrics, run_names
 from transformer_mt.system.console import escape_controls
 
 logger = logging.getLogger(__name__)

@@ -9,6 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from transformer_mt.checkpoints.metrics import RunMetrics
 from transformer_mt.figures.canvas import (
     ACCENT,
     FOREGROUND,
@@ -17,7 +18,6 @@ from transformer_mt.figures.canvas import (
     drawable_name,
     figure_style,
 )
-from transformer_mt.figures.metrics import RunMetrics
 
 _COLORS = (ACCENT, "#d55e00", FOREGROUND, "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
