@@ -8,7 +8,8 @@ from conftest import assert_one_error
 
 from transformer_mt.config.keys import DEFAULTS
 
-COMMANDS = "init train prepare translate evaluate config average export report compare plot".split()
+COMMANDS = "init train prepare translate evaluate config average export".split()
+COMMANDS += "diagnose report compare plot".split()
 
 
 @pytest.mark.parametrize("command", [*COMMANDS, "plot training", "plot attention"])

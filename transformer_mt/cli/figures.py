@@ -1,4 +1,4 @@
-"""The commands that show runs: plot, report, compare."""
+"""The commands that show runs: plot, diagnose, report, compare."""
 
 import importlib.util
 from enum import StrEnum
@@ -18,9 +18,10 @@ from transformer_mt.cli.options import (
     option,
 )
 from transformer_mt.errors import ConfigError
-from transformer_mt.system.console import show_messages
+from transformer_mt.system.console import escape_controls, show_messages
 from transformer_mt.system.launcher import require_single_process
 from transformer_mt.system.outputs import Output, check_output, open_output
+from transformer_mt.system.process_settings import interrupt_on_signals
 from transformer_mt.translation.options import LoadOptions
 
 if TYPE_CHECKING:
@@ -166,6 +167,26 @@ def _write(figure: "Figure", output: Output) -> None:
 
     write_figure(figure, output)
     print(output.name)
+
+
+def diagnose(
+    run: Annotated[Path, argument("RUN", "A run directory.")], quiet: QuietOption = False
+) -> None:
+    """Say why the BLEU of a run may be low.
+
+    A line for each finding: the figure, and what to do. Nothing is printed if nothing is wrong.
+
+    \b
+    transformer-mt diagnose checkpoints/wmt16-base
+    """
+    require_single_process("diagnose")
+    from transformer_mt.evaluation.diagnosis import diagnose as diagnose_run
+
+    show_messages(quiet)
+    with interrupt_on_signals():
+        findings = diagnose_run(run)
+    for finding in findings:
+        print(escape_controls(finding))
 
 
 def report(

@@ -9,7 +9,7 @@ import typer
 from typer.core import TyperCommand
 
 from transformer_mt.cli import commands
-from transformer_mt.cli.figures import compare, plot, report
+from transformer_mt.cli.figures import compare, diagnose, plot, report
 from transformer_mt.errors import Interrupted, TransformerMTError
 from transformer_mt.system.console import escape_controls
 from transformer_mt.system.launcher import exit_process, exit_with_error
@@ -131,7 +131,7 @@ class GroupedCommand(TyperCommand):
                 formatter.write_dl(records)
 
 
-for command in (*commands.COMMANDS, report, compare):
+for command in (*commands.COMMANDS, diagnose, report, compare):
     app.command()(command)
 app.add_typer(plot, name="plot")
 for info in (*app.registered_commands, *plot.registered_commands):

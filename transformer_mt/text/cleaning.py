@@ -101,7 +101,7 @@ class LineProblems:
             self._counts["with HTML entities such as &amp;"] += bool(_ENTITY.search(line))
         if not line.isprintable():
             self._counts["with control characters"] += bool(CONTROL_CHARACTER.search(line))
-        if script := _script(line):
+        if script := script_of(line):
             self._scripts[script] += 1
 
     def __str__(self) -> str:
@@ -112,15 +112,15 @@ class LineProblems:
         return ", ".join(f"{count:,} {problem}" for problem, count in counts.items() if count)
 
 
-def _script(line: str) -> str:
+def script_of(line: str) -> str:
     """Names the script of most letters of a line; empty without letters."""
     if line.isascii() or not _LETTER_NOT_LATIN.search(line):
         return "Latin" if _LETTER.search(line) else ""
-    scripts = Counter(map(_script_of, _LETTER.findall(line)))
+    scripts = Counter(map(_script_of_letter, _LETTER.findall(line)))
     return scripts.most_common(1)[0][0]
 
 
 @cache
-def _script_of(letter: str) -> str:
+def _script_of_letter(letter: str) -> str:
     script = unicodedata.name(letter, "unknown").split()[0]
     return "Chinese or Japanese" if script in _EAST_ASIAN else script.title()

@@ -1,0 +1,215 @@
+"""Why is the BLEU of a run low? Reads what the run recorded and its text, for the checks."""
+
+import logging
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+
+from transformer_mt.checkpoints.checkpoint import Checkpoint
+from transformer_mt.checkpoints.evaluations import VALIDATION, read_evaluations
+from transformer_mt.checkpoints.recorded_run import RecordedRun, read_run
+from transformer_mt.errors import DataError, TransformerMTError
+from transformer_mt.evaluation import findings
+from transformer_mt.system.console import ProgressBar
+from transformer_mt.text.batching import EncodedPairs, Indices, encode_pairs, flatten
+from transformer_mt.text.corpus import RawPairs, load_split
+from transformer_mt.text.prepared import PreparedCorpus, prepare
+from transformer_mt.text.vocabulary import UNK_ID, SentencePieceModel, Vocabulary
+from transformer_mt.translation.options import LoadOptions
+from transformer_mt.translation.pytorch_runtime import load_checkpoints, log_probabilities
+
+logger = logging.getLogger(__name__)
+
+_SAMPLE = 1_000
+"""Pairs of each text that are looked at, evenly spaced: shares of 5% are then known to 1%."""
+_BYTE = re.compile("<0x[0-9A-F]{2}>")
+_LEAST_TOKENS = 8
+"""Tokens of each side of a pair, EOS included, that is not in two texts by chance."""
+_VALID = "the validation text"
+
+
+@dataclass(frozen=True)
+class _Sample:
+    """Evenly spaced pairs of a text, with its name for messages."""
+
+    name: str
+    raw: RawPairs
+
+
+def diagnose(run_dir: Path) -> list[str]:
+    """Looks for what may make the BLEU of a run low.
+
+    Warns of what cannot be checked, since the run or its text lacks it.
+
+    Returns:
+        A line for each finding; none if nothing is wrong.
+
+    Raises:
+        CheckpointError: If there is no such run, or its records are damaged.
+    """
+    run = read_run(run_dir)
+    untrained = [
+        findings.divergence(run.metrics),
+        findings.too_few_steps(run.metrics, run.config.optim.warmup_steps),
+    ]
+    results: list[str | None] = []
+    with TemporaryDirectory() as scratch:
+        corpus, held_out = _load_training_text(run, Path(scratch)), _load_held_out(run)
+        texts = [_sample(name, raw) for name, raw in held_out.items()]
+        if corpus:
+            training = _sample_training(corpus)
+            results += _check_languages(training, texts)
+            results += _check_known(corpus, held_out)
+            texts.insert(0, training)
+        if source := run.checkpoint or corpus:
+            results += _check_pieces(texts, source.vocab)
+    if run.checkpoint is None:
+        logger.warning("not checked: whether sides match, since the run has no checkpoint yet")
+    elif any(untrained):
+        logger.warning("not checked: whether sides match, since the model has not learned enough")
+    else:
+        results += _check_sides(run.checkpoint, texts)
+    results += [*untrained, findings.overfitting(run.metrics), *_check_translations(run_dir)]
+    return [result for result in results if result]
+
+
+@contextmanager
+def _unless_missing(what: str) -> Iterator[None]:
+    """Warns of what cannot be checked for lack of something."""
+    try:
+        yield
+    except TransformerMTError as error:
+        logger.warning("not checked: %s: %s", what, error)
+
+
+def _load_training_text(run: RecordedRun, scratch: Path) -> PreparedCorpus | None:
+    """Loads the text that the run was trained on, prepared again if need be."""
+    recorded = run.progress.corpus_digest or run.description.get("corpus", {}).get("digest")
+    vocab = run.checkpoint.vocab if run.checkpoint else None
+    with _unless_missing("the training text"):
+        corpus = prepare(run.config, vocab, scratch)
+        if recorded in (None, corpus.digest):
+            return corpus
+        raise DataError(f"data.train = {run.config.data.train}: has changed since the run read it")
+    return None
+
+
+def _load_held_out(run: RecordedRun) -> dict[str, RawPairs]:
+    """Loads the validation and the test text, as far as they are still there."""
+    data, texts = run.config.data, dict[str, RawPairs]()
+    recorded = run.progress.valid_digest or run.description.get("validation", {}).get("digest")
+    with _unless_missing(_VALID):
+        valid = load_split(data, data.valid)
+        if recorded not in (None, valid.digest()):
+            raise DataError(f"data.valid = {data.valid}: has changed since the run read it")
+        texts[_VALID] = valid
+    with _unless_missing("the test text"):
+        texts["the test text"] = load_split(data, data.test)
+    return texts
+
+
+def _spread(count: int) -> Indices:
+    """Chooses evenly spaced positions."""
+    return np.linspace(0, count - 1, min(count, _SAMPLE), dtype=np.int64)
+
+
+def _sample(name: str, raw: RawPairs) -> _Sample:
+    positions = _spread(len(raw))
+    src, tgt = ([side[i] for i in positions] for side in (raw.src, raw.tgt))
+    return _Sample(name, RawPairs(src, tgt))
+
+
+def _sample_training(corpus: PreparedCorpus) -> _Sample:
+    """Decodes the sample, so that it is of the pairs that cleaning has kept."""
+    pairs, vocab = corpus.pairs, corpus.vocab
+    positions = _spread(len(pairs))
+    src = [vocab.src.decode(pairs.src[i].tolist()) for i in positions]
+    tgt = [vocab.tgt.decode(pairs.tgt[i].tolist()) for i in positions]
+    return _Sample("the training text", RawPairs(src, tgt))
+
+
+def _check_translations(run_dir: Path) -> Iterator[str | None]:
+    """Checks the newest translations of the validation text, and of another test set."""
+    newest = {record.test_set == VALIDATION: record for record in read_evaluations(run_dir)}
+    if not newest:
+        logger.warning("not checked: translations, since the run has no validation yet")
+    for record in newest.values():
+        name = _VALID if record.test_set == VALIDATION else record.test_set
+        references, hypotheses = record.references[0], record.hypotheses
+        yield findings.wrong_length(name, references, hypotheses)
+        yield findings.repeated_words(name, references, hypotheses)
+        yield findings.untranslated(name, record.sources, references, hypotheses)
+
+
+def _check_pieces(texts: Sequence[_Sample], vocab: Vocabulary) -> Iterator[str | None]:
+    """Checks how well the vocabulary covers each side of each text."""
+    for text in texts:
+        for side, lines, model in (
+            ("sources", text.raw.src, vocab.src),
+            ("targets", text.raw.tgt, vocab.tgt),
+        ):
+            ids = flatten(model.encode(lines)).ids
+            share = float(np.isin(ids, _rare_ids(model)).mean()) if len(ids) else 0.0
+            yield findings.unknown_pieces(f"the {side} of {text.name}", share)
+
+
+def _rare_ids(model: SentencePieceModel) -> list[int]:
+    """Lists the ids of the unknown piece and of bytes."""
+    pieces = model.pieces(range(model.size))
+    return [i for i, piece in enumerate(pieces) if i == UNK_ID or _BYTE.fullmatch(piece)]
+
+
+def _check_languages(training: _Sample, others: Sequence[_Sample]) -> Iterator[str | None]:
+    """Checks script and language of each side of each text, and how many pairs are copies."""
+    src, tgt = training.raw.src, training.raw.tgt
+    for text in (training, *others):
+        for name, lines, own, other in (
+            (f"the sources of {text.name}", text.raw.src, src, tgt),
+            (f"the targets of {text.name}", text.raw.tgt, tgt, src),
+        ):
+            wrong = findings.wrong_script(name, lines, own)
+            yield wrong or findings.wrong_language(name, lines, own, other)
+    usual = max((_copied(text.raw) for text in others), default=0.0)
+    yield findings.copied_pairs(_copied(training.raw), usual)
+
+
+def _copied(raw: RawPairs) -> float:
+    """Computes the share of pairs whose sides are the same."""
+    return sum(src == tgt for src, tgt in zip(raw.src, raw.tgt, strict=True)) / len(raw)
+
+
+def _check_known(corpus: PreparedCorpus, held_out: Mapping[str, RawPairs]) -> Iterator[str | None]:
+    """Looks for the pairs of held-out texts among all training pairs."""
+    keys = {
+        name: list(_keys(encode_pairs(raw.src, raw.tgt, corpus.vocab)))
+        for name, raw in held_out.items()
+    }
+    wanted = set(chain.from_iterable(keys.values()))
+    known = wanted.intersection(_keys(corpus.pairs))
+    for name, own in keys.items():
+        yield findings.known_pairs(name, sum(key in known for key in own), len(own))
+
+
+def _keys(pairs: EncodedPairs) -> Iterator[tuple[bytes, bytes]]:
+    """Yields the ids of each longer pair in a form that can be looked up."""
+    longer = np.flatnonzero(np.minimum(*pairs.lengths) >= _LEAST_TOKENS)
+    for i in ProgressBar("comparing", "pairs", items=longer):
+        yield pairs.src[i].astype(np.int32).tobytes(), pairs.tgt[i].astype(np.int32).tobytes()
+
+
+def _check_sides(checkpoint: Checkpoint, texts: Sequence[_Sample]) -> Iterator[str | None]:
+    """Compares the scores of given pairs with those of shuffled ones."""
+    model = load_checkpoints([checkpoint], LoadOptions()).model
+    for text in texts:
+        logger.info("scoring given and shuffled pairs of %s", text.name)
+        pairs = encode_pairs(text.raw.src, text.raw.tgt, checkpoint.vocab)
+        shuffled = EncodedPairs(pairs.src.take(np.roll(np.arange(len(pairs)), 1)), pairs.tgt)
+        given, others = (np.array(log_probabilities(model, each)) for each in (pairs, shuffled))
+        gains = (given - others) / pairs.lengths[1]
+        yield findings.mismatched_sides(text.name, gains.tolist(), text.raw.src, text.raw.tgt)

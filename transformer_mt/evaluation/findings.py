@@ -1,0 +1,272 @@
+"""What may be wrong with a run whose BLEU is low: one check per cause, of values already read.
+
+A check returns its finding, one line with the figure and what to do, or None if nothing is wrong.
+"""
+
+import math
+import re
+import textwrap
+from collections import Counter
+from collections.abc import Sequence
+from itertools import pairwise
+from operator import itemgetter
+
+from transformer_mt.checkpoints.metrics import RunMetrics
+from transformer_mt.text.cleaning import script_of
+
+PERPLEXITY_CHANGE = 0.25
+"""Nats per token by which a loss has clearly changed: perplexity by a fifth. When the steps double,
+the loss falls by 0.10 at the end of the sample recipe, and by 0.7 at a fifth of Multi30k's."""
+DIVERGENCE = 0.5
+"""Nats per token above its lowest value at which a training loss has diverged; means of a few small
+batches differ by less."""
+MANY_UNKNOWN = 0.01
+"""Share of unknown and byte pieces. A vocabulary covers 99.99% of the characters of its text."""
+MANY_LINES = 0.1
+"""Share of lines in another script, or of copied training pairs, that is more than names."""
+SIMILAR = 0.6
+"""Least similarity of two texts of one language. Captions, parliament, manuals and news in German
+or in English have 0.73 to 1; German and English 0.5 to 0.72, French and either up to 0.62."""
+LEAST_LINES = 20
+"""Fewer lines have too few pairs of letters to tell their language."""
+KNOWN_PAIRS = 0.01
+"""Share of held-out pairs that are also in the training text: Multi30k and newstest have none."""
+LENGTH_CHANGE = 0.1
+"""Relative difference in length at which BLEU's brevity penalty, or its precision, loses 10%."""
+BAD_LINES = 0.02
+"""Share of translations that repeat themselves, or are copies: good models have 0 to 0.2%."""
+MISMATCHED = 0.1
+"""Share of pairs that another source explains as well. Good models have 0 to 0.1% on text that
+matches, and one that has overfitted 300 pairs 6%; pairs that do not match count by half, since
+either source is then as likely to be better."""
+SHOWN = 3
+"""Worst pairs that a finding shows."""
+
+_REPEATED = re.compile(r"(.{2,40}?)\1{2,}")
+"""The same two characters or more, three times in a row."""
+_WITHOUT_ALPHABET = ("Chinese or Japanese", "Hangul")
+"""Scripts with so many characters that pairs of them do not tell the language."""
+
+
+def divergence(metrics: RunMetrics) -> str | None:
+    """Finds a training loss that is no longer finite or has risen again."""
+    steps, losses = metrics.series("train", "nll")
+    advice = "lower optim.lr_scale, raise optim.warmup_steps, or set optim.max_grad_norm = 1.0"
+    if losses and math.isnan(losses[-1]):
+        return f"divergence: the loss is not finite at step {steps[-1]}; {advice}"
+    points = _finite(metrics, "train")
+    if not points:
+        return None
+    (best, lowest), (last, loss) = min(points, key=itemgetter(1)), points[-1]
+    if loss < lowest + DIVERGENCE:
+        return None
+    return (
+        f"divergence: the training loss rose from {lowest:.2f} at step {best} to {loss:.2f} at step"
+        f" {last}; {advice}"
+    )
+
+
+def too_few_steps(metrics: RunMetrics, warmup_steps: int) -> str | None:
+    """Finds a run that ended in its warm-up, or while its perplexity was falling fast.
+
+    The perplexity is that of validation over the last quarter of the steps or, if there is one
+    validation alone, of training, which is less regular, over the last half.
+    """
+    last, advice = metrics.end("step"), "raise train.max_steps; the run continues"
+    if 0 < last < warmup_steps:
+        warmup = f"optim.warmup_steps = {warmup_steps}"
+        return (
+            f"too few steps: {last} steps are fewer than {warmup}; {advice}, or lower the warm-up"
+        )
+    for kind, name, part in (("valid", "validation", 3 / 4), ("train", "training", 1 / 2)):
+        points = _finite(metrics, kind)
+        early = [point for point in points if 0 < point[0] <= part * last]
+        if not early:
+            continue
+        (first, before), (end, after) = early[-1], points[-1]
+        if before - after < PERPLEXITY_CHANGE * math.log2(end / first):
+            return None
+        return (
+            f"too few steps: {name} perplexity still fell from {math.exp(before):,.2f} at step"
+            f" {first} to {math.exp(after):,.2f} at step {end}; {advice}"
+        )
+    return None
+
+
+def overfitting(metrics: RunMetrics) -> str | None:
+    """Finds a validation perplexity that has risen again while the training loss was finite."""
+    points = _finite(metrics, "valid")
+    if not points:
+        return None
+    (best, lowest), (last, loss) = min(points, key=itemgetter(1)), points[-1]
+    if loss < lowest + PERPLEXITY_CHANGE:
+        return None
+    return (
+        f"overfitting: validation perplexity rose from {math.exp(lowest):,.2f} at step {best} to"
+        f" {math.exp(loss):,.2f} at step {last}; add text, raise model.dropout, choose smaller"
+        " sizes, or stop earlier with valid.patience"
+    )
+
+
+def _finite(metrics: RunMetrics, kind: str) -> list[tuple[float, float]]:
+    """Lists steps and losses without label smoothing, in nats per token, where they are finite."""
+    points = zip(*metrics.series(kind, "nll"), strict=True)
+    return [(step, nll) for step, nll in points if math.isfinite(nll)]
+
+
+def unknown_pieces(name: str, share: float) -> str | None:
+    """Checks the share of unknown and byte pieces in a text."""
+    if share < MANY_UNKNOWN:
+        return None
+    return (
+        f"unknown pieces: {share:.1%} of the pieces of {name} are unknown or single bytes; raise"
+        " vocab.size, choose vocab.kind = bpe, or correct vocab.path or the text"
+    )
+
+
+def count_scripts(lines: Sequence[str]) -> Counter[str]:
+    """Counts lines by the script of most of their letters; lines without letters do not count."""
+    return Counter(name for name in map(script_of, lines) if name)
+
+
+def wrong_script(name: str, lines: Sequence[str], training: Sequence[str]) -> str | None:
+    """Finds lines that are not in the script of most training lines of their side."""
+    scripts, usual = count_scripts(lines), count_scripts(training).most_common(1)
+    if not scripts or not usual:
+        return None
+    [(expected, _)] = usual
+    share = 1 - scripts[expected] / scripts.total()
+    if share < MANY_LINES:
+        return None
+    return (
+        f"wrong script: {share:.1%} of the lines of {name} are not in {expected} script, as most of"
+        " the training text is; remove them, or correct the file or data.src_lang and data.tgt_lang"
+    )
+
+
+def wrong_language(
+    name: str, lines: Sequence[str], training: Sequence[str], other: Sequence[str]
+) -> str | None:
+    """Finds text that is less like the training text of its side than of the other side.
+
+    Args:
+        name: What the lines are, for people.
+        lines: The text.
+        training: Training lines of the same side.
+        other: Training lines of the other side.
+    """
+    usual = count_scripts(training).most_common(1)
+    if len(lines) < LEAST_LINES or not usual or usual[0][0] in _WITHOUT_ALPHABET:
+        return None
+    own, others = similarity(lines, training), similarity(lines, other)
+    if own >= max(others, SIMILAR):
+        return None
+    return (
+        f"wrong language: {name} are like the training text of their side by {own:.2f} and of the"
+        f" other side by {others:.2f} (1 is the same); correct data.src_lang and data.tgt_lang, or"
+        " the files"
+    )
+
+
+def similarity(lines: Sequence[str], others: Sequence[str]) -> float:
+    """Computes the cosine of two texts' counts of pairs of neighbouring characters, 0 to 1."""
+    left, right = (
+        Counter(pair for line in text for pair in pairwise(f" {line.lower()} "))
+        for text in (lines, others)
+    )
+    norm = math.hypot(*left.values()) * math.hypot(*right.values())
+    return sum(count * right[pair] for pair, count in left.items()) / norm if norm else 0.0
+
+
+def known_pairs(name: str, known: int, total: int) -> str | None:
+    """Checks how many pairs of a held-out text are also in the training text."""
+    if not known or known < KNOWN_PAIRS * total:
+        return None
+    return (
+        f"known text: {known:,} of {total:,} longer pairs of {name} are in the training text too:"
+        " its score says little; remove them from one of the two"
+    )
+
+
+def copied_pairs(copied: float, held_out: float) -> str | None:
+    """Checks the share of training pairs with equal sides, against that of the validation text."""
+    if copied - held_out < MANY_LINES:
+        return None
+    return (
+        f"untranslated text: in {copied:.1%} of the training pairs both sides are the same; set"
+        " data.drop_identical = true"
+    )
+
+
+def untranslated(
+    name: str, sources: Sequence[str], references: Sequence[str], hypotheses: Sequence[str]
+) -> str | None:
+    """Finds translations that copy their source where the reference does not."""
+    texts = zip(sources, references, hypotheses, strict=True)
+    copies = sum(src == hypothesis != reference for src, reference, hypothesis in texts)
+    if copies < BAD_LINES * len(hypotheses) or not copies:
+        return None
+    return (
+        f"untranslated copies: {copies:,} of {len(hypotheses):,} translations of {name} are their"
+        " source; set data.drop_identical = true, and look for source text in the target files"
+    )
+
+
+def wrong_length(name: str, references: Sequence[str], hypotheses: Sequence[str]) -> str | None:
+    """Compares the length of all translations in characters with that of the references."""
+    ratio = sum(map(len, hypotheses)) / max(1, sum(map(len, references)))
+    if abs(ratio - 1) < LENGTH_CHANGE:
+        return None
+    kind, advice = "long", "look for repeated words, and for targets that say more than the source"
+    if ratio < 1:
+        kind = "short"
+        advice = (
+            "decode with --beam-size 4 and a higher --length-penalty, train longer, and look for"
+            " targets that lack a part"
+        )
+    return (
+        f"too {kind}: translations of {name} have {ratio:.2f} of the references' length; {advice}"
+    )
+
+
+def repeated_words(name: str, references: Sequence[str], hypotheses: Sequence[str]) -> str | None:
+    """Finds translations that say something three times in a row, unlike the references."""
+    repeated, usual = (
+        sum(bool(_REPEATED.search(line)) for line in lines) for lines in (hypotheses, references)
+    )
+    if repeated - usual < BAD_LINES * len(hypotheses) or repeated == usual:
+        return None
+    return (
+        f"repeated words: {repeated:,} of {len(hypotheses):,} translations of {name} repeat"
+        f" themselves, and {usual:,} references; train longer, decode with --beam-size 4, and look"
+        " for repetition in the targets"
+    )
+
+
+def mismatched_sides(
+    name: str, gains: Sequence[float], sources: Sequence[str], targets: Sequence[str]
+) -> str | None:
+    """Finds text whose sides do not match, by the scores of given and of shuffled pairs.
+
+    Args:
+        name: Where the pairs are from.
+        gains: For each pair, by how many nats per token its target is more probable with its own
+            source than with another's.
+        sources: The source texts.
+        targets: The target texts.
+    """
+    wrong = sum(gain <= 0 for gain in gains)
+    if wrong < MISMATCHED * len(gains) or not wrong:
+        return None
+    worst = sorted(range(len(gains)), key=lambda i: gains[i])[:SHOWN]
+    shown = ", ".join(f"{_short(sources[i])} = {_short(targets[i])}" for i in worst)
+    return (
+        f"sides do not match: {wrong:,} of {len(gains):,} pairs of {name} are as probable with the"
+        f" source of another pair, such as {shown}; align the files again from the first line that"
+        " does not match (if all match, the model has not learned to use the source)"
+    )
+
+
+def _short(text: str) -> str:
+    """Quotes the beginning of a text on one line."""
+    return f'"{textwrap.shorten(text, 60, placeholder=" ...")}"'
