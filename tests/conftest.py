@@ -79,7 +79,7 @@ def corpus_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def tiny_values(corpus_dir: Path, **changes: object) -> dict[str, dict[str, object]]:
     """Gives a small configuration; changes are dotted keys with __ for the dot."""
-    sizes = {"d_model": 64, "d_ff": 128, "n_heads": 4, "encoder_layers": 1, "decoder_layers": 1}
+    sizes = {"d_model": 16, "d_ff": 32, "n_heads": 4, "encoder_layers": 1, "decoder_layers": 1}
     steps = {"max_steps": 20, "save_every": 5, "log_every": 1, "precision": "fp32", "device": "cpu"}
     text = {"path": str(corpus_dir), "prepared_dir": str(corpus_dir.parent / "prepared")}
     values: dict[str, dict[str, object]] = {
@@ -97,7 +97,6 @@ def tiny_values(corpus_dir: Path, **changes: object) -> dict[str, dict[str, obje
 
 
 def tiny_config(corpus_dir: Path, **changes: object) -> Config:
-    """Gives the same as a configuration."""
     return parse_config(tiny_values(corpus_dir, **changes), "tests")
 
 
@@ -119,6 +118,11 @@ def write_toml(path: Path, values: dict[str, dict[str, object]]) -> Path:
     return path
 
 
+def write_config(folder: Path, corpus_dir: Path, **changes: object) -> Path:
+    """Writes the small configuration to tiny.toml in a folder."""
+    return write_toml(folder / "tiny.toml", tiny_values(corpus_dir, **changes))
+
+
 def records(run_dir: Path, kind: str | None = None) -> list[dict[str, Any]]:
     """Reads the metrics, of a kind or all, up to a line that a killed process began."""
     lines = (run_dir / "metrics.jsonl").read_text().splitlines(keepends=True)
@@ -127,17 +131,14 @@ def records(run_dir: Path, kind: str | None = None) -> list[dict[str, Any]]:
 
 
 def losses(run_dir: Path) -> list[float]:
-    """Reads the loss of each log line."""
     return [record["loss"] for record in records(run_dir, "train")]
 
 
 def weights(path: Path, name: str = MODEL) -> dict[str, torch.Tensor]:
-    """Reads the weights of a checkpoint."""
     return load_file(path / name)
 
 
 def equal(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> bool:
-    """Compares weights bit by bit."""
     return left.keys() == right.keys() and all(torch.equal(left[k], right[k]) for k in left)
 
 
@@ -189,6 +190,8 @@ def copy_run(corpus_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
     config = tiny_config(
         corpus_dir,
         data__max_length=24,  # longer lines are split
+        model__d_model=64,
+        model__d_ff=128,
         model__dropout=0.0,
         optim__label_smoothing=0.0,
         optim__warmup_steps=1_000_000,  # the weights stay what they are
@@ -212,8 +215,8 @@ def exported_run(copy_run: Path) -> Path:
 def untrained_run(corpus_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Gives a run of one step, for tests that compare bytes of translations and not their sense."""
     run_dir = tmp_path_factory.mktemp("runs") / "untrained"
-    sizes = {"model__d_model": 16, "model__d_ff": 32, "data__train": "train[:600]"}
-    train(tiny_config(corpus_dir, train__max_steps=1, train__save_every=1, **sizes), run_dir)
+    steps = {"train__max_steps": 1, "train__save_every": 1}
+    train(tiny_config(corpus_dir, data__train="train[:600]", **steps), run_dir)
     return run_dir
 
 
@@ -228,7 +231,6 @@ def _process():
 
 
 def command(*arguments: object) -> list[str]:
-    """Gives the command line of the program."""
     return [sys.executable, "-m", "transformer_mt", *map(str, arguments)]
 
 

@@ -11,14 +11,12 @@ from dataclasses import asdict
 from pathlib import Path
 
 import conftest
-import torch
-from conftest import tiny_values, write_copy_corpus, write_toml
+from conftest import write_config, write_copy_corpus
 
 from transformer_mt.checkpoints.checkpoint import EMA, MODEL
 from transformer_mt.checkpoints.run_directory import load_newest
 
 FAULTY = Path(__file__).parent / "training" / "faulty_process.py"
-STOP_AT = Path(__file__).parent / "reliability" / "stop_at.py"
 PROGRAM = ("-m", "--", "transformer_mt")
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 
@@ -30,9 +28,9 @@ def free_port() -> int:
         return int(listener.getsockname()[1])
 
 
-def with_chunks_of(lines: int) -> tuple[str, ...]:
+def with_chunks_of(lines: int) -> tuple[object, ...]:
     """Gives the program with small chunks, for `start` and `launch`."""
-    return ("--", str(STOP_AT), str(lines))
+    return ("--", FAULTY, "chunks", 0, lines)
 
 
 def start(
@@ -105,34 +103,22 @@ def exit_codes(stderr: str) -> list[int]:
     return [int(line[2]) for line in lines if line[:2] == ["exitcode", ":"]]
 
 
-def weights(run_dir: Path, name: str = MODEL) -> dict[str, torch.Tensor]:
-    """Reads the newest weights, key biases aside.
-
-    A key's bias shifts all scores of a query alike, so its true gradient is zero, and Adam turns
-    the rounding into steps of full size.
-    """
-    tensors = load_newest(run_dir).load_tensors(name)
-    for key, tensor in tensors.items():
-        if key.endswith(("qkv.bias", "kv.bias")):
-            start = len(tensor) // 3 if key.endswith("qkv.bias") else 0
-            width = len(tensor) // (3 if key.endswith("qkv.bias") else 2)
-            tensor[start : start + width] = 0
-    return tensors
-
-
 def small_config(folder: Path, **changes: object) -> Path:
-    """Writes a corpus and the configuration of a tiny model, with dropout and a moving average."""
+    """Writes a corpus and the configuration of a tiny model, with dropout and a moving average.
+
+    Without biases: that of a key shifts all scores of a query alike, so its true gradient is zero,
+    and Adam turns the rounding into steps of full size.
+    """
     write_copy_corpus(folder / "corpus", {"train": 600, "validation": 12})
     values = {
-        "model__d_model": 16,
-        "model__d_ff": 32,
         "model__n_heads": 2,
+        "model__attention_bias": False,
         "model__dropout": 0.2,
         "train__batch_tokens": 300,
         "train__ema_decay": 0.9,
         **changes,
     }
-    return write_toml(folder / "tiny.toml", tiny_values(folder / "corpus", **values))
+    return write_config(folder, folder / "corpus", **values)
 
 
 def assert_equal(run_dir: Path, whole: Path, step: int) -> None:
@@ -155,7 +141,7 @@ def assert_close(run_dir: Path, other: Path) -> None:
     of that unit. So a twentieth of a tensor may differ by more, but by less than mistakes cause.
     """
     for name in (MODEL, EMA):
-        left, right = weights(run_dir, name), weights(other, name)
+        left, right = (load_newest(path).load_tensors(name) for path in (run_dir, other))
         assert left.keys() == right.keys()
         for key in left:
             differences = (left[key] - right[key]).abs().flatten()

@@ -59,9 +59,7 @@ class _Dispatch(TorchDispatchMode):
         super().__init__()
         self._cuda = cuda
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         cuda, kwargs = self._cuda, kwargs or {}
         inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         on_device = [is_on_cuda(tensor) for tensor in inputs]
@@ -76,9 +74,7 @@ class _Dispatch(TorchDispatchMode):
                     put_on_cuda(leaf)
         return result
 
-    def _check(
-        self, func: Any, args: Any, kwargs: Any, inputs: list[Tensor], on_device: list[bool]
-    ) -> None:
+    def _check(self, func, args, kwargs, inputs: list[Tensor], on_device: list[bool]) -> None:
         """Counts an operation that waits, and refuses one with operands on both devices."""
         cuda = self._cuda
         if func in COPIES:
@@ -158,9 +154,7 @@ class SimulatedCuda(TorchFunctionMode):
         yield during
         during.update(self.synchronisations - before)
 
-    def __torch_function__(  # noqa: D105
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_function__(self, func, types, args=(), kwargs=None):  # noqa: D105
         kwargs = dict(kwargs or {})
         tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         any_on_device = any(map(is_on_cuda, tensors))
@@ -202,12 +196,7 @@ class SimulatedCuda(TorchFunctionMode):
         return self._move(tensor, device, dtype, copy, non_blocking)
 
     def _move(
-        self,
-        tensor: Tensor,
-        device: torch.device | None,
-        dtype: torch.dtype | None,
-        copy: bool,
-        non_blocking: bool = False,
+        self, tensor: Tensor, device, dtype, copy: bool, non_blocking: bool = False
     ) -> Tensor:
         on_device = is_on_cuda(tensor)
         dtype = dtype or tensor.dtype

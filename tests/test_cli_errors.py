@@ -8,7 +8,7 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
-from conftest import Called, assert_one_error, command, tiny_values, write_toml
+from conftest import Called, assert_one_error, command, write_config
 
 from transformer_mt.cli.program import main
 
@@ -28,7 +28,7 @@ SETTINGS = [
 @pytest.mark.parametrize(("setting", "culprit"), SETTINGS, ids=[s for s, _ in SETTINGS])
 def test_a_wrong_setting(corpus_dir, tmp_path, call, setting, culprit):
     """The key, split or file is named, and no checkpoint appears."""
-    config = write_toml(tmp_path / "tiny.toml", tiny_values(corpus_dir))
+    config = write_config(tmp_path, corpus_dir)
     run = ["train", config, "--run", tmp_path / "run", "--set", setting]
     assert_one_error(call(*run), culprit)
     assert not (tmp_path / "run").exists()
@@ -44,6 +44,10 @@ def test_a_wrong_setting(corpus_dir, tmp_path, call, setting, culprit):
         (["train", "--nope"], "--nope"),
         (["translate", "run", "--bem-size", "4"], "--beam-size"),
         (["translate", "run", "--beam-size", "0"], "--beam-size"),
+        (
+            ["translate", "run", "--precision", "fp8"],
+            "--precision': 'fp8' is not one of 'fp32', 'bf16'",
+        ),
         (["translate", "run", "--beam-size", "2", "--n-best", "3"], "--n-best 3"),
         (["translate", "/"], "/: "),
         (["evaluate"], "name a run"),
@@ -72,7 +76,7 @@ def test_wrong_usage(copy_run, call, arguments, culprit):
 
 def test_no_permission_to_write(corpus_dir, tmp_path, monkeypatch, call):
     """In the folder of somebody else: found out before anything is learned."""
-    config = write_toml(tmp_path / "tiny.toml", tiny_values(corpus_dir))
+    config = write_config(tmp_path, corpus_dir)
     monkeypatch.setattr("os.access", lambda path, mode: not mode & os.W_OK)
     result = call("train", config, "--run", tmp_path / "a" / "run")
     assert_one_error(result, f"{tmp_path}: not writable")

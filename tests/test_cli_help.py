@@ -50,18 +50,6 @@ def test_a_shell_completes_options_and_their_values(call, monkeypatch):
         assert call().out.strip() == expected
 
 
-def test_options_are_grouped_with_choices_and_short_names(call):
-    """What to score, with what, and what to report. Sabotage: a single section."""
-    text = call("evaluate", "-h").out.decode()
-    groups = ["What to score", "Model and search", "What to report"]
-    headings = ["Arguments", *groups, "Options"]
-    assert re.findall(r"^(\w.*):$", text, re.MULTILINE) == headings
-    assert "--precision [fp32|bf16|fp16]" in text and "-q, --quiet" in text
-    result = call("evaluate", "run", "--precision", "fp8")
-    assert_one_error(result, "--precision")
-    assert all(name in result.err for name in ("fp8", "fp32", "bf16", "fp16"))
-
-
 def test_config_lists_keys(call):
     """All of them, a section, or one; with default, allowed values, and what a resume does."""
 

@@ -120,10 +120,16 @@ MISTAKES = [
         ],
     ),
     (
-        {"data": {"path": "", "train": []}, "train": {"max_minutes": 10**26}},
+        {
+            "data": {"path": "", "train": {"src": "", "slice": "[:5]x", "from": "x"}},
+            "train": {"max_minutes": 10**26},
+        },
         [
             "data.path = '' should have at least 1 character",
-            "data.train = [] should have at least 1 item",
+            "data.train.src = '' should have at least 1 character",
+            "data.train.tgt is missing",
+            "data.train.slice = '[:5]x' should be a slice, such as [:5000]",
+            "unknown key data.train.from",
             f"train.max_minutes = {10**26} should be less than {INTEGER_LIMIT}",
         ],
     ),
@@ -143,15 +149,6 @@ MISTAKES = [
         ],
     ),
     (
-        {"data": {"path": "x", "train": {"src": "", "slice": "[:5]x", "from": "x"}}},
-        [
-            "data.train.src = '' should have at least 1 character",
-            "data.train.tgt is missing",
-            "data.train.slice = '[:5]x' should be a slice, such as [:5000]",
-            "unknown key data.train.from",
-        ],
-    ),
-    (
         {"data": {"path": "x", "train": ["a", 3, {"src": "a", "tgt": 3}, []]}},
         [
             "data.train[1] = 3 should be a split's name or a table such as { src = ",
@@ -160,8 +157,8 @@ MISTAKES = [
         ],
     ),
     (
-        {"data": {"path": "x\ny", "test": ["\n"], "zz\nz": 1, "name": "y" * 61}},
-        ["data.test = ['\\n'", r"unknown key 'data.zz\nz'"],
+        {"data": {"path": "x\ny", "test": ["\n"], "zz\nz": 1, "name": "y" * 61, "train": []}},
+        ["data.test = ['\\n'", r"unknown key 'data.zz\nz'", "data.train = [] should have at least"],
     ),
 ]
 

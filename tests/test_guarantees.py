@@ -24,9 +24,8 @@ from conftest import (
     records,
     run_program,
     tiny_config,
-    tiny_values,
     weights,
-    write_toml,
+    write_config,
 )
 from safetensors.torch import load_file
 
@@ -63,8 +62,8 @@ def test_guarantee_1_a_killed_run_ends_bit_equal(corpus_dir, tmp_path):
 
     Sabotage: seed dropout once at the start; drop the moments; begin the epoch again.
     """
-    values = tiny_values(corpus_dir, train__max_steps=40, train__save_every=7, valid__every=15)
-    config = write_toml(tmp_path / "tiny.toml", values)
+    steps = {"train__max_steps": 40, "train__save_every": 7, "valid__every": 15}
+    config = write_config(tmp_path, corpus_dir, model__d_model=64, model__d_ff=128, **steps)
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     assert run_program("train", config, "--run", whole).returncode == 0
     assert stop_at_step(config, killed, random.randint(10, 30), signal.SIGKILL) == -signal.SIGKILL
@@ -267,9 +266,8 @@ def test_guarantee_5_hardware_does_not_change_the_recipe(corpus_dir, tmp_path):
 @pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_guarantee_6_an_interrupted_run_saves_and_says_so(corpus_dir, tmp_path, signum, code):
     """The step is finished and saved. Sabotage: leave the signals to Python."""
-    values = tiny_values(corpus_dir, train__max_steps=100_000, train__save_every=50_000)
-    values["valid"]["every"] = 50_000
-    config, run_dir = write_toml(tmp_path / "tiny.toml", values), tmp_path / "run"
+    steps = {"train__max_steps": 100_000, "train__save_every": 50_000, "valid__every": 50_000}
+    config, run_dir = write_config(tmp_path, corpus_dir, **steps), tmp_path / "run"
     assert stop_at_step(config, run_dir, 3, signum) == code
     assert load_newest(run_dir).progress.step == records(run_dir, "train")[-1]["step"]
 

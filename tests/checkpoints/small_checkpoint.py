@@ -24,7 +24,7 @@ VOCAB = train_vocabulary([Counter({"abcdefgh": 1})], VocabConfig(kind="char", si
 
 def small_config(**changes: object) -> Config:
     """Gives a configuration; changes are dotted keys with __ for the dot."""
-    return tiny_config(Path("none"), **{"model__d_model": 16, "model__d_ff": 32, **changes})
+    return tiny_config(Path("none"), **changes)
 
 
 def build_model(config: Config, vocab: Vocabulary = VOCAB) -> Transformer:

@@ -1,10 +1,13 @@
-"""The mean of checkpoints."""
+"""The mean of checkpoints, and its model card."""
 
-import json
+import shutil
+from functools import partial
+from pathlib import Path
 
 import pytest
-import safetensors.torch
 import torch
+import yaml
+from conftest import tiny_config, weights
 from small_checkpoint import save_step
 
 from transformer_mt.checkpoints import averaging
@@ -12,7 +15,12 @@ from transformer_mt.checkpoints.averaging import average
 from transformer_mt.checkpoints.checkpoint import MODEL, load_checkpoint
 from transformer_mt.checkpoints.run_directory import list_checkpoints
 from transformer_mt.errors import CheckpointError
+from transformer_mt.evaluation.report import EvaluationReport, evaluate_systems
+from transformer_mt.evaluation.scoring import choose_metrics
 from transformer_mt.system import files
+from transformer_mt.text.test_sets import load_test_set
+from transformer_mt.training.run import train
+from transformer_mt.translation.options import LoadOptions, SearchOptions
 
 
 @pytest.fixture
@@ -21,10 +29,6 @@ def run_dir(tmp_path):
     for step in (5, 10, 15, 20):
         save_step(tmp_path / "run", step, seconds=1.5, best_bleu=3.0, best_step=5, valid_step=step)
     return tmp_path / "run"
-
-
-def weights(path) -> dict[str, torch.Tensor]:
-    return safetensors.torch.load_file(path / MODEL)
 
 
 def test_the_average_is_the_mean_of_the_newest(run_dir, tmp_path):
@@ -47,8 +51,6 @@ def test_the_average_is_the_mean_of_the_newest(run_dir, tmp_path):
     progress = load_checkpoint(path).progress
     assert (progress.best_bleu, progress.best_step, progress.valid_step) == (-1.0, 0, 0)
     assert (progress.step, progress.seconds) == (20, 1.5)
-    files = json.loads((path / "manifest.json").read_text())["files"]
-    assert sorted(files) == ["config.json", MODEL, "state.json", "vocab.model"]
 
 
 def test_a_killed_average_can_be_repeated(run_dir, monkeypatch):
@@ -79,3 +81,94 @@ def test_what_cannot_be_averaged(run_dir, tmp_path):
     with pytest.raises(CheckpointError, match=f"{MODEL}: damaged"):
         average(run_dir, 2, tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+@pytest.fixture(scope="module")
+def trained(corpus_dir, tmp_path_factory) -> Path:
+    """Gives the average of two checkpoints, in its run."""
+    sizes = {"data__train": "train[:600]"}
+    steps = {"train__max_steps": 4, "train__save_every": 2, "valid__every": 4}
+    run_dir = tmp_path_factory.mktemp("card") / "run"
+    train(tiny_config(corpus_dir, data__max_length=10, **steps, **sizes), run_dir)
+    return average(run_dir, 2, None)
+
+
+@pytest.fixture
+def averaged(trained, tmp_path) -> Path:
+    return Path(shutil.copytree(trained.parent, tmp_path / "run")) / trained.name
+
+
+def header(card: str) -> dict:
+    return yaml.safe_load(card.split("---\n")[1])
+
+
+def evaluate(averaged: Path, beam_size: int = 1) -> EvaluationReport:
+    text = averaged.parent.parent / "text: x"
+    text.write_text("ab cd\nef\n")
+    load = partial(load_test_set, src=text, refs=[text])
+    search = SearchOptions(beam_size)
+    [report] = evaluate_systems(
+        [[averaged]], None, None, load, choose_metrics, search, LoadOptions()
+    )
+    return report
+
+
+def test_an_average_has_a_card_with_what_is_known(averaged):
+    """Data, recipe, no scores of the run's, no licence. Sabotage: take the run's best BLEU."""
+    card = (averaged / "README.md").read_text()
+    assert header(card) == {
+        "language": ["de", "en"],
+        "library_name": "transformer-mt",
+        "pipeline_tag": "translation",
+    }
+    model = load_checkpoint(averaged).build_model()
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    assert "\n# averaged-2\n" in card and f"\n{parameters:,} parameters, stored in float32." in card
+    assert "4 steps of about 500 tokens" in card and ", pre-norm, fp32.\n" in card
+    assert "mean of the checkpoints of steps 4, 2." in card
+    assert "None were measured on these weights." in card and "BLEU" not in card
+    assert "of 600 pairs (dropped: " in card and " over 10 pieces), " in card
+    assert "transformer-mt translate averaged-2 " in card and "license" not in card
+
+
+def test_evaluations_add_their_scores(averaged):
+    """With their signatures, in the text and in the header; the checkpoint stays whole.
+
+    Sabotage: list the card in the manifest; write it once; take the scores of other weights.
+    """
+    before = load_checkpoint(averaged).digest
+    reports = [evaluate(averaged), evaluate(averaged, beam_size=2)]
+    assert load_checkpoint(averaged).digest == before
+    card = (averaged / "README.md").read_text()
+    [model] = header(card)["model-index"]
+    assert model["name"] == "averaged-2"
+    [result] = model["results"]  # one per text
+    name = result["dataset"]["name"]
+    assert name.startswith("text: x (") and result["dataset"] == {"name": name, "type": name}
+    assert result["task"] == {"name": "de-en", "type": "translation"}
+    searches = ["greedy, fp32"] * 2 + ["beam 2, alpha 1, fp32"] * 2
+    scores = [score for report in reports for score in report.scores]
+    for metric, search, score in zip(result["metrics"], searches, scores, strict=True):
+        assert metric["name"] == f"{score.title} ({search}; {score.signature})"
+        assert (metric["type"], metric["value"]) == (score.name, round(score.value, 2))
+        assert f"\n  - {score.title} {score.value:.2f}, `{score.signature}`" in card
+    assert f"\n- {name}, 2 sentences, greedy, fp32:\n  - BLEU " in card
+    assert "mean of the checkpoints of steps 4, 2." in card
+    record = averaged / "evaluations"
+    assert len(list(record.iterdir())) == 2
+    for path in record.iterdir():
+        path.write_text(path.read_text().replace(before, "0" * 64))
+    evaluate(averaged)
+    assert "beam 2" not in (averaged / "README.md").read_text()
+
+
+def test_a_card_that_was_edited_stays(averaged):
+    """Sabotage: write it anew in any case."""
+    card = averaged / "README.md"
+    own = "\n".join(line for line in card.read_text().splitlines() if "<!--" not in line)
+    card.write_text(own)
+    evaluate(averaged)
+    assert card.read_text() == own
+    card.unlink()
+    evaluate(averaged)
+    assert not card.exists()

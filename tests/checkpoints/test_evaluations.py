@@ -50,11 +50,9 @@ def test_a_record_comes_back(tmp_path):
     assert json.loads(file.read_text()) == VALUES
     [record] = read_evaluations(tmp_path)
     assert record == RECORD
-    assert str(record.search) == "beam 4, alpha 0.6, bf16, raw weights"
-    assert str(SearchSetting()) == "greedy, fp32"
 
 
-def test_a_newer_record_of_the_same_kind_replaces_it(tmp_path, caplog):
+def test_a_newer_record_of_the_same_kind_replaces_it(tmp_path):
     """The same text, checkpoint, search, tokenizer; of validation also of another checkpoint.
 
     Sabotage: leave the search, the checkpoint, or the tokenizer, out of the name.
@@ -71,12 +69,8 @@ def test_a_newer_record_of_the_same_kind_replaces_it(tmp_path, caplog):
     for record in (RECORD, replace(RECORD, time=6.0, test_set="validation"), *others):
         write_evaluation(path, record)
     write_evaluation(path, replace(RECORD, time=3.0))
-    (tmp_path / "evaluations" / "z.json").write_text('{"test_set": 1}')
     times = [record.time for record in read_evaluations(tmp_path)]
     assert times == [1.0, 3.0, 4.0, 5.0, 7.0, 8.0]
-    [message] = caplog.messages
-    assert message.startswith(f"{tmp_path}/evaluations/z.json: damaged (test_set: ")
-    assert message.endswith("; left out")
 
 
 @pytest.mark.parametrize("key", VALUES)

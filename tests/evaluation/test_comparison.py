@@ -29,23 +29,7 @@ def test_a_comparison_by_hand():
     assert [change.line for change in changes] == [5, 4, 2]
     assert changes[0].difference > 1 > changes[1].difference > 0 > changes[2].difference
     text = format_comparison(comparison, test_set, system, baseline, 3)
-    first, bucket = comparison.differences[0], buckets[0]
-    assert text.splitlines()[1] == (
-        f"BLEU        {first.value:9.2f}{first.baseline:10.2f}{first.value - first.baseline:+12.2f}"
-        f"{first.p_value:8.4f}  {first.signature}"
-    )
-    assert text.splitlines()[4:6] == [
-        "source words     BLEU  baseline  difference  sentences",
-        f"1-10        {bucket.bleu:9.2f}    100.00{bucket.bleu - 100:+12.2f}          2",
-    ]
     assert "2 better, 1 worse, 2 equal" in text and "line 5, better by" in text
-    details = text[text.index("line 2, worse by") :].splitlines()
-    assert details[1:] == [
-        f"  source     {words[1]}",
-        f"  reference  {reference[1]}",
-        f"  system     {system[1]}",
-        f"  baseline   {baseline[1]}",
-    ]
 
 
 @pytest.mark.parametrize("src", [None, ["quelle"]])

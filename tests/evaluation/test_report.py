@@ -83,16 +83,6 @@ def test_scores(texts):
     assert format_reports([result]) == "\n".join([heading, *(score.text for score in scores)])
     without_source = evaluate(texts, src=None, ter=True)
     assert without_source.to_dict() == {**expected, "test_set": f"{texts}/ref"}
-    text = format_reports([result], samples=2).splitlines()
-    assert text[:4] == [
-        f"source      {result.test_set.src[0]}",
-        f"reference   {result.test_set.references[0][0]}",
-        f"hypothesis  {result.system.lines[0]}",
-        "",
-    ]
-    assert sum(line.startswith("source ") for line in text) == 2
-    assert text[8:] == format_reports([result]).splitlines()
-    assert format_reports([without_source], samples=99).count("hypothesis ") == 12
 
 
 def test_a_baseline(texts):

@@ -38,7 +38,8 @@ def tick_labels(axes) -> tuple[list[str], list[str]]:
 def test_cross_attention_has_the_pieces_on_its_axes():
     """A row is the piece that is predicted there: the one after the decoder's input.
 
-    Sabotage: label the rows with the inputs; draw the first layer; draw the first head.
+    Each head is drawn in order, on the same scale. Sabotage: label the rows with the inputs; draw
+    the first layer; draw the first head; a scale of each map's own; transpose the weights.
     """
     attention = fake_attention(["▁Ein", "▁Satz", "</s>"], ["<s>", "▁A", "▁sentence"])
     figure = attention_figure(attention)
@@ -52,27 +53,11 @@ def test_cross_attention_has_the_pieces_on_its_axes():
     assert title == "Cross-attention, layer 2 of 2, mean of 4 heads"
     assert sentence[0] == SOURCE[:60] and sentence[2].endswith("lang …") and len(sentence) == 3
     assert image.cmap(0.0)[3] == 0 and image.cmap(1.0)[3] == 1 and not scale.images
-
-
-@pytest.mark.parametrize("kind", ["encoder", "decoder"])
-def test_each_head_of_a_layer(kind):
-    """In order, on the scale of all pictures; a row of either is what is predicted there.
-
-    Sabotage: a scale of each map's own; transpose the weights; label the rows with the inputs.
-    """
-    attention = fake_attention(SRC, TGT)
-    figure = attention_figure(attention, kind, layer=1, by_head=True)
-    maps = getattr(attention, kind)[0]
-    assert len(figure.axes) == 5  # four heads and the scale
-    for head, axes in enumerate(figure.axes[:4]):
-        np.testing.assert_array_equal(axes.images[0].get_array(), maps[head])
+    *by_head, _ = attention_figure(attention, "encoder", layer=1, by_head=True).axes
+    for head, axes in enumerate(by_head):
+        np.testing.assert_array_equal(axes.images[0].get_array(), attention.encoder[0][head])
         assert axes.get_title() == f"head {head + 1}"
         assert axes.images[0].get_clim() == (0.0, 1.0)
-    assert figure.get_suptitle().startswith(f"{kind.capitalize()} self-attention, layer 1 of 2")
-    columns, _ = tick_labels(figure.axes[2])
-    _, rows = tick_labels(figure.axes[0])
-    last = ("</s>", "</s>") if kind == "encoder" else ("a b", "</s>")
-    assert (columns[-1], rows[-1]) == last
 
 
 def test_bytes_are_shown_as_their_character():
@@ -99,9 +84,6 @@ def test_nothing_overlaps_or_is_cut_off(repeats, by_head, rows):
     assert not overlapping(figure)
     texts = [text.get_text() for text in texts_of(figure)]
     assert {"◦$x", "$_{$", "_{", "a b", "Donaudampfschifffahrtsg…"} <= set(texts)
-    label = next(text for text in texts_of(figure) if text.get_text().startswith("target piece"))
-    extent = label.get_window_extent()
-    assert abs(extent.y0 + extent.y1 - figure.bbox.height) < 2  # in the middle of all rows
     assert texts.count("◦Moscow") == rows * repeats  # not beside the maps within
     pixels = imread(io.BytesIO(render(figure, "png")))
     edges = [pixels[0], pixels[-1], pixels[:, 0], pixels[:, -1]]

@@ -1,16 +1,18 @@
-"""The commands `plot ...`: files, messages, exit codes; what all figures have in common."""
+"""The commands `plot ...`, what all figures have in common, and the figures of a recipe."""
 
+import math
 import sys
 
 import matplotlib
+import numpy as np
 import pytest
-from conftest import assert_one_error, tiny_config, tiny_values, write_toml
-from matplotlib.figure import Figure
+from conftest import assert_one_error, tiny_config, write_config
+from drawn import overlapping
 from test_training_figure import write_run
 
 from transformer_mt.figures import canvas
 from transformer_mt.figures.canvas import UNDRAWABLE, drawable, render
-from transformer_mt.figures.recipe import schedule_figure
+from transformer_mt.figures.recipe import POSITIONS, positions_figure, schedule_figure
 from transformer_mt.translation import pytorch_runtime
 from transformer_mt.translation.options import LoadOptions
 
@@ -27,7 +29,7 @@ def test_every_command_writes_its_file(
     Sabotage: write PNG whatever the extension.
     """
     monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)
-    config = write_toml(tmp_path / "tiny.toml", tiny_values(corpus_dir))
+    config = write_config(tmp_path, corpus_dir)
     command = {
         "training": ["training", write_run(tmp_path / "run")],
         "attention": ["attention", untrained_run, "ab cd", "--heads", "--quiet"],
@@ -108,8 +110,39 @@ def test_characters_without_a_font_are_named_once(monkeypatch, caplog):
     assert "no font has 京 (U+4EAC) 東 (U+6771); drawn as □: install fonts-noto-core, " in message
 
 
-def test_a_long_picture_has_fewer_dots():
-    """Sabotage: always 150 dots per inch."""
-    figure = Figure((1, 400))
-    figure.subplots()
-    assert 10_000 < int.from_bytes(render(figure, "png")[20:24], "big") < 17_000
+@pytest.mark.parametrize(("warmup", "steps"), [(400, 3000), (4000, 2500), (100, 0)])
+def test_the_rate_is_the_papers(tmp_path, warmup, steps):
+    """At every step drawn, its peak included. Sabotage: leave lr_scale out; start at step 0."""
+    config = tiny_config(
+        tmp_path, optim__warmup_steps=warmup, optim__lr_scale=2.0, train__max_steps=steps
+    )
+    figure = schedule_figure(config, "tiny_$x$" * 20)
+    curve, peak = figure.axes[0].lines
+    last = steps or 4 * warmup
+    drawn = curve.get_xdata()
+    assert drawn[0] == 1 and drawn[-1] == last and min(warmup, last) in drawn
+    for step, rate in zip(drawn, curve.get_ydata(), strict=True):
+        expected = 2 * 16**-0.5 * min(step**-0.5, step * warmup**-1.5)
+        assert math.isclose(rate, expected)
+    assert peak.get_ydata() == [max(curve.get_ydata())]
+    assert not overlapping(figure)
+
+
+@pytest.mark.parametrize("width", [2, 64])
+def test_the_positions_are_the_papers(tmp_path, width):
+    """Sines and cosines of section 3.5, as maps and as curves. Sabotage: swap the maps."""
+    config = tiny_config(tmp_path, model__d_model=width, model__n_heads=1)
+    figure = positions_figure(config, "a_$b$" * 20)
+    encodings = np.array(
+        [
+            [(math.sin, math.cos)[i % 2](p / 10000 ** ((i - i % 2) / width)) for i in range(width)]
+            for p in range(POSITIONS)
+        ]
+    )
+    sines, cosines, _, curves = figure.axes
+    np.testing.assert_allclose(sines.images[0].get_array(), encodings[:, 0::2].T, atol=1e-4)
+    np.testing.assert_allclose(cosines.images[0].get_array(), encodings[:, 1::2].T, atol=1e-4)
+    for line in curves.lines:
+        dimension = int(line.get_label().removeprefix("dimension "))
+        np.testing.assert_allclose(line.get_ydata(), encodings[:, dimension], atol=1e-4)
+    assert not overlapping(figure)

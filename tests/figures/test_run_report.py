@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import HOSTILE_JSON, assert_one_error, tiny_config
+from conftest import HOSTILE_JSON, assert_one_error, records, tiny_config
 from drawn import overlapping
 
 from transformer_mt.checkpoints.evaluations import read_evaluations
@@ -18,7 +18,7 @@ from transformer_mt.cli.program import main
 from transformer_mt.errors import CheckpointError
 from transformer_mt.evaluation.scoring import sentence_chrf
 from transformer_mt.figures.report import build_report
-from transformer_mt.figures.training import PANELS, lengths_figure, training_figure
+from transformer_mt.figures.training import lengths_figure
 from transformer_mt.text.prepared import prepare
 from transformer_mt.training.run import train
 
@@ -41,8 +41,6 @@ def run(corpus_dir, tmp_path_factory) -> Path:
         corpus_dir,
         train__max_steps=12,
         valid__every=6,
-        model__d_model=16,
-        model__d_ff=32,
         train__ema_decay=0.5,
         data__train="train[:600]",
         data__drop_identical=False,
@@ -82,8 +80,6 @@ def test_the_page_is_whole_and_needs_no_network(html, run):
     assert {link[1:] for link in links if link.startswith("#")} <= set(ids)
     assert all(link.startswith(("#", "data:image/png")) for link in links)
     assert not re.search(r"<(script|link|img|iframe)|@import|url\(http| src=", html)
-    assert not re.search("#1a1a1a|#d9d9d9|fill: #fff", html)  # all colours are the page's
-    assert html.count("<svg ") == len(PANELS) + 1 + html.count('aria-label="Attention of')
     text = visible(html)
     assert "<script>alert(1)</script>" in text and "run<b>" in text
     assert str(run.parents[1]) not in text
@@ -110,8 +106,6 @@ def test_what_it_shows_is_what_the_run_recorded(run, html):
         assert [score.name for score in record.scores] == ["bleu", "chrf"]
         for score in record.scores:
             assert f"{score.value:.2f} {score.signature} " in text
-    words = re.search(r"4 sentences, .*, ([\d,.]+) source words/s", text)[1]
-    assert float(words.replace(",", "")) == pytest.approx(7 / evaluation.seconds, abs=1)
     checkpoint = find_checkpoint(run)
     assert f"best validation BLEU {checkpoint.progress.best_bleu:.2f} " in text
     assert evaluation.digest == checkpoint.digest
@@ -141,10 +135,6 @@ def test_the_best_and_the_worst_translations(run, tmp_path):
         section = text[text.index(f" {name} line ") : text.index(f" {end} ")]
         shown = re.findall(r"line (\d) chrF2 ([\d.]+) ", section)
         assert shown == [(str(i + 1), f"{scores[i]:.1f}") for i in groups[name]]
-    assert (
-        " Best: line 1 " in text
-        and "Worst: line 3: to be drawn, a sentence must have 1 to 200 pieces." in text
-    )
 
 
 def test_lengths_are_those_of_the_training_text(run):
@@ -157,12 +147,7 @@ def test_lengths_are_those_of_the_training_text(run):
         counts, edges, _ = patch.get_data()
         lengths = [len(side[i]) + 1 for i in range(len(pairs))]
         assert list(counts) == list(np.histogram(lengths, edges)[0]) and sum(counts) == len(pairs)
-    assert axes.get_xlabel() == "pieces, end of sentence included" and axes.get_xlim()[0] == 0
-    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["de", "en"]
     assert not overlapping(figure)
-    metrics = RunMetrics("run", read_metrics(run))
-    for panel in PANELS:
-        assert not overlapping(training_figure([metrics], panels=[panel], title=""))
 
 
 def test_a_run_may_lack_parts(run, tmp_path):
@@ -179,8 +164,7 @@ def test_a_run_may_lack_parts(run, tmp_path):
     assert "None are recorded with a signature" in text and "pairs read" in text
     assert "There is no translation to draw it of." in text
     names = {"loss", "mfu", "nll", "perplexity", "grad_norm"}
-    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    lines = [{k: None if k in names else v for k, v in record.items()} for record in records]
+    lines = [{k: None if k in names else v for k, v in line.items()} for line in records(run)]
     metrics = "".join(json.dumps({**line, "skipped": 7}) + "\n" for line in lines)
     (young / "metrics.jsonl").write_text(metrics)
     text = report_text(young)

@@ -53,7 +53,6 @@ def counted(function, where: str, limit: int):
 
 
 def main() -> None:
-    """Patches what is to be counted, and runs the command."""
     where, limit, (name, *arguments) = sys.argv[1], int(sys.argv[2]), sys.argv[3:]
     sys.argv = ["transformer-mt", name, *arguments]
     run = program.main

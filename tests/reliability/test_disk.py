@@ -1,13 +1,12 @@
 """Full disks and folders that become read-only, on a small file system of their own."""
 
-import json
 import os
 import shlex
 import subprocess
 from pathlib import Path
 
 import pytest
-from conftest import command, tiny_values, write_copy_corpus, write_toml
+from conftest import command, records, write_config, write_copy_corpus
 
 from transformer_mt.checkpoints.run_directory import load_newest
 
@@ -24,9 +23,9 @@ def config(tmp_path) -> Path:
     if subprocess.run(probe, capture_output=True).returncode:
         pytest.skip("this machine does not let a user mount a file system")
     write_copy_corpus(tmp_path / "corpus", {"train": 600, "validation": 12})
-    values = tiny_values(tmp_path / "corpus", train__max_steps=60, train__save_every=5)
-    values["valid"]["every"] = 60
-    return write_toml(tmp_path / "tiny.toml", values)
+    sizes = {"model__d_model": 64, "model__d_ff": 128}
+    steps = {"train__max_steps": 60, "train__save_every": 5, "valid__every": 60}
+    return write_config(tmp_path, tmp_path / "corpus", **sizes, **steps)
 
 
 def run_on_disk(config: Path, size: str, script: str) -> subprocess.CompletedProcess[str]:
@@ -63,8 +62,7 @@ def test_a_full_disk(config):
     last = full.splitlines()[-1]
     assert last.startswith("error: ") and "cannot save step 60" in last
     assert load_newest(config.parent / "kept").progress.step == 60
-    lines = (config.parent / "kept" / "metrics.jsonl").read_text().splitlines()
-    steps = [json.loads(line)["step"] for line in lines]
+    steps = [record["step"] for record in records(config.parent / "kept")]
     assert steps == [*range(1, 61), 60]
 
 

@@ -41,7 +41,6 @@ KEYS = [
 
 @pytest.fixture(scope="module")
 def checkpoint(corpus_dir, tmp_path_factory) -> Path:
-    """Gives a checkpoint to spoil."""
     run_dir = tmp_path_factory.mktemp("fuzz") / "run"
     train(tiny_config(corpus_dir, train__max_steps=1), run_dir)
     return list_checkpoints(run_dir)[0]

@@ -28,7 +28,6 @@ process would get past it."""
 
 @pytest.fixture(scope="module")
 def config(tmp_path_factory) -> Path:
-    """Gives the configuration of a tiny model."""
     return small_config(
         tmp_path_factory.mktemp("kills"),
         train__max_steps=STEPS,

@@ -10,18 +10,45 @@ from pathlib import Path
 
 import pytest
 from conftest import copy_lines
-from stop_at import install
+
+from transformer_mt.system.outputs import ChunkWriter
+from transformer_mt.translation.translator import Translation, Translator
 
 CHUNK = 8
 
 
+def reverse(self, lines, advance):
+    """Stands for a translation."""
+    advance(len(lines))
+    return [[Translation(line[::-1], -len(line))] for line in lines]
+
+
 @pytest.fixture
 def stopped(call, monkeypatch):
-    """Runs a command that reverses lines, and stops itself by a signal."""
+    """Runs a command that reverses lines, or translates, and sends itself a signal at a place.
+
+    `translated:N` is when the Nth round of chunks is translated and not yet written, `written:N`
+    when it is written.
+    """
 
     def stopped(*arguments, place="none:0", number=signal.SIGTERM, fake=True, **options):
+        place, left = place.split(":")[0], [int(place.split(":")[1])]
+
+        def stop_after(name, function):
+            def wrapped(*arguments):
+                result = function(*arguments)
+                left[0] -= name == place
+                if name == place and left[0] == 0:
+                    os.kill(os.getpid(), number)
+                return result
+
+            return wrapped
+
+        translate = stop_after("translated", reverse if fake else Translator.n_best)
         with monkeypatch.context() as patch:
-            install(patch.setattr, CHUNK, place, number, fake)
+            patch.setattr(Translator, "chunk_lines", CHUNK)
+            patch.setattr(Translator, "n_best", translate)
+            patch.setattr(ChunkWriter, "write", stop_after("written", ChunkWriter.write))
             return call(*arguments, **options)
 
     return stopped

@@ -4,18 +4,17 @@ import os
 import random
 import shutil
 import signal
-import socket
 import subprocess
 import time
 from pathlib import Path
 
 import pytest
 from launch import (
-    FAULTY,
     assert_close,
     assert_equal,
     children,
     count_text,
+    free_port,
     launch,
     messages,
     small_config,
@@ -40,7 +39,6 @@ KILLS = 2
 
 @pytest.fixture(scope="module")
 def config(tmp_path_factory) -> Path:
-    """Gives the configuration of a tiny model."""
     return small_config(
         tmp_path_factory.mktemp("torchrun"),
         optim__eps=1e-5,  # a smaller one would turn rounding into steps
@@ -105,8 +103,8 @@ def test_workers_killed_again_and_again_end_as_if_never_killed(config, whole, tm
 def test_a_launcher_stopped_or_killed(config, whole, tmp_path):
     """All stop at the same step and save; or end unsaved, even if no one reads their messages.
 
-    Sabotage: let each process obey its own signal alone; do not watch the launcher; let the message
-    fail.
+    Sabotage: let each process obey its own signal alone; report a peer that obeyed it as lost; do
+    not watch the launcher; let the message fail.
     """
     run_dir = tmp_path / "run"
     for step, signum, is_read in STOPS:
@@ -124,24 +122,13 @@ def test_a_launcher_stopped_or_killed(config, whole, tmp_path):
             saved = load_newest(run_dir).progress.step
             assert saved >= step
             assert stderr.count(f"interrupted and saved at step {saved}") == 1
+            assert "unreachable" not in stderr
         elif is_read:
             [message] = messages(stderr)
             assert "the launcher has ended" in message
     done = launch(2, "train", config, "--run", run_dir)
     assert done.returncode == 0, done.stderr
     assert_equal(run_dir, whole, STEPS)
-
-
-def test_a_launcher_killed_while_its_workers_start(config, tmp_path):
-    """No worker is left, whatever it is doing. Sabotage: watch it once all have joined."""
-    for seconds in (0, 1, 3):
-        process = start(2, "train", config, "--run", tmp_path / "run")
-        wait_until(lambda process=process: len(children(process)) == 2, process)
-        workers = children(process)
-        time.sleep(seconds)
-        process.kill()
-        wait_for_end(workers, 10)
-        assert len(messages(process.communicate(timeout=30)[1])) <= 1
 
 
 def test_resuming_with_another_number_of_processes(config, tmp_path):
@@ -159,21 +146,6 @@ def test_resuming_with_another_number_of_processes(config, tmp_path):
             if part > 1:
                 assert f"processes (was {sizes[part - 2]}, is {size})" in done.stderr
     assert_close(tmp_path / "run", tmp_path / "whole")
-
-
-def test_a_peer_that_hangs_is_left(config, tmp_path):
-    """After a minute, unsaved, with one message. Sabotage: no time-out for the heartbeat."""
-    arguments = ("train", config, "--quiet", "--run", tmp_path / "run")
-    process = start(2, *arguments, program=("--", FAULTY, "stop", 1, 50))
-    wait_for_step(tmp_path / "run", 40, process)
-    began, workers = time.monotonic(), children(process)
-    while all(map(is_running, workers)):
-        assert time.monotonic() - began < 80
-        time.sleep(0.1)
-    assert time.monotonic() - began > 55
-    os.kill(workers[1], signal.SIGKILL)  # as the launcher does half a minute later
-    [message] = messages(process.communicate(timeout=30)[1])
-    assert "another process has ended or is unreachable" in message and process.returncode == 1
 
 
 def test_two_machines(config, tmp_path):
@@ -201,8 +173,6 @@ def test_two_machines(config, tmp_path):
 
 def start_nodes(config: Path, run_dir: Path, *settings: str) -> list[subprocess.Popen[str]]:
     """Starts one launcher for each of two machines, both of which are this one."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        shared = ("--nnodes", 2, "--master-port", listener.getsockname()[1])
+    shared = ("--nnodes", 2, "--master-port", free_port())
     arguments = ("train", config, "--run", run_dir, *settings)
     return [start(1, *arguments, options=(*shared, "--node-rank", rank)) for rank in (0, 1)]

@@ -37,7 +37,6 @@ def simulate_gpus(hangs: bool) -> None:
 
 
 def main() -> None:
-    """Joins the other process, and does what the scenario says."""
     scenario, is_second = sys.argv[1], os.environ["RANK"] == "1"
     if scenario == "stopped":
         processes.PEER_TIMEOUT = SECONDS

@@ -12,20 +12,14 @@ from torch import Tensor
 
 from transformer_mt.checkpoints.run_directory import find_checkpoint
 from transformer_mt.model.transformer import Transformer
-from transformer_mt.text.batching import encode_pairs
-from transformer_mt.text.corpus import load_split
 from transformer_mt.training import flops
 from transformer_mt.training.engine import Engine
 from transformer_mt.training.run import train
-from transformer_mt.training.validation import mean_nll
-from transformer_mt.translation import pytorch_runtime
 from transformer_mt.translation.options import LoadOptions, SearchOptions
 from transformer_mt.translation.translation_model import build_translation_model
 
 PRECISIONS = ("fp32", "bf16", "fp16")
 FEW = {
-    "model__d_model": 16,
-    "model__d_ff": 32,
     "data__valid": "validation[:3]",
     "data__train": "train[:600]",
     "train__batch_tokens": 100,
@@ -119,20 +113,6 @@ def test_the_loop_waits_only_to_log(corpus_dir, tmp_path, _small_peak, monkeypat
         totals.append(places)
     assert totals[0] == totals[1] and 0 < sum(totals[0].values())
     assert set(precisions) == {("train_step", "high"), ("begin_decoding", "highest")}
-
-
-def test_perplexity_waits_once(corpus_dir, prepared, monkeypatch):
-    """However many micro-batches there are. Sabotage: sum at a mask as index."""
-    config = cuda_config(corpus_dir)
-    raw = load_split(config.data, "validation")
-    pairs = encode_pairs(raw.src, raw.tgt, prepared.vocab)
-    with SimulatedCuda() as cuda:
-        engine = build_engine(corpus_dir, prepared, "cuda", "fp32")
-        for positions in (300, 2000):
-            monkeypatch.setattr(pytorch_runtime, "SCORED_POSITIONS", positions)
-            with cuda.counted() as waits:
-                mean_nll(engine.model, pairs)
-            assert list(waits.values()) == [1]
 
 
 @pytest.mark.parametrize(("beam_size", "at_the_end"), [(1, 1), (4, 5)])

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import fork_server
 import pytest
-from conftest import command, tiny_values, write_toml
+from conftest import command, write_config
 from launch import free_port
 
 from transformer_mt.system import launcher, processes
@@ -32,7 +32,7 @@ def test_a_launcher_killed_while_its_worker_starts(corpus_dir, tmp_path, seconds
 
     Sabotage: watch the launcher only when joining; take process 1 for a launcher.
     """
-    config = write_toml(tmp_path / "tiny.toml", tiny_values(corpus_dir))
+    config = write_config(tmp_path, corpus_dir)
     (tmp_path / "torch.py").write_text("import time\ntime.sleep(60)\n")
     path = os.pathsep.join((str(tmp_path), *sys.path))
     env = {**launched(free_port()), "TORCHELASTIC_RUN_ID": "1", "PYTHONPATH": path}
@@ -103,11 +103,3 @@ def test_every_limit_is_documented():
         processes.WORK_TIMEOUT,
         processes.VALUE_TIMEOUT,
     ]
-
-
-@pytest.mark.parametrize(("restarts", "groups"), [("0", "1"), ("1", "1"), ("0", "2")])
-def test_another_attempt_may_have_read_the_stream(monkeypatch, restarts, groups):
-    """Several launchers count restarts separately. Sabotage: ask for the count alone."""
-    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", restarts)
-    monkeypatch.setenv("GROUP_WORLD_SIZE", groups)
-    assert launcher.may_have_restarted() == ((restarts, groups) != ("0", "1"))

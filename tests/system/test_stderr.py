@@ -7,7 +7,7 @@ from unittest.mock import Mock
 
 import fork_server
 import pytest
-from conftest import command, tiny_values, write_toml
+from conftest import command, write_config
 
 from transformer_mt.checkpoints.checkpoint import Progress
 from transformer_mt.cli.program import main
@@ -42,8 +42,7 @@ def test_work_goes_on_without_its_messages(corpus_dir, untrained_run, tmp_path, 
 
     Sabotage: let SIGPIPE end the process; let one `print` raise.
     """
-    sizes = {"model__d_model": 16, "model__d_ff": 32, "train__max_steps": 2, "valid__every": 2}
-    config = write_toml(tmp_path / "tiny.toml", tiny_values(corpus_dir, **sizes))
+    config = write_config(tmp_path, corpus_dir, train__max_steps=2, valid__every=2)
     run_dir, source, out = tmp_path / "run", tmp_path / "in.de", tmp_path / "out.en"
     source.write_text("ab\ncd\n")
     for words, code in (

@@ -9,7 +9,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from transformer_mt.errors import DataError
-from transformer_mt.system.streams import LineReader, count_lines
+from transformer_mt.system.streams import LineReader
 
 UTF_16 = (b"\xff\xfe", b"\xfe\xff")
 
@@ -86,10 +86,3 @@ def test_a_writer_that_waits_gets_its_lines():
         os.write(writing, b"f\n")
         os.close(writing)
         assert list(chunks) == [["half"]]
-
-
-@pytest.mark.parametrize(("raw", "count"), [(b"", 0), (b"\n", 1), (b"a\r\n\nb", 3), (b"a\n", 1)])
-def test_counting(tmp_path, raw, count):
-    """As many as are read."""
-    (tmp_path / "text").write_bytes(raw)
-    assert count_lines(tmp_path / "text") == count

@@ -16,18 +16,16 @@ class FakeHub(ThreadingHTTPServer):
 
     Attributes:
         files: Content by path in the repository.
-        requests: Methods and paths asked for.
     """
 
     daemon_threads = True
 
     def __init__(self, files: dict[str, bytes]) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
-        self.files, self.requests = files, []
+        self.files = files
 
     @property
     def url(self) -> str:
-        """Its endpoint."""
         return f"http://127.0.0.1:{self.server_port}"
 
 
@@ -41,7 +39,6 @@ class _Handler(BaseHTTPRequestHandler):
     def _answer(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         path, files = self.path.partition("?")[0], self.server.files
-        self.server.requests.append(f"{self.command} {path}")
         if match := re.fullmatch(r"/datasets/wmt/wmt16/resolve/[^/]+/(.+)", path):
             content = files.get(match[1])
             if content is None:

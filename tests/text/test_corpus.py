@@ -23,7 +23,6 @@ def text_folder(folder, src: bytes, tgt: bytes, **changes) -> DataConfig:
 
 @pytest.fixture
 def numbers(tmp_path) -> DataConfig:
-    """Gives a text folder of four pairs."""
     sides = ("".join(f"{word}\n" for word in side).encode() for side in zip(*PAIRS, strict=True))
     return text_folder(tmp_path, *sides)
 

@@ -7,7 +7,7 @@ import shlex
 from pathlib import Path
 
 import pytest
-from conftest import copy_lines, tiny_config, tiny_values
+from conftest import copy_lines, tiny_config
 
 from transformer_mt.config.keys import DataConfig
 from transformer_mt.config.loading import load_config, parse_config
@@ -16,7 +16,6 @@ from transformer_mt.config.splits import SplitFiles
 from transformer_mt.errors import DataError
 from transformer_mt.text.corpus import load_split, open_split
 from transformer_mt.text.prepared import _fingerprint, prepare
-from transformer_mt.text.test_sets import load_test_set
 
 ROOT = Path(__file__).parents[2]
 CONFIGS = ROOT / "configs"
@@ -142,15 +141,6 @@ def test_a_table_is_kept_in_the_checkpoint(own_text):
     assert (
         format_value(config.data.train) == f'[{first}, {{ name = "train", weight = 2 }}, "train"]'
     )
-
-
-def test_configured_tables_are_test_sets(own_text):
-    """By the names train, valid and test."""
-    values = tiny_values(own_text)
-    parts = {"train": "[:5]", "valid": "[5:8]", "test": "[8:]"}
-    values["data"] |= {key: table(part).model_dump() for key, part in parts.items()}
-    data = parse_config(values, "tests").data
-    assert [len(load_test_set(data, split)) for split in (*parts, None)] == [5, 3, 2, 2]
 
 
 def test_the_example_of_the_guide(tmp_path, monkeypatch, call):

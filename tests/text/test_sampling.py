@@ -37,7 +37,6 @@ def vocab(request) -> Vocabulary:
 
 
 def sample(pairs, vocab, rate=0.3, max_length=500, seed=1, epoch=0) -> EncodedPairs:
-    """Draws an epoch."""
     changes = {"vocab__sampling": rate, "data__max_length": max_length, "train__seed": seed}
     corpus = PreparedCorpus(Path(), vocab, pairs, {})
     epoch_pairs = EpochPairs(corpus, tiny_config(Path("nowhere"), **changes))
@@ -58,19 +57,6 @@ def digest(pairs: EncodedPairs) -> str:
 def characters(vocab: Vocabulary, words: list[str]) -> np.ndarray:
     ids = vocab.src.table().ids
     return np.array([[ids[c] for c in f"▁{word}"] for word in words], np.int32)
-
-
-def test_without_dropout_merges_are_sentencepiece_s():
-    """Sabotage: merge the last of equal pairs; look for no right neighbour of a merged pair."""
-    vocab = learn("bpe")
-    segmenter, rng = BPEDropout(vocab.src.table(), 0.0), np.random.default_rng(0)
-    known = set(vocab.src.table().ids)
-    words = {word for line in TEXT for word in line.split() if set(word) <= known}
-    for length in set(map(len, words)):
-        same_length = sorted(word for word in words if len(word) == length)
-        drawn = segmenter.segment(characters(vocab, same_length), rng)
-        merged = [row[row != NO_PIECE].tolist() for row in drawn]
-        assert merged == vocab.src.encode(same_length)
 
 
 @pytest.mark.parametrize(("kind", "rate"), [("bpe", 0.1), ("bpe", 0.5), ("unigram", 0.1)])

@@ -38,6 +38,8 @@ def test_a_test_set_of_a_split_has_its_name(corpus_dir):
     test_set = load_test_set(tiny_config(corpus_dir).data)
     assert test_set.name == f"{corpus_dir}, split test" and len(test_set) == 60
     assert test_set.src == test_set.references[0]
+    data = tiny_config(corpus_dir, data__valid="validation[:5]").data
+    assert [len(load_test_set(data, split)) for split in ("train", "valid")] == [4000, 5]
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")

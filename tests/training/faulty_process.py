@@ -1,9 +1,10 @@
 """Runs the program with a fault in one process: `faulty_process.py FAULT RANK STEP ARGUMENTS...`.
 
 Faults, all in that process at that step: `memory` runs out with more than 64 positions; `nan` in
-the loss from then on; `kill` is SIGKILL, and `stop` SIGSTOP, of the process. Whatever the step:
-`disk` is a disk that is full from the start; `device` a device that is missing; `absent` a
-checkpoint that is not on this machine; `decode` is too little memory for translating.
+the loss from then on; `kill` is SIGKILL of the process. Whatever the step: `disk` is a disk that is
+full from the start; `device` a device that is missing; `absent` a checkpoint that is not on this
+machine; `decode` is too little memory for translating. In every process: `chunks`, which have STEP
+lines.
 """
 
 import errno
@@ -18,6 +19,7 @@ from transformer_mt.training import saving
 from transformer_mt.training.engine import Engine
 from transformer_mt.translation import translation_model
 from transformer_mt.translation.pytorch_runtime import PyTorchRuntime
+from transformer_mt.translation.translator import Translator
 
 
 def main() -> None:
@@ -25,7 +27,9 @@ def main() -> None:
     fault, rank, step = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
     sys.argv = ["transformer-mt", *sys.argv[4:]]
     first_attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0"
-    if int(os.environ["RANK"]) == rank and first_attempt:
+    if fault == "chunks":
+        Translator.chunk_lines = step
+    elif int(os.environ["RANK"]) == rank and first_attempt:
         if fault in FAILURES:
             place, name, error = FAILURES[fault]
             setattr(place, name, failing(error))
@@ -54,7 +58,6 @@ def failing(error: Exception):
 def break_engine(fault: str, at_step: int) -> None:
     """Makes a training step fail."""
     compute_loss, take_step = Engine._loss, Engine.train_step
-    signals = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
 
     def loss(engine, batch):
         size = len(batch.src) * max(batch.src.size(1), batch.tgt_in.size(1))
@@ -66,8 +69,8 @@ def break_engine(fault: str, at_step: int) -> None:
 
     def train_step(engine, step, micro_batches):
         engine.current_step = step
-        if step == at_step and fault in signals:
-            os.kill(os.getpid(), signals[fault])
+        if step == at_step and fault == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
         take_step(engine, step, micro_batches)
 
     Engine.current_step = 0

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import assert_one_error, tiny_values, write_toml
+from conftest import assert_one_error, write_config
 
 from transformer_mt.checkpoints.run_directory import load_newest
 from transformer_mt.config.loading import load_config
@@ -18,33 +18,30 @@ from transformer_mt.training.run import train
 SAME_MODEL = "model.safetensors", "training.safetensors"
 
 
-def write_config(corpus_dir: Path, folder: Path) -> Path:
+def write_short_config(corpus_dir: Path, folder: Path) -> Path:
     """Writes the configuration of a run of eight steps, with prepared text of its own."""
-    values = tiny_values(
+    return write_config(
+        folder,
         corpus_dir,
         data__prepared_dir=str(folder / "prepared"),
         data__train="train[:300]",
         data__valid="validation[:5]",
-        model__d_model=16,
-        model__d_ff=32,
         train__max_steps=8,
         train__batch_tokens=100,
         valid__every=1000,
     )
-    return write_toml(folder / "tiny.toml", values)
 
 
 @pytest.fixture
 def config(corpus_dir, tmp_path) -> Path:
-    """Gives a configuration file."""
-    return write_config(corpus_dir, tmp_path)
+    return write_short_config(corpus_dir, tmp_path)
 
 
 @pytest.fixture(scope="module")
 def whole(corpus_dir, tmp_path_factory) -> tuple[int, list[bytes]]:
     """Gives the end of an uninterrupted run."""
     folder = tmp_path_factory.mktemp("whole")
-    train(load_config(write_config(corpus_dir, folder)), folder / "run")
+    train(load_config(write_short_config(corpus_dir, folder)), folder / "run")
     return saved(folder / "run")
 
 

@@ -14,8 +14,7 @@ from transformer_mt.training.trainer import Trainer
 
 
 def small_config(corpus_dir, **changes):
-    sizes = {"model__d_model": 16, "model__d_ff": 32, "data__valid": "validation[:3]"}
-    return tiny_config(corpus_dir, **sizes, **changes)
+    return tiny_config(corpus_dir, data__valid="validation[:3]", **changes)
 
 
 def test_a_dry_run_reports_and_writes_nothing(corpus_dir, tmp_path):
@@ -39,7 +38,6 @@ def test_a_dry_run_reports_and_writes_nothing(corpus_dir, tmp_path):
         "for 12 steps, until train.max_steps = 12",
     ):
         assert part in report
-    assert float(line_of(report, "memory").split()[1]) > 0.1  # gigabytes: PyTorch alone needs more
     estimates, configuration = report.split("\n\n")
     names = [line.split()[0] for line in estimates.splitlines() if not line.startswith(" ")]
     assert names == ["model", "corpus", "epoch", "speed", "memory", "time"]

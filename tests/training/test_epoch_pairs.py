@@ -15,7 +15,7 @@ from transformer_mt.text.sampling import EpochPairs, LineSampler
 from transformer_mt.training.run import build_trainer, train
 from transformer_mt.training.trainer import Trainer
 
-SHORT = {"data__train": "train[:150]", "model__d_model": 16, "model__d_ff": 32}
+SHORT = {"data__train": "train[:150]"}
 """An epoch of a few steps."""
 
 
@@ -40,14 +40,6 @@ def epochs(monkeypatch) -> list[list[np.ndarray]]:
 
     monkeypatch.setattr(Trainer, "train_step", recording)
     return steps
-
-
-def test_without_sampling_the_prepared_pairs_are_trained_on(corpus_dir, tmp_path, monkeypatch):
-    """The very arrays. Sabotage: build the sampler at any rate."""
-    monkeypatch.setattr(LineSampler, "__init__", None)
-    trainer = build_trainer(sampled_config(corpus_dir, vocab__sampling=0.0), tmp_path)
-    trainer.plan_epoch()
-    assert trainer.pairs is trainer.corpus.pairs
 
 
 def test_every_pair_comes_once_an_epoch_in_other_segmentations(

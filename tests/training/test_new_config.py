@@ -1,22 +1,30 @@
-"""`init`: a configuration for two files of text that trains at once."""
+"""`init`: what is counted of a text, sizes chosen for it, a configuration that trains at once."""
 
 import gzip
-import json
 import lzma
 import os
 import re
 import shlex
+import tomllib
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from conftest import assert_one_error, copy_lines
+from simulated_cuda import SimulatedCuda
 
-from transformer_mt.config.keys import Config
+from transformer_mt.config.keys import Config, VocabConfig
 from transformer_mt.config.loading import load_config
 from transformer_mt.text.corpus import load_split
+from transformer_mt.text.vocabulary import train_vocabulary
 from transformer_mt.training import new_config
-from transformer_mt.training.new_config import measure_text
+from transformer_mt.training.new_config import (
+    TextStatistics,
+    choose_sizes,
+    measure_text,
+    this_machine,
+)
 
 PAIRS = [(f"{line} ä", f"{line} b") for line in copy_lines(300, 1)]
 
@@ -70,27 +78,10 @@ def test_splits_cover_the_text_and_do_not_overlap(work, call):
     assert "Text: 300 pairs, " in words
 
 
-@pytest.mark.parametrize("gpu", [None, "Some GPU"])
-def test_a_machine_for_much_text(work, monkeypatch, gpu):
-    """On a CPU it says what a GPU would train. Sabotage: name the row that was chosen."""
-    text = replace(measure_text(PAIRS), pairs=3_000_000)
-    monkeypatch.setattr(new_config, "measure_text", lambda pairs: text)
-    machine = (gpu or "3 CPU threads", gpu is not None)
-    monkeypatch.setattr(new_config, "this_machine", lambda: machine)
-    new_config.write_config(Path("new"), Path("text.de"), Path("text.en"))
-    model, words = load_config(Path("new.toml")).model, read_words()
-    assert f"Machine: {gpu or '3 CPU threads'}" in words and "too little" not in words
-    assert (model.d_model, model.encoder_layers) == ((512, 6) if gpu else (128, 4))
-    layers = f"{model.encoder_layers} + {model.encoder_layers} layers of width {model.d_model}"
-    assert f"{layers} for 2,998,000 training pairs" in words
-    assert ("On a GPU, init would choose 6 + 6 of width 512" in words) == (gpu is None)
-    assert all(len(line) < 100 for line in Path("new.toml").read_text().splitlines())
-
-
-def test_it_trains_and_scores_at_once(tmp_path, monkeypatch, call):
+def test_the_commands_that_it_prints(tmp_path, monkeypatch, call):
     """By the commands that it prints; with spaces, umlauts and quotes in all names.
 
-    Sabotage: print the name unquoted, or write `data.path` relative to another folder.
+    Sabotage: print the name unquoted.
     """
     write_text(tmp_path / "mein Täxt", "ein 'wört'")
     monkeypatch.chdir(tmp_path)
@@ -100,14 +91,11 @@ def test_it_trains_and_scores_at_once(tmp_path, monkeypatch, call):
     dry_run, train = (shlex.split(line, comments=True) for line in out.decode().splitlines())
     assert dry_run == [*train, "--dry-run"] and train[0] == "transformer-mt"
     in_file = re.search(r"transformer-mt (evaluate .*)", Path("mein Übersetzer.toml").read_text())
-    settings = ["train.max_steps=2", "model.d_model=16", "train.device=cpu"]
-    train += [argument for setting in settings for argument in ("--set", setting)]
-    code, _, err = call(*train[1:])
-    assert code == 0, err
+    assert train[1:] == ["train", "mein Übersetzer.toml"]
     evaluate = shlex.split(in_file[1], comments=True)
-    code, out, err = call(*evaluate, "--json")
-    assert code == 0, err
-    assert json.loads(out)["sentences"] == 15
+    assert evaluate == ["evaluate", "checkpoints/mein Übersetzer"]
+    [test] = [load_config(Path(train[2])).data.test]
+    assert test.src == "ein 'wört'.de"
 
 
 @pytest.mark.parametrize(
@@ -187,3 +175,89 @@ def test_mistakes(work, monkeypatch, call, files, name, src, tgt, culprit):
     assert_one_error(result, culprit)
     assert sorted(os.listdir()) == before
     assert not Path("new.toml").exists() or Path("new.toml").read_text() == "mine"
+
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+CPU, GPU = False, True
+
+
+def text_of(pairs: int, longest: int = 300) -> TextStatistics:
+    """Makes statistics of a text with many words."""
+    return TextStatistics(pairs, 0, 12.0, 12.0, longest, distinct_words=10**6, characters=100)
+
+
+@pytest.mark.parametrize(
+    ("pairs", "machine", "vocab_size", "d_model", "layers", "dropout", "held_out"),
+    [
+        (40, CPU, 2_000, 128, 2, 0.3, 2),
+        (10_000, CPU, 4_000, 256, 3, 0.3, 500),
+        (20_001, CPU, 6_000, 256, 3, 0.3, 1_000),
+        (160_000, GPU, 10_000, 512, 6, 0.3, 1_000),
+        (900_000, GPU, 16_000, 512, 6, 0.1, 1_000),
+        (5_000_000, CPU, 8_000, 128, 4, 0.1, 1_000),
+        (5_000_000, GPU, 37_000, 512, 6, 0.1, 1_000),
+    ],
+)
+def test_sizes_by_pairs(pairs, machine, vocab_size, d_model, layers, dropout, held_out):
+    """Sabotage: take the first row that fits, or one that needs a GPU on a CPU; count all lines."""
+    text = text_of(pairs)
+    sizes = choose_sizes(text, machine)
+    chosen = sizes.vocab_size, sizes.d_model, sizes.layers, sizes.dropout
+    assert chosen == (vocab_size, d_model, layers, dropout)
+    assert (text.held_out, text.train_pairs) == (held_out, pairs - 2 * held_out)
+    # Pairs without text give no larger model.
+    with_empty = replace(text_of(pairs + 600_000), empty=600_000)
+    assert choose_sizes(with_empty, machine) == sizes
+
+
+@pytest.mark.parametrize(
+    ("name", "pairs", "machine"),
+    [("multi30k", 29_000, CPU), ("news-cpu", 300_000, CPU), ("wmt16-base", 4_500_000, GPU)],
+)
+def test_sizes_are_those_of_the_repository(name, pairs, machine):
+    """Sabotage: change a size in the table or in the file."""
+    values = tomllib.loads((CONFIGS / f"{name}.toml").read_text())
+    preset = choose_sizes(text_of(pairs), machine)
+    assert values["vocab"]["size"] == preset.vocab_size
+    values = values["model"] | values["optim"] | values["train"]
+    values = {"dropout": 0.1, "lr_scale": 1.0} | values
+    for key in ("d_model", "d_ff", "n_heads", "dropout", "warmup_steps", "lr_scale"):
+        assert values[key] == getattr(preset, key)
+    assert values["batch_tokens"] == preset.batch_tokens
+    assert values["encoder_layers"] == values["decoder_layers"] == preset.layers
+
+
+TEXTS = {
+    "one sentence": [("Das ist ein Haus .", "This is a house .")] * 30,
+    "long words": [("Donaudampfschifffahrtsgesellschaft" * 3 + str(i), "x") for i in range(50)],
+    "numbers": [(f"{i} 1.{i},{i}", f"{i}-{i}/{i}") for i in range(300)],
+    "Chinese": [("".join(chr(0x4E00 + 7 * i + j) for j in range(40)), "a") for i in range(400)],
+    "emoji": [("😀 😁 😂" + "😃" * i, "🙂") for i in range(25)],
+}
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_a_vocabulary_of_that_size_can_be_learned(name):
+    """From the part that is not held out. Sabotage: the size of the table for every text."""
+    text = measure_text(TEXTS[name])
+    sizes = choose_sizes(text, CPU)
+    words = Counter(w for pair in TEXTS[name][: text.train_pairs] for s in pair for w in s.split())
+    config = VocabConfig(size=sizes.vocab_size)
+    assert train_vocabulary([words], config).src.size == sizes.vocab_size
+
+
+def test_this_machine():
+    """Threads and memory are those that training has; a GPU is named."""
+    description, has_gpu = this_machine()
+    assert re.fullmatch(r"[1-9]\d* CPU threads?, \d+\.\d GB of memory, no GPU", description)
+    assert not has_gpu
+    with SimulatedCuda():
+        assert this_machine() == ("simulated with 1000.0 GB of memory", True)
+
+
+def test_what_is_rare_is_not_counted():
+    """Characters, which become bytes, and long lines. Sabotage: a coverage of 1; `<`, not `<=`."""
+    assert measure_text([("a" * 9_000 + "b" * 1_000, "€")]).characters == 2
+    for long_lines, longest in ((1, 3), (2, 50)):
+        text = [("a", "abc")] * (1_000 - long_lines) + [("a" * 50, "b")] * long_lines
+        assert measure_text(text).longest_bytes == longest

@@ -8,7 +8,6 @@ from torch import nn
 from torch.testing import assert_close
 
 from transformer_mt.config.keys import OptimConfig
-from transformer_mt.system.private_torch import skip_step_if
 from transformer_mt.training.optimizer import (
     ExponentialMovingAverage,
     build_adam,
@@ -46,31 +45,6 @@ def test_gradients_are_clipped_to_a_total_norm(max_norm, factor):
     assert_close(parameters[0].grad, factor * torch.tensor([3.0, 4.0]))
     assert_close(parameters[2].grad, factor * torch.tensor([0.0, 12.0]))
     assert parameters[1].grad is None
-
-
-def test_a_step_is_skipped_on_the_device():
-    """On the condition neither weights nor moments nor step counts change; without it all do.
-
-    Catches: Adam that is not fused, which ignores the condition.
-    """
-    weight = nn.Parameter(torch.randn(5, 2))
-    optimizer = build_adam(nn.ParameterList([weight]), OptimConfig())
-    optimizer.param_groups[0]["lr"] = 0.1
-
-    def take_step(gradient: torch.Tensor) -> list[torch.Tensor]:
-        weight.grad = gradient
-        optimizer.step()
-        state = optimizer.state[weight]
-        assert set(state) == {"step", "exp_avg", "exp_avg_sq"}
-        return [weight.detach().clone(), *(state[key].clone() for key in sorted(state))]
-
-    before = take_step(torch.randn(5, 2))
-    skip_step_if(optimizer, torch.tensor(True))
-    for gradient in (torch.full((5, 2), math.nan), torch.randn(5, 2)):
-        assert_close(take_step(gradient), before, rtol=0, atol=0)
-    skip_step_if(optimizer, torch.tensor(False))
-    for after, old in zip(take_step(torch.randn(5, 2)), before, strict=True):
-        assert not torch.equal(after, old)
 
 
 def test_moving_average_by_hand():

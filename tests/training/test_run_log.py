@@ -1,12 +1,11 @@
 """The metrics of a training, in metrics.jsonl and for TensorBoard."""
 
-import json
 import math
 import re
 from pathlib import Path
 
 import pytest
-from conftest import HOSTILE_JSON, tiny_config
+from conftest import HOSTILE_JSON, records, tiny_config
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from transformer_mt.checkpoints.checkpoint import Progress
@@ -16,16 +15,14 @@ from transformer_mt.training.run_log import RunLog
 from transformer_mt.training.trainer import Trainer
 
 GUIDE = Path(__file__).parents[2] / "docs" / "training.md"
-SIZES = {"model__d_model": 16, "model__d_ff": 32, "data__train": "train[:600]"}
 
 
 def assert_same_metrics(run_dir: Path) -> None:
     """Checks that TensorBoard shows what metrics.jsonl has, each step once."""
-    records = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     for kind in ("train", "valid"):
         shown = EventAccumulator(str(run_dir / "tensorboard" / kind))
         shown.Reload()
-        own = [record for record in records if record["kind"] == kind]
+        own = records(run_dir, kind)
         names = own[0].keys() - {"kind", "step", "epoch", "seconds"}
         assert set(shown.Tags()["scalars"]) == names
         for name in names:
@@ -38,8 +35,7 @@ def assert_same_metrics(run_dir: Path) -> None:
 def assert_documented(run_dir: Path) -> None:
     """Checks that docs/training.md has a row for each field, and no other."""
     rows = re.findall(r"^\| (`.*?) \| (both|`\w+`) \|", GUIDE.read_text("utf-8"), re.MULTILINE)
-    for line in (run_dir / "metrics.jsonl").read_text().splitlines():
-        record = json.loads(line)
+    for record in records(run_dir):
         kinds = "both", f"`{record['kind']}`"
         fields = re.findall(r"\w+", " ".join(names for names, kind in rows if kind in kinds))
         assert sorted(record.keys() - {"kind"}) == sorted(fields)
@@ -54,7 +50,7 @@ def test_tensorboard_has_all_metrics_also_after_a_kill(corpus_dir, tmp_path, mon
         train__save_every=5,
         train__ema_decay=0.9,
         valid__every=7,
-        **SIZES,
+        data__train="train[:600]",
     )
     real = Trainer._log_training
 
@@ -107,7 +103,7 @@ def test_metrics_are_rounded(tmp_path):
     with RunLog(tmp_path, Progress()) as log:
         log.record("train", Progress(step=3, epoch=1), 1.23456, dict.fromkeys(names, value))
         log.record("valid", Progress(), 0.0, {"nll": math.inf, "bleu": math.nan, "x": -math.inf})
-    first, second = map(json.loads, (tmp_path / "metrics.jsonl").read_text().splitlines())
+    first, second = records(tmp_path)
     assert list(first.values()) == [
         *("train", 3, 1, 1.235),
         *(12.345679, value, 12.3, 12.3457, 12.345679, 12.345679, 12.3457, 12.3457),

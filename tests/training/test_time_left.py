@@ -1,7 +1,6 @@
 """When training stops, the time left until then, and what it shows: a bar, or lines."""
 
 import fcntl
-import json
 import os
 import re
 import struct
@@ -11,13 +10,13 @@ from contextlib import suppress
 from dataclasses import replace
 
 import pytest
-from conftest import command, tiny_config, tiny_values, write_toml
+from conftest import command, records, tiny_config, write_config
 
 from transformer_mt.checkpoints.checkpoint import Progress
 from transformer_mt.config.loading import parse_config
 from transformer_mt.system.console import show_messages
 from transformer_mt.training.run import train
-from transformer_mt.training.time_left import StepDisplay, reached_limit, steps_left
+from transformer_mt.training.time_left import StepDisplay, steps_left
 
 PROGRESS = Progress(step=7, epoch=1, epoch_step=3, validations_since_best=2)
 
@@ -27,21 +26,6 @@ COLUMNS = 80
 def config_of(train: dict[str, object], patience: int = 0):
     values = {"every": 5, "patience": patience}
     return parse_config({"data": {"path": "none"}, "train": train, "valid": values}, "tests")
-
-
-@pytest.mark.parametrize(
-    ("train", "patience", "limit"),
-    [
-        ({"max_steps": 7, "max_epochs": 1}, 2, "train.max_steps = 7"),
-        ({"max_epochs": 1, "max_minutes": 0.5}, 2, "train.max_epochs = 1"),
-        ({"max_minutes": 0.5}, 2, "train.max_minutes = 0.5"),
-        ({}, 2, "valid.patience = 2"),
-        ({"max_epochs": 2, "max_minutes": 0.51}, 3, None),
-    ],
-)
-def test_the_first_reached_limit_is_named(train, patience, limit):
-    """Sabotage: compare with < 0."""
-    assert reached_limit(config_of(train, patience), PROGRESS, 30.0) == limit
 
 
 @pytest.mark.parametrize(
@@ -105,7 +89,8 @@ def test_the_bar_at_a_terminal_of_80_columns(corpus_dir, tmp_path):
     diverges, because its text is the longest. Sabotage: give the bar all columns; write messages
     past the bar.
     """
-    values = tiny_values(
+    config = write_config(
+        tmp_path,
         corpus_dir,
         data__train="train[:900]",
         vocab__size=288,
@@ -114,7 +99,6 @@ def test_the_bar_at_a_terminal_of_80_columns(corpus_dir, tmp_path):
         train__max_epochs=1,
         train__max_steps=100_000,
     )
-    config = write_toml(tmp_path / "tiny.toml", values)
     output = run_at_terminal("train", config, "--run", tmp_path / "run")
     drawn = re.findall(r"[\r\n](\d+/\d+ [^\r\n]*)", output)
     assert len(drawn) > 3 and max(map(len, drawn)) <= COLUMNS - 4
@@ -146,10 +130,7 @@ def test_loss_is_shown_from_the_first_step_on(corpus_dir, tmp_path, monkeypatch,
         re.M,
     )
     assert lines == [str(step) for step in range(1, 15)]
-    seldom, shown = (
-        list(map(json.loads, (tmp_path / name / "metrics.jsonl").read_text().splitlines()))
-        for name in ("seldom", "shown")
-    )
+    seldom, shown = (records(tmp_path / name) for name in ("seldom", "shown"))
     logged = [record["step"] for record in shown if record["kind"] == "train"]
     assert logged == [1, 2, 5, 6, 12, 14]
     for left, right in zip(seldom, shown, strict=True):

@@ -74,8 +74,6 @@ def build_values(corpus_dir: Path, **changes: object) -> dict[str, dict[str, obj
     defaults = {
         "train__max_steps": 100,
         "train__batch_tokens": 60,
-        "model__d_model": 16,
-        "model__d_ff": 32,
         "train__log_every": NEVER,
         "train__save_every": NEVER,
         "train__keep_last": 100,
@@ -85,7 +83,6 @@ def build_values(corpus_dir: Path, **changes: object) -> dict[str, dict[str, obj
 
 
 def build_config(corpus_dir: Path, **changes: object) -> Config:
-    """Gives the same as a configuration."""
     return parse_config(build_values(corpus_dir, **changes), "tests")
 
 

@@ -68,7 +68,7 @@ def test_outputs_end_at_the_limit_of_their_own_source(corpus_dir, tmp_path):
     greedy search.
     """
     options, lines = SearchOptions(3, 0.6, batch_tokens=1000), LINES[-20:]
-    layers = {"model__d_model": 16, "model__d_ff": 32, "model__n_heads": 2}
+    layers = {"model__n_heads": 2}
     train(tiny_config(corpus_dir, train__max_steps=0, **layers), tmp_path / "run")
     export(find_checkpoint(tmp_path / "run"), tmp_path / "out")
     expected, actual = transformer_mt.load(tmp_path / "run"), transformer_mt.load(tmp_path / "out")

@@ -2,7 +2,6 @@
 
 import contextlib
 import io
-import json
 import os
 import pty
 import re
@@ -15,7 +14,7 @@ import pytest
 from conftest import assert_one_error, command, copy_lines
 
 from transformer_mt import load
-from transformer_mt.translation.options import OutputOptions, SearchOptions
+from transformer_mt.translation.options import OutputOptions
 from transformer_mt.translation.prompt import translate_interactively
 
 LINES = copy_lines(10, 4)
@@ -26,7 +25,6 @@ SECONDS = 120.0
 
 @pytest.fixture(scope="module")
 def model(copy_run):
-    """Gives a model that copies."""
     return load(copy_run)
 
 
@@ -120,15 +118,6 @@ def test_lines_from_a_stream(model, monkeypatch, capsys):
         out, err = capsys.readouterr()
         assert out == f"de> {model.translate(LINES[:1])[0]}\nde> "
         assert err.startswith("Type a sentence.")
-
-
-def test_lines_are_numbered_from_the_first(model, monkeypatch, capsys):
-    """As in the output of a file, with as many translations."""
-    monkeypatch.setattr("sys.stdin", io.StringIO("ab\ncd\n"))
-    options = OutputOptions(n_best=2, format="jsonl")
-    translate_interactively(model.translator(SearchOptions(2)), "de", options)
-    rows = [json.loads(row) for row in re.findall(r"{.*}", capsys.readouterr().out)]
-    assert [(row["line"], row["rank"]) for row in rows] == [(1, 1), (1, 2), (2, 1), (2, 2)]
 
 
 def test_lines_are_edited_and_recalled(copy_run, terminal):

@@ -29,13 +29,11 @@ TEXT = "".join(f"{line}\n" for line in LINES).encode()
 
 @pytest.fixture
 def translate(untrained_run, call):
-    """Runs `translate` in this process."""
     return lambda *arguments, **options: call("translate", untrained_run, *arguments, **options)
 
 
 @pytest.fixture
 def source(tmp_path) -> Path:
-    """Gives a file to translate."""
     (tmp_path / "in.de").write_bytes(TEXT)
     return tmp_path / "in.de"
 
@@ -132,6 +130,18 @@ def test_an_output_in_use(translate, source, no_model, tmp_path):
         message = f"error: {tmp_path}/out: process {os.getpid()} is writing it;"
         assert done.code == 2 and done.err.splitlines()[-1].startswith(message)
     assert os.listdir(tmp_path) == ["in.de"]
+
+
+@pytest.mark.parametrize("variable", ["TORCHELASTIC_RESTART_COUNT", "GROUP_WORLD_SIZE"])
+def test_a_stream_is_not_read_on_after_a_restart(
+    translate, source, no_model, monkeypatch, variable
+):
+    """Lines that a lost process had read would be missing; several launchers count separately.
+
+    Sabotage: ask for one of the variables alone.
+    """
+    monkeypatch.setenv(variable, "2")
+    assert_one_error(translate(stdin=source), "were restarted, cannot translate a stream, since it")
 
 
 def test_many_files(translate, source, tmp_path):

@@ -48,7 +48,6 @@ def other_run(copy_run, tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def translator(copy_run) -> Translator:
-    """Gives a translator that copies."""
     return load(copy_run)
 
 

@@ -16,7 +16,7 @@ import pytest
 from conftest import copy_lines, run_program
 from launch import (
     ENVIRONMENT,
-    STOP_AT,
+    FAULTY,
     children,
     exit_codes,
     launch,
@@ -32,7 +32,9 @@ CHUNK, LONG_CHUNK, KILLS = 16, 500, 4
 
 def alone(*arguments: object, chunk: int = CHUNK) -> subprocess.CompletedProcess[bytes]:
     """Runs the program in one process of one thread."""
-    done = fork_server.run([sys.executable, STOP_AT, chunk, *arguments], env=ENVIRONMENT)
+    done = fork_server.run(
+        [sys.executable, FAULTY, "chunks", 0, chunk, *arguments], env=ENVIRONMENT
+    )
     assert done.returncode == 0, done.stderr
     return done
 
@@ -64,17 +66,14 @@ def long_text(copy_run, tmp_path_factory) -> tuple[Path, bytes]:
     return folder / "in.de", (folder / "one").read_bytes()
 
 
-@pytest.mark.parametrize(
-    ("world_size", "name"),
-    [(2, "copy"), (2, "exported"), pytest.param(3, "copy", marks=pytest.mark.slow)],
-)
-def test_output_of_several_processes(exported_run, texts, tmp_path, world_size, name):
+@pytest.mark.parametrize("name", ["copy", "exported"])
+def test_output_of_several_processes(exported_run, texts, tmp_path, name):
     """Is byte-equal to that of one, and each message comes once."""
     model = exported_run.with_name(name)
     arguments = ("translate", model, "--beam-size", 2, "--scores", *texts)
     alone(*arguments, tmp_path / "one")
     program = with_chunks_of(CHUNK)
-    done = launch(world_size, *arguments, tmp_path / "many", program=program)
+    done = launch(2, *arguments, tmp_path / "many", program=program)
     assert done.returncode == 0, done.stderr
     for name in ("a.en.gz", "b.en"):
         one, many = ((tmp_path / folder / name).read_bytes() for folder in ("one", "many"))
@@ -198,46 +197,3 @@ def test_workers_killed_again_and_again(copy_run, long_text, tmp_path):
     assert stderr.count("continuing after") == KILLS
     assert (tmp_path / "out").read_bytes() == expected
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGKILL])
-def test_a_launcher_that_is_stopped(copy_run, long_text, tmp_path, signum):
-    """Keeps what is finished, says so once, and one process alone continues.
-
-    Sabotage: report the peer that obeyed its own signal as lost.
-    """
-    source, expected = long_text
-    arguments = to_file(copy_run, source, tmp_path / "out")
-    process = start(2, *arguments, program=with_chunks_of(LONG_CHUNK))
-    wait_for_chunks(tmp_path / ".out.state", 4, process)
-    process.send_signal(signum)
-    _, stderr = process.communicate(timeout=30)
-    [message] = messages(stderr)
-    if signum == signal.SIGKILL:
-        assert "the launcher has ended" in message
-    else:
-        assert message.startswith("warning: stopped: ") and "finished lines are kept" in message
-    assert b"continuing after" in alone(*arguments, chunk=LONG_CHUNK).stderr
-    assert (tmp_path / "out").read_bytes() == expected
-
-
-@pytest.mark.slow
-def test_a_stream_is_not_read_on_after_a_restart(copy_run, long_text, tmp_path):
-    """Lines that a lost process had read would be missing. Sabotage: go on."""
-    source, expected = long_text
-    with source.open() as file, (tmp_path / "out").open("w") as output:
-        process = start(
-            2,
-            *("translate", copy_run, "--quiet"),
-            options=("--max-restarts", 3),
-            program=with_chunks_of(LONG_CHUNK),
-            stdin=file,
-            stdout=output,
-        )
-        wait_until(lambda: (tmp_path / "out").stat().st_size > 0, process)
-        os.kill(children(process)[1], signal.SIGKILL)
-        _, stderr = process.communicate(timeout=120)
-    assert process.returncode == 1
-    assert "processes that were restarted, cannot translate a stream" in stderr
-    assert expected.startswith((tmp_path / "out").read_bytes())

@@ -247,21 +247,6 @@ def test_processes_share_the_batches(vocab):
     assert counts == [2, 2, 1]
 
 
-def test_when_there_are_scores(vocab):
-    """A beam size of 1 gives them if asked to; greedy search alone does not."""
-
-    def translate(options: SearchOptions) -> list[Translation]:
-        return build_translator(vocab, options).n_best(["abc"])[0]
-
-    [greedy] = translate(SearchOptions())
-    [scored] = translate(SearchOptions(1, with_scores=True))
-    assert math.isnan(greedy.score) and scored.score < 0 and scored.text == greedy.text
-    beam = translate(SearchOptions(2))
-    assert beam[0].score >= scored.score - 1e-5 and len(beam) == 2
-    unpenalised = translate(SearchOptions(2, length_penalty=0.0))
-    assert unpenalised[0].score != pytest.approx(beam[0].score)
-
-
 def test_limits_of_the_options(vocab):
     """Beam sizes from 1 to half the vocabulary; penalties from 0 to 10.
 

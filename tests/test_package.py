@@ -1,6 +1,7 @@
-"""The built sdist and wheel contain what they need."""
+"""The source and the packages built from it: the recorded commit, what they contain."""
 
 import os
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -8,6 +9,35 @@ import zipfile
 from pathlib import Path
 
 import pytest
+
+from transformer_mt import version
+
+
+def test_the_commit_is_that_of_the_package(tmp_path):
+    """A repository that merely surrounds a copy says nothing; edits and new files are told."""
+
+    def git(*words: str) -> str:
+        identity = ("-c", "user.name=a", "-c", "user.email=a@b.c")
+        command = ["git", "-C", str(tmp_path), *identity, *words]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+    package = tmp_path / "package"
+    package.mkdir()
+    shutil.copy(version.__file__, package)
+    (tmp_path / "README.md").touch()
+    assert version.describe_commit(package) == "unknown"
+    git("init", "-q"), git("add", "README.md"), git("commit", "-qm", "surrounds")
+    assert version.describe_commit(package) == "unknown"
+    git("add", "."), git("commit", "-qm", "holds")
+    commit = git("rev-parse", "--short", "HEAD")
+    (tmp_path / "README.md").write_text("changed")
+    assert version.describe_commit(package) == commit
+    (package / "new.py").touch()
+    assert version.describe_commit(package) == f"{commit} with uncommitted changes"
+    (package / "new.py").unlink()
+    (package / "version.py").write_text("")
+    assert version.describe_commit(package) == f"{commit} with uncommitted changes"
+
 
 ROOT = Path(__file__).parents[1]
 
