@@ -12,7 +12,6 @@ from conftest import HOSTILE_JSON, assert_one_error, records, tiny_config
 from drawn import overlapping
 
 from transformer_mt.checkpoints.evaluations import read_evaluations
-from transformer_mt.checkpoints.metrics import RunMetrics, read_metrics
 from transformer_mt.checkpoints.run_directory import find_checkpoint, list_checkpoints
 from transformer_mt.cli.program import main
 from transformer_mt.errors import CheckpointError
