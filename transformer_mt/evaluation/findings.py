@@ -87,14 +87,14 @@ def too_few_steps(metrics: RunMetrics, warmup_steps: int) -> str | None:
         if before - after < PERPLEXITY_CHANGE * math.log2(end / first):
             return None
         return (
-            f"too few steps: {name} perplexity still fell from {math.exp(before):,.2f} at step"
-            f" {first} to {math.exp(after):,.2f} at step {end}; {advice}"
+            f"too few steps: {name} perplexity still fell from {_perplexity(before)} at step"
+            f" {first} to {_perplexity(after)} at step {end}; {advice}"
         )
     return None
 
 
 def overfitting(metrics: RunMetrics) -> str | None:
-    """Finds a validation perplexity that has risen again while the training loss was finite."""
+    """Finds a validation perplexity that has risen again."""
     points = _finite(metrics, "valid")
     if not points:
         return None
@@ -102,8 +102,8 @@ def overfitting(metrics: RunMetrics) -> str | None:
     if loss < lowest + PERPLEXITY_CHANGE:
         return None
     return (
-        f"overfitting: validation perplexity rose from {math.exp(lowest):,.2f} at step {best} to"
-        f" {math.exp(loss):,.2f} at step {last}; add text, raise model.dropout, choose smaller"
+        f"overfitting: validation perplexity rose from {_perplexity(lowest)} at step {best} to"
+        f" {_perplexity(loss)} at step {last}; add text, raise model.dropout, choose smaller"
         " sizes, or stop earlier with valid.patience"
     )
 
@@ -112,6 +112,10 @@ def _finite(metrics: RunMetrics, kind: str) -> list[tuple[float, float]]:
     """Lists steps and losses without label smoothing, in nats per token, where they are finite."""
     points = zip(*metrics.series(kind, "nll"), strict=True)
     return [(step, nll) for step, nll in points if math.isfinite(nll)]
+
+
+def _perplexity(nll: float) -> str:
+    return f"{math.exp(min(nll, 700)):.3g}"  # more is beyond the range of a float
 
 
 def unknown_pieces(name: str, share: float) -> str | None:
