@@ -202,9 +202,9 @@ def train_loop(task: Task) -> Trained:
         rows = [torch.tensor([*ids, EOS_ID]) for ids in vocab.src.encode(lines)]
         src = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=PAD_ID)
         ids = model.eval().translate(src, src.size(1) + 5)
-        return [
-            vocab.tgt.decode([i for i in row if i not in (PAD_ID, EOS_ID)]) for row in ids.tolist()
-        ]
+        return vocab.tgt.decode(
+            [[i for i in row if i not in (PAD_ID, EOS_ID)] for row in ids.tolist()]
+        )
 
     step, curve, steps = tutorial(model, pairs, batch), [], 0
     began, seconds = time.monotonic(), task.minutes * 60

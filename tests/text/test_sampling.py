@@ -88,8 +88,8 @@ def test_every_segmentation_decodes_to_the_same_text(vocab):
     sampled = sample(pairs, vocab)
     changed = 0
     for (src, tgt), (new_src, new_tgt) in zip(rows(pairs), rows(sampled), strict=True):
-        assert vocab.src.decode(new_src) == vocab.src.decode(src)
-        assert vocab.tgt.decode(new_tgt) == vocab.tgt.decode(tgt)
+        assert vocab.src.decode([new_src]) == vocab.src.decode([src])
+        assert vocab.tgt.decode([new_tgt]) == vocab.tgt.decode([tgt])
         changed += src != new_src
     assert changed > 0.5 * len(lines)
     assert sampled.src.ids.dtype == pairs.src.ids.dtype
@@ -113,7 +113,7 @@ def test_a_word_with_an_unknown_piece_keeps_its_segmentation():
     two_words = len(vocab.src.encode(["abé <ab>cd"])[0])
     assert UNK_ID in plain and "<ab>" in vocab.src.pieces(plain[:two_words])
     assert drawn[:two_words] == plain[:two_words]
-    assert len(drawn) > len(plain) and vocab.tgt.decode(drawn) == vocab.tgt.decode(plain)
+    assert len(drawn) > len(plain) and vocab.tgt.decode([drawn]) == vocab.tgt.decode([plain])
 
 
 def hand_made_vocabulary(kind: str) -> object:

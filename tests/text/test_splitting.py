@@ -26,7 +26,7 @@ def vocab() -> Vocabulary:
 def split(vocab, line: str, statistics=None, max_length=None, data_max_length=12) -> list[str]:
     data = DataConfig(path="none", max_length=data_max_length)
     [parts] = LineSplitter(vocab.src, data, statistics, max_length).split([line])
-    return [vocab.src.decode(ids) for ids in parts]
+    return vocab.src.decode(parts)
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,7 @@ def test_any_text_comes_back_with_white_space_folded(vocab, text):
     Characters without a piece are encoded as bytes, so that no id is a special one.
     """
     (ids,) = vocab.src.encode([text])
-    assert vocab.tgt.decode(ids) == fold_whitespace(text)
+    assert vocab.tgt.decode([ids]) == [fold_whitespace(text)]
     assert all(i > 3 for i in ids)
 
 
@@ -51,7 +51,9 @@ def test_a_hypothesis_is_one_line(vocab):
     byte_ids = [4 + ord(character) for character in "\n\r\t"]
     assert vocab.src.pieces(byte_ids) == ["<0x0A>", "<0x0D>", "<0x09>"]
     (ids,) = vocab.tgt.encode(["ab"])
-    assert vocab.tgt.decode([*ids, *byte_ids, *ids]).split(" ") == ["ab", "", "", "", "ab"]
+    assert (
+        vocab.tgt.decode([[*ids, *byte_ids, *ids]]) == ["ab    ab"] and vocab.tgt.decode([]) == []
+    )
 
 
 def test_vocabularies_that_cannot_be_used(tmp_path):
@@ -106,7 +108,7 @@ def test_words_and_characters():
     characters = learn(kind="char")
     assert characters.src.size == 4 + 1 + len(ALPHABET)
     (ids,) = characters.tgt.encode(["abc xyz"])
-    assert len(ids) == 8 and characters.tgt.decode(ids) == "abc xyz"
+    assert len(ids) == 8 and characters.tgt.decode([ids]) == ["abc xyz"]
 
 
 def learn_elsewhere(text: list[str], **options: object) -> bytes:
@@ -147,8 +149,8 @@ def test_a_vocabulary_with_other_special_ids(tmp_path, kind, special):
     text = [*lines(1), "日本 ab", ""]
     rows = vocab.encode(text)
     assert [vocab.pieces(row) for row in rows] == processor.encode(text, out_type=str)
-    assert [vocab.decode(row) for row in rows] == text and min(map(min, rows[:-1])) > 3
-    assert vocab.decode([0, 2, *rows[0], 3]) == text[0]  # a model may produce any id
+    assert vocab.decode(rows) == text and min(map(min, rows[:-1])) > 3
+    assert vocab.decode([[0, 2, *rows[0], 3]]) == text[:1]  # a model may produce any id
     table = vocab.table()
     assert table.kind == kind and table.texts[:4] == [""] * 4
     assert all(text in ("", piece) for text, piece in zip(table.texts, pieces, strict=True))

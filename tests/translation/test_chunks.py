@@ -7,6 +7,7 @@ import os
 import threading
 import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
+from itertools import chain, pairwise
 from types import SimpleNamespace
 
 import pytest
@@ -52,6 +53,11 @@ class Reverser:
         return [
             [Translation(line[::-1], -1.0, min(len(line), 1) + (line == "abcd"))] for line in lines
         ]
+
+    def translate_chunks(self, chunks, advance):
+        """Takes a chunk before it has translated the one before it."""
+        for lines, _ in pairwise(chain(chunks, [[]])):
+            yield self.n_best(lines, advance)
 
 
 def translate(world_size: int, source, output, options=JSONL, fingerprint=None) -> list[int]:
@@ -164,15 +170,16 @@ def test_what_is_reported(tmp_path, caplog):
 
 
 def test_what_is_written_for_a_line():
-    """Text, with the score in four digits before a tab, or objects; `n_best` of each."""
+    """Text, with the score in four digits before a tab, or objects."""
     ranked = [
         [Translation("x y", -1.23456), Translation("ä", math.nan, 2, True)],
         [Translation("", 0), Translation("", 0)],
     ]
-    assert format_lines(ranked, 7, OutputOptions()) == "x y\n\n"
-    scored = OutputOptions(n_best=2, with_scores=True)
+    best = [[first] for first, _ in ranked]
+    assert format_lines(best, 7, OutputOptions()) == "x y\n\n"
+    scored = OutputOptions(with_scores=True)
     assert format_lines(ranked, 7, scored) == "-1.2346\tx y\nnan\tä\n0.0000\t\n0.0000\t\n"
-    jsonl = OutputOptions(n_best=2, format="jsonl")
+    jsonl = OutputOptions(format="jsonl")
     assert format_lines(ranked[:1], 7, jsonl) == (
         '{"line": 7, "rank": 1, "score": -1.23456, "text": "x y", "parts": 1, "status": "ok"}\n'
         '{"line": 7, "rank": 2, "score": null, "text": "ä", "parts": 2, "status": "cut"}\n'

@@ -14,7 +14,6 @@ from transformer_mt.checkpoints.exported import load_exported, write_record
 from transformer_mt.checkpoints.run_directory import find_checkpoint
 from transformer_mt.errors import CheckpointError, ConfigError, DataError
 from transformer_mt.training.run import train
-from transformer_mt.translation.ctranslate2_runtime import CTranslate2Runtime
 from transformer_mt.translation.export import export
 from transformer_mt.translation.options import SearchOptions
 from transformer_mt.translation.translator import Translator
@@ -49,8 +48,8 @@ def assert_same(expected, actual, options: SearchOptions, lines=LINES) -> None:
     [
         SearchOptions(),
         SearchOptions(with_scores=True),
-        SearchOptions(3, 0.0, batch_tokens=60),
-        SearchOptions(4, 1.0),
+        SearchOptions(3, 0.0, n_best=3, batch_tokens=60),
+        SearchOptions(4, 1.0, n_best=2),
     ],
 )
 def test_it_translates_as_pytorch_does(models, options):
@@ -67,7 +66,7 @@ def test_outputs_end_at_the_limit_of_their_own_source(corpus_dir, tmp_path):
     Sabotage: the limit of the longest source for all; cut the hypotheses of beam search; none of
     greedy search.
     """
-    options, lines = SearchOptions(3, 0.6, batch_tokens=1000), LINES[-20:]
+    options, lines = SearchOptions(3, 0.6, n_best=3, batch_tokens=1000), LINES[-20:]
     layers = {"model__n_heads": 2}
     train(tiny_config(corpus_dir, train__max_steps=0, **layers), tmp_path / "run")
     export(find_checkpoint(tmp_path / "run"), tmp_path / "out")
@@ -96,16 +95,16 @@ def test_it_resumes(exported_run, tmp_path, call, monkeypatch):
     source.write_text("".join(f"{line}\n" for line in copy_lines(50, 3)))
     monkeypatch.setattr(Translator, "chunk_lines", 10)
     expected = call(*arguments, source).out
-    decode, calls = CTranslate2Runtime.decode, []
+    detokenize, calls = Translator._detokenize, []
 
     def failing(*args):
         calls.append(args)
         if len(calls) == 3:
             raise MemoryError
-        return decode(*args)
+        return detokenize(*args)
 
     with monkeypatch.context() as patch:
-        patch.setattr(CTranslate2Runtime, "decode", failing)
+        patch.setattr(Translator, "_detokenize", failing)
         stopped = call(*arguments, source, "--output", tmp_path / "out")
     assert_one_error(stopped, "out of memory")
     export(find_checkpoint(exported_run.parent / "copy"), tmp_path / "int8", "int8")
@@ -114,7 +113,7 @@ def test_it_resumes(exported_run, tmp_path, call, monkeypatch):
     (tmp_path / "out").unlink()
     calls.clear()
     with monkeypatch.context() as patch:
-        patch.setattr(CTranslate2Runtime, "decode", failing)
+        patch.setattr(Translator, "_detokenize", failing)
         call(*arguments, source, "--output", tmp_path / "out")
     done = call(*arguments, source, "--output", tmp_path / "out")
     assert "continuing after 20" in done.err and (tmp_path / "out").read_bytes() == expected

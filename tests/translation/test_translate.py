@@ -108,8 +108,8 @@ def test_options_reach_the_translation(call, monkeypatch):
     )
     assert call("translate", *options.split()).code == 0
     files = FileOptions([Path("a")], Path("b"))
-    load, search = LoadOptions("cpu", "bf16", 9, True), SearchOptions(4, 2.0, True, 7)
-    expected = TranslateOptions(load, search, OutputOptions(3, True, "jsonl"))
+    load, search = LoadOptions("cpu", "bf16", 9, True), SearchOptions(4, 2.0, True, 3, 7)
+    expected = TranslateOptions(load, search, OutputOptions(True, "jsonl"))
     assert taken == [([Path("run"), Path("other")], files, expected)]
 
 

@@ -61,11 +61,11 @@ def load(*paths: Path, search: SearchOptions = DEFAULT_SEARCH, **options) -> Tra
 def test_batches_and_threads_change_nothing(copy_run, beam_size):
     """The same text and scores however many lines are decoded together, and batches at once."""
     torch.set_num_threads(1)
-    search = SearchOptions(beam_size, with_scores=True)
+    search = SearchOptions(beam_size, with_scores=True, n_best=beam_size)
     expected = load(copy_run, search=search).n_best(LINES)
     for threads, batch_tokens in ((1, 100_000), (3, 40), (3, 1)):
         torch.set_num_threads(threads)
-        search = SearchOptions(beam_size, with_scores=True, batch_tokens=batch_tokens)
+        search = replace(search, batch_tokens=batch_tokens)
         actual = load(copy_run, search=search).n_best(LINES)
         for expected_line, line in zip(expected, actual, strict=True):
             assert [t.text for t in expected_line] == [t.text for t in line]

@@ -77,7 +77,7 @@ def splitter(vocab: Vocabulary, max_length: int = 50) -> LineSplitter:
 
 
 def texts(vocab: Vocabulary, rows: list[list[int]]) -> list[str]:
-    return [vocab.tgt.decode(row) for row in rows]
+    return vocab.tgt.decode(rows)
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_output_is_at_most_fifty_pieces_longer(vocab, monkeypatch, options):
 
     Sabotage: allow 40 or 51; take the limit of the longest line for all; call none of them cut.
     """
-    monkeypatch.setattr(vocab.tgt, "decode", lambda ids: " ".join(map(str, ids)))
+    monkeypatch.setattr(vocab.tgt, "decode", lambda rows: [" ".join(map(str, row)) for row in rows])
     lines = ["a", "bcdef", "abcdefghijkl"]
     runtime = PyTorchRuntime(RecordingModel(vocab, ends=False))
     outputs = Translator(runtime, vocab, splitter(vocab), options).translate(lines)
@@ -104,7 +104,7 @@ def test_a_split_line_joins_its_parts(vocab):
 
     Sabotage: average the scores; count the parts.
     """
-    options = SearchOptions(3, with_scores=True)
+    options = SearchOptions(3, with_scores=True, n_best=3)
     lines = ["kl", "", "ab cd. ef gh ij", "mno", "  ", "ab cd. ef gh ij"]
     advances: list[int] = []
     translator = build_translator(vocab, options, max_length=12)

@@ -156,7 +156,7 @@ def translate(
     n_best: Annotated[
         int,
         file_option("N", "Translations per line, the best first; at most the beam size.", min=1),
-    ] = OutputOptions.n_best,
+    ] = SearchOptions.n_best,
     scores: Annotated[
         bool, flag("Write score and tab before each translation.", "--scores", group=FILES)
     ] = False,
@@ -201,8 +201,8 @@ def translate(
         raise ConfigError(f"{len(inputs)} times --input needs --output-dir")
     with_scores = scores or format_ == "jsonl"
     penalty = _require_effect(length_penalty, beam_size, with_scores)
-    search = SearchOptions(beam_size, penalty, with_scores, batch_tokens)
-    written = OutputOptions(n_best, scores, format_)
+    search = SearchOptions(beam_size, penalty, with_scores, n_best, batch_tokens)
+    written = OutputOptions(scores, format_)
     options = TranslateOptions(LoadOptions(device, precision, max_length, raw), search, written)
     from transformer_mt.translation import run as runs
 

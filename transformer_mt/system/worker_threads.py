@@ -2,9 +2,9 @@
 
 import functools
 from collections import deque
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
-from itertools import islice
+from itertools import chain, islice
 from threading import Event
 from typing import TypeVar
 
@@ -35,7 +35,7 @@ class WorkerThreads:
         return ThreadPoolExecutor(count_workers(MAX_WORKERS))
 
     def map(
-        self, function: Callable[[Item, Callable[[], None]], Result], items: Sequence[Item]
+        self, function: Callable[[Item, Callable[[], None]], Result], items: Iterable[Item]
     ) -> Generator[Result]:
         """Applies a function to items, several at once, and yields the results in order.
 
@@ -44,11 +44,13 @@ class WorkerThreads:
                 an exception once the result is no longer needed.
             items: If there is only one, the calling thread computes it.
 
-        Only a few results are computed in advance. If the iterator is closed or an exception is
-        raised in it, the workers are stopped first.
+        Only a few items are taken, and results computed, in advance. If the iterator is closed or
+        an exception is raised in it, the workers are stopped first.
         """
         threads, cancelled = torch.get_num_threads(), Event()
-        workers = count_workers(len(items))
+        items = iter(items)
+        first = list(islice(items, MAX_WORKERS + 1))
+        remaining, workers = chain(first, items), count_workers(len(first))
 
         def raise_if_cancelled() -> None:
             if cancelled.is_set():
@@ -59,9 +61,9 @@ class WorkerThreads:
             return function(item, raise_if_cancelled)
 
         if workers <= 1:
-            yield from (function(item, raise_if_cancelled) for item in items)
+            yield from (function(item, raise_if_cancelled) for item in remaining)
             return
-        remaining, pending = iter(items), deque[Future[Result]]()
+        pending = deque[Future[Result]]()
         try:
             # One item more than workers, so that none is idle; later items are not begun.
             for item in islice(remaining, workers + 1):

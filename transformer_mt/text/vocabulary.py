@@ -24,8 +24,6 @@ SHARED = "vocab.model"
 """File name of a vocabulary that both languages share."""
 _SPM_LOG_INFO, _SPM_LOG_ERROR = 0, 2
 
-_LINE_BREAKS = str.maketrans("\n\r\t", "   ")
-
 WORD_MARK = "▁"
 """Stands for the space before a word, at the beginning of the word's first piece."""
 
@@ -136,11 +134,11 @@ class SentencePieceModel:
             rows = self._processor.encode(replaced, num_threads=-1)
         return [[self._ids[i] for i in row] for row in rows]
 
-    def decode(self, ids: Sequence[int]) -> str:
-        """Decodes ids into one line of text: spaces replace line breaks and tabs of byte pieces."""
-        model_ids = [self._model_ids[i] for i in ids]
-        text = self._processor.decode([i for i in model_ids if i >= 0])
-        return str(text).translate(_LINE_BREAKS)
+    def decode(self, rows: Sequence[Sequence[int]]) -> list[str]:
+        """Decodes ids into lines: spaces replace line breaks and tabs of byte pieces."""
+        model_ids = [[id_ for i in row if (id_ := self._model_ids[i]) >= 0] for row in rows]
+        texts = self._processor.decode(model_ids) if model_ids else []
+        return [text.replace("\n", " ").replace("\r", " ").replace("\t", " ") for text in texts]
 
     def pieces(self, ids: Sequence[int]) -> list[str]:
         """Converts ids to pieces; the first piece of a word begins with `▁`."""

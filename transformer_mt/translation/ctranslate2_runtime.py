@@ -4,12 +4,11 @@ import importlib.util
 import logging
 import math
 import os
-import time
 from collections import deque
 from collections.abc import Generator, Iterable, Sequence
-from dataclasses import dataclass
+from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import groupby, islice
-from typing import Any
+from operator import itemgetter
 
 from transformer_mt.checkpoints.exported import ExportedModel
 from transformer_mt.errors import CheckpointError, ConfigError, DataError, DeviceError
@@ -25,8 +24,6 @@ logger = logging.getLogger(__name__)
 
 BATCH_TOKENS = {"cpu": 2048, "cuda": 16384}
 """Default of `SearchOptions.batch_tokens`."""
-_SECONDS_BETWEEN_LOOKS = 0.002
-"""While the main thread waits inside CTranslate2, Python would handle no signals."""
 _EXPONENTS = 1e-6, 3.0
 """Limits on the exponent of CTranslate2's length penalty: with 0 it ends a search early, and with
 a large one the sums that are computed from its scores lose digits."""
@@ -62,7 +59,12 @@ class CTranslate2Runtime:
         self.device_type = _choose_device(options.device, ctranslate2.get_cuda_device_count())
         self.precision = f"CTranslate2 {model.record.quantization}"
         self.batch_tokens = BATCH_TOKENS[self.device_type]
-        self._threads = count_threads() if self.device_type == "cpu" else 1
+        threads = count_threads() if self.device_type == "cpu" else 1
+        # Twice as many batches as threads are begun, so that none waits until the results of its
+        # last one have been read.
+        self._waiting_threads = 2 * threads
+        # They wait for CTranslate2: in the main thread, Python would handle no signals meanwhile.
+        self._pool = ThreadPoolExecutor(self._waiting_threads)
         self._positions = model.record.positions
         self._src_tokens, self._tgt_tokens = vocabulary_tokens(model.vocab)
         self._tgt_ids = {token: i for i, token in enumerate(self._tgt_tokens)}
@@ -78,7 +80,7 @@ class CTranslate2Runtime:
                 str(model.path),
                 self.device_type,
                 device_index=local_rank if self.device_type == "cuda" else 0,
-                inter_threads=self._threads,
+                inter_threads=threads,
                 intra_threads=1,
                 compute_type=compute_type,
             )
@@ -90,40 +92,59 @@ class CTranslate2Runtime:
         return f"{self.precision} on {self.device_type}"
 
     def decode(
-        self, batches: Sequence[Sequence[Sequence[int]]], options: SearchOptions
+        self, batches: Iterable[Sequence[Sequence[int]]], options: SearchOptions
     ) -> Generator[list[list[Hypothesis]]]:
         """Decodes a batch per thread; see `Runtime`."""
-        remaining = iter(batches)
-        # Twice as many as threads, so that none waits until the main thread has read its results.
-        first = list(islice(remaining, 2 * self._threads))
-        pending = deque(self._start(batch, options) for batch in first)
-        while pending:
-            search = pending.popleft()
-            found = search.wait()
-            pending.extend(self._start(batch, options) for batch in islice(remaining, 1))
-            if options.with_scores or options.beam_size > 1:
-                self._repeat_longer(search.sources, found, options)
-            yield [
-                self._rank(hypotheses, len(ids) + EXTRA_LENGTH, options.length_penalty)
-                for ids, hypotheses in zip(search.sources, found, strict=True)
-            ]
+        remaining, pending = iter(batches), deque[Future[list[list[Hypothesis]]]]()
+        try:
+            for batch in islice(remaining, self._waiting_threads):
+                pending.append(self._pool.submit(self._decode_batch, batch, options))
+            while pending:
+                hypotheses = pending.popleft().result()
+                for batch in islice(remaining, 1):
+                    pending.append(self._pool.submit(self._decode_batch, batch, options))
+                yield hypotheses
+        finally:
+            for future in pending:
+                future.cancel()
 
-    def _start(self, sources: Sequence[Sequence[int]], options: SearchOptions) -> "_Search":
-        """Begins to decode a batch; outputs have the length limit of its longest source."""
+    def _decode_batch(
+        self, sources: Sequence[Sequence[int]], options: SearchOptions
+    ) -> list[list[Hypothesis]]:
+        has_scores = options.with_scores or options.beam_size > 1
+        found = self._search(sources, options, has_scores)
+        if has_scores:
+            self._repeat_longer(sources, found, options)
+        return [
+            self._rank(hypotheses, len(ids) + EXTRA_LENGTH, options)
+            for ids, hypotheses in zip(sources, found, strict=True)
+        ]
+
+    def _search(
+        self, sources: Sequence[Sequence[int]], options: SearchOptions, has_scores: bool = True
+    ) -> list[list[_Found]]:
+        """Decodes a batch; outputs have the length limit of its longest source."""
         exponent = _exponent(sources, options.length_penalty)
-        started = self._translator.translate_batch(
+        results = self._translator.translate_batch(
             _tokens(sources, self._src_tokens),
-            asynchronous=True,
             beam_size=options.beam_size,
             num_hypotheses=options.beam_size,
             length_penalty=exponent,
-            return_scores=options.with_scores or options.beam_size > 1,
+            return_scores=has_scores,
             return_end_token=True,
             max_input_length=0,
             max_decoding_length=max(map(len, sources)) + EXTRA_LENGTH,
             min_decoding_length=0,
         )
-        return _Search(sources, exponent, started)
+        return [
+            [
+                (tokens, score * len(tokens) ** exponent)
+                for tokens, score in zip(
+                    result.hypotheses, result.scores or [math.nan], strict=True
+                )
+            ]
+            for result in results
+        ]
 
     def _repeat_longer(
         self, sources: Sequence[Sequence[int]], found: list[list[_Found]], options: SearchOptions
@@ -137,18 +158,22 @@ class CTranslate2Runtime:
         longer.sort(key=lambda i: len(sources[i]))
         for _, rows in groupby(longer, key=lambda i: len(sources[i])):
             again = list(rows)
-            results = self._start([sources[i] for i in again], options).wait()
+            results = self._search([sources[i] for i in again], options)
             for i, hypotheses in zip(again, results, strict=True):
                 found[i] = hypotheses
 
-    def _rank(self, found: list[_Found], limit: int, alpha: float) -> list[Hypothesis]:
-        """Sorts the hypotheses of a source as our own search does."""
+    def _rank(self, found: list[_Found], limit: int, options: SearchOptions) -> list[Hypothesis]:
+        """Gives the best hypotheses of a source in the order of our own search."""
+        scored = [
+            (total / length_penalty(len(tokens), options.length_penalty), tokens)
+            for tokens, total in found
+        ]
+        scored.sort(key=itemgetter(0), reverse=True)
         hypotheses = []
-        for tokens, total in found:
+        for score, tokens in scored[: options.n_best]:
             ids = [self._tgt_ids[token] for token in tokens[:limit]]
-            ids = ids[:-1] if ids[-1:] == [EOS_ID] else ids
-            hypotheses.append(Hypothesis(ids, total / length_penalty(len(tokens), alpha)))
-        return sorted(hypotheses, key=lambda hypothesis: -hypothesis.score)
+            hypotheses.append(Hypothesis(ids[:-1] if ids[-1:] == [EOS_ID] else ids, score))
+        return hypotheses
 
     def score(
         self, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]
@@ -172,29 +197,6 @@ class CTranslate2Runtime:
             max_input_length=0,
         )
         return [math.fsum(result.log_probs) for result in results]
-
-
-@dataclass(frozen=True)
-class _Search:
-    """A batch that CTranslate2 decodes, with the exponent of its own length penalty."""
-
-    sources: Sequence[Sequence[int]]
-    exponent: float
-    started: list[Any]
-
-    def wait(self) -> list[list[_Found]]:
-        """Waits for the hypotheses of each source; their sums are NaN from greedy search."""
-        while not all(each.done() for each in self.started):
-            time.sleep(_SECONDS_BETWEEN_LOOKS)
-        return [
-            [
-                (tokens, score * len(tokens) ** self.exponent)
-                for tokens, score in zip(
-                    result.hypotheses, result.scores or [math.nan], strict=True
-                )
-            ]
-            for result in (each.result() for each in self.started)
-        ]
 
 
 def _exponent(sources: Sequence[Sequence[int]], alpha: float) -> float:

@@ -26,6 +26,7 @@ class SearchOptions:
         beam_size: Hypotheses kept per sentence; 1 is greedy search.
         length_penalty: Exponent alpha of the length penalty of beam search.
         with_scores: Whether scores are needed; plain greedy search does not compute them.
+        n_best: Translations per line that are needed; at most the beam size.
         batch_tokens: Padded source positions of a batch times beam size; None is the
             default for the device.
     """
@@ -33,6 +34,7 @@ class SearchOptions:
     beam_size: int = 1
     length_penalty: float = 1.0
     with_scores: bool = False
+    n_best: int = 1
     batch_tokens: int | None = None
 
 
@@ -51,12 +53,10 @@ class OutputOptions:
     """What is written for each line.
 
     Attributes:
-        n_best: Translations per line, the best first; at most the beam size.
         with_scores: Whether text is preceded by the score and a tab; JSON always has a score.
         format: Lines of text, or one JSON object per translation.
     """
 
-    n_best: int = 1
     with_scores: bool = False
     format: OutputFormat = "text"
 

@@ -1,7 +1,7 @@
 """Decoding by PyTorch, with one model or an ensemble in the precision of its weights."""
 
 import math
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -67,7 +67,7 @@ class PyTorchRuntime:
         return f"{parameters / 1e6:.1f} million parameters, {self.precision} on {self.model.device}"
 
     def decode(
-        self, batches: Sequence[Sequence[Sequence[int]]], options: SearchOptions
+        self, batches: Iterable[Sequence[Sequence[int]]], options: SearchOptions
     ) -> Generator[list[list[Hypothesis]]]:
         """Decodes batches, on a CPU several at once; see `Runtime`."""
         decode = partial(self._decode_batch, options)
@@ -97,10 +97,11 @@ class PyTorchRuntime:
         max_lengths = copy_to_device(torch.tensor(limits), device)
         state = self.model.begin_decoding(src, max(limits))
         if options.beam_size == 1 and not options.with_scores:
-            found = greedy(next_logits, state, max_lengths, BOS_ID, EOS_ID)
-            return [[Hypothesis(ids, math.nan)] for ids in found]
+            rows_of_ids = greedy(next_logits, state, max_lengths, BOS_ID, EOS_ID)
+            return [[Hypothesis(ids, math.nan)] for ids in rows_of_ids]
         width, alpha = options.beam_size, options.length_penalty
-        return beam_search(next_logits, state, max_lengths, BOS_ID, EOS_ID, width, alpha)
+        found = beam_search(next_logits, state, max_lengths, BOS_ID, EOS_ID, width, alpha)
+        return [ranked[: options.n_best] for ranked in found]
 
     def score(
         self, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]

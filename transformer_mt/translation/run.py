@@ -6,8 +6,8 @@ Files and streams are translated chunk by chunk: read, translated by all process
 import logging
 import sys
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Generator, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass
 from itertools import chain, dropwhile, islice
 from pathlib import Path
@@ -43,6 +43,7 @@ from transformer_mt.translation.translation_model import (
     find_models,
 )
 from transformer_mt.translation.translator import (
+    Translation,
     Translator,
     count_kinds,
     format_lines,
@@ -290,28 +291,51 @@ def translate_stream(
     with open_input(input_path) as source, open_chunk_writer(output, fingerprint) as writer:
         reader, resumed = LineReader(source, str(input_path or "stdin")), writer.state.lines
         chunk_lines = translator.chunk_lines
-        chunks = reader.chunks(chunk_lines, translator.first_chunk_lines)
-        # What an earlier process has finished is whole chunks.
-        chunks = dropwhile(lambda _: reader.lines_read <= resumed, chunks)
         name = input_path.name if input_path else "translating"
-        # A round has a chunk for each process; that of the first, small chunk has no other. The
-        # writer of a pipe may wait for an answer before it writes the next chunk.
-        round_size = translator.processes.world_size if resumed else 1
-        with ProgressBar(name, "lines", total, done=resumed, hidden=hidden) as progress:
-            while lines := list(chain.from_iterable(islice(chunks, round_size))):
-                translator.processes.broadcast(lines)
+        with (
+            ProgressBar(name, "lines", total, done=resumed, hidden=hidden) as progress,
+            closing(_translate_rounds(translator, reader, resumed, progress.update)) as rounds,
+        ):
+            for translations in rounds:
                 done = writer.state.lines
-                translations = translator.n_best(lines, progress.update)
                 texts = [
                     format_lines(translations[i : i + chunk_lines], done + i + 1, options)
-                    for i in range(0, len(lines), chunk_lines)
+                    for i in range(0, len(translations), chunk_lines)
                 ]
-                writer.write(texts, len(lines), count_kinds(best for best, *_ in translations))
-                round_size = 1 if reader.is_pipe else translator.processes.world_size
+                counts = count_kinds(best for best, *_ in translations)
+                writer.write(texts, len(translations), counts)
         if not reader.lines_read:
             writer.write([""], 0, {})  # a compressed file is valid only with a member
     prefix = f"{input_path}: " if is_named else ""
     _report(reader, writer, resumed, time.monotonic() - began, prefix)
+
+
+def _translate_rounds(
+    translator: Translator, reader: LineReader, resumed: int, advance: Callable[[int], object]
+) -> Generator[list[list[Translation]]]:
+    """Translates what follows the lines that an earlier process has finished, in whole chunks."""
+    world_size, failures = translator.processes.world_size, list[DataError]()
+
+    def read_rounds() -> Generator[list[str]]:
+        chunks = reader.chunks(translator.chunk_lines, translator.first_chunk_lines)
+        chunks = dropwhile(lambda _: reader.lines_read <= resumed, chunks)
+        # A round has a chunk for each process; that of the first, small chunk has no other.
+        round_size = world_size if resumed else 1
+        try:
+            while lines := list(chain.from_iterable(islice(chunks, round_size))):
+                translator.processes.broadcast(lines)
+                yield lines
+                round_size = 1 if reader.is_pipe else world_size
+        except DataError as error:  # the chunks before it are still to be translated
+            failures.append(error)
+
+    if reader.is_pipe or world_size > 1:
+        # The writer of a pipe may wait for an answer before it writes the next chunk.
+        yield from (translator.n_best(lines, advance) for lines in read_rounds())
+    else:
+        yield from translator.translate_chunks(read_rounds(), advance)
+    if failures:
+        raise failures[0]
 
 
 def serve(translator: Translator) -> None:

@@ -148,10 +148,11 @@ class TranslationModel:
         if n < 1:
             raise ConfigError(f"n = {n}: choose 1 or more")
         beam_size = n if beam_size is None else beam_size
-        translator = self.translator(SearchOptions(beam_size, length_penalty, with_scores=True))
+        options = SearchOptions(beam_size, length_penalty, with_scores=True, n_best=n)
+        translator = self.translator(options)
         if n > beam_size:
             raise ConfigError(f"n = {n}: choose 1 to {beam_size}, the beam size")
-        return [line[:n] for line in translator.n_best(lines)]
+        return translator.n_best(lines)
 
     def score(self, sources: Sequence[str], hypotheses: Sequence[str]) -> list[float]:
         """Computes the log-probability in nats of one given translation of each source.

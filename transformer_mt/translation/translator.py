@@ -7,10 +7,9 @@ import json
 import logging
 import math
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
-from itertools import chain, groupby
+from itertools import chain, groupby, pairwise, tee
 from typing import Literal, NamedTuple, Protocol
 
 from transformer_mt.errors import ConfigError
@@ -41,8 +40,7 @@ _KINDS = {
 """Kinds of lines that are counted, each with the level and text of its message."""
 
 
-@dataclass(frozen=True)
-class Hypothesis:
+class Hypothesis(NamedTuple):
     """One translation of a sentence.
 
     Attributes:
@@ -85,12 +83,13 @@ class Runtime(Protocol):
         """Says in a few words what it is, for people."""
 
     def decode(
-        self, batches: Sequence[Sequence[Sequence[int]]], options: SearchOptions
+        self, batches: Iterable[Sequence[Sequence[int]]], options: SearchOptions
     ) -> Generator[list[list[Hypothesis]]]:
-        """Finds the `beam_size` best hypotheses of each source of every batch, the best first.
+        """Finds the `n_best` best hypotheses of each source of every batch, the best first.
 
         Args:
-            batches: Source ids without EOS, none empty; batches may be decoded at once.
+            batches: Source ids without EOS, none empty; several batches may be decoded at once,
+                and some be taken before they are needed.
             options: How to search.
 
         Yields:
@@ -104,8 +103,7 @@ class Runtime(Protocol):
         """Computes the log-probability of each target and EOS, given its source, in nats."""
 
 
-@dataclass(frozen=True)
-class Translation:
+class Translation(NamedTuple):
     """One translation of a line.
 
     Attributes:
@@ -134,6 +132,20 @@ class Source(NamedTuple):
 
     chunk: int
     ids: tuple[int, ...]
+
+
+class _Plan(NamedTuple):
+    """How lines are translated.
+
+    Attributes:
+        lines: The sources of each line; an empty line has none.
+        counts: How many lines each source counts, in the order of the text.
+        batches: The sources in batches of similar length.
+    """
+
+    lines: list[list[Source]]
+    counts: dict[Source, int]
+    batches: list[list[Source]]
 
 
 def count_kinds(translations: Iterable[Translation]) -> dict[str, int]:
@@ -167,7 +179,7 @@ def format_lines(
     """
     rows = []
     for line, ranked in enumerate(translations, start=first_line):
-        for rank, translation in enumerate(ranked[: options.n_best], start=1):
+        for rank, translation in enumerate(ranked, start=1):
             if options.format == "jsonl":
                 score = None if math.isnan(translation.score) else translation.score
                 row = {"line": line, "rank": rank, "score": score, "text": translation.text}
@@ -249,18 +261,16 @@ class Translator:
 
         The arguments are those of `translate`.
         """
-        best: list[Translation] = []
-        size = self.first_chunk_lines
-        while len(best) < len(lines):
-            ranked = self.n_best(lines[len(best) : len(best) + size], advance)
-            best += [translation for translation, *_ in ranked]
-            size = self.chunk_lines * self.processes.world_size  # more would only need more memory
-        return best
+        size = self.chunk_lines * self.processes.world_size  # more would only need more memory
+        bounds = [0, *range(self.first_chunk_lines, len(lines), size), len(lines)]
+        chunks = (lines[begin:end] for begin, end in pairwise(bounds))
+        translated = self.translate_chunks(chunks, advance)
+        return [best for ranked_of_lines in translated for best, *_ in ranked_of_lines]
 
     def n_best(
         self, lines: Sequence[str], advance: Callable[[int], object] = lambda lines: None
     ) -> list[list[Translation]]:
-        """Finds the `beam_size` best translations of every line, the best first.
+        """Finds the `n_best` best translations of every line, the best first.
 
         They differ in their pieces, but two may have the same text. Those of a split line join
         the best translations of its parts, then the second best, and so on.
@@ -269,47 +279,76 @@ class Translator:
             lines: Source text; similar lengths are batched, so many lines at once are faster.
             advance: Called with the number of lines that have been translated, batch by batch.
         """
-        sources: list[list[Source]] = [
+        [translations] = self.translate_chunks([lines], advance)
+        return translations
+
+    def translate_chunks(
+        self, chunks: Iterable[Sequence[str]], advance: Callable[[int], object]
+    ) -> Generator[list[list[Translation]]]:
+        """Finds the `n_best` best translations of every line, as `n_best` does, chunk by chunk.
+
+        Chunks are taken before the translations of those before them are complete, so that no
+        thread is idle at the end of a chunk. All processes must have the same chunks.
+        """
+        plans, plans_ahead = tee(map(self._plan, chunks))
+        own_batches = (
+            [source.ids for source in batch]
+            for plan in plans_ahead
+            for batch in plan.batches[self.processes.rank :: self.processes.world_size]
+        )
+        with closing(self.runtime.decode(own_batches, self.options)) as decoded:
+            for plan in plans:
+                translated = self._translate_all(plan, decoded, advance)
+                advance(sum(not parts for parts in plan.lines))  # empty lines
+                yield [
+                    [
+                        _join([translated[part][rank] for part in parts])
+                        for rank in range(self.options.n_best)
+                    ]
+                    for parts in plan.lines
+                ]
+
+    def _plan(self, lines: Sequence[str]) -> _Plan:
+        sources = [
             [Source(number // self.chunk_lines, tuple(ids)) for ids in parts]
             for number, parts in enumerate(self.splitter.split(lines))
         ]
         # Equal sources of a chunk are translated once. A line counts with its first part.
         counts = dict.fromkeys(chain.from_iterable(sources), 0)
         counts |= Counter(parts[0] for parts in sources if parts)
-        translated = self._translate_all(counts, advance)
-        advance(sum(not parts for parts in sources))  # empty lines
-        return [
-            [
-                _join([translated[part][rank] for part in parts])
-                for rank in range(self.options.beam_size)
-            ]
-            for parts in sources
-        ]
+        return _Plan(sources, counts, self._cut_batches(counts))
 
     def _translate_all(
-        self, sources: dict[Source, int], advance: Callable[[int], object]
+        self,
+        plan: _Plan,
+        decoded: Iterator[list[list[Hypothesis]]],
+        advance: Callable[[int], object],
     ) -> dict[Source, list[Translation]]:
-        """Translates in batches of similar length, given the number of lines that each counts."""
-        batches, own = self._cut_batches(sources), dict[Source, list[Translation]]()
-        rank, world_size = self.processes.rank, self.processes.world_size
-        own_ids = [[source.ids for source in batch] for batch in batches[rank::world_size]]
-        # Each round has a batch for every process; the last round may have fewer.
-        rounds = [batches[i : i + world_size] for i in range(0, len(batches), world_size)]
-        with closing(self.runtime.decode(own_ids, self.options)) as decoded:
-            for assigned in rounds:
-                if rank < len(assigned):
-                    for source, hypotheses in zip(assigned[rank], next(decoded), strict=True):
-                        own[source] = self._detokenize(source, hypotheses)
-                # All processes report every round: `advance` may ask them all whether to stop.
-                advance(sum(sources[source] for batch in assigned for source in batch))
+        """Translates the sources of a plan, given the hypotheses of this process's batches."""
+        own, world_size = dict[Source, list[Translation]](), self.processes.world_size
+        for i in range(0, len(plan.batches), world_size):
+            # Each round has a batch for every process; the last round may have fewer.
+            assigned = plan.batches[i : i + world_size]
+            if self.processes.rank < len(assigned):
+                own |= self._detokenize(assigned[self.processes.rank], next(decoded))
+            # All processes report every round: `advance` may ask them all whether to stop.
+            advance(sum(plan.counts[source] for batch in assigned for source in batch))
         return dict(chain.from_iterable(part.items() for part in self.processes.gather(own)))
 
-    def _detokenize(self, source: Source, hypotheses: list[Hypothesis]) -> list[Translation]:
-        limit, decode = len(source.ids) + EXTRA_LENGTH, self.vocab.tgt.decode
-        return [
-            Translation(decode(each.ids), each.score, is_cut=len(each.ids) == limit)
-            for each in hypotheses
-        ]
+    def _detokenize(
+        self, batch: list[Source], found: list[list[Hypothesis]]
+    ) -> dict[Source, list[Translation]]:
+        rows = [hypothesis.ids for ranked in found for hypothesis in ranked]
+        texts = iter(self.vocab.tgt.decode(rows))
+        return {
+            source: [
+                Translation(
+                    next(texts), each.score, is_cut=len(each.ids) == len(source.ids) + EXTRA_LENGTH
+                )
+                for each in ranked
+            ]
+            for source, ranked in zip(batch, found, strict=True)
+        }
 
     def _cut_batches(self, sources: Iterable[Source]) -> list[list[Source]]:
         """Cuts the sources of each chunk into batches of similar length, longest first."""
@@ -326,6 +365,8 @@ class Translator:
 
 def _join(parts: list[Translation]) -> Translation:
     """Joins the translations of a line's parts; an empty line has none."""
+    if len(parts) == 1:
+        return parts[0]
     return Translation(
         text=" ".join(filter(None, (part.text for part in parts))),
         score=sum(part.score for part in parts),
