@@ -8,10 +8,13 @@ rounds one after the other, and the median of its rounds counts. On a CPU CTrans
 sides, "x N": N batches at once, one thread each, as ours does, instead of all threads for one
 batch, its default. Ours is there in every precision that the device supports, and with the exported
 models (`ours CTranslate2 int8`), which loads them before the time begins; the last columns are its
-speed divided by CTranslate2's. The plain loop decodes sentence by sentence and all positions
-anew for each token, as tutorials write it, on the first sentences only. A row says when other
-processes, `--neighbours` included, took more than a tenth of the cores. Below the table are the
-sentences that CTranslate2 translates otherwise in fp32, and how much our model prefers its word.
+speed divided by CTranslate2's, which is called as the model card of an export shows, with all
+sentences at once. Either side's beam search goes on until as many hypotheses as the beam size have
+ended, so the amount of search is the same; the length penalties, which choose among these
+hypotheses, differ in form. The plain loop decodes sentence by sentence and all positions anew for
+each token, as tutorials write it, on the first sentences only. A row says when other processes,
+`--neighbours` included, took more than a tenth of the cores. Below the table are the sentences that
+CTranslate2 translates otherwise in fp32, and how much our model prefers its word.
 `--quick` takes fewer sentences, batch sizes and rounds. Progress goes to stderr, the table to
 stdout, whose last line is one JSON object.
 """
@@ -33,6 +36,7 @@ import sacrebleu
 import torch
 import typer
 from load import Load, describe_share, neighbours
+from sentencepiece import SentencePieceProcessor
 
 from transformer_mt.checkpoints.checkpoint import Checkpoint
 from transformer_mt.checkpoints.run_directory import find_checkpoint
@@ -63,8 +67,10 @@ class Extent:
     batch_tokens: dict[str, tuple[int, ...]]
 
 
-FULL = Extent(None, 400, 100, {"cpu": (2048, 4096, 8192, 16384), "cuda": (8192, 32768, 131072)})
-QUICK = Extent(400, 200, 20, {"cpu": (4096, 8192), "cuda": (8192, 32768)})
+FULL = Extent(
+    None, 1000, 100, {"cpu": (512, 1024, 2048, 4096, 8192), "cuda": (8192, 32768, 131072)}
+)
+QUICK = Extent(400, 200, 20, {"cpu": (1024, 4096), "cuda": (8192, 32768)})
 QUICK_ROUNDS = 2
 BEAM_SIZES = (1, 4)
 ALPHA = 0.6
@@ -161,11 +167,13 @@ def ctranslate2_translation(
         vocab: Its vocabulary.
         beam_size: Beam size; 1 is greedy search.
     """
-    ids = {piece: i for i, piece in enumerate(vocab.tgt.pieces(range(vocab.tgt.size)))}
+    src, tgt = (
+        SentencePieceProcessor(model_proto=proto) for proto in (vocab.src_model, vocab.tgt_model)
+    )
 
     def with_batch_tokens(batch_tokens: int) -> Translate:
         def translate(lines: list[str]) -> list[str]:
-            pieces = [vocab.src.pieces(row) for row in vocab.src.encode(lines)]
+            pieces = src.encode(lines, out_type=str)
             results = model.translate_batch(
                 pieces,
                 beam_size=beam_size,
@@ -174,8 +182,7 @@ def ctranslate2_translation(
                 batch_type="tokens",
                 max_decoding_length=max(map(len, pieces)) + EXTRA_LENGTH,
             )
-            rows = [[ids[piece] for piece in result.hypotheses[0]] for result in results]
-            return [vocab.tgt.decode(row) for row in rows]
+            return tgt.decode([result.hypotheses[0] for result in results])
 
         return translate
 
@@ -200,7 +207,7 @@ def plain_translation(checkpoint: Checkpoint, device: str) -> Translate:
                 tgt = torch.cat((tgt, token), dim=1)
                 if token.item() == EOS_ID:
                     break
-            translations.append(vocab.tgt.decode([i for i in tgt[0, 1:].tolist() if i != EOS_ID]))
+            translations += vocab.tgt.decode([[i for i in tgt[0, 1:].tolist() if i != EOS_ID]])
         return translations
 
     return translate
