@@ -129,8 +129,8 @@ def _sample_training(corpus: PreparedCorpus) -> _Sample:
     """Decodes the sample, so that it is of the pairs that cleaning has kept."""
     pairs, vocab = corpus.pairs, corpus.vocab
     positions = _spread(len(pairs))
-    src = [vocab.src.decode(pairs.src[i].tolist()) for i in positions]
-    tgt = [vocab.tgt.decode(pairs.tgt[i].tolist()) for i in positions]
+    src = vocab.src.decode([pairs.src[i].tolist() for i in positions])
+    tgt = vocab.tgt.decode([pairs.tgt[i].tolist() for i in positions])
     return _Sample("the training text", RawPairs(src, tgt))
 
 
