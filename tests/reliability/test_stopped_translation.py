@@ -17,10 +17,11 @@ from transformer_mt.translation.translator import Translation, Translator
 CHUNK = 8
 
 
-def reverse(self, lines, advance):
+def reverse(self, chunks, advance):
     """Stands for a translation."""
-    advance(len(lines))
-    return [[Translation(line[::-1], -len(line))] for line in lines]
+    for lines in chunks:
+        advance(len(lines))
+        yield [[Translation(line[::-1], -len(line))] for line in lines]
 
 
 @pytest.fixture
@@ -34,21 +35,27 @@ def stopped(call, monkeypatch):
     def stopped(*arguments, place="none:0", number=signal.SIGTERM, fake=True, **options):
         place, left = place.split(":")[0], [int(place.split(":")[1])]
 
-        def stop_after(name, function):
-            def wrapped(*arguments):
-                result = function(*arguments)
-                left[0] -= name == place
-                if name == place and left[0] == 0:
-                    os.kill(os.getpid(), number)
-                return result
+        translate_chunks = reverse if fake else Translator.translate_chunks
+        write_chunks = ChunkWriter.write
 
-            return wrapped
+        def pass_by(name):
+            left[0] -= name == place
+            if name == place and left[0] == 0:
+                os.kill(os.getpid(), number)
 
-        translate = stop_after("translated", reverse if fake else Translator.n_best)
+        def translate(*arguments):
+            for translations in translate_chunks(*arguments):
+                pass_by("translated")
+                yield translations
+
+        def write(*arguments):
+            write_chunks(*arguments)
+            pass_by("written")
+
         with monkeypatch.context() as patch:
             patch.setattr(Translator, "chunk_lines", CHUNK)
-            patch.setattr(Translator, "n_best", translate)
-            patch.setattr(ChunkWriter, "write", stop_after("written", ChunkWriter.write))
+            patch.setattr(Translator, "translate_chunks", translate)
+            patch.setattr(ChunkWriter, "write", write)
             return call(*arguments, **options)
 
     return stopped
