@@ -156,6 +156,27 @@ MISTAKES = [
             "data.train[3] = [] should be",
         ],
     ),
+    *(
+        (
+            {"data": {"path": "x"}, "vocab": {"symbols": symbols}},
+            [f"vocab.symbols = {symbols}{why}"],
+        )
+        for symbols, why in (
+            *(
+                ([word], " should have words without white space")
+                for word in ("", "a b", "a\u2003b")
+            ),
+            *(
+                ([word], " should have words without")
+                for word in ("a\0b", "a\u2581", "<s>", "<0x41>")
+            ),
+            (["<bt>", "<x>", "<bt>"], " should not have the same symbol twice"),
+        )
+    ),
+    (
+        {"data": {"path": "x"}, "vocab": {"kind": "word", "symbols": ["<bt>"]}},
+        ["vocab.symbols requires vocab.kind = bpe, unigram or char"],
+    ),
     (
         {"data": {"path": "x\ny", "test": ["\n"], "zz\nz": 1, "name": "y" * 61, "train": []}},
         ["data.test = ['\\n'", r"unknown key 'data.zz\nz'", "data.train = [] should have at least"],
@@ -253,7 +274,7 @@ def test_what_shapes_the_prepared_corpus():
     shapes = [key for key, field in keys if on_change(field) is OnChange.SHAPES_CORPUS]
     expected = (
         "train src_lang tgt_lang max_length max_length_ratio drop_duplicates drop_identical"
-        " drop_control min_letters kind size shared max_words"
+        " drop_control min_letters kind size shared max_words symbols"
     )
     assert shapes == expected.split()
 

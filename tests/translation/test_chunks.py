@@ -45,19 +45,21 @@ class Reverser:
     chunk_lines, first_chunk_lines = CHUNK, FIRST
 
     def __init__(self, processes: Thread) -> None:
-        self.processes, self.rounds = processes, []
+        self.processes, self.rounds, self.first_lines = processes, [], []
 
-    def n_best(self, lines, advance=lambda lines: None):
+    def n_best(self, lines, advance=lambda lines: None, first_line=1):
         self.rounds.append(len(lines))
+        self.first_lines.append(first_line)
         advance(len(lines))
         return [
             [Translation(line[::-1], -1.0, min(len(line), 1) + (line == "abcd"))] for line in lines
         ]
 
-    def translate_chunks(self, chunks, advance):
+    def translate_chunks(self, chunks, advance, first_line):
         """Takes a chunk before it has translated the one before it."""
         for lines, _ in pairwise(chain(chunks, [[]])):
-            yield self.n_best(lines, advance)
+            yield self.n_best(lines, advance, first_line)
+            first_line += len(lines)
 
 
 def translate(world_size: int, source, output, options=JSONL, fingerprint=None) -> list[int]:
@@ -72,7 +74,12 @@ def translate(world_size: int, source, output, options=JSONL, fingerprint=None) 
         finally:
             finish(translators[0].processes)
     assert all(other.result() is None for other in others)
-    assert all(translator.rounds == translators[0].rounds for translator in translators)
+    for translator in translators:
+        assert translator.rounds == translators[0].rounds
+        assert translator.first_lines == translators[0].first_lines
+    expected = [sum(translators[0].rounds[:i]) for i in range(len(translators[0].rounds))]
+    resumed = (translators[0].first_lines or [1])[0]
+    assert [line - resumed for line in translators[0].first_lines] == expected
     return translators[0].rounds
 
 

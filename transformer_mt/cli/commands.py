@@ -21,8 +21,14 @@ from transformer_mt.cli.options import (
     QuietOption,
     RawOption,
     RunArgument,
+    SampleOption,
+    SeedOption,
     SetOption,
+    TemperatureOption,
+    TopKOption,
     argument,
+    choose_length_penalty,
+    choose_sampling,
     file_option,
     flag,
     option,
@@ -153,6 +159,10 @@ def translate(
     ensemble: EnsembleOption = False,
     beam_size: BeamOption = SearchOptions.beam_size,
     length_penalty: PenaltyOption = None,
+    sample: SampleOption = False,
+    top_k: TopKOption = None,
+    temperature: TemperatureOption = None,
+    seed: SeedOption = None,
     n_best: Annotated[
         int,
         file_option("N", "Translations per line, the best first; at most the beam size.", min=1),
@@ -190,6 +200,7 @@ def translate(
             f"translate takes one run: add --ensemble to decode with several, or --input to"
             f" translate the text in {paths[1]}"
         )
+    sampling = choose_sampling(sample, top_k, temperature, seed, max(beam_size, n_best))
     if n_best > beam_size:
         raise ConfigError(f"--n-best {n_best} needs --beam-size {n_best} or more")
     inputs = input_ or []
@@ -200,23 +211,14 @@ def translate(
     if len(inputs) > 1 and not output_dir:
         raise ConfigError(f"{len(inputs)} times --input needs --output-dir")
     with_scores = scores or format_ == "jsonl"
-    penalty = _require_effect(length_penalty, beam_size, with_scores)
-    search = SearchOptions(beam_size, penalty, with_scores, n_best, batch_tokens)
+    penalty = choose_length_penalty(length_penalty, beam_size, with_scores)
+    search = SearchOptions(beam_size, penalty, with_scores, n_best, batch_tokens, sampling)
     written = OutputOptions(scores, format_)
     options = TranslateOptions(LoadOptions(device, precision, max_length, raw), search, written)
     from transformer_mt.translation import run as runs
 
     show_messages(quiet)
     runs.translate(paths, FileOptions(inputs, output, output_dir), options)
-
-
-def _require_effect(length_penalty: float | None, beam_size: int, scores: bool = False) -> float:
-    """Gives the length penalty or its default; refuses one that would change nothing."""
-    if length_penalty is None:
-        return SearchOptions.length_penalty
-    if beam_size == 1 and not scores:
-        raise ConfigError("--length-penalty has no effect on greedy search: add --beam-size 4")
-    return length_penalty
 
 
 REPORT = "What to report"
@@ -303,7 +305,7 @@ def evaluate(
     if paths and len(paths) > 1 and not ensemble and (hypotheses or save):
         name = "--hypotheses" if hypotheses else "--save"
         raise ConfigError(f"{name} works with one run or --ensemble, not with several runs")
-    penalty, output = _require_effect(length_penalty, beam_size), None
+    penalty, output = choose_length_penalty(length_penalty, beam_size), None
     if is_main_process():  # the others may run on machines without these files
         require_input(hypotheses)
         output = check_output(save, [src, *(ref or ()), hypotheses, baseline]) if save else None

@@ -1,4 +1,4 @@
-"""Arguments and options that several commands share."""
+"""Arguments and options that several commands share or that are checked together."""
 
 from functools import partial
 from pathlib import Path
@@ -6,7 +6,14 @@ from typing import Annotated, Any
 
 import typer
 
-from transformer_mt.translation.options import Device, Precision, Quantization, SearchOptions
+from transformer_mt.errors import ConfigError
+from transformer_mt.translation.options import (
+    Device,
+    Precision,
+    Quantization,
+    Sampling,
+    SearchOptions,
+)
 
 
 def argument(metavar: str, help: str) -> Any:
@@ -50,6 +57,31 @@ PenaltyOption = Annotated[
         min=0.0,
     ),
 ]
+SampleOption = Annotated[
+    bool, flag("Draw translations at random, by their probability.", "--sample", group=SEARCH)
+]
+TopKOption = Annotated[
+    int | None,
+    search_option("K", "With --sample: draw from the K most probable pieces. Default: all.", min=1),
+]
+TemperatureOption = Annotated[
+    float | None,
+    search_option(
+        "T",
+        "With --sample: divisor of the logits; below 1, probable pieces are drawn more often."
+        f" Default: {Sampling.temperature:g}.",
+        min=0.0,
+    ),
+]
+SeedOption = Annotated[
+    int | None,
+    search_option(
+        "N",
+        "With --sample: what is drawn for a line depends on this and on the line's number."
+        f" Default: {Sampling.seed}.",
+        min=0,
+    ),
+]
 EnsembleOption = Annotated[
     bool, flag("Decode with the named runs as one ensemble.", "--ensemble", group=SEARCH)
 ]
@@ -88,3 +120,39 @@ RawOption = Annotated[
     flag("Use the trained weights, not their moving average.", "--raw", group=SEARCH),
 ]
 QuietOption = Annotated[bool, flag("Only warnings and errors on stderr.", "-q", "--quiet")]
+
+
+def choose_length_penalty(
+    length_penalty: float | None, beam_size: int, scores: bool = False
+) -> float:
+    """Gives the length penalty or its default; refuses one that would change nothing."""
+    if length_penalty is None:
+        return SearchOptions.length_penalty
+    if beam_size == 1 and not scores:
+        raise ConfigError("--length-penalty has no effect on greedy search: add --beam-size 4")
+    return length_penalty
+
+
+def choose_sampling(
+    sample: bool,
+    top_k: int | None,
+    temperature: float | None,
+    seed: int | None,
+    hypotheses: int,
+) -> Sampling | None:
+    """Gives the options of sampling, None without --sample; refuses those that have no effect."""
+    for name, value in (("--top-k", top_k), ("--temperature", temperature), ("--seed", seed)):
+        if value is not None and not sample:
+            raise ConfigError(f"{name} has an effect only on sampling: add --sample")
+    if sample and hypotheses > 1:
+        raise ConfigError(
+            "--sample draws one translation per line, without a beam: leave out --beam-size and"
+            " --n-best"
+        )
+    if not sample:
+        return None
+    return Sampling(
+        top_k,
+        Sampling.temperature if temperature is None else temperature,
+        Sampling.seed if seed is None else seed,
+    )

@@ -3,6 +3,7 @@
 The files in `configs/` state what differs from the defaults; the paper's recipes state everything.
 """
 
+import re
 from enum import Enum
 from typing import Annotated, Literal, Self
 
@@ -83,6 +84,9 @@ class DataConfig(Section):
     """Folder for prepared corpora, which all runs with the same data and vocabulary share."""
 
 
+_SPECIAL_PIECE = re.compile("<(pad|unk|s|/s|0x[0-9A-F]{2})>")
+
+
 class VocabConfig(Section):
     """The SentencePiece vocabulary learned from the training text."""
 
@@ -100,10 +104,28 @@ class VocabConfig(Section):
     """An existing SentencePiece model, whatever the ids of its special pieces, or a folder with
     src.model and tgt.model, to use instead of learning one; kind, size and max_words are then
     ignored."""
+    symbols: Annotated[list[str], OnChange.SHAPES_CORPUS] = []
+    """Words such as "<bt>" that are always one piece and in no translation; a model at `vocab.path`
+    must have them as user-defined symbols. Not for kind `word`."""
     sampling: Annotated[float, Field(ge=0, lt=1), OnChange.REFUSED] = 0.0
     """Train on random segmentations, new in every epoch. For `bpe` the probability that a merge
     is left out (BPE-dropout), such as 0.1; for `unigram` the exponent of a segmentation's
     probability, the smaller the more random, such as 0.2. 0 disables it."""
+
+    @field_validator("symbols")
+    @classmethod
+    def _are_symbols(cls, value: list[str]) -> list[str]:
+        for symbol in value:
+            is_word = symbol.isprintable() and not {" ", "\u2581"} & set(symbol)
+            if not symbol or not is_word or _SPECIAL_PIECE.fullmatch(symbol):
+                raise PydanticCustomError(
+                    "symbol",
+                    "should have words without white space, control characters and U+2581, and no"
+                    " special piece such as <s> or <0x41>",
+                )
+        if len(set(value)) < len(value):
+            raise PydanticCustomError("symbols", "should not have the same symbol twice")
+        return value
 
 
 class ModelConfig(Section):
@@ -251,6 +273,11 @@ class Config(Section):
             mistakes.append(
                 f"vocab.sampling = {vocab.sampling:g} requires vocab.kind = bpe or unigram:"
                 f" a vocabulary of kind {vocab.kind} has no other segmentations"
+            )
+        if vocab.symbols and vocab.path is None and vocab.kind == "word":
+            mistakes.append(
+                "vocab.symbols requires vocab.kind = bpe, unigram or char: SentencePiece has no"
+                " symbols in a vocabulary of words"
             )
         for key in ("valid", "test"):
             if getattr(getattr(data, key), "weight", 1) > 1:

@@ -123,13 +123,15 @@ def prepare(
         scratch: Where to make the corpus, if it does not exist, instead of `data.prepared_dir`.
 
     Raises:
-        ConfigError: If the vocabulary at `vocab.path` contradicts the configuration or `vocab`.
+        ConfigError: If the vocabulary at `vocab.path` contradicts the configuration or `vocab`, or
+            an existing one lacks a symbol.
         DataError: If the corpus or vocabulary cannot be used, the text changes meanwhile, the
             prepared corpus is damaged, or no pair is left.
     """
     split = open_split(config.data, config.data.train)
     configured_vocab = _load_configured_vocabulary(config, vocab)
-    vocab = vocab or configured_vocab
+    if vocab := vocab or configured_vocab:
+        vocab.symbol_ids(config.vocab.symbols)  # raises an error if it lacks one
     folder, split_digest = Path(config.data.prepared_dir), split.digest()
     learned_path = folder / _fingerprint(config, split_digest, None)
     if learned_path.exists():
@@ -156,12 +158,15 @@ def _fingerprint(config: Config, split_digest: str, vocab: Vocabulary | None) ->
     """Names a prepared corpus by everything that its content depends on."""
     models = (vocab.src_model, vocab.tgt_model) if vocab else ()
     digests = [hashlib.sha256(model).hexdigest() for model in models]
+    vocab_values = values_that_shape_corpus(config.vocab)
+    if not config.vocab.symbols:
+        del vocab_values["symbols"]  # the name is that of versions without symbols
     inputs = {
         "format": FORMAT,
         "cleaning": CLEANING_VERSION,
         "text": split_digest,
         "data": values_that_shape_corpus(config.data),
-        "vocab": digests or values_that_shape_corpus(config.vocab),
+        "vocab": digests or vocab_values,
     }
     return hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()[:16]
 

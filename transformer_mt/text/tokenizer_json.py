@@ -22,23 +22,31 @@ from transformer_mt.text.vocabulary import (
 _BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
 
 
-def tokenizer_json(model: SentencePieceModel) -> dict[str, Any]:
+def tokenizer_json(model: SentencePieceModel, symbols: list[str]) -> dict[str, Any]:
     """Describes a vocabulary as tokenizers reads it.
+
+    Args:
+        model: The vocabulary.
+        symbols: Its user-defined symbols. A text that is only one of them is encoded without the
+            space mark before it.
 
     Raises:
         ConfigError: If tokenizers would give other ids: the pieces are words or characters, bytes
             are missing, or the text is normalised in another way than `train_vocabulary` does.
     """
     names, table = model.pieces(range(model.size)), model.table()
-    _check(model, names, table)
+    _check(model, names, table, symbols)
     describe = _bpe if table.kind == "bpe" else _unigram
     special = [PAD_ID, UNK_ID, BOS_ID, EOS_ID]
     return {
         "version": "1.0",
         "truncation": None,
         "padding": None,
-        "added_tokens": [_added_token(i, names[i]) for i in special],
-        "normalizer": {"type": "Sequence", "normalizers": _normalizers()},
+        "added_tokens": [
+            *(_added_token(i, names[i]) for i in special),
+            *(_added_token(names.index(symbol), symbol, is_symbol=True) for symbol in symbols),
+        ],
+        "normalizer": {"type": "Sequence", "normalizers": _normalizers(symbols)},
         "pre_tokenizer": _isolate_unknown(names, table),
         "post_processor": _append(names[EOS_ID]),
         "decoder": {"type": "Sequence", "decoders": _decoders()},
@@ -46,14 +54,16 @@ def tokenizer_json(model: SentencePieceModel) -> dict[str, Any]:
     }
 
 
-def _check(model: SentencePieceModel, names: list[str], table: PieceTable) -> None:
+def _check(
+    model: SentencePieceModel, names: list[str], table: PieceTable, symbols: list[str]
+) -> None:
     if table.kind is None:
         raise ConfigError("a vocabulary of words or characters: transformers reads bpe and unigram")
     other = [name for name, text in zip(names, table.texts, strict=True) if not text]
-    if sorted(other[EOS_ID + 1 :]) != _BYTES:
+    if sorted(set(other[EOS_ID + 1 :]) - set(symbols)) != _BYTES:
         raise ConfigError(
-            "the vocabulary has no byte pieces, or has unused or user-defined ones: transformers"
-            " would give other ids"
+            "the vocabulary has no byte pieces, or has unused ones or user-defined ones that are"
+            " not in vocab.symbols: transformers would give other ids"
         )
     characters = "".join(filter(_is_visible, map(chr, range(sys.maxunicode + 1))))
     if model.normalize(f"{characters} {WORD_MARK}") != WORD_MARK + characters:
@@ -68,23 +78,35 @@ def _is_visible(character: str) -> bool:
     return not (is_surrogate or character.isspace() or character == WORD_MARK)
 
 
-def _added_token(token_id: int, content: str) -> dict[str, Any]:
-    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
-    return {"id": token_id, "content": content, **flags, "special": True}
+def _added_token(token_id: int, content: str, is_symbol: bool = False) -> dict[str, Any]:
+    """Describes a special piece, or a symbol, which is looked for in normalised text."""
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip"), False)
+    flags |= {"normalized": is_symbol, "special": not is_symbol}
+    return {"id": token_id, "content": content, **flags}
+
+
+def _hex(text: str) -> str:
+    """Writes characters as a regular expression."""
+    return "".join(f"\\x{{{ord(character):x}}}" for character in text)
 
 
 def _replace(pattern: str, content: str) -> dict[str, Any]:
     return {"type": "Replace", "pattern": {"Regex": pattern}, "content": content}
 
 
-def _normalizers() -> list[dict[str, Any]]:
-    """Folds white space as `fold_whitespace`, then marks words as SentencePiece."""
+def _normalizers(symbols: list[str]) -> list[dict[str, Any]]:
+    """Folds white space as `fold_whitespace`, then marks words as SentencePiece.
+
+    The names of added tokens are normalised too, and must stay as they are in the text.
+    """
+    names = "|".join(_hex(symbol) for symbol in symbols)
+    begin = rf"\A(?=.)(?!(?:{names})\z)" if symbols else r"\A(?=.)"
     # Python has more characters of white space than \s.
-    spaces = "".join(f"\\x{{{code:x}}}" for code in range(sys.maxunicode) if chr(code).isspace())
+    spaces = _hex("".join(filter(str.isspace, map(chr, range(sys.maxunicode)))))
     return [
         _replace(f"[{spaces}]+", " "),
         _replace(r"\A +| +\z", ""),
-        {"type": "Prepend", "prepend": WORD_MARK},  # to text that is not empty
+        _replace(begin, WORD_MARK),
         _replace(" ", WORD_MARK),
         _replace(rf"{WORD_MARK}+\z", ""),  # SentencePiece trims marks in the text itself
     ]
@@ -148,10 +170,9 @@ def _isolate_unknown(names: list[str], table: PieceTable) -> dict[str, Any] | No
     characters = {character for name, text in pieces if not text for character in name}
     if table.kind == "bpe" or not (unknown := characters - set("".join(table.texts))):
         return None
-    codes = "".join(f"\\x{{{ord(character):x}}}" for character in sorted(unknown))
     return {
         "type": "Split",
-        "pattern": {"Regex": f"[{codes}]"},
+        "pattern": {"Regex": f"[{_hex(''.join(sorted(unknown)))}]"},
         "behavior": "Isolated",
         "invert": False,
     }

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import sentencepiece
 
 from transformer_mt.config.keys import VocabConfig
-from transformer_mt.errors import DataError
+from transformer_mt.errors import ConfigError, DataError
 
 PAD_ID, UNK_ID, BOS_ID, EOS_ID = 0, 1, 2, 3
 
@@ -52,6 +52,22 @@ class Vocabulary:
     def has_same_ids(self, other: "Vocabulary") -> bool:
         """Tells whether another vocabulary has the same pieces with the same ids."""
         return (self.src_model, self.tgt_model) == (other.src_model, other.tgt_model)
+
+    def symbol_ids(self, symbols: list[str]) -> list[int]:
+        """Gives the target ids of `vocab.symbols`.
+
+        Raises:
+            ConfigError: If they are no user-defined symbols of both languages.
+        """
+        for side in (self.src, self.tgt) if symbols else ():
+            texts = side.table().ids
+            for symbol, ids in zip(symbols, side.encode(symbols), strict=True):
+                if side.pieces(ids[-1:]) != [symbol] or symbol in texts:
+                    raise ConfigError(
+                        f"vocab.symbols: {symbol} is not a user-defined symbol of the existing"
+                        " vocabulary; leave it out, or learn another vocabulary"
+                    )
+        return [ids[-1] for ids in self.tgt.encode(symbols)]
 
     def save(self, directory: Path) -> list[Path]:
         """Writes the model files, one if shared and otherwise two, and returns their paths."""
@@ -209,7 +225,7 @@ def train_vocabulary(word_counts: Sequence[Counter[str]], config: VocabConfig) -
     Args:
         word_counts: Occurrences of each word: one counter for a shared vocabulary, or one for the
             source and one for the target language.
-        config: Kind and size.
+        config: Kind, size and symbols.
 
     Raises:
         DataError: If the text does not suit a vocabulary of this size; the message gives the
@@ -237,6 +253,7 @@ def _train_model(word_counts: Counter[str], text_name: str, config: VocabConfig)
             character_coverage=0.9999 if has_subwords else 1.0,
             normalization_rule_name="identity",
             byte_fallback=has_subwords,
+            user_defined_symbols=config.symbols,
             hard_vocab_limit=has_subwords,  # a text may have fewer words and characters
             pad_id=PAD_ID,
             unk_id=UNK_ID,

@@ -58,7 +58,7 @@ class Validator:
         self._encoded = encode_pairs(pairs.src, pairs.tgt, vocab)
         self._metrics = choose_metrics(engine.config.data.tgt_lang)
         splitter = LineSplitter(vocab.src, engine.config.data, corpus.sources)
-        runtime = PyTorchRuntime(engine.model)
+        runtime = PyTorchRuntime(engine.model, vocab.symbol_ids(engine.config.vocab.symbols))
         self._translator = Translator(runtime, vocab, splitter, _SEARCH, engine.processes)
 
     def validate(self, advance: Callable[[int], object]) -> Validation:

@@ -17,6 +17,7 @@ from transformer_mt.translation.options import LoadOptions, SearchOptions
 from transformer_mt.translation.translator import (
     EXTRA_LENGTH,
     Hypothesis,
+    Source,
     length_penalty,
 )
 
@@ -68,6 +69,8 @@ class CTranslate2Runtime:
         self._positions = model.record.positions
         self._src_tokens, self._tgt_tokens = vocabulary_tokens(model.vocab)
         self._tgt_ids = {token: i for i, token in enumerate(self._tgt_tokens)}
+        symbols = model.vocab.symbol_ids(model.config.vocab.symbols)
+        self._never = [[self._tgt_tokens[i]] for i in symbols]
         stored, compute_type = model.record.quantization, "default"
         supported = ctranslate2.get_supported_compute_types(self.device_type)
         if self.device_type == "cpu" and stored.endswith("float16") and stored not in supported:
@@ -92,10 +95,11 @@ class CTranslate2Runtime:
         return f"{self.precision} on {self.device_type}"
 
     def decode(
-        self, batches: Iterable[Sequence[Sequence[int]]], options: SearchOptions
+        self, batches: Iterable[Sequence[Source]], options: SearchOptions
     ) -> Generator[list[list[Hypothesis]]]:
         """Decodes a batch per thread; see `Runtime`."""
-        remaining, pending = iter(batches), deque[Future[list[list[Hypothesis]]]]()
+        remaining = ([source.ids for source in batch] for batch in batches)
+        pending = deque[Future[list[list[Hypothesis]]]]()
         try:
             for batch in islice(remaining, self._waiting_threads):
                 pending.append(self._pool.submit(self._decode_batch, batch, options))
@@ -135,6 +139,7 @@ class CTranslate2Runtime:
             max_input_length=0,
             max_decoding_length=max(map(len, sources)) + EXTRA_LENGTH,
             min_decoding_length=0,
+            suppress_sequences=self._never,
         )
         return [
             [

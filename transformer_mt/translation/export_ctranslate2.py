@@ -25,7 +25,7 @@ _USAGE = """\
     tgt = sentencepiece.SentencePieceProcessor("{tgt_model}")
     translator = ctranslate2.Translator(".")
     text = " ".join("...".split())  # whitespace as in training
-    results = translator.translate_batch([src.encode(text, out_type=str)], beam_size=4)
+    results = translator.translate_batch([src.encode(text, out_type=str)], beam_size=4{never})
     print(tgt.decode(results[0].hypotheses[0]))
 
 `transformer-mt translate .` does this and more: it limits a translation to {extra} pieces more than
@@ -74,8 +74,12 @@ def write_ctranslate2(
         sources=checkpoint.sources,
     )
     write_record(folder, record)
+    symbols = checkpoint.config.vocab.symbols
     return _USAGE.format(
-        src_model=vocab_files[0].name, tgt_model=vocab_files[-1].name, extra=EXTRA_LENGTH
+        src_model=vocab_files[0].name,
+        tgt_model=vocab_files[-1].name,
+        never=f", suppress_sequences={[[each] for each in symbols]}" if symbols else "",
+        extra=EXTRA_LENGTH,
     )
 
 

@@ -81,14 +81,18 @@ def write_transformers(
         )
     if not checkpoint.vocab.shared:
         raise ConfigError("vocab.shared = false: tokenizer.json holds only one vocabulary")
-    names = vocab.pieces(range(EOS_ID + 1))
+    names, symbols = vocab.pieces(range(EOS_ID + 1)), config.vocab.symbols
+    never: dict[str, Any] = {}
+    if symbols:  # which our search leaves out before it computes probabilities
+        suppressed = checkpoint.vocab.symbol_ids(symbols)
+        never = {"suppress_tokens": suppressed, "renormalize_logits": True}
     ids = {"bos_token_id": BOS_ID, "eos_token_id": EOS_ID, "pad_token_id": PAD_ID}
     ids["decoder_start_token_id"] = BOS_ID
     max_new_tokens = config.data.max_length + EXTRA_LENGTH
     files = {
         CONFIG: _model_config(config, vocab.size, len(positions)) | ids,
-        "generation_config.json": {**ids, "max_new_tokens": max_new_tokens},
-        "tokenizer.json": tokenizer_json(vocab),
+        "generation_config.json": {**ids, "max_new_tokens": max_new_tokens, **never},
+        "tokenizer.json": tokenizer_json(vocab, symbols),
         "tokenizer_config.json": {
             "tokenizer_class": "PreTrainedTokenizerFast",
             "pad_token": names[PAD_ID],

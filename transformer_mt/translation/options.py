@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from transformer_mt.errors import ConfigError
+
 Device = Literal["auto", "cpu", "cuda"]
 Precision = Literal["fp32", "bf16", "fp16"]
 OutputFormat = Literal["text", "jsonl"]
@@ -16,6 +18,35 @@ Quantization = Literal["float32", "float16", "bfloat16", "int16", "int8"]
 
 MAX_LENGTH_PENALTY = 10.0
 """The longer of two hypotheses wins at values far below this."""
+MAX_TEMPERATURE = 100.0
+"""All tokens are nearly equally probable at values far below this."""
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How translations are drawn at random.
+
+    Attributes:
+        top_k: Tokens that can be drawn at a position, the most probable ones; None is all.
+        temperature: Divisor of the logits: the lower, the more often probable tokens are drawn.
+        seed: Decides, together with the number of a line, what is drawn for it.
+
+    Raises:
+        ConfigError: If one of them is outside its limits.
+    """
+
+    top_k: int | None = None
+    temperature: float = 1.0
+    seed: int = 1
+
+    def __post_init__(self) -> None:
+        if self.top_k is not None and self.top_k < 1:
+            raise ConfigError(f"top-k {self.top_k}: choose 1 or more")
+        if not 0 < self.temperature <= MAX_TEMPERATURE:
+            limits = f"more than 0 and at most {MAX_TEMPERATURE:g}"
+            raise ConfigError(f"temperature {self.temperature:g}: choose {limits}")
+        if not 0 <= self.seed < 2**32:
+            raise ConfigError(f"seed {self.seed}: choose 0 to {2**32 - 1}")
 
 
 @dataclass(frozen=True)
@@ -29,6 +60,8 @@ class SearchOptions:
         n_best: Translations per line that are needed; at most the beam size.
         batch_tokens: Padded source positions of a batch times beam size; None is the
             default for the device.
+        sampling: How to draw one translation at random instead, with a beam size of 1; None is to
+            search.
     """
 
     beam_size: int = 1
@@ -36,6 +69,7 @@ class SearchOptions:
     with_scores: bool = False
     n_best: int = 1
     batch_tokens: int | None = None
+    sampling: Sampling | None = None
 
 
 @dataclass(frozen=True)

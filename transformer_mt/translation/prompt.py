@@ -28,7 +28,7 @@ def translate_interactively(translator: Translator, src_lang: str, options: Outp
     try:
         while (typed := _read(prompt)) is not None and typed.strip() != "quit":
             lines = typed.split("\n")  # several lines can be pasted at once
-            translations = translator.n_best(lines)
+            translations = translator.n_best(lines, first_line=line_number + 1)
             sys.stdout.write(format_lines(translations, line_number + 1, options))
             sys.stdout.flush()
             line_number += len(lines)

@@ -33,8 +33,8 @@ from transformer_mt.text.batching import (
 )
 from transformer_mt.text.vocabulary import BOS_ID, EOS_ID, PAD_ID
 from transformer_mt.translation.options import LoadOptions, SearchOptions
-from transformer_mt.translation.search import DecodingState, beam_search, greedy
-from transformer_mt.translation.translator import EXTRA_LENGTH, Hypothesis
+from transformer_mt.translation.search import DecodingState, Sampler, beam_search, greedy
+from transformer_mt.translation.translator import EXTRA_LENGTH, Hypothesis, Source
 
 if TYPE_CHECKING:
     from transformer_mt.model.ensemble import Ensemble
@@ -50,10 +50,16 @@ SCORED_POSITIONS = 2048
 
 
 class PyTorchRuntime:
-    """Decodes with a model on its device, which is in evaluation mode meanwhile."""
+    """Decodes with a model on its device, which is in evaluation mode meanwhile.
 
-    def __init__(self, model: "Transformer | Ensemble") -> None:
+    Args:
+        model: One model or an ensemble.
+        never: Ids that no hypothesis may have.
+    """
+
+    def __init__(self, model: "Transformer | Ensemble", never: Sequence[int] = ()) -> None:
         self.model, self.device_type = model, model.device.type
+        self._never = torch.tensor(never, dtype=torch.int64, device=model.device)
         dtype = next(model.parameters()).dtype
         self.precision = next(name for name, each in DTYPES.items() if each == dtype)
         self.batch_tokens = CPU_BATCH_TOKENS
@@ -67,7 +73,7 @@ class PyTorchRuntime:
         return f"{parameters / 1e6:.1f} million parameters, {self.precision} on {self.model.device}"
 
     def decode(
-        self, batches: Iterable[Sequence[Sequence[int]]], options: SearchOptions
+        self, batches: Iterable[Sequence[Source]], options: SearchOptions
     ) -> Generator[list[list[Hypothesis]]]:
         """Decodes batches, on a CPU several at once; see `Runtime`."""
         decode = partial(self._decode_batch, options)
@@ -84,18 +90,24 @@ class PyTorchRuntime:
     def _decode_batch(
         self,
         options: SearchOptions,
-        sources: Sequence[Sequence[int]],
+        sources: Sequence[Source],
         raise_if_cancelled: Callable[[], None] = lambda: None,
     ) -> list[list[Hypothesis]]:
         def next_logits(ids: Tensor, state: DecodingState) -> Tensor:
             raise_if_cancelled()
-            return self.model.next_logits(ids, state)  # type: ignore[arg-type]
+            logits = self.model.next_logits(ids, state)  # type: ignore[arg-type]
+            return logits.index_fill(1, self._never, -torch.inf) if len(self._never) else logits
 
         device, rows = self.model.device, np.arange(len(sources))
-        src = copy_to_device(flatten(sources).gather(rows, begin=False, end=True), device)
-        limits = [len(ids) + EXTRA_LENGTH for ids in sources]
+        lines = flatten([source.ids for source in sources])
+        src = copy_to_device(lines.gather(rows, begin=False, end=True), device)
+        limits = [len(source.ids) + EXTRA_LENGTH for source in sources]
         max_lengths = copy_to_device(torch.tensor(limits), device)
         state = self.model.begin_decoding(src, max(limits))
+        if options.sampling:
+            sampler = Sampler(sources, options.sampling, device)
+            drawn = greedy(next_logits, state, max_lengths, BOS_ID, EOS_ID, sampler.choose)
+            return [[each] for each in sampler.score(drawn, limits, options.length_penalty)]
         if options.beam_size == 1 and not options.with_scores:
             rows_of_ids = greedy(next_logits, state, max_lengths, BOS_ID, EOS_ID)
             return [[Hypothesis(ids, math.nan)] for ids in rows_of_ids]
@@ -165,11 +177,13 @@ def load_checkpoints(checkpoints: Sequence[Checkpoint], options: LoadOptions) ->
     with torch.random.fork_rng(devices=[]):
         models = [checkpoint.build_model(options.raw) for checkpoint in checkpoints]
     models = [model.to(device, DTYPES[precision]) for model in models]
+    # The members of an ensemble have the same vocabulary, but may name different symbols of it.
+    never = {i for each in checkpoints for i in each.vocab.symbol_ids(each.config.vocab.symbols)}
     if len(models) == 1:
-        return PyTorchRuntime(models[0])
+        return PyTorchRuntime(models[0], sorted(never))
     from transformer_mt.model.ensemble import Ensemble
 
-    return PyTorchRuntime(Ensemble(models).eval())
+    return PyTorchRuntime(Ensemble(models).eval(), sorted(never))
 
 
 @torch.no_grad()

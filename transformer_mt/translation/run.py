@@ -323,7 +323,7 @@ def _translate_rounds(
         round_size = world_size if resumed else 1
         try:
             while lines := list(chain.from_iterable(islice(chunks, round_size))):
-                translator.processes.broadcast(lines)
+                translator.processes.broadcast((lines, reader.lines_read - len(lines) + 1))
                 yield lines
                 round_size = 1 if reader.is_pipe else world_size
         except DataError as error:  # the chunks before it are still to be translated
@@ -331,23 +331,27 @@ def _translate_rounds(
 
     if reader.is_pipe or world_size > 1:
         # The writer of a pipe may wait for an answer before it writes the next chunk.
-        yield from (translator.n_best(lines, advance) for lines in read_rounds())
+        first_line = resumed + 1
+        for lines in read_rounds():
+            yield translator.n_best(lines, advance, first_line)
+            first_line += len(lines)
     else:
-        yield from translator.translate_chunks(read_rounds(), advance)
+        yield from translator.translate_chunks(read_rounds(), advance, resumed + 1)
     if failures:
         raise failures[0]
 
 
 def serve(translator: Translator) -> None:
     """Takes part in the main process's translations until it finishes; called by the others."""
-    while lines := translator.processes.broadcast(list[str]()):
-        translator.n_best(lines)
+    while (work := translator.processes.broadcast((list[str](), 0)))[0]:
+        lines, first_line = work
+        translator.n_best(lines, first_line=first_line)
     translator.processes.finish()
 
 
 def finish(processes: Processes) -> None:
     """Lets the other processes end; called by the main process."""
-    processes.broadcast(list[str]())
+    processes.broadcast((list[str](), 0))
     processes.finish()
 
 

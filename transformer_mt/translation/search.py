@@ -1,4 +1,4 @@
-"""Greedy and beam search over a function that gives the next logits.
+"""Greedy search, beam search and sampling over a function that gives the next logits.
 
 Works only on token ids: no strings, no model. Everything stays on the device until the end, except
 for one number at each position: how many sentences are still being translated.
@@ -9,13 +9,15 @@ V vocabulary.
 
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from transformer_mt.translation.translator import Hypothesis, length_penalty
+from transformer_mt.translation.options import Sampling
+from transformer_mt.translation.translator import Hypothesis, Source, length_penalty
 
 
 class DecodingState(Protocol):
@@ -31,6 +33,14 @@ KEPT_SHARE, ROW_MULTIPLE = 0.9, 8
 """Greedy search keeps a multiple of `ROW_MULTIPLE` rows, and only removes the others once those it
 keeps are at most `KEPT_SHARE` of the rows."""
 _LOWEST = torch.finfo(torch.float64).min
+# The constants of SplitMix64, as signed integers.
+_GOLDEN_GAMMA = 0x9E3779B97F4A7C15 - 2**64
+_MIX_1, _MIX_2 = 0xBF58476D1CE4E5B9 - 2**64, 0x94D049BB133111EB - 2**64
+
+
+def most_probable(logits: Tensor, rows: Tensor, position: int) -> Tensor:
+    """Chooses the most probable token of each row."""
+    return logits.argmax(dim=-1)
 
 
 def greedy(
@@ -39,8 +49,9 @@ def greedy(
     max_lengths: Tensor,
     bos_id: int,
     eos_id: int,
+    choose: Callable[[Tensor, Tensor, int], Tensor] = most_probable,
 ) -> list[list[int]]:
-    """Takes the most probable token at every position.
+    """Takes one token at every position, the most probable one if `choose` says no other.
 
     Args:
         next_logits: Maps the ids of the last position, (R,), and the state to logits, (R, V).
@@ -48,6 +59,8 @@ def greedy(
         max_lengths: Tokens after which a row ends without EOS, (B,) int64.
         bos_id: Id that every row begins with.
         eos_id: Id that ends a row.
+        choose: Maps logits, (R, V), the original numbers of these rows, (R,), and the position,
+            from 1, to the ids that are taken, (R,).
 
     Returns:
         B lists of ids without BOS and EOS.
@@ -56,7 +69,7 @@ def greedy(
     ids, active = torch.full_like(rows, bos_id), torch.ones_like(rows, dtype=torch.bool)
     ended, positions = torch.full_like(rows, eos_id), []
     for position in itertools.count(1):
-        ids = next_logits(ids, state).float().argmax(dim=-1)
+        ids = choose(next_logits(ids, state).float(), rows, position)
         positions.append(ended.scatter(0, rows, torch.where(active, ids, eos_id)))  # (B,)
         active = active & (ids != eos_id) & (max_lengths[rows] > position)
         active_rows = int(active.sum())  # the only wait for the device at a position
@@ -71,6 +84,72 @@ def greedy(
             state.select(kept, kept)
     hypotheses = torch.stack(positions, dim=1).tolist()  # (B, L)
     return [row[: row.index(eos_id)] if eos_id in row else row for row in hypotheses]
+
+
+class Sampler:
+    """Draws tokens by their probabilities; what is drawn depends on nothing but logits and place.
+
+    Gumbel noise is added to the logits of all tokens, and the highest sum wins. The noise of a
+    token is a function of seed, line, part of the line, position and token. Thus logits that
+    differ in rounding give another token only if the two highest sums nearly tie; sums of
+    probabilities, compared with one random number, would be as close for many tokens.
+
+    Args:
+        sources: The B sources, with their lines and parts.
+        sampling: How to draw.
+        device: Device of the logits.
+
+    Reference:
+        Kool et al. 2019, Stochastic Beams and Where to Find Them, section 2.3 (Gumbel-max);
+        Steele et al. 2014, Fast Splittable Pseudorandom Number Generators (SplitMix64).
+    """
+
+    def __init__(self, sources: Sequence[Source], sampling: Sampling, device: torch.device) -> None:
+        self._sampling, self._log_probabilities = sampling, list[Tensor]()
+        places = ([sampling.seed, source.line, source.part] for source in sources)
+        keys = [np.random.SeedSequence(place).generate_state(1, np.uint64) for place in places]
+        self._keys = torch.from_numpy(np.concatenate(keys).view(np.int64)).to(device)
+
+    def choose(self, logits: Tensor, rows: Tensor, position: int) -> Tensor:
+        """Draws a token for each row; see `greedy`."""
+        vocab_size, top_k = logits.size(1), self._sampling.top_k or logits.size(1)
+        values, ids = logits, torch.arange(vocab_size, device=logits.device).expand_as(logits)
+        if top_k < vocab_size:
+            values, ids = logits.topk(top_k)
+        uniform = _uniform(self._keys[rows][:, None], position * vocab_size + ids)
+        noise = -(-(-uniform).log1p()).log()
+        drawn = (values + self._sampling.temperature * noise).argmax(dim=1, keepdim=True)
+        drawn = ids.gather(1, drawn)
+        found = logits.log_softmax(-1).gather(1, drawn)[:, 0].double()
+        self._log_probabilities.append(found.new_zeros(len(self._keys)).index_copy(0, rows, found))
+        return drawn[:, 0]
+
+    def score(
+        self, hypotheses: list[list[int]], max_lengths: list[int], alpha: float
+    ) -> list[Hypothesis]:
+        """Scores what was drawn, as beam search does: by the model, whatever the temperature."""
+        totals = torch.stack(self._log_probabilities).cumsum(0).tolist()  # (L, B)
+        lengths = [
+            min(len(ids) + 1, limit) for ids, limit in zip(hypotheses, max_lengths, strict=True)
+        ]
+        return [
+            Hypothesis(ids, totals[length - 1][row] / length_penalty(length, alpha))
+            for row, (ids, length) in enumerate(zip(hypotheses, lengths, strict=True))
+        ]
+
+
+def _uniform(keys: Tensor, counters: Tensor) -> Tensor:
+    """Maps 64-bit integers to float32 numbers in (0, 1], those near 0 as fine as any."""
+    x = keys + counters * _GOLDEN_GAMMA  # overflow wraps
+    for shift, factor in ((30, _MIX_1), (27, _MIX_2)):
+        x = (x ^ _shift_right(x, shift)) * factor
+    x = x ^ _shift_right(x, 31)
+    return (_shift_right(x, 11).float() + 0.5) * 2.0**-53
+
+
+def _shift_right(x: Tensor, bits: int) -> Tensor:
+    """Shifts 64-bit integers as unsigned ones."""
+    return (x >> bits) & ((1 << (64 - bits)) - 1)
 
 
 def beam_search(

@@ -12,8 +12,13 @@ from transformer_mt.errors import CheckpointError, ConfigError, DataError
 from transformer_mt.system.processes import ALONE, Processes
 from transformer_mt.text.splitting import LineSplitter
 from transformer_mt.text.vocabulary import BOS_ID, EOS_ID, Vocabulary
-from transformer_mt.translation.options import DEFAULT_SEARCH, LoadOptions, SearchOptions
-from transformer_mt.translation.translator import Runtime, Translation, Translator
+from transformer_mt.translation.options import (
+    DEFAULT_SEARCH,
+    LoadOptions,
+    Sampling,
+    SearchOptions,
+)
+from transformer_mt.translation.translator import Runtime, Source, Translation, Translator
 
 if TYPE_CHECKING:
     from transformer_mt.checkpoints.checkpoint import Checkpoint
@@ -95,7 +100,16 @@ class TranslationModel:
     def translator(
         self, options: SearchOptions = DEFAULT_SEARCH, processes: Processes = ALONE
     ) -> Translator:
-        """Makes a translator of lines that shares batches with processes that have this model."""
+        """Makes a translator of lines that shares batches with processes that have this model.
+
+        Raises:
+            ConfigError: If an option of the search is wrong, or does not suit an exported model.
+        """
+        if options.sampling and self.checkpoints[0].is_exported:
+            raise ConfigError(
+                f"{self.name}: an exported model cannot sample; name the checkpoint that it was"
+                f" made from, {self.checkpoints[0].record.checkpoint}"
+            )
         return Translator(self.runtime, self.vocab, self.splitter, options, processes)
 
     def translate(
@@ -153,6 +167,29 @@ class TranslationModel:
         if n > beam_size:
             raise ConfigError(f"n = {n}: choose 1 to {beam_size}, the beam size")
         return translator.n_best(lines)
+
+    def sample(
+        self,
+        lines: Sequence[str],
+        *,
+        top_k: int | None = None,
+        temperature: float = Sampling.temperature,
+        seed: int = Sampling.seed,
+    ) -> list[str]:
+        """Draws a translation of each line at random, by the probabilities of the model.
+
+        Args:
+            lines: Source text. What is drawn for a line depends on its position in the list.
+            top_k: Pieces that can be drawn at a position, the most probable ones; None is all.
+            temperature: Divisor of the logits: the lower, the more often probable pieces are drawn.
+            seed: Another one gives other translations.
+
+        Raises:
+            ConfigError: If an option is wrong, or this is an exported model.
+        """
+        _require_lines(lines)
+        options = SearchOptions(sampling=Sampling(top_k, temperature, seed))
+        return self.translator(options).translate(lines)
 
     def score(self, sources: Sequence[str], hypotheses: Sequence[str]) -> list[float]:
         """Computes the log-probability in nats of one given translation of each source.
@@ -250,7 +287,7 @@ class TranslationModel:
             return src_ids, tgt_ids
         if not src_ids:  # which the model does not translate
             return [], []
-        [[[greedy]]] = self.runtime.decode([[src_ids]], DEFAULT_SEARCH)
+        [[[greedy]]] = self.runtime.decode([[Source(tuple(src_ids))]], DEFAULT_SEARCH)
         return src_ids, greedy.ids
 
 

@@ -83,12 +83,12 @@ class Runtime(Protocol):
         """Says in a few words what it is, for people."""
 
     def decode(
-        self, batches: Iterable[Sequence[Sequence[int]]], options: SearchOptions
+        self, batches: "Iterable[Sequence[Source]]", options: SearchOptions
     ) -> Generator[list[list[Hypothesis]]]:
         """Finds the `n_best` best hypotheses of each source of every batch, the best first.
 
         Args:
-            batches: Source ids without EOS, none empty; several batches may be decoded at once,
+            batches: Sources, none of them without ids; several batches may be decoded at once,
                 and some be taken before they are needed.
             options: How to search.
 
@@ -128,10 +128,20 @@ class Translation(NamedTuple):
 
 
 class Source(NamedTuple):
-    """Ids of a line or of a part of it, without EOS, and the number of its chunk of lines."""
+    """A line or a part of it.
 
-    chunk: int
+    Attributes:
+        ids: Its ids without EOS.
+        chunk: Number of its chunk of lines.
+        line: Number of the line if what is drawn for it depends on it, else 0, so that equal
+            sources are equal.
+        part: Number of the part, likewise.
+    """
+
     ids: tuple[int, ...]
+    chunk: int = 0
+    line: int = 0
+    part: int = 0
 
 
 class _Plan(NamedTuple):
@@ -268,7 +278,10 @@ class Translator:
         return [best for ranked_of_lines in translated for best, *_ in ranked_of_lines]
 
     def n_best(
-        self, lines: Sequence[str], advance: Callable[[int], object] = lambda lines: None
+        self,
+        lines: Sequence[str],
+        advance: Callable[[int], object] = lambda lines: None,
+        first_line: int = 1,
     ) -> list[list[Translation]]:
         """Finds the `n_best` best translations of every line, the best first.
 
@@ -278,21 +291,25 @@ class Translator:
         Args:
             lines: Source text; similar lengths are batched, so many lines at once are faster.
             advance: Called with the number of lines that have been translated, batch by batch.
+            first_line: Number of the first line in its text; matters to sampling alone.
         """
-        [translations] = self.translate_chunks([lines], advance)
+        [translations] = self.translate_chunks([lines], advance, first_line)
         return translations
 
     def translate_chunks(
-        self, chunks: Iterable[Sequence[str]], advance: Callable[[int], object]
+        self,
+        chunks: Iterable[Sequence[str]],
+        advance: Callable[[int], object],
+        first_line: int = 1,
     ) -> Generator[list[list[Translation]]]:
         """Finds the `n_best` best translations of every line, as `n_best` does, chunk by chunk.
 
         Chunks are taken before the translations of those before them are complete, so that no
         thread is idle at the end of a chunk. All processes must have the same chunks.
         """
-        plans, plans_ahead = tee(map(self._plan, chunks))
+        plans, plans_ahead = tee(self._plan_all(chunks, first_line))
         own_batches = (
-            [source.ids for source in batch]
+            batch
             for plan in plans_ahead
             for batch in plan.batches[self.processes.rank :: self.processes.world_size]
         )
@@ -308,15 +325,22 @@ class Translator:
                     for parts in plan.lines
                 ]
 
-    def _plan(self, lines: Sequence[str]) -> _Plan:
-        sources = [
-            [Source(number // self.chunk_lines, tuple(ids)) for ids in parts]
-            for number, parts in enumerate(self.splitter.split(lines))
-        ]
-        # Equal sources of a chunk are translated once. A line counts with its first part.
-        counts = dict.fromkeys(chain.from_iterable(sources), 0)
-        counts |= Counter(parts[0] for parts in sources if parts)
-        return _Plan(sources, counts, self._cut_batches(counts))
+    def _plan_all(self, chunks: Iterable[Sequence[str]], first_line: int) -> Generator[_Plan]:
+        for lines in chunks:
+            sources = [
+                [Source(tuple(ids), number // self.chunk_lines) for ids in parts]
+                for number, parts in enumerate(self.splitter.split(lines))
+            ]
+            if self.options.sampling:
+                sources = [
+                    [source._replace(line=line, part=part) for part, source in enumerate(parts)]
+                    for line, parts in enumerate(sources, first_line)
+                ]
+            # Equal sources of a chunk are translated once. A line counts with its first part.
+            counts = dict.fromkeys(chain.from_iterable(sources), 0)
+            counts |= Counter(parts[0] for parts in sources if parts)
+            yield _Plan(sources, counts, self._cut_batches(counts))
+            first_line += len(lines)
 
     def _translate_all(
         self,

@@ -1,0 +1,162 @@
+"""Sampling: what is drawn, what it depends on, and what is refused."""
+
+import pytest
+import torch
+from conftest import assert_one_error, copy_lines
+
+from transformer_mt import load
+from transformer_mt.errors import ConfigError
+from transformer_mt.text.vocabulary import PAD_ID
+from transformer_mt.translation import run
+from transformer_mt.translation.options import Sampling, SearchOptions
+from transformer_mt.translation.search import Sampler
+from transformer_mt.translation.translator import Source, Translator, format_lines
+
+LINES = [*copy_lines(30, 5), "", "ab cd"]
+LINES += ["ab cd", " ".join(LINES[:8])]  # a repeated one, and one that is split
+
+
+def draw(logits: torch.Tensor, count: int, position: int = 1, **options) -> torch.Tensor:
+    """Draws a token for each of the lines 1 to `count`."""
+    sources = [Source((), line=line) for line in range(1, count + 1)]
+    sampler = Sampler(sources, Sampling(**options), torch.device("cpu"))
+    return sampler.choose(logits.expand(count, -1), torch.arange(count), position)
+
+
+@pytest.mark.parametrize(
+    ("temperature", "top_k"), [(1.0, None), (0.5, None), (2.0, 3), (1.0, 1), (1.0, 99)]
+)
+def test_tokens_are_drawn_by_their_probabilities(temperature, top_k):
+    """Those of the softmax of the logits by the temperature, the `top_k` highest alone.
+
+    Sabotage: multiply the logits by the temperature; `top_k + 1`; noise of a normal distribution.
+    """
+    logits = torch.tensor([0.3, -4.0, 1.2, 0.9, -torch.inf, -1.0, 1.0, 0.0])
+    kept = logits >= logits.sort(descending=True).values[min(top_k or 8, 8) - 1]
+    expected = (logits / temperature).masked_fill(~kept, -torch.inf).softmax(0)
+    drawn = draw(logits, 40_000, temperature=temperature, top_k=top_k)
+    shares = drawn.bincount(minlength=8) / len(drawn)
+    assert torch.all(shares[expected == 0] == 0)
+    assert torch.allclose(shares, expected, atol=0.012)
+
+
+def test_draws_are_independent_and_nearly_equal_logits_give_the_same():
+    """Over lines, positions and seeds; of other rows and of rounding they do not depend.
+
+    Sabotage: leave line, part, position or seed out of the noise.
+    """
+    logits, count = torch.zeros(50), 5_000
+    first = draw(logits, count)
+    others = [draw(logits, count, 2), draw(logits, count, seed=2), first.roll(1)]
+    sources = [Source((), line=line, part=1) for line in range(1, count + 1)]
+    sampler = Sampler(sources, Sampling(), torch.device("cpu"))
+    others.append(sampler.choose(logits.expand(count, -1), torch.arange(count), 1))
+    for other in others:
+        assert (first == other).float().mean() == pytest.approx(0.02, abs=0.008)
+    rows = torch.arange(count).flip(0)[:100]
+    assert torch.equal(sampler.choose(logits.expand(100, -1), rows, 1), others[-1][rows])
+    rounded = draw(logits + 1e-6 * torch.rand(50), count)
+    assert (first != rounded).sum() <= 2
+
+
+def test_a_line_s_draw_depends_on_its_number_alone(untrained_run):
+    """Not on batches, chunks or the lines around it; equal lines differ.
+
+    Sabotage: translate equal sources once; number lines from the chunk; leave out the part.
+    """
+    model, sampling = load(untrained_run), Sampling(temperature=0.7)
+    small, large = (
+        model.translator(SearchOptions(sampling=sampling, batch_tokens=n)) for n in (40, 4096)
+    )
+    expected = small.n_best(LINES)
+    assert [t.text for [t] in large.n_best(LINES)] == [t.text for [t] in expected]
+    rest = large.n_best(LINES[20:], first_line=21)
+    assert [t.text for [t] in rest] == [t.text for [t] in expected[20:]]
+    large.first_chunk_lines, large.chunk_lines = 3, 5
+    assert large.translate(LINES) == [t.text for [t] in expected]
+    assert model.sample(LINES, temperature=0.7) == [t.text for [t] in expected]
+    assert model.sample(LINES, seed=2) != model.sample(LINES)
+    assert model.sample(LINES, top_k=1) == model.translate(LINES)
+    assert expected[31][0].text != expected[32][0].text and expected[33][0].parts > 1
+
+
+def test_scores_are_those_of_the_model(untrained_run):
+    """Of hypotheses that end, and of those cut at the limit, which have no end.
+
+    Sabotage: scores of the tempered probabilities; leave out the end; one token too many.
+    """
+    model = load(untrained_run)
+    rows = [tuple(ids) for ids in model.vocab.src.encode(copy_lines(60, 5))]
+    sources = [Source(ids, line=line) for line, ids in enumerate(rows)]
+    options = SearchOptions(length_penalty=0.0, sampling=Sampling(temperature=0.7))
+    [drawn] = model.runtime.decode([sources], options)
+    given = model.runtime.score(rows, [each.ids for [each] in drawn])
+    ended = [len(each.ids) < len(ids) + 50 for [each], ids in zip(drawn, rows, strict=True)]
+    assert 5 < sum(ended) < 55
+    for [each], score, has_end in zip(drawn, given, ended, strict=True):
+        if PAD_ID not in each.ids:  # which has no score as a given translation
+            assert (each.score == pytest.approx(score, abs=1e-3)) == has_end
+            assert has_end or each.score > score + 1
+
+
+def test_a_stopped_translation_goes_on_with_the_same_draws(
+    untrained_run, call, tmp_path, monkeypatch
+):
+    """And not with those of another seed. Sabotage: number lines from the resumption."""
+    monkeypatch.setattr(Translator, "chunk_lines", 8)
+    (tmp_path / "in").write_text("".join(f"{line}\n" for line in LINES))
+    arguments = ("translate", untrained_run, "--sample", "--input", tmp_path / "in", "--output")
+    assert call(*arguments, tmp_path / "whole").code == 0
+    texts = "".join(f"{text}\n" for text in load(untrained_run).sample(LINES))
+    assert (tmp_path / "whole").read_text("utf-8") == texts
+
+    def stopping(translations, first_line, options):
+        if first_line > 16:
+            raise OSError("full")
+        return format_lines(translations, first_line, options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(run, "format_lines", stopping)
+        assert call(*arguments, tmp_path / "out").code == 2
+    kept = (tmp_path / ".out.partial").read_bytes(), (tmp_path / ".out.state").read_bytes()
+    assert "continuing after 16 finished lines" in call(*arguments, tmp_path / "out").err
+    assert (tmp_path / "out").read_bytes() == (tmp_path / "whole").read_bytes()
+    for name, data in zip((".out.partial", ".out.state"), kept, strict=True):
+        (tmp_path / name).write_bytes(data)
+    assert "made with another sampling" in call(*arguments, tmp_path / "out", "--seed", 2).err
+    assert (tmp_path / "out").read_bytes() != (tmp_path / "whole").read_bytes()
+
+
+def test_the_command_s_options(call, monkeypatch):
+    """Sabotage: leave one out."""
+    taken = []
+    monkeypatch.setattr(run, "translate", lambda *arguments: taken.append(arguments[2]))
+    assert call("translate", "run", "--sample").code == 0
+    options = "--sample --top-k 5 --temperature 0.5 --seed 0 --format jsonl"
+    assert call("translate", "run", *options.split()).code == 0
+    assert [each.search.sampling for each in taken] == [Sampling(), Sampling(5, 0.5, 0)]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("--top-k 5", "--top-k has an effect only on sampling: add --sample"),
+        ("--temperature 0.5", "--temperature has an effect only"),
+        ("--seed 1", "--seed has an effect only"),
+        ("--sample --beam-size 4", "--sample draws one translation per line"),
+        ("--sample --n-best 2", "--sample draws one translation per line"),
+        ("--sample --temperature 0", "temperature 0: choose more than 0"),
+        ("--sample --seed 4294967296", "seed 4294967296: choose 0 to 4294967295"),
+    ],
+)
+def test_mistakes(untrained_run, call, options, message):
+    """Each in one line. Sabotage: leave out a check."""
+    assert_one_error(call("translate", untrained_run, *options.split()), message)
+
+
+def test_mistakes_from_python(untrained_run, exported_run):
+    """An exported model is named. Sabotage: search instead."""
+    with pytest.raises(ConfigError, match="top-k 0: choose 1 or more"):
+        load(untrained_run).sample(["a"], top_k=0)
+    with pytest.raises(ConfigError, match="exported: an exported model cannot sample"):
+        load(exported_run).sample(["a"])

@@ -1,0 +1,153 @@
+"""`vocab.symbols`: one piece in whatever text, in no translation, and what is refused."""
+
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from checkpoints.small_checkpoint import build_model, small_config
+from conftest import copy_lines, tiny_config
+
+from transformer_mt import load
+from transformer_mt.checkpoints.checkpoint import (
+    MODEL,
+    Checkpoint,
+    Progress,
+    RunState,
+    load_checkpoint,
+    save_checkpoint,
+)
+from transformer_mt.config.keys import VocabConfig
+from transformer_mt.errors import CheckpointError, ConfigError
+from transformer_mt.text.batching import EncodedLines, flatten
+from transformer_mt.text.prepared import prepare
+from transformer_mt.text.sampling import LineSampler
+from transformer_mt.text.vocabulary import BOS_ID, EOS_ID, Vocabulary, train_vocabulary
+from transformer_mt.training import validation
+from transformer_mt.training.run import train
+from transformer_mt.translation.export import export
+from transformer_mt.translation.options import SearchOptions
+from transformer_mt.translation.pytorch_runtime import PyTorchRuntime
+from transformer_mt.translation.translator import Source
+
+SYMBOLS = ["<bt>", "<bt>x", "back,translated", 'a"b']
+WORDS = copy_lines(900, 1) + ["back <bt>ted transla <b"] * 200
+TEXT = ["<bt> ab cd", "ab <bt> cd", "ab<bt>cd<bt>xx", "<bt>", "back,translated", 'a"ba"b <bt', ""]
+
+
+def learn(kind: str = "bpe", symbols: list[str] = SYMBOLS, shared: bool = True) -> Vocabulary:
+    words, other = (Counter(" ".join(text).split()) for text in (WORDS, WORDS[::2]))
+    config = VocabConfig(kind=kind, size=330, symbols=symbols, shared=shared)
+    return train_vocabulary([words] if shared else [words, other], config)
+
+
+def occurrences(text: str, symbol: str) -> int:
+    """Counts a symbol; <bt>x, which is looked for first, has another inside."""
+    return text.replace("<bt>x", "X").count(symbol.replace("<bt>x", "X"))
+
+
+@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("kind", ["bpe", "unigram", "char"])
+def test_a_symbol_is_one_piece(kind, shared):
+    """Alone, inside a word, beside another; also where segmentations are drawn.
+
+    Sabotage: do not pass the symbols to SentencePiece; to one side only.
+    """
+    vocab = learn(kind, shared=shared)
+    for side in (vocab.src, vocab.tgt):
+        rows = side.encode(TEXT)
+        drawn = [rows]
+        if kind != "char":
+            sampler, lines = LineSampler(side.table(), 0.5), flatten(rows)
+            lines = EncodedLines(lines.ids.astype(np.int32), lines.offsets)
+            sampled = sampler.sample(lines, np.random.default_rng(1))
+            drawn.append([sampled[i].tolist() for i in range(len(rows))])
+        for rows in drawn:
+            for text, ids in zip(TEXT, rows, strict=True):
+                pieces = side.pieces(ids)
+                for symbol in SYMBOLS:
+                    assert pieces.count(symbol) == occurrences(text, symbol), pieces
+                assert kind == "char" or side.decode([ids]) == [text]
+
+
+def favouring(folder: Path, symbols: list[str]) -> Checkpoint:
+    """Saves a model to which symbols are by far the most probable pieces of any translation."""
+    vocab = learn()
+    config = small_config(model__tie_embeddings=False, vocab__symbols=symbols, vocab__size=330)
+    torch.manual_seed(1)
+    weights = build_model(config, vocab).state_dict()
+    weights["decoder_norm.bias"] += 1
+    weights["out_embedding"][vocab.symbol_ids(SYMBOLS)] = 1.0
+    save_checkpoint(folder, {MODEL: weights}, RunState(Progress(step=1)), config, vocab)
+    return load_checkpoint(folder)
+
+
+def test_a_symbol_is_in_no_translation(tmp_path):
+    """By any search of a run, an ensemble or an export, though it is the most probable piece.
+
+    Those that the configuration does not name may be. Sabotage: leave `never` out of a runtime, or
+    those of another member of an ensemble.
+    """
+    lines = [*copy_lines(3, 4), "<bt> ab"]
+    checkpoint = favouring(tmp_path / "step", SYMBOLS)
+    favouring(tmp_path / "other", SYMBOLS[:1])
+    export(checkpoint, tmp_path / "exported")
+    run = load(tmp_path / "step")
+    texts = run.sample(lines)
+    for model in (run, load(tmp_path / "other", tmp_path / "step"), load(tmp_path / "exported")):
+        texts += model.translate(lines) + model.translate(lines, beam_size=4)
+        texts += [each.text for ranked in model.n_best(lines, n=2) for each in ranked]
+    assert any(texts) and not any(symbol in text for text in texts for symbol in SYMBOLS)
+    assert all("<bt>x" in text for text in load(tmp_path / "other").translate(lines))
+
+
+def test_the_model_of_transformers_leaves_them_out_too(tmp_path):
+    """Sabotage: leave out `suppress_tokens`; `renormalize_logits`."""
+    from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
+    checkpoint = favouring(tmp_path / "step", SYMBOLS)
+    folder = export(checkpoint, tmp_path / "out", format="transformers")
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForSeq2SeqLM.from_pretrained(folder)
+    ours, batch = load(checkpoint.path), tokenizer(["ab cd"], return_tensors="pt")
+    source = Source(tuple(batch.input_ids[0, :-1].tolist()))
+    for beams in (1, 3):
+        options = {"num_beams": beams, "length_penalty": 0.0, "early_stopping": beams > 1}
+        output = model.generate(**batch, max_new_tokens=len(source.ids) + 50, **options)
+        [[[best, *_]]] = ours.runtime.decode([[source]], SearchOptions(beams, 0.0))
+        ids = [i for i in output[0].tolist() if i not in (BOS_ID, EOS_ID)]
+        assert ids == best.ids and len(ids) > 5
+
+
+def test_a_run_with_symbols(corpus_dir, tmp_path, monkeypatch):
+    """Trains and validates without giving them; another list is refused by the name of the key.
+
+    Sabotage: `OnChange.ALLOWED`; validate without `never`.
+    """
+    runtimes = []
+    monkeypatch.setattr(
+        validation, "PyTorchRuntime", lambda *args: runtimes.append(args) or PyTorchRuntime(*args)
+    )
+    changes = {"data__train": "train[:300]", "train__max_steps": 1, "valid__every": 1}
+    config = tiny_config(corpus_dir, vocab__symbols=["<bt>"], **changes)
+    train(config, tmp_path / "run")
+    assert [args[1:] for args in runtimes] == [([4],)]
+    with pytest.raises(CheckpointError, match=r"vocab.symbols \(was"):
+        train(tiny_config(corpus_dir, vocab__symbols=["<x>"], **changes), tmp_path / "run")
+
+
+def test_an_existing_vocabulary_must_have_them(corpus_dir, tmp_path):
+    """As symbols, not as pieces of text. Sabotage: take any piece of that name."""
+    vocab = learn()
+    [path] = vocab.save(tmp_path)
+    texts = [text for text in vocab.src.table().ids if "\u2581" not in text]
+    last = [vocab.src.pieces(ids)[-1] for ids in vocab.src.encode(texts)]
+    text = next(text for text, piece in zip(texts, last, strict=True) if text == piece)
+    for symbols, culprit in ((SYMBOLS[:2], None), (["<zz>"], "<zz>"), ([text], text)):
+        config = tiny_config(corpus_dir, vocab__path=str(path), vocab__symbols=symbols)
+        if culprit is None:
+            assert prepare(config).vocab.symbol_ids(symbols) == [4, 5]
+        else:
+            with pytest.raises(ConfigError, match=rf"^vocab.symbols: {culprit} is not a user-def"):
+                prepare(config)
