@@ -17,7 +17,7 @@ from transformer_mt.translation.translator import Translation, Translator
 CHUNK = 8
 
 
-def reverse(self, chunks, advance):
+def reverse(self, chunks, advance, first_line):
     """Stands for a translation."""
     for lines in chunks:
         advance(len(lines))
