@@ -114,6 +114,12 @@ def total_memory(device: torch.device) -> int:
     return min(limits)
 
 
+def copy_to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Copies a tensor on the CPU to a device, asynchronously if it is a GPU."""
+    pinned = tensor.pin_memory() if device.type == "cuda" else tensor
+    return pinned.to(device, non_blocking=True)
+
+
 OUT_OF_MEMORY_ADVICE = (
     "to train, choose a smaller model or a lower data.max_length; to translate, lower"
     " --batch-tokens or --beam-size"

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from transformer_mt.system.device import copy_to_device
 from transformer_mt.text.vocabulary import BOS_ID, EOS_ID, PAD_ID, Vocabulary
 
 Indices = npt.NDArray[np.int64]
@@ -79,12 +80,6 @@ def flatten(rows: Sequence[Sequence[int]]) -> EncodedLines:
     lengths = np.fromiter(map(len, rows), np.int64, len(rows))
     ids = np.fromiter((i for row in rows for i in row), np.int32, int(lengths.sum()))
     return EncodedLines.cut(ids, lengths)
-
-
-def copy_to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Copies a tensor on the CPU to a device, asynchronously if it is a GPU."""
-    pinned = tensor.pin_memory() if device.type == "cuda" else tensor
-    return pinned.to(device, non_blocking=True)
 
 
 @dataclass(frozen=True)

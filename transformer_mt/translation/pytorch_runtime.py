@@ -11,6 +11,7 @@ import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from transformer_mt.checkpoints.checkpoint import Checkpoint
 from transformer_mt.errors import ConfigError, DeviceError
@@ -19,6 +20,7 @@ from transformer_mt.system.device import (
     DTYPES,
     choose_device,
     compute_settings,
+    copy_to_device,
     supports,
     total_memory,
 )
@@ -27,7 +29,6 @@ from transformer_mt.system.worker_threads import WorkerThreads
 from transformer_mt.text.batching import (
     Batch,
     EncodedPairs,
-    copy_to_device,
     cut_micro_batches,
     flatten,
 )
@@ -98,9 +99,9 @@ class PyTorchRuntime:
             logits = self.model.next_logits(ids, state)  # type: ignore[arg-type]
             return logits.index_fill(1, self._never, -torch.inf) if len(self._never) else logits
 
-        device, rows = self.model.device, np.arange(len(sources))
-        lines = flatten([source.ids for source in sources])
-        src = copy_to_device(lines.gather(rows, begin=False, end=True), device)
+        device = self.model.device
+        rows = [torch.tensor((*source.ids, EOS_ID)) for source in sources]
+        src = copy_to_device(pad_sequence(rows, batch_first=True, padding_value=PAD_ID), device)
         limits = [len(source.ids) + EXTRA_LENGTH for source in sources]
         max_lengths = copy_to_device(torch.tensor(limits), device)
         state = self.model.begin_decoding(src, max(limits))
