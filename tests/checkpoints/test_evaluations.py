@@ -50,6 +50,8 @@ def test_a_record_comes_back(tmp_path):
     assert json.loads(file.read_text()) == VALUES
     [record] = read_evaluations(tmp_path)
     assert record == RECORD
+    write_evaluation(path, replace(RECORD, hypotheses=["a" * 3_000_000]))  # as of many lines
+    assert len(read_evaluations(tmp_path)) == 1
 
 
 def test_a_newer_record_of_the_same_kind_replaces_it(tmp_path):

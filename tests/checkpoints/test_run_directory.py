@@ -69,6 +69,9 @@ def test_the_best_is_used_or_else_the_newest(tmp_path, caplog):
     for message, name in zip(caplog.messages, (MODEL, MANIFEST), strict=True):
         assert message.startswith(f"{tmp_path}/step-00000004/{name}: ")
         assert message.endswith("; using the newest checkpoint instead of the best")
+    for step in (3, 5):  # however many are damaged
+        (tmp_path / f"step-0000000{step}" / MODEL).write_bytes(b"")
+    assert load_newest(tmp_path).progress.step == 2
 
 
 def test_only_checkpoints_are_listed(tmp_path):

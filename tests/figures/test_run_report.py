@@ -146,6 +146,7 @@ def test_lengths_are_those_of_the_training_text(run):
         counts, edges, _ = patch.get_data()
         lengths = [len(side[i]) + 1 for i in range(len(pairs))]
         assert list(counts) == list(np.histogram(lengths, edges)[0]) and sum(counts) == len(pairs)
+    assert [patch.get_label() for patch in axes.patches] == ["de", "en"]
     assert not overlapping(figure)
 
 

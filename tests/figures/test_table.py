@@ -104,6 +104,7 @@ def test_the_formats(groups):
     text = format_rows(groups, "text").splitlines()
     assert "std. dev. of 3  pre" in text[-3] and text[-2] == "" and max(map(len, text)) < 130
     assert len({len(line) for line in text if "2,0" in line or "7,0" in line}) == 1
+    assert text[text.index("") - 1].startswith("run")  # last lines of titles are aligned
     table = list(csv.reader(format_rows(groups, "csv").splitlines()))
     assert table[0] == ["run", "model.norm", "train.seed", *COLUMNS, GREEDY, BEAM]
     assert table[-1][1:3] == ["post", "1"] and table[-1][3:7] == ["7065600", "40", "4.5", "1600.0"]

@@ -135,9 +135,10 @@ def test_a_prepared_mask_hides_the_same_keys(monkeypatch, dtype):
         assert attention_weights(q, k, bias, False).equal(attention_weights(q, k, mask, False))
 
 
-@pytest.mark.parametrize("n_queries", [2, 20])
-def test_attention_dropout_keeps_the_mean(n_queries):
-    """However many queries there are, weights are dropped, and the others scaled up."""
+@pytest.mark.parametrize(("n_queries", "on_cpu"), [(2, True), (20, True), (20, False)])
+def test_attention_dropout_keeps_the_mean(monkeypatch, n_queries, on_cpu):
+    """On any device, however many queries: weights are dropped, and the others scaled up."""
+    monkeypatch.setattr(cpu_kernels, "_on_cpu", lambda x: on_cpu)
     torch.manual_seed(0)
     q, k = torch.zeros(50, 4, n_queries, 8), torch.randn(50, 4, 30, 8)
     v = torch.ones(50, 4, 30, 8)

@@ -25,8 +25,9 @@ def simulate_gpus(hangs: bool) -> None:
     """Makes two GPUs of none, and NCCL of gloo; the work of one that hangs is never done."""
     init_process_group = dist.init_process_group
 
-    def init(backend: str, method: None, limit: timedelta, *arguments, device_id: object) -> None:
-        assert (backend, limit) == ("nccl", timedelta(minutes=10)) and device_id is not None
+    def init(backend: str, method: None, limit: timedelta, *arguments, device_id) -> None:
+        assert (backend, limit) == ("nccl", timedelta(minutes=10))
+        assert device_id.index == int(os.environ["LOCAL_RANK"])
         init_process_group("gloo", method, limit, *arguments)
 
     dist.init_process_group = init

@@ -202,15 +202,19 @@ def test_another_writer_of_the_file_ends_the_state(tmp_path):
             assert not output.state.exists()
 
 
-def test_a_write_that_fails(tmp_path, caplog):
-    """On a full disk, or here beyond a limit; what was finished is kept. Sabotage: no flush."""
+@pytest.mark.parametrize(("largest", "text"), [(2000, "x" * 3000), (50, "x")])
+def test_a_write_that_fails(tmp_path, caplog, largest, text):
+    """Of a chunk, or of the state, as on a full disk; what was finished is kept.
+
+    Sabotage: no flush; say that a chunk is kept which the state does not count.
+    """
     output, limits = check_output(tmp_path / "out"), resource.getrlimit(resource.RLIMIT_FSIZE)
     message = "out: File too large"
     with pytest.raises(OutputError, match=message), open_chunk_writer(output, MADE_FROM) as writer:
         writer.write(["abc\n"], 3, {})
-        resource.setrlimit(resource.RLIMIT_FSIZE, (2000, limits[1]))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (largest, limits[1]))
         try:
-            writer.write(["x" * 3000], 1, {})
+            writer.write([text], 1, {})
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert "3 finished lines are kept" in caplog.text

@@ -113,6 +113,11 @@ def test_where_a_long_line_is_split(vocab, line, parts):
     assert sum(rows, []) == vocab.src.encode([line])[0] and max(map(len, rows), default=0) <= 12
 
 
+def test_a_clause_ends_at_a_full_width_mark(vocab):
+    """Without a space after it; the vocabulary does not know the mark."""
+    assert split(vocab, "ab cd，ef gh ij") == ["ab cd ⁇ ", "ef gh ij"]
+
+
 @pytest.mark.parametrize(
     ("share", "line", "parts"),
     [

@@ -141,8 +141,10 @@ def test_a_restored_engine_continues_bit_equal(corpus_dir, prepared, tmp_path):
 
     Sabotage: leave out any of them.
     """
-    config = tiny_config(corpus_dir, train__ema_decay=0.9, train__precision="fp16")
+    changes = {"train__ema_decay": 0.9, "train__precision": "fp16", "optim__eps": 0.01}
+    config = tiny_config(corpus_dir, **changes)
     engine = build_engine(config, prepared, "fp16")
+    assert engine.optimizer.defaults["eps"] == 0.01
     for step in (1, 2, 3):
         engine.train_step(step, [batch_from(prepared, 8 * step)])
     engine.scaler.update(1024.0)

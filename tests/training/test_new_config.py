@@ -205,6 +205,7 @@ def test_sizes_by_pairs(pairs, machine, vocab_size, d_model, layers, dropout, he
     chosen = sizes.vocab_size, sizes.d_model, sizes.layers, sizes.dropout
     assert chosen == (vocab_size, d_model, layers, dropout)
     assert (text.held_out, text.train_pairs) == (held_out, pairs - 2 * held_out)
+    assert ("too little" in new_config._warn(Path("a"), Path("b"), text)) == (pairs < 20_000)
     # Pairs without text give no larger model.
     with_empty = replace(text_of(pairs + 600_000), empty=600_000)
     assert choose_sizes(with_empty, machine) == sizes

@@ -5,6 +5,7 @@ import shutil
 import sys
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from conftest import (
 )
 from sacrebleu.metrics.bleu import BLEU
 
-from transformer_mt.checkpoints.checkpoint import EMA
+from transformer_mt.checkpoints.checkpoint import EMA, Progress
 from transformer_mt.checkpoints.run_directory import (
     find_checkpoint,
     list_checkpoints,
@@ -238,6 +239,15 @@ def test_moved_text_is_the_same_and_changed_text_is_refused(corpus_dir, run_dir,
         with pytest.raises(CheckpointError, match=f"run: the {name} text has changed"):
             train(config, run_dir)
         (moved / f"{split}.en").write_text(text)
+
+
+def test_machines_must_have_the_same_text():
+    """Or none trains; the one that differs is named. Sabotage: compare no precision."""
+    other = Progress(valid_digest="other", precision="bf16")
+    processes = SimpleNamespace(gather=lambda main: [main, main, other])
+    message = "^process 2 differs from process 0 in validation text, precision; all machines need"
+    with pytest.raises(ConfigError, match=message):
+        run_module._require_same_everywhere(Progress(), processes)
 
 
 def test_a_precision_that_the_machine_cannot_keep(corpus_dir, tmp_path, monkeypatch):

@@ -8,6 +8,7 @@ from conftest import write_config
 from launch import assert_close, exit_codes, launch, launch_faulty, messages, records
 
 from transformer_mt.checkpoints.run_directory import load_newest
+from transformer_mt.cli.program import app
 from transformer_mt.config.loading import load_config
 from transformer_mt.errors import ConfigError
 from transformer_mt.system.launcher import is_main_process, require_single_process
@@ -129,6 +130,24 @@ def test_a_variable_that_is_not_a_number(monkeypatch, name):
     with pytest.raises(ConfigError, match=f"{name} = x is not a number: use torchrun"):
         assert is_main_process()
         require_single_process("init")
+
+
+def test_commands_that_work_in_one_process(monkeypatch):
+    """They refuse to be started several times. Sabotage: leave out the check of one."""
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for arguments in (
+        "init new --src a.de --tgt a.en",
+        "prepare none.toml",
+        "average none",
+        "export none -o out",
+        "plot schedule none.toml -o out.png",
+        "diagnose none",
+        "report none -o out.html",
+        "compare none",
+    ):
+        with pytest.raises(ConfigError, match="works in one process"):
+            app(arguments.split(), standalone_mode=False)
 
 
 def test_one_process_uses_no_distributed_code(monkeypatch):

@@ -137,7 +137,8 @@ def test_when_a_run_logs_validates_and_saves(corpus_dir, tmp_path, scores):
 def test_epochs_are_a_limit(corpus_dir, tmp_path, scores):
     """Training ends with the last step of the last epoch, wherever it was resumed.
 
-    Sabotage: count the epoch at its beginning; forget the position within it.
+    Sabotage: count the epoch at its beginning; forget the position within it, or take it for the
+    number of the step.
     """
     scores += [1.0] * 4
     changes = {"data__train": "train[:40]", "vocab__size": 288}
@@ -151,6 +152,8 @@ def test_epochs_are_a_limit(corpus_dir, tmp_path, scores):
         assert (progress.epoch, progress.epoch_step) == expected and progress.step == stop
     progress = train(config, tmp_path / "run")
     assert (progress.step, progress.epoch, progress.epoch_step) == (sum(sizes), 3, 0)
+    lines = records(tmp_path / "run", "train")
+    assert all(line["lr"] == noam_rate(line["step"], 16, 100) for line in lines)
     assert "done: train.max_epochs = 3" in log_text(tmp_path / "run")
 
 
@@ -316,9 +319,11 @@ def test_a_run_that_is_no_longer_there(
     config = write_toml(tmp_path / "tiny.toml", build_values(corpus_dir, **{every: 4}))
     run_dir, moved, taken = tmp_path / "run", tmp_path / "moved", Engine.train_step
     scores += [1.0]
+    steps: list[int] = []
 
     def train_step(self, step, micro_batches) -> None:
         taken(self, step, micro_batches)
+        steps.append(step)
         if step == 3:
             run_dir.rename(moved)
             if fate == "deleted":
@@ -337,6 +342,7 @@ def test_a_run_that_is_no_longer_there(
     else:
         assert not run_dir.exists()
     assert moved.exists() == (fate != "deleted") and not list_checkpoints(moved)
+    assert steps == [1, 2, 3, 4]
 
 
 def test_a_run_that_diverges(corpus_dir, tmp_path, monkeypatch):

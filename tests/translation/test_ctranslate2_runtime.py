@@ -125,6 +125,8 @@ def test_a_type_that_the_cpu_lacks(copy_run, tmp_path, call):
     (tmp_path / "in").write_text("a b\n")
     done = call("translate", exported, "--quiet", "--input", tmp_path / "in")
     assert (done.out, done.err) == (b"a b\n", "")
+    runtime = transformer_mt.load(exported, device="cpu").runtime
+    assert runtime._translator.compute_type == "float32"
 
 
 def test_scores_are_recorded_beside_it(copy_run, tmp_path, call):
