@@ -30,9 +30,14 @@ class RunMetrics:
         """Returns the last position in steps or minutes."""
         return max((record[x] for record in self.records), default=0.0)
 
+    def finite_points(self, kind: str, key: str) -> list[tuple[float, float]]:
+        """Returns steps and values of a metric where it is finite."""
+        points = zip(*self.series(kind, key), strict=True)
+        return [(step, value) for step, value in points if math.isfinite(value)]
+
     def finite(self, kind: str, key: str) -> list[float]:
         """Returns the finite values of a metric."""
-        return [value for value in self.series(kind, key)[1] if math.isfinite(value)]
+        return [value for _, value in self.finite_points(kind, key)]
 
     def best_validation(self) -> dict[str, Any] | None:
         """Returns the record of the best BLEU, the moving average's if there is one, as training.

@@ -55,7 +55,7 @@ def divergence(metrics: RunMetrics) -> str | None:
     advice = "lower optim.lr_scale, raise optim.warmup_steps, or set optim.max_grad_norm = 1.0"
     if losses and math.isnan(losses[-1]):
         return f"divergence: the loss is not finite at step {steps[-1]}; {advice}"
-    points = _finite(metrics, "train")
+    points = metrics.finite_points("train", "nll")
     if not points:
         return None
     (best, lowest), (last, loss) = min(points, key=itemgetter(1)), points[-1]
@@ -80,7 +80,7 @@ def too_few_steps(metrics: RunMetrics, warmup_steps: int) -> str | None:
             f"too few steps: {last} steps are fewer than {warmup}; {advice}, or lower the warm-up"
         )
     for kind, name, part in (("valid", "validation", 3 / 4), ("train", "training", 1 / 2)):
-        points = _finite(metrics, kind)
+        points = metrics.finite_points(kind, "nll")
         early = [point for point in points if 0 < point[0] <= part * last]
         if not early:
             continue
@@ -96,7 +96,7 @@ def too_few_steps(metrics: RunMetrics, warmup_steps: int) -> str | None:
 
 def overfitting(metrics: RunMetrics) -> str | None:
     """Finds a validation perplexity that has risen again."""
-    points = _finite(metrics, "valid")
+    points = metrics.finite_points("valid", "nll")
     if not points:
         return None
     (best, lowest), (last, loss) = min(points, key=itemgetter(1)), points[-1]
@@ -107,12 +107,6 @@ def overfitting(metrics: RunMetrics) -> str | None:
         f" {_perplexity(loss)} at step {last}; add text, raise model.dropout, choose smaller"
         " sizes, or stop earlier with valid.patience"
     )
-
-
-def _finite(metrics: RunMetrics, kind: str) -> list[tuple[float, float]]:
-    """Lists steps and losses without label smoothing, in nats per token, where they are finite."""
-    points = zip(*metrics.series(kind, "nll"), strict=True)
-    return [(step, nll) for step, nll in points if math.isfinite(nll)]
 
 
 def _perplexity(nll: float) -> str:
