@@ -26,14 +26,15 @@ from transformer_mt.checkpoints.run_directory import load_newest
 
 pytestmark = pytest.mark.slow
 
-STEPS = 240
+STEPS = 600
 STOPS = [
     (50, signal.SIGTERM, True),
-    (90, signal.SIGINT, True),
-    (130, signal.SIGKILL, True),
-    (170, signal.SIGKILL, False),
+    (200, signal.SIGINT, True),
+    (350, signal.SIGKILL, True),
+    (500, signal.SIGKILL, False),
 ]
-"""A step, what the launcher is then sent, and whether its messages are read."""
+"""A step, what the launcher is then sent, and whether its messages are read. Far apart: a fast run
+logs further steps before it has stopped, and the next one must not find its own step there."""
 KILLS = 2
 
 
