@@ -46,10 +46,7 @@ def test_the_lines_of_the_guide(copy_run, tmp_path, monkeypatch, capfd):
 
 
 def test_importing_is_lazy():
-    """Help, `compare` and the mistakes of `init` need no torch.
-
-    Sabotage: import `load`'s modules at the top of the package, or torch in cli/program.py.
-    """
+    """Help, `compare` and the mistakes of `init` need no torch."""
     code = """
 import sys
 import transformer_mt
@@ -101,11 +98,7 @@ print(json.dumps([key for key in before if before[key] != after[key]]))
 
 
 def test_the_process_stays_as_it_was(copy_run):
-    """No signal handler, environment variable, timeout, flag or random state changes; no output.
-
-    Sabotage: set SIGPIPE in `write_lines` or `load`; set an environment variable at import; build
-    the model outside `fork_rng`.
-    """
+    """No signal handler, environment variable, timeout, flag or random state changes; no output."""
     assert run_python(STATE, copy_run) == "[]\n"
 
 
@@ -124,10 +117,7 @@ print(json.dumps(sorted(sys.modules)))
 def test_the_program_makes_its_settings_and_imports_no_training_code(
     copy_run, exported_run, tmp_path
 ):
-    """Before torch is imported, which an exported model never needs.
-
-    Sabotage: import `training.engine` elsewhere; import torch at the top of `system.processes`.
-    """
+    """Before torch is imported, which an exported model never needs."""
     (tmp_path / "in").write_text("abc de\n")
     text, modules = run_python(PROGRAM, exported_run, tmp_path / "in").split("\n", 1)
     assert text == "abc de" and "ctranslate2" in modules
@@ -142,7 +132,7 @@ def test_the_program_makes_its_settings_and_imports_no_training_code(
 def test_translate(model):
     """As many lines as given, an empty one for an empty one; `n_best` has the same first.
 
-    Without length penalty its scores are log-probabilities. Sabotage: ignore the penalty.
+    Without length penalty its scores are log-probabilities.
     """
     translations = model.translate(LINES, beam_size=3)
     assert len(translations) == len(LINES) and translations[-1] == ""
@@ -156,7 +146,7 @@ def test_translate(model):
 
 
 def test_score_does_not_depend_on_the_batch(model, monkeypatch):
-    """All at once, or in another order and smaller batches. Sabotage: keep the batches' order."""
+    """All at once, or in another order and smaller batches."""
     hypotheses = [line[::-1] for line in LINES]
     expected = model.score(LINES, hypotheses)
     monkeypatch.setattr("transformer_mt.translation.pytorch_runtime.SCORED_POSITIONS", 40)
@@ -193,10 +183,7 @@ def test_attention(model):
 
 
 def test_encoder_output_and_logits(model):
-    """By the model's own layers, for a given and for the greedy translation.
-
-    Sabotage: leave out EOS or BOS; label the rows with the decoder's inputs.
-    """
+    """By the model's own layers, for a given and for the greedy translation."""
     attention = model.attention("abc de f")
     logits, best = model.logits("abc de f"), model.vocab.tgt.pieces
     assert best(logits.argmax(axis=1).tolist()) == attention.predicted_pieces
@@ -214,7 +201,7 @@ def test_encoder_output_and_logits(model):
 
 
 def test_a_figure_of_attention_is_shown_inline(model):
-    """A notebook asks the figure for a PNG. Sabotage: return a plain Figure; ignore `layer`."""
+    """A notebook asks the figure for a PNG."""
     attention = model.attention("abc de")
     figure = transformer_mt.plot_attention(attention, "encoder", heads=True)
     assert figure._repr_png_().startswith(b"\x89PNG") and len(figure.axes) == 5
@@ -250,7 +237,7 @@ def test_arguments(copy_run, model):
 
 
 def test_metrics_as_records(copy_run, tmp_path):
-    """Whole numbers stay whole, null is NaN. Sabotage: convert all to float; leave null out."""
+    """Whole numbers stay whole, null is NaN."""
     expected = [{**line, "minutes": line["seconds"] / 60} for line in records(copy_run)]
     metrics = transformer_mt.read_metrics(str(copy_run))
     assert metrics == expected and {record["kind"] for record in metrics} == {"train", "valid"}

@@ -49,7 +49,6 @@ def test_every_package_has_its_place():
 
 @pytest.mark.parametrize("module", MODULES)
 def test_imports_follow_the_order(module):
-    """Sabotage: `from transformer_mt.training.trainer import Trainer` in translator.py."""
     package = package_of(module)
     if package in TOP:
         return
@@ -70,10 +69,7 @@ PRIVATE_TORCH = "transformer_mt.system.private_torch"
 
 @pytest.mark.parametrize("module", sorted(MODULES.keys() - {PRIVATE_TORCH}))
 def test_private_torch_api_stays_in_one_module(module):
-    """What ruff's SLF001, which forbids private attributes, overlooks, and undocumented names.
-
-    Sabotage: `from torch import _foreach_lerp_` in optimizer.py.
-    """
+    """What ruff's SLF001, which forbids private attributes, overlooks, and undocumented names."""
     imports = r"from torch\b.*\b_[a-z].*|import torch\..*\b_[a-z].*"
     others = r"(?:get|has)attr\(.*[\"']_[a-z].*|torch\.ops|found_inf"
     assert not re.findall(f"{imports}|{others}", MODULES[module].read_text())

@@ -10,7 +10,8 @@ from unittest.mock import Mock
 import pytest
 from conftest import Called, assert_one_error, command, write_config
 
-from transformer_mt.cli.program import main
+from transformer_mt.cli.program import app, main
+from transformer_mt.errors import ConfigError
 
 TEXT = str(Path(__file__).parents[1] / "data" / "sample" / "test.de")
 SETTINGS = [
@@ -46,7 +47,7 @@ def test_a_wrong_setting(corpus_dir, tmp_path, call, setting, culprit):
         (["translate", "run", "--beam-size", "0"], "--beam-size"),
         (
             ["translate", "run", "--precision", "fp8"],
-            "--precision': 'fp8' is not one of 'fp32', 'bf16'",
+            "--precision': 'fp8' is not one of 'fp32', 'bf16', 'fp16'. (see transformer-mt",
         ),
         (["translate", "run", "--beam-size", "2", "--n-best", "3"], "--n-best 3"),
         (["translate", "/"], "/: "),
@@ -72,6 +73,17 @@ def test_wrong_usage(copy_run, call, arguments, culprit):
     """The file, run, option, split or command is named, with a near match where there is one."""
     replaced = (copy_run if argument == "RUN" else argument for argument in arguments)
     assert_one_error(call(*replaced), culprit)
+
+
+def test_what_works_in_one_process(monkeypatch):
+    """The files, which are missing here, are not looked for."""
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    commands = "init x --src a.de --tgt a.en", "prepare x", "export x -o y", "plot schedule x -o y"
+    for words in (*commands, "diagnose x", "report x -o y", "compare x"):
+        message = f"^{words.split()[0]} works in one process: start it without torchrun$"
+        with pytest.raises(ConfigError, match=message):
+            app(words.split(), standalone_mode=False)
 
 
 def test_no_permission_to_write(corpus_dir, tmp_path, monkeypatch, call):

@@ -22,6 +22,16 @@ def test_help_is_plain_and_fits_a_terminal(command, call):
     assert all(len(line) <= 80 for line in text.splitlines() if "transformer-mt" not in line)
 
 
+def test_options_are_listed_by_group(call):
+    """After the arguments; those of no group come last."""
+    usage, *text = call("translate", "--help").out.decode().splitlines()
+    assert usage == "Usage: transformer-mt translate [OPTIONS] RUN_OR_CHECKPOINT..."
+    groups = [line for line in text if re.fullmatch(r"\w.*:", line)]
+    assert groups == ["Arguments:", "Input and output:", "Model and search:", "Options:"]
+    [line] = [line.split() for line in text if line.startswith("  RUN_OR_CHECKPOINT")]
+    assert line[1:4] == ["A", "run", "(its"]
+
+
 @pytest.mark.parametrize("arguments", [[], ["-h"], ["--help"]])
 def test_the_commands_are_listed(arguments, call):
     """With examples; no summary is cut."""
@@ -39,7 +49,7 @@ def test_the_version(option, call):
 
 
 def test_a_shell_completes_options_and_their_values(call, monkeypatch):
-    """As `--install-completion` lets it ask. Sabotage: `add_completion=False`."""
+    """As `--install-completion` lets it ask."""
     monkeypatch.setenv("_TRANSFORMER_MT_COMPLETE", "complete_bash")
     for words, expected in (
         ("transformer-mt translate run --prec", b"--precision"),
@@ -57,7 +67,15 @@ def test_config_lists_keys(call):
         return re.findall(r"^(\w+\.\w+) = ", call("config", *arguments).out.decode(), re.MULTILINE)
 
     assert listed() == list(DEFAULTS)
-    assert listed("valid") == ["valid.every", "valid.patience"]
+    assert call("config", "valid").out.decode().splitlines()[:-1] == [
+        "[valid]  Validation by greedy BLEU on `data.valid`.",
+        "",
+        "valid.every = 1000  (1 or more; may change on resume)",
+        "    Steps between validations.",
+        "",
+        "valid.patience = 0  (0 or more; may change on resume)",
+        "    Number of consecutive validations without a better BLEU that ends training.",
+    ]
     norm = b'model.norm = "post"  (one of "post", "pre", "sublayer"; fixed for a run)'
     assert call("config", "model.norm").out.startswith(norm)
     message = "optim.lrscale is not a key of the configuration (did you mean optim.lr_scale?)"

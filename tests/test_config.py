@@ -9,7 +9,6 @@ from conftest import tiny_config, tiny_values, write_toml
 from pydantic.fields import FieldInfo
 
 from transformer_mt.config.keys import (
-    INTEGER_LIMIT,
     Config,
     DataConfig,
     OnChange,
@@ -116,7 +115,7 @@ MISTAKES = [
             "data.valid.src is missing",
             "data.valid.tgt is missing",
             "data.test = ['a'] should be a split's name or a table such as { src = ",
-            f"train.seed = {10**20} should be less than {INTEGER_LIMIT}",
+            f"train.seed = {10**20} should be less than 4294967296",
         ],
     ),
     (
@@ -130,7 +129,7 @@ MISTAKES = [
             "data.train.tgt is missing",
             "data.train.slice = '[:5]x' should be a slice, such as [:5000]",
             "unknown key data.train.from",
-            f"train.max_minutes = {10**26} should be less than {INTEGER_LIMIT}",
+            f"train.max_minutes = {10**26} should be less than 4294967296",
         ],
     ),
     (
@@ -148,9 +147,34 @@ MISTAKES = [
             "data.src_lang and data.tgt_lang are the same language, en",
         ],
     ),
+    *(
+        (
+            {"data": {"path": "x"}, "train": {"micro_batch_tokens": limit}},
+            [f'train.micro_batch_tokens = {limit!r} should be 2 or more, or "auto"'],
+        )
+        for limit in (1, True, 2.0, "all")
+    ),
     (
-        {"data": {"path": "x", "train": ["a", 3, {"src": "a", "tgt": 3}, []]}},
+        {"data": {"path": "x"}, "optim": {"lr_scale": float("inf")}},
+        ["optim.lr_scale = inf should be a finite number"],
+    ),
+    (
+        {
+            "data": {
+                "path": "x",
+                "valid": {"name": "a", "weight": 2},
+                "test": {"src": "a", "tgt": "b", "weight": 2},
+            }
+        },
         [
+            *("data.valid has a weight", "only data.train is repeated"),
+            *("data.test has a weight", "only data.train is repeated"),
+        ],
+    ),
+    (
+        {"data": {"path": "x", "train": ["a", 3, {"src": "a", "tgt": 3}, [], {"name": ""}]}},
+        [
+            "data.train[4].name = '' should have at least 1 character",
             "data.train[1] = 3 should be a split's name or a table such as { src = ",
             "data.train[2].tgt = 3 should be a valid string",
             "data.train[3] = [] should be",
@@ -184,9 +208,16 @@ MISTAKES = [
 ]
 
 
+def test_an_existing_vocabulary_has_its_own_kind():
+    """What `vocab.kind` rules out is not refused then."""
+    given = {"path": "x", "kind": "word", "symbols": ["<bt>"], "sampling": 0.1}
+    values = {"data": {"path": "x", "max_length": 20}, "vocab": given}
+    assert parse_config({**values, "train": {"micro_batch_tokens": 21}}, "here").vocab.symbols
+
+
 @pytest.mark.parametrize(("values", "messages"), MISTAKES)
 def test_all_mistakes_are_reported_in_one_line(values, messages):
-    """Each with its key, its value and what is allowed. Sabotage: describe only the first."""
+    """Each with its key, its value and what is allowed."""
     with pytest.raises(ConfigError) as error:
         parse_config(values, "here")
     text = str(error.value)
@@ -212,7 +243,7 @@ def test_all_mistakes_are_reported_in_one_line(values, messages):
     ids=lambda value: str(value)[:25],
 )
 def test_a_file_that_is_no_configuration_ends_in_one_short_line(tmp_path, data, expected):
-    """With the line where there is one. Sabotage: expect only TOMLDecodeError of the parser."""
+    """With the line where there is one."""
     path = tmp_path / "x.toml"
     if data is not None:
         path.write_bytes(data)
@@ -256,7 +287,7 @@ def test_a_mistake_in_set_ends_in_one_short_line(tmp_path, corpus_dir, override,
 
 
 def test_a_mistake_in_an_override_is_said_to_be_there(tmp_path):
-    """The file is not blamed for it. Sabotage: one place for all mistakes."""
+    """The file is not blamed for it."""
     path = tmp_path / "a.toml"
     path.write_text("[data]\npath = 'x'\n[train]\nmax_stepz = 3\n", encoding="utf-8")
     with pytest.raises(ConfigError) as error:
@@ -281,10 +312,7 @@ def test_what_shapes_the_prepared_corpus():
 
 @pytest.mark.parametrize("kind", OnChange)
 def test_the_declaration_of_a_new_key_is_obeyed(tmp_path, kind):
-    """No other list needs to know it; one without a declaration is fixed.
-
-    Sabotage: name the keys that may change; allow what is not declared.
-    """
+    """No other list needs to know it; one without a declaration is fixed."""
     assert on_change(FieldInfo()) is OnChange.REFUSED
 
     class ExtendedDataConfig(DataConfig):

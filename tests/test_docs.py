@@ -47,7 +47,7 @@ def kind(line: str) -> str:
 
 @pytest.mark.slow
 def test_its_commands(tmp_path):
-    """With a small model. Sabotage: rename an option, or a file that a later command reads."""
+    """With a small model."""
     (tmp_path / "data").symlink_to(ROOT / "data")
     (tmp_path / "bin").mkdir()
     program = tmp_path / "bin" / "transformer-mt"
@@ -114,10 +114,7 @@ def apply_example(folder: Path) -> None:
 
 
 def test_the_worked_example(corpus_dir, tmp_path):
-    """GELU trains another model, ReLU the same as before; a resumed run says what changed.
-
-    Sabotage: leave a line out of the example; do not record the digests of the source.
-    """
+    """GELU trains another model, ReLU the same as before; a resumed run says what changed."""
     write_config(tmp_path, corpus_dir, train__max_steps=2, valid__every=9)
     train(load_config(tmp_path / "tiny.toml"), tmp_path / "before")
     shutil.copytree(ROOT / "transformer_mt", tmp_path / "transformer_mt")
@@ -135,7 +132,6 @@ def test_the_worked_example(corpus_dir, tmp_path):
 
 
 def test_the_reference_is_current():
-    """Sabotage: change a default, a docstring of a key, or the help of an option."""
     script = runpy.run_path(str(ROOT / "docs" / "make_reference.py"))
     committed = script["REFERENCE"].read_text(encoding="utf-8")
     assert committed == script["render"](), "run `make reference`"

@@ -58,10 +58,7 @@ def run(*words: object, cwd: Path, path: object = "") -> str:
 
 @pytest.mark.slow
 def test_the_sdist_and_its_wheel_are_complete(tmp_path):
-    """The sdist holds what git tracks, and its wheel every module; the program starts.
-
-    Sabotage: name only the top package in pyproject.toml; leave data/ out of MANIFEST.in.
-    """
+    """The sdist holds what git tracks, and its wheel every module; the program starts."""
     name = run("-c", BUILD_SDIST, tmp_path, cwd=ROOT).split()[-1]
     with tarfile.open(tmp_path / name) as sdist:
         sdist.extractall(tmp_path, filter="data")

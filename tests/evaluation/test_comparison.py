@@ -10,8 +10,7 @@ from transformer_mt.text.test_sets import EvaluationSet
 def test_a_comparison_by_hand():
     """Buckets hold every sentence once, changes are sorted, equal sentences left out.
 
-    A bound belongs to the bucket that it ends; an empty line counts as one word. Sabotage: ignore
-    changes of less than one point.
+    A bound belongs to the bucket that it ends; an empty line counts as one word.
     """
     words = [f"w{i} " * length for i, length in enumerate((0, 10, 11, 60, 61))]
     reference = [f"{word}end" for word in words]
@@ -28,16 +27,33 @@ def test_a_comparison_by_hand():
     assert buckets[0].baseline > 99 > buckets[3].baseline
     assert [change.line for change in changes] == [5, 4, 2]
     assert changes[0].difference > 1 > changes[1].difference > 0 > changes[2].difference
-    text = format_comparison(comparison, test_set, system, baseline, 3)
-    assert "2 better, 1 worse, 2 equal" in text and "line 5, better by" in text
+    [bleu, chrf] = comparison.differences
+    lines = format_comparison(comparison, test_set, system, baseline, 1).splitlines()
+    assert lines[:12] == [
+        "               system  baseline  difference       p",
+        f"BLEU            92.79     49.61      +43.18  {bleu.p_value:.4f}  {bleu.signature}",
+        f"chrF2           94.20     62.01      +32.20  {chrf.p_value:.4f}  {chrf.signature}",
+        "",
+        "source words     BLEU  baseline  difference  sentences",
+        "1-10             0.00    100.00     -100.00          2",
+        "11-20          100.00    100.00       +0.00          1",
+        "41-60          100.00     98.32       +1.68          1",
+        "over 60        100.00      0.00     +100.00          1",
+        "",
+        "chrF2 per sentence: 2 better, 1 worse, 2 equal",
+        "",
+    ]
+    assert [lines[i] for i in (12, 16, 18, 21)] == [
+        "line 5, better by 99.5",
+        "  baseline   worse than that",
+        "line 2, worse by 98.2",
+        "  system     bad",
+    ]
 
 
 @pytest.mark.parametrize("src", [None, ["quelle"]])
 def test_several_references(src):
-    """All are shown, numbered. Without a source, the first gives the length.
-
-    Sabotage: measure the last reference.
-    """
+    """All are shown, numbered. Without a source, the first gives the length."""
     test_set = EvaluationSet("texts", "texts", src, [["one " * 11], ["two"]])
     comparison = compare(test_set, ["one"], ["on"], choose_metrics("en"))
     assert comparison.buckets[0].words == ("1-10" if src else "11-20")

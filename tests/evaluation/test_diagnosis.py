@@ -5,7 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from conftest import assert_one_error, write_copy_corpus
+from conftest import ALPHABET, assert_one_error, copy_lines, write_copy_corpus
 
 from transformer_mt.checkpoints.run_directory import (
     list_checkpoints,
@@ -52,10 +52,7 @@ def diagnose(run, call):
 
 
 def test_a_good_run_has_no_finding(diagnose):
-    """Its task is one of one language, with copies.
-
-    Sabotage: count copies whatever the references are; take the scores of given pairs alone.
-    """
+    """Its task is one of one language, with copies."""
     assert diagnose() == ([], [])
 
 
@@ -67,14 +64,20 @@ def test_findings_of_text_training_and_translations(run, diagnose):
     record = json.loads(path.read_text())
     record["hypotheses"] = ["a b a b a b a b a b a b a b"] * len(record["sources"])
     path.write_text(json.dumps(record))
+    short = {**record, "test_set": "own", "hypotheses": ["a"] * len(record["sources"])}
+    for name, other in (("a", {**record, "test_set": "own", "time": 0.0}), ("b", short)):
+        path.with_name(f"{name}.json").write_text(json.dumps(other))
     found, unchecked = diagnose()
-    causes = ["known text", "too few steps", "too long", "repeated words"]
-    assert [finding.partition(":")[0] for finding in found] == causes
+    causes = ["known text: 41 of 41 longer pairs of the test text", "too few steps"]
+    causes += ["too short: translations of own have", "too long"]
+    causes += ["repeated words: 60 of 60 translations of the validation text"]
+    for finding, cause in zip(found, causes, strict=True):
+        assert finding.startswith(cause)
     assert unchecked == ["whether sides match, since the model has not learned enough"]
 
 
 def test_pairs_that_do_not_match(run, corpus_dir, tmp_path, diagnose):
-    """By the scores of the run's model; the worst pairs are shown. Sabotage: do not shuffle."""
+    """By the scores of the run's model; the worst pairs are shown."""
     lines = (corpus_dir / "test.de").read_text().splitlines()
     shifted = lines[1:] + lines[:1]
     for name, side in (("x.de", lines), ("x.en", shifted)):
@@ -86,8 +89,25 @@ def test_pairs_that_do_not_match(run, corpus_dir, tmp_path, diagnose):
     assert any(f'"{src}" = "{tgt}"' in finding for src, tgt in pairs)
 
 
+def test_a_share_of_a_text_in_another_script(run, tmp_path, diagnose):
+    """It is that of the whole text, though a sample is looked at; its side is named."""
+    lines = copy_lines(1500, 9)
+    script = str.maketrans(ALPHABET, "абцдефгхийклмнопярстувщхыз")
+    sides = {"x.de": [*lines, *(line.translate(script) for line in lines)], "x.en": lines * 2}
+    for name, side in sides.items():
+        (tmp_path / name).write_text("\n".join(side))
+    for path in list_checkpoints(run):
+        shutil.rmtree(path)
+    change_data(run, test={"src": f"{tmp_path}/x.de", "tgt": f"{tmp_path}/x.en"})
+    found, _ = diagnose()
+    assert [finding.partition(" are ")[0] for finding in found] == [
+        "wrong script: 50.0% of the lines of the sources of the test text",
+        "unknown pieces: 50.9% of the pieces of the sources of the test text",
+    ]
+
+
 def test_text_that_has_moved_or_changed(run, tmp_path, diagnose):
-    """The rest is checked; nothing is written. Sabotage: believe text whose digest differs."""
+    """The rest is checked; nothing is written."""
     moved, prepared = tmp_path / "moved", tmp_path / "prepared"
     change_data(run, path=str(moved), prepared_dir=str(prepared))
     found, unchecked = diagnose()
@@ -109,6 +129,13 @@ def test_a_run_that_has_just_begun(run, diagnose):
     [finding], unchecked = diagnose()
     assert finding.startswith("known text")
     assert ["checkpoint" in unchecked[0], "validation" in unchecked[1]] == [True, True]
+    description = read_description(run)
+    for text in ("corpus", "validation"):
+        description[text]["digest"] = "other"
+    write_description(run, description)
+    _, [training, valid, *_] = diagnose()
+    assert training.endswith("data.train = train: has changed since the run read it")
+    assert valid.endswith("data.valid = validation: has changed since the run read it")
 
 
 def test_what_is_not_a_run_or_damaged(run, exported_run, tmp_path, call):

@@ -22,89 +22,113 @@ CHINESE, MORE_CHINESE = ["猫坐在垫子上看着外面。"] * 20, ["明天我�
 @pytest.mark.parametrize(
     ("check", "kind", "losses", "figures"),
     [
-        (findings.divergence, "train", {}, []),
-        (findings.divergence, "train", {10: 6.0, 100: 3.0, 150: 4.2, 200: 3.2}, []),
-        (findings.divergence, "train", {10: 6.0, 100: 3.0, 150: 4.5}, ["3.00 at step 100", "4.50"]),
-        (findings.divergence, "train", {10: 6.0, 50: math.nan, 100: 5.0}, []),
-        (findings.divergence, "train", {10: 6.0, 50: math.nan}, ["not finite at step 50"]),
-        (findings.too_few_steps, "valid", {}, []),
-        (findings.too_few_steps, "valid", {30: 6.0}, ["30 steps", "optim.warmup_steps = 100"]),
-        (findings.too_few_steps, "valid", {500: 3.0, 750: 2.0, 1000: 1.92}, []),
-        (findings.too_few_steps, "valid", {500: 2.0, 750: 3.0, 1000: 4.0}, []),
-        (findings.too_few_steps, "valid", {750: 2.0, 1000: 1.85}, ["7.39 at step 750", "6.36"]),
-        (findings.too_few_steps, "train", {500: 2.0, 750: 1.7, 1000: 1.4}, ["7.39 at step 500"]),
-        (findings.too_few_steps, "train", {500: 2.0, 1000: 1.8}, []),
-        (findings.overfitting, "valid", {}, []),
-        (findings.overfitting, "valid", {100: 3.0, 200: 2.0, 300: 2.2}, []),
+        (findings.divergence, "train", {}, None),
+        (findings.divergence, "train", {10: 6.0, 100: 3.0, 150: 4.2, 200: 3.49}, None),
+        (
+            findings.divergence,
+            "train",
+            {10: 6.0, 100: 3.0, 150: 3.5},
+            "training loss rose from 3.00 at step 100 to 3.50 at step 150; lower",
+        ),
+        (findings.divergence, "train", {10: 6.0, 50: math.nan, 100: 5.0}, None),
+        (findings.divergence, "train", {10: 6.0, 50: math.nan}, "loss is not finite at step 50;"),
+        (findings.too_few_steps, "valid", {}, None),
+        (findings.too_few_steps, "valid", {100: 6.0}, None),
+        (findings.too_few_steps, "valid", {99: 6.0}, "99 steps are fewer than optim.warmup_steps"),
+        (findings.too_few_steps, "valid", {500: 3.0, 750: 2.0, 1000: 1.9}, None),
+        (findings.too_few_steps, "valid", {500: 2.0, 750: 3.0, 1000: 4.0}, None),
+        (
+            findings.too_few_steps,
+            "valid",
+            {750: 2.0, 1000: 1.89},
+            "validation perplexity still fell from 7.39 at step 750 to 6.62 at step 1000;",
+        ),
+        (
+            findings.too_few_steps,
+            "train",
+            {500: 2.0, 750: 1.7, 1000: 1.7},
+            "training perplexity still fell from 7.39 at step 500 to 5.47 at step 1000;",
+        ),
+        (findings.too_few_steps, "train", {500: 2.0, 1000: 1.8}, None),
+        (findings.overfitting, "valid", {}, None),
+        (findings.overfitting, "valid", {100: 3.0, 200: 2.0, 300: 2.24}, None),
         (
             findings.overfitting,
             "valid",
-            {100: 3.0, 200: 2.0, 300: 2.3},
-            ["7.39 at step 200", "9.97"],
+            {100: 3.0, 200: 2.0, 300: 2.25},
+            "validation perplexity rose from 7.39 at step 200 to 9.49 at step 300; add",
         ),
-        (findings.overfitting, "valid", {100: 3.0, 200: 900.0}, ["at step 200"]),
-        (findings.overfitting, "valid", {100: 2.0, 200: 4.0, 300: 1.9, 400: math.nan}, []),
+        (findings.overfitting, "valid", {100: 3.0, 200: 900.0}, "to 1.01e+304 at step 200;"),
+        (findings.overfitting, "valid", {100: 2.0, 200: 4.0, 300: 1.9, 400: math.nan}, None),
     ],
 )
 def test_curves(check, kind, losses, figures):
-    """The last loss counts, by the lowest or by one shortly before; one line with the figures.
-
-    Sabotage: compare with the first loss; count nats and not nats per doubling of the steps.
-    """
+    """The last loss counts, by the lowest or by one shortly before; one line with the figures."""
     records = [{"kind": kind, "step": step, "nll": loss} for step, loss in losses.items()]
+    if kind == "valid" and len(losses) > 1:  # training is not looked at then
+        records += [{"kind": "train", "step": 500 * i, "nll": -float(i)} for i in (1, 2)]
     metrics = RunMetrics("run", records)
     found = check(metrics, 100) if check is findings.too_few_steps else check(metrics)
-    assert bool(found) == bool(figures)
-    assert all(figure in (found or "") for figure in figures) and "\n" not in (found or "")
+    assert found is None if figures is None else figures in found and "\n" not in found
 
 
 def test_scripts_and_languages():
-    """Of a side, by the training text of both; too little text, or no alphabet, says nothing.
-
-    Sabotage: exchange the sides; count lines that have no letters.
-    """
+    """Of a side, by the training text of both; too little text, or no alphabet, says nothing."""
     script, language = findings.wrong_script, findings.wrong_language
     assert script("it", [*GERMAN, "", "1 + 2", RUSSIAN[0]], ENGLISH) is None
-    assert "20.0%" in (script("it", [*GERMAN, *RUSSIAN[:5]], GERMAN) or "")
-    assert script("it", [], GERMAN) is None
+    found = script("it", [*GERMAN, *RUSSIAN[:5]], [RUSSIAN[0], *GERMAN]) or ""
+    assert "20.0% of the lines of it are not in Latin script, as" in found
+    assert script("it", [], GERMAN) is None and script("it", GERMAN, ["1"]) is None
     assert language("it", GERMAN, GERMAN, ENGLISH) is None
     assert language("it", GERMAN, GERMAN, GERMAN) is None  # a task of one language
-    assert "other side by 1.00" in (language("it", ENGLISH, GERMAN, ENGLISH) or "")
+    found = language("it", ENGLISH, GERMAN, ENGLISH) or ""
+    assert "of their side by 0.37 and of the other side by 1.00 (1" in found
+    assert findings.similarity(["aB"], ["", "ab", "ab"]) == pytest.approx(6 / 39**0.5)
     assert language("it", ENGLISH[:19], GERMAN, ENGLISH) is None
     assert language("it", GERMAN, RUSSIAN, CHINESE)  # like neither side
     assert language("it", CHINESE, MORE_CHINESE, GERMAN) is None
 
 
 def test_shares():
-    """Sabotage: `copied_pairs` without the held-out share refuses tasks of one language."""
-    assert findings.unknown_pieces("it", 0.009) is None and findings.unknown_pieces("it", 0.01)
-    assert findings.known_pairs("it", 1, 101) is None and findings.known_pairs("it", 0, 0) is None
-    assert "2 of 100" in (findings.known_pairs("it", 2, 100) or "")
-    assert findings.copied_pairs(0.05, 0.0) is None and findings.copied_pairs(1.0, 1.0) is None
-    assert "30.0%" in (findings.copied_pairs(0.3, 0.01) or "")
+    """Just below the limit nothing is found; copies count only beyond those of held-out text."""
+    unknown, known, copied = findings.unknown_pieces, findings.known_pairs, findings.copied_pairs
+    assert unknown("it", 0.009) is None and known("it", 1, 101) is None
+    assert "1.0% of the pieces of it are unknown" in (unknown("it", 0.01) or "")
+    assert "known text: 1 of 100 longer pairs of it are" in (known("it", 1, 100) or "")
+    assert known("it", 0, 0) is None and copied(0.09, 0.0) is None and copied(1.0, 1.0) is None
+    assert "in 35.0% of the training pairs both" in (copied(0.35, 0.2) or "")
 
 
 def test_translations():
-    """Repetition and copies count only where references are without. Sabotage: leave them out."""
-    good, bad = ["a good line of words"] * 40, ["the old the old the old man", "的的的的的的"]
-    assert findings.wrong_length("it", ["abcdefghijkl"], ["abcdefghijk"]) is None
-    assert "too short" in (findings.wrong_length("it", ["abcdefgh"], ["abcdef"]) or "")
-    assert "too long" in (findings.wrong_length("it", ["abcdefgh"], ["abcdefghi"]) or "")
-    assert findings.repeated_words("it", [*good, *bad], [*good * 2, *bad, bad[0]]) is None
-    assert "2 of 42" in (findings.repeated_words("it", [*good, "x", "y"], [*good, *bad]) or "")
-    texts, copies = ["ein Satz", "Berlin", "noch ein Satz"], ["ein Satz", "Berlin", "b"]
-    assert findings.untranslated("it", texts, ["a", "Berlin", "b"], ["c", "Berlin", "d"]) is None
-    assert "1 of 3" in (findings.untranslated("it", texts, ["a", "Berlin", "b"], copies) or "")
+    """Repetition and copies count only where references are without, from 2% on."""
+    length, repeated, copies = findings.wrong_length, findings.repeated_words, findings.untranslated
+    references = ["a" * 60, "b" * 40]
+    assert length("it", references, ["x" * 91]) is length("it", references, ["x" * 109]) is None
+    assert "too short: translations of it have 0.89 " in (
+        length("it", references, ["x" * 89]) or ""
+    )
+    found = length("it", references, ["x" * 100, "x" * 11]) or ""
+    assert found.startswith("too long: translations of it have 1.11 of the references' length;")
+    good, bad = ["a good line of words"] * 98, ["the old the old the old man", "的的的的的的"]
+    assert repeated("it", [*good, *bad], [*good, *bad, bad[0]]) is repeated("it", [], []) is None
+    found = repeated("it", [*good[1:], *bad, bad[0]], [*good[:95], *bad, *bad, bad[0]]) or ""
+    assert "5 of 100 translations of it repeat themselves, and 3 references;" in found
+    assert repeated("it", good, [*good[:49], bad[0]])
+    assert repeated("it", good, [*good[:50], bad[0]]) is None
+    texts, names = ["ein Satz", "Berlin", *good[:48]], ["a", "Berlin", *good[:48]]
+    assert copies("it", texts, names, ["c", "Berlin", *good[:48]]) is None
+    assert "1 of 50 translations of it are their" in (copies("it", texts, names, texts) or "")
+    assert copies("it", [*texts, "x"], [*names, "y"], [*texts, "z"]) is None
+    assert copies("it", [], [], []) is None
 
 
 def test_sides_that_do_not_match():
-    """The worst pairs are shown, the worst first, each on one line whatever it holds.
-
-    Sabotage: show the best; count gains below zero only.
-    """
+    """The three worst pairs are shown, the worst first, each on one line whatever it holds."""
     src = [f"Zeile {i}\u2028und {i}" for i in range(20)]
     gains = [0.0, -2.0, *[3.0] * 18]
     found = findings.mismatched_sides("the text", gains, src, ["w " * 99, *src[1:]]) or ""
-    assert "2 of 20" in found and found.index('"Zeile 1 und 1"') < found.index('"Zeile 0 und 0"')
-    assert ' ..."' in found and len(found.splitlines()) == 1
+    long = f'"{" ".join("w" * 28)} ..."'
+    shown = f'"Zeile 1 und 1" = "Zeile 1 und 1", "Zeile 0 und 0" = {long}, "Zeile 2 und 2" = "Zeile'
+    assert "2 of 20 pairs of the text are" in found and f'such as {shown} 2 und 2"; align' in found
+    assert findings.mismatched_sides("the text", [], [], []) is None
     assert findings.mismatched_sides("the text", [-1.0, *[3.0] * 19], src, src) is None

@@ -81,8 +81,14 @@ def test_scores(texts):
     assert result.to_dict() == expected
     heading = f"{texts}/hyp: {expected['test_set']}, 12 sentences"
     assert format_reports([result]) == "\n".join([heading, *(score.text for score in scores)])
+    paragraphs = format_reports([result], samples=99).split("\n\n")
+    first, other = result.test_set.src[0], lines[0]
+    assert len(paragraphs) == 13 and paragraphs[-1].startswith(heading)
+    assert paragraphs[0] == f"source      {first}\nreference   {first}\nhypothesis  {other}"
     without_source = evaluate(texts, src=None, ter=True)
     assert without_source.to_dict() == {**expected, "test_set": f"{texts}/ref"}
+    shown = format_reports([without_source], samples=2).split("\n\n")
+    assert shown[0] == f"reference   {first}\nhypothesis  {other}" and len(shown) == 3
 
 
 def test_a_baseline(texts):
@@ -120,8 +126,9 @@ def test_a_model_is_evaluated_and_recorded(copy_run, texts, tmp_path):
     assert again.baseline.lines == result.system.lines and not again.comparison.changes
 
 
-def test_what_was_scored_is_named(copy_run, texts, tmp_path):
-    """All that a sweep varies, for people and in JSON. Sabotage: leave one of it out."""
+def test_what_was_scored_is_named(copy_run, texts, tmp_path, caplog):
+    """All that a sweep varies, for people and in JSON, and how many lines were split."""
+    caplog.set_level("INFO")
     run = shutil.copytree(copy_run, tmp_path / "run")
     load = LoadOptions(precision="bf16", max_length=20)
     search = SearchOptions(beam_size=3, length_penalty=0.6)
@@ -137,14 +144,23 @@ def test_what_was_scored_is_named(copy_run, texts, tmp_path):
         "length_penalty": 0.6,
         "precision": "bf16",
         "max_length": 20,
+        "lines_split": 1,
+        "lines_cut": 0,
+        "lines_empty": 0,
     }
     assert report.to_dict().items() >= named.items()
+    assert report.to_dict()["seconds"] == read_evaluations(run)[-1].seconds > 0
+    assert re.match(rf"12 sentences in \d+\.\d s with {path}$", caplog.messages[-2])
+    assert caplog.messages[-1].startswith("1 line ")
     assert format_reports([report]).splitlines()[0] == (
         f"{path} (step 1), beam 3, alpha 0.6, bf16, lines split after 20 pieces:"
         f" {named['test_set']}, 12 sentences"
     )
     greedy = evaluate(texts, copy_run, copy_run, hyp=None)
     assert greedy.to_dict()["length_penalty"] is None and greedy.to_dict()["step"] == [1, 1]
+    model = f"{copy_run}/step-00000001 (step 1)"
+    assert greedy.system.describe() == f"{model} and {model}, greedy, fp32"
+    assert SystemOutput([], "a\x1b").describe() == "a\\x1b"
     assert not evaluate(texts, run, hyp=None, load=LoadOptions(raw=True)).to_dict()["raw"]
     replace_file(path, EMA, (path / MODEL).read_bytes())
     for raw in (False, True):
@@ -154,8 +170,8 @@ def test_what_was_scored_is_named(copy_run, texts, tmp_path):
         assert ("fp32, raw weights" in report.system.describe()) == raw
 
 
-def test_options_reach_the_evaluation(call, monkeypatch):
-    """Sabotage: leave one out, such as --max-length."""
+def test_options_reach_the_evaluation(call, monkeypatch, tmp_path):
+    """All of them; several runs are one system as an ensemble."""
     taken = {}
     monkeypatch.setattr(report, "evaluate_systems", lambda **given: taken.update(given))
     options = (
@@ -165,12 +181,36 @@ def test_options_reach_the_evaluation(call, monkeypatch):
     assert call("evaluate", *options.split()).code == 0
     assert taken["load"] == LoadOptions("cpu", "bf16", 9, True)
     assert taken["search"] == SearchOptions(4, 2.0, batch_tokens=7)
+    assert (taken["runs"], taken["hypotheses"], taken["baseline"]) == ([[Path("run")]], None, None)
+    assert set(taken["load_test_set"].keywords.values()) == {None, ()}
+    assert taken["choose_metrics"].keywords == {"tokenizer": None, "ter": False}
+    (tmp_path / "h").write_text("")
+    files = f"--hypotheses {tmp_path}/h --baseline b --save {tmp_path}/s --src x --ref y --ref z"
+    options = f"a b --ensemble {files} --split valid --test-set wmt16 --tokenize char --ter"
+    assert call("evaluate", *options.split()).code == 0
+    assert taken["runs"] == [[Path("a"), Path("b")]] and taken["save"].name == f"{tmp_path}/s"
+    assert (taken["hypotheses"], taken["baseline"]) == (tmp_path / "h", Path("b"))
+    refs, others = [Path("y"), Path("z")], {"split": "valid", "test_set": "wmt16"}
+    assert taken["load_test_set"].keywords == {"src": Path("x"), "refs": refs, **others}
+    assert taken["choose_metrics"].keywords == {"tokenizer": "char", "ter": True}
+    assert call("evaluate", "a", "b").code == 0 and taken["runs"] == [[Path("a")], [Path("b")]]
+
+
+def test_what_the_command_prints(texts, call):
+    """JSON or text, with as many sentences as asked for."""
+    names = ("--hypotheses", "hyp"), ("--src", "ref"), ("--ref", "ref")
+    files = [word for option, name in names for word in (option, texts / name)]
+    result = evaluate(texts)
+    assert call("evaluate", *files).out.decode() == format_reports([result]) + "\n"
+    shown = format_reports([result], samples=2) + "\n"
+    assert call("evaluate", *files, "--samples", 2).out.decode() == shown
+    assert call("evaluate", *files, "--json").out.decode() == format_as_json([result]) + "\n"
 
 
 def test_several_runs_are_rows(copy_run, texts, tmp_path):
     """Of one table, and lines of JSON in their order; each is recorded beside its run.
 
-    With a baseline each is compared with it. Sabotage: decode them as an ensemble.
+    With a baseline each is compared with it.
     """
     runs = [shutil.copytree(copy_run, tmp_path / name) for name in ("one", "two")]
     average = shutil.copytree(runs[0] / "step-00000001", tmp_path / "copy")
@@ -198,10 +238,7 @@ def test_several_runs_are_rows(copy_run, texts, tmp_path):
 
 
 def test_several_runs_have_the_same_languages(copy_run, texts, tmp_path):
-    """BLEU's tokenizer is that of the language translated to.
-
-    Sabotage: translate the test set of the first with all of them; take the source language.
-    """
+    """BLEU's tokenizer is that of the language translated to."""
     other = shutil.copytree(copy_run / "step-00000001", tmp_path / "other")
     config = (other / "config.json").read_text().replace('"en"', '"zh"')
     replace_file(other, "config.json", config.encode())
@@ -211,7 +248,7 @@ def test_several_runs_have_the_same_languages(copy_run, texts, tmp_path):
 
 
 def test_saving_comes_first(texts, monkeypatch):
-    """What is scored is in the file, even if scoring fails. Sabotage: save the translation last."""
+    """What is scored is in the file, even if scoring fails."""
     monkeypatch.setattr(report, "corpus_score", None)
     with pytest.raises(TypeError):
         evaluate(texts, save=check_output(texts / "saved"))
@@ -219,7 +256,7 @@ def test_saving_comes_first(texts, monkeypatch):
 
 
 def test_a_checkpoint_that_training_deletes_meanwhile(texts, copy_run, tmp_path, monkeypatch):
-    """Its scores are reported. Sabotage: read its digest after translating."""
+    """Its scores are reported."""
     run = shutil.copytree(copy_run, tmp_path / "run")
     translate = report._translate
 
@@ -245,7 +282,7 @@ def test_a_checkpoint_that_training_deletes_meanwhile(texts, copy_run, tmp_path,
     ],
 )
 def test_a_mistake_shows_first(texts, copy_run, monkeypatch, choice, error, message):
-    """Before anything is translated. Sabotage: look for the baseline when its turn comes."""
+    """Before anything is translated."""
     monkeypatch.setattr(report, "build_translation_model", None)
     shutil.copytree(copy_run, texts / "run")
     with pytest.raises(error, match=message.format(texts, texts)):

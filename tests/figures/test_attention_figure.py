@@ -38,8 +38,7 @@ def tick_labels(axes) -> tuple[list[str], list[str]]:
 def test_cross_attention_has_the_pieces_on_its_axes():
     """A row is the piece that is predicted there: the one after the decoder's input.
 
-    Each head is drawn in order, on the same scale. Sabotage: label the rows with the inputs; draw
-    the first layer; draw the first head; a scale of each map's own; transpose the weights.
+    Each head is drawn in order, on the same scale; self-attention has its own labels.
     """
     attention = fake_attention(["▁Ein", "▁Satz", "</s>"], ["<s>", "▁A", "▁sentence"])
     figure = attention_figure(attention)
@@ -53,7 +52,16 @@ def test_cross_attention_has_the_pieces_on_its_axes():
     assert title == "Cross-attention, layer 2 of 2, mean of 4 heads"
     assert sentence[0] == SOURCE[:60] and sentence[2].endswith("lang …") and len(sentence) == 3
     assert image.cmap(0.0)[3] == 0 and image.cmap(1.0)[3] == 1 and not scale.images
-    *by_head, _ = attention_figure(attention, "encoder", layer=1, by_head=True).axes
+    figure = attention_figure(attention, "decoder")
+    axes = figure.axes[0]
+    assert tick_labels(axes) == (["<s>", "◦A", "◦sentence"], ["◦A", "◦sentence", "</s>"])
+    assert axes.get_xlabel() == "decoder input attended to"
+    assert figure.get_suptitle().startswith("Decoder self-attention, layer 2 of 2, mean of 4 heads")
+    figure = attention_figure(attention, "encoder", layer=1, by_head=True)
+    assert figure.get_suptitle().startswith("Encoder self-attention, layer 1 of 2, each head\n")
+    *by_head, _ = figure.axes
+    assert by_head[2].get_xlabel() == "source piece attended to"
+    assert by_head[2].get_ylabel() == "source piece"
     for head, axes in enumerate(by_head):
         np.testing.assert_array_equal(axes.images[0].get_array(), attention.encoder[0][head])
         assert axes.get_title() == f"head {head + 1}"
@@ -61,10 +69,7 @@ def test_cross_attention_has_the_pieces_on_its_axes():
 
 
 def test_bytes_are_shown_as_their_character():
-    """Those that are no whole or no printable character stay as they are.
-
-    Sabotage: decode each byte by itself; ignore what is left over; drop `isprintable`.
-    """
+    """Those that are no whole or no printable character stay as they are."""
     content = "😀é&".encode() + b"\xe2\x82\x07" + "\x85".encode()
     byte_pieces = [f"<0x{byte:02X}>" for byte in content]
     figure = attention_figure(fake_attention(["▁", *byte_pieces, "</s>"], ["<s>"]))
@@ -75,10 +80,7 @@ def test_bytes_are_shown_as_their_character():
 
 @pytest.mark.parametrize(("repeats", "by_head", "rows"), [(1, True, 2), (9, False, 1)])
 def test_nothing_overlaps_or_is_cut_off(repeats, by_head, rows):
-    """Long sentences, long pieces, other scripts, and what looks like mathematics.
-
-    Sabotage: _CELL = 0.1; no limit on the length of a label; parse_math True; no bbox_inches.
-    """
+    """Long sentences, long pieces, other scripts, and what looks like mathematics."""
     src, tgt = SRC[:-1] * repeats + SRC[-1:], TGT[:1] + TGT[1:] * repeats
     figure = attention_figure(fake_attention(src, tgt), by_head=by_head)
     assert not overlapping(figure)
@@ -93,8 +95,11 @@ def test_nothing_overlaps_or_is_cut_off(repeats, by_head, rows):
 
 def test_what_cannot_be_drawn(untrained_run):
     """No such layer, an empty sentence, one that is too long for a picture."""
-    with pytest.raises(ConfigError, match="--layer 3: the model has layers 1 to 2"):
-        attention_figure(fake_attention(SRC, TGT), layer=3)
+    for layer in (0, 3):
+        with pytest.raises(ConfigError, match=f"^--layer {layer}: the model has layers 1 to 2$"):
+            attention_figure(fake_attention(SRC, TGT), layer=layer)
+    with pytest.raises(ConfigError, match="^kind x: choose cross, encoder or decoder$"):
+        attention_figure(fake_attention(SRC, TGT), "x")
     model = transformer_mt.load(untrained_run)
     too_long = "é" * (MAX_PIECES // 2)
     for sentence, translation in (("  ", None), (too_long, None), ("a", too_long)):

@@ -16,8 +16,10 @@ from transformer_mt.checkpoints.run_directory import find_checkpoint, list_check
 from transformer_mt.cli.program import main
 from transformer_mt.errors import CheckpointError
 from transformer_mt.evaluation.scoring import sentence_chrf
+from transformer_mt.figures.canvas import ACCENT, FOREGROUND, GRID
 from transformer_mt.figures.report import build_report
 from transformer_mt.figures.training import lengths_figure
+from transformer_mt.system.files import read_manifest
 from transformer_mt.text.prepared import prepare
 from transformer_mt.training.run import train
 
@@ -34,7 +36,7 @@ def report_text(run: Path) -> str:
 
 @pytest.fixture(scope="module")
 def run(corpus_dir, tmp_path_factory) -> Path:
-    """Gives a run of twelve steps, validated, and evaluated on four lines that look like HTML."""
+    """Gives a run of twelve steps, validated, and evaluated on lines that look like HTML."""
     run_dir = tmp_path_factory.mktemp("report") / "run<b>"
     config = tiny_config(
         corpus_dir,
@@ -48,8 +50,8 @@ def run(corpus_dir, tmp_path_factory) -> Path:
     )
     train(config, run_dir)
     folder = tmp_path_factory.mktemp("text")
-    (folder / "src").write_text("<script>alert(1)</script>\na & b\n\nab cd ef\n")
-    (folder / "ref").write_text("x\ny\nz\nab cd ef\n")
+    (folder / "src").write_text("<script>alert(1)</script>\na & b\n\nab cd ef\ngh\n")
+    (folder / "ref").write_text("x\ny\nz\nab cd ef\ngh ij kl\n")
     with pytest.MonkeyPatch.context() as patch:
         text = ["--src", str(folder / "src"), "--ref", str(folder / "ref"), "--quiet"]
         patch.setattr("sys.argv", ["transformer-mt", "evaluate", str(run_dir), *text])
@@ -70,8 +72,7 @@ def html(run, tmp_path_factory) -> str:
 def test_the_page_is_whole_and_needs_no_network(html, run):
     """No id twice, no address, no script, text escaped, no folder of this machine.
 
-    Sabotage: autoescape=False; the same ids in all figures; a font from the network; show
-    data.path as it is.
+    Pictures take on the page's colours.
     """
     ids = re.findall(r' id="([^"]+)"', html)
     assert len(set(ids)) == len(ids) > 10
@@ -79,6 +80,9 @@ def test_the_page_is_whole_and_needs_no_network(html, run):
     assert {link[1:] for link in links if link.startswith("#")} <= set(ids)
     assert all(link.startswith(("#", "data:image/png")) for link in links)
     assert not re.search(r"<(script|link|img|iframe)|@import|url\(http| src=", html)
+    assert "currentColor" in html and "var(--line)" in html and "<metadata" not in html
+    assert not re.search(f"{FOREGROUND}|{GRID}|{ACCENT}|fill: #ffffff", html)
+    assert '<svg role="img" aria-label="Validation BLEU"' in html
     text = visible(html)
     assert "<script>alert(1)</script>" in text and "run<b>" in text
     assert str(run.parents[1]) not in text
@@ -86,10 +90,7 @@ def test_the_page_is_whole_and_needs_no_network(html, run):
 
 
 def test_what_it_shows_is_what_the_run_recorded(run, html):
-    """Counts, every score with its signature, settings, digests, translations.
-
-    Sabotage: show one score; leave the dropped pairs out.
-    """
+    """Counts, every score with its signature, settings, digests, translations."""
     text = visible(html)
     described = json.loads((run / "run.json").read_text())
     corpus = described["corpus"]
@@ -109,35 +110,41 @@ def test_what_it_shows_is_what_the_run_recorded(run, html):
     assert f"best validation BLEU {checkpoint.progress.best_bleu:.2f} " in text
     assert evaluation.digest == checkpoint.digest
     assert "train.ema_decay 0.5 " in text and "torch version" in text
+    assert f"BLEU, {evaluation.test_set} {evaluation.scores[0].value:.2f} " in text
+    for name, digest in read_manifest(checkpoint.path).items():
+        assert f"{checkpoint.path.name}/{name} {digest} " in text
+    seconds = round(max(checkpoint.progress.seconds, records(run)[-1]["seconds"]))
+    assert f" steps 12 training time 0:00:{seconds:02} " in text
     assert f"Cross-attention of {checkpoint.path.name}" in text
     changed = text[text.index(" Configuration ") : text.index(" Keys that have their defaults ")]
-    assert "model.d_model 16 " in changed and "valid.beam_size" not in changed
+    assert "model.d_model 16 " in changed and "model.n_heads 4 " in changed
+    assert "model.dropout " not in changed and "model.dropout 0.1 " in text
 
 
 def test_the_best_and_the_worst_translations(run, tmp_path):
-    """Of the newest test, ranked by chrF2, each group drawn once.
-
-    Sabotage: swap best and worst; take the oldest test.
-    """
+    """Of the newest test, ranked by chrF2, each group drawn once if it can be."""
     run = shutil.copytree(run, tmp_path / "run")
     record = read_evaluations(run)[-1]
     path = run / "evaluations" / record.file_name
-    hypotheses, values = ["x", "no", "", "ab cd"], json.loads(path.read_text())
+    hypotheses, values = ["x", "no", "", "ab cd", "gh"], json.loads(path.read_text())
     path.with_name("older.json").write_text(json.dumps({**values, "time": 0.0}))
     path.write_text(json.dumps({**values, "hypotheses": hypotheses}))
     scores = sentence_chrf(hypotheses, record.references)
-    order = [0, 3, 1, 2]  # of two that are equally bad, the longer source is first
-    assert scores[0] > scores[3] > scores[1] == scores[2]
+    order = [0, 3, 4, 1, 2]  # of two that are equally bad, the longer source is first
+    assert scores[0] > scores[3] > scores[4] > scores[1] == scores[2]
     text = report_text(run)
-    groups = {"Best": order[:3], "Median": order[:3], "Worst": order[:0:-1]}
+    groups = {"Best": order[:3], "Median": order[1:4], "Worst": order[:1:-1]}
     for name, end in (("Best", "Median"), ("Median", "Worst"), ("Worst", "Attention")):
         section = text[text.index(f" {name} line ") : text.index(f" {end} ")]
         shown = re.findall(r"line (\d) chrF2 ([\d.]+) ", section)
         assert shown == [(str(i + 1), f"{scores[i]:.1f}") for i in groups[name]]
+    attention = text[text.index(" Attention ") : text.index(" Configuration ")]
+    assert re.findall(r"(\w+: line \d) ", attention) == ["Best: line 1", "Median: line 4"]
+    assert "Worst: line 3: to be drawn, a sentence must have 1 to 200 pieces." in attention
 
 
 def test_lengths_are_those_of_the_training_text(run):
-    """Counted again from the prepared corpus, and drawn as they are. Sabotage: a bin too wide."""
+    """Counted again from the prepared corpus, and drawn as they are."""
     pairs = prepare(find_checkpoint(run).config).pairs
     recorded = json.loads((run / "run.json").read_text())["lengths"]
     figure = lengths_figure(recorded, ("de", "en"))
@@ -151,11 +158,7 @@ def test_lengths_are_those_of_the_training_text(run):
 
 
 def test_a_run_may_lack_parts(run, tmp_path):
-    """Without a checkpoint, metrics, run.json or validation, or without a finite loss.
-
-    Sabotage: read any of them without asking; take the steps from the best checkpoint; format the
-    last loss.
-    """
+    """Without a checkpoint, metrics, run.json or validation, or without a finite loss."""
     young = tmp_path / "young"
     young.mkdir()
     shutil.copy(run / "run.json", young)
@@ -180,7 +183,7 @@ def test_a_run_may_lack_parts(run, tmp_path):
 
 
 def test_an_edited_description_is_named(run, tmp_path):
-    """In one line, and nothing of it is drawn. Sabotage: compare no digest."""
+    """In one line, and nothing of it is drawn."""
     description = json.loads((run / "run.json").read_text())
     lengths = {**description.pop("lengths"), "src": "HERE"}
     text = json.dumps({**description, "lengths": lengths})
@@ -192,8 +195,8 @@ def test_an_edited_description_is_named(run, tmp_path):
         assert "\n" not in str(error.value)
 
 
-def test_what_is_no_run(run, tmp_path, call):
-    """One line, which says what to name. Sabotage: no check for a checkpoint."""
+def test_what_is_no_run(run, tmp_path, call, monkeypatch):
+    """One line, which says what to name; the page is named on stdout."""
     for path, message in {
         tmp_path / "none": "none: no such run",
         tmp_path: "is no run directory: it has no run.json and no checkpoint",
@@ -201,3 +204,11 @@ def test_what_is_no_run(run, tmp_path, call):
     }.items():
         result = call("report", path, "-o", tmp_path / "x.html")
         assert_one_error(result, message)
+    message = "x.png: the report is a page; name a file that ends in .html"
+    assert_one_error(call("report", run, "-o", tmp_path / "x.png"), message)
+    monkeypatch.setattr(
+        "transformer_mt.figures.report.build_report", lambda run_dir: f"é {run_dir}"
+    )
+    for name in ("x.html", "x.HTM"):
+        assert call("report", run, "-o", tmp_path / name).out == f"{tmp_path / name}\n".encode()
+        assert (tmp_path / name).read_text("utf-8") == f"é {run}"

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shutil
 import statistics
 from pathlib import Path
 
@@ -21,6 +22,20 @@ COLUMNS = ["parameters", "steps", "minutes", "tokens/s", "validation BLEU", "per
 GREEDY, BEAM = "own, split test BLEU, greedy, fp32", "own, split test BLEU, beam 4, alpha 0.6, fp32"
 GREEDY_SEARCH = SearchSetting()
 SPEEDS = 1000.0, 2000.0, 1600.0
+TEXT = """\
+                                                 own, split
+                                                 test BLEU,
+                                                    beam 4,
+                                                 alpha 0.6,
+run             model.norm  train.seed  minutes        fp32
+
+pre-1           pre         1               4.5       32.00
+pre-2           pre         2               4.5       34.00
+pre-3           pre         3               4.5       39.00
+mean of 3       pre                         4.5       35.00
+std. dev. of 3  pre                         0.0        3.61
+
+post-1          post        1               4.5       22.00"""
 
 
 def write_run(
@@ -52,8 +67,9 @@ def write_score(
     search: SearchSetting = GREEDY_SEARCH,
     checkpoint: str = "step-00000020",
     test_set: str = "own, split test",
+    tokenizer: str = "13a",
 ) -> None:
-    score = Score("bleu", value, "nrefs:1|tok:13a")
+    score = Score("bleu", value, f"nrefs:1|tok:{tokenizer}")
     record = EvaluationRecord(test_set, checkpoint, "", search, [score], ["a"], [["a"]], ["a"])
     (run / checkpoint).mkdir(exist_ok=True)
     write_evaluation(run / checkpoint, record)
@@ -73,8 +89,7 @@ def groups(corpus_dir, tmp_path):
 def test_runs_that_differ_in_the_seed_are_a_group(groups):
     """With mean and sample standard deviation; a run that is named twice counts once.
 
-    Sabotage: the population's standard deviation; group by name; show a key that is equal in all;
-    take the weights' BLEU although there is a moving average, or that of a diverged validation.
+    The best BLEU is that of the moving average, and not that of a validation that diverged.
     """
     pre, [post] = groups
     names = [row["run"] for row in pre]
@@ -90,48 +105,57 @@ def test_runs_that_differ_in_the_seed_are_a_group(groups):
 
 
 def test_runs_of_another_model_source_are_another_group(corpus_dir, tmp_path):
-    """An edited model is not another seed. Sabotage: group by configuration alone."""
+    """An edited model is not another seed."""
     runs = [write_run(tmp_path / name, corpus_dir, 20.0, source=name * 64) for name in "ab"]
     [first], [second] = read_rows(runs)
     assert (first["source of model/"], second["source of model/"]) == ("a" * 8, "b" * 8)
 
 
 def test_the_formats(groups):
-    """The same rows in each; text is aligned, CSV and JSON are for programs.
-
-    Sabotage: round in CSV; do not wrap titles; align numbers to the left.
-    """
-    text = format_rows(groups, "text").splitlines()
-    assert "std. dev. of 3  pre" in text[-3] and text[-2] == "" and max(map(len, text)) < 130
-    assert len({len(line) for line in text if "2,0" in line or "7,0" in line}) == 1
-    assert text[text.index("") - 1].startswith("run")  # last lines of titles are aligned
+    """The same rows in each; text is aligned, CSV and JSON are for programs."""
+    shown = "run", "model.norm", "train.seed", "minutes", BEAM
+    narrow = [[{key: row[key] for key in shown if key in row} for row in group] for group in groups]
+    assert format_rows(narrow, "text") == TEXT
     table = list(csv.reader(format_rows(groups, "csv").splitlines()))
     assert table[0] == ["run", "model.norm", "train.seed", *COLUMNS, GREEDY, BEAM]
     assert table[-1][1:3] == ["post", "1"] and table[-1][3:7] == ["7065600", "40", "4.5", "1600.0"]
-    markdown = [line.strip("|").split("|") for line in format_rows(groups, "markdown").splitlines()]
-    assert {len(row) for row in markdown} == {len(table[0])} and len(markdown) == len(table) + 1
+    markdown = format_rows(groups, "markdown").splitlines()
+    assert markdown[0] == f"| {' | '.join(table[0])} |" and len(markdown) == len(table) + 1
+    assert markdown[1] == f"| {' | '.join(['---'] * 3 + ['---:'] * 8)} |"
+    assert markdown[5].startswith("| mean of 3 | pre |  | 7,065,600 | 40 | 4.5 | 1,600 | 33.00 |")
     objects = json.loads(format_rows(groups, "json"))
     assert [row["run"] for row in objects] == [row[0] for row in table[1:]]
     assert objects[-1]["model.norm"] == "post" and objects[-1][BEAM] == 22.0
+    rows = [[{"run": "a|\x1b", "model.attention_bias": False}], [{"run": "b"}]]
+    assert format_rows(rows, "markdown").splitlines()[2] == "| a\\|\x1b | false |"
+    assert format_rows(rows, "text") == "run  model.attention_bias\na|\\x1b  false\nb"
 
 
 def test_a_score_of_another_checkpoint_has_its_own_column(corpus_dir, tmp_path):
-    """An average's too. Sabotage: leave the checkpoint out of the title."""
+    """An average's too, and each tokenizer but the usual one."""
     run = write_run(tmp_path / "run", corpus_dir, 20.0)
     write_score(run, 11.0, checkpoint="step-00000010")
     write_score(run, 12.0, checkpoint="averaged-2")
+    write_score(run, 13.0, tokenizer="zh")
     [[row]] = read_rows([run])
     scores = {title: value for title, value in row.items() if "split test" in title}
     others = {f"{GREEDY}, step-00000010": 11.0, f"{GREEDY}, averaged-2": 12.0}
+    others[GREEDY.replace("BLEU", "BLEU (zh)")] = 13.0
     assert scores == {GREEDY: 21.0, BEAM: 22.0, **others}
     assert row.keys() == {"run", *COLUMNS, *scores}
 
 
-def test_what_is_missing_is_blank(corpus_dir, tmp_path, caplog):
-    """Damaged parts too, with a warning; a mean needs a number of every run.
+def test_an_exported_model_has_the_scores_of_itself(exported_run, corpus_dir, tmp_path):
+    """And the step that it was exported at; it is no seed of the run."""
+    exported = shutil.copytree(exported_run, tmp_path / "exported")
+    write_score(tmp_path, 15.0, checkpoint="exported")
+    run = write_run(tmp_path / "run", corpus_dir, 20.0)
+    _, [row] = read_rows([run, exported])
+    assert row == {"run": "exported", "steps": 1, GREEDY: 15.0}
 
-    Sabotage: let an error of one file end the command; take the mean of the runs that have a score.
-    """
+
+def test_what_is_missing_is_blank(corpus_dir, tmp_path, caplog):
+    """Damaged parts too, with a warning; a mean needs a number of every run."""
     runs = [write_run(tmp_path / str(s), corpus_dir, 20.0, train__seed=s) for s in (1, 2, 3, 4)]
     (runs[0] / "run.json").write_text("{}")
     (runs[1] / "metrics.jsonl").write_text("damaged\n")
@@ -150,7 +174,7 @@ def test_what_is_missing_is_blank(corpus_dir, tmp_path, caplog):
 
 
 def test_a_path_that_is_no_run(tmp_path, call):
-    """Exit code 2. Sabotage: leave it out."""
+    """Exit code 2."""
     message = f"{tmp_path}: is no run directory: it has no run.json and no metrics.jsonl"
     assert_one_error(call("compare", tmp_path), message)
     assert_one_error(call("compare", tmp_path / "none"), f"{tmp_path}/none: no such run")

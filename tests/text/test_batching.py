@@ -4,12 +4,14 @@ import hashlib
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from transformer_mt.text import batching
 from transformer_mt.text.batching import (
     EncodedPairs,
+    TokenCounts,
     cut_micro_batches,
     deal_micro_batches,
     flatten,
@@ -82,6 +84,7 @@ def fewest_parts(lengths, limit: int) -> int:
 
 @quick
 @example((np.full(20, 5), np.full(20, 5)), 100, 20, 3)
+@example((np.array([9, 1, 1]), np.array([9, 1, 1])), 100, 20, 3)
 @given(corpora(), batch_sizes, st.integers(1, 600), st.integers(1, 10))
 def test_micro_batches_partition_a_step(corpus, batch_tokens, limit, workers):
     """They hold a step's pairs once, in order, within the limit: the fewest, for all workers alike.
@@ -174,9 +177,11 @@ def test_micro_batches_are_distributed_once_and_evenly(sizes, world_size):
 def test_batches_are_marked_padded_and_counted():
     """Sources have an end mark; targets are shifted by one; padding is not counted."""
     pairs = EncodedPairs(flatten([[], [7, 8], [9]]), flatten([[5], [4], [5, 6, 7]]))
-    batch = pairs.batch(np.array([1, 2]))
+    chosen = np.array([1, 2])
+    batch = pairs.batch(chosen).to(torch.device("cpu"))
     assert batch.src.tolist() == [[7, 8, 3], [9, 3, 0]]
     assert batch.tgt_in.tolist() == [[2, 4, 0, 0], [2, 5, 6, 7]]
     assert batch.tgt_out.tolist() == [[4, 3, 0, 0], [5, 6, 7, 3]]
-    assert batch.tgt_tokens == int((batch.tgt_out != 0).sum()) == 6
+    assert (batch.src_tokens, batch.tgt_tokens) == (5, 6)
+    assert pairs.count_tokens(chosen) == TokenCounts(5, 6)
     assert pairs.batch(np.array([0])).src.tolist() == [[3]]

@@ -9,6 +9,7 @@ from transformer_mt.config.keys import DataConfig
 from transformer_mt.text.cleaning import (
     CLEANING_VERSION,
     LineProblems,
+    describe_dropped,
     reason_to_drop_pieces,
     reason_to_drop_text,
 )
@@ -96,13 +97,13 @@ def test_reasons(config, column):
     texts, pieces = decisions(config)
     for case, reason in zip([*TEXTS, *PIECES], [*texts, *pieces], strict=True):
         assert reason == case[column], case[:2]
+    assert describe_dropped({"over 9 pieces": 1, "empty": 2000}) == "2,000 empty, 1 over 9 pieces"
 
 
 def test_a_changed_rule_needs_a_new_version():
     """If a rule decides differently, raise `CLEANING_VERSION` and add the digest to `GOLDEN`.
 
     Replace the digest of the current version only if nothing but a case was added.
-    Sabotage: change any rule, such as `longer >= config.max_length`.
     """
     raw = json.dumps([TEXTS, PIECES, decisions(STRICT), decisions(PERMISSIVE)]).encode()
     assert GOLDEN[CLEANING_VERSION] == hashlib.sha256(raw).hexdigest()
@@ -131,10 +132,7 @@ JAPANESE = ["東京", "きれいなスーパー", "中文字"]
     ],
 )
 def test_lines_by_problem(lines, problems):
-    """Each line once for each problem; one script is that of most lines.
-
-    Sabotage: count tabs, not lines; let any foreign letter decide; take Kana for another script.
-    """
+    """Each line once for each problem; one script is that of most lines."""
     counted = LineProblems()
     for line in lines:
         counted.add(line)

@@ -1,5 +1,6 @@
 """Reading parallel text: every layout, every error, and where lines end."""
 
+import gzip
 import json
 
 import pyarrow as pa
@@ -9,7 +10,7 @@ import pytest
 from transformer_mt.config.keys import DataConfig
 from transformer_mt.errors import DataError
 from transformer_mt.system.streams import compress
-from transformer_mt.text.corpus import load_split, open_split, read_lines
+from transformer_mt.text.corpus import RawPairs, load_split, open_split, read_lines
 from transformer_mt.text.test_sets import load_test_set
 
 PAIRS = [("eins", "one"), ("zwei", "two"), ("drei", "three"), ("vier", "four")]
@@ -32,7 +33,6 @@ def test_a_folder_laid_out_like_a_hub_repository(tmp_path, nested):
     """A translation column in Parquet, two columns in JSONL; nothing is filtered.
 
     Either language may be the source, either side may be missing, and the order is kept.
-    Sabotage: read one column twice; give the text "None" for a missing value.
     """
     rows = [{"de": f"d{i}", "en": f"e{i}"} for i in range(25)]
     rows += [{"de": "", "en": "NA"}, {"de": '"x', "en": "a\u2028b"}]
@@ -70,7 +70,7 @@ def test_a_folder_laid_out_like_a_hub_repository(tmp_path, nested):
 def test_lines_end_at_line_feeds_alone(tmp_path):
     """No other kind of line break moves the two sides against each other."""
     src = "a\u2028b\nc\x85d\ne\rf\ng\x0ch\ni\x00j\n\nk\r\n l".encode()
-    config = text_folder(tmp_path, src, b"1\n2\n3\n4\n5\n6\n7\n8")
+    config = text_folder(tmp_path, src, b"1\n 2\t\n3\n4\n5\n6\n7\n8")
     pairs = load_split(config, "train")
     assert pairs.src == ["a\u2028b", "c\x85d", "e\rf", "g\x0ch", "i\x00j", "", "k", "l"]
     assert pairs.tgt == list("12345678")
@@ -114,7 +114,7 @@ def test_compressed_text_and_tables(tmp_path, ending):
     sides = ["".join(f"{word}\n" for word in side).encode() for side in zip(*PAIRS, strict=True)]
     for language, raw in zip(("de", "en"), sides, strict=True):
         (tmp_path / f"text.{language}{ending}").write_bytes(compress(raw, ending))
-    table = "".join(f"{de}\t {en}\t0.9\n" for de, en in PAIRS).encode()
+    table = "".join(f" {de} \t {en} \t0.9\n" for de, en in PAIRS).encode()
     (tmp_path / f"table.de-en.tsv{ending}").write_bytes(compress(table, ending))
     for name in ("text", "table"):
         pairs = load_split(DataConfig(path=str(tmp_path)), name)
@@ -151,18 +151,20 @@ def test_a_damaged_compressed_file(tmp_path, ending):
 def test_several_files_make_a_split(tmp_path):
     """Names, paths into other folders, patterns of tables and slices are concatenated in order."""
     (tmp_path / "main").mkdir()
-    (tmp_path / "more").mkdir()
+    (tmp_path / "more" / ".hidden").mkdir(parents=True)
     for folder, word in (("main", "a"), ("more", "b")):
         for language in ("de", "en"):
             (tmp_path / folder / f"part.{language}").write_text(f"{word}{language}\n" * 3)
     for number in (1, 2):
         rows = [{"de": f"p{number}", "en": f"q{number}"}]
         pq.write_table(pa.Table.from_pylist(rows), tmp_path / "more" / f"{number}.parquet")
-    (tmp_path / "more" / "x.jsonl").write_text(json.dumps({"de": "j", "en": "k"}) + "\n")
-    names = ["part[:1]", "../more/part[:2]", "../more/*.parquet", "../more/x.jsonl"]
+    row = json.dumps({"de": "j", "en": "k"}) + "\n"
+    (tmp_path / "more" / ".hidden" / "x.json").write_text(row)
+    (tmp_path / "more" / "x.jsonl.gz").write_bytes(gzip.compress(row.encode()))
+    names = ["part[:1]", "../more/part[:2]", "../more/*.parquet", "../**/*.json"]
     config = DataConfig(path=str(tmp_path / "main"), cache_dir=str(tmp_path / "cache"))
-    pairs = load_split(config, names)
-    assert pairs.src == ["ade", "bde", "bde", "p1", "p2", "j"]
+    pairs = load_split(config, [*names, "../more/x.jsonl.gz"])
+    assert pairs.src == ["ade", "bde", "bde", "p1", "p2", "j", "j"]
     with pytest.raises(DataError, match=r"nope\*.parquet: no such file"):
         load_split(config, ["part", "nope*.parquet"])
 
@@ -180,14 +182,15 @@ def test_a_byte_order_mark(tmp_path):
 def test_the_digest_of_every_kind_of_split(tmp_path):
     """Lists of splits, JSONL files, folders with the hub's layout: all content counts.
 
-    Sabotage: hash only the first file, or only file names.
+    A run records that of its validation pairs, and is not resumed with another.
     """
-    (tmp_path / "hub").mkdir()
+    assert RawPairs(["a", "b"], ["c", "d"]).digest().startswith("f729ae0cbcc8")
+    (tmp_path / "hub" / "deep").mkdir(parents=True)
     for name in ("a", "b"):
         for language in ("de", "en"):
             (tmp_path / f"{name}.{language}").write_text(f"{name}{language}\n")
         (tmp_path / f"{name}.jsonl").write_text(json.dumps({"de": name, "en": name}) + "\n")
-        (tmp_path / "hub" / f"{name}.jsonl").write_text(json.dumps({"de": name, "en": name}))
+        (tmp_path / "hub" / "deep" / f"{name}.jsonl").write_text(f"{name}\n")
     config = DataConfig(path=str(tmp_path), cache_dir=str(tmp_path.parent / "cache"))
     hub = config.model_copy(update={"path": str(tmp_path / "hub")})
     splits = [(config, ["a", "b"]), (config, ["b", "a"]), (config, "*.jsonl"), (hub, "train")]
@@ -197,7 +200,7 @@ def test_the_digest_of_every_kind_of_split(tmp_path):
 
     first = digests()
     assert first == digests() and len(set(first)) == 4
-    changes = [("b.en", [0, 1]), ("b.jsonl", [2]), ("hub/b.jsonl", [3])]
+    changes = [("b.en", [0, 1]), ("b.jsonl", [2]), ("hub/deep/b.jsonl", [3])]
     for name, changed in changes:
         before, path = digests(), tmp_path / name
         path.write_text(path.read_text().replace("b", "c"))

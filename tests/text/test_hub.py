@@ -10,14 +10,17 @@ import time
 import urllib.error
 import urllib.request
 from pathlib import Path
+from types import SimpleNamespace
 
 import datasets
 import pytest
 from conftest import copy_lines
 from fake_hub import serve
-from huggingface_hub import constants
+from huggingface_hub import constants, utils
 
-from transformer_mt.text import hub
+from transformer_mt.config.keys import DataConfig
+from transformer_mt.errors import DataError
+from transformer_mt.text import corpus, hub
 
 NOTHING_LISTENS = "http://127.0.0.1:9"
 PROGRAM = """
@@ -91,11 +94,59 @@ def test_why_a_hub_is_not_used(monkeypatch, error, reason):
     assert hub._why_offline("http://hub") == "HF_HUB_OFFLINE is set"
 
 
+@pytest.mark.parametrize("shows_bars", [False, True])
+@pytest.mark.parametrize("problem", ["", "no network"])
+def test_what_the_library_may_do(monkeypatch, problem, shows_bars):
+    """Without network only read its cache; show its bars where ours are; later all it could."""
+    places = [(datasets.config, "HF_HUB_OFFLINE"), (constants, "HF_HUB_OFFLINE")]
+    for place in places:
+        monkeypatch.setattr(*place, False)
+    monkeypatch.setattr(hub, "_why_offline", lambda endpoint: problem)
+    monkeypatch.setattr(hub, "shows_bars", lambda: shows_bars)
+
+    def state() -> list[bool]:
+        hidden = (library.are_progress_bars_disabled() for library in (datasets, utils))
+        return [*(getattr(*place) for place in places), *hidden]
+
+    def load(builder: str, **options: object):
+        assert (builder, options) == ("json", {"cache_dir": "data/cache", "split": "train"})
+        assert state() == [bool(problem)] * 2 + [not shows_bars] * 2
+        raise ValueError("not\nJSON")
+
+    monkeypatch.setattr(datasets, "load_dataset", load)
+    before = state()
+    with pytest.raises(DataError) as error:
+        hub.load_dataset(DataConfig(path="a/b"), "json", "x.json", split="train")
+    assert state() == before
+    message = str(error.value).removeprefix("data.path = a/b, split x.json: ")
+    if not problem:
+        assert message == "not JSON"
+    else:
+        assert message.startswith(f"no such folder in {Path.cwd()}, nor beside the configuration")
+        assert "; on the hub: no network, and data.cache_dir = data/cache does not" in message
+
+
+def test_a_corpus_of_the_hub_is_known_by_its_revision(monkeypatch):
+    """By the names of its files in the cache; its configuration is that of `data.name`."""
+    config, names = DataConfig(path="wmt/wmt16", name="cs-en"), ["1/a.arrow", "1/b.arrow"]
+
+    def load(*arguments: object, **options: object) -> SimpleNamespace:
+        assert arguments == (config, "wmt/wmt16", "dev")
+        assert options == {"name": "cs-en", "split": "dev"}
+        return SimpleNamespace(cache_files=[{"filename": name} for name in names])
+
+    monkeypatch.setattr(corpus, "load_dataset", load)
+    digests = [corpus.open_split(config, "dev").digest()]
+    for i in range(2):
+        names[i] = names[i].replace("1", "2")
+        digests.append(corpus.open_split(config, "dev").digest())
+    assert len(set(digests)) == 3
+
+
 def test_a_hub_and_then_none(tmp_path):
     """Without the hub the cache serves, and what it lacks is an error within seconds.
 
-    It names the ways to work without a hub. Sabotage: leave the hub's client online when the hub
-    does not answer.
+    It names the ways to work without a hub.
     """
     with serve(wmt16()) as fake_hub:
         sources, error = load_elsewhere(tmp_path, fake_hub.url, "wmt/wmt16", "wmt/wmt61")

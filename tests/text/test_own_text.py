@@ -61,10 +61,7 @@ def test_a_split_may_be_a_table_of_two_files(own_text, text, part):
 
 
 def test_the_files_of_a_table_may_be_packed_and_lie_elsewhere(own_text, tmp_path, monkeypatch):
-    """Relative to `data.path`, absolute or with ~; in lists too; also where the rest is on the hub.
-
-    Sabotage: look for them in the working directory.
-    """
+    """Relative to `data.path`, absolute or with ~; in lists too; beside a corpus of the hub."""
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "packed.gz").write_bytes(gzip.compress((own_text / "english.txt").read_bytes()))
     config = DataConfig(path=str(own_text))
@@ -92,32 +89,35 @@ def test_the_files_of_a_table_may_be_packed_and_lie_elsewhere(own_text, tmp_path
     ],
 )
 def test_a_slice_that_is_empty_or_malformed(own_text, part, message):
-    """Sabotage: let `int` see a lone minus, or `islice` a number that it refuses."""
-    split = table(part) if "selects" in message else f"train{part}"
-    with pytest.raises(DataError, match=re.escape(message)):
+    split, message = f"train{part}", f"train{part}: {message}"
+    if "selects" in message:
+        split, files = table(part), f"{own_text}/deutsch.txt and {own_text}/english.txt"
+        message = message.replace(f"train{part}", files)
+    with pytest.raises(DataError, match=f"^{re.escape(message)}"):
         load_split(DataConfig(path=str(own_text)), split)
 
 
 @pytest.mark.parametrize("split", ["train", "validation[:5]"])
 def test_a_folder_of_other_text_says_what_it_holds_and_how_to_name_it(own_text, split):
-    """The table in the message can be filled in. Sabotage: leave the folder to `datasets`."""
-    (own_text / ".hidden").write_text("")
+    """The table in the message can be filled in, and of many files eight are listed."""
+    for name in (".hidden", *(f"x{i}" for i in range(6))):
+        (own_text / name).write_text("")
     with pytest.raises(DataError) as error:
         load_split(DataConfig(path=str(own_text)), split)
-    message = str(error.value)
-    assert "holds .hidden, deutsch.txt, english.txt" in message and "\n" not in message
-    example = 'train = { src = "SOURCE_FILE", tgt = "TARGET_FILE", slice = "[:-1000]" }'
-    assert f"{split.partition('[')[0]}.de: no such file" in message and example in message
+    name = split.partition("[")[0]
+    assert str(error.value) == (
+        f"{own_text}/{name}.de: no such file, nor {name}.en, {name}.de-en.tsv or {name}.tmx; the"
+        " folder holds .hidden, deutsch.txt, english.txt, x0, x1, x2, x3, x4, ...; name other files"
+        ' under [data], such as train = { src = "SOURCE_FILE", tgt = "TARGET_FILE", slice ='
+        ' "[:-1000]" }'
+    )
     (own_text / "empty").mkdir()
     with pytest.raises(DataError, match="the folder holds no files"):
         load_split(DataConfig(path=str(own_text / "empty")), split)
 
 
 def test_tables_shape_the_corpus_and_names_keep_their_fingerprint(own_text, tmp_path):
-    """A corpus is prepared again only after a change of its format; a moved folder is the same.
-
-    Sabotage: leave a key of [data] out of the fingerprint.
-    """
+    """A corpus is prepared again only after a change of its format; a moved folder is the same."""
     sample = CONFIGS / "sample.toml"
     listed = ['data.train=["a[:5]", "b"]', "data.max_length_ratio=3"]
     assert _fingerprint(load_config(sample), "digest", None) == "f9f0edeb4f8bc0fa"
@@ -133,7 +133,7 @@ def test_tables_shape_the_corpus_and_names_keep_their_fingerprint(own_text, tmp_
 
 
 def test_a_table_is_kept_in_the_checkpoint(own_text):
-    """It is read back as it was, and written as in TOML. Sabotage: write defaults too."""
+    """It is read back as it was, and written as in TOML."""
     named = {"name": "train", "weight": 2}
     config = tiny_config(own_text, data__train=[table("[:-2]").model_dump(), named, "train"])
     assert parse_config(config.model_dump(mode="json"), "tests") == config
@@ -144,10 +144,7 @@ def test_a_table_is_kept_in_the_checkpoint(own_text):
 
 
 def test_the_example_of_the_guide(tmp_path, monkeypatch, call):
-    """Two files and the commands, with a small model and few steps; the table is valid.
-
-    Sabotage: another name in one of the commands.
-    """
+    """Two files and the commands, with a small model and few steps; the table is valid."""
     toml = (ROOT / "docs" / "text.md").read_text().split("```toml\n")[1].split("```")[0]
     section = (ROOT / "README.md").read_text().split("## Your own text\n")[1]
     commands = re.findall(r"^    transformer-mt (.*?) *(?:#.*)?$", section, re.MULTILINE)[:3]

@@ -49,10 +49,7 @@ def test_nothing_left_is_an_error_with_the_counts(folder):
 
 
 def test_a_corpus_is_made_again_only_for_keys_that_shape_it(folder, monkeypatch):
-    """Or for other text, though size and time of its files are the same.
-
-    Sabotage: leave `CLEANING_VERSION` out of the fingerprint; identify text by size and time.
-    """
+    """Or for other text, though size and time of its files are the same."""
     first = prepare(tiny_config(folder))
     for changes in (
         {"data__train": "train[:200]"},
@@ -80,10 +77,7 @@ def test_a_corpus_is_made_again_only_for_keys_that_shape_it(folder, monkeypatch)
 
 
 def test_a_run_keeps_its_own_vocabulary(folder, tmp_path):
-    """If it equals the learned one, that corpus is used; `vocab.path` may have gone or moved.
-
-    Sabotage: use the run's vocabulary without comparing; leave one of two out of the fingerprint.
-    """
+    """If it equals the learned one, that corpus is used; `vocab.path` may have gone or moved."""
     first, other = prepare(tiny_config(folder)), prepare(tiny_config(folder, vocab__size=289))
     assert prepare(tiny_config(folder), first.vocab).path == first.path
     mixed = prepare(tiny_config(folder), other.vocab)
@@ -102,6 +96,10 @@ def test_a_run_keeps_its_own_vocabulary(folder, tmp_path):
     with pytest.raises(ConfigError, match=r"vocab.path = .*: this is not the vocabulary of the"):
         prepare(config, first.vocab)
     assert prepare(config).digest == other.digest
+    two = VocabConfig(kind="char", size=30, shared=False)
+    train_vocabulary([Counter("ab"), Counter("cd")], two).save(tmp_path)
+    with pytest.raises(ConfigError, match=f"^vocab.path = {tmp_path}: this is two vocabularies; "):
+        prepare(tiny_config(folder, vocab__path=str(tmp_path)))
 
 
 @pytest.mark.parametrize(
@@ -115,10 +113,7 @@ def test_a_run_keeps_its_own_vocabulary(folder, tmp_path):
     ],
 )
 def test_text_that_changes_meanwhile_is_refused(folder, monkeypatch, step, change):
-    """Before or between the readings, with a vocabulary that is given too; nothing is mixed.
-
-    Sabotage: do not compare the digests; compare one that is computed before the first reading.
-    """
+    """Before or between the readings, with a vocabulary that is given too; nothing is mixed."""
     vocab = prepare(tiny_config(folder, vocab__size=289)).vocab if step == "_write_ids" else None
     names, function = prepared_names(folder), getattr(prepared_module, step)
 
@@ -143,11 +138,9 @@ def test_a_scratch_folder(folder, tmp_path):
     assert prepare(tiny_config(folder), scratch=tmp_path / "scratch").path == first.path
 
 
-def test_two_at_once_make_one(folder, monkeypatch):
-    """The second waits for the first and uses its corpus.
-
-    Sabotage: do not look again whether it exists once the lock is held.
-    """
+def test_two_at_once_make_one(folder, monkeypatch, caplog):
+    """The second waits for the first, says so, and uses its corpus."""
+    caplog.set_level(logging.INFO)
     written, write = [], prepared_module._write_prepared
 
     def recording(*arguments):
@@ -160,6 +153,7 @@ def test_two_at_once_make_one(folder, monkeypatch):
         corpora = list(threads.map(prepare, [tiny_config(folder)] * 3))
     assert len({corpus.path for corpus in corpora}) == len(prepared_names(folder)) == 1
     assert len(written) == 1
+    assert "is preparing the same corpus; waiting for it" in caplog.text
 
 
 @pytest.mark.parametrize("damage", ["cut", "missing", "other bytes"])
@@ -167,10 +161,7 @@ def test_two_at_once_make_one(folder, monkeypatch):
     "name", ["report.json", "src.ids", "tgt.ids", "tgt.offsets.npy", "vocab.model", MANIFEST]
 )
 def test_a_damaged_corpus_is_named(folder, name, damage):
-    """The message names the folder to delete; it is not used in part.
-
-    Sabotage: believe the recorded digest of the ids; verify no vocabulary or report.
-    """
+    """The message names the folder to delete; it is not used in part."""
     config = tiny_config(folder)
     path = prepare(config).path
     raw = (path / name).read_bytes()
@@ -188,12 +179,10 @@ def test_a_damaged_corpus_is_named(folder, name, damage):
 
 
 def test_chunks_change_nothing(folder, monkeypatch, tmp_path):
-    """Encoded seven pairs at a time, ids, offsets and counts are the same.
-
-    Sabotage: count the unknown pieces of the last chunk alone.
-    """
+    """Encoded seven pairs at a time, ids, offsets and counts are the same."""
     few = {"vocab__kind": "char", "vocab__size": 20}
     whole = prepare(tiny_config(folder, **few))
+    assert prepared_module._PAIRS_PER_CHUNK == 20_000  # another number would be another digest
     monkeypatch.setattr(prepared_module, "_PAIRS_PER_CHUNK", 7)
     elsewhere = str(tmp_path / "deep" / "other")
     parts = prepare(tiny_config(folder, data__prepared_dir=elsewhere, **few))
@@ -233,26 +222,26 @@ def write_pairs(folder: Path, pairs: list[tuple[str, str]]) -> None:
     ],
 )
 def test_which_pairs_are_dropped(folder, swapped, changes, pairs, dropped):
-    """By hand, one piece per character: those kept are stored in order, the others counted.
-
-    Sabotage: compare only sources for duplicates; encode all pairs.
-    """
+    """By hand, one piece per character: those kept are stored in order, the others counted."""
     pairs = [pair[::-1] for pair in pairs] if swapped else pairs
     write_pairs(folder, pairs)
     values = {f"data__{key}": value for key, value in changes.items()}
     prepared = prepare(tiny_config(folder, vocab__kind="char", **values))
     assert prepared.report["dropped"] == dict(Counter(dropped.values()))
     kept = [pair for i, pair in enumerate(pairs) if i not in dropped]
+    longest = 0
     for side, lines in enumerate((prepared.pairs.src, prepared.pairs.tgt)):
         ids = prepared.vocab.src.encode([pair[side] for pair in kept])
         assert [line.tolist() for line in lines] == ids
+        longest = max(longest, *map(len, ids))
+    assert prepared.report["longest"] == longest
     assert (prepared.report["pairs"], prepared.report["kept"]) == (len(pairs), len(kept))
 
 
 def test_the_report_by_hand(folder, caplog):
     """Pieces per word, unknown pieces and the longest line, over both sides of what is kept.
 
-    The vocabulary lacks the letter q. Sabotage: count a side twice, or what is dropped.
+    The vocabulary lacks the letter q.
     """
     write_pairs(folder, [("ab", "abc de"), ("a b", "c d e"), ("e", "a"), ("f g h", "f")])
     caplog.set_level(logging.INFO)
@@ -324,8 +313,7 @@ def test_each_language_has_its_own_vocabulary_or_both_one(folder):
 def test_a_weight_repeats_what_cleaning_keeps(folder):
     """In ids, counts and learned words, as if the entry were listed as often; read once.
 
-    Duplicates are dropped first. Sabotage: repeat before cleaning; leave the weight out of the
-    counts, or out of the fingerprint.
+    Duplicates are dropped first.
     """
     write_pairs(folder, [("ab ab", "cd. Ef"), ("ab", "cd"), ("", "x")])
     for language, line in (("de", "ba"), ("en", "dc")):

@@ -61,7 +61,6 @@ def characters(vocab: Vocabulary, words: list[str]) -> np.ndarray:
 
 @pytest.mark.parametrize(("kind", "rate"), [("bpe", 0.1), ("bpe", 0.5), ("unigram", 0.1)])
 def test_the_distribution_is_sentencepiece_s(kind, rate):
-    """Sabotage: leave alpha out; drop half as often."""
     vocab, count = learn(kind), 20_000
     processor = sentencepiece.SentencePieceProcessor(model_proto=vocab.src_model)
     segmenter = (BPEDropout if kind == "bpe" else UnigramSampling)(vocab.src.table(), rate)
@@ -78,10 +77,7 @@ def test_the_distribution_is_sentencepiece_s(kind, rate):
 
 
 def test_every_segmentation_decodes_to_the_same_text(vocab):
-    """Most lines change, and none decodes to anything else, in the vocabulary of its language.
-
-    Sabotage: draw words with byte pieces too, without those; one sampler for two vocabularies.
-    """
+    """Most lines change, and none decodes to anything else, in the vocabulary of its language."""
     vocab = Vocabulary(vocab.src_model, learn("bpe", 400).src_model)
     lines = [line for line in TEXT if line.strip()] + RARE
     pairs = encode_pairs(lines, lines[::-1], vocab)
@@ -96,7 +92,7 @@ def test_every_segmentation_decodes_to_the_same_text(vocab):
 
 
 def test_a_word_with_an_unknown_piece_keeps_its_segmentation():
-    """The words around it do not. Sabotage: leave out the test of the smallest count."""
+    """The words around it do not."""
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(copy_lines(800, 1)),
@@ -138,15 +134,16 @@ def hand_made_pairs(count: int) -> EncodedPairs:
 
 
 @pytest.mark.parametrize(
-    ("kind", "expected"), [("bpe", "94c01cc9fbc8c49f"), ("unigram", "db7ad2c0eb501e92")]
+    ("kind", "expected"), [("bpe", "59d62fffec9bf41d"), ("unigram", "b15e1652adb2aa95")]
 )
 def test_segmentations_depend_on_seed_epoch_and_nothing_else(monkeypatch, kind, expected):
     """They are those of earlier versions, in every process, with any number of threads.
 
-    Blocks and sides differ too. Sabotage: leave the seed, the block or the side out of the seed;
-    `hash("a")` in it.
+    Blocks and sides differ too.
     """
+    assert (sampling._PAIRS_PER_BLOCK, sampling._CHARACTERS_AT_ONCE) == (20_000, 200_000)
     monkeypatch.setattr(sampling, "_PAIRS_PER_BLOCK", 60)
+    monkeypatch.setattr(sampling, "_CHARACTERS_AT_ONCE", 40)
     half, vocab = hand_made_pairs(60).src, hand_made_vocabulary(kind)
     side = flatten([half[i].tolist() for i in (*range(60), *range(60), *range(30))])
     pairs = EncodedPairs(side, side)
@@ -161,7 +158,7 @@ def test_segmentations_depend_on_seed_epoch_and_nothing_else(monkeypatch, kind, 
 
 
 def test_a_pair_that_would_be_too_long_keeps_its_segmentation(vocab):
-    """Both its sides. Sabotage: compare only the source."""
+    """Both its sides."""
     lines = ["ab " * 10, "sampling segmentation sampling", "a b c d e f g h i j k l m n o p"]
     pairs = encode_pairs(lines, lines[::-1], vocab)
     limit = int(max(map(max, pairs.lengths))) - 1
@@ -180,7 +177,7 @@ def test_a_pair_that_would_be_too_long_keeps_its_segmentation(vocab):
 
 @pytest.mark.parametrize("kind", ["word", "char"])
 def test_a_vocabulary_without_other_segmentations_is_refused(kind):
-    """Whether it is to be learned or was made elsewhere. Sabotage: take other kinds for unigram."""
+    """Whether it is to be learned or was made elsewhere."""
     with pytest.raises(ConfigError, match=rf"vocab.sampling = 0.1 requires.*kind {kind}"):
         tiny_config(Path("nowhere"), vocab__sampling=0.1, vocab__kind=kind)
     table = learn(kind, 40).src.table()

@@ -36,13 +36,14 @@ def split(vocab, line: str, statistics=None, max_length=None, data_max_length=12
         ("de", "z. B. im Sommer. |Dr. Müller und Prof. Dr. Meier kamen, d. h. fast alle."),
         ("de", "Er kam am 3. Mai in den 2. Stock. |Der 1. Preis war 1999. |Dann ging er."),
         ("de", "Herr K. Meier von der Fa. Schmidt kostet 5 Mio. Euro. |Die GmbH zahlt 1.50."),
+        ("de_AT", "Am 3. Mai. |3 Leute kamen am 40. Tag."),
         ("de", "Äpfel, Birnen usw. |Dann Ja… |Nein."),
         ("de", "„Komm her. |Ich warte!“ |Er kam. |(Das war gut.) |»Ja.« |Ende."),
         ("de", "„Halt!“, rief er und lief. |Was? rief sie."),
         ("de", "ein mann läuft. |eine frau sitzt z. b. dort. |der 2. mann"),
         ("de", "1. Einleitung"),
         ("de", "Dieser Art. |Nach Art. 5 gilt es. |König Karl II. Stuart starb."),
-        ("en", "1. Introduction. |He said no. |See No. 5. |It closes at 5 p.m. |Then I left."),
+        ("en", "1. Introduction. |He left. |2. See No. 5. |It closes at 5 p.m. |Then I left."),
         ("de", "Siehe www.Beispiel.de oder Kap.3. |Ende"),
         ("en", "Mr. Smith went to Washington. |He met J. R. R. Tolkien, e.g. on Jan. 5. |OK."),
         ("en", 'He said, "Go. |Now!" |"What?" she said. |It\'s I. |You stay… |Or not, etc. |So.'),
@@ -56,14 +57,14 @@ def split(vocab, line: str, statistics=None, max_length=None, data_max_length=12
 def test_ends_of_sentences(language, marked):
     """Abbreviations, ordinals, initials, quotations and names are not ends.
 
-    Sabotage: leave out the abbreviations, or the ordinals.
+    A number by itself is no sentence.
     """
     assert "|".join(split_sentences(marked.replace("|", ""), language)) == marked
 
 
 @given(st.text(st.sampled_from('aB1. !?…„“"»«(。')), st.sampled_from(["de", "en", "zh"]))
 def test_sentences_joined_give_the_text(text, language):
-    """Whatever it holds; none is empty. Sabotage: drop the space after a sentence."""
+    """Whatever it holds; none is empty."""
     sentences = split_sentences(text, language)
     assert "".join(sentences) == text and (all(sentences) or not text)
 
@@ -72,10 +73,7 @@ def test_sentences_joined_give_the_text(text, language):
     "text", ["Ein Hund. ", "ein Hund ", "a", '("„', "1. ", "„Hund. ", "Hund, "], ids=repr
 )
 def test_a_long_line_takes_linear_time(vocab, text):
-    """Ten times the text takes about ten times as long.
-
-    Sabotage: join the sentence so far for each word.
-    """
+    """Ten times the text takes about ten times as long."""
     seconds = []
     for size in (30_000, 300_000):
         began = time.process_time()
@@ -104,10 +102,7 @@ def test_a_long_line_takes_linear_time(vocab, text):
     ],
 )
 def test_where_a_long_line_is_split(vocab, line, parts):
-    """At most twelve pieces each, after a sentence, a clause or a word; no piece is lost.
-
-    Sabotage: cut after `max_length` pieces, wherever that is.
-    """
+    """At most twelve pieces each, after a sentence, a clause or a word; no piece is lost."""
     assert split(vocab, line) == parts
     [rows] = LineSplitter(vocab.src, DataConfig(path="none", max_length=12)).split([line])
     assert sum(rows, []) == vocab.src.encode([line])[0] and max(map(len, rows), default=0) <= 12
@@ -131,10 +126,7 @@ def test_a_clause_ends_at_a_full_width_mark(vocab):
     ],
 )
 def test_the_training_text_decides_where_lines_are_split(vocab, share, line, parts):
-    """Single sentences: at each end. Otherwise above the percentile; words above the maximum.
-
-    Sabotage: group the sentences of a model trained on single sentences.
-    """
+    """Single sentences: at each end. Otherwise above the percentile; words above the maximum."""
     statistics = SourceStatistics(longest=15, percentile=11, several_sentences=share)
     assert split(vocab, line, statistics, data_max_length=20) == parts
 

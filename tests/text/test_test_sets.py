@@ -1,10 +1,14 @@
 """The text that translations are scored against."""
 
+import tarfile
+from http.client import HTTPException
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from conftest import copy_lines, tiny_config
 from sacrebleu.dataset import DATASETS
+from sacrebleu.utils import SACREBLEU_DIR
 
 from transformer_mt.config.keys import DataConfig
 from transformer_mt.errors import DataError
@@ -34,12 +38,19 @@ def test_files_by_name(tmp_path):
 
 
 def test_a_test_set_of_a_split_has_its_name(corpus_dir):
-    """For messages."""
+    """For messages, and without its folder for records."""
     test_set = load_test_set(tiny_config(corpus_dir).data)
     assert test_set.name == f"{corpus_dir}, split test" and len(test_set) == 60
+    assert test_set.title == f"{corpus_dir.name}, split test"
     assert test_set.src == test_set.references[0]
-    data = tiny_config(corpus_dir, data__valid="validation[:5]").data
-    assert [len(load_test_set(data, split)) for split in ("train", "valid")] == [4000, 5]
+    changes = {
+        "data__train": "train[:9]",
+        "data__valid": "validation[:5]",
+        "data__test": "test[5:]",
+    }
+    data = tiny_config(corpus_dir, **changes).data
+    splits = "train", "valid", "validation", "test", "test[:2]"
+    assert [len(load_test_set(data, split)) for split in splits] == [9, 5, 5, 55, 2]
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -51,26 +62,26 @@ def test_one_of_sacrebleus_own_sets(tmp_path, monkeypatch):
         (tmp_path / f"wmt16.de-en.{name}").write_text("".join(f"{line}\n" for line in lines))
     monkeypatch.setattr(dataset, "_outdir", str(tmp_path))
     test_set = load_test_set(ANY, test_set="wmt16")
-    assert (test_set.name, test_set.src) == ("wmt16", texts["src"])
+    assert (test_set.name, test_set.title, test_set.src) == ("wmt16", "wmt16", texts["src"])
     assert [line.strip() for line in test_set.references[0]] == texts["ref"]
     monkeypatch.setattr(dataset, "source", lambda pair: ["eins", "zwei"])
     monkeypatch.setattr(dataset, "references", lambda pair: [("one", "1"), ("two", "2")])
     test_set = load_test_set(ANY, test_set="wmt16")
     assert test_set.references == [["one", "two"], ["1", "2"]] and test_set.src == ["eins", "zwei"]
 
-    def fail(pair):
-        raise OSError("no network")
-
-    monkeypatch.setattr(dataset, "source", fail)
-    with pytest.raises(DataError, match=r"--test-set wmt16: cannot download it \(no network\)"):
-        load_test_set(ANY, test_set="wmt16")
+    for error in (OSError("x"), HTTPException("x"), tarfile.TarError("x"), SystemExit("x")):
+        monkeypatch.setattr(dataset, "source", Mock(side_effect=error))
+        with pytest.raises(
+            DataError, match=rf"^--test-set wmt16: cannot download it \(x\); .* {SACREBLEU_DIR},"
+        ):
+            load_test_set(ANY, test_set="wmt16")
 
 
 @pytest.mark.parametrize(
     ("choice", "message"),
     [
         ({"test_set": "wtm16"}, "--test-set wtm16: sacreBLEU has no such set"),
-        ({"test_set": "wmt19/google/ar"}, "has en-de, not de-en"),
+        ({"test_set": "wmt19/google/ar"}, "^--test-set wmt19/google/ar: has en-de, not de-en$"),
         ({"test_set": "wmt16", "split": "test"}, "choose one of"),
         ({"src": Path("a")}, "--src needs --ref"),
         ({"refs": [Path("a")], "split": "test"}, "choose one of"),

@@ -58,10 +58,25 @@ def test_a_hypothesis_is_one_line(vocab):
 
 def test_vocabularies_that_cannot_be_used(tmp_path):
     """Not a model, or no file: the message says which."""
-    with pytest.raises(DataError, match="not a SentencePiece model"):
-        Vocabulary(b"nonsense", b"nonsense")
-    with pytest.raises(DataError, match="src.model"):
+    for name in ("src.model", "tgt.model"):
+        missing = f"^{tmp_path}/{name}: cannot read a vocabulary: No such file or directory$"
+        with pytest.raises(DataError, match=missing):
+            Vocabulary.load(tmp_path)
+        (tmp_path / name).write_bytes(b"nonsense")
+    with pytest.raises(DataError, match=f"^{tmp_path}/src.model: not a SentencePiece model$"):
         Vocabulary.load(tmp_path)
+
+
+@pytest.mark.parametrize(("shared", "names"), [(True, ["vocab"]), (False, ["src", "tgt"])])
+def test_what_was_saved_is_loaded(tmp_path, shared, names):
+    """One file or one for each language."""
+    vocab = learn(shared=shared)
+    assert vocab.save(tmp_path) == [tmp_path / f"{name}.model" for name in names]
+    loaded = Vocabulary.load(tmp_path)
+    assert loaded.has_same_ids(vocab) and loaded.shared == shared
+    swapped = Vocabulary(vocab.tgt_model, vocab.src_model)
+    assert swapped.has_same_ids(vocab) == shared
+    assert loaded.tgt.pieces(range(320)) == vocab.tgt.pieces(range(320))
 
 
 @pytest.mark.parametrize("kind", ["bpe", "unigram"])
@@ -90,7 +105,7 @@ def test_an_unsuitable_size_is_reported_with_one_that_works(kind, size):
     ],
 )
 def test_the_side_that_is_unsuitable_is_named(target, problem):
-    """If there are two vocabularies; in one line. Sabotage: name the first side."""
+    """If there are two vocabularies; in one line."""
     sides = [Counter(" ".join(lines(1)).split()), Counter(target)]
     with pytest.raises(DataError, match=f"^vocab.size = 300:? {problem}$"):
         train_vocabulary(sides, VocabConfig(size=300, shared=False))
@@ -132,10 +147,7 @@ def learn_elsewhere(text: list[str], **options: object) -> bytes:
     ],
 )
 def test_a_vocabulary_with_other_special_ids(tmp_path, kind, special):
-    """Its special pieces get our ids, present or not; all others keep their order.
-
-    Sabotage: move all ids up by one; give the pieces of `table` in the model's order.
-    """
+    """Its special pieces get our ids, present or not; all others keep their order."""
     options = {"byte_fallback": True, "normalization_rule_name": "identity", "minloglevel": 2}
     model = learn_elsewhere(lines(1), model_type=kind, vocab_size=320, **options, **special)
     processor = sentencepiece.SentencePieceProcessor(model_proto=model)
@@ -182,10 +194,7 @@ def test_word_counts_are_enough_to_learn_from():
 
 
 def test_what_is_learned_from():
-    """Only the most frequent words, and 99.99% of the characters, in whatever order they come.
-
-    Sabotage: cut the words before sorting them; a coverage of 0.98.
-    """
+    """Only the most frequent words, and 99.99% of the characters, in whatever order they come."""
     counts = Counter({"rare": 1, "often": 9, "always": 20})
     vocab = train_vocabulary([counts], VocabConfig(kind="word", size=99, max_words=2))
     assert vocab.src.pieces(range(4, vocab.src.size)) == ["▁always", "▁often"]
