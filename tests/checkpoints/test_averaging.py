@@ -1,6 +1,8 @@
 """The mean of checkpoints, and its model card."""
 
+import re
 import shutil
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -12,12 +14,24 @@ from small_checkpoint import save_step
 
 from transformer_mt.checkpoints import averaging
 from transformer_mt.checkpoints.averaging import average
-from transformer_mt.checkpoints.checkpoint import MODEL, load_checkpoint
-from transformer_mt.checkpoints.run_directory import list_checkpoints
+from transformer_mt.checkpoints.checkpoint import MODEL, Progress, load_checkpoint
+from transformer_mt.checkpoints.evaluations import (
+    EvaluationRecord,
+    Score,
+    SearchSetting,
+    write_evaluation,
+)
+from transformer_mt.checkpoints.model_card import model_card, write_average_card
+from transformer_mt.checkpoints.run_directory import (
+    list_checkpoints,
+    read_description,
+    write_description,
+)
 from transformer_mt.errors import CheckpointError
 from transformer_mt.evaluation.report import EvaluationReport, evaluate_systems
 from transformer_mt.evaluation.scoring import choose_metrics
 from transformer_mt.system import files
+from transformer_mt.text.splitting import SourceStatistics
 from transformer_mt.text.test_sets import load_test_set
 from transformer_mt.training.run import train
 from transformer_mt.translation.options import LoadOptions, SearchOptions
@@ -27,15 +41,14 @@ from transformer_mt.translation.options import LoadOptions, SearchOptions
 def run_dir(tmp_path):
     """Gives a run with checkpoints of different weights at the steps 5, 10, 15 and 20."""
     for step in (5, 10, 15, 20):
-        save_step(tmp_path / "run", step, seconds=1.5, best_bleu=3.0, best_step=5, valid_step=step)
+        scores = {"best_bleu": 3.0, "best_step": 5, "valid_step": step}
+        scores["validations_since_best"] = 2
+        save_step(tmp_path / "run", step, seconds=1.5, **scores)
     return tmp_path / "run"
 
 
 def test_the_average_is_the_mean_of_the_newest(run_dir, tmp_path):
-    """It is a complete checkpoint in the run, and no step of it; that of one is itself.
-
-    It has no score, since no validation measured it. Sabotage: copy the newest state.
-    """
+    """A complete checkpoint in the run, but no step of it, and without a score; of one, itself."""
     before = list_checkpoints(run_dir)
     path = average(run_dir, 3, None)
     assert path == run_dir / "averaged-3" and list_checkpoints(run_dir) == before
@@ -49,12 +62,11 @@ def test_the_average_is_the_mean_of_the_newest(run_dir, tmp_path):
         assert averaged[name].dtype == torch.float32
     assert load_checkpoint(path).build_model()
     progress = load_checkpoint(path).progress
-    assert (progress.best_bleu, progress.best_step, progress.valid_step) == (-1.0, 0, 0)
-    assert (progress.step, progress.seconds) == (20, 1.5)
+    assert progress == Progress(step=20, seconds=1.5)
 
 
 def test_a_killed_average_can_be_repeated(run_dir, monkeypatch):
-    """The directory appears once run.json and the card are in it. Sabotage: write them into it."""
+    """The directory appears once run.json and the card are in it."""
 
     def killed(*arguments: object, **options: object) -> None:
         raise SystemExit("killed")
@@ -102,6 +114,11 @@ def header(card: str) -> dict:
     return yaml.safe_load(card.split("---\n")[1])
 
 
+def section(card: str, title: str) -> str:
+    """Gives the text below a title."""
+    return card.split(f"\n## {title}\n\n")[1].split("\n\n## ")[0]
+
+
 def evaluate(averaged: Path, beam_size: int = 1) -> EvaluationReport:
     text = averaged.parent.parent / "text: x"
     text.write_text("ab cd\nef\n")
@@ -114,7 +131,7 @@ def evaluate(averaged: Path, beam_size: int = 1) -> EvaluationReport:
 
 
 def test_an_average_has_a_card_with_what_is_known(averaged):
-    """Data, recipe, no scores of the run's, no licence. Sabotage: take the run's best BLEU."""
+    """Data, recipe, no scores of the run's, no licence."""
     card = (averaged / "README.md").read_text()
     assert header(card) == {
         "language": ["de", "en"],
@@ -125,17 +142,67 @@ def test_an_average_has_a_card_with_what_is_known(averaged):
     parameters = sum(parameter.numel() for parameter in model.parameters())
     assert "\n# averaged-2\n" in card and f"\n{parameters:,} parameters, stored in float32." in card
     assert "4 steps of about 500 tokens" in card and ", pre-norm, fp32.\n" in card
-    assert "mean of the checkpoints of steps 4, 2." in card
+    assert "\nThe weights are the mean of the checkpoints of steps 4, 2.\n" in card
     assert "None were measured on these weights." in card and "BLEU" not in card
-    assert "of 600 pairs (dropped: " in card and " over 10 pieces), " in card
+    corpus = read_description(averaged)["corpus"]
+    dropped = ", ".join(f"{count} {reason}" for reason, count in corpus["dropped"].items())
+    assert section(card, "Data").partition("`, ")[2] == (
+        f"de to en: {corpus['kept']} of 600 pairs (dropped: {dropped}), {corpus['pieces']:,}"
+        f" pieces.\nThe SHA-256 digest of the encoded text is `{corpus['digest']}`."
+    )
+    assert " over 10 pieces" in dropped and corpus["kept"] < 600
     assert "transformer-mt translate averaged-2 " in card and "license" not in card
 
 
-def test_evaluations_add_their_scores(averaged):
-    """With their signatures, in the text and in the header; the checkpoint stays whole.
+def test_a_card_of_what_is_not_known(averaged, caplog):
+    """Of its text only the languages, or no statistics of its sources."""
+    checkpoint, description = load_checkpoint(averaged), read_description(averaged)
+    description["corpus"]["dropped"] = {}
+    write_description(averaged, description)
+    assert " (dropped: none), " in section(model_card(checkpoint, "m", "made", "l", "u"), "Data")
+    (averaged / "run.json").write_text("{}")
+    card = model_card(checkpoint, "m", "made", "l", "u")
+    assert re.fullmatch("Trained on `corpus[0-9]`, de to en.", section(card, "Data"))
+    assert caplog.messages[0].endswith("; the model card says nothing of the text")
+    for known, seen in (
+        (None, "None of the sources that it was trained on has more than 10 pieces."),
+        (
+            SourceStatistics(longest=9, percentile=8, several_sentences=0.25),
+            "The sources that it was trained on have at\nmost 9 pieces, 99.9% of them at most 8,"
+            " and 25.0% have several sentences.",
+        ),
+    ):
+        like = replace(checkpoint, state=replace(checkpoint.state, sources=known))
+        limits = section(model_card(like, "m", "made", "l", "u"), "Limits")
+        first = "It translates each line independently of the others. "
+        assert limits.startswith(f"{first}{seen}\ntransformer-mt splits lines ")
+    (averaged / "README.md").unlink()
+    (averaged / "README.md").mkdir()
+    write_average_card(checkpoint, "m")
+    assert caplog.messages[-1] == f"{averaged}/README.md: cannot be written: Is a directory"
 
-    Sabotage: list the card in the manifest; write it once; take the scores of other weights.
-    """
+
+def test_names_of_test_sets_on_the_hub(averaged):
+    names = {
+        "wmt09": ("newstest2009", "wmt-2009-news"),
+        "wmt21": ("newstest2021", "wmt-2021-news"),
+        "wmt/wmt14, split test": ("newstest2014", "wmt-2014-news"),
+        "wmt/wmt14, split train": ("wmt/wmt14, split train",) * 2,
+        "wmt22": ("wmt22", "wmt22"),
+    }
+    checkpoint, score = load_checkpoint(averaged), Score("bleu", 1.0, "nrefs:1")
+    text = {"sources": ["a"], "references": [["b"]], "hypotheses": ["c"]}
+    for test_set in names:
+        parts = test_set, averaged.name, checkpoint.digest, SearchSetting(), [score]
+        write_evaluation(averaged, EvaluationRecord(*parts, **text))
+    card = model_card(checkpoint, "m", "made", "l", "u", license="mit")
+    assert header(card)["license"] == "mit"
+    datasets = [result["dataset"] for result in header(card)["model-index"][0]["results"]]
+    assert [(each["name"], each["type"]) for each in datasets] == list(names.values())
+
+
+def test_evaluations_add_their_scores(averaged):
+    """With their signatures, in the text and in the header; the checkpoint stays whole."""
     before = load_checkpoint(averaged).digest
     reports = [evaluate(averaged), evaluate(averaged, beam_size=2)]
     assert load_checkpoint(averaged).digest == before
@@ -163,7 +230,7 @@ def test_evaluations_add_their_scores(averaged):
 
 
 def test_a_card_that_was_edited_stays(averaged):
-    """Sabotage: write it anew in any case."""
+
     card = averaged / "README.md"
     own = "\n".join(line for line in card.read_text().splitlines() if "<!--" not in line)
     card.write_text(own)

@@ -32,21 +32,33 @@ from transformer_mt.config.keys import VocabConfig
 from transformer_mt.errors import ChangedModelError, CheckpointError
 from transformer_mt.system.device import is_out_of_memory
 from transformer_mt.system.files import MANIFEST, read_manifest, write_manifest
+from transformer_mt.text.splitting import SourceStatistics
 from transformer_mt.text.vocabulary import Vocabulary, train_vocabulary
 from transformer_mt.version import source_digests
 
 
 def test_a_checkpoint_comes_back_as_it_was(tmp_path):
     """Configuration, vocabulary, state and tensors, transposed ones too; files are listed."""
-    config = small_config(train__ema_decay=0.9, train__seed=5)
-    progress = Progress(5, 1, 2, 3.5, 20.25, 4, 1, 5, "bf16", 64, 3, "abc", "def")
-    state = RunState(progress, {"skipped_steps": 2}, {"threads": "2"})
+    changes = {"train__ema_decay": 0.9, "model__decoder_layers": 2}
+    config = small_config(train__seed=5, **changes)
+    progress = Progress(5, 1, 2, 3.5, 20.25, 4, 1, 5, "bf16", 64, 3, "abc", "def", 6, "ghi")
+    sources = SourceStatistics(longest=9, percentile=8, several_sentences=0.25)
+    state = RunState(progress, {"skipped_steps": 2}, {"threads": "2"}, sources)
     weights = build_model(config).state_dict()
     weights["src_embedding"] = weights["src_embedding"].t().contiguous().t()
     save_checkpoint(tmp_path / "saved", {MODEL: weights}, state, config, VOCAB)
     checkpoint = load_checkpoint(tmp_path / "saved")
     assert checkpoint.state == state and checkpoint.progress == state.progress
     assert checkpoint.config == config and checkpoint.path == tmp_path / "saved"
+    assert (checkpoint.step, checkpoint.sources) == (5, sources)
+    assert repr(checkpoint) == f"<Checkpoint {checkpoint.path}: step 5, 1 + 2 layers of width 16>"
+    checkpoint.require_config(config)
+    message = (
+        f"{tmp_path}: made with another configuration: train.seed (was 5, is 6); name another --run"
+        " directory, or change it back"
+    )
+    with pytest.raises(CheckpointError, match=f"^{re.escape(message)}$"):
+        checkpoint.require_config(small_config(train__seed=6, **changes))
     assert checkpoint.vocab.has_same_ids(VOCAB)
     names = {path.name for path in (tmp_path / "saved").iterdir()}
     assert checkpoint.files == names - {MANIFEST}
@@ -79,6 +91,9 @@ def test_the_moving_average_is_preferred(tmp_path):
     save_checkpoint(tmp_path / "one", {MODEL: raw}, RunState(), config, VOCAB)
     both, one = load_checkpoint(tmp_path / "both"), load_checkpoint(tmp_path / "one")
     assert both.digest != one.digest
+    asked = [(both, False), (both, True), (one, False), (one, True)]
+    assert [which.is_averaged(raw) for which, raw in asked] == [True, False, False, False]
+    assert [which.is_raw(raw) for which, raw in asked] == [False, True, False, False]
     built = (both.build_model(), both.build_model(raw=True), one.build_model())
     for model, weights in zip(built, (average, raw, raw), strict=True):
         assert not model.training
@@ -145,6 +160,9 @@ def test_a_changed_model_is_not_called_damage(tmp_path, caplog, monkeypatch):
     with pytest.raises(ChangedModelError, match=f"^{path / MODEL}: {message}$"):
         find_checkpoint(tmp_path)
     assert not caplog.messages
+    save_checkpoint(path, {MODEL: weights}, RunState(), small_config(), VOCAB)  # does not say
+    with pytest.raises(CheckpointError, match="all checkpoints are damaged"):
+        find_checkpoint(tmp_path)
 
 
 def test_moments_are_missing_only_before_the_first_step(tmp_path):

@@ -1,6 +1,7 @@
 """Records of evaluations beside a checkpoint."""
 
 import json
+import time
 from dataclasses import replace
 
 import pytest
@@ -48,17 +49,26 @@ def test_a_record_comes_back(tmp_path):
     [file] = (tmp_path / "evaluations").iterdir()
     assert file.name == "a-b-c-6418ac35.json"  # another name would not replace older records
     assert json.loads(file.read_text()) == VALUES
+    file.with_name(".hidden.json").write_bytes(file.read_bytes())  # is being written
     [record] = read_evaluations(tmp_path)
-    assert record == RECORD
+    assert record == RECORD and str(record.search) == "beam 4, alpha 0.6, bf16, raw weights"
     write_evaluation(path, replace(RECORD, hypotheses=["a" * 3_000_000]))  # as of many lines
     assert len(read_evaluations(tmp_path)) == 1
 
 
-def test_a_newer_record_of_the_same_kind_replaces_it(tmp_path):
-    """The same text, checkpoint, search, tokenizer; of validation also of another checkpoint.
+def test_names_and_defaults():
+    scores = [Score(name, 1.0, "") for name in ("bleu", "chrf", "ter", "comet")]
+    assert [score.title for score in scores] == ["BLEU", "chrF2", "TER", "comet"]
+    signatures = "nrefs:1|tok:ja-mecab|smooth:exp", "nrefs:1|nc:6"
+    assert [Score("bleu", 1.0, s).tokenizer for s in signatures] == ["ja-mecab", ""]
+    assert str(SearchSetting(max_length=9)) == "greedy, fp32"
+    without_time = {key: value for key, value in VALUES.items() if key != "time"}
+    record = TypeAdapter(EvaluationRecord).validate_python(without_time)
+    assert 0 <= time.time() - record.time < 60
 
-    Sabotage: leave the search, the checkpoint, or the tokenizer, out of the name.
-    """
+
+def test_a_newer_record_of_the_same_kind_replaces_it(tmp_path):
+    """The same text, checkpoint, search, tokenizer; of validation also of another checkpoint."""
     (tmp_path / METRICS).touch()
     path = tmp_path / "step-00000001"
     others = [
@@ -77,7 +87,7 @@ def test_a_newer_record_of_the_same_kind_replaces_it(tmp_path):
 
 @pytest.mark.parametrize("key", VALUES)
 def test_an_edited_record_is_left_out(tmp_path, caplog, key):
-    """With one line that names the file, whatever is in it. Sabotage: allow no lines."""
+    """With one line that names the file, whatever is in it."""
     path = tmp_path / "evaluations" / "x.json"
     path.parent.mkdir()
     good = json.dumps({**VALUES, key: "HERE"})
@@ -103,7 +113,7 @@ def test_a_record_whose_numbers_of_lines_differ(tmp_path, caplog):
 def test_where_records_are(tmp_path, caplog):
     """In the run for its steps, inside an average; nowhere for a step outside its run.
 
-    A folder that cannot be written gives a warning. Sabotage: raise the error.
+    A folder that cannot be written gives a warning.
     """
     step, average = tmp_path / "step-00000001", tmp_path / "averaged-2"
     assert record_folder(step) is None

@@ -39,7 +39,7 @@ def test_it_loads_and_translates(folder, weights):
 
 
 def test_it_resumes(folder):
-    """Training continues from its step. Sabotage: a key of the configuration without a default."""
+    """Training continues from its step."""
     before = load_newest(folder / "run").progress
     config = load_config(folder / "tiny.toml", [f"train.max_steps={before.step + 3}"])
     after = train(config, folder / "run")

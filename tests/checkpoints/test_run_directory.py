@@ -3,13 +3,16 @@
 import shutil
 
 import pytest
-from small_checkpoint import save_step
+from small_checkpoint import VOCAB, save_step, small_config
 
 from transformer_mt.checkpoints.checkpoint import (
     MODEL,
     TRAINING,
+    Progress,
+    RunState,
     checkpoint_digest,
     load_checkpoint,
+    save_checkpoint,
 )
 from transformer_mt.checkpoints.run_directory import (
     find_checkpoint,
@@ -74,6 +77,17 @@ def test_the_best_is_used_or_else_the_newest(tmp_path, caplog):
     assert load_newest(tmp_path).progress.step == 2
 
 
+def test_the_best_has_the_configuration_of_the_newest(tmp_path):
+    """The text may have moved since."""
+    save_step(tmp_path, 1)
+    newest, moved = save_step(tmp_path, 2), small_config(data__path="moved")
+    state = RunState(Progress(step=2, best_bleu=1.0, best_step=1))
+    tensors = {MODEL: load_checkpoint(newest).load_tensors(MODEL)}
+    save_checkpoint(newest, tensors, state, moved, VOCAB)
+    best = find_checkpoint(tmp_path)
+    assert (best.step, best.config) == (1, moved)
+
+
 def test_only_checkpoints_are_listed(tmp_path):
     """Newest first, by number; other names are left alone."""
     run_dir = tmp_path / "run"
@@ -85,9 +99,15 @@ def test_only_checkpoints_are_listed(tmp_path):
     assert saved_steps(run_dir) == [100_000_000, 99_999_999, 10, 9]
     assert list_checkpoints(tmp_path / "none") == [] and load_newest(tmp_path / "none") is None
     (tmp_path / "empty").mkdir()
-    reasons = {"none": "no such run or checkpoint", "empty": "contains no checkpoint"}
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "model.bin").touch()
+    reasons = {
+        "none": "no such run or checkpoint",
+        "empty": "contains no checkpoint",
+        "other": "not written by `export`, or by an earlier version's: export it again",
+    }
     for name, reason in reasons.items():
-        with pytest.raises(CheckpointError, match=f"{name}: {reason}"):
+        with pytest.raises(CheckpointError, match=f"^{tmp_path / name}: {reason}$"):
             find_checkpoint(tmp_path / name)
 
 

@@ -16,6 +16,7 @@ from transformer_mt.model.cpu_kernels import (
     dropout,
     linear,
     prepare_mask,
+    seeded_dropout,
 )
 
 
@@ -31,7 +32,6 @@ def value_and_gradients(function, *inputs):
 @pytest.mark.parametrize("shape", [(5, 6), (2, 3, 6), (1, 1, 6)])
 @pytest.mark.parametrize("bias", [True, False])
 def test_linear_is_the_reference(monkeypatch, shape, bias, is_intel):
-    """Value and gradients. Sabotage: do not transpose in the backward pass; drop the bias."""
     monkeypatch.setattr(cpu_kernels, "has_fast_mkl", lambda: is_intel)
     torch.manual_seed(0)
     inputs = [torch.randn(shape), torch.randn(4, 6), *([torch.randn(4)] if bias else [])]
@@ -40,10 +40,7 @@ def test_linear_is_the_reference(monkeypatch, shape, bias, is_intel):
 
 
 def test_other_devices_use_the_references(monkeypatch):
-    """None of the fast paths runs where a tensor is not on a CPU, or PyTorch has no operators.
-
-    Sabotage: leave `has_onednn_linear` out of a condition.
-    """
+    """None of the fast paths runs where a tensor is not on a CPU, or PyTorch has no operators."""
     torch.manual_seed(0)
     monkeypatch.setattr(torch.ops, "mkldnn", SimpleNamespace())
     module, x, heads = Linear(8, 4), torch.randn(3, 8), torch.randn(2, 4, 5, 3)
@@ -62,10 +59,7 @@ def test_other_devices_use_the_references(monkeypatch):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("p", [0.1, 0.5, 0.9])
 def test_dropout_keeps_the_mean(dtype, p):
-    """It zeroes a share p, scales the rest, and passes the same gradient.
-
-    Sabotage: draw from int64's default range, whose sign bit is never set.
-    """
+    """It zeroes a share p, scales the rest, and passes the same gradient."""
     torch.manual_seed(0)
     x = torch.ones(1_000_003, dtype=dtype, requires_grad=True)
     output = dropout(x, p)
@@ -85,6 +79,15 @@ def test_dropout_is_seeded_and_ends_with_training():
     first = module(x)
     torch.manual_seed(5)
     assert module(x).equal(first) and not module(x).equal(first)
+    drawn = []
+    for _ in range(2):
+        with seeded_dropout(torch.device("cpu"), 6):  # for this thread until the end of the block
+            drawn.append(module(x))
+    assert drawn[0].equal(drawn[1]) and not drawn[0].equal(first)
+    torch.manual_seed(5)
+    assert module(x).equal(first)
+    with seeded_dropout(torch.device("meta"), 5):  # any other device
+        assert module(x).equal(first)
     assert torch.isfinite(Dropout(0.9999999)(x)).all()
     assert module.eval()(x) is x and Dropout(0.0)(x) is x
 
@@ -118,10 +121,7 @@ def test_attention_is_the_equation(n_queries, masking, dtype, tolerance):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_prepared_mask_hides_the_same_keys(monkeypatch, dtype):
-    """Its rows are multiples of 8 apart, for every length; under autocast it has its type.
-
-    Sabotage: round down; leave the type that the weights have.
-    """
+    """Its rows are multiples of 8 apart, for every length; under autocast it has its type."""
     monkeypatch.setattr(cpu_kernels, "_on_cpu", lambda x: False)
     for length in (1, 2, 7, 8, 9, 16):
         mask = (torch.arange(length) < torch.tensor([[1], [length]]))[:, None, None]

@@ -47,7 +47,6 @@ def test_a_full_disk(config):
     """Periodic saves warn and training continues; the last one fails with exit code 2, by name.
 
     What was saved is good, and once there is room, the same command continues from it and ends.
-    Sabotage: let a failed save leave its partial directory.
     """
     # A checkpoint has about 900 kB: two fit, and the third does not.
     script = (

@@ -66,10 +66,7 @@ def saved(run_dir: Path) -> tuple[int, list[bytes]]:
 
 @pytest.mark.parametrize("name", ["tgt.ids", "src.ids"])
 def test_a_corpus_damaged_between_two_starts(config, whole, tmp_path, call, name):
-    """The run does not go on with other text, and does once the folder is made again.
-
-    Sabotage: believe the digest in the report.
-    """
+    """The run does not go on with other text, and does once the folder is made again."""
     limit = ("--set", "train.max_steps=4", "--quiet", "--run", tmp_path / "run")
     assert call("train", config, *limit).code == 0
     folder = prepare(load_config(config)).path
@@ -112,10 +109,7 @@ def while_batches_are_built(monkeypatch, number: int, act: Callable[[], object])
 def test_a_corpus_damaged_under_its_trainer(
     config, whole, tmp_path, monkeypatch, call, damage, when
 ):
-    """One line; the steps before are saved, and the same command ends as an uninterrupted run.
-
-    Sabotage: do not look at the files; look only at their sizes; take the step and then look.
-    """
+    """One line; the steps before are saved, and the same command ends as an uninterrupted run."""
     folder = prepare(load_config(config)).path
     again = ("train", config, "--quiet", "--run", tmp_path / "run")
     with monkeypatch.context() as patch:
@@ -131,10 +125,7 @@ def test_a_corpus_damaged_under_its_trainer(
 
 
 def test_what_does_not_change_what_is_mapped(config, whole, tmp_path, monkeypatch):
-    """Training continues if files are touched or replaced, or all are deleted.
-
-    Sabotage: end when the file at the path is another, or its time of modification.
-    """
+    """Training continues if files are touched or replaced, or all are deleted."""
     folder = prepare(load_config(config)).path
     (folder / "new").write_bytes(b"other")
     before_step(monkeypatch, 3, (folder / "tgt.ids").touch)

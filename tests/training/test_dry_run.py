@@ -1,6 +1,7 @@
 """A dry run: what it reports, and that it keeps nothing."""
 
 import pytest
+import torch
 from conftest import tiny_config
 from tqdm import tqdm
 
@@ -9,6 +10,7 @@ from transformer_mt.text.batching import cut_micro_batches, plan_epoch
 from transformer_mt.text.prepared import prepare
 from transformer_mt.training import dry_run as dry_run_module
 from transformer_mt.training.dry_run import dry_run
+from transformer_mt.training.flops import flops_per_token
 from transformer_mt.training.run import train
 from transformer_mt.training.trainer import Trainer
 
@@ -18,16 +20,14 @@ def small_config(corpus_dir, **changes):
 
 
 def test_a_dry_run_reports_and_writes_nothing(corpus_dir, tmp_path):
-    """Not even a run directory; useful lines come first.
-
-    Sabotage: list all keys; begin with the configuration; count one side; memory in kilobytes.
-    """
-    config = small_config(corpus_dir, train__max_steps=12)
+    """Not even a run directory; useful lines come first."""
+    torch.set_num_threads(2)
+    config = small_config(corpus_dir, train__max_steps=12, train__micro_batch_tokens=600)
     report = dry_run(config, tmp_path / "run")
     assert list(tmp_path.iterdir()) == []
     src, tgt = prepare(config).pairs.lengths
     steps = plan_epoch(src, tgt, 500, config.train.seed, 0)
-    micro_batches = [m for step in steps for m in cut_micro_batches(step, src, tgt, 600)]
+    micro_batches = [m for step in steps for m in cut_micro_batches(step, src, tgt, 600, 2)]
     positions = sum(len(m) * int(src[m].max() + tgt[m].max()) for m in micro_batches)
     padding = 1 - (src.sum() + tgt.sum()) / positions
     for part in (
@@ -35,6 +35,7 @@ def test_a_dry_run_reports_and_writes_nothing(corpus_dir, tmp_path):
         "4,000 training pairs of 4,000 (dropped: none)",
         f"{src.sum():,} source and {tgt.sum():,} target tokens, EOS included",
         f"{len(steps)} steps, {len(micro_batches)} micro-batches, {padding:.1%} of positions",
+        "            micro-batches of at most 600 positions; 2 CPU threads\n",
         "for 12 steps, until train.max_steps = 12",
     ):
         assert part in report
@@ -70,18 +71,25 @@ def taken_steps(monkeypatch):
     return steps
 
 
-def seconds_per_step(config) -> float:
-    """Computes what three steps take on average, after two to warm up."""
+def timed_tokens(config) -> list[int]:
+    """Counts the source and target tokens of three steps, after two to warm up."""
     lengths = prepare(config).pairs.lengths
     steps = plan_epoch(*lengths, config.train.batch_tokens, config.train.seed, 0)
-    return sum(int(lengths[1][step].sum()) for step in steps[2:5]) / 50 / 3
+    return [sum(int(side[step].sum()) for step in steps[2:5]) for side in lengths]
+
+
+def test_an_epoch_of_one_step_and_two_vocabularies(corpus_dir, tmp_path):
+    changes = {"vocab__shared": False, "vocab__size": 290, "model__tie_embeddings": False}
+    text = {"src": "validation.de", "tgt": "test.en"}
+    config = small_config(corpus_dir, data__train=text, train__batch_tokens=5000, **changes)
+    report = dry_run(config, tmp_path / "run")
+    assert report.splitlines()[0].endswith(", 290 source and 290 target pieces")
+    assert line_of(report, "epoch").startswith("epoch       1 steps, ")
+    assert line_of(report, "speed").endswith(" of peak (1 steps on cpu in fp32)")
 
 
 def test_the_time_left_of_a_resumed_run(corpus_dir, tmp_path, taken_steps):
-    """Until the limit that is reached first; the run is not changed.
-
-    Sabotage: begin at step 0; take the last limit.
-    """
+    """Until the limit that is reached first; the run is not changed."""
     limits = {"train__max_epochs": 2, "train__max_steps": 1000}
     config = small_config(corpus_dir, **limits)
     train(small_config(corpus_dir, **{**limits, "train__max_steps": 5}), tmp_path / "run")
@@ -93,10 +101,14 @@ def test_the_time_left_of_a_resumed_run(corpus_dir, tmp_path, taken_steps):
     model = find_checkpoint(tmp_path / "run").build_model()
     parameters = sum(parameter.numel() for parameter in model.parameters())
     assert f"{parameters / 1e6:.1f} million parameters, 292 pieces" in report
-    seconds = seconds_per_step(config)
-    speed = line_of(report, "speed")
-    assert f" 50 target tokens/s, {seconds:.3g} s per step," in speed
-    assert "(3 steps on cpu" in speed
+    src, tgt = timed_tokens(config)
+    seconds, per_token = tgt / 50 / 3, flops_per_token(config.model, 292)
+    share = (src * per_token[0] + tgt * per_token[1]) / (3 * seconds) / 1e7
+    assert line_of(report, "speed") == (
+        f"speed       50 target tokens/s, {seconds:.3g} s per step, {share:.0%} of peak (3 steps"
+        " on cpu in fp32)"
+    )
+    assert share > 0.1
     steps_per_epoch = len(plan_epoch(*prepare(config).pairs.lengths, 500, config.train.seed, 0))
     steps_left, time_left = 2 * steps_per_epoch - 5, line_of(report, "time")
     assert f"for {steps_left} steps, until train.max_epochs = 2," in time_left

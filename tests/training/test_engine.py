@@ -1,16 +1,18 @@
 """The state of the training engine: saved, loaded, and continued bit-equal."""
 
-import copy
 import itertools
 from dataclasses import asdict
+from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
 import torch
-from conftest import equal, tiny_config
+from conftest import tiny_config
+from simulated_cuda import SimulatedCuda
 from test_loss import smoothed_loss
 from torch.utils.flop_counter import FlopCounterMode
 
+import transformer_mt
 from transformer_mt.checkpoints.checkpoint import (
     Progress,
     RunState,
@@ -20,11 +22,15 @@ from transformer_mt.checkpoints.checkpoint import (
 from transformer_mt.config.keys import Config
 from transformer_mt.errors import CheckpointError, OutOfMemoryError
 from transformer_mt.model import cpu_kernels
-from transformer_mt.text.batching import Batch
+from transformer_mt.system.processes import Processes
+from transformer_mt.text.batching import Batch, TokenCounts
 from transformer_mt.text.prepared import PreparedCorpus
 from transformer_mt.text.vocabulary import PAD_ID
+from transformer_mt.training import engine as engine_module
+from transformer_mt.training import environment, flops
 from transformer_mt.training.engine import Engine, dropout_seed
-from transformer_mt.training.flops import flops_per_token
+from transformer_mt.training.environment import numeric_environment
+from transformer_mt.training.flops import flops_per_token, measure_peak_flops
 from transformer_mt.training.optimizer import ExponentialMovingAverage, noam_rate
 from transformer_mt.training.run import restore_engine
 from transformer_mt.training.run_log import LogWindow
@@ -52,7 +58,7 @@ def equal_weights(engine: Engine, other: Engine) -> bool:
 
 
 def test_vocabularies_of_two_sizes(corpus_dir):
-    """The logits are of the target's. Sabotage: give the model one size twice."""
+    """The logits are of the target's."""
     config = tiny_config(corpus_dir, vocab__shared=False, model__tie_embeddings=False)
     engine = Engine(config, 20, 30, torch.device("cpu"), "fp32")
     ids = torch.tensor([[5, 2]])
@@ -63,12 +69,97 @@ def test_vocabularies_of_two_sizes(corpus_dir):
         engine.model(torch.tensor([[20]]), torch.tensor([[29]]))
 
 
+class Fewer(Processes):
+    """Three processes, of which another has two threads."""
+
+    def max(self, *values: float) -> list[float]:
+        return [max(value, -2) for value in values]
+
+
+def test_what_an_engine_is_made_of(corpus_dir, prepared, monkeypatch):
+    """Weights of the seed; workers as the process with the fewest has; compiled layers on CUDA."""
+    config = tiny_config(corpus_dir, train__compile=True)
+    engine, other = (
+        build_engine(tiny_config(corpus_dir, train__seed=seed), prepared) for seed in (1, 2)
+    )
+    assert not equal_weights(engine, other)
+    torch.set_num_threads(4)
+    processes = Fewer(world_size=3)
+    assert Engine(config, 20, 20, torch.device("cpu"), "fp32", processes).workers == 6
+    monkeypatch.setattr(environment, "cpu_bf16_instructions", lambda: ["AMX"])
+    monkeypatch.setattr(environment, "cpu_maker", lambda: "maker")
+    recorded = numeric_environment(engine)
+    assert recorded["program version"] == transformer_mt.__version__
+    assert recorded["CPU features"] == f"{torch.backends.cpu.get_cpu_capability()}, AMX"
+    assert (recorded["CPU maker"], recorded["torch.compile"]) == ("maker", "off")
+    sampling = build_engine(tiny_config(corpus_dir, vocab__sampling=0.1), prepared)
+    assert numeric_environment(sampling).keys() - recorded.keys() == {"numpy version"}
+    monkeypatch.setattr(engine_module, "compile_layers", lambda model, backend: None)
+    for failed, compiled in ((False, "on"), (True, "failed")):
+        with SimulatedCuda():
+            arguments = (config, 20, 20, torch.device("cuda"), "fp32")
+            engine = Engine(*arguments, compile_failed=failed)
+            recorded = numeric_environment(engine)
+        assert (engine.compiled, engine.workers) == (not failed, 1)
+        assert (recorded["device"], recorded["torch.compile"]) == ("simulated", compiled)
+
+
+def test_seconds_of_a_step(corpus_dir, prepared, monkeypatch):
+    """They include building its batches and waiting for the device, here one second each time."""
+    engine, clock = build_engine(tiny_config(corpus_dir), prepared), itertools.count()
+    monkeypatch.setattr(engine_module, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+
+    def batches():
+        for _ in range(10):
+            next(clock)
+        yield batch_from(prepared, 0)
+
+    engine.train_step(1, batches())
+    assert engine.read_window().seconds == 11 + 1
+
+
+def test_each_precision_is_used(corpus_dir, prepared):
+    config, sums = tiny_config(corpus_dir, model__dropout=0.0), []
+    for precision in ("fp32", "bf16", "fp16"):
+        engine = build_engine(config, prepared, precision)
+        engine.train_step(1, [batch_from(prepared, 0)])
+        sums.append(engine.read_window().loss)
+    assert len(set(sums)) == 3 and sums == pytest.approx([sums[0]] * 3, rel=0.01)
+
+
+def test_a_scaler_that_finds_its_scale_skips_no_step(corpus_dir, prepared, monkeypatch):
+    """Gradients that overflow count at the smallest scale, and a loss that is not finite always.
+
+    Sabotage: count every step that the scaler skips.
+    """
+    config, batch = tiny_config(corpus_dir), batch_from(prepared, 0)
+    for precision, scale, counted in (
+        ("bf16", None, 1),
+        ("fp16", 4.0, 0),
+        ("fp16", 2.0, 1),  # 1 after this step
+    ):
+        engine = build_engine(config, prepared, precision)
+        if scale:
+            engine.scaler = torch.amp.GradScaler("cpu", init_scale=scale)
+        hook = engine.model.decoder[0].feed_forward.inner.bias.register_hook(
+            lambda gradient: torch.full_like(gradient, float("inf"))
+        )
+        engine.train_step(1, [batch])
+        assert (int(engine.skipped_steps), int(engine.nonfinite_in_row)) == (counted, counted)
+    hook.remove()
+    engine.scaler.update(1024.0)
+    monkeypatch.setattr(
+        engine_module,
+        "projected_loss",
+        lambda output, *_: (output.sum() * float("nan"), output.sum()),
+    )
+    engine.train_step(2, [batch])
+    assert int(engine.nonfinite_in_row) == 2
+
+
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_threads_change_no_bit(corpus_dir, prepared, precision):
-    """With a micro-batch for each, whichever ends first, dropout included.
-
-    Sabotage: draw from PyTorch's own generator; add gradients as they come.
-    """
+    """With a micro-batch for each, whichever ends first, dropout included."""
     config = tiny_config(corpus_dir, model__dropout=0.3, model__attention_dropout=0.1)
     engines = []
     for threads in (1, 2, 3):
@@ -81,7 +172,7 @@ def test_threads_change_no_bit(corpus_dir, prepared, precision):
 
 
 def test_dropout_is_seeded_by_seed_step_and_number_of_a_micro_batch(corpus_dir, prepared):
-    """By nothing that was drawn before. Sabotage: seed once a step, or in every step alike."""
+    """By nothing that was drawn before."""
     config = tiny_config(corpus_dir, model__dropout=0.5)
     engine = build_engine(config, prepared)
 
@@ -90,6 +181,11 @@ def test_dropout_is_seeded_by_seed_step_and_number_of_a_micro_batch(corpus_dir, 
         return [float(loss) for (loss, _), _ in engine._gradients(step, batches, 100)]
 
     first, second = losses(0, 0)
+    of_other = TokenCounts(9, 9)  # of another process
+    [(loss, _)] = [
+        each for each, _ in engine._gradients(2, [of_other, batch_from(prepared, 0)], 100)
+    ]
+    assert float(loss) == second
     assert first != second
     torch.rand(3)
     assert losses(0, 0) == [first, second] and losses(8, 0)[1] == second
@@ -99,36 +195,41 @@ def test_dropout_is_seeded_by_seed_step_and_number_of_a_micro_batch(corpus_dir, 
 
 
 def test_the_masks_of_a_micro_batch_depend_on_its_number_alone():
-    """Pinned, since a run resumed by another version would draw others.
-
-    Sabotage: add up seed, step and number.
-    """
+    """Pinned, since a run resumed by another version would draw others."""
     assert dropout_seed(1, 1, 0) == 77803131892610477
     seeds = {dropout_seed(*arguments) for arguments in itertools.product(range(20), repeat=3)}
     assert len({seed % 2**32 for seed in seeds}) == 20**3
 
 
-def test_the_gradient_is_per_token_of_the_step(corpus_dir, prepared):
-    """Its norm is that of the plain loss over all tokens of all micro-batches, which are counted.
+def test_the_gradient_is_per_token_of_the_step(corpus_dir, prepared, monkeypatch):
+    """It is that of plain PyTorch over all tokens of all micro-batches, which are counted.
 
-    Sabotage: divide by the tokens of a micro-batch; multiply by them.
+    Clipped, it is Adam's first moment times a constant.
     """
-    config = tiny_config(corpus_dir, model__dropout=0.0)
+    changes = {"label_smoothing": 0.3, "lr_scale": 2.5, "warmup_steps": 50, "max_grad_norm": 0.25}
+    changes = {f"optim__{key}": value for key, value in changes.items()}
+    config = tiny_config(corpus_dir, model__dropout=0.0, **changes)
     engine, other = build_engine(config, prepared), build_engine(config, prepared)
     batches = [batch_from(prepared, 0), batch_from(prepared, 8)]
+    monkeypatch.setattr(cpu_kernels, "has_fast_mkl", lambda: False)  # oneDNN, on Intel's CPUs too
+    engine.train_step(1, batches)
+    monkeypatch.setattr(cpu_kernels, "has_onednn_linear", lambda: False)
     loss, nll = (
         sum(
             smoothed_loss(other.model(batch.src, batch.tgt_in), batch.tgt_out, smoothing, PAD_ID)
             for batch in batches
         )
-        for smoothing in (0.1, 0.0)
+        for smoothing in (0.3, 0.0)
     )
     tokens, src_tokens = (sum(getattr(b, f"{s}_tokens") for b in batches) for s in ("tgt", "src"))
     (loss / tokens).backward()
     norm = torch.nn.utils.get_total_norm([p.grad for p in other.model.parameters()])
-    engine.train_step(1, batches)
-    assert engine.grad_norm.item() == pytest.approx(norm.item(), rel=1e-4)
-    assert engine.lr == noam_rate(1, 16, 100)
+    factor = 0.25 / norm * (1 - config.optim.betas[0])
+    for name, parameter in other.model.named_parameters():
+        moment = engine.state_dict()["optimizer"][f"exp_avg.{name}"]
+        torch.testing.assert_close(moment, factor * parameter.grad, rtol=1e-3, atol=1e-6)
+    assert norm > 0.3 and engine.grad_norm.item() == pytest.approx(norm.item(), rel=1e-4)
+    assert engine.lr == noam_rate(1, 16, 50, 2.5)
     window = engine.read_window()
     assert window.loss == pytest.approx(loss.item(), rel=1e-5)
     assert window.nll == pytest.approx(nll.item(), rel=1e-5)
@@ -137,16 +238,16 @@ def test_the_gradient_is_per_token_of_the_step(corpus_dir, prepared):
 
 
 def test_a_restored_engine_continues_bit_equal(corpus_dir, prepared, tmp_path):
-    """Weights, moments, moving average, loss scale and counters all come back.
-
-    Sabotage: leave out any of them.
-    """
+    """Weights, moments, moving average, loss scale and counters; wrong ones are named."""
     changes = {"train__ema_decay": 0.9, "train__precision": "fp16", "optim__eps": 0.01}
     config = tiny_config(corpus_dir, **changes)
     engine = build_engine(config, prepared, "fp16")
     assert engine.optimizer.defaults["eps"] == 0.01
+    average = ExponentialMovingAverage(engine.model, 0.9)
     for step in (1, 2, 3):
         engine.train_step(step, [batch_from(prepared, 8 * step)])
+        average.update(step)
+    assert all(map(torch.equal, engine.ema.averages, average.averages))
     engine.scaler.update(1024.0)
     engine.skipped_steps.fill_(5)
     engine.nonfinite_in_row.fill_(2)
@@ -166,19 +267,10 @@ def test_a_restored_engine_continues_bit_equal(corpus_dir, prepared, tmp_path):
     assert equal_weights(engine, restored)
     with engine.ema.in_place(), restored.ema.in_place():
         assert equal_weights(engine, restored)
-
-
-def test_the_moving_average_is_given_the_step(corpus_dir, prepared):
-    """On which its decay depends. Sabotage: always step 1."""
-    engine = build_engine(tiny_config(corpus_dir, train__ema_decay=0.9), prepared)
-    expected = ExponentialMovingAverage(engine.model, 0.9)
-    for step in (1, 2):
-        engine.train_step(step, [batch_from(prepared, 8 * step)])
-        expected.update(step)
-    with expected.in_place():
-        weights = copy.deepcopy(engine.model.state_dict())
-    with engine.ema.in_place():
-        assert equal(engine.model.state_dict(), weights)
+    checkpoint = load_checkpoint(tmp_path / "saved")
+    checkpoint.state.counters["window"] = [None]
+    with pytest.raises(CheckpointError, match=r"saved/state\.json: counters: [^\n]*$"):
+        restore_engine(restored, checkpoint)
 
 
 def test_missing_counters_are_zero(corpus_dir, prepared):
@@ -196,24 +288,8 @@ def test_missing_counters_are_zero(corpus_dir, prepared):
         engine.load_state_dict({**state, "counters": {"unknown": 1}})
 
 
-def test_what_cannot_be_restored(corpus_dir, prepared, tmp_path):
-    """Counters of a wrong type: the file is named, in one line."""
-    config = tiny_config(corpus_dir)
-    engine = build_engine(config, prepared)
-    engine.train_step(1, [batch_from(prepared, 0)])
-    save(tmp_path / "saved", engine, prepared)
-    checkpoint = load_checkpoint(tmp_path / "saved")
-    checkpoint.state.counters["window"] = [None]
-    with pytest.raises(CheckpointError, match=r"saved/state\.json: counters: .*") as error:
-        restore_engine(build_engine(config, prepared), checkpoint)
-    assert "\n" not in str(error.value)
-
-
 def test_the_check_of_memory_changes_nothing(corpus_dir, prepared, monkeypatch):
-    """It tries each micro-batch as often as train at once and makes the moments, but takes no step.
-
-    Sabotage: leave the gradients; update the weights; try one micro-batch; try each once.
-    """
+    """It tries each micro-batch as often as train at once, makes the moments, and takes no step."""
     config = tiny_config(corpus_dir, train__ema_decay=0.9)
     checked, unchecked = build_engine(config, prepared), build_engine(config, prepared)
     torch.set_num_threads(2)
@@ -230,7 +306,7 @@ def test_the_check_of_memory_changes_nothing(corpus_dir, prepared, monkeypatch):
 
 
 def test_too_little_memory_is_explained(corpus_dir, prepared, monkeypatch):
-    """With the sizes of the batch; other errors stay as they are. Sabotage: try no batch."""
+    """With the sizes of the batch; other errors stay as they are."""
     engine, batch = build_engine(tiny_config(corpus_dir), prepared), batch_from(prepared, 0)
     (rows, src), tgt = batch.src.shape, batch.tgt_in.size(1)
     for error in (MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory")):
@@ -248,10 +324,7 @@ def test_too_little_memory_is_explained(corpus_dir, prepared, monkeypatch):
 
 @pytest.mark.parametrize("layers", [(2, 3), (3, 1)])
 def test_training_flops_are_those_pytorch_counts(corpus_dir, prepared, monkeypatch, layers):
-    """On a batch without padding, the products inside attention left out.
-
-    Sabotage: count cross-attention's keys and values per target token.
-    """
+    """On a batch without padding, the products inside attention left out."""
     # The counter ignores oneDNN's product.
     monkeypatch.setattr(cpu_kernels, "has_onednn_linear", lambda: False)
     encoder, decoder = layers
@@ -267,3 +340,13 @@ def test_training_flops_are_those_pytorch_counts(corpus_dir, prepared, monkeypat
         count for name, count in by_operation.items() if str(name) in ("aten.mm", "aten.addmm")
     )
     assert engine.read_window().flops == products
+
+
+def test_the_peak_is_the_best_of_a_few_products(monkeypatch):
+    """Of 8 x 8 matrices, in the precision of training; the fastest of five takes two seconds."""
+    times, types = iter((0, 4, 10, 13, 20, 22, 30, 33, 40, 46)), set()
+    monkeypatch.setitem(flops._SIZES, "cpu", 8)
+    monkeypatch.setattr(flops, "time", SimpleNamespace(perf_counter=lambda: next(times)))
+    monkeypatch.setattr(flops, "linear", lambda x, weight: types.update((x.dtype, weight.dtype)))
+    assert measure_peak_flops(torch.device("cpu"), "bf16") == 8 * 8 * (8 + 8) / 2
+    assert types == {torch.bfloat16}

@@ -45,10 +45,7 @@ def epochs(monkeypatch) -> list[list[np.ndarray]]:
 def test_every_pair_comes_once_an_epoch_in_other_segmentations(
     corpus_dir, tmp_path, epochs, monkeypatch
 ):
-    """Only training pairs are drawn, and each step is as large as its own segmentations say.
-
-    Sabotage: plan with the prepared lengths; take the segmentations of epoch 0 in each epoch.
-    """
+    """Only training pairs are drawn, and each step is as large as its own segmentations say."""
     drawn, sample = [], LineSampler.sample
 
     def counting(sampler, lines, rng):
@@ -75,10 +72,7 @@ def test_every_pair_comes_once_an_epoch_in_other_segmentations(
 
 
 def test_a_resumed_run_is_bit_equal(corpus_dir, tmp_path):
-    """Stopped in the middle of epochs and at their ends; a second run of one seed is equal too.
-
-    Sabotage: draw by the step at which the process began instead of the epoch.
-    """
+    """Stopped in the middle of epochs and at their ends; a second run of one seed is equal too."""
     train(sampled_config(corpus_dir), tmp_path / "whole")
     for steps in (3, 9, 20):
         train(sampled_config(corpus_dir, train__max_steps=steps), tmp_path / "parts")
@@ -92,7 +86,7 @@ def test_a_resumed_run_is_bit_equal(corpus_dir, tmp_path):
 
 
 def test_the_next_epoch_is_made_in_advance_and_the_threads_end(corpus_dir, tmp_path, monkeypatch):
-    """After an error too. Sabotage: do not start the next epoch; do not shut the threads down."""
+    """After an error too."""
     started, start = [], EpochPairs.start
 
     def recording(epoch_pairs, epoch):

@@ -26,10 +26,7 @@ def smoothed_loss(logits: Tensor, targets: Tensor, label_smoothing: float, pad_i
 @pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.6])
 @pytest.mark.parametrize("rows", [1, 3, 1000])
 def test_projected_is_smoothed(monkeypatch, smoothing, rows):
-    """Values and gradients, in chunks of every size, with padding within and at the end.
-
-    Sabotage: count padded rows, also in the NLL alone; spread the smoothing over V - 1.
-    """
+    """Values and gradients, in chunks of every size, with padding within and at the end."""
     monkeypatch.setitem(loss.CHUNK_ROWS, "cpu", rows)
     torch.manual_seed(0)
     output, output_weight = torch.randn(2, 5, 4), torch.randn(9, 4)
@@ -49,10 +46,7 @@ def test_projected_is_smoothed(monkeypatch, smoothing, rows):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_projected_under_autocast(dtype):
-    """Within a few percent of fp32, and fp32 itself: a millionth of a loss has a gradient.
-
-    Sabotage: keep the gradient of `output` in the precision of autocast.
-    """
+    """Within a few percent of fp32, and fp32 itself: a millionth of a loss has a gradient."""
     torch.manual_seed(0)
     inputs = [torch.randn(3, 6, 16, requires_grad=True), torch.randn(30, 16, requires_grad=True)]
     targets = torch.randint(1, 30, (3, 6))
@@ -71,10 +65,7 @@ def test_projected_under_autocast(dtype):
 
 
 def test_small_probabilities_keep_their_precision():
-    """In float16, with many equally probable tokens and a smoothing close to their probability.
-
-    Sabotage: compute the softmax in float16.
-    """
+    """In float16, with many equally probable tokens and a smoothing close to their probability."""
     size, smoothing = 29_000, 0.98
     output_weight = torch.zeros(size, 8, requires_grad=True)
     with torch.autocast("cpu", torch.float16):
@@ -87,10 +78,7 @@ def test_small_probabilities_keep_their_precision():
 
 @pytest.mark.parametrize("size", [1.0, 12.0, 1000.0])
 def test_gradients_in_float16_do_not_overflow(size):
-    """However large the decoder's output, and if all positions have the same token.
-
-    Sabotage: do not scale the rows.
-    """
+    """However large the decoder's output, and if all positions have the same token."""
     output, output_weight = torch.full((1, 384, 8), size), torch.zeros(30, 8, requires_grad=True)
     targets = torch.ones(1, 384, dtype=torch.int64)
     with torch.autocast("cpu", torch.float16):
@@ -102,10 +90,7 @@ def test_gradients_in_float16_do_not_overflow(size):
 
 
 def test_sums_of_half_precision_logits_are_fp32():
-    """Logits around 100 are rounded to bf16 once; their mean and log-sum-exp are not.
-
-    Sabotage: take the mean in the precision of the logits.
-    """
+    """Logits around 100 are rounded to bf16 once; their mean and log-sum-exp are not."""
     torch.manual_seed(0)
     output, output_weight = torch.randn(4, 50, 16), torch.randn(30, 16)
     output[..., 0], output_weight[:, 0] = 10.0, 10.0
@@ -118,10 +103,7 @@ def test_sums_of_half_precision_logits_are_fp32():
 
 
 def test_one_compiled_graph_serves_all_chunks(monkeypatch):
-    """Compiled, loss and gradients are the same, and the last, smaller chunk needs no new graph.
-
-    Sabotage: do not mark the number of rows as dynamic; compile for each call.
-    """
+    """Compiled, loss and gradients are the same, and the last, smaller chunk needs no new graph."""
     graphs: list[object] = []
 
     def backend(graph, inputs):

@@ -9,7 +9,7 @@ from conftest import losses, tiny_config
 from simulated_cuda import SimulatedCuda
 
 from transformer_mt.checkpoints.run_directory import load_newest
-from transformer_mt.config.keys import Config, DataConfig
+from transformer_mt.config.keys import Config, DataConfig, ModelConfig
 from transformer_mt.errors import DeviceError
 from transformer_mt.training import flops, memory
 from transformer_mt.training.engine import Engine
@@ -38,11 +38,7 @@ FEW = {
 def test_the_bound_depends_on_the_machine_alone(
     monkeypatch, device, processes, workers, gigabytes, limit
 ):
-    """On its total memory, on a CPU also on its processes and threads; the longest pair fits.
-
-    The model is the paper's base. Sabotage: take the memory that is free; let each worker of a CPU
-    have all, or each process; forget the logits.
-    """
+    """For the paper's base; on a CPU also on the processes and threads; the longest pair fits."""
     monkeypatch.setattr(memory, "total_memory", lambda device: int(gigabytes * 1e9))
     model = SimpleNamespace(
         parameters=lambda: [torch.empty(63_100_000, device="meta")],
@@ -57,6 +53,28 @@ def test_the_bound_depends_on_the_machine_alone(
         processes=SimpleNamespace(world_size=processes, max=lambda *values: values),
     )
     assert memory.find_micro_batch_tokens(engine) == limit > config.data.max_length
+    engine.processes.max = lambda tokens: [max(tokens, -256)]  # of another process
+    assert memory.find_micro_batch_tokens(engine) == 256
+
+
+@pytest.mark.parametrize(("device", "needed"), [("cpu", 44.8), ("cuda", 25.6)])
+def test_a_model_that_is_too_large(corpus_dir, tmp_path, monkeypatch, device, needed):
+    """Weights, gradients and moments are counted, of the 1.6 billion parameters of layers alone."""
+    sizes = {"d_model": 10_000, "d_ff": 10_000, "encoder_layers": 1, "decoder_layers": 1}
+    config = ModelConfig(**sizes, n_heads=8)
+    monkeypatch.setattr(memory, "total_memory", lambda device: int((needed + 0.1) * 1e9))
+    memory.require_memory(config, torch.device(device))
+    monkeypatch.setattr(memory, "total_memory", lambda device: int((needed - 2) * 1e9))
+    message = (
+        "model.d_model = 10000, model.d_ff = 10000, model.encoder_layers = 1, model.decoder_layers"
+        f" = 1: the model needs at least {needed:.0f} GB to be trained, and this {device} device"
+        f" has {needed - 2:.0f} GB; choose smaller sizes"
+    )
+    with pytest.raises(DeviceError, match=f"^{message}$"):
+        memory.require_memory(config, torch.device(device))
+    with pytest.raises(DeviceError, match=r"model.d_ff = 4000000000, .* needs at least [\d,]+ GB"):
+        train(tiny_config(corpus_dir, model__d_ff=4 * 10**9), tmp_path / "run")
+    assert not list(tmp_path.iterdir())  # at once
 
 
 def limit_memory(monkeypatch, first_step: int, positions: int, error: Exception) -> list[int]:
@@ -86,10 +104,7 @@ def limit_memory(monkeypatch, first_step: int, positions: int, error: Exception)
 def test_a_step_for_which_memory_runs_out_is_repeated(
     corpus_dir, tmp_path, monkeypatch, caplog, device, error
 ):
-    """It is cut finer, nothing of the attempt is applied, and training goes on; a resumed run, too.
-
-    Sabotage: keep the gradients of the attempt; count it as a step; do not keep the bound.
-    """
+    """It is cut finer, nothing of the attempt is applied, and training goes on, resumed or not."""
     monkeypatch.setitem(flops._SIZES, "cuda", 32)
     freed: list[int] = []
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: freed.append(1))
@@ -113,15 +128,14 @@ def test_a_step_for_which_memory_runs_out_is_repeated(
     )
     log = (tmp_path / "little" / "train.log").read_text()
     assert log.count(f" warning: {warnings[-1]}\n") == 1
-    assert log.count(" micro-batches of at most 64 positions, lowered at step 3; 1 ") == 1
+    unit = "GPU" if device == "cuda" else "CPU thread"
+    message = f" micro-batches of at most 64 positions, lowered at step 3; 1 {unit}\n"
+    assert log.count(message) == 1
     assert bool(freed) == (device == "cuda")
 
 
 def test_what_fits_is_tried_at_the_start(corpus_dir, tmp_path, monkeypatch, caplog):
-    """The first step has the bound that fits; two starts find the same; a pair must fit.
-
-    Sabotage: try no micro-batch; begin with half the bound.
-    """
+    """The first step has the bound that fits; two starts find the same; a pair must fit."""
     found = []
     for name in ("first", "second"):
         with monkeypatch.context() as patch:
@@ -144,7 +158,7 @@ def test_what_fits_is_tried_at_the_start(corpus_dir, tmp_path, monkeypatch, capl
 def test_other_workers_or_another_key_replace_what_was_found(
     corpus_dir, tmp_path, monkeypatch, limit, threads
 ):
-    """The key is obeyed, or memory decides again. Sabotage: take either out of `CUT_BY`."""
+    """The key is obeyed, or memory decides again."""
     with monkeypatch.context() as patch:
         limit_memory(patch, 0, 100, MemoryError())
         config = tiny_config(corpus_dir, train__max_steps=1, **FEW)

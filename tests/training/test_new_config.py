@@ -55,10 +55,7 @@ def pairs_of(config: Config, split: object) -> list[tuple[str, str]]:
 
 
 def test_splits_cover_the_text_and_do_not_overlap(work, call):
-    """In the order of the files; comments and messages count them and what may be wrong.
-
-    Sabotage: `[:-held_out]` for training; count the problems of one file for both.
-    """
+    """In the order of the files; comments and messages count them and what may be wrong."""
     write_text(work, pairs=[*PAIRS[:-2], ("", "x"), ("y", " ")])
     code, _, err = call("init", "new", "--src", "text.de", "--tgt", "text.en", "--quiet")
     config = load_config(Path("new.toml"))
@@ -78,11 +75,54 @@ def test_splits_cover_the_text_and_do_not_overlap(work, call):
     assert "Text: 300 pairs, " in words
 
 
-def test_the_commands_that_it_prints(tmp_path, monkeypatch, call):
-    """By the commands that it prints; with spaces, umlauts and quotes in all names.
+def test_what_the_configuration_holds(work, call, monkeypatch):
+    """Every key, what it was chosen for, and the commands, which alone are not wrapped."""
+    small, *_, with_gpu = new_config._PRESETS
+    monkeypatch.setattr(new_config, "_PRESETS", (small, with_gpu._replace(pairs=0)))
+    monkeypatch.setattr(new_config, "this_machine", lambda: ("a machine", False))
+    write_text(work, pairs=[("aa bb cc", "dd")] * 1_200)
+    assert call("init", "new", "--src", "text.de", "--tgt", "text.en").code == 0
+    values = tomllib.loads(Path("new.toml").read_text())
+    files, sizes = {"src": "text.de", "tgt": "text.en"}, {"d_model": 128, "d_ff": 512}
+    layers = {"n_heads": 4, "encoder_layers": 2, "decoder_layers": 2}
+    assert values == {
+        "data": {
+            "path": ".",
+            "src_lang": "de",
+            "tgt_lang": "en",
+            "train": {**files, "slice": "[:-120]"},
+            "valid": {**files, "slice": "[-120:-60]"},
+            "test": {**files, "slice": "[-60:]"},
+            "max_length": 64,
+        },
+        "vocab": {"size": 260 + 4 + 4 // 2},
+        "model": {**sizes, **layers, "dropout": 0.3, "norm": "pre"},
+        "optim": {"warmup_steps": 400, "lr_scale": 1.0, "max_grad_norm": 1.0},
+        "train": {"batch_tokens": 2000, "max_minutes": 60, "ema_decay": 0.999, "save_every": 500},
+        "valid": {"every": 500, "patience": 10},
+    }
+    words = read_words()
+    for sentence in (
+        "Text: 1,200 pairs, 4 different words in all, 3.0 and 1.0 per line. 1,200 pairs are too",
+        "Machine: a machine.",
+        "99.9% of the pairs have at most 8 bytes per side, about 2 pieces.",
+        "For 1,080 training pairs with 4 different words and 4 different characters.",
+        "2 + 2 layers of width 128 for 1,080 training pairs;",
+        " On a GPU, init would choose 6 + 6 of width 512; a CPU is too slow for it. ",
+        "At most 500 pairs of the mean length in a step.",
+    ):
+        assert sentence in words
+    lines = Path("new.toml").read_text().splitlines()
+    assert [line for line in lines if line.startswith("#  ")] == [
+        "#     transformer-mt train new.toml --dry-run  # measures sizes, speed, memory and time",
+        "#     transformer-mt train new.toml            # trains; the same command again resumes",
+        "#     transformer-mt evaluate checkpoints/new  # translates and scores the test text",
+    ]
+    assert max(len(line) for line in lines if not line.startswith("#  ")) == 79
 
-    Sabotage: print the name unquoted.
-    """
+
+def test_the_commands_that_it_prints(tmp_path, monkeypatch, call):
+    """By the commands that it prints; with spaces, umlauts and quotes in all names."""
     write_text(tmp_path / "mein Täxt", "ein 'wört'")
     monkeypatch.chdir(tmp_path)
     files = [f"mein Täxt/ein 'wört'.{language}" for language in ("de", "en")]
@@ -103,10 +143,7 @@ def test_the_commands_that_it_prints(tmp_path, monkeypatch, call):
     [("new.v2", "", "."), ("new.toml", "../data", "../data"), ("configs/new", "", "..")],
 )
 def test_paths_are_relative_to_the_configuration(tmp_path, monkeypatch, name, folder, path):
-    """It is found from any working directory; two folders may be named, one absolutely.
-
-    Sabotage: write paths as they were typed; take the folder of the source for both.
-    """
+    """It is found from any working directory; two folders may be named, one absolutely."""
     (tmp_path / "work" / "configs").mkdir(parents=True)
     monkeypatch.chdir(tmp_path / "work")
     write_text(Path(folder))
@@ -125,10 +162,7 @@ def test_paths_are_relative_to_the_configuration(tmp_path, monkeypatch, name, fo
 
 
 def test_languages(work, call):
-    """By the ending before that of the compression; options win, and any name will do.
-
-    Sabotage: exchange the options.
-    """
+    """By the ending before that of the compression; options win, and any name will do."""
     Path("x.de.gz").write_bytes(gzip.compress(Path("text.de").read_bytes()))
     Path("x.en.xz").write_bytes(lzma.compress(Path("text.en").read_bytes()))
     new_config.write_config(Path("a"), Path("x.en.xz"), Path("x.de.gz"))
@@ -161,11 +195,12 @@ LINES = b"a\n" * 300
         ({}, "new", "text.txt", "text.en", "text.txt: its name does not end in a language"),
         ({}, "new", "text.de", "text.de", "are both de; give --src-lang and --tgt-lang"),
         ({"$HOME.en": LINES}, "new", "text.de", "$HOME.en", "'$HOME.en' cannot be written in a"),
+        ({"a.tmx": b""}, "new", "a.tmx", "text.en", "a.tmx, text.en: init reads two text files"),
         ({"~/x.en": LINES}, "new", "text.de", "~/x.en", "'~/x.en' cannot be written in a"),
     ],
 )
 def test_mistakes(work, monkeypatch, call, files, name, src, tgt, culprit):
-    """One line each, and nothing written. Sabotage: write before the text is read."""
+    """One line each, and nothing written."""
     monkeypatch.setenv("HOME", str(work))
     for file, content in files.items():
         Path(file).parent.mkdir(exist_ok=True)
@@ -199,7 +234,6 @@ def text_of(pairs: int, longest: int = 300) -> TextStatistics:
     ],
 )
 def test_sizes_by_pairs(pairs, machine, vocab_size, d_model, layers, dropout, held_out):
-    """Sabotage: take the first row that fits, or one that needs a GPU on a CPU; count all lines."""
     text = text_of(pairs)
     sizes = choose_sizes(text, machine)
     chosen = sizes.vocab_size, sizes.d_model, sizes.layers, sizes.dropout
@@ -216,7 +250,6 @@ def test_sizes_by_pairs(pairs, machine, vocab_size, d_model, layers, dropout, he
     [("multi30k", 29_000, CPU), ("news-cpu", 300_000, CPU), ("wmt16-base", 4_500_000, GPU)],
 )
 def test_sizes_are_those_of_the_repository(name, pairs, machine):
-    """Sabotage: change a size in the table or in the file."""
     values = tomllib.loads((CONFIGS / f"{name}.toml").read_text())
     preset = choose_sizes(text_of(pairs), machine)
     assert values["vocab"]["size"] == preset.vocab_size
@@ -239,7 +272,7 @@ TEXTS = {
 
 @pytest.mark.parametrize("name", TEXTS)
 def test_a_vocabulary_of_that_size_can_be_learned(name):
-    """From the part that is not held out. Sabotage: the size of the table for every text."""
+    """From the part that is not held out."""
     text = measure_text(TEXTS[name])
     sizes = choose_sizes(text, CPU)
     words = Counter(w for pair in TEXTS[name][: text.train_pairs] for s in pair for w in s.split())
@@ -256,8 +289,27 @@ def test_this_machine():
         assert this_machine() == ("simulated with 1000.0 GB of memory", True)
 
 
+def test_counts_of_a_text():
+    """Words, characters, and bytes of the longer side."""
+    pairs = [("üü üü", "c"), ("a", " "), ("", "d e f"), ("x", "y\tz")]
+    words = {"src_words": 1.0, "tgt_words": 1.5, "distinct_words": 9}
+    problems = {"src_problems": "1 empty", "tgt_problems": "1 empty, 1 with tabs"}
+    assert measure_text(pairs) == TextStatistics(
+        pairs=4, empty=2, **words, longest_bytes=9, characters=9, **problems
+    )
+
+
+def test_limits_by_the_longest_and_by_the_characters():
+    """A piece has three bytes or more; a script with many characters needs a piece for each."""
+    limits = {0: 64, 192: 64, 193: 128, 384: 128, 385: 256, 769: 512, 1537: 512}
+    assert {longest: text_of(40, longest).max_length for longest in limits} == limits
+    for characters, words, size in ((1000, 10**6, 2000), (1001, 10**6, 3001), (100, 3001, 1860)):
+        text = replace(text_of(40), characters=characters, distinct_words=words)
+        assert choose_sizes(text, CPU).vocab_size == size
+
+
 def test_what_is_rare_is_not_counted():
-    """Characters, which become bytes, and long lines. Sabotage: a coverage of 1; `<`, not `<=`."""
+    """Characters, which become bytes, and long lines."""
     assert measure_text([("a" * 9_000 + "b" * 1_000, "€")]).characters == 2
     for long_lines, longest in ((1, 3), (2, 50)):
         text = [("a", "abc")] * (1_000 - long_lines) + [("a" * 50, "b")] * long_lines

@@ -27,7 +27,6 @@ def test_rate_is_the_papers(d_model, warmup):
 
 
 def test_adam_is_as_configured():
-    """Sabotage: leave out the betas or eps; add weight decay."""
     optimizer = build_adam(nn.Linear(3, 4), OptimConfig(betas=(0.7, 0.8), eps=0.05))
     expected = {"betas": (0.7, 0.8), "eps": 0.05, "weight_decay": 0, "amsgrad": False}
     assert optimizer.defaults.items() >= {**expected, "fused": True}.items()
@@ -35,10 +34,7 @@ def test_adam_is_as_configured():
 
 @pytest.mark.parametrize(("max_norm", "factor"), [(0.0, 1), (1.0, 1 / 13), (13.5, 1), (6.5, 0.5)])
 def test_gradients_are_clipped_to_a_total_norm(max_norm, factor):
-    """Over all parameters that have a gradient; 0 is no limit; the norm before is returned.
-
-    Sabotage: clip each parameter by itself.
-    """
+    """Over all parameters that have a gradient; 0 is no limit; the norm before is returned."""
     parameters = [nn.Parameter(torch.zeros(2)) for _ in range(3)]
     parameters[0].grad, parameters[2].grad = torch.tensor([3.0, 4.0]), torch.tensor([0.0, 12.0])
     assert clip_gradients(iter(parameters), max_norm).item() == pytest.approx(13)

@@ -5,20 +5,23 @@ import shutil
 import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from threading import Event
 
 import pytest
 import torch
 from conftest import equal, records, weights
+from sacrebleu.metrics import BLEU, CHRF
 from test_trainer import build_config, clock, log_text, logged_steps, saved_steps, scores
 
-from transformer_mt.checkpoints.evaluations import read_evaluations
+from transformer_mt.checkpoints.evaluations import SearchSetting, read_evaluations
 from transformer_mt.checkpoints.run_directory import find_checkpoint, load_newest
 from transformer_mt.errors import CheckpointError, Interrupted
 from transformer_mt.training import saving
 from transformer_mt.training.engine import Engine
 from transformer_mt.training.run import train
 from transformer_mt.training.trainer import Trainer
+from transformer_mt.training.validation import Validator
 
 __all__ = ["clock", "scores"]  # fixtures
 
@@ -85,6 +88,29 @@ def test_a_missed_validation_is_made_up_and_saved_at_once(
     assert validations == [(4, 6.0), (6, 5.0)]
 
 
+def test_a_missed_validation_may_end_training(corpus_dir, interrupted, scores):
+    """If it exhausts the patience. Sabotage: look at the limits before it alone."""
+    scores += [-1.0]
+    config = build_config(corpus_dir, valid__every=4, valid__patience=1)
+    assert train(config, interrupted).step == 4
+    assert "done: valid.patience = 1, at step 4" in log_text(interrupted)
+
+
+def test_a_signal_interrupts_a_validation(corpus_dir, tmp_path, monkeypatch):
+    """Which is made up by the next start. Sabotage: translate to the end."""
+
+    def translate(self, advance):
+        os.kill(os.getpid(), signal.SIGTERM)
+        advance(1)
+        return [""] * len(self._pairs), 1.0
+
+    monkeypatch.setattr(Validator, "_translate", translate)
+    with pytest.raises(Interrupted):
+        train(build_config(corpus_dir, valid__every=2), tmp_path / "run")
+    assert saved_steps(tmp_path / "run") == [2] and not records(tmp_path / "run", "valid")
+    assert load_newest(tmp_path / "run").progress.valid_step == 0
+
+
 def test_a_run_without_steps(corpus_dir, tmp_path, scores):
     """With max_steps = 0 the initial weights are validated and saved; the run can be resumed.
 
@@ -133,11 +159,20 @@ def test_a_deleted_best_is_forgotten_at_the_next_save(
 
 
 def test_a_second_signal_ends_training_at_once(corpus_dir, tmp_path, monkeypatch):
-    """The step is not finished and nothing is saved."""
+    """The step is not finished, and what is being saved is not waited for."""
+    may_end, has_ended = Event(), Event()
+
+    def save(*arguments: object) -> None:
+        may_end.wait(3)
+        has_ended.set()
+
+    monkeypatch.setattr(saving, "save_checkpoint", save)
     signal_in_step(monkeypatch, 2, signal.SIGINT, 2)
     with pytest.raises(Interrupted):
-        train(build_config(corpus_dir), tmp_path / "run")
-    assert saved_steps(tmp_path / "run") == []
+        train(build_config(corpus_dir, train__save_every=1), tmp_path / "run")
+    assert not has_ended.is_set() and saved_steps(tmp_path / "run") == []
+    may_end.set()
+    assert has_ended.wait(3)
 
 
 def test_training_goes_on_while_a_checkpoint_is_written(corpus_dir, tmp_path, scores, monkeypatch):
@@ -163,20 +198,30 @@ def test_training_goes_on_while_a_checkpoint_is_written(corpus_dir, tmp_path, sc
 
     monkeypatch.setattr(saving, "save_checkpoint", save)
     monkeypatch.setattr(Engine, "train_step", train_step)
+    valid = {"src": "validation.de", "tgt": "test.en"}
+    build = partial(build_config, corpus_dir, data__valid=valid)
     for steps in (4, 2):
-        config = build_config(corpus_dir, train__max_steps=steps, train__save_every=2)
-        train(config, tmp_path / str(steps))
+        train(build(train__max_steps=steps, train__save_every=2), tmp_path / str(steps))
     paths = [tmp_path / steps / "step-00000002" for steps in ("4", "2")]
     assert equal(*map(weights, paths)) and saved_steps(tmp_path / "4") == [2, 4]
     [record] = read_evaluations(tmp_path / "4")
+    assert (record.checkpoint, record.test_set) == ("step-00000004", "validation")
     assert record.digest == load_newest(tmp_path / "4").digest
+    assert record.search == SearchSetting(max_length=60)
+    sources, references = ((corpus_dir / name).read_text().splitlines() for name in valid.values())
+    assert (record.sources, record.references) == (sources, [references])
+    assert record.hypotheses == [f"hypothesis of {line}" for line in sources]
+    expected = [
+        metric.corpus_score(record.hypotheses, [references]).score for metric in (BLEU(), CHRF())
+    ]
+    assert [score.value for score in record.scores] == expected
     with pytest.raises(MemoryError):
-        train(build_config(corpus_dir, train__save_every=6), tmp_path / "4")
+        train(build(train__save_every=6), tmp_path / "4")
     assert saved_steps(tmp_path / "4")[-1] == 6
 
 
 def no_space(*arguments: object) -> None:
-    raise OSError(28, "No space left on device")
+    raise OSError(28, "No space left on device", "full")
 
 
 def test_a_failed_save_waits_for_the_next(corpus_dir, tmp_path, scores, clock, monkeypatch, caplog):
@@ -188,13 +233,12 @@ def test_a_failed_save_waits_for_the_next(corpus_dir, tmp_path, scores, clock, m
     scores += [1.0]
     monkeypatch.setattr(saving, "save_checkpoint", no_space)
     config = build_config(corpus_dir, train__save_every_minutes=1.0, train__max_steps=5)
-    with pytest.raises(CheckpointError, match="cannot save step 5: No space left"):
+    with pytest.raises(CheckpointError, match=r"^full: cannot save step 5: No space left on dev"):
         train(config, tmp_path / "run")
     warnings = [text for text in caplog.messages if text.endswith("; training continues")]
-    assert [text.partition("cannot save ")[2][:6] for text in warnings] == [
-        "step 2",
-        "step 4",
-        "step 5",
+    assert warnings == [
+        f"full: cannot save step {step}: No space left on device; training continues"
+        for step in (2, 4, 5)
     ]
     signal_in_step(monkeypatch, 2, signal.SIGTERM)
     with pytest.raises(CheckpointError, match="cannot save step 2: No space left"):
@@ -212,4 +256,4 @@ def test_a_prune_that_fails_is_not_a_failed_save(corpus_dir, tmp_path, scores, m
     with ThreadPoolExecutor(1) as pool:
         assert pool.submit(train, config, tmp_path / "run").result().step == 2
     assert load_newest(tmp_path / "run").progress.step == 2
-    assert "cannot delete: No space left on device" in caplog.text
+    assert "full: cannot delete: No space left on device" in caplog.messages

@@ -1,15 +1,20 @@
 """The metrics of a training, in metrics.jsonl and for TensorBoard."""
 
+import errno
+import logging
 import math
+import os
 import re
 from pathlib import Path
 
 import pytest
 from conftest import HOSTILE_JSON, records, tiny_config
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch.utils.tensorboard import SummaryWriter
 
 from transformer_mt.checkpoints.checkpoint import Progress
-from transformer_mt.errors import ConfigError, Interrupted
+from transformer_mt.errors import CheckpointError, ConfigError, Interrupted
+from transformer_mt.system.console import PACKAGE_LOGGER
 from transformer_mt.training.run import train
 from transformer_mt.training.run_log import RunLog
 from transformer_mt.training.trainer import Trainer
@@ -42,7 +47,7 @@ def assert_documented(run_dir: Path) -> None:
 
 
 def test_tensorboard_has_all_metrics_also_after_a_kill(corpus_dir, tmp_path, monkeypatch):
-    """Steps that were taken again appear once. Sabotage: no purge_step."""
+    """Steps that were taken again appear once."""
     config = tiny_config(
         corpus_dir,
         train__tensorboard=True,
@@ -69,7 +74,7 @@ def test_tensorboard_has_all_metrics_also_after_a_kill(corpus_dir, tmp_path, mon
 
 
 def test_a_validation_that_was_made_up_appears_once(tmp_path):
-    """It was due at the step of a checkpoint. Sabotage: purge it like the steps."""
+    """It was due at the step of a checkpoint."""
     for bleu in (1.0, 2.0):
         with RunLog(tmp_path, Progress(step=7, valid_step=0), tensorboard=True) as log:
             log.record("valid", Progress(step=7), 0.0, {"bleu": bleu, "nll": math.nan})
@@ -79,7 +84,7 @@ def test_a_validation_that_was_made_up_appears_once(tmp_path):
 
 
 def test_damaged_metrics_do_not_keep_a_run_from_resuming(tmp_path):
-    """Such lines are removed. Sabotage: let the error of nesting out."""
+    """Such lines are removed."""
     good = '{"kind": "train", "step": 1, "seconds": 1}'
     path = tmp_path / "metrics.jsonl"
     path.write_text("".join(f"{line}\n" for line in (*HOSTILE_JSON, good)))
@@ -87,8 +92,35 @@ def test_damaged_metrics_do_not_keep_a_run_from_resuming(tmp_path):
         assert path.read_text() == f"{good}\n"
 
 
+def test_a_full_disk_is_a_warning_and_at_the_end_an_error(tmp_path, caplog):
+    """Which hides no other error; one warning for however many lines."""
+    (tmp_path / "train.log").symlink_to("/dev/full")
+    message = f"{tmp_path}/train.log: No space left on device"
+    for error, match in ((None, f"^{message}$"), (CheckpointError("first"), "^first$")):
+        with pytest.raises(CheckpointError, match=match), RunLog(tmp_path, Progress()) as log:
+            log.note("a line")
+            log.note("another")
+            if error:
+                raise error
+        assert caplog.messages == [f"{message}; training continues"]
+        caplog.clear()
+    assert PACKAGE_LOGGER.level == logging.NOTSET
+
+
+def test_tensorboard_that_cannot_write_does_not_end_training(tmp_path, caplog, monkeypatch):
+    def fail(writer: SummaryWriter) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(SummaryWriter, "flush", fail)
+    with RunLog(tmp_path, Progress(), tensorboard=True) as log:
+        for step in (1, 2):
+            log.record("train", Progress(step=step), 1.0, {"loss": 2.0})
+    assert caplog.messages == ["TensorBoard's metrics end here: No space left on device"]
+    assert [record["loss"] for record in records(tmp_path)] == [2.0, 2.0]
+
+
 def test_without_the_package_nothing_is_begun(corpus_dir, tmp_path, monkeypatch):
-    """One line says what to install, before text is read. Sabotage: import it when it is used."""
+    """One line says what to install, before text is read."""
     config = tiny_config(corpus_dir, train__tensorboard=True, data__path="none")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"pip install -c constraints.txt -e '.\[tensorboard\]'"):
@@ -97,15 +129,15 @@ def test_without_the_package_nothing_is_begun(corpus_dir, tmp_path, monkeypatch)
 
 
 def test_metrics_are_rounded(tmp_path):
-    """To the digits that are significant; what JSON cannot express is null."""
     value = 12.3456789
     names = ("loss", "lr", "tokens_per_second", "mfu", "grad_norm", "nll", "perplexity", "bleu")
+    names += ("ema_bleu",)
     with RunLog(tmp_path, Progress()) as log:
         log.record("train", Progress(step=3, epoch=1), 1.23456, dict.fromkeys(names, value))
         log.record("valid", Progress(), 0.0, {"nll": math.inf, "bleu": math.nan, "x": -math.inf})
     first, second = records(tmp_path)
     assert list(first.values()) == [
         *("train", 3, 1, 1.235),
-        *(12.345679, value, 12.3, 12.3457, 12.345679, 12.345679, 12.3457, 12.3457),
+        *(12.345679, value, 12.3, 12.3457, 12.345679, 12.345679, 12.3457, 12.3457, 12.3457),
     ]
     assert list(second.values()) == ["valid", 0, 0, 0.0, None, None, None]

@@ -1,6 +1,7 @@
 """When training stops, the time left until then, and what it shows: a bar, or lines."""
 
 import fcntl
+import math
 import os
 import re
 import struct
@@ -37,24 +38,32 @@ def config_of(train: dict[str, object], patience: int = 0):
     ],
 )
 def test_steps_until_each_limit(limits, steps):
-    """In steps, epochs of 11 steps, and minutes, at 4 seconds per step. Sabotage: begin at 0."""
+    """In steps, epochs of 11 steps, and minutes, at 4 seconds per step."""
     left = steps_left(config_of(limits, patience=3), PROGRESS, 30.0, 4.0, 11)
     assert list(left) == [f"train.{key}" for key in limits] and list(left.values()) == steps
 
 
-def test_the_time_left_follows_from_the_time_so_far(capsys):
+@pytest.mark.parametrize(
+    ("loss", "skipped", "shown"),
+    [
+        (2.5, 2, "loss 2.500, 1,234 tokens/s, 50% of peak, lr 1.0e-03, 2 skipped"),
+        (1234.5, 0, "loss 1.2e+03, 1,234 tokens/s, 50% of peak, lr 1.0e-03"),
+        (math.inf, 0, "loss not finite, 1,234 tokens/s, 50% of peak, lr 1.0e-03"),
+    ],
+)
+def test_the_time_left_follows_from_the_time_so_far(capsys, loss, skipped, shown):
     """Until the first limit, at the mean time per step since this process began.
 
-    Sabotage: count from step 0; take the last limit.
+    Nothing is shown of a program that shows no messages.
     """
+    metrics = {"tokens_per_second": 1234.5, "mfu": 0.5, "lr": 1e-3, "skipped": skipped}
+    StepDisplay(config_of({"max_steps": 20}), PROGRESS, 30.0).show(9, metrics | {"loss": loss})
     show_messages()
     display = StepDisplay(config_of({"max_steps": 20, "max_epochs": 3}), PROGRESS, 30.0)
     display.advance(replace(PROGRESS, step=9, epoch_step=5), 50.0, 11)
-    metrics = {"loss": 2.5, "tokens_per_second": 1234.5, "mfu": 0.5, "lr": 1e-3, "skipped": 2}
-    display.show(9, metrics)
-    assert capsys.readouterr().err == (
-        "step 9: loss 2.500, 1,234 tokens/s, 50% of peak, lr 1.0e-03, 2 skipped, 01:50 left\n"
-    )
+    for step in (9, 10):  # the next line is not yet due
+        display.show(step, metrics | {"loss": loss})
+    assert capsys.readouterr().err == f"step 9: {shown}, 01:50 left\n"
 
 
 def run_at_terminal(*arguments: object) -> str:
@@ -86,8 +95,7 @@ def test_the_bar_at_a_terminal_of_80_columns(corpus_dir, tmp_path):
     """It shows the time left, loss, speed and skipped steps, and ends where the epochs end.
 
     It leaves room for an echoed ^C, and is left on the screen once, at the end. The training
-    diverges, because its text is the longest. Sabotage: give the bar all columns; write messages
-    past the bar.
+    diverges, because its text is the longest.
     """
     config = write_config(
         tmp_path,
@@ -114,10 +122,7 @@ def test_the_bar_at_a_terminal_of_80_columns(corpus_dir, tmp_path):
 
 
 def test_loss_is_shown_from_the_first_step_on(corpus_dir, tmp_path, monkeypatch, capsys):
-    """Long before log_every, and what is shown is not recorded and changes nothing recorded.
-
-    Sabotage: show nothing before the first log line; start the sums anew when they are shown.
-    """
+    """Long before log_every, and what is shown is not recorded and changes nothing recorded."""
     config = tiny_config(corpus_dir, train__log_every=6, train__max_steps=14)
     show_messages()
     train(config, tmp_path / "seldom")

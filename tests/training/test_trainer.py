@@ -1,5 +1,6 @@
 """The training loop: when it stops, validates, saves and logs, with scores and a clock by hand."""
 
+import itertools
 import math
 import re
 import shutil
@@ -8,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 from conftest import assert_one_error, records, tiny_values, write_toml
 
 from transformer_mt.checkpoints.run_directory import find_checkpoint, list_checkpoints, load_newest
@@ -23,7 +25,7 @@ from transformer_mt.training import validation as validation_module
 from transformer_mt.training.engine import Engine
 from transformer_mt.training.optimizer import clip_gradients, noam_rate
 from transformer_mt.training.run import build_trainer, train
-from transformer_mt.training.trainer import Trainer
+from transformer_mt.training.trainer import Trainer, is_log_step
 
 NEVER = 1000
 
@@ -69,6 +71,22 @@ def clock(monkeypatch):
     return now
 
 
+@pytest.fixture
+def bad_steps(monkeypatch):
+    """Gives the set of the steps whose gradients will not be finite."""
+    numbers, counter = set(), itertools.count(1)
+
+    def clip(parameters, max_norm):
+        parameters = list(parameters)
+        if next(counter) in numbers:
+            for parameter in parameters:
+                parameter.grad.fill_(math.inf)
+        return clip_gradients(parameters, max_norm)
+
+    monkeypatch.setattr(engine_module, "clip_gradients", clip)
+    return numbers
+
+
 def build_values(corpus_dir: Path, **changes: object) -> dict[str, dict[str, object]]:
     """Gives a run that logs, saves and validates only when a test says so."""
     defaults = {
@@ -88,11 +106,7 @@ def build_config(corpus_dir: Path, **changes: object) -> Config:
 
 @pytest.mark.parametrize("stops", [[], [2, 4, 8]])
 def test_patience(corpus_dir, tmp_path, scores, stops):
-    """Training stops after exactly three validations without a better BLEU, resumed or not.
-
-    An equal score is not better; a better one starts the count again.
-    Sabotage: never count up; lose the count or the best score on resume; compare with >=.
-    """
+    """It counts validations without a better BLEU; an equal one is not better. Resumed or not."""
     scores += [0.0, 0.0, -0.5, 2.0, 2.0, 1.9, 1.0]
     changes = {"valid__every": 2, "valid__patience": 3}
     for stop in stops:
@@ -103,7 +117,6 @@ def test_patience(corpus_dir, tmp_path, scores, stops):
     assert progress.validations_since_best == 3 and progress.valid_step == 14
     assert scores == [] and logged_steps(tmp_path / "run", "valid") == [2, 4, 6, 8, 10, 12, 14]
     assert "done: valid.patience = 3, at step 14" in log_text(tmp_path / "run")
-    assert "(best 2.00)" in log_text(tmp_path / "run")
     assert find_checkpoint(tmp_path / "run").progress.step == 8
     assert train(build_config(corpus_dir, **changes), tmp_path / "run").step == 14
     message = "nothing to do: valid.patience = 3, and the run is at step 14"
@@ -111,35 +124,32 @@ def test_patience(corpus_dir, tmp_path, scores, stops):
 
 
 def test_the_moving_average_decides_which_is_best(corpus_dir, tmp_path, scores):
-    """And the best is kept. Sabotage: compare the scores of the weights; prune the best."""
     scores += [5.0, 1.0, 4.0, 2.0, 6.0, 1.5]  # of the weights and of their average, three times
     changes = {"train__ema_decay": 0.9, "train__max_steps": 6, "train__keep_last": 1}
     progress = train(build_config(corpus_dir, valid__every=2, **changes), tmp_path / "run")
     assert (progress.best_step, progress.best_bleu) == (4, 2.0)
     assert saved_steps(tmp_path / "run") == [4, 6]
+    message = "step 4: validation BLEU 4.00, of the moving average 2.00, perplexity "
+    assert message in log_text(tmp_path / "run")
 
 
 def test_when_a_run_logs_validates_and_saves(corpus_dir, tmp_path, scores):
-    """At multiples and at the end; a validation that is the best so far saves at once.
-
-    The first steps are logged at growing intervals. Sabotage: save or log every step; do not save
-    the best.
-    """
+    """At multiples, at the end, at a new best, and at the beginning at growing intervals."""
     scores += [3.0, 1.0, 4.0, 2.0]
     changes = {"train__log_every": 8, "train__save_every": 5, "valid__every": 3}
     train(build_config(corpus_dir, train__max_steps=11, **changes), tmp_path / "run")
     assert logged_steps(tmp_path / "run", "train") == [1, 2, 5, 8, 11]
     assert logged_steps(tmp_path / "run", "valid") == [3, 6, 9, 11]
     assert saved_steps(tmp_path / "run") == [3, 5, 9, 10, 11]
-    assert "(best)" in log_text(tmp_path / "run")
+    scored = re.findall(r"validation BLEU (.*?), perp.* \((.*)\)\n", log_text(tmp_path / "run"))
+    bests = ["best", "best 3.00", "best", "best 4.00"]
+    assert scored == list(zip(["3.00", "1.00", "4.00", "2.00"], bests, strict=True))
+    growing = [step for step in range(1, 1000) if is_log_step(step, 300)]
+    assert growing == [1, 2, 5, 10, 20, 50, 100, 200, 300, 600, 900]
 
 
 def test_epochs_are_a_limit(corpus_dir, tmp_path, scores):
-    """Training ends with the last step of the last epoch, wherever it was resumed.
-
-    Sabotage: count the epoch at its beginning; forget the position within it, or take it for the
-    number of the step.
-    """
+    """Training ends with the last step of the last epoch, wherever it was resumed."""
     scores += [1.0] * 4
     changes = {"data__train": "train[:40]", "vocab__size": 288}
     config = build_config(corpus_dir, train__max_epochs=3, **changes)
@@ -158,10 +168,7 @@ def test_epochs_are_a_limit(corpus_dir, tmp_path, scores):
 
 
 def test_minutes_are_a_limit(corpus_dir, tmp_path, scores, clock):
-    """They count training time over all resumptions; periodic saves by time work too.
-
-    Sabotage: reset the clock on resume; count the time between two runs.
-    """
+    """They count training time over all resumptions; periodic saves by time work too."""
     scores += [1.0] * 3
     config = build_config(corpus_dir, train__max_minutes=2.0, train__save_every_minutes=1.0)
     progress = train(config, tmp_path / "run")
@@ -177,10 +184,7 @@ def test_minutes_are_a_limit(corpus_dir, tmp_path, scores, clock):
 
 
 def test_the_clock_of_the_main_process_decides(corpus_dir, tmp_path, scores, clock, monkeypatch):
-    """It has counted ten seconds for each step, and this process thirty.
-
-    Sabotage: take the largest of all clocks.
-    """
+    """It has counted ten seconds for each step, and this process thirty."""
     scores += [1.0]
     monkeypatch.setattr(validation_module, "mean_nll", lambda *arguments: 1.0)
     main_clock = iter(range(10, 1000, 10))
@@ -196,13 +200,11 @@ def test_the_clock_of_the_main_process_decides(corpus_dir, tmp_path, scores, clo
     trainer = Trainer(*parts, is_saved=False)
     trainer.run(log=None)
     assert trainer.progress.step == 6
+    assert not (tmp_path / "run").exists()  # the main process saves
 
 
 def test_metrics_of_a_log_line(corpus_dir, tmp_path, scores, clock, monkeypatch):
-    """Loss and NLL per token, learning rate, tokens per second and MFU, since the line before.
-
-    Sabotage: divide by the steps; do not reset the sums.
-    """
+    """Loss and NLL per token, learning rate, tokens per second and MFU, since the line before."""
     scores += [1.0]
     monkeypatch.setattr(trainer_module, "measure_peak_flops", lambda device, precision: 1e6)
     step_sums: list[tuple[int, float, float, float]] = []
@@ -234,43 +236,61 @@ def test_metrics_of_a_log_line(corpus_dir, tmp_path, scores, clock, monkeypatch)
 def test_metrics_of_a_validation(corpus_dir, tmp_path, scores):
     """BLEU and perplexity in metrics.jsonl and train.log, and the same samples every time."""
     scores += [1.0]
-    train(build_config(corpus_dir, train__max_steps=5), tmp_path / "run")
+    valid = {"src": "validation.de", "tgt": "test.en"}
+    train(build_config(corpus_dir, train__max_steps=5, data__valid=valid), tmp_path / "run")
     [valid] = records(tmp_path / "run", "valid")
     assert valid["perplexity"] == pytest.approx(math.exp(valid["nll"]), rel=1e-4)
     assert valid["bleu"] == 1.0 and valid["step"] == 5 and "ema_bleu" not in valid
     log = log_text(tmp_path / "run")
     [shown] = re.findall(r" step 5: validation BLEU 1.00, perplexity (\d+\.\d\d) \(best\)\n", log)
     assert float(shown) == pytest.approx(valid["perplexity"], abs=0.011)
-    sources = (corpus_dir / "validation.de").read_text().splitlines()
-    for i in (0, 29, 59):
-        assert f"  source     {sources[i]}\n" in log and f"  reference  {sources[i]}\n" in log
-        assert f"  hypothesis hypothesis of {sources[i]}\n" in log
-    assert log.count("  hypothesis ") == 3
+    sources, references = (
+        (corpus_dir / name).read_text().splitlines() for name in ("validation.de", "test.en")
+    )
+    assert re.findall(r"  (?:source|reference|hypothesis) +(.*)\n", log) == [
+        text
+        for i in (0, 29, 59)
+        for text in (sources[i], references[i], f"hypothesis of {sources[i]}")
+    ]
 
 
-def test_nonfinite_steps_are_logged(corpus_dir, tmp_path, scores, monkeypatch):
+def test_nonfinite_steps_are_logged(corpus_dir, tmp_path, scores, bad_steps):
     """Two in a row, and two again, do not end a run that three would end.
 
     Sabotage: count up without a limit; do not log the skipped steps.
     """
     scores += [1.0]
-    norms: list[float] = []
-
-    def clip(parameters, max_norm):
-        norms.append(max_norm)
-        parameters = list(parameters)
-        if len(norms) in (2, 3, 5, 6):
-            for parameter in parameters:
-                parameter.grad.fill_(math.inf)
-        return clip_gradients(parameters, max_norm)
-
-    monkeypatch.setattr(engine_module, "clip_gradients", clip)
+    bad_steps |= {2, 3, 5, 6}
     limits = {"train__max_steps": 7, "train__max_bad_steps": 3, "train__log_every": 1}
     train(build_config(corpus_dir, **limits), tmp_path / "run")
     lines = records(tmp_path / "run", "train")
     assert [line["skipped"] for line in lines] == [0, 1, 2, 2, 3, 4, 4]
     assert [line["grad_norm"] is None for line in lines] == [i in (2, 3, 5, 6) for i in range(1, 8)]
     assert load_newest(tmp_path / "run").state.counters["skipped_steps"] == 4
+
+
+@pytest.mark.parametrize(
+    ("bad", "step", "advice"),
+    [({10, 11, 12}, 12, ""), ({1, 8, 9, 10}, 10, ", or use train.precision = fp32")],
+)
+def test_too_many_bad_steps(
+    corpus_dir, tmp_path, scores, monkeypatch, bad_steps, bad, step, advice
+):
+    """They are looked for every three steps, as at 12, and when logging, as at 10.
+
+    Sabotage: leave out either.
+    """
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: True)
+    bad_steps |= bad
+    changes = {"data__train": "train[:40]", "vocab__size": 288, "train__max_bad_steps": 3}
+    changes |= {"train__precision": "bf16" if advice else "fp32"}
+    config = build_config(corpus_dir, **changes)
+    message = (
+        f"step {step} (step {step - 7} of epoch 1): 3 steps in a row had non-finite gradients and"
+        f" were skipped (lr {noam_rate(step, 16, 100):.3g}, loss scale 1): lower optim.lr_scale"
+    )
+    with pytest.raises(TrainingError, match=f"^{re.escape(message + advice)}$"):
+        train(config, tmp_path / "run")
 
 
 def test_weights_that_are_not_finite_are_never_saved(corpus_dir, tmp_path, scores, monkeypatch):
@@ -294,15 +314,17 @@ def test_weights_that_are_not_finite_are_never_saved(corpus_dir, tmp_path, score
 
 
 def test_a_step_beyond_the_end_of_its_epoch(corpus_dir, tmp_path, scores):
-    """In an edited state.json: training would never end. Sabotage: no bound."""
+    """In an edited state.json: training would never end."""
     scores += [1.0]
     limits = {"train__max_steps": 2, "train__save_every": 2}
     progress = train(build_config(corpus_dir, **limits), tmp_path / "run")
     trainer = build_trainer(build_config(corpus_dir), tmp_path / "run")
-    trainer.progress = replace(progress, epoch_step=1_000_000)
-    message = r"run/step-00000002/state\.json: damaged \(epoch_step = 1000000, but the epoch has"
-    with pytest.raises(CheckpointError, match=message):
-        trainer.plan_epoch()
+    path, count = tmp_path / "run/step-00000002/state.json", len(trainer.plan_epoch())
+    for epoch_step in (count, 1_000_000):
+        trainer.progress = replace(progress, epoch_step=epoch_step)
+        message = f"{path}: damaged (epoch_step = {epoch_step}, but the epoch has {count} steps)"
+        with pytest.raises(CheckpointError, match=f"^{re.escape(message)}$"):
+            trainer.plan_epoch()
 
 
 @pytest.mark.parametrize(
@@ -312,10 +334,7 @@ def test_a_step_beyond_the_end_of_its_epoch(corpus_dir, tmp_path, scores):
 def test_a_run_that_is_no_longer_there(
     corpus_dir, tmp_path, scores, monkeypatch, call, fate, every
 ):
-    """One line; it is not made again, and another run of its name is left alone.
-
-    Sabotage: save without looking at the lock; look only whether there is a directory.
-    """
+    """One line; it is not made again, and another run of its name is left alone."""
     config = write_toml(tmp_path / "tiny.toml", build_values(corpus_dir, **{every: 4}))
     run_dir, moved, taken = tmp_path / "run", tmp_path / "moved", Engine.train_step
     scores += [1.0]

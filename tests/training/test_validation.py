@@ -5,11 +5,15 @@ import math
 import pytest
 import torch
 
+import transformer_mt
+from transformer_mt.checkpoints.run_directory import find_checkpoint
 from transformer_mt.config.keys import ModelConfig
 from transformer_mt.model.transformer import Transformer, evaluation_mode
 from transformer_mt.text.batching import EncodedPairs, flatten
+from transformer_mt.text.corpus import RawPairs
 from transformer_mt.text.vocabulary import BOS_ID, EOS_ID, PAD_ID
-from transformer_mt.training.validation import mean_nll, perplexity
+from transformer_mt.training.run import build_trainer
+from transformer_mt.training.validation import Validator, mean_nll, perplexity
 from transformer_mt.translation import pytorch_runtime
 
 V = 13
@@ -39,12 +43,7 @@ def nats_of_a_pair(model: Transformer, src: list[int], tgt: list[int]) -> float:
 @pytest.mark.parametrize("positions", [1, 12, 30, 1000])
 @pytest.mark.parametrize(("sources", "targets"), [(SOURCES, TARGETS), (TARGETS, SOURCES)])
 def test_mean_nll_is_per_target_token(model, monkeypatch, sources, targets, positions):
-    """However the pairs are batched; one pair is longer than the smallest limit.
-
-    Dropout is off meanwhile. Sabotage: divide by the pairs, by the source tokens, or by tokens
-    without end marks; cut the batches by the lengths of one side; measure in training mode; leave
-    the model in evaluation mode.
-    """
+    """However the pairs are batched, without dropout; one is longer than the smallest limit."""
     sizes: list[int] = []
     nats = [nats_of_a_pair(model, *pair) for pair in zip(sources, targets, strict=True)]
     model.register_forward_pre_hook(lambda _, batch: sizes.extend(ids.numel() for ids in batch))
@@ -56,6 +55,15 @@ def test_mean_nll_is_per_target_token(model, monkeypatch, sources, targets, posi
     tokens = sum(len(tgt) + 1 for tgt in targets)
     assert actual == pytest.approx(sum(nats) / tokens, rel=1e-5)
     assert max(sizes) <= max(positions, 10)
+
+
+def test_validation_translates_as_the_saved_model(untrained_run):
+    """It splits the same lines, of several sentences and long ones, at the same places."""
+    trainer = build_trainer(find_checkpoint(untrained_run).config, untrained_run)
+    lines = ["Abc de. Fgh ij.", "Ab. Cd. Ef.", "ab cd", " ".join(["abc"] * 40), ""]
+    validator = Validator(trainer.engine, RawPairs(lines, lines), trainer.corpus)
+    result = validator.validate(lambda count: None)
+    assert result.hypotheses == transformer_mt.load(untrained_run, device="cpu").translate(lines)
 
 
 def test_perplexity_is_the_exponential():
