@@ -19,6 +19,7 @@ CTranslate2 translates otherwise in fp32, and how much our model prefers its wor
 stdout, whose last line is one JSON object.
 """
 
+import gc
 import json
 import os
 import statistics
@@ -270,6 +271,8 @@ def measure(sides: list[Side], lines: list[str], choosing: int, rounds: int) -> 
 
     In turn, so that a slow minute of the machine affects every side.
     """
+    # What all sides have imported: a process that translates has a part of it to collect.
+    gc.freeze()
     for number, side in enumerate(sides, 1):
         side.choose_batch_tokens(lines[:choosing])
         report(f"batch size {number} of {len(sides)}: {side}: {side.batch_tokens} positions")

@@ -12,6 +12,7 @@ import pytest
 from conftest import copy_lines
 
 from transformer_mt.system.outputs import ChunkWriter
+from transformer_mt.translation.pytorch_runtime import PyTorchRuntime
 from transformer_mt.translation.translator import Translation, Translator
 
 CHUNK = 8
@@ -53,7 +54,7 @@ def stopped(call, monkeypatch):
             pass_by("written")
 
         with monkeypatch.context() as patch:
-            patch.setattr(Translator, "chunk_lines", CHUNK)
+            patch.setattr(PyTorchRuntime, "chunk_lines", (CHUNK, CHUNK))
             patch.setattr(Translator, "translate_chunks", translate)
             patch.setattr(ChunkWriter, "write", write)
             return call(*arguments, **options)

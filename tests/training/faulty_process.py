@@ -18,8 +18,8 @@ from transformer_mt.system import device
 from transformer_mt.training import saving
 from transformer_mt.training.engine import Engine
 from transformer_mt.translation import translation_model
+from transformer_mt.translation.ctranslate2_runtime import CTranslate2Runtime
 from transformer_mt.translation.pytorch_runtime import PyTorchRuntime
-from transformer_mt.translation.translator import Translator
 
 
 def main() -> None:
@@ -28,7 +28,7 @@ def main() -> None:
     sys.argv = ["transformer-mt", *sys.argv[4:]]
     first_attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0"
     if fault == "chunks":
-        Translator.chunk_lines = step
+        PyTorchRuntime.chunk_lines = CTranslate2Runtime.chunk_lines = step, step
     elif int(os.environ["RANK"]) == rank and first_attempt:
         if fault in FAILURES:
             place, name, error = FAILURES[fault]

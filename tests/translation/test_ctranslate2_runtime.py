@@ -14,6 +14,7 @@ from transformer_mt.checkpoints.exported import load_exported, write_record
 from transformer_mt.checkpoints.run_directory import find_checkpoint
 from transformer_mt.errors import CheckpointError, ConfigError, DataError
 from transformer_mt.training.run import train
+from transformer_mt.translation.ctranslate2_runtime import CTranslate2Runtime
 from transformer_mt.translation.export import export
 from transformer_mt.translation.options import SearchOptions
 from transformer_mt.translation.translator import Translator
@@ -93,7 +94,7 @@ def test_it_resumes(exported_run, tmp_path, call, monkeypatch):
     """
     source, arguments = tmp_path / "in.de", ("translate", exported_run, "--input")
     source.write_text("".join(f"{line}\n" for line in copy_lines(50, 3)))
-    monkeypatch.setattr(Translator, "chunk_lines", 10)
+    monkeypatch.setattr(CTranslate2Runtime, "chunk_lines", (10, 10))
     expected = call(*arguments, source).out
     detokenize, calls = Translator._detokenize, []
 

@@ -9,8 +9,9 @@ from transformer_mt.errors import ConfigError
 from transformer_mt.text.vocabulary import PAD_ID
 from transformer_mt.translation import run
 from transformer_mt.translation.options import Sampling, SearchOptions
+from transformer_mt.translation.pytorch_runtime import PyTorchRuntime
 from transformer_mt.translation.search import Sampler
-from transformer_mt.translation.translator import Source, Translator, format_lines
+from transformer_mt.translation.translator import Source, format_lines
 
 LINES = [*copy_lines(30, 5), "", "ab cd"]
 LINES += ["ab cd", " ".join(LINES[:8])]  # a repeated one, and one that is split
@@ -103,7 +104,7 @@ def test_a_stopped_translation_goes_on_with_the_same_draws(
     untrained_run, call, tmp_path, monkeypatch
 ):
     """And not with those of another seed. Sabotage: number lines from the resumption."""
-    monkeypatch.setattr(Translator, "chunk_lines", 8)
+    monkeypatch.setattr(PyTorchRuntime, "chunk_lines", (8, 8))
     (tmp_path / "in").write_text("".join(f"{line}\n" for line in LINES))
     arguments = ("translate", untrained_run, "--sample", "--input", tmp_path / "in", "--output")
     assert call(*arguments, tmp_path / "whole").code == 0

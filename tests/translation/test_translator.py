@@ -176,13 +176,13 @@ def test_the_mode_of_the_model_is_restored(vocab):
         assert model.training == training and model.was_training == [False]
 
 
-def test_batches_are_cut_chunk_by_chunk(vocab, monkeypatch):
+def test_batches_are_cut_chunk_by_chunk(vocab):
     """However many lines are given at once; on a CPU the first chunk is small.
 
     Sabotage: sort all lines together.
     """
-    monkeypatch.setattr(Translator, "chunk_lines", 2)
     translator = build_translator(vocab, SearchOptions())
+    translator.first_chunk_lines = translator.chunk_lines = 2
     translated = translator.n_best(["a", "bcd", "", "ef", "ghijk"])
     batches = [texts(vocab, batch) for batch in translator.runtime.model.batches]
     assert batches == [["bcd", "a"], ["ef"], ["ghijk"]]
@@ -214,13 +214,13 @@ def test_the_next_chunk_is_begun_before_the_end_of_one(vocab):
     assert [first, *translated] == [translator.n_best(lines) for lines in taken]
 
 
-def test_equal_lines_of_a_chunk_are_translated_once(vocab, monkeypatch):
+def test_equal_lines_of_a_chunk_are_translated_once(vocab):
     """Parts of lines too, but not those of another chunk; each counts as a line.
 
     Sabotage: remember the lines of all chunks, whose batches then depend on the processes.
     """
-    monkeypatch.setattr(Translator, "chunk_lines", 4)
     translator, counts = build_translator(vocab, SearchOptions(batch_tokens=1)), []
+    translator.chunk_lines = 4
     translated = translator.n_best(["ab", "cd", "", "ab", "ab", " ab"], counts.append)
     assert texts(vocab, translator.runtime.model.sources) == ["ab", "cd", "ab"]
     assert counts == [2, 1, 2, 1]

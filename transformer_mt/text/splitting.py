@@ -152,9 +152,9 @@ class LineSplitter:
 
     def split(self, lines: Sequence[str]) -> list[list[list[int]]]:
         """Splits lines into parts; an empty line has none."""
-        parts = [[fold_whitespace(line)] for line in lines]
+        parts = [[line] for line in lines]
         if self.splits_every_sentence:
-            parts = [split_sentences(text, self._language) for [text] in parts]
+            parts = [split_sentences(fold_whitespace(line), self._language) for line in lines]
         encoded = iter(self._model.encode(list(chain.from_iterable(parts))))
         return [
             [ids for part in line for ids in self._shorten(part, next(encoded))] for line in parts
@@ -164,7 +164,7 @@ class LineSplitter:
         """Splits a text that is longer than usual; an empty one has no parts."""
         if len(ids) <= self.usual_length:
             return [ids] if ids else []
-        sentences = self._join(split_sentences(text, self._language))
+        sentences = self._join(split_sentences(fold_whitespace(text), self._language))
         # A part of a few words lacks context.
         shortest = self.usual_length // 4
         parts = [

@@ -139,6 +139,7 @@ class SentencePieceModel:
                     name = f"<{name}>"
                 self._pieces[i] = name
         self.size = len(self._pieces)
+        self._has_our_ids = self._model_ids == list(range(self.size))
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Encodes texts into piece ids, without BOS or EOS."""
@@ -148,12 +149,14 @@ class SentencePieceModel:
         except TypeError:  # a lone surrogate, which a terminal can send, is not text
             replaced = [text.encode("utf-8", "replace").decode() for text in folded]
             rows = self._processor.encode(replaced, num_threads=-1)
-        return [[self._ids[i] for i in row] for row in rows]
+        return rows if self._has_our_ids else [[self._ids[i] for i in row] for row in rows]
 
     def decode(self, rows: Sequence[Sequence[int]]) -> list[str]:
         """Decodes ids into lines: spaces replace line breaks and tabs of byte pieces."""
-        model_ids = [[id_ for i in row if (id_ := self._model_ids[i]) >= 0] for row in rows]
-        texts = self._processor.decode(model_ids) if model_ids else []
+        if not self._has_our_ids:
+            rows = [[id_ for i in row if (id_ := self._model_ids[i]) >= 0] for row in rows]
+        # For a batch, starting threads takes longer than the work.
+        texts = self._processor.decode(rows, num_threads=1) if rows else []
         return [text.replace("\n", " ").replace("\r", " ").replace("\t", " ") for text in texts]
 
     def pieces(self, ids: Sequence[int]) -> list[str]:

@@ -29,7 +29,7 @@ _EXPONENTS = 1e-6, 3.0
 """Limits on the exponent of CTranslate2's length penalty: with 0 it ends a search early, and with
 a large one the sums that are computed from its scores lose digits."""
 _Found = tuple[list[str], float]
-"""Tokens of a hypothesis, EOS included if it has one, and the sum of their log-probabilities."""
+"""Tokens of a hypothesis, EOS included if it has one, and its score."""
 
 
 class CTranslate2Runtime:
@@ -40,6 +40,8 @@ class CTranslate2Runtime:
         ConfigError: If CTranslate2 is not installed, or an option is for checkpoints alone.
         DeviceError: If the device is absent.
     """
+
+    chunk_lines = 512, 4096
 
     def __init__(self, model: ExportedModel, options: LoadOptions) -> None:
         require_ctranslate2()
@@ -61,9 +63,9 @@ class CTranslate2Runtime:
         self.precision = f"CTranslate2 {model.record.quantization}"
         self.batch_tokens = BATCH_TOKENS[self.device_type]
         threads = count_threads() if self.device_type == "cpu" else 1
-        # Twice as many batches as threads are begun, so that none waits until the results of its
-        # last one have been read.
-        self._waiting_threads = 2 * threads
+        # More batches than threads are begun, so that none waits until results have been read and
+        # the next lines encoded.
+        self._waiting_threads = 4 * threads
         # They wait for CTranslate2: in the main thread, Python would handle no signals meanwhile.
         self._pool = ThreadPoolExecutor(self._waiting_threads)
         self._positions = model.record.positions
@@ -120,7 +122,7 @@ class CTranslate2Runtime:
         if has_scores:
             self._repeat_longer(sources, found, options)
         return [
-            self._rank(hypotheses, len(ids) + EXTRA_LENGTH, options)
+            self._rank(hypotheses, len(ids) + EXTRA_LENGTH, options.n_best)
             for ids, hypotheses in zip(sources, found, strict=True)
         ]
 
@@ -141,12 +143,13 @@ class CTranslate2Runtime:
             min_decoding_length=0,
             suppress_sequences=self._never,
         )
+        if not has_scores:
+            return [[(result.hypotheses[0], math.nan)] for result in results]
+        alpha = options.length_penalty
         return [
             [
-                (tokens, score * len(tokens) ** exponent)
-                for tokens, score in zip(
-                    result.hypotheses, result.scores or [math.nan], strict=True
-                )
+                (tokens, score * len(tokens) ** exponent / length_penalty(len(tokens), alpha))
+                for tokens, score in zip(result.hypotheses, result.scores, strict=True)
             ]
             for result in results
         ]
@@ -167,16 +170,12 @@ class CTranslate2Runtime:
             for i, hypotheses in zip(again, results, strict=True):
                 found[i] = hypotheses
 
-    def _rank(self, found: list[_Found], limit: int, options: SearchOptions) -> list[Hypothesis]:
+    def _rank(self, found: list[_Found], limit: int, n_best: int) -> list[Hypothesis]:
         """Gives the best hypotheses of a source in the order of our own search."""
-        scored = [
-            (total / length_penalty(len(tokens), options.length_penalty), tokens)
-            for tokens, total in found
-        ]
-        scored.sort(key=itemgetter(0), reverse=True)
+        found.sort(key=itemgetter(1), reverse=True)
         hypotheses = []
-        for score, tokens in scored[: options.n_best]:
-            ids = [self._tgt_ids[token] for token in tokens[:limit]]
+        for tokens, score in found[:n_best]:
+            ids = list(map(self._tgt_ids.__getitem__, tokens[:limit]))
             hypotheses.append(Hypothesis(ids[:-1] if ids[-1:] == [EOS_ID] else ids, score))
         return hypotheses
 

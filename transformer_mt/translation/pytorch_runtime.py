@@ -46,6 +46,7 @@ CPU_BATCH_TOKENS, CUDA_BATCH_TOKENS_PER_GB = 4096, 1024
 """Default of `SearchOptions.batch_tokens`. On a CPU, several batches are decoded at once, each by a
 thread. On CUDA it grows with the memory: the caches of the big model take some 0.5 GB per 1,024
 positions in float32."""
+CUDA_CHUNK_LINES = 8192, 8192
 SCORED_POSITIONS = 2048
 """Padded positions scored at once: the logits of all of them are in memory, in float32."""
 
@@ -58,6 +59,8 @@ class PyTorchRuntime:
         never: Ids that no hypothesis may have.
     """
 
+    chunk_lines = 128, 2048
+
     def __init__(self, model: "Transformer | Ensemble", never: Sequence[int] = ()) -> None:
         self.model, self.device_type = model, model.device.type
         self._never = torch.tensor(never, dtype=torch.int64, device=model.device)
@@ -66,6 +69,7 @@ class PyTorchRuntime:
         self.batch_tokens = CPU_BATCH_TOKENS
         if self.device_type == "cuda":
             self.batch_tokens = int(CUDA_BATCH_TOKENS_PER_GB * total_memory(model.device) / 1e9)
+            self.chunk_lines = CUDA_CHUNK_LINES
         self._workers = WorkerThreads()
 
     def describe(self) -> str:

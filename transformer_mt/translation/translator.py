@@ -27,8 +27,6 @@ logger = logging.getLogger(__name__)
 
 EXTRA_LENGTH = 50
 """Output has at most this many pieces more than the source (section 6.1 of the paper)."""
-FIRST_CHUNK_LINES, CUDA_CHUNK_LINES = 128, 8192
-"""A chunk on a CPU takes seconds: it is lost if the program is stopped."""
 MIN_BATCH_LENGTH = 8
 """Shorter lines count as this many positions in a batch: their logits need memory too."""
 
@@ -73,11 +71,15 @@ class Runtime(Protocol):
         device_type: `cpu` or `cuda`.
         precision: Type of the weights, after the name of the runtime if it is not PyTorch.
         batch_tokens: Default of `SearchOptions.batch_tokens`.
+        chunk_lines: Consecutive lines that are sorted by length and cut into batches together:
+            those of the first chunk of a text, whose translation shows soon, and of the others. A
+            chunk takes seconds: it is lost if the program is stopped.
     """
 
     device_type: str
     precision: str
     batch_tokens: int
+    chunk_lines: tuple[int, int]
 
     def describe(self) -> str:
         """Says in a few words what it is, for people."""
@@ -148,14 +150,16 @@ class _Plan(NamedTuple):
     """How lines are translated.
 
     Attributes:
-        lines: The sources of each line; an empty line has none.
-        counts: How many lines each source counts, in the order of the text.
-        batches: The sources in batches of similar length.
+        lines: Indices of the sources of each line; an empty line has none.
+        sources: The sources in the order of the text; equal ones of a chunk are one.
+        counts: How many lines each source counts, by index: a line counts with its first part.
+        batches: Indices of the sources in batches of similar length.
     """
 
-    lines: list[list[Source]]
-    counts: dict[Source, int]
-    batches: list[list[Source]]
+    lines: list[list[int]]
+    sources: list[Source]
+    counts: Counter[int]
+    batches: list[list[int]]
 
 
 def count_kinds(translations: Iterable[Translation]) -> dict[str, int]:
@@ -217,16 +221,13 @@ class Translator:
             lines and model, and gets all translations, the same ones as a single process.
 
     Attributes:
-        chunk_lines: Consecutive lines that are sorted by length and cut into batches together; on a
-            GPU `CUDA_CHUNK_LINES`.
-        first_chunk_lines: Those of the first chunk of a text, so that its translation shows soon.
+        first_chunk_lines: Lines of the first chunk of a text.
+        chunk_lines: Lines of each of the others.
         batch_tokens: Padded source positions of a batch times beam size.
 
     Raises:
         ConfigError: If the beam size or the length penalty is outside its limits.
     """
-
-    chunk_lines = 2048
 
     def __init__(
         self,
@@ -247,10 +248,7 @@ class Translator:
             )
         self.runtime, self.vocab, self.splitter, self.options = runtime, vocab, splitter, options
         self.processes = processes
-        if runtime.device_type == "cuda":
-            self.chunk_lines = self.first_chunk_lines = CUDA_CHUNK_LINES
-        else:
-            self.first_chunk_lines = min(FIRST_CHUNK_LINES, self.chunk_lines)
+        self.first_chunk_lines, self.chunk_lines = runtime.chunk_lines
         self.batch_tokens = options.batch_tokens or runtime.batch_tokens
 
     def translate(
@@ -309,7 +307,7 @@ class Translator:
         """
         plans, plans_ahead = tee(self._plan_all(chunks, first_line))
         own_batches = (
-            batch
+            [plan.sources[i] for i in batch]
             for plan in plans_ahead
             for batch in plan.batches[self.processes.rank :: self.processes.world_size]
         )
@@ -318,28 +316,23 @@ class Translator:
                 translated = self._translate_all(plan, decoded, advance)
                 advance(sum(not parts for parts in plan.lines))  # empty lines
                 yield [
-                    [
-                        _join([translated[part][rank] for part in parts])
-                        for rank in range(self.options.n_best)
-                    ]
+                    _join([translated[i] for i in parts], self.options.n_best)
                     for parts in plan.lines
                 ]
 
     def _plan_all(self, chunks: Iterable[Sequence[str]], first_line: int) -> Generator[_Plan]:
         for lines in chunks:
-            sources = [
-                [Source(tuple(ids), number // self.chunk_lines) for ids in parts]
-                for number, parts in enumerate(self.splitter.split(lines))
-            ]
-            if self.options.sampling:
-                sources = [
-                    [source._replace(line=line, part=part) for part, source in enumerate(parts)]
-                    for line, parts in enumerate(sources, first_line)
-                ]
-            # Equal sources of a chunk are translated once. A line counts with its first part.
-            counts = dict.fromkeys(chain.from_iterable(sources), 0)
-            counts |= Counter(parts[0] for parts in sources if parts)
-            yield _Plan(sources, counts, self._cut_batches(counts))
+            indices = dict[Source, int]()
+            rows = list[list[int]]()
+            for number, parts in enumerate(self.splitter.split(lines)):
+                sources = [Source(tuple(ids), number // self.chunk_lines) for ids in parts]
+                if self.options.sampling:
+                    line = first_line + number
+                    sources = [each._replace(line=line, part=i) for i, each in enumerate(sources)]
+                rows.append([indices.setdefault(source, len(indices)) for source in sources])
+            counts = Counter(row[0] for row in rows if row)
+            sources = list(indices)
+            yield _Plan(rows, sources, counts, self._cut_batches(sources))
             first_line += len(lines)
 
     def _translate_all(
@@ -347,53 +340,51 @@ class Translator:
         plan: _Plan,
         decoded: Iterator[list[list[Hypothesis]]],
         advance: Callable[[int], object],
-    ) -> dict[Source, list[Translation]]:
+    ) -> dict[int, list[Translation]]:
         """Translates the sources of a plan, given the hypotheses of this process's batches."""
-        own, world_size = dict[Source, list[Translation]](), self.processes.world_size
-        for i in range(0, len(plan.batches), world_size):
+        own, world_size = dict[int, list[Translation]](), self.processes.world_size
+        for first in range(0, len(plan.batches), world_size):
             # Each round has a batch for every process; the last round may have fewer.
-            assigned = plan.batches[i : i + world_size]
+            assigned = plan.batches[first : first + world_size]
             if self.processes.rank < len(assigned):
-                own |= self._detokenize(assigned[self.processes.rank], next(decoded))
+                batch = assigned[self.processes.rank]
+                limits = [len(plan.sources[i].ids) + EXTRA_LENGTH for i in batch]
+                own |= zip(batch, self._detokenize(next(decoded), limits), strict=True)
             # All processes report every round: `advance` may ask them all whether to stop.
-            advance(sum(plan.counts[source] for batch in assigned for source in batch))
+            advance(sum(plan.counts[i] for batch in assigned for i in batch))
         return dict(chain.from_iterable(part.items() for part in self.processes.gather(own)))
 
     def _detokenize(
-        self, batch: list[Source], found: list[list[Hypothesis]]
-    ) -> dict[Source, list[Translation]]:
-        rows = [hypothesis.ids for ranked in found for hypothesis in ranked]
-        texts = iter(self.vocab.tgt.decode(rows))
-        return {
-            source: [
-                Translation(
-                    next(texts), each.score, is_cut=len(each.ids) == len(source.ids) + EXTRA_LENGTH
-                )
-                for each in ranked
-            ]
-            for source, ranked in zip(batch, found, strict=True)
-        }
+        self, found: list[list[Hypothesis]], limits: list[int]
+    ) -> list[list[Translation]]:
+        """Gives the text of the hypotheses of each source; `limits` are their largest lengths."""
+        texts = iter(self.vocab.tgt.decode([each.ids for ranked in found for each in ranked]))
+        return [
+            [Translation(next(texts), each.score, is_cut=len(each.ids) == limit) for each in ranked]
+            for ranked, limit in zip(found, limits, strict=True)
+        ]
 
-    def _cut_batches(self, sources: Iterable[Source]) -> list[list[Source]]:
+    def _cut_batches(self, sources: Sequence[Source]) -> list[list[int]]:
         """Cuts the sources of each chunk into batches of similar length, longest first."""
         batches = []
-        for _, chunk in groupby(sources, key=lambda source: source.chunk):
-            order = sorted(chunk, key=lambda source: len(source.ids), reverse=True)
+        for _, chunk in groupby(range(len(sources)), key=lambda i: sources[i].chunk):
+            order = sorted(chunk, key=lambda i: len(sources[i].ids), reverse=True)
             while order:
-                longest = max(len(order[0].ids) + 1, MIN_BATCH_LENGTH)
+                longest = max(len(sources[order[0]].ids) + 1, MIN_BATCH_LENGTH)
                 rows = max(1, self.batch_tokens // (longest * self.options.beam_size))
                 batches.append(order[:rows])
                 order = order[rows:]
         return batches
 
 
-def _join(parts: list[Translation]) -> Translation:
-    """Joins the translations of a line's parts; an empty line has none."""
+def _join(parts: list[list[Translation]], n_best: int) -> list[Translation]:
+    """Joins the `n_best` translations of a line's parts, rank by rank; an empty line has none."""
     if len(parts) == 1:
         return parts[0]
-    return Translation(
-        text=" ".join(filter(None, (part.text for part in parts))),
-        score=sum(part.score for part in parts),
-        parts=len(parts),
-        is_cut=any(part.is_cut for part in parts),
-    )
+    joined = []
+    for rank in range(n_best):
+        ranked = [part[rank] for part in parts]
+        text = " ".join(filter(None, (each.text for each in ranked)))
+        is_cut = any(each.is_cut for each in ranked)
+        joined.append(Translation(text, sum(each.score for each in ranked), len(parts), is_cut))
+    return joined
