@@ -15,12 +15,6 @@ from small_checkpoint import save_step
 from transformer_mt.checkpoints import averaging
 from transformer_mt.checkpoints.averaging import average
 from transformer_mt.checkpoints.checkpoint import MODEL, Progress, load_checkpoint
-from transformer_mt.checkpoints.evaluations import (
-    EvaluationRecord,
-    Score,
-    SearchSetting,
-    write_evaluation,
-)
 from transformer_mt.checkpoints.model_card import model_card, write_average_card
 from transformer_mt.checkpoints.run_directory import (
     list_checkpoints,
@@ -180,25 +174,6 @@ def test_a_card_of_what_is_not_known(averaged, caplog):
     (averaged / "README.md").mkdir()
     write_average_card(checkpoint, "m")
     assert caplog.messages[-1] == f"{averaged}/README.md: cannot be written: Is a directory"
-
-
-def test_names_of_test_sets_on_the_hub(averaged):
-    names = {
-        "wmt09": ("newstest2009", "wmt-2009-news"),
-        "wmt21": ("newstest2021", "wmt-2021-news"),
-        "wmt/wmt14, split test": ("newstest2014", "wmt-2014-news"),
-        "wmt/wmt14, split train": ("wmt/wmt14, split train",) * 2,
-        "wmt22": ("wmt22", "wmt22"),
-    }
-    checkpoint, score = load_checkpoint(averaged), Score("bleu", 1.0, "nrefs:1")
-    text = {"sources": ["a"], "references": [["b"]], "hypotheses": ["c"]}
-    for test_set in names:
-        parts = test_set, averaged.name, checkpoint.digest, SearchSetting(), [score]
-        write_evaluation(averaged, EvaluationRecord(*parts, **text))
-    card = model_card(checkpoint, "m", "made", "l", "u", license="mit")
-    assert header(card)["license"] == "mit"
-    datasets = [result["dataset"] for result in header(card)["model-index"][0]["results"]]
-    assert [(each["name"], each["type"]) for each in datasets] == list(names.values())
 
 
 def test_evaluations_add_their_scores(averaged):

@@ -197,7 +197,15 @@ def test_the_command_and_its_card(tmp_path, call):
     """A licence only if it is given; the hub's name of the test set. Needs no extra to write."""
     checkpoint = random_checkpoint(tmp_path / "step", subwords())
     text = {"sources": ["a"], "references": [["b"]], "hypotheses": ["c"]}
-    for test_set in ("wmt16", "mine"):
+    names = {
+        "mine": ("mine", "mine"),
+        "wmt09": ("newstest2009", "wmt-2009-news"),
+        "wmt16": ("newstest2016", "wmt-2016-news"),
+        "wmt22": ("wmt22", "wmt22"),
+        "wmt/wmt14, split test": ("newstest2014", "wmt-2014-news"),
+        "wmt/wmt14, split train": ("wmt/wmt14, split train",) * 2,
+    }
+    for test_set in names:
         score = Score("bleu", 12.345, "nrefs:1")
         record = EvaluationRecord(
             test_set, "step", checkpoint.digest, SearchSetting(), [score], **text
@@ -209,7 +217,6 @@ def test_the_command_and_its_card(tmp_path, call):
     header = yaml.safe_load((tmp_path / "out/README.md").read_text().split("---\n")[1])
     assert header["library_name"] == "transformers" and header["license"] == "cc-by-4.0"
     datasets = [result["dataset"] for result in header["model-index"][0]["results"]]
-    assert {"name": "newstest2016", "type": "wmt-2016-news"} in datasets
-    assert {"name": "mine", "type": "mine"} in datasets
+    assert [(each["name"], each["type"]) for each in datasets] == list(names.values())
     done = call("export", tmp_path / "step", *options[:3], tmp_path / "b", "--quantization", "int8")
     assert done.code == 2 and "--quantization is for CTranslate2" in done.err
