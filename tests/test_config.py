@@ -12,14 +12,14 @@ from transformer_mt.config.keys import (
     Config,
     DataConfig,
     OnChange,
+    SplitFiles,
     changed_keys,
     flat_values,
     on_change,
-    values_that_shape_corpus,
 )
 from transformer_mt.config.loading import load_config, parse_config
-from transformer_mt.config.splits import SplitFiles
 from transformer_mt.errors import ConfigError
+from transformer_mt.text.prepared import values_that_shape_corpus
 
 RECIPES = sorted((Path(__file__).parents[1] / "configs").glob("*.toml"))
 

@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 
-from transformer_mt.config.keys import Config, DataConfig, values_that_shape_corpus
+from transformer_mt.config.keys import Config, DataConfig, OnChange, Section, on_change
 from transformer_mt.config.loading import searched_folders
 from transformer_mt.errors import CheckpointError, ConfigError, DataError
 from transformer_mt.system.console import ProgressBar
@@ -154,19 +154,24 @@ def prepare(
     return _load_prepared(path)
 
 
+def values_that_shape_corpus(section: Section) -> dict[str, object]:
+    """Returns the values of a section that the prepared corpus depends on, by name, for JSON."""
+    fields = type(section).model_fields.items()
+    return section.model_dump(
+        include={name for name, field in fields if on_change(field) is OnChange.SHAPES_CORPUS}
+    )
+
+
 def _fingerprint(config: Config, split_digest: str, vocab: Vocabulary | None) -> str:
     """Names a prepared corpus by everything that its content depends on."""
     models = (vocab.src_model, vocab.tgt_model) if vocab else ()
     digests = [hashlib.sha256(model).hexdigest() for model in models]
-    vocab_values = values_that_shape_corpus(config.vocab)
-    if not config.vocab.symbols:
-        del vocab_values["symbols"]  # the name is that of versions without symbols
     inputs = {
         "format": FORMAT,
         "cleaning": CLEANING_VERSION,
         "text": split_digest,
         "data": values_that_shape_corpus(config.data),
-        "vocab": digests or vocab_values,
+        "vocab": digests or values_that_shape_corpus(config.vocab),
     }
     return hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()[:16]
 
