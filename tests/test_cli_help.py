@@ -44,12 +44,10 @@ def test_the_commands_are_listed(arguments, call):
 
 @pytest.mark.parametrize("option", ["-V", "--version"])
 def test_the_version(option, call):
-    """With that of torch, as data."""
     assert call(option).out.decode().endswith(f" (torch {version('torch')})\n")
 
 
 def test_a_shell_completes_options_and_their_values(call, monkeypatch):
-    """As `--install-completion` lets it ask."""
     monkeypatch.setenv("_TRANSFORMER_MT_COMPLETE", "complete_bash")
     for words, expected in (
         ("transformer-mt translate run --prec", b"--precision"),

@@ -77,6 +77,7 @@ def test_overrides_are_toml_or_plain_words(text, value):
     assert flat_values(recipe("sample", f"{key}=[]", text))[key] == value
 
 
+NO_SYMBOLS = "", "a b", "a\u2003b", "a\0b", "a\u2581", "<s>", "<0x41>"
 MISTAKES = [
     (
         {
@@ -159,17 +160,8 @@ MISTAKES = [
         ["optim.lr_scale = inf should be a finite number"],
     ),
     (
-        {
-            "data": {
-                "path": "x",
-                "valid": {"name": "a", "weight": 2},
-                "test": {"src": "a", "tgt": "b", "weight": 2},
-            }
-        },
-        [
-            *("data.valid has a weight", "only data.train is repeated"),
-            *("data.test has a weight", "only data.train is repeated"),
-        ],
+        {"data": {"path": "x", **dict.fromkeys(("valid", "test"), {"name": "a", "weight": 2})}},
+        ["data.valid has a weight", "data.test has a weight", *["only data.train is repeated"] * 2],
     ),
     (
         {"data": {"path": "x", "train": ["a", 3, {"src": "a", "tgt": 3}, [], {"name": ""}]}},
@@ -183,18 +175,11 @@ MISTAKES = [
     *(
         (
             {"data": {"path": "x"}, "vocab": {"symbols": symbols}},
-            [f"vocab.symbols = {symbols}{why}"],
+            [f"vocab.symbols = {symbols} {why}"],
         )
         for symbols, why in (
-            *(
-                ([word], " should have words without white space")
-                for word in ("", "a b", "a\u2003b")
-            ),
-            *(
-                ([word], " should have words without")
-                for word in ("a\0b", "a\u2581", "<s>", "<0x41>")
-            ),
-            (["<bt>", "<x>", "<bt>"], " should not have the same symbol twice"),
+            (["<bt>", "<x>", "<bt>"], "should not have the same symbol twice"),
+            *(([word], "should have words without white space") for word in NO_SYMBOLS),
         )
     ),
     (
@@ -217,7 +202,6 @@ def test_an_existing_vocabulary_has_its_own_kind():
 
 @pytest.mark.parametrize(("values", "messages"), MISTAKES)
 def test_all_mistakes_are_reported_in_one_line(values, messages):
-    """Each with its key, its value and what is allowed."""
     with pytest.raises(ConfigError) as error:
         parse_config(values, "here")
     text = str(error.value)
@@ -243,7 +227,6 @@ def test_all_mistakes_are_reported_in_one_line(values, messages):
     ids=lambda value: str(value)[:25],
 )
 def test_a_file_that_is_no_configuration_ends_in_one_short_line(tmp_path, data, expected):
-    """With the line where there is one."""
     path = tmp_path / "x.toml"
     if data is not None:
         path.write_bytes(data)
@@ -255,7 +238,6 @@ def test_a_file_that_is_no_configuration_ends_in_one_short_line(tmp_path, data, 
 
 
 def test_a_byte_order_mark_is_ignored(tmp_path):
-    """Windows editors write one."""
     path = tmp_path / "x.toml"
     path.write_bytes(codecs.BOM_UTF8 + "[data]\r\npath = 'Übung'\r\n".encode())
     assert load_config(path).data.path == "Übung"
@@ -278,7 +260,6 @@ def test_a_byte_order_mark_is_ignored(tmp_path):
     ids=lambda text: text[:25],
 )
 def test_a_mistake_in_set_ends_in_one_short_line(tmp_path, corpus_dir, override, expected):
-    """The key is named."""
     path = write_toml(tmp_path / "x.toml", tiny_values(corpus_dir))
     with pytest.raises(ConfigError) as error:
         load_config(path, [override])
@@ -287,7 +268,6 @@ def test_a_mistake_in_set_ends_in_one_short_line(tmp_path, corpus_dir, override,
 
 
 def test_a_mistake_in_an_override_is_said_to_be_there(tmp_path):
-    """The file is not blamed for it."""
     path = tmp_path / "a.toml"
     path.write_text("[data]\npath = 'x'\n[train]\nmax_stepz = 3\n", encoding="utf-8")
     with pytest.raises(ConfigError) as error:

@@ -77,10 +77,7 @@ def test_home_and_variables_are_expanded(tmp_path, monkeypatch):
 
 
 def test_a_run_remembers_where_its_corpus_was_found(places, tmp_path, monkeypatch, call):
-    """`evaluate` works from any folder; a corpus that was moved is one setting away.
-
-    Its best checkpoint is then evaluated on the new one.
-    """
+    """`evaluate` works from any folder; a corpus that was moved is one setting away."""
     run = ["train", places["config"], "--run", tmp_path / "run"]
     evaluate = ["evaluate", tmp_path / "run", "--json"]
     assert call(*run)[0] == 0
@@ -100,7 +97,6 @@ def test_a_run_remembers_where_its_corpus_was_found(places, tmp_path, monkeypatc
 
 
 def test_a_path_that_does_not_exist_is_named_with_where_it_was_looked_for(places, monkeypatch):
-    """Each path key."""
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     looked_in = f"in {places['work']}, nor beside the configuration file if it is set there"
     config = places["config"]

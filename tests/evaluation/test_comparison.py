@@ -8,10 +8,7 @@ from transformer_mt.text.test_sets import EvaluationSet
 
 
 def test_a_comparison_by_hand():
-    """Buckets hold every sentence once, changes are sorted, equal sentences left out.
-
-    A bound belongs to the bucket that it ends; an empty line counts as one word.
-    """
+    """A bound belongs to the bucket that it ends; an empty line counts as one word."""
     words = [f"w{i} " * length for i, length in enumerate((0, 10, 11, 60, 61))]
     reference = [f"{word}end" for word in words]
     test_set = EvaluationSet("words", "words", words, [reference])

@@ -32,7 +32,6 @@ def write_metrics(run: Path, losses: dict[int, float]) -> None:
 
 
 def change_data(run: Path, **keys: object) -> None:
-    """Changes keys of [data] in run.json, as resuming with them would."""
     description = read_description(run)
     description["config"]["data"] |= keys
     write_description(run, description)
@@ -77,7 +76,6 @@ def test_findings_of_text_training_and_translations(run, diagnose):
 
 
 def test_pairs_that_do_not_match(run, corpus_dir, tmp_path, diagnose):
-    """By the scores of the run's model; the worst pairs are shown."""
     lines = (corpus_dir / "test.de").read_text().splitlines()
     shifted = lines[1:] + lines[:1]
     for name, side in (("x.de", lines), ("x.en", shifted)):
@@ -121,7 +119,6 @@ def test_text_that_has_moved_or_changed(run, tmp_path, diagnose):
 
 
 def test_a_run_that_has_just_begun(run, diagnose):
-    """Without checkpoint, validation and metrics: its text is checked."""
     for path in (*list_checkpoints(run), run / "evaluations"):
         shutil.rmtree(path)
     (run / "metrics.jsonl").unlink()
@@ -139,7 +136,6 @@ def test_a_run_that_has_just_begun(run, diagnose):
 
 
 def test_what_is_not_a_run_or_damaged(run, exported_run, tmp_path, call):
-    """One line and exit code 2."""
     (run / "metrics.jsonl").write_text("{}\n")
     for path, culprit in (
         (tmp_path / "nowhere", "nowhere: no such run"),

@@ -19,47 +19,32 @@ RUSSIAN = ["Кошка сидит на коврике и смотрит на у�
 CHINESE, MORE_CHINESE = ["猫坐在垫子上看着外面。"] * 20, ["明天我们去市场买新鲜的蔬菜。"] * 20
 
 
+DIVERGED, FEW, OVERFITTED = findings.divergence, findings.too_few_steps, findings.overfitting
+
+
 @pytest.mark.parametrize(
     ("check", "kind", "losses", "figures"),
     [
-        (findings.divergence, "train", {}, None),
-        (findings.divergence, "train", {10: 6.0, 100: 3.0, 150: 4.2, 200: 3.49}, None),
-        (
-            findings.divergence,
-            "train",
-            {10: 6.0, 100: 3.0, 150: 3.5},
-            "training loss rose from 3.00 at step 100 to 3.50 at step 150; lower",
-        ),
-        (findings.divergence, "train", {10: 6.0, 50: math.nan, 100: 5.0}, None),
-        (findings.divergence, "train", {10: 6.0, 50: math.nan}, "loss is not finite at step 50;"),
-        (findings.too_few_steps, "valid", {}, None),
-        (findings.too_few_steps, "valid", {100: 6.0}, None),
-        (findings.too_few_steps, "valid", {99: 6.0}, "99 steps are fewer than optim.warmup_steps"),
-        (findings.too_few_steps, "valid", {500: 3.0, 750: 2.0, 1000: 1.9}, None),
-        (findings.too_few_steps, "valid", {500: 2.0, 750: 3.0, 1000: 4.0}, None),
-        (
-            findings.too_few_steps,
-            "valid",
-            {750: 2.0, 1000: 1.89},
-            "validation perplexity still fell from 7.39 at step 750 to 6.62 at step 1000;",
-        ),
-        (
-            findings.too_few_steps,
-            "train",
-            {500: 2.0, 750: 1.7, 1000: 1.7},
-            "training perplexity still fell from 7.39 at step 500 to 5.47 at step 1000;",
-        ),
-        (findings.too_few_steps, "train", {500: 2.0, 1000: 1.8}, None),
-        (findings.overfitting, "valid", {}, None),
-        (findings.overfitting, "valid", {100: 3.0, 200: 2.0, 300: 2.24}, None),
-        (
-            findings.overfitting,
-            "valid",
-            {100: 3.0, 200: 2.0, 300: 2.25},
-            "validation perplexity rose from 7.39 at step 200 to 9.49 at step 300; add",
-        ),
-        (findings.overfitting, "valid", {100: 3.0, 200: 900.0}, "to 1.01e+304 at step 200;"),
-        (findings.overfitting, "valid", {100: 2.0, 200: 4.0, 300: 1.9, 400: math.nan}, None),
+        (DIVERGED, "train", {}, None),
+        (DIVERGED, "train", {10: 6.0, 100: 3.0, 150: 4.2, 200: 3.49}, None),
+        (DIVERGED, "train", {9: 6.0, 50: 3.0, 75: 3.5}, "from 3.00 at step 50 to 3.50 at step 75;"),
+        (DIVERGED, "train", {10: 6.0, 50: math.nan, 100: 5.0}, None),
+        (DIVERGED, "train", {10: 6.0, 50: math.nan}, "loss is not finite at step 50;"),
+        (FEW, "valid", {}, None),
+        (FEW, "valid", {100: 6.0}, None),
+        (FEW, "valid", {99: 6.0}, "99 steps are fewer than optim.warmup_steps = 100;"),
+        (FEW, "valid", {500: 3.0, 750: 2.0, 1000: 1.9}, None),
+        (FEW, "valid", {500: 2.0, 750: 3.0, 1000: 4.0}, None),
+        (FEW, "valid", {750: 2.0, 1000: 1.89}, "validation perplexity still fell from 7.39 at s"),
+        (FEW, "valid", {750: 2.0, 1000: 1.89}, "fell from 7.39 at step 750 to 6.62 at step 1000;"),
+        (FEW, "train", {500: 2.0, 750: 1.7, 1000: 1.7}, "training perplexity still fell from 7.3"),
+        (FEW, "train", {50: 2.0, 75: 1.7, 100: 1.7}, "fell from 7.39 at step 50 to 5.47 at step 1"),
+        (FEW, "train", {500: 2.0, 1000: 1.8}, None),
+        (OVERFITTED, "valid", {}, None),
+        (OVERFITTED, "valid", {100: 3.0, 200: 2.0, 300: 2.24}, None),
+        (OVERFITTED, "valid", {1: 3.0, 2: 2.0, 3: 2.25}, "from 7.39 at step 2 to 9.49 at step 3;"),
+        (OVERFITTED, "valid", {100: 3.0, 200: 900.0}, "to 1.01e+304 at step 200;"),
+        (OVERFITTED, "valid", {100: 2.0, 200: 4.0, 300: 1.9, 400: math.nan}, None),
     ],
 )
 def test_curves(check, kind, losses, figures):
@@ -68,7 +53,7 @@ def test_curves(check, kind, losses, figures):
     if kind == "valid" and len(losses) > 1:  # training is not looked at then
         records += [{"kind": "train", "step": 500 * i, "nll": -float(i)} for i in (1, 2)]
     metrics = RunMetrics("run", records)
-    found = check(metrics, 100) if check is findings.too_few_steps else check(metrics)
+    found = check(metrics, 100) if check is FEW else check(metrics)
     assert found is None if figures is None else figures in found and "\n" not in found
 
 

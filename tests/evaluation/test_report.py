@@ -58,10 +58,7 @@ def evaluate(texts: Path, *paths: Path, **options) -> EvaluationReport:
 
 
 def test_scores(texts):
-    """Values and signatures are in the dictionary, sacreBLEU's lines in the text.
-
-    Before them as many sentences as requested, or all there are; without a source, none of it.
-    """
+    """Before them as many sentences as requested, or all there are."""
     result = evaluate(texts, ter=True)
     lines = (texts / "hyp").read_text().splitlines()
     assert result.system == SystemOutput(lines, str(texts / "hyp"))
@@ -82,13 +79,14 @@ def test_scores(texts):
     heading = f"{texts}/hyp: {expected['test_set']}, 12 sentences"
     assert format_reports([result]) == "\n".join([heading, *(score.text for score in scores)])
     paragraphs = format_reports([result], samples=99).split("\n\n")
-    first, other = result.test_set.src[0], lines[0]
     assert len(paragraphs) == 13 and paragraphs[-1].startswith(heading)
-    assert paragraphs[0] == f"source      {first}\nreference   {first}\nhypothesis  {other}"
+    for i in (0, 11):
+        text = result.test_set.src[i]
+        assert paragraphs[i] == f"source      {text}\nreference   {text}\nhypothesis  {lines[i]}"
     without_source = evaluate(texts, src=None, ter=True)
     assert without_source.to_dict() == {**expected, "test_set": f"{texts}/ref"}
     shown = format_reports([without_source], samples=2).split("\n\n")
-    assert shown[0] == f"reference   {first}\nhypothesis  {other}" and len(shown) == 3
+    assert shown[1] == paragraphs[1].split("\n", 1)[1] and len(shown) == 3
 
 
 def test_a_baseline(texts):
@@ -99,7 +97,9 @@ def test_a_baseline(texts):
     assert values["differences"][0]["value"] == values["bleu"] < 100
     assert {"differences", "buckets", "changes"} <= set(values) and json.dumps(values)
     text = format_reports([result])
-    assert f"compared with {texts / 'ref'}" in text and text.count("worse by") == 3
+    losses = [float(loss) for loss in re.findall(r" worse by (.*)", text)]
+    assert f"compared with {texts / 'ref'}" in text and len(losses) == 3
+    assert losses == sorted(losses, reverse=True) and losses[0] > losses[2]
     assert format_reports([result], samples=1).count("worse by") == 1
     assert "by" not in format_reports([result], samples=0).split("equal")[1]
 
@@ -171,7 +171,6 @@ def test_what_was_scored_is_named(copy_run, texts, tmp_path, caplog):
 
 
 def test_options_reach_the_evaluation(call, monkeypatch, tmp_path):
-    """All of them; several runs are one system as an ensemble."""
     taken = {}
     monkeypatch.setattr(report, "evaluate_systems", lambda **given: taken.update(given))
     options = (
@@ -197,7 +196,6 @@ def test_options_reach_the_evaluation(call, monkeypatch, tmp_path):
 
 
 def test_what_the_command_prints(texts, call):
-    """JSON or text, with as many sentences as asked for."""
     names = ("--hypotheses", "hyp"), ("--src", "ref"), ("--ref", "ref")
     files = [word for option, name in names for word in (option, texts / name)]
     result = evaluate(texts)
@@ -208,10 +206,7 @@ def test_what_the_command_prints(texts, call):
 
 
 def test_several_runs_are_rows(copy_run, texts, tmp_path):
-    """Of one table, and lines of JSON in their order; each is recorded beside its run.
-
-    With a baseline each is compared with it.
-    """
+    """Of one table and lines of JSON; each is recorded, and compared with a baseline."""
     runs = [shutil.copytree(copy_run, tmp_path / name) for name in ("one", "two")]
     average = shutil.copytree(runs[0] / "step-00000001", tmp_path / "copy")
     reports = evaluate_all(texts, *([path] for path in (*runs, average)), hyp=None)
@@ -238,7 +233,6 @@ def test_several_runs_are_rows(copy_run, texts, tmp_path):
 
 
 def test_several_runs_have_the_same_languages(copy_run, texts, tmp_path):
-    """BLEU's tokenizer is that of the language translated to."""
     other = shutil.copytree(copy_run / "step-00000001", tmp_path / "other")
     config = (other / "config.json").read_text().replace('"en"', '"zh"')
     replace_file(other, "config.json", config.encode())
@@ -248,7 +242,6 @@ def test_several_runs_have_the_same_languages(copy_run, texts, tmp_path):
 
 
 def test_saving_comes_first(texts, monkeypatch):
-    """What is scored is in the file, even if scoring fails."""
     monkeypatch.setattr(report, "corpus_score", None)
     with pytest.raises(TypeError):
         evaluate(texts, save=check_output(texts / "saved"))
@@ -256,7 +249,6 @@ def test_saving_comes_first(texts, monkeypatch):
 
 
 def test_a_checkpoint_that_training_deletes_meanwhile(texts, copy_run, tmp_path, monkeypatch):
-    """Its scores are reported."""
     run = shutil.copytree(copy_run, tmp_path / "run")
     translate = report._translate
 
@@ -282,7 +274,6 @@ def test_a_checkpoint_that_training_deletes_meanwhile(texts, copy_run, tmp_path,
     ],
 )
 def test_a_mistake_shows_first(texts, copy_run, monkeypatch, choice, error, message):
-    """Before anything is translated."""
     monkeypatch.setattr(report, "build_translation_model", None)
     shutil.copytree(copy_run, texts / "run")
     with pytest.raises(error, match=message.format(texts, texts)):

@@ -36,10 +36,7 @@ def tick_labels(axes) -> tuple[list[str], list[str]]:
 
 
 def test_cross_attention_has_the_pieces_on_its_axes():
-    """A row is the piece that is predicted there: the one after the decoder's input.
-
-    Each head is drawn in order, on the same scale; self-attention has its own labels.
-    """
+    """A row is the piece that is predicted there: the one after the decoder's input."""
     attention = fake_attention(["▁Ein", "▁Satz", "</s>"], ["<s>", "▁A", "▁sentence"])
     figure = attention_figure(attention)
     axes, scale = figure.axes
@@ -94,7 +91,6 @@ def test_nothing_overlaps_or_is_cut_off(repeats, by_head, rows):
 
 
 def test_what_cannot_be_drawn(untrained_run):
-    """No such layer, an empty sentence, one that is too long for a picture."""
     for layer in (0, 3):
         with pytest.raises(ConfigError, match=f"^--layer {layer}: the model has layers 1 to 2$"):
             attention_figure(fake_attention(SRC, TGT), layer=layer)

@@ -45,7 +45,6 @@ def test_every_command_writes_its_file(
 
 
 def test_the_layer_and_the_weights_are_those_named(untrained_run, tmp_path, monkeypatch, call):
-    """And the kind; with --heads each head."""
     taken, real = [], pytorch_runtime.load_checkpoints
 
     def load(checkpoints, options):
@@ -66,7 +65,6 @@ def test_the_layer_and_the_weights_are_those_named(untrained_run, tmp_path, monk
 
 
 def test_what_curves_to_draw(tmp_path, monkeypatch, call):
-    """By default all panels over steps."""
     run, draw = write_run(tmp_path / "run"), Mock(return_value=Figure())
     monkeypatch.setattr("transformer_mt.figures.training.training_figure", draw)
     options = "--x minutes --panel lr --panel loss --title t --label one"
@@ -99,7 +97,6 @@ def test_an_output_is_checked_before_anything_else(tmp_path, call):
     [("plot schedule", "Matplotlib"), ("report", "Matplotlib"), ("report", "Jinja2")],
 )
 def test_packages_are_optional(tmp_path, monkeypatch, call, command, package):
-    """Without one, a line says what to install."""
     monkeypatch.setitem(sys.modules, package.lower(), None)
     done = call(*command.split(), "none", "-o", tmp_path / "x.png")
     install = "pip install -c constraints.txt -e '.[plots]'"

@@ -61,7 +61,6 @@ def run(corpus_dir, tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def html(run, tmp_path_factory) -> str:
-    """Gives the report of that run, written by the command."""
     path = tmp_path_factory.mktemp("page") / "report.html"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("sys.argv", ["transformer-mt", "report", str(run), "-o", str(path), "-q"])
@@ -70,10 +69,7 @@ def html(run, tmp_path_factory) -> str:
 
 
 def test_the_page_is_whole_and_needs_no_network(html, run):
-    """No id twice, no address, no script, text escaped, no folder of this machine.
-
-    Pictures take on the page's colours.
-    """
+    """Text is escaped, and no folder of this machine is named; pictures have the page's colours."""
     ids = re.findall(r' id="([^"]+)"', html)
     assert len(set(ids)) == len(ids) > 10
     links = re.findall(r'href="([^"]+)"', html)
@@ -144,7 +140,6 @@ def test_the_best_and_the_worst_translations(run, tmp_path):
 
 
 def test_lengths_are_those_of_the_training_text(run):
-    """Counted again from the prepared corpus, and drawn as they are."""
     pairs = prepare(find_checkpoint(run).config).pairs
     recorded = json.loads((run / "run.json").read_text())["lengths"]
     figure = lengths_figure(recorded, ("de", "en"))
@@ -183,7 +178,6 @@ def test_a_run_may_lack_parts(run, tmp_path):
 
 
 def test_an_edited_description_is_named(run, tmp_path):
-    """In one line, and nothing of it is drawn."""
     description = json.loads((run / "run.json").read_text())
     lengths = {**description.pop("lengths"), "src": "HERE"}
     text = json.dumps({**description, "lengths": lengths})
@@ -196,7 +190,6 @@ def test_an_edited_description_is_named(run, tmp_path):
 
 
 def test_what_is_no_run(run, tmp_path, call, monkeypatch):
-    """One line, which says what to name; the page is named on stdout."""
     for path, message in {
         tmp_path / "none": "none: no such run",
         tmp_path: "is no run directory: it has no run.json and no checkpoint",

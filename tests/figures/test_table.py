@@ -77,7 +77,6 @@ def write_score(
 
 @pytest.fixture
 def groups(corpus_dir, tmp_path):
-    """Three seeds of one variant and one of another."""
     paths = [
         write_run(tmp_path / f"pre-{seed}", corpus_dir, bleu, model__norm="pre", train__seed=seed)
         for seed, bleu in ((1, 30.0), (2, 32.0), (3, 37.0))
@@ -87,10 +86,7 @@ def groups(corpus_dir, tmp_path):
 
 
 def test_runs_that_differ_in_the_seed_are_a_group(groups):
-    """With mean and sample standard deviation; a run that is named twice counts once.
-
-    The best BLEU is that of the moving average, and not that of a validation that diverged.
-    """
+    """A run that is named twice counts once; BLEU is that of the moving average."""
     pre, [post] = groups
     names = [row["run"] for row in pre]
     assert names == ["pre-1", "pre-2", "pre-3", "mean of 3", "std. dev. of 3"]
@@ -105,7 +101,6 @@ def test_runs_that_differ_in_the_seed_are_a_group(groups):
 
 
 def test_runs_of_another_model_source_are_another_group(corpus_dir, tmp_path):
-    """An edited model is not another seed."""
     runs = [write_run(tmp_path / name, corpus_dir, 20.0, source=name * 64) for name in "ab"]
     [first], [second] = read_rows(runs)
     assert (first["source of model/"], second["source of model/"]) == ("a" * 8, "b" * 8)
@@ -174,7 +169,6 @@ def test_what_is_missing_is_blank(corpus_dir, tmp_path, caplog):
 
 
 def test_a_path_that_is_no_run(tmp_path, call):
-    """Exit code 2."""
     message = f"{tmp_path}: is no run directory: it has no run.json and no metrics.jsonl"
     assert_one_error(call("compare", tmp_path), message)
     assert_one_error(call("compare", tmp_path / "none"), f"{tmp_path}/none: no such run")

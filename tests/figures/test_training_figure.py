@@ -41,10 +41,7 @@ def texts(values) -> list[str]:
 
 @pytest.mark.parametrize("x", ["step", "minutes"])
 def test_the_data_is_that_of_the_metrics(tmp_path, x):
-    """Every value at its step or minute; one that was not finite is a gap.
-
-    All panels end with the run; those but the losses begin at zero.
-    """
+    """One that was not finite is a gap; panels end with the run; but for losses they begin at 0."""
     run = write_run(tmp_path / "run")
     figure = training_figure(read_runs([run]), x)
     for axes, panel in zip(figure.axes, PANELS.values(), strict=True):
@@ -89,14 +86,12 @@ def test_runs_are_told_apart_without_colour(tmp_path):
 
 
 def test_runs_of_one_name_are_told_apart(tmp_path):
-    """By the folder above."""
     paths = [write_run(tmp_path / folder / "run") for folder in ("one", "two")]
     assert [run.name for run in read_runs(paths)] == ["one/run", "two/run"]
     assert [run.name for run in read_runs([paths[0], paths[0]])] == ["run", "run"]
 
 
 def test_one_panel_with_names_and_a_title(tmp_path, call):
-    """Names are those given, and one is needed for each run."""
     paths = [write_run(tmp_path / name) for name in ("a", "b")]
     figure = training_figure(read_runs(paths, ["one", "two"]), panels=["nll"], title="both\n")
     assert [axes.get_title() for axes in figure.axes] == [PANELS["nll"].title]
@@ -138,7 +133,6 @@ def test_what_is_missing_is_said(tmp_path):
     ],
 )
 def test_damaged_metrics_are_named(tmp_path, content, message):
-    """With the file and line."""
     if content is not None:
         (tmp_path / "metrics.jsonl").write_text(content)
     with pytest.raises(CheckpointError, match=message):

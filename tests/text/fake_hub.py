@@ -81,7 +81,6 @@ def _digest(content: bytes) -> str:
 
 @contextmanager
 def serve(files: dict[str, bytes]) -> Iterator[FakeHub]:
-    """Runs a hub until the block ends."""
     with FakeHub(files) as hub:
         thread = threading.Thread(target=hub.serve_forever, daemon=True)
         thread.start()

@@ -83,7 +83,6 @@ GOLDEN = {1: "d6b2e95af4163b2ec9e6aad4ce25128835df814d7e2b867d058f1d3826db9743"}
 
 
 def decisions(config: DataConfig) -> list[list[str | None]]:
-    """Applies all rules to all pairs."""
     seen_pairs = set[bytes]()
     return [
         [reason_to_drop_text(config, src, tgt, seen_pairs) for src, tgt, *_ in TEXTS],

@@ -30,10 +30,7 @@ def numbers(tmp_path) -> DataConfig:
 
 @pytest.mark.parametrize("nested", [True, False])
 def test_a_folder_laid_out_like_a_hub_repository(tmp_path, nested):
-    """A translation column in Parquet, two columns in JSONL; nothing is filtered.
-
-    Either language may be the source, either side may be missing, and the order is kept.
-    """
+    """Either language may be the source, either side may be missing, and the order is kept."""
     rows = [{"de": f"d{i}", "en": f"e{i}"} for i in range(25)]
     rows += [{"de": "", "en": "NA"}, {"de": '"x', "en": "a\u2028b"}]
     rows += [{"de": None, "en": " x "}, {"de": "y", "en": None}]
@@ -88,7 +85,6 @@ def test_lines_end_at_line_feeds_alone(tmp_path):
     ],
 )
 def test_text_that_cannot_be_used(tmp_path, src, tgt, message):
-    """The message names the file and the line or the counts."""
     with pytest.raises(DataError, match=message):
         load_split(text_folder(tmp_path, src, tgt), "train")
 
@@ -103,7 +99,6 @@ def test_text_that_cannot_be_used(tmp_path, src, tgt, message):
     ],
 )
 def test_what_is_not_there(numbers, changes, split, message):
-    """The message names the file, split or folder that is missing, or no folder."""
     with pytest.raises(DataError, match=message):
         load_split(numbers.model_copy(update=changes), split)
 
@@ -137,7 +132,6 @@ def test_tables_are_text(tmp_path):
 
 @pytest.mark.parametrize("ending", [".gz", ".xz", ".zst"])
 def test_a_damaged_compressed_file(tmp_path, ending):
-    """It is named, truncated or not compressed at all."""
     raw, path = compress(b"".join(b"%d\n" % i for i in range(50_000)), ending), tmp_path / "x"
     path = path.with_suffix(ending)
     path.write_bytes(raw[: len(raw) // 2])
@@ -149,7 +143,6 @@ def test_a_damaged_compressed_file(tmp_path, ending):
 
 
 def test_several_files_make_a_split(tmp_path):
-    """Names, paths into other folders, patterns of tables and slices are concatenated in order."""
     (tmp_path / "main").mkdir()
     (tmp_path / "more" / ".hidden").mkdir(parents=True)
     for folder, word in (("main", "a"), ("more", "b")):
@@ -180,10 +173,7 @@ def test_a_byte_order_mark(tmp_path):
 
 
 def test_the_digest_of_every_kind_of_split(tmp_path):
-    """Lists of splits, JSONL files, folders with the hub's layout: all content counts.
-
-    A run records that of its validation pairs, and is not resumed with another.
-    """
+    """All content counts; a run is not resumed with other validation pairs."""
     assert RawPairs(["a", "b"], ["c", "d"]).digest().startswith("f729ae0cbcc8")
     (tmp_path / "hub" / "deep").mkdir(parents=True)
     for name in ("a", "b"):

@@ -53,11 +53,7 @@ def wmt16() -> dict[str, bytes]:
 
 
 def load_elsewhere(folder: Path, endpoint: str, *paths: str) -> list[object]:
-    """Loads corpora in another process, with everything of the hub below a folder.
-
-    Returns:
-        For each corpus its sources, or the error.
-    """
+    """Loads corpora in another process, which gives the sources of each, or the error."""
     environment = {**os.environ, "HF_ENDPOINT": endpoint, "HF_HOME": str(folder / "home")}
     environment.pop("HF_HUB_OFFLINE", None)
     done = subprocess.run(
@@ -144,10 +140,7 @@ def test_a_corpus_of_the_hub_is_known_by_its_revision(monkeypatch):
 
 
 def test_a_hub_and_then_none(tmp_path):
-    """Without the hub the cache serves, and what it lacks is an error within seconds.
-
-    It names the ways to work without a hub.
-    """
+    """Without the hub the cache serves, and what it lacks is an error within seconds."""
     with serve(wmt16()) as fake_hub:
         sources, error = load_elsewhere(tmp_path, fake_hub.url, "wmt/wmt16", "wmt/wmt61")
     assert sources == ["", *copy_lines(1000, 0)[1:]]

@@ -55,7 +55,6 @@ def pairs_of(config: DataConfig, split: object) -> list[tuple[str, str]]:
     ],
 )
 def test_a_split_may_be_a_table_of_two_files(own_text, text, part):
-    """Or a slice of them."""
     assert pairs_of(DataConfig(path=str(own_text)), table(text)) == NUMBERS[part]
 
 
@@ -72,6 +71,8 @@ def test_the_files_of_a_table_may_be_packed_and_lie_elsewhere(own_text, tmp_path
     assert pairs_of(hub, SplitFiles(src="~/mytext/deutsch.txt", tgt="~/packed.gz")) == NUMBERS
     with pytest.raises(DataError, match=r"data.path = wmt/wmt16: there is no such folder"):
         load_split(hub, table())
+    with pytest.raises(DataError, match=f"^{own_text}/none/a: no such file$"):
+        open_split(config, SplitFiles(src="none/a", tgt="english.txt"))
     with pytest.raises(DataError, match=r"englisch.txt: no such file; .* deutsch.txt, english.txt"):
         open_split(config, SplitFiles(src="deutsch.txt", tgt="englisch.txt"))
 
@@ -132,7 +133,6 @@ def test_tables_shape_the_corpus_and_names_keep_their_fingerprint(own_text, tmp_
 
 
 def test_a_table_is_kept_in_the_checkpoint(own_text):
-    """It is read back as it was, and written as in TOML."""
     named = {"name": "train", "weight": 2}
     config = tiny_config(own_text, data__train=[table("[:-2]").model_dump(), named, "train"])
     assert parse_config(config.model_dump(mode="json"), "tests") == config

@@ -35,7 +35,6 @@ def prepared_names(folder: Path) -> list[str]:
 
 
 def test_nothing_left_is_an_error_with_the_counts(folder):
-    """The message counts the dropped pairs by reason; no files remain."""
     for language in ("de", "en"):
         path = folder / f"train.{language}"
         path.write_text(path.read_text().replace("\n", " and more\n"))
@@ -139,7 +138,6 @@ def test_a_scratch_folder(folder, tmp_path):
 
 
 def test_two_at_once_make_one(folder, monkeypatch, caplog):
-    """The second waits for the first, says so, and uses its corpus."""
     caplog.set_level(logging.INFO)
     written, write = [], prepared_module._write_prepared
 
@@ -161,7 +159,6 @@ def test_two_at_once_make_one(folder, monkeypatch, caplog):
     "name", ["report.json", "src.ids", "tgt.ids", "tgt.offsets.npy", "vocab.model", MANIFEST]
 )
 def test_a_damaged_corpus_is_named(folder, name, damage):
-    """The message names the folder to delete; it is not used in part."""
     config = tiny_config(folder)
     path = prepare(config).path
     raw = (path / name).read_bytes()
@@ -196,7 +193,6 @@ def test_chunks_change_nothing(folder, monkeypatch, tmp_path):
 
 
 def write_pairs(folder: Path, pairs: list[tuple[str, str]]) -> None:
-    """Writes the training text of a corpus of pairs."""
     for column, language in enumerate(("de", "en")):
         text = "".join(f"{pair[column]}\n" for pair in pairs)
         (folder / f"train.{language}").write_text(text)
@@ -239,10 +235,7 @@ def test_which_pairs_are_dropped(folder, swapped, changes, pairs, dropped):
 
 
 def test_the_report_by_hand(folder, caplog):
-    """Pieces per word, unknown pieces and the longest line, over both sides of what is kept.
-
-    The vocabulary lacks the letter q.
-    """
+    """Over both sides of what is kept; the vocabulary lacks the letter q."""
     write_pairs(folder, [("ab", "abc de"), ("a b", "c d e"), ("e", "a"), ("f g h", "f")])
     caplog.set_level(logging.INFO)
     first = prepare(tiny_config(folder, vocab__kind="char"))
@@ -311,10 +304,7 @@ def test_each_language_has_its_own_vocabulary_or_both_one(folder):
 
 
 def test_a_weight_repeats_what_cleaning_keeps(folder):
-    """In ids, counts and learned words, as if the entry were listed as often; read once.
-
-    Duplicates are dropped first.
-    """
+    """As if the entry were listed as often, but duplicates are dropped first."""
     write_pairs(folder, [("ab ab", "cd. Ef"), ("ab", "cd"), ("", "x")])
     for language, line in (("de", "ba"), ("en", "dc")):
         (folder / f"more.{language}").write_text(f"{line}\n")

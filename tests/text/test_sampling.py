@@ -92,7 +92,6 @@ def test_every_segmentation_decodes_to_the_same_text(vocab):
 
 
 def test_a_word_with_an_unknown_piece_keeps_its_segmentation():
-    """The words around it do not."""
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(copy_lines(800, 1)),
@@ -137,10 +136,7 @@ def hand_made_pairs(count: int) -> EncodedPairs:
     ("kind", "expected"), [("bpe", "59d62fffec9bf41d"), ("unigram", "b15e1652adb2aa95")]
 )
 def test_segmentations_depend_on_seed_epoch_and_nothing_else(monkeypatch, kind, expected):
-    """They are those of earlier versions, in every process, with any number of threads.
-
-    Blocks and sides differ too.
-    """
+    """They are those of earlier versions, with any number of threads; blocks and sides differ."""
     assert (sampling._PAIRS_PER_BLOCK, sampling._CHARACTERS_AT_ONCE) == (20_000, 200_000)
     monkeypatch.setattr(sampling, "_PAIRS_PER_BLOCK", 60)
     monkeypatch.setattr(sampling, "_CHARACTERS_AT_ONCE", 40)
@@ -158,7 +154,6 @@ def test_segmentations_depend_on_seed_epoch_and_nothing_else(monkeypatch, kind, 
 
 
 def test_a_pair_that_would_be_too_long_keeps_its_segmentation(vocab):
-    """Both its sides."""
     lines = ["ab " * 10, "sampling segmentation sampling", "a b c d e f g h i j k l m n o p"]
     pairs = encode_pairs(lines, lines[::-1], vocab)
     limit = int(max(map(max, pairs.lengths))) - 1
@@ -177,7 +172,6 @@ def test_a_pair_that_would_be_too_long_keeps_its_segmentation(vocab):
 
 @pytest.mark.parametrize("kind", ["word", "char"])
 def test_a_vocabulary_without_other_segmentations_is_refused(kind):
-    """Whether it is to be learned or was made elsewhere."""
     with pytest.raises(ConfigError, match=rf"vocab.sampling = 0.1 requires.*kind {kind}"):
         tiny_config(Path("nowhere"), vocab__sampling=0.1, vocab__kind=kind)
     table = learn(kind, 40).src.table()

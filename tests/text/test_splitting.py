@@ -55,16 +55,12 @@ def split(vocab, line: str, statistics=None, max_length=None, data_max_length=12
     ],
 )
 def test_ends_of_sentences(language, marked):
-    """Abbreviations, ordinals, initials, quotations and names are not ends.
-
-    A number by itself is no sentence.
-    """
+    """Abbreviations, ordinals, initials, quotations and names are not; a number is no sentence."""
     assert "|".join(split_sentences(marked.replace("|", ""), language)) == marked
 
 
 @given(st.text(st.sampled_from('aB1. !?…„“"»«(。')), st.sampled_from(["de", "en", "zh"]))
 def test_sentences_joined_give_the_text(text, language):
-    """Whatever it holds; none is empty."""
     sentences = split_sentences(text, language)
     assert "".join(sentences) == text and (all(sentences) or not text)
 
@@ -132,7 +128,6 @@ def test_the_training_text_decides_where_lines_are_split(vocab, share, line, par
 
 
 def test_an_explicit_limit_replaces_both(vocab):
-    """Higher or lower, for sentences, clauses and words."""
     statistics = SourceStatistics(longest=15, percentile=11, several_sentences=SEVERAL)
     assert split(vocab, "ab, cd. ef, gh ij", statistics, 30) == ["ab, cd. ef, gh ij"]
     assert split(vocab, "ab, cd. ef, gh ij", statistics, 5) == ["ab,", "cd.", "ef,", "gh", "ij"]

@@ -18,7 +18,6 @@ ANY = DataConfig(path="none")
 
 
 def test_files_by_name(tmp_path):
-    """In the order given, without white space at the ends of lines; empty files are refused."""
     for name, text in (("a", b" one \r\ntwo"), ("b", b"1\n\t2\n"), ("c", b"I\nII\n"), ("d", b"")):
         (tmp_path / name).write_bytes(text)
     refs = [tmp_path / "b", tmp_path / "c"]
@@ -89,6 +88,5 @@ def test_one_of_sacrebleus_own_sets(tmp_path, monkeypatch):
     ],
 )
 def test_a_wrong_choice(choice, message):
-    """It is named, with what to do."""
     with pytest.raises(DataError, match=message):
         load_test_set(ANY, **choice)

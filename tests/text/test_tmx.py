@@ -89,7 +89,6 @@ def test_languages_are_matched_by_code(tmp_path, caplog):
 
 @pytest.mark.parametrize("ending", ["", ".gz", ".xz", ".zst"])
 def test_where_it_can_be_named(tmp_path, ending, monkeypatch):
-    """As a split with its ending or without, sliced, in a list, by a path; for tests too."""
     units = (unit(de=f"d{i}", en=f"e{i}") for i in range(4))
     raw = write(tmp_path / "x", *units).read_bytes()
     (tmp_path / f"memory.tmx{ending}").write_bytes(compress(raw, ending))
@@ -106,7 +105,6 @@ def test_where_it_can_be_named(tmp_path, ending, monkeypatch):
 
 
 def test_it_is_not_read_as_lines(tmp_path, call):
-    """Neither as one side of a table, nor by `init` or as a reference."""
     path = write(tmp_path / "a.tmx", unit(de="1", en="2"))
     config = DataConfig(path=str(tmp_path), train={"src": "a.tmx", "tgt": "a.tmx"})
     for load in (
@@ -139,7 +137,6 @@ BOMB = f'<!DOCTYPE tmx [<!ENTITY l0 "{"x" * 100}">{BOMB}]>\n<tmx>'
     ],
 )
 def test_a_broken_file(tmp_path, head, body, message):
-    """The message names file and line."""
     tail = "" if head != HEAD else TAIL
     with pytest.raises(DataError, match=rf"a.tmx.*{message}"):
         read(write(tmp_path / "a.tmx", body, head=head, tail=tail))

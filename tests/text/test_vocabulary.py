@@ -37,10 +37,7 @@ def vocab() -> Vocabulary:
 @example("Größe ½ … ² ﬁ Å 日本語 и \U0001f600 a\u200bb x\x00y")
 @given(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\u2581"), max_size=40))
 def test_any_text_comes_back_with_white_space_folded(vocab, text):
-    """All of Unicode except SentencePiece's space mark, U+2581, comes back unchanged.
-
-    Characters without a piece are encoded as bytes, so that no id is a special one.
-    """
+    """All but SentencePiece's mark of a space, as pieces or bytes: no id is a special one."""
     (ids,) = vocab.src.encode([text])
     assert vocab.tgt.decode([ids]) == [fold_whitespace(text)]
     assert all(i > 3 for i in ids)
@@ -53,7 +50,6 @@ def test_white_space_is_folded(text):
 
 
 def test_a_hypothesis_is_one_line(vocab):
-    r"""Byte pieces of \n, \r and \t decode to spaces. Sabotage: decode without replacing them."""
     byte_ids = [4 + ord(character) for character in "\n\r\t"]
     assert vocab.src.pieces(byte_ids) == ["<0x0A>", "<0x0D>", "<0x09>"]
     (ids,) = vocab.tgt.encode(["ab"])
@@ -63,7 +59,6 @@ def test_a_hypothesis_is_one_line(vocab):
 
 
 def test_vocabularies_that_cannot_be_used(tmp_path):
-    """Not a model, or no file: the message says which."""
     for name in ("src.model", "tgt.model"):
         missing = f"^{tmp_path}/{name}: cannot read a vocabulary: No such file or directory$"
         with pytest.raises(DataError, match=missing):
@@ -75,7 +70,6 @@ def test_vocabularies_that_cannot_be_used(tmp_path):
 
 @pytest.mark.parametrize(("shared", "names"), [(True, ["vocab"]), (False, ["src", "tgt"])])
 def test_what_was_saved_is_loaded(tmp_path, shared, names):
-    """One file or one for each language."""
     vocab = learn(shared=shared)
     assert vocab.save(tmp_path) == [tmp_path / f"{name}.model" for name in names]
     loaded = Vocabulary.load(tmp_path)
@@ -88,7 +82,6 @@ def test_what_was_saved_is_loaded(tmp_path, shared, names):
 @pytest.mark.parametrize("kind", ["bpe", "unigram"])
 @pytest.mark.parametrize("size", [5, 10**8])
 def test_an_unsuitable_size_is_reported_with_one_that_works(kind, size):
-    """The size that the message names is the limit: it can be learned, one beyond it cannot."""
     counts = Counter(" ".join(lines(1)).split())
     pattern = r"vocab.size = (\d+) is too (large|small) for this text: .*?(\d+) or (less|more)$"
     with pytest.raises(DataError, match=pattern) as error:
@@ -111,7 +104,6 @@ def test_an_unsuitable_size_is_reported_with_one_that_works(kind, size):
     ],
 )
 def test_the_side_that_is_unsuitable_is_named(target, problem):
-    """If there are two vocabularies; in one line."""
     sides = [Counter(" ".join(lines(1)).split()), Counter(target)]
     with pytest.raises(DataError, match=f"^vocab.size = 300:? {problem}$"):
         train_vocabulary(sides, VocabConfig(size=300, shared=False))
@@ -133,7 +125,6 @@ def test_words_and_characters():
 
 
 def learn_elsewhere(text: list[str], **options: object) -> bytes:
-    """Learns a vocabulary as another program would."""
     writer, iterator = io.BytesIO(), iter(text)
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iterator, model_writer=writer, **options
@@ -190,7 +181,6 @@ def test_special_pieces_that_cannot_be_used(tmp_path, field, ids):
 
 
 def test_word_counts_are_enough_to_learn_from():
-    """BPE learns the same pieces from counted words as from the text."""
     options = {"model_type": "bpe", "byte_fallback": True, "normalization_rule_name": "identity"}
     options |= {"character_coverage": 0.9999, "pad_id": 0, "unk_id": 1, "bos_id": 2, "eos_id": 3}
     model = learn_elsewhere(lines(1) + lines(2), vocab_size=320, minloglevel=2, **options)
