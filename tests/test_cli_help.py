@@ -34,7 +34,6 @@ def test_options_are_listed_by_group(call):
 
 @pytest.mark.parametrize("arguments", [[], ["-h"], ["--help"]])
 def test_the_commands_are_listed(arguments, call):
-    """With examples; no summary is cut."""
     code, out, err = call(*arguments)
     examples, summaries = out.decode().split("Commands:")
     assert code == 0 and not err and "\n  transformer-mt translate checkpoints/" in examples

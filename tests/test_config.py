@@ -194,7 +194,6 @@ MISTAKES = [
 
 
 def test_an_existing_vocabulary_has_its_own_kind():
-    """What `vocab.kind` rules out is not refused then."""
     given = {"path": "x", "kind": "word", "symbols": ["<bt>"], "sampling": 0.1}
     values = {"data": {"path": "x", "max_length": 20}, "vocab": given}
     assert parse_config({**values, "train": {"micro_batch_tokens": 21}}, "here").vocab.symbols

@@ -50,7 +50,6 @@ def test_a_comparison_by_hand():
 
 @pytest.mark.parametrize("src", [None, ["quelle"]])
 def test_several_references(src):
-    """All are shown, numbered. Without a source, the first gives the length."""
     test_set = EvaluationSet("texts", "texts", src, [["one " * 11], ["two"]])
     comparison = compare(test_set, ["one"], ["on"], choose_metrics("en"))
     assert comparison.buckets[0].words == ("1-10" if src else "11-20")

@@ -105,7 +105,6 @@ def test_a_share_of_a_text_in_another_script(run, tmp_path, diagnose):
 
 
 def test_text_that_has_moved_or_changed(run, tmp_path, diagnose):
-    """The rest is checked; nothing is written."""
     moved, prepared = tmp_path / "moved", tmp_path / "prepared"
     change_data(run, path=str(moved), prepared_dir=str(prepared))
     found, unchecked = diagnose()

@@ -90,7 +90,6 @@ def test_scores(texts):
 
 
 def test_a_baseline(texts):
-    """It is named and compared; three changes in each direction unless told otherwise."""
     result = evaluate(texts, baseline="ref")
     values = result.to_dict()
     assert values["baseline"] == str(texts / "ref")

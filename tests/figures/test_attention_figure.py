@@ -66,7 +66,6 @@ def test_cross_attention_has_the_pieces_on_its_axes():
 
 
 def test_bytes_are_shown_as_their_character():
-    """Those that are no whole or no printable character stay as they are."""
     content = "😀é&".encode() + b"\xe2\x82\x07" + "\x85".encode()
     byte_pieces = [f"<0x{byte:02X}>" for byte in content]
     figure = attention_figure(fake_attention(["▁", *byte_pieces, "</s>"], ["<s>"]))

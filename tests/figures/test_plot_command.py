@@ -78,7 +78,6 @@ def test_what_curves_to_draw(tmp_path, monkeypatch, call):
 
 
 def test_an_output_is_checked_before_anything_else(tmp_path, call):
-    """Before the run is read, which is missing here."""
     for name, message in {
         "x.jpg": "name a file that ends in .png, .svg or .pdf",
         "x": "name a file that ends in .png, .svg or .pdf",

@@ -153,7 +153,6 @@ def test_lengths_are_those_of_the_training_text(run):
 
 
 def test_a_run_may_lack_parts(run, tmp_path):
-    """Without a checkpoint, metrics, run.json or validation, or without a finite loss."""
     young = tmp_path / "young"
     young.mkdir()
     shutil.copy(run / "run.json", young)

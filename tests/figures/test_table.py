@@ -107,7 +107,6 @@ def test_runs_of_another_model_source_are_another_group(corpus_dir, tmp_path):
 
 
 def test_the_formats(groups):
-    """The same rows in each; text is aligned, CSV and JSON are for programs."""
     shown = "run", "model.norm", "train.seed", "minutes", BEAM
     narrow = [[{key: row[key] for key in shown if key in row} for row in group] for group in groups]
     assert format_rows(narrow, "text") == TEXT
@@ -127,7 +126,6 @@ def test_the_formats(groups):
 
 
 def test_a_score_of_another_checkpoint_has_its_own_column(corpus_dir, tmp_path):
-    """An average's too, and each tokenizer but the usual one."""
     run = write_run(tmp_path / "run", corpus_dir, 20.0)
     write_score(run, 11.0, checkpoint="step-00000010")
     write_score(run, 12.0, checkpoint="averaged-2")

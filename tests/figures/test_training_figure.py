@@ -107,7 +107,6 @@ def test_one_panel_with_names_and_a_title(tmp_path, call):
 
 
 def test_what_is_missing_is_said(tmp_path):
-    """No validation, no finite loss; a half-written last line is left out."""
     run = write_run(tmp_path / "run", steps=3, bleu=False)
     path = run / "metrics.jsonl"
     lines = [json.dumps({**record, "loss": None, "nll": None}) for record in records(run)]

@@ -65,7 +65,6 @@ def test_a_folder_laid_out_like_a_hub_repository(tmp_path, nested):
 
 
 def test_lines_end_at_line_feeds_alone(tmp_path):
-    """No other kind of line break moves the two sides against each other."""
     src = "a\u2028b\nc\x85d\ne\rf\ng\x0ch\ni\x00j\n\nk\r\n l".encode()
     config = text_folder(tmp_path, src, b"1\n 2\t\n3\n4\n5\n6\n7\n8")
     pairs = load_split(config, "train")

@@ -176,7 +176,6 @@ def test_a_damaged_corpus_is_named(folder, name, damage):
 
 
 def test_chunks_change_nothing(folder, monkeypatch, tmp_path):
-    """Encoded seven pairs at a time, ids, offsets and counts are the same."""
     few = {"vocab__kind": "char", "vocab__size": 20}
     whole = prepare(tiny_config(folder, **few))
     assert prepared_module._PAIRS_PER_CHUNK == 20_000  # another number would be another digest
@@ -263,7 +262,6 @@ def test_the_report_by_hand(folder, caplog):
 
 
 def test_the_digest_depends_on_ids_and_lines(folder):
-    """The same ids cut into other lines, or on the other side, give another digest."""
     write_pairs(folder, [("a", "b")])
     vocab = prepare(tiny_config(folder, vocab__kind="char")).vocab
     digests = set()

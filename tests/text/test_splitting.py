@@ -69,7 +69,6 @@ def test_sentences_joined_give_the_text(text, language):
     "text", ["Ein Hund. ", "ein Hund ", "a", '("„', "1. ", "„Hund. ", "Hund, "], ids=repr
 )
 def test_a_long_line_takes_linear_time(vocab, text):
-    """Ten times the text takes about ten times as long."""
     seconds = []
     for size in (30_000, 300_000):
         began = time.process_time()
@@ -105,7 +104,6 @@ def test_where_a_long_line_is_split(vocab, line, parts):
 
 
 def test_a_clause_ends_at_a_full_width_mark(vocab):
-    """Without a space after it; the vocabulary does not know the mark."""
     assert split(vocab, "ab cd，ef gh ij") == ["ab cd ⁇ ", "ef gh ij"]
 
 

@@ -37,7 +37,6 @@ def test_files_by_name(tmp_path):
 
 
 def test_a_test_set_of_a_split_has_its_name(corpus_dir):
-    """For messages, and without its folder for records."""
     test_set = load_test_set(tiny_config(corpus_dir).data)
     assert test_set.name == f"{corpus_dir}, split test" and len(test_set) == 60
     assert test_set.title == f"{corpus_dir.name}, split test"

@@ -144,7 +144,6 @@ def learn_elsewhere(text: list[str], **options: object) -> bytes:
     ],
 )
 def test_a_vocabulary_with_other_special_ids(tmp_path, kind, special):
-    """Its special pieces get our ids, present or not; all others keep their order."""
     options = {"byte_fallback": True, "normalization_rule_name": "identity", "minloglevel": 2}
     model = learn_elsewhere(lines(1), model_type=kind, vocab_size=320, **options, **special)
     processor = sentencepiece.SentencePieceProcessor(model_proto=model)
@@ -171,7 +170,6 @@ def test_a_vocabulary_with_other_special_ids(tmp_path, kind, special):
     ("field", "ids"), [(45, r"\(-1, -1, 1, 2\)"), (47, r"\(-1, 0, 1, 1\)")], ids=["unk", "eos"]
 )
 def test_special_pieces_that_cannot_be_used(tmp_path, field, ids):
-    """An end that is the beginning, or nothing unknown: refused, with the ids."""
     model = learn_elsewhere(lines(1), vocab_size=60, minloglevel=2)
     # Protobuf messages are joined by concatenation: field 2 describes how it was trained.
     model += bytes([0x12, 6, (field << 3 | 2) & 0x7F | 0x80, field >> 4, 3]) + b"<s>"
@@ -204,5 +202,4 @@ def test_what_is_learned_from():
 
 
 def test_a_lone_surrogate_is_a_question_mark(vocab):
-    """A terminal can send one; other texts are not affected."""
     assert vocab.src.encode(["a \ud800 b", "a b"]) == vocab.src.encode(["a ? b", "a b"])
