@@ -97,7 +97,7 @@ def test_one_panel_with_names_and_a_title(tmp_path, call):
     assert [axes.get_title() for axes in figure.axes] == [PANELS["nll"].title]
     assert len(figure.axes[0].lines) == 4 and figure.get_suptitle() == "both"
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["one", "two"]
-    assert not overlapping(figure)
+    assert figure.legends[0]._ncols == 3 and not overlapping(figure)
     assert list(PanelName) == list(PANELS)
     two = training_figure(read_runs(paths), panels=["speed", "loss"])
     assert [axes.get_title() for axes in two.axes] == [PANELS["speed"].title, PANELS["loss"].title]
