@@ -5,15 +5,21 @@ import math
 import os
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import copy_lines, records
+import torch
+from checkpoints.small_checkpoint import VOCAB, build_model, small_config
+from conftest import copy_lines, equal, records
 
 import transformer_mt
+from transformer_mt.checkpoints.checkpoint import EMA, MODEL, RunState, save_checkpoint
+from transformer_mt.checkpoints.run_directory import find_checkpoint
+from transformer_mt.config.keys import VocabConfig
 from transformer_mt.errors import CheckpointError, ConfigError, DataError
-from transformer_mt.text.vocabulary import EOS_ID
+from transformer_mt.text.vocabulary import EOS_ID, Vocabulary, train_vocabulary
 
 GUIDE = Path(__file__).parents[1] / "docs" / "translating.md"
 LINES = [*copy_lines(30, 21), ""]
@@ -130,10 +136,7 @@ def test_the_program_makes_its_settings_and_imports_no_training_code(
 
 
 def test_translate(model):
-    """As many lines as given, an empty one for an empty one; `n_best` has the same first.
-
-    Without length penalty its scores are log-probabilities.
-    """
+    """As many lines as given; `n_best` has the same first, and its scores without penalty."""
     translations = model.translate(LINES, beam_size=3)
     assert len(translations) == len(LINES) and translations[-1] == ""
     n_best = model.n_best(LINES, n=2, beam_size=3)
@@ -163,12 +166,50 @@ def test_score_of_empty_lines(model):
         model.score(["a", "b"], ["a"])
 
 
+def test_what_was_loaded(copy_run, model, tmp_path):
+    """Is shown; with `raw`, it is not the moving average."""
+    path = find_checkpoint(copy_run).path
+    shown = "de to en, 0.1 million parameters, fp32 on cpu>"
+    assert repr(model) == f"<TranslationModel {path}: {shown}"
+    both = transformer_mt.load(copy_run, copy_run)
+    assert repr(both).startswith(f"<TranslationModel {path} and {path}: de to en, 0.2 million")
+    raw, average = (build_model(small_config()).state_dict() for _ in range(2))
+    save_checkpoint(
+        tmp_path / "step", {MODEL: raw, EMA: average}, RunState(), small_config(), VOCAB
+    )
+    for options, expected in (({}, average), ({"raw": True}, raw)):
+        loaded = transformer_mt.load(tmp_path / "step", **options).model.state_dict()
+        assert equal(loaded, expected)
+
+
+def test_a_vocabulary_for_each_language(tmp_path):
+    """Pieces, scores and limits are those of the side they belong to."""
+    other = train_vocabulary([Counter({"xyzabcdefgh": 1})], VocabConfig(kind="char", size=19))
+    vocab = Vocabulary(VOCAB.src_model, other.src_model)
+    config = small_config(model__tie_embeddings=False)
+    torch.manual_seed(1)
+    weights = build_model(config, vocab).state_dict()
+    save_checkpoint(tmp_path / "step", {MODEL: weights}, RunState(), config, vocab)
+    model = transformer_mt.load(tmp_path / "step")
+    attention = model.attention("ab", "xyz")
+    assert attention.src_pieces == ["▁", "a", "b", "</s>"]
+    assert attention.tgt_pieces == ["<s>", "▁", "x", "y", "z"]
+    assert attention.predicted_pieces == ["▁", "x", "y", "z", "</s>"]
+    assert repr(attention) == (
+        "<PairAttention of 'ab': 4 source and 5 target pieces, 1 + 1 layers, 4 heads>"
+    )
+    [ids] = vocab.tgt.encode(["xyz"])
+    rows = torch.from_numpy(model.logits("ab", "xyz")).log_softmax(-1)
+    total = rows.gather(1, torch.tensor([[*ids, EOS_ID]]).T).sum()
+    assert model.score(["ab"], ["xyz"]) == pytest.approx([float(total)], abs=1e-4)
+    half = vocab.tgt.size // 2
+    assert half > vocab.src.size // 2 and len(model.translate(["ab"], beam_size=half)) == 1
+
+
 def test_attention(model):
     """Rows and columns are pieces, every row sums to 1, and nothing attends to the future."""
     weights = model.attention("abc de f", "abc de")
     src, tgt = len(weights.src_pieces), len(weights.tgt_pieces)
-    assert weights.src_pieces[-1] == "</s>" and weights.tgt_pieces[0] == "<s>"
-    assert "".join(weights.tgt_pieces[1:]).replace("▁", " ").strip() == "abc de"
     shapes = ((weights.encoder, src, src), (weights.decoder, tgt, tgt), (weights.cross, tgt, src))
     for layers, queries, keys in shapes:
         assert len(layers) == 1
@@ -183,16 +224,11 @@ def test_attention(model):
 
 
 def test_encoder_output_and_logits(model):
-    """By the model's own layers, for a given and for the greedy translation."""
+    """By the model's own layers, for the greedy translation."""
     attention = model.attention("abc de f")
     logits, best = model.logits("abc de f"), model.vocab.tgt.pieces
     assert best(logits.argmax(axis=1).tolist()) == attention.predicted_pieces
     assert logits.shape == (len(attention.predicted_pieces), model.vocab.tgt.size)
-    given = model.logits("abc de f", "f")
-    log_probabilities = given - np.logaddexp.reduce(given, axis=1, keepdims=True)
-    [ids] = model.vocab.tgt.encode(["f"])
-    score = sum(row[i] for row, i in zip(log_probabilities, [*ids, EOS_ID], strict=True))
-    assert model.score(["abc de f"], ["f"]) == pytest.approx([score], abs=1e-4)
     memory = model.encoder_output("abc de f")
     assert memory.shape == (len(attention.src_pieces), 64)
     # The encoder's final layer norm gives every vector the mean 0.
@@ -212,13 +248,19 @@ def test_a_figure_of_attention_is_shown_inline(model):
         transformer_mt.plot_attention(attention, kind="foo")
 
 
-def test_arguments(copy_run, model):
+def test_arguments(copy_run, model, monkeypatch):
     """`max_length` splits earlier; wrong ones raise the program's own errors, which name them."""
-    assert transformer_mt.load(copy_run, max_length=5, device="cpu").splitter.max_length == 5
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.cuda, "is_available", lambda: True)
+        assert transformer_mt.load(copy_run, max_length=5, device="cpu").splitter.max_length == 5
     ensemble = transformer_mt.load(copy_run, str(copy_run))
     for error, message, call in (
         (CheckpointError, "nowhere: no such run", lambda: transformer_mt.load("nowhere")),
-        (ConfigError, "precision int8", lambda: transformer_mt.load(copy_run, precision="int8")),
+        (
+            ConfigError,
+            "precision int8: choose fp32, bf16, fp16",
+            lambda: transformer_mt.load(copy_run, precision="int8"),
+        ),
         (ConfigError, "maximum length 0", lambda: transformer_mt.load(copy_run, max_length=0)),
         (ConfigError, "n = 3: choose 1 to 2", lambda: model.n_best(["a"], n=3, beam_size=2)),
         (ConfigError, "n = 0: choose 1 or more", lambda: model.n_best(["a"], n=0)),
@@ -227,6 +269,9 @@ def test_arguments(copy_run, model):
         # The characters of a string would be translated one by one.
         (TypeError, r"pass a list of lines, such as \[line\]", lambda: model.translate("abc")),
         (TypeError, "pass a list of lines", lambda: model.n_best("abc", n=1)),
+        (TypeError, "pass a list of lines", lambda: model.sample("abc")),
+        (TypeError, "pass a list of lines", lambda: model.score("a", ["a"])),
+        (TypeError, "pass a list of lines", lambda: model.score(["a"], "a")),
         (TypeError, "item 1 of the lines is NoneType", lambda: model.translate(["a", None])),
         (TypeError, "as a str, not NoneType", lambda: model.encoder_output(None)),
         (TypeError, "as a str, not list", lambda: model.attention(["abc"])),

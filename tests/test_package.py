@@ -39,6 +39,21 @@ def test_the_commit_is_that_of_the_package(tmp_path):
     assert version.describe_commit(package) == f"{commit} with uncommitted changes"
 
 
+def test_digests_of_the_source(tmp_path, monkeypatch):
+    """A changed or renamed module of a package, however deep, changes that of the package."""
+    monkeypatch.setattr(version, "_PACKAGE", tmp_path)
+    deep = tmp_path / "text" / "deep"
+    deep.mkdir(parents=True)
+    digests = []
+    for name, text in (("a.py", "x = 1"), ("a.py", "x = 2"), ("b.py", "x = 2")):
+        (deep / name).write_text(text)
+        digests.append(version.source_digests.__wrapped__())
+        (deep / name).unlink()
+    assert len({each.pop("source of text/") for each in digests}) == 3
+    assert list(digests[0]) == ["source of model/", "source of training/", "source of system/"]
+    assert digests[0] == digests[1] == digests[2]
+
+
 ROOT = Path(__file__).parents[1]
 
 OTHER_FILES = (

@@ -8,6 +8,7 @@ and is given two seconds, while both wait for something else.
 import os
 import signal
 import sys
+import threading
 import time
 from datetime import timedelta
 from types import SimpleNamespace
@@ -50,7 +51,9 @@ def main() -> None:
     with join_processes("cuda" if scenario == "gpu" else "cpu") as joined:
         joined.watch_peers()
         assert joined.gather(joined.rank) == [0, 1]
-        assert joined.max(1, -joined.rank) == [1, 0]  # not their sum
+        assert joined.max(2**25 + 1, -joined.rank) == [2**25 + 1, 0]  # not their sum
+        timers = [each for each in threading.enumerate() if isinstance(each, threading.Timer)]
+        assert all(each.finished.is_set() for each in timers)
         if scenario == "gpu":
             time.sleep(60)
         if is_second:

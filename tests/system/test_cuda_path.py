@@ -42,7 +42,6 @@ def batches(prepared, count: int):
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_a_training_step_waits_for_nothing(corpus_dir, prepared, precision):
-    """Sabotage: `loss.item()` in `Engine.train_step`; leave out `pin_memory`."""
     with SimulatedCuda() as cuda:
         engine = build_engine(corpus_dir, prepared, "cuda", precision, train__ema_decay=0.9)
         engine.train_step(1, batches(prepared, 2))
@@ -53,7 +52,7 @@ def test_a_training_step_waits_for_nothing(corpus_dir, prepared, precision):
 
 
 def test_weights_are_cast_once_a_step(corpus_dir, prepared):
-    """A second micro-batch casts only what depends on it. Sabotage: autocast for each."""
+    """A second micro-batch casts only what depends on it."""
     casts = []
     with SimulatedCuda() as cuda:
         for count in (1, 2):
@@ -75,10 +74,7 @@ def _small_peak(monkeypatch):
 def test_a_run_with_resumption_follows_the_cpu(
     corpus_dir, tmp_path, _small_peak, precision, tolerance
 ):
-    """Training, validation, saving, resuming: the losses are the CPU's, up to the precision.
-
-    Sabotage: leave the source mask on the CPU.
-    """
+    """Training, validation, saving, resuming: the losses are the CPU's, up to the precision."""
     sizes = {"model__dropout": 0.0, **FEW}
     train(tiny_config(corpus_dir, **sizes, train__max_steps=4), tmp_path / "cpu")
     for steps in (2, 4):
@@ -91,10 +87,7 @@ def test_a_run_with_resumption_follows_the_cpu(
 
 
 def test_the_loop_waits_only_to_log(corpus_dir, tmp_path, _small_peak, monkeypatch):
-    """More steps between log lines cause no more synchronisations; steps, not searches, use TF32.
-
-    Sabotage: read the metrics after every step; train without `compute_settings`.
-    """
+    """More steps between log lines cause no more waits; steps, not searches, use TF32."""
     totals, precisions = [], []
     for method in (Engine.train_step, Transformer.begin_decoding):
 
@@ -117,10 +110,7 @@ def test_the_loop_waits_only_to_log(corpus_dir, tmp_path, _small_peak, monkeypat
 
 @pytest.mark.parametrize(("beam_size", "at_the_end"), [(1, 1), (4, 5)])
 def test_search_waits_once_a_position(copy_run, monkeypatch, beam_size, at_the_end):
-    """And finds what it finds on the CPU; hypotheses are copied once per batch.
-
-    Sabotage: read the ids at every position; ask with `any()` whether a row has ended.
-    """
+    """And finds what it finds on the CPU; hypotheses are copied once per batch."""
     rng = random.Random(3)
     lines = ["".join(rng.choices("abcdefg ", k=rng.randint(1, 20))) for _ in range(16)]
     positions: list[int] = []
@@ -137,9 +127,11 @@ def test_search_waits_once_a_position(copy_run, monkeypatch, beam_size, at_the_e
     positions.clear()
     with SimulatedCuda() as cuda:
         model = build_translation_model([checkpoint], LoadOptions("cuda"))
+        assert model.runtime.batch_tokens == 1_024_000  # with a memory of 1,000 GB
         with cuda.counted() as waits:
-            translations = model.translator(options).translate(lines)
-    assert translations == expected
+            translator = model.translator(options)
+            translations = translator.translate(lines)
+    assert translations == expected and translator.chunk_lines == 8192
     n_batches = positions.count(0)
     assert n_batches > 1 and len(positions) > 5 * n_batches
     assert sum(waits.values()) <= len(positions) + at_the_end * n_batches, waits

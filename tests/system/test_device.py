@@ -7,10 +7,12 @@ import torch
 
 from transformer_mt.errors import DeviceError
 from transformer_mt.system import device as device_module
+from transformer_mt.system import private_torch
 from transformer_mt.system.device import (
     choose_device,
     choose_precision,
     compute_settings,
+    count_numa_nodes,
     cpu_maker,
     has_fast_mkl,
     is_out_of_memory,
@@ -63,10 +65,12 @@ def test_precisions(monkeypatch, maker, instructions, bf16):
     """`auto` is bf16 where it is fast, and what a resumed run recorded."""
     monkeypatch.setattr(device_module, "cpu_maker", lambda: maker)
     monkeypatch.setattr(device_module, "cpu_bf16_instructions", lambda: instructions)
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: bf16)
+    monkeypatch.setattr(
+        torch.cuda, "is_bf16_supported", lambda including_emulation: bf16 or including_emulation
+    )
     assert choose_precision("auto", CPU, None) == ("bf16" if bf16 else "fp32")
     assert choose_precision("auto", CUDA, None) == ("bf16" if bf16 else "fp16")
-    assert choose_precision("auto", CPU, "fp32") == "fp32"
+    assert choose_precision("auto", CPU, "fp32") == choose_precision("fp32", CPU, "bf16") == "fp32"
     assert choose_precision("fp16", CUDA, None) == "fp16"
     with pytest.raises(
         DeviceError, match="precision = fp16: this cpu device does not support fp16"
@@ -84,7 +88,9 @@ def test_out_of_memory_is_recognised():
     with pytest.raises(RuntimeError) as caught:
         torch.empty(2**60, dtype=torch.uint8)
     assert is_out_of_memory(caught.value)
+    assert is_out_of_memory(RuntimeError("unable to mmap 8 bytes: Cannot allocate memory (12)"))
     assert not is_out_of_memory(RuntimeError("shape mismatch"))
+    assert not is_out_of_memory(ValueError("Cannot allocate memory"))
 
 
 @pytest.mark.parametrize(
@@ -92,7 +98,7 @@ def test_out_of_memory_is_recognised():
     [("processor\t: 0\nvendor_id\t: AuthenticAMD\n", "AuthenticAMD"), ("", "unknown")],
 )
 def test_the_maker_of_the_cpu(monkeypatch, text, maker):
-    """As Linux names it. MKL counts as fast on an Intel alone. Sabotage: whatever the maker."""
+    """As Linux names it. MKL counts as fast on an Intel alone."""
     monkeypatch.setattr(Path, "exists", lambda path: bool(text))
     monkeypatch.setattr(Path, "read_text", lambda path: text)
     assert cpu_maker.__wrapped__() == maker
@@ -102,11 +108,24 @@ def test_the_maker_of_the_cpu(monkeypatch, text, maker):
     assert has_fast_mkl() == torch.backends.mkl.is_available()
 
 
-@pytest.mark.parametrize(("text", "is_limit"), [("1000000\n", True), ("max\n", False)])
+@pytest.mark.parametrize(
+    ("text", "is_limit"), [("1000000\n", True), ("max\n", False), ("9223372036854771712", False)]
+)
 def test_a_container_limits_the_memory_of_a_cpu(tmp_path, monkeypatch, text, is_limit):
-    """If it has a limit. Sabotage: count the memory of the machine alone."""
+    """If it has a limit."""
     whole = total_memory(CPU)
     (tmp_path / "memory.max").write_text(text)
     files = (tmp_path / "memory.max", tmp_path / "absent")
     monkeypatch.setattr(device_module, "_CONTAINER_LIMITS", files)
     assert total_memory(CPU) == (1_000_000 if is_limit else whole)
+
+
+def test_what_the_machine_has(monkeypatch):
+    """Instructions by their names; NUMA nodes, at least one."""
+    for has_avx512, has_amx, names in ((1, 0, ["AVX512_BF16"]), (0, 1, ["AMX"])):
+        monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda has=has_avx512: has)
+        monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda has=has_amx: has)
+        assert private_torch.cpu_bf16_instructions() == names
+    for nodes, count in (([], 1), (["node0", "node1"], 2)):
+        monkeypatch.setattr(Path, "glob", lambda path, pattern, nodes=nodes: iter(nodes))
+        assert count_numa_nodes() == count

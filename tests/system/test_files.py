@@ -1,6 +1,8 @@
 """Directories appear whole or not at all; locks; manifests."""
 
 import errno
+import fcntl
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -17,12 +19,11 @@ from transformer_mt.system.files import (
     locked,
     read_manifest,
     restore_replaced,
-    write_manifest,
 )
 
 
 def test_a_full_disk_names_what_was_written(tmp_path):
-    """The system's error has no name. Sabotage: name the temporary file."""
+    """The system's error has no name."""
     for writing in (atomic_file, atomic_directory):
         with pytest.raises(OSError, match="No space left") as raised, writing(tmp_path / "new"):
             raise OSError(errno.ENOSPC, "No space left on device")
@@ -33,11 +34,9 @@ def test_a_full_disk_names_what_was_written(tmp_path):
 
 
 def test_a_directory_is_replaced_only_when_it_is_whole(tmp_path, monkeypatch):
-    """After an error, or a kill between the two renames, the old one is there or brought back.
-
-    Sabotage: delete the old directory before the new one has its name.
-    """
-    path = tmp_path / "directory"
+    """After an error, or a kill between the two renames, the old one is there or brought back."""
+    parent = tmp_path / "folder"
+    path = parent / "directory"
 
     def write(content: str, error: BaseException | None = None) -> None:
         with atomic_directory(path) as folder:
@@ -47,7 +46,7 @@ def test_a_directory_is_replaced_only_when_it_is_whole(tmp_path, monkeypatch):
                 raise error
 
     def holds(content: str) -> bool:
-        return (path / "file").read_text() == content and list(tmp_path.iterdir()) == [path]
+        return (path / "file").read_text() == content and list(parent.iterdir()) == [path]
 
     rename, sources = Path.rename, []
 
@@ -65,12 +64,17 @@ def test_a_directory_is_replaced_only_when_it_is_whole(tmp_path, monkeypatch):
         patch.setattr(Path, "rename", killed_at_the_second)
         write("new")
     assert not path.exists()
-    restore_replaced(tmp_path)
+    restore_replaced(parent)
     assert holds("old")
+    replaced = parent / ".directory.replaced"
+    replaced.mkdir()  # left over from a replacement that has ended
+    (replaced / "file").touch()
     write("new")
-    (tmp_path / ".directory.replaced").mkdir()  # left over from a replacement that has ended
-    restore_replaced(tmp_path)
     assert holds("new")
+    for name in ("directory", "a", "b"):
+        replaced.with_name(f".{name}.replaced").mkdir()
+    restore_replaced(parent)
+    assert sorted(path.name for path in parent.iterdir()) == ["a", "b", "directory"]
 
 
 def test_a_deleted_directory_loses_its_name_first(tmp_path, monkeypatch):
@@ -83,10 +87,7 @@ def test_a_deleted_directory_loses_its_name_first(tmp_path, monkeypatch):
 
 
 def test_a_lock_names_its_holder_and_ends_with_it(tmp_path):
-    """Another process is told the holder's id, and gets the lock once that one is gone.
-
-    Sabotage: keep the lock of a file that its holder has removed.
-    """
+    """Another process is told the holder's id, and gets the lock once that one is gone."""
     path = tmp_path / "lock"
     code = (
         "import sys, pathlib\n"
@@ -110,15 +111,36 @@ def test_a_lock_names_its_holder_and_ends_with_it(tmp_path):
             assert holders == [process.pid] and is_locked()
 
 
-def test_a_manifest_of_a_newer_version_is_refused_by_name(tmp_path, monkeypatch):
-    """With what to do."""
-    monkeypatch.setattr(files, "MANIFEST_FORMAT", 2)
-    write_manifest(tmp_path, {})
-    monkeypatch.undo()
-    with pytest.raises(CheckpointError, match="format 2 is unknown; use a newer transformer-mt"):
-        read_manifest(tmp_path)
-    write_manifest(tmp_path, {})
-    path = tmp_path / files.MANIFEST
-    path.write_text(path.read_text().replace("{", '{"signature":"x",', 1))
-    with pytest.raises(CheckpointError, match="unknown key signature; use a newer"):
+def test_what_a_lock_file_tells(tmp_path, monkeypatch):
+    """The id of its last holder, once it is written; and whether it is still there."""
+    path = tmp_path / "lock"
+    refuse = Mock(side_effect=InterruptedError)
+    for _ in range(2):
+        with locked(path, refuse) as is_locked:
+            assert path.read_text() == str(os.getpid())
+            for code, expected in ((errno.EACCES, True), (errno.ENOENT, False), (20, False)):
+                with monkeypatch.context() as patch:
+                    patch.setattr(Path, "stat", Mock(side_effect=OSError(code, "")))
+                    assert is_locked() == expected
+    path.write_text("")
+    with path.open() as other, pytest.raises(InterruptedError):
+        fcntl.flock(other, fcntl.LOCK_EX)
+        with locked(path, refuse):
+            pass
+    refuse.assert_called_once_with("unknown")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            '{"files": {}, "format": 2, "sha256": ""}',
+            "format 2 is unknown; use a newer transformer",
+        ),
+        ('{"files": 5, "format": 1, "new": 5}', "unknown key new; use a newer transformer-mt"),
+    ],
+)
+def test_a_manifest_of_a_newer_version_is_refused_by_name(tmp_path, text, message):
+    (tmp_path / "manifest.json").write_text(text)
+    with pytest.raises(CheckpointError, match=f"manifest.json: {message}"):
         read_manifest(tmp_path)

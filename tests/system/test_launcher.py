@@ -5,18 +5,23 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import Mock
 
 import fork_server
 import pytest
 from conftest import command, write_config
 from launch import free_port
 
+from transformer_mt.errors import ConfigError, DeviceError
 from transformer_mt.system import launcher, processes
 
 SCENARIO = Path(__file__).parent / "joined_process.py"
 LOST = "error: another process has ended or is unreachable; run the same command again\n"
+LOST_LAUNCHER = LOST.replace("another process", "the launcher")
 DOCUMENTATION = Path(__file__).parents[2] / "docs" / "scaling.md"
 
 
@@ -28,10 +33,7 @@ def launched(port: int, rank: int = 0) -> dict[str, str]:
 
 @pytest.mark.parametrize("seconds", [0, 2])
 def test_a_launcher_killed_while_its_worker_starts(corpus_dir, tmp_path, seconds):
-    """At once, or while the worker imports torch, which here takes longer than the test.
-
-    Sabotage: watch the launcher only when joining; take process 1 for a launcher.
-    """
+    """At once, or while the worker imports torch, which here takes longer than the test."""
     config = write_config(tmp_path, corpus_dir)
     (tmp_path / "torch.py").write_text("import time\ntime.sleep(60)\n")
     path = os.pathsep.join((str(tmp_path), *sys.path))
@@ -46,7 +48,7 @@ def test_a_launcher_killed_while_its_worker_starts(corpus_dir, tmp_path, seconds
         except subprocess.TimeoutExpired:
             os.kill(worker, signal.SIGKILL)
             raise
-    assert error == LOST.replace("another process", "the launcher")
+    assert error == LOST_LAUNCHER
 
 
 @pytest.mark.parametrize(
@@ -59,13 +61,97 @@ def test_a_launcher_killed_while_its_worker_starts(corpus_dir, tmp_path, seconds
     ],
 )
 def test_a_process_is_an_orphan(monkeypatch, parent, by_torchrun, same_program, expected):
-    """If process 1 is its parent but not torchrun. Sabotage: leave out one of the conditions."""
+    """If process 1 is its parent but not torchrun."""
     monkeypatch.setattr(os, "getppid", lambda: parent)
     monkeypatch.setattr(os.path, "samefile", lambda left, right: same_program)
     monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
     if by_torchrun:
         monkeypatch.setenv("TORCHELASTIC_RUN_ID", "1")
     assert launcher.is_orphan() == expected
+
+
+def test_what_variables_tell(monkeypatch):
+    """A launcher sets both; one that is empty is missing."""
+    for rank, size, is_launched, is_main in (
+        ("", "2", False, True),
+        ("1", "", False, True),
+        ("0", "1", True, True),
+        ("2", "3", True, False),
+    ):
+        variables = {"RANK": rank, "WORLD_SIZE": size}
+        monkeypatch.setattr(os, "environ", {k: v for k, v in variables.items() if v})
+        assert (launcher.is_launched(), launcher.is_main_process()) == (is_launched, is_main)
+        if size == "1":
+            launcher.require_single_process("init")
+    os.environ["MASTER_PORT"] = ""
+    with pytest.raises(ConfigError, match="variable MASTER_PORT is missing: use torchrun"):
+        launcher.read_number("MASTER_PORT")
+
+
+def test_a_restarted_process_sees_no_old_value(monkeypatch):
+    """Several launchers, which count their restarts separately, share all values."""
+    monkeypatch.setattr(os, "environ", launched(free_port()))
+    limit = timedelta(seconds=10)
+    store = launcher.connect_to_store(limit, serves=True)
+    added = [store.add("a", 1)]
+    for launchers, restarts in (("1", "1"), ("1", "1"), ("1", "2"), ("2", "3"), ("2", "4")):
+        os.environ |= {"GROUP_WORLD_SIZE": launchers, "TORCHELASTIC_RESTART_COUNT": restarts}
+        added.append(launcher.connect_to_store(limit).add("a", 1))
+    assert added == [1, 1, 2, 1, 1, 2]
+
+
+@pytest.mark.parametrize(("rank", "prefix"), [("0", ""), ("1", "process 1 of 2: ")])
+def test_an_error_waits_for_that_of_the_main_process(monkeypatch, capsys, rank, prefix):
+    """Then a launcher's signal ends it at once; else it names its process."""
+    handlers, end = [], Mock(side_effect=SystemExit)
+    monkeypatch.setattr(os, "environ", launched(1, int(rank)))
+    monkeypatch.setattr(launcher, "exit_process", end)
+    sleep = Mock(side_effect=lambda seconds: handlers.append(signal.getsignal(signal.SIGINT)))
+    monkeypatch.setattr(launcher, "time", SimpleNamespace(sleep=sleep))
+    with pytest.raises(SystemExit):
+        launcher.exit_with_error("error: wrong")
+    end.assert_called_once_with(2)
+    assert capsys.readouterr().err == f"{prefix}error: wrong\n"
+    assert handlers == [signal.SIG_DFL] * bool(prefix)
+
+
+@pytest.mark.parametrize(
+    ("ended", "rank", "is_first"), [(1, 1, 1), (2, 0, 0), (0, 0, 1), (0, 1, 0)]
+)
+def test_the_first_process_to_end_says_why(monkeypatch, capsys, ended, rank, is_first):
+    """By the store, or without one the first of each machine."""
+    monkeypatch.setattr(os, "environ", launched(1, rank))
+    store = SimpleNamespace(add=lambda name, count: ended) if ended else None
+    monkeypatch.setattr(launcher, "_store_of_ends", store)
+    monkeypatch.setattr(launcher, "_end_process", Mock(side_effect=SystemExit))
+    monkeypatch.setattr(launcher, "time", Mock())
+    for launcher_pid, message in ((os.getppid(), LOST), (0, LOST_LAUNCHER)):
+        monkeypatch.setattr(launcher, "_ending", threading.Lock())
+        monkeypatch.setattr(launcher, "_launcher_pid", launcher_pid)
+        with pytest.raises(SystemExit):
+            launcher.end_after_loss()
+        assert capsys.readouterr().err == message * is_first
+
+
+def test_errors_that_tell_of_a_lost_peer(monkeypatch):
+    """Any other is raised."""
+    monkeypatch.setattr(launcher, "end_after_loss", Mock(side_effect=SystemExit))
+    joined = processes.Processes(0, 2, SimpleNamespace(control=None))
+    lost = ("Connection reset", "Timed out waiting", "Application timeout", "Broken pipe")
+    for text in (*lost, "shapes differ"):
+        error = Mock(side_effect=RuntimeError(text))
+        monkeypatch.setattr("torch.distributed.all_gather_object", error)
+        with pytest.raises(SystemExit if text in lost else RuntimeError):
+            joined.gather(1)
+
+
+def test_too_few_gpus(monkeypatch):
+    monkeypatch.setattr(os, "environ", launched(1, rank=1))
+    monkeypatch.setattr(launcher, "watch_launcher", lambda: None)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    message = "^process 1 of this machine has no GPU: there are 1; lower --nproc-per-node$"
+    with pytest.raises(DeviceError, match=message), processes.join_processes("cuda"):
+        pass
 
 
 HUNG = "error: a GPU has hung for 0 minutes; run the same command again\n"
@@ -75,11 +161,7 @@ HUNG = "error: a GPU has hung for 0 minutes; run the same command again\n"
     ("scenario", "message"), [("late", LOST), ("stopped", LOST), ("gpu", HUNG)]
 )
 def test_a_process_that_is_lost(tmp_path, scenario, message):
-    """The other ends, and one says why, although the main threads wait for something else.
-
-    Sabotage: let the first that has finished end the watch; wait longer for a peer than
-    PEER_TIMEOUT; wait for the store; do not look at the GPU; give NCCL more than ten minutes.
-    """
+    """The other ends, and one says why, although the main threads wait for something else."""
     port, words = free_port(), [sys.executable, SCENARIO, scenario]
     with (tmp_path / "out").open("w") as out, (tmp_path / "err").open("w") as err:
         streams = {"stdout": out.fileno(), "stderr": err.fileno()}
@@ -94,7 +176,7 @@ def test_a_process_that_is_lost(tmp_path, scenario, message):
 
 
 def test_every_limit_is_documented():
-    """In the table of waits, by its rows. Sabotage: change any of them."""
+    """In the table of waits, by its rows."""
     table = DOCUMENTATION.read_text().partition("| for | at most |")[2]
     limits = re.findall(r"\| (\d+) (seconds|minutes|hours) \|$", table, re.MULTILINE)
     assert [timedelta(**{unit: int(number)}) for number, unit in limits] == [

@@ -1,12 +1,21 @@
 """Settings of the process: standard streams that are closed or lost, memory, and threads."""
 
+import logging
 import os
+import signal
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from unittest.mock import Mock
 
 import pytest
 from conftest import command
 
-from transformer_mt.system.process_settings import configure_libraries
+from transformer_mt.errors import Interrupted
+from transformer_mt.system.process_settings import (
+    catch_stop_signals,
+    configure_libraries,
+    handle_signals,
+)
 
 
 @pytest.mark.parametrize(
@@ -18,10 +27,7 @@ from transformer_mt.system.process_settings import configure_libraries
     ],
 )
 def test_a_closed_stream(untrained_run, words, closed, code, message):
-    """A closed stdout is an error of one line; a closed stdin is empty.
-
-    Sabotage: open the null device for writing; leave sys.stdin None.
-    """
+    """A closed stdout is an error of one line; a closed stdin is empty."""
     line = " ".join(command(*words)).replace("RUN", str(untrained_run))
     done = subprocess.run(["bash", "-c", f"{line} {closed}"], capture_output=True, timeout=60)
     assert (done.returncode, done.stdout, done.stderr.decode()) == (code, b"", message)
@@ -35,20 +41,40 @@ def test_a_closed_stream(untrained_run, words, closed, code, message):
         ("OMP_WAIT_POLICY", "PASSIVE", "GOMP_SPINCOUNT", None),
         ("PATH", "", "ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64"),
         ("LRU_CACHE_CAPACITY", "9", "LRU_CACHE_CAPACITY", "9"),
+        ("PATH", "", "TORCH_CPP_LOG_LEVEL", "FATAL"),
     ],
 )
 def test_variables_of_the_user_are_kept(monkeypatch, name, value, variable, expected):
-    """Sabotage: set a variable whatever it is."""
     monkeypatch.setattr(os, "environ", {name: value})
     configure_libraries()
     assert os.environ.get(variable) == expected
+    assert logging.getLogger("matplotlib").level == logging.ERROR
 
 
 def test_variables_are_set_before_torch_is_imported():
-    """As GNU OpenMP reports, which torch loads. Sabotage: set them in a command."""
+    """As GNU OpenMP reports, which torch loads."""
     names = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
     environment = {name: value for name, value in os.environ.items() if name not in names}
     words = command("translate", "nowhere")
     environment |= {"OMP_DISPLAY_ENV": "VERBOSE"}
     done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=60)
     assert "GOMP_SPINCOUNT = '1000'" in done.stderr
+
+
+def test_signals_that_stop():
+    """The first is noted, the second raises; all is restored, and nothing changed in a thread."""
+    numbers, handler = (signal.SIGINT, signal.SIGTERM), Mock()
+
+    def handled_in_thread() -> object:
+        with handle_signals(signal.SIG_DFL):
+            return signal.getsignal(signal.SIGINT)
+
+    with handle_signals(handler), ThreadPoolExecutor(1) as pool:
+        with catch_stop_signals() as request:
+            signal.raise_signal(signal.SIGTERM)
+            assert request.signum == signal.SIGTERM
+            with pytest.raises(Interrupted) as stop:
+                signal.raise_signal(signal.SIGINT)
+        assert stop.value.exit_code == 130
+        assert [signal.getsignal(number) for number in numbers] == [handler, handler]
+        assert pool.submit(handled_in_thread).result() is handler

@@ -1,7 +1,10 @@
 """Lines in and out: none lost, none held back."""
 
+import errno
+import gzip
 import io
 import os
+import sys
 import threading
 
 import pytest
@@ -9,7 +12,13 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from transformer_mt.errors import DataError
-from transformer_mt.system.streams import LineReader
+from transformer_mt.system.streams import (
+    LineReader,
+    count_lines,
+    open_input,
+    reading,
+    require_input,
+)
 
 UTF_16 = (b"\xff\xfe", b"\xfe\xff")
 
@@ -35,10 +44,7 @@ def read(raw: bytes, size: int, pieces: int = 1) -> tuple[list[list[str]], int]:
 
 @given(st.lists(st.binary(max_size=9)), st.booleans(), st.integers(1, 5), st.integers(1, 4))
 def test_every_line_once_and_in_order(lines, ended, size, pieces):
-    r"""Split at line feeds alone; a last line without one counts.
-
-    Sabotage: `splitlines()`; forget what follows the last line feed.
-    """
+    r"""Split at line feeds alone; a last line without one counts."""
     raw = b"\n".join(line.replace(b"\n", b"\r") for line in lines) + b"\n" * ended
     assume(not raw.startswith(UTF_16))
     expected = raw.split(b"\n")
@@ -53,10 +59,7 @@ def test_every_line_once_and_in_order(lines, ended, size, pieces):
 
 
 def test_only_what_is_not_utf_8_is_counted():
-    """A replacement character is valid, and so is a line longer than any block.
-
-    A byte order mark is dropped at the start alone. Sabotage: keep it; drop it from every line.
-    """
+    """U+FFFD is valid, and a line longer than any block. Only a mark at the start goes."""
     assert read(b"\xef\xbb\xbfa\n\xef\xbb\xbfb", 9)[0] == [["a", "\ufeffb"]]
     assert read("\ufffd\n\u2028\r".encode() + b"\n\xff\xff\n\xc3", 10)[1] == 2
     assert read(b"x" * 10_000_000 + b"\nend", 4)[0] == [["x" * 10_000_000, "end"]]
@@ -64,20 +67,14 @@ def test_only_what_is_not_utf_8_is_counted():
 
 @pytest.mark.parametrize("mark", UTF_16)
 def test_utf_16_is_refused(mark):
-    """By its first bytes; without them the same bytes are text. Sabotage: replace all of it."""
+    """By its first bytes; without them the same bytes are text."""
     with pytest.raises(DataError, match="^in.de: is UTF-16; convert it with iconv -f UTF-16 "):
         list(LineReader(io.BytesIO(mark + b"a\0"), "in.de").chunks(9, 9))
     assert list(LineReader(io.BytesIO(b"a\n" + mark)).chunks(9, 9)) == [["a", "\ufffd\ufffd"]]
 
 
-def test_the_first_chunk_may_be_smaller():
-    """The others are full. Sabotage: make all of them small."""
-    chunks = LineReader(io.BytesIO(b"a\n" * 12)).chunks(5, 2)
-    assert list(map(len, chunks)) == [2, 5, 5]
-
-
 def test_a_writer_that_waits_gets_its_lines():
-    """Without closing the pipe, and without its half line. Sabotage: read until a chunk is full."""
+    """Without closing the pipe, and without its half line."""
     reading, writing = os.pipe()
     with open(reading, "rb") as stream:
         chunks = LineReader(stream).chunks(1000, 1000)
@@ -86,3 +83,33 @@ def test_a_writer_that_waits_gets_its_lines():
         os.write(writing, b"f\n")
         os.close(writing)
         assert list(chunks) == [["half"]]
+
+
+def test_inputs_that_cannot_be_read(tmp_path, monkeypatch):
+    """The file is named, with the system's reason or that of the compression."""
+    path = tmp_path / "in.gz"
+    path.write_bytes(gzip.compress(b"text")[:10] + b"\xff" * 9)
+    with open_input(path) as file, pytest.raises(DataError, match=r"in.gz: cannot be read: Error"):
+        list(LineReader(file, str(path)).chunks(9, 9))
+    assert count_lines(path) is None
+    message = "^in: cannot be read: Input/output error$"
+    with pytest.raises(DataError, match=message), reading("in"):
+        raise OSError(errno.EIO, "Input/output error", "in")
+    monkeypatch.setattr(os, "access", lambda path, mode: mode != os.R_OK)
+    with pytest.raises(DataError, match=f"^{path}: not readable$"):
+        require_input(path)
+
+
+def test_lines_are_counted(tmp_path, monkeypatch):
+    """Of stdin those that are left, which are then read; of a pipe none."""
+    (tmp_path / "in").write_bytes(b"a\nb\n\nc")
+    assert count_lines(tmp_path / "in") == 4
+    with (tmp_path / "in").open() as stdin:
+        monkeypatch.setattr(sys, "stdin", stdin)
+        stdin.buffer.readline()
+        assert count_lines(None) == 3 and stdin.buffer.read() == b"b\n\nc"
+    reading_end, writing_end = os.pipe()
+    os.close(writing_end)
+    with open(reading_end) as stdin:
+        monkeypatch.setattr(sys, "stdin", stdin)
+        assert count_lines(None) is None

@@ -2,6 +2,7 @@
 
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
 import pytest
@@ -21,15 +22,16 @@ def test_results_are_in_order(threads):
         time.sleep(0.02 if item % 3 == 0 else 0)
         return -item
 
+    items = iter(range(99))
+    results = WorkerThreads().map(wait, items)
+    assert next(results) == 0 and next(items) <= MAX_WORKERS + 1  # not all are taken in advance
+    results.close()
     assert list(WorkerThreads().map(wait, range(10))) == [-item for item in range(10)]
     assert list(WorkerThreads().map(wait, [])) == []
 
 
 def test_several_run_at_once_in_threads_that_end_with_their_owner():
-    """Each waits for the other, so one after the other would not end.
-
-    Sabotage: keep the pool in a global.
-    """
+    """Each waits for the other, so one after the other would not end."""
     torch.set_num_threads(2)
     both = threading.Barrier(2, timeout=SECONDS)
 
@@ -55,7 +57,8 @@ def test_threads_are_divided_among_the_workers(threads, items, each):
         return torch.get_num_threads()
 
     assert set(WorkerThreads().map(count, range(items))) == {each}
-    assert torch.get_num_threads() == threads
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(torch.get_num_threads).result() == threads == torch.get_num_threads()
 
 
 class Waiting:
@@ -79,7 +82,7 @@ class Waiting:
 
 
 def test_closing_and_an_error_stop_the_workers():
-    """And wait until they have stopped; the threads can be used again. Sabotage: do not wait."""
+    """And wait until they have stopped; the threads can be used again."""
     torch.set_num_threads(2)
     waiting, workers, began = Waiting(), WorkerThreads(), time.monotonic()
     with closing(workers.map(waiting, [0, 1, 1, 1])) as results:

@@ -14,6 +14,7 @@ import pytest
 
 from transformer_mt.errors import DataError
 from transformer_mt.system.outputs import check_output
+from transformer_mt.translation import run
 from transformer_mt.translation.options import OutputOptions
 from transformer_mt.translation.run import finish, serve, translate_stream
 from transformer_mt.translation.translator import Translation, format_lines
@@ -51,9 +52,10 @@ class Reverser:
         self.rounds.append(len(lines))
         self.first_lines.append(first_line)
         advance(len(lines))
-        return [
-            [Translation(line[::-1], -1.0, min(len(line), 1) + (line == "abcd"))] for line in lines
+        best = [
+            Translation(line[::-1], -1.0, min(len(line), 1) + (line == "abcd")) for line in lines
         ]
+        return [[each, each._replace(parts=1)] if each.parts > 1 else [each] for each in best]
 
     def translate_chunks(self, chunks, advance, first_line):
         """Takes a chunk before it has translated the one before it."""
@@ -62,7 +64,9 @@ class Reverser:
             first_line += len(lines)
 
 
-def translate(world_size: int, source, output, options=JSONL, fingerprint=None) -> list[int]:
+def translate(
+    world_size: int, source, output, options=JSONL, fingerprint=None, is_named=False
+) -> list[int]:
     """Translates a file with several threads; gives the number of lines of each round."""
     barrier = threading.Barrier(world_size, timeout=10)
     shared = SimpleNamespace(slots=[None] * world_size, barrier=barrier)
@@ -70,7 +74,8 @@ def translate(world_size: int, source, output, options=JSONL, fingerprint=None) 
     with ThreadPoolExecutor(world_size) as pool:
         others = [pool.submit(serve, translator) for translator in translators[1:]]
         try:
-            translate_stream(translators[0], source, check_output(output), options, fingerprint)
+            files = source, check_output(output)
+            translate_stream(translators[0], *files, options, fingerprint, is_named)
         finally:
             finish(translators[0].processes)
     assert all(other.result() is None for other in others)
@@ -88,10 +93,7 @@ def translate(world_size: int, source, output, options=JSONL, fingerprint=None) 
     [(1, 0, []), (1, 1, [1]), (1, 20, [4, 10, 6]), (2, 47, [4, 20, 20, 3]), (3, 10, [4, 6])],
 )
 def test_each_line_is_translated_once_and_in_order(world_size, lines, rounds, tmp_path):
-    """The first chunk is small; a later round has a chunk for each process.
-
-    Sabotage: count lines from 1 in each round.
-    """
+    """The first chunk is small; a later round has a chunk for each process."""
     path = tmp_path / "in"
     path.write_text("".join(f"a{i}b\n" for i in range(lines)))
     assert translate(world_size, path, tmp_path / "out") == rounds
@@ -103,7 +105,7 @@ def test_each_line_is_translated_once_and_in_order(world_size, lines, rounds, tm
 
 
 def test_the_bytes_do_not_depend_on_the_number_of_processes(tmp_path):
-    """A compressed output has a member for each chunk. Sabotage: a member for each round."""
+    """A compressed output has a member for each chunk."""
     (tmp_path / "in").write_text("ab\n" * 47)
     for world_size in (1, 3):
         translate(world_size, tmp_path / "in", tmp_path / f"{world_size}.gz")
@@ -115,7 +117,7 @@ def test_the_bytes_do_not_depend_on_the_number_of_processes(tmp_path):
 
 
 def test_a_pipe_waits_for_no_further_chunk(tmp_path):
-    """Its writer may wait for an answer. Sabotage: fill the round."""
+    """Its writer may wait for an answer."""
     os.mkfifo(tmp_path / "pipe")
     writer = threading.Thread(target=(tmp_path / "pipe").write_text, args=["ab\n" * 30])
     writer.start()
@@ -128,7 +130,7 @@ def test_a_pipe_waits_for_no_further_chunk(tmp_path):
 
 
 def test_memory_stays_flat(tmp_path, monkeypatch):
-    """It takes no more for ten times as many lines. Sabotage: read all lines first."""
+    """It takes no more for ten times as many lines."""
     monkeypatch.setattr(Reverser, "chunk_lines", 1000)
     peaks = []
     for count in (20_000, 200_000):
@@ -141,7 +143,7 @@ def test_memory_stays_flat(tmp_path, monkeypatch):
 
 
 def test_another_number_of_processes_continues(tmp_path, caplog):
-    """After the chunks that were read before an error. Sabotage: skip whole rounds only."""
+    """After the chunks that were read before an error."""
     text = "".join(f"{number:>9999}\n" for number in range(FIRST + 4 * CHUNK + 8)).encode()
     source, output = tmp_path / "in.gz", tmp_path / "out"
     whole = gzip.compress(text, compresslevel=0)
@@ -157,23 +159,21 @@ def test_another_number_of_processes_continues(tmp_path, caplog):
     assert output.read_bytes() == b"".join(line[::-1] + b"\n" for line in text.splitlines())
 
 
-def test_what_is_reported(tmp_path, caplog):
+def test_what_is_reported(tmp_path, caplog, monkeypatch):
     """Lines read, split and repaired; those that an earlier process split count too."""
+    times = iter([7.0, 9.0, 20.0, 20.5])
+    monkeypatch.setattr(run, "time", SimpleNamespace(monotonic=times.__next__))
     source, output, made_from = tmp_path / "in", tmp_path / "out", {"made from": "text"}
     source.write_bytes(b"\xef\xbb\xbfab\xff\n" + b"abcd\n" * 10 + b"\n" + b"cd")
     with caplog.at_level(logging.INFO, "transformer_mt"):
         translate(1, source, output, JSONL, made_from)
         output.rename(tmp_path / ".out.partial")  # as if it had been killed just before
-        assert translate(1, source, output, JSONL, made_from) == []
-    messages = [record.getMessage() for record in caplog.records]
-    assert messages[0].startswith("13 lines in 0.") and messages[0].endswith(" per second")
-    rest = [
-        "10 lines translated in parts",
-        "1 line not in UTF-8; invalid bytes were replaced by U+FFFD",
-    ]
-    assert messages[1:3] == messages[-2:] == rest
-    assert caplog.records[2].levelname == "WARNING"
-    assert messages[-3].startswith("0 lines in 0.")
+        assert translate(1, source, output, JSONL, made_from, is_named=True) == []
+    replaced = "1 line not in UTF-8; invalid bytes were replaced by U+FFFD"
+    first = ["13 lines in 2.0 s, 6 per second", "10 lines translated in parts", replaced]
+    assert caplog.messages[:3] == first and caplog.records[2].levelname == "WARNING"
+    again = ["0 lines in 0.5 s, 0 per second", *first[1:]]
+    assert caplog.messages[-3:] == [f"{source}: {message}" for message in again]
 
 
 def test_what_is_written_for_a_line():

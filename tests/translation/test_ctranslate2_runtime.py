@@ -4,7 +4,9 @@ import json
 import re
 import shutil
 from dataclasses import replace
+from unittest.mock import Mock
 
+import ctranslate2
 import pytest
 from conftest import NASTY, assert_one_error, copy_lines, tiny_config
 
@@ -14,7 +16,7 @@ from transformer_mt.checkpoints.exported import load_exported, write_record
 from transformer_mt.checkpoints.run_directory import find_checkpoint
 from transformer_mt.errors import CheckpointError, ConfigError, DataError
 from transformer_mt.training.run import train
-from transformer_mt.translation.ctranslate2_runtime import CTranslate2Runtime
+from transformer_mt.translation.ctranslate2_runtime import CTranslate2Runtime, count_threads
 from transformer_mt.translation.export import export
 from transformer_mt.translation.options import SearchOptions
 from transformer_mt.translation.translator import Translator
@@ -54,19 +56,12 @@ def assert_same(expected, actual, options: SearchOptions, lines=LINES) -> None:
     ],
 )
 def test_it_translates_as_pytorch_does(models, options):
-    """Empty, hostile, long and repeated lines: hypotheses, scores and parts.
-
-    Sabotage: our length penalty for CTranslate2's; no end token; at least one token.
-    """
+    """Empty, hostile, long and repeated lines: hypotheses, scores and parts."""
     assert_same(*models, options)
 
 
 def test_outputs_end_at_the_limit_of_their_own_source(corpus_dir, tmp_path):
-    """Of a model that has learned nothing, in batches of several lengths.
-
-    Sabotage: the limit of the longest source for all; cut the hypotheses of beam search; none of
-    greedy search.
-    """
+    """Of a model that has learned nothing, in batches of several lengths."""
     options, lines = SearchOptions(3, 0.6, n_best=3, batch_tokens=1000), LINES[-20:]
     layers = {"model__n_heads": 2}
     train(tiny_config(corpus_dir, train__max_steps=0, **layers), tmp_path / "run")
@@ -88,10 +83,7 @@ def test_scores_of_given_translations(models):
 
 
 def test_it_resumes(exported_run, tmp_path, call, monkeypatch):
-    """What was finished before an error is kept. Sabotage: leave the digest out of `_fingerprint`.
-
-    Another export of the same checkpoint starts over.
-    """
+    """What was finished before an error is kept; another export has another digest."""
     source, arguments = tmp_path / "in.de", ("translate", exported_run, "--input")
     source.write_text("".join(f"{line}\n" for line in copy_lines(50, 3)))
     monkeypatch.setattr(CTranslate2Runtime, "chunk_lines", (10, 10))
@@ -108,20 +100,14 @@ def test_it_resumes(exported_run, tmp_path, call, monkeypatch):
         patch.setattr(Translator, "_detokenize", failing)
         stopped = call(*arguments, source, "--output", tmp_path / "out")
     assert_one_error(stopped, "out of memory")
-    export(find_checkpoint(exported_run.parent / "copy"), tmp_path / "int8", "int8")
-    other = call("translate", tmp_path / "int8", *arguments[2:], source, "-o", tmp_path / "out")
-    assert "continuing" not in other.err and "checkpoint" in other.err
-    (tmp_path / "out").unlink()
-    calls.clear()
-    with monkeypatch.context() as patch:
-        patch.setattr(Translator, "_detokenize", failing)
-        call(*arguments, source, "--output", tmp_path / "out")
     done = call(*arguments, source, "--output", tmp_path / "out")
     assert "continuing after 20" in done.err and (tmp_path / "out").read_bytes() == expected
+    int8 = export(find_checkpoint(exported_run.parent / "copy"), tmp_path / "int8", "int8")
+    assert load_exported(int8).digest != load_exported(exported_run).digest
 
 
 def test_a_type_that_the_cpu_lacks(copy_run, tmp_path, call):
-    """Is told by our message, which --quiet stops. Sabotage: leave the type to CTranslate2."""
+    """Is told by our message, which --quiet stops."""
     exported = export(find_checkpoint(copy_run), tmp_path / "out", "float16")
     (tmp_path / "in").write_text("a b\n")
     done = call("translate", exported, "--quiet", "--input", tmp_path / "in")
@@ -130,11 +116,38 @@ def test_a_type_that_the_cpu_lacks(copy_run, tmp_path, call):
     assert runtime._translator.compute_type == "float32"
 
 
-def test_scores_are_recorded_beside_it(copy_run, tmp_path, call):
-    """The run's BLEU, as system and as baseline; the record names the runtime and the weights.
+@pytest.mark.parametrize(
+    ("gpus", "option", "device", "index", "threads", "batch_tokens"),
+    [
+        (1, "auto", "cuda", 3, 1, 16384),
+        (1, "cpu", "cpu", 0, 2, 2048),
+        (0, "auto", "cpu", 0, 2, 2048),
+    ],
+)
+def test_devices(exported_run, monkeypatch, gpus, option, device, index, threads, batch_tokens):
+    """A GPU for each process where there is one, else a batch for each thread."""
+    load = Mock()
+    monkeypatch.setattr(ctranslate2, "get_cuda_device_count", lambda: gpus)
+    monkeypatch.setattr(ctranslate2, "get_supported_compute_types", lambda device: {"float32"})
+    monkeypatch.setattr(ctranslate2, "Translator", load)
+    monkeypatch.setenv("LOCAL_RANK", "3")
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    runtime = transformer_mt.load(exported_run, device=option, max_length=1021).runtime
+    assert (runtime.device_type, runtime.batch_tokens) == (device, batch_tokens)
+    numbers = {"device_index": index, "inter_threads": threads, "intra_threads": 1}
+    load.assert_called_once_with(str(exported_run), device, **numbers, compute_type="default")
 
-    Sabotage: record the option's precision; group it with the run in `compare`.
-    """
+
+@pytest.mark.parametrize(("value", "threads"), [("3", 3), ("0", 5), ("x", 5), ("", 5)])
+def test_the_number_of_threads(monkeypatch, value, threads):
+    """Is OMP_NUM_THREADS, or that of the CPUs which this process may use."""
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(5)))
+    monkeypatch.setenv("OMP_NUM_THREADS", value)
+    assert count_threads() == threads
+
+
+def test_scores_are_recorded_beside_it(copy_run, tmp_path, call):
+    """The run's BLEU, as system and as baseline; the record names the runtime and the weights."""
     exported = export(find_checkpoint(copy_run), tmp_path / "out", "int8")
     (tmp_path / "text").write_text("".join(f"{line}\n" for line in copy_lines(30, 9)))
     texts = "--src", tmp_path / "text", "--ref", tmp_path / "text"
@@ -172,8 +185,9 @@ def test_what_it_refuses(copy_run, exported_run, tmp_path, call, options, messag
 
 def test_what_needs_the_checkpoint(models, exported_run, tmp_path, call):
     """Says so, in the library and in commands."""
+    message = "exported: an exported model gives only .* made from, step-00000001$"
     for ask in (models[1].attention, models[1].encoder_output, models[1].logits):
-        with pytest.raises(ConfigError, match="exported: an exported model gives only"):
+        with pytest.raises(ConfigError, match=message):
             ask("abc")
     assert repr(models[1]).endswith(": de to en, CTranslate2 float32 on cpu>")
     for words in (("export", exported_run, "-o", tmp_path / "x"), ("average", exported_run)):
@@ -193,7 +207,6 @@ def test_what_needs_the_checkpoint(models, exported_run, tmp_path, call):
     ],
 )
 def test_damage_is_named(exported_run, tmp_path, name, change, message):
-    """Sabotage: do not verify the manifest."""
     folder = shutil.copytree(exported_run, tmp_path / "copy")
     if change:
         (folder / name).write_bytes(change((folder / name).read_bytes()))

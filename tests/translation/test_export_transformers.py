@@ -69,15 +69,15 @@ def load(folder: Path):
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("norm", ["post", "pre"])
 def test_every_model_it_can_express(tmp_path, norm, tied):
-    """Either norm, tied or not, with biases or without, uneven stacks.
-
-    Sabotage: leave out any `[order]`; forget the padding mask; scale_embedding False.
-    """
+    """Either norm, tied or not, with biases or without, uneven stacks."""
     changes = {"model__norm": norm, "model__tie_embeddings": tied, "model__attention_bias": tied}
-    stacks = {"model__encoder_layers": 2, "model__decoder_layers": 1}
-    checkpoint = random_checkpoint(tmp_path / "step", subwords(), **changes, **stacks)
+    changes |= {"model__encoder_layers": 2, "model__decoder_layers": 1, "model__dropout": 0.3}
+    changes |= {"model__attention_dropout": 0.2, "model__activation_dropout": 0.1}
+    checkpoint = random_checkpoint(tmp_path / "step", subwords(), **changes)
     folder = export(checkpoint, tmp_path / "out", format="transformers")
     model, tokenizer = load(folder)
+    names = ("dropout", "attention_dropout", "activation_dropout")
+    assert [getattr(model.config, name) for name in names] == [0.3, 0.2, 0.1]
     lines = (SAMPLE / "test.de").read_text(encoding="utf-8").split("\n")[:20]
     batch = tokenizer(lines, return_tensors="pt", padding=True)
     tgt_in = torch.randint(4, 600, (20, 30))
@@ -90,17 +90,14 @@ def test_every_model_it_can_express(tmp_path, norm, tied):
 
 @pytest.mark.parametrize("count", [200, pytest.param(20_000, marks=pytest.mark.slow)])
 def test_it_translates_as_ours_does(copy_run, tmp_path, monkeypatch, count):
-    """As the model card says: greedy search; beam search without a length penalty.
-
-    Sabotage: `forced_eos_token_id` of 0; decoding that starts with padding.
-    """
+    """As the model card says: greedy search; beam search without a length penalty."""
     folder = export(find_checkpoint(copy_run), tmp_path / "out", format="transformers")
     lines = copy_lines(count, 11)
     card = (folder / "README.md").read_text()
     code = card.split("## How to use it\n\n")[1].split("\n\nThis is")[0].replace("    ", "")
     code = code.replace('["..."]', "lines").replace("print(", "texts.extend(")
     beam = "num_beams=4, length_penalty=0.0, early_stopping=True"
-    assert beam in card.replace("\n", " ")
+    assert beam in card.replace("\n", " ") and "`max_new_tokens`, 74 by default" in card
     monkeypatch.chdir(folder)
     ours = build_translation_model([find_checkpoint(copy_run)], LoadOptions())
     for search, options in (("", {}), (f", {beam}", {"beam_size": 4, "length_penalty": 0.0})):
@@ -109,17 +106,15 @@ def test_it_translates_as_ours_does(copy_run, tmp_path, monkeypatch, count):
             names = {"lines": lines[first : first + 500], "texts": texts}
             exec(code.replace("=limit", f"=limit{search}"), names)
         assert texts == ours.translate(lines, **options)
+    limits = names["model"].generation_config.max_new_tokens, names["tokenizer"].model_max_length
+    assert limits == (74, 1072)
 
 
 @pytest.mark.parametrize("count", [1000, pytest.param(20_000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("symbols", [[], ["<bt>", "<bt>x", "[a|b]"]])
 @pytest.mark.parametrize("kind", ["bpe", "unigram"])
 def test_ids_are_ours(tmp_path, kind, symbols, count):
-    """Of whatever a line holds; in unigram vocabularies but for equally likely segmentations.
-
-    A line that is only a symbol has no space mark. Sabotage: `split_special_tokens` False; merges
-    by length; trim only spaces; look for symbols before normalising; normalise their names.
-    """
+    """Of whatever a line holds; in unigram vocabularies but for equally likely segmentations."""
     vocab = subwords(kind, 900, symbols)
     checkpoint = random_checkpoint(tmp_path / "step", vocab, vocab__symbols=symbols)
     _, tokenizer = load(export(checkpoint, tmp_path / "out", format="transformers"))
@@ -130,7 +125,7 @@ def test_ids_are_ours(tmp_path, kind, symbols, count):
         alphabet = rng.choice(["ab ", "<>/0x41sunk ", "en er▁ ", " \t\x1c\x85\u2028a", "19.!-"])
         line = "".join(rng.choices(alphabet, k=rng.randint(1, 40)))
         lines.append(line + rng.choice(["", *symbols]) + rng.choice(lines))
-    lines = [line for line in lines if line.strip() not in symbols]
+    lines = [line for line in lines if line.strip() not in symbols]  # alone, one has no space mark
     scores = vocab.table().scores
     for line, ids, expected in zip(
         lines, tokenizer(lines).input_ids, vocab.encode(lines), strict=True
@@ -143,7 +138,7 @@ def test_ids_are_ours(tmp_path, kind, symbols, count):
 
 
 def test_what_it_refuses(tmp_path):
-    """By name, leaving nothing behind. Sabotage: leave out a check of `tokenizer_json`."""
+    """By name, leaving nothing behind."""
     separate = Vocabulary(
         *(train_vocabulary([WORDS], VocabConfig(size=n)).tgt_model for n in (500, 600))
     )
@@ -181,10 +176,7 @@ def other_vocabulary(**options: object) -> Vocabulary:
 
 @pytest.mark.parametrize("special", [{}, {"unk_id": 1, "bos_id": -1, "eos_id": 0}])
 def test_a_vocabulary_with_other_special_pieces(tmp_path, special):
-    """Without padding, as is SentencePiece's default, and without BOS, as in Marian.
-
-    Sabotage: give the pieces in the model's order.
-    """
+    """Without padding, as is SentencePiece's default, and without BOS, as in Marian."""
     vocab = other_vocabulary(byte_fallback=True, **special)
     checkpoint = random_checkpoint(tmp_path / "step", vocab)
     _, tokenizer = load(export(checkpoint, tmp_path / "out", format="transformers"))

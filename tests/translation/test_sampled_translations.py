@@ -1,17 +1,21 @@
 """Sampling: what is drawn, what it depends on, and what is refused."""
 
+import json
+
 import pytest
 import torch
 from conftest import assert_one_error, copy_lines
 
 from transformer_mt import load
+from transformer_mt.checkpoints.run_directory import find_checkpoint
 from transformer_mt.errors import ConfigError
+from transformer_mt.system.files import sha256
 from transformer_mt.text.vocabulary import PAD_ID
 from transformer_mt.translation import run
 from transformer_mt.translation.options import Sampling, SearchOptions
 from transformer_mt.translation.pytorch_runtime import PyTorchRuntime
 from transformer_mt.translation.search import Sampler
-from transformer_mt.translation.translator import Source, format_lines
+from transformer_mt.translation.translator import Source, format_lines, length_penalty
 
 LINES = [*copy_lines(30, 5), "", "ab cd"]
 LINES += ["ab cd", " ".join(LINES[:8])]  # a repeated one, and one that is split
@@ -28,10 +32,7 @@ def draw(logits: torch.Tensor, count: int, position: int = 1, **options) -> torc
     ("temperature", "top_k"), [(1.0, None), (0.5, None), (2.0, 3), (1.0, 1), (1.0, 99)]
 )
 def test_tokens_are_drawn_by_their_probabilities(temperature, top_k):
-    """Those of the softmax of the logits by the temperature, the `top_k` highest alone.
-
-    Sabotage: multiply the logits by the temperature; `top_k + 1`; noise of a normal distribution.
-    """
+    """Those of the softmax of the logits by the temperature, the `top_k` highest alone."""
     logits = torch.tensor([0.3, -4.0, 1.2, 0.9, -torch.inf, -1.0, 1.0, 0.0])
     kept = logits >= logits.sort(descending=True).values[min(top_k or 8, 8) - 1]
     expected = (logits / temperature).masked_fill(~kept, -torch.inf).softmax(0)
@@ -42,10 +43,10 @@ def test_tokens_are_drawn_by_their_probabilities(temperature, top_k):
 
 
 def test_draws_are_independent_and_nearly_equal_logits_give_the_same():
-    """Over lines, positions and seeds; of other rows and of rounding they do not depend.
-
-    Sabotage: leave line, part, position or seed out of the noise.
-    """
+    """By line, position and seed, the same in every version; rows and rounding do not matter."""
+    assert draw(torch.arange(50) / 50, 8, 2, top_k=20).tolist() == [
+        *(39, 37, 40, 40, 31, 43, 41, 36)
+    ]
     logits, count = torch.zeros(50), 5_000
     first = draw(logits, count)
     others = [draw(logits, count, 2), draw(logits, count, seed=2), first.roll(1)]
@@ -61,10 +62,7 @@ def test_draws_are_independent_and_nearly_equal_logits_give_the_same():
 
 
 def test_a_line_s_draw_depends_on_its_number_alone(untrained_run):
-    """Not on batches, chunks or the lines around it; equal lines differ.
-
-    Sabotage: translate equal sources once; number lines from the chunk; leave out the part.
-    """
+    """Not on batches, chunks or the lines around it; equal lines differ."""
     model, sampling = load(untrained_run), Sampling(temperature=0.7)
     small, large = (
         model.translator(SearchOptions(sampling=sampling, batch_tokens=n)) for n in (40, 4096)
@@ -81,31 +79,31 @@ def test_a_line_s_draw_depends_on_its_number_alone(untrained_run):
     assert expected[31][0].text != expected[32][0].text and expected[33][0].parts > 1
 
 
-def test_scores_are_those_of_the_model(untrained_run):
-    """Of hypotheses that end, and of those cut at the limit, which have no end.
-
-    Sabotage: scores of the tempered probabilities; leave out the end; one token too many.
-    """
+@pytest.mark.parametrize("alpha", [0.0, 1.0])
+def test_scores_are_those_of_the_model(untrained_run, alpha):
+    """Of hypotheses that end, and of those cut at the limit, which have no end."""
     model = load(untrained_run)
     rows = [tuple(ids) for ids in model.vocab.src.encode(copy_lines(60, 5))]
     sources = [Source(ids, line=line) for line, ids in enumerate(rows)]
-    options = SearchOptions(length_penalty=0.0, sampling=Sampling(temperature=0.7))
+    options = SearchOptions(length_penalty=alpha, sampling=Sampling(temperature=0.7))
     [drawn] = model.runtime.decode([sources], options)
     given = model.runtime.score(rows, [each.ids for [each] in drawn])
     ended = [len(each.ids) < len(ids) + 50 for [each], ids in zip(drawn, rows, strict=True)]
     assert 5 < sum(ended) < 55
     for [each], score, has_end in zip(drawn, given, ended, strict=True):
         if PAD_ID not in each.ids:  # which has no score as a given translation
-            assert (each.score == pytest.approx(score, abs=1e-3)) == has_end
-            assert has_end or each.score > score + 1
+            total = each.score * length_penalty(len(each.ids) + has_end, alpha)
+            assert (total == pytest.approx(score, abs=1e-3)) == has_end
+            assert has_end or total > score + 1
 
 
 def test_a_stopped_translation_goes_on_with_the_same_draws(
     untrained_run, call, tmp_path, monkeypatch
 ):
-    """And not with those of another seed. Sabotage: number lines from the resumption."""
+    """And not with those of another seed. The state records all that they depend on."""
     monkeypatch.setattr(PyTorchRuntime, "chunk_lines", (8, 8))
     (tmp_path / "in").write_text("".join(f"{line}\n" for line in LINES))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     arguments = ("translate", untrained_run, "--sample", "--input", tmp_path / "in", "--output")
     assert call(*arguments, tmp_path / "whole").code == 0
     texts = "".join(f"{text}\n" for text in load(untrained_run).sample(LINES))
@@ -120,7 +118,17 @@ def test_a_stopped_translation_goes_on_with_the_same_draws(
         patch.setattr(run, "format_lines", stopping)
         assert call(*arguments, tmp_path / "out").code == 2
     kept = (tmp_path / ".out.partial").read_bytes(), (tmp_path / ".out.state").read_bytes()
-    assert "continuing after 16 finished lines" in call(*arguments, tmp_path / "out").err
+    assert json.loads(kept[1])["fingerprint"] == {
+        "input": sha256(tmp_path / "in"),
+        "checkpoint": [find_checkpoint(untrained_run).digest],
+        **{"device": "cpu", "precision": "fp32", "max_length": None, "raw": False},
+        **{"beam_size": 1, "length_penalty": 1.0, "with_scores": False, "n_best": 1},
+        **{"batch_tokens": 4096, "chunk_lines": [8, 8], "format": "text"},
+        "sampling": {"top_k": None, "temperature": 1.0, "seed": 1},
+    }
+    monkeypatch.setattr("transformer_mt.system.console.SECONDS_BETWEEN_LINES", 0)
+    done = call(*arguments, tmp_path / "out").err
+    assert "continuing after 16 finished lines" in done and "\nin: 34 of 34 lines, " in done
     assert (tmp_path / "out").read_bytes() == (tmp_path / "whole").read_bytes()
     for name, data in zip((".out.partial", ".out.state"), kept, strict=True):
         (tmp_path / name).write_bytes(data)
@@ -129,7 +137,6 @@ def test_a_stopped_translation_goes_on_with_the_same_draws(
 
 
 def test_the_command_s_options(call, monkeypatch):
-    """Sabotage: leave one out."""
     taken = []
     monkeypatch.setattr(run, "translate", lambda *arguments: taken.append(arguments[2]))
     assert call("translate", "run", "--sample").code == 0
@@ -146,18 +153,22 @@ def test_the_command_s_options(call, monkeypatch):
         ("--seed 1", "--seed has an effect only"),
         ("--sample --beam-size 4", "--sample draws one translation per line"),
         ("--sample --n-best 2", "--sample draws one translation per line"),
-        ("--sample --temperature 0", "temperature 0: choose more than 0"),
+        ("--sample --temperature 0", "temperature 0: choose more than 0 and at most 100"),
+        ("--sample --temperature 100.5", "temperature 100.5: choose more than 0 and at most 100"),
         ("--sample --seed 4294967296", "seed 4294967296: choose 0 to 4294967295"),
     ],
 )
 def test_mistakes(untrained_run, call, options, message):
-    """Each in one line. Sabotage: leave out a check."""
+    """Each in one line."""
     assert_one_error(call("translate", untrained_run, *options.split()), message)
 
 
 def test_mistakes_from_python(untrained_run, exported_run):
-    """An exported model is named. Sabotage: search instead."""
+    """An exported model is named."""
     with pytest.raises(ConfigError, match="top-k 0: choose 1 or more"):
         load(untrained_run).sample(["a"], top_k=0)
-    with pytest.raises(ConfigError, match="exported: an exported model cannot sample"):
+    with pytest.raises(ConfigError, match="seed -1: choose 0 to 4294967295"):
+        load(untrained_run).sample(["a"], seed=-1)
+    message = "exported: an exported model cannot sample; .* made from, step-00000001$"
+    with pytest.raises(ConfigError, match=message):
         load(exported_run).sample(["a"])

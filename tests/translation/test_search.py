@@ -93,6 +93,17 @@ def test_a_few_ended_rows_stay(monkeypatch):
     assert [len(ids) for ids in calls] == [20, 20, 18, 18]
 
 
+def test_continuations_of_probability_zero_are_told_apart():
+    """A beam holds them where the ids that are left out leave too few others."""
+
+    def next_logits(ids: torch.Tensor, state: Script) -> torch.Tensor:
+        logits = torch.full((len(ids), V), -torch.inf)
+        return logits.index_fill(1, torch.tensor([7, EOS]), 0.0)
+
+    [found] = beam_search(next_logits, Script([[]]), torch.tensor([1]), BOS, EOS, 3, 0.6)
+    assert len({tuple(hypothesis.ids) for hypothesis in found}) == 3
+
+
 @torch.no_grad()
 def naive_beam(
     model: Transformer, source: list[int], limit: int, beam_size: int, alpha: float
@@ -133,11 +144,7 @@ def test_greedy_equals_the_naive_search(model, sources):
 @torch.no_grad()
 @pytest.mark.parametrize(("beam_size", "alpha"), [(1, 0.6), (2, 0.0), (3, 0.6), (5, 1.0)])
 def test_beam_equals_the_naive_search(model, sources, beam_size, alpha):
-    """Also as it shrinks. A beam of one is greedy search.
-
-    Sabotage: begin with `beam_size` equal hypotheses; leave the end mark out of the score; let
-    hypotheses end anywhere among the candidates.
-    """
+    """Also as it shrinks. A beam of one is greedy search."""
     state, limits = model.begin_decoding(pad(sources), max(LIMITS)), torch.tensor(LIMITS)
     searched = beam_search(model.next_logits, state, limits, BOS, EOS, beam_size, alpha)
     for source, limit, hypotheses in zip(sources, LIMITS, searched, strict=True):

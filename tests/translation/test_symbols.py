@@ -50,10 +50,7 @@ def occurrences(text: str, symbol: str) -> int:
 @pytest.mark.parametrize("shared", [True, False])
 @pytest.mark.parametrize("kind", ["bpe", "unigram", "char"])
 def test_a_symbol_is_one_piece(kind, shared):
-    """Alone, inside a word, beside another; also where segmentations are drawn.
-
-    Sabotage: do not pass the symbols to SentencePiece; to one side only.
-    """
+    """Alone, inside a word, beside another; also where segmentations are drawn."""
     vocab = learn(kind, shared=shared)
     for side in (vocab.src, vocab.tgt):
         rows = side.encode(TEXT)
@@ -84,18 +81,16 @@ def favouring(folder: Path, symbols: list[str]) -> Checkpoint:
 
 
 def test_a_symbol_is_in_no_translation(tmp_path):
-    """By any search of a run, an ensemble or an export, though it is the most probable piece.
-
-    Those that the configuration does not name may be. Sabotage: leave `never` out of a runtime, or
-    those of another member of an ensemble.
-    """
+    """By any search of a run, an ensemble or an export, though it is the most probable piece."""
     lines = [*copy_lines(3, 4), "<bt> ab"]
     checkpoint = favouring(tmp_path / "step", SYMBOLS)
     favouring(tmp_path / "other", SYMBOLS[:1])
-    export(checkpoint, tmp_path / "exported")
+    exported = export(checkpoint, tmp_path / "exported")
+    option = f"beam_size=4, suppress_sequences={[[symbol] for symbol in SYMBOLS]})"
+    assert option in (exported / "README.md").read_text()
     run = load(tmp_path / "step")
     texts = run.sample(lines)
-    for model in (run, load(tmp_path / "other", tmp_path / "step"), load(tmp_path / "exported")):
+    for model in (run, load(tmp_path / "other", tmp_path / "step"), load(exported)):
         texts += model.translate(lines) + model.translate(lines, beam_size=4)
         texts += [each.text for ranked in model.n_best(lines, n=2) for each in ranked]
     assert any(texts) and not any(symbol in text for text in texts for symbol in SYMBOLS)
@@ -103,7 +98,6 @@ def test_a_symbol_is_in_no_translation(tmp_path):
 
 
 def test_the_model_of_transformers_leaves_them_out_too(tmp_path):
-    """Sabotage: leave out `suppress_tokens`; `renormalize_logits`."""
     from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
     checkpoint = favouring(tmp_path / "step", SYMBOLS)
@@ -121,10 +115,7 @@ def test_the_model_of_transformers_leaves_them_out_too(tmp_path):
 
 
 def test_a_run_with_symbols(corpus_dir, tmp_path, monkeypatch):
-    """Trains and validates without giving them; another list is refused by the name of the key.
-
-    Sabotage: `OnChange.ALLOWED`; validate without `never`.
-    """
+    """Trains and validates without giving them; another list is refused by the name of the key."""
     runtimes = []
     monkeypatch.setattr(
         validation, "PyTorchRuntime", lambda *args: runtimes.append(args) or PyTorchRuntime(*args)
@@ -138,7 +129,7 @@ def test_a_run_with_symbols(corpus_dir, tmp_path, monkeypatch):
 
 
 def test_an_existing_vocabulary_must_have_them(corpus_dir, tmp_path):
-    """As symbols, not as pieces of text. Sabotage: take any piece of that name."""
+    """As symbols, not as pieces of text."""
     vocab = learn()
     [path] = vocab.save(tmp_path)
     texts = [text for text in vocab.src.table().ids if "\u2581" not in text]

@@ -7,9 +7,13 @@ import os
 import select
 import signal
 import subprocess
+import sys
+import threading
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
+import torch
 from conftest import assert_one_error, command, copy_lines
 
 from transformer_mt.system.outputs import check_output
@@ -48,12 +52,18 @@ def no_model(monkeypatch):
     monkeypatch.setattr("transformer_mt.translation.run.build_translation_model", refuse)
 
 
-def test_streams(translate, source, tmp_path):
-    """`-` is stdin or stdout."""
-    expected = translate("--input", source).out
-    assert expected.count(b"\n") == 12
+def test_streams(translate, source, monkeypatch, tmp_path):
+    """`-` is stdin or stdout; a named pipe is read only once."""
+    done = translate("--input", source)
+    expected = done.out
+    assert expected.count(b"\n") == 12 and "\n12 lines in " in done.err
     assert translate("--input", "-", "--output", "-", stdin=source).out == expected
     assert translate(stdin=source).out == expected
+    monkeypatch.setattr(run, "sha256", None)
+    os.mkfifo(tmp_path / "pipe")
+    threading.Thread(target=(tmp_path / "pipe").write_bytes, args=[TEXT], daemon=True).start()
+    translate("--input", tmp_path / "pipe", "--output", tmp_path / "out")
+    assert (tmp_path / "out").read_bytes() == expected
 
 
 MISTAKES = [
@@ -69,6 +79,10 @@ MISTAKES = [
         ["--input", "in.de", "--input", "folder/in.de", "--output-dir", "out"],
         "out/in.en: would be the output of both in.de and folder/in.de",
     ),
+    (
+        ["--input", "in.de", "--input", "folder/in.en", "--output-dir", "folder"],
+        "folder/in.en: is also an input; name another output",
+    ),
 ]
 
 
@@ -79,7 +93,8 @@ def test_mistakes_are_found_before_a_model_is_loaded(
     """One line that names the path as it was typed; nothing is made."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "folder").mkdir()
-    (tmp_path / "folder" / "in.de").write_bytes(TEXT)
+    for name in ("in.de", "in.en"):
+        (tmp_path / "folder" / name).write_bytes(TEXT)
     done = translate(*arguments)
     assert_one_error(done, message)
     assert ".partial" not in done.err
@@ -98,7 +113,6 @@ def test_several_runs_need_a_word(translate, call, untrained_run, source):
 
 
 def test_options_reach_the_translation(call, monkeypatch):
-    """Sabotage: leave one out, such as --raw."""
     taken = []
     monkeypatch.setattr(run, "translate", lambda *arguments: taken.append(arguments))
     options = (
@@ -114,7 +128,7 @@ def test_options_reach_the_translation(call, monkeypatch):
 
 
 def test_the_length_penalty_of_greedy_search_is_for_scores(translate, source):
-    """JSON has scores, too. Sabotage: refuse the penalty in any case; score only for --scores."""
+    """JSON has scores, too."""
     rows = translate("--input", source, "--format", "jsonl").out.splitlines()
     assert len(rows) == 12 and all(json.loads(row)["score"] < 0 for row in rows)
     scores = "--scores", "--input", source
@@ -123,7 +137,7 @@ def test_the_length_penalty_of_greedy_search_is_for_scores(translate, source):
 
 
 def test_an_output_in_use(translate, source, no_model, tmp_path):
-    """Refused by name before a model is loaded. Sabotage: no lock."""
+    """Refused by name before a model is loaded."""
     output = check_output(tmp_path / "out")
     with output.lock():
         done = translate("--input", source, "--output", tmp_path / "out")
@@ -132,16 +146,35 @@ def test_an_output_in_use(translate, source, no_model, tmp_path):
     assert os.listdir(tmp_path) == ["in.de"]
 
 
+def test_for_which_device_processes_are_joined(exported_run, monkeypatch):
+    """Those of CTranslate2 exchange no tensors, and a single process neither."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    for model, is_launched, device, joined in (
+        ("copy", True, "auto", "cuda"),
+        ("copy", True, "cpu", "cpu"),
+        ("exported", True, "auto", "cpu"),
+        ("copy", False, "auto", "cpu"),
+    ):
+        join = Mock(side_effect=InterruptedError)
+        monkeypatch.setattr(run, "join_processes", join)
+        monkeypatch.setattr(run, "is_launched", lambda is_launched=is_launched: is_launched)
+        options = TranslateOptions(LoadOptions(device), SearchOptions(), OutputOptions())
+        with pytest.raises(InterruptedError):
+            run.translate([exported_run.with_name(model)], FileOptions(), options)
+        join.assert_called_once_with(joined)
+
+
 @pytest.mark.parametrize("variable", ["TORCHELASTIC_RESTART_COUNT", "GROUP_WORLD_SIZE"])
 def test_a_stream_is_not_read_on_after_a_restart(
     translate, source, no_model, monkeypatch, variable
 ):
-    """Lines that a lost process had read would be missing; several launchers count separately.
-
-    Sabotage: ask for one of the variables alone.
-    """
+    """Lines that a lost process had read would be missing; several launchers count separately."""
     monkeypatch.setenv(variable, "2")
-    assert_one_error(translate(stdin=source), "were restarted, cannot translate a stream, since it")
+    for done in (
+        translate("--output", source.with_name("out"), stdin=source),
+        translate("--input", source),
+    ):
+        assert_one_error(done, "were restarted, cannot translate a stream, since it")
 
 
 def test_many_files(translate, source, tmp_path):
@@ -173,21 +206,28 @@ def test_many_files(translate, source, tmp_path):
         with open_decompressed(tmp_path / "out" / name) as file:
             assert file.read() == (b"" if name[0] in "ef" else expected)
     assert translate("--input", tmp_path / "b.de.gz").out == expected
+    done = translate(*inputs, "--output-dir", tmp_path / "out")
+    assert done.err.count(": already complete\n") == 6
+    (tmp_path / "broken.de.gz").write_bytes(gzip.compress(TEXT)[:-9])
+    done = translate("--input", tmp_path / "broken.de.gz", "--quiet")
+    assert_one_error(done, "")
+    assert done.err.startswith(f"error: {tmp_path}/broken.de.gz: cannot be read: Compressed file")
 
 
-def test_progress_has_a_total(translate, source, monkeypatch):
-    """Of a file as `--input` or as stdin. Sabotage: count only what --input names."""
+def test_progress_has_a_total(translate, source, monkeypatch, tmp_path):
+    """Of a file as `--input` or as stdin. It is not mixed with the lines at a terminal."""
     monkeypatch.setattr("transformer_mt.system.console.SECONDS_BETWEEN_LINES", 0)
-    for done in (translate("--input", source), translate(stdin=source)):
-        assert " of 12 lines, " in done.err and " left\n" in done.err and "\r" not in done.err
+    files = ("--input", source, "--output", tmp_path / "out")
+    for name, done in (("in.de", translate(*files[:2])), ("translating", translate(stdin=source))):
+        assert f"\n{name}: 12 of 12 lines, " in done.err
+        assert " left\n" in done.err and "\r" not in done.err
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    shown = [" of 12 lines, " in translate(*words).err for words in (files[:2], files)]
+    assert shown == [False, True]
 
 
 def test_a_coprocess_gets_its_answer(untrained_run):
-    """A program that writes a line and waits, with the pipe still open.
-
-    Once it no longer reads, the next line ends the process as it ends other tools, such as before
-    `| head`: by SIGPIPE, without a message.
-    """
+    """A program that writes a line and waits. Once it no longer reads, SIGPIPE ends the process."""
     pipe = subprocess.PIPE
     with subprocess.Popen(
         command("translate", untrained_run, "--quiet"), stdin=pipe, stdout=pipe, stderr=pipe

@@ -93,7 +93,7 @@ def test_an_ensemble_is_the_mean_probability(copy_run, other_run):
 
 @torch.no_grad()
 def test_an_ensemble_scores_by_the_mean_probability(copy_run, other_run):
-    """Of each token, not of the whole. Sabotage: the mean of logits or of log-probabilities."""
+    """Of each token, not of the whole."""
     checkpoints = find_models([copy_run, other_run])
     models = [checkpoint.build_model() for checkpoint in checkpoints]
     pairs = encode_pairs(["ab c"], ["ab d"], checkpoints[0].vocab)
@@ -112,7 +112,7 @@ def test_an_ensemble_takes_the_shorter_limit_and_one_vocabulary(copy_run, other_
 
 
 def test_an_ensemble_splits_lines_as_its_most_limited_member_needs(copy_run):
-    """Which has seen single sentences, or else the shortest lines. Sabotage: the first member."""
+    """Which has seen single sentences, or else the shortest lines."""
     checkpoint = find_checkpoint(copy_run)
 
     def member(percentile: int, several: float) -> Checkpoint:
@@ -137,7 +137,6 @@ def test_precisions(copy_run):
 
 @torch.no_grad()
 def test_scores_of_bf16_are_normalised_in_float32(copy_run):
-    """Sabotage: normalise the logits as they are."""
     checkpoint = find_checkpoint(copy_run)
     model = checkpoint.build_model().bfloat16()
     pairs = encode_pairs(["abc de"], ["fgh ij"], checkpoint.vocab)
@@ -148,7 +147,7 @@ def test_scores_of_bf16_are_normalised_in_float32(copy_run):
 
 
 def test_processes_with_different_checkpoints(copy_run):
-    """Are refused. Sabotage: compare no digests."""
+    """Are refused."""
     [checkpoint] = find_models([copy_run])
     peers = SimpleNamespace(
         is_main=True, broadcast=lambda value: value, gather=lambda value: [value, ["another"]]

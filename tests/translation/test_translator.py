@@ -1,5 +1,6 @@
 """The translator by hand: limits, splitting, batches and scores, with a model not trained."""
 
+import logging
 import math
 from collections import Counter
 from concurrent.futures import CancelledError
@@ -16,7 +17,13 @@ from transformer_mt.text.splitting import LineSplitter
 from transformer_mt.text.vocabulary import EOS_ID, PAD_ID, Vocabulary, train_vocabulary
 from transformer_mt.translation.options import SearchOptions
 from transformer_mt.translation.pytorch_runtime import PyTorchRuntime
-from transformer_mt.translation.translator import Translation, Translator, count_kinds
+from transformer_mt.translation.translator import (
+    Hypothesis,
+    Translation,
+    Translator,
+    count_kinds,
+    log_kinds,
+)
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz.,;!"
 
@@ -99,33 +106,37 @@ def test_output_is_at_most_fifty_pieces_longer(vocab, monkeypatch, options):
     assert count_kinds(best) == {"split": 0, "cut": 3, "empty": 0}
 
 
-def test_a_split_line_joins_its_parts(vocab):
-    """For each rank the texts are joined by a space and the scores summed; progress counts lines.
+@pytest.mark.parametrize("cut_length", [7, 9])
+def test_a_split_line_joins_its_parts(vocab, cut_length):
+    """Texts by a space, but none for an empty part; scores are summed; cut is what one part is.
 
-    Sabotage: average the scores; count the parts.
+    For each rank. Progress counts lines. Sabotage: average the scores; count the parts; ask only
+    the last part, or all, whether they were cut; join empty parts too.
     """
-    options = SearchOptions(3, with_scores=True, n_best=3)
-    lines = ["kl", "", "ab cd. ef gh ij", "mno", "  ", "ab cd. ef gh ij"]
+    [[*_, letter]] = vocab.tgt.encode(["x"])
+
+    def decode(batches, options):
+        """Gives x alone, and as many as there may be, or none."""
+        for batch in batches:
+            counts = ((len(ids) + 50) * (len(ids) == cut_length) for ids, *_ in batch)
+            yield [
+                [Hypothesis([letter], -1.0), Hypothesis([letter] * count, -2.0)] for count in counts
+            ]
+
+    runtime = SimpleNamespace(device_type="cpu", batch_tokens=99, chunk_lines=(9, 9), decode=decode)
+    options = SearchOptions(2, n_best=2)
+    translator = Translator(runtime, vocab, splitter(vocab, max_length=12), options)
     advances: list[int] = []
-    translator = build_translator(vocab, options, max_length=12)
+    lines = ["kl", "", "ab cd. ef gh ij", "  ", "ab cd. ef gh ij"]
     translations = translator.n_best(lines, advances.append)
-    assert all(len(ranked) == 3 for ranked in translations)
-    first_part, second_part, short = (
-        build_translator(vocab, options, max_length=12).n_best([part])[0]
-        for part in ("ab cd.", "ef gh ij", "kl")
-    )
-    for rank in range(3):
-        first, second = first_part[rank], second_part[rank]
-        assert translations[0][rank].text == short[rank].text
-        for line in (2, 5):
-            joined = " ".join(text for text in (first.text, second.text) if text)
-            assert translations[line][rank].text == joined
-            total = first.score + second.score
-            assert translations[line][rank].score == pytest.approx(total, abs=1e-4)
-        assert translations[1][rank] == translations[4][rank] == Translation("", 0, parts=0)
-    best = [ranked[0] for ranked in translations]
-    assert [translation.parts for translation in best] == [1, 0, 2, 1, 0, 2]
-    assert first.score < 0 and count_kinds(best)["split"] == 2
+    split = [
+        Translation("x x", -2.0, parts=2),
+        Translation("x" * (cut_length + 50), -4.0, parts=2, is_cut=True),
+    ]
+    empty = [Translation("", 0, parts=0)] * 2
+    assert translations[1:] == [empty, split, empty, split]
+    assert translations[0] == [Translation("x", -1.0), Translation("", -2.0)]
+    assert count_kinds(best for best, *_ in translations) == {"split": 2, "cut": 0, "empty": 0}
     assert sum(advances) == len(lines) and min(advances) >= 0
 
 
@@ -230,7 +241,7 @@ def test_equal_lines_of_a_chunk_are_translated_once(vocab):
     assert texts(vocab, part.runtime.model.sources) == ["ef gh ij", "ab cd."]
 
 
-def test_lines_gone_wrong_are_told_apart():
+def test_lines_gone_wrong_are_told_apart(caplog):
     """An empty output of a line with words, an output that was cut, an empty line."""
     translations = [
         Translation("a", 0.0),
@@ -240,7 +251,15 @@ def test_lines_gone_wrong_are_told_apart():
         Translation("", 0.0, parts=0),
     ]
     assert [each.status for each in translations] == ["ok", "ok", "cut", "empty", "ok"]
-    assert count_kinds(translations) == {"split": 2, "cut": 1, "empty": 1}
+    counts = count_kinds(translations)
+    assert counts == {"split": 2, "cut": 1, "empty": 1}
+    with caplog.at_level(logging.INFO, "transformer_mt"):
+        log_kinds(counts, "in: ")
+    assert [(record.levelname, record.getMessage()) for record in caplog.records] == [
+        ("INFO", "in: 2 lines translated in parts"),
+        ("WARNING", "in: 1 line cut at the length limit; such text usually repeats itself"),
+        ("WARNING", "in: 1 line with words translated into nothing"),
+    ]
 
 
 def test_processes_share_the_batches(vocab):
@@ -272,7 +291,7 @@ def test_limits_of_the_options(vocab):
     Sabotage: compare with the limits the other way round, which passes NaN.
     """
     half = vocab.tgt.size // 2
-    assert build_translator(vocab, SearchOptions(half)).options.beam_size == half
+    assert build_translator(vocab, SearchOptions(half, 10.0)).options.beam_size == half
     for size in (0, half + 1):
         with pytest.raises(ConfigError, match=f"beam size {size}: choose 1 to {half}"):
             build_translator(vocab, SearchOptions(size))
