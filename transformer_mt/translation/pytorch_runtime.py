@@ -48,7 +48,7 @@ thread. On CUDA it grows with the memory: the caches of the big model take some 
 positions in float32."""
 CUDA_CHUNK_LINES = 8192, 8192
 SCORED_POSITIONS = 2048
-"""Padded positions scored at once: the logits of all of them are in memory, in float32."""
+"""Padded positions scored at once, or those of a longer pair: the logits of all are in memory."""
 
 
 class PyTorchRuntime:
@@ -210,8 +210,7 @@ def log_probabilities(
         return []
     src_lengths, tgt_lengths = pairs.lengths
     order = np.lexsort((src_lengths, tgt_lengths))
-    limit = max(SCORED_POSITIONS, int(src_lengths.max()), int(tgt_lengths.max()))
-    batches = cut_micro_batches(order, src_lengths, tgt_lengths, limit)
+    batches = cut_micro_batches(order, src_lengths, tgt_lengths, SCORED_POSITIONS)
     own = batches[processes.rank :: processes.world_size]
     sums = [_sum_tokens(model, pairs.batch(indices).to(model.device)) for indices in own]
     values = torch.cat(sums).tolist() if sums else []
