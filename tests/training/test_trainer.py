@@ -25,6 +25,7 @@ from transformer_mt.training import validation as validation_module
 from transformer_mt.training.engine import Engine
 from transformer_mt.training.optimizer import clip_gradients, noam_rate
 from transformer_mt.training.run import build_trainer, train
+from transformer_mt.training.saving import CheckpointSaver
 from transformer_mt.training.trainer import Trainer, is_log_step
 
 NEVER = 1000
@@ -255,10 +256,7 @@ def test_metrics_of_a_validation(corpus_dir, tmp_path, scores):
 
 
 def test_nonfinite_steps_are_logged(corpus_dir, tmp_path, scores, bad_steps):
-    """Two in a row, and two again, do not end a run that three would end.
-
-    Sabotage: count up without a limit; do not log the skipped steps.
-    """
+    """Two in a row, and two again, do not end a run that three would end."""
     scores += [1.0]
     bad_steps |= {2, 3, 5, 6}
     limits = {"train__max_steps": 7, "train__max_bad_steps": 3, "train__log_every": 1}
@@ -276,10 +274,7 @@ def test_nonfinite_steps_are_logged(corpus_dir, tmp_path, scores, bad_steps):
 def test_too_many_bad_steps(
     corpus_dir, tmp_path, scores, monkeypatch, bad_steps, bad, step, advice
 ):
-    """They are looked for every three steps, as at 12, and when logging, as at 10.
-
-    Sabotage: leave out either.
-    """
+    """They are looked for every three steps, as at 12, and when logging, as at 10."""
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: True)
     bad_steps |= bad
     changes = {"data__train": "train[:40]", "vocab__size": 288, "train__max_bad_steps": 3}
@@ -294,10 +289,7 @@ def test_too_many_bad_steps(
 
 
 def test_weights_that_are_not_finite_are_never_saved(corpus_dir, tmp_path, scores, monkeypatch):
-    """Training says that it has diverged, and ends; the last finite checkpoint stays the newest.
-
-    Sabotage: save without looking at the values.
-    """
+    """Training says that it has diverged, and ends; the last finite checkpoint stays the newest."""
     scores += [1.0]
 
     def rate(step, *arguments):
@@ -311,6 +303,12 @@ def test_weights_that_are_not_finite_are_never_saved(corpus_dir, tmp_path, score
         with pytest.raises(TrainingError, match=message):
             train(config, tmp_path / "run")
         assert load_newest(tmp_path / "run").progress.step == 4
+    trainer = build_trainer(config, tmp_path / "run")
+    state = trainer.engine.optimizer.state[trainer.engine.model.src_embedding]
+    state["exp_avg_sq"][-1, -1] = math.nan
+    message = r"exp_avg_sq.src_embedding of training\.safetensors is not finite"
+    with pytest.raises(TrainingError, match=message):
+        CheckpointSaver(tmp_path, trainer.engine, trainer.corpus, None).start(trainer.progress)
 
 
 def test_a_step_beyond_the_end_of_its_epoch(corpus_dir, tmp_path, scores):
@@ -365,11 +363,7 @@ def test_a_run_that_is_no_longer_there(
 
 
 def test_a_run_that_diverges(corpus_dir, tmp_path, monkeypatch):
-    """Its first step makes the weights absurd; it is stopped and resumed once.
-
-    Sabotage: write NaN and Infinity; divide by all tokens, or give 0 for a window of skipped steps;
-    compare the BLEU of a validation that is not finite all the same.
-    """
+    """Its first step makes the weights absurd; it is stopped and resumed once."""
     # Steps 1 to 5 share a log line.
     monkeypatch.setattr(trainer_module, "is_log_step", lambda step, every: step % every == 0)
     for max_steps in (7, 20):
