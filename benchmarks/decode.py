@@ -12,11 +12,8 @@ speed divided by CTranslate2's, which is called as the model card of an export s
 sentences at once. Either side's beam search goes on until as many hypotheses as the beam size have
 ended, so the amount of search is the same; the length penalties, which choose among these
 hypotheses, differ in form. The plain loop decodes sentence by sentence and all positions anew for
-each token, as tutorials write it, on the first sentences only. A row says when other processes,
-`--neighbours` included, took more than a tenth of the cores. Below the table are the sentences that
-CTranslate2 translates otherwise in fp32, and how much our model prefers its word.
-`--quick` takes fewer sentences, batch sizes and rounds. Progress goes to stderr, the table to
-stdout, whose last line is one JSON object.
+each token, as tutorials write it, on the first sentences only. Below the table are the sentences
+that CTranslate2 translates otherwise in fp32, and how much our model prefers its word.
 """
 
 import gc

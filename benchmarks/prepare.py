@@ -1,4 +1,4 @@
-"""WMT16 at full size: preparing 4.5 million pairs, starting, resuming and loading from them.
+"""WMT16 at full size: preparing 4.5 million pairs, and starting to train on them.
 
     python benchmarks/prepare.py FOLDER [--pairs 4500000]
 
@@ -11,26 +11,15 @@ line, one JSON object. Memory is the proportional set size of the process and it
 """
 
 import json
-import os
 import subprocess
 import sys
 import threading
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import numpy as np
-import torch
 import typer
-
-from transformer_mt.checkpoints.checkpoint import load_checkpoint, save_checkpoint
-from transformer_mt.checkpoints.run_directory import checkpoint_path, list_checkpoints
-from transformer_mt.config.loading import load_config
-from transformer_mt.text.batching import cut_micro_batches, padded_size, plan_epoch
-from transformer_mt.text.prepared import prepare
-from transformer_mt.training.engine import Engine
-from transformer_mt.training.saving import tensor_files
 
 FORMS = 1_000_000
 BLOCK = 50_000
@@ -130,14 +119,14 @@ def run(*arguments: object) -> tuple[float, int, str]:
     return time.perf_counter() - began, peak, "".join(said)
 
 
-def first_step(run_dir: Path, settings: list[str], step: int) -> float:
-    """Starts training; gives the seconds until its metrics hold the step."""
+def first_step(run_dir: Path, settings: list[str]) -> float:
+    """Starts training; gives the seconds until its metrics hold the first step."""
     command = [sys.executable, "-m", "transformer_mt", "train", str(CONFIG), "--run", str(run_dir)]
     metrics = run_dir / "metrics.jsonl"
     metrics.unlink(missing_ok=True)
     began = time.perf_counter()
     process = subprocess.Popen([*command, *settings], stderr=subprocess.DEVNULL)
-    while not (metrics.exists() and f'"step": {step},' in metrics.read_text()):
+    while not (metrics.exists() and '"step": 1,' in metrics.read_text()):
         if process.poll() is not None:
             raise SystemExit(f"training ended with {process.returncode}")
         time.sleep(0.05)
@@ -145,12 +134,6 @@ def first_step(run_dir: Path, settings: list[str], step: int) -> float:
     process.kill()
     process.wait()
     return seconds
-
-
-def anonymous_memory() -> int:
-    """Gives the memory of this process that no file backs, in bytes."""
-    lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("Anonymous:"))
 
 
 def main(
@@ -184,45 +167,9 @@ def main(
         "prepare_peak_gib": peak / 2**30,
         "disk_over_raw_text": disk / raw,
     }
-    result["first_step_seconds"] = first_step(folder / "run", settings, 1)
-
-    config = load_config(CONFIG, [item for item in settings if item != "--set"])
-    before = anonymous_memory()
-    prepared = prepare(config)
-    lengths = prepared.pairs.lengths
-    for batch_tokens in (1000, 25_000):
-        steps = plan_epoch(*lengths, batch_tokens, 1, 0)
-        cut = [cut_micro_batches(step, *lengths, 8192) for step in steps]
-        padded = sum(padded_size(part, *lengths) for parts in cut for part in parts)
-        real = sum(int(side.sum()) for side in lengths)
-        result[f"padding_at_{batch_tokens}"] = 1 - real / padded
-        if batch_tokens == 1000:
-            del steps, cut
-    began, loaded = time.perf_counter(), 0
-    for parts in cut[:500]:
-        for part in parts:
-            loaded += len(prepared.pairs.batch(part).src)
-    result["pairs_loaded_per_second"] = loaded / (time.perf_counter() - began)
-    result["data_path_mib"] = (anonymous_memory() - before) / 2**20
-
-    sizes = prepared.vocab.src.size, prepared.vocab.tgt.size
-    engine = Engine(config, *sizes, torch.device("cpu"), "fp32")
-    for parameter in engine.model.parameters():
-        parameter.grad = torch.zeros_like(parameter)
-    engine.optimizer.step()
-    late, saved = folder / "late", list_checkpoints(folder / "late")
-    if not saved:
-        run("train", CONFIG, *settings, "--run", late, "--set", "train.max_steps=0")
-    state = load_checkpoint(list_checkpoints(late)[-1]).state
-    position = {"step": 50_000, "epoch": 2, "epoch_step": 1234, "valid_step": 50_000}
-    state = replace(state, progress=replace(state.progress, **position))
-    files = tensor_files(engine.state_dict())
-    path = checkpoint_path(late, state.progress.step)
-    save_checkpoint(path, files, state, config, prepared.vocab)
-    result["resume_seconds"] = first_step(late, settings, 50_001)
+    result["first_step_seconds"] = first_step(folder / "run", settings)
     for key, value in result.items():
         print(f"{key:>26}  {value:,.3f}" if isinstance(value, float) else f"{key:>26}  {value}")
-    result["machine"] = {"cores": os.cpu_count(), "torch": torch.__version__}
     print(json.dumps(result))
 
 

@@ -16,8 +16,7 @@ Every translation is detokenised and scored by sacreBLEU.
   0.1, Adam at 1e-4, 128 random sentences a batch, no label smoothing); greedy only. Such loops
   validate by the loss alone: the time in which BLEU is measured for the curve is not counted.
 
-Progress, and each side's outcome as JSON when it is done, go to stderr; the table, and one line of
-JSON with all outcomes and their curves, to stdout.
+Each side's outcome goes to stderr as JSON when it is done.
 """
 
 import json

@@ -8,8 +8,7 @@ replacement until there are `--pairs` of them, and prints how much of their time
 for the one with the most work in a step: its padded positions, or its floating-point operations.
 Communication is ignored. `cpu` trains in turn with one process of two threads; with the same and
 each `--env`; and with two processes of one thread. It prints target tokens per second, each the
-median of the steps after the first few, and the ratio to the first. `--neighbours` busy processes
-run beside it. The last line of both is one JSON object.
+median of the steps after the first few, and the ratio to the first.
 """
 
 import json

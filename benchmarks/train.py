@@ -16,10 +16,7 @@ of 32 pieces a side), steps of 25,000 tokens, eager and compiled.
 
 On a CPU the sides take turns, a step each; on a GPU they follow each other, so that each has the
 memory for itself. Medians count, after two steps to warm up. The share of the peak is that of
-`docs/training.md`. A row says when other processes, `--neighbours` included, took more than a
-tenth of the cores. `--quick` takes fewer steps, and fewer sentences where they are padded to 500
-positions.
-Progress goes to stderr, tables to stdout, whose last line is one JSON object.
+`docs/training.md`.
 """
 
 import json
