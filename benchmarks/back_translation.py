@@ -7,9 +7,8 @@ on the third; it translates the other English by a beam of 4, by sampling, and b
 ten most probable pieces. A model is trained on the third and each of these, on the third alone, and
 on all pairs: the bounds. The recipe and the number of steps are the same for all.
 
-The commands are those of docs/monolingual.md. The same command again continues; a finished model is
-not trained again. Scores are BLEU on test_2016_flickr, greedy and by a beam of 4: a table, and as
-the last line JSON.
+The commands are those of docs/monolingual.md. The same command again continues. Scores are BLEU on
+test_2016_flickr, greedy and by a beam of 4: a table, and as the last line JSON.
 """
 
 import json

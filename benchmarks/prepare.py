@@ -6,8 +6,8 @@ Makes a corpus in FOLDER (7 GB of room at full size) and runs `transformer-mt` o
 made: each language has a million word forms of random letters, the frequent ones shorter, drawn
 by Zipf's law (exponent 1); a target line has as many words as the source give or take a fifth;
 lengths are gamma-distributed with a mean of 25 words. One line in fifty is junk: empty, a copy of
-the line before, the same on both sides, digits, or far too long. Prints a table and, as its last
-line, one JSON object. Memory is the proportional set size of the process and its children.
+the line before, the same on both sides, digits, or far too long. Memory is the proportional set
+size of the process and its children.
 """
 
 import json
