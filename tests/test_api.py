@@ -204,6 +204,8 @@ def test_a_vocabulary_for_each_language(tmp_path):
     assert model.score(["ab"], ["xyz"]) == pytest.approx([float(total)], abs=1e-4)
     half = vocab.tgt.size // 2
     assert half > vocab.src.size // 2 and len(model.translate(["ab"], beam_size=half)) == 1
+    best = "".join(model.attention("ab").tgt_pieces[1:]).replace("▁", " ")
+    assert model.translate(["ab"]) == [best.strip()]
 
 
 def test_attention(model):

@@ -103,6 +103,7 @@ def test_the_command(copy_run, exported_run, tmp_path, call):
     checkpoint, record = find_checkpoint(copy_run), load_exported(tmp_path / "out").record
     assert (record.checkpoint, record.step) == ("step-00000001", 1)
     assert record.checkpoint_digest == checkpoint.digest
+    assert record.sources == checkpoint.sources is not None
     eight, whole = (each / "model.bin" for each in (tmp_path / "out", exported_run))
     assert eight.stat().st_size < 0.6 * whole.stat().st_size  # the positions stay as they are
 

@@ -18,7 +18,7 @@ from transformer_mt.translation.search import Sampler
 from transformer_mt.translation.translator import Source, format_lines, length_penalty
 
 LINES = [*copy_lines(30, 5), "", "ab cd"]
-LINES += ["ab cd", " ".join(LINES[:8])]  # a repeated one, and one that is split
+LINES += ["ab cd", " ".join([*LINES[:4], "xyz."] * 2)]  # a repeated one, and one of equal parts
 
 
 def draw(logits: torch.Tensor, count: int, position: int = 1, **options) -> torch.Tensor:
@@ -76,7 +76,10 @@ def test_a_line_s_draw_depends_on_its_number_alone(untrained_run):
     assert model.sample(LINES, temperature=0.7) == [t.text for [t] in expected]
     assert model.sample(LINES, seed=2) != model.sample(LINES)
     assert model.sample(LINES, top_k=1) == model.translate(LINES)
-    assert expected[31][0].text != expected[32][0].text and expected[33][0].parts > 1
+    equal_lines, [halves] = [text for [(text, *_)] in expected[31:33]], expected[33]
+    assert equal_lines[0] != equal_lines[1] and halves.parts == 2
+    middle = len(halves.text) // 2
+    assert halves.text[:middle] != halves.text[middle + 1 :]
 
 
 @pytest.mark.parametrize("alpha", [0.0, 1.0])

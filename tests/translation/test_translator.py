@@ -123,7 +123,7 @@ def test_a_split_line_joins_its_parts(vocab, cut_length):
                 [Hypothesis([letter], -1.0), Hypothesis([letter] * count, -2.0)] for count in counts
             ]
 
-    runtime = SimpleNamespace(device_type="cpu", batch_tokens=99, chunk_lines=(9, 9), decode=decode)
+    runtime = SimpleNamespace(device_type="cpu", batch_tokens=99, chunk_lines=(8, 9), decode=decode)
     options = SearchOptions(2, n_best=2)
     translator = Translator(runtime, vocab, splitter(vocab, max_length=12), options)
     advances: list[int] = []
@@ -138,6 +138,7 @@ def test_a_split_line_joins_its_parts(vocab, cut_length):
     assert translations[0] == [Translation("x", -1.0), Translation("", -2.0)]
     assert count_kinds(best for best, *_ in translations) == {"split": 2, "cut": 0, "empty": 0}
     assert sum(advances) == len(lines) and min(advances) >= 0
+    assert (translator.first_chunk_lines, translator.chunk_lines) == (8, 9)
 
 
 def test_batches_by_hand(vocab):
