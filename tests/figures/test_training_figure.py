@@ -134,5 +134,7 @@ def test_what_is_missing_is_said(tmp_path):
 def test_damaged_metrics_are_named(tmp_path, content, message):
     if content is not None:
         (tmp_path / "metrics.jsonl").write_text(content)
+    (tmp_path / "good").mkdir()
+    (tmp_path / "good/metrics.jsonl").write_text('{"kind": "train", "step": 1, "seconds": 1}\n')
     with pytest.raises(CheckpointError, match=message):
-        read_runs([tmp_path])
+        read_runs([tmp_path / "good", tmp_path])

@@ -114,6 +114,7 @@ def test_a_clause_ends_at_a_full_width_mark(vocab):
         (SEVERAL, "ab. cd. ef", ["ab. cd. ef"]),
         (SEVERAL, "ab. cd. efghi. jkl", ["ab. cd.", "efghi. jkl"]),
         (SINGLE, "ab, cd, efghi, jkl", ["ab, cd,", "efghi, jkl"]),
+        (SINGLE, "op. ab, cd, efghi, jkl", ["op.", "ab, cd,", "efghi, jkl"]),
         (SEVERAL, "ab, cd, efghi, jkl", ["ab, cd,", "efghi, jkl"]),
         (SINGLE, "ab cd efghi jkl", ["ab cd efghi jkl"]),  # no mark: only above 20 pieces
         (SEVERAL, "ab cd efghi jkl mno pq", ["ab cd efghi jkl mno", "pq"]),

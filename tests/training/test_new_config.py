@@ -243,6 +243,8 @@ def test_sizes_by_pairs(pairs, machine, vocab_size, d_model, layers, dropout, he
     # Pairs without text give no larger model.
     with_empty = replace(text_of(pairs + 600_000), empty=600_000)
     assert choose_sizes(with_empty, machine) == sizes
+    warning = new_config._warn(Path("a"), Path("b"), with_empty)
+    assert ("too little" in warning) == (pairs < 20_000)
 
 
 @pytest.mark.parametrize(

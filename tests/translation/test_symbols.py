@@ -135,6 +135,11 @@ def test_an_existing_vocabulary_must_have_them(corpus_dir, tmp_path):
     texts = [text for text in vocab.src.table().ids if "\u2581" not in text]
     last = [vocab.src.pieces(ids)[-1] for ids in vocab.src.encode(texts)]
     text = next(text for text, piece in zip(texts, last, strict=True) if text == piece)
+    first, second = SYMBOLS[:2]
+    other_order = Vocabulary(learn(symbols=[second, first]).src_model, vocab.tgt_model)
+    assert other_order.symbol_ids([first, second]) == [4, 5]
+    with pytest.raises(ConfigError, match=rf"^vocab.symbols: {first} is not a user-defined symbol"):
+        Vocabulary(learn(symbols=[]).src_model, vocab.tgt_model).symbol_ids([first])
     for symbols, culprit in ((SYMBOLS[:2], None), (["<zz>"], "<zz>"), ([text], text)):
         config = tiny_config(corpus_dir, vocab__path=str(path), vocab__symbols=symbols)
         if culprit is None:

@@ -73,6 +73,7 @@ MISTAKES = [
     (["--input", "in.de", "--input", "in.de"], "2 times --input needs --output-dir"),
     (["--input", "in.de", "--output", "x", "--output-dir", "out"], "choose one"),
     (["--output-dir", "out"], "--output-dir needs files"),
+    (["--input", "-", "--output-dir", "out"], "--output-dir needs files"),
     (["--input", "in.de", "--output-dir", "no/out"], "no/out: there is no folder no"),
     (["--input", "in.de", "--output-dir", "in.de"], "in.de: File exists"),
     (
