@@ -64,6 +64,7 @@ import transformer_mt.figures.table  # of `compare`
 assert "torch" not in sys.modules
 """
     run_python(code)
+    assert {"TranslationModel", "Translation"} <= set(transformer_mt.__all__)
     for name in transformer_mt.__all__:
         assert getattr(transformer_mt, name).__name__ == name
     with pytest.raises(AttributeError, match="nothing"):

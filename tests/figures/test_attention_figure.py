@@ -1,6 +1,7 @@
 """Heat maps of attention."""
 
 import io
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from matplotlib.image import imread
 import transformer_mt
 from transformer_mt.errors import ConfigError, DataError
 from transformer_mt.figures.attention import MAX_PIECES, attention_figure, sentence_attention
-from transformer_mt.figures.canvas import render
+from transformer_mt.figures.canvas import UNDRAWABLE, render
 from transformer_mt.translation.translation_model import PairAttention
 
 SOURCE = "Ein Satz, dessen Ende der Titel nicht mehr zeigt, $x_{$ " + 40 * "lang "
@@ -47,6 +48,8 @@ def test_cross_attention_has_the_pieces_on_its_axes():
     assert axes.get_ylabel() == "target piece being predicted"
     title, *sentence = figure.get_suptitle().split("\n")
     assert title == "Cross-attention, layer 2 of 2, mean of 4 heads"
+    hostile = attention_figure(replace(attention, source="a\x1b[31m"))
+    assert hostile.get_suptitle().split("\n")[1].startswith(f"a{UNDRAWABLE}[31m")
     assert sentence[0] == SOURCE[:60] and sentence[2].endswith("lang …") and len(sentence) == 3
     assert image.cmap(0.0)[3] == 0 and image.cmap(1.0)[3] == 1 and not scale.images
     figure = attention_figure(attention, "decoder")

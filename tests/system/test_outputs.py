@@ -68,7 +68,7 @@ def test_a_named_pipe_and_a_device_stay(tmp_path):
     link.symlink_to(pipe)
     received = []
     for path in (pipe, link):
-        reader = threading.Thread(target=lambda: received.append(pipe.read_bytes()))
+        reader = threading.Thread(target=lambda: received.append(pipe.read_bytes()), daemon=True)
         reader.start()
         write_lines(["a"], check_output(path))
         reader.join(10)

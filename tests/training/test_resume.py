@@ -17,6 +17,7 @@ from test_trainer import build_config, clock, log_text, logged_steps, saved_step
 from transformer_mt.checkpoints.evaluations import SearchSetting, read_evaluations
 from transformer_mt.checkpoints.run_directory import find_checkpoint, load_newest
 from transformer_mt.errors import CheckpointError, Interrupted
+from transformer_mt.system.processes import Processes
 from transformer_mt.training import saving
 from transformer_mt.training.engine import Engine
 from transformer_mt.training.run import train
@@ -41,13 +42,17 @@ def signal_in_step(monkeypatch, number: int, signum: int, count: int = 1) -> Non
 
 @pytest.fixture
 def interrupted(corpus_dir, tmp_path, monkeypatch):
-    """Gives a run that got SIGTERM during step 4, at whose end a validation was due."""
-    handler = signal.getsignal(signal.SIGTERM)
+    """Gives a run that got SIGTERM during step 4, at whose end a validation was due.
+
+    It waits for the other processes once it has saved.
+    """
+    handler, saved = signal.getsignal(signal.SIGTERM), []
     with monkeypatch.context() as patch:
+        patch.setattr(Processes, "finish", lambda _: saved.append(saved_steps(tmp_path / "run")))
         signal_in_step(patch, 4, signal.SIGTERM)
         with pytest.raises(Interrupted):
             train(build_config(corpus_dir, valid__every=4, train__max_steps=6), tmp_path / "run")
-    assert signal.getsignal(signal.SIGTERM) == handler
+    assert signal.getsignal(signal.SIGTERM) == handler and saved == [[4]]
     return tmp_path / "run"
 
 
