@@ -268,7 +268,8 @@ def measure(sides: list[Side], lines: list[str], choosing: int, rounds: int) -> 
 
     In turn, so that a slow minute of the machine affects every side.
     """
-    # What all sides have imported: a process that translates has a part of it to collect.
+    # The collector would go through all modules that this script imports for its several sides,
+    # which a process that translates with one of them does not have.
     gc.freeze()
     for number, side in enumerate(sides, 1):
         side.choose_batch_tokens(lines[:choosing])

@@ -205,7 +205,6 @@ def test_evaluations_add_their_scores(averaged):
 
 
 def test_a_card_that_was_edited_stays(averaged):
-
     card = averaged / "README.md"
     own = "\n".join(line for line in card.read_text().splitlines() if "<!--" not in line)
     card.write_text(own)

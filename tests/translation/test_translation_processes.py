@@ -3,6 +3,7 @@
 import gzip
 import json
 import os
+import pty
 import random
 import signal
 import subprocess
@@ -101,6 +102,28 @@ def test_evaluation_by_several_processes(copy_run, tmp_path):
     rows = launch(2, arguments[0], copy_run, copy_run, *arguments[2:-3])
     assert rows.returncode == 0, rows.stderr
     assert [json.loads(line)["bleu"] for line in rows.stdout.splitlines()] == [left["bleu"]] * 2
+
+
+ERRORS = {
+    "no such input": (("translate", "RUN", "--input", "none.de"), "none.de: no such file"),
+    "average": (("average", "RUN"), "average works in one process"),
+    "two systems": (("evaluate", "RUN", "none"), "none: no such"),
+    "prompt": (("translate", "RUN"), "a prompt works in one process"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ERRORS)
+def test_a_mistake_is_said_once(copy_run, kind):
+    """By whichever process notices it, and none waits. Sabotage: print in each process."""
+    arguments, text = ERRORS[kind]
+    words = [copy_run if word == "RUN" else word for word in arguments]
+    master, terminal = pty.openpty()
+    done = launch(2, *words, stdin=terminal)
+    os.close(master)
+    os.close(terminal)
+    [message] = messages(done.stderr)
+    assert text in message and done.returncode == 1 and 2 in exit_codes(done.stderr)
 
 
 FAILURES = {

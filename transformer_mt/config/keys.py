@@ -191,7 +191,7 @@ class VocabConfig(Section):
     must have them as user-defined symbols. Not for kind `word`."""
     sampling: Annotated[float, Field(ge=0, lt=1), OnChange.REFUSED] = 0.0
     """Train on random segmentations, new in every epoch. For `bpe` the probability that a merge
-    is left out (BPE-dropout), such as 0.1 in a long training; for `unigram` the exponent of a
+    is left out (BPE-dropout), such as 0.05 in a long training; for `unigram` the exponent of a
     segmentation's probability, the smaller the more random, such as 0.2. 0 disables it."""
 
     @field_validator("symbols")

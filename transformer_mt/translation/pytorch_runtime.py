@@ -47,6 +47,7 @@ CPU_BATCH_TOKENS, CUDA_BATCH_TOKENS_PER_GB = 4096, 1024
 thread. On CUDA it grows with the memory: the caches of the big model take some 0.5 GB per 1,024
 positions in float32."""
 CUDA_CHUNK_LINES = 8192, 8192
+"""Lines of the first chunk and of the others on a GPU, whose batches are larger."""
 SCORED_POSITIONS = 2048
 """Padded positions scored at once, or those of a longer pair: the logits of all are in memory."""
 
