@@ -15,6 +15,7 @@ from transformer_mt.model.cpu_kernels import (
     attention_weights,
     dropout,
     linear,
+    packed_weights,
     prepare_mask,
     seeded_dropout,
 )
@@ -54,6 +55,20 @@ def test_other_devices_use_the_references(monkeypatch):
     assert dropped.equal(F.dropout(x, 0.5))
     expected = F.scaled_dot_product_attention(heads, heads, heads, is_causal=True)
     assert attention(heads, heads, heads, None, True, 0.0).equal(expected)
+
+
+@torch.no_grad()
+def test_packed_weights_are_copies_and_end(monkeypatch):
+    """The copies give the same for any number of rows; after the block the weights count again."""
+    monkeypatch.setattr(cpu_kernels, "has_fast_mkl", lambda: False)
+    module = Linear(64, 48)
+    inputs = [torch.randn(1, rows, 64) for rows in (1, 2, 15, 128, 300)]
+    expected = list(map(module, inputs))
+    with packed_weights(module):
+        with packed_weights(module):
+            module.weight.zero_()
+        assert_close(list(map(module, inputs)), expected, atol=1e-5, rtol=1e-5)
+    assert_close(module(inputs[0]), module.bias.expand(1, 1, -1))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

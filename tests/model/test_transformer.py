@@ -11,7 +11,8 @@ from torch import nn
 from torch.testing import assert_close
 
 from transformer_mt.config.keys import ModelConfig
-from transformer_mt.model.cpu_kernels import Dropout
+from transformer_mt.model import cpu_kernels
+from transformer_mt.model.cpu_kernels import Dropout, packed_weights
 from transformer_mt.model.transformer import Transformer, sinusoid
 
 each_norm = pytest.mark.parametrize("norm", ["post", "pre", "sublayer"])
@@ -241,6 +242,20 @@ def test_attention_weights_are_the_papers(norm):
     with pytest.raises(IndexError):
         model.attention_weights(SRC, TGT + V)
     assert not any(module._forward_pre_hooks for module in model.modules())
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_all_products_are_packed(monkeypatch, tied):
+    """The weights of all linear layers and the output weight, but no embedding only looked up."""
+    monkeypatch.setattr(cpu_kernels, "has_fast_mkl", lambda: False)
+    packed = list[torch.Tensor]()
+    monkeypatch.setattr(cpu_kernels, "pack_onednn_weight", packed.append)
+    model = build(tie_embeddings=tied)
+    with packed_weights(model):
+        for name, parameter in model.named_parameters():
+            looked_up = not tied and name in ("src_embedding", "tgt_embedding")
+            is_packed = any(parameter is weight for weight in packed)
+            assert is_packed == (parameter.dim() == 2 and not looked_up), name
 
 
 @torch.no_grad()

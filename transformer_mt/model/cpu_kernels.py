@@ -19,10 +19,13 @@ from transformer_mt.system.device import has_fast_mkl
 from transformer_mt.system.private_torch import (
     has_onednn_linear,
     onednn_linear,
+    pack_onednn_weight,
 )
 
 FEW_QUERIES = 8
 """Up to this many queries, as in incremental decoding, plain products are faster than SDPA."""
+_PACKED = "packed"
+"""Attribute of a weight that holds its packed copy."""
 _BIAS_ALIGNMENT = 8
 """PyTorch copies a bias whose strides are no multiples of this."""
 _STATES = 2**16
@@ -46,19 +49,24 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
     Args:
         x: Input, (..., inputs).
-        weight: Weight, (outputs, inputs).
+        weight: Weight, (outputs, inputs); if packed, the packed copy is used, without gradients.
         bias: Bias, (outputs,).
 
     Returns:
         Output, (..., outputs).
     """
-    if not _on_cpu(x):
+    if x.dtype != torch.float32 or torch.is_autocast_enabled("cpu") or not _is_for_onednn(weight):
         return F.linear(x, weight, bias)
-    float32 = x.dtype == weight.dtype == torch.float32 and not torch.is_autocast_enabled("cpu")
-    if not float32 or has_fast_mkl() or not has_onednn_linear():
-        return F.linear(x, weight, bias)
+    packed: Tensor | None = getattr(weight, _PACKED, None)
+    if packed is not None:
+        return onednn_linear(x, packed, bias)
     rows: Tensor = _OneDNNLinear.apply(x.flatten(0, -2), weight, bias)  # type: ignore[no-untyped-call]
     return rows.view(*x.shape[:-1], -1)
+
+
+def _is_for_onednn(weight: Tensor) -> bool:
+    float32 = weight.dtype == torch.float32 and _on_cpu(weight)
+    return float32 and not has_fast_mkl() and has_onednn_linear()
 
 
 class _OneDNNLinear(torch.autograd.Function):
@@ -98,6 +106,31 @@ class Linear(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
         """Maps (..., inputs) to (..., outputs)."""
         return linear(x, self.weight, self.bias)
+
+
+@contextmanager
+def packed_weights(model: nn.Module) -> Iterator[None]:
+    """Gives `linear` copies of a model's weights in oneDNN's own layout, within the block.
+
+    Otherwise oneDNN makes the copy for every product, which takes a while for the few rows of a
+    step of decoding. The weights must not change or be trained within the block.
+
+    Args:
+        model: Its `nn.Linear` weights are packed, and the `output_weight` of any module, if
+            `linear` computes with oneDNN.
+    """
+    packed = []
+    for module in model.modules():
+        weight = module.weight if isinstance(module, nn.Linear) else None
+        weight = getattr(module, "output_weight", weight)
+        if weight is not None and not hasattr(weight, _PACKED) and _is_for_onednn(weight):
+            setattr(weight, _PACKED, pack_onednn_weight(weight))
+            packed.append(weight)
+    try:
+        yield
+    finally:
+        for weight in packed:
+            delattr(weight, _PACKED)
 
 
 # --- Dropout ------------------------------------------------------------------------------------

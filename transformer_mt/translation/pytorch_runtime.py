@@ -15,6 +15,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from transformer_mt.checkpoints.checkpoint import Checkpoint
 from transformer_mt.errors import ConfigError, DeviceError
+from transformer_mt.model.cpu_kernels import packed_weights
 from transformer_mt.model.transformer import Transformer, evaluation_mode
 from transformer_mt.system.device import (
     DTYPES,
@@ -60,7 +61,7 @@ class PyTorchRuntime:
         never: Ids that no hypothesis may have.
     """
 
-    chunk_lines = 128, 2048
+    chunk_lines = 128, 4096
 
     def __init__(self, model: "Transformer | Ensemble", never: Sequence[int] = ()) -> None:
         self.model, self.device_type = model, model.device.type
@@ -88,6 +89,7 @@ class PyTorchRuntime:
         with (
             evaluation_mode(self.model),
             compute_settings(self.model.device, tf32=False),
+            packed_weights(self.model),
             closing(decoded),
         ):
             yield from decoded
