@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -246,11 +247,13 @@ def test_guarantee_5_hardware_does_not_change_the_recipe(corpus_dir, tmp_path):
     gradients, losses, counts = [], [], []
     for workers, limit in ((1, "auto"), (2, "auto"), (8, "auto"), (1, 64), (4, 64)):
         changes = {"optim__max_grad_norm": 0.0, "train__micro_batch_tokens": limit}
+        changes |= {"train__seed": 3}
         config = tiny_config(corpus_dir, model__dropout=0.0, **changes)
         trainer = run.build_trainer(config, tmp_path)
         trainer.engine.workers = workers
+        trainer.progress = replace(trainer.progress, epoch=2)
         step = trainer.plan_epoch()[0]
-        assert step.tolist() == plan_epoch(*trainer.lengths, 500, config.train.seed, 0)[0].tolist()
+        assert step.tolist() == plan_epoch(*trainer.lengths, 500, seed=3, epoch=2)[0].tolist()
         trainer.train_step(step)
         # Adam's first moment is the gradient times a constant.
         moments = trainer.engine.optimizer.state.values()

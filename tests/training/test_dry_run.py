@@ -1,11 +1,18 @@
 """A dry run: what it reports, and that it keeps nothing."""
 
+from unittest.mock import Mock
+
 import pytest
 import torch
 from conftest import tiny_config
 from tqdm import tqdm
 
-from transformer_mt.checkpoints.run_directory import find_checkpoint
+from transformer_mt.checkpoints.run_directory import (
+    find_checkpoint,
+    load_newest,
+    read_description,
+)
+from transformer_mt.system.processes import Processes
 from transformer_mt.text.batching import cut_micro_batches, plan_epoch
 from transformer_mt.text.prepared import prepare
 from transformer_mt.training import dry_run as dry_run_module
@@ -13,6 +20,8 @@ from transformer_mt.training.dry_run import dry_run
 from transformer_mt.training.flops import flops_per_token
 from transformer_mt.training.run import train
 from transformer_mt.training.trainer import Trainer
+
+CPU = torch.device("cpu")
 
 
 def small_config(corpus_dir, **changes):
@@ -67,7 +76,9 @@ def taken_steps(monkeypatch):
         self.engine._seconds = self.engine.read_window().tokens / 50
 
     monkeypatch.setattr(Trainer, "train_step", train_step)
-    monkeypatch.setattr(dry_run_module, "measure_peak_flops", lambda device, precision: 1e7)
+    monkeypatch.setattr(
+        dry_run_module, "measure_peak_flops", lambda *given: {(CPU, "fp32"): 1e7}[given]
+    )
     return steps
 
 
@@ -78,12 +89,27 @@ def timed_tokens(config) -> list[int]:
     return [sum(int(side[step].sum()) for step in steps[2:5]) for side in lengths]
 
 
-def test_an_epoch_of_one_step_and_two_vocabularies(corpus_dir, tmp_path):
-    changes = {"vocab__shared": False, "vocab__size": 290, "model__tie_embeddings": False}
+def test_an_epoch_of_one_step_and_two_vocabularies(corpus_dir, tmp_path, monkeypatch):
+    """Nothing is kept of a text that is not prepared; memory is checked, other processes end."""
+    changes = {"vocab__shared": False, "vocab__kind": "word", "model__tie_embeddings": False}
+    changes |= {"train__batch_tokens": 5000, "data__prepared_dir": str(tmp_path / "prepared")}
     text = {"src": "validation.de", "tgt": "test.en"}
-    config = small_config(corpus_dir, data__train=text, train__batch_tokens=5000, **changes)
-    report = dry_run(config, tmp_path / "run")
-    assert report.splitlines()[0].endswith(", 290 source and 290 target pieces")
+    config = small_config(corpus_dir, data__train=text, train__max_steps=0, **changes)
+    monkeypatch.setattr(dry_run_module, "total_memory", lambda device: 123e9)
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "check_memory", checked := Mock())
+        patch.setattr(Processes, "finish", finished := Mock())
+        report = dry_run(config, tmp_path / "run")
+    assert not list(tmp_path.iterdir()) and checked.call_count == finished.call_count == 1
+    assert line_of(report, "memory").endswith(" GB of 123.0 GB at the peak")
+    train(config, tmp_path / "run")
+    sizes, vocab = (
+        read_description(tmp_path / "run")["vocabulary"],
+        load_newest(tmp_path / "run").vocab,
+    )
+    assert sizes == {"src": vocab.src.size, "tgt": vocab.tgt.size} and sizes["src"] != sizes["tgt"]
+    pieces = "{src} source and {tgt} target pieces".format(**sizes)
+    assert report.splitlines()[0].endswith(f", {pieces}")
     assert line_of(report, "epoch").startswith("epoch       1 steps, ")
     assert line_of(report, "speed").endswith(" of peak (1 steps on cpu in fp32)")
 
@@ -114,5 +140,6 @@ def test_the_time_left_of_a_resumed_run(corpus_dir, tmp_path, taken_steps):
     assert f"for {steps_left} steps, until train.max_epochs = 2," in time_left
     assert tqdm.format_interval(steps_left * seconds) in time_left
     assert 0.1 < float(line_of(report, "memory").split()[1]) < 64
-    finished = small_config(corpus_dir, **{**limits, "train__max_steps": 5})
-    assert "for 0 steps, until train.max_steps = 5" in dry_run(finished, tmp_path / "run")
+    minutes = load_newest(tmp_path / "run").progress.seconds / 61
+    finished = small_config(corpus_dir, train__max_minutes=minutes, **limits)
+    assert "for 0 steps, until train.max_minutes = " in dry_run(finished, tmp_path / "run")

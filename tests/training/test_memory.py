@@ -11,8 +11,9 @@ from simulated_cuda import SimulatedCuda
 from transformer_mt.checkpoints.run_directory import load_newest
 from transformer_mt.config.keys import Config, DataConfig, ModelConfig
 from transformer_mt.errors import DeviceError
-from transformer_mt.training import flops, memory
+from transformer_mt.training import flops, memory, saving
 from transformer_mt.training.engine import Engine
+from transformer_mt.training.environment import numeric_environment
 from transformer_mt.training.run import train
 
 FEW = {
@@ -154,16 +155,21 @@ def test_what_fits_is_tried_at_the_start(corpus_dir, tmp_path, monkeypatch, capl
         train(tiny_config(corpus_dir, **FEW), tmp_path / "third")
 
 
-@pytest.mark.parametrize(("limit", "threads"), [(300, 0), ("auto", 1)])
+@pytest.mark.parametrize(
+    ("limit", "changed"),
+    [(300, "torch version"), ("auto", "threads"), ("auto", "device"), ("auto", "processes")],
+)
 def test_other_workers_or_another_key_replace_what_was_found(
-    corpus_dir, tmp_path, monkeypatch, limit, threads
+    corpus_dir, tmp_path, monkeypatch, limit, changed
 ):
     """The key is obeyed, or memory decides again."""
     with monkeypatch.context() as patch:
-        limit_memory(patch, 0, 100, MemoryError())
-        config = tiny_config(corpus_dir, train__max_steps=1, **FEW)
-        assert train(config, tmp_path / "run").micro_batch_tokens == 64
-    torch.set_num_threads(torch.get_num_threads() + threads)
-    changes = {"train__max_steps": 2, "train__micro_batch_tokens": limit, **FEW}
+        limit_memory(patch, 2, 100, MemoryError())
+        other = {changed: "other"}
+        patch.setattr(saving, "numeric_environment", lambda e: numeric_environment(e) | other)
+        found = train(tiny_config(corpus_dir, train__max_steps=2, **FEW), tmp_path / "run")
+        assert (found.micro_batch_tokens, found.finer_step) == (64, 2)
+    changes = {"train__max_steps": 3, "train__micro_batch_tokens": limit, **FEW}
     progress = train(tiny_config(corpus_dir, **changes), tmp_path / "run")
     assert progress.micro_batch_tokens == limit or progress.micro_batch_tokens > 1000
+    assert progress.finer_step == 0

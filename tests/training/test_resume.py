@@ -143,7 +143,7 @@ def test_a_deleted_best_is_forgotten_at_the_next_save(
 
     Sabotage: keep the best of the checkpoint.
     """
-    scores += [9.0, 1.0, 0.5, 0.4]
+    scores += [0.0, -1.0, 0.5, 0.4]
     run_dir = tmp_path / "run"
     train(build_config(corpus_dir, valid__every=4, train__max_steps=6), run_dir)
     shutil.rmtree(run_dir / "step-00000004")
@@ -158,7 +158,7 @@ def test_a_deleted_best_is_forgotten_at_the_next_save(
     assert (progress.step, progress.best_bleu, progress.best_step) == (9, 0.5, 8)
     assert find_checkpoint(run_dir).progress.step == 8
     assert [text for text in caplog.messages if "missing" in text] == [
-        f"{run_dir}: its best checkpoint (step 4, BLEU 9.00) is missing; the next validation will"
+        f"{run_dir}: its best checkpoint (step 4, BLEU 0.00) is missing; the next validation will"
         " be the best"
     ]
 
@@ -203,8 +203,9 @@ def test_training_goes_on_while_a_checkpoint_is_written(corpus_dir, tmp_path, sc
 
     monkeypatch.setattr(saving, "save_checkpoint", save)
     monkeypatch.setattr(Engine, "train_step", train_step)
-    valid = {"src": "validation.de", "tgt": "test.en"}
-    build = partial(build_config, corpus_dir, data__valid=valid)
+    valid, text = ({"src": f"{split}.de", "tgt": "test.en"} for split in ("validation", "test"))
+    changes = {"data__train": text, "data__valid": valid, "data__tgt_lang": "zh"}
+    build = partial(build_config, corpus_dir, vocab__size=288, **changes)
     for steps in (4, 2):
         train(build(train__max_steps=steps, train__save_every=2), tmp_path / str(steps))
     paths = [tmp_path / steps / "step-00000002" for steps in ("4", "2")]
@@ -220,6 +221,7 @@ def test_training_goes_on_while_a_checkpoint_is_written(corpus_dir, tmp_path, sc
         metric.corpus_score(record.hypotheses, [references]).score for metric in (BLEU(), CHRF())
     ]
     assert [score.value for score in record.scores] == expected
+    assert [score.tokenizer for score in record.scores] == ["zh", ""]
     with pytest.raises(MemoryError):
         train(build(train__save_every=6), tmp_path / "4")
     assert saved_steps(tmp_path / "4")[-1] == 6
@@ -246,8 +248,10 @@ def test_a_failed_save_waits_for_the_next(corpus_dir, tmp_path, scores, clock, m
         for step in (2, 4, 5)
     ]
     signal_in_step(monkeypatch, 2, signal.SIGTERM)
-    with pytest.raises(CheckpointError, match="cannot save step 2: No space left"):
-        train(build_config(corpus_dir), tmp_path / "other")
+    scores += [1.0]
+    for limit, step in ((9, 2), (0, 0)):
+        with pytest.raises(CheckpointError, match=f"cannot save step {step}: No space left"):
+            train(build_config(corpus_dir, train__max_steps=limit), tmp_path / str(limit))
 
 
 def test_a_prune_that_fails_is_not_a_failed_save(corpus_dir, tmp_path, scores, monkeypatch, caplog):

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import ClassVar
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -109,6 +110,7 @@ def test_what_a_run_records_of_itself(corpus_dir, first, prepared):
     log = (first / "train.log").read_text()
     noted = dict(re.findall(r" (command|configuration|software|numeric environment): (.*)\n", log))
     assert noted.pop("numeric environment").startswith("{'program version': ")
+    assert f" {prepared.counts}; cpu, fp32\n" in log
     assert noted == {
         "command": " ".join(sys.argv),
         "configuration": config.model_dump_json(),
@@ -132,7 +134,7 @@ def test_fine_tuning_needs_the_same_shapes(corpus_dir, first, tmp_path):
     ):
         train(config, tmp_path / "run")
     nowhere = small_config(corpus_dir, train__init_from="nowhere")
-    with pytest.raises(CheckpointError, match="nowhere: no such run or checkpoint"):
+    with pytest.raises(CheckpointError, match="nowhere: no such run or checkpoint in /"):
         train(nowhere, tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
@@ -365,6 +367,12 @@ def test_several_processes_are_suggested(caplog, monkeypatch, threads, numa_node
     """On a CPU of more than 16 threads, or of several NUMA nodes."""
     caplog.set_level("INFO", "transformer_mt")
     monkeypatch.setattr(sys, "argv", ["transformer-mt", "train", "my corpus.toml"])
-    run_module._suggest_processes(threads, numa_nodes)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    monkeypatch.setattr(run_module, "count_numa_nodes", lambda: numa_nodes)
+    trainer = Mock(engine=Mock(device=torch.device("cpu")), progress=Progress())
+    for launched in (False, True):
+        monkeypatch.setattr(run_module, "is_launched", lambda launched=launched: launched)
+        run_module._log_start(Mock(), trainer, {})
     expected = [f"{hint} -m -- transformer_mt train 'my corpus.toml'"] if hint else []
-    assert [record.message.partition("processes: ")[2] for record in caplog.records] == expected
+    hints = [text.partition("processes: ")[2] for text in caplog.messages]
+    assert [text for text in hints if text] == expected

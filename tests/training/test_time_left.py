@@ -6,6 +6,7 @@ import os
 import re
 import struct
 import subprocess
+import sys
 import termios
 from contextlib import suppress
 from dataclasses import replace
@@ -41,6 +42,7 @@ def test_steps_until_each_limit(limits, steps):
     """In steps, epochs of 11 steps, and minutes, at 4 seconds per step."""
     left = steps_left(config_of(limits, patience=3), PROGRESS, 30.0, 4.0, 11)
     assert list(left) == [f"train.{key}" for key in limits] and list(left.values()) == steps
+    assert 0 in steps_left(config_of({"max_minutes": 1.0}), PROGRESS, 60.0, 0.0, 11).values()
 
 
 @pytest.mark.parametrize(
@@ -51,10 +53,11 @@ def test_steps_until_each_limit(limits, steps):
         (math.inf, 0, "loss not finite, 1,234 tokens/s, 50% of peak, lr 1.0e-03"),
     ],
 )
-def test_the_time_left_follows_from_the_time_so_far(capsys, loss, skipped, shown):
+def test_the_time_left_follows_from_the_time_so_far(capsys, monkeypatch, loss, skipped, shown):
     """Until the first limit, at the mean time per step since this process began.
 
-    Nothing is shown of a program that shows no messages.
+    Nothing is shown of a program that shows no messages. Lines become rarer, but not the metrics
+    beside a bar.
     """
     metrics = {"tokens_per_second": 1234.5, "mfu": 0.5, "lr": 1e-3, "skipped": skipped}
     StepDisplay(config_of({"max_steps": 20}), PROGRESS, 30.0).show(9, metrics | {"loss": loss})
@@ -64,6 +67,11 @@ def test_the_time_left_follows_from_the_time_so_far(capsys, loss, skipped, shown
     for step in (9, 10):  # the next line is not yet due
         display.show(step, metrics | {"loss": loss})
     assert capsys.readouterr().err == f"step 9: {shown}, 01:50 left\n"
+    assert display._interval._seconds == 15.0
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    with StepDisplay(config_of({"max_steps": 20}), PROGRESS, 30.0) as bar:
+        bar.show(9, metrics | {"loss": loss})
+    assert bar._interval._seconds == 10.0
 
 
 def run_at_terminal(*arguments: object) -> str:

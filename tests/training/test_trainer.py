@@ -28,7 +28,7 @@ from transformer_mt.training.run import build_trainer, train
 from transformer_mt.training.saving import CheckpointSaver
 from transformer_mt.training.trainer import Trainer, is_log_step
 
-NEVER = 1000
+NEVER, CPU = 1000, torch.device("cpu")
 
 
 def logged_steps(run_dir: Path, kind: str) -> list[int]:
@@ -207,7 +207,9 @@ def test_the_clock_of_the_main_process_decides(corpus_dir, tmp_path, scores, clo
 def test_metrics_of_a_log_line(corpus_dir, tmp_path, scores, clock, monkeypatch):
     """Loss and NLL per token, learning rate, tokens per second and MFU, since the line before."""
     scores += [1.0]
-    monkeypatch.setattr(trainer_module, "measure_peak_flops", lambda device, precision: 1e6)
+    monkeypatch.setattr(
+        trainer_module, "measure_peak_flops", lambda *given: {(CPU, "fp32"): 1e6}[given]
+    )
     step_sums: list[tuple[int, float, float, float]] = []
     real = Engine.train_step
 
