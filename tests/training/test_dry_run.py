@@ -17,6 +17,7 @@ from transformer_mt.text.batching import cut_micro_batches, plan_epoch
 from transformer_mt.text.prepared import prepare
 from transformer_mt.training import dry_run as dry_run_module
 from transformer_mt.training.dry_run import dry_run
+from transformer_mt.training.engine import Engine
 from transformer_mt.training.flops import flops_per_token
 from transformer_mt.training.run import train
 from transformer_mt.training.trainer import Trainer
@@ -92,25 +93,28 @@ def timed_tokens(config) -> list[int]:
 def test_an_epoch_of_one_step_and_two_vocabularies(corpus_dir, tmp_path, monkeypatch):
     """Nothing is kept of a text that is not prepared; memory is checked, other processes end."""
     changes = {"vocab__shared": False, "vocab__kind": "word", "model__tie_embeddings": False}
-    changes |= {"train__batch_tokens": 5000, "data__prepared_dir": str(tmp_path / "prepared")}
+    changes |= {
+        "train__batch_tokens": 5000,
+        "train__micro_batch_tokens": 64,
+        "data__prepared_dir": str(tmp_path / "prepared"),
+    }
     text = {"src": "validation.de", "tgt": "test.en"}
     config = small_config(corpus_dir, data__train=text, train__max_steps=0, **changes)
     monkeypatch.setattr(dry_run_module, "total_memory", lambda device: 123e9)
     with monkeypatch.context() as patch:
-        patch.setattr(Trainer, "check_memory", checked := Mock())
+        patch.setattr(Engine, "check_memory", checked := Mock())
         patch.setattr(Processes, "finish", finished := Mock())
         report = dry_run(config, tmp_path / "run")
     assert not list(tmp_path.iterdir()) and checked.call_count == finished.call_count == 1
     assert line_of(report, "memory").endswith(" GB of 123.0 GB at the peak")
     train(config, tmp_path / "run")
-    sizes, vocab = (
-        read_description(tmp_path / "run")["vocabulary"],
-        load_newest(tmp_path / "run").vocab,
-    )
+    sizes = read_description(tmp_path / "run")["vocabulary"]
+    vocab = load_newest(tmp_path / "run").vocab
     assert sizes == {"src": vocab.src.size, "tgt": vocab.tgt.size} and sizes["src"] != sizes["tgt"]
     pieces = "{src} source and {tgt} target pieces".format(**sizes)
     assert report.splitlines()[0].endswith(f", {pieces}")
-    assert line_of(report, "epoch").startswith("epoch       1 steps, ")
+    micro_batches = checked.call_args.args[1]
+    assert f"epoch       1 steps, {micro_batches} micro-batches, " in report and micro_batches > 1
     assert line_of(report, "speed").endswith(" of peak (1 steps on cpu in fp32)")
 
 

@@ -1,8 +1,10 @@
 """The bound on micro-batches: found at the start, lowered when memory runs out, kept on resume."""
 
 from contextlib import nullcontext
+from itertools import permutations
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from conftest import losses, tiny_config
@@ -14,7 +16,7 @@ from transformer_mt.errors import DeviceError
 from transformer_mt.training import flops, memory, saving
 from transformer_mt.training.engine import Engine
 from transformer_mt.training.environment import numeric_environment
-from transformer_mt.training.run import train
+from transformer_mt.training.run import build_trainer, train
 
 FEW = {
     "model__dropout": 0.0,
@@ -153,6 +155,13 @@ def test_what_fits_is_tried_at_the_start(corpus_dir, tmp_path, monkeypatch, capl
     )
     with pytest.raises(DeviceError, match=message):
         train(tiny_config(corpus_dir, **FEW), tmp_path / "third")
+
+
+def test_the_longer_side_decides(corpus_dir, tmp_path):
+    trainer = build_trainer(tiny_config(corpus_dir, **FEW), tmp_path)
+    for trainer.lengths in permutations((np.array([3, 9]), np.array([9, 40]))):
+        trainer._cut_finer([np.arange(2)], "")
+        assert trainer.progress.micro_batch_tokens == 32
 
 
 @pytest.mark.parametrize(
