@@ -6,12 +6,15 @@ from pathlib import Path
 
 import pytest
 from conftest import ALPHABET, assert_one_error, copy_lines, write_copy_corpus
+from test_findings import ENGLISH, GERMAN
 
 from transformer_mt.checkpoints.run_directory import (
     list_checkpoints,
     read_description,
     write_description,
 )
+from transformer_mt.evaluation.diagnosis import _check_languages, _Sample
+from transformer_mt.text.corpus import RawPairs
 
 
 @pytest.fixture
@@ -63,12 +66,13 @@ def test_findings_of_text_training_and_translations(run, diagnose):
     record = json.loads(path.read_text())
     record["hypotheses"] = ["a b a b a b a b a b a b a b"] * len(record["sources"])
     path.write_text(json.dumps(record))
-    short = {**record, "test_set": "own", "hypotheses": ["a"] * len(record["sources"])}
+    copies = dict.fromkeys(("sources", "hypotheses"), ["a"] * len(record["sources"]))
+    short = {**record, "test_set": "own", **copies}
     for name, other in (("a", {**record, "test_set": "own", "time": 0.0}), ("b", short)):
         path.with_name(f"{name}.json").write_text(json.dumps(other))
     found, unchecked = diagnose()
     causes = ["known text: 41 of 41 longer pairs of the test text", "too few steps"]
-    causes += ["too short: translations of own have", "too long"]
+    causes += ["too short: translations of own have", "untranslated copies: 60 of 60", "too long"]
     causes += ["repeated words: 60 of 60 translations of the validation text"]
     for finding, cause in zip(found, causes, strict=True):
         assert finding.startswith(cause)
@@ -102,6 +106,20 @@ def test_a_share_of_a_text_in_another_script(run, tmp_path, diagnose):
         "wrong script: 50.0% of the lines of the sources of the test text",
         "unknown pieces: 50.9% of the pieces of the sources of the test text",
     ]
+
+
+def test_each_side_is_compared_with_its_own():
+    """Of copies, no more are usual than the held-out text with the most has."""
+    training = _Sample("the training text", RawPairs(GERMAN, ENGLISH))
+    swapped = _Sample("x", RawPairs(ENGLISH, GERMAN))
+    found = filter(None, _check_languages(training, [swapped]))
+    assert [finding.partition(" are like ")[0] for finding in found] == [
+        f"wrong language: the {side} of x" for side in ("sources", "targets")
+    ]
+    copies = _Sample("x", RawPairs(GERMAN, GERMAN))
+    other = _Sample("y", RawPairs(GERMAN, GERMAN[1:] + GERMAN[:1]))
+    assert not any(_check_languages(copies, [copies, other]))
+    assert any(_check_languages(copies, [other]))
 
 
 def test_text_that_has_moved_or_changed(run, tmp_path, diagnose):

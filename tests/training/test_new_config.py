@@ -170,6 +170,8 @@ def test_languages(work, call):
     assert (config.data.src_lang, config.data.tgt_lang) == ("en", "de")
     assert pairs_of(config, config.data.test) == [pair[::-1] for pair in PAIRS[-15:]]
     Path("text.de").rename("src.txt")
+    wrong = call("init", "b", "--src", "src.txt", "--tgt", "text.en", "--src-lang", "d\te")
+    assert_one_error(wrong, "'d\\te' cannot be written in a configuration")
     languages = "--src-lang", "gsw", "--tgt-lang", "pt-BR"
     assert call("init", "b", "--src", "src.txt", "--tgt", "text.en", *languages).code == 0
     config = load_config(Path("b.toml")).data
@@ -193,9 +195,11 @@ LINES = b"a\n" * 300
         ({}, "", "text.de", "text.en", "needs a name"),
         ({}, "a\nb", "text.de", "text.en", "'a\\nb.toml' cannot be written in a configuration"),
         ({}, "new", "text.txt", "text.en", "text.txt: its name does not end in a language"),
+        ({}, "new", "text.de", "a.txt", "a language such as .de; give --tgt-lang"),
         ({}, "new", "text.de", "text.de", "are both de; give --src-lang and --tgt-lang"),
         ({"$HOME.en": LINES}, "new", "text.de", "$HOME.en", "'$HOME.en' cannot be written in a"),
         ({"a.tmx": b""}, "new", "a.tmx", "text.en", "a.tmx, text.en: init reads two text files"),
+        ({}, "new", "text.de", "a.tmx", "text.de, a.tmx: init reads two text files"),
         ({"~/x.en": LINES}, "new", "text.de", "~/x.en", "'~/x.en' cannot be written in a"),
     ],
 )
