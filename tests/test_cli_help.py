@@ -1,12 +1,13 @@
-"""Help texts, and the list of keys."""
+"""Help texts, the list of keys, and that options reach what the commands call."""
 
 import re
 from importlib.metadata import version
+from unittest.mock import Mock
 
 import pytest
-from conftest import assert_one_error
+from conftest import assert_one_error, write_config
 
-from transformer_mt.config.keys import DEFAULTS
+from transformer_mt.config.keys import DEFAULTS, Config
 
 COMMANDS = "init train prepare translate evaluate config average export".split()
 COMMANDS += "diagnose report compare plot".split()
@@ -77,3 +78,26 @@ def test_config_lists_keys(call):
     assert call("config", "model.norm").out.startswith(norm)
     message = "optim.lrscale is not a key of the configuration (did you mean optim.lr_scale?)"
     assert_one_error(call("config", "optim.lrscale"), message)
+
+
+@pytest.mark.parametrize(
+    ("words", "function", "given"),
+    [
+        ("train CONFIG", "training.run.train", "7 checkpoints/tiny"),
+        ("train CONFIG --run x --dry-run", "training.dry_run.dry_run", "7 x"),
+        ("prepare CONFIG", "text.prepared.prepare", "7"),
+        ("plot schedule -o x.png CONFIG", "figures.recipe.schedule_figure", "7 tiny"),
+        ("plot positions -o x.png CONFIG", "figures.recipe.positions_figure", "7 tiny"),
+        ("average x", "checkpoints.averaging.average", "x 5 None"),
+        ("average x --last 2 -o y", "checkpoints.averaging.average", "x 2 y"),
+    ],
+)
+def test_options_reach_the_functions(
+    corpus_dir, tmp_path, monkeypatch, call, words, function, given
+):
+    """Of a configuration, here its seed is looked at."""
+    monkeypatch.setattr(f"transformer_mt.{function}", called := Mock(side_effect=SystemExit))
+    config = f"{write_config(tmp_path, corpus_dir)} --set train.seed=7"
+    call(*words.replace("CONFIG", config).split())
+    taken = (each.train.seed if isinstance(each, Config) else each for each in called.call_args[0])
+    assert " ".join(map(str, taken)) == given
