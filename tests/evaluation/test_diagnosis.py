@@ -67,12 +67,16 @@ def test_findings_of_text_training_and_translations(run, diagnose):
     record["hypotheses"] = ["a b a b a b a b a b a b a b"] * len(record["sources"])
     path.write_text(json.dumps(record))
     copies = dict.fromkeys(("sources", "hypotheses"), ["a"] * len(record["sources"]))
-    short = {**record, "test_set": "own", **copies}
-    for name, other in (("a", {**record, "test_set": "own", "time": 0.0}), ("b", short)):
+    short = {**record, "test_set": "own\x1b", **copies}
+    for name, other in (("a", {**record, "test_set": "own\x1b", "time": 0.0}), ("b", short)):
         path.with_name(f"{name}.json").write_text(json.dumps(other))
     found, unchecked = diagnose()
     causes = ["known text: 41 of 41 longer pairs of the test text", "too few steps"]
-    causes += ["too short: translations of own have", "untranslated copies: 60 of 60", "too long"]
+    causes += [
+        "too short: translations of own\\x1b have",
+        "untranslated copies: 60 of 60",
+        "too long",
+    ]
     causes += ["repeated words: 60 of 60 translations of the validation text"]
     for finding, cause in zip(found, causes, strict=True):
         assert finding.startswith(cause)

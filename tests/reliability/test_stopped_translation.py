@@ -11,7 +11,15 @@ from pathlib import Path
 import pytest
 from conftest import copy_lines
 
+from transformer_mt import load
 from transformer_mt.system.outputs import ChunkWriter
+from transformer_mt.translation import run
+from transformer_mt.translation.options import (
+    LoadOptions,
+    OutputOptions,
+    SearchOptions,
+    TranslateOptions,
+)
 from transformer_mt.translation.pytorch_runtime import PyTorchRuntime
 from transformer_mt.translation.translator import Translation, Translator
 
@@ -198,6 +206,17 @@ def test_anything_changed_starts_over(texts, copy_run, tmp_path, stopped):
     assert f"starting over; {2 * CHUNK} finished lines were made with another" in done.err
     assert " another checkpoint and format and input and length penalty and raw\n" in done.err
     assert json.loads((tmp_path / "out").read_bytes())["text"] == "enil rehtona"
+
+
+def test_what_defaults_stand_for_is_part_of_it(texts):
+    """It may be something else on another machine."""
+    run_dir, source, _ = texts
+    model = load(run_dir, device="cpu")
+    translator = model.translator()
+    options = TranslateOptions(LoadOptions(), SearchOptions(), OutputOptions())
+    used = {"precision": "fp32", "device": "cpu", "batch_tokens": translator.batch_tokens}
+    used["chunk_lines"] = [translator.first_chunk_lines, translator.chunk_lines]
+    assert run._fingerprint(source, model, translator, options).items() >= used.items()
 
 
 def test_finished_files_are_skipped(texts, tmp_path, stopped):

@@ -48,7 +48,7 @@ def test_a_directory_is_replaced_only_when_it_is_whole(tmp_path, monkeypatch):
     def holds(content: str) -> bool:
         return (path / "file").read_text() == content and list(parent.iterdir()) == [path]
 
-    rename, sources = Path.rename, []
+    rename, sources, synced = Path.rename, [], []
 
     def killed_at_the_second(source, target):
         sources.append(source)
@@ -56,7 +56,10 @@ def test_a_directory_is_replaced_only_when_it_is_whole(tmp_path, monkeypatch):
             raise SystemExit("killed")
         return rename(source, target)
 
-    write("old")
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "sync", lambda path: synced.append(path.name))
+        write("old")
+    assert synced == ["file", ".directory.partial", "folder"]
     with pytest.raises(RuntimeError):
         write("new", RuntimeError())
     assert holds("old")
