@@ -42,7 +42,6 @@ def test_a_wrong_setting(corpus_dir, tmp_path, call, setting, culprit):
         (["trian"], "'train'"),
         (["train", "--nope"], "--nope"),
         (["translate", "run", "--bem-size", "4"], "--beam-size"),
-        (["translate", "run", "--beam-size", "0"], "--beam-size"),
         (["translate", "x", "--precision", "fp8"], "'fp8' is not one of 'fp32', 'bf16', 'fp16'."),
         (["translate", "x", "--precision", "fp8"], "'. (see transformer-mt translate --help)"),
         (["translate", "run", "--beam-size", "2", "--n-best", "3"], "--n-best 3"),
@@ -61,7 +60,6 @@ def test_a_wrong_setting(corpus_dir, tmp_path, call, setting, culprit):
         (["evaluate", "run", "other", "--save", "out"], "--save works with one run or --ensemble"),
         (["evaluate", "run", "other", "--hypotheses", "h"], "--hypotheses works with one run"),
         (["evaluate", "RUN", "--tokenize", "15a"], "--tokenize 15a: choose none, zh, 13a"),
-        (["average", "run", "--last", "0"], "--last"),
         (["average", "nowhere", "--last", "2"], "nowhere"),
     ],
 )
@@ -69,6 +67,23 @@ def test_wrong_usage(copy_run, call, arguments, culprit):
     """The file, run, option, split or command is named, with a near match where there is one."""
     replaced = (copy_run if argument == "RUN" else argument for argument in arguments)
     assert_one_error(call(*replaced), culprit)
+
+
+@pytest.mark.parametrize(
+    ("words", "smallest", "names"),
+    [
+        ("translate x", 1, "beam-size n-best batch-tokens max-length top-k"),
+        ("translate x", 0, "length-penalty temperature seed"),
+        ("evaluate x", 0, "samples"),
+        ("average x", 1, "last"),
+        ("plot attention x y -o z.png", 1, "layer"),
+    ],
+)
+def test_numbers_that_are_too_small(call, words, smallest, names):
+    for name in names.split():
+        called = call(*words.split(), f"--{name}", smallest - 1)
+        message = f"'--{name}': Input should be greater than or equal to {smallest} ("
+        assert_one_error(called, message)
 
 
 def test_what_works_in_one_process(monkeypatch):

@@ -79,6 +79,7 @@ def test_the_page_is_whole_and_needs_no_network(html, run):
     assert "currentColor" in html and "var(--line)" in html and "<metadata" not in html
     assert not re.search(f"{FOREGROUND}|{GRID}|{ACCENT}|fill: #ffffff", html)
     assert '<svg role="img" aria-label="Validation BLEU"' in html
+    assert re.findall(r"<!-- (de|en) -->", html) == ["de", "en"]
     text = visible(html)
     assert "<script>alert(1)</script>" in text and "run<b>" in text
     assert str(run.parents[1]) not in text

@@ -92,9 +92,10 @@ def test_runs_of_one_name_are_told_apart(tmp_path):
 
 
 def test_one_panel_with_names_and_a_title(tmp_path, call):
-    paths = [write_run(tmp_path / name) for name in ("a", "b")]
+    paths = [write_run(tmp_path / name, steps) for name, steps in (("a", 20), ("b", 40))]
     figure = training_figure(read_runs(paths, ["one", "two"]), panels=["nll"], title="both\n")
     assert [axes.get_title() for axes in figure.axes] == [PANELS["nll"].title]
+    assert figure.axes[0].get_xlim() == (0.0, 1.02 * 400)
     assert len(figure.axes[0].lines) == 4 and figure.get_suptitle() == "both"
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["one", "two"]
     assert figure.legends[0]._ncols == 3 and not overlapping(figure)
