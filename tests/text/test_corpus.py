@@ -10,6 +10,7 @@ import pytest
 from transformer_mt.config.keys import DataConfig
 from transformer_mt.errors import DataError
 from transformer_mt.system.streams import compress
+from transformer_mt.text import hub
 from transformer_mt.text.corpus import RawPairs, load_split, open_split, read_lines
 from transformer_mt.text.test_sets import load_test_set
 
@@ -29,8 +30,9 @@ def numbers(tmp_path) -> DataConfig:
 
 
 @pytest.mark.parametrize("nested", [True, False])
-def test_a_folder_laid_out_like_a_hub_repository(tmp_path, nested):
+def test_a_folder_laid_out_like_a_hub_repository(tmp_path, monkeypatch, nested):
     """Either language may be the source, either side may be missing, and the order is kept."""
+    monkeypatch.setattr(hub, "_why_offline", None)  # is not asked
     rows = [{"de": f"d{i}", "en": f"e{i}"} for i in range(25)]
     rows += [{"de": "", "en": "NA"}, {"de": '"x', "en": "a\u2028b"}]
     rows += [{"de": None, "en": " x "}, {"de": "y", "en": None}]
