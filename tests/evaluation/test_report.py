@@ -3,8 +3,10 @@
 import json
 import re
 import shutil
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from conftest import copy_lines, replace_file
@@ -22,6 +24,7 @@ from transformer_mt.evaluation.report import (
 )
 from transformer_mt.evaluation.scoring import choose_metrics, corpus_score
 from transformer_mt.system.outputs import check_output
+from transformer_mt.system.processes import Processes
 from transformer_mt.text.test_sets import load_test_set
 from transformer_mt.translation.options import LoadOptions, SearchOptions
 from transformer_mt.version import source_digests
@@ -258,6 +261,20 @@ def test_a_checkpoint_that_training_deletes_meanwhile(texts, copy_run, tmp_path,
 
     monkeypatch.setattr(report, "_translate", delete)
     assert evaluate(texts, run, hyp=None).scores[0].value > 0
+
+
+def test_other_processes_translate_as_often_as_the_main_one(texts, copy_run, monkeypatch):
+    """The baseline too; then they wait for the end."""
+    sent: list[object] = []
+    monkeypatch.setattr(Processes, "broadcast", lambda _, value: sent.append(value) or value)
+    test_set = evaluate(texts, copy_run, hyp=None, baseline=copy_run).test_set
+    assert sent[0] == (test_set.src, 2)
+    other = Mock(is_main=False, broadcast=lambda value: sent[0])
+    monkeypatch.setattr(report, "join_processes", lambda device: nullcontext(other))
+    monkeypatch.setattr(report, "_translate", translate := Mock())
+    assert evaluate_all(texts) == []
+    assert [each.args for each in translate.call_args_list] == [([], test_set.src)] * 2
+    other.finish.assert_called_once_with()
 
 
 @pytest.mark.parametrize(
