@@ -58,6 +58,12 @@ def test_a_good_run_has_no_finding(diagnose):
     assert diagnose() == ([], [])
 
 
+def test_curves_that_rise_again(run, diagnose):
+    write_metrics(run, {1: 3.0, 1_500_000: 2.0, 2_000_000: 4.0})
+    found, _ = diagnose()
+    assert [finding.partition(":")[0] for finding in found] == ["divergence", "overfitting"]
+
+
 def test_findings_of_text_training_and_translations(run, diagnose):
     """A line each, in this order: those that may have caused the others come first."""
     write_metrics(run, {1: 3.0})

@@ -13,7 +13,7 @@ from conftest import copy_lines, replace_file
 
 from transformer_mt.checkpoints.checkpoint import EMA, MODEL
 from transformer_mt.checkpoints.evaluations import read_evaluations
-from transformer_mt.errors import CheckpointError, ConfigError, DataError
+from transformer_mt.errors import CheckpointError, ConfigError, DataError, OutputError
 from transformer_mt.evaluation import report
 from transformer_mt.evaluation.report import (
     EvaluationReport,
@@ -248,6 +248,8 @@ def test_saving_comes_first(texts, monkeypatch):
     with pytest.raises(TypeError):
         evaluate(texts, save=check_output(texts / "saved"))
     assert (texts / "saved").read_bytes() == (texts / "hyp").read_bytes()
+    with check_output(texts / "saved").lock(), pytest.raises(OutputError, match=" is writing it;"):
+        evaluate(texts, save=check_output(texts / "saved"))
 
 
 def test_a_checkpoint_that_training_deletes_meanwhile(texts, copy_run, tmp_path, monkeypatch):

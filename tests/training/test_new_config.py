@@ -265,6 +265,7 @@ def test_sizes_are_those_of_the_repository(name, pairs, machine):
         assert values[key] == getattr(preset, key)
     assert values["batch_tokens"] == preset.batch_tokens
     assert values["encoder_layers"] == values["decoder_layers"] == preset.layers
+    assert choose_sizes(text_of(10_000), CPU)[3:] == choose_sizes(text_of(20_000), CPU)[3:]
 
 
 TEXTS = {
