@@ -13,6 +13,7 @@ from transformer_mt.checkpoints.run_directory import (
     read_description,
     write_description,
 )
+from transformer_mt.evaluation import diagnosis
 from transformer_mt.evaluation.diagnosis import _check_languages, _Sample
 from transformer_mt.text.corpus import RawPairs
 
@@ -53,9 +54,12 @@ def diagnose(run, call):
     return diagnose
 
 
-def test_a_good_run_has_no_finding(diagnose):
+def test_a_good_run_has_no_finding(diagnose, monkeypatch):
     """Its task is one of one language, with copies."""
     assert diagnose() == ([], [])
+    looked_at = [f"the {name} text" for name in ("training", "validation", "test")]
+    monkeypatch.setattr(diagnosis, "_check_sides", lambda _, texts: [each.name for each in texts])
+    assert diagnose() == (looked_at, [])
 
 
 def test_curves_that_rise_again(run, diagnose):
