@@ -48,6 +48,8 @@ def test_a_record_comes_back(tmp_path):
     write_evaluation(path, replace(RECORD, scores=[printed]))
     [file] = (tmp_path / "evaluations").iterdir()
     assert file.name == "a-b-c-6418ac35.json"  # another name would not replace older records
+    usual = replace(RECORD, scores=[Score("bleu", 1.0, "nrefs:1|tok:13a")])
+    assert usual.file_name == file.name
     assert json.loads(file.read_text()) == VALUES
     file.with_name(".hidden.json").write_bytes(file.read_bytes())  # is being written
     [record] = read_evaluations(tmp_path)

@@ -175,6 +175,7 @@ def test_minutes_are_a_limit(corpus_dir, tmp_path, scores, clock):
     progress = train(config, tmp_path / "run")
     assert progress.step == 4 and saved_steps(tmp_path / "run") == [2, 4]
     assert load_newest(tmp_path / "run").progress.seconds == 120.0
+    assert train(config, tmp_path / "run").step == 4
     clock.seconds += 5000
     longer = build_config(corpus_dir, train__max_minutes=3.5, train__save_every_minutes=1.0)
     assert train(longer, tmp_path / "run").step == 7

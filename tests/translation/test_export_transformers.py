@@ -191,6 +191,7 @@ def test_the_command_and_its_card(tmp_path, call):
     text = {"sources": ["a"], "references": [["b"]], "hypotheses": ["c"]}
     names = {
         "mine": ("mine", "mine"),
+        "wmt08": ("newstest2008", "wmt-2008-news"),
         "wmt09": ("newstest2009", "wmt-2009-news"),
         "wmt16": ("newstest2016", "wmt-2016-news"),
         "wmt22": ("wmt22", "wmt22"),
