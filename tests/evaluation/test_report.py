@@ -100,7 +100,7 @@ def test_a_baseline(texts):
     assert {"differences", "buckets", "changes"} <= set(values) and json.dumps(values)
     text = format_reports([result])
     losses = [float(loss) for loss in re.findall(r" worse by (.*)", text)]
-    assert f"compared with {texts / 'ref'}" in text and len(losses) == 3
+    assert text.split("\n\n")[1] == f"compared with {texts / 'ref'}" and len(losses) == 3
     assert losses == sorted(losses, reverse=True) and losses[0] > losses[2]
     assert format_reports([result], samples=1).count("worse by") == 1
     assert "by" not in format_reports([result], samples=0).split("equal")[1]
@@ -125,7 +125,9 @@ def test_a_model_is_evaluated_and_recorded(copy_run, texts, tmp_path):
     assert record.hypotheses == result.system.lines and record.sources == result.test_set.src
     assert [(s.name, s.value) for s in record.scores] == [(s.name, s.value) for s in result.scores]
     (tmp_path / "link").symlink_to(run / record.checkpoint)
+    before = len(read_evaluations(run))
     evaluate(texts, tmp_path / "link", hyp=None)
+    assert len(read_evaluations(run)) == before + 1
     assert {each.checkpoint for each in read_evaluations(run)} == {record.checkpoint}
     again = evaluate(texts, hyp="saved", baseline=run, search=beam)
     assert again.baseline.lines == result.system.lines and not again.comparison.changes
@@ -305,8 +307,11 @@ def test_a_mistake_shows_first(texts, copy_run, monkeypatch, choice, error, mess
 
 
 def test_a_baseline_trained_with_other_source_is_reported(texts, copy_run, caplog, monkeypatch):
-    """Once, like any checkpoint that is used; a translation in a file is not a checkpoint."""
+    """Like any checkpoint that is used; a translation in a file is not a checkpoint."""
     monkeypatch.setitem(source_digests(), "source of model/", "other")
-    evaluate(texts, baseline=copy_run)
-    [message] = [text for text in caplog.messages if "source of model/ has changed" in text]
-    assert message.startswith(f"{copy_run}/step-00000001: ")
+    for runs, count in (((), 1), ((copy_run,), 2)):
+        caplog.clear()
+        evaluate(texts, *runs, baseline=copy_run, hyp=None if runs else "hyp")
+        messages = [text for text in caplog.messages if "source of model/ has changed" in text]
+        assert len(messages) == count
+        assert all(text.startswith(f"{copy_run}/step-00000001: ") for text in messages)

@@ -77,7 +77,7 @@ def test_the_page_is_whole_and_needs_no_network(html, run):
     assert all(link.startswith(("#", "data:image/png")) for link in links)
     assert not re.search(r"<(script|link|img|iframe)|@import|url\(http| src=", html)
     assert "currentColor" in html and "var(--line)" in html and "<metadata" not in html
-    assert not re.search(f"{FOREGROUND}|{GRID}|{ACCENT}|fill: #ffffff", html)
+    assert not re.search(f"{FOREGROUND}|{GRID}|{ACCENT}|fill: #ffffff|stroke: #000000", html)
     assert '<svg role="img" aria-label="Validation BLEU"' in html
     assert re.findall(r"<!-- (de|en) -->", html) == ["de", "en"]
     text = visible(html)

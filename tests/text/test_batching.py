@@ -176,10 +176,10 @@ def test_micro_batches_are_distributed_once_and_evenly(sizes, world_size):
 
 def test_batches_are_marked_padded_and_counted():
     """Sources have an end mark; targets are shifted by one; padding is not counted."""
-    pairs = EncodedPairs(flatten([[], [7, 8], [9]]), flatten([[5], [4], [5, 6, 7]]))
+    pairs = EncodedPairs(flatten([[], [7, 8], [70_000]]), flatten([[5], [4], [5, 6, 7]]))
     chosen = np.array([1, 2])
     batch = pairs.batch(chosen).to(torch.device("cpu"))
-    assert batch.src.tolist() == [[7, 8, 3], [9, 3, 0]]
+    assert batch.src.tolist() == [[7, 8, 3], [70_000, 3, 0]]
     assert batch.tgt_in.tolist() == [[2, 4, 0, 0], [2, 5, 6, 7]]
     assert batch.tgt_out.tolist() == [[4, 3, 0, 0], [5, 6, 7, 3]]
     assert (batch.src_tokens, batch.tgt_tokens) == (5, 6)

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import re
 import shutil
 import time
 from collections import Counter
@@ -166,9 +167,10 @@ def test_a_damaged_corpus_is_named(folder, name, damage):
         (path / name).unlink()
     elif damage == "cut":
         (path / name).write_bytes(raw[:-8])
+    elif name == "report.json":  # still JSON: a digit of a count
+        (path / name).write_bytes(re.sub(rb"[1-9](?=,)", b"0", raw, count=1))
     else:
-        zero = b"0" if name.endswith(".json") else b"\0"
-        (path / name).write_bytes(raw[:-8] + zero * 8)
+        (path / name).write_bytes(raw[:-8] + b"\0" * 8)
     with pytest.raises(DataError, match=rf"^{path}: damaged \(.*\); delete this folder to have it"):
         prepare(config)
     shutil.rmtree(path)

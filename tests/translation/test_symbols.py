@@ -129,7 +129,8 @@ def test_a_run_with_symbols(corpus_dir, tmp_path, monkeypatch):
 
 
 def test_an_existing_vocabulary_must_have_them(corpus_dir, tmp_path):
-    """As symbols, not as pieces of text."""
+    """As symbols, not as pieces of text, and as they are written."""
+    assert VocabConfig(symbols=["<BT>"]).symbols == ["<BT>"]
     vocab = learn()
     [path] = vocab.save(tmp_path)
     texts = [text for text in vocab.src.table().ids if "\u2581" not in text]
