@@ -268,8 +268,7 @@ def measure(sides: list[Side], lines: list[str], choosing: int, rounds: int) -> 
 
     In turn, so that a slow minute of the machine affects every side.
     """
-    # The collector would go through all modules that this script imports for its several sides,
-    # which a process that translates with one of them does not have.
+    # Leaves out the modules of all sides, which a process that uses one side does not have.
     gc.freeze()
     for number, side in enumerate(sides, 1):
         side.choose_batch_tokens(lines[:choosing])
