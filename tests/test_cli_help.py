@@ -95,7 +95,7 @@ def test_config_lists_keys(call):
 def test_options_reach_the_functions(
     corpus_dir, tmp_path, monkeypatch, call, words, function, given
 ):
-    """Of a configuration, here its seed is looked at."""
+    """The seed stands for the whole configuration."""
     monkeypatch.setattr(f"transformer_mt.{function}", called := Mock(side_effect=SystemExit))
     config = f"{write_config(tmp_path, corpus_dir)} --set train.seed=7"
     call(*words.replace("CONFIG", config).split())

@@ -247,8 +247,7 @@ def test_guarantee_5_hardware_does_not_change_the_recipe(corpus_dir, tmp_path):
     gradients, losses, counts = [], [], []
     for workers, limit in ((1, "auto"), (2, "auto"), (8, "auto"), (1, 64), (4, 64)):
         changes = {"optim__max_grad_norm": 0.0, "train__micro_batch_tokens": limit}
-        changes |= {"train__seed": 3}
-        config = tiny_config(corpus_dir, model__dropout=0.0, **changes)
+        config = tiny_config(corpus_dir, model__dropout=0.0, train__seed=3, **changes)
         trainer = run.build_trainer(config, tmp_path)
         trainer.engine.workers = workers
         trainer.progress = replace(trainer.progress, epoch=2)

@@ -55,7 +55,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     Returns:
         Output, (..., outputs).
     """
-    if x.dtype != torch.float32 or torch.is_autocast_enabled("cpu") or not _is_for_onednn(weight):
+    if not _is_for_onednn(weight) or x.dtype != torch.float32 or torch.is_autocast_enabled("cpu"):
         return F.linear(x, weight, bias)
     packed: Tensor | None = getattr(weight, _PACKED, None)
     if packed is not None:
@@ -65,8 +65,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def _is_for_onednn(weight: Tensor) -> bool:
-    float32 = weight.dtype == torch.float32 and _on_cpu(weight)
-    return float32 and not has_fast_mkl() and has_onednn_linear()
+    is_float32 = _on_cpu(weight) and weight.dtype == torch.float32
+    return is_float32 and not has_fast_mkl() and has_onednn_linear()
 
 
 class _OneDNNLinear(torch.autograd.Function):
@@ -108,28 +108,39 @@ class Linear(nn.Linear):
         return linear(x, self.weight, self.bias)
 
 
-@contextmanager
-def packed_weights(model: nn.Module) -> Iterator[None]:
-    """Gives `linear` copies of a model's weights in oneDNN's own layout, within the block.
+def pack_weights(model: nn.Module) -> list[Tensor]:
+    """Gives `linear` copies of a model's weights in oneDNN's own layout.
 
     Otherwise oneDNN makes the copy for every product, which takes a while for the few rows of a
-    step of decoding. The weights must not change or be trained within the block.
+    step of decoding. The weights must not change or be trained afterwards.
 
     Args:
         model: Its `nn.Linear` weights are packed, and the `output_weight` of any module, if
             `linear` computes with oneDNN.
+
+    Returns:
+        The weights packed by this call; those already packed are left out.
     """
-    packed = []
+    weights = list[Tensor]()
     for module in model.modules():
         weight = module.weight if isinstance(module, nn.Linear) else None
         weight = getattr(module, "output_weight", weight)
-        if weight is not None and not hasattr(weight, _PACKED) and _is_for_onednn(weight):
-            setattr(weight, _PACKED, pack_onednn_weight(weight))
-            packed.append(weight)
+        if weight is not None and _is_for_onednn(weight) and not hasattr(weight, _PACKED):
+            weights.append(weight)
+    copies = list(map(pack_onednn_weight, weights))  # all or, if memory runs out, none
+    for weight, copy in zip(weights, copies, strict=True):
+        setattr(weight, _PACKED, copy)
+    return weights
+
+
+@contextmanager
+def packed_weights(model: nn.Module) -> Iterator[None]:
+    """Packs the weights of a model within the block, where they must not change or be trained."""
+    weights = pack_weights(model)
     try:
         yield
     finally:
-        for weight in packed:
+        for weight in weights:
             delattr(weight, _PACKED)
 
 

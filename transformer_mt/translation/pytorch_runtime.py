@@ -15,7 +15,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from transformer_mt.checkpoints.checkpoint import Checkpoint
 from transformer_mt.errors import ConfigError, DeviceError
-from transformer_mt.model.cpu_kernels import packed_weights
+from transformer_mt.model.cpu_kernels import pack_weights, packed_weights
 from transformer_mt.model.transformer import Transformer, evaluation_mode
 from transformer_mt.system.device import (
     DTYPES,
@@ -185,6 +185,8 @@ def load_checkpoints(checkpoints: Sequence[Checkpoint], options: LoadOptions) ->
     with torch.random.fork_rng(devices=[]):
         models = [checkpoint.build_model(options.raw) for checkpoint in checkpoints]
     models = [model.to(device, DTYPES[precision]) for model in models]
+    for model in models:
+        pack_weights(model)  # once, not for each text
     # The members of an ensemble have the same vocabulary, but may name different symbols of it.
     never = {i for each in checkpoints for i in each.vocab.symbol_ids(each.config.vocab.symbols)}
     if len(models) == 1:

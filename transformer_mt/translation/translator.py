@@ -73,7 +73,7 @@ class Runtime(Protocol):
         batch_tokens: Default of `SearchOptions.batch_tokens`.
         chunk_lines: Consecutive lines that are sorted by length and cut into batches together:
             those of the first chunk of a text, whose translation shows soon, and of the others. A
-            chunk takes seconds: it is lost if the program is stopped.
+            chunk takes seconds to minutes: it is lost if the program is stopped.
     """
 
     device_type: str
