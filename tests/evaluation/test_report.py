@@ -129,6 +129,7 @@ def test_a_model_is_evaluated_and_recorded(copy_run, texts, tmp_path):
     evaluate(texts, tmp_path / "link", hyp=None)
     assert len(read_evaluations(run)) == before + 1
     assert {each.checkpoint for each in read_evaluations(run)} == {record.checkpoint}
+    assert not (run / record.checkpoint / "evaluations").exists()
     again = evaluate(texts, hyp="saved", baseline=run, search=beam)
     assert again.baseline.lines == result.system.lines and not again.comparison.changes
 
@@ -277,8 +278,9 @@ def test_other_processes_translate_as_often_as_the_main_one(texts, copy_run, mon
     """The baseline too; then they wait for the end."""
     sent: list[object] = []
     monkeypatch.setattr(Processes, "broadcast", lambda _, value: sent.append(value) or value)
+    monkeypatch.setattr(Processes, "watch_peers", watched := Mock())
     test_set = evaluate(texts, copy_run, hyp=None, baseline=copy_run).test_set
-    assert sent[0] == (test_set.src, 2)
+    assert sent[0] == (test_set.src, 2) and watched.call_count == 2
     other = Mock(is_main=False, broadcast=lambda value: sent[0])
     monkeypatch.setattr(report, "join_processes", lambda device: nullcontext(other))
     monkeypatch.setattr(report, "_translate", translate := Mock())

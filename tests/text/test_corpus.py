@@ -26,6 +26,7 @@ def text_folder(folder, src: bytes, tgt: bytes, **changes) -> DataConfig:
 @pytest.fixture
 def numbers(tmp_path) -> DataConfig:
     sides = ("".join(f"{word}\n" for word in side).encode() for side in zip(*PAIRS, strict=True))
+    (tmp_path / "x.parquet").touch()  # the folder is one of text all the same
     return text_folder(tmp_path, *sides)
 
 
@@ -95,6 +96,7 @@ def test_text_that_cannot_be_used(tmp_path, src, tgt, message):
     [
         ({}, "nope", r"nope.de: no such file.*the folder holds train.de, train.en"),
         ({"tgt_lang": "fr"}, "train", r"train.fr: no such file; the folder holds"),
+        ({"src_lang": "fr"}, "train", r"train.fr: no such file; the folder holds"),
         ({"path": "./nowhere"}, "train", r"data.path = ./nowhere: there is no such folder"),
         ({"path": __file__}, "train", "test_corpus.py: this is a file; give the folder"),
     ],
@@ -108,6 +110,7 @@ def test_what_is_not_there(numbers, changes, split, message):
 def test_compressed_text_and_tables(tmp_path, ending):
     """Two files or one table, compressed or not, in either direction; more columns are ignored."""
     sides = ["".join(f"{word}\n" for word in side).encode() for side in zip(*PAIRS, strict=True)]
+    (tmp_path / f"text.de{ending or '.gz'}").touch()  # the file without an ending is preferred
     for language, raw in zip(("de", "en"), sides, strict=True):
         (tmp_path / f"text.{language}{ending}").write_bytes(compress(raw, ending))
     table = "".join(f" {de} \t {en} \t0.9\n" for de, en in PAIRS).encode()
@@ -149,7 +152,7 @@ def test_several_files_make_a_split(tmp_path):
     for folder, word in (("main", "a"), ("more", "b")):
         for language in ("de", "en"):
             (tmp_path / folder / f"part.{language}").write_text(f"{word}{language}\n" * 3)
-    for number in (1, 2):
+    for number in range(7, 0, -1):
         rows = [{"de": f"p{number}", "en": f"q{number}"}]
         pq.write_table(pa.Table.from_pylist(rows), tmp_path / "more" / f"{number}.parquet")
     row = json.dumps({"de": "j", "en": "k"}) + "\n"
@@ -158,7 +161,8 @@ def test_several_files_make_a_split(tmp_path):
     names = ["part[:1]", "../more/part[:2]", "../more/*.parquet", "../**/*.json"]
     config = DataConfig(path=str(tmp_path / "main"), cache_dir=str(tmp_path / "cache"))
     pairs = load_split(config, [*names, "../more/x.jsonl.gz"])
-    assert pairs.src == ["ade", "bde", "bde", "p1", "p2", "j", "j"]
+    in_order = [f"p{number}" for number in range(1, 8)]
+    assert pairs.src == ["ade", "bde", "bde", *in_order, "j", "j"]
     with pytest.raises(DataError, match=r"nope\*.parquet: no such file"):
         load_split(config, ["part", "nope*.parquet"])
 

@@ -25,6 +25,8 @@ def test_files_by_name(tmp_path):
     assert (test_set.src, test_set.references) == (["one", "two"], [["1", "2"], ["I", "II"]])
     one = EvaluationSet(str(refs[0]), "b (b598b3a6)", None, [["1", "2"]])
     assert load_test_set(ANY, refs=refs[:1]) == one
+    assert test_set.name == f"{refs[0]}, {refs[1]} (source {tmp_path / 'a'})"
+    assert test_set.title.startswith("b, c (")
     (tmp_path / "long").write_text("1\n2\n3\n")
     with pytest.raises(
         DataError, match=r"a has 2 lines and .*long has 3: they must be line-aligned"
@@ -32,6 +34,8 @@ def test_files_by_name(tmp_path):
         load_test_set(ANY, src=tmp_path / "a", refs=[refs[1], tmp_path / "long"])
     refs[0].write_text("1\n3\n")  # another text of the same name
     assert load_test_set(ANY, refs=refs[:1]).title != one.title
+    changed = load_test_set(ANY, src=tmp_path / "a", refs=refs)
+    assert changed.title.startswith("b, c (") and changed.title != test_set.title
     with pytest.raises(DataError, match=f"{tmp_path / 'd'}: contains no lines"):
         load_test_set(ANY, refs=[tmp_path / "d"])
 

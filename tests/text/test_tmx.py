@@ -92,6 +92,7 @@ def test_where_it_can_be_named(tmp_path, ending, monkeypatch):
     units = (unit(de=f"d{i}", en=f"e{i}") for i in range(4))
     raw = write(tmp_path / "x", *units).read_bytes()
     (tmp_path / f"memory.tmx{ending}").write_bytes(compress(raw, ending))
+    (tmp_path / "other.jsonl").touch()  # the folder is one of text all the same
     monkeypatch.setenv("HOME", str(tmp_path))
     name, config = f"memory.tmx{ending}", DataConfig(path=str(tmp_path))
     assert (

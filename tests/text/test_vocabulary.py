@@ -162,6 +162,7 @@ def test_a_vocabulary_with_other_special_ids(tmp_path, kind, special):
     table = vocab.table()
     assert table.kind == kind and table.texts[:4] == [""] * 4
     assert all(text in ("", piece) for text, piece in zip(table.texts, pieces, strict=True))
+    assert set(table.ids) == {piece for piece in others if piece[0] != "<"}
     for text, i in table.ids.items():
         assert table.scores[i] == processor.get_score(processor.piece_to_id(text))
 
@@ -199,6 +200,18 @@ def test_what_is_learned_from():
     ]
     assert models[0].has_same_ids(models[1])
     assert {"q", "z"} <= set(models[0].src.table().ids)
+
+
+def test_sentencepiece_says_nothing_while_it_learns(monkeypatch):
+    """Its usual level of messages is restored, after an error too."""
+    levels, set_level = [], sentencepiece.set_min_log_level
+    monkeypatch.setattr(
+        sentencepiece, "set_min_log_level", lambda level: levels.append(level) or set_level(level)
+    )
+    learn()
+    with pytest.raises(DataError):
+        train_vocabulary([Counter()], VocabConfig(size=300))
+    assert levels == [2, 0] * 2
 
 
 def test_a_lone_surrogate_is_a_question_mark(vocab):

@@ -10,10 +10,11 @@ from conftest import assert_one_error, write_config
 
 from transformer_mt.checkpoints.run_directory import load_newest
 from transformer_mt.config.loading import load_config
+from transformer_mt.errors import DataError
 from transformer_mt.text.batching import EncodedPairs
 from transformer_mt.text.prepared import prepare
 from transformer_mt.training.engine import Engine
-from transformer_mt.training.run import train
+from transformer_mt.training.run import build_trainer, train
 
 SAME_MODEL = "model.safetensors", "training.safetensors"
 
@@ -122,6 +123,14 @@ def test_a_corpus_damaged_under_its_trainer(
     shutil.rmtree(folder)
     assert call(*again).code == 0
     assert saved(tmp_path / "run") == whole
+
+
+def test_a_corpus_damaged_before_its_first_epoch(config, tmp_path):
+    """Before memory is checked with its longest pairs."""
+    trainer = build_trainer(load_config(config), tmp_path / "run")
+    cut(trainer.corpus.path / "src.ids")
+    with pytest.raises(DataError, match="src.ids has changed since it was verified"):
+        trainer.plan_epoch()
 
 
 def test_what_does_not_change_what_is_mapped(config, whole, tmp_path, monkeypatch):

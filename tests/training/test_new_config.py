@@ -268,6 +268,21 @@ def test_sizes_are_those_of_the_repository(name, pairs, machine):
     assert choose_sizes(text_of(10_000), CPU)[3:] == choose_sizes(text_of(20_000), CPU)[3:]
 
 
+def test_sizes_for_a_gpu():
+    """Those usual for IWSLT14, then the base model; a limit belongs to the row that it begins."""
+    limits = {99_999: 6000, 100_000: 10_000, 499_999: 10_000, 500_000: 16_000, 1_999_999: 16_000}
+    limits |= {2_000_000: 37_000}
+    assert {pairs: choose_sizes(text_of(pairs), GPU).vocab_size for pairs in limits} == limits
+    base = (512, 2048, 8, 6, 0.1)
+    assert choose_sizes(text_of(100_000), GPU)[3:-2] == (512, 1024, 4, 6, 0.3, 4000, 4000, 0.7)
+    assert choose_sizes(text_of(500_000), GPU)[3:-2] == (*base, 12_000, 4000, 1.0)
+    rows = [(pairs, CPU) for pairs in (1, 10_000, 20_000, 100_000)]
+    rows += [(pairs, GPU) for pairs in (100_000, 500_000, 2_000_000)]
+    saves_and_minutes = [choose_sizes(text_of(pairs), machine)[-2:] for pairs, machine in rows]
+    days = [(1000, 90), (1000, 120), (2500, 480), (2500, 1440)]
+    assert saves_and_minutes == [(500, 60)] * 3 + days
+
+
 TEXTS = {
     "one sentence": [("Das ist ein Haus .", "This is a house .")] * 30,
     "long words": [("Donaudampfschifffahrtsgesellschaft" * 3 + str(i), "x") for i in range(50)],

@@ -9,7 +9,9 @@ import signal
 import subprocess
 import sys
 import threading
+from contextlib import nullcontext
 from pathlib import Path
+from unittest import mock
 from unittest.mock import Mock
 
 import pytest
@@ -17,6 +19,7 @@ import torch
 from conftest import assert_one_error, command, copy_lines
 
 from transformer_mt.system.outputs import check_output
+from transformer_mt.system.processes import Processes
 from transformer_mt.system.streams import compress, open_decompressed
 from transformer_mt.translation import run
 from transformer_mt.translation.options import (
@@ -163,6 +166,25 @@ def test_for_which_device_processes_are_joined(exported_run, monkeypatch):
         with pytest.raises(InterruptedError):
             run.translate([exported_run.with_name(model)], FileOptions(), options)
         join.assert_called_once_with(joined)
+
+
+def test_peers_are_watched_once_the_model_is_loaded(translate, source, monkeypatch):
+    """By the main process and by the others, which then translate what they are given."""
+    monkeypatch.setattr(Processes, "watch_peers", watched := Mock())
+    translate("--input", source)
+    watched.assert_called_once_with()
+    other, load = Mock(is_main=False), LoadOptions("cpu", max_length=9)
+    monkeypatch.setattr(run, "join_processes", lambda device: nullcontext(other))
+    monkeypatch.setattr(run, "build_translation_model", other.build)
+    monkeypatch.setattr(run, "serve", other.serve)
+    run.translate([], FileOptions(), TranslateOptions(load, SearchOptions(2), OutputOptions()))
+    translator = other.build.return_value.translator
+    assert other.mock_calls == [
+        mock.call.build([], load, other),
+        mock.call.watch_peers(),
+        mock.call.build().translator(SearchOptions(2), other),
+        mock.call.serve(translator.return_value),
+    ]
 
 
 @pytest.mark.parametrize("variable", ["TORCHELASTIC_RESTART_COUNT", "GROUP_WORLD_SIZE"])
