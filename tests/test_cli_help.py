@@ -81,6 +81,31 @@ def test_config_lists_keys(call):
 
 
 @pytest.mark.parametrize(
+    "words",
+    [
+        "init x --src a.de --tgt a.en",
+        "train CONFIG",
+        "prepare CONFIG",
+        "translate x",
+        "evaluate x",
+        "plot attention x y -o x.png",
+        "diagnose x",
+        "report x -o x.html",
+        "compare x",
+    ],
+)
+def test_quiet_reaches_the_messages(corpus_dir, tmp_path, monkeypatch, call, words):
+    shown = Mock(side_effect=SystemExit)
+    for module in ("commands", "figures"):
+        monkeypatch.setattr(f"transformer_mt.cli.{module}.show_messages", shown)
+    words = words.replace("CONFIG", str(write_config(tmp_path, corpus_dir))).split()
+    for options in ([], ["-q"], ["--quiet"]):
+        call(*words, *options)
+        shown.assert_called_with(bool(options))
+    assert shown.call_count == 3
+
+
+@pytest.mark.parametrize(
     ("words", "function", "given"),
     [
         ("train CONFIG", "training.run.train", "7 checkpoints/tiny"),

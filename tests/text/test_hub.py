@@ -122,6 +122,21 @@ def test_what_the_library_may_do(monkeypatch, problem, shows_bars):
         assert "; on the hub: no network, and data.cache_dir = data/cache does not" in message
 
 
+@pytest.mark.parametrize(
+    ("cause", "reason"), [(OSError("no\n space"), "no space"), (None, "ValueError")]
+)
+def test_the_reason_that_the_library_gives(monkeypatch, cause, reason):
+    """Its cause says more; an error without text is named by its type."""
+
+    def load(builder: str, **options: object) -> None:
+        raise ValueError from cause
+
+    monkeypatch.setattr(hub, "_why_offline", lambda endpoint: "")
+    monkeypatch.setattr(datasets, "load_dataset", load)
+    with pytest.raises(DataError, match=f"^data.path = a/b, split x: {reason}$"):
+        hub.load_dataset(DataConfig(path="a/b"), "a/b", "x")
+
+
 def test_a_corpus_of_the_hub_is_known_by_its_revision(monkeypatch):
     """By the names of its files in the cache; its configuration is that of `data.name`."""
     config, names = DataConfig(path="wmt/wmt16", name="cs-en"), ["1/a.arrow", "1/b.arrow"]

@@ -50,6 +50,7 @@ def split(vocab, line: str, statistics=None, max_length=None, data_max_length=12
         ("en", "George W. Bush of the U.S. Army paid $1.50. |Then Ph.D. Jones left."),
         ("fr", "Il en a 5. |Elle aussi."),
         ("zh", "“你好。”|他说。|我"),
+        ("zh", "no capitals. |here。|But here. not"),
         ("xx", "An unknown language. |Is split."),
         ("de", ""),
     ],
@@ -124,6 +125,19 @@ def test_the_training_text_decides_where_lines_are_split(vocab, share, line, par
     """Single sentences: at each end. Otherwise above the percentile; words above the maximum."""
     statistics = SourceStatistics(longest=15, percentile=11, several_sentences=share)
     assert split(vocab, line, statistics, data_max_length=20) == parts
+
+
+def test_what_is_said_of_where_lines_are_split(vocab):
+    data = DataConfig(path="none", max_length=20)
+    for share, sentences in (
+        (SINGLE, "after every sentence"),
+        (SEVERAL, "of more than 11 pieces into sentences"),
+    ):
+        statistics = SourceStatistics(longest=15, percentile=11, several_sentences=share)
+        assert LineSplitter(vocab.src, data, statistics).describe() == (
+            f"{sentences}, a sentence of more than 11 pieces into clauses, and what has more than"
+            " 20 pieces after a word"
+        )
 
 
 def test_an_explicit_limit_replaces_both(vocab):

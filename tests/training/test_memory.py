@@ -60,6 +60,14 @@ def test_the_bound_depends_on_the_machine_alone(
     assert memory.find_micro_batch_tokens(engine) == 256
 
 
+def test_a_position_of_the_papers_base_model():
+    """Nine vectors of its width in an encoder layer, fifteen in a decoder layer, and two inside."""
+    layers = 9 * 512 + 2 * 2048, 15 * 512 + 2 * 2048
+    assert memory.bytes_per_position(ModelConfig()) == 4 * 6 * sum(layers)
+    deeper = ModelConfig(encoder_layers=5, decoder_layers=7)
+    assert memory.bytes_per_position(deeper) == 4 * (5 * layers[0] + 7 * layers[1])
+
+
 @pytest.mark.parametrize(("device", "needed"), [("cpu", 44.8), ("cuda", 25.6)])
 def test_a_model_that_is_too_large(corpus_dir, tmp_path, monkeypatch, device, needed):
     """Weights, gradients and moments are counted, of the 1.6 billion parameters of layers alone."""

@@ -72,7 +72,7 @@ def test_splits_cover_the_text_and_do_not_overlap(work, call):
     assert err.splitlines() == [f"warning: {warning}" for warning in warnings] and code == 0
     assert all(f" {warning}." in words for warning in warnings)
     assert "the first 270 pairs, validation the next 15, the test the last 15." in words
-    assert "Text: 300 pairs, " in words
+    assert "Text: 300 pairs, " in words and "On a GPU" not in words  # the sizes would be the same
 
 
 def test_what_the_configuration_holds(work, call, monkeypatch):

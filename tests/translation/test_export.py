@@ -2,6 +2,7 @@
 
 import contextlib
 import textwrap
+from unittest.mock import Mock
 
 import pytest
 import sentencepiece
@@ -106,6 +107,20 @@ def test_the_command(copy_run, exported_run, tmp_path, call):
     assert record.sources == checkpoint.sources is not None
     eight, whole = (each / "model.bin" for each in (tmp_path / "out", exported_run))
     assert eight.stat().st_size < 0.6 * whole.stat().st_size  # the positions stay as they are
+
+
+def test_options_reach_the_export(copy_run, tmp_path, call, monkeypatch):
+    monkeypatch.setattr("transformer_mt.translation.export.export", taken := Mock())
+    arguments = "export", copy_run, "-o", tmp_path
+    options = "--raw", "--format", "transformers", "--license", "mit", "--quantization", "int8"
+    for words, given in (
+        ((), (None, False, "ctranslate2", None)),
+        (options, ("int8", True, "transformers", "mit")),
+    ):
+        assert call(*arguments, *words).code == 0
+        checkpoint, *others = taken.call_args.args
+        assert checkpoint.path == find_checkpoint(copy_run).path
+        assert others == [tmp_path, *given]
 
 
 def test_the_card_names_only_a_bleu_of_the_exported_weights(corpus_dir, tmp_path):
