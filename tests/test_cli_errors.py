@@ -2,6 +2,7 @@
 
 import os
 import resource
+import signal
 import subprocess
 from functools import partial
 from pathlib import Path
@@ -12,6 +13,7 @@ from conftest import Called, assert_one_error, command, write_config
 
 from transformer_mt.cli.program import app, main
 from transformer_mt.errors import ConfigError
+from transformer_mt.system.process_settings import handle_signals
 
 TEXT = str(Path(__file__).parents[1] / "data" / "sample" / "test.de")
 SETTINGS = [
@@ -84,6 +86,22 @@ def test_numbers_that_are_too_small(call, words, smallest, names):
         called = call(*words.split(), f"--{name}", smallest - 1)
         message = f"'--{name}': Input should be greater than or equal to {smallest} ("
         assert_one_error(called, message)
+
+
+@pytest.mark.parametrize(
+    ("words", "function"),
+    [
+        ("diagnose x", "evaluation.diagnosis.diagnose"),
+        ("evaluate x", "evaluation.report.evaluate_systems"),
+        ("translate x", "translation.run.find_models"),
+    ],
+)
+def test_a_signal_ends_a_command(monkeypatch, call, words, function):
+    """At once and without a word, by the exit code that shells expect."""
+    stop = Mock(side_effect=lambda *_, **__: signal.raise_signal(signal.SIGTERM))
+    monkeypatch.setattr(f"transformer_mt.{function}", stop)
+    with handle_signals(lambda *_: None):
+        assert call(*words.split()) == (143, b"", "")
 
 
 def test_what_works_in_one_process(monkeypatch):

@@ -66,6 +66,26 @@ def test_cross_attention_has_the_pieces_on_its_axes():
         np.testing.assert_array_equal(axes.images[0].get_array(), attention.encoder[0][head])
         assert axes.get_title() == f"head {head + 1}"
         assert axes.images[0].get_clim() == (0.0, 1.0)
+        assert axes.images[0].get_interpolation() == "nearest"
+        assert not any(line.get_visible() for line in axes.get_xgridlines() + axes.get_ygridlines())
+
+
+@pytest.mark.parametrize(
+    ("heads", "keys", "queries", "rows", "columns", "cell"),
+    [(4, 3, 2, 2, 2, 0.8), (5, 24, 4, 1, 5, 0.17), (6, 20, 21, 2, 3, 0.17)],
+)
+def test_sizes_of_maps(heads, keys, queries, rows, columns, cell):
+    """A cell for each pair of pieces, a gap between maps, which are nearly in a square."""
+    cross, pieces = [weights(heads, queries, keys)], ["a"] * queries
+    figure = attention_figure(
+        PairAttention("", ["b"] * keys, pieces, pieces, [], [], cross), by_head=True
+    )
+    width, height = figure.get_size_inches()
+    assert width == pytest.approx(columns * (cell * keys + 0.4) - 0.4)
+    assert height == pytest.approx(rows * (cell * queries + 0.4) - 0.4)
+    *maps, _ = figure.axes
+    sizes = [axes.get_position().size * (width, height) for axes in maps]
+    np.testing.assert_allclose(sizes, [(cell * keys, cell * queries)] * heads)
 
 
 def test_bytes_are_shown_as_their_character():

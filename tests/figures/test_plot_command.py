@@ -10,12 +10,14 @@ import numpy as np
 import pytest
 from conftest import assert_one_error, tiny_config, write_config
 from drawn import overlapping
+from matplotlib.colors import to_rgba
 from matplotlib.figure import Figure
 from test_training_figure import write_run
 
 from transformer_mt.figures import canvas
-from transformer_mt.figures.canvas import UNDRAWABLE, drawable, render
+from transformer_mt.figures.canvas import FOREGROUND, GRID, UNDRAWABLE, drawable, render
 from transformer_mt.figures.recipe import POSITIONS, positions_figure, schedule_figure
+from transformer_mt.figures.report import inline
 from transformer_mt.translation import pytorch_runtime
 from transformer_mt.translation.options import LoadOptions
 
@@ -113,6 +115,27 @@ def test_settings_of_the_user_change_nothing_and_are_kept(tmp_path):
         assert dict(matplotlib.rcParams) == before
 
 
+def test_the_style_of_figures(tmp_path):
+    """A light grid behind the curves, no frame, no background; a page has the same every time."""
+    config = tiny_config(tmp_path)
+    [axes] = schedule_figure(config, "a").axes
+    spines = {name for name, spine in axes.spines.items() if spine.get_visible()}
+    assert spines == {"left", "bottom"}
+    for axis in (axes.xaxis, axes.yaxis):
+        line, label = axis.get_gridlines()[0], axis.get_ticklabels()[0]
+        assert line.get_visible() and (line.get_color(), line.get_linewidth()) == (GRID, 0.6)
+        assert label.get_color() == FOREGROUND and label.get_fontsize() == 9
+        assert axis.label.get_color() == axes.title.get_color() == FOREGROUND
+        assert axis.get_major_formatter()(10_000) == "10,000"
+    assert axes.get_axisbelow() is True and axes.get_facecolor() == (0, 0, 0, 0)
+    assert axes.spines["left"].get_edgecolor() == to_rgba(FOREGROUND)
+    assert (axes.lines[0].get_linewidth(), axes.lines[1].get_markersize()) == (1.3, 4)
+    legend = positions_figure(config, "a").axes[-1].get_legend()
+    assert not legend.get_frame_on() and legend.get_texts()[0].get_fontsize() < 9
+    pages = [inline(schedule_figure(config, "a"), "x") for _ in range(2)]
+    assert pages[0] == pages[1]
+
+
 def test_characters_without_a_font_are_named_once(monkeypatch, caplog):
     """And drawn as squares, ten at most; control characters silently."""
     monkeypatch.setattr(canvas, "_FONTS", ("DejaVu Sans", "STIXGeneral", "No Such Font"))
@@ -188,10 +211,14 @@ def test_the_positions_are_the_papers(tmp_path, width, drawn):
         [image] = axes.images
         assert image.get_clim() == (-1, 1) and tuple(image.get_extent()) == extent
         assert axes.get_title() == title and image.origin == "lower"
+        assert (axes.get_xlabel(), axes.get_ylabel()) == ("position", "dimension")
+        assert image.get_interpolation() == "nearest" and axes.get_aspect() == "auto"
     assert figure.get_suptitle().endswith(f"\npositional encodings of width {width}")
     labels = [text.get_text() for text in curves.get_legend().get_texts()]
     assert labels == [f"dimension {dimension}" for dimension in drawn]
     assert len({line.get_linestyle() for line in curves.lines}) == len(drawn)
+    assert (curves.get_xlabel(), curves.get_ylabel()) == ("position", "value")
+    assert curves.get_xlim() == extent[:2] and curves.get_ylim() == (-1.1, 1.6)
     for dimension, line in zip(drawn, curves.lines, strict=True):
         np.testing.assert_allclose(line.get_ydata(), encodings[:, dimension], atol=1e-4)
     assert not overlapping(figure)

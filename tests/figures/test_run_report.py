@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from conftest import HOSTILE_JSON, assert_one_error, records, tiny_config
 from drawn import overlapping
 
@@ -118,10 +119,13 @@ def test_what_it_shows_is_what_the_run_recorded(run, html):
     assert "model.dropout " not in changed and "model.dropout 0.1 " in text
 
 
-def test_the_best_and_the_worst_translations(run, tmp_path):
-    """Of the newest test, ranked by chrF2, each group drawn once if it can be."""
+def test_the_best_and_the_worst_translations(run, tmp_path, monkeypatch):
+    """Of the newest test, ranked by chrF2, each group drawn once if it can be, on the CPU."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     run = shutil.copytree(run, tmp_path / "run")
-    record = read_evaluations(run)[-1]
+    validation, record = read_evaluations(run)
+    newer = run / "evaluations" / validation.file_name
+    newer.write_text(json.dumps({**json.loads(newer.read_text()), "time": 1e11}))
     path = run / "evaluations" / record.file_name
     hypotheses, values = ["x", "no", "", "ab cd", "gh"], json.loads(path.read_text())
     path.with_name("older.json").write_text(json.dumps({**values, "time": 0.0}))
@@ -150,6 +154,11 @@ def test_lengths_are_those_of_the_training_text(run):
         lengths = [len(side[i]) + 1 for i in range(len(pairs))]
         assert list(counts) == list(np.histogram(lengths, edges)[0]) and sum(counts) == len(pairs)
     assert [patch.get_label() for patch in axes.patches] == ["de", "en"]
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["de", "en"]
+    assert axes.get_title() == "Training sentences by length"
+    assert axes.get_xlabel() == "pieces, end of sentence included"
+    assert axes.get_ylabel() == "sentences" and axes.get_xlim()[0] == 0
+    assert axes.yaxis.get_major_formatter()(10_000) == "10,000"
     assert not overlapping(figure)
 
 
@@ -163,10 +172,12 @@ def test_a_run_may_lack_parts(run, tmp_path):
     assert "There is no translation to draw it of." in text
     names = {"loss", "mfu", "nll", "perplexity", "grad_norm"}
     lines = [{k: None if k in names else v for k, v in line.items()} for line in records(run)]
-    metrics = "".join(json.dumps({**line, "skipped": 7}) + "\n" for line in lines)
+    changes = {"skipped": 7, "seconds": 3700.4}
+    metrics = "".join(json.dumps({**line, **changes}) + "\n" for line in lines)
     (young / "metrics.jsonl").write_text(metrics)
     text = report_text(young)
     assert "the last logged loss is not finite" in text and "steps skipped, not finite 7 " in text
+    assert " training time 1:01:40 " in text
     old = shutil.copytree(run, tmp_path / "old")
     shutil.rmtree(old / "evaluations")
     (old / "run.json").unlink()
@@ -205,3 +216,5 @@ def test_what_is_no_run(run, tmp_path, call, monkeypatch):
     for name in ("x.html", "x.HTM"):
         assert call("report", run, "-o", tmp_path / name).out == f"{tmp_path / name}\n".encode()
         assert (tmp_path / name).read_text("utf-8") == f"é {run}"
+    (tmp_path / "null.html").symlink_to("/dev/null")
+    assert call("report", run, "-o", tmp_path / "null.html") == (0, b"", "")

@@ -122,6 +122,7 @@ def test_the_formats(groups):
     assert objects[-1]["model.norm"] == "post" and objects[-1][BEAM] == 22.0
     rows = [[{"run": "a|\x1b", "model.attention_bias": False}], [{"run": "b"}]]
     assert format_rows(rows, "markdown").splitlines()[2] == "| a\\|\x1b | false |"
+    assert '"ä"' in format_rows([[{"run": "ä"}]], "json")
     assert format_rows(rows, "text") == "run  model.attention_bias\na|\\x1b  false\nb"
 
 

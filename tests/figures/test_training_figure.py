@@ -64,6 +64,9 @@ def test_the_data_is_that_of_the_metrics(tmp_path, x):
     name, end = ("step", 400) if x == "step" else ("minutes of training", 4)
     assert {axes.get_xlabel() for axes in figure.axes} == {name}
     assert {axes.get_xlim() for axes in figure.axes} == {(0.0, 1.02 * end)}
+    for axes in figure.axes:
+        for axis in (axes.xaxis, axes.yaxis):
+            assert axis.get_major_formatter()(10_000) == "10,000"
     assert figure.get_suptitle() == "run" and not figure.legends
 
 
@@ -76,6 +79,7 @@ def test_runs_are_told_apart_without_colour(tmp_path):
     markers = [line.get_marker() for line in lines]
     assert len(set(markers[:9])) == 9 and markers[:9] == markers[9:]
     assert lines[0].get_linestyle() != lines[9].get_linestyle()
+    assert len({line.get_color() for line in lines[:7]}) == 7
     [legend] = figure.legends
     assert len({str(line.get_markevery()) for line in lines[:9]}) == 9
     assert figure.get_size_inches().tolist() == pytest.approx([13.0, 7.4])  # five rows of names
@@ -116,6 +120,9 @@ def test_what_is_missing_is_said(tmp_path):
     shown = [[text.get_text() for text in axes.texts] for axes in figure.axes]
     assert shown == [*3 * [["no finite value yet"]], [], [], []]
     assert not overlapping(figure)
+    path.write_text(lines[0].replace('"step": 10', '"step": 1') + "\n")
+    axes = training_figure(read_runs([run])).axes[3]
+    assert axes.get_xlim() == (0, 1.02) and all(tick % 1 == 0 for tick in axes.get_xticks())
 
 
 @pytest.mark.parametrize(
