@@ -45,6 +45,7 @@ def test_a_wrong_setting(corpus_dir, tmp_path, call, setting, culprit):
         (["train", "--nope"], "--nope"),
         (["translate", "run", "--bem-size", "4"], "--beam-size"),
         (["translate", "x", "--precision", "fp8"], "'fp8' is not one of 'fp32', 'bf16', 'fp16'."),
+        (["translate", "x", "--precision", "fp8"], "value for '--precision': 'fp8' is not"),
         (["translate", "x", "--precision", "fp8"], "'. (see transformer-mt translate --help)"),
         (["translate", "run", "--beam-size", "2", "--n-best", "3"], "--n-best 3"),
         (["translate", "/"], "/: "),
@@ -134,6 +135,22 @@ def test_a_full_disk(copy_run):
             )
         called = Called(done.returncode, b"", done.stderr.decode())
         assert_one_error(called, "No space left")
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (OSError(28, "No space left", "x"), "error: x: No space left\n"),
+        (OSError(28, "No space left"), "error: output: No space left\n"),
+        (OSError("odd"), "error: output: odd\n"),
+    ],
+)
+def test_an_error_of_the_system(monkeypatch, call, error, message):
+    """Its file is named, or else it is that of the output."""
+    monkeypatch.setattr("transformer_mt.cli.program.app", Mock(side_effect=error))
+    monkeypatch.setattr("os.dup2", replace_stdout := Mock())
+    assert call() == (2, b"", message)
+    assert replace_stdout.call_args.args[1] == 1  # Python will not fail on it once more
 
 
 @pytest.mark.parametrize("kilobytes", [200_000, 1_000_000])

@@ -80,6 +80,15 @@ def test_config_lists_keys(call):
     assert_one_error(call("config", "optim.lrscale"), message)
 
 
+def test_the_main_process_prints_the_estimate(corpus_dir, tmp_path, monkeypatch, call):
+    config = write_config(tmp_path, corpus_dir)
+    monkeypatch.setattr("transformer_mt.training.dry_run.dry_run", lambda *_: "estimate")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for rank, out in (("0", b"estimate\n"), ("1", b"")):
+        monkeypatch.setenv("RANK", rank)
+        assert call("train", config, "--dry-run").out == out
+
+
 @pytest.mark.parametrize(
     "words",
     [

@@ -71,6 +71,8 @@ def test_home_and_variables_are_expanded(tmp_path, monkeypatch):
     assert config.data.prepared_dir == f"{tmp_path}/prepared"
     with pytest.raises(ConfigError, match=r"data.prepared_dir = \$NOT_SET/x: .* NOT_SET is not"):
         load_config(tmp_path / "a.toml", ["data.prepared_dir=$NOT_SET/x"])
+    with pytest.raises(ConfigError, match=r"data.cache_dir = \$\{NOT_SET\}: .* NOT_SET is not"):
+        load_config(tmp_path / "a.toml", ["data.cache_dir=${NOT_SET}"])
     assert without_folder("/texts/wmt16") == "wmt16" and without_folder("wmt/wmt16") == "wmt/wmt16"
     # A name that the system cannot look up is kept, as any other.
     assert load_config(tmp_path / "a.toml", ['data.path="~\\u0000"']).data.path == "~\0"

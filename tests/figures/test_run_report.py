@@ -162,7 +162,7 @@ def test_lengths_are_those_of_the_training_text(run):
     assert not overlapping(figure)
 
 
-def test_a_run_may_lack_parts(run, tmp_path):
+def test_a_run_may_lack_parts(run, tmp_path, monkeypatch):
     young = tmp_path / "young"
     young.mkdir()
     shutil.copy(run / "run.json", young)
@@ -178,6 +178,8 @@ def test_a_run_may_lack_parts(run, tmp_path):
     text = report_text(young)
     assert "the last logged loss is not finite" in text and "steps skipped, not finite 7 " in text
     assert " training time 1:01:40 " in text
+    monkeypatch.chdir(young)
+    assert report_text(Path()) == text and text.startswith("young: report of a run ")
     old = shutil.copytree(run, tmp_path / "old")
     shutil.rmtree(old / "evaluations")
     (old / "run.json").unlink()

@@ -78,6 +78,10 @@ def test_scores_of_given_translations(models):
     sources, hypotheses = [*LINES, "abc", ""], [*LINES[::-1], "", "abc"]
     expected = pytest.approx(ours.score(sources, hypotheses), abs=1e-3)
     assert exported.score(sources, hypotheses) == expected and exported.score([], []) == []
+    [long] = exported.vocab.src.decode([exported.vocab.src.encode([" ".join(LINES)])[0][:10] * 105])
+    assert 1024 < len(exported.vocab.src.encode([long])[0]) < 1072
+    expected = pytest.approx(ours.score([long], ["abc"]), abs=1e-3)
+    assert exported.score([long], ["abc"]) == expected
     with pytest.raises(DataError, match="a line of 2,000 pieces: the exported model has 1,072"):
         exported.score(["abc"], [" ".join(["xyz"] * 500)])
 
@@ -106,7 +110,7 @@ def test_it_resumes(exported_run, tmp_path, call, monkeypatch):
     assert load_exported(int8).digest != load_exported(exported_run).digest
 
 
-def test_a_type_that_the_cpu_lacks(copy_run, tmp_path, call):
+def test_a_type_that_the_cpu_lacks(copy_run, tmp_path, call, monkeypatch):
     """Is told by our message, which --quiet stops."""
     exported = export(find_checkpoint(copy_run), tmp_path / "out", "float16")
     (tmp_path / "in").write_text("a b\n")
@@ -114,6 +118,10 @@ def test_a_type_that_the_cpu_lacks(copy_run, tmp_path, call):
     assert (done.out, done.err) == (b"a b\n", "")
     runtime = transformer_mt.load(exported, device="cpu").runtime
     assert runtime._translator.compute_type == "float32"
+    monkeypatch.setattr(ctranslate2, "get_supported_compute_types", lambda device: {"float16"})
+    monkeypatch.setattr(ctranslate2, "Translator", supporting := Mock())
+    transformer_mt.load(exported, device="cpu")
+    assert supporting.call_args.kwargs["compute_type"] == "default"
 
 
 @pytest.mark.parametrize(
@@ -134,6 +142,7 @@ def test_devices(exported_run, monkeypatch, gpus, option, device, index, threads
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
     runtime = transformer_mt.load(exported_run, device=option, max_length=1021).runtime
     assert (runtime.device_type, runtime.batch_tokens) == (device, batch_tokens)
+    assert runtime.chunk_lines == (512, 4096)
     numbers = {"device_index": index, "inter_threads": threads, "intra_threads": 1}
     load.assert_called_once_with(str(exported_run), device, **numbers, compute_type="default")
 

@@ -1,6 +1,7 @@
 """A checkpoint as a CTranslate2 model."""
 
 import contextlib
+import json
 import textwrap
 from unittest.mock import Mock
 
@@ -107,6 +108,19 @@ def test_the_command(copy_run, exported_run, tmp_path, call):
     assert record.sources == checkpoint.sources is not None
     eight, whole = (each / "model.bin" for each in (tmp_path / "out", exported_run))
     assert eight.stat().st_size < 0.6 * whole.stat().st_size  # the positions stay as they are
+
+
+def test_a_link_to_a_checkpoint(copy_run, tmp_path):
+    """Card and record name what it points to, and the card knows the text of its run."""
+    (tmp_path / "link").symlink_to(find_checkpoint(copy_run).path)
+    folder = export(find_checkpoint(tmp_path / "link"), tmp_path / "out")
+    card = (folder / "README.md").read_text().replace("\n", " ")
+    assert "exported from `step-00000001` by" in card and "(dropped: none)" in card
+    assert load_exported(folder).record.checkpoint == "step-00000001"
+    own = json.loads((folder / "config.json").read_text())
+    assert (own["layer_norm_epsilon"], own["add_source_eos"]) == (1e-5, True)
+    names = [own[f"{name}_token"] for name in ("unk", "bos", "eos", "decoder_start")]
+    assert names == ["<unk>", "<s>", "</s>", "<s>"]
 
 
 def test_options_reach_the_export(copy_run, tmp_path, call, monkeypatch):

@@ -1,6 +1,7 @@
 """A checkpoint as a model of Hugging Face's transformers."""
 
 import io
+import json
 import math
 import random
 from collections import Counter
@@ -13,6 +14,7 @@ import torch
 import yaml
 from checkpoints.small_checkpoint import VOCAB, build_model, small_config
 from conftest import NASTY, copy_lines
+from safetensors import safe_open
 
 from transformer_mt.checkpoints.checkpoint import (
     MODEL,
@@ -108,6 +110,12 @@ def test_it_translates_as_ours_does(copy_run, tmp_path, monkeypatch, count):
         assert texts == ours.translate(lines, **options)
     limits = names["model"].generation_config.max_new_tokens, names["tokenizer"].model_max_length
     assert limits == (74, 1072)
+    assert (
+        json.loads(Path("tokenizer_config.json").read_text())["clean_up_tokenization_spaces"]
+        is False
+    )
+    with safe_open(MODEL, "pt") as file:
+        assert file.metadata() == {"format": "pt"}
 
 
 @pytest.mark.parametrize("count", [1000, pytest.param(20_000, marks=pytest.mark.slow)])

@@ -237,6 +237,17 @@ def test_many_files(translate, source, tmp_path):
     assert done.err.startswith(f"error: {tmp_path}/broken.de.gz: cannot be read: Compressed file")
 
 
+def test_two_names_of_one_output(translate, source, no_model, tmp_path):
+    """A link in the folder of outputs: one translation would replace the other."""
+    (tmp_path / "x.de").write_bytes(TEXT)
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "x.en").symlink_to("in.en")
+    done = translate(
+        "--input", source, "--input", tmp_path / "x.de", "--output-dir", tmp_path / "out"
+    )
+    assert_one_error(done, f"out/x.en: would be the output of both {source} and {tmp_path}/x.de")
+
+
 def test_progress_has_a_total(translate, source, monkeypatch, tmp_path):
     """Of a file as `--input` or as stdin. It is not mixed with the lines at a terminal."""
     monkeypatch.setattr("transformer_mt.system.console.SECONDS_BETWEEN_LINES", 0)
