@@ -40,6 +40,7 @@ DIVERGED, FEW, OVERFITTED = findings.divergence, findings.too_few_steps, finding
         (FEW, "train", {500: 2.0, 750: 1.7, 1000: 1.7}, "training perplexity still fell from 7.3"),
         (FEW, "train", {50: 2.0, 75: 1.7, 100: 1.7}, "fell from 7.39 at step 50 to 5.47 at step 1"),
         (FEW, "train", {500: 2.0, 1000: 1.8}, None),
+        (FEW, "valid", {0: 9.0, 1000: 1.9}, "training perplexity still fell from"),
         (OVERFITTED, "valid", {}, None),
         (OVERFITTED, "valid", {100: 3.0, 200: 2.0, 300: 2.24}, None),
         (OVERFITTED, "valid", {1: 3.0, 2: 2.0, 3: 2.25}, "from 7.39 at step 2 to 9.49 at step 3;"),
@@ -72,6 +73,7 @@ def test_scripts_and_languages():
     assert language("it", ENGLISH[:19], GERMAN, ENGLISH) is None
     assert language("it", GERMAN, RUSSIAN, CHINESE)  # like neither side
     assert language("it", CHINESE, MORE_CHINESE, GERMAN) is None
+    assert language("it", ["고양이가 앉아 있다"] * 20, ["내일 시장에 간다"] * 20, GERMAN) is None
 
 
 def test_shares():
@@ -100,6 +102,7 @@ def test_translations():
     assert "5 of 100 translations of it repeat themselves, and 3 references;" in found
     assert repeated("it", good, [*good[:49], bad[0]])
     assert repeated("it", good, [*good[:50], bad[0]]) is None
+    assert repeated("it", good, [*good[:49], "a phrase of just under 40 characters - " * 3])
     texts, names = ["ein Satz", "Berlin", *good[:48]], ["a", "Berlin", *good[:48]]
     assert copies("it", texts, names, ["c", "Berlin", *good[:48]]) is None
     assert "1 of 50 translations of it are their" in (copies("it", texts, names, texts) or "")

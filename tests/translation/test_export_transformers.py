@@ -191,6 +191,8 @@ def test_a_vocabulary_with_other_special_pieces(tmp_path, special):
     lines = (SAMPLE / "test.de").read_text(encoding="utf-8").split("\n")[:20]
     assert tokenizer(lines).input_ids == [[*ids, EOS_ID] for ids in vocab.src.encode(lines)]
     assert tokenizer.pad_token_id == 0
+    first, second = vocab.src.encode(["ein", "zwei"])
+    assert tokenizer("ein", "zwei").input_ids == [*first, EOS_ID, *second, EOS_ID]
 
 
 def test_the_command_and_its_card(tmp_path, call):
