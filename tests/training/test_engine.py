@@ -157,10 +157,12 @@ def test_a_scaler_that_finds_its_scale_skips_no_step(corpus_dir, prepared, monke
     assert int(engine.nonfinite_in_row) == 2
 
 
+@pytest.mark.parametrize("muon", [True, False])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_threads_change_no_bit(corpus_dir, prepared, precision):
+def test_threads_change_no_bit(corpus_dir, prepared, precision, muon):
     """With a micro-batch for each, whichever ends first, dropout included."""
-    config = tiny_config(corpus_dir, model__dropout=0.3, model__attention_dropout=0.1)
+    changes = {"model__dropout": 0.3, "model__attention_dropout": 0.1, "optim__muon": muon}
+    config = tiny_config(corpus_dir, **changes)
     engines = []
     for threads in (1, 2, 3):
         torch.set_num_threads(threads)
@@ -237,10 +239,11 @@ def test_the_gradient_is_per_token_of_the_step(corpus_dir, prepared, monkeypatch
     assert (window.tokens, window.flops) == (tokens, src_tokens * per_src + tokens * per_tgt)
 
 
-def test_a_restored_engine_continues_bit_equal(corpus_dir, prepared, tmp_path):
+@pytest.mark.parametrize("muon", [True, False])
+def test_a_restored_engine_continues_bit_equal(corpus_dir, prepared, tmp_path, muon):
     """Weights, moments, moving average, loss scale and counters; wrong ones are named."""
     changes = {"train__ema_decay": 0.9, "train__precision": "fp16", "optim__eps": 0.01}
-    config = tiny_config(corpus_dir, **changes)
+    config = tiny_config(corpus_dir, **changes, optim__muon=muon)
     engine = build_engine(config, prepared, "fp16")
     assert engine.optimizer.defaults["eps"] == 0.01
     average = ExponentialMovingAverage(engine.model, 0.9)
@@ -288,9 +291,10 @@ def test_missing_counters_are_zero(corpus_dir, prepared):
         engine.load_state_dict({**state, "counters": {"unknown": 1}})
 
 
-def test_the_check_of_memory_changes_nothing(corpus_dir, prepared, monkeypatch):
+@pytest.mark.parametrize("muon", [True, False])
+def test_the_check_of_memory_changes_nothing(corpus_dir, prepared, monkeypatch, muon):
     """It tries each micro-batch as often as train at once, makes the moments, and takes no step."""
-    config = tiny_config(corpus_dir, train__ema_decay=0.9)
+    config = tiny_config(corpus_dir, train__ema_decay=0.9, optim__muon=muon)
     checked, unchecked = build_engine(config, prepared), build_engine(config, prepared)
     torch.set_num_threads(2)
     real, tried = checked._loss, []

@@ -1,4 +1,4 @@
-"""The learning rate against the paper's formula, Adam, and skipped steps."""
+"""The learning rate against the paper's formula, Adam, Muon against PyTorch's, and the average."""
 
 import math
 
@@ -7,12 +7,15 @@ import torch
 from torch import nn
 from torch.testing import assert_close
 
-from transformer_mt.config.keys import OptimConfig
+from transformer_mt.config.keys import ModelConfig, OptimConfig
+from transformer_mt.model.transformer import Transformer
+from transformer_mt.system.private_torch import skip_step_if
 from transformer_mt.training.optimizer import (
     ExponentialMovingAverage,
-    build_adam,
+    build_optimizer,
     clip_gradients,
     noam_rate,
+    orthogonalise,
 )
 
 
@@ -27,9 +30,60 @@ def test_rate_is_the_papers(d_model, warmup):
 
 
 def test_adam_is_as_configured():
-    optimizer = build_adam(nn.Linear(3, 4), OptimConfig(betas=(0.7, 0.8), eps=0.05))
+    config = OptimConfig(betas=(0.7, 0.8), eps=0.05)
+    optimizer = build_optimizer(nn.Linear(3, 4), config, torch.bfloat16)
     expected = {"betas": (0.7, 0.8), "eps": 0.05, "weight_decay": 0, "amsgrad": False}
     assert optimizer.defaults.items() >= {**expected, "fused": True}.items()
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_muon_is_pytorchs(bias):
+    """On each projection of attention and each feed-forward layer; all else is left to Adam."""
+    sizes = {"d_model": 16, "d_ff": 48, "n_heads": 2, "encoder_layers": 1, "decoder_layers": 2}
+    model = Transformer(ModelConfig(**sizes, attention_bias=bias), 30, 30, 0)
+    config = OptimConfig(muon=True, betas=(0.8, 0.9), eps=0.01)
+    muon, lr = build_optimizer(model, config, torch.bfloat16), 0.01
+    skip_step_if(muon, torch.tensor(False))
+    matrices, others = [], []  # of PyTorch's optimizers, with the parameter and the rows of ours
+    for name, parameter in model.named_parameters():
+        is_fused = next((n for part, n in (("qkv", 3), ("kv", 2)) if f".{part}." in name), 1)
+        is_matrix = parameter.ndim == 2 and "embedding" not in name
+        for rows in torch.arange(len(parameter)).chunk(is_fused if is_matrix else 1):
+            copy = nn.Parameter(parameter.detach()[rows].clone())
+            (matrices if is_matrix else others).append((copy, parameter, rows))
+    assert len(matrices) == 6 + 2 * 10
+    references = [
+        torch.optim.Muon([copy for copy, *_ in matrices], lr, 0.0, adjust_lr_fn="match_rms_adamw"),
+        torch.optim.Adam([copy for copy, *_ in others], lr, betas=(0.8, 0.9), eps=0.01),
+    ]
+    for group in muon.param_groups:
+        group["lr"] = lr
+    for _ in range(3):
+        for parameter in model.parameters():
+            parameter.grad = torch.randn_like(parameter)
+        for copy, parameter, rows in matrices + others:
+            copy.grad = parameter.grad[rows].clone()
+        for optimizer in (muon, *references):
+            optimizer.step()
+    for copy, parameter, rows in matrices + others:
+        assert_close(parameter[rows], copy, rtol=0, atol=0.02 * lr)
+    skip_step_if(muon, torch.tensor(True))
+    before = [parameter.clone() for parameter in model.parameters()]
+    for parameter in model.parameters():
+        parameter.grad.fill_(math.nan)
+    muon.step()
+    assert all(map(torch.equal, model.parameters(), before))
+
+
+@pytest.mark.parametrize("shape", [(3, 8, 8), (2, 5, 40), (2, 40, 5)])
+def test_orthogonalised_matrices_have_singular_values_near_1(shape):
+    """And the singular vectors of the given ones, whatever their scale; zeros stay zeros."""
+    matrices = torch.randn(shape) * torch.tensor([1e-4, 1.0, 1e4])[: shape[0], None, None]
+    u, s, v = torch.linalg.svd(matrices, full_matrices=False)
+    near_1 = (u.mT @ orthogonalise(matrices) @ v.mT).diagonal(dim1=1, dim2=2)
+    large = s > 0.1 * s.amax(1, keepdim=True)
+    assert large.sum() > shape[0] and ((near_1[large] > 0.6) & (near_1[large] < 1.3)).all()
+    assert not orthogonalise(torch.zeros(shape)).any()
 
 
 @pytest.mark.parametrize(("max_norm", "factor"), [(0.0, 1), (1.0, 1 / 13), (13.5, 1), (6.5, 0.5)])

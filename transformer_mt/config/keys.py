@@ -242,8 +242,10 @@ Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
 class OptimConfig(Section):
-    """Adam, its learning rate and the loss; the defaults are the paper's."""
+    """The optimizer, its learning rate and the loss; the defaults are the paper's."""
 
+    muon: Annotated[bool, OnChange.REFUSED] = False
+    """Muon instead of Adam for the matrices inside layers."""
     warmup_steps: Annotated[int, Field(ge=1), OnChange.REFUSED] = 4000
     """Steps until the learning rate reaches its peak."""
     lr_scale: Annotated[float, Field(gt=0), OnChange.REFUSED] = 1.0

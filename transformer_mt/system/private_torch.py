@@ -56,6 +56,12 @@ def skip_step_if(optimizer: torch.optim.Optimizer, condition: Tensor) -> None:
     optimizer.found_inf = condition.float()  # type: ignore[attr-defined]
 
 
+def is_step_skipped(optimizer: torch.optim.Optimizer) -> Tensor:
+    """Gives the condition of `skip_step_if`, or a loss scaler's, as a bool scalar."""
+    found_inf: Tensor = optimizer.found_inf  # type: ignore[attr-defined]
+    return found_inf > 0
+
+
 def mark_dynamic(tensor: Tensor, dimension: int) -> None:
     """Asks torch.compile for code that works for every size of a dimension."""
     torch._dynamo.maybe_mark_dynamic(tensor, dimension)

@@ -35,7 +35,7 @@ from transformer_mt.training.flops import flops_per_token
 from transformer_mt.training.loss import projected_loss
 from transformer_mt.training.optimizer import (
     ExponentialMovingAverage,
-    build_adam,
+    build_optimizer,
     clip_gradients,
     noam_rate,
 )
@@ -109,7 +109,9 @@ class Engine:
         self._flops_per_token = flops_per_token(config.model, tgt_size)
         if config.train.compile and device.type == "cuda" and not compile_failed:
             self.compile()
-        self.optimizer = build_adam(self.model, config.optim)
+        self.optimizer = build_optimizer(
+            self.model, config.optim, torch.bfloat16 if precision == "bf16" else torch.float32
+        )
         self.scaler = torch.amp.GradScaler(device.type, enabled=precision == "fp16")
         decay = config.train.ema_decay
         self.ema = ExponentialMovingAverage(self.model, decay) if decay else None
@@ -149,12 +151,10 @@ class Engine:
         counters = TypeAdapter(_Counters).validate_json(json.dumps(state["counters"]))
         self.model.load_state_dict(state["model"])
         if state["optimizer"]:  # before the first step there are no moments
-            optimizer = self.optimizer.state_dict()
-            optimizer["state"] = {
-                index: {key: state["optimizer"][f"{key}.{name}"] for key in MOMENTS}
-                for index, (name, _) in enumerate(self.model.named_parameters())
-            }
-            self.optimizer.load_state_dict(optimizer)
+            for name, parameter in self.model.named_parameters():
+                self.optimizer.state[parameter] = {
+                    key: state["optimizer"][f"{key}.{name}"].to(self.device) for key in MOMENTS
+                }
         if self.ema:
             with self.ema.in_place():
                 self.model.load_state_dict(state["ema"])

@@ -1,14 +1,23 @@
-"""Adam, the learning rate of the paper, and a moving average of the weights."""
+"""Adam or Muon, the learning rate of the paper, and a moving average of the weights."""
 
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from transformer_mt.config.keys import OptimConfig
-from transformer_mt.system.private_torch import lerp_all_
+from transformer_mt.system.private_torch import is_step_skipped, lerp_all_
+
+_MOMENTUM = 0.95
+"""Muon's decay rate, in place of Adam's first."""
+_ADAM_RMS = 0.2
+"""Typical root mean square of a change of a weight by Adam, as a share of the learning rate."""
+_FUSED = {"qkv": 3, "kv": 2}
+"""Matrices that one parameter of the model holds; Muon makes each orthogonal by itself."""
 
 
 def noam_rate(step: int, d_model: int, warmup_steps: int, scale: float = 1.0) -> float:
@@ -26,17 +35,98 @@ def noam_rate(step: int, d_model: int, warmup_steps: int, scale: float = 1.0) ->
     return float(scale * d_model**-0.5 * min(step**-0.5, step * warmup_steps**-1.5))
 
 
-def build_adam(model: nn.Module, config: OptimConfig) -> torch.optim.Adam:
-    """Builds fused Adam, the only implementation that can skip a step on the device.
+def build_optimizer(
+    model: nn.Module, config: OptimConfig, muon_dtype: torch.dtype
+) -> torch.optim.Adam:
+    """Builds Adam, or Muon if it is configured; neither has taken a step.
 
-    Set the learning rate before each step, from `noam_rate`.
+    Before each step, set the learning rate of every group, from `noam_rate`.
+
+    Args:
+        model: The model to train.
+        config: Its `[optim]` section.
+        muon_dtype: In what Muon computes its products, float32 or bfloat16.
 
     Reference:
         Attention Is All You Need, section 5.3.
     """
+    if config.muon:
+        return Muon(model, config, muon_dtype)
+    # Only the fused implementation can skip a step on the device.
     return torch.optim.Adam(
         model.parameters(), lr=0.0, betas=config.betas, eps=config.eps, fused=True
     )
+
+
+class Muon(torch.optim.Adam):
+    """Muon for the matrices inside layers; Adam for embeddings, biases and layer normalisation.
+
+    A matrix changes by its momentum made orthogonal, scaled to the root mean square of Adam's
+    changes, so that both use one learning rate. Adam keeps its moments for the matrices too: the
+    first is Muon's momentum, the second is not used. So a checkpoint has the same tensors with
+    either optimizer, and `skip_step_if` and a loss scaler work as with Adam.
+
+    Reference:
+        Jordan et al. 2024, Muon: An optimizer for hidden layers in neural networks. The scale is
+        from Liu et al. 2025, Muon is Scalable for LLM Training, section 2.2.
+    """
+
+    def __init__(self, model: nn.Module, config: OptimConfig, dtype: torch.dtype) -> None:
+        matrices, others = list[Tensor](), list[Tensor]()
+        # Rows of matrices by shape, since those of one shape are made orthogonal at once.
+        self._blocks = defaultdict[torch.Size, list[tuple[Tensor, slice]]](list)
+        for name, parameter in model.named_parameters():
+            if parameter.ndim < 2 or name.endswith("_embedding"):
+                others.append(parameter)
+                continue
+            matrices.append(parameter)
+            *_, layer, _ = name.split(".")
+            size = len(parameter) // _FUSED.get(layer, 1)
+            for start in range(0, len(parameter), size):
+                rows = slice(start, start + size)
+                self._blocks[parameter[rows].shape].append((parameter, rows))
+        self._dtype = dtype
+        momentum = (_MOMENTUM, config.betas[1])
+        groups: list[dict[str, Any]] = [
+            {"params": others},
+            {"params": matrices, "betas": momentum},
+        ]
+        super().__init__(groups, lr=0.0, betas=config.betas, eps=config.eps, fused=True)
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """Takes a step with the gradients of all parameters."""
+        matrices = self.param_groups[1]
+        lr, matrices["lr"] = matrices["lr"], 0.0
+        super().step(closure)  # only the moments of the matrices, since their rate is 0
+        matrices["lr"] = lr
+        skipped = is_step_skipped(self)
+        for shape, blocks in self._blocks.items():
+            momentum = torch.stack([self._nesterov_momentum(*block) for block in blocks])
+            scale = -lr * _ADAM_RMS * math.sqrt(max(shape))
+            changes = orthogonalise(momentum.to(self._dtype)).mul_(scale)
+            for (parameter, rows), change in zip(blocks, changes, strict=True):
+                parameter[rows] += torch.where(skipped, 0.0, change)
+
+    def _nesterov_momentum(self, parameter: Tensor, rows: slice) -> Tensor:
+        assert parameter.grad is not None
+        return parameter.grad[rows].lerp(self.state[parameter]["exp_avg"][rows], _MOMENTUM)
+
+
+def orthogonalise(matrices: Tensor) -> Tensor:
+    """Moves the singular values of each matrix, (N, A, B) to (N, A, B), close to 1: 0.7 to 1.2.
+
+    Reference:
+        The Newton-Schulz iteration of Jordan et al. 2024, with its five steps and coefficients.
+    """
+    is_tall = matrices.size(1) > matrices.size(2)
+    x = matrices.mT if is_tall else matrices
+    x = x / torch.linalg.matrix_norm(x, keepdim=True).clamp_min(1e-7)
+    for _ in range(5):
+        gram = x @ x.mT
+        polynomial = torch.baddbmm(gram, gram, gram, beta=-4.775, alpha=2.0315)
+        x = torch.baddbmm(x, polynomial, x, beta=3.4445)
+    return x.mT if is_tall else x
 
 
 def clip_gradients(parameters: Iterable[Tensor], max_norm: float) -> Tensor:
