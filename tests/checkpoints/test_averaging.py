@@ -21,6 +21,7 @@ from transformer_mt.checkpoints.run_directory import (
     read_description,
     write_description,
 )
+from transformer_mt.config.keys import OptimConfig
 from transformer_mt.errors import CheckpointError
 from transformer_mt.evaluation.report import EvaluationReport, evaluate_systems
 from transformer_mt.evaluation.scoring import choose_metrics
@@ -135,7 +136,7 @@ def test_an_average_has_a_card_with_what_is_known(averaged):
     model = load_checkpoint(averaged).build_model()
     parameters = sum(parameter.numel() for parameter in model.parameters())
     assert "\n# averaged-2\n" in card and f"\n{parameters:,} parameters, stored in float32." in card
-    assert "4 steps of about 500 tokens" in card and ", pre-norm, fp32.\n" in card
+    assert "4 steps of about 500 tokens, Adam with" in card and ", pre-norm, fp32.\n" in card
     assert "\nThe weights are the mean of the checkpoints of steps 4, 2.\n" in card
     assert "None were measured on these weights." in card and "BLEU" not in card
     corpus = read_description(averaged)["corpus"]
@@ -158,6 +159,9 @@ def test_a_card_of_what_is_not_known(averaged, caplog):
     card = model_card(checkpoint, "m", "made", "l", "u")
     assert re.fullmatch("Trained on `corpus[0-9]`, de to en.", section(card, "Data"))
     assert caplog.messages[0].endswith("; the model card says nothing of the text")
+    config = checkpoint.config.model_copy(update={"optim": OptimConfig(muon=True)})
+    card = model_card(replace(checkpoint, config=config), "m", "made", "l", "u")
+    assert " tokens, Muon and Adam with" in section(card, "Recipe")
     for known, seen in (
         (None, "None of the sources that it was trained on has more than 10 pieces."),
         (

@@ -65,6 +65,7 @@ def model_card(
         parameters=sum(tensor.numel() for tensor in checkpoint.load_tensors(MODEL).values()),
         stored=stored,
         data=_data(checkpoint.config, description),
+        optimizer="Muon and Adam" if checkpoint.config.optim.muon else "Adam",
         averaged=averaged,
         scores=_scores(records, stored),
         usage=usage,
