@@ -95,9 +95,9 @@ def test_what_the_configuration_holds(work, call, monkeypatch):
             "test": {**files, "slice": "[-60:]"},
             "max_length": 64,
         },
-        "vocab": {"size": 260 + 4 + 4 // 2},
+        "vocab": {"size": 260 + 4 + 4 // 2, "sampling": 0.05},
         "model": {**sizes, **layers, "dropout": 0.3, "norm": "pre"},
-        "optim": {"warmup_steps": 400, "lr_scale": 1.0, "max_grad_norm": 1.0},
+        "optim": {"muon": True, "warmup_steps": 400, "lr_scale": 1.0, "max_grad_norm": 1.0},
         "train": {"batch_tokens": 2000, "max_minutes": 60, "ema_decay": 0.999, "save_every": 500},
         "valid": {"every": 500, "patience": 10},
     }
@@ -259,9 +259,10 @@ def test_sizes_are_those_of_the_repository(name, pairs, machine):
     values = tomllib.loads((CONFIGS / f"{name}.toml").read_text())
     preset = choose_sizes(text_of(pairs), machine)
     assert values["vocab"]["size"] == preset.vocab_size
+    assert values["vocab"].get("sampling", 0.0) == preset.sampling
     values = values["model"] | values["optim"] | values["train"]
-    values = {"dropout": 0.1, "lr_scale": 1.0} | values
-    for key in ("d_model", "d_ff", "n_heads", "dropout", "warmup_steps", "lr_scale"):
+    values = {"dropout": 0.1, "lr_scale": 1.0, "muon": False} | values
+    for key in ("d_model", "d_ff", "n_heads", "dropout", "warmup_steps", "lr_scale", "muon"):
         assert values[key] == getattr(preset, key)
     assert values["batch_tokens"] == preset.batch_tokens
     assert values["encoder_layers"] == values["decoder_layers"] == preset.layers
@@ -274,11 +275,11 @@ def test_sizes_for_a_gpu():
     limits |= {2_000_000: 37_000}
     assert {pairs: choose_sizes(text_of(pairs), GPU).vocab_size for pairs in limits} == limits
     base = (512, 2048, 8, 6, 0.1)
-    assert choose_sizes(text_of(100_000), GPU)[3:-2] == (512, 1024, 4, 6, 0.3, 4000, 4000, 0.7)
-    assert choose_sizes(text_of(500_000), GPU)[3:-2] == (*base, 12_000, 4000, 1.0)
+    assert choose_sizes(text_of(100_000), GPU)[3:-4] == (512, 1024, 4, 6, 0.3, 4000, 4000, 0.7)
+    assert choose_sizes(text_of(500_000), GPU)[3:-4] == (*base, 12_000, 4000, 1.0)
     rows = [(pairs, CPU) for pairs in (1, 10_000, 20_000, 100_000)]
     rows += [(pairs, GPU) for pairs in (100_000, 500_000, 2_000_000)]
-    saves_and_minutes = [choose_sizes(text_of(pairs), machine)[-2:] for pairs, machine in rows]
+    saves_and_minutes = [choose_sizes(text_of(pairs), machine)[11:13] for pairs, machine in rows]
     days = [(1000, 90), (1000, 120), (2500, 480), (2500, 1440)]
     assert saves_and_minutes == [(500, 60)] * 3 + days
 

@@ -175,12 +175,15 @@ class Preset(NamedTuple):
     lr_scale: float
     save_every: int
     minutes: int
+    sampling: float = 0.0
+    muon: bool = False
 
 
 # fmt: off
 _PRESETS = (
     #      pairs      gpu    vocab  d_model d_ff heads layers drop batch warm-up lr  save  minutes
-    Preset(0,         False,  2000, 128,     512,  4,   2,    0.3,  2000,   400, 1.0,  500,   60),
+    Preset(0,         False,  2000, 128,     512,  4,   2,    0.3,  2000,   400, 1.0,  500,   60,
+           sampling=0.05, muon=True),
     Preset(10_000,    False,  4000, 256,    1024,  4,   3,    0.3,  2000,   500, 0.7,  500,   60),
     Preset(20_000,    False,  6000, 256,    1024,  4,   3,    0.3,  2000,   500, 0.7,  500,   60),
     Preset(100_000,   False,  8000, 128,     512,  4,   4,    0.1,  2000,  1000, 1.5, 1000,   90),
@@ -189,7 +192,7 @@ _PRESETS = (
     Preset(2_000_000, True,  37000, 512,    2048,  8,   6,    0.1, 25000,  4000, 1.0, 2500, 1440),
 )
 # fmt: on
-"""In order of text size: roughly configs/tutorial-2x128.toml, then configs/multi30k.toml with two
+"""In order of text size: "Small text" in benchmarks/LOG.md, then configs/multi30k.toml with two
 vocabulary sizes, the second its own, then configs/news-cpu.toml: a CPU is too slow for so much
 text, and trains more steps of a narrower model. With a GPU: the usual sizes for IWSLT14, then the
 base model with the pieces and steps of configs/wmt16-small.toml, then configs/wmt16-base.toml.
@@ -349,6 +352,7 @@ def _fill_in(
         warnings=warnings,
         on_a_gpu=on_a_gpu,
         commands=commands,
+        muon=format_value(sizes.muon),
         folder=format_value(data.path),
         src_lang=format_value(data.src_lang),
         tgt_lang=format_value(data.tgt_lang),
