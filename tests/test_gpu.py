@@ -17,14 +17,16 @@ pytestmark = [
 
 
 @pytest.mark.parametrize(
-    ("precision", "tolerance"), [("fp32", 1e-3), ("bf16", 0.02), ("fp16", 0.02)]
+    ("precision", "muon", "tolerance"),
+    [("fp32", False, 1e-3), ("bf16", False, 0.02), ("fp16", False, 0.02), ("bf16", True, 0.02)],
 )
-def test_every_precision_follows_the_cpu(corpus_dir, tmp_path, precision, tolerance):
+def test_every_precision_follows_the_cpu(corpus_dir, tmp_path, precision, muon, tolerance):
     """Without dropout, and resumed: the losses are the CPU's, up to the precision."""
-    train(tiny_config(corpus_dir, model__dropout=0.0), tmp_path / "cpu")
+    recipe = {"model__dropout": 0.0, "optim__muon": muon}
+    train(tiny_config(corpus_dir, **recipe), tmp_path / "cpu")
     for steps in (10, 20):
-        sizes = {"model__dropout": 0.0, "train__max_steps": steps}
-        config = tiny_config(corpus_dir, train__device="cuda", train__precision=precision, **sizes)
+        device = {"train__device": "cuda", "train__precision": precision}
+        config = tiny_config(corpus_dir, train__max_steps=steps, **device, **recipe)
         train(config, tmp_path / "cuda")
     assert losses(tmp_path / "cuda") == pytest.approx(losses(tmp_path / "cpu"), rel=tolerance)
 
