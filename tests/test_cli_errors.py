@@ -48,6 +48,7 @@ def test_a_wrong_setting(corpus_dir, tmp_path, call, setting, culprit):
         (["translate", "x", "--precision", "fp8"], "value for '--precision': 'fp8' is not"),
         (["translate", "x", "--precision", "fp8"], "'. (see transformer-mt translate --help)"),
         (["translate", "run", "--beam-size", "2", "--n-best", "3"], "--n-best 3"),
+        (["translate", "run", "--n-best", "2"], "--n-best 2 needs --beam-size 2"),
         (["translate", "/"], "/: "),
         (["evaluate"], "name a run"),
         (["evaluate", "nowhere"], "nowhere"),

@@ -108,7 +108,7 @@ def test_a_baseline(texts):
 
 def test_a_model_is_evaluated_and_recorded(copy_run, texts, tmp_path):
     """With the corpus and the name of its checkpoint; as a baseline it gives the same."""
-    run = shutil.copytree(copy_run, tmp_path / "run")
+    run = shutil.copytree(copy_run, tmp_path / "run", ignore=shutil.ignore_patterns("evaluations"))
     saved = check_output(texts / "saved")
     beam = SearchOptions(beam_size=2)
     result = evaluate(texts, run, hyp=None, baseline="hyp", search=beam, save=saved)
