@@ -45,7 +45,7 @@ def build_optimizer(
     Args:
         model: The model to train.
         config: Its `[optim]` section.
-        muon_dtype: In what Muon computes its products, float32 or bfloat16.
+        muon_dtype: Type in which Muon makes matrices orthogonal, float32 or bfloat16.
 
     Reference:
         Attention Is All You Need, section 5.3.
@@ -106,7 +106,7 @@ class Muon(torch.optim.Adam):
             scale = -lr * _ADAM_RMS * math.sqrt(max(shape))
             changes = orthogonalise(momentum.to(self._dtype)).mul_(scale)
             for (parameter, rows), change in zip(blocks, changes, strict=True):
-                parameter[rows] += torch.where(skipped, 0.0, change)
+                parameter[rows].add_(torch.where(skipped, 0.0, change))
 
     def _nesterov_momentum(self, parameter: Tensor, rows: slice) -> Tensor:
         assert parameter.grad is not None
@@ -114,7 +114,7 @@ class Muon(torch.optim.Adam):
 
 
 def orthogonalise(matrices: Tensor) -> Tensor:
-    """Moves the singular values of each matrix, (N, A, B) to (N, A, B), close to 1: 0.7 to 1.2.
+    """Brings the singular values of matrices, (N, A, B) to (N, A, B), near 1, tiny ones excepted.
 
     Reference:
         The Newton-Schulz iteration of Jordan et al. 2024, with its five steps and coefficients.
