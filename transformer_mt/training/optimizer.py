@@ -95,7 +95,7 @@ class Muon(torch.optim.Adam):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """Takes a step with the gradients of all parameters."""
+        """Takes a step with the gradients of all parameters; call `skip_step_if` before it."""
         matrices = self.param_groups[1]
         lr, matrices["lr"] = matrices["lr"], 0.0
         super().step(closure)  # only the moments of the matrices, since their rate is 0
@@ -105,8 +105,9 @@ class Muon(torch.optim.Adam):
             momentum = torch.stack([self._nesterov_momentum(*block) for block in blocks])
             scale = -lr * _ADAM_RMS * math.sqrt(max(shape))
             changes = orthogonalise(momentum.to(self._dtype)).mul_(scale)
+            changes = torch.where(skipped, 0.0, changes)  # or NaN would reach the weights
             for (parameter, rows), change in zip(blocks, changes, strict=True):
-                parameter[rows].add_(torch.where(skipped, 0.0, change))
+                parameter[rows].add_(change)
 
     def _nesterov_momentum(self, parameter: Tensor, rows: slice) -> Tensor:
         assert parameter.grad is not None
