@@ -98,14 +98,29 @@ def test_out_of_memory_is_recognised():
     [("processor\t: 0\nvendor_id\t: AuthenticAMD\n", "AuthenticAMD"), ("", "unknown")],
 )
 def test_the_maker_of_the_cpu(monkeypatch, text, maker):
-    """As Linux names it. MKL counts as fast on an Intel alone."""
+    """As Linux names it."""
     monkeypatch.setattr(Path, "exists", lambda path: bool(text))
     monkeypatch.setattr(Path, "read_text", lambda path: text)
     assert cpu_maker.__wrapped__() == maker
+
+
+@pytest.mark.parametrize(
+    ("maker", "capability", "is_fast"),
+    [
+        ("GenuineIntel", "AVX512", True),
+        ("GenuineIntel", "AVX2", True),
+        ("AuthenticAMD", "AVX512", False),
+        ("AuthenticAMD", "AVX2", True),
+    ],
+)
+def test_where_mkl_is_fast(monkeypatch, maker, capability, is_fast):
+    """It uses these instructions on Intel CPUs alone. Without MKL it is never fast."""
     monkeypatch.setattr(device_module, "cpu_maker", lambda: maker)
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+    monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: True)
+    assert has_fast_mkl() == is_fast
+    monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: False)
     assert not has_fast_mkl()
-    monkeypatch.setattr(device_module, "cpu_maker", lambda: "GenuineIntel")
-    assert has_fast_mkl() == torch.backends.mkl.is_available()
 
 
 @pytest.mark.parametrize(

@@ -44,8 +44,8 @@ def _on_cpu(x: Tensor) -> bool:
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Computes x @ weight^T + bias.
 
-    In float32 on a CPU the product runs through oneDNN, but for Intel's: PyTorch's default library,
-    MKL, is faster there, and half as fast on other CPUs.
+    In float32 on a CPU the product runs through oneDNN where PyTorch's default library, MKL, is
+    slow: on CPUs with AVX-512 that are not Intel's it takes twice the time.
 
     Args:
         x: Input, (..., inputs).
@@ -89,7 +89,7 @@ def weight_gradient(grad: Tensor, rows: Tensor) -> Tensor:
     """Computes grad^T @ rows, the gradient of the weight of a linear layer, (outputs, inputs).
 
     oneDNN copies a transposed matrix first. MKL, which PyTorch's own product calls, reads it in
-    place, but runs at half its speed on CPUs that are not Intel's.
+    place, so it is used where it is not slow, as in `linear`.
 
     Args:
         grad: Gradient of the output, (N, outputs).
