@@ -9,6 +9,7 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
+import torch
 from conftest import copy_lines, replace_file, tiny_config
 
 from transformer_mt.checkpoints.checkpoint import EMA, MODEL
@@ -134,8 +135,9 @@ def test_a_model_is_evaluated_and_recorded(copy_run, texts, tmp_path):
     assert again.baseline.lines == result.system.lines and not again.comparison.changes
 
 
-def test_what_was_scored_is_named(copy_run, texts, tmp_path, caplog):
+def test_what_was_scored_is_named(copy_run, texts, tmp_path, caplog, monkeypatch):
     """All that a sweep varies, for people and in JSON, and how many lines were split."""
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: True)
     caplog.set_level("INFO")
     run = shutil.copytree(copy_run, tmp_path / "run")
     load = LoadOptions(precision="bf16", max_length=20)
