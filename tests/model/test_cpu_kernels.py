@@ -57,10 +57,11 @@ def test_other_devices_use_the_references(monkeypatch):
     assert attention(heads, heads, heads, None, True, 0.0).equal(expected)
 
 
+@pytest.mark.parametrize("is_mkl_fast", [True, False])
 @torch.no_grad()
-def test_packed_weights_are_copies_and_end(monkeypatch):
+def test_packed_weights_are_copies_and_end(monkeypatch, is_mkl_fast):
     """The copies give the same for any number of rows; after the block the weights count again."""
-    monkeypatch.setattr(cpu_kernels, "has_fast_mkl", lambda: False)
+    monkeypatch.setattr(cpu_kernels, "has_fast_mkl", lambda: is_mkl_fast)
     module = Linear(64, 48)
     inputs = [torch.randn(1, rows, 64) for rows in (1, 2, 15, 128, 300)]
     expected = list(map(module, inputs))

@@ -247,7 +247,6 @@ def test_attention_weights_are_the_papers(norm):
 @pytest.mark.parametrize("tied", [True, False])
 def test_all_products_are_packed(monkeypatch, tied):
     """The weights of all linear layers and the output weight, but no embedding only looked up."""
-    monkeypatch.setattr(cpu_kernels, "has_fast_mkl", lambda: False)
     packed = list[torch.Tensor]()
     monkeypatch.setattr(cpu_kernels, "pack_onednn_weight", packed.append)
     model = build(tie_embeddings=tied)

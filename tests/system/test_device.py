@@ -114,7 +114,7 @@ def test_the_maker_of_the_cpu(monkeypatch, text, maker):
     ],
 )
 def test_where_mkl_is_fast(monkeypatch, maker, capability, is_fast):
-    """It uses these instructions on Intel CPUs alone. Without MKL it is never fast."""
+    """Everywhere but on other makers' CPUs with AVX-512. Where MKL is missing it is not fast."""
     monkeypatch.setattr(device_module, "cpu_maker", lambda: maker)
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
     monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: True)

@@ -76,7 +76,6 @@ def test_batches_and_threads_change_nothing(copy_run, beam_size):
 
 def test_weights_are_packed_once(copy_run, other_run, monkeypatch):
     """When a model or each of an ensemble is loaded, not for each text."""
-    monkeypatch.setattr(cpu_kernels, "has_fast_mkl", lambda: False)
     real, packed = cpu_kernels.pack_onednn_weight, list[torch.Tensor]()
     monkeypatch.setattr(cpu_kernels, "pack_onednn_weight", lambda w: packed.append(w) or real(w))
     translator = load(copy_run, other_run)

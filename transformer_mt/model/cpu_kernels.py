@@ -44,8 +44,9 @@ def _on_cpu(x: Tensor) -> bool:
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Computes x @ weight^T + bias.
 
-    In float32 on a CPU the product runs through oneDNN where PyTorch's default library, MKL, is
-    slow: on CPUs with AVX-512 that are not Intel's it takes twice the time.
+    In float32 on a CPU the product runs through oneDNN if the weight is packed, or if MKL,
+    PyTorch's default library, is slow: on CPUs with AVX-512 that are not Intel's it takes twice
+    the time.
 
     Args:
         x: Input, (..., inputs).
@@ -55,18 +56,19 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     Returns:
         Output, (..., outputs).
     """
-    if not _is_for_onednn(weight) or x.dtype != torch.float32 or torch.is_autocast_enabled("cpu"):
+    if not _can_use_onednn(weight) or x.dtype != torch.float32 or torch.is_autocast_enabled("cpu"):
         return F.linear(x, weight, bias)
     packed: Tensor | None = getattr(weight, _PACKED, None)
     if packed is not None:
         return onednn_linear(x, packed, bias)
+    if has_fast_mkl():
+        return F.linear(x, weight, bias)
     rows: Tensor = _OneDNNLinear.apply(x.flatten(0, -2), weight, bias)  # type: ignore[no-untyped-call]
     return rows.view(*x.shape[:-1], -1)
 
 
-def _is_for_onednn(weight: Tensor) -> bool:
-    is_float32 = _on_cpu(weight) and weight.dtype == torch.float32
-    return is_float32 and not has_fast_mkl() and has_onednn_linear()
+def _can_use_onednn(weight: Tensor) -> bool:
+    return _on_cpu(weight) and weight.dtype == torch.float32 and has_onednn_linear()
 
 
 class _OneDNNLinear(torch.autograd.Function):
@@ -89,7 +91,7 @@ def weight_gradient(grad: Tensor, rows: Tensor) -> Tensor:
     """Computes grad^T @ rows, the gradient of the weight of a linear layer, (outputs, inputs).
 
     oneDNN copies a transposed matrix first. MKL, which PyTorch's own product calls, reads it in
-    place, so it is used where it is not slow, as in `linear`.
+    place, so it is used unless it is slow, as in `linear`.
 
     Args:
         grad: Gradient of the output, (N, outputs).
@@ -111,12 +113,12 @@ class Linear(nn.Linear):
 def pack_weights(model: nn.Module) -> list[Tensor]:
     """Gives `linear` copies of a model's weights in oneDNN's own layout.
 
-    Otherwise oneDNN makes the copy for every product, which takes a while for the few rows of a
-    step of decoding. The weights must not change or be trained afterwards.
+    With them oneDNN is faster than MKL for the few rows of a step of decoding; otherwise it makes
+    the copy for every product. The weights must not change or be trained afterwards.
 
     Args:
-        model: Its `nn.Linear` weights are packed, and the `output_weight` of any module, if
-            `linear` computes with oneDNN.
+        model: Its `nn.Linear` weights are packed, and the `output_weight` of any module, if they
+            are float32 on a CPU.
 
     Returns:
         The weights packed by this call; those already packed are left out.
@@ -125,7 +127,7 @@ def pack_weights(model: nn.Module) -> list[Tensor]:
     for module in model.modules():
         weight = module.weight if isinstance(module, nn.Linear) else None
         weight = getattr(module, "output_weight", weight)
-        if weight is not None and _is_for_onednn(weight) and not hasattr(weight, _PACKED):
+        if weight is not None and _can_use_onednn(weight) and not hasattr(weight, _PACKED):
             weights.append(weight)
     copies = list(map(pack_onednn_weight, weights))  # all or, if memory runs out, none
     for weight, copy in zip(weights, copies, strict=True):
