@@ -28,7 +28,6 @@ IMPORTED = (
     "transformer_mt.translation.run",
     "transformer_mt.text.test_sets",
     "torch.optim",
-    "torch._dynamo",  # torch.optim imports it when an optimizer is made
 )
 
 

@@ -1,8 +1,10 @@
 """torch.compile does not change training."""
 
+import subprocess
+
 import pytest
 import torch
-from conftest import tiny_config
+from conftest import command, tiny_config, write_config
 from test_engine import batch_from, build_engine
 from torch._dynamo.testing import CompileCounterWithBackend
 
@@ -59,6 +61,16 @@ def test_two_graphs_compute_what_all_layers_compute(
     with evaluation_mode(compiled.model), torch.no_grad():
         compiled.model(src, tgt)
     assert counter.frame_count == 2
+
+
+def test_it_is_not_imported_to_train_on_a_cpu(corpus_dir, tmp_path):
+    """Which would take seconds. Sabotage: build PyTorch's own Adam."""
+    config = write_config(tmp_path, corpus_dir, train__max_steps=2)
+    python, *words = command("train", config, "--run", tmp_path / "run")
+    timed = [python, "-X", "importtime", *words]
+    done = subprocess.run(timed, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0 and "torch.optim.adam" in done.stderr
+    assert "torch._dynamo" not in done.stderr
 
 
 def test_padding_of_single_sizes_changes_no_loss(corpus_dir, prepared):

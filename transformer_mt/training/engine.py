@@ -229,7 +229,7 @@ class Engine:
             failure = type(error), str(error)
         # On CUDA this does not wait for the device: memory is allocated before kernels run.
         if any(self.processes.max(failure is not None)):
-            self.optimizer.zero_grad(set_to_none=True)
+            self.model.zero_grad()
             gc.collect()  # errors and the frames that they passed refer to each other
             if self.device.type == "cuda":
                 torch.cuda.empty_cache()  # its blocks have the sizes of the larger micro-batches
@@ -297,7 +297,7 @@ class Engine:
         skip_step_if(self.optimizer, ~finite)
         self.scaler.step(self.optimizer)
         self.scaler.update()
-        self.optimizer.zero_grad(set_to_none=True)
+        self.model.zero_grad()
         if self.ema:
             self.ema.update(step)
         skipped = ~finite
@@ -332,7 +332,7 @@ class Engine:
             self.compiled, self.compile_failed = False, True
             restore_layers(self.model)
             self.check_memory(micro_batches, count)
-        self.optimizer.zero_grad(set_to_none=True)
+        self.model.zero_grad()
 
     def _gradient(
         self, micro_batch: Batch, scale: Tensor, raise_if_cancelled: Callable[[], None]
@@ -342,7 +342,7 @@ class Engine:
             batch = pad_single_sizes(micro_batch) if self.compiled else micro_batch
             loss, nll = self._loss(batch.to(self.device))
             raise_if_cancelled()
-            gradients = torch.autograd.grad(loss, list(self.model.parameters()), scale)
+            gradients = torch.autograd.grad(loss * scale, list(self.model.parameters()))
         except (RuntimeError, MemoryError) as error:
             raise self._to_user_error(error, micro_batch) from None
         return torch.stack((loss.detach(), nll)), gradients

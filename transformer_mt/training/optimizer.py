@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from transformer_mt.config.keys import OptimConfig
-from transformer_mt.system.private_torch import is_step_skipped, lerp_all_
+from transformer_mt.system.private_torch import Adam, is_step_skipped, lerp_all_
 
 _MOMENTUM = 0.95
 """Muon's decay rate, in place of Adam's first."""
@@ -53,12 +53,10 @@ def build_optimizer(
     if config.muon:
         return Muon(model, config, muon_dtype)
     # Only the fused implementation can skip a step on the device.
-    return torch.optim.Adam(
-        model.parameters(), lr=0.0, betas=config.betas, eps=config.eps, fused=True
-    )
+    return Adam(model.parameters(), lr=0.0, betas=config.betas, eps=config.eps, fused=True)
 
 
-class Muon(torch.optim.Adam):
+class Muon(Adam):
     """Muon for the matrices inside layers; Adam for embeddings, biases and layer normalisation.
 
     A matrix changes by its momentum made orthogonal, scaled to the root mean square of Adam's
