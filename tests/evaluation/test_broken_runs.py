@@ -44,7 +44,8 @@ def find_causes(
             (folder / name).write_text("".join(f"{line}\n" for line in lines))
     values = [f"data.path={folder}", f"data.prepared_dir={folder}/prepared"]
     values += ["model.d_model=64", "model.d_ff=128", "model.dropout=0.0", "train.precision=fp32"]
-    values += ["optim.warmup_steps=150", f"train.max_steps={steps}", f"train.save_every={steps}"]
+    values += ["train.batch_tokens=800", "optim.muon=true", "optim.warmup_steps=75"]
+    values += [f"train.max_steps={steps}", f"train.save_every={steps}"]
     train(load_config(ROOT / "configs" / "sample.toml", [*values, *settings]), folder / "run")
     return {finding.partition(":")[0] for finding in diagnose(folder / "run")}
 
@@ -52,8 +53,8 @@ def find_causes(
 @pytest.mark.parametrize("settings", [[], ["model.d_model=128", *ONE_LAYER]])
 def test_nothing_is_found_in_a_healthy_run(tmp_path, settings):
     """Neither of two layers on each side, nor of a single one that is wider: 93 to 95 BLEU."""
-    every = "valid.every=200"
-    assert not find_causes(tmp_path, "", lambda src, tgt: (src, tgt), 600, every, *settings)
+    every = "valid.every=100"
+    assert not find_causes(tmp_path, "", lambda src, tgt: (src, tgt), 400, every, *settings)
 
 
 # fmt: off
@@ -65,7 +66,7 @@ def test_nothing_is_found_in_a_healthy_run(tmp_path, settings):
     ("test", lambda src, tgt: ([line.lower().translate(CYRILLIC) for line in src], tgt), 20,
      [], {"wrong script", "unknown pieces"}),
     ("train", lambda src, tgt: (src[:300], tgt[:300]), 300,
-     ["valid.every=50", "vocab.size=500"], {"overfitting"}),
+     ["valid.every=50", "vocab.size=500", "train.batch_tokens=1500"], {"overfitting"}),
     ("train", lambda src, tgt: (src, tgt), 150,
      ["optim.lr_scale=50", "optim.max_grad_norm=0"], {"divergence"}),
     ("train", lambda src, tgt: (src, list(map(halve, tgt))), 200, [], {"too short"}),
