@@ -52,9 +52,9 @@ def find_causes(
 
 @pytest.mark.parametrize("settings", [[], ["model.d_model=128", *ONE_LAYER]])
 def test_nothing_is_found_in_a_healthy_run(tmp_path, settings):
-    """Neither of two layers on each side, nor of a single one that is wider: 93 to 95 BLEU."""
-    every = "valid.every=100"
-    assert not find_causes(tmp_path, "", lambda src, tgt: (src, tgt), 400, every, *settings)
+    """Neither of two layers on each side, nor of a single one that is wider: 92 to 94 BLEU."""
+    every = "valid.every=125"
+    assert not find_causes(tmp_path, "", lambda src, tgt: (src, tgt), 500, every, *settings)
 
 
 # fmt: off

@@ -63,8 +63,8 @@ def test_two_graphs_compute_what_all_layers_compute(
     assert counter.frame_count == 2
 
 
-def test_it_is_not_imported_to_train_on_a_cpu(corpus_dir, tmp_path):
-    """Which would take seconds. Sabotage: build PyTorch's own Adam."""
+def test_a_cpu_trains_without_importing_it(corpus_dir, tmp_path):
+    """Since that takes seconds. Sabotage: build PyTorch's own Adam."""
     config = write_config(tmp_path, corpus_dir, train__max_steps=2)
     python, *words = command("train", config, "--run", tmp_path / "run")
     timed = [python, "-X", "importtime", *words]

@@ -113,8 +113,9 @@ class Linear(nn.Linear):
 def pack_weights(model: nn.Module) -> list[Tensor]:
     """Gives `linear` copies of a model's weights in oneDNN's own layout.
 
-    With them oneDNN is faster than MKL for the few rows of a step of decoding; otherwise it makes
-    the copy for every product. The weights must not change or be trained afterwards.
+    A step of decoding multiplies few rows. With such copies oneDNN does that faster than MKL, the
+    smallest models excepted; otherwise it makes the copy for every product. The weights must not
+    change or be trained afterwards.
 
     Args:
         model: Its `nn.Linear` weights are packed, and the `output_weight` of any module, if they

@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 class Adam(torch.optim.Adam):
-    """PyTorch's, without the wrappers that import torch.compile, which takes seconds."""
+    """PyTorch's, without the wrappers that import torch._dynamo, which takes seconds."""
 
     add_param_group = inspect.unwrap(torch.optim.Adam.add_param_group)
     step = torch.no_grad()(inspect.unwrap(torch.optim.Adam.step))
