@@ -252,6 +252,7 @@ def _replacements(cuda: SimulatedCuda) -> list[Any]:
             "current_device": lambda: 0,
             "get_device_name": lambda device=None: properties.name,
             "get_device_properties": lambda device=None: properties,
+            "is_current_stream_capturing": lambda: False,
             "max_memory_reserved": lambda device=None: 0,
             "synchronize": lambda device=None: cuda.count("synchronize"),
         },

@@ -1,4 +1,4 @@
-"""Every use of private or undocumented PyTorch API. Checked on torch 2.13.0.
+"""Every use of private or undocumented PyTorch API. Checked on torch 2.11.0 and 2.13.0.
 
 No other module may use private API (tests/test_architecture.py): after updating PyTorch, check
 what each function here calls.
