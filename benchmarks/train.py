@@ -69,15 +69,17 @@ class Extent:
         updates: Steps that JoeyNMT logs, before and after the others, by model.
         fixed_sentences: Sentences padded to a fixed length, by model; 32 need more than 24 GiB
             with base.
+        all_gpu_sides: Whether a GPU also computes in fp32 and with smaller micro-batches.
     """
 
     steps: int
     updates: dict[str, int]
     fixed_sentences: dict[str, int]
+    all_gpu_sides: bool
 
 
-FULL = Extent(10, {"small": 60, "base": 18}, {"small": 32, "base": 8})
-QUICK = Extent(2, {"small": 18, "base": 6}, {"small": 8, "base": 2})
+FULL = Extent(10, {"small": 60, "base": 18}, {"small": 32, "base": 8}, True)
+QUICK = Extent(2, {"small": 18, "base": 6}, {"small": 8, "base": 2}, False)
 
 
 @dataclass
@@ -139,15 +141,16 @@ def ours(task: Task, precision: str, limit: int | None, fuse: bool) -> Step:
     return step
 
 
-def our_sides(task: Task) -> list[Contender]:
+def our_sides(task: Task, all_gpu_sides: bool) -> list[Contender]:
     """Gives ours in each precision; on a GPU also in eager mode and in little memory."""
-    sides = []
-    for precision in ("bf16", "fp32"):
+    sides, on_gpu = [], task.device.type == "cuda"
+    for precision in ("bf16", "fp32") if all_gpu_sides or not on_gpu else ("bf16",):
         if supports(precision, task.device):
             make = lambda p=precision: ours(task, p, None, True)  # noqa: E731
             sides.append(Contender(f"ours, {precision}", precision, make))
-    if task.device.type == "cuda":
+    if on_gpu:
         sides.append(Contender("eager", "bf16", lambda: ours(task, "bf16", None, False)))
+    if on_gpu and all_gpu_sides:
         for size in (2 * task.config.train.batch_tokens, 4096, 2048):
             name = f"micro-batches of {size}"
             make = lambda s=size: ours(task, "bf16", s, True)  # noqa: E731
@@ -281,7 +284,7 @@ def compare(
 
     if joeynmt:
         add_joey()
-    sides = our_sides(task) + loops(task)
+    sides = our_sides(task, extent.all_gpu_sides) + loops(task)
     if task.device.type == "cuda":
         for side in sides:
             measure_alone(task, side, extent.steps)
@@ -309,7 +312,9 @@ def main(
     if not text and device.type == "cpu":
         raise typer.BadParameter("on a CPU, give --text")
     peer = JoeyNMT(joeynmt) if joeynmt else None
-    extent = QUICK if quick else replace(FULL, steps=steps)
+    extent = QUICK if quick else FULL
+    if device.type == "cuda" or not quick:
+        extent = replace(extent, steps=steps)
     results = {}
     with neighbours(busy):
         for size in ("small", "base") if text else ("base", "big"):
