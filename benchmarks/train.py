@@ -322,7 +322,8 @@ def main(
             joey = None
             if text:
                 changes = [f"model.{key}={value}" for key, value in PAPER.items() if size == "base"]
-                config = load_config(CONFIGS / "multi30k.toml", [f"data.path={text}", *changes])
+                changes += [f"data.path={text}", "optim.muon=false"]  # the peers have Adam
+                config = load_config(CONFIGS / "multi30k.toml", changes)
                 prepared = prepare(config)
                 task = Task(config, prepared.pairs, prepared.vocab.tgt.size, device)
                 if peer:

@@ -253,7 +253,7 @@ def test_sizes_by_pairs(pairs, machine, vocab_size, d_model, layers, dropout, he
 
 @pytest.mark.parametrize(
     ("name", "pairs", "machine"),
-    [("multi30k", 29_000, CPU), ("news-cpu", 300_000, CPU), ("wmt16-base", 4_500_000, GPU)],
+    [("multi30k", 29_000, GPU), ("news-cpu", 300_000, CPU), ("wmt16-base", 4_500_000, GPU)],
 )
 def test_sizes_are_those_of_the_repository(name, pairs, machine):
     values = tomllib.loads((CONFIGS / f"{name}.toml").read_text())
@@ -266,7 +266,16 @@ def test_sizes_are_those_of_the_repository(name, pairs, machine):
         assert values[key] == getattr(preset, key)
     assert values["batch_tokens"] == preset.batch_tokens
     assert values["encoder_layers"] == values["decoder_layers"] == preset.layers
-    assert choose_sizes(text_of(10_000), CPU)[3:] == choose_sizes(text_of(20_000), CPU)[3:]
+
+
+def test_a_cpu_gets_the_sizes_of_a_gpu_but_no_sampling_and_no_muon():
+    """For some ten thousand pairs."""
+    small, larger, on_gpu = (
+        choose_sizes(text_of(pairs), machine)
+        for pairs, machine in ((10_000, CPU), (20_000, CPU), (20_000, GPU))
+    )
+    assert larger == on_gpu._replace(gpu=False, sampling=0.0, muon=False)
+    assert small == larger._replace(pairs=10_000, vocab_size=4000)
 
 
 def test_sizes_for_a_gpu():

@@ -186,6 +186,8 @@ _PRESETS = (
            sampling=0.05, muon=True),
     Preset(10_000,    False,  4000, 256,    1024,  4,   3,    0.3,  2000,   500, 0.7,  500,   60),
     Preset(20_000,    False,  6000, 256,    1024,  4,   3,    0.3,  2000,   500, 0.7,  500,   60),
+    Preset(20_000,    True,   6000, 256,    1024,  4,   3,    0.3,  2000,   500, 0.7,  500,   60,
+           sampling=0.05, muon=True),
     Preset(100_000,   False,  8000, 128,     512,  4,   4,    0.1,  2000,  1000, 1.5, 1000,   90),
     Preset(100_000,   True,  10000, 512,    1024,  4,   6,    0.3,  4000,  4000, 0.7, 1000,  120),
     Preset(500_000,   True,  16000, 512,    2048,  8,   6,    0.1, 12000,  4000, 1.0, 2500,  480),
@@ -193,9 +195,10 @@ _PRESETS = (
 )
 # fmt: on
 """In order of text size: "Small text" in benchmarks/LOG.md, then configs/multi30k.toml with two
-vocabulary sizes, the second its own, then configs/news-cpu.toml: a CPU is too slow for so much
-text, and trains more steps of a narrower model. With a GPU: the usual sizes for IWSLT14, then the
-base model with the pieces and steps of configs/wmt16-small.toml, then configs/wmt16-base.toml.
+vocabulary sizes, the second its own, and without what pays only after 10,000 steps, too many for
+most CPUs, then configs/news-cpu.toml: a CPU is too slow for so much text, and trains more steps of
+a narrower model. With a GPU: configs/multi30k.toml, the usual sizes for IWSLT14, then the base
+model with the pieces and steps of configs/wmt16-small.toml, then configs/wmt16-base.toml.
 """
 
 
