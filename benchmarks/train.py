@@ -3,7 +3,8 @@
     python benchmarks/train.py --text FOLDER [--joeynmt DIR]      # small and base, for a CPU
     python benchmarks/train.py [--steps 50]                       # base and big, for a GPU
 
-Options of both: `--quick` and `--neighbours 1`.
+Options of both: `--quick` and `--neighbours 1`. On a GPU `--profile` shows the kernels in which our
+steps spend their time, and measures nothing else.
 
 With the text of `configs/multi30k.toml` in FOLDER: its model (3+3 layers, 256) and the paper's base
 (6+6, 512) on its vocabulary and batches. The peers, in fp32: `nn.Transformer` with Adam and
@@ -237,6 +238,18 @@ def measure_alone(task: Task, side: Contender, steps: int) -> None:
     side.gigabytes = torch.cuda.max_memory_reserved() / GB
 
 
+def profile(task: Task, steps: int) -> None:
+    """Prints the kernels in which our steps spend the most time on a GPU."""
+    step = ours(task, "bf16", None, True)
+    for i in range(WARM_UP):
+        step(i)
+    with torch.profiler.profile() as profiler:
+        for i in range(WARM_UP, WARM_UP + steps):
+            step(i)
+    kernels = profiler.key_averages()
+    print(kernels.table("self_device_time_total", row_limit=40, max_name_column_width=80))
+
+
 def made_pairs(vocab: int, seed: int = 1, count: int = 200_000) -> EncodedPairs:
     """Makes pairs of random ids with lengths like those of WMT16 in pieces."""
     rng = np.random.default_rng(seed)
@@ -303,6 +316,7 @@ def main(
     steps: Annotated[int, typer.Option(help="Steps of each side, after two to warm up.")] = 10,
     busy: Annotated[int, typer.Option("--neighbours", help="Busy processes beside it.")] = 0,
     quick: Annotated[bool, typer.Option("--quick", help="Less of everything.")] = False,
+    profiled: Annotated[bool, typer.Option("--profile", help="On a GPU, its kernels.")] = False,
 ) -> None:
     """Measures every side."""
     os.environ["TORCHINDUCTOR_FORCE_DISABLE_CACHES"] = "1"  # the first step shall really compile
@@ -311,6 +325,8 @@ def main(
         raise typer.BadParameter("JoeyNMT is measured on a CPU; leave --joeynmt out")
     if not text and device.type == "cpu":
         raise typer.BadParameter("on a CPU, give --text")
+    if profiled and device.type == "cpu":
+        raise typer.BadParameter("--profile needs a GPU; on a CPU it would miss most threads")
     peer = JoeyNMT(joeynmt) if joeynmt else None
     extent = QUICK if quick else FULL
     if device.type == "cuda" or not quick:
@@ -331,8 +347,13 @@ def main(
             else:
                 config = load_config(CONFIGS / f"wmt16-{size}.toml")
                 task = Task(config, made_pairs(config.vocab.size), config.vocab.size, device)
+            if profiled:
+                profile(task, extent.steps)
+                continue
             results[size] = compare(task, size, extent, joey)
             table(f"{size}, quick" if quick else size, results[size])
+    if profiled:
+        return
     name = torch.cuda.get_device_name() if device.type == "cuda" else f"{os.cpu_count()} cores"
     machine = {"device": name, "torch": torch.__version__}
     result = {"benchmark": "train", "quick": quick, "neighbours": busy, "sizes": results}
