@@ -240,6 +240,7 @@ def measure_alone(task: Task, side: Contender, steps: int) -> None:
 
 def profile(task: Task, steps: int) -> None:
     """Prints the kernels in which our steps spend the most time on a GPU."""
+    torch.compiler.reset()
     step = ours(task, "bf16", None, True)
     for i in range(WARM_UP):
         step(i)
@@ -315,7 +316,7 @@ def main(
     joeynmt: Annotated[Path | None, typer.Option(help="JoeyNMT's environment.")] = None,
     steps: Annotated[int, typer.Option(help="Steps of each side, after two to warm up.")] = 10,
     busy: Annotated[int, typer.Option("--neighbours", help="Busy processes beside it.")] = 0,
-    quick: Annotated[bool, typer.Option("--quick", help="Less of everything.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer steps or sides.")] = False,
     profiled: Annotated[bool, typer.Option("--profile", help="On a GPU, its kernels.")] = False,
 ) -> None:
     """Measures every side."""

@@ -13,7 +13,8 @@ from transformer_mt.translation.translation_model import build_translation_model
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # PyTorch's own while it compiles
+    # PyTorch's own while it compiles.
+    pytest.mark.filterwarnings("ignore::DeprecationWarning:(torch|triton)"),
 ]
 
 

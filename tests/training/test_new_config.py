@@ -121,6 +121,15 @@ def test_what_the_configuration_holds(work, call, monkeypatch):
     assert max(len(line) for line in lines if not line.startswith("#  ")) == 79
 
 
+def test_a_gpu_is_named_only_for_a_larger_model(work, call, monkeypatch):
+    small, *_ = new_config._PRESETS
+    monkeypatch.setattr(new_config, "_PRESETS", (small, small._replace(gpu=True, muon=False)))
+    monkeypatch.setattr(new_config, "this_machine", lambda: ("a machine", False))
+    write_text(work, pairs=[("aa bb cc", "dd")] * 1_200)
+    assert call("init", "new", "--src", "text.de", "--tgt", "text.en").code == 0
+    assert "2 + 2 layers" in read_words() and "On a GPU" not in read_words()
+
+
 def test_the_commands_that_it_prints(tmp_path, monkeypatch, call):
     """By the commands that it prints; with spaces, umlauts and quotes in all names."""
     write_text(tmp_path / "mein Täxt", "ein 'wört'")
@@ -269,7 +278,7 @@ def test_sizes_are_those_of_the_repository(name, pairs, machine):
 
 
 def test_a_cpu_gets_the_sizes_of_a_gpu_but_no_sampling_and_no_muon():
-    """For some ten thousand pairs."""
+    """For 20,000 to 100,000 pairs."""
     small, larger, on_gpu = (
         choose_sizes(text_of(pairs), machine)
         for pairs, machine in ((10_000, CPU), (20_000, CPU), (20_000, GPU))
@@ -280,8 +289,8 @@ def test_a_cpu_gets_the_sizes_of_a_gpu_but_no_sampling_and_no_muon():
 
 def test_sizes_for_a_gpu():
     """Those usual for IWSLT14, then the base model; a limit belongs to the row that it begins."""
-    limits = {99_999: 6000, 100_000: 10_000, 499_999: 10_000, 500_000: 16_000, 1_999_999: 16_000}
-    limits |= {2_000_000: 37_000}
+    limits = {19_999: 4000, 99_999: 6000, 100_000: 10_000, 499_999: 10_000, 500_000: 16_000}
+    limits |= {1_999_999: 16_000, 2_000_000: 37_000}
     assert {pairs: choose_sizes(text_of(pairs), GPU).vocab_size for pairs in limits} == limits
     base = (512, 2048, 8, 6, 0.1)
     assert choose_sizes(text_of(100_000), GPU)[3:-4] == (512, 1024, 4, 6, 0.3, 4000, 4000, 0.7)

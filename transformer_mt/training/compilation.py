@@ -1,7 +1,7 @@
 """torch.compile for training: one graph for the layers of a kind, for batches of every shape.
 
-On CUDA, PyTorch needs a few more, such as for target lengths that are a multiple of 8 and for fewer
-than 5,242,880 elements; each takes some seconds once.
+On CUDA, PyTorch compiles a few more, for instance for target lengths that are a multiple of 8 and
+for activations of fewer than 5,242,880 elements; each takes some seconds, once.
 """
 
 from collections.abc import Callable
