@@ -44,6 +44,11 @@ def cpu_bf16_instructions() -> list[str]:
     return ["AVX512_BF16"] * has_avx512() + ["AMX"] * has_amx()
 
 
+def add_all_(tensors: list[Tensor], summands: list[Tensor]) -> None:
+    """Adds to each tensor in place: tensor += summand."""
+    torch._foreach_add_(tensors, summands)
+
+
 def lerp_all_(tensors: list[Tensor], ends: list[Tensor], weight: float) -> None:
     """Moves each tensor in place towards its end: tensor += weight * (end - tensor)."""
     torch._foreach_lerp_(tensors, ends, weight)

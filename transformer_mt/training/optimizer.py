@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from transformer_mt.config.keys import OptimConfig
-from transformer_mt.system.private_torch import Adam, is_step_skipped, lerp_all_
+from transformer_mt.system.private_torch import Adam, add_all_, is_step_skipped, lerp_all_
 
 _MOMENTUM = 0.95
 """Muon's decay rate, in place of Adam's first."""
@@ -100,16 +100,20 @@ class Muon(Adam):
         matrices["lr"] = lr
         skipped = is_step_skipped(self)
         for shape, blocks in self._blocks.items():
-            momentum = torch.stack([self._nesterov_momentum(*block) for block in blocks])
+            momentum = self._nesterov_momentum(blocks)
             scale = -lr * _ADAM_RMS * math.sqrt(max(shape))
             changes = orthogonalise(momentum.to(self._dtype)).mul_(scale)
             changes = torch.where(skipped, 0.0, changes)  # or NaN would reach the weights
-            for (parameter, rows), change in zip(blocks, changes, strict=True):
-                parameter[rows].add_(change)
+            add_all_([parameter[rows] for parameter, rows in blocks], list(changes))
 
-    def _nesterov_momentum(self, parameter: Tensor, rows: slice) -> Tensor:
-        assert parameter.grad is not None
-        return parameter.grad[rows].lerp(self.state[parameter]["exp_avg"][rows], _MOMENTUM)
+    def _nesterov_momentum(self, blocks: list[tuple[Tensor, slice]]) -> Tensor:
+        """Computes the momentum of matrices of one shape, (N, A, B)."""
+        gradients, moments = list[Tensor](), list[Tensor]()
+        for parameter, rows in blocks:
+            assert parameter.grad is not None
+            gradients.append(parameter.grad[rows])
+            moments.append(self.state[parameter]["exp_avg"][rows])
+        return torch.stack(gradients).lerp_(torch.stack(moments), _MOMENTUM)
 
 
 def orthogonalise(matrices: Tensor) -> Tensor:
