@@ -185,6 +185,8 @@ _PRESETS = (
     Preset(0,         False,  2000, 128,     512,  4,   2,    0.3,  2000,   400, 1.0,  500,   60,
            sampling=0.05, muon=True),
     Preset(10_000,    False,  4000, 256,    1024,  4,   3,    0.3,  2000,   500, 0.7,  500,   60),
+    Preset(10_000,    True,   4000, 256,    1024,  4,   3,    0.3,  2000,   500, 0.7,  500,   60,
+           sampling=0.05, muon=True),
     Preset(20_000,    False,  6000, 256,    1024,  4,   3,    0.3,  2000,   500, 0.7,  500,   60),
     Preset(20_000,    True,   6000, 256,    1024,  4,   3,    0.3,  2000,   500, 0.7,  500,   60,
            sampling=0.05, muon=True),
@@ -195,11 +197,10 @@ _PRESETS = (
 )
 # fmt: on
 """In order of text size: "Small text" in benchmarks/LOG.md, then configs/multi30k.toml with two
-vocabulary sizes, the second its own, but without Muon and sampling, which pay only after some
+vocabulary sizes, the second its own, on a CPU without Muon and sampling, which pay only after some
 10,000 steps; many CPUs take fewer in an hour. Then configs/news-cpu.toml: a CPU is too slow for so
-much text, and trains more steps of a narrower model. With a GPU: configs/multi30k.toml, the usual
-sizes for IWSLT14, then the base model with the pieces and steps of configs/wmt16-small.toml, then
-configs/wmt16-base.toml.
+much text, and trains more steps of a narrower model. With a GPU: the usual sizes for IWSLT14, then
+the base model with the pieces and steps of configs/wmt16-small.toml, then configs/wmt16-base.toml.
 """
 
 
