@@ -42,6 +42,7 @@ def test_a_wrong_setting(corpus_dir, tmp_path, call, setting, culprit):
         (["evaluate", "RUN", "--src", "nope.de", "--ref", "nope.en"], "nope.de"),
         (["evaluate", "RUN", "--split", "nope"], "nope.de"),
         (["trian"], "'train'"),
+        (["plot"], "Missing command. (see transformer-mt plot --help)"),
         (["train", "--nope"], "--nope"),
         (["translate", "run", "--bem-size", "4"], "--beam-size"),
         (["translate", "x", "--precision", "fp8"], "'fp8' is not one of 'fp32', 'bf16', 'fp16'."),

@@ -247,7 +247,12 @@ def test_a_byte_order_mark_is_ignored(tmp_path):
     [
         ("optim.lr_scal=3", "unknown key optim.lr_scal (did you mean optim.lr_scale?)"),
         ("nothing.like.it=3", "unknown section nothing"),
+        ("optim.lr=3", "unknown key optim.lr (did you mean optim.lr_scale?)"),
         ("data.path=", "data.path = '' should have at least 1 character"),
+        ("vocab.path=", "vocab.path = '' should have at least 1 character"),
+        ("train.init_from=", "train.init_from = '' should have at least 1 character"),
+        ("model.n_heads=3", "model.d_model = 16 is not divisible by model.n_heads = 3"),
+        ('data.test={src="a",tgt="b",weight=2}', "data.test has a weight"),
         ("data.path", "--set data.path: write key=value"),
         ("=3", "--set =3: write key=value"),
         ("train..seed=3", "--set train..seed=3: write key=value"),

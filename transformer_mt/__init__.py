@@ -121,7 +121,7 @@ def read_metrics(run: str | Path) -> list[dict[str, Any]]:
 
 
 def __getattr__(name: str) -> Any:
-    """Imports a public class when it is first used, since its module imports torch."""
+    """Imports a public class when it is first used, which takes longer than the package."""
     if name in __all__:
         return getattr(import_module("transformer_mt.translation.translation_model"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

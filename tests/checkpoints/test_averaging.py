@@ -180,6 +180,14 @@ def test_a_card_of_what_is_not_known(averaged, caplog):
     assert caplog.messages[-1] == f"{averaged}/README.md: cannot be written: Is a directory"
 
 
+def test_the_command_warns_in_a_line(run_dir, call):
+    """As all commands do. Sabotage: show messages in those with --quiet alone."""
+    (run_dir / "run.json").write_text("{}")
+    result = call("average", run_dir, "--last", 2)
+    assert result.code == 0
+    assert result.err.startswith(f"warning: {run_dir}/run.json: damaged ")
+
+
 def test_evaluations_add_their_scores(averaged):
     """With their signatures, in the text and in the header; the checkpoint stays whole."""
     before = load_checkpoint(averaged).digest

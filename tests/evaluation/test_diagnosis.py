@@ -104,6 +104,15 @@ def test_pairs_that_do_not_match(run, corpus_dir, tmp_path, diagnose):
     assert any(f'"{src}" = "{tgt}"' in finding for src, tgt in pairs)
 
 
+@pytest.mark.parametrize("count", [1, 60])
+def test_several_translations_of_a_source(run, corpus_dir, tmp_path, diagnose, count):
+    """Its other translation is not another source. Sabotage: compare with the next pair."""
+    lines = (corpus_dir / "test.de").read_text().splitlines()[:count]
+    (tmp_path / "x").write_text("\n".join(line for line in lines for _ in range(2)))
+    change_data(run, test={"src": f"{tmp_path}/x", "tgt": f"{tmp_path}/x"})
+    assert diagnose() == ([], [])
+
+
 def test_a_share_of_a_text_in_another_script(run, tmp_path, diagnose):
     """It is that of the whole text, though a sample is looked at; its side is named."""
     lines = copy_lines(1500, 9)

@@ -249,8 +249,13 @@ def test_several_runs_have_the_same_languages(copy_run, texts, tmp_path):
     other = shutil.copytree(copy_run / "step-00000001", tmp_path / "other")
     config = (other / "config.json").read_text().replace('"en"', '"zh"')
     replace_file(other, "config.json", config.encode())
-    with pytest.raises(ConfigError, match="the runs translate de to en, de to zh: "):
-        evaluate_all(texts, [copy_run], [other], hyp=None)
+    for runs, options in (
+        ([[copy_run], [other]], {}),
+        ([[copy_run, other]], {}),
+        ([[copy_run]], {"baseline": other}),
+    ):
+        with pytest.raises(ConfigError, match="the runs translate de to en, de to zh: "):
+            evaluate_all(texts, *runs, hyp=None, **options)
     assert evaluate(texts, other, hyp=None).scores[0].tokenizer == "zh"
 
 

@@ -123,6 +123,8 @@ def test_what_is_missing_is_said(tmp_path):
     path.write_text(lines[0].replace('"step": 10', '"step": 1') + "\n")
     axes = training_figure(read_runs([run])).axes[3]
     assert axes.get_xlim() == (0, 1.02) and all(tick % 1 == 0 for tick in axes.get_xticks())
+    # Matplotlib draws no marker of a single point at a share of the curve's length.
+    assert axes.lines[0].get_markevery() is None
 
 
 @pytest.mark.parametrize(

@@ -33,6 +33,15 @@ def test_a_closed_stream(untrained_run, words, closed, code, message):
     assert (done.returncode, done.stdout, done.stderr.decode()) == (code, b"", message)
 
 
+def test_a_file_name_that_is_not_utf8(tmp_path, monkeypatch):
+    """Is printed as it is, whatever the locale. Sabotage: leave stdout as Python opens it."""
+    monkeypatch.setenv("PYTHONIOENCODING", "utf-8:strict")
+    picture = f"{tmp_path}/caf\udce9.svg"
+    words = command("plot", "schedule", "configs/sample.toml", "-o", picture)
+    done = subprocess.run(words, capture_output=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, os.fsencode(f"{picture}\n"), b"")
+
+
 @pytest.mark.parametrize(
     ("name", "value", "variable", "expected"),
     [

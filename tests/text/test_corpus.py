@@ -61,6 +61,7 @@ def test_a_folder_laid_out_like_a_hub_repository(tmp_path, monkeypatch, nested):
         load_split(config, "nope")
     pattern = str(repository / ("*.parquet" if nested else "*.jsonl"))
     assert load_split(config, pattern).src == pairs.src
+    assert load_split(config, f"{pattern}[-3:]").src == pairs.src[-3:]
     assert (tmp_path / "cache").is_dir()
     pq.write_table(pa.table({"de": [1], "en": ["one"]}), repository / "other.parquet")
     with pytest.raises(DataError, match="1 in the column de is not text"):
@@ -146,7 +147,7 @@ def test_a_damaged_compressed_file(tmp_path, ending):
         list(read_lines(path))
 
 
-def test_several_files_make_a_split(tmp_path):
+def test_several_files_make_a_split(tmp_path, monkeypatch):
     (tmp_path / "main").mkdir()
     (tmp_path / "more" / ".hidden").mkdir(parents=True)
     for folder, word in (("main", "a"), ("more", "b")):
@@ -163,6 +164,9 @@ def test_several_files_make_a_split(tmp_path):
     pairs = load_split(config, [*names, "../more/x.jsonl.gz"])
     in_order = [f"p{number}" for number in range(1, 8)]
     assert pairs.src == ["ade", "bde", "bde", *in_order, "j", "j"]
+    monkeypatch.setenv("MORE", str(tmp_path / "more"))
+    in_variable = ["$MORE/part[:1]", "$MORE/[1-3].parquet", "$MORE/*.parquet[5:]"]
+    assert load_split(config, in_variable).src == ["bde", *in_order[:3], *in_order[5:]]
     with pytest.raises(DataError, match=r"nope\*.parquet: no such file"):
         load_split(config, ["part", "nope*.parquet"])
 
@@ -201,3 +205,11 @@ def test_the_digest_of_every_kind_of_split(tmp_path):
         path.write_text(path.read_text().replace("b", "c"))
         after = digests()
         assert [i for i in range(4) if before[i] != after[i]] == changed
+    before, made = digests(), ("cache_dir", "prepared_dir")
+    for key in made:  # what is made from the text is not text
+        (tmp_path / "hub" / key).mkdir()
+        (tmp_path / "hub" / key / "x.jsonl").touch()
+    assert digests()[3] != before[3]
+    inside = {key: str(tmp_path / "hub" / key) for key in made}
+    splits[3] = (hub.model_copy(update=inside), "train")
+    assert digests() == before

@@ -261,6 +261,9 @@ def test_the_report_by_hand(folder, caplog):
     assert caplog.messages[-1] == "13.3% of the pieces are unknown: raise vocab.size"
     lengths = [side.tolist() for side in prepared.pairs.lengths]
     assert lengths == [[4, 5, 3], [8, 11, 5]]
+    shorter = prepare(tiny_config(folder, vocab__kind="char", data__max_length=7), first.vocab)
+    # Without the pair of 4 + 10 pieces and 2 + 4 words.
+    assert shorter.report["pieces_per_word"] == round(16 / 5, 3)
 
 
 def test_the_digest_depends_on_ids_and_lines(folder):

@@ -64,8 +64,8 @@ def test_one_of_sacrebleus_own_sets(tmp_path, monkeypatch):
         (tmp_path / f"wmt16.de-en.{name}").write_text("".join(f"{line}\n" for line in lines))
     monkeypatch.setattr(dataset, "_outdir", str(tmp_path))
     test_set = load_test_set(ANY, test_set="wmt16")
-    assert (test_set.name, test_set.title, test_set.src) == ("wmt16", "wmt16", texts["src"])
-    assert [line.strip() for line in test_set.references[0]] == texts["ref"]
+    assert (test_set.name, test_set.title, test_set.src) == ("wmt16 de-en", "wmt16", texts["src"])
+    assert test_set.references == [texts["ref"]]
     monkeypatch.setattr(dataset, "source", lambda pair: ["eins", "zwei"])
     monkeypatch.setattr(dataset, "references", lambda pair: [("one", "1"), ("two", "2")])
     test_set = load_test_set(ANY, test_set="wmt16")

@@ -64,8 +64,10 @@ def test_vocabularies_that_cannot_be_used(tmp_path):
         with pytest.raises(DataError, match=missing):
             Vocabulary.load(tmp_path)
         (tmp_path / name).write_bytes(b"nonsense")
-    with pytest.raises(DataError, match=f"^{tmp_path}/src.model: not a SentencePiece model$"):
-        Vocabulary.load(tmp_path)
+    for name in ("src.model", "tgt.model"):
+        with pytest.raises(DataError, match=f"^{tmp_path}/{name}: not a SentencePiece model$"):
+            Vocabulary.load(tmp_path)
+        (tmp_path / name).write_bytes(learn().src_model)
 
 
 @pytest.mark.parametrize(("shared", "names"), [(True, ["vocab"]), (False, ["src", "tgt"])])

@@ -16,6 +16,7 @@ from transformer_mt.system.processes import Processes
 from transformer_mt.text.batching import cut_micro_batches, plan_epoch
 from transformer_mt.text.prepared import prepare
 from transformer_mt.training import dry_run as dry_run_module
+from transformer_mt.training import engine as engine_module
 from transformer_mt.training.dry_run import dry_run
 from transformer_mt.training.engine import Engine
 from transformer_mt.training.flops import flops_per_token
@@ -78,7 +79,7 @@ def taken_steps(monkeypatch):
 
     monkeypatch.setattr(Trainer, "train_step", train_step)
     monkeypatch.setattr(
-        dry_run_module, "measure_peak_flops", lambda *given: {(CPU, "fp32"): 1e7}[given]
+        engine_module, "measure_peak_flops", lambda *given: {(CPU, "fp32"): 1e7}[given]
     )
     return steps
 

@@ -293,7 +293,8 @@ def test_what_ends_bit_equality_is_said_once(corpus_dir, run_dir, caplog, monkey
     assert "bit-equal" not in caplog.text
     threads = torch.get_num_threads()
     torch.set_num_threads(threads + 1)
-    smaller = small_config(corpus_dir, train__max_steps=10, train__micro_batch_tokens=300)
+    same = {"train__device": "cpu", "train__compile": False}  # as before on a machine without a GPU
+    smaller = small_config(corpus_dir, train__max_steps=10, train__micro_batch_tokens=300, **same)
     assert train(smaller, run_dir).step == 10
     [message] = [text for text in caplog.messages if "bit-equal" in text]
     assert (run_dir / "train.log").read_text().count(f" warning: {message}\n") == 1

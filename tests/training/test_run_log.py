@@ -15,6 +15,7 @@ from torch.utils.tensorboard import SummaryWriter
 from transformer_mt.checkpoints.checkpoint import Progress
 from transformer_mt.errors import CheckpointError, ConfigError, Interrupted
 from transformer_mt.system.console import PACKAGE_LOGGER
+from transformer_mt.training.dry_run import dry_run
 from transformer_mt.training.run import train
 from transformer_mt.training.run_log import RunLog
 from transformer_mt.training.trainer import Trainer
@@ -128,6 +129,8 @@ def test_without_the_package_nothing_is_begun(corpus_dir, tmp_path, monkeypatch)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"pip install -c constraints.txt -e '.\[tensorboard\]'"):
         train(config, tmp_path / "run")
+    with pytest.raises(ConfigError, match="train.tensorboard needs TensorBoard"):
+        dry_run(config, tmp_path / "run")
     assert not list(tmp_path.iterdir())
 
 

@@ -209,7 +209,7 @@ def test_metrics_of_a_log_line(corpus_dir, tmp_path, scores, clock, monkeypatch)
     """Loss and NLL per token, learning rate, tokens per second and MFU, since the line before."""
     scores += [1.0]
     monkeypatch.setattr(
-        trainer_module, "measure_peak_flops", lambda *given: {(CPU, "fp32"): 1e6}[given]
+        engine_module, "measure_peak_flops", lambda *given: {(CPU, "fp32"): 1e6}[given]
     )
     step_sums: list[tuple[int, float, float, float]] = []
     real = Engine.train_step

@@ -390,7 +390,6 @@ def export(
     from transformer_mt.checkpoints.run_directory import find_checkpoint
     from transformer_mt.translation.export import export as export_checkpoint
 
-    show_messages()
     checkpoint = find_checkpoint(path)
     print(export_checkpoint(checkpoint, output, quantization, raw, format, license))
 

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 plot = typer.Typer(
     help="Draw curves, attention, the learning rate or the positions.",
     subcommand_metavar="COMMAND",
-    no_args_is_help=True,
     rich_markup_mode=None,
 )
 

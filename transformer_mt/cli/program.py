@@ -11,12 +11,13 @@ from typer.core import TyperCommand
 from transformer_mt.cli import commands
 from transformer_mt.cli.figures import compare, diagnose, plot, report
 from transformer_mt.errors import Interrupted, TransformerMTError
-from transformer_mt.system.console import escape_controls
+from transformer_mt.system.console import escape_controls, show_messages
 from transformer_mt.system.launcher import exit_process, exit_with_error
 from transformer_mt.system.process_settings import (
     configure_libraries,
     end_by_broken_pipe,
     open_closed_streams,
+    print_any_file_name,
     require_address_space,
     tolerate_lost_messages,
 )
@@ -33,8 +34,10 @@ def main() -> None:
     """Runs the program; a user's mistake ends in one line on stderr and exit code 2."""
     open_closed_streams()
     tolerate_lost_messages()
+    print_any_file_name()
     configure_libraries()
     try:
+        show_messages()  # a command with --quiet then shows fewer
         # Typer returns the exit code of an interruption; commands return None.
         if code := app(sys.argv[1:] or ["--help"], "transformer-mt", standalone_mode=False):
             exit_process(code)

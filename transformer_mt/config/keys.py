@@ -1,6 +1,6 @@
 """Every key, with its type, allowed values, default, meaning, and effect of a change on resume.
 
-The files in `configs/` state what differs from the defaults; the paper's recipes state everything.
+The files in `configs/` state what differs from the defaults; the paper's recipes, what it states.
 """
 
 import json
@@ -182,7 +182,7 @@ class VocabConfig(Section):
     max_words: Annotated[int, Field(ge=1), OnChange.SHAPES_CORPUS] = 1_000_000
     """Number of distinct words, the most frequent ones, that SentencePiece learns from; bounds its
     memory."""
-    path: Annotated[str | None, OnChange.ALLOWED] = None
+    path: Annotated[str | None, Field(min_length=1), OnChange.ALLOWED] = None
     """An existing SentencePiece model, whatever the ids of its special pieces, or a folder with
     src.model and tgt.model, to use instead of learning one; kind, size and max_words are then
     ignored."""
@@ -299,7 +299,7 @@ class TrainConfig(Section):
     compiled code is slower."""
     seed: Annotated[int, Field(ge=0, lt=2**32), OnChange.REFUSED] = 1
     """Random seed of initial weights, order of the pairs, dropout and `vocab.sampling`."""
-    init_from: Annotated[str | None, OnChange.ALLOWED] = None
+    init_from: Annotated[str | None, Field(min_length=1), OnChange.ALLOWED] = None
     """A run or checkpoint whose weights and vocabulary a new run starts from; not read on
     resume."""
     ema_decay: Annotated[float, Field(ge=0, lt=1), OnChange.REFUSED] = 0.0

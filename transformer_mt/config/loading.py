@@ -59,8 +59,12 @@ def parse_config(
         mistakes: dict[str, list[str]] = {origin: [], "--set": []}
         for mistake in error.errors():
             key = _dotted_key(mistake["loc"])
-            is_overridden = any(_is_part(key, name) for name in overridden)
-            mistakes["--set" if is_overridden else origin].append(_describe(key, mistake))
+            text = _describe(key, mistake)
+            # A mistake between keys has no key, but its text names them.
+            is_overridden = any(
+                _is_part(key, name) or (not key and name in text) for name in overridden
+            )
+            mistakes["--set" if is_overridden else origin].append(text)
         places = (f"{place}: {'; '.join(texts)}" for place, texts in mistakes.items() if texts)
         raise ConfigError("; ".join(places)) from None
 
@@ -71,7 +75,8 @@ def did_you_mean(unknown: str) -> str:
     keys = [*DEFAULTS, *(f"{split}.{key}" for split in splits for key in SplitFiles.model_fields)]
     name = unknown.rpartition(".")[2]
     near = [key for key in keys if key.endswith(f".{name}")]
-    near = near or difflib.get_close_matches(unknown, [*Config.model_fields, *keys], n=1)
+    known = keys if "." in unknown else [*Config.model_fields, *keys]
+    near = near or difflib.get_close_matches(unknown, known, n=1)
     return f" (did you mean {' or '.join(near)}?)" if near else ""
 
 

@@ -207,9 +207,15 @@ def _check_sides(checkpoint: Checkpoint, texts: Sequence[_Sample]) -> Iterator[s
     """Compares the scores of given pairs with those of shuffled ones."""
     model = load_checkpoints([checkpoint], LoadOptions()).model
     for text in texts:
+        # Each pair gets the source of the one before it, which must be another.
+        src, tgt = text.raw.src, text.raw.tgt
+        kept = [i for i in range(len(src)) if src[i] != src[i - 1]]
+        if not kept:
+            continue
+        src, tgt = ([side[i] for i in kept] for side in (src, tgt))
         logger.info("scoring given and shuffled pairs of %s", text.name)
-        pairs = encode_pairs(text.raw.src, text.raw.tgt, checkpoint.vocab)
+        pairs = encode_pairs(src, tgt, checkpoint.vocab)
         shuffled = EncodedPairs(pairs.src.take(np.roll(np.arange(len(pairs)), 1)), pairs.tgt)
         given, others = (np.array(log_probabilities(model, each)) for each in (pairs, shuffled))
         gains = (given - others) / pairs.lengths[1]
-        yield findings.mismatched_sides(text.name, gains.tolist(), text.raw.src, text.raw.tgt)
+        yield findings.mismatched_sides(text.name, gains.tolist(), src, tgt)

@@ -37,7 +37,11 @@ from transformer_mt.system.processes import Processes, join_processes
 from transformer_mt.text.corpus import read_lines
 from transformer_mt.text.test_sets import EvaluationSet
 from transformer_mt.translation.options import LoadOptions, SearchOptions
-from transformer_mt.translation.translation_model import build_translation_model, find_models
+from transformer_mt.translation.translation_model import (
+    build_translation_model,
+    find_models,
+    require_one_direction,
+)
 from transformer_mt.translation.translator import count_kinds, log_kinds
 
 if TYPE_CHECKING:
@@ -201,6 +205,8 @@ def evaluate_systems(
         metrics, test_set = choose_metrics(data.tgt_lang), load_test_set(data)
         systems = [_read_translation(hypotheses, test_set)] if hypotheses else named
         other = _open(baseline, test_set) if baseline else None
+        if other and not isinstance(other, SystemOutput):
+            _common_corpus([*named, other])
         new = [each for each in (*systems, other) if each and not isinstance(each, SystemOutput)]
         if new and test_set.src is None:
             raise ConfigError(
@@ -229,9 +235,7 @@ def evaluate_systems(
 def _common_corpus(systems: "Sequence[SavedModels]") -> DataConfig:
     """Gives the corpus of the first system; the others must have its languages."""
     corpora = [models[0].config.data for models in systems]
-    languages = [f"{data.src_lang} to {data.tgt_lang}" for data in corpora]
-    if len(set(languages)) > 1:
-        raise ConfigError(f"the runs translate {', '.join(languages)}: evaluate them one by one")
+    require_one_direction(corpora)
     return corpora[0] if corpora else DataConfig(path="none")
 
 

@@ -120,9 +120,9 @@ def _draw_panel(axes: Axes, panel: Panel, runs: Sequence[RunMetrics], x: str) ->
     for (kind, key, label), dashes in zip(panel.curves, _DASHES, strict=False):
         for number, run in enumerate(runs):
             positions, values = run.series(kind, key, x)
-            if any(map(math.isfinite, values)):
+            if count := sum(map(math.isfinite, values)):
                 # At different positions for each run, so that equal curves do not hide them.
-                marks = number / len(runs) / _MARKS, 1 / _MARKS
+                marks = (number / len(runs) / _MARKS, 1 / _MARKS) if count > 1 else None
                 look = _look(number)
                 axes.plot(positions, values, linestyle=dashes, markevery=marks, **look)
                 drawn[label] = Line2D([], [], color=FOREGROUND, linestyle=dashes, label=label)

@@ -4,6 +4,7 @@ The Python API does not call these functions: a notebook or another program that
 package keeps its own settings.
 """
 
+import io
 import logging
 import os
 import resource
@@ -53,6 +54,12 @@ def open_closed_streams() -> None:
                 os.close(null)
             mode = "r" if name == "stdin" else "w"
             setattr(sys, name, open(descriptor, mode, encoding="utf-8", closefd=False))
+
+
+def print_any_file_name() -> None:
+    """Makes stdout print a file name that is not UTF-8 as the bytes that it is."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="surrogateescape")
 
 
 class _OptionalStream:

@@ -131,8 +131,9 @@ def _open_one(config: DataConfig, split: Split) -> CorpusPart:
         src, tgt = folder / expand_path(split.src), folder / expand_path(split.tgt)
         part = _open_files(config, [src, tgt], partial(_read_text, src, tgt), split.slice)
         return replace(part, weight=split.weight)
+    split = expand_path(split)
     match = _SLICED_NAME.fullmatch(split)
-    if match and is_tmx(path := folder / expand_path(match["name"])):
+    if match and is_tmx(path := folder / match["name"]):
         read = partial(read_tmx, path, config.src_lang, config.tgt_lang)
         return _open_files(config, [path], read, match["slice"])
     return _open_name(config, folder, split)
@@ -146,12 +147,15 @@ def _open_name(config: DataConfig, folder: Path, split: str) -> CorpusPart:
         if not _HUB_ID.fullmatch(config.path):
             raise _missing_folder(config)
         return _open_dataset(config, split)
-    if split.removesuffix(compression_suffix(Path(split))).endswith(_DATA_SUFFIXES):
+    match = _SLICED_NAME.fullmatch(split)
+    pattern = match["name"] if match else split  # which may have brackets, too
+    if pattern.removesuffix(compression_suffix(Path(pattern))).endswith(_DATA_SUFFIXES):
         # Not `Path.glob`, which refuses absolute patterns.
-        names = glob(split, root_dir=folder, recursive=True, include_hidden=True)
+        names = glob(pattern, root_dir=folder, recursive=True, include_hidden=True)
         if not names:
-            raise DataError(f"{folder / split}: no such file")
-        return _open_dataset(config, split, sorted(folder / name for name in names))
+            raise DataError(f"{folder / pattern}: no such file")
+        files, part = sorted(folder / name for name in names), split.removeprefix(pattern)
+        return _open_dataset(config, pattern, files, part)
     if not _has_text(folder, config):
         suffixes = {suffix.lower() for path in folder.rglob("*") for suffix in path.suffixes}
         if suffixes & _DATASET_SUFFIXES:
@@ -290,22 +294,31 @@ def read_source_lines(path: Path) -> Iterator[str]:
         yield line if number else line.removeprefix("\ufeff")
 
 
-def _open_dataset(config: DataConfig, split: str, files: Sequence[Path] = ()) -> CorpusPart:
-    """Opens Parquet or JSONL files, or a split on the hub or of a folder with a hub's layout."""
+def _open_dataset(
+    config: DataConfig, split: str, files: Sequence[Path] = (), part: str = ""
+) -> CorpusPart:
+    """Opens a slice of Parquet or JSONL files, or a split as on the hub."""
 
     def load() -> Any:
         if not files:
             return load_dataset(config, config.path, split, name=config.name, split=split)
         builder, names = "parquet" if ".parquet" in split else "json", [str(path) for path in files]
-        return load_dataset(config, builder, split, data_files=names, split="train")
+        return load_dataset(config, builder, split, data_files=names, split=f"train{part}")
 
     def digest() -> str:
-        if paths := files or sorted(Path(config.path).rglob("*")):
+        if paths := files or _files_of(config):
             return _digest_files(paths)
         # The client stores each revision of a corpus under a different name.
         return _digest_strings(str(Path(file["filename"])) for file in load().cache_files)
 
     return CorpusPart(lambda: read_pairs(load(), config), digest)
+
+
+def _files_of(config: DataConfig) -> list[Path]:
+    """Lists what a corpus in a local folder may be read from, without what is made from it."""
+    made = {Path(folder).resolve() for folder in (config.cache_dir, config.prepared_dir)}
+    paths = sorted(Path(config.path).rglob("*"))
+    return [path for path in paths if made.isdisjoint(path.resolve().parents)]
 
 
 def _digest_files(paths: Iterable[Path]) -> str:

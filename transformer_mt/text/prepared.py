@@ -267,13 +267,13 @@ def _write_prepared(
 
 @dataclass
 class _CleanedSplit:
-    """Result of the first reading of a split; words are those of the pairs kept."""
+    """What is counted while a split is read; words and sentences in the second reading."""
 
     word_counts: list[Counter[str]]  # one per side, or one for both if the vocabulary is shared
     kept: bytearray = field(default_factory=bytearray)  # for each pair, 1 if it is kept, else 0
     dropped: Counter[str] = field(default_factory=Counter)
     words: int = 0
-    several_sentences: int = 0  # sources with more than one; counted in the second reading
+    several_sentences: int = 0  # sources with more than one
 
 
 def _clean(config: Config, split: CorpusSplit, count_words: bool) -> _CleanedSplit:
@@ -286,12 +286,10 @@ def _clean(config: Config, split: CorpusSplit, count_words: bool) -> _CleanedSpl
         if reason:
             cleaned.dropped[reason] += 1
             continue
-        src_words, tgt_words = weight * src.split(), weight * tgt.split()
-        cleaned.words += len(src_words) + len(tgt_words)
         if count_words:
-            counts[0].update(src_words)
-            counts[-1].update(tgt_words)
-    if not cleaned.words:
+            counts[0].update(weight * src.split())
+            counts[-1].update(weight * tgt.split())
+    if not any(cleaned.kept):
         raise _nothing_left(config.data, cleaned)
     return cleaned
 
@@ -309,12 +307,14 @@ def _encode(
         src, tgt, weights = zip(*((*pair, weight) for pair, weight in chunk), strict=True)
         encoded = []
         ids = vocab.src.encode(src), vocab.tgt.encode(tgt)
-        for text, src_ids, tgt_ids, weight in zip(src, *ids, weights, strict=True):
+        rows = zip(src, tgt, *ids, weights, strict=True)
+        for src_text, tgt_text, src_ids, tgt_ids, weight in rows:
             if reason := reason_to_drop_pieces(config, len(src_ids), len(tgt_ids)):
                 cleaned.dropped[reason] += 1
             else:
                 encoded.append((src_ids, tgt_ids, weight))
-                sentences = split_sentences(fold_whitespace(text), config.src_lang)
+                cleaned.words += weight * (len(src_text.split()) + len(tgt_text.split()))
+                sentences = split_sentences(fold_whitespace(src_text), config.src_lang)
                 cleaned.several_sentences += weight * (len(sentences) > 1)
         yield encoded
 

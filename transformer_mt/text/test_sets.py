@@ -110,5 +110,5 @@ def _load_sacrebleu(name: str, src_lang: str, tgt_lang: str) -> EvaluationSet:
             f"--test-set {name}: cannot download it ({error}); without network, copy its folder"
             f" into {SACREBLEU_DIR}, or use --src and --ref"
         ) from None
-    texts = [list(text) for text in zip(*references, strict=True)]
-    return EvaluationSet(name, name, sources, texts)
+    texts = [[line.strip() for line in text] for text in zip(*references, strict=True)]
+    return EvaluationSet(f"{name} {pair}", name, sources, texts)

@@ -101,7 +101,11 @@ class Vocabulary:
             reason = f"cannot read a vocabulary: {error.strerror}"
             raise DataError(f"{error.filename}: {reason}") from None
         except DataError as error:
-            raise DataError(f"{src_path}: {error}") from None
+            path = src_path
+            with suppress(DataError):
+                SentencePieceModel(src_path.read_bytes())
+                path = tgt_path  # since the other one is sound
+            raise DataError(f"{path}: {error}") from None
 
 
 class SentencePieceModel:

@@ -12,7 +12,6 @@ from transformer_mt.config.keys import DEFAULTS, Config, flat_values
 from transformer_mt.system.device import choose_device, compute_settings, total_memory
 from transformer_mt.system.processes import join_processes
 from transformer_mt.text.batching import Indices, padded_size
-from transformer_mt.training.flops import measure_peak_flops
 from transformer_mt.training.run import build_trainer, require_writable
 from transformer_mt.training.run_log import LogWindow
 from transformer_mt.training.time_left import describe_limit, steps_left
@@ -68,14 +67,14 @@ def _estimate(trainer: Trainer, steps: list[Indices]) -> list[str]:
     config, progress, engine = trainer.config, trainer.progress, trainer.engine
     peak_bytes, total_bytes = _peak_bytes(engine.device), total_memory(engine.device)
     window, count = _time_steps(trainer, steps)
-    peak_flops = measure_peak_flops(engine.device, engine.precision)
+    mfu = window.flops / window.seconds / engine.measure_peak_flops()
     step_seconds = window.seconds / count
     left = steps_left(config, progress, progress.seconds, step_seconds, len(steps))
     limit = min(left, key=lambda key: left[key])
     return [
         f"speed       {window.tokens / window.seconds:,.0f} target tokens/s,"
-        f" {step_seconds:.3g} s per step, {window.flops / window.seconds / peak_flops:.0%} of peak"
-        f" ({count:,} steps on {engine.device.type} in {engine.precision})",
+        f" {step_seconds:.3g} s per step, {mfu:.0%} of peak ({count:,} steps on"
+        f" {engine.device.type} in {engine.precision})",
         f"memory      {peak_bytes / 1e9:.1f} GB of {total_bytes / 1e9:.1f} GB at the peak",
         f"time        {tqdm.format_interval(left[limit] * step_seconds)} for {left[limit]:,} steps,"
         f" until {describe_limit(config, limit)}, validation not counted",

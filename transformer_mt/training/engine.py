@@ -31,7 +31,7 @@ from transformer_mt.training.compilation import (
     pad_single_sizes,
     restore_layers,
 )
-from transformer_mt.training.flops import flops_per_token
+from transformer_mt.training.flops import flops_per_token, measure_peak_flops
 from transformer_mt.training.loss import projected_loss
 from transformer_mt.training.optimizer import (
     ExponentialMovingAverage,
@@ -181,6 +181,10 @@ class Engine:
         nonfinite_tokens = int(self._nonfinite_tokens)
         self._seconds += time.monotonic() - start
         return LogWindow(loss, nll, self._tokens, self._flops, self._seconds, nonfinite_tokens)
+
+    def measure_peak_flops(self) -> float:
+        """Measures the peak of the devices of all processes together; all must call it."""
+        return sum(self.processes.gather(measure_peak_flops(self.device, self.precision)))
 
     def train_step(self, step: int, micro_batches: Iterable[Batch | TokenCounts]) -> None:
         """Takes one optimizer step on the pairs of its micro-batches.

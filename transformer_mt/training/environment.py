@@ -16,6 +16,8 @@ COMPILE_FAILED = "failed"
 """Value of torch.compile in the environment of a run that continues without it."""
 CUT_BY = frozenset(("train.micro_batch_tokens", "device", "threads", "processes"))
 """What decides the micro-batches of a step; if one of them has changed, their bound is not kept."""
+_RECORDED = frozenset(("train.device", "train.compile"))
+"""Keys whose effect is recorded: other values, such as "auto" and "cpu", may mean the same."""
 _SOURCES = source_digests()  # read while the code itself is being imported
 
 
@@ -27,9 +29,10 @@ def numeric_environment(engine: Engine) -> dict[str, str]:
     device = engine.device
     compiled = COMPILE_FAILED if engine.compile_failed else "on" if engine.compiled else "off"
     instructions = [torch.backends.cpu.get_cpu_capability(), *cpu_bf16_instructions()]
-    environment = {
+    return {
         "program version": __version__,
         "torch version": torch.__version__,
+        "numpy version": np.__version__,  # whose random numbers order the pairs
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
         "CPU features": ", ".join(instructions),
         "CPU maker": cpu_maker(),
@@ -38,9 +41,6 @@ def numeric_environment(engine: Engine) -> dict[str, str]:
         "torch.compile": compiled,
         **_SOURCES,
     }
-    if engine.config.vocab.sampling:
-        environment["numpy version"] = np.__version__  # whose random numbers draw segmentations
-    return environment
 
 
 def reasons_against_bit_equality(
@@ -49,7 +49,8 @@ def reasons_against_bit_equality(
     """Says, by name, what makes a run resumed with these not bit-equal to an uninterrupted one."""
     recorded = checkpoint.state.environment
     old, new = flat_values(checkpoint.config) | recorded, flat_values(config) | environment
-    names = changed_keys(checkpoint.config, config, OnChange.ENDS_BIT_EQUALITY)
+    changed = changed_keys(checkpoint.config, config, OnChange.ENDS_BIT_EQUALITY)
+    names = [key for key in changed if key not in _RECORDED]
     names += [name for name in environment if name in recorded and old[name] != new[name]]
     reasons = {name: f"{name} (was {old[name]}, is {new[name]})" for name in names}
     reasons |= {name: f"the {name} has changed" for name in names if name in _SOURCES}

@@ -19,7 +19,7 @@ from os.path import relpath
 from pathlib import Path
 from typing import NamedTuple
 
-from transformer_mt.config.keys import DataConfig, SplitFiles
+from transformer_mt.config.keys import DEFAULTS, DataConfig, SplitFiles
 from transformer_mt.config.loading import expand_path
 from transformer_mt.config.reference import format_value
 from transformer_mt.errors import ConfigError, DataError, OutputError
@@ -358,6 +358,7 @@ def _fill_in(
         on_a_gpu=on_a_gpu,
         commands=commands,
         muon=format_value(sizes.muon),
+        max_steps=DEFAULTS["train.max_steps"],
         folder=format_value(data.path),
         src_lang=format_value(data.src_lang),
         tgt_lang=format_value(data.tgt_lang),

@@ -74,8 +74,6 @@ def train(config: Config, run_dir: Path) -> Progress:
         TrainingError: If the numbers stay non-finite.
         Interrupted: After SIGINT or SIGTERM, once the step is finished and saved.
     """
-    if config.train.tensorboard:
-        require_tensorboard()
     with join_processes(choose_device(config.train.device).type) as processes:
         if processes.is_main:
             return _train_main(config, run_dir, processes)
@@ -129,6 +127,8 @@ def build_trainer(
     if checkpoint:
         checkpoint.require_config(config)
     choose_metrics(config.data.tgt_lang)  # a missing tokenizer shows before any work
+    if config.train.tensorboard:
+        require_tensorboard()
     device = choose_device(config.train.device)
     require_memory(config.model, device)
     initial = checkpoint or (_initial_checkpoint(config) if processes.is_main else None)

@@ -34,7 +34,6 @@ from transformer_mt.text.corpus import RawPairs
 from transformer_mt.text.prepared import PreparedCorpus
 from transformer_mt.text.sampling import EpochPairs
 from transformer_mt.training.engine import Engine
-from transformer_mt.training.flops import measure_peak_flops
 from transformer_mt.training.run_log import RunLog
 from transformer_mt.training.saving import CheckpointSaver
 from transformer_mt.training.time_left import StepDisplay, reached_limit
@@ -231,7 +230,7 @@ class Trainer:
         steps = self.plan_epoch()
         self.check_memory(steps)
         logger.info(self.describe_micro_batches())
-        self._peak_flops = measure_peak_flops(self.engine.device, self.engine.precision)
+        self._peak_flops = self.engine.measure_peak_flops()
         with StepDisplay(self.config, self.progress, self._seconds()) as self._display:
             while True:
                 self._epoch_pairs.start(self.progress.epoch + 1)

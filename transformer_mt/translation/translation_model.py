@@ -2,12 +2,13 @@
 
 import math
 import reprlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from transformer_mt.checkpoints.run_directory import EXPORT, find_checkpoint
+from transformer_mt.config.keys import DataConfig
 from transformer_mt.errors import CheckpointError, ConfigError, DataError
 from transformer_mt.system.processes import ALONE, Processes
 from transformer_mt.text.splitting import LineSplitter
@@ -307,7 +308,7 @@ def find_models(paths: Sequence[Path]) -> "SavedModels":
 
     Raises:
         CheckpointError: If one is missing or damaged, or the vocabularies differ.
-        ConfigError: If an exported model is one of several.
+        ConfigError: If an exported model is one of several, or they translate other languages.
     """
     if exported := [path for path in paths if (path / EXPORT).exists()]:
         if len(paths) > 1:
@@ -316,6 +317,7 @@ def find_models(paths: Sequence[Path]) -> "SavedModels":
 
         return [load_exported(exported[0])]
     checkpoints = [find_checkpoint(path) for path in paths]
+    require_one_direction(checkpoint.config.data for checkpoint in checkpoints)
     first = checkpoints[0]
     for other in checkpoints[1:]:
         if not other.vocab.has_same_ids(first.vocab):
@@ -324,6 +326,13 @@ def find_models(paths: Sequence[Path]) -> "SavedModels":
                 " the models of an ensemble need the same (train with vocab.path)"
             )
     return checkpoints
+
+
+def require_one_direction(corpora: Iterable[DataConfig]) -> None:
+    """Raises ConfigError if models of these corpora cannot translate the same text."""
+    directions = dict.fromkeys(f"{data.src_lang} to {data.tgt_lang}" for data in corpora)
+    if len(directions) > 1:
+        raise ConfigError(f"the runs translate {', '.join(directions)}: use them one by one")
 
 
 def share_models(models: "SavedModels", processes: Processes) -> "SavedModels":
