@@ -126,9 +126,7 @@ def build_trainer(
     checkpoint = load_newest(run_dir) if processes.is_main else None
     if checkpoint:
         checkpoint.require_config(config)
-    choose_metrics(config.data.tgt_lang)  # a missing tokenizer shows before any work
-    if config.train.tensorboard:
-        require_tensorboard()
+    _require_packages(config)
     device = choose_device(config.train.device)
     require_memory(config.model, device)
     initial = checkpoint or (_initial_checkpoint(config) if processes.is_main else None)
@@ -172,6 +170,13 @@ def build_trainer(
     progress, is_saved = processes.broadcast((progress, checkpoint is not None))
     _share_state(engine)
     return Trainer(run_dir, corpus, valid, engine, progress, is_saved)
+
+
+def _require_packages(config: Config) -> None:
+    """Checks, before any work, that packages are installed which are needed only later."""
+    choose_metrics(config.data.tgt_lang)  # a tokenizer
+    if config.train.tensorboard:
+        require_tensorboard()
 
 
 def _require_same_everywhere(progress: Progress, processes: Processes) -> None:
