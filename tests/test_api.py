@@ -253,6 +253,10 @@ def test_encoder_output_and_logits(model):
     # The encoder's final layer norm gives every vector the mean 0.
     np.testing.assert_allclose(memory.mean(axis=1), 0.0, atol=1e-5)
     assert all(array.dtype == np.float32 for array in (logits, memory))
+    model.model.train()  # as a notebook that goes on training does
+    assert (model.logits("abc de f") == logits).all()
+    assert (model.encoder_output("abc de f") == memory).all()
+    assert model.score(["a"], ["b"]) == model.score(["a"], ["b"]) and model.model.training
 
 
 def test_a_figure_of_attention_is_shown_inline(model):

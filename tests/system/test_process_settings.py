@@ -10,6 +10,7 @@ from unittest.mock import Mock
 import pytest
 from conftest import command
 
+from transformer_mt import __main__ as entry_point
 from transformer_mt.errors import Interrupted
 from transformer_mt.system.process_settings import (
     catch_stop_signals,
@@ -68,6 +69,30 @@ def test_variables_are_set_before_torch_is_imported():
     environment |= {"OMP_DISPLAY_ENV": "VERBOSE"}
     done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=60)
     assert "GOMP_SPINCOUNT = '1000'" in done.stderr
+
+
+def test_ctrl_c_before_and_after_the_program(monkeypatch):
+    """Ends the process, while libraries are imported or threads are awaited, unless ignored."""
+    seen = []
+
+    def look(*_: object) -> None:
+        seen.append(signal.getsignal(signal.SIGINT))
+
+    monkeypatch.setattr(entry_point, "watch_launcher", look)
+    monkeypatch.setattr("transformer_mt.cli.program.main", look)
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        for handler, outside in (
+            (signal.default_int_handler, signal.SIG_DFL),
+            (signal.SIG_IGN, signal.SIG_IGN),
+        ):
+            signal.signal(signal.SIGINT, handler)
+            entry_point.main()
+            look()
+            assert seen == [outside, handler, outside]
+            seen.clear()
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_signals_that_stop():

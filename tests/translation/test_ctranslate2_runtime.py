@@ -14,7 +14,7 @@ import transformer_mt
 from transformer_mt.checkpoints.evaluations import read_evaluations
 from transformer_mt.checkpoints.exported import load_exported, write_record
 from transformer_mt.checkpoints.run_directory import find_checkpoint
-from transformer_mt.errors import CheckpointError, ConfigError, DataError
+from transformer_mt.errors import CheckpointError, ConfigError, DataError, DeviceError
 from transformer_mt.training.run import train
 from transformer_mt.translation.ctranslate2_runtime import CTranslate2Runtime, count_threads
 from transformer_mt.translation.export import export
@@ -110,15 +110,17 @@ def test_it_resumes(exported_run, tmp_path, call, monkeypatch):
     assert load_exported(int8).digest != load_exported(exported_run).digest
 
 
-def test_a_type_that_the_cpu_lacks(copy_run, tmp_path, call, monkeypatch):
-    """Is told by our message, which --quiet stops."""
-    exported = export(find_checkpoint(copy_run), tmp_path / "out", "float16")
+@pytest.mark.parametrize("stored", ["float16", "int16"])
+def test_a_type_that_the_cpu_lacks(copy_run, tmp_path, call, monkeypatch, stored):
+    """Is told by our message, which --quiet stops. Sabotage: leave the type to CTranslate2."""
+    exported = export(find_checkpoint(copy_run), tmp_path / "out", stored)
+    monkeypatch.setattr(ctranslate2, "get_supported_compute_types", lambda device: {"float32"})
     (tmp_path / "in").write_text("a b\n")
     done = call("translate", exported, "--quiet", "--input", tmp_path / "in")
     assert (done.out, done.err) == (b"a b\n", "")
     runtime = transformer_mt.load(exported, device="cpu").runtime
     assert runtime._translator.compute_type == "float32"
-    monkeypatch.setattr(ctranslate2, "get_supported_compute_types", lambda device: {"float16"})
+    monkeypatch.setattr(ctranslate2, "get_supported_compute_types", lambda device: {stored})
     monkeypatch.setattr(ctranslate2, "Translator", supporting := Mock())
     transformer_mt.load(exported, device="cpu")
     assert supporting.call_args.kwargs["compute_type"] == "default"
@@ -145,6 +147,8 @@ def test_devices(exported_run, monkeypatch, gpus, option, device, index, threads
     assert runtime.chunk_lines == (512, 4096)
     numbers = {"device_index": index, "inter_threads": threads, "intra_threads": 1}
     load.assert_called_once_with(str(exported_run), device, **numbers, compute_type="default")
+    with pytest.raises(DeviceError, match="unknown device cuda:0: use auto, cpu or cuda"):
+        transformer_mt.load(exported_run, device="cuda:0")
 
 
 @pytest.mark.parametrize(("value", "threads"), [("3", 3), ("0", 5), ("x", 5), ("", 5)])

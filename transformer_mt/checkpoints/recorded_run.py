@@ -7,6 +7,7 @@ from typing import Any
 from transformer_mt.checkpoints.checkpoint import Checkpoint, Progress
 from transformer_mt.checkpoints.metrics import RunMetrics, read_metrics
 from transformer_mt.checkpoints.run_directory import (
+    EXPORT,
     METRICS,
     RUN_FILE,
     find_checkpoint,
@@ -42,8 +43,9 @@ def read_run(run_dir: Path) -> RecordedRun:
         CheckpointError: If there is no such run, all its checkpoints are damaged, or run.json or
             the metrics are.
     """
-    if (run_dir / MANIFEST).exists():
-        raise CheckpointError(f"{run_dir}: is a checkpoint; name the run directory")
+    for file, kind in ((EXPORT, "an exported model"), (MANIFEST, "a checkpoint")):
+        if (run_dir / file).exists():
+            raise CheckpointError(f"{run_dir}: is {kind}; name the run directory")
     newest = load_newest(run_dir)
     checkpoint = find_checkpoint(run_dir) if newest else None
     description = read_description(run_dir)

@@ -18,6 +18,7 @@ from transformer_mt.system.process_settings import (
     end_by_broken_pipe,
     open_closed_streams,
     print_any_file_name,
+    raise_file_limit,
     require_address_space,
     tolerate_lost_messages,
 )
@@ -35,6 +36,7 @@ def main() -> None:
     open_closed_streams()
     tolerate_lost_messages()
     print_any_file_name()
+    raise_file_limit()
     configure_libraries()
     try:
         show_messages()  # a command with --quiet then shows fewer

@@ -56,6 +56,13 @@ def open_closed_streams() -> None:
             setattr(sys, name, open(descriptor, mode, encoding="utf-8", closefd=False))
 
 
+def raise_file_limit() -> None:
+    """Lets the process open as many files as it may: `--output-dir` locks one for each output."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(ValueError, OSError):  # on macOS, where the system has a lower limit
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
 def print_any_file_name() -> None:
     """Makes stdout print a file name that is not UTF-8 as the bytes that it is."""
     if isinstance(sys.stdout, io.TextIOWrapper):

@@ -75,8 +75,8 @@ class CTranslate2Runtime:
         self._never = [[self._tgt_tokens[i]] for i in symbols]
         stored, compute_type = model.record.quantization, "default"
         supported = ctranslate2.get_supported_compute_types(self.device_type)
-        if self.device_type == "cpu" and stored.endswith("float16") and stored not in supported:
-            # What CTranslate2 chooses too, with a warning of its own that --quiet does not stop.
+        if self.device_type == "cpu" and stored not in supported:
+            # CTranslate2 would compute int16 in int8, with a warning that --quiet does not stop.
             compute_type = "float32"
             logger.info(f"{model.path}: this CPU does not support {stored}; computing in float32")
         local_rank = int(os.environ.get("LOCAL_RANK", "0"))  # torchrun's, for a GPU each
@@ -235,6 +235,8 @@ def require_ctranslate2() -> None:
 
 
 def _choose_device(name: str, cuda_devices: int) -> str:
+    if name not in ("auto", "cpu", "cuda"):
+        raise DeviceError(f"unknown device {name}: use auto, cpu or cuda")
     if name == "cuda" and not cuda_devices:
         raise DeviceError("device cuda: CTranslate2 finds no CUDA device; use cpu or auto")
     return "cuda" if name != "cpu" and cuda_devices else "cpu"

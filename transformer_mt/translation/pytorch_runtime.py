@@ -127,7 +127,8 @@ class PyTorchRuntime:
         self, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]
     ) -> list[float]:
         """Computes log-probabilities; an ensemble's are those of its mean probabilities."""
-        return log_probabilities(self.model, EncodedPairs(flatten(sources), flatten(targets)))
+        with evaluation_mode(self.model):
+            return log_probabilities(self.model, EncodedPairs(flatten(sources), flatten(targets)))
 
     def attention(
         self, source: Sequence[int], target: Sequence[int]
@@ -159,8 +160,9 @@ class PyTorchRuntime:
         if not isinstance(self.model, Transformer):
             raise ConfigError("this needs a single model, not an ensemble: load one checkpoint")
         pair = EncodedPairs(flatten([source]), flatten([target])).batch(np.array([0]))
-        with torch.no_grad(), compute_settings(self.model.device, tf32=False):
-            yield self.model, pair.to(self.model.device)
+        device = self.model.device
+        with torch.no_grad(), evaluation_mode(self.model), compute_settings(device, tf32=False):
+            yield self.model, pair.to(device)
 
 
 def _array(batch_of_one: Tensor) -> Array:
