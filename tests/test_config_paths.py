@@ -30,6 +30,16 @@ def places(tmp_path, monkeypatch) -> dict[str, Path]:
     return {"project": tmp_path / "project", "work": tmp_path / "work", "config": config}
 
 
+def test_a_working_directory_with_a_dollar_sign(tmp_path, monkeypatch, call):
+    """Its name is no variable. Sabotage: expand a path that is absolute already."""
+    folder = tmp_path / "my $HOME dir"
+    write_copy_corpus(folder, {"train": 300, "validation": 5, "test": 5})
+    write_toml(folder / "tiny.toml", tiny_values(Path(".")))
+    monkeypatch.chdir(folder)
+    assert load_config(Path("tiny.toml"), ["train.seed=2"]).data.path == str(folder)
+    assert call("init", "new", "--src", "train.de", "--tgt", "train.en").code == 0
+
+
 @pytest.mark.parametrize("both", [False, True])
 def test_paths_are_looked_for_beside_the_toml_then_in_the_working_directory(
     tmp_path, monkeypatch, both

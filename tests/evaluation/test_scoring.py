@@ -73,6 +73,7 @@ def test_bleu_splits_text_as_sacrebleu_does_for_the_language(tmp_path):
     assert round(score.value, 10) == float(printed) > 50
     [difference, _] = paired_bootstrap(CHINESE, CHINESE, [CHINESE_REFERENCES], metrics)
     assert difference.value == score.value and "|tok:zh|" in difference.signature
+    assert difference.p_value == 1.0  # of equal translations
     by_words = corpus_score(CHINESE, [CHINESE_REFERENCES], choose_metrics("zh", "13a")[0])
     assert by_words.value < 1 and by_words.tokenizer == "13a"
 
@@ -123,6 +124,12 @@ def test_systems_are_compared_as_the_program_does(tmp_path):
     signatures = re.findall(r"^ - (?:BLEU|chrF2) +(\S+)$", printed, re.MULTILINE)
     assert signatures == [metric.signature for metric in metrics]
     assert [metric.name for metric in metrics] == ["BLEU", "chrF2"]
+
+
+def test_text_that_looks_tokenized(caplog):
+    """As that of a young model does; sacreBLEU's advice is not for our users."""
+    corpus_score(["a ."] * 100, [["a ."] * 100], choose_metrics("en")[0])
+    assert not caplog.messages
 
 
 def test_the_best_reference_counts_for_a_sentence():

@@ -68,6 +68,17 @@ def test_a_folder_laid_out_like_a_hub_repository(tmp_path, monkeypatch, nested):
         load_split(config, str(repository / "other.parquet"))
 
 
+def test_a_damaged_file_of_several(tmp_path, capfd):
+    """Our error names it, and the library prints nothing. Sabotage: leave its messages."""
+    row = json.dumps({"de": "a", "en": "b"})
+    for name, text in (("1", row), ("2", row[:9]), ("3", row)):
+        (tmp_path / f"{name}.jsonl").write_text(text + "\n")
+    config = DataConfig(path=str(tmp_path), cache_dir=str(tmp_path / "cache"))
+    with pytest.raises(DataError, match=f"split \\*.jsonl: {tmp_path}/2.jsonl: JSON parse error: "):
+        load_split(config, "*.jsonl")
+    assert capfd.readouterr() == ("", "")
+
+
 def test_lines_end_at_line_feeds_alone(tmp_path):
     src = "a\u2028b\nc\x85d\ne\rf\ng\x0ch\ni\x00j\n\nk\r\n l".encode()
     config = text_folder(tmp_path, src, b"1\n 2\t\n3\n4\n5\n6\n7\n8")
@@ -83,7 +94,7 @@ def test_lines_end_at_line_feeds_alone(tmp_path):
         (b"a\nb\n", b"1\n2\n3\n4\n5\n", r"train.de has 2 lines and .*train.en has 5"),
         (b"a\n", b"1\n2\n\xff\n", r"train.en, line 3: not UTF-8"),
         (b"a\n\xff\n", b"1\n2\n", r"train.de, line 2: not UTF-8; .* iconv -f WINDOWS-1252"),
-        ("a\n".encode("utf-16"), b"1\n", r"train.de, line 1: not UTF-8"),
+        ("a\n".encode("utf-16"), b"1\n", r"train.de: is UTF-16; convert it with iconv -f UTF-16 "),
         (b"", b"", r"split train: contains no pairs"),
     ],
 )

@@ -328,13 +328,24 @@ def test_moved_text_is_the_same_and_changed_text_is_refused(corpus_dir, run_dir,
         (moved / f"{split}.en").write_text(text)
 
 
-def test_machines_must_have_the_same_text():
-    """Or none trains; the one that differs is named."""
-    other = Progress(valid_digest="other", precision="bf16")
-    processes = SimpleNamespace(gather=lambda main: [main, main, other])
-    message = "^process 2 differs from process 0 in validation text, precision; all machines need"
+def test_machines_must_have_the_same_text_and_configuration(corpus_dir):
+    """Or none trains; the one that differs is named. Sabotage: leave out the configuration."""
+    config, gathered = small_config(corpus_dir), []
+
+    def gather(values: object) -> list[object]:
+        gathered.append(values)
+        return gathered
+
+    def compare(config, progress) -> None:
+        run_module._require_same_everywhere(config, progress, SimpleNamespace(gather=gather))
+
+    compare(config, Progress())
+    compare(small_config(corpus_dir, data__path="other"), Progress())  # where it has the same text
+    other = small_config(corpus_dir, train__seed=5, valid__patience=3)
+    names = "validation text, train.seed, valid.patience, precision"
+    message = f"^process 2 differs from process 0 in {names}; all machines need"
     with pytest.raises(ConfigError, match=message):
-        run_module._require_same_everywhere(Progress(), processes)
+        compare(other, Progress(valid_digest="other", precision="bf16"))
 
 
 def test_a_precision_that_the_machine_cannot_keep(corpus_dir, tmp_path, monkeypatch):

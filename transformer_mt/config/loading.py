@@ -18,6 +18,7 @@ _SEARCHED_KEYS = "data.path", "vocab.path", "train.init_from"
 """Paths that are looked for beside the TOML file, then in the working directory."""
 _CREATED_KEYS = "data.cache_dir", "data.prepared_dir"
 """Folders that are created if missing, relative to the working directory."""
+_PATH_KEYS = (*_SEARCHED_KEYS, *_CREATED_KEYS)
 
 
 def load_config(path: Path, overrides: Collection[str] = ()) -> Config:
@@ -31,11 +32,13 @@ def load_config(path: Path, overrides: Collection[str] = ()) -> Config:
         ConfigError: Naming the file or `--set`, and the line or every key that is wrong.
     """
     values = _read_toml(path)
-    _expand_paths(values, [path.parent.absolute(), Path.cwd()])
+    _expand_paths(values, _PATH_KEYS, [path.parent.absolute(), Path.cwd()])
     for override in overrides:
         _apply_override(values, override)
-    _expand_paths(values, [Path.cwd()])
     overridden = {override.partition("=")[0].strip() for override in overrides}
+    # Not the others again: the name of the working directory may have a dollar sign.
+    keys = [key for key in _PATH_KEYS if any(_is_part(key, name) for name in overridden)]
+    _expand_paths(values, keys, [Path.cwd()])
     config = parse_config(values, str(path), overridden)
     for key in _CREATED_KEYS:
         folder = str(flat_values(config)[key])
@@ -116,18 +119,18 @@ def _read_toml(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path}: not valid TOML: {error}") from None
 
 
-def _expand_paths(values: dict[str, Any], folders: Iterable[Path]) -> None:
+def _expand_paths(values: dict[str, Any], keys: Iterable[str], folders: Iterable[Path]) -> None:
     """Expands paths, and replaces those that are looked for and exist by absolute paths."""
-    for key in (*_SEARCHED_KEYS, *_CREATED_KEYS):
+    for key in keys:
         section, name = key.split(".")
-        keys = values.get(section)
-        if not isinstance(keys, dict) or not isinstance(keys.get(name), str):
+        table = values.get(section)
+        if not isinstance(table, dict) or not isinstance(table.get(name), str):
             continue
-        path = keys[name] = expand_path(keys[name])
+        path = table[name] = expand_path(table[name])
         if key in _SEARCHED_KEYS and path and not os.path.isabs(path):
             candidates = (os.path.join(folder, path) for folder in folders)
             existing = filter(os.path.exists, candidates)
-            keys[name] = next(map(os.path.realpath, existing), path)
+            table[name] = next(map(os.path.realpath, existing), path)
 
 
 def _apply_override(values: dict[str, Any], override: str) -> None:

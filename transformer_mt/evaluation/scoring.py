@@ -48,8 +48,9 @@ def choose_metrics(tgt_lang: str, tokenizer: str | None = None, ter: bool = Fals
         raise ConfigError(f"--tokenize {tokenizer}: choose {', '.join(BLEU.TOKENIZERS)}")
     language = re.split("[-_]", tgt_lang.lower())[0]  # zh of zh_CN
     try:
-        # With both, sacreBLEU would warn that the tokenizer is not the language's.
-        bleu = BLEU(tokenize=tokenizer, trg_lang="" if tokenizer else language)
+        # With both, sacreBLEU would warn that the tokenizer is not the language's. `force` only
+        # drops a warning of text that looks tokenised, as that of a young model does.
+        bleu = BLEU(tokenize=tokenizer, trg_lang="" if tokenizer else language, force=True)
     except (RuntimeError, ImportError, OSError, SystemExit) as error:
         cause = f"--tokenize {tokenizer}" if tokenizer else f"data.tgt_lang = {tgt_lang}"
         package = re.search(r"sacrebleu\[\w+\]", str(error))
@@ -85,8 +86,10 @@ def paired_bootstrap(
     differences = []
     for name, signature in signatures.items():
         old, new = cast(list[Result], results[name])
-        p_value, text = float(new.p_value or 0.0), signature.format()
-        differences.append(Difference(name, float(new.score), float(old.score), p_value, text))
+        # sacreBLEU counts larger differences alone; none is smaller than no difference.
+        p_value = 1.0 if new.score == old.score else float(new.p_value or 0.0)
+        scores = float(new.score), float(old.score)
+        differences.append(Difference(name, *scores, p_value, signature.format()))
     return differences
 
 

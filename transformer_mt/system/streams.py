@@ -127,10 +127,7 @@ class LineReader:
 
     def _decode(self, lines: list[bytes]) -> list[str]:
         if not self.lines_read:
-            if lines[0].startswith((BOM_UTF16_LE, BOM_UTF16_BE)):
-                raise DataError(
-                    f"{self._name}: is UTF-16; convert it with iconv -f UTF-16 -t UTF-8"
-                )
+            refuse_utf16(lines[0], self._name)
             lines = [lines[0].removeprefix(BOM_UTF8), *lines[1:]]
         self.lines_read += len(lines)
         try:
@@ -140,6 +137,12 @@ class LineReader:
             pairs = zip(lines, texts, strict=True)
             self.lines_replaced += sum(line != text.encode("utf-8") for line, text in pairs)
             return texts
+
+
+def refuse_utf16(first_line: bytes, name: object) -> None:
+    """Raises DataError for text that begins with a byte order mark of UTF-16."""
+    if first_line.startswith((BOM_UTF16_LE, BOM_UTF16_BE)):
+        raise DataError(f"{name}: is UTF-16; convert it with iconv -f UTF-16 -t UTF-8")
 
 
 def open_input(path: Path | None) -> AbstractContextManager[BinaryIO]:

@@ -23,6 +23,7 @@ from transformer_mt.system.streams import (
     compression_suffix,
     open_decompressed,
     reading,
+    refuse_utf16,
 )
 from transformer_mt.text.hub import MOVED_TEXT, load_dataset, read_pairs
 from transformer_mt.text.tmx import is_tmx, read_tmx
@@ -276,6 +277,8 @@ def read_lines(path: Path) -> Iterator[str]:
         # In text mode a carriage return would end a line too.
         with reading(path), open_decompressed(path) as raw:
             for line in raw:
+                if not number:
+                    refuse_utf16(line, path)
                 number += 1
                 yield line.removesuffix(b"\n").decode("utf-8")
     except UnicodeDecodeError:

@@ -1,10 +1,12 @@
 """Corpora read by the `datasets` library: from the hub, or from local Parquet and JSONL files."""
 
+import logging
 import ssl
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
+from logging.handlers import BufferingHandler
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,8 @@ MOVED_TEXT = (
 
 _ROWS_PER_BATCH = 10_000
 _SECONDS_TO_ANSWER = 5.0
+_MESSAGES = 1_000
+"""Messages of the library that are kept while it loads; they name the file that is wrong."""
 
 
 def load_dataset(config: DataConfig, builder: str, requested: str, **options: Any) -> Any:
@@ -36,12 +40,15 @@ def load_dataset(config: DataConfig, builder: str, requested: str, **options: An
     is_local = Path(config.path).is_dir()
     problem = "" if is_local else _why_offline(constants.ENDPOINT)
     # Offline the cache is used at once, without a minute of retries.
-    with _library_settings(offline=bool(problem)):
+    with _library_settings(offline=bool(problem)) as messages:
         try:
             return datasets.load_dataset(builder, cache_dir=config.cache_dir, **options)
         except (ValueError, OSError, datasets.exceptions.DatasetGenerationError) as error:
             reason = " ".join(str(error.__cause__ or error).split()) or type(error).__name__
             is_unknown = isinstance(error, datasets.exceptions.DatasetNotFoundError)
+            said = " ".join(record.getMessage() for record in messages.buffer)
+            named = [name for name in options.get("data_files", ()) if name in said]
+            reason = ": ".join((*named[:1], reason))
     if problem:
         reason = (
             f"{problem}, and data.cache_dir = {config.cache_dir} does not contain it; without"
@@ -102,11 +109,13 @@ def _why_offline(endpoint: str) -> str:
 
 
 @contextmanager
-def _library_settings(offline: bool) -> Iterator[None]:
-    """Hides progress bars where ours are hidden; if offline, uses caches only; restores both."""
+def _library_settings(offline: bool) -> Iterator[BufferingHandler]:
+    """Keeps messages; hides progress bars where ours are hidden; if offline, uses caches only."""
     import datasets
     from huggingface_hub import constants, utils
 
+    messages, library_logger = BufferingHandler(_MESSAGES), logging.getLogger(datasets.__name__)
+    library_logger.handlers, handlers = [messages], library_logger.handlers
     was_offline = datasets.config.HF_HUB_OFFLINE, constants.HF_HUB_OFFLINE
     shown = [library for library in (datasets, utils) if not library.are_progress_bars_disabled()]
     hidden = [] if shows_bars() else shown
@@ -115,8 +124,9 @@ def _library_settings(offline: bool) -> Iterator[None]:
     if offline:
         datasets.config.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE = True
     try:
-        yield
+        yield messages
     finally:
+        library_logger.handlers = handlers
         datasets.config.HF_HUB_OFFLINE, constants.HF_HUB_OFFLINE = was_offline
         for library in hidden:
             library.enable_progress_bars()

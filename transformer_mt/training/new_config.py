@@ -290,7 +290,7 @@ def _place(src: Path, tgt: Path, beside: Path) -> tuple[str, SplitFiles]:
 
 def _measure(src: Path, tgt: Path) -> TextStatistics:
     """Measures the whole text, as training will read it."""
-    files = SplitFiles(src=str(src.absolute()), tgt=str(tgt.absolute()))
+    files = SplitFiles(src=str(src), tgt=str(tgt))
     pairs = open_split(DataConfig(path="."), files).read()
     text = measure_text(ProgressBar("reading", "pairs", items=pairs))
     if text.usable < _MIN_PAIRS:

@@ -57,6 +57,10 @@ logger = logging.getLogger(__name__)
 _BINS = 40
 _MANY_THREADS = 16
 _TEXTS = {"corpus_digest": "training text", "valid_digest": "validation text"}
+_PLACES = frozenset(
+    ("data.path", "data.cache_dir", "data.prepared_dir", "vocab.path", "train.init_from")
+)
+"""Keys that may differ between machines; digests tell whether the content is the same."""
 
 
 def train(config: Config, run_dir: Path) -> Progress:
@@ -142,7 +146,7 @@ def build_trainer(
     progress = Progress(
         precision=precision, corpus_digest=corpus.digest, valid_digest=valid.digest()
     )
-    _require_same_everywhere(progress, processes)
+    _require_same_everywhere(config, progress, processes)
     sizes = corpus.vocab.src.size, corpus.vocab.tgt.size
     engine = Engine(config, *sizes, device, precision, processes, compile_failed)
     limit = config.train.micro_batch_tokens
@@ -179,13 +183,14 @@ def _require_packages(config: Config) -> None:
         require_tensorboard()
 
 
-def _require_same_everywhere(progress: Progress, processes: Processes) -> None:
-    """Refuses to train together with a process that has different text or precision."""
-    main, *others = processes.gather(progress)
-    compared = {**_TEXTS, "precision": "precision"}
+def _require_same_everywhere(config: Config, progress: Progress, processes: Processes) -> None:
+    """Refuses to train together with a process that has different text, keys or precision."""
+    values = {name: getattr(progress, key) for key, name in _TEXTS.items()}
+    values |= {key: value for key, value in flat_values(config).items() if key not in _PLACES}
+    values["precision"] = progress.precision
+    main, *others = processes.gather(values)
     for rank, other in enumerate(others, 1):
-        different = [compared[k] for k in compared if getattr(main, k) != getattr(other, k)]
-        if different:
+        if different := [name for name in main if main[name] != other[name]]:
             raise ConfigError(
                 f"process {rank} differs from process 0 in {', '.join(different)}; all machines"
                 " need the same data and the same configuration"
