@@ -251,8 +251,6 @@ def test_a_byte_order_mark_is_ignored(tmp_path):
         ("data.path=", "data.path = '' should have at least 1 character"),
         ("vocab.path=", "vocab.path = '' should have at least 1 character"),
         ("train.init_from=", "train.init_from = '' should have at least 1 character"),
-        ("model.n_heads=3", "model.d_model = 16 is not divisible by model.n_heads = 3"),
-        ('data.test={src="a",tgt="b",weight=2}', "data.test has a weight"),
         ("data.path", "--set data.path: write key=value"),
         ("=3", "--set =3: write key=value"),
         ("train..seed=3", "--set train..seed=3: write key=value"),
@@ -280,6 +278,17 @@ def test_a_mistake_in_an_override_is_said_to_be_there(tmp_path):
     assert in_file.startswith(f"{path}: unknown key train.max_stepz") and ";" not in in_file
     assert "unknown key train.max_step " in in_override and "train.seed = 'x'" in in_override
     assert "data.valid.tgt is missing" in in_override and "max_stepz" not in in_override
+
+
+def test_a_mistake_between_keys_may_be_of_both(tmp_path, corpus_dir):
+    """The file alone is named if nothing is overridden."""
+    path = write_toml(tmp_path / "x.toml", tiny_values(corpus_dir))
+    text = "model.d_model = 16 is not divisible by model.n_heads = 3"
+    with pytest.raises(ConfigError, match=f"^{path} with --set: {text}$"):
+        load_config(path, ["model.n_heads=3"])
+    path = write_toml(tmp_path / "x.toml", tiny_values(corpus_dir, model__n_heads=3))
+    with pytest.raises(ConfigError, match=f"^{path}: {text}$"):
+        load_config(path)
 
 
 def test_what_shapes_the_prepared_corpus():

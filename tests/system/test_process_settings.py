@@ -11,6 +11,7 @@ import pytest
 from conftest import command
 
 from transformer_mt import __main__ as entry_point
+from transformer_mt.cli import program
 from transformer_mt.errors import Interrupted
 from transformer_mt.system.process_settings import (
     catch_stop_signals,
@@ -34,13 +35,25 @@ def test_a_closed_stream(untrained_run, words, closed, code, message):
     assert (done.returncode, done.stdout, done.stderr.decode()) == (code, b"", message)
 
 
-def test_a_file_name_that_is_not_utf8(tmp_path, monkeypatch):
-    """Is printed as it is, whatever the locale. Sabotage: leave stdout as Python opens it."""
-    monkeypatch.setenv("PYTHONIOENCODING", "utf-8:strict")
-    picture = f"{tmp_path}/caf\udce9.svg"
-    words = command("plot", "schedule", "configs/sample.toml", "-o", picture)
+@pytest.mark.parametrize(
+    ("encoding", "name", "printed"),
+    [
+        ("utf-8:strict", "caf\udce9.svg", b"caf\xe9.svg"),
+        ("ascii:replace", "café.svg", b"caf?.svg"),
+    ],
+)
+def test_any_file_name_is_printed(tmp_path, monkeypatch, encoding, name, printed):
+    """As it is, or as the user wants it. Sabotage: leave stdout as Python opens it."""
+    monkeypatch.setenv("PYTHONIOENCODING", encoding)
+    words = command("plot", "schedule", "configs/sample.toml", "-o", f"{tmp_path}/{name}")
     done = subprocess.run(words, capture_output=True, timeout=60)
-    assert (done.returncode, done.stdout, done.stderr) == (0, os.fsencode(f"{picture}\n"), b"")
+    expected = os.fsencode(f"{tmp_path}/") + printed + b"\n"
+    assert (done.returncode, done.stdout, done.stderr) == (0, expected, b"")
+
+
+def test_ctrl_c_while_typer_builds_the_commands(call, monkeypatch):
+    monkeypatch.setattr(program, "app", Mock(side_effect=KeyboardInterrupt))
+    assert call("config") == (130, b"", "")
 
 
 @pytest.mark.parametrize(

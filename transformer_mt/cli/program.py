@@ -54,6 +54,8 @@ def main() -> None:
         _fail(str(error))
     except Interrupted as stop:
         exit_process(stop.exit_code)
+    except KeyboardInterrupt:  # before Typer, or a command, handles it
+        exit_process(130)
     except OSError as error:
         # Python flushes stdout when it exits, and would fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

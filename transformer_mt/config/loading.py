@@ -18,7 +18,8 @@ _SEARCHED_KEYS = "data.path", "vocab.path", "train.init_from"
 """Paths that are looked for beside the TOML file, then in the working directory."""
 _CREATED_KEYS = "data.cache_dir", "data.prepared_dir"
 """Folders that are created if missing, relative to the working directory."""
-_PATH_KEYS = (*_SEARCHED_KEYS, *_CREATED_KEYS)
+PATH_KEYS = (*_SEARCHED_KEYS, *_CREATED_KEYS)
+"""All keys that are paths; they may differ between the machines of one training."""
 
 
 def load_config(path: Path, overrides: Collection[str] = ()) -> Config:
@@ -32,12 +33,12 @@ def load_config(path: Path, overrides: Collection[str] = ()) -> Config:
         ConfigError: Naming the file or `--set`, and the line or every key that is wrong.
     """
     values = _read_toml(path)
-    _expand_paths(values, _PATH_KEYS, [path.parent.absolute(), Path.cwd()])
+    _expand_paths(values, PATH_KEYS, [path.parent.absolute(), Path.cwd()])
     for override in overrides:
         _apply_override(values, override)
     overridden = {override.partition("=")[0].strip() for override in overrides}
     # Not the others again: the name of the working directory may have a dollar sign.
-    keys = [key for key in _PATH_KEYS if any(_is_part(key, name) for name in overridden)]
+    keys = [key for key in PATH_KEYS if any(_is_part(key, name) for name in overridden)]
     _expand_paths(values, keys, [Path.cwd()])
     config = parse_config(values, str(path), overridden)
     for key in _CREATED_KEYS:
@@ -59,15 +60,13 @@ def parse_config(
     try:
         return Config.model_validate(values)
     except ValidationError as error:
-        mistakes: dict[str, list[str]] = {origin: [], "--set": []}
+        together = f"{origin} with --set" if overridden else origin
+        mistakes: dict[str, list[str]] = {origin: [], "--set": [], together: []}
         for mistake in error.errors():
             key = _dotted_key(mistake["loc"])
-            text = _describe(key, mistake)
-            # A mistake between keys has no key, but its text names them.
-            is_overridden = any(
-                _is_part(key, name) or (not key and name in text) for name in overridden
-            )
-            mistakes["--set" if is_overridden else origin].append(text)
+            place = "--set" if any(_is_part(key, name) for name in overridden) else origin
+            # A mistake between keys has no key of its own.
+            mistakes[place if key else together].append(_describe(key, mistake))
         places = (f"{place}: {'; '.join(texts)}" for place, texts in mistakes.items() if texts)
         raise ConfigError("; ".join(places)) from None
 

@@ -56,16 +56,22 @@ def open_closed_streams() -> None:
             setattr(sys, name, open(descriptor, mode, encoding="utf-8", closefd=False))
 
 
+_MACOS_FILE_LIMIT = 10_240
+"""The most that some versions of macOS accept, though they name no limit."""
+
+
 def raise_file_limit() -> None:
     """Lets the process open as many files as it may: `--output-dir` locks one for each output."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with suppress(ValueError, OSError):  # on macOS, where the system has a lower limit
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    for limit in (most, _MACOS_FILE_LIMIT):
+        with suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, most))
+            return
 
 
 def print_any_file_name() -> None:
     """Makes stdout print a file name that is not UTF-8 as the bytes that it is."""
-    if isinstance(sys.stdout, io.TextIOWrapper):
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
         sys.stdout.reconfigure(errors="surrogateescape")
 
 

@@ -37,6 +37,7 @@ _DATASET_SUFFIXES = {*_DATA_SUFFIXES, ".ndjson", ".csv", ".tsv", ".arrow"}
 """Formats from which the `datasets` library may load the splits of a folder."""
 _HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 _SLICED_NAME = re.compile(rf"(?P<name>[^\[\]]+)(?P<slice>{SLICE})?")
+_SLICED_PATTERN = re.compile(rf"(?P<pattern>.+?)(?P<slice>{SLICE})?")  # it may have brackets, too
 _LISTED_FILES = 8
 
 
@@ -148,8 +149,8 @@ def _open_name(config: DataConfig, folder: Path, split: str) -> CorpusPart:
         if not _HUB_ID.fullmatch(config.path):
             raise _missing_folder(config)
         return _open_dataset(config, split)
-    match = _SLICED_NAME.fullmatch(split)
-    pattern = match["name"] if match else split  # which may have brackets, too
+    match = _SLICED_PATTERN.fullmatch(split)
+    pattern = match["pattern"] if match else split
     if pattern.removesuffix(compression_suffix(Path(pattern))).endswith(_DATA_SUFFIXES):
         # Not `Path.glob`, which refuses absolute patterns.
         names = glob(pattern, root_dir=folder, recursive=True, include_hidden=True)
@@ -319,9 +320,10 @@ def _open_dataset(
 
 def _files_of(config: DataConfig) -> list[Path]:
     """Lists what a corpus in a local folder may be read from, without what is made from it."""
-    made = {Path(folder).resolve() for folder in (config.cache_dir, config.prepared_dir)}
-    paths = sorted(Path(config.path).rglob("*"))
-    return [path for path in paths if made.isdisjoint(path.resolve().parents)]
+    root = Path(config.path).resolve()
+    folders = (Path(folder).resolve() for folder in (config.cache_dir, config.prepared_dir))
+    made = {folder for folder in folders if root in folder.parents}
+    return [path for path in sorted(root.rglob("*")) if made.isdisjoint(path.parents)]
 
 
 def _digest_files(paths: Iterable[Path]) -> str:

@@ -47,8 +47,8 @@ def load_dataset(config: DataConfig, builder: str, requested: str, **options: An
             reason = " ".join(str(error.__cause__ or error).split()) or type(error).__name__
             is_unknown = isinstance(error, datasets.exceptions.DatasetNotFoundError)
             said = " ".join(record.getMessage() for record in messages.buffer)
-            named = [name for name in options.get("data_files", ()) if name in said]
-            reason = ": ".join((*named[:1], reason))
+            files = options.get("data_files") or map(str, Path(builder).rglob("*.*"))
+            reason = ": ".join((*sorted(file for file in files if file in said)[-1:], reason))
     if problem:
         reason = (
             f"{problem}, and data.cache_dir = {config.cache_dir} does not contain it; without"

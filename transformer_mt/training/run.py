@@ -27,7 +27,7 @@ from transformer_mt.checkpoints.run_directory import (
     write_description,
 )
 from transformer_mt.config.keys import Config, flat_values
-from transformer_mt.config.loading import searched_folders
+from transformer_mt.config.loading import PATH_KEYS, searched_folders
 from transformer_mt.errors import CheckpointError, ConfigError
 from transformer_mt.evaluation.scoring import choose_metrics
 from transformer_mt.system.console import PACKAGE_LOGGER
@@ -57,10 +57,6 @@ logger = logging.getLogger(__name__)
 _BINS = 40
 _MANY_THREADS = 16
 _TEXTS = {"corpus_digest": "training text", "valid_digest": "validation text"}
-_PLACES = frozenset(
-    ("data.path", "data.cache_dir", "data.prepared_dir", "vocab.path", "train.init_from")
-)
-"""Keys that may differ between machines; digests tell whether the content is the same."""
 
 
 def train(config: Config, run_dir: Path) -> Progress:
@@ -186,7 +182,7 @@ def _require_packages(config: Config) -> None:
 def _require_same_everywhere(config: Config, progress: Progress, processes: Processes) -> None:
     """Refuses to train together with a process that has different text, keys or precision."""
     values = {name: getattr(progress, key) for key, name in _TEXTS.items()}
-    values |= {key: value for key, value in flat_values(config).items() if key not in _PLACES}
+    values |= {key: value for key, value in flat_values(config).items() if key not in PATH_KEYS}
     values["precision"] = progress.precision
     main, *others = processes.gather(values)
     for rank, other in enumerate(others, 1):
