@@ -143,7 +143,7 @@ def test_an_average_has_a_card_with_what_is_known(averaged):
     dropped = ", ".join(f"{count} {reason}" for reason, count in corpus["dropped"].items())
     assert section(card, "Data").partition("`, ")[2] == (
         f"de to en: {corpus['kept']} of 600 pairs (dropped: {dropped}), {corpus['pieces']:,}"
-        f" pieces.\nThe SHA-256 digest of the encoded text is `{corpus['digest']}`."
+        f" pieces per epoch.\nThe SHA-256 digest of the encoded text is `{corpus['digest']}`."
     )
     assert " over 10 pieces" in dropped and corpus["kept"] < 600
     assert "transformer-mt translate averaged-2 " in card and "license" not in card

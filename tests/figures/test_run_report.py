@@ -98,6 +98,10 @@ def test_what_it_shows_is_what_the_run_recorded(run, html):
     assert f"pairs read {corpus['pairs']:,} " in text and corpus["digest"] in text
     assert f"training pairs {corpus['kept']:,} " in text
     assert f"vocabulary, pieces {described['vocabulary']['src']:,} pieces per word " in text
+    means = "{src} and {tgt} pieces, end of sentence included ".format(
+        **described["lengths"]["mean"]
+    )
+    assert f"mean length, source and target {means}" in text
     validation, evaluation = read_evaluations(run)
     assert validation.test_set == "validation"
     for record in (validation, evaluation):

@@ -148,6 +148,17 @@ def test_an_exported_model_has_the_scores_of_itself(exported_run, corpus_dir, tm
     assert row == {"run": "exported", "steps": 1, GREEDY: 15.0}
 
 
+def test_runs_of_one_seed_have_no_mean(corpus_dir, tmp_path, caplog):
+    """A copy of a run is not another sample. Sabotage: count all runs of a group."""
+    runs = [
+        write_run(tmp_path / name, corpus_dir, 20.0, train__seed=seed)
+        for name, seed in (("a", 1), ("b", 2), ("copy", 2))
+    ]
+    for paths in (runs, runs[1:]):
+        assert [len(group) for group in read_rows(paths)] == [len(paths)]
+    assert "a, b, copy: some have the same seed, so there is no mean" in caplog.messages
+
+
 def test_what_is_missing_is_blank(corpus_dir, tmp_path, caplog):
     """Damaged parts too, with a warning; a mean needs a number of every run."""
     runs = [write_run(tmp_path / str(s), corpus_dir, 20.0, train__seed=s) for s in (1, 2, 3, 4)]

@@ -124,8 +124,8 @@ def _data(config: Config, description: dict[str, Any]) -> str:
     dropped = ", ".join(f"{count:,} {reason}" for reason, count in report["dropped"].items())
     return (
         f"{text}: {report['kept']:,} of {report['pairs']:,} pairs"
-        f" (dropped: {dropped or 'none'}), {report['pieces']:,} pieces.\nThe SHA-256 digest of the"
-        f" encoded text is `{report['digest']}`."
+        f" (dropped: {dropped or 'none'}), {report['pieces']:,} pieces per epoch.\nThe SHA-256"
+        f" digest of the encoded text is `{report['digest']}`."
     )
 
 

@@ -202,7 +202,8 @@ def untranslated(
 ) -> str | None:
     """Finds translations that copy their source where the reference does not."""
     texts = zip(sources, references, hypotheses, strict=True)
-    copies = sum(src == hypothesis != reference for src, reference, hypothesis in texts)
+    # The translation of an empty line must be empty.
+    copies = sum(bool(src) and src == copy != reference for src, reference, copy in texts)
     if copies < BAD_LINES * len(hypotheses) or not copies:
         return None
     return (

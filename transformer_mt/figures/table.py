@@ -132,6 +132,10 @@ def _statistics(group: Sequence[Row]) -> list[Row]:
     """Computes mean and sample standard deviation of several runs, where all have a number."""
     if len(group) < 2:
         return []
+    if len({row.get(_SEED) for row in group}) < len(group):
+        names = ", ".join(row["run"] for row in group)
+        logger.warning("%s: some have the same seed, so there is no mean", names)
+        return []
     first = group[0]
     settings = {key: first[key] for key in first if key in _SETTINGS and key != _SEED}
     mean = {"run": f"mean of {len(group)}", **settings}

@@ -96,7 +96,7 @@ def _train_main(config: Config, run_dir: Path, processes: Processes) -> Progress
             is_own = stack.enter_context(_lock_run(run_dir))
             restore_replaced(run_dir)
         trainer = build_trainer(config, run_dir, processes=processes)
-        if not trainer.progress.step and (run_dir / METRICS).exists():
+        if not list_checkpoints(run_dir) and (run_dir / METRICS).exists():
             logger.warning("%s: has no checkpoint, so training starts at step 1 again", run_dir)
         if not existed:
             run_dir.mkdir(parents=True, exist_ok=True)
