@@ -53,7 +53,9 @@ def test_a_record_comes_back(tmp_path):
     assert json.loads(file.read_text()) == VALUES
     file.with_name(".hidden.json").write_bytes(file.read_bytes())  # is being written
     [record] = read_evaluations(tmp_path)
-    assert record == RECORD and str(record.search) == "beam 4, alpha 0.6, bf16, raw weights"
+    assert record == RECORD
+    setting = "beam 4, alpha 0.6, bf16, raw weights, lines split after 60 pieces"
+    assert str(record.search) == setting  # the title of its column
     write_evaluation(path, replace(RECORD, hypotheses=["a" * 3_000_000]))  # as of many lines
     assert len(read_evaluations(tmp_path)) == 1
 
@@ -63,7 +65,7 @@ def test_names_and_defaults():
     assert [score.title for score in scores] == ["BLEU", "chrF2", "TER", "comet"]
     signatures = "nrefs:1|tok:ja-mecab|smooth:exp", "nrefs:1|nc:6"
     assert [Score("bleu", 1.0, s).tokenizer for s in signatures] == ["ja-mecab", ""]
-    assert str(SearchSetting(max_length=9)) == "greedy, fp32"
+    assert str(SearchSetting()) == "greedy, fp32"
     without_time = {key: value for key, value in VALUES.items() if key != "time"}
     record = TypeAdapter(EvaluationRecord).validate_python(without_time)
     assert 0 <= time.time() - record.time < 60

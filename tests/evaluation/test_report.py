@@ -10,10 +10,10 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from conftest import copy_lines, replace_file, tiny_config
+from conftest import copy_lines, replace_file
 
 from transformer_mt.checkpoints.checkpoint import EMA, MODEL
-from transformer_mt.checkpoints.evaluations import SearchSetting, read_evaluations
+from transformer_mt.checkpoints.evaluations import read_evaluations
 from transformer_mt.errors import CheckpointError, ConfigError, DataError, OutputError
 from transformer_mt.evaluation import report
 from transformer_mt.evaluation.report import (
@@ -122,7 +122,7 @@ def test_a_model_is_evaluated_and_recorded(copy_run, texts, tmp_path):
         re.fullmatch(r"ref \(\w{8}\)", record.test_set)
         and record.search.length_penalty == beam.length_penalty
     )
-    assert record.search.max_length == 24  # the model's own
+    assert record.search.max_length is None  # the model's own
     assert record.hypotheses == result.system.lines and record.sources == result.test_set.src
     assert [(s.name, s.value) for s in record.scores] == [(s.name, s.value) for s in result.scores]
     (tmp_path / "link").symlink_to(run / record.checkpoint)
@@ -171,9 +171,6 @@ def test_what_was_scored_is_named(copy_run, texts, tmp_path, caplog, monkeypatch
     model = f"{copy_run}/step-00000001 (step 1)"
     assert greedy.system.describe() == f"{model} and {model}, greedy, fp32"
     assert SystemOutput([], "a\x1b").describe() == "a\\x1b"
-    limits = [tiny_config(texts, data__max_length=length) for length in (24, 30)]
-    models = [Mock(path="a", step=1, config=config) for config in limits]
-    assert "split" not in SystemOutput([], "a", models, SearchSetting(max_length=24)).describe()
     assert not evaluate(texts, run, hyp=None, load=LoadOptions(raw=True)).to_dict()["raw"]
     replace_file(path, EMA, (path / MODEL).read_bytes())
     for raw in (False, True):

@@ -12,6 +12,8 @@ from sacrebleu.utils import SACREBLEU_DIR
 
 from transformer_mt.config.keys import DataConfig
 from transformer_mt.errors import DataError
+from transformer_mt.text import test_sets
+from transformer_mt.text.corpus import RawPairs, load_split
 from transformer_mt.text.test_sets import EvaluationSet, load_test_set
 
 ANY = DataConfig(path="none")
@@ -40,10 +42,16 @@ def test_files_by_name(tmp_path):
         load_test_set(ANY, refs=[tmp_path / "d"])
 
 
-def test_a_test_set_of_a_split_has_its_name(corpus_dir):
-    test_set = load_test_set(tiny_config(corpus_dir).data)
+def test_a_test_set_of_a_split_has_its_name(corpus_dir, monkeypatch):
+    """And a digest, unless it is the split of this name on the hub. Sabotage: leave it out."""
+    data = tiny_config(corpus_dir).data
+    test_set = load_test_set(data)
     assert test_set.name == f"{corpus_dir}, split test" and len(test_set) == 60
-    assert test_set.title == f"{corpus_dir.name}, split test"
+    digest = load_split(data, "test").digest()[:8]
+    assert test_set.title == f"{corpus_dir.name}, split test ({digest})"
+    part = data.model_copy(update={"test": "test[5:]"})
+    assert load_test_set(part).title.startswith(f"{corpus_dir.name}, split test (")
+    assert load_test_set(part).title != test_set.title
     assert test_set.src == test_set.references[0]
     changes = {
         "data__train": "train[:9]",
@@ -53,6 +61,11 @@ def test_a_test_set_of_a_split_has_its_name(corpus_dir):
     data = tiny_config(corpus_dir, **changes).data
     splits = "train", "valid", "validation", "test", "test[:2]"
     assert [len(load_test_set(data, split)) for split in splits] == [9, 5, 5, 55, 2]
+    pairs = RawPairs(["a"], ["b"])
+    monkeypatch.setattr(test_sets, "load_split", lambda data, split: pairs)
+    for split, end in (("test", ""), ("test[:9]", f" ({pairs.digest()[:8]})")):
+        hub = DataConfig(path="wmt/wmt16", test=split)
+        assert load_test_set(hub).title == f"wmt/wmt16, split test{end}"
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")

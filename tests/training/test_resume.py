@@ -213,7 +213,7 @@ def test_training_goes_on_while_a_checkpoint_is_written(corpus_dir, tmp_path, sc
     [record] = read_evaluations(tmp_path / "4")
     assert (record.checkpoint, record.test_set) == ("step-00000004", "validation")
     assert record.digest == load_newest(tmp_path / "4").digest
-    assert record.search == SearchSetting(max_length=60)
+    assert record.search == SearchSetting()
     sources, references = ((corpus_dir / name).read_text().splitlines() for name in valid.values())
     assert (record.sources, record.references) == (sources, [references])
     assert record.hypotheses == [f"hypothesis of {line}" for line in sources]

@@ -33,8 +33,8 @@ VALIDATION = "validation"
 class SearchSetting:
     """The settings that a translation depends on besides the weights.
 
-    `length_penalty` is None for greedy search; lines were split after `max_length` pieces; `raw`
-    means the weights themselves, although there is a moving average.
+    `length_penalty` is None for greedy search; `max_length` is the option, None for the usual
+    splitting of lines; `raw` means the weights themselves, although there is a moving average.
     """
 
     beam_size: int = 1
@@ -46,7 +46,9 @@ class SearchSetting:
     def __str__(self) -> str:
         search = f"beam {self.beam_size}" if self.beam_size > 1 else "greedy"
         penalty = "" if self.length_penalty is None else f", alpha {self.length_penalty:g}"
-        return f"{search}{penalty}, {self.precision}{', raw weights' if self.raw else ''}"
+        raw = ", raw weights" if self.raw else ""
+        split = f", lines split after {self.max_length} pieces" if self.max_length else ""
+        return f"{search}{penalty}, {self.precision}{raw}{split}"
 
 
 @dataclass(frozen=True)

@@ -77,10 +77,7 @@ class SystemOutput:
             return escape_controls(self.name)
         names = [f"{each.path} (step {each.step})" for each in self.models]
         text = " and ".join(names) + (", moving average" if self.moving_average else "")
-        text += f", {self.search}"
-        if self.search.max_length != min(each.config.data.max_length for each in self.models):
-            text += f", lines split after {self.search.max_length} pieces"
-        return escape_controls(text)
+        return escape_controls(f"{text}, {self.search}")
 
 
 @dataclass(frozen=True)
@@ -277,7 +274,7 @@ def _translate(
         beam_size=search.beam_size,
         length_penalty=search.length_penalty if search.beam_size > 1 else None,
         precision=model.runtime.precision,
-        max_length=model.splitter.max_length,
+        max_length=load.max_length,
         raw=any(each.is_raw(load.raw) for each in model.checkpoints),
     )
     lines, counts = [each.text for each in translations], count_kinds(translations)

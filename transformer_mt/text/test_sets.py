@@ -25,7 +25,7 @@ class EvaluationSet:
     name: str
     """The split, files or sacreBLEU set that it was read from, for messages."""
     title: str
-    """The name in records and on pages: without local folders, files with a digest of the text."""
+    """The name in records and on pages: without folders, local text with a digest of it."""
     src: list[str] | None
     references: list[list[str]]
 
@@ -64,8 +64,11 @@ def load_test_set(
     split = split or "test"
     configured: dict[str, Splits] = {"train": data.train, "valid": data.valid, "test": data.test}
     configured["validation"] = data.valid
-    pairs = load_split(data, configured.get(split, split))
+    chosen = configured.get(split, split)
+    pairs = load_split(data, chosen)
     name, title = (f"{path}, split {split}" for path in (data.path, without_folder(data.path)))
+    if chosen != split or Path(data.path).is_dir():  # other text may have the same name
+        title += f" ({pairs.digest()[:8]})"
     return EvaluationSet(name, title, pairs.src, [pairs.tgt])
 
 

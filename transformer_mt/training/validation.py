@@ -90,7 +90,7 @@ class Validator:
             test_set=VALIDATION,
             checkpoint=checkpoint.name,
             digest=checkpoint_digest(checkpoint) if checkpoint.exists() else "",
-            search=SearchSetting(_SEARCH.beam_size, max_length=self._engine.config.data.max_length),
+            search=SearchSetting(_SEARCH.beam_size),
             scores=[corpus_score(result.hypotheses, references, m) for m in self._metrics],
             sources=list(self._pairs.src),
             references=references,
