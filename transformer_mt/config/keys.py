@@ -1,6 +1,6 @@
 """Every key, with its type, allowed values, default, meaning, and effect of a change on resume.
 
-The files in `configs/` state what differs from the defaults; the paper's recipes, what it states.
+The files in `configs/` state what differs from the defaults; the paper's recipes state its values.
 """
 
 import json

@@ -49,7 +49,7 @@ def choose_metrics(tgt_lang: str, tokenizer: str | None = None, ter: bool = Fals
     language = re.split("[-_]", tgt_lang.lower())[0]  # zh of zh_CN
     try:
         # With both, sacreBLEU would warn that the tokenizer is not the language's. `force` only
-        # drops a warning of text that looks tokenised, as that of a young model does.
+        # drops a warning about text that looks tokenised, as that of a young model does.
         bleu = BLEU(tokenize=tokenizer, trg_lang="" if tokenizer else language, force=True)
     except (RuntimeError, ImportError, OSError, SystemExit) as error:
         cause = f"--tokenize {tokenizer}" if tokenizer else f"data.tgt_lang = {tgt_lang}"
@@ -86,7 +86,7 @@ def paired_bootstrap(
     differences = []
     for name, signature in signatures.items():
         old, new = cast(list[Result], results[name])
-        # sacreBLEU counts larger differences alone; none is smaller than no difference.
+        # sacreBLEU counts only larger differences; all are at least as large as none.
         p_value = 1.0 if new.score == old.score else float(new.p_value or 0.0)
         scores = float(new.score), float(old.score)
         differences.append(Difference(name, *scores, p_value, signature.format()))
