@@ -108,7 +108,7 @@ def test_translations():
     assert "1 of 50 translations of it are their" in (copies("it", texts, names, texts) or "")
     assert copies("it", [*texts, "x"], [*names, "y"], [*texts, "z"]) is None
     assert copies("it", [], [], []) is None
-    assert copies("it", ["", *good], ["a line", *good], ["", *good]) is None
+    assert copies("it", ["", *good[:48]], ["a line", *good[:48]], ["", *good[:48]]) is None
 
 
 def test_sides_that_do_not_match():
