@@ -203,7 +203,7 @@ def evaluate_systems(
         systems = [_read_translation(hypotheses, test_set)] if hypotheses else named
         other = _open(baseline, test_set) if baseline else None
         if other and not isinstance(other, SystemOutput):
-            _common_corpus([*named, other])
+            require_one_direction(models[0].config.data for models in (*named, other))
         new = [each for each in (*systems, other) if each and not isinstance(each, SystemOutput)]
         if new and test_set.src is None:
             raise ConfigError(

@@ -69,7 +69,7 @@ def raise_file_limit() -> None:
             return
 
 
-def print_any_file_name() -> None:
+def allow_any_file_name() -> None:
     """Makes stdout print a file name that is not UTF-8 as the bytes that it is."""
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
         sys.stdout.reconfigure(errors="surrogateescape")

@@ -301,7 +301,7 @@ def read_source_lines(path: Path) -> Iterator[str]:
 def _open_dataset(
     config: DataConfig, split: str, files: Sequence[Path] = (), part: str = ""
 ) -> CorpusPart:
-    """Opens a slice of Parquet or JSONL files, or a split as on the hub."""
+    """Opens Parquet or JSONL files, of which `part` may be a slice, or a split as on the hub."""
 
     def load() -> Any:
         if not files:
