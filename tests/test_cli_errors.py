@@ -78,7 +78,7 @@ def test_wrong_usage(copy_run, call, arguments, culprit):
     ("words", "smallest", "names"),
     [
         ("translate x", 1, "beam-size n-best batch-tokens max-length top-k"),
-        ("translate x", 0, "length-penalty temperature seed"),
+        ("translate x", 0, "length-penalty seed"),
         ("evaluate x", 0, "samples"),
         ("average x", 1, "last"),
         ("plot attention x y -o z.png", 1, "layer"),
@@ -167,7 +167,7 @@ def test_too_small_an_address_space(kilobytes):
 
     for arguments in (["--version"], ["train", "--help"]):
         assert start(*arguments).code == 0
-    culprit = f"too small an address space: raise ulimit -v from {kilobytes} to 2000000"
+    culprit = f"the address space is limited to {kilobytes:,} kB; set ulimit -v to 2000000"
     for arguments in (["train", "tiny.toml"], ["translate", "run"]):
         assert_one_error(start(*arguments), culprit)
 

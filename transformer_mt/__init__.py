@@ -1,4 +1,4 @@
-"""Train, run and score the Transformer of "Attention Is All You Need" on German-English.
+"""The Transformer of "Attention Is All You Need": translate with it, look inside it.
 
     import transformer_mt
 

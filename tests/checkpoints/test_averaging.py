@@ -78,7 +78,7 @@ def test_what_cannot_be_averaged(run_dir, tmp_path):
     """Too few checkpoints, a directory that exists, a damaged one among them."""
     with pytest.raises(CheckpointError, match="none: --last 2 needs .* there are 0; name a"):
         average(tmp_path / "none", 2, None)
-    with pytest.raises(CheckpointError, match="and there are 4; "):
+    with pytest.raises(CheckpointError, match="but there are 4; "):
         average(run_dir, 9, None)
     with pytest.raises(CheckpointError, match="already exists"):
         average(run_dir, 2, tmp_path)
@@ -158,7 +158,7 @@ def test_a_card_of_what_is_not_known(averaged, caplog):
     (averaged / "run.json").write_text("{}")
     card = model_card(checkpoint, "m", "made", "l", "u")
     assert re.fullmatch("Trained on `corpus[0-9]`, de to en.", section(card, "Data"))
-    assert caplog.messages[0].endswith("; the model card says nothing of the text")
+    assert caplog.messages[0].endswith("; the model card does not describe the training text")
     config = checkpoint.config.model_copy(update={"optim": OptimConfig(muon=True)})
     card = model_card(replace(checkpoint, config=config), "m", "made", "l", "u")
     assert " tokens, Muon and Adam with" in section(card, "Recipe")

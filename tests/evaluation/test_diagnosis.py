@@ -85,7 +85,7 @@ def test_findings_of_text_training_and_translations(run, diagnose):
         path.with_name(f"{name}.json").write_text(json.dumps(other))
     found, unchecked = diagnose()
     causes = ["known text: 41 of 41 longer pairs of the test text", "too few steps"]
-    causes += ["too short: translations of own\\x1b have", "untranslated copies: 60 of 60"]
+    causes += ["too short: translations of own\\x1b are", "untranslated copies: 60 of 60"]
     causes += ["too long", "repeated words: 60 of 60 translations of the validation text"]
     for finding, cause in zip(found, causes, strict=True):
         assert finding.startswith(cause)
@@ -135,8 +135,8 @@ def test_each_side_is_compared_with_its_own():
     training = _Sample("the training text", RawPairs(GERMAN, ENGLISH))
     swapped = _Sample("x", RawPairs(ENGLISH, GERMAN))
     found = filter(None, _check_languages(training, [swapped]))
-    assert [finding.partition(" are like ")[0] for finding in found] == [
-        f"wrong language: the {side} of x" for side in ("sources", "targets")
+    assert [finding.partition(" have ")[0] for finding in found] == [
+        f"wrong language: the letter pairs of the {side} of x" for side in ("sources", "targets")
     ]
     copies = _Sample("x", RawPairs(GERMAN, GERMAN))
     other = _Sample("y", RawPairs(GERMAN, GERMAN[1:] + GERMAN[:1]))

@@ -56,7 +56,7 @@ def test_the_layer_and_the_weights_are_those_named(untrained_run, tmp_path, monk
     monkeypatch.setattr(pytorch_runtime, "load_checkpoints", load)
     arguments = "attention", untrained_run, "ab cd", "-o", tmp_path / "x.png"
     result = call("plot", *arguments, "--layer", 2, "--raw")
-    assert_one_error(result, "--layer 2: the model has layers 1 to 1")
+    assert_one_error(result, "layer 2: choose 1 to 1")
     assert taken == [LoadOptions("cpu", raw=True)]
     draw = Mock(return_value=Figure())
     monkeypatch.setattr("transformer_mt.figures.attention.attention_figure", draw)

@@ -67,7 +67,7 @@ def test_splits_cover_the_text_and_do_not_overlap(work, call):
         "text.de: some lines may be wrong: 1 empty",
         "text.en: some lines may be wrong: 1 empty",
         "2 pairs have an empty side; training drops them",
-        "298 pairs are too little for a translator, unless all sentences are of one kind",
+        "298 pairs are too few to train a translator, unless all sentences are alike",
     )
     assert err.splitlines() == [f"warning: {warning}" for warning in warnings] and code == 0
     assert all(f" {warning}." in words for warning in warnings)
@@ -252,12 +252,12 @@ def test_sizes_by_pairs(pairs, machine, vocab_size, d_model, layers, dropout, he
     chosen = sizes.vocab_size, sizes.d_model, sizes.layers, sizes.dropout
     assert chosen == (vocab_size, d_model, layers, dropout)
     assert (text.held_out, text.train_pairs) == (held_out, pairs - 2 * held_out)
-    assert ("too little" in new_config._warn(Path("a"), Path("b"), text)) == (pairs < 20_000)
+    assert ("too few" in new_config._warn(Path("a"), Path("b"), text)) == (pairs < 20_000)
     # Pairs without text give no larger model.
     with_empty = replace(text_of(pairs + 600_000), empty=600_000)
     assert choose_sizes(with_empty, machine) == sizes
     warning = new_config._warn(Path("a"), Path("b"), with_empty)
-    assert ("too little" in warning) == (pairs < 20_000)
+    assert ("too few" in warning) == (pairs < 20_000)
 
 
 @pytest.mark.parametrize(

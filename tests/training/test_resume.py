@@ -158,7 +158,7 @@ def test_a_deleted_best_is_forgotten_at_the_next_save(
     assert (progress.step, progress.best_bleu, progress.best_step) == (9, 0.5, 8)
     assert find_checkpoint(run_dir).progress.step == 8
     assert [text for text in caplog.messages if "missing" in text] == [
-        f"{run_dir}: its best checkpoint (step 4, BLEU 0.00) is missing; the next validation will"
+        f"{run_dir}: its best checkpoint (step 4, BLEU 0.00) is missing; the next validation counts"
         " be the best"
     ]
 

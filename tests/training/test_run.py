@@ -131,7 +131,7 @@ def test_fine_tuning_needs_the_same_shapes(corpus_dir, first, tmp_path):
     changes = {"model__d_ff": 64, "model__dropout": 0.3, "model__norm": "post"}
     config = small_config(corpus_dir, train__init_from=str(first), **changes)
     with pytest.raises(
-        ConfigError, match=r"it has model.d_ff = 32, not 64, model.norm = pre, not post; give"
+        ConfigError, match=r"it has model.d_ff = 32, not 64, model.norm = pre, not post; use"
     ):
         train(config, tmp_path / "run")
     nowhere = small_config(corpus_dir, train__init_from="nowhere")

@@ -84,7 +84,7 @@ def test_an_error_that_all_have_is_printed_once(corpus_dir, tmp_path):
 
 
 FAULTS = {
-    "nan": (1, "error: step ", "lower optim.lr_scale"),
+    "nan": (1, "error: step ", "a lower optim.lr_scale"),
     "disk": (0, "error: ", "cannot save step 10: No space left on device"),
     "kill": (1, "error: another process has ended or ", "unreachable; run the same command again"),
 }

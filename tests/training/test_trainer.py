@@ -285,7 +285,8 @@ def test_too_many_bad_steps(
     config = build_config(corpus_dir, **changes)
     message = (
         f"step {step} (step {step - 7} of epoch 1): 3 steps in a row had non-finite gradients and"
-        f" were skipped (lr {noam_rate(step, 16, 100):.3g}, loss scale 1): lower optim.lr_scale"
+        f" were skipped (lr {noam_rate(step, 16, 100):.3g}, loss scale 1);"
+        " start a new run with a lower optim.lr_scale"
     )
     with pytest.raises(TrainingError, match=f"^{re.escape(message + advice)}$"):
         train(config, tmp_path / "run")

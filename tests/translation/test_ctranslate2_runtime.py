@@ -177,7 +177,7 @@ def test_scores_are_recorded_beside_it(copy_run, tmp_path, call):
 
 
 WRONG = [
-    (["--raw"], "--raw: .*exported has the weights that it was exported with"),
+    (["--raw"], "--raw has no effect on an exported model, .*exported; "),
     (["--precision", "fp32"], "--precision: .*exported has the weights"),
     (["--max-length", "9999"], "maximum length 9999: .*exported has positions for 1021 pieces"),
     (["--device", "cuda"], "device cuda: CTranslate2 finds no CUDA device"),

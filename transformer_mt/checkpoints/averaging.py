@@ -34,8 +34,8 @@ def average(run_dir: Path, last: int, output: Path | None) -> Path:
     paths = list_checkpoints(run_dir)
     if len(paths) < last:
         raise CheckpointError(
-            f"{run_dir}: --last {last} needs as many checkpoints, and there are {len(paths)}; name"
-            " a run directory, choose a smaller --last, or raise train.keep_last and train on"
+            f"{run_dir}: --last {last} needs {last} checkpoints, but there are {len(paths)}; name a"
+            " run directory, choose a smaller --last, or raise train.keep_last and train on"
         )
     output = output or run_dir / f"averaged-{last}"
     if output.exists():

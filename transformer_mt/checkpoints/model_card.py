@@ -79,7 +79,7 @@ def describe_run(checkpoint: Path) -> dict[str, Any]:
     try:
         return read_description(path) or read_description(path.parent)
     except CheckpointError as error:
-        logger.warning("%s; the model card says nothing of the text", error)
+        logger.warning("%s; the model card does not describe the training text", error)
         return {}
 
 

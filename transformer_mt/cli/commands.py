@@ -83,7 +83,7 @@ def train(
     ] = None,
     set_: SetOption = None,
     dry_run: Annotated[
-        bool, flag("Report sizes, speed, memory and time; keep only downloads.", "--dry-run")
+        bool, flag("Report sizes, speed, memory and time, and train nothing.", "--dry-run")
     ] = False,
     quiet: QuietOption = False,
 ) -> None:
@@ -149,7 +149,7 @@ def translate(
     output: Annotated[
         Path | None,
         file_option(
-            "FILE", "File for the translation. Default: stdout, also as -.", "-o", "--output"
+            "FILE", "File for the translation. Default: stdout (also -).", "-o", "--output"
         ),
     ] = None,
     output_dir: Annotated[
@@ -209,7 +209,7 @@ def translate(
     if output_dir and (not inputs or Path("-") in inputs):
         raise ConfigError("--output-dir needs files as --input")
     if len(inputs) > 1 and not output_dir:
-        raise ConfigError(f"{len(inputs)} times --input needs --output-dir")
+        raise ConfigError("several --input need --output-dir")
     with_scores = scores or format_ == "jsonl"
     penalty = choose_length_penalty(length_penalty, beam_size, with_scores)
     search = SearchOptions(beam_size, penalty, with_scores, n_best, batch_tokens, sampling)
@@ -284,7 +284,7 @@ def evaluate(
         ),
     ] = None,
     json_: Annotated[
-        bool, flag("Print JSON: a line with one object for each run.", "--json", group=REPORT)
+        bool, flag("Print JSON: one object for each run, one per line.", "--json", group=REPORT)
     ] = False,
     quiet: QuietOption = False,
 ) -> None:
@@ -338,7 +338,7 @@ def config(
 ) -> None:
     """List the keys of a configuration.
 
-    Each with its default, its allowed values and its meaning.
+    Each is shown with its default, allowed values and meaning.
 
     \b
     transformer-mt config
@@ -353,7 +353,8 @@ def average(
     run: Annotated[Path, argument("RUN", "A run directory.")],
     last: Annotated[int, option("N", "Number of newest checkpoints.", min=1)] = 5,
     output: Annotated[
-        Path | None, option("DIR", "Default: averaged-N in the run.", "-o", "--output")
+        Path | None,
+        option("DIR", "Directory to create. Default: averaged-N in the run.", "-o", "--output"),
     ] = None,
 ) -> None:
     """Average the weights of a run's newest checkpoints.

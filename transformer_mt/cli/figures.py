@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 plot = typer.Typer(
-    help="Draw curves, attention, the learning rate or the positions.",
+    help="Draw training curves, attention, the learning rate or positional encodings.",
     subcommand_metavar="COMMAND",
     rich_markup_mode=None,
 )
@@ -59,7 +59,9 @@ def training(
     ] = None,
     title: Annotated[str | None, option("TEXT", "Title of the figure.")] = None,
 ) -> None:
-    """Draw loss, BLEU, learning rate, gradient norm and speed of one or several runs.
+    """Draw the training curves of one or more runs.
+
+    They are loss, BLEU, learning rate, gradient norm and speed.
 
     \b
     transformer-mt plot training checkpoints/wmt16-base -o curves.png
@@ -93,7 +95,9 @@ def attention(
     raw: RawOption = False,
     quiet: QuietOption = False,
 ) -> None:
-    """Draw the attention weights of a sentence and its greedy translation.
+    """Draw the attention weights of a sentence.
+
+    Its translation is that of greedy search.
 
     \b
     transformer-mt plot attention checkpoints/wmt16-base "Ein Satz." -o attention.png
@@ -171,9 +175,10 @@ def _write(figure: "Figure", output: Output) -> None:
 def diagnose(
     run: Annotated[Path, argument("RUN", "A run directory.")], quiet: QuietOption = False
 ) -> None:
-    """Say why the BLEU of a run may be low.
+    """List likely causes of a run's low BLEU.
 
-    A line for each finding: the figure, and what to do. Nothing is printed if nothing is wrong.
+    A line for each finding: the measured value, and what to do. Nothing is printed if nothing is
+    wrong.
 
     \b
     transformer-mt diagnose checkpoints/wmt16-base
@@ -193,7 +198,7 @@ def report(
     output: Annotated[Path, option("FILE", "The page, such as report.html.", "-o", "--output")],
     quiet: QuietOption = False,
 ) -> None:
-    """Write the report of a run: one page that needs no network.
+    """Write the report of a run: an HTML page that needs no network.
 
     It shows what the run directory holds: text, configuration, curves, scores, translations,
     attention, speed. Run `evaluate` before it for scores on the test set.
@@ -204,7 +209,7 @@ def report(
     require_single_process("report")
     _require_packages("report", "Matplotlib", "Jinja2")
     if output.suffix.lower() not in (".html", ".htm"):
-        raise ConfigError(f"{output}: the report is a page; name a file that ends in .html")
+        raise ConfigError(f"{output}: the report is HTML; name a file that ends in .html")
     checked = check_output(output)
     from transformer_mt.figures.report import build_report
 

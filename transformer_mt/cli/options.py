@@ -58,7 +58,7 @@ PenaltyOption = Annotated[
     ),
 ]
 SampleOption = Annotated[
-    bool, flag("Draw translations at random, by their probability.", "--sample", group=SEARCH)
+    bool, flag("Sample translations from the model's distribution.", "--sample", group=SEARCH)
 ]
 TopKOption = Annotated[
     int | None,
@@ -68,9 +68,8 @@ TemperatureOption = Annotated[
     float | None,
     search_option(
         "T",
-        "With --sample: divisor of the logits; below 1, probable pieces are drawn more often."
-        f" Default: {Sampling.temperature:g}.",
-        min=0.0,
+        "With --sample: divisor of the logits, above 0 and at most 100; below 1, probable pieces"
+        f" are drawn more often. Default: {Sampling.temperature:g}.",
     ),
 ]
 SeedOption = Annotated[
@@ -89,17 +88,16 @@ PrecisionOption = Annotated[
     Precision | None,
     search_option(
         "[fp32|bf16|fp16]",
-        "Type to which weights and arithmetic are rounded. Default: fp32; an exported model has"
-        " its own.",
+        "Precision of weights and arithmetic. Default: fp32; an exported model has its own.",
     ),
 ]
 BatchOption = Annotated[
     int | None,
     search_option(
         "N",
-        "Limit on source pieces per batch, padding included, times the beam size; a CPU"
-        " decodes a batch per thread, with PyTorch at most eight. Default: 4096 on a CPU, by"
-        " memory on a GPU; 2048 and 16384 with CTranslate2.",
+        "Largest batch: source pieces, padding included, times the beam size. A CPU decodes a"
+        " batch per thread, with PyTorch at most eight. Default: 4096 on a CPU, by memory on a"
+        " GPU; with CTranslate2 2048 and 16384.",
         min=1,
     ),
 ]

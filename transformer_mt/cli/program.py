@@ -68,7 +68,7 @@ def _memory_advice(error: Exception) -> str:
     """Says what to do if memory ran out; raises any other error again."""
     if isinstance(error, ImportError):
         if "failed to map" in str(error):
-            return "too small an address space to load a library: raise ulimit -v"
+            return "the address space is too small to load a library: raise ulimit -v"
         raise error
     from transformer_mt.system.device import OUT_OF_MEMORY_ADVICE, is_out_of_memory
 
@@ -96,7 +96,7 @@ def program(
         ),
     ] = False,
 ) -> None:
-    """Train the Transformer on German-English, translate with it, and score it with sacreBLEU.
+    """Train the Transformer for translation, translate with it, and score it with sacreBLEU.
 
     \b
     transformer-mt train configs/wmt16-base.toml

@@ -81,7 +81,7 @@ class SplitFiles(SplitTable):
     slice: str | None = None
     """The pairs to take, as in Python: "[:-1000]" is all but the last 1000."""
     weight: Weight = 1
-    """In data.train: how often an epoch has each pair that cleaning keeps."""
+    """In data.train: how often an epoch repeats each pair that cleaning keeps."""
 
     @field_validator("slice")
     @classmethod
@@ -158,8 +158,8 @@ class DataConfig(Section):
     drop_control: Annotated[bool, OnChange.SHAPES_CORPUS] = False
     """Drop training pairs with control characters."""
     min_letters: Annotated[float, Field(ge=0, le=1), OnChange.SHAPES_CORPUS] = 0.0
-    """Drop training pairs in which letters are a smaller share of either side's characters, not
-    counting spaces."""
+    """Drop training pairs if letters are a smaller share than this of the characters of either
+    side, spaces not counted."""
     cache_dir: Annotated[str, OnChange.ALLOWED] = "data/cache"
     """Folder for downloads."""
     prepared_dir: Annotated[str, OnChange.ALLOWED] = "data/prepared"
@@ -187,8 +187,8 @@ class VocabConfig(Section):
     src.model and tgt.model, to use instead of learning one; kind, size and max_words are then
     ignored."""
     symbols: Annotated[list[str], OnChange.SHAPES_CORPUS] = []
-    """Words such as "<bt>" that are always one piece and in no translation; a model at `vocab.path`
-    must have them as user-defined symbols. Not for kind `word`."""
+    """Words such as "<bt>" that are always one piece and never in a translation; a model at
+    `vocab.path` must have them as user-defined symbols. Not for kind `word`."""
     sampling: Annotated[float, Field(ge=0, lt=1), OnChange.REFUSED] = 0.0
     """Train on random segmentations, new in every epoch. For `bpe` the probability that a merge
     is left out (BPE-dropout), such as 0.05 in a long training; for `unigram` the exponent of a
@@ -267,9 +267,9 @@ class TrainConfig(Section):
     batch_tokens: Annotated[int, Field(ge=1), OnChange.REFUSED] = 25_000
     """Tokens per step, without padding: pairs are added until source or target has this many."""
     micro_batch_tokens: Annotated[int | Literal["auto"], OnChange.ENDS_BIT_EQUALITY] = "auto"
-    """Limit on sentences times longest side, padding included, per forward pass, which bounds the
-    memory: 2 or more, or "auto", which finds what fits. A step is cut into equal parts for all GPUs
-    or CPU threads, and into more of them only where this limit demands it."""
+    """Largest forward pass, sentences times longest side, padding included: 2 or more, or "auto",
+    which finds what fits into memory. A step is cut into equal parts for all GPUs or CPU threads,
+    and into more parts only where this limit requires it."""
     max_steps: Annotated[int, Field(ge=0), OnChange.ALLOWED] = 100_000
     """Steps after which training ends."""
     max_epochs: Annotated[int, Field(ge=0), OnChange.ALLOWED] = 0
@@ -283,7 +283,7 @@ class TrainConfig(Section):
     keep_last: Annotated[int, Field(ge=1), OnChange.ALLOWED] = 5
     """Number of newest checkpoints kept, in addition to the best one."""
     log_every: Annotated[int, Field(ge=1), OnChange.ALLOWED] = 50
-    """Steps between lines of metrics.jsonl. Steps 1, 2, 5, 10, 20, 50 ... before are logged too."""
+    """Steps between lines of metrics.jsonl; before the first, steps 1, 2, 5, 10 ... have one."""
     tensorboard: Annotated[bool, OnChange.ALLOWED] = False
     """Also write the numbers of metrics.jsonl for TensorBoard, to the folder `tensorboard` of the
     run."""

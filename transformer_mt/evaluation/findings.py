@@ -52,7 +52,10 @@ _WITHOUT_ALPHABET = ("Chinese or Japanese", "Hangul")
 def divergence(metrics: RunMetrics) -> str | None:
     """Finds a training loss that is no longer finite or has risen again."""
     steps, losses = metrics.series("train", "nll")
-    advice = "lower optim.lr_scale, raise optim.warmup_steps, or set optim.max_grad_norm = 1.0"
+    advice = (
+        "start a new run with a lower optim.lr_scale, a longer optim.warmup_steps, or"
+        " optim.max_grad_norm = 1.0"
+    )
     if losses and math.isnan(losses[-1]):
         return f"divergence: the loss is not finite at step {steps[-1]}; {advice}"
     points = metrics.finite_points("train", "nll")
@@ -62,8 +65,8 @@ def divergence(metrics: RunMetrics) -> str | None:
     if loss < lowest + DIVERGENCE:
         return None
     return (
-        f"divergence: the training loss rose from {lowest:.2f} at step {best} to {loss:.2f} at step"
-        f" {last}; {advice}"
+        f"divergence: the training loss rose from {lowest:.2f} at step {best} to {loss:.2f} at"
+        f" step {last}; {advice}"
     )
 
 
@@ -73,11 +76,15 @@ def too_few_steps(metrics: RunMetrics, warmup_steps: int) -> str | None:
     The perplexity is that of validation over the last quarter of the steps or, if there is one
     validation alone, of training, which is less regular, over the last half.
     """
-    last, advice = metrics.end("step"), "raise train.max_steps; the run continues"
+    last = metrics.end("step")
+    advice = (
+        "raise whichever of train.max_steps, train.max_epochs, train.max_minutes and valid.patience"
+        " ended the run, and train on"
+    )
     if 0 < last < warmup_steps:
-        warmup = f"optim.warmup_steps = {warmup_steps}"
         return (
-            f"too few steps: {last} steps are fewer than {warmup}; {advice}, or lower the warm-up"
+            f"too few steps: {last:,} steps are fewer than optim.warmup_steps = {warmup_steps:,};"
+            f" {advice}, or start a new run with a shorter warm-up"
         )
     for kind, name, part in (("valid", "validation", 3 / 4), ("train", "training", 1 / 2)):
         points = metrics.finite_points(kind, "nll")
@@ -104,8 +111,8 @@ def overfitting(metrics: RunMetrics) -> str | None:
         return None
     return (
         f"overfitting: validation perplexity rose from {_perplexity(lowest)} at step {best} to"
-        f" {_perplexity(loss)} at step {last}; add text, raise model.dropout, choose smaller"
-        " sizes, or stop earlier with valid.patience"
+        f" {_perplexity(loss)} at step {last}; stop earlier with valid.patience, or start a new"
+        " run with more text, more model.dropout or smaller sizes"
     )
 
 
@@ -161,9 +168,9 @@ def wrong_language(
     if own >= max(others, SIMILAR):
         return None
     return (
-        f"wrong language: {name} are like the training text of their side by {own:.2f} and of the"
-        f" other side by {others:.2f} (1 is the same); correct data.src_lang and data.tgt_lang, or"
-        " the files"
+        f"wrong language: the letter pairs of {name} have a similarity of {own:.2f} to the training"
+        f" text of their side and of {others:.2f} to that of the other side (1 is identical);"
+        " correct data.src_lang and data.tgt_lang, or the files"
     )
 
 
@@ -182,8 +189,8 @@ def known_pairs(name: str, known: int, total: int) -> str | None:
     if not known or known < KNOWN_PAIRS * total:
         return None
     return (
-        f"known text: {known:,} of {total:,} longer pairs of {name} are in the training text too:"
-        " its score says little; remove them from one of the two"
+        f"known text: {known:,} of {total:,} longer pairs of {name} are also in the training text,"
+        " so its score is too high; remove them from either text"
     )
 
 
@@ -224,9 +231,7 @@ def wrong_length(name: str, references: Sequence[str], hypotheses: Sequence[str]
             "decode with --beam-size 4 and a higher --length-penalty, train longer, and look for"
             " targets that lack a part"
         )
-    return (
-        f"too {kind}: translations of {name} have {ratio:.2f} of the references' length; {advice}"
-    )
+    return f"too {kind}: translations of {name} are {ratio:.0%} as long as the references; {advice}"
 
 
 def repeated_words(name: str, references: Sequence[str], hypotheses: Sequence[str]) -> str | None:
@@ -237,9 +242,9 @@ def repeated_words(name: str, references: Sequence[str], hypotheses: Sequence[st
     if repeated - usual < BAD_LINES * len(hypotheses) or repeated == usual:
         return None
     return (
-        f"repeated words: {repeated:,} of {len(hypotheses):,} translations of {name} repeat"
-        f" themselves, and {usual:,} references; train longer, decode with --beam-size 4, and look"
-        " for repetition in the targets"
+        f"repeated words: {repeated:,} of {len(hypotheses):,} translations of {name}, but {usual:,}"
+        " references, repeat something three times in a row; train longer, decode with --beam-size"
+        " 4, and look for repetition in the targets"
     )
 
 
@@ -261,9 +266,10 @@ def mismatched_sides(
     worst = sorted(range(len(gains)), key=lambda i: gains[i])[:SHOWN]
     shown = ", ".join(f"{_short(sources[i])} = {_short(targets[i])}" for i in worst)
     return (
-        f"sides do not match: {wrong:,} of {len(gains):,} pairs of {name} are as probable with the"
-        f" source of another pair, such as {shown}; align the files again from the first line that"
-        " does not match (if all match, the model has not learned to use the source)"
+        f"sides do not match: in {wrong:,} of {len(gains):,} pairs of {name} the target is as"
+        f" probable given another pair's source, such as {shown}; align the files again from the"
+        " first line that does not match (if all match, the model has not learned to use the"
+        " source)"
     )
 
 

@@ -78,7 +78,7 @@ def attention_figure(
     layers: list[Array] = getattr(attention, kind)
     number = len(layers) if layer is None else layer
     if not 1 <= number <= len(layers):
-        raise ConfigError(f"--layer {number}: the model has layers 1 to {len(layers)}")
+        raise ConfigError(f"layer {number}: choose 1 to {len(layers)}")
     weights = layers[number - 1]  # (H, queries, keys)
     maps = weights if by_head else weights.mean(axis=0, keepdims=True)
     keys = attention.tgt_pieces if kind == "decoder" else attention.src_pieces

@@ -250,7 +250,7 @@ def read_json(
         if not stat.S_ISREG(status.st_mode):
             raise CheckpointError(f"{path}: not a regular file")
         if status.st_size > max_bytes:
-            raise CheckpointError(f"{path}: damaged ({status.st_size} bytes)")
+            raise CheckpointError(f"{path}: damaged ({status.st_size:,} bytes)")
         content = path.read_bytes()
         values = parse_json(content.decode())
         written = values.get("format") if isinstance(values, dict) else version

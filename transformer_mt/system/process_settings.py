@@ -121,7 +121,7 @@ def require_address_space() -> None:
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     if limit != resource.RLIM_INFINITY and limit < 1024 * MIN_ADDRESS_SPACE:
         raise DeviceError(
-            f"out of memory: too small an address space: raise ulimit -v from {limit // 1024} to"
+            f"out of memory: the address space is limited to {limit // 1024:,} kB; set ulimit -v to"
             f" {MIN_ADDRESS_SPACE} or more"
         )
 

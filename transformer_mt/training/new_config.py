@@ -312,8 +312,8 @@ def _warn(src: Path, tgt: Path, text: TextStatistics) -> str:
         warnings.append(f"{text.empty:,} pairs have an empty side; training drops them")
     if text.usable < _LITTLE_TEXT:
         warnings.append(
-            f"{text.usable:,} pairs are too little for a translator, unless all sentences are of"
-            " one kind"
+            f"{text.usable:,} pairs are too few to train a translator, unless all sentences are"
+            " alike"
         )
     for warning in warnings:
         logger.warning("%s", warning)

@@ -215,7 +215,7 @@ def _forget_missing_best(run_dir: Path, progress: Progress) -> Progress:
         return progress
     logger.warning(
         f"{run_dir}: its best checkpoint (step {progress.best_step}, BLEU {progress.best_bleu:.2f})"
-        " is missing; the next validation will be the best"
+        " is missing; the next validation counts as the best"
     )
     return replace(progress, best_bleu=-1.0, best_step=0)
 
@@ -233,8 +233,8 @@ def _require_same_text(run_dir: Path, old: Progress, new: Progress) -> None:
     for name, text in _TEXTS.items():
         if getattr(old, name) != getattr(new, name):
             raise CheckpointError(
-                f"{run_dir}: the {text} has changed; train it as a new run with another --run"
-                " directory"
+                f"{run_dir}: the {text} has changed since the run began; restore it, or start a new"
+                " run with another --run directory"
             )
 
 
@@ -271,8 +271,8 @@ def _initial_checkpoint(config: Config) -> Checkpoint | None:
     ]
     if differences:
         raise ConfigError(
-            f"train.init_from = {name}: it has {', '.join(differences)};"
-            " give [model] its values, or leave out train.init_from"
+            f"train.init_from = {name}: it has {', '.join(differences)}; use its values in [model],"
+            " or leave out train.init_from"
         )
     return checkpoint
 

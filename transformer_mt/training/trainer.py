@@ -313,12 +313,12 @@ class Trainer:
         engine, progress = self.engine, self.progress
         in_row = int(engine.nonfinite_in_row)
         if in_row >= self.config.train.max_bad_steps:
-            advice = "" if engine.precision == "fp32" else ", or use train.precision = fp32"
+            advice = "" if engine.precision == "fp32" else ", or with train.precision = fp32"
             raise TrainingError(
                 f"step {progress.step} (step {progress.epoch_step} of epoch {progress.epoch}):"
                 f" {in_row} steps in a row had non-finite gradients and were skipped (lr"
-                f" {engine.lr:.3g}, loss scale {engine.scaler.get_scale():g}): lower"
-                f" optim.lr_scale{advice}"
+                f" {engine.lr:.3g}, loss scale {engine.scaler.get_scale():g});"
+                f" start a new run with a lower optim.lr_scale{advice}"
             )
 
     def _validate(self) -> None:

@@ -107,7 +107,7 @@ class Validator:
         if result.score == -math.inf:
             logger.warning(
                 "%s, which cannot be the best: perplexity is not finite, training has diverged;"
-                " lower optim.lr_scale",
+                " start a new run with a lower optim.lr_scale",
                 text,
             )
         else:

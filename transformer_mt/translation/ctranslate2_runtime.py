@@ -50,8 +50,8 @@ class CTranslate2Runtime:
         for name, is_given in (("--raw", options.raw), ("--precision", options.precision)):
             if is_given:
                 raise ConfigError(
-                    f"{name}: {model.path} has the weights that it was exported with; export"
-                    " other weights, or name the checkpoint"
+                    f"{name} has no effect on an exported model, {model.path}; export it again"
+                    " with other weights, or name the checkpoint"
                 )
         longest = model.record.positions - EXTRA_LENGTH - 1
         if (options.max_length or 1) > longest:
