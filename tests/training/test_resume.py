@@ -159,7 +159,7 @@ def test_a_deleted_best_is_forgotten_at_the_next_save(
     assert find_checkpoint(run_dir).progress.step == 8
     assert [text for text in caplog.messages if "missing" in text] == [
         f"{run_dir}: its best checkpoint (step 4, BLEU 0.00) is missing; the next validation counts"
-        " be the best"
+        " as the best"
     ]
 
 

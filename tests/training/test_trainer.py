@@ -272,7 +272,7 @@ def test_nonfinite_steps_are_logged(corpus_dir, tmp_path, scores, bad_steps):
 
 @pytest.mark.parametrize(
     ("bad", "step", "advice"),
-    [({10, 11, 12}, 12, ""), ({1, 8, 9, 10}, 10, ", or use train.precision = fp32")],
+    [({10, 11, 12}, 12, ""), ({1, 8, 9, 10}, 10, ", or with train.precision = fp32")],
 )
 def test_too_many_bad_steps(
     corpus_dir, tmp_path, scores, monkeypatch, bad_steps, bad, step, advice
