@@ -14,7 +14,7 @@ from transformer_mt.checkpoints.run_directory import (
     write_description,
 )
 from transformer_mt.evaluation import diagnosis
-from transformer_mt.evaluation.diagnosis import _check_languages, _Sample
+from transformer_mt.evaluation.diagnosis import _check_languages
 from transformer_mt.text.corpus import RawPairs
 
 
@@ -61,7 +61,7 @@ def test_a_good_run_has_no_finding(diagnose, monkeypatch):
     """Its task is one of one language, with copies."""
     assert diagnose() == ([], [])
     looked_at = [f"the {name} text" for name in ("training", "validation", "test")]
-    monkeypatch.setattr(diagnosis, "_check_sides", lambda _, texts: [each.name for each in texts])
+    monkeypatch.setattr(diagnosis, "_check_sides", lambda _, texts: list(texts))
     assert diagnose() == (looked_at, [])
 
 
@@ -132,16 +132,14 @@ def test_a_share_of_a_text_in_another_script(run, tmp_path, diagnose):
 
 def test_each_side_is_compared_with_its_own():
     """A share of copies is usual if the held-out text with the most has it, too."""
-    training = _Sample("the training text", RawPairs(GERMAN, ENGLISH))
-    swapped = _Sample("x", RawPairs(ENGLISH, GERMAN))
-    found = filter(None, _check_languages(training, [swapped]))
+    training, swapped = RawPairs(GERMAN, ENGLISH), RawPairs(ENGLISH, GERMAN)
+    found = filter(None, _check_languages(training, {"x": swapped}))
     assert [finding.partition(" have ")[0] for finding in found] == [
         f"wrong language: the letter pairs of the {side} of x" for side in ("sources", "targets")
     ]
-    copies = _Sample("x", RawPairs(GERMAN, GERMAN))
-    other = _Sample("y", RawPairs(GERMAN, GERMAN[1:] + GERMAN[:1]))
-    assert not any(_check_languages(copies, [copies, other]))
-    assert any(_check_languages(copies, [other]))
+    copies, other = RawPairs(GERMAN, GERMAN), RawPairs(GERMAN, GERMAN[1:] + GERMAN[:1])
+    assert not any(_check_languages(copies, {"x": copies, "y": other}))
+    assert any(_check_languages(copies, {"y": other}))
 
 
 def test_text_that_has_moved_or_changed(run, tmp_path, diagnose):

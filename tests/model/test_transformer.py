@@ -226,9 +226,9 @@ def test_attention_weights_are_the_papers(norm):
     for row, s, t in sentences(SRC, TGT):
         papers[row].logits(s, t)
     kinds = (
-        ("encoder.{}.self_attention", weights.encoder, real, (2, 7, 7)),
-        ("decoder.{}.self_attention", weights.decoder, past, (3, 6, 6)),
-        ("decoder.{}.cross_attention", weights.cross, real, (3, 6, 7)),
+        ("encoder.{}.self_attention", weights["encoder"], real, (2, 7, 7)),
+        ("decoder.{}.self_attention", weights["decoder"], past, (3, 6, 6)),
+        ("decoder.{}.cross_attention", weights["cross"], real, (3, 6, 7)),
     )
     for name, layers, mask, (count, queries, keys) in kinds:
         assert [layer.shape for layer in layers] == [(3, HEADS, queries, keys)] * count

@@ -13,7 +13,6 @@ Nothing in it is ever unpickled, and nothing half-written is ever loaded.
 """
 
 import errno
-import hashlib
 import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
@@ -33,6 +32,7 @@ from transformer_mt.model.transformer import Transformer, parameter_shapes
 from transformer_mt.system.files import (
     atomic_directory,
     canonical_json,
+    json_digest,
     read_json,
     read_manifest,
     sha256,
@@ -199,7 +199,7 @@ def checkpoint_digest(path: Path) -> str:
     """
     digests = read_manifest(path)
     digests.pop(TRAINING, None)
-    return hashlib.sha256(canonical_json(digests)).hexdigest()
+    return json_digest(digests)
 
 
 def save_checkpoint(

@@ -7,7 +7,6 @@ There is one file per test set, checkpoint, search setting and tokenizer of BLEU
 validation; a newer evaluation replaces it. Nothing is written inside a step-* directory.
 """
 
-import hashlib
 import logging
 import re
 import time
@@ -19,7 +18,7 @@ from pydantic import ConfigDict, Field, TypeAdapter
 
 from transformer_mt.checkpoints.run_directory import METRICS, STEP_NAME
 from transformer_mt.errors import CheckpointError
-from transformer_mt.system.files import atomic_file, canonical_json, read_json
+from transformer_mt.system.files import atomic_file, canonical_json, json_digest, read_json
 
 logger = logging.getLogger(__name__)
 
@@ -110,9 +109,8 @@ class EvaluationRecord:
         checkpoint = "" if self.test_set == VALIDATION else self.checkpoint
         kind = [self.test_set, checkpoint, asdict(self.search)]
         kind += [s.tokenizer for s in self.scores if s.name == "bleu" and s.tokenizer != "13a"]
-        identity = canonical_json(kind)
         readable = re.sub(r"[^\w.]+", "-", self.test_set, flags=re.ASCII).strip("-.")[-40:]
-        return f"{readable.strip('-.')}-{hashlib.sha256(identity).hexdigest()[:8]}.json"
+        return f"{readable.strip('-.')}-{json_digest(kind)[:8]}.json"
 
 
 _RECORD = TypeAdapter(EvaluationRecord)

@@ -10,7 +10,6 @@
 Reading it imports no PyTorch.
 """
 
-import hashlib
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -23,6 +22,7 @@ from transformer_mt.config.loading import parse_config
 from transformer_mt.errors import CheckpointError, ConfigError, DataError
 from transformer_mt.system.files import (
     canonical_json,
+    json_digest,
     read_json,
     read_manifest,
     sha256,
@@ -120,7 +120,7 @@ def load_exported(path: Path) -> ExportedModel:
     names = (SHARED, SHARED) if SHARED in files else ("src.model", "tgt.model")
     if missing := {EXPORT, *names} - files:
         raise CheckpointError(f"{path}: its manifest does not list {min(missing)}")
-    digest = hashlib.sha256(canonical_json(read_manifest(path))).hexdigest()
+    digest = json_digest(read_manifest(path))
     record: ExportRecord = read_json(path / EXPORT, _RECORD, FORMAT)
     try:
         config = parse_config(record.config, str(path / EXPORT))

@@ -4,7 +4,6 @@ PyTorch is imported only by what reads a checkpoint, so that `compare` and `plot
 quickly.
 """
 
-import hashlib
 import logging
 import re
 import shutil
@@ -20,6 +19,7 @@ from transformer_mt.system.files import (
     atomic_file,
     canonical_json,
     delete_directory,
+    json_digest,
     read_json,
     read_manifest,
     write_manifest,
@@ -156,9 +156,8 @@ def write_description(directory: Path, description: dict[str, Any]) -> None:
     Raises:
         OSError: If it cannot be written.
     """
-    digest = hashlib.sha256(canonical_json(description)).hexdigest()
     with atomic_file(directory / RUN_FILE) as file:
-        file.write(canonical_json({**description, "sha256": digest}))
+        file.write(canonical_json({**description, "sha256": json_digest(description)}))
 
 
 def read_description(directory: Path) -> dict[str, Any]:
@@ -172,8 +171,7 @@ def read_description(directory: Path) -> dict[str, Any]:
         return {}
     try:
         description: dict[str, Any] = read_json(path, _OBJECT)
-        digest = description.pop("sha256", None)
-        if digest != hashlib.sha256(canonical_json(description)).hexdigest():
+        if description.pop("sha256", None) != json_digest(description):
             raise CheckpointError(f"{path}: damaged (its own SHA-256 does not match)")
     except CheckpointError as error:
         raise CheckpointError(f"{error}; resume the run, which writes it again") from None

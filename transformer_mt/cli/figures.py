@@ -1,6 +1,5 @@
 """The commands that show runs: plot, diagnose, report, compare."""
 
-import importlib.util
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -19,6 +18,7 @@ from transformer_mt.cli.options import (
 )
 from transformer_mt.errors import ConfigError
 from transformer_mt.system.console import escape_controls, show_messages
+from transformer_mt.system.extras import require_package
 from transformer_mt.system.launcher import require_single_process
 from transformer_mt.system.outputs import Output, check_output, open_output
 from transformer_mt.system.process_settings import interrupt_on_signals
@@ -150,19 +150,10 @@ def _draw_recipe(drawing: str, config: Path, overrides: list[str] | None, output
 def _check_plot(output: Path) -> Output:
     """Checks that a figure can be drawn and written, before any work is done for it."""
     require_single_process("plot")
-    _require_packages("plot", "Matplotlib")
+    require_package("Matplotlib", "plots", "plot")
     from transformer_mt.figures.canvas import check_figure_output
 
     return check_figure_output(output)
-
-
-def _require_packages(command: str, *names: str) -> None:
-    """Refuses to start without packages of the extra `plots`."""
-    for name in names:
-        if importlib.util.find_spec(name.lower()) is None:
-            raise ConfigError(
-                f"{command} needs {name}: pip install -c constraints.txt -e '.[plots]'"
-            )
 
 
 def _write(figure: "Figure", output: Output) -> None:
@@ -207,7 +198,8 @@ def report(
     transformer-mt report checkpoints/wmt16-base -o report.html
     """
     require_single_process("report")
-    _require_packages("report", "Matplotlib", "Jinja2")
+    require_package("Matplotlib", "plots", "report")
+    require_package("Jinja2", "plots", "report")
     if output.suffix.lower() not in (".html", ".htm"):
         raise ConfigError(f"{output}: the report is HTML; name a file that ends in .html")
     checked = check_output(output)

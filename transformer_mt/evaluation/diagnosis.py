@@ -2,9 +2,8 @@
 
 import logging
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -31,15 +30,7 @@ _SAMPLE = 1_000
 _BYTE = re.compile("<0x[0-9A-F]{2}>")
 _LEAST_TOKENS = 8
 """Tokens of each side of a pair, EOS included, that is not in two texts by chance."""
-_VALID = "the validation text"
-
-
-@dataclass(frozen=True)
-class _Sample:
-    """Evenly spaced pairs of a text, with its name for messages."""
-
-    name: str
-    raw: RawPairs
+_TRAINING, _VALID = "the training text", "the validation text"
 
 
 def diagnose(run_dir: Path) -> list[str]:
@@ -61,12 +52,12 @@ def diagnose(run_dir: Path) -> list[str]:
     results: list[str | None] = []
     with TemporaryDirectory() as scratch:
         corpus, held_out = _load_training_text(run, Path(scratch)), _load_held_out(run)
-        texts = [_sample(name, raw) for name, raw in held_out.items()]
+        texts = {name: _sample(raw) for name, raw in held_out.items()}
         if corpus:
             training = _sample_training(corpus)
             results += _check_languages(training, texts)
             results += _check_known(corpus, held_out)
-            texts.insert(0, training)
+            texts = {_TRAINING: training, **texts}
         if source := run.checkpoint or corpus:
             results += _check_pieces(texts, source.vocab)
     if run.checkpoint is None:
@@ -92,7 +83,7 @@ def _load_training_text(run: RecordedRun, scratch: Path) -> PreparedCorpus | Non
     """Loads the text that the run was trained on, prepared again if need be."""
     recorded = run.progress.corpus_digest or run.description.get("corpus", {}).get("digest")
     vocab = run.checkpoint.vocab if run.checkpoint else None
-    with _unless_missing("the training text"):
+    with _unless_missing(_TRAINING):
         corpus = prepare(run.config, vocab, scratch)
         if recorded in (None, corpus.digest):
             return corpus
@@ -119,19 +110,18 @@ def _spread(count: int) -> Indices:
     return np.linspace(0, count - 1, min(count, _SAMPLE), dtype=np.int64)
 
 
-def _sample(name: str, raw: RawPairs) -> _Sample:
+def _sample(raw: RawPairs) -> RawPairs:
     positions = _spread(len(raw))
-    src, tgt = ([side[i] for i in positions] for side in (raw.src, raw.tgt))
-    return _Sample(name, RawPairs(src, tgt))
+    return RawPairs([raw.src[i] for i in positions], [raw.tgt[i] for i in positions])
 
 
-def _sample_training(corpus: PreparedCorpus) -> _Sample:
+def _sample_training(corpus: PreparedCorpus) -> RawPairs:
     """Decodes the sample, so that it is of the pairs that cleaning has kept."""
     pairs, vocab = corpus.pairs, corpus.vocab
     positions = _spread(len(pairs))
     src = vocab.src.decode([pairs.src[i].tolist() for i in positions])
     tgt = vocab.tgt.decode([pairs.tgt[i].tolist() for i in positions])
-    return _Sample("the training text", RawPairs(src, tgt))
+    return RawPairs(src, tgt)
 
 
 def _check_translations(run_dir: Path) -> Iterator[str | None]:
@@ -147,16 +137,16 @@ def _check_translations(run_dir: Path) -> Iterator[str | None]:
         yield findings.untranslated(name, record.sources, references, hypotheses)
 
 
-def _check_pieces(texts: Sequence[_Sample], vocab: Vocabulary) -> Iterator[str | None]:
+def _check_pieces(texts: Mapping[str, RawPairs], vocab: Vocabulary) -> Iterator[str | None]:
     """Checks how well the vocabulary covers each side of each text."""
-    for text in texts:
+    for name, raw in texts.items():
         for side, lines, model in (
-            ("sources", text.raw.src, vocab.src),
-            ("targets", text.raw.tgt, vocab.tgt),
+            ("sources", raw.src, vocab.src),
+            ("targets", raw.tgt, vocab.tgt),
         ):
             ids = flatten(model.encode(lines)).ids
             share = float(np.isin(ids, _rare_ids(model)).mean()) if len(ids) else 0.0
-            yield findings.unknown_pieces(f"the {side} of {text.name}", share)
+            yield findings.unknown_pieces(f"the {side} of {name}", share)
 
 
 def _rare_ids(model: SentencePieceModel) -> list[int]:
@@ -165,18 +155,17 @@ def _rare_ids(model: SentencePieceModel) -> list[int]:
     return [i for i, piece in enumerate(pieces) if i == UNK_ID or _BYTE.fullmatch(piece)]
 
 
-def _check_languages(training: _Sample, others: Sequence[_Sample]) -> Iterator[str | None]:
+def _check_languages(training: RawPairs, others: Mapping[str, RawPairs]) -> Iterator[str | None]:
     """Checks script and language of each side of each text, and how many pairs are copies."""
-    src, tgt = training.raw.src, training.raw.tgt
-    for text in (training, *others):
+    for text, raw in {_TRAINING: training, **others}.items():
         for name, lines, own, other in (
-            (f"the sources of {text.name}", text.raw.src, src, tgt),
-            (f"the targets of {text.name}", text.raw.tgt, tgt, src),
+            (f"the sources of {text}", raw.src, training.src, training.tgt),
+            (f"the targets of {text}", raw.tgt, training.tgt, training.src),
         ):
             wrong = findings.wrong_script(name, lines, own)
             yield wrong or findings.wrong_language(name, lines, own, other)
-    usual = max((_copied(text.raw) for text in others), default=0.0)
-    yield findings.copied_pairs(_copied(training.raw), usual)
+    usual = max(map(_copied, others.values()), default=0.0)
+    yield findings.copied_pairs(_copied(training), usual)
 
 
 def _copied(raw: RawPairs) -> float:
@@ -203,19 +192,18 @@ def _keys(pairs: EncodedPairs) -> Iterator[tuple[bytes, bytes]]:
         yield pairs.src[i].astype(np.int32).tobytes(), pairs.tgt[i].astype(np.int32).tobytes()
 
 
-def _check_sides(checkpoint: Checkpoint, texts: Sequence[_Sample]) -> Iterator[str | None]:
+def _check_sides(checkpoint: Checkpoint, texts: Mapping[str, RawPairs]) -> Iterator[str | None]:
     """Compares the scores of given pairs with those of shuffled ones."""
     model = load_checkpoints([checkpoint], LoadOptions()).model
-    for text in texts:
+    for name, raw in texts.items():
         # Each pair gets the source of the one before it, which must be another.
-        src, tgt = text.raw.src, text.raw.tgt
-        kept = [i for i in range(len(src)) if src[i] != src[i - 1]]
+        kept = [i for i in range(len(raw)) if raw.src[i] != raw.src[i - 1]]
         if not kept:
             continue
-        src, tgt = ([side[i] for i in kept] for side in (src, tgt))
-        logger.info("scoring given and shuffled pairs of %s", text.name)
+        src, tgt = ([side[i] for i in kept] for side in (raw.src, raw.tgt))
+        logger.info("scoring given and shuffled pairs of %s", name)
         pairs = encode_pairs(src, tgt, checkpoint.vocab)
         shuffled = EncodedPairs(pairs.src.take(np.roll(np.arange(len(pairs)), 1)), pairs.tgt)
         given, others = (np.array(log_probabilities(model, each)) for each in (pairs, shuffled))
         gains = (given - others) / pairs.lengths[1]
-        yield findings.mismatched_sides(text.name, gains.tolist(), src, tgt)
+        yield findings.mismatched_sides(name, gains.tolist(), src, tgt)

@@ -12,7 +12,6 @@ Reference: Vaswani et al. 2017, Attention Is All You Need, section 3.
 import math
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
@@ -37,21 +36,6 @@ from transformer_mt.model.multi_head_attention import (
     PositionCache,
     SelfAttention,
 )
-
-
-@dataclass(frozen=True)
-class AttentionWeights:
-    """Attention weights of every layer, first layer first.
-
-    Attributes:
-        encoder: Self-attention of the encoder, (B, H, S, S) each.
-        decoder: Self-attention of the decoder, (B, H, T, T) each.
-        cross: Attention of the decoder to the encoder's output, (B, H, T, S) each.
-    """
-
-    encoder: list[Tensor]
-    decoder: list[Tensor]
-    cross: list[Tensor]
 
 
 @contextmanager
@@ -302,7 +286,7 @@ class Transformer(nn.Module):
         return self.logits(self.decoder_norm(x)[:, 0])  # (R, V)
 
     @torch.no_grad()
-    def attention_weights(self, src: Tensor, tgt_in: Tensor) -> AttentionWeights:
+    def attention_weights(self, src: Tensor, tgt_in: Tensor) -> dict[str, list[Tensor]]:
         """Computes the attention weights of every layer, in float32.
 
         Padded target positions have weights too; callers should ignore their rows.
@@ -310,8 +294,11 @@ class Transformer(nn.Module):
         Args:
             src: Source ids, padded, (B, S).
             tgt_in: BOS and target ids, padded, (B, T).
+
+        Returns:
+            `encoder`, (B, H, S, S) each; `decoder`, (B, H, T, T); `cross`, (B, H, T, S).
         """
-        weights = AttentionWeights([], [], [])
+        weights: dict[str, list[Tensor]] = {"encoder": [], "decoder": [], "cross": []}
 
         def record(into: list[Tensor], module: nn.Module, args: tuple[Any, ...]) -> None:
             q, k, _, mask, causal = args
@@ -321,7 +308,7 @@ class Transformer(nn.Module):
             for name, module in self.named_modules():
                 if isinstance(module, Attention):
                     kind = "cross" if "cross_attention" in name else name.partition(".")[0]
-                    recorder = partial(record, getattr(weights, kind))
+                    recorder = partial(record, weights[kind])
                     hooks.enter_context(module.register_forward_pre_hook(recorder))
             self.decoder_output(src, tgt_in)
         return weights

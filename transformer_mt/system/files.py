@@ -213,6 +213,11 @@ def canonical_json(value: Any) -> bytes:
     return json.dumps(value, sort_keys=True, indent=1, allow_nan=False).encode() + b"\n"
 
 
+def json_digest(value: Any) -> str:
+    """Computes the SHA-256 digest of a value as canonical JSON, in hexadecimal."""
+    return hashlib.sha256(canonical_json(value)).hexdigest()
+
+
 def parse_json(text: str) -> Any:
     """Parses JSON that this program wrote.
 
@@ -284,7 +289,7 @@ def write_manifest(directory: Path, files: dict[str, str]) -> None:
 
 def _encode_manifest(files: dict[str, str]) -> bytes:
     body: dict[str, Any] = {"files": files, "format": MANIFEST_FORMAT}
-    return canonical_json({**body, "sha256": hashlib.sha256(canonical_json(body)).hexdigest()})
+    return canonical_json({**body, "sha256": json_digest(body)})
 
 
 def read_manifest(directory: Path) -> dict[str, str]:

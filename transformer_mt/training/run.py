@@ -32,6 +32,7 @@ from transformer_mt.errors import CheckpointError, ConfigError
 from transformer_mt.evaluation.scoring import choose_metrics
 from transformer_mt.system.console import PACKAGE_LOGGER
 from transformer_mt.system.device import choose_device, choose_precision, count_numa_nodes
+from transformer_mt.system.extras import require_package
 from transformer_mt.system.files import locked, restore_replaced
 from transformer_mt.system.launcher import is_launched
 from transformer_mt.system.processes import ALONE, Processes, join_processes
@@ -48,7 +49,7 @@ from transformer_mt.training.environment import (
     reasons_against_bit_equality,
 )
 from transformer_mt.training.memory import find_micro_batch_tokens, require_memory
-from transformer_mt.training.run_log import RunLog, require_tensorboard
+from transformer_mt.training.run_log import RunLog
 from transformer_mt.training.saving import TENSOR_FILES
 from transformer_mt.training.trainer import Trainer
 
@@ -176,7 +177,7 @@ def _require_packages(config: Config) -> None:
     """Checks, before any work, that packages are installed which are needed only later."""
     choose_metrics(config.data.tgt_lang)  # a tokenizer
     if config.train.tensorboard:
-        require_tensorboard()
+        require_package("TensorBoard", "tensorboard", "train.tensorboard")
 
 
 def _require_same_everywhere(config: Config, progress: Progress, processes: Processes) -> None:

@@ -1,6 +1,5 @@
 """The log of one run: metrics.jsonl for programs, train.log for people, TensorBoard's files."""
 
-import importlib.util
 import json
 import logging
 import math
@@ -13,7 +12,7 @@ from typing import Any, Self, TextIO
 
 from transformer_mt.checkpoints.checkpoint import Progress
 from transformer_mt.checkpoints.run_directory import METRICS
-from transformer_mt.errors import CheckpointError, ConfigError
+from transformer_mt.errors import CheckpointError
 from transformer_mt.system.console import PACKAGE_LOGGER, MessageFormatter, escape_controls
 from transformer_mt.system.files import atomic_file, parse_json
 
@@ -161,12 +160,3 @@ def _last_steps(progress: Progress) -> dict[str, int]:
     """Gives the last step of each kind of line that belongs to a checkpoint."""
     # A checkpoint saved on a signal comes before the validation of its step.
     return {"train": progress.step, "valid": progress.valid_step}
-
-
-def require_tensorboard() -> None:
-    """Refuses train.tensorboard if the package is not installed."""
-    if importlib.util.find_spec("tensorboard") is None:
-        raise ConfigError(
-            "train.tensorboard needs TensorBoard: pip install -c constraints.txt -e"
-            " '.[tensorboard]', or set train.tensorboard = false"
-        )

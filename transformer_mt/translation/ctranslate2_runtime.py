@@ -1,6 +1,5 @@
 """Decoding by CTranslate2, with what `export` wrote for it; imports no PyTorch."""
 
-import importlib.util
 import logging
 import math
 import os
@@ -12,6 +11,7 @@ from operator import itemgetter
 
 from transformer_mt.checkpoints.exported import ExportedModel
 from transformer_mt.errors import CheckpointError, ConfigError, DataError, DeviceError
+from transformer_mt.system.extras import require_package
 from transformer_mt.text.vocabulary import EOS_ID, Vocabulary
 from transformer_mt.translation.options import LoadOptions, SearchOptions
 from transformer_mt.translation.translator import (
@@ -44,7 +44,7 @@ class CTranslate2Runtime:
     chunk_lines = 512, 4096
 
     def __init__(self, model: ExportedModel, options: LoadOptions) -> None:
-        require_ctranslate2()
+        require_package("CTranslate2", "ctranslate2", "this")
         import ctranslate2
 
         for name, is_given in (("--raw", options.raw), ("--precision", options.precision)):
@@ -224,14 +224,6 @@ def vocabulary_tokens(vocab: Vocabulary) -> tuple[list[str], list[str]]:
     """
     src, tgt = (side.pieces(range(side.size)) for side in (vocab.src, vocab.tgt))
     return tgt[: EOS_ID + 1] + src[EOS_ID + 1 :], tgt
-
-
-def require_ctranslate2() -> None:
-    """Raises ConfigError if CTranslate2 is not installed."""
-    if importlib.util.find_spec("ctranslate2") is None:
-        raise ConfigError(
-            "this needs CTranslate2: pip install -c constraints.txt -e '.[ctranslate2]'"
-        )
 
 
 def _choose_device(name: str, cuda_devices: int) -> str:

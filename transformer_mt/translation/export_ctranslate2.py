@@ -10,8 +10,9 @@ from transformer_mt.checkpoints.checkpoint import Checkpoint
 from transformer_mt.checkpoints.exported import ExportRecord, write_record
 from transformer_mt.errors import ConfigError
 from transformer_mt.model.transformer import DecoderLayer, Transformer
+from transformer_mt.system.extras import require_package
 from transformer_mt.text.vocabulary import BOS_ID, EOS_ID, UNK_ID
-from transformer_mt.translation.ctranslate2_runtime import require_ctranslate2, vocabulary_tokens
+from transformer_mt.translation.ctranslate2_runtime import vocabulary_tokens
 from transformer_mt.translation.options import Quantization
 from transformer_mt.translation.translator import EXTRA_LENGTH
 
@@ -54,7 +55,7 @@ def write_ctranslate2(
     Raises:
         ConfigError: If CTranslate2 is not installed or does not support the model.
     """
-    require_ctranslate2()
+    require_package("CTranslate2", "ctranslate2", "this")
     if checkpoint.config.model.norm == "sublayer":
         raise ConfigError("model.norm = sublayer: CTranslate2 supports only post and pre")
     spec = _build_spec(checkpoint, model, positions)

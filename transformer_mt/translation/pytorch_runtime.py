@@ -130,17 +130,11 @@ class PyTorchRuntime:
         with evaluation_mode(self.model):
             return log_probabilities(self.model, EncodedPairs(flatten(sources), flatten(targets)))
 
-    def attention(
-        self, source: Sequence[int], target: Sequence[int]
-    ) -> tuple[list[Array], list[Array], list[Array]]:
+    def attention(self, source: Sequence[int], target: Sequence[int]) -> dict[str, list[Array]]:
         """Computes the weights of encoder, decoder and cross-attention, (H, queries, keys) each."""
         with self._single_pair(source, target) as (model, pair):
             weights = model.attention_weights(pair.src, pair.tgt_in)
-        encoder, decoder, cross = (
-            [_array(layer) for layer in layers]
-            for layers in (weights.encoder, weights.decoder, weights.cross)
-        )
-        return encoder, decoder, cross
+        return {kind: [_array(layer) for layer in layers] for kind, layers in weights.items()}
 
     def encoder_output(self, source: Sequence[int]) -> Array:
         """Encodes one sentence, (S, D)."""

@@ -231,7 +231,7 @@ class TranslationModel:
             self.vocab.src.pieces([*src_ids, EOS_ID]),
             self.vocab.tgt.pieces([BOS_ID, *tgt_ids]),
             self.vocab.tgt.pieces([*tgt_ids, EOS_ID]),
-            *runtime.attention(src_ids, tgt_ids),
+            **runtime.attention(src_ids, tgt_ids),
         )
 
     def encoder_output(self, source: str) -> "Array":
