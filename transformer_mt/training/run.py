@@ -151,19 +151,7 @@ def build_trainer(
         limit = find_micro_batch_tokens(engine)
     progress = replace(progress, micro_batch_tokens=limit)
     if checkpoint:
-        _warn_of_unused(checkpoint.config, config)
-        _require_same_text(run_dir, checkpoint.progress, progress)
-        restore_engine(engine, checkpoint)
-        environment = numeric_environment(engine)
-        if changes := reasons_against_bit_equality(checkpoint, config, environment):
-            logger.warning(
-                "from here on the run is not bit-equal to an uninterrupted one: %s",
-                ", ".join(changes.values()),
-            )
-        resumed = _forget_missing_best(run_dir, checkpoint.progress)
-        if not resumed.micro_batch_tokens or not CUT_BY.isdisjoint(changes):
-            resumed = replace(resumed, micro_batch_tokens=limit, finer_step=0)
-        progress = replace(resumed, precision=precision)
+        progress = _resume(engine, checkpoint, run_dir, progress)
     elif initial:
         weights = initial.build_model().state_dict()
         engine.load_state_dict({"model": weights, "ema": weights, "optimizer": {}, "counters": {}})
@@ -171,6 +159,28 @@ def build_trainer(
     progress, is_saved = processes.broadcast((progress, checkpoint is not None))
     _share_state(engine)
     return Trainer(run_dir, corpus, valid, engine, progress, is_saved)
+
+
+def _resume(engine: Engine, checkpoint: Checkpoint, run_dir: Path, new: Progress) -> Progress:
+    """Restores the engine, and says what has changed since; `new` is the progress of a new run.
+
+    Returns:
+        The progress to continue from.
+    """
+    _warn_of_unused(checkpoint.config, engine.config)
+    _require_same_text(run_dir, checkpoint.progress, new)
+    restore_engine(engine, checkpoint)
+    environment = numeric_environment(engine)
+    changes = reasons_against_bit_equality(checkpoint, engine.config, environment)
+    if changes:
+        logger.warning(
+            "from here on the run is not bit-equal to an uninterrupted one: %s",
+            ", ".join(changes.values()),
+        )
+    progress = replace(_forget_missing_best(run_dir, checkpoint.progress), precision=new.precision)
+    if progress.micro_batch_tokens and CUT_BY.isdisjoint(changes):
+        return progress
+    return replace(progress, micro_batch_tokens=new.micro_batch_tokens, finer_step=0)
 
 
 def _require_packages(config: Config) -> None:
