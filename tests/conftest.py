@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
 
-from transformer_mt.checkpoints.checkpoint import MODEL
+from transformer_mt.checkpoints.layout import MODEL
 from transformer_mt.checkpoints.run_directory import find_checkpoint
 from transformer_mt.cli.program import main
 from transformer_mt.config.keys import Config

@@ -13,7 +13,7 @@ from pathlib import Path
 import conftest
 from conftest import write_config, write_copy_corpus
 
-from transformer_mt.checkpoints.checkpoint import EMA, MODEL
+from transformer_mt.checkpoints.layout import EMA, MODEL
 from transformer_mt.checkpoints.run_directory import load_newest
 
 FAULTY = Path(__file__).parent / "training" / "faulty_process.py"

@@ -16,7 +16,8 @@ from checkpoints.small_checkpoint import VOCAB, build_model, small_config
 from conftest import copy_lines, equal, records
 
 import transformer_mt
-from transformer_mt.checkpoints.checkpoint import EMA, MODEL, RunState, save_checkpoint
+from transformer_mt.checkpoints.checkpoint import RunState, save_checkpoint
+from transformer_mt.checkpoints.layout import EMA, MODEL
 from transformer_mt.checkpoints.run_directory import find_checkpoint
 from transformer_mt.config.keys import VocabConfig
 from transformer_mt.errors import CheckpointError, ConfigError, DataError

@@ -7,7 +7,8 @@ import pytest
 from conftest import assert_one_error, tiny_values, write_copy_corpus, write_toml
 
 from transformer_mt.checkpoints.run_directory import find_checkpoint
-from transformer_mt.config.loading import load_config, without_folder
+from transformer_mt.config.changes import without_folder
+from transformer_mt.config.loading import load_config
 from transformer_mt.errors import CheckpointError, ConfigError, DataError
 from transformer_mt.text.prepared import prepare
 from transformer_mt.training.run import train

@@ -30,7 +30,8 @@ from conftest import (
 )
 from safetensors.torch import load_file
 
-from transformer_mt.checkpoints.checkpoint import TRAINING, load_checkpoint
+from transformer_mt.checkpoints.checkpoint import load_checkpoint
+from transformer_mt.checkpoints.layout import TRAINING
 from transformer_mt.checkpoints.run_directory import find_checkpoint, list_checkpoints, load_newest
 from transformer_mt.errors import CheckpointError, TrainingError
 from transformer_mt.system.device import supports

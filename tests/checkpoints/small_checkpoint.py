@@ -6,15 +6,8 @@ from pathlib import Path
 import torch
 from conftest import tiny_config
 
-from transformer_mt.checkpoints.checkpoint import (
-    MODEL,
-    MOMENTS,
-    TRAINING,
-    Progress,
-    RunState,
-    save_checkpoint,
-)
-from transformer_mt.checkpoints.run_directory import checkpoint_path
+from transformer_mt.checkpoints.checkpoint import MOMENTS, Progress, RunState, save_checkpoint
+from transformer_mt.checkpoints.layout import MODEL, TRAINING, checkpoint_path
 from transformer_mt.config.keys import Config, VocabConfig
 from transformer_mt.model.transformer import Transformer
 from transformer_mt.text.vocabulary import PAD_ID, Vocabulary, train_vocabulary

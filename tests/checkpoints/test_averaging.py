@@ -14,7 +14,8 @@ from small_checkpoint import save_step
 
 from transformer_mt.checkpoints import averaging
 from transformer_mt.checkpoints.averaging import average
-from transformer_mt.checkpoints.checkpoint import MODEL, Progress, load_checkpoint
+from transformer_mt.checkpoints.checkpoint import Progress, load_checkpoint
+from transformer_mt.checkpoints.layout import MODEL
 from transformer_mt.checkpoints.model_card import model_card, write_average_card
 from transformer_mt.checkpoints.run_directory import (
     list_checkpoints,

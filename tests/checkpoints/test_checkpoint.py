@@ -15,18 +15,13 @@ from small_checkpoint import VOCAB, build_model, moments, save_step, small_confi
 
 from transformer_mt.checkpoints import checkpoint as checkpoint_module
 from transformer_mt.checkpoints.checkpoint import (
-    CONFIG,
-    EMA,
     FORMAT,
-    MODEL,
-    STATE,
-    TRAINING,
     Progress,
     RunState,
-    checkpoint_digest,
     load_checkpoint,
     save_checkpoint,
 )
+from transformer_mt.checkpoints.layout import CONFIG, EMA, MODEL, STATE, TRAINING, checkpoint_digest
 from transformer_mt.checkpoints.run_directory import find_checkpoint
 from transformer_mt.config.keys import VocabConfig
 from transformer_mt.errors import ChangedModelError, CheckpointError
@@ -202,7 +197,7 @@ def test_a_full_disk_is_an_oserror(tmp_path, monkeypatch):
         ({"format": FORMAT, "progress": {"step": "1"}}, r"damaged \(progress\.step: .*integer"),
         ({"format": FORMAT, "progress": {"step": -1, "x": 1}}, r"unknown key progress\.x; use a n"),
         ({"format": FORMAT, "progress": {"precision": "fp8"}}, r"damaged \(progress\.precision"),
-        ('{"format": 2}' + 2**20 * " ", r"damaged \(\d+ bytes\)"),  # too large to be read
+        ('{"format": 2}' + 2**26 * " ", r"damaged \([\d,]+ bytes\)"),  # too large to be read
         *((f'{{"format": 2, "counters": {{"a": {bad}}}}}', "damaged") for bad in HOSTILE_JSON[2:]),
     ],
 )

@@ -1,6 +1,7 @@
 """Records of evaluations beside a checkpoint."""
 
 import json
+import shutil
 import time
 from dataclasses import replace
 
@@ -17,7 +18,8 @@ from transformer_mt.checkpoints.evaluations import (
     record_folder,
     write_evaluation,
 )
-from transformer_mt.checkpoints.run_directory import METRICS
+from transformer_mt.checkpoints.layout import METRICS, checkpoint_digest
+from transformer_mt.system.files import write_manifest
 
 VALUES = {
     "test_set": "a/b c",
@@ -42,7 +44,7 @@ RECORD = TypeAdapter(EvaluationRecord).validate_json(json.dumps(VALUES))
 
 def test_a_record_comes_back(tmp_path):
     """Its JSON has fixed keys; the printed line of a score is not stored."""
-    path = save_step(tmp_path, 1)
+    path = tmp_path / "step-00000001"  # has been deleted
     (tmp_path / METRICS).touch()
     printed = replace(RECORD.scores[0], text="chrF2|nrefs:1 = 31.25")
     write_evaluation(path, replace(RECORD, scores=[printed]))
@@ -58,6 +60,20 @@ def test_a_record_comes_back(tmp_path):
     assert str(record.search) == setting  # the title of its column
     write_evaluation(path, replace(RECORD, hypotheses=["a" * 3_000_000]))  # as of many lines
     assert len(read_evaluations(tmp_path)) == 1
+
+
+def test_scores_of_weights_that_were_replaced_are_left_out(tmp_path, caplog):
+    """Those of a deleted checkpoint are kept. Sabotage: compare no digests."""
+    path = save_step(tmp_path, 1)
+    (tmp_path / METRICS).touch()
+    write_evaluation(path, replace(RECORD, digest=checkpoint_digest(path)))
+    assert len(read_evaluations(tmp_path)) == 1 and not caplog.messages
+    [file] = (tmp_path / "evaluations").iterdir()
+    shutil.rmtree(path)
+    assert len(read_evaluations(tmp_path)) == 1
+    write_manifest(save_step(tmp_path, 1), {"other": "weights"})
+    assert not read_evaluations(tmp_path)
+    assert caplog.messages == [f"{file}: {path.name} has other weights since; left out"]
 
 
 def test_names_and_defaults():

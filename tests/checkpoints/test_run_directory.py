@@ -1,19 +1,18 @@
 """The checkpoints of a run: which are listed, used and kept."""
 
 import shutil
+from pathlib import Path
 
 import pytest
 from small_checkpoint import VOCAB, save_step, small_config
 
 from transformer_mt.checkpoints.checkpoint import (
-    MODEL,
-    TRAINING,
     Progress,
     RunState,
-    checkpoint_digest,
     load_checkpoint,
     save_checkpoint,
 )
+from transformer_mt.checkpoints.layout import MODEL, TRAINING, checkpoint_digest
 from transformer_mt.checkpoints.run_directory import (
     find_checkpoint,
     list_checkpoints,
@@ -21,6 +20,7 @@ from transformer_mt.checkpoints.run_directory import (
     prune,
 )
 from transformer_mt.errors import CheckpointError
+from transformer_mt.system import files
 from transformer_mt.system.files import MANIFEST
 
 
@@ -48,6 +48,31 @@ def test_the_newest_and_the_best_are_kept(tmp_path, keep_last, best, kept):
             assert checkpoint.digest == digests[path]
             has_moments = TRAINING in checkpoint.files
             assert has_moments == (path / TRAINING).exists() == (age < 2)
+
+
+def test_a_best_checkpoint_to_fall_back_to_keeps_its_moments(tmp_path):
+    """With one newest checkpoint kept. Sabotage: count the checkpoints that are deleted."""
+    for step in range(1, 5):
+        save_step(tmp_path, step)
+        prune(tmp_path, step, keep_last=1, best_step=1)
+    assert saved_steps(tmp_path) == [4, 1]
+    (tmp_path / "step-00000004" / MODEL).write_bytes(b"")
+    assert TRAINING in load_newest(tmp_path).files
+
+
+def test_moments_deleted_while_a_checkpoint_is_read(tmp_path, monkeypatch):
+    """The reader finds that the manifest has changed. Sabotage: read the manifest once."""
+    path = save_step(tmp_path, 1)
+    for step in (2, 3):
+        save_step(tmp_path, step)
+
+    def prune_first(file: Path) -> str:
+        monkeypatch.undo()
+        prune(tmp_path, 3, keep_last=3, best_step=1)
+        return files.sha256(file)
+
+    monkeypatch.setattr(files, "sha256", prune_first)
+    assert TRAINING not in load_checkpoint(path).files
 
 
 def test_the_best_is_used_or_else_the_newest(tmp_path, caplog):

@@ -12,8 +12,8 @@ import pytest
 import torch
 from conftest import copy_lines, replace_file
 
-from transformer_mt.checkpoints.checkpoint import EMA, MODEL
 from transformer_mt.checkpoints.evaluations import read_evaluations
+from transformer_mt.checkpoints.layout import EMA, MODEL
 from transformer_mt.errors import CheckpointError, ConfigError, DataError, OutputError
 from transformer_mt.evaluation import report
 from transformer_mt.evaluation.report import (

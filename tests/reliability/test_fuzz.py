@@ -10,7 +10,8 @@ from conftest import replace_file, tiny_config, tiny_values
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from transformer_mt.checkpoints.checkpoint import CONFIG, MODEL, STATE, load_checkpoint
+from transformer_mt.checkpoints.checkpoint import load_checkpoint
+from transformer_mt.checkpoints.layout import CONFIG, MODEL, STATE
 from transformer_mt.checkpoints.run_directory import list_checkpoints
 from transformer_mt.config.keys import Config
 from transformer_mt.config.loading import load_config, parse_config

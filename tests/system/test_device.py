@@ -126,12 +126,22 @@ def test_where_mkl_is_fast(monkeypatch, maker, capability, is_fast):
 @pytest.mark.parametrize(
     ("text", "is_limit"), [("1000000\n", True), ("max\n", False), ("9223372036854771712", False)]
 )
-def test_a_container_limits_the_memory_of_a_cpu(tmp_path, monkeypatch, text, is_limit):
-    """If it has a limit."""
+@pytest.mark.parametrize("group", ["", "job_7", "job_7/step_0"])
+@pytest.mark.parametrize(
+    ("own", "file"),
+    [("0::/job_7/step_0\n", "memory.max"), ("1:cpu:/\n4:cpu,memory:/job_7/step_0\n", "limit")],
+)
+def test_a_control_group_limits_the_memory_of_a_cpu(
+    tmp_path, monkeypatch, group, own, file, text, is_limit
+):
+    """If it has a limit, that of a container (the root), of a job, or of a part of it."""
+    (tmp_path / "own").write_text(own)
+    (tmp_path / group).mkdir(parents=True, exist_ok=True)
+    monkeypatch.setattr(device_module, "_OWN_GROUPS", tmp_path / "own")
+    limits = {"": (tmp_path, "memory.max"), "memory": (tmp_path, "limit")}
+    monkeypatch.setattr(device_module, "_GROUP_LIMITS", limits)
     whole = total_memory(CPU)
-    (tmp_path / "memory.max").write_text(text)
-    files = (tmp_path / "memory.max", tmp_path / "absent")
-    monkeypatch.setattr(device_module, "_CONTAINER_LIMITS", files)
+    (tmp_path / group / file).write_text(text)
     assert total_memory(CPU) == (1_000_000 if is_limit else whole)
 
 

@@ -33,6 +33,27 @@ def test_a_full_disk_names_what_was_written(tmp_path):
         assert raised.value.filename == "other"
 
 
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOSPC])
+def test_a_lock_that_cannot_be_taken_is_named(tmp_path, monkeypatch, number):
+    """On a file system without `flock`, or a full one. Sabotage: take it outside of `naming`."""
+    monkeypatch.setattr(fcntl, "flock", Mock(side_effect=OSError(number, "wrong")))
+    with pytest.raises(OSError) as raised, locked(tmp_path / ".lock", print):
+        pass
+    assert raised.value.filename == str(tmp_path / ".lock")
+
+
+def test_a_file_system_that_cannot_sync_folders(tmp_path, monkeypatch):
+    """Some network file systems refuse it; a file that is refused is an error."""
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(os, "fsync", Mock(side_effect=OSError(errno.EINVAL, "Invalid argument")))
+    files.sync(tmp_path)
+    with pytest.raises(OSError, match="Invalid argument"):
+        files.sync(tmp_path / "file")
+    monkeypatch.setattr(os, "fsync", Mock(side_effect=OSError(errno.EIO, "Input/output error")))
+    with pytest.raises(OSError, match="Input/output error"):
+        files.sync(tmp_path)
+
+
 def test_a_directory_is_replaced_only_when_it_is_whole(tmp_path, monkeypatch):
     """After an error, or a kill between the two renames, the old one is there or brought back."""
     parent = tmp_path / "folder"

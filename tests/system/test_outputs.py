@@ -19,6 +19,7 @@ from transformer_mt.system.outputs import (
     is_complete,
     open_chunk_writer,
     open_output,
+    resolve_inputs,
     write_lines,
 )
 
@@ -112,7 +113,7 @@ def test_outputs_that_are_refused(tmp_path, monkeypatch):
     }
     for name, message in refused.items():
         with pytest.raises(OutputError, match=f"^{message}"):
-            check_output(Path(name), [None, Path("in")])
+            check_output(Path(name), resolve_inputs([None, Path("in")]))
     for denied, message in ((Path("in"), "in: not writable"), (tmp_path, "in: its folder is not")):
         monkeypatch.setattr("os.access", lambda path, mode, denied=denied: Path(path) != denied)
         with pytest.raises(OutputError, match=message):

@@ -39,11 +39,12 @@ def test_a_closed_stream(untrained_run, words, closed, code, message):
     ("encoding", "name", "printed"),
     [
         ("utf-8:strict", "caf\udce9.svg", b"caf\xe9.svg"),
+        ("ascii", "caf\udce9 é.svg", b"caf\xe9 \xc3\xa9.svg"),
         ("ascii:replace", "café.svg", b"caf?.svg"),
     ],
 )
 def test_any_file_name_is_printed(tmp_path, monkeypatch, encoding, name, printed):
-    """As it is, or as the user wants it. Sabotage: leave stdout as Python opens it."""
+    """In any locale, or as the user wants it. Sabotage: leave stdout as Python opens it."""
     monkeypatch.setenv("PYTHONIOENCODING", encoding)
     words = command("plot", "schedule", "configs/sample.toml", "-o", f"{tmp_path}/{name}")
     done = subprocess.run(words, capture_output=True, timeout=60)

@@ -1,9 +1,11 @@
 """Lines in and out: none lost, none held back."""
 
 import errno
+import fcntl
 import gzip
 import io
 import os
+import resource
 import sys
 import threading
 
@@ -113,3 +115,21 @@ def test_lines_are_counted(tmp_path, monkeypatch):
     with open(reading_end) as stdin:
         monkeypatch.setattr(sys, "stdin", stdin)
         assert count_lines(None) is None
+
+
+def test_a_pipe_with_a_high_descriptor():
+    """As after a thousand locked outputs. Sabotage: wait by `select.select`."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(2000, limits[0]), limits[1]))
+    reader, writer = os.pipe()
+    try:
+        high = fcntl.fcntl(reader, fcntl.F_DUPFD, 1500)
+        os.write(writer, b"a\n")
+        with open(high, "rb") as stream:
+            chunks = LineReader(stream).chunks(9, 9)
+            assert next(chunks) == ["a"]
+            os.close(writer)
+            assert list(chunks) == []
+    finally:
+        os.close(reader)
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)

@@ -220,13 +220,19 @@ def test_the_digest_of_every_kind_of_split(tmp_path):
         path.write_text(path.read_text().replace("b", "c"))
         after = digests()
         assert [i for i in range(4) if before[i] != after[i]] == changed
-    before, made = digests(), ("cache_dir", "prepared_dir")
-    for key in made:  # what is made from the text is not text
-        (tmp_path / "hub" / key).mkdir()
-        (tmp_path / "hub" / key / "x.jsonl").touch()
-    assert digests()[3] != before[3]
-    inside = {key: str(tmp_path / "hub" / key) for key in made}
-    splits[3] = (hub.model_copy(update=inside), "train")
-    assert digests() == before
-    splits[3] = (hub.model_copy(update=dict.fromkeys(made, str(tmp_path))), "train")
-    assert digests()[3] != before[3]  # all that is in the folder, which itself is in theirs
+
+
+def test_a_dataset_folder_holds_text_alone(tmp_path):
+    """Otherwise the `datasets` library would read what it has made from the text as text."""
+    (tmp_path / "hub").mkdir()
+    (tmp_path / "hub" / "train.jsonl").write_text('{"de": "a", "en": "b"}\n')
+    config = DataConfig(
+        path=f"{tmp_path}/hub", cache_dir=f"{tmp_path}/cache", prepared_dir=f"{tmp_path}/made"
+    )
+    for key in ("cache_dir", "prepared_dir"):
+        for folder in ("hub", "hub/deep/folder", ""):
+            inside = config.model_copy(update={key: str(tmp_path / folder)})
+            with pytest.raises(DataError, match=rf"^data\.{key} = .* one is in the other"):
+                load_split(inside, "train")
+    for split in ("train", "train", "train.jsonl"):
+        assert len(load_split(config, split)) == 1

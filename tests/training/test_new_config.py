@@ -203,6 +203,7 @@ LINES = b"a\n" * 300
         ({}, "none/new", "text.de", "text.en", "none/new.toml: there is no folder none"),
         ({}, "", "text.de", "text.en", "needs a name"),
         ({}, "a\nb", "text.de", "text.en", "'a\\nb.toml' cannot be written in a configuration"),
+        ({"b\udcff.en": LINES}, "new", "text.de", "b\udcff.en", "'b\\udcff.en' cannot be written"),
         ({}, "new", "text.txt", "text.en", "text.txt: its name does not end in a language"),
         ({}, "new", "text.de", "a.txt", "a language such as .de; give --tgt-lang"),
         ({}, "new", "text.de", "text.de", "are both de; give --src-lang and --tgt-lang"),

@@ -18,13 +18,15 @@ import torch
 from conftest import equal, records, tiny_config, weights
 from sacrebleu.metrics.bleu import BLEU
 
-from transformer_mt.checkpoints.checkpoint import EMA, Progress
+from transformer_mt.checkpoints.checkpoint import Progress
+from transformer_mt.checkpoints.layout import EMA
 from transformer_mt.checkpoints.run_directory import (
     find_checkpoint,
     list_checkpoints,
     load_newest,
     read_description,
 )
+from transformer_mt.config.keys import Config, SplitFiles
 from transformer_mt.errors import CheckpointError, ConfigError, DataError, DeviceError
 from transformer_mt.system.files import locked
 from transformer_mt.system.processes import Processes
@@ -207,7 +209,34 @@ def test_where_a_run_cannot_be(tmp_path, command):
     assert not (tmp_path / "run").exists()
 
 
+def test_names_that_a_run_cannot_have(corpus_dir, run_dir, tmp_path):
+    """In a checkpoint, which is deleted one day; under a name that safetensors cannot open."""
+    checkpoint, *_ = list_checkpoints(run_dir)
+    for place in (checkpoint, checkpoint / "deep" / "run"):
+        with pytest.raises(CheckpointError, match=f"^{checkpoint}: is a checkpoint; name another"):
+            train(small_config(corpus_dir), place)
+    with pytest.raises(CheckpointError, match="run\udcff: not UTF-8; name another --run"):
+        train(small_config(corpus_dir), tmp_path / "run\udcff")
+
+
 # --- Resuming -----------------------------------------------------------------------------------
+
+
+def test_files_of_text_may_move(corpus_dir, tmp_path):
+    """With the configuration: their digests decide. Sabotage: compare whole paths."""
+
+    def config(folder: Path, steps: int) -> Config:
+        names = {"src": str(folder / "train.de"), "tgt": str(folder / "train.en")}
+        valid = SplitFiles(**names, slice="[:9]")
+        changes = {"data__train": [SplitFiles(**names)], "data__valid": valid}
+        return small_config(corpus_dir, **changes, train__max_steps=steps)
+
+    train(config(corpus_dir, 2), tmp_path / "run")
+    moved = shutil.copytree(corpus_dir, tmp_path / "moved")
+    assert train(config(moved, 4), tmp_path / "run").step == 4
+    (moved / "train.en").write_text((moved / "train.en").read_text().upper())
+    with pytest.raises(CheckpointError, match="the training text has changed since the run began"):
+        train(config(moved, 6), tmp_path / "run")
 
 
 def test_what_stands_in_the_run_directory(corpus_dir, run_dir):

@@ -12,6 +12,7 @@ import pytest
 import torch
 from conftest import assert_one_error, records, tiny_values, write_toml
 
+from transformer_mt.checkpoints.checkpoint import save_checkpoint
 from transformer_mt.checkpoints.run_directory import find_checkpoint, list_checkpoints, load_newest
 from transformer_mt.config.keys import Config
 from transformer_mt.config.loading import parse_config
@@ -20,6 +21,7 @@ from transformer_mt.system.processes import Processes
 from transformer_mt.text.batching import plan_epoch
 from transformer_mt.text.prepared import prepare
 from transformer_mt.training import engine as engine_module
+from transformer_mt.training import saving
 from transformer_mt.training import trainer as trainer_module
 from transformer_mt.training import validation as validation_module
 from transformer_mt.training.engine import Engine
@@ -122,6 +124,36 @@ def test_patience(corpus_dir, tmp_path, scores, stops):
     assert train(build_config(corpus_dir, **changes), tmp_path / "run").step == 14
     message = "nothing to do: valid.patience = 3, and the run is at step 14"
     assert message in log_text(tmp_path / "run")
+
+
+def test_a_validation_that_only_the_end_brings_does_not_count_for_patience(
+    corpus_dir, tmp_path, scores
+):
+    """So a run that is continued stops where one in a single go does. Sabotage: count it."""
+    scores += [2.0, 1.0, 1.0, 1.0]
+    changes = {"valid__every": 2, "valid__patience": 2}
+    for limit, step in ((3, 3), (100, 6)):
+        config = build_config(corpus_dir, train__max_steps=limit, **changes)
+        assert train(config, tmp_path / "run").step == step
+    assert scores == [] and logged_steps(tmp_path / "run", "valid") == [2, 3, 4, 6]
+
+
+def test_if_the_best_cannot_be_saved_the_one_before_stays(
+    corpus_dir, tmp_path, scores, monkeypatch
+):
+    """A later one need only be better than that. Sabotage: keep the step that was not saved."""
+    scores += [1.0, 4.0, 3.0, 2.0]
+
+    def save(path: Path, *arguments: object) -> None:
+        if path.name == "step-00000004":
+            raise OSError(28, "No space left on device")
+        save_checkpoint(path, *arguments)
+
+    monkeypatch.setattr(saving, "save_checkpoint", save)
+    changes = {"train__keep_last": 1, "train__max_steps": 8, "valid__patience": 2}
+    progress = train(build_config(corpus_dir, valid__every=2, **changes), tmp_path / "run")
+    assert (progress.best_step, progress.best_bleu, progress.validations_since_best) == (6, 3.0, 1)
+    assert find_checkpoint(tmp_path / "run").progress.step == 6
 
 
 def test_the_moving_average_decides_which_is_best(corpus_dir, tmp_path, scores):
@@ -390,7 +422,7 @@ def test_a_run_that_diverges(corpus_dir, tmp_path, monkeypatch):
     assert losses[10] is None and losses[15] is None
     progress = load_newest(tmp_path / "run").progress
     assert (progress.best_bleu, progress.best_step, progress.valid_step) == (-1.0, 0, 20)
-    assert progress.validations_since_best == 3
+    assert progress.validations_since_best == 2  # that of step 7 was not due
     log = log_text(tmp_path / "run")
     assert "(best" not in log and "perplexity inf" not in log
     warning = "warning: step 20: validation BLEU 0.00, which cannot be the best: perplexity is not"

@@ -17,7 +17,6 @@ from conftest import NASTY, copy_lines
 from safetensors import safe_open
 
 from transformer_mt.checkpoints.checkpoint import (
-    MODEL,
     Checkpoint,
     Progress,
     RunState,
@@ -30,6 +29,7 @@ from transformer_mt.checkpoints.evaluations import (
     SearchSetting,
     write_evaluation,
 )
+from transformer_mt.checkpoints.layout import MODEL
 from transformer_mt.checkpoints.run_directory import find_checkpoint
 from transformer_mt.config.keys import VocabConfig
 from transformer_mt.errors import ConfigError

@@ -11,13 +11,13 @@ from conftest import copy_lines, tiny_config
 
 from transformer_mt import load
 from transformer_mt.checkpoints.checkpoint import (
-    MODEL,
     Checkpoint,
     Progress,
     RunState,
     load_checkpoint,
     save_checkpoint,
 )
+from transformer_mt.checkpoints.layout import MODEL
 from transformer_mt.config.keys import VocabConfig
 from transformer_mt.errors import CheckpointError, ConfigError
 from transformer_mt.text.batching import EncodedLines, flatten

@@ -1,21 +1,20 @@
 """The mean of a run's last checkpoints, as the paper evaluates it (section 6.1)."""
 
+import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 
-from transformer_mt.checkpoints.checkpoint import (
-    MODEL,
-    Checkpoint,
-    load_checkpoint,
-    save_checkpoint,
-)
+from transformer_mt.checkpoints.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from transformer_mt.checkpoints.layout import MODEL
 from transformer_mt.checkpoints.model_card import describe_run, write_average_card
 from transformer_mt.checkpoints.run_directory import list_checkpoints, write_description
 from transformer_mt.errors import CheckpointError
 from transformer_mt.system.files import atomic_directory
+
+logger = logging.getLogger(__name__)
 
 
 def average(run_dir: Path, last: int, output: Path | None) -> Path:
@@ -49,6 +48,7 @@ def average(run_dir: Path, last: int, output: Path | None) -> Path:
     state = replace(newest.state, progress=progress)
     weights, description = _mean_weights(checkpoints), describe_run(newest.path)
     steps = [checkpoint.progress.step for checkpoint in checkpoints]
+    logger.info("averaging steps %s", ", ".join(map(str, steps)))
     with atomic_directory(output) as folder:  # with run.json and the card from the start
         save_checkpoint(folder, {MODEL: weights}, state, newest.config, newest.vocab)
         if description:

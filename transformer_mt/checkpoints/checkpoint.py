@@ -25,16 +25,16 @@ import torch
 from pydantic import ConfigDict, Field, NonNegativeFloat, NonNegativeInt, TypeAdapter
 from torch import Tensor
 
-from transformer_mt.config.keys import Config, OnChange, changed_keys, flat_values
+from transformer_mt.checkpoints.layout import CONFIG, EMA, MODEL, STATE, TRAINING, checkpoint_digest
+from transformer_mt.config.changes import changed_keys
+from transformer_mt.config.keys import Config, OnChange, flat_values
 from transformer_mt.config.loading import parse_config
 from transformer_mt.errors import ChangedModelError, CheckpointError, ConfigError, DataError
 from transformer_mt.model.transformer import Transformer, parameter_shapes
 from transformer_mt.system.files import (
     atomic_directory,
     canonical_json,
-    json_digest,
     read_json,
-    read_manifest,
     sha256,
     verify_manifest,
     write_manifest,
@@ -48,8 +48,6 @@ logger = logging.getLogger(__name__)
 FORMAT = 2
 """Format of `state.json`. A new key with a default needs no new number; a renamed key needs one,
 and code that reads the format before it."""
-MODEL, EMA, TRAINING = "model.safetensors", "ema.safetensors", "training.safetensors"
-STATE, CONFIG = "state.json", "config.json"
 MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 """What the optimizer keeps of each parameter: two tensors of its shape, and a number of steps."""
 
@@ -189,17 +187,6 @@ class Checkpoint:
             return safetensors.torch.load_file(self.path / name)
         except (OSError, safetensors.SafetensorError) as error:
             raise CheckpointError(f"{self.path / name}: {error}") from None
-
-
-def checkpoint_digest(path: Path) -> str:
-    """Computes the digest of a checkpoint from its manifest, without verifying the files.
-
-    Raises:
-        CheckpointError: If the manifest is missing or damaged.
-    """
-    digests = read_manifest(path)
-    digests.pop(TRAINING, None)
-    return json_digest(digests)
 
 
 def save_checkpoint(

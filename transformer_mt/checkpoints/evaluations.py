@@ -16,7 +16,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import ConfigDict, Field, TypeAdapter
 
-from transformer_mt.checkpoints.run_directory import METRICS, STEP_NAME
+from transformer_mt.checkpoints.layout import METRICS, STEP_NAME, checkpoint_digest
 from transformer_mt.errors import CheckpointError
 from transformer_mt.system.files import atomic_file, canonical_json, json_digest, read_json
 
@@ -140,13 +140,24 @@ def write_evaluation(checkpoint: Path, record: EvaluationRecord) -> None:
 def read_evaluations(directory: Path) -> list[EvaluationRecord]:
     """Reads the evaluations of a run and of the averages in it, or of one average, oldest first.
 
-    Skips damaged ones with a warning.
+    Skips damaged ones with a warning, and those of weights that others have replaced.
     """
     records: list[EvaluationRecord] = []
     own = directory.glob(f"{FOLDER}/[!.]*.json")
     for path in sorted((*own, *directory.glob(f"*/{FOLDER}/[!.]*.json"))):
         try:
-            records.append(read_json(path, _RECORD, max_bytes=_MAX_BYTES))
+            record = read_json(path, _RECORD, max_bytes=_MAX_BYTES)
+            if _is_replaced(record, path.parent.parent):
+                raise CheckpointError(f"{path}: {record.checkpoint} has other weights since")
+            records.append(record)
         except CheckpointError as error:
             logger.warning("%s; left out", error)
     return sorted(records, key=lambda record: record.time)
+
+
+def _is_replaced(record: EvaluationRecord, directory: Path) -> bool:
+    """Tells whether the scored checkpoint is there no more, but another under its name."""
+    is_step = STEP_NAME.fullmatch(record.checkpoint)
+    checkpoint = directory / record.checkpoint if is_step else directory
+    is_known = record.digest and checkpoint.exists()
+    return bool(is_known) and checkpoint_digest(checkpoint) != record.digest

@@ -16,15 +16,13 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import ConfigDict, PositiveInt, TypeAdapter
 
-from transformer_mt.checkpoints.run_directory import EXPORT
+from transformer_mt.checkpoints.layout import EXPORT, checkpoint_digest
 from transformer_mt.config.keys import Config
 from transformer_mt.config.loading import parse_config
 from transformer_mt.errors import CheckpointError, ConfigError, DataError
 from transformer_mt.system.files import (
     canonical_json,
-    json_digest,
     read_json,
-    read_manifest,
     sha256,
     verify_manifest,
     write_manifest,
@@ -120,7 +118,7 @@ def load_exported(path: Path) -> ExportedModel:
     names = (SHARED, SHARED) if SHARED in files else ("src.model", "tgt.model")
     if missing := {EXPORT, *names} - files:
         raise CheckpointError(f"{path}: its manifest does not list {min(missing)}")
-    digest = json_digest(read_manifest(path))
+    digest = checkpoint_digest(path)
     record: ExportRecord = read_json(path / EXPORT, _RECORD, FORMAT)
     try:
         config = parse_config(record.config, str(path / EXPORT))

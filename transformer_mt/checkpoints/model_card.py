@@ -11,11 +11,12 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from transformer_mt.checkpoints.checkpoint import MODEL, Checkpoint
+from transformer_mt.checkpoints.checkpoint import Checkpoint
 from transformer_mt.checkpoints.evaluations import EvaluationRecord, read_evaluations, record_folder
+from transformer_mt.checkpoints.layout import MODEL
 from transformer_mt.checkpoints.run_directory import read_description
+from transformer_mt.config.changes import without_folder
 from transformer_mt.config.keys import Config
-from transformer_mt.config.loading import without_folder
 from transformer_mt.errors import CheckpointError
 from transformer_mt.system.files import atomic_file
 from transformer_mt.text.splitting import LineSplitter

@@ -5,11 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from transformer_mt.checkpoints.checkpoint import Checkpoint, Progress
+from transformer_mt.checkpoints.layout import EXPORT, METRICS, RUN_FILE
 from transformer_mt.checkpoints.metrics import RunMetrics, read_metrics
 from transformer_mt.checkpoints.run_directory import (
-    EXPORT,
-    METRICS,
-    RUN_FILE,
     find_checkpoint,
     load_newest,
     not_a_run,

@@ -5,7 +5,6 @@ quickly.
 """
 
 import logging
-import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import TypeAdapter
 
+from transformer_mt.checkpoints.layout import EXPORT, RUN_FILE, STEP_NAME, TRAINING, checkpoint_path
 from transformer_mt.errors import ChangedModelError, CheckpointError
 from transformer_mt.system.files import (
     MANIFEST,
@@ -30,22 +30,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-METRICS = "metrics.jsonl"
-"""Metrics of a run, one JSON object per line."""
-RUN_FILE = "run.json"
-"""Describes the text, model and environment of a run; holds its own SHA-256."""
-EXPORT = "export.json"
-"""Only a directory that `export` wrote for CTranslate2 has it."""
-STEP_NAME = re.compile(r"step-\d{8,}")
-"""The directory names of the checkpoints of steps."""
 RESUMABLE_CHECKPOINTS = 2
 """Checkpoints that keep the optimizer's moments: the newest, and the one to fall back to."""
 _OBJECT = TypeAdapter(dict[str, Any])
-
-
-def checkpoint_path(run_dir: Path, step: int) -> Path:
-    """Gives the directory of a step's checkpoint."""
-    return run_dir / f"step-{step:08d}"
 
 
 def list_checkpoints(run_dir: Path) -> list[Path]:
@@ -124,16 +111,16 @@ def prune(run_dir: Path, saved_step: int, keep_last: int, best_step: int) -> Non
     Raises:
         OSError: If something cannot be deleted.
     """
-    from transformer_mt.checkpoints.checkpoint import TRAINING
-
     for leftover in run_dir.glob(".step-*.partial"):
         shutil.rmtree(leftover)
     paths = list_checkpoints(run_dir)
-    newest = paths.index(checkpoint_path(run_dir, saved_step))
-    for age, path in enumerate(paths[newest:]):
-        if age >= keep_last and path != checkpoint_path(run_dir, best_step):
+    paths = paths[paths.index(checkpoint_path(run_dir, saved_step)) :]
+    best = checkpoint_path(run_dir, best_step)
+    kept = [path for age, path in enumerate(paths) if age < keep_last or path == best]
+    for path in paths:
+        if path not in kept:
             delete_directory(path)
-        elif age >= RESUMABLE_CHECKPOINTS and (path / TRAINING).exists():
+        elif kept.index(path) >= RESUMABLE_CHECKPOINTS and (path / TRAINING).exists():
             try:
                 files = read_manifest(path)
             except CheckpointError as error:  # a damaged checkpoint is left as it is

@@ -36,7 +36,7 @@ from transformer_mt.cli.options import (
 from transformer_mt.errors import ConfigError
 from transformer_mt.system.console import show_messages
 from transformer_mt.system.launcher import is_main_process, require_single_process
-from transformer_mt.system.outputs import check_output
+from transformer_mt.system.outputs import check_output, resolve_inputs
 from transformer_mt.system.process_settings import interrupt_on_signals
 from transformer_mt.system.streams import require_input
 from transformer_mt.translation.options import (
@@ -308,7 +308,8 @@ def evaluate(
     penalty, output = choose_length_penalty(length_penalty, beam_size), None
     if is_main_process():  # the others may run on machines without these files
         require_input(hypotheses)
-        output = check_output(save, [src, *(ref or ()), hypotheses, baseline]) if save else None
+        inputs = resolve_inputs([src, *(ref or ()), hypotheses, baseline])
+        output = check_output(save, inputs) if save else None
     from transformer_mt.evaluation.report import evaluate_systems, format_as_json, format_reports
     from transformer_mt.evaluation.scoring import choose_metrics
     from transformer_mt.text.test_sets import load_test_set

@@ -14,7 +14,7 @@ from transformer_mt.errors import Interrupted, TransformerMTError
 from transformer_mt.system.console import escape_controls, show_messages
 from transformer_mt.system.launcher import exit_process, exit_with_error
 from transformer_mt.system.process_settings import (
-    allow_any_file_name,
+    allow_any_text,
     configure_libraries,
     end_by_broken_pipe,
     open_closed_streams,
@@ -35,7 +35,7 @@ def main() -> None:
     """Runs the program; a user's mistake ends in one line on stderr and exit code 2."""
     open_closed_streams()
     tolerate_lost_messages()
-    allow_any_file_name()
+    allow_any_text()
     raise_file_limit()
     configure_libraries()
     try:

@@ -17,7 +17,6 @@ from pydantic import (
     field_validator,
     model_validator,
 )
-from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError
 
 
@@ -375,25 +374,9 @@ class Config(Section):
         return self
 
 
-def on_change(field: FieldInfo) -> OnChange:
-    """Returns what a key declares about a change on resume; without a declaration, it is fixed."""
-    declared = (item for item in field.metadata if isinstance(item, OnChange))
-    return next(declared, OnChange.REFUSED)
-
-
 def flat_values(config: Config) -> dict[str, object]:
     """Returns every value by its dotted key."""
     return {f"{section}.{name}": value for section, keys in config for name, value in keys}
-
-
-def changed_keys(old: Config, new: Config, *kinds: OnChange) -> list[str]:
-    """Lists the keys that differ and declare one of these effects on resume."""
-    return sorted(
-        f"{section}.{name}"
-        for section, keys in new
-        for name, field in type(keys).model_fields.items()
-        if on_change(field) in kinds and getattr(keys, name) != getattr(getattr(old, section), name)
-    )
 
 
 DEFAULTS = flat_values(Config(data=DataConfig(path="(required)")))

@@ -96,11 +96,6 @@ def searched_folders(path: str) -> str:
     return "" if os.path.isabs(path) else searched
 
 
-def without_folder(path: str) -> str:
-    """Gives the last part of an absolute path; its folder means nothing to readers elsewhere."""
-    return Path(path).name if os.path.isabs(path) else path
-
-
 def _read_toml(path: Path) -> dict[str, Any]:
     """Reads UTF-8 text, with or without a byte order mark, as TOML."""
     try:

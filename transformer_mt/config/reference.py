@@ -7,7 +7,8 @@ from typing import Any, Literal, NamedTuple, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
-from transformer_mt.config.keys import Config, OnChange, SplitTable, on_change
+from transformer_mt.config.changes import on_change
+from transformer_mt.config.keys import Config, OnChange, SplitTable
 from transformer_mt.config.loading import did_you_mean
 from transformer_mt.errors import ConfigError
 

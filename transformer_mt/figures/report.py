@@ -13,8 +13,8 @@ from matplotlib.figure import Figure
 from transformer_mt.checkpoints.checkpoint import Checkpoint
 from transformer_mt.checkpoints.evaluations import VALIDATION, EvaluationRecord, read_evaluations
 from transformer_mt.checkpoints.recorded_run import read_run
+from transformer_mt.config.changes import without_folder
 from transformer_mt.config.keys import DEFAULTS, flat_values
-from transformer_mt.config.loading import without_folder
 from transformer_mt.config.reference import format_value
 from transformer_mt.errors import DataError
 from transformer_mt.evaluation.scoring import sentence_chrf

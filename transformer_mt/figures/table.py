@@ -14,15 +14,9 @@ from typing import Any
 
 from transformer_mt.checkpoints.evaluations import VALIDATION, EvaluationRecord, read_evaluations
 from transformer_mt.checkpoints.exported import load_exported
+from transformer_mt.checkpoints.layout import EXPORT, METRICS, RUN_FILE, checkpoint_path
 from transformer_mt.checkpoints.metrics import RunMetrics, read_metrics, run_names
-from transformer_mt.checkpoints.run_directory import (
-    EXPORT,
-    METRICS,
-    RUN_FILE,
-    checkpoint_path,
-    not_a_run,
-    read_description,
-)
+from transformer_mt.checkpoints.run_directory import not_a_run, read_description
 from transformer_mt.config.keys import DEFAULTS, flat_values
 from transformer_mt.config.loading import parse_config
 from transformer_mt.config.reference import format_value

@@ -12,11 +12,13 @@ import torch
 from transformer_mt.errors import DeviceError
 from transformer_mt.system.private_torch import cpu_bf16_instructions
 
-_CONTAINER_LIMITS = (
-    Path("/sys/fs/cgroup/memory.max"),
-    Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
-)
-"""Where Linux tells how many bytes a container may use, in the versions 2 and 1 of cgroups."""
+_OWN_GROUPS = Path("/proc/self/cgroup")
+"""Names the control groups of this process, one for each line of controllers."""
+_GROUP_LIMITS = {
+    "": (Path("/sys/fs/cgroup"), "memory.max"),
+    "memory": (Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes"),
+}
+"""Folder of the groups, and the file with the limit of one, in versions 2 and 1 of cgroups."""
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -108,14 +110,26 @@ def count_numa_nodes() -> int:
 
 
 def total_memory(device: torch.device) -> int:
-    """Returns the total memory of a device in bytes; for a CPU, what a container may use of it."""
+    """Returns the total memory of a device in bytes; for a CPU, what this process may use of it."""
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
-    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
-    for path in filter(Path.exists, _CONTAINER_LIMITS):
-        text = path.read_text().strip()
-        limits += [int(text)] if text.isdecimal() else []  # otherwise "max"
-    return min(limits)
+    whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return min([whole, *_memory_limits()])
+
+
+def _memory_limits() -> Iterator[int]:
+    """Reads the limits of the control groups of this process, as of a container or a Slurm job."""
+    groups = _OWN_GROUPS.read_text().splitlines() if _OWN_GROUPS.exists() else []
+    for group in groups:
+        _, controllers, name = group.split(":", 2)
+        for controller in _GROUP_LIMITS.keys() & controllers.split(","):
+            root, file = _GROUP_LIMITS[controller]
+            # In a container the name may be that outside; its own group is then at the root.
+            folder = root / name.removeprefix("/")
+            for path in (folder / file, *(parent / file for parent in folder.parents)):
+                text = path.read_text().strip() if path.exists() else "max"
+                if text.isdecimal():
+                    yield int(text)
 
 
 def copy_to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:

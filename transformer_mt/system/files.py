@@ -22,8 +22,9 @@ from transformer_mt.errors import CheckpointError
 
 MANIFEST = "manifest.json"
 MANIFEST_FORMAT = 1
-MAX_JSON_BYTES = 2**20
-"""A larger JSON file is treated as damaged: the program's own are a few thousand bytes long."""
+MAX_JSON_BYTES = 2**26
+"""A larger JSON file is treated as damaged. Few are longer than some thousand bytes, but a
+configuration may name many files of text."""
 
 _PLAIN_NAME = re.compile(r"\w[\w.-]*", re.ASCII)
 _UNKNOWN_KEY = "extra_forbidden", "unexpected_keyword_argument"
@@ -150,10 +151,13 @@ def beside(path: Path, suffix: str) -> Path:
 
 
 def sync(path: Path) -> None:
-    """Waits until a file or directory is on disk."""
+    """Waits until a file or directory is on disk; some file systems cannot tell of directories."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        if error.errno != errno.EINVAL or not path.is_dir():
+            raise
     finally:
         os.close(descriptor)
 
@@ -175,17 +179,18 @@ def locked(
     """
     while True:
         with path.open("a+") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                file.seek(0)
-                when_busy(file.read().strip() or "unknown")
-                fcntl.flock(file, fcntl.LOCK_EX)
-            if not _is_at(path, file):  # its holder has removed the file in between
-                continue
-            file.truncate(0)
-            file.write(str(os.getpid()))
-            file.flush()
+            with naming(path):
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    file.seek(0)
+                    when_busy(file.read().strip() or "unknown")
+                    fcntl.flock(file, fcntl.LOCK_EX)
+                if not _is_at(path, file):  # its holder has removed the file in between
+                    continue
+                file.truncate(0)
+                file.write(str(os.getpid()))
+                file.flush()
             try:
                 yield partial(_is_at, path, file)
             finally:
@@ -317,12 +322,25 @@ def verify_manifest(directory: Path) -> frozenset[str]:
         CheckpointError: Naming the file that is missing, damaged or a symbolic link.
     """
     files = read_manifest(directory)
+    try:
+        _verify_files(directory, files)
+    except CheckpointError:
+        if read_manifest(directory) == files:
+            raise
+        return verify_manifest(directory)  # a trainer has deleted moments meanwhile
+    return frozenset(files)
+
+
+def _verify_files(directory: Path, files: dict[str, str]) -> None:
     for name, digest in sorted(files.items()):
         path = directory / name
         if path.is_symlink():
             raise CheckpointError(f"{path}: is a symbolic link")
         if not path.is_file():
             raise CheckpointError(f"{path}: missing from the checkpoint")
-        if sha256(path) != digest:
+        try:
+            is_same = sha256(path) == digest
+        except OSError as error:
+            raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from None
+        if not is_same:
             raise CheckpointError(f"{path}: damaged (its SHA-256 is not the manifest's)")
-    return frozenset(files)

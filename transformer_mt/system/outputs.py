@@ -9,7 +9,7 @@ import logging
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -83,12 +83,17 @@ class Output:
             self.partial.unlink(missing_ok=True)
 
 
-def check_output(path: Path | None, inputs: Sequence[Path | None] = ()) -> Output:
+def resolve_inputs(paths: Iterable[Path | None]) -> frozenset[str]:
+    """Gives the files that an output must not replace, with symbolic links resolved."""
+    return frozenset(os.path.realpath(path) for path in paths if path)
+
+
+def check_output(path: Path | None, inputs: Collection[str] = ()) -> Output:
     """Checks an output and decides how it will be written, before any work is done.
 
     Args:
         path: As the user typed it; None and `-` are stdout.
-        inputs: Files that are read and must not be replaced.
+        inputs: From `resolve_inputs`.
 
     Raises:
         OutputError: If it is a directory or an input, its folder is missing, or it is not writable.
@@ -115,7 +120,7 @@ def check_output(path: Path | None, inputs: Sequence[Path | None] = ()) -> Outpu
         raise OutputError(f"{path}: there is no folder {folder}")
     if not os.access(target.parent, os.W_OK):
         raise OutputError(f"{path}: its folder is not writable")
-    if any(source and os.path.realpath(source) == str(target) for source in inputs):
+    if str(target) in inputs:
         raise OutputError(f"{path}: is also an input; name another output")
     return Output(name, target, suffix)
 

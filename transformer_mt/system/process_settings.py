@@ -69,10 +69,14 @@ def raise_file_limit() -> None:
             return
 
 
-def allow_any_file_name() -> None:
-    """Makes stdout print a file name that is not UTF-8 as the bytes that it is."""
-    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
-        sys.stdout.reconfigure(errors="surrogateescape")
+def allow_any_text() -> None:
+    """Makes stdout UTF-8 in every locale; a file name that is not is printed as its bytes.
+
+    If PYTHONIOENCODING says what to do with other characters, it is obeyed.
+    """
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        if sys.stdout.errors in ("strict", "surrogateescape"):
+            sys.stdout.reconfigure(encoding="utf-8", errors="surrogateescape")
 
 
 class _OptionalStream:

@@ -123,7 +123,9 @@ class LineReader:
             return self._stream.read(BLOCK_BYTES)
 
     def _has_more(self) -> bool:
-        return bool(select.select([self._stream.fileno()], [], [], IDLE_SECONDS)[0])
+        poll = select.poll()  # unlike select, it takes descriptors above 1,023
+        poll.register(self._stream.fileno(), select.POLLIN)
+        return bool(poll.poll(1_000 * IDLE_SECONDS))
 
     def _decode(self, lines: list[bytes]) -> list[str]:
         if not self.lines_read:

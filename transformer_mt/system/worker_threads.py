@@ -1,6 +1,6 @@
 """Worker threads that compute several items at once on a CPU, each item in one thread."""
 
-import functools
+import os
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
@@ -29,10 +29,19 @@ class WorkerThreads:
     especially if another program has taken a core from one of them; workers wait only at the end.
     """
 
-    @functools.cached_property
+    def __init__(self) -> None:
+        self._pools: dict[int, ThreadPoolExecutor] = {}
+
+    @property
     def _pool(self) -> ThreadPoolExecutor:
-        """The threads, which start when they are needed and end with this object."""
-        return ThreadPoolExecutor(count_workers(MAX_WORKERS))
+        """The threads, which start when they are needed and end with this object.
+
+        A forked process has a pool of its own: it has none of its parent's threads.
+        """
+        process = os.getpid()
+        if process not in self._pools:
+            self._pools = {process: ThreadPoolExecutor(count_workers(MAX_WORKERS))}
+        return self._pools[process]
 
     def map(
         self, function: Callable[[Item, Callable[[], None]], Result], items: Iterable[Item]

@@ -161,8 +161,26 @@ def _open_name(config: DataConfig, folder: Path, split: str) -> CorpusPart:
     if not _has_text(folder, config):
         suffixes = {suffix.lower() for path in folder.rglob("*") for suffix in path.suffixes}
         if suffixes & _DATASET_SUFFIXES:
+            _require_made_elsewhere(config)
             return _open_dataset(config, split)
     return _open_text(config, split)
+
+
+def _require_made_elsewhere(config: DataConfig) -> None:
+    """Refuses a folder laid out like a hub repository in which the program would put its files.
+
+    `datasets` would read them as text the next time. In its cache, the folder of a corpus has the
+    corpus's own name.
+    """
+    root = Path(config.path).resolve()
+    for key in ("cache_dir", "prepared_dir"):
+        folder = Path(getattr(config, key)).resolve()
+        if root in (folder, *folder.parents) or folder in root.parents:
+            raise DataError(
+                f"data.{key} = {getattr(config, key)} and data.path = {config.path}: one is in the"
+                f" other, so what is made there would be read as text; choose another (--set"
+                f' data.{key}=DIR), or name the files, such as train = "train-*.parquet"'
+            )
 
 
 def _has_text(folder: Path, config: DataConfig) -> bool:
@@ -310,20 +328,12 @@ def _open_dataset(
         return load_dataset(config, builder, split, data_files=names, split=f"train{part}")
 
     def digest() -> str:
-        if paths := files or _files_of(config):
+        if paths := files or sorted(Path(config.path).rglob("*")):
             return _digest_files(paths)
         # The client stores each revision of a corpus under a different name.
         return _digest_strings(str(Path(file["filename"])) for file in load().cache_files)
 
     return CorpusPart(lambda: read_pairs(load(), config), digest)
-
-
-def _files_of(config: DataConfig) -> list[Path]:
-    """Lists what a corpus in a local folder may be read from, without what is made from it."""
-    root = Path(config.path).resolve()
-    folders = (Path(folder).resolve() for folder in (config.cache_dir, config.prepared_dir))
-    made = {folder for folder in folders if root in folder.parents}
-    return [path for path in sorted(root.rglob("*")) if made.isdisjoint(path.parents)]
 
 
 def _digest_files(paths: Iterable[Path]) -> str:

@@ -27,7 +27,8 @@ from typing import Any
 
 import numpy as np
 
-from transformer_mt.config.keys import Config, DataConfig, OnChange, Section, on_change
+from transformer_mt.config.changes import on_change
+from transformer_mt.config.keys import Config, DataConfig, OnChange, Section
 from transformer_mt.config.loading import searched_folders
 from transformer_mt.errors import CheckpointError, ConfigError, DataError
 from transformer_mt.system.console import ProgressBar

@@ -11,8 +11,8 @@ from pathlib import Path
 from sacrebleu.dataset import DATASETS
 from sacrebleu.utils import SACREBLEU_DIR
 
+from transformer_mt.config.changes import without_folder
 from transformer_mt.config.keys import DataConfig, Splits
-from transformer_mt.config.loading import without_folder
 from transformer_mt.errors import DataError
 from transformer_mt.system.streams import require_input
 from transformer_mt.text.corpus import load_split, read_lines, read_source_lines
@@ -93,7 +93,7 @@ def _load_files(src: Path | None, refs: Sequence[Path]) -> EvaluationSet:
     sources = texts.pop(0) if src else None
     # Other files may have the same names.
     name, title = ", ".join(map(str, refs)), ", ".join(ref.name for ref in refs)
-    title += f" ({digest[:8]})"
+    title = f"{title} ({digest[:8]})".encode(errors="replace").decode()
     if src:
         name += f" (source {src})"
     return EvaluationSet(name, title, sources, texts)

@@ -252,8 +252,8 @@ def write_config(
     check_output(path)
     if path.exists():
         raise OutputError(f"{path}: exists already; choose another name, or delete it first")
-    folder, files = _place(src, tgt, path.parent)
-    for typed in (folder, files.src, files.tgt, path.name, src_lang, tgt_lang):
+    folder, *names = _place(src, tgt, path.parent)
+    for typed in (folder, *names, path.name, src_lang, tgt_lang):
         if not typed.isprintable() or expand_path(typed) != typed:
             raise ConfigError(
                 f"{typed!r} cannot be written in a configuration, where ~ and $NAME are expanded;"
@@ -263,9 +263,10 @@ def write_config(
     warnings = _warn(src, tgt, text)
     machine, has_gpu = this_machine()
     data = DataConfig(path=folder, src_lang=src_lang, tgt_lang=tgt_lang)
+    files = SplitFiles(src=names[0], tgt=names[1])
     content = _fill_in(data, files, _next_commands(path), text, warnings, machine, has_gpu)
     with atomic_file(path) as file:
-        file.write(content.encode())
+        file.write(content.encode(errors="backslashreplace"))  # in comments only
     logger.info("wrote %s for %s pairs on %s", path, f"{text.pairs:,}", machine)
     return "\n".join(_next_commands(path)[:2])
 
@@ -279,13 +280,13 @@ def _language_of(path: Path, option: str) -> str:
     return language
 
 
-def _place(src: Path, tgt: Path, beside: Path) -> tuple[str, SplitFiles]:
+def _place(src: Path, tgt: Path, beside: Path) -> tuple[str, str, str]:
     """Returns `data.path` and the two files in it, relative to the configuration's folder."""
     paths = [path if path.is_absolute() else Path(relpath(path, beside)) for path in (src, tgt)]
     folder = Path()
     if paths[0].parent == paths[1].parent:
         folder, paths = paths[0].parent, [Path(path.name) for path in paths]
-    return str(folder), SplitFiles(src=str(paths[0]), tgt=str(paths[1]))
+    return str(folder), str(paths[0]), str(paths[1])
 
 
 def _measure(src: Path, tgt: Path) -> TextStatistics:

@@ -16,16 +16,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from transformer_mt.checkpoints.checkpoint import STATE, TRAINING, Checkpoint, Progress
+from transformer_mt.checkpoints.checkpoint import Checkpoint, Progress
+from transformer_mt.checkpoints.layout import METRICS, RUN_FILE, STATE, TRAINING, checkpoint_path
 from transformer_mt.checkpoints.run_directory import (
-    METRICS,
-    RUN_FILE,
-    checkpoint_path,
     find_checkpoint,
     list_checkpoints,
     load_newest,
     write_description,
 )
+from transformer_mt.config.changes import without_folders
 from transformer_mt.config.keys import Config, flat_values
 from transformer_mt.config.loading import PATH_KEYS, searched_folders
 from transformer_mt.errors import CheckpointError, ConfigError
@@ -33,7 +32,7 @@ from transformer_mt.evaluation.scoring import choose_metrics
 from transformer_mt.system.console import PACKAGE_LOGGER
 from transformer_mt.system.device import choose_device, choose_precision, count_numa_nodes
 from transformer_mt.system.extras import require_package
-from transformer_mt.system.files import locked, restore_replaced
+from transformer_mt.system.files import MANIFEST, locked, restore_replaced
 from transformer_mt.system.launcher import is_launched
 from transformer_mt.system.processes import ALONE, Processes, join_processes
 from transformer_mt.system.worker_threads import MAX_WORKERS
@@ -193,7 +192,8 @@ def _require_packages(config: Config) -> None:
 def _require_same_everywhere(config: Config, progress: Progress, processes: Processes) -> None:
     """Refuses to train together with a process that has different text, keys or precision."""
     values = {name: getattr(progress, key) for key, name in _TEXTS.items()}
-    values |= {key: value for key, value in flat_values(config).items() if key not in PATH_KEYS}
+    keys = flat_values(config).items()
+    values |= {key: str(without_folders(value)) for key, value in keys if key not in PATH_KEYS}
     values["precision"] = progress.precision
     main, *others = processes.gather(values)
     for rank, other in enumerate(others, 1):
@@ -301,7 +301,17 @@ def _lock_run(run_dir: Path) -> AbstractContextManager[Callable[[], bool]]:
 
 
 def require_writable(run_dir: Path) -> None:
-    """Checks before hours of work, not after, that the run can be saved."""
+    """Checks before hours of work, not after, that the run can be saved.
+
+    A run inside a checkpoint would be deleted with it.
+    """
+    try:
+        str(run_dir.absolute()).encode()
+    except UnicodeEncodeError:
+        raise CheckpointError(f"{run_dir}: not UTF-8; name another --run directory") from None
+    for folder in (run_dir, *run_dir.absolute().parents):
+        if (folder / MANIFEST).exists() and (folder / STATE).exists():
+            raise CheckpointError(f"{folder}: is a checkpoint; name another --run directory")
     nearest = next(path for path in (run_dir, *run_dir.absolute().parents) if path.exists())
     if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
         reason = "not writable" if nearest.is_dir() else "not a directory"

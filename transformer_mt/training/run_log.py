@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Self, TextIO
 
 from transformer_mt.checkpoints.checkpoint import Progress
-from transformer_mt.checkpoints.run_directory import METRICS
+from transformer_mt.checkpoints.layout import METRICS
 from transformer_mt.errors import CheckpointError
 from transformer_mt.system.console import PACKAGE_LOGGER, MessageFormatter, escape_controls
 from transformer_mt.system.files import atomic_file, parse_json
@@ -74,7 +74,7 @@ class RunLog(logging.Handler):
             for kind, step in _last_steps(progress).items():
                 folder = run_dir / "tensorboard" / kind
                 self._boards[kind] = SummaryWriter(folder, purge_step=step + 1)
-        self._text = (run_dir / "train.log").open("a", encoding="utf-8")
+        self._text = (run_dir / "train.log").open("a", encoding="utf-8", errors="backslashreplace")
 
     def __enter__(self) -> Self:
         self._level_before = PACKAGE_LOGGER.level

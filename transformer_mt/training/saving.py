@@ -10,15 +10,13 @@ from typing import Any, Self
 from torch import Tensor
 
 from transformer_mt.checkpoints.checkpoint import (
-    EMA,
-    MODEL,
-    TRAINING,
     Progress,
     RunState,
     find_nonfinite,
     save_checkpoint,
 )
-from transformer_mt.checkpoints.run_directory import checkpoint_path, prune
+from transformer_mt.checkpoints.layout import EMA, MODEL, TRAINING, checkpoint_path
+from transformer_mt.checkpoints.run_directory import prune
 from transformer_mt.errors import CheckpointError, Interrupted, TrainingError
 from transformer_mt.text.prepared import PreparedCorpus
 from transformer_mt.training.engine import Engine

@@ -8,8 +8,8 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
-from transformer_mt.checkpoints.checkpoint import STATE, Progress
-from transformer_mt.checkpoints.run_directory import checkpoint_path
+from transformer_mt.checkpoints.checkpoint import Progress
+from transformer_mt.checkpoints.layout import STATE, checkpoint_path
 from transformer_mt.errors import (
     CheckpointError,
     DataError,
@@ -37,7 +37,7 @@ from transformer_mt.training.engine import Engine
 from transformer_mt.training.run_log import RunLog
 from transformer_mt.training.saving import CheckpointSaver
 from transformer_mt.training.time_left import StepDisplay, reached_limit
-from transformer_mt.training.validation import Validator
+from transformer_mt.training.validation import Validation, Validator
 
 logger = logging.getLogger(__name__)
 
@@ -325,25 +325,37 @@ class Trainer:
         """Scores the weights; if a signal interrupts this, it is repeated on resuming."""
         self.engine.read_window()  # waits for pending steps, which are not part of validation
         result = self._validator.validate(self._raise_if_stopping)
-        step, previous_best = self.progress.step, self.progress.best_bleu
+        step, previous = self.progress.step, self.progress
+        # One that only the end of training has brought does not count: it may be continued.
+        is_due = step % self.config.valid.every == 0
         self.progress = replace(
-            self.progress,
+            previous,
             valid_step=step,
-            validations_since_best=self.progress.validations_since_best + 1,
+            validations_since_best=previous.validations_since_best + is_due,
         )
-        is_best = result.score > previous_best
+        is_best = result.score > previous.best_bleu
         if is_best:
             self.progress = replace(
                 self.progress, best_bleu=result.score, best_step=step, validations_since_best=0
             )
         if self._log:
             self._log.record("valid", self.progress, self._seconds(), result.metrics)
-        self._validator.log(result, step, previous_best)
+        self._validator.log(result, step, previous.best_bleu)
         if is_best:
-            self._save()
-            if self._processes.is_main:
-                self._saver.wait()  # the record holds the digest of the checkpoint
-                self._validator.record(result, checkpoint_path(self.run_dir, step))
+            self._save_best(result, previous)
+
+    def _save_best(self, result: Validation, previous: Progress) -> None:
+        """Saves the best checkpoint so far; if that fails, the one before it stays the best."""
+        step = self.progress.step
+        self._save()
+        if self._processes.is_main:
+            self._saver.wait()  # the record holds the digest of the checkpoint
+            self._validator.record(result, checkpoint_path(self.run_dir, step))
+        saved = self._saver.saved
+        if not self._processes.broadcast(saved is not None and saved.step == step):
+            self.progress = replace(
+                self.progress, best_bleu=previous.best_bleu, best_step=previous.best_step
+            )
 
     def _raise_if_stopping(self, lines: int) -> None:
         """Stops if any process has received a signal; all call this at the same time."""

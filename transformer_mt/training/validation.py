@@ -8,13 +8,13 @@ from pathlib import Path
 
 import numpy as np
 
-from transformer_mt.checkpoints.checkpoint import checkpoint_digest
 from transformer_mt.checkpoints.evaluations import (
     VALIDATION,
     EvaluationRecord,
     SearchSetting,
     write_evaluation,
 )
+from transformer_mt.checkpoints.layout import checkpoint_digest
 from transformer_mt.evaluation.scoring import choose_metrics, corpus_score
 from transformer_mt.model.transformer import Transformer, evaluation_mode
 from transformer_mt.system.processes import ALONE, Processes

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from transformer_mt.checkpoints.checkpoint import CONFIG, MODEL, Checkpoint, write_tensors
+from transformer_mt.checkpoints.checkpoint import Checkpoint, write_tensors
+from transformer_mt.checkpoints.layout import CONFIG, MODEL
 from transformer_mt.config.keys import Config, ModelConfig
 from transformer_mt.errors import ConfigError
 from transformer_mt.model.transformer import Transformer

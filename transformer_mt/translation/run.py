@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from itertools import chain, dropwhile, islice
 from pathlib import Path
 
-from transformer_mt.checkpoints.run_directory import EXPORT
+from transformer_mt.checkpoints.layout import EXPORT
 from transformer_mt.errors import ConfigError, DataError, OutputError
 from transformer_mt.system.console import ProgressBar, shows_progress
 from transformer_mt.system.files import sha256
@@ -24,6 +24,7 @@ from transformer_mt.system.outputs import (
     check_output,
     is_complete,
     open_chunk_writer,
+    resolve_inputs,
 )
 from transformer_mt.system.process_settings import interrupt_on_signals
 from transformer_mt.system.processes import Processes, join_processes
@@ -184,8 +185,9 @@ def plan_files(
             unreadable.append(str(error))
     if not readable:
         raise DataError("; ".join(unreadable))
+    inputs = resolve_inputs(readable)
     if not options.output_dir:
-        return [FilePair(readable[0], check_output(options.output, readable))], []
+        return [FilePair(readable[0], check_output(options.output, inputs))], []
     try:
         options.output_dir.mkdir(exist_ok=True)
     except FileNotFoundError:
@@ -196,7 +198,7 @@ def plan_files(
     pairs: dict[Path, FilePair] = {}
     for path in readable:
         name = options.output_dir / output_name(path, src_lang, tgt_lang)
-        pair = FilePair(path, check_output(name, readable))
+        pair = FilePair(path, check_output(name, inputs))
         other = pairs.setdefault(pair.output.target or name, pair)
         if other is not pair:
             raise OutputError(

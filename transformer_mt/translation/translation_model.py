@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from transformer_mt.checkpoints.run_directory import EXPORT, find_checkpoint
+from transformer_mt.checkpoints.layout import EXPORT
+from transformer_mt.checkpoints.run_directory import find_checkpoint
 from transformer_mt.config.keys import DataConfig
 from transformer_mt.errors import CheckpointError, ConfigError, DataError
 from transformer_mt.system.processes import ALONE, Processes

@@ -1,0 +1,36 @@
+"""Names of what a run directory and a checkpoint in it hold."""
+
+import re
+from pathlib import Path
+
+from transformer_mt.system.files import json_digest, read_manifest
+
+METRICS = "metrics.jsonl"
+"""Metrics of a run, one JSON object per line."""
+RUN_FILE = "run.json"
+"""Describes the text, model and environment of a run; holds its own SHA-256."""
+STEP_NAME = re.compile(r"step-\d{8,}")
+"""The directory names of the checkpoints of steps."""
+MODEL, EMA, TRAINING = "model.safetensors", "ema.safetensors", "training.safetensors"
+"""Weights, their moving average, and the optimizer's moments, which old checkpoints lose."""
+STATE, CONFIG = "state.json", "config.json"
+EXPORT = "export.json"
+"""Only a directory that `export` wrote for CTranslate2 has it."""
+
+
+def checkpoint_path(run_dir: Path, step: int) -> Path:
+    """Gives the directory of a step's checkpoint."""
+    return run_dir / f"step-{step:08d}"
+
+
+def checkpoint_digest(path: Path) -> str:
+    """Computes the digest of a checkpoint, or of an exported model, from its manifest.
+
+    The files are not verified. Moments do not count.
+
+    Raises:
+        CheckpointError: If the manifest is missing or damaged.
+    """
+    digests = read_manifest(path)
+    digests.pop(TRAINING, None)
+    return json_digest(digests)

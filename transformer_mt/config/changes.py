@@ -1,0 +1,43 @@
+"""In which keys two configurations differ, and whether that matters."""
+
+import os
+from pathlib import Path
+
+from pydantic.fields import FieldInfo
+
+from transformer_mt.config.keys import Config, OnChange, SplitTable
+
+
+def on_change(field: FieldInfo) -> OnChange:
+    """Returns what a key declares about a change on resume; without a declaration, it is fixed."""
+    declared = (item for item in field.metadata if isinstance(item, OnChange))
+    return next(declared, OnChange.REFUSED)
+
+
+def changed_keys(old: Config, new: Config, *kinds: OnChange) -> list[str]:
+    """Lists the keys that differ and declare one of these effects on resume.
+
+    Where the files of a split lie does not matter: the digest of the text decides.
+    """
+    return sorted(
+        f"{section}.{name}"
+        for section, keys in new
+        for name, field in type(keys).model_fields.items()
+        if on_change(field) in kinds
+        and without_folders(getattr(keys, name))
+        != without_folders(getattr(getattr(old, section), name))
+    )
+
+
+def without_folders(value: object) -> object:
+    """Gives a value with only the last part of each absolute path in it."""
+    if isinstance(value, list):
+        return [without_folders(item) for item in value]
+    if isinstance(value, SplitTable):
+        return [without_folders(part) for _, part in value]
+    return without_folder(value) if isinstance(value, str) else value
+
+
+def without_folder(path: str) -> str:
+    """Gives the last part of an absolute path; its folder means nothing to readers elsewhere."""
+    return Path(path).name if os.path.isabs(path) else path
