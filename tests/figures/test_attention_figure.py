@@ -114,7 +114,7 @@ def test_nothing_overlaps_or_is_cut_off(repeats, by_head, rows):
 
 def test_what_cannot_be_drawn(untrained_run):
     for layer in (0, 3):
-        with pytest.raises(ConfigError, match=f"^--layer {layer}: the model has layers 1 to 2$"):
+        with pytest.raises(ConfigError, match=f"^layer {layer}: choose 1 to 2$"):
             attention_figure(fake_attention(SRC, TGT), layer=layer)
     with pytest.raises(ConfigError, match="^kind x: choose cross, encoder or decoder$"):
         attention_figure(fake_attention(SRC, TGT), "x")

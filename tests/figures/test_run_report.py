@@ -214,7 +214,7 @@ def test_what_is_no_run(run, tmp_path, call, monkeypatch):
     }.items():
         result = call("report", path, "-o", tmp_path / "x.html")
         assert_one_error(result, message)
-    message = "x.png: the report is a page; name a file that ends in .html"
+    message = "x.png: the report is HTML; name a file that ends in .html"
     assert_one_error(call("report", run, "-o", tmp_path / "x.png"), message)
     monkeypatch.setattr(
         "transformer_mt.figures.report.build_report", lambda run_dir: f"é {run_dir}"
