@@ -9,8 +9,10 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
+from tempfile import TemporaryFile
 
 import conftest
+import fork_server
 from conftest import write_config, write_copy_corpus
 
 from transformer_mt.checkpoints.layout import EMA, MODEL
@@ -85,6 +87,24 @@ def launch(
     with process:
         stdout, stderr = process.communicate(timeout=300)
     return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
+
+
+def together(world_size: int, *arguments: object, program=("-m", "transformer_mt"), stdin=None):
+    """Runs the program to its end in several forked processes, without torchrun."""
+    variables = {"WORLD_SIZE": world_size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
+    variables = {name: str(value) for name, value in variables.items()}
+    with TemporaryFile("w+") as out, TemporaryFile("w+") as err:
+        streams = {"stdout": out.fileno(), "stderr": err.fileno()}
+        processes = []
+        for rank in map(str, range(world_size)):
+            env = {**ENVIRONMENT, **variables, "RANK": rank, "LOCAL_RANK": rank}
+            words = [sys.executable, *program, *arguments]
+            processes.append(fork_server.start(words, env=env, **streams))
+        for process in processes:
+            process.join(300)
+        codes = [process.exitcode for process in processes]
+        out.seek(0), err.seek(0)
+        return subprocess.CompletedProcess(words, max(codes, key=abs), out.read(), err.read())
 
 
 def launch_faulty(fault: str, rank: int, step: int, *arguments: object):

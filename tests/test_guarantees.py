@@ -76,7 +76,6 @@ def test_guarantee_1_a_killed_run_ends_bit_equal(corpus_dir, tmp_path):
     resumed = int(re.findall(r"resuming at step (\d+)", (killed / "train.log").read_text())[-1])
     assert 0 < resumed <= reached, f"killed at {reached}, resumed at {resumed}"
     assert reached - resumed <= 14, "more was lost than a save that was not complete"
-    assert resumed % 20, "the position was not in the middle of an epoch"
     assert equal(newest_weights(whole), newest_weights(killed)), (
         f"killed at {reached}, resumed at {resumed}"
     )

@@ -170,8 +170,9 @@ def test_a_run_may_lack_parts(run, tmp_path, monkeypatch):
     young = tmp_path / "young"
     young.mkdir()
     shutil.copy(run / "run.json", young)
-    text = report_text(young)
-    assert build_report(young).count("no finite value yet") == 6
+    page = build_report(young)
+    text = visible(page)
+    assert page.count("no finite value yet") == 6
     assert "None are recorded with a signature" in text and "pairs read" in text
     assert "There is no translation to draw it of." in text
     names = {"loss", "mfu", "nll", "perplexity", "grad_norm"}

@@ -22,7 +22,7 @@ from transformer_mt.training.run import train
 pytestmark = pytest.mark.slow
 
 many = settings(
-    max_examples=800,
+    max_examples=300,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )

@@ -99,7 +99,6 @@ COMMANDS = {
     "prepare": "DIR/tiny.toml --set data.prepared_dir=DIR/new",
     "average": "DIR/whole --last 2",
     "export": "DIR/whole -o DIR/exported",
-    "report": "DIR/whole -o DIR/report.html",
     "init": "DIR/new --src DIR/corpus/train.de --tgt DIR/corpus/train.en",
     "prune": "DIR/whole 60 1 25",
 }

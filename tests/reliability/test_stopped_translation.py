@@ -23,7 +23,7 @@ from transformer_mt.translation.options import (
 from transformer_mt.translation.pytorch_runtime import PyTorchRuntime
 from transformer_mt.translation.translator import Translation, Translator
 
-CHUNK = 8
+CHUNK = 4
 
 
 def reverse(self, chunks, advance, first_line):
@@ -119,7 +119,7 @@ output = outputs.check_output(target)
 def write():
     with outputs.open_chunk_writer(output, {"made from": "text"}) as writer:
         began = writer.state.lines
-        for number in range(began, 4):
+        for number in range(began, 2):
             writer.write([f"line {number}\\n"], 1, {})
             with log.open("a") as file:
                 file.write(".")
@@ -149,7 +149,7 @@ for limit in itertools.count(1):
     if not outputs.is_complete(output, {"made from": "text"}):
         assert target.read_bytes() == b"before"
         assert write() - written in (0, 1), (limit, written)
-    assert gzip.decompress(target.read_bytes()) == b"line 0\\nline 1\\nline 2\\nline 3\\n", limit
+    assert gzip.decompress(target.read_bytes()) == b"line 0\\nline 1\\n", limit
     output.discard()
     assert os.listdir(folder) == ["out.gz"], (limit, os.listdir(folder))
 print(limit)
@@ -165,7 +165,7 @@ def test_killed_at_any_line_of_code(tmp_path):
     words = [sys.executable, "-c", KILLED_AT_ANY_LINE, str(tmp_path / "folder")]
     done = subprocess.run(words, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
-    assert int(done.stdout) > 100
+    assert int(done.stdout) > 60, done.stdout
 
 
 @pytest.mark.parametrize(

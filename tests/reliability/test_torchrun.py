@@ -19,6 +19,7 @@ from launch import (
     messages,
     small_config,
     start,
+    together,
     wait_until,
 )
 
@@ -143,7 +144,7 @@ def test_resuming_with_another_number_of_processes(config, tmp_path):
     train(load_config(config, [*values, "train.max_steps=30"]), tmp_path / "whole")
     for steps, size, change in ((10, 2, ""), (20, 1, "(was 2, is 1)"), (30, 3, "(was 1, is 3)")):
         settings = [f"--set={value}" for value in (*values, f"train.max_steps={steps}")]
-        done = launch(size, "train", config, "--run", run_dir, *settings)
+        done = together(size, "train", config, "--run", run_dir, *settings)
         assert done.returncode == 0, done.stderr
         assert ("bit-equal" in done.stderr) == bool(change)
         assert not change or f"processes {change}" in done.stderr

@@ -157,22 +157,23 @@ def test_too_few_gpus(monkeypatch):
 HUNG = "error: a GPU has hung for 0 minutes; run the same command again\n"
 
 
-@pytest.mark.parametrize(
-    ("scenario", "message"), [("late", LOST), ("stopped", LOST), ("gpu", HUNG)]
-)
-def test_a_process_that_is_lost(tmp_path, scenario, message):
+def test_a_process_that_is_lost(tmp_path):
     """The other ends, and one says why, although the main threads wait for something else."""
-    port, words = free_port(), [sys.executable, SCENARIO, scenario]
-    with (tmp_path / "out").open("w") as out, (tmp_path / "err").open("w") as err:
-        streams = {"stdout": out.fileno(), "stderr": err.fileno()}
-        both = [fork_server.start(words, env=launched(port, rank), **streams) for rank in (0, 1)]
+    messages, started = {"late": LOST, "stopped": LOST, "gpu": HUNG}, {}
+    for scenario in messages:  # all at once, since they only wait
+        port, words = free_port(), [sys.executable, SCENARIO, scenario]
+        with (tmp_path / "out").open("a") as out, (tmp_path / scenario).open("w") as err:
+            streams = {"stdout": out.fileno(), "stderr": err.fileno()}
+            envs = [launched(port, rank) for rank in (0, 1)]
+            started[scenario] = [fork_server.start(words, env=env, **streams) for env in envs]
+    for scenario, both in started.items():
         both[0].join(30)
         if scenario == "stopped":
             both[1].kill()
         both[1].join(30)
-    assert both[0].exitcode == 1 and both[1].exitcode is not None
+        assert both[0].exitcode == 1 and both[1].exitcode is not None, scenario
+        assert (tmp_path / scenario).read_text() == messages[scenario]
     assert (tmp_path / "out").read_text() == ""
-    assert (tmp_path / "err").read_text() == message
 
 
 def test_every_limit_is_documented():

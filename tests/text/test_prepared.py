@@ -155,9 +155,16 @@ def test_two_at_once_make_one(folder, monkeypatch, caplog):
     assert "is preparing the same corpus; waiting for it" in caplog.text
 
 
-@pytest.mark.parametrize("damage", ["cut", "missing", "other bytes"])
+FILES = "report.json", "src.ids", "tgt.ids", "tgt.offsets.npy", "vocab.model", MANIFEST
+
+
 @pytest.mark.parametrize(
-    "name", ["report.json", "src.ids", "tgt.ids", "tgt.offsets.npy", "vocab.model", MANIFEST]
+    ("name", "damage"),
+    [
+        ("tgt.ids", "missing"),
+        *((name, "cut") for name in FILES),
+        *((name, "other bytes") for name in FILES[:4]),
+    ],
 )
 def test_a_damaged_corpus_is_named(folder, name, damage):
     config = tiny_config(folder)

@@ -144,10 +144,10 @@ def test_a_broken_file(tmp_path, head, body, message):
 
 
 def test_memory_does_not_grow_with_the_file(tmp_path):
-    path = write(tmp_path / "a.tmx", *[unit(de="d" * 100, en="e" * 100)] * 40_000)
+    path = write(tmp_path / "a.tmx", *[unit(de="d" * 100, en="e" * 100)] * 10_000)
     tracemalloc.start()
     try:
-        assert sum(1 for _ in read_tmx(path, "de", "en")) == 40_000
+        assert sum(1 for _ in read_tmx(path, "de", "en")) == 10_000
         assert tracemalloc.get_traced_memory()[1] < 2e6 < path.stat().st_size
     finally:
         tracemalloc.stop()
@@ -159,7 +159,7 @@ PARTS = [*TAGS, "a", " \n", "\x00", "\xff"]
 
 
 @settings(
-    deadline=None, max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    deadline=None, max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(
     st.lists(st.sampled_from(PARTS) | st.text(max_size=5)),

@@ -98,7 +98,7 @@ def test_what_a_run_records_of_itself(corpus_dir, first, prepared):
     assert described == {
         "config": config.model_dump(mode="json"),
         "validation": {
-            "pairs": 60,
+            "pairs": 12,
             "digest": load_split(config.data, config.data.valid).digest(),
         },
         "init_from": None,

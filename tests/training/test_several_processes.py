@@ -5,10 +5,18 @@ import sys
 import pytest
 import torch
 from conftest import write_config
-from launch import assert_close, exit_codes, launch, launch_faulty, messages, records
+from launch import (
+    FAULTY,
+    assert_close,
+    exit_codes,
+    launch,
+    launch_faulty,
+    messages,
+    records,
+    together,
+)
 
 from transformer_mt.checkpoints.run_directory import load_newest
-from transformer_mt.cli.program import app
 from transformer_mt.config.loading import load_config
 from transformer_mt.errors import ConfigError
 from transformer_mt.system.launcher import is_main_process, require_single_process
@@ -54,7 +62,7 @@ def test_the_number_of_processes_does_not_matter(alone, tmp_path, world_size):
     tokens of a process.
     """
     config, run_dir = alone
-    done = launch(world_size, "train", config, "--run", tmp_path / "run")
+    done = together(world_size, "train", config, "--run", tmp_path / "run")
     assert done.returncode == 0, done.stderr
     assert_close(tmp_path / "run", run_dir)
     valid, expected = records(tmp_path / "run", "valid"), records(run_dir, "valid")
@@ -112,7 +120,8 @@ def test_memory_that_runs_out_in_one_process(alone, tmp_path):
     Sabotage: let the process that ran out go on alone, or the others count the step as taken.
     """
     config, run_dir = alone
-    done = launch_faulty("memory", 1, 4, "train", config, "--quiet", "--run", tmp_path / "run")
+    program = (FAULTY, "memory", 1, 4)
+    done = together(2, "train", config, "--quiet", "--run", tmp_path / "run", program=program)
     assert done.returncode == 0, done.stderr
     warnings = messages(done.stderr)
     assert all(text.startswith("warning: process 1: out of memory on cpu") for text in warnings)
@@ -130,24 +139,6 @@ def test_a_variable_that_is_not_a_number(monkeypatch, name):
     with pytest.raises(ConfigError, match=f"{name} = x is not a number: use torchrun"):
         assert is_main_process()
         require_single_process("init")
-
-
-def test_commands_that_work_in_one_process(monkeypatch):
-    """They refuse to be started several times. Sabotage: leave out the check of one."""
-    monkeypatch.setenv("RANK", "0")
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    for arguments in (
-        "init new --src a.de --tgt a.en",
-        "prepare none.toml",
-        "average none",
-        "export none -o out",
-        "plot schedule none.toml -o out.png",
-        "diagnose none",
-        "report none -o out.html",
-        "compare none",
-    ):
-        with pytest.raises(ConfigError, match="works in one process"):
-            app(arguments.split(), standalone_mode=False)
 
 
 def test_one_process_uses_no_distributed_code(monkeypatch):

@@ -5,12 +5,12 @@ import math
 import os
 import re
 import struct
-import subprocess
 import sys
 import termios
 from contextlib import suppress
 from dataclasses import replace
 
+import fork_server
 import pytest
 from conftest import command, records, tiny_config, write_config
 
@@ -78,13 +78,15 @@ def run_at_terminal(*arguments: object) -> str:
     """Runs the program with stderr at a terminal of 80 columns, and gives what it wrote there."""
     reader, terminal = os.openpty()
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, COLUMNS, 0, 0))
-    process = subprocess.Popen(command(*arguments), stdout=subprocess.DEVNULL, stderr=terminal)
+    with open(os.devnull, "wb") as null:
+        process = fork_server.start(command(*arguments), stdout=null.fileno(), stderr=terminal)
     os.close(terminal)
     output = b""
     with os.fdopen(reader, "rb", 0) as terminal_output, suppress(OSError):
         while part := terminal_output.read(65536):  # fails once the last writer has ended
             output += part
-    assert process.wait() == 0
+    process.join(60)
+    assert process.exitcode == 0
     return output.decode()
 
 

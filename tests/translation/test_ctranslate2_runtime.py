@@ -178,7 +178,7 @@ def test_scores_are_recorded_beside_it(copy_run, tmp_path, call):
 
 WRONG = [
     (["--raw"], "--raw has no effect on an exported model, .*exported; "),
-    (["--precision", "fp32"], "--precision: .*exported has the weights"),
+    (["--precision", "fp32"], "--precision has no effect on an exported model, .*exported;"),
     (["--max-length", "9999"], "maximum length 9999: .*exported has positions for 1021 pieces"),
     (["--device", "cuda"], "device cuda: CTranslate2 finds no CUDA device"),
     (["RUN", "--ensemble"], "exported: an exported model cannot be part of an ensemble"),

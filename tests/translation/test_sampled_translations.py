@@ -17,7 +17,7 @@ from transformer_mt.translation.pytorch_runtime import PyTorchRuntime
 from transformer_mt.translation.search import Sampler
 from transformer_mt.translation.translator import Source, format_lines, length_penalty
 
-LINES = [*copy_lines(30, 5), "", "ab cd"]
+LINES = [*copy_lines(14, 5), "", "ab cd"]
 LINES += ["ab cd", " ".join([*LINES[:4], "xyz."] * 2)]  # a repeated one, and one of equal parts
 
 
@@ -69,14 +69,14 @@ def test_a_line_s_draw_depends_on_its_number_alone(untrained_run):
     )
     expected = small.n_best(LINES)
     assert [t.text for [t] in large.n_best(LINES)] == [t.text for [t] in expected]
-    rest = large.n_best(LINES[20:], first_line=21)
-    assert [t.text for [t] in rest] == [t.text for [t] in expected[20:]]
+    rest = large.n_best(LINES[10:], first_line=11)
+    assert [t.text for [t] in rest] == [t.text for [t] in expected[10:]]
     large.first_chunk_lines, large.chunk_lines = 3, 5
     assert large.translate(LINES) == [t.text for [t] in expected]
     assert model.sample(LINES, temperature=0.7) == [t.text for [t] in expected]
     assert model.sample(LINES, seed=2) != model.sample(LINES)
     assert model.sample(LINES, top_k=1) == model.translate(LINES)
-    equal_lines, [halves] = [text for [(text, *_)] in expected[31:33]], expected[33]
+    equal_lines, [halves] = [text for [(text, *_)] in expected[15:17]], expected[17]
     assert equal_lines[0] != equal_lines[1] and halves.parts == 2
     middle = len(halves.text) // 2
     assert halves.text[:middle] != halves.text[middle + 1 :]
@@ -131,7 +131,7 @@ def test_a_stopped_translation_goes_on_with_the_same_draws(
     }
     monkeypatch.setattr("transformer_mt.system.console.SECONDS_BETWEEN_LINES", 0)
     done = call(*arguments, tmp_path / "out").err
-    assert "continuing after 16 finished lines" in done and "\nin: 34 of 34 lines, " in done
+    assert "continuing after 16 finished lines" in done and "\nin: 18 of 18 lines, " in done
     assert (tmp_path / "out").read_bytes() == (tmp_path / "whole").read_bytes()
     for name, data in zip((".out.partial", ".out.state"), kept, strict=True):
         (tmp_path / name).write_bytes(data)

@@ -222,7 +222,7 @@ def test_many_files(translate, source, tmp_path):
         "d.de.zst": compress(TEXT, ".zst"),
         "e.txt": b"",
         "f.de.gz": b"",
-        "broken.de.gz": gzip.compress(os.urandom(10**5))[:-9],
+        "broken.de.gz": gzip.compress(b"\n" * 200 + os.urandom(10**5))[:-9],
     }
     inputs = ["--input", source, "--input", tmp_path / "missing.de"]
     for name, data in files.items():

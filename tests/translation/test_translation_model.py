@@ -31,7 +31,7 @@ from transformer_mt.translation.translation_model import (
 )
 from transformer_mt.translation.translator import Translator
 
-LINES = ["", *copy_lines(40, 9), " ", "a", *copy_lines(20, 10)]
+LINES = ["", *copy_lines(14, 9), " ", "a", *copy_lines(8, 10)]
 
 
 @pytest.fixture(scope="module")
@@ -171,7 +171,7 @@ def test_processes_with_different_checkpoints(copy_run):
         share_models([checkpoint], peers)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(st.lists(st.text(st.characters(exclude_characters="\n"), max_size=12), max_size=6))
 def test_any_lines(translator, lines):
     r"""As many come out; those without a piece are empty, none holds a line break or a tab."""

@@ -23,11 +23,12 @@ from launch import (
     launch_faulty,
     messages,
     start,
+    together,
     wait_until,
     with_chunks_of,
 )
 
-CHUNK, LONG_CHUNK, KILLS = 16, 500, 4
+CHUNK, LONG_CHUNK, KILLS = 16, 500, 2
 
 
 def alone(*arguments: object, chunk: int = CHUNK) -> subprocess.CompletedProcess[bytes]:
@@ -60,7 +61,7 @@ def long_text(copy_run, tmp_path_factory) -> tuple[Path, bytes]:
     Processes notice within a second that their launcher was killed; they must not finish before.
     """
     folder = tmp_path_factory.mktemp("texts")
-    text = "".join(f"{line}\n" for line in copy_lines(50 * LONG_CHUNK, 2))
+    text = "".join(f"{line}\n" for line in copy_lines(26 * LONG_CHUNK, 2))
     (folder / "in.de").write_text(text)
     alone(*to_file(copy_run, folder / "in.de", folder / "one"), chunk=LONG_CHUNK)
     return folder / "in.de", (folder / "one").read_bytes()
@@ -72,8 +73,8 @@ def test_output_of_several_processes(exported_run, texts, tmp_path, name):
     model = exported_run.with_name(name)
     arguments = ("translate", model, "--beam-size", 2, "--scores", *texts)
     alone(*arguments, tmp_path / "one")
-    program = with_chunks_of(CHUNK)
-    done = launch(2, *arguments, tmp_path / "many", program=program)
+    program = with_chunks_of(CHUNK)[1:]
+    done = together(2, *arguments, tmp_path / "many", program=program)
     assert done.returncode == 0, done.stderr
     for name in ("a.en.gz", "b.en"):
         one, many = ((tmp_path / folder / name).read_bytes() for folder in ("one", "many"))
@@ -93,13 +94,13 @@ def test_evaluation_by_several_processes(copy_run, tmp_path):
         *("--batch-tokens", 100, "--baseline", copy_run, "--save"),
     )
     one = run_program(*arguments, tmp_path / "one")
-    many = launch(2, *arguments, tmp_path / "many")
+    many = together(2, *arguments, tmp_path / "many")
     assert many.returncode == 0, many.stderr
     left, right = json.loads(one.stdout), json.loads(many.stdout)
     assert left.pop("seconds") > 0 and right.pop("seconds") > 0
     assert left == right and left["bleu"] > 90
     assert (tmp_path / "one").read_bytes() == (tmp_path / "many").read_bytes()
-    rows = launch(2, arguments[0], copy_run, copy_run, *arguments[2:-3])
+    rows = together(2, arguments[0], copy_run, copy_run, *arguments[2:-3])
     assert rows.returncode == 0, rows.stderr
     assert [json.loads(line)["bleu"] for line in rows.stdout.splitlines()] == [left["bleu"]] * 2
 
@@ -167,7 +168,7 @@ def wait_for_chunks(state: Path, count: int, process: subprocess.Popen[str]) -> 
 
 @pytest.mark.slow
 def test_workers_killed_again_and_again(copy_run, long_text, tmp_path):
-    """A random one of two each time, and the launcher restarts both: byte-equal to one process."""
+    """Each of two in turn, and the launcher restarts both: byte-equal to one process."""
     source, expected = long_text
     rng, state = random.Random(4), tmp_path / ".out.state"
     process = start(
@@ -180,7 +181,7 @@ def test_workers_killed_again_and_again(copy_run, long_text, tmp_path):
         wait_for_chunks(state, 8 * kill + rng.randint(2, 8), process)
         workers = children(process)
         assert len(workers) == 2
-        os.kill(rng.choice(workers), signal.SIGKILL)
+        os.kill(workers[kill], signal.SIGKILL)
         while set(workers) & set(children(process)):
             time.sleep(0.01)
     _, stderr = process.communicate(timeout=300)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 plot = typer.Typer(
-    help="Draw training curves, attention, the learning rate or positional encodings.",
+    help="Draw curves, attention, the learning rate or positions.",
     subcommand_metavar="COMMAND",
     rich_markup_mode=None,
 )
