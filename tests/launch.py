@@ -89,7 +89,7 @@ def launch(
     return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
 
 
-def together(world_size: int, *arguments: object, program=("-m", "transformer_mt"), stdin=None):
+def together(world_size: int, *arguments: object, program=("-m", "transformer_mt")):
     """Runs the program to its end in several forked processes, without torchrun."""
     variables = {"WORLD_SIZE": world_size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
     variables = {name: str(value) for name, value in variables.items()}
@@ -103,7 +103,8 @@ def together(world_size: int, *arguments: object, program=("-m", "transformer_mt
         for process in processes:
             process.join(300)
         codes = [process.exitcode for process in processes]
-        out.seek(0), err.seek(0)
+        out.seek(0)
+        err.seek(0)
         return subprocess.CompletedProcess(words, max(codes, key=abs), out.read(), err.read())
 
 
