@@ -156,7 +156,7 @@ def read_evaluations(directory: Path) -> list[EvaluationRecord]:
 
 
 def _is_replaced(record: EvaluationRecord, directory: Path) -> bool:
-    """Tells whether the scored checkpoint is there no more, but another under its name."""
+    """Tells whether another checkpoint now has the name of the one that was scored."""
     is_step = STEP_NAME.fullmatch(record.checkpoint)
     checkpoint = directory / record.checkpoint if is_step else directory
     is_known = record.digest and checkpoint.exists()
