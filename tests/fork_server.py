@@ -3,7 +3,7 @@
 A child is a process of its own, with the arguments, environment and streams given: a SIGKILL of it
 is as real as that of a process that was started. Children share what was decided when the server
 started: imported modules, the seed of string hashes, variables that are read while importing.
-Where that matters (closed or full streams, a terminal, torchrun, settings made before torch is
+Where that matters (closed or full streams, torchrun itself, settings made before torch is
 imported), tests use `subprocess`.
 """
 

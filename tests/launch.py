@@ -1,4 +1,4 @@
-"""Starts the program under torchrun, and compares what it trained."""
+"""Starts the program in several processes, with or without torchrun; compares what it trained."""
 
 import os
 import re
@@ -31,7 +31,7 @@ def free_port() -> int:
 
 
 def with_chunks_of(lines: int) -> tuple[object, ...]:
-    """Gives the program with small chunks, for `start` and `launch`."""
+    """Gives the program with small chunks, for `start`, `launch` and `together`."""
     return ("--", FAULTY, "chunks", 0, lines)
 
 
@@ -89,8 +89,9 @@ def launch(
     return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
 
 
-def together(world_size: int, *arguments: object, program=("-m", "transformer_mt")):
+def together(world_size: int, *arguments: object, program=PROGRAM):
     """Runs the program to its end in several forked processes, without torchrun."""
+    words = [sys.executable, *(word for word in program if word != "--"), *arguments]
     variables = {"WORLD_SIZE": world_size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
     variables = {name: str(value) for name, value in variables.items()}
     with TemporaryFile("w+") as out, TemporaryFile("w+") as err:
@@ -98,11 +99,11 @@ def together(world_size: int, *arguments: object, program=("-m", "transformer_mt
         processes = []
         for rank in map(str, range(world_size)):
             env = {**ENVIRONMENT, **variables, "RANK": rank, "LOCAL_RANK": rank}
-            words = [sys.executable, *program, *arguments]
             processes.append(fork_server.start(words, env=env, **streams))
         for process in processes:
             process.join(300)
         codes = [process.exitcode for process in processes]
+        assert None not in codes, "a process has not ended"
         out.seek(0)
         err.seek(0)
         return subprocess.CompletedProcess(words, max(codes, key=abs), out.read(), err.read())

@@ -19,7 +19,7 @@ from transformer_mt.checkpoints.evaluations import (
     write_evaluation,
 )
 from transformer_mt.checkpoints.layout import METRICS, checkpoint_digest
-from transformer_mt.system.files import write_manifest
+from transformer_mt.system.files import MANIFEST, write_manifest
 
 VALUES = {
     "test_set": "a/b c",
@@ -63,17 +63,21 @@ def test_a_record_comes_back(tmp_path):
 
 
 def test_scores_of_weights_that_were_replaced_are_left_out(tmp_path, caplog):
-    """Those of a deleted checkpoint are kept. Sabotage: compare no digests."""
+    """Those of a deleted or damaged checkpoint are kept. Sabotage: compare no digests."""
     path = save_step(tmp_path, 1)
     (tmp_path / METRICS).touch()
     write_evaluation(path, replace(RECORD, digest=checkpoint_digest(path)))
     assert len(read_evaluations(tmp_path)) == 1 and not caplog.messages
     [file] = (tmp_path / "evaluations").iterdir()
+    (path / MANIFEST).write_text("")
+    assert len(read_evaluations(tmp_path)) == 1 and not caplog.messages
     shutil.rmtree(path)
     assert len(read_evaluations(tmp_path)) == 1
     write_manifest(save_step(tmp_path, 1), {"other": "weights"})
     assert not read_evaluations(tmp_path)
-    assert caplog.messages == [f"{file}: {path.name} has other weights since; left out"]
+    assert caplog.messages == [
+        f"{file}: {path.name} was saved again since; evaluate it again; left out"
+    ]
 
 
 def test_names_and_defaults():

@@ -1,11 +1,11 @@
 """The checkpoints of a run: which are listed, used and kept."""
 
 import shutil
-from pathlib import Path
 
 import pytest
 from small_checkpoint import VOCAB, save_step, small_config
 
+from transformer_mt.checkpoints import checkpoint as checkpoint_module
 from transformer_mt.checkpoints.checkpoint import (
     Progress,
     RunState,
@@ -60,18 +60,21 @@ def test_a_best_checkpoint_to_fall_back_to_keeps_its_moments(tmp_path):
     assert TRAINING in load_newest(tmp_path).files
 
 
-def test_moments_deleted_while_a_checkpoint_is_read(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("module", "name"), [(files, "sha256"), (checkpoint_module, "_verify_tensors")]
+)
+def test_moments_deleted_while_a_checkpoint_is_read(tmp_path, monkeypatch, module, name):
     """The reader finds that the manifest has changed. Sabotage: read the manifest once."""
-    path = save_step(tmp_path, 1)
+    path, function = save_step(tmp_path, 1), getattr(module, name)
     for step in (2, 3):
         save_step(tmp_path, step)
 
-    def prune_first(file: Path) -> str:
+    def prune_first(*arguments: object) -> object:
         monkeypatch.undo()
         prune(tmp_path, 3, keep_last=3, best_step=1)
-        return files.sha256(file)
+        return function(*arguments)
 
-    monkeypatch.setattr(files, "sha256", prune_first)
+    monkeypatch.setattr(module, name, prune_first)
     assert TRAINING not in load_checkpoint(path).files
 
 

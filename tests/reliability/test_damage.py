@@ -66,7 +66,10 @@ WHOLE += [(name, "middle byte") for name in NAMES if name not in dict(WHOLE)]
 
 @pytest.mark.parametrize(("name", "damage"), WHOLE)
 def test_a_damaged_file_is_named_and_passed_over(run_dir, caplog, name, damage):
-    """Whatever happened to whichever file. Sabotage: leave a file out of the manifest."""
+    """A changed byte in any file; any damage to the manifest and the weights.
+
+    Sabotage: leave a file out of the manifest.
+    """
     newest, before, _ = list_checkpoints(run_dir)
     assert sorted(path.name for path in newest.iterdir()) == NAMES
     DAMAGE[damage](newest / name)

@@ -35,7 +35,7 @@ from transformer_mt.training import run as run_module
 from transformer_mt.training.dry_run import dry_run
 from transformer_mt.training.engine import Engine
 from transformer_mt.training.environment import describe_software
-from transformer_mt.training.run import build_trainer, train
+from transformer_mt.training.run import build_trainer, require_writable, train
 from transformer_mt.translation.options import LoadOptions
 from transformer_mt.translation.translation_model import build_translation_model
 from transformer_mt.version import source_digests
@@ -212,7 +212,9 @@ def test_where_a_run_cannot_be(tmp_path, command):
 def test_names_that_a_run_cannot_have(corpus_dir, run_dir, tmp_path):
     """In a checkpoint, which is deleted one day; under a name that safetensors cannot open."""
     checkpoint, *_ = list_checkpoints(run_dir)
-    for place in (checkpoint, checkpoint / "deep" / "run"):
+    (tmp_path / "link").symlink_to(checkpoint)
+    require_writable(checkpoint / ".." / ".." / "other")
+    for place in (checkpoint, checkpoint / "deep" / "run", tmp_path / "link"):
         with pytest.raises(CheckpointError, match=f"^{checkpoint}: is a checkpoint; name another"):
             train(small_config(corpus_dir), place)
     with pytest.raises(CheckpointError, match="run\udcff: not UTF-8; name another --run"):

@@ -39,7 +39,7 @@ def cuda_branches(monkeypatch):
 def test_two_graphs_compute_what_all_layers_compute(
     corpus_dir, prepared, cuda_branches, monkeypatch, backend, precision, tolerance, first
 ):
-    """For every shape, whatever comes first, and validation needs no others."""
+    """For every shape, with one row and one token first; validation needs no others."""
     from torch._dynamo.testing import CompileCounterWithBackend  # takes seconds
 
     if backend != "inductor":

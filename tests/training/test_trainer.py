@@ -13,6 +13,7 @@ import torch
 from conftest import assert_one_error, records, tiny_values, write_toml
 
 from transformer_mt.checkpoints.checkpoint import save_checkpoint
+from transformer_mt.checkpoints.evaluations import read_evaluations
 from transformer_mt.checkpoints.run_directory import find_checkpoint, list_checkpoints, load_newest
 from transformer_mt.config.keys import Config
 from transformer_mt.config.loading import parse_config
@@ -154,6 +155,8 @@ def test_if_the_best_cannot_be_saved_the_one_before_stays(
     progress = train(build_config(corpus_dir, valid__every=2, **changes), tmp_path / "run")
     assert (progress.best_step, progress.best_bleu, progress.validations_since_best) == (6, 3.0, 1)
     assert find_checkpoint(tmp_path / "run").progress.step == 6
+    [record] = read_evaluations(tmp_path / "run")
+    assert record.checkpoint == "step-00000006"
 
 
 def test_the_moving_average_decides_which_is_best(corpus_dir, tmp_path, scores):

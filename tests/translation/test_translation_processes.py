@@ -73,8 +73,7 @@ def test_output_of_several_processes(exported_run, texts, tmp_path, name):
     model = exported_run.with_name(name)
     arguments = ("translate", model, "--beam-size", 2, "--scores", *texts)
     alone(*arguments, tmp_path / "one")
-    program = with_chunks_of(CHUNK)[1:]
-    done = together(2, *arguments, tmp_path / "many", program=program)
+    done = together(2, *arguments, tmp_path / "many", program=with_chunks_of(CHUNK))
     assert done.returncode == 0, done.stderr
     for name in ("a.en.gz", "b.en"):
         one, many = ((tmp_path / folder / name).read_bytes() for folder in ("one", "many"))

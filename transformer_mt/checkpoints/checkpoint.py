@@ -35,6 +35,7 @@ from transformer_mt.system.files import (
     atomic_directory,
     canonical_json,
     read_json,
+    read_manifest,
     sha256,
     verify_manifest,
     write_manifest,
@@ -238,6 +239,16 @@ def load_checkpoint(path: Path) -> Checkpoint:
         CheckpointError: Naming the file, and the tensor or key, that is missing or damaged.
         ChangedModelError: If a tensor does not fit and the source of the model has changed.
     """
+    listed = read_manifest(path)
+    try:
+        return _load(path)
+    except CheckpointError:
+        if read_manifest(path) == listed:
+            raise
+        return load_checkpoint(path)  # its trainer has deleted the moments meanwhile
+
+
+def _load(path: Path) -> Checkpoint:
     files, digest = verify_manifest(path), checkpoint_digest(path)
     try:
         state = read_json(path / STATE, _STATE, FORMAT)

@@ -79,7 +79,7 @@ class Score:
 class EvaluationRecord:
     """One evaluation of the checkpoint directory of this name.
 
-    Each reference has one line per source line. `digest` is empty if the checkpoint was not saved,
+    Each reference has one line per source line. `digest` is empty in some records of earlier versions,
     and `seconds`, spent translating, is 0 if it was not measured; `time` is in seconds since 1970.
     """
 
@@ -140,7 +140,7 @@ def write_evaluation(checkpoint: Path, record: EvaluationRecord) -> None:
 def read_evaluations(directory: Path) -> list[EvaluationRecord]:
     """Reads the evaluations of a run and of the averages in it, or of one average, oldest first.
 
-    Skips damaged ones with a warning, and those of weights that others have replaced.
+    Skips, with a warning, damaged ones and those of a checkpoint that was saved again since.
     """
     records: list[EvaluationRecord] = []
     own = directory.glob(f"{FOLDER}/[!.]*.json")
@@ -148,7 +148,9 @@ def read_evaluations(directory: Path) -> list[EvaluationRecord]:
         try:
             record = read_json(path, _RECORD, max_bytes=_MAX_BYTES)
             if _is_replaced(record, path.parent.parent):
-                raise CheckpointError(f"{path}: {record.checkpoint} has other weights since")
+                raise CheckpointError(
+                    f"{path}: {record.checkpoint} was saved again since; evaluate it again"
+                )
             records.append(record)
         except CheckpointError as error:
             logger.warning("%s; left out", error)
@@ -156,8 +158,10 @@ def read_evaluations(directory: Path) -> list[EvaluationRecord]:
 
 
 def _is_replaced(record: EvaluationRecord, directory: Path) -> bool:
-    """Tells whether another checkpoint now has the name of the one that was scored."""
+    """Tells whether the checkpoint that was scored was saved again, maybe with other weights."""
     is_step = STEP_NAME.fullmatch(record.checkpoint)
     checkpoint = directory / record.checkpoint if is_step else directory
-    is_known = record.digest and checkpoint.exists()
-    return bool(is_known) and checkpoint_digest(checkpoint) != record.digest
+    try:
+        return bool(record.digest) and checkpoint_digest(checkpoint) != record.digest
+    except CheckpointError:  # deleted or damaged: nothing has replaced it
+        return False

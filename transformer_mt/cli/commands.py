@@ -83,7 +83,10 @@ def train(
     ] = None,
     set_: SetOption = None,
     dry_run: Annotated[
-        bool, flag("Report sizes, speed, memory and time, and train nothing.", "--dry-run")
+        bool,
+        flag(
+            "Report sizes, speed, memory and time of a few steps; save only downloads.", "--dry-run"
+        ),
     ] = False,
     quiet: QuietOption = False,
 ) -> None:
@@ -209,7 +212,7 @@ def translate(
     if output_dir and (not inputs or Path("-") in inputs):
         raise ConfigError("--output-dir needs files as --input")
     if len(inputs) > 1 and not output_dir:
-        raise ConfigError("several --input need --output-dir")
+        raise ConfigError("several --input options need --output-dir")
     with_scores = scores or format_ == "jsonl"
     penalty = choose_length_penalty(length_penalty, beam_size, with_scores)
     search = SearchOptions(beam_size, penalty, with_scores, n_best, batch_tokens, sampling)

@@ -97,7 +97,7 @@ def attention(
 ) -> None:
     """Draw the attention weights of a sentence.
 
-    Its translation is that of greedy search.
+    The sentence is translated by greedy search.
 
     \b
     transformer-mt plot attention checkpoints/wmt16-base "Ein Satz." -o attention.png

@@ -6,6 +6,7 @@ from pathlib import Path
 from pydantic.fields import FieldInfo
 
 from transformer_mt.config.keys import Config, OnChange, SplitTable
+from transformer_mt.config.loading import expand_path
 
 
 def on_change(field: FieldInfo) -> OnChange:
@@ -35,7 +36,7 @@ def without_folders(value: object) -> object:
         return [without_folders(item) for item in value]
     if isinstance(value, SplitTable):
         return [without_folders(part) for _, part in value]
-    return without_folder(value) if isinstance(value, str) else value
+    return without_folder(expand_path(value)) if isinstance(value, str) else value
 
 
 def without_folder(path: str) -> str:

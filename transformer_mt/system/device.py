@@ -13,7 +13,7 @@ from transformer_mt.errors import DeviceError
 from transformer_mt.system.private_torch import cpu_bf16_instructions
 
 _OWN_GROUPS = Path("/proc/self/cgroup")
-"""Names the control groups of this process, one for each line of controllers."""
+"""Lists the control groups of this process, one per line."""
 _GROUP_LIMITS = {
     "": (Path("/sys/fs/cgroup"), "memory.max"),
     "memory": (Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes"),
@@ -118,13 +118,13 @@ def total_memory(device: torch.device) -> int:
 
 
 def _memory_limits() -> Iterator[int]:
-    """Reads the limits of the control groups of this process, as of a container or a Slurm job."""
+    """Reads the limits of this process's control groups, such as a container's or a Slurm job's."""
     groups = _OWN_GROUPS.read_text().splitlines() if _OWN_GROUPS.exists() else []
     for group in groups:
         _, controllers, name = group.split(":", 2)
         for controller in _GROUP_LIMITS.keys() & controllers.split(","):
             root, file = _GROUP_LIMITS[controller]
-            # In a container the name may be that outside; its own group is then at the root.
+            # A container may see the name outside it; its own group is then the root.
             folder = root / name.removeprefix("/")
             for path in (folder / file, *(parent / file for parent in folder.parents)):
                 text = path.read_text().strip() if path.exists() else "max"

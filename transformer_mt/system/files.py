@@ -23,8 +23,8 @@ from transformer_mt.errors import CheckpointError
 MANIFEST = "manifest.json"
 MANIFEST_FORMAT = 1
 MAX_JSON_BYTES = 2**26
-"""A larger JSON file is treated as damaged. Few are longer than some thousand bytes, but a
-configuration may name many files of text."""
+"""A larger JSON file is treated as damaged. Most have a few thousand bytes, but a configuration may
+name many files of text."""
 
 _PLAIN_NAME = re.compile(r"\w[\w.-]*", re.ASCII)
 _UNKNOWN_KEY = "extra_forbidden", "unexpected_keyword_argument"
@@ -151,7 +151,7 @@ def beside(path: Path, suffix: str) -> Path:
 
 
 def sync(path: Path) -> None:
-    """Waits until a file or directory is on disk; some file systems cannot tell of directories."""
+    """Waits until a file or directory is on disk; a directory, if the file system can do that."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -322,16 +322,6 @@ def verify_manifest(directory: Path) -> frozenset[str]:
         CheckpointError: Naming the file that is missing, damaged or a symbolic link.
     """
     files = read_manifest(directory)
-    try:
-        _verify_files(directory, files)
-    except CheckpointError:
-        if read_manifest(directory) == files:
-            raise
-        return verify_manifest(directory)  # a trainer has deleted moments meanwhile
-    return frozenset(files)
-
-
-def _verify_files(directory: Path, files: dict[str, str]) -> None:
     for name, digest in sorted(files.items()):
         path = directory / name
         if path.is_symlink():
@@ -344,3 +334,4 @@ def _verify_files(directory: Path, files: dict[str, str]) -> None:
             raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from None
         if not is_same:
             raise CheckpointError(f"{path}: damaged (its SHA-256 is not the manifest's)")
+    return frozenset(files)

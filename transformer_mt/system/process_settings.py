@@ -70,9 +70,9 @@ def raise_file_limit() -> None:
 
 
 def allow_any_text() -> None:
-    """Makes stdout UTF-8 in every locale; a file name that is not is printed as its bytes.
+    """Makes stdout UTF-8 in every locale; a file name that is not UTF-8 is printed as its bytes.
 
-    If PYTHONIOENCODING says what to do with other characters, it is obeyed.
+    Only an error handler in PYTHONIOENCODING, such as `ascii:replace`, changes that.
     """
     if isinstance(sys.stdout, io.TextIOWrapper):
         if sys.stdout.errors in ("strict", "surrogateescape"):

@@ -169,17 +169,17 @@ def _open_name(config: DataConfig, folder: Path, split: str) -> CorpusPart:
 def _require_made_elsewhere(config: DataConfig) -> None:
     """Refuses a folder laid out like a hub repository in which the program would put its files.
 
-    `datasets` would read them as text the next time. In its cache, the folder of a corpus has the
-    corpus's own name.
+    `datasets` would read them as text the next time. In its cache, a corpus has a folder of the
+    name of its own folder.
     """
     root = Path(config.path).resolve()
     for key in ("cache_dir", "prepared_dir"):
         folder = Path(getattr(config, key)).resolve()
-        if root in (folder, *folder.parents) or folder in root.parents:
+        if root in (folder, *folder.parents) or (key == "cache_dir" and folder == root.parent):
             raise DataError(
-                f"data.{key} = {getattr(config, key)} and data.path = {config.path}: one is in the"
-                f" other, so what is made there would be read as text; choose another (--set"
-                f' data.{key}=DIR), or name the files, such as train = "train-*.parquet"'
+                f"data.{key} = {getattr(config, key)}: what is made there would be read as text of"
+                f" data.path = {config.path}; delete it, and train with --set data.{key}=DIR or"
+                ' name the files, such as train = "train-*.parquet"; evaluate with --src and --ref'
             )
 
 

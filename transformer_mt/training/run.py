@@ -309,13 +309,14 @@ def require_writable(run_dir: Path) -> None:
         str(run_dir.absolute()).encode()
     except UnicodeEncodeError:
         raise CheckpointError(f"{run_dir}: not UTF-8; name another --run directory") from None
-    for folder in (run_dir, *run_dir.absolute().parents):
-        if (folder / MANIFEST).exists() and (folder / STATE).exists():
-            raise CheckpointError(f"{folder}: is a checkpoint; name another --run directory")
     nearest = next(path for path in (run_dir, *run_dir.absolute().parents) if path.exists())
     if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
         reason = "not writable" if nearest.is_dir() else "not a directory"
         raise CheckpointError(f"{nearest}: {reason}; name another --run directory")
+    place = run_dir.resolve()
+    for folder in (place, *place.parents):
+        if (folder / MANIFEST).exists() and (folder / STATE).exists():
+            raise CheckpointError(f"{folder}: is a checkpoint; name another --run directory")
 
 
 def _log_start(log: RunLog, trainer: Trainer, environment: dict[str, str]) -> None:

@@ -326,7 +326,7 @@ class Trainer:
         self.engine.read_window()  # waits for pending steps, which are not part of validation
         result = self._validator.validate(self._raise_if_stopping)
         step, previous = self.progress.step, self.progress
-        # One that only the end of training has brought does not count: it may be continued.
+        # A validation made only because training ends does not count: training may be continued.
         is_due = step % self.config.valid.every == 0
         self.progress = replace(
             previous,
@@ -346,16 +346,16 @@ class Trainer:
 
     def _save_best(self, result: Validation, previous: Progress) -> None:
         """Saves the best checkpoint so far; if that fails, the one before it stays the best."""
-        step = self.progress.step
         self._save()
         if self._processes.is_main:
             self._saver.wait()  # the record holds the digest of the checkpoint
-            self._validator.record(result, checkpoint_path(self.run_dir, step))
-        saved = self._saver.saved
-        if not self._processes.broadcast(saved is not None and saved.step == step):
+        saved, step = self._processes.broadcast(self._saver.saved), self.progress.step
+        if saved is None or saved.step != step:
             self.progress = replace(
                 self.progress, best_bleu=previous.best_bleu, best_step=previous.best_step
             )
+        elif self._processes.is_main:
+            self._validator.record(result, checkpoint_path(self.run_dir, step))
 
     def _raise_if_stopping(self, lines: int) -> None:
         """Stops if any process has received a signal; all call this at the same time."""

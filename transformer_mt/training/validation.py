@@ -84,12 +84,12 @@ class Validator:
         return hypotheses, corpus_score(hypotheses, [self._pairs.tgt], self._metrics[0]).value
 
     def record(self, result: Validation, checkpoint: Path) -> None:
-        """Saves scores and translations for reports; the checkpoint may not have been saved."""
+        """Saves the scores and translations of a checkpoint for reports."""
         references = [list(self._pairs.tgt)]
         record = EvaluationRecord(
             test_set=VALIDATION,
             checkpoint=checkpoint.name,
-            digest=checkpoint_digest(checkpoint) if checkpoint.exists() else "",
+            digest=checkpoint_digest(checkpoint),
             search=SearchSetting(_SEARCH.beam_size),
             scores=[corpus_score(result.hypotheses, references, m) for m in self._metrics],
             sources=list(self._pairs.src),

@@ -51,7 +51,7 @@ class CTranslate2Runtime:
             if is_given:
                 raise ConfigError(
                     f"{name} has no effect on an exported model, {model.path}; export it again"
-                    " with other weights, or name the checkpoint"
+                    " with --raw or another --quantization, or name the checkpoint"
                 )
         longest = model.record.positions - EXTRA_LENGTH - 1
         if (options.max_length or 1) > longest:
