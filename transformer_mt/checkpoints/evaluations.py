@@ -79,8 +79,8 @@ class Score:
 class EvaluationRecord:
     """One evaluation of the checkpoint directory of this name.
 
-    Each reference has one line per source line. `digest` is empty in some records of earlier versions,
-    and `seconds`, spent translating, is 0 if it was not measured; `time` is in seconds since 1970.
+    Each reference has one line per source line. `digest` is empty in some older records, and
+    `seconds`, spent translating, is 0 if it was not measured; `time` is in seconds since 1970.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")

@@ -83,10 +83,7 @@ def train(
     ] = None,
     set_: SetOption = None,
     dry_run: Annotated[
-        bool,
-        flag(
-            "Report sizes, speed, memory and time of a few steps; save only downloads.", "--dry-run"
-        ),
+        bool, flag("Take a few steps; report sizes, speed, memory and time.", "--dry-run")
     ] = False,
     quiet: QuietOption = False,
 ) -> None:
