@@ -296,6 +296,16 @@ def test_what_shapes_the_prepared_corpus():
     assert shapes == expected.split()
 
 
+def test_only_files_may_lie_elsewhere(tmp_path):
+    """A symbol is no path, whatever it looks like. Sabotage: leave the folder out of any text."""
+    files = SplitFiles(src="~/a.de", tgt="/b/a.en")
+    old, new = (
+        tiny_config(tmp_path, vocab__symbols=[f"/{name}/x"], data__valid=valid)
+        for name, valid in (("a", files), ("b", SplitFiles(src="/c/a.de", tgt="/c/a.en")))
+    )
+    assert changed_keys(old, new, *OnChange) == ["vocab.symbols"]
+
+
 @pytest.mark.parametrize("kind", OnChange)
 def test_the_declaration_of_a_new_key_is_obeyed(tmp_path, kind):
     """No other list needs to know it; one without a declaration is fixed."""

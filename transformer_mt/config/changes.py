@@ -18,7 +18,7 @@ def on_change(field: FieldInfo) -> OnChange:
 def changed_keys(old: Config, new: Config, *kinds: OnChange) -> list[str]:
     """Lists the keys that differ and declare one of these effects on resume.
 
-    Where the files of a split lie does not matter: the digest of the text decides.
+    Where the files lie that a table names does not matter: the digest of the text decides.
     """
     return sorted(
         f"{section}.{name}"
@@ -31,12 +31,13 @@ def changed_keys(old: Config, new: Config, *kinds: OnChange) -> list[str]:
 
 
 def without_folders(value: object) -> object:
-    """Gives a value with only the last part of each absolute path in it."""
+    """Gives a value with only the last part of each absolute path in the tables of a split."""
     if isinstance(value, list):
         return [without_folders(item) for item in value]
     if isinstance(value, SplitTable):
-        return [without_folders(part) for _, part in value]
-    return without_folder(expand_path(value)) if isinstance(value, str) else value
+        keys = value.model_dump().items()
+        return {k: without_folder(expand_path(v)) if isinstance(v, str) else v for k, v in keys}
+    return value
 
 
 def without_folder(path: str) -> str:
