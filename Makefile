@@ -2,6 +2,7 @@
 
 PYTHON ?= python3
 BIN := .venv/bin
+INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .PHONY: demo test test-slow check reference clean
 
@@ -35,9 +36,10 @@ clean:
 
 .venv/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e .
+	$(INSTALL) -e .
 	touch $@
 
-.venv/.installed-test: .venv/.installed
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test]'
-	touch $@
+.venv/.installed-test: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(INSTALL) -e '.[test]'
+	touch .venv/.installed $@

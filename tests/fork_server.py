@@ -43,8 +43,9 @@ def context():
     return server
 
 
-def run_words(words: list[str], env: dict[str, str], streams: list[Connection]) -> None:
+def run_words(words: list[str], env: dict[str, str], streams: list[Connection], cwd: str) -> None:
     """Does what `python WORDS...` does, in the child."""
+    os.chdir(cwd)
     for number, stream in enumerate(streams):
         os.dup2(stream.fileno(), number)
         stream.close()
@@ -60,21 +61,21 @@ def run_words(words: list[str], env: dict[str, str], streams: list[Connection]) 
         runpy.run_path(words[0], run_name="__main__")
 
 
-def start(words, stdin=0, stdout=1, stderr=2, env=None) -> Process:
+def start(words, stdin=0, stdout=1, stderr=2, env=None, cwd=None) -> Process:
     """Starts `[python, "-m", module, ...]` or `[python, script, ...]`; streams are descriptors."""
     streams = [Connection(os.dup(each)) for each in (stdin, stdout, stderr)]  # can be sent
-    arguments = list(map(str, words[1:])), dict(env or os.environ), streams
+    arguments = list(map(str, words[1:])), dict(env or os.environ), streams, cwd or os.getcwd()
     process = context().Process(target=run_words, args=arguments, daemon=True)
     process.start()
     return process
 
 
-def run(words, input: bytes = b"", env=None) -> subprocess.CompletedProcess[bytes]:
+def run(words, input: bytes = b"", env=None, cwd=None) -> subprocess.CompletedProcess[bytes]:
     """Runs a command to its end, with its input from a file."""
     with TemporaryFile() as stdin, TemporaryFile() as out, TemporaryFile() as err:
         stdin.write(input)
         stdin.seek(0)
-        process = start(words, stdin.fileno(), out.fileno(), err.fileno(), env)
+        process = start(words, stdin.fileno(), out.fileno(), err.fileno(), env, cwd)
         process.join(300)
         assert process.exitcode is not None, "still running"
         out.seek(0), err.seek(0)

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import fork_server
 import pytest
 from conftest import losses, write_config
 
@@ -49,32 +50,22 @@ def kind(line: str) -> str:
 def test_its_commands(tmp_path):
     """With a small model."""
     (tmp_path / "data").symlink_to(ROOT / "data")
-    (tmp_path / "bin").mkdir()
-    program = tmp_path / "bin" / "transformer-mt"
-    program.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m transformer_mt "$@"\n')
-    program.chmod(0o755)
-    path = f"{program.parent}:{os.environ['PATH']}"
-    environment = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT)}
-    run = [pair for pair in read_console() if "transformer-mt" in pair[0]]
-    assert len(run) >= 10
-    for command, shown in run:
-        reduced = f"{command} " + " ".join(f"--set {size}" for size in SIZES)
-        done = subprocess.run(
-            ["bash", "-c", reduced if " train " in command else command],
-            cwd=tmp_path,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=300,
-        )
-        assert done.returncode == 0, f"{command}: {done.stdout}"
-        kinds = {kind(line) for line in done.stdout.splitlines() if line.strip()}
-        if command.startswith("echo"):
+    commands = [pair for pair in read_console() if "transformer-mt" in pair[0]]
+    assert len(commands) >= 10
+    for command, shown in commands:
+        words, stdin = shlex.split(command), b""
+        if words[0] == "echo":
+            stdin, words = f"{words[1]}\n".encode(), words[3:]
             shown = [shown[0], shown[-1]]  # between them is the translation
+        if words[1] == "train":
+            words += [word for size in SIZES for word in ("--set", size)]
+        module = [sys.executable, "-m", "transformer_mt"]
+        done = fork_server.run([*module, *words[1:]], stdin, cwd=tmp_path)
+        printed = (done.stdout + done.stderr).decode()
+        assert done.returncode == 0, f"{command}: {printed}"
+        kinds = {kind(line) for line in printed.splitlines() if line.strip()}
         missing = [line for line in shown if line.strip() and kind(line) not in kinds]
-        assert not missing, f"{command} prints no line like {missing[0]!r}:\n{done.stdout}"
+        assert not missing, f"{command} prints no line like {missing[0]!r}:\n{printed}"
 
 
 def test_its_pictures_are_there():

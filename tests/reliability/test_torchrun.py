@@ -15,7 +15,6 @@ from launch import (
     children,
     count_text,
     free_port,
-    launch,
     messages,
     small_config,
     start,
@@ -57,7 +56,7 @@ def config(tmp_path_factory) -> Path:
 def whole(config) -> Path:
     """Gives a run of two processes that nothing stopped."""
     run_dir = config.parent / "whole"
-    done = launch(2, "train", config, "--run", run_dir)
+    done = together(2, "train", config, "--run", run_dir)
     assert done.returncode == 0, done.stderr
     return run_dir
 
@@ -130,7 +129,7 @@ def test_a_launcher_stopped_or_killed(config, whole, tmp_path):
         elif is_read:
             [message] = messages(stderr)
             assert "the launcher has ended" in message
-    done = launch(2, "train", config, "--run", run_dir)
+    done = together(2, "train", config, "--run", run_dir)
     assert done.returncode == 0, done.stderr
     assert_equal(run_dir, whole, STEPS)
 
@@ -169,7 +168,7 @@ def test_two_machines(config, tmp_path):
     for node in nodes:
         _, stderr = node.communicate(timeout=200)
         assert node.returncode == 0, stderr
-    done = launch(2, "train", config, "--run", tmp_path / "copy", "--set", "train.max_steps=200")
+    done = together(2, "train", config, "--run", tmp_path / "copy", "--set", "train.max_steps=200")
     assert done.returncode == 0, done.stderr
     assert_close(run_dir, tmp_path / "copy")
 

@@ -1,5 +1,6 @@
 """Settings of the process: standard streams that are closed or lost, memory, and threads."""
 
+import io
 import logging
 import os
 import signal
@@ -14,6 +15,7 @@ from transformer_mt import __main__ as entry_point
 from transformer_mt.cli import program
 from transformer_mt.errors import Interrupted
 from transformer_mt.system.process_settings import (
+    allow_any_text,
     catch_stop_signals,
     configure_libraries,
     handle_signals,
@@ -35,21 +37,31 @@ def test_a_closed_stream(untrained_run, words, closed, code, message):
     assert (done.returncode, done.stdout, done.stderr.decode()) == (code, b"", message)
 
 
+def test_any_file_name_is_printed(tmp_path, monkeypatch):
+    """Sabotage: leave stdout as Python opens it."""
+    monkeypatch.setenv("PYTHONIOENCODING", "ascii")
+    name = f"{tmp_path}/caf\udce9 é.svg"
+    words = command("plot", "schedule", "configs/sample.toml", "-o", name)
+    done = subprocess.run(words, capture_output=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, os.fsencode(name) + b"\n", b"")
+
+
 @pytest.mark.parametrize(
-    ("encoding", "name", "printed"),
+    ("encoding", "errors", "expected"),
     [
-        ("utf-8:strict", "caf\udce9.svg", b"caf\xe9.svg"),
-        ("ascii", "caf\udce9 é.svg", b"caf\xe9 \xc3\xa9.svg"),
-        ("ascii:replace", "café.svg", b"caf?.svg"),
+        ("utf-8", "strict", b"caf\xe9 \xc3\xa9"),
+        ("ascii", "surrogateescape", b"caf\xe9 \xc3\xa9"),
+        ("ascii", "replace", b"caf? ?"),
     ],
 )
-def test_any_file_name_is_printed(tmp_path, monkeypatch, encoding, name, printed):
-    """In any locale, or as the user wants it. Sabotage: leave stdout as Python opens it."""
-    monkeypatch.setenv("PYTHONIOENCODING", encoding)
-    words = command("plot", "schedule", "configs/sample.toml", "-o", f"{tmp_path}/{name}")
-    done = subprocess.run(words, capture_output=True, timeout=60)
-    expected = os.fsencode(f"{tmp_path}/") + printed + b"\n"
-    assert (done.returncode, done.stdout, done.stderr) == (0, expected, b"")
+def test_the_encoding_of_stdout(monkeypatch, encoding, errors, expected):
+    """UTF-8 in any locale, or as the user wants it."""
+    stdout = io.TextIOWrapper(io.BytesIO(), encoding, errors)
+    monkeypatch.setattr("sys.stdout", stdout)
+    allow_any_text()
+    stdout.write("caf\udce9 é")
+    stdout.flush()
+    assert stdout.buffer.getvalue() == expected
 
 
 def test_ctrl_c_while_typer_builds_the_commands(call, monkeypatch):
