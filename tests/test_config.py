@@ -114,7 +114,11 @@ MISTAKES = [
     ),
     (
         {
-            "data": {"path": "", "train": {"src": "", "slice": "[:5]x", "from": "x"}},
+            "data": {
+                "path": "",
+                "train": {"src": "", "slice": "[:5]x", "from": "x"},
+                "tgt_lang": "../x",
+            },
             "train": {"max_minutes": 10**26},
         },
         [
@@ -122,6 +126,7 @@ MISTAKES = [
             "data.train.src = '' should have at least 1 character",
             "data.train.tgt is missing",
             "data.train.slice = '[:5]x' should be a slice, such as [:5000]",
+            "data.tgt_lang = '../x' should be part of a file's name, such as de",
             "unknown key data.train.from",
             f"train.max_minutes = {10**26} should be less than 4294967296",
         ],

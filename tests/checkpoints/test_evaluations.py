@@ -10,6 +10,7 @@ from conftest import HOSTILE_JSON
 from pydantic import TypeAdapter
 from small_checkpoint import save_step
 
+from transformer_mt.checkpoints import evaluations
 from transformer_mt.checkpoints.evaluations import (
     EvaluationRecord,
     Score,
@@ -132,6 +133,13 @@ def test_a_record_whose_numbers_of_lines_differ(tmp_path, caplog):
     differ, newer = (message.partition(".json: ")[2] for message in caplog.messages)
     assert differ == "damaged (content: Value error, numbers of lines differ); left out"
     assert newer == "unknown key domain; use a newer transformer-mt; left out"
+
+
+def test_a_record_that_could_not_be_read_is_not_written(tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr(evaluations, "_MAX_BYTES", 99)
+    write_evaluation(tmp_path, RECORD)
+    message = f"{tmp_path}/evaluations: the scores are not recorded: the text is too long"
+    assert caplog.messages == [message] and not list(tmp_path.iterdir())
 
 
 def test_where_records_are(tmp_path, caplog):

@@ -1,27 +1,35 @@
 """The checkpoints of a run: which are listed, used and kept."""
 
+import errno
+import os
+import re
 import shutil
+from collections import Counter
+from unittest.mock import Mock
 
 import pytest
-from small_checkpoint import VOCAB, save_step, small_config
+from small_checkpoint import VOCAB, build_model, save_step, small_config
 
 from transformer_mt.checkpoints import checkpoint as checkpoint_module
+from transformer_mt.checkpoints.averaging import average
 from transformer_mt.checkpoints.checkpoint import (
     Progress,
     RunState,
     load_checkpoint,
     save_checkpoint,
 )
-from transformer_mt.checkpoints.layout import MODEL, TRAINING, checkpoint_digest
+from transformer_mt.checkpoints.layout import MODEL, TRAINING, checkpoint_digest, checkpoint_path
 from transformer_mt.checkpoints.run_directory import (
     find_checkpoint,
     list_checkpoints,
     load_newest,
     prune,
 )
+from transformer_mt.config.keys import VocabConfig
 from transformer_mt.errors import CheckpointError
 from transformer_mt.system import files
 from transformer_mt.system.files import MANIFEST
+from transformer_mt.text.vocabulary import train_vocabulary
 
 
 def saved_steps(run_dir) -> list[int]:
@@ -116,6 +124,29 @@ def test_the_best_has_the_configuration_of_the_newest(tmp_path):
     assert (best.step, best.config) == (1, moved)
 
 
+def test_checkpoints_of_two_runs_in_one_directory(tmp_path, caplog):
+    """The best of another run is not used, and nothing is averaged over both.
+
+    Sabotage: compare neither configurations nor vocabularies.
+    """
+    other = train_vocabulary([Counter({"stuvwxyz": 1})], VocabConfig(kind="char", size=16))
+    for config, vocab, what in (
+        (small_config(data__src_lang="fr"), VOCAB, "data.src_lang"),
+        (small_config(), other, "the vocabulary"),
+    ):
+        best = save_step(tmp_path, 1)
+        state = RunState(Progress(step=2, best_bleu=1.0, best_step=1))
+        tensors = {MODEL: build_model(config, vocab).state_dict()}
+        newest = checkpoint_path(tmp_path, 2)
+        save_checkpoint(newest, tensors, state, config, vocab)
+        reason = f"{best}: not of the same run as {newest}: they differ in {what}"
+        assert find_checkpoint(tmp_path).step == 2
+        message = f"{reason}; using the newest checkpoint instead of the best"
+        assert caplog.messages[-1] == message
+        with pytest.raises(CheckpointError, match=f"^{re.escape(reason)}$"):
+            average(tmp_path, 2, None)
+
+
 def test_only_checkpoints_are_listed(tmp_path):
     """Newest first, by number; other names are left alone."""
     run_dir = tmp_path / "run"
@@ -137,6 +168,17 @@ def test_only_checkpoints_are_listed(tmp_path):
     for name, reason in reasons.items():
         with pytest.raises(CheckpointError, match=f"^{tmp_path / name}: {reason}$"):
             find_checkpoint(tmp_path / name)
+
+
+def test_a_leftover_that_cannot_be_deleted_stays(tmp_path, monkeypatch):
+    """Sabotage: let its error end all pruning."""
+    for step in range(1, 4):
+        save_step(tmp_path, step)
+    (tmp_path / ".step-00000000.partial" / "busy").mkdir(parents=True)
+    real, busy = os.rmdir, Mock(side_effect=OSError(errno.EBUSY, "busy"))
+    monkeypatch.setattr(os, "rmdir", lambda p, **kw: (busy if p == "busy" else real)(p, **kw))
+    prune(tmp_path, 3, 1, 3)
+    assert saved_steps(tmp_path) == [3]
 
 
 def test_damaged_checkpoints_do_not_disturb_pruning(tmp_path, caplog):

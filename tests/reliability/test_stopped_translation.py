@@ -208,15 +208,16 @@ def test_anything_changed_starts_over(texts, copy_run, tmp_path, stopped):
     assert json.loads((tmp_path / "out").read_bytes())["text"] == "enil rehtona"
 
 
-def test_what_defaults_stand_for_is_part_of_it(texts):
-    """It may be something else on another machine."""
+def test_what_its_bytes_depend_on(texts, monkeypatch):
+    """The precision that a default stands for, but not the batches of another machine's memory."""
     run_dir, source, _ = texts
     model = load(run_dir, device="cpu")
-    translator = model.translator()
     options = TranslateOptions(LoadOptions(), SearchOptions(), OutputOptions())
-    used = {"precision": "fp32", "device": "cpu", "batch_tokens": translator.batch_tokens}
-    used["chunk_lines"] = [translator.first_chunk_lines, translator.chunk_lines]
-    assert run._fingerprint(source, model, translator, options).items() >= used.items()
+    before = run._fingerprint(source, model, model.translator(), options)
+    assert before["precision"] == "fp32" and before["chunk_lines"][:2] == [128, 4096]
+    monkeypatch.setattr(model.runtime, "batch_tokens", 7)
+    monkeypatch.setattr(model.runtime, "device_type", "cuda")
+    assert run._fingerprint(source, model, model.translator(), options) == before
 
 
 def test_finished_files_are_skipped(texts, tmp_path, stopped):

@@ -33,6 +33,17 @@ def test_a_full_disk_names_what_was_written(tmp_path):
         assert raised.value.filename == "other"
 
 
+def test_no_symbolic_link_is_followed(tmp_path):
+    """As a run from elsewhere may hold one. Sabotage: open temporary files and locks as others."""
+    (tmp_path / "other").write_text("text")
+    for name in (".new.partial", ".lock"):
+        (tmp_path / name).symlink_to("other")
+    for opened in (atomic_file(tmp_path / "new"), locked(tmp_path / ".lock", print)):
+        with pytest.raises(OSError, match="symbolic links"), opened:
+            pass
+    assert (tmp_path / "other").read_text() == "text"
+
+
 @pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOSPC])
 def test_a_lock_that_cannot_be_taken_is_named(tmp_path, monkeypatch, number):
     """On a file system without `flock`, or a full one. Sabotage: take it outside of `naming`."""

@@ -154,6 +154,17 @@ def test_too_few_gpus(monkeypatch):
         pass
 
 
+def test_one_machine_without_a_gpu(monkeypatch):
+    """All would wait ten minutes for it. Sabotage: choose the device of each machine."""
+    monkeypatch.setattr(os, "environ", launched(1, rank=1))
+    monkeypatch.setattr(launcher, "watch_launcher", lambda: None)
+    store = SimpleNamespace(get=lambda name: b"cuda")
+    monkeypatch.setattr(launcher, "connect_to_store", lambda limit, serves: store)
+    message = "^device auto: process 1 has cpu, process 0 has cuda; check the GPUs"
+    with pytest.raises(DeviceError, match=message), processes.join_processes("cpu"):
+        pass
+
+
 HUNG = "error: a GPU has hung for 0 minutes; run the same command again\n"
 
 

@@ -199,6 +199,11 @@ def test_what_has_changed_is_said(tmp_path, caplog):
     assert caplog.messages[-1] == (
         f"{output.name}: starting over; 3 finished lines were made with another beam size and input"
     )
+    with pytest.raises(DataError):
+        write_two(output, error=DataError("broken"))
+    output.state.write_text("{}")
+    write_two(output)
+    assert caplog.messages[-1] == f"{output.name}: starting over; {output.state} is damaged"
 
 
 def test_another_writer_of_the_file_ends_the_state(tmp_path):

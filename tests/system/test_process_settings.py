@@ -18,6 +18,7 @@ from transformer_mt.system.process_settings import (
     allow_any_text,
     catch_stop_signals,
     configure_libraries,
+    cpus_of_process,
     handle_signals,
 )
 
@@ -85,6 +86,17 @@ def test_variables_of_the_user_are_kept(monkeypatch, name, value, variable, expe
     configure_libraries()
     assert os.environ.get(variable) == expected
     assert logging.getLogger("matplotlib").level == logging.ERROR
+
+
+def test_the_cpus_of_a_process(monkeypatch):
+    """Fewer beside others of torchrun; macOS does not say which a process may use."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: range(9))
+    assert cpus_of_process() == 9
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    assert cpus_of_process() == 4
+    monkeypatch.delattr(os, "sched_getaffinity")
+    monkeypatch.setattr(os, "cpu_count", lambda: 1)
+    assert cpus_of_process() == 1
 
 
 def test_variables_are_set_before_torch_is_imported():

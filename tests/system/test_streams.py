@@ -14,6 +14,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from transformer_mt.errors import DataError
+from transformer_mt.system import streams
 from transformer_mt.system.streams import (
     LineReader,
     count_lines,
@@ -61,10 +62,19 @@ def test_every_line_once_and_in_order(lines, ended, size, pieces):
 
 
 def test_only_what_is_not_utf_8_is_counted():
-    """U+FFFD is valid, and a line longer than any block. Only a mark at the start goes."""
+    """U+FFFD is valid, and a line longer than any chunk. Only a mark at the start goes."""
     assert read(b"\xef\xbb\xbfa\n\xef\xbb\xbfb", 9)[0] == [["a", "\ufeffb"]]
     assert read("\ufffd\n\u2028\r".encode() + b"\n\xff\xff\n\xc3", 10)[1] == 2
-    assert read(b"x" * 10_000_000 + b"\nend", 4)[0] == [["x" * 10_000_000, "end"]]
+    assert read(b"x" * 10_000_000 + b"\nend", 4)[0] == [["x" * 10_000_000], ["end"]]
+
+
+def test_long_lines_make_short_chunks(monkeypatch):
+    """The same ones however the bytes arrive."""
+    monkeypatch.setattr(streams, "CHUNK_BYTES", 6)
+    for block_bytes in (1, 5, 100):
+        monkeypatch.setattr(streams, "BLOCK_BYTES", block_bytes)
+        chunks = read(b"aa\nbbb\n\nc\n1234567\nd\n\n\n\n", 4)[0]
+        assert chunks == [["aa", "bbb", "", "c"], ["1234567"], ["d", "", "", ""]]
 
 
 @pytest.mark.parametrize("mark", UTF_16)

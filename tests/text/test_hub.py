@@ -14,6 +14,7 @@ from types import SimpleNamespace
 
 import datasets
 import pytest
+import yaml
 from conftest import copy_lines
 from fake_hub import serve
 from huggingface_hub import constants, utils
@@ -123,18 +124,34 @@ def test_what_the_library_may_do(monkeypatch, problem, shows_bars):
 
 
 @pytest.mark.parametrize(
-    ("cause", "reason"), [(OSError("no\n space"), "no space"), (None, "ValueError")]
+    ("error", "cause", "reason"),
+    [
+        (ValueError(), OSError("no\n space"), "no space"),
+        (ValueError(), None, "ValueError"),
+        (RuntimeError("a loading script"), None, "a loading script"),
+        (yaml.YAMLError("bad card"), None, "bad card"),
+    ],
 )
-def test_the_reason_that_the_library_gives(monkeypatch, cause, reason):
+def test_the_reason_that_the_library_gives(monkeypatch, error, cause, reason):
     """Its cause says more; an error without text is named by its type."""
 
     def load(builder: str, **options: object) -> None:
-        raise ValueError from cause
+        raise error from cause
 
     monkeypatch.setattr(hub, "_why_offline", lambda endpoint: "")
     monkeypatch.setattr(datasets, "load_dataset", load)
     with pytest.raises(DataError, match=f"^data.path = a/b, split x: {reason}$"):
         hub.load_dataset(DataConfig(path="a/b"), "a/b", "x")
+
+
+def test_other_columns_are_not_decoded():
+    """Sabotage: read whole rows."""
+    broken = {"bytes": b"no image", "path": None}
+    columns = {"de": ["eins"], "en": ["one"], "picture": [broken]}
+    types = {"de": datasets.Value("string"), "en": datasets.Value("string")}
+    features = datasets.Features({**types, "picture": datasets.Image()})
+    dataset = datasets.Dataset.from_dict(columns, features)
+    assert list(hub.read_pairs(dataset, DataConfig(path="a/b"))) == [("eins", "one")]
 
 
 def test_a_corpus_of_the_hub_is_known_by_its_revision(monkeypatch):

@@ -16,7 +16,7 @@ from conftest import tiny_config, write_copy_corpus
 
 from transformer_mt.config.keys import VocabConfig
 from transformer_mt.errors import ConfigError, DataError
-from transformer_mt.system.files import MANIFEST
+from transformer_mt.system.files import MANIFEST, read_manifest, sha256, write_manifest
 from transformer_mt.text import prepared as prepared_module
 from transformer_mt.text.prepared import _fingerprint, prepare
 from transformer_mt.text.vocabulary import Vocabulary, train_vocabulary
@@ -182,6 +182,17 @@ def test_a_damaged_corpus_is_named(folder, name, damage):
         prepare(config)
     shutil.rmtree(path)
     assert (prepare(config).path / name).read_bytes() == raw
+
+
+def test_ids_of_another_type_are_refused(folder):
+    """NumPy would take their bytes for addresses. Sabotage: map what the report says."""
+    config = tiny_config(folder)
+    path = prepare(config).path
+    report = (path / "report.json").read_text()
+    (path / "report.json").write_text(report.replace('"uint16"', '"O"'))
+    write_manifest(path, {**read_manifest(path), "report.json": sha256(path / "report.json")})
+    with pytest.raises(DataError, match="damaged .*O is no type of ids"):
+        prepare(config)
 
 
 def test_chunks_change_nothing(folder, monkeypatch, tmp_path):

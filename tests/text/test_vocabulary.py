@@ -68,6 +68,10 @@ def test_vocabularies_that_cannot_be_used(tmp_path):
         with pytest.raises(DataError, match=f"^{tmp_path}/{name}: not a SentencePiece model$"):
             Vocabulary.load(tmp_path)
         (tmp_path / name).write_bytes(learn().src_model)
+    no_text = learn().src_model.replace("▁".encode(), b"\xff\xff\xff")
+    (tmp_path / "tgt.model").write_bytes(no_text)
+    with pytest.raises(DataError, match="tgt.model: not a SentencePiece model$"):
+        Vocabulary.load(tmp_path)
 
 
 @pytest.mark.parametrize(("shared", "names"), [(True, ["vocab"]), (False, ["src", "tgt"])])
@@ -195,6 +199,9 @@ def test_what_is_learned_from():
     counts = Counter({"rare": 1, "often": 9, "always": 20})
     vocab = train_vocabulary([counts], VocabConfig(kind="word", size=99, max_words=2))
     assert vocab.src.pieces(range(4, vocab.src.size)) == ["▁always", "▁often"]
+    counts = Counter(dict.fromkeys("abcdefgh", 1))  # of equal counts not the first in the alphabet
+    vocab = train_vocabulary([counts], VocabConfig(kind="word", size=99, max_words=4))
+    assert vocab.src.pieces(range(4, vocab.src.size)) != ["▁a", "▁b", "▁c", "▁d"]
     counts = Counter({"ab" * 10: 49, "q" * 10: 1, "z": 1})  # 1,030 letters with the spaces
     models = [
         train_vocabulary([Counter(dict(items))], VocabConfig(size=266, kind="unigram"))

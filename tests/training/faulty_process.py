@@ -4,7 +4,7 @@ Faults, all in that process at that step: `memory` runs out with more than 64 po
 the loss from then on; `kill` is SIGKILL of the process. Whatever the step: `disk` is a disk that is
 full from the start; `device` a device that is missing; `absent` a checkpoint that is not on this
 machine; `decode` is too little memory for translating. In every process: `chunks`, which have STEP
-lines.
+lines, or fewer if they are long.
 """
 
 import errno
@@ -14,7 +14,7 @@ import sys
 
 from transformer_mt.cli import program
 from transformer_mt.errors import CheckpointError, DeviceError
-from transformer_mt.system import device
+from transformer_mt.system import device, streams
 from transformer_mt.training import saving
 from transformer_mt.training.engine import Engine
 from transformer_mt.translation import translation_model
@@ -29,6 +29,7 @@ def main() -> None:
     first_attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0"
     if fault == "chunks":
         PyTorchRuntime.chunk_lines = CTranslate2Runtime.chunk_lines = step, step
+        streams.CHUNK_BYTES = 25 * step
     elif int(os.environ["RANK"]) == rank and first_attempt:
         if fault in FAILURES:
             place, name, error = FAILURES[fault]

@@ -12,7 +12,8 @@ from simulated_cuda import SimulatedCuda
 
 from transformer_mt.checkpoints.run_directory import load_newest
 from transformer_mt.config.keys import Config, DataConfig, ModelConfig
-from transformer_mt.errors import DeviceError
+from transformer_mt.errors import CompileError, DeviceError
+from transformer_mt.training import engine as engine_module
 from transformer_mt.training import flops, memory, saving
 from transformer_mt.training.engine import Engine
 from transformer_mt.training.environment import numeric_environment
@@ -108,6 +109,24 @@ def limit_memory(monkeypatch, first_step: int, positions: int, error: Exception)
     monkeypatch.setattr(Engine, "train_step", train_step)
     monkeypatch.setattr(Engine, "_loss", loss)
     return sizes
+
+
+def test_a_step_for_which_compiling_fails_is_repeated(corpus_dir, tmp_path, monkeypatch, caplog):
+    """Without it, as for a shape that comes late. Sabotage: fall back only at the start."""
+    real, failed = Engine.train_step, list[int]()
+
+    def train_step(engine: Engine, step: int, micro_batches: object) -> None:
+        if step == 3 and not failed:
+            failed.append(step)
+            raise CompileError("torch.compile failed")
+        real(engine, step, micro_batches)
+
+    monkeypatch.setattr(Engine, "train_step", train_step)
+    monkeypatch.setattr(engine_module, "restore_layers", lambda model: None)
+    assert train(tiny_config(corpus_dir, train__max_steps=4), tmp_path / "run").step == 4
+    assert "torch.compile failed; this run continues without it, more slowly" in caplog.messages
+    environment = load_newest(tmp_path / "run").state.environment
+    assert environment["torch.compile"] == "failed"
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ import logging
 import math
 import os
 import re
+import resource
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from torch.utils.tensorboard import SummaryWriter
 from transformer_mt.checkpoints.checkpoint import Progress
 from transformer_mt.errors import CheckpointError, ConfigError, Interrupted
 from transformer_mt.system.console import PACKAGE_LOGGER
+from transformer_mt.training import run_log
 from transformer_mt.training.dry_run import dry_run
 from transformer_mt.training.run import train
 from transformer_mt.training.run_log import RunLog
@@ -93,9 +95,27 @@ def test_damaged_metrics_do_not_keep_a_run_from_resuming(tmp_path):
         assert path.read_text() == f"{good}\n"
 
 
-def test_a_full_disk_is_a_warning_and_at_the_end_an_error(tmp_path, caplog):
+def test_lines_wait_while_the_disk_is_full(tmp_path):
+    """However many. Sabotage: with the usual buffer of a file."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with RunLog(tmp_path, Progress()) as log:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+        try:
+            for step in range(1, 500):
+                log.record("train", Progress(step=step), 1.0, {"loss": 2.0})
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        log.record("train", Progress(step=500), 1.0, {"loss": 2.0})
+    assert [record["step"] for record in records(tmp_path)] == list(range(1, 501))
+
+
+def test_a_full_disk_is_a_warning_and_at_the_end_an_error(tmp_path, caplog, monkeypatch):
     """Which hides no other error; one warning for however many lines."""
-    (tmp_path / "train.log").symlink_to("/dev/full")
+
+    def open_full(path: str, flags: int) -> int:
+        return os.open("/dev/full" if path.endswith("train.log") else path, flags, 0o666)
+
+    monkeypatch.setattr(run_log, "open_no_link", open_full)
     message = f"{tmp_path}/train.log: No space left on device"
     for error, match in ((None, f"^{message}$"), (CheckpointError("first"), "^first$")):
         with pytest.raises(CheckpointError, match=match), RunLog(tmp_path, Progress()) as log:

@@ -41,6 +41,8 @@ def average(run_dir: Path, last: int, output: Path | None) -> Path:
         raise CheckpointError(f"{output}: already exists; name another directory with -o")
     checkpoints = [load_checkpoint(path) for path in paths[:last]]
     newest = checkpoints[0]
+    for checkpoint in checkpoints:
+        newest.require_same_run(checkpoint)
     # The scores of the run were not measured on the averaged weights.
     progress = replace(
         newest.progress, best_bleu=-1.0, best_step=0, validations_since_best=0, valid_step=0

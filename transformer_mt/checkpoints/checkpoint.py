@@ -166,6 +166,22 @@ class Checkpoint:
                 " name another --run directory, or change it back"
             )
 
+    def require_same_run(self, other: "Checkpoint") -> None:
+        """Raises an error for a checkpoint that cannot be of the same run.
+
+        Raises:
+            CheckpointError: Naming what differs.
+        """
+        kinds = OnChange.REFUSED, OnChange.SHAPES_CORPUS
+        differing = changed_keys(self.config, other.config, *kinds)
+        if not self.vocab.has_same_ids(other.vocab):
+            differing.append("the vocabulary")
+        if differing:
+            raise CheckpointError(
+                f"{other.path}: not of the same run as {self.path}: they differ in"
+                f" {', '.join(differing)}"
+            )
+
     def build_model(self, raw: bool = False) -> Transformer:
         """Builds the model on the CPU, in evaluation mode.
 

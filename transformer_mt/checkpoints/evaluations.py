@@ -129,10 +129,14 @@ def write_evaluation(checkpoint: Path, record: EvaluationRecord) -> None:
     folder = record_folder(checkpoint)
     if folder is None:
         return
+    content = canonical_json(_RECORD.dump_python(record))
+    if len(content) > _MAX_BYTES:
+        logger.warning("%s: the scores are not recorded: the text is too long", folder)
+        return
     try:
         folder.mkdir(exist_ok=True)
         with atomic_file(folder / record.file_name) as file:
-            file.write(canonical_json(_RECORD.dump_python(record)))
+            file.write(content)
     except OSError as error:
         logger.warning("%s: the scores are not recorded: %s", folder, error.strerror or error)
 

@@ -95,8 +95,10 @@ def find_checkpoint(path: Path) -> "Checkpoint":
     if progress.best_bleu < 0 or best == newest.path:
         return newest
     try:
+        found = load_checkpoint(best)
+        newest.require_same_run(found)
         # The text may have moved since the best checkpoint was saved.
-        return replace(load_checkpoint(best), config=newest.config)
+        return replace(found, config=newest.config)
     except CheckpointError as error:
         logger.warning("%s; using the newest checkpoint instead of the best", error)
         return newest
@@ -112,7 +114,7 @@ def prune(run_dir: Path, saved_step: int, keep_last: int, best_step: int) -> Non
         OSError: If something cannot be deleted.
     """
     for leftover in run_dir.glob(".step-*.partial"):
-        shutil.rmtree(leftover)
+        shutil.rmtree(leftover, ignore_errors=True)  # what stays must not stop the rest
     paths = list_checkpoints(run_dir)
     paths = paths[paths.index(checkpoint_path(run_dir, saved_step)) :]
     best = checkpoint_path(run_dir, best_step)

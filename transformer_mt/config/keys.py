@@ -9,6 +9,7 @@ from enum import Enum
 from typing import Annotated, Literal, Self
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     ConfigDict,
     Discriminator,
@@ -127,6 +128,17 @@ Splits = Annotated[_Name | _Named | _Files | _List, _BY_KIND]
 """One split or several, which are concatenated."""
 
 
+def _check_language(value: str) -> str:
+    if not re.fullmatch(r"\w[\w.-]*", value):  # outputs are named by it: never in another folder
+        raise PydanticCustomError(
+            "language", "should be part of a file's name, such as de or pt_BR"
+        )
+    return value
+
+
+Language = Annotated[str, AfterValidator(_check_language)]
+
+
 class DataConfig(Section):
     """The parallel text, and which of its pairs are trained on."""
 
@@ -142,9 +154,9 @@ class DataConfig(Section):
     """The split that training is validated on."""
     test: Annotated[Split, OnChange.ALLOWED] = "test"
     """The split that `evaluate` scores."""
-    src_lang: Annotated[str, OnChange.SHAPES_CORPUS] = "de"
+    src_lang: Annotated[Language, OnChange.SHAPES_CORPUS] = "de"
     """Language to translate from, as files and columns name it."""
-    tgt_lang: Annotated[str, OnChange.SHAPES_CORPUS] = "en"
+    tgt_lang: Annotated[Language, OnChange.SHAPES_CORPUS] = "en"
     """Language to translate to."""
     max_length: Annotated[int, Field(ge=1), OnChange.SHAPES_CORPUS] = 256
     """Pieces per side, without EOS; longer training pairs are dropped."""

@@ -9,8 +9,8 @@ from sacrebleu.metrics.base import Metric
 
 from transformer_mt.evaluation.scoring import (
     Difference,
+    compare_scores,
     corpus_score,
-    paired_bootstrap,
     sentence_chrf,
 )
 from transformer_mt.system.console import escape_controls
@@ -61,7 +61,7 @@ def compare(
 
     The first of the metrics is BLEU.
     """
-    differences = paired_bootstrap(hypotheses, baseline, test_set.references, metrics)
+    differences = compare_scores(hypotheses, baseline, test_set.references, metrics)
     system_chrf = sentence_chrf(hypotheses, test_set.references)
     baseline_chrf = sentence_chrf(baseline, test_set.references)
     gains = [new - old for new, old in zip(system_chrf, baseline_chrf, strict=True)]

@@ -74,7 +74,7 @@ def atomic_file(path: Path, kept_bytes: int | None = None) -> Iterator[BinaryIO]
     mode = 0o600 if path.exists() else 0o666  # the copy of a private file is never readable
     try:
         with naming(path):
-            with open(os.open(temporary, os.O_RDWR | os.O_CREAT, mode), "r+b") as file:
+            with open(open_no_link(temporary, os.O_RDWR | os.O_CREAT, mode), "r+b") as file:
                 if path.exists():
                     shutil.copymode(path, temporary)
                 file.truncate(kept_bytes or 0)
@@ -86,6 +86,14 @@ def atomic_file(path: Path, kept_bytes: int | None = None) -> Iterator[BinaryIO]
     finally:
         if kept_bytes is None:
             temporary.unlink(missing_ok=True)
+
+
+def open_no_link(path: Path | str, flags: int, mode: int = 0o666) -> int:
+    """Opens a file that only the program writes, but not through a symbolic link.
+
+    A run or model from elsewhere may hold links to other files.
+    """
+    return os.open(path, flags | os.O_NOFOLLOW, mode)
 
 
 @contextmanager
@@ -178,7 +186,7 @@ def locked(
         remove: Whether to remove the file at the end; otherwise it is left in place.
     """
     while True:
-        with path.open("a+") as file:
+        with open(path, "a+", opener=open_no_link) as file:
             with naming(path):
                 try:
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -258,6 +258,8 @@ def _usable_state(output: Output, fingerprint: Fingerprint) -> OutputState:
         logger.info(f"{output.name}: continuing after {state.lines:,} finished lines")
         state.sha256 = None
         return state
+    elif not state and output.state.exists():
+        logger.warning(f"{output.name}: starting over; {output.state} is damaged")
     output.discard()  # before other bytes are written to the file that the state describes
     return OutputState(fingerprint)
 

@@ -69,6 +69,13 @@ def raise_file_limit() -> None:
             return
 
 
+def cpus_of_process() -> int:
+    """Gives the CPUs that this process may use, shared with those that torchrun started here."""
+    has_affinity = hasattr(os, "sched_getaffinity")  # not on macOS
+    cpus = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
+    return max(1, cpus // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+
+
 def allow_any_text() -> None:
     """Makes stdout UTF-8 in every locale; a file name that is not UTF-8 is printed as its bytes.
 

@@ -24,6 +24,7 @@ from transformer_mt.system.process_settings import handle_signals
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
+    from torch.distributed import Store  # type: ignore[attr-defined]
     from torch.distributed.distributed_c10d import ProcessGroup
 
 T = TypeVar("T")
@@ -174,7 +175,8 @@ def join_processes(device_type: str) -> Iterator[Processes]:
 
     Raises:
         ConfigError: If an environment variable of the launcher is missing or not a number.
-        DeviceError: If there are fewer GPUs than processes on this machine.
+        DeviceError: If there are fewer GPUs than processes on this machine, or this process
+            has no GPU, but process 0 has, or the reverse.
     """
     if not launcher.is_launched():
         yield ALONE
@@ -198,13 +200,27 @@ def _join(device_type: str) -> Processes:
     limit.daemon = True
     limit.start()
     has_store = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    store = launcher.connect_to_store(WORK_TIMEOUT, serves=rank == 0 and not has_store)
-    dist.init_process_group(backend, None, WORK_TIMEOUT, world_size, rank, store, device_id=gpu)
-    control = dist.new_group(backend="gloo", timeout=VALUE_TIMEOUT)
-    heartbeat = dist.new_group(backend="gloo", timeout=PEER_TIMEOUT)
-    launcher.record_ends(launcher.connect_to_store(WORK_TIMEOUT))
-    limit.cancel()
+    try:
+        store = launcher.connect_to_store(WORK_TIMEOUT, serves=rank == 0 and not has_store)
+        _require_same_device(store, rank, device_type)
+        dist.init_process_group(backend, None, WORK_TIMEOUT, world_size, rank, store, device_id=gpu)
+        control = dist.new_group(backend="gloo", timeout=VALUE_TIMEOUT)
+        heartbeat = dist.new_group(backend="gloo", timeout=PEER_TIMEOUT)
+        launcher.record_ends(launcher.connect_to_store(WORK_TIMEOUT))
+    finally:
+        limit.cancel()
     return Processes(rank, world_size, _Peers(control, heartbeat, gpu))
+
+
+def _require_same_device(store: "Store", rank: int, device_type: str) -> None:
+    """Raises an error if `auto` is another device here than for process 0."""
+    if rank == 0:
+        store.set("device", device_type)
+    elif (main := store.get("device").decode()) != device_type:
+        raise DeviceError(
+            f"device auto: process {rank} has {device_type}, process 0 has {main}; check the GPUs"
+            " of this machine, or choose the device"
+        )
 
 
 def _choose_gpu() -> "torch.device":

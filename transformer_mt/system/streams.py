@@ -8,7 +8,7 @@ import select
 import sys
 import zlib
 from codecs import BOM_UTF8, BOM_UTF16_BE, BOM_UTF16_LE
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import BinaryIO, cast
@@ -63,13 +63,25 @@ def compress(data: bytes, suffix: str) -> bytes:
     return data
 
 
+CHUNK_BYTES = 2**22
+"""A chunk ends with the line that reaches it, for lines that are whole documents."""
 BLOCK_BYTES = 2**16
 IDLE_SECONDS = 0.05
 """After this long without input, the writer is assumed to be waiting for an answer."""
 
 
+def _end_of_chunk(lines: Sequence[bytes], limit: int) -> int:
+    """Gives how many of the lines are the first chunk; 0 if it may become longer."""
+    read = 0
+    for count, line in enumerate(lines[:limit], 1):
+        read += len(line)
+        if count == limit or read >= CHUNK_BYTES:
+            return count
+    return 0
+
+
 class LineReader:
-    """Reads lines in chunks of a fixed size, or of fewer lines when the writer of a pipe pauses.
+    """Reads lines in chunks of a fixed size, or of fewer lines if they are long or a pipe pauses.
 
     A byte order mark at the start is dropped.
 
@@ -105,9 +117,9 @@ class LineReader:
                 ready += b"".join((*incomplete, head)).split(b"\n")
                 incomplete = []
             incomplete.append(rest)
-            while len(ready) >= limit:
-                yield self._decode(ready[:limit])
-                ready, limit = ready[limit:], size
+            while end := _end_of_chunk(ready, limit):
+                yield self._decode(ready[:end])
+                ready, limit = ready[end:], size
             if ready and self.is_pipe and not self._has_more():
                 yield self._decode(ready)
                 ready = []

@@ -35,7 +35,7 @@ _DATA_SUFFIXES = (".parquet", ".jsonl", ".json")
 """Formats of the files that a split may name."""
 _DATASET_SUFFIXES = {*_DATA_SUFFIXES, ".ndjson", ".csv", ".tsv", ".arrow"}
 """Formats from which the `datasets` library may load the splits of a folder."""
-_HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
+_HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")  # `datasets` takes other names for formats
 _SLICED_NAME = re.compile(rf"(?P<name>[^\[\]]+)(?P<slice>{SLICE})?")
 _SLICED_PATTERN = re.compile(rf"(?P<pattern>.+?)(?P<slice>{SLICE})?")  # it may have brackets, too
 _LISTED_FILES = 8

@@ -10,6 +10,8 @@ from logging.handlers import BufferingHandler
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from transformer_mt.config.keys import DataConfig
 from transformer_mt.config.loading import searched_folders
 from transformer_mt.errors import DataError
@@ -20,6 +22,8 @@ MOVED_TEXT = (
 )
 """Advice about a missing folder."""
 
+_REASONS = ValueError, OSError, RuntimeError, ImportError, yaml.YAMLError
+"""What the library raises for a corpus that it cannot read."""
 _ROWS_PER_BATCH = 10_000
 _SECONDS_TO_ANSWER = 5.0
 _MESSAGES = 1_000
@@ -43,7 +47,7 @@ def load_dataset(config: DataConfig, builder: str, requested: str, **options: An
     with _library_settings(offline=bool(problem)) as messages:
         try:
             return datasets.load_dataset(builder, cache_dir=config.cache_dir, **options)
-        except (ValueError, OSError, datasets.exceptions.DatasetGenerationError) as error:
+        except (*_REASONS, datasets.exceptions.DatasetGenerationError) as error:
             reason = " ".join(str(error.__cause__ or error).split()) or type(error).__name__
             is_unknown = isinstance(error, datasets.exceptions.DatasetNotFoundError)
             said = " ".join(record.getMessage() for record in messages.buffer)
@@ -79,6 +83,7 @@ def read_pairs(dataset: Any, config: DataConfig) -> Iterator[tuple[str, str]]:
     for key, language in (("src_lang", src), ("tgt_lang", tgt)):
         if language not in languages:
             raise DataError(f"data.{key} = {language}: {config.path} has {', '.join(languages)}")
+    dataset = dataset.select_columns([prefix + src, prefix + tgt])  # others may be images
     for rows in dataset.iter(batch_size=_ROWS_PER_BATCH):
         for src_text, tgt_text in zip(rows[prefix + src], rows[prefix + tgt], strict=True):
             yield _to_text(src_text, src, config), _to_text(tgt_text, tgt, config)

@@ -56,6 +56,7 @@ logger = logging.getLogger(__name__)
 
 REPORT = "report.json"
 FORMAT = 3
+ID_TYPES = "uint16", "int32"
 """Format of the files; part of the fingerprint."""
 _PAIRS_PER_CHUNK = 20_000
 """Pairs encoded at once; the digest of the ids depends on it, so it must not change."""
@@ -207,11 +208,13 @@ def _load_prepared(path: Path) -> PreparedCorpus:
         verify_manifest(path)
         report, vocab = read_json(path / REPORT), Vocabulary.load(path)
         mapped = {file: file.stat() for file in path.glob("*.ids")}
+        if report.get("dtype") not in ID_TYPES:
+            raise ValueError(f"{REPORT}: {report.get('dtype')} is no type of ids")
         pairs = _map_pairs(path, report["dtype"])
         if _digest(pairs, report["chunks"]) != report["digest"]:
             raise ValueError("the ids do not have the recorded digest")
         return PreparedCorpus(path, vocab, pairs, report, mapped)
-    except (CheckpointError, OSError, ValueError) as error:
+    except (CheckpointError, OSError, ValueError, LookupError) as error:
         raise _damaged(path, error) from None
 
 
@@ -324,7 +327,7 @@ def _write_ids(
     config: DataConfig, split: CorpusSplit, cleaned: _CleanedSplit, vocab: Vocabulary, folder: Path
 ) -> dict[str, Any]:
     """Writes ids and offsets of the pairs kept, as often as their weights say; reports counts."""
-    dtype = "uint16" if max(vocab.src.size, vocab.tgt.size) <= 2**16 else "int32"
+    dtype = ID_TYPES[max(vocab.src.size, vocab.tgt.size) > 2**16]
     chunks, kept, written, zero = list[int](), 0, 0, np.zeros(1, np.int64)
     counts = {"src": [zero], "tgt": [zero]}
     for encoded in _encode(config, split, cleaned, vocab):

@@ -14,6 +14,7 @@ import torch
 
 from transformer_mt.config.keys import Config
 from transformer_mt.errors import ConfigError
+from transformer_mt.system.process_settings import cpus_of_process
 from transformer_mt.text.batching import EncodedLines, EncodedPairs, flatten
 from transformer_mt.text.prepared import PreparedCorpus
 from transformer_mt.text.segmentation import NO_PIECE, BPEDropout, Integers, UnigramSampling
@@ -92,12 +93,13 @@ class EpochPairs:
         corpus: The prepared pairs, which all epochs use if `vocab.sampling` is 0.
         config: How to sample segmentations, and the seed. A pair that would be longer than
             `data.max_length` keeps its segmentation.
+        beside_gpu: Whether the process trains on a GPU, so that its CPUs are idle.
 
     Raises:
         ConfigError: If the vocabulary has only one segmentation of every word.
     """
 
-    def __init__(self, corpus: PreparedCorpus, config: Config) -> None:
+    def __init__(self, corpus: PreparedCorpus, config: Config, beside_gpu: bool = False) -> None:
         self._prepared, self._samplers = corpus.pairs, list[LineSampler]()
         self._max_length, self._seed = config.data.max_length, config.train.seed
         if rate := config.vocab.sampling:
@@ -105,7 +107,9 @@ class EpochPairs:
             shared = corpus.vocab.shared
             self._samplers = [src, src if shared else LineSampler(corpus.vocab.tgt.table(), rate)]
         # NumPy mostly runs without Python's lock.
-        count = min(torch.get_num_threads(), _MAX_THREADS)
+        # For a process of torchrun, PyTorch has one thread by default, whatever the machine has.
+        count = cpus_of_process() if beside_gpu else torch.get_num_threads()
+        count = min(count, _MAX_THREADS)
         self._threads = ThreadPoolExecutor(count, initializer=_lower_priority)
         self._blocks: dict[int, list[Future[EncodedPairs]]] = {}  # of the epoch started last
 

@@ -109,7 +109,7 @@ class UnigramSampling:
 
     Reference:
         Kudo 2018, Subword Regularization: Improving Neural Network Translation Models with Multiple
-        Subword Candidates, section 3.2, with l = infinity.
+        Subword Candidates, section 3.3, with l = infinity.
 
     Args:
         pieces: Pieces of a unigram model; a score is a log-probability.

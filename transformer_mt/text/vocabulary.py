@@ -3,8 +3,10 @@
 Between encoding and decoding, the program works with ids only.
 """
 
+import heapq
 import io
 import re
+import zlib
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
@@ -122,7 +124,8 @@ class SentencePieceModel:
         self._processor = processor = sentencepiece.SentencePieceProcessor()
         try:
             processor.load_from_serialized_proto(model)
-        except RuntimeError:
+            pieces = [processor.id_to_piece(i) for i in range(processor.get_piece_size())]
+        except (RuntimeError, UnicodeDecodeError):
             raise DataError("not a SentencePiece model") from None
         special = [processor.pad_id(), processor.unk_id(), processor.bos_id(), processor.eos_id()]
         present = [i for i in special if i >= 0]
@@ -131,12 +134,12 @@ class SentencePieceModel:
                 f"the ids of pad, unk, bos and eos are {tuple(special)}: unk is needed, and no two"
                 " may be the same"
             )
-        rest = [i for i in range(processor.get_piece_size()) if i not in present]
+        rest = [i for i in range(len(pieces)) if i not in present]
         self._model_ids = special + rest
         """The model's id of each of our ids; -1 if there is no such piece."""
         self._ids = np.argsort(self._model_ids)[special.count(-1) :].tolist()
         """Our id of each of the model's ids."""
-        self._pieces = [processor.id_to_piece(max(i, 0)) for i in self._model_ids]
+        self._pieces = [pieces[max(i, 0)] for i in self._model_ids]
         for i, name in enumerate(("<pad>", "<unk>", "<s>", "</s>")):
             if special[i] < 0:
                 while name in self._pieces:  # as the name of a user-defined symbol
@@ -247,10 +250,19 @@ def train_vocabulary(word_counts: Sequence[Counter[str]], config: VocabConfig) -
     return Vocabulary(models[0], models[-1])
 
 
+def _by_count(item: tuple[str, int]) -> tuple[int, int, str]:
+    """Orders words by count, and those of equal count as if at random.
+
+    The order of the corpus has no effect, and of a text without spaces, where nearly all words are
+    different, those at the beginning of the alphabet are not preferred.
+    """
+    word, count = item
+    return -count, zlib.crc32(word.encode("utf-8", "surrogatepass")), word
+
+
 def _train_model(word_counts: Counter[str], text_name: str, config: VocabConfig) -> bytes:
     writer, has_subwords = io.BytesIO(), config.kind in ("bpe", "unigram")
-    # Words of equal count are sorted by text, so that the order of the corpus has no effect.
-    words = sorted(word_counts.items(), key=lambda item: (-item[1], item[0]))[: config.max_words]
+    words = heapq.nsmallest(config.max_words, word_counts.items(), key=_by_count)
     # The argument `minloglevel` would hide messages for the rest of the process. The level cannot
     # be read, so its default is restored.
     sentencepiece.set_min_log_level(_SPM_LOG_ERROR)

@@ -9,6 +9,7 @@ import torch
 from tqdm import tqdm
 
 from transformer_mt.config.keys import DEFAULTS, Config, flat_values
+from transformer_mt.system.console import escape_controls
 from transformer_mt.system.device import choose_device, compute_settings, total_memory
 from transformer_mt.system.processes import join_processes
 from transformer_mt.text.batching import Indices, padded_size
@@ -38,7 +39,7 @@ def dry_run(config: Config, run_dir: Path) -> str:
         processes.finish()
     lines += ["", "configuration (keys that differ from the defaults):"]
     lines += [f"{k} = {v}" for k, v in flat_values(config).items() if v != DEFAULTS[k]]
-    return "\n".join(lines)
+    return "\n".join(map(escape_controls, lines))
 
 
 def _describe(trainer: Trainer, steps: list[Indices]) -> list[str]:

@@ -332,11 +332,15 @@ class Engine:
             for micro_batch in micro_batches:
                 self._sum_over_processes(self._accumulate(1, [micro_batch] * at_once, 1))
         except CompileError as error:
-            logger.warning("%s; this run continues without it, more slowly", error)
-            self.compiled, self.compile_failed = False, True
-            restore_layers(self.model)
+            self.continue_uncompiled(error)
             self.check_memory(micro_batches, count)
         self.model.zero_grad()
+
+    def continue_uncompiled(self, error: CompileError) -> None:
+        """Goes on without torch.compile, which has failed in some process; all must call this."""
+        logger.warning("%s; this run continues without it, more slowly", error)
+        self.compiled, self.compile_failed = False, True
+        restore_layers(self.model)
 
     def _gradient(
         self, micro_batch: Batch, scale: Tensor, raise_if_cancelled: Callable[[], None]

@@ -30,16 +30,25 @@ def numeric_environment(engine: Engine) -> dict[str, str]:
     device = engine.device
     compiled = COMPILE_FAILED if engine.compile_failed else "on" if engine.compiled else "off"
     instructions = [torch.backends.cpu.get_cpu_capability(), *cpu_bf16_instructions()]
+    environment = {
+        **numeric_software(),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+        "CPU features": ", ".join(instructions),
+        "CPU maker": cpu_maker(),
+        "processes": str(engine.processes.world_size),
+        "torch.compile": compiled,
+    }
+    if device.type == "cpu":
+        environment["threads"] = str(torch.get_num_threads())
+    return environment
+
+
+def numeric_software() -> dict[str, str]:
+    """Lists the software that the bits of a result depend on."""
     return {
         "program version": __version__,
         "torch version": torch.__version__,
         "numpy version": np.__version__,  # whose random numbers order the pairs
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
-        "CPU features": ", ".join(instructions),
-        "CPU maker": cpu_maker(),
-        "threads": str(torch.get_num_threads()),
-        "processes": str(engine.processes.world_size),
-        "torch.compile": compiled,
         **_SOURCES,
     }
 

@@ -45,6 +45,7 @@ from transformer_mt.training.environment import (
     CUT_BY,
     describe_software,
     numeric_environment,
+    numeric_software,
     reasons_against_bit_equality,
 )
 from transformer_mt.training.memory import find_micro_batch_tokens, require_memory
@@ -190,17 +191,17 @@ def _require_packages(config: Config) -> None:
 
 
 def _require_same_everywhere(config: Config, progress: Progress, processes: Processes) -> None:
-    """Refuses to train together with a process that has different text, keys or precision."""
+    """Refuses to train with a process that has different text, keys, precision or software."""
     values = {name: getattr(progress, key) for key, name in _TEXTS.items()}
     keys = flat_values(config).items()
     values |= {key: str(without_folders(value)) for key, value in keys if key not in PATH_KEYS}
-    values["precision"] = progress.precision
+    values |= {"precision": progress.precision, **numeric_software()}
     main, *others = processes.gather(values)
     for rank, other in enumerate(others, 1):
         if different := [name for name in main if main[name] != other[name]]:
             raise ConfigError(
                 f"process {rank} differs from process 0 in {', '.join(different)}; all machines"
-                " need the same data and the same configuration"
+                " need the same data, configuration and software"
             )
 
 

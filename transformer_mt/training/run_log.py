@@ -14,13 +14,15 @@ from transformer_mt.checkpoints.checkpoint import Progress
 from transformer_mt.checkpoints.layout import METRICS
 from transformer_mt.errors import CheckpointError
 from transformer_mt.system.console import PACKAGE_LOGGER, MessageFormatter, escape_controls
-from transformer_mt.system.files import atomic_file, parse_json
+from transformer_mt.system.files import atomic_file, open_no_link, parse_json
 
 logger = logging.getLogger(__name__)
 
 _DIGITS = {"loss": 6, "tokens_per_second": 1, "mfu": 4, "grad_norm": 6}
 _DIGITS |= {"nll": 6, "perplexity": 4, "bleu": 4, "ema_bleu": 4}
 """Decimal places of the values in metrics.jsonl."""
+_WAITING_BYTES = 2**24
+"""How much of a log waits in memory while its disk is full."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,7 @@ class RunLog(logging.Handler):
         self._disk_is_full = False
         path = run_dir / METRICS
         _remove_later_metrics(path, progress)
-        self._metrics = path.open("a", encoding="utf-8")
+        self._metrics = self._open(path)
         self._boards: dict[str, Any] = {}
         if tensorboard:
             from torch.utils.tensorboard import SummaryWriter
@@ -74,7 +76,11 @@ class RunLog(logging.Handler):
             for kind, step in _last_steps(progress).items():
                 folder = run_dir / "tensorboard" / kind
                 self._boards[kind] = SummaryWriter(folder, purge_step=step + 1)
-        self._text = (run_dir / "train.log").open("a", encoding="utf-8", errors="backslashreplace")
+        self._text = self._open(run_dir / "train.log")
+
+    @staticmethod
+    def _open(path: Path) -> TextIO:
+        return open(path, "a", _WAITING_BYTES, "utf-8", "backslashreplace", opener=open_no_link)
 
     def __enter__(self) -> Self:
         self._level_before = PACKAGE_LOGGER.level

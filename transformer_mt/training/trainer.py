@@ -12,6 +12,7 @@ from transformer_mt.checkpoints.checkpoint import Progress
 from transformer_mt.checkpoints.layout import STATE, checkpoint_path
 from transformer_mt.errors import (
     CheckpointError,
+    CompileError,
     DataError,
     DeviceError,
     Interrupted,
@@ -80,7 +81,8 @@ class Trainer:
         self.config, self.run_dir, self.corpus, self.valid = engine.config, run_dir, corpus, valid
         self.engine, self.progress, self._processes = engine, progress, engine.processes
         self.pairs, self.lengths = corpus.pairs, corpus.pairs.lengths
-        self._epoch_pairs = EpochPairs(corpus, self.config)
+        on_gpu = engine.device.type == "cuda"
+        self._epoch_pairs = EpochPairs(corpus, self.config, beside_gpu=on_gpu)
         self._validator = Validator(engine, valid, corpus)
         self._saver = CheckpointSaver(run_dir, engine, corpus, progress if is_saved else None)
         self._stop = StopRequest()
@@ -137,6 +139,7 @@ class Trainer:
         """
         self.corpus.require_unchanged()
         train = self.config.train
+        self.pairs = self.corpus.pairs  # frees those of the epoch before, which may be copies
         self.pairs = self._epoch_pairs.of_epoch(self.progress.epoch)
         self.lengths = self.pairs.lengths
         progress = self.progress
@@ -166,12 +169,16 @@ class Trainer:
     def train_step(self, step_pairs: Indices) -> None:
         """Takes the next optimizer step on the given pairs, which the processes share.
 
-        If memory runs out, the step is cut finer and repeated, and so are all that follow.
+        If memory runs out, the step is cut finer and repeated, and so are all that follow. It is
+        repeated without torch.compile if that fails for a new shape.
         """
         while True:
             try:
                 self.engine.train_step(self.progress.step + 1, self._micro_batches(step_pairs))
                 break
+            except CompileError as error:
+                self.engine.continue_uncompiled(error)
+                continue
             except OutOfMemoryError as error:
                 reason = str(error)
             self._cut_finer(self.cut_step(step_pairs), reason)

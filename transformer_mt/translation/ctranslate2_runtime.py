@@ -12,6 +12,7 @@ from operator import itemgetter
 from transformer_mt.checkpoints.exported import ExportedModel
 from transformer_mt.errors import CheckpointError, ConfigError, DataError, DeviceError
 from transformer_mt.system.extras import require_package
+from transformer_mt.system.process_settings import cpus_of_process
 from transformer_mt.text.vocabulary import EOS_ID, Vocabulary
 from transformer_mt.translation.options import LoadOptions, SearchOptions
 from transformer_mt.translation.translator import (
@@ -237,4 +238,4 @@ def _choose_device(name: str, cuda_devices: int) -> str:
 def count_threads() -> int:
     """Gives the CPU threads to use: OMP_NUM_THREADS, as for PyTorch, or those of this process."""
     wanted = os.environ.get("OMP_NUM_THREADS", "")
-    return int(wanted) if wanted.isdecimal() and int(wanted) else len(os.sched_getaffinity(0))
+    return int(wanted) if wanted.isdecimal() and int(wanted) else cpus_of_process()

@@ -22,6 +22,7 @@ from transformer_mt.system.device import (
     choose_device,
     compute_settings,
     copy_to_device,
+    is_out_of_memory,
     supports,
     total_memory,
 )
@@ -94,12 +95,29 @@ class PyTorchRuntime:
         ):
             yield from decoded
 
-    @torch.no_grad()
     def _decode_batch(
         self,
         options: SearchOptions,
         sources: Sequence[Source],
         raise_if_cancelled: Callable[[], None] = lambda: None,
+    ) -> list[list[Hypothesis]]:
+        """Decodes a batch, or its halves one by one if memory runs out."""
+        try:
+            return self._search(options, sources, raise_if_cancelled)
+        except (RuntimeError, MemoryError) as error:
+            if len(sources) == 1 or not is_out_of_memory(error):
+                raise
+        # Here, so that what the error held is free.
+        middle = len(sources) // 2
+        decode = partial(self._decode_batch, options, raise_if_cancelled=raise_if_cancelled)
+        return decode(sources[:middle]) + decode(sources[middle:])
+
+    @torch.no_grad()
+    def _search(
+        self,
+        options: SearchOptions,
+        sources: Sequence[Source],
+        raise_if_cancelled: Callable[[], None],
     ) -> list[list[Hypothesis]]:
         def next_logits(ids: Tensor, state: DecodingState) -> Tensor:
             raise_if_cancelled()
@@ -185,6 +203,7 @@ def load_checkpoints(checkpoints: Sequence[Checkpoint], options: LoadOptions) ->
         pack_weights(model)  # once, not for each text
     # The members of an ensemble have the same vocabulary, but may name different symbols of it.
     never = {i for each in checkpoints for i in each.vocab.symbol_ids(each.config.vocab.symbols)}
+    never |= {PAD_ID, BOS_ID}
     if len(models) == 1:
         return PyTorchRuntime(models[0], sorted(never))
     from transformer_mt.model.ensemble import Ensemble

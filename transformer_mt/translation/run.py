@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass
-from itertools import chain, dropwhile, islice
+from itertools import dropwhile, islice
 from pathlib import Path
 
 from transformer_mt.checkpoints.layout import EXPORT
@@ -29,6 +29,7 @@ from transformer_mt.system.outputs import (
 from transformer_mt.system.process_settings import interrupt_on_signals
 from transformer_mt.system.processes import Processes, join_processes
 from transformer_mt.system.streams import (
+    CHUNK_BYTES,
     LineReader,
     compression_suffix,
     count_lines,
@@ -241,7 +242,11 @@ def _translate_pairs(
 def _fingerprint(
     source: Path, model: TranslationModel, translator: Translator, options: TranslateOptions
 ) -> Fingerprint:
-    """Lists what the bytes of an output depend on, with what `auto` and defaults stand for."""
+    """Lists what the bytes of an output depend on.
+
+    Not the device and the batch size that `auto` and defaults stand for, which only decide between
+    equally likely translations: another machine continues the work of one that is gone.
+    """
     with reading(source):
         # The whole file is hashed: even at 200 MB/s, this takes a thousandth of the time.
         digest = sha256(source)
@@ -252,9 +257,7 @@ def _fingerprint(
         **asdict(options.search),
         **asdict(options.output),
         "precision": model.runtime.precision,
-        "device": model.runtime.device_type,
-        "chunk_lines": [translator.first_chunk_lines, translator.chunk_lines],
-        "batch_tokens": translator.batch_tokens,
+        "chunk_lines": [translator.first_chunk_lines, translator.chunk_lines, CHUNK_BYTES],
     }
 
 
@@ -321,10 +324,19 @@ def _translate_rounds(
     def read_rounds() -> Generator[list[str]]:
         chunks = reader.chunks(translator.chunk_lines, translator.first_chunk_lines)
         chunks = dropwhile(lambda _: reader.lines_read <= resumed, chunks)
-        # A round has a chunk for each process; that of the first, small chunk has no other.
-        round_size = world_size if resumed else 1
+
+        def read_round() -> list[str]:
+            """Reads a chunk for each process; one that is not full is the last of a round."""
+            lines = list[str]()
+            for chunk in islice(chunks, round_size):
+                lines += chunk
+                if len(chunk) < translator.chunk_lines:
+                    break
+            return lines
+
+        round_size = world_size if resumed else 1  # that of the first, small chunk has no other
         try:
-            while lines := list(chain.from_iterable(islice(chunks, round_size))):
+            while lines := read_round():
                 translator.processes.broadcast((lines, reader.lines_read - len(lines) + 1))
                 yield lines
                 round_size = 1 if reader.is_pipe else world_size
