@@ -29,7 +29,7 @@ def main() -> None:
     first_attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0"
     if fault == "chunks":
         PyTorchRuntime.chunk_lines = CTranslate2Runtime.chunk_lines = step, step
-        streams.CHUNK_BYTES = 25 * step
+        streams.CHUNK_BYTES = 10 * step
     elif int(os.environ["RANK"]) == rank and first_attempt:
         if fault in FAILURES:
             place, name, error = FAILURES[fault]
