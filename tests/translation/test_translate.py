@@ -203,14 +203,14 @@ def test_a_stream_is_not_read_on_after_a_restart(
 def test_more_files_than_a_shell_lets_open(untrained_run, source, tmp_path):
     """By default; the program may raise the limit. Sabotage: leave it."""
     inputs = []
-    for i in range(60):
+    for i in range(25):
         inputs += ["--input", tmp_path / f"{i}.de"]
         inputs[-1].write_text("a\n")
     words = map(str, command("translate", untrained_run, *inputs, "--output-dir", tmp_path / "out"))
-    limited = ["bash", "-c", 'ulimit -S -n 50; exec "$@"', "bash", *words]
+    limited = ["bash", "-c", 'ulimit -S -n 20; exec "$@"', "bash", *words]
     done = subprocess.run(limited, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    assert len(list((tmp_path / "out").glob("[!.]*"))) == 60
+    assert len(list((tmp_path / "out").glob("[!.]*"))) == 25
 
 
 def test_many_files(translate, source, tmp_path):
