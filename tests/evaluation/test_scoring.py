@@ -126,6 +126,15 @@ def test_systems_are_compared_as_the_program_does(tmp_path):
     assert [metric.name for metric in metrics] == ["BLEU", "chrF2"]
 
 
+def test_no_difference_is_surer_than_its_sentences_allow():
+    """Of two ways to exchange one sentence, both have this difference. Sabotage: sacreBLEU's p."""
+    lines = copy_lines(40, 5)
+    for count, p_value in ((1, 1.0), (2, 0.5), (4, 0.125)):
+        worse = [line[1:] if i < count else line for i, line in enumerate(lines)]
+        differences = compare_scores(lines, worse, [lines], METRICS)
+        assert [difference.p_value for difference in differences] == [p_value] * 2
+
+
 def test_text_that_looks_tokenized(caplog):
     """As that of a young model does; sacreBLEU's advice is not for our users."""
     corpus_score(["a ."] * 100, [["a ."] * 100], choose_metrics("en")[0])

@@ -214,7 +214,7 @@ def test_what_its_bytes_depend_on(texts, monkeypatch):
     model = load(run_dir, device="cpu")
     options = TranslateOptions(LoadOptions(), SearchOptions(), OutputOptions())
     before = run._fingerprint(source, model, model.translator(), options)
-    assert before["precision"] == "fp32" and before["chunk_lines"][:2] == [128, 4096]
+    assert before["precision"] == "fp32" and before["chunk_size"][:2] == [128, 4096]
     monkeypatch.setattr(model.runtime, "batch_tokens", 7)
     monkeypatch.setattr(model.runtime, "device_type", "cuda")
     assert run._fingerprint(source, model, model.translator(), options) == before

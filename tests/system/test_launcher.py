@@ -160,7 +160,7 @@ def test_one_machine_without_a_gpu(monkeypatch):
     monkeypatch.setattr(launcher, "watch_launcher", lambda: None)
     store = SimpleNamespace(get=lambda name: b"cuda")
     monkeypatch.setattr(launcher, "connect_to_store", lambda limit, serves: store)
-    message = "^device auto: process 1 has cpu, process 0 has cuda; check the GPUs"
+    message = "^process 1 uses cpu, process 0 uses cuda; check the GPUs of"
     with pytest.raises(DeviceError, match=message), processes.join_processes("cpu"):
         pass
 

@@ -90,7 +90,8 @@ def test_variables_of_the_user_are_kept(monkeypatch, name, value, variable, expe
 
 def test_the_cpus_of_a_process(monkeypatch):
     """Fewer beside others of torchrun; macOS does not say which a process may use."""
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: range(9))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: range(9), raising=False)
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
     assert cpus_of_process() == 9
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     assert cpus_of_process() == 4

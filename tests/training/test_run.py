@@ -380,10 +380,13 @@ def test_machines_must_have_the_same_text_and_configuration(corpus_dir):
     compare(config, Progress())
     compare(small_config(corpus_dir, data__path="other"), Progress())  # where it has the same text
     other = small_config(corpus_dir, train__seed=5, valid__patience=3)
-    names = "validation text, train.seed, valid.patience, precision"
+    names = "precision, train.seed, valid.patience, validation text"
     message = f"^process 2 differs from process 0 in {names}; all machines need"
     with pytest.raises(ConfigError, match=message):
         compare(other, Progress(valid_digest="other", precision="bf16"))
+    gathered[0] = {**gathered[1], "torch version": "other", "key of a later version": "x"}
+    with pytest.raises(ConfigError, match="process 1 .* in key of a later version, torch version;"):
+        compare(config, Progress())
 
 
 def test_a_precision_that_the_machine_cannot_keep(corpus_dir, tmp_path, monkeypatch):

@@ -20,7 +20,7 @@ from transformer_mt.model.ensemble import Ensemble
 from transformer_mt.system.device import supports
 from transformer_mt.text.batching import encode_pairs
 from transformer_mt.text.splitting import SourceStatistics
-from transformer_mt.text.vocabulary import BOS_ID, PAD_ID
+from transformer_mt.text.vocabulary import BOS_ID
 from transformer_mt.training.run import train
 from transformer_mt.translation.options import DEFAULT_SEARCH, LoadOptions, SearchOptions
 from transformer_mt.translation.pytorch_runtime import PyTorchRuntime, log_probabilities
@@ -75,7 +75,7 @@ def test_batches_and_threads_change_nothing(copy_run, beam_size):
             assert [t.score for t in expected_line] == pytest.approx(scores, abs=1e-4)
 
 
-def test_too_little_memory_for_a_batch(copy_run, monkeypatch):
+def test_too_little_memory_for_a_batch(copy_run, monkeypatch, caplog):
     """It is halved, down to single lines. Sabotage: let the error out, or lose a half."""
     translator = load(copy_run)
     expected, real, sizes = translator.n_best(LINES), PyTorchRuntime._search, list[int]()
@@ -88,14 +88,10 @@ def test_too_little_memory_for_a_batch(copy_run, monkeypatch):
 
     monkeypatch.setattr(PyTorchRuntime, "_search", search)
     assert translator.n_best(LINES) == expected and max(sizes) > 2
+    assert sum("decoded in halves" in text for text in caplog.messages) == 1
     monkeypatch.setattr(PyTorchRuntime, "_search", Mock(side_effect=MemoryError))
     with pytest.raises(MemoryError):
         translator.n_best(LINES)
-
-
-def test_what_no_translation_has(copy_run):
-    """Padding and the beginning of a sentence, which sampling would sometimes draw."""
-    assert {PAD_ID, BOS_ID} == set(load(copy_run).runtime._never.tolist())
 
 
 def test_weights_are_packed_once(copy_run, other_run, monkeypatch):

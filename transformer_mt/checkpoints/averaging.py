@@ -27,8 +27,8 @@ def average(run_dir: Path, last: int, output: Path | None) -> Path:
         The directory written: `output`, or `averaged-N` in the run if that is None.
 
     Raises:
-        CheckpointError: If `run_dir` is not a run or has fewer checkpoints, one of them is damaged,
-            or the output directory exists.
+        CheckpointError: If `run_dir` is not a run or has fewer checkpoints, one of them is damaged
+            or of another run, or the output directory exists.
     """
     paths = list_checkpoints(run_dir)
     if len(paths) < last:

@@ -71,7 +71,7 @@ def load_newest(run_dir: Path) -> "Checkpoint | None":
 def find_checkpoint(path: Path) -> "Checkpoint":
     """Reads a checkpoint directory, or the best checkpoint of a run, or else its newest.
 
-    Warns if the best checkpoint is missing or damaged.
+    Warns if the best checkpoint is missing, damaged, or of another run.
 
     Raises:
         CheckpointError: If there is none.
@@ -95,10 +95,10 @@ def find_checkpoint(path: Path) -> "Checkpoint":
     if progress.best_bleu < 0 or best == newest.path:
         return newest
     try:
-        found = load_checkpoint(best)
-        newest.require_same_run(found)
+        checkpoint = load_checkpoint(best)
+        newest.require_same_run(checkpoint)
         # The text may have moved since the best checkpoint was saved.
-        return replace(found, config=newest.config)
+        return replace(checkpoint, config=newest.config)
     except CheckpointError as error:
         logger.warning("%s; using the newest checkpoint instead of the best", error)
         return newest

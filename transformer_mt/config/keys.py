@@ -129,7 +129,7 @@ Splits = Annotated[_Name | _Named | _Files | _List, _BY_KIND]
 
 
 def _check_language(value: str) -> str:
-    if not re.fullmatch(r"\w[\w.-]*", value):  # outputs are named by it: never in another folder
+    if not re.fullmatch(r"[^/\0]+", value):  # outputs are named by it: never in another folder
         raise PydanticCustomError(
             "language", "should be part of a file's name, such as de or pt_BR"
         )

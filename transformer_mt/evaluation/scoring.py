@@ -4,6 +4,7 @@ Hypotheses are detokenised text, one line per sentence; references are one or mo
 translations, each raw text with one line per sentence.
 """
 
+import operator
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from transformer_mt.checkpoints.evaluations import Score
 from transformer_mt.errors import ConfigError
 
 _TWO_LETTERS = {"zho": "zh", "chi": "zh", "cmn": "zh", "jpn": "ja", "kor": "ko"}
-"""Codes of three letters of the languages for which sacreBLEU has a tokenizer, by two."""
+"""Two-letter codes of the languages for which sacreBLEU has a tokenizer, by three-letter ones."""
 
 
 @dataclass(frozen=True)
@@ -91,11 +92,14 @@ def compare_scores(
     systems = [("baseline", baseline), ("system", hypotheses)]
     named = {type(metric).__name__: metric for metric in metrics}
     signatures, results = PairedTest(systems, named, references, test_type="ar")()
+    # sacreBLEU counts only larger differences. Of the 2^n ways to exchange n translations that are
+    # not the same, at least those that exchange none and all have an equal one.
+    unequal = sum(map(operator.ne, hypotheses, baseline))
+    smallest = min(1.0, 2.0 ** (1 - unequal))
     differences = []
     for name, signature in signatures.items():
         old, new = cast(list[Result], results[name])
-        # sacreBLEU counts only larger differences; all are at least as large as none.
-        p_value = 1.0 if new.score == old.score else float(new.p_value or 0.0)
+        p_value = 1.0 if new.score == old.score else max(smallest, float(new.p_value or 0.0))
         scores = float(new.score), float(old.score)
         differences.append(Difference(name, *scores, p_value, signature.format()))
     return differences

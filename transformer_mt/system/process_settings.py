@@ -73,7 +73,8 @@ def cpus_of_process() -> int:
     """Gives the CPUs that this process may use, shared with those that torchrun started here."""
     has_affinity = hasattr(os, "sched_getaffinity")  # not on macOS
     cpus = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
-    return max(1, cpus // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    processes = os.environ.get("LOCAL_WORLD_SIZE", "")
+    return max(1, cpus // int(processes)) if processes.isdecimal() and int(processes) else cpus
 
 
 def allow_any_text() -> None:

@@ -24,8 +24,7 @@ from transformer_mt.system.process_settings import handle_signals
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
-    from torch.distributed import Store  # type: ignore[attr-defined]
-    from torch.distributed.distributed_c10d import ProcessGroup
+    from torch.distributed.distributed_c10d import ProcessGroup, Store
 
 T = TypeVar("T")
 
@@ -175,8 +174,8 @@ def join_processes(device_type: str) -> Iterator[Processes]:
 
     Raises:
         ConfigError: If an environment variable of the launcher is missing or not a number.
-        DeviceError: If there are fewer GPUs than processes on this machine, or this process
-            has no GPU, but process 0 has, or the reverse.
+        DeviceError: If there are fewer GPUs than processes on this machine, or process 0
+            uses another device.
     """
     if not launcher.is_launched():
         yield ALONE
@@ -213,13 +212,13 @@ def _join(device_type: str) -> Processes:
 
 
 def _require_same_device(store: "Store", rank: int, device_type: str) -> None:
-    """Raises an error if `auto` is another device here than for process 0."""
+    """Raises an error if the device is another one here than for process 0."""
     if rank == 0:
         store.set("device", device_type)
     elif (main := store.get("device").decode()) != device_type:
         raise DeviceError(
-            f"device auto: process {rank} has {device_type}, process 0 has {main}; check the GPUs"
-            " of this machine, or choose the device"
+            f"process {rank} uses {device_type}, process 0 uses {main}; check the GPUs of this"
+            " machine, or choose the same device for all"
         )
 
 

@@ -64,7 +64,7 @@ def compress(data: bytes, suffix: str) -> bytes:
 
 
 CHUNK_BYTES = 2**22
-"""A chunk ends with the line that reaches it, for lines that are whole documents."""
+"""A chunk also ends with the line at which it reaches this size: lines may be whole documents."""
 BLOCK_BYTES = 2**16
 IDLE_SECONDS = 0.05
 """After this long without input, the writer is assumed to be waiting for an answer."""

@@ -35,7 +35,8 @@ _DATA_SUFFIXES = (".parquet", ".jsonl", ".json")
 """Formats of the files that a split may name."""
 _DATASET_SUFFIXES = {*_DATA_SUFFIXES, ".ndjson", ".csv", ".tsv", ".arrow"}
 """Formats from which the `datasets` library may load the splits of a folder."""
-_HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")  # `datasets` takes other names for formats
+_HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
+"""A name without an owner might be taken for a format by the `datasets` library."""
 _SLICED_NAME = re.compile(rf"(?P<name>[^\[\]]+)(?P<slice>{SLICE})?")
 _SLICED_PATTERN = re.compile(rf"(?P<pattern>.+?)(?P<slice>{SLICE})?")  # it may have brackets, too
 _LISTED_FILES = 8
@@ -246,7 +247,10 @@ def _read_slice(read: PairReader, part: str, paths: Sequence[Path]) -> Iterator[
 
 def _missing_folder(config: DataConfig) -> DataError:
     searched = searched_folders(config.path)
-    return DataError(f"data.path = {config.path}: there is no such folder{searched}; {MOVED_TEXT}")
+    return DataError(
+        f"data.path = {config.path}: there is no such folder{searched}; {MOVED_TEXT}; a data set of"
+        " the hub has an owner, such as wmt/wmt16"
+    )
 
 
 def _list_files(folder: Path) -> str:

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from pydantic import TypeAdapter
 
 from transformer_mt.config.changes import on_change
 from transformer_mt.config.keys import Config, DataConfig, OnChange, Section
@@ -55,9 +56,10 @@ from transformer_mt.text.vocabulary import UNK_ID, Vocabulary, fold_whitespace, 
 logger = logging.getLogger(__name__)
 
 REPORT = "report.json"
+_OBJECT = TypeAdapter(dict[str, Any])
 FORMAT = 3
-ID_TYPES = "uint16", "int32"
 """Format of the files; part of the fingerprint."""
+ID_TYPES = "uint16", "int32"
 _PAIRS_PER_CHUNK = 20_000
 """Pairs encoded at once; the digest of the ids depends on it, so it must not change."""
 _MANY_UNKNOWN = 0.01
@@ -206,7 +208,7 @@ def _load_prepared(path: Path) -> PreparedCorpus:
     """Maps a prepared corpus from disk and verifies all of it: about a second per gigabyte."""
     try:
         verify_manifest(path)
-        report, vocab = read_json(path / REPORT), Vocabulary.load(path)
+        report, vocab = read_json(path / REPORT, _OBJECT), Vocabulary.load(path)
         mapped = {file: file.stat() for file in path.glob("*.ids")}
         if report.get("dtype") not in ID_TYPES:
             raise ValueError(f"{REPORT}: {report.get('dtype')} is no type of ids")
@@ -214,7 +216,7 @@ def _load_prepared(path: Path) -> PreparedCorpus:
         if _digest(pairs, report["chunks"]) != report["digest"]:
             raise ValueError("the ids do not have the recorded digest")
         return PreparedCorpus(path, vocab, pairs, report, mapped)
-    except (CheckpointError, OSError, ValueError, LookupError) as error:
+    except (CheckpointError, OSError, ValueError, TypeError, LookupError) as error:
         raise _damaged(path, error) from None
 
 

@@ -198,7 +198,8 @@ def _require_same_everywhere(config: Config, progress: Progress, processes: Proc
     values |= {"precision": progress.precision, **numeric_software()}
     main, *others = processes.gather(values)
     for rank, other in enumerate(others, 1):
-        if different := [name for name in main if main[name] != other[name]]:
+        names = sorted(main.keys() | other.keys())  # other versions have others
+        if different := [name for name in names if main.get(name) != other.get(name)]:
             raise ConfigError(
                 f"process {rank} differs from process 0 in {', '.join(different)}; all machines"
                 " need the same data, configuration and software"

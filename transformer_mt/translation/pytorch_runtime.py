@@ -1,5 +1,6 @@
 """Decoding by PyTorch, with one model or an ensemble in the precision of its weights."""
 
+import logging
 import math
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -42,6 +43,8 @@ from transformer_mt.translation.translator import EXTRA_LENGTH, Hypothesis, Sour
 if TYPE_CHECKING:
     from transformer_mt.model.ensemble import Ensemble
 
+logger = logging.getLogger(__name__)
+
 Array = npt.NDArray[np.float32]
 
 CPU_BATCH_TOKENS, CUDA_BATCH_TOKENS_PER_GB = 4096, 1024
@@ -67,6 +70,7 @@ class PyTorchRuntime:
     def __init__(self, model: "Transformer | Ensemble", never: Sequence[int] = ()) -> None:
         self.model, self.device_type = model, model.device.type
         self._never = torch.tensor(never, dtype=torch.int64, device=model.device)
+        self._has_halved = False
         dtype = next(model.parameters()).dtype
         self.precision = next(name for name, each in DTYPES.items() if each == dtype)
         self.batch_tokens = CPU_BATCH_TOKENS
@@ -108,6 +112,10 @@ class PyTorchRuntime:
             if len(sources) == 1 or not is_out_of_memory(error):
                 raise
         # Here, so that what the error held is free.
+        if not self._has_halved:
+            self._has_halved = True
+            message = "out of memory for %d sentences at once: decoded in halves, more slowly"
+            logger.warning(message, len(sources))
         middle = len(sources) // 2
         decode = partial(self._decode_batch, options, raise_if_cancelled=raise_if_cancelled)
         return decode(sources[:middle]) + decode(sources[middle:])
@@ -122,7 +130,7 @@ class PyTorchRuntime:
         def next_logits(ids: Tensor, state: DecodingState) -> Tensor:
             raise_if_cancelled()
             logits = self.model.next_logits(ids, state)  # type: ignore[arg-type]
-            return logits.index_fill(1, self._never, -torch.inf) if len(self._never) else logits
+            return logits.index_fill_(1, self._never, -torch.inf) if len(self._never) else logits
 
         device = self.model.device
         rows = [torch.tensor((*source.ids, EOS_ID)) for source in sources]
@@ -203,7 +211,6 @@ def load_checkpoints(checkpoints: Sequence[Checkpoint], options: LoadOptions) ->
         pack_weights(model)  # once, not for each text
     # The members of an ensemble have the same vocabulary, but may name different symbols of it.
     never = {i for each in checkpoints for i in each.vocab.symbol_ids(each.config.vocab.symbols)}
-    never |= {PAD_ID, BOS_ID}
     if len(models) == 1:
         return PyTorchRuntime(models[0], sorted(never))
     from transformer_mt.model.ensemble import Ensemble

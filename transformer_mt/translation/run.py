@@ -245,7 +245,7 @@ def _fingerprint(
     """Lists what the bytes of an output depend on.
 
     Not the device and the batch size that `auto` and defaults stand for, which only decide between
-    equally likely translations: another machine continues the work of one that is gone.
+    equally likely translations: another machine of the kind continues the work of one that is gone.
     """
     with reading(source):
         # The whole file is hashed: even at 200 MB/s, this takes a thousandth of the time.
@@ -257,7 +257,7 @@ def _fingerprint(
         **asdict(options.search),
         **asdict(options.output),
         "precision": model.runtime.precision,
-        "chunk_lines": [translator.first_chunk_lines, translator.chunk_lines, CHUNK_BYTES],
+        "chunk_size": [translator.first_chunk_lines, translator.chunk_lines, CHUNK_BYTES],
     }
 
 

@@ -265,7 +265,7 @@ class Translator:
     def best(
         self, lines: Sequence[str], advance: Callable[[int], object] = lambda lines: None
     ) -> list[Translation]:
-        """Finds the best translation of every line, in the chunks of `translate_stream`.
+        """Finds the best translation of every line.
 
         The arguments are those of `translate`.
         """
