@@ -14,7 +14,7 @@ from transformer_mt.checkpoints.run_directory import (
     write_description,
 )
 from transformer_mt.evaluation import diagnosis
-from transformer_mt.evaluation.diagnosis import _check_languages
+from transformer_mt.evaluation.diagnosis import _check_languages, _unlike_neighbours
 from transformer_mt.text.corpus import RawPairs
 
 
@@ -66,7 +66,7 @@ def test_a_good_run_has_no_finding(diagnose, monkeypatch):
 
 
 def test_curves_that_rise_again(run, diagnose):
-    write_metrics(run, {1: 3.0, 1_500_000: 2.0, 2_000_000: 4.0})
+    write_metrics(run, {1: 3.0, 1_500_000: 2.0, **{1_600_000 + i: 4.0 for i in range(5)}})
     found, _ = diagnose()
     assert [finding.partition(":")[0] for finding in found] == ["divergence", "overfitting"]
 
@@ -85,7 +85,7 @@ def test_findings_of_text_training_and_translations(run, diagnose):
         path.with_name(f"{name}.json").write_text(json.dumps(other))
     found, unchecked = diagnose()
     causes = ["known text: 41 of 41 longer pairs of the test text", "too few steps"]
-    causes += ["too short: translations of own\\x1b are", "untranslated copies: 60 of 60"]
+    causes += ["too short: translations of own\\x1b by step-", "untranslated copies: 60 of 60"]
     causes += ["too long", "repeated words: 60 of 60 translations of the validation text"]
     for finding, cause in zip(found, causes, strict=True):
         assert finding.startswith(cause)
@@ -102,6 +102,14 @@ def test_pairs_that_do_not_match(run, corpus_dir, tmp_path, diagnose):
     assert finding.startswith("sides do not match: ") and "of 60 pairs of the test text" in finding
     pairs = zip(lines, shifted, strict=True)
     assert any(f'"{src}" = "{tgt}"' in finding for src, tgt in pairs)
+
+
+def test_pairs_unlike_their_neighbours():
+    """Several translations of a source follow each other, or several sources of one."""
+    src, tgt = ["a", "b", "c", "c", "d", "a"], ["A", "A", "C", "D", "D", "E"]
+    kept = _unlike_neighbours(RawPairs(src, tgt))
+    assert kept == [0, 2, 4] and _unlike_neighbours(RawPairs(["a", "a"], ["x", "y"])) == []
+    assert _unlike_neighbours(RawPairs([], [])) == _unlike_neighbours(RawPairs(["a"], ["x"])) == []
 
 
 @pytest.mark.parametrize("count", [1, 60])
@@ -170,6 +178,20 @@ def test_a_run_that_has_just_begun(run, diagnose):
     _, [training, valid, *_] = diagnose()
     assert training.endswith("data.train = train: has changed since the run read it")
     assert valid.endswith("data.valid = validation: has changed since the run read it")
+
+
+def test_a_run_that_is_fine_tuned(run, diagnose):
+    """Fewer steps than the warm-up are enough; without a checkpoint its vocabulary is unknown."""
+    write_metrics(run, {1: 2.0, 50: 2.0})
+    assert diagnose()[0][0].startswith("too few steps: 50 steps are fewer than")
+    description = read_description(run)
+    description["config"]["train"]["init_from"] = "other"
+    write_description(run, description)
+    assert diagnose() == ([], [])
+    for path in list_checkpoints(run):
+        shutil.rmtree(path)
+    _, [training, *_] = diagnose()
+    assert training.startswith("the training text: the run, whose vocabulary is another's, has no")
 
 
 def test_what_is_not_a_run_or_damaged(run, exported_run, tmp_path, call):

@@ -19,6 +19,7 @@ RUSSIAN = ["Кошка сидит на коврике и смотрит на у�
 CHINESE, MORE_CHINESE = ["猫坐在垫子上看着外面。"] * 20, ["明天我们去市场买新鲜的蔬菜。"] * 20
 
 
+RISEN = {95: 3.5, 96: 9.0, 97: 3.5, 98: 3.5, 99: 3.6}
 DIVERGED, FEW, OVERFITTED = findings.divergence, findings.too_few_steps, findings.overfitting
 
 
@@ -26,12 +27,14 @@ DIVERGED, FEW, OVERFITTED = findings.divergence, findings.too_few_steps, finding
     ("check", "kind", "losses", "figures"),
     [
         (DIVERGED, "train", {}, None),
-        (DIVERGED, "train", {10: 6.0, 100: 3.0, 150: 4.2, 200: 3.49}, None),
-        (DIVERGED, "train", {9: 6.0, 50: 3.0, 75: 3.5}, "from 3.00 at step 50 to 3.50 at step 75;"),
+        (DIVERGED, "train", {9: 6.0, 50: 3.0, **RISEN}, "from 3.00 at step 50 to 3.60 at step 99;"),
+        (DIVERGED, "train", {9: 6.0, 50: 3.0, **RISEN, 97: 3.49}, None),  # noise of single losses
+        (DIVERGED, "train", {50: 3.0, 99: 4.2}, None),
         (DIVERGED, "train", {10: 6.0, 50: math.nan, 100: 5.0}, None),
         (DIVERGED, "train", {10: 6.0, 50: math.nan}, "loss is not finite at step 50;"),
         (FEW, "valid", {}, None),
         (FEW, "valid", {100: 6.0}, None),
+        (FEW, "valid", {1000: 2.0, 2000: 1.9, 2800: math.nan}, None),
         (FEW, "valid", {99: 6.0}, "99 steps are fewer than optim.warmup_steps = 100;"),
         (FEW, "valid", {500: 3.0, 750: 2.0, 1000: 1.9}, None),
         (FEW, "valid", {500: 2.0, 750: 3.0, 1000: 4.0}, None),
@@ -58,15 +61,32 @@ def test_curves(check, kind, losses, figures):
     assert found is None if figures is None else figures in found and "\n" not in found
 
 
+def test_overfitting_while_the_bleu_rises():
+    """Patience would not end it."""
+    records = [
+        {"kind": "valid", "step": i, "nll": 2.0 + i, "bleu": bleu, "perplexity": 9.0}
+        for i, bleu in enumerate((30.0, 31.0), 1)
+    ]
+    found = findings.overfitting(RunMetrics("run", records)) or ""
+    assert "; start a new run with more text" in found
+    records[1]["bleu"] = 29.0
+    found = findings.overfitting(RunMetrics("run", records)) or ""
+    assert "; stop earlier with valid.patience, or start" in found
+
+
 def test_scripts_and_languages():
     """Of a side, by the training text of both; too little text, or no alphabet, says nothing."""
     script, language = findings.wrong_script, findings.wrong_language
     assert script("it", [*GERMAN, "", "1 + 2", RUSSIAN[0]], ENGLISH) is None
     found = script("it", [*GERMAN, *RUSSIAN[:5]], [RUSSIAN[0], *GERMAN]) or ""
     assert "20.0% of the lines of it are not in Latin script, as" in found
+    names = ["iPhone und Microsoft 中", *GERMAN]
+    assert script("it", ["iPhone 15 Pro Max正式发布"] * 9, CHINESE) is None  # mostly Latin letters
+    assert script("it", names, CHINESE)
     assert script("it", [], GERMAN) is None and script("it", GERMAN, ["1"]) is None
     assert language("it", GERMAN, GERMAN, ENGLISH) is None
     assert language("it", GERMAN, GERMAN, GERMAN) is None  # a task of one language
+    assert language("it", GERMAN, [*GERMAN, "Ein anderer Satz."], GERMAN) is None
     found = language("it", ENGLISH, GERMAN, ENGLISH) or ""
     assert "similarity of 0.37 to the training text of their side and of 1.00 to" in found
     assert findings.similarity(["aB"], ["", "ab", "ab"]) == pytest.approx(6 / 39**0.5)
@@ -79,8 +99,10 @@ def test_scripts_and_languages():
 def test_shares():
     """Just below the limit nothing is found; copies count only beyond those of held-out text."""
     unknown, known, copied = findings.unknown_pieces, findings.known_pairs, findings.copied_pairs
-    assert unknown("it", 0.009) is None and known("it", 1, 101) is None
-    assert "1.0% of the pieces of it are unknown" in (unknown("it", 0.01) or "")
+    assert unknown("it", 0.009, True) is None and known("it", 1, 101) is None
+    assert "1.0% of the pieces of it are unknown" in (unknown("it", 0.01, False) or "")
+    assert "vocab.kind = bpe" in (unknown("it", 0.01, False) or "")
+    assert "add text that has them" in (unknown("it", 0.01, True) or "")
     assert "known text: 1 of 100 longer pairs of it are also" in (known("it", 1, 100) or "")
     assert known("it", 0, 0) is None and copied(0.09, 0.0) is None and copied(1.0, 1.0) is None
     assert "in 35.0% of the training pairs both" in (copied(0.35, 0.2) or "")
@@ -92,6 +114,8 @@ def test_translations():
     references = ["a" * 60, "b" * 40]
     assert length("it", references, ["x" * 91]) is length("it", references, ["x" * 109]) is None
     assert "translations of it are 89% as" in (length("it", references, ["x" * 89]) or "")
+    assert "decode with --beam-size 4 and a" in (length("it", references, ["x"]) or "")
+    assert "decode with a higher" in (length("it", references, ["x"], greedy=False) or "")
     found = length("it", references, ["x" * 100, "x" * 11]) or ""
     assert found.startswith("too long: translations of it are 111% as long as the references;")
     good, bad = ["a good line of words"] * 98, ["the old the old the old man", "的的的的的的"]

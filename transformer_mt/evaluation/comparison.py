@@ -7,6 +7,7 @@ from itertools import pairwise
 
 from sacrebleu.metrics.base import Metric
 
+from transformer_mt.evaluation.findings import WITHOUT_SPACES, count_scripts
 from transformer_mt.evaluation.scoring import (
     Difference,
     compare_scores,
@@ -71,11 +72,18 @@ def compare(
     return Comparison(differences, buckets, changes)
 
 
+def _measured(test_set: EvaluationSet) -> tuple[str, Sequence[str]]:
+    """Gives the text whose words are counted: the source, if there is one with spaces."""
+    src = test_set.src
+    if src is None or [name for name, _ in count_scripts(src).most_common(1)] == [WITHOUT_SPACES]:
+        return "ref. words", test_set.references[0]
+    return "source words", src
+
+
 def _buckets(
     test_set: EvaluationSet, hypotheses: Sequence[str], baseline: Sequence[str], bleu: Metric
 ) -> list[Bucket]:
-    measured = test_set.references[0] if test_set.src is None else test_set.src
-    words = [max(1, len(line.split())) for line in measured]
+    words = [max(1, len(line.split())) for line in _measured(test_set)[1]]
     buckets = []
     for low, high in pairwise(_LENGTH_BOUNDS):
         lines = [i for i, count in enumerate(words) if low < count <= high]
@@ -99,7 +107,7 @@ def format_comparison(
     better = [change for change in comparison.changes if change.difference > 0]
     worse = [change for change in reversed(comparison.changes) if change.difference < 0]
     equal = len(test_set) - len(better) - len(worse)
-    measured = "ref. words" if test_set.src is None else "source words"
+    measured, _ = _measured(test_set)
     lines = [f"{'':12}{'system':>9}{'baseline':>10}{'difference':>12}{'p':>8}"]
     for metric in comparison.differences:
         values = _format_values(metric.name, metric.value, metric.baseline)

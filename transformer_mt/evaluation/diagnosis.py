@@ -1,6 +1,7 @@
 """Why is the BLEU of a run low? Reads what the run recorded and its text, for the checks."""
 
 import logging
+import operator
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -28,8 +29,9 @@ logger = logging.getLogger(__name__)
 _SAMPLE = 1_000
 """Pairs of each text that are looked at, evenly spaced: shares of 5% are then known to 1%."""
 _BYTE = re.compile("<0x[0-9A-F]{2}>")
-_LEAST_TOKENS = 8
-"""Tokens of each side of a pair, EOS included, that is not in two texts by chance."""
+_LEAST_TOKENS, _LEAST_CHARACTERS = 8, 30
+"""Tokens of each side of a pair, EOS included, that is not in two texts by chance; the second if a
+token is a character."""
 _TRAINING, _VALID = "the training text", "the validation text"
 
 
@@ -45,9 +47,11 @@ def diagnose(run_dir: Path) -> list[str]:
         CheckpointError: If there is no such run, or its records are damaged.
     """
     run = read_run(run_dir)
+    # Fine-tuning may end within the warm-up.
+    warmup_steps = 0 if run.config.train.init_from else run.config.optim.warmup_steps
     untrained = [
         findings.divergence(run.metrics),
-        findings.too_few_steps(run.metrics, run.config.optim.warmup_steps),
+        findings.too_few_steps(run.metrics, warmup_steps),
     ]
     results: list[str | None] = []
     with TemporaryDirectory() as scratch:
@@ -56,7 +60,9 @@ def diagnose(run_dir: Path) -> list[str]:
         if corpus:
             training = _sample_training(corpus)
             results += _check_languages(training, texts)
-            results += _check_known(corpus, held_out)
+            by_characters = run.config.vocab.kind == "char"
+            least = _LEAST_CHARACTERS if by_characters else _LEAST_TOKENS
+            results += _check_known(corpus, held_out, least)
             texts = {_TRAINING: training, **texts}
         if source := run.checkpoint or corpus:
             results += _check_pieces(texts, source.vocab)
@@ -84,6 +90,8 @@ def _load_training_text(run: RecordedRun, scratch: Path) -> PreparedCorpus | Non
     recorded = run.progress.corpus_digest or run.description.get("corpus", {}).get("digest")
     vocab = run.checkpoint.vocab if run.checkpoint else None
     with _unless_missing(_TRAINING):
+        if not vocab and run.config.train.init_from:
+            raise DataError("the run, whose vocabulary is another's, has no checkpoint yet")
         corpus = prepare(run.config, vocab, scratch)
         if recorded in (None, corpus.digest):
             return corpus
@@ -130,10 +138,12 @@ def _check_translations(run_dir: Path) -> Iterator[str | None]:
     if not newest:
         logger.warning("not checked: translations, since the run has no validation yet")
     for record in newest.values():
-        name = _VALID if record.test_set == VALIDATION else record.test_set
+        name, greedy = _VALID, record.search.beam_size == 1
+        if record.test_set != VALIDATION:
+            name = f"{record.test_set} by {record.checkpoint}"
         references, hypotheses = record.references[0], record.hypotheses
-        yield findings.wrong_length(name, references, hypotheses)
-        yield findings.repeated_words(name, references, hypotheses)
+        yield findings.wrong_length(name, references, hypotheses, greedy)
+        yield findings.repeated_words(name, references, hypotheses, greedy)
         yield findings.untranslated(name, record.sources, references, hypotheses)
 
 
@@ -144,15 +154,15 @@ def _check_pieces(texts: Mapping[str, RawPairs], vocab: Vocabulary) -> Iterator[
             ("sources", raw.src, vocab.src),
             ("targets", raw.tgt, vocab.tgt),
         ):
-            ids = flatten(model.encode(lines)).ids
-            share = float(np.isin(ids, _rare_ids(model)).mean()) if len(ids) else 0.0
-            yield findings.unknown_pieces(f"the {side} of {name}", share)
+            ids, byte_ids = flatten(model.encode(lines)).ids, _byte_ids(model)
+            share = float(np.isin(ids, [UNK_ID, *byte_ids]).mean()) if len(ids) else 0.0
+            yield findings.unknown_pieces(f"the {side} of {name}", share, bool(byte_ids))
 
 
-def _rare_ids(model: SentencePieceModel) -> list[int]:
-    """Lists the ids of the unknown piece and of bytes."""
+def _byte_ids(model: SentencePieceModel) -> list[int]:
+    """Lists the ids of pieces that stand for a byte."""
     pieces = model.pieces(range(model.size))
-    return [i for i, piece in enumerate(pieces) if i == UNK_ID or _BYTE.fullmatch(piece)]
+    return [i for i, piece in enumerate(pieces) if _BYTE.fullmatch(piece)]
 
 
 def _check_languages(training: RawPairs, others: Mapping[str, RawPairs]) -> Iterator[str | None]:
@@ -173,31 +183,44 @@ def _copied(raw: RawPairs) -> float:
     return sum(src == tgt for src, tgt in zip(raw.src, raw.tgt, strict=True)) / len(raw)
 
 
-def _check_known(corpus: PreparedCorpus, held_out: Mapping[str, RawPairs]) -> Iterator[str | None]:
-    """Looks for the pairs of held-out texts among all training pairs."""
+def _check_known(
+    corpus: PreparedCorpus, held_out: Mapping[str, RawPairs], least: int
+) -> Iterator[str | None]:
+    """Looks for the pairs of held-out texts with `least` tokens a side among all training pairs."""
     keys = {
-        name: list(_keys(encode_pairs(raw.src, raw.tgt, corpus.vocab)))
+        name: list(_keys(encode_pairs(raw.src, raw.tgt, corpus.vocab), least))
         for name, raw in held_out.items()
     }
     wanted = set(chain.from_iterable(keys.values()))
-    known = wanted.intersection(_keys(corpus.pairs))
+    known = wanted.intersection(_keys(corpus.pairs, least))
     for name, own in keys.items():
         yield findings.known_pairs(name, sum(key in known for key in own), len(own))
 
 
-def _keys(pairs: EncodedPairs) -> Iterator[tuple[bytes, bytes]]:
+def _keys(pairs: EncodedPairs, least: int) -> Iterator[tuple[bytes, bytes]]:
     """Yields the ids of each longer pair in a form that can be looked up."""
-    longer = np.flatnonzero(np.minimum(*pairs.lengths) >= _LEAST_TOKENS)
+    longer = np.flatnonzero(np.minimum(*pairs.lengths) >= least)
     for i in ProgressBar("comparing", "pairs", items=longer):
         yield pairs.src[i].astype(np.int32).tobytes(), pairs.tgt[i].astype(np.int32).tobytes()
+
+
+def _unlike_neighbours(raw: RawPairs) -> list[int]:
+    """Chooses pairs whose source and target are other than those of the one before, cyclically."""
+    kept = list[int]()
+    for i, pair in enumerate(zip(raw.src, raw.tgt, strict=True)):
+        before = (raw.src[kept[-1]], raw.tgt[kept[-1]]) if kept else (None, None)
+        if all(map(operator.ne, pair, before)):
+            kept.append(i)
+    while kept and (raw.src[kept[0]] == raw.src[kept[-1]] or raw.tgt[kept[0]] == raw.tgt[kept[-1]]):
+        kept.pop()
+    return kept
 
 
 def _check_sides(checkpoint: Checkpoint, texts: Mapping[str, RawPairs]) -> Iterator[str | None]:
     """Compares the scores of given pairs with those of shuffled ones."""
     model = load_checkpoints([checkpoint], LoadOptions()).model
     for name, raw in texts.items():
-        # Each pair gets the source of the one before it, which must be another.
-        kept = [i for i in range(len(raw)) if raw.src[i] != raw.src[i - 1]]
+        kept = _unlike_neighbours(raw)  # each pair gets the source of the one before it
         if not kept:
             continue
         src, tgt = ([side[i] for i in kept] for side in (raw.src, raw.tgt))

@@ -12,14 +12,15 @@ from itertools import pairwise
 from operator import itemgetter
 
 from transformer_mt.checkpoints.metrics import RunMetrics
-from transformer_mt.text.cleaning import script_of
+from transformer_mt.text.cleaning import has_script, script_of
 
 PERPLEXITY_CHANGE = 0.25
 """Nats per token by which a loss has clearly changed: perplexity by a fifth. When the steps double,
 it falls by 0.10 at the end of the sample recipe, and by 0.7 after 1,500 steps on Multi30k."""
 DIVERGENCE = 0.5
-"""Nats per token above its lowest value at which a training loss has diverged; means of a few small
-batches differ by less."""
+"""Nats per token above the lowest training loss at which it has diverged, if all of the last five
+are. Single ones differ by up to 0.6, since the pairs of a step have similar lengths."""
+LAST_LOSSES = 5
 MANY_UNKNOWN = 0.01
 """Share of unknown and byte pieces. A vocabulary covers 99.99% of the characters of its text."""
 MANY_LINES = 0.1
@@ -28,6 +29,8 @@ SIMILAR = 0.6
 """Least similarity of two texts of one language. Captions, parliament, manuals and news in German
 or in English have 0.73 to 1; German and English 0.5 to 0.72, a little French and either 0.46 to
 0.62."""
+EQUALLY_SIMILAR = 0.03
+"""Difference in similarity that two samples of one text may have."""
 LEAST_LINES = 20
 """Fewer lines have too few pairs of letters to tell their language."""
 KNOWN_PAIRS = 0.01
@@ -45,12 +48,13 @@ SHOWN = 3
 
 _REPEATED = re.compile(r"(.{2,40}?)\1{2,}")
 """The same two characters or more, three times in a row."""
-_WITHOUT_ALPHABET = ("Chinese or Japanese", "Hangul")
+WITHOUT_SPACES = "Chinese or Japanese"
+_WITHOUT_ALPHABET = (WITHOUT_SPACES, "Hangul")
 """Scripts with so many characters that pairs of them do not tell the language."""
 
 
 def divergence(metrics: RunMetrics) -> str | None:
-    """Finds a training loss that is no longer finite or has risen again."""
+    """Finds a training loss that is no longer finite or has risen for good."""
     steps, losses = metrics.series("train", "nll")
     advice = (
         "start a new run with a lower optim.lr_scale, a longer optim.warmup_steps, or"
@@ -62,7 +66,7 @@ def divergence(metrics: RunMetrics) -> str | None:
     if not points:
         return None
     (best, lowest), (last, loss) = min(points, key=itemgetter(1)), points[-1]
-    if loss < lowest + DIVERGENCE:
+    if min(value for _, value in points[-LAST_LOSSES:]) < lowest + DIVERGENCE:
         return None
     return (
         f"divergence: the training loss rose from {lowest:.2f} at step {best} to {loss:.2f} at"
@@ -88,7 +92,7 @@ def too_few_steps(metrics: RunMetrics, warmup_steps: int) -> str | None:
         )
     for kind, name, part in (("valid", "validation", 3 / 4), ("train", "training", 1 / 2)):
         points = metrics.finite_points(kind, "nll")
-        early = [point for point in points if 0 < point[0] <= part * last]
+        early = [point for point in points[:-1] if 0 < point[0] <= part * points[-1][0]]
         if not early:
             continue
         (first, before), (end, after) = early[-1], points[-1]
@@ -109,10 +113,13 @@ def overfitting(metrics: RunMetrics) -> str | None:
     (best, lowest), (last, loss) = min(points, key=itemgetter(1)), points[-1]
     if loss < lowest + PERPLEXITY_CHANGE:
         return None
+    advice = "start a new run with more text, more model.dropout or smaller sizes"
+    scored = metrics.best_validation()
+    if not scored or scored["step"] < last:  # otherwise the BLEU still rises
+        advice = f"stop earlier with valid.patience, or {advice}"
     return (
         f"overfitting: validation perplexity rose from {_perplexity(lowest)} at step {best} to"
-        f" {_perplexity(loss)} at step {last}; stop earlier with valid.patience, or start a new"
-        " run with more text, more model.dropout or smaller sizes"
+        f" {_perplexity(loss)} at step {last}; {advice}"
     )
 
 
@@ -120,13 +127,18 @@ def _perplexity(nll: float) -> str:
     return f"{math.exp(min(nll, 700)):.3g}"  # more is beyond the range of a float
 
 
-def unknown_pieces(name: str, share: float) -> str | None:
-    """Checks the share of unknown and byte pieces in a text."""
+def unknown_pieces(name: str, share: float, has_bytes: bool) -> str | None:
+    """Checks the share of unknown and byte pieces in a text; a vocabulary may have no bytes."""
     if share < MANY_UNKNOWN:
         return None
+    advice = "start a new run with vocab.kind = bpe or another vocab.path, or correct the text"
+    if has_bytes:
+        advice = (
+            "their characters are rare or missing in the text that the vocabulary was learned from:"
+            " add text that has them, or correct the text"
+        )
     return (
-        f"unknown pieces: {share:.1%} of the pieces of {name} are unknown or single bytes; raise"
-        " vocab.size, choose vocab.kind = bpe, or correct vocab.path or the text"
+        f"unknown pieces: {share:.1%} of the pieces of {name} are unknown or single bytes; {advice}"
     )
 
 
@@ -136,12 +148,12 @@ def count_scripts(lines: Sequence[str]) -> Counter[str]:
 
 
 def wrong_script(name: str, lines: Sequence[str], training: Sequence[str]) -> str | None:
-    """Finds lines that are not in the script of most training lines of their side."""
-    scripts, usual = count_scripts(lines), count_scripts(training).most_common(1)
-    if not scripts or not usual:
+    """Finds lines without a letter of the script of most training lines of their side."""
+    written, usual = list(filter(script_of, lines)), count_scripts(training).most_common(1)
+    if not written or not usual:
         return None
     [(expected, _)] = usual
-    share = 1 - scripts[expected] / scripts.total()
+    share = 1 - sum(has_script(line, expected) for line in written) / len(written)
     if share < MANY_LINES:
         return None
     return (
@@ -165,7 +177,7 @@ def wrong_language(
     if len(lines) < LEAST_LINES or not usual or usual[0][0] in _WITHOUT_ALPHABET:
         return None
     own, others = similarity(lines, training), similarity(lines, other)
-    if own >= max(others, SIMILAR):
+    if own >= max(others - EQUALLY_SIMILAR, SIMILAR):
         return None
     return (
         f"wrong language: the letter pairs of {name} have a similarity of {own:.2f} to the training"
@@ -199,8 +211,8 @@ def copied_pairs(copied: float, held_out: float) -> str | None:
     if copied - held_out < MANY_LINES:
         return None
     return (
-        f"untranslated text: in {copied:.1%} of the training pairs both sides are the same; set"
-        " data.drop_identical = true"
+        f"untranslated text: in {copied:.1%} of the training pairs both sides are the same; start a"
+        " new run with data.drop_identical = true"
     )
 
 
@@ -215,11 +227,14 @@ def untranslated(
         return None
     return (
         f"untranslated copies: {copies:,} of {len(hypotheses):,} translations of {name} are their"
-        " source; set data.drop_identical = true, and look for source text in the target files"
+        " source; look for source text in the target files, and start a new run with"
+        " data.drop_identical = true"
     )
 
 
-def wrong_length(name: str, references: Sequence[str], hypotheses: Sequence[str]) -> str | None:
+def wrong_length(
+    name: str, references: Sequence[str], hypotheses: Sequence[str], greedy: bool = True
+) -> str | None:
     """Compares the length of all translations in characters with that of the references."""
     ratio = sum(map(len, hypotheses)) / max(1, sum(map(len, references)))
     if abs(ratio - 1) < LENGTH_CHANGE:
@@ -228,13 +243,15 @@ def wrong_length(name: str, references: Sequence[str], hypotheses: Sequence[str]
     if ratio < 1:
         kind = "short"
         advice = (
-            "decode with --beam-size 4 and a higher --length-penalty, train longer, and look for"
-            " targets that lack a part"
+            f"decode with {'--beam-size 4 and ' if greedy else ''}a higher --length-penalty, train"
+            " longer, and look for targets that lack a part"
         )
     return f"too {kind}: translations of {name} are {ratio:.0%} as long as the references; {advice}"
 
 
-def repeated_words(name: str, references: Sequence[str], hypotheses: Sequence[str]) -> str | None:
+def repeated_words(
+    name: str, references: Sequence[str], hypotheses: Sequence[str], greedy: bool = True
+) -> str | None:
     """Finds translations that say something three times in a row, unlike the references."""
     repeated, usual = (
         sum(bool(_REPEATED.search(line)) for line in lines) for lines in (hypotheses, references)
@@ -243,8 +260,8 @@ def repeated_words(name: str, references: Sequence[str], hypotheses: Sequence[st
         return None
     return (
         f"repeated words: {repeated:,} of {len(hypotheses):,} translations of {name}, but {usual:,}"
-        " references, repeat something three times in a row; train longer, decode with --beam-size"
-        " 4, and look for repetition in the targets"
+        f" references, repeat something three times in a row; train longer"
+        f"{', decode with --beam-size 4' if greedy else ''}, and look for repetition in the targets"
     )
 
 

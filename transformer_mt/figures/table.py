@@ -22,6 +22,7 @@ from transformer_mt.config.loading import parse_config
 from transformer_mt.config.reference import format_value
 from transformer_mt.errors import CheckpointError, ConfigError
 from transformer_mt.system.console import escape_controls
+from transformer_mt.version import SOURCE_PACKAGES
 
 logger = logging.getLogger(__name__)
 
@@ -31,9 +32,9 @@ Row = dict[str, Any]
 What is unknown is missing.
 """
 
-_SEED, _SOURCE = "train.seed", "source of model/"
-_SETTINGS = (*DEFAULTS, _SOURCE)
-"""Columns that tell runs apart: the keys, and the digest of the model's source."""
+_SEED, _SOURCES = "train.seed", [f"source of {name}/" for name in SOURCE_PACKAGES]
+_SETTINGS = (*DEFAULTS, *_SOURCES)
+"""Columns that tell runs apart: the keys, and the digests of the program's source."""
 _TEXT_COLUMNS = {"run", *_SETTINGS}
 _DECIMALS = {"parameters": 0, "steps": 0, "minutes": 1, "tokens/s": 0}
 """Decimal places of a column; those of scores are two."""
@@ -74,7 +75,8 @@ def _read_run(path: Path, name: str) -> Row:
             config = parse_config(description["config"], str(path / RUN_FILE))
             for key, value in flat_values(config).items():
                 row[key] = value if isinstance(value, str | int | float) else format_value(value)
-            row[_SOURCE] = description.get("environment", {}).get(_SOURCE, "")[:8]
+            environment = description.get("environment", {})
+            row |= {name: environment.get(name, "")[:8] for name in _SOURCES}
             row["parameters"] = description["parameters"]
     metrics = RunMetrics(name, [])
     if (path / METRICS).is_file():

@@ -120,6 +120,11 @@ def script_of(line: str) -> str:
     return scripts.most_common(1)[0][0]
 
 
+def has_script(line: str, script: str) -> bool:
+    """Tells whether a line has a letter of a script that `script_of` names."""
+    return any(_script_of_letter(letter) == script for letter in _LETTER.findall(line))
+
+
 @cache
 def _script_of_letter(letter: str) -> str:
     script = unicodedata.name(letter, "unknown").split()[0]
