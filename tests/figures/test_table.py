@@ -44,7 +44,7 @@ def write_run(
     """Writes a run of 30 steps that was best at step 20, with two scores of that checkpoint."""
     path.mkdir(parents=True)
     config = tiny_config(corpus_dir, **changes).model_dump(mode="json")
-    environment = {"source of model/": source}
+    environment = {"source of training/": source}
     described = {"config": config, "parameters": 7_065_600, "environment": environment}
     write_description(path, described)
     lines = []
@@ -100,10 +100,11 @@ def test_runs_that_differ_in_the_seed_are_a_group(groups):
     assert pre[4]["steps"] == 0
 
 
-def test_runs_of_another_model_source_are_another_group(corpus_dir, tmp_path):
+def test_runs_of_another_source_are_another_group(corpus_dir, tmp_path):
+    """Of the model or of what else decides the weights."""
     runs = [write_run(tmp_path / name, corpus_dir, 20.0, source=name * 64) for name in "ab"]
     [first], [second] = read_rows(runs)
-    assert (first["source of model/"], second["source of model/"]) == ("a" * 8, "b" * 8)
+    assert [row["source of training/"] for row in (first, second)] == ["a" * 8, "b" * 8]
 
 
 def test_the_formats(groups):
