@@ -80,7 +80,8 @@ def test_findings_of_text_training_and_translations(run, diagnose):
     record["hypotheses"] = ["a b a b a b a b a b a b a b"] * len(record["sources"])
     path.write_text(json.dumps(record))
     copies = dict.fromkeys(("sources", "hypotheses"), ["a"] * len(record["sources"]))
-    short = {**record, "test_set": "own\x1b", **copies}
+    beam = {"beam_size": 4, "length_penalty": 1.0}
+    short = {**record, "test_set": "own\x1b", **copies, "search": {**record["search"], **beam}}
     for name, other in (("a", {**record, "test_set": "own\x1b", "time": 0.0}), ("b", short)):
         path.with_name(f"{name}.json").write_text(json.dumps(other))
     found, unchecked = diagnose()
@@ -89,6 +90,7 @@ def test_findings_of_text_training_and_translations(run, diagnose):
     causes += ["too long", "repeated words: 60 of 60 translations of the validation text"]
     for finding, cause in zip(found, causes, strict=True):
         assert finding.startswith(cause)
+    assert "decode with a higher" in found[2] and "decode with --beam-size 4" in found[5]
     assert unchecked == ["whether sides match, since the model has not learned enough"]
 
 
@@ -178,6 +180,16 @@ def test_a_run_that_has_just_begun(run, diagnose):
     _, [training, valid, *_] = diagnose()
     assert training.endswith("data.train = train: has changed since the run read it")
     assert valid.endswith("data.valid = validation: has changed since the run read it")
+
+
+def test_pairs_of_a_few_characters_may_be_known(run, diagnose):
+    """Eight characters are a word."""
+    change_data(run, test="train[:60]")
+    assert "41 of 41 longer pairs" in diagnose()[0][0]
+    description = read_description(run)
+    description["config"]["vocab"]["kind"] = "char"
+    write_description(run, description)
+    assert "41 of 41 longer pairs" not in "".join(diagnose()[0])
 
 
 def test_a_run_that_is_fine_tuned(run, diagnose):

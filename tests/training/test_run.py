@@ -384,7 +384,8 @@ def test_machines_must_have_the_same_text_and_configuration(corpus_dir):
     message = f"^process 2 differs from process 0 in {names}; all machines need"
     with pytest.raises(ConfigError, match=message):
         compare(other, Progress(valid_digest="other", precision="bf16"))
-    gathered[0] = {**gathered[1], "torch version": "other", "key of a later version": "x"}
+    gathered[0] = {**gathered[1], "torch version": "other"}
+    gathered[1] = {**gathered[1], "key of a later version": "x"}
     with pytest.raises(ConfigError, match="process 1 .* in key of a later version, torch version;"):
         compare(config, Progress())
 
