@@ -154,14 +154,17 @@ def test_too_few_gpus(monkeypatch):
         pass
 
 
-def test_one_machine_without_a_gpu(monkeypatch):
-    """All would wait ten minutes for it. Sabotage: choose the device of each machine."""
-    monkeypatch.setattr(os, "environ", launched(1, rank=1))
+@pytest.mark.parametrize("rank", [0, 1])
+def test_one_machine_without_a_gpu(monkeypatch, rank):
+    """All would wait ten minutes for it. Sabotage: let each choose its device alone."""
+    monkeypatch.setattr(os, "environ", launched(1, rank))
     monkeypatch.setattr(launcher, "watch_launcher", lambda: None)
-    store = SimpleNamespace(get=lambda name: b"cuda")
+    monkeypatch.setattr(processes, "_choose_gpu", lambda: None)
+    devices = {"device of 0": b"cuda", "device of 1": b"cpu"}
+    store = SimpleNamespace(get=devices.__getitem__, set=lambda name, value: None)
     monkeypatch.setattr(launcher, "connect_to_store", lambda limit, serves: store)
-    message = "^process 1 uses cpu, process 0 uses cuda; check the GPUs of"
-    with pytest.raises(DeviceError, match=message), processes.join_processes("cpu"):
+    own, message = ("cuda", "cpu")[rank], "^process 1 uses cpu, process 0 uses cuda; check the GPUs"
+    with pytest.raises(DeviceError, match=message), processes.join_processes(own):
         pass
 
 

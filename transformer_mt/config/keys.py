@@ -137,6 +137,7 @@ def _check_language(value: str) -> str:
 
 
 Language = Annotated[str, AfterValidator(_check_language)]
+"""A language as files and columns name it."""
 
 
 class DataConfig(Section):

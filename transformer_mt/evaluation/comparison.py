@@ -7,7 +7,7 @@ from itertools import pairwise
 
 from sacrebleu.metrics.base import Metric
 
-from transformer_mt.evaluation.findings import WITHOUT_SPACES, count_scripts
+from transformer_mt.evaluation.findings import WITHOUT_SPACES, usual_script
 from transformer_mt.evaluation.scoring import (
     Difference,
     compare_scores,
@@ -75,7 +75,7 @@ def compare(
 def _measured(test_set: EvaluationSet) -> tuple[str, Sequence[str]]:
     """Gives the text whose words are counted: the source, if there is one with spaces."""
     src = test_set.src
-    if src is None or [name for name, _ in count_scripts(src).most_common(1)] == [WITHOUT_SPACES]:
+    if src is None or usual_script(src) == WITHOUT_SPACES:
         return "ref. words", test_set.references[0]
     return "source words", src
 

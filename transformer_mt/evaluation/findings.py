@@ -142,17 +142,17 @@ def unknown_pieces(name: str, share: float, has_bytes: bool) -> str | None:
     )
 
 
-def count_scripts(lines: Sequence[str]) -> Counter[str]:
-    """Counts lines by the script of most of their letters; lines without letters do not count."""
-    return Counter(name for name in map(script_of, lines) if name)
+def usual_script(lines: Sequence[str]) -> str:
+    """Names the script of most lines that have letters; empty if none has."""
+    scripts = Counter(filter(None, map(script_of, lines)))
+    return max(scripts, key=scripts.__getitem__, default="")
 
 
 def wrong_script(name: str, lines: Sequence[str], training: Sequence[str]) -> str | None:
     """Finds lines without a letter of the script of most training lines of their side."""
-    written, usual = list(filter(script_of, lines)), count_scripts(training).most_common(1)
-    if not written or not usual:
+    written, expected = list(filter(script_of, lines)), usual_script(training)
+    if not written or not expected:
         return None
-    [(expected, _)] = usual
     share = 1 - sum(has_script(line, expected) for line in written) / len(written)
     if share < MANY_LINES:
         return None
@@ -173,8 +173,7 @@ def wrong_language(
         training: Training lines of the same side.
         other: Training lines of the other side.
     """
-    usual = count_scripts(training).most_common(1)
-    if len(lines) < LEAST_LINES or not usual or usual[0][0] in _WITHOUT_ALPHABET:
+    if len(lines) < LEAST_LINES or usual_script(training) in ("", *_WITHOUT_ALPHABET):
         return None
     own, others = similarity(lines, training), similarity(lines, other)
     if own >= max(others - EQUALLY_SIMILAR, SIMILAR):

@@ -174,8 +174,8 @@ def join_processes(device_type: str) -> Iterator[Processes]:
 
     Raises:
         ConfigError: If an environment variable of the launcher is missing or not a number.
-        DeviceError: If there are fewer GPUs than processes on this machine, or process 0
-            uses another device.
+        DeviceError: If there are fewer GPUs than processes on this machine, or processes use
+            different devices.
     """
     if not launcher.is_launched():
         yield ALONE
@@ -201,7 +201,7 @@ def _join(device_type: str) -> Processes:
     has_store = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     try:
         store = launcher.connect_to_store(WORK_TIMEOUT, serves=rank == 0 and not has_store)
-        _require_same_device(store, rank, device_type)
+        _require_same_device(store, rank, world_size, device_type)
         dist.init_process_group(backend, None, WORK_TIMEOUT, world_size, rank, store, device_id=gpu)
         control = dist.new_group(backend="gloo", timeout=VALUE_TIMEOUT)
         heartbeat = dist.new_group(backend="gloo", timeout=PEER_TIMEOUT)
@@ -211,15 +211,16 @@ def _join(device_type: str) -> Processes:
     return Processes(rank, world_size, _Peers(control, heartbeat, gpu))
 
 
-def _require_same_device(store: "Store", rank: int, device_type: str) -> None:
-    """Raises an error if the device is another one here than for process 0."""
-    if rank == 0:
-        store.set("device", device_type)
-    elif (main := store.get("device").decode()) != device_type:
-        raise DeviceError(
-            f"process {rank} uses {device_type}, process 0 uses {main}; check the GPUs of this"
-            " machine, or choose the same device for all"
-        )
+def _require_same_device(store: "Store", rank: int, world_size: int, device_type: str) -> None:
+    """Raises an error, in all processes, if they would use different devices."""
+    store.set(f"device of {rank}", device_type)
+    main, *others = (store.get(f"device of {i}").decode() for i in range(world_size))
+    for other_rank, other in enumerate(others, 1):
+        if other != main:
+            raise DeviceError(
+                f"process {other_rank} uses {other}, process 0 uses {main}; check the GPUs of its"
+                " machine, or choose the same device for all"
+            )
 
 
 def _choose_gpu() -> "torch.device":

@@ -247,9 +247,9 @@ def _read_slice(read: PairReader, part: str, paths: Sequence[Path]) -> Iterator[
 
 def _missing_folder(config: DataConfig) -> DataError:
     searched = searched_folders(config.path)
+    hint = "" if "/" in config.path else "; a data set of the hub has an owner, such as wmt/wmt16"
     return DataError(
-        f"data.path = {config.path}: there is no such folder{searched}; {MOVED_TEXT}; a data set of"
-        " the hub has an owner, such as wmt/wmt16"
+        f"data.path = {config.path}: there is no such folder{searched}; {MOVED_TEXT}{hint}"
     )
 
 

@@ -10,8 +10,6 @@ from logging.handlers import BufferingHandler
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from transformer_mt.config.keys import DataConfig
 from transformer_mt.config.loading import searched_folders
 from transformer_mt.errors import DataError
@@ -22,8 +20,6 @@ MOVED_TEXT = (
 )
 """Advice about a missing folder."""
 
-_REASONS = ValueError, OSError, RuntimeError, ImportError, yaml.YAMLError
-"""What the library raises for a corpus that it cannot read."""
 _ROWS_PER_BATCH = 10_000
 _SECONDS_TO_ANSWER = 5.0
 _MESSAGES = 1_000
@@ -39,15 +35,18 @@ def load_dataset(config: DataConfig, builder: str, requested: str, **options: An
         DataError: If the corpus does not exist or cannot be read.
     """
     import datasets
+    import yaml
     from huggingface_hub import constants
 
+    reasons = ValueError, OSError, RuntimeError, ImportError, yaml.YAMLError
+    reasons += (datasets.exceptions.DatasetGenerationError,)
     is_local = Path(config.path).is_dir()
     problem = "" if is_local else _why_offline(constants.ENDPOINT)
     # Offline the cache is used at once, without a minute of retries.
     with _library_settings(offline=bool(problem)) as messages:
         try:
             return datasets.load_dataset(builder, cache_dir=config.cache_dir, **options)
-        except (*_REASONS, datasets.exceptions.DatasetGenerationError) as error:
+        except reasons as error:
             reason = " ".join(str(error.__cause__ or error).split()) or type(error).__name__
             is_unknown = isinstance(error, datasets.exceptions.DatasetNotFoundError)
             said = " ".join(record.getMessage() for record in messages.buffer)

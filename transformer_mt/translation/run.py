@@ -6,7 +6,7 @@ Files and streams are translated chunk by chunk: read, translated by all process
 import logging
 import sys
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass
 from itertools import dropwhile, islice
@@ -245,7 +245,7 @@ def _fingerprint(
     """Lists what the bytes of an output depend on.
 
     Not the device and the batch size that `auto` and defaults stand for, which only decide between
-    equally likely translations: another machine of the kind continues the work of one that is gone.
+    equally likely translations: a machine with more or less memory can continue.
     """
     with reading(source):
         # The whole file is hashed: even at 200 MB/s, this takes a thousandth of the time.
@@ -324,19 +324,9 @@ def _translate_rounds(
     def read_rounds() -> Generator[list[str]]:
         chunks = reader.chunks(translator.chunk_lines, translator.first_chunk_lines)
         chunks = dropwhile(lambda _: reader.lines_read <= resumed, chunks)
-
-        def read_round() -> list[str]:
-            """Reads a chunk for each process; one that is not full is the last of a round."""
-            lines = list[str]()
-            for chunk in islice(chunks, round_size):
-                lines += chunk
-                if len(chunk) < translator.chunk_lines:
-                    break
-            return lines
-
         round_size = world_size if resumed else 1  # that of the first, small chunk has no other
         try:
-            while lines := read_round():
+            while lines := _read_round(islice(chunks, round_size), translator.chunk_lines):
                 translator.processes.broadcast((lines, reader.lines_read - len(lines) + 1))
                 yield lines
                 round_size = 1 if reader.is_pipe else world_size
@@ -353,6 +343,16 @@ def _translate_rounds(
         yield from translator.translate_chunks(read_rounds(), advance, resumed + 1)
     if failures:
         raise failures[0]
+
+
+def _read_round(chunks: Iterable[list[str]], full: int) -> list[str]:
+    """Joins chunks up to one that is not full, so that the lines can be cut into them again."""
+    lines = list[str]()
+    for chunk in chunks:
+        lines += chunk
+        if len(chunk) < full:
+            break
+    return lines
 
 
 def serve(translator: Translator) -> None:
