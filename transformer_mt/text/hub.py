@@ -38,8 +38,8 @@ def load_dataset(config: DataConfig, builder: str, requested: str, **options: An
     import yaml
     from huggingface_hub import constants
 
-    reasons = ValueError, OSError, RuntimeError, ImportError, yaml.YAMLError
-    reasons += (datasets.exceptions.DatasetGenerationError,)
+    of_library = datasets.exceptions.DatasetGenerationError, yaml.YAMLError
+    reasons = ValueError, OSError, RuntimeError, ImportError, *of_library
     is_local = Path(config.path).is_dir()
     problem = "" if is_local else _why_offline(constants.ENDPOINT)
     # Offline the cache is used at once, without a minute of retries.
