@@ -245,7 +245,8 @@ def text_of(pairs: int, longest: int = 300) -> TextStatistics:
         (20_001, CPU, 6_000, 256, 3, 0.3, 1_000),
         (160_000, GPU, 10_000, 512, 6, 0.3, 1_000),
         (900_000, GPU, 16_000, 512, 6, 0.1, 1_000),
-        (5_000_000, CPU, 8_000, 128, 4, 0.1, 1_000),
+        (299_999, CPU, 8_000, 128, 4, 0.1, 1_000),
+        (5_000_000, CPU, 8_000, 256, 4, 0.0, 1_000),
         (5_000_000, GPU, 37_000, 512, 6, 0.1, 1_000),
     ],
 )
@@ -297,10 +298,10 @@ def test_sizes_for_a_gpu():
     base = (512, 2048, 8, 6, 0.1)
     assert choose_sizes(text_of(100_000), GPU)[3:-4] == (512, 1024, 4, 6, 0.3, 4000, 4000, 0.7)
     assert choose_sizes(text_of(500_000), GPU)[3:-4] == (*base, 12_000, 4000, 1.0)
-    rows = [(pairs, CPU) for pairs in (1, 10_000, 20_000, 100_000)]
+    rows = [(pairs, CPU) for pairs in (1, 10_000, 20_000, 100_000, 300_000)]
     rows += [(pairs, GPU) for pairs in (100_000, 500_000, 2_000_000)]
     saves_and_minutes = [choose_sizes(text_of(pairs), machine)[11:13] for pairs, machine in rows]
-    days = [(1000, 90), (1000, 120), (2500, 480), (2500, 1440)]
+    days = [(1000, 90), (1000, 90), (1000, 120), (2500, 480), (2500, 1440)]
     assert saves_and_minutes == [(500, 60)] * 3 + days
 
 

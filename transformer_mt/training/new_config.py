@@ -192,6 +192,8 @@ _PRESETS = (
            sampling=0.05, muon=True),
     Preset(100_000,   False,  8000, 128,     512,  4,   4,    0.1,  2000,  1000, 1.5, 1000,   90,
            muon=True),
+    Preset(300_000,   False,  8000, 256,    1024,  4,   4,    0.0,  2000,  1000, 1.5, 1000,   90,
+           muon=True),
     Preset(100_000,   True,  10000, 512,    1024,  4,   6,    0.3,  4000,  4000, 0.7, 1000,  120),
     Preset(500_000,   True,  16000, 512,    2048,  8,   6,    0.1, 12000,  4000, 1.0, 2500,  480),
     Preset(2_000_000, True,  37000, 512,    2048,  8,   6,    0.1, 25000,  4000, 1.0, 2500, 1440),
@@ -199,9 +201,10 @@ _PRESETS = (
 # fmt: on
 """In order of text size: "Small text" in benchmarks/LOG.md, then configs/multi30k.toml with two
 vocabulary sizes, the second its own, on a CPU without Muon and sampling, which pay only after some
-10,000 steps; many CPUs take fewer in an hour. Then configs/news-cpu.toml: a CPU is too slow for so
-much text, and trains more steps of a narrower model. With a GPU: the usual sizes for IWSLT14, then
-the base model with the pieces and steps of configs/wmt16-small.toml, then configs/wmt16-base.toml.
+10,000 steps; many CPUs take fewer in an hour. Then a narrower model with more steps, and
+configs/news-cpu.toml, without dropout, since a CPU sees so many pairs only a few times. With a GPU:
+the usual sizes for IWSLT14, then the base model with the pieces and steps of
+configs/wmt16-small.toml, then configs/wmt16-base.toml.
 """
 
 
