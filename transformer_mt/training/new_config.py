@@ -202,7 +202,7 @@ _PRESETS = (
 """In order of text size: "Small text" in benchmarks/LOG.md, then configs/multi30k.toml with two
 vocabulary sizes, the second its own, on a CPU without Muon and sampling, which pay only after some
 10,000 steps; many CPUs take fewer in an hour. Then a narrower model with more steps, and
-configs/news-cpu.toml, without dropout, since a CPU sees so many pairs only a few times. With a GPU:
+configs/news-cpu.toml, without dropout, since every pair is seen only a few times. With a GPU:
 the usual sizes for IWSLT14, then the base model with the pieces and steps of
 configs/wmt16-small.toml, then configs/wmt16-base.toml.
 """
