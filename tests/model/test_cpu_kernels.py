@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch.testing import assert_close
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from transformer_mt.model import cpu_kernels
 from transformer_mt.model.cpu_kernels import (
@@ -16,6 +17,7 @@ from transformer_mt.model.cpu_kernels import (
     dropout,
     linear,
     packed_weights,
+    pad_rows,
     prepare_mask,
     seeded_dropout,
 )
@@ -38,6 +40,43 @@ def test_linear_is_the_reference(monkeypatch, shape, bias, is_intel):
     inputs = [torch.randn(shape), torch.randn(4, 6), *([torch.randn(4)] if bias else [])]
     expected = value_and_gradients(F.linear, *inputs)
     assert_close(value_and_gradients(linear, *inputs), expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("bias", [True, False])
+def test_linear_in_half_precision_is_the_reference(dtype, bias):
+    """With gradients, under autocast or in the type itself, whatever the number of rows."""
+    torch.manual_seed(0)
+    for shape in ((3, 6), (2, 32, 6), (5, 13, 6)):
+        inputs = [torch.randn(shape), torch.randn(4, 6), *([torch.randn(4)] if bias else [])]
+        with torch.autocast("cpu", dtype):
+            expected = value_and_gradients(F.linear, *inputs)
+            computed = value_and_gradients(linear, *inputs)
+        assert [x.dtype for x in computed] == [x.dtype for x in expected]
+        assert_close(computed, expected, atol=0.02, rtol=0.02)
+        halves = [x.to(dtype) for x in inputs]
+        expected = value_and_gradients(F.linear, *halves)
+        assert_close(value_and_gradients(linear, *halves), expected, atol=0.02, rtol=0.02)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_products_in_half_precision_have_few_numbers_of_rows(dtype):
+    """Forwards and backwards, rows come in multiples of 64, so that kernels are reused."""
+    counts = set()
+
+    class Recorder(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            if function.overloadpacket in (torch.ops.aten.mm, torch.ops.aten.addmm):
+                counts.update(size for matrix in args[-2:] for size in matrix.shape)
+            return function(*args, **(kwargs or {}))
+
+    with Recorder(), torch.autocast("cpu", dtype):
+        for rows in (1, 63, 64, 65, 130):
+            value_and_gradients(linear, torch.randn(rows, 6), torch.randn(4, 6), torch.randn(4))
+    assert counts == {4, 6, 64, 128, 192}
+    assert pad_rows(torch.ones(65, 2), torch.float32).shape == (65, 2)
+    padded = pad_rows(torch.ones(65, 2), dtype)
+    assert padded[:65].eq(1).all() and padded[65:].eq(0).all() and len(padded) == 128
 
 
 def test_other_devices_use_the_references(monkeypatch):

@@ -76,7 +76,7 @@ def test_ctrl_c_while_typer_builds_the_commands(call, monkeypatch):
         ("PATH", "", "GOMP_SPINCOUNT", "1000"),
         ("GOMP_SPINCOUNT", "7", "GOMP_SPINCOUNT", "7"),
         ("OMP_WAIT_POLICY", "PASSIVE", "GOMP_SPINCOUNT", None),
-        ("PATH", "", "ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64"),
+        ("PATH", "", "ONEDNN_PRIMITIVE_CACHE_CAPACITY", "256"),
         ("LRU_CACHE_CAPACITY", "9", "LRU_CACHE_CAPACITY", "9"),
         ("PATH", "", "TORCH_CPP_LOG_LEVEL", "FATAL"),
     ],

@@ -1,7 +1,7 @@
 """The label-smoothed training loss, computed with or without all logits in memory.
 
 Shapes: B batch, T target length, D model width, V target vocabulary, N = B * T target positions,
-C positions of one chunk.
+padded as in `pad_rows`, C positions of one chunk.
 """
 
 import functools
@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from transformer_mt.model.cpu_kernels import linear, weight_gradient
+from transformer_mt.model.cpu_kernels import linear, pad_rows, weight_gradient
 from transformer_mt.system.private_torch import mark_dynamic
 
 CHUNK_ROWS = {"cpu": 384, "cuda": 8192}
@@ -113,9 +113,10 @@ class _ProjectedLoss(torch.autograd.Function):
         autocast = torch.is_autocast_enabled(device)
         dtype = torch.get_autocast_dtype(device) if autocast else decoder_output.dtype
         with torch.autocast(device, enabled=False):
-            rows = decoder_output.flatten(0, 1).to(dtype)  # (N, D)
+            rows = pad_rows(decoder_output.flatten(0, 1), dtype)  # (N, D)
             weight = output_weight.to(dtype)  # (V, D)
-            ids = targets.flatten()  # (N,)
+            n_padding = len(rows) - targets.numel()
+            ids = F.pad(targets.flatten(), (0, n_padding), value=pad_id)  # (N,)
             not_padding = (ids != pad_id)[:, None]  # (N, 1)
             loss, nll = torch.zeros(2, device=decoder_output.device).unbind()
             grad_rows = torch.empty_like(rows, dtype=torch.float32)  # (N, D)
@@ -137,7 +138,8 @@ class _ProjectedLoss(torch.autograd.Function):
                 grads.scatter_add_(1, target_ids, at_target)
                 grad_rows[chunk] = linear(grads, weight.t()) * not_padding[chunk]
                 grad_weight += weight_gradient(grads, scaled_rows[chunk] * not_padding[chunk])
-        grad_output = grad_rows.div_(grad_scale).view(decoder_output.shape)  # (B, T, D)
+        grad_rows = grad_rows[: targets.numel()].div_(grad_scale)
+        grad_output = grad_rows.view(decoder_output.shape)  # (B, T, D)
         grad_weight.mul_(1.0 if row_scale is None else row_scale / grad_scale)
         ctx.save_for_backward(grad_output, grad_weight)
         ctx.mark_non_differentiable(nll)
