@@ -58,6 +58,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     Returns:
         Output, (..., outputs).
     """
+    if not _on_cpu(x):
+        return F.linear(x, weight, bias)
     dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else x.dtype
     if _needs_padding(x, dtype) and torch.is_grad_enabled():
         return _apply_to_rows(_PaddedLinear, x, weight, bias, dtype)
