@@ -92,8 +92,8 @@ def _apply_to_rows(
 def pad_rows(rows: Tensor, dtype: torch.dtype) -> Tensor:
     """Converts rows to a type; for products in bf16 or float16 on a CPU also pads them with zeros.
 
-    There oneDNN compiles a kernel for each number of rows. That takes longer than most products: on
-    CPUs with AMX 2 to 18 ms, three to ten times as long. With few numbers, kernels are reused.
+    There oneDNN compiles a kernel for each number of rows. On CPUs with AMX that takes 2 to 17 ms,
+    up to fifteen times as long as the product. With few numbers, kernels are reused.
 
     Args:
         rows: Matrix, (N, D).
