@@ -157,6 +157,16 @@ def test_an_error_of_the_system(monkeypatch, call, error, message):
     assert replace_stdout.call_args.args[1] == 1  # Python will not fail on it once more
 
 
+def test_a_gpu_that_other_programs_have_filled(monkeypatch, call):
+    """The error of CUDA's driver in one line, without what PyTorch adds for programmers."""
+    error = RuntimeError("CUDA error: out of memory\nFor debugging consider x")
+    monkeypatch.setattr("transformer_mt.cli.program.app", Mock(side_effect=error))
+    code, _, message = call()
+    assert code == 2
+    assert message.startswith("error: out of memory: ")
+    assert message.endswith(" (CUDA error: out of memory)\n")
+
+
 def test_too_small_an_address_space():
     """One line before libraries abort the process; help and versions need no more."""
 

@@ -85,6 +85,7 @@ def test_out_of_memory_is_recognised():
     assert is_out_of_memory(MemoryError())
     assert is_out_of_memory(torch.OutOfMemoryError())
     assert is_out_of_memory(RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling x"))
+    assert is_out_of_memory(RuntimeError("CUDA error: out of memory\nSearch for x"))
     with pytest.raises(RuntimeError) as caught:
         torch.empty(2**60, dtype=torch.uint8)
     assert is_out_of_memory(caught.value)

@@ -74,7 +74,8 @@ def _memory_advice(error: Exception) -> str:
 
     if not is_out_of_memory(error):
         raise error
-    return f"{OUT_OF_MEMORY_ADVICE} ({error})"
+    reason, *_ = str(error).split("\n")  # CUDA's goes on with advice for programmers
+    return f"{OUT_OF_MEMORY_ADVICE} ({reason})"
 
 
 def _fail(message: str) -> None:

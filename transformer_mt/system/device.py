@@ -173,6 +173,8 @@ def is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return True
     # On the CPU PyTorch raises a plain RuntimeError, when it allocates and when it maps a file.
-    # On CUDA a library that allocates by itself has an error of its own.
-    messages = "DefaultCPUAllocator", "Cannot allocate memory", "ALLOC_FAILED"
-    return isinstance(error, RuntimeError) and any(text in str(error) for text in messages)
+    cpu = "DefaultCPUAllocator", "Cannot allocate memory"
+    # On CUDA a library that allocates by itself has an error of its own, and the driver another,
+    # for instance if other programs have taken all memory.
+    cuda = "ALLOC_FAILED", "CUDA error: out of memory"
+    return isinstance(error, RuntimeError) and any(text in str(error) for text in cpu + cuda)
