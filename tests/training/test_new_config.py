@@ -245,7 +245,7 @@ def text_of(pairs: int, longest: int = 300) -> TextStatistics:
         (20_001, CPU, 6_000, 256, 3, 0.3, 1_000),
         (160_000, GPU, 10_000, 512, 6, 0.3, 1_000),
         (900_000, GPU, 16_000, 512, 6, 0.1, 1_000),
-        (299_999, CPU, 8_000, 128, 4, 0.1, 1_000),
+        (299_999, CPU, 8_000, 256, 4, 0.1, 1_000),
         (5_000_000, CPU, 8_000, 256, 4, 0.0, 1_000),
         (5_000_000, GPU, 37_000, 512, 6, 0.1, 1_000),
     ],
@@ -281,13 +281,16 @@ def test_sizes_are_those_of_the_repository(name, pairs, machine):
     assert values["encoder_layers"] == values["decoder_layers"] == preset.layers
 
 
-def test_a_cpu_gets_the_sizes_of_a_gpu_but_no_sampling_and_no_muon():
-    """For 10,000 to 100,000 pairs, which get the same sizes but for the vocabulary."""
-    for pairs in (10_000, 20_000):
+def test_a_cpu_gets_no_sampling_and_no_muon_from_25_000_pairs_on():
+    """They pay after some 10,000 steps there, more than many CPUs take in an hour."""
+    for pairs in (10_000, 24_999):
+        sizes = choose_sizes(text_of(pairs), CPU)
+        assert sizes == choose_sizes(text_of(pairs), GPU)
+        assert (sizes.sampling, sizes.muon) == (0.05, True)
+    for pairs in (25_000, 99_999):
         on_cpu, on_gpu = (choose_sizes(text_of(pairs), machine) for machine in (CPU, GPU))
-        assert (on_gpu.sampling, on_gpu.muon) == (0.05, True)
+        assert on_gpu == sizes._replace(pairs=25_000, gpu=True)  # as for 24,999
         assert on_cpu == on_gpu._replace(gpu=False, sampling=0.0, muon=False)
-        assert on_cpu[3:] == choose_sizes(text_of(10_000), CPU)[3:]
 
 
 def test_sizes_for_a_gpu():
