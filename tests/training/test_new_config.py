@@ -284,12 +284,12 @@ def test_sizes_are_those_of_the_repository(name, pairs, machine):
 def test_a_cpu_gets_no_sampling_and_no_muon_from_25_000_pairs_on():
     """They pay after some 10,000 steps there, more than many CPUs take in an hour."""
     for pairs in (1, 24_999):
-        sizes = choose_sizes(text_of(pairs), CPU)
-        assert sizes == choose_sizes(text_of(pairs), GPU)
-        assert (sizes.sampling, sizes.muon) == (0.05, True)
+        assert choose_sizes(text_of(pairs), CPU) == choose_sizes(text_of(pairs), GPU)
+    recipe = choose_sizes(text_of(24_999), CPU)
+    assert (recipe.sampling, recipe.muon) == (0.05, True)
     for pairs in (25_000, 99_999):
         on_cpu, on_gpu = (choose_sizes(text_of(pairs), machine) for machine in (CPU, GPU))
-        assert on_gpu == sizes._replace(pairs=25_000, gpu=True)  # as for 24,999
+        assert on_gpu == recipe._replace(pairs=25_000, gpu=True)
         assert on_cpu == on_gpu._replace(gpu=False, sampling=0.0, muon=False)
 
 
