@@ -89,6 +89,17 @@ def test_gradients_in_float16_do_not_overflow(size):
     assert_close(output_weight.grad, expected, rtol=0.01, atol=0.0)
 
 
+@pytest.mark.parametrize("gap, nll", [(80.0, 80.0), (1000.0, 87.3)])
+def test_an_impossible_target_has_a_finite_loss(gap, nll):
+    """Its probability is zero in float32, and its gradient as it should be."""
+    output_weight = torch.tensor([[0.0], [0.0], [-gap]], requires_grad=True)
+    targets = torch.tensor([[2]])
+    value, unsmoothed = loss.projected_loss(torch.ones(1, 1, 1), output_weight, targets, 0.0, 0)
+    value.backward()
+    assert value.item() == unsmoothed.item() == pytest.approx(nll, abs=1)
+    assert_close(output_weight.grad, torch.tensor([[0.5], [0.5], [-1.0]]))
+
+
 def test_sums_of_half_precision_logits_are_fp32():
     """Logits around 100 are rounded to bf16 once; their mean and log-sum-exp are not."""
     torch.manual_seed(0)

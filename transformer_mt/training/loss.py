@@ -58,24 +58,23 @@ def projected_loss(
 
 
 def _losses_and_gradients(
-    logits: Tensor, target_ids: Tensor, smoothing: float, grad_scale: float
+    logits: Tensor, target_ids: Tensor, mean_logits: Tensor, smoothing: float, grad_scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Computes losses and the part of the gradient that does not depend on the target.
 
-    Logits are (C, V), target ids (C, 1). Returns label-smoothed losses and NLLs in nats, each
-    (C, 1), and (softmax - smoothing / V) * grad_scale, (C, V), in the type of the logits.
+    Logits are (C, V), target ids and the mean logit of each position (C, 1). Returns label-smoothed
+    losses and NLLs in nats, each (C, 1), and (softmax - smoothing / V) * grad_scale, (C, V), in the
+    type of the logits. An NLL is at most 87 nats.
     """
     # float16 would round smoothing / V to 0; bfloat16 has the range of float32 in half the memory.
     softmax_dtype = logits.dtype if logits.dtype == torch.bfloat16 else torch.float32
     probabilities = F.softmax(logits, -1, dtype=softmax_dtype)  # (C, V)
-    # The log of the softmax's denominator, without another pass over exp(logits).
-    log_sum_exp = logits.amax(-1, True).float() - probabilities.amax(-1, True).float().log()
-    mean_logit = logits.mean(-1, True, dtype=torch.float32)  # (C, 1)
-    target_logits = logits.gather(1, target_ids).float()  # (C, 1)
-    losses = log_sum_exp - (1 - smoothing) * target_logits - smoothing * mean_logit
+    target_probabilities = probabilities.gather(1, target_ids).float()  # (C, 1)
+    nlls = -target_probabilities.clamp_min(torch.finfo(torch.float32).tiny).log()
+    losses = nlls + smoothing * (logits.gather(1, target_ids).float() - mean_logits)
     gradients = probabilities.sub_(smoothing / logits.size(1))
     gradients = gradients.mul_(grad_scale) if grad_scale > 1 else gradients
-    return losses, log_sum_exp - target_logits, gradients.to(logits.dtype)
+    return losses, nlls, gradients.to(logits.dtype)
 
 
 @functools.cache
@@ -115,6 +114,8 @@ class _ProjectedLoss(torch.autograd.Function):
         with torch.autocast(device, enabled=False):
             rows = pad_rows(decoder_output.flatten(0, 1), dtype)  # (N, D)
             weight = output_weight.to(dtype)  # (V, D)
+            # The mean over the vocabulary, without reading all logits again.
+            mean_logits = (rows.float() @ output_weight.float().mean(0))[:, None]  # (N, 1)
             n_padding = len(rows) - targets.numel()
             ids = F.pad(targets.flatten(), (0, n_padding), value=pad_id)  # (N,)
             not_padding = (ids != pad_id)[:, None]  # (N, 1)
@@ -125,17 +126,19 @@ class _ProjectedLoss(torch.autograd.Function):
             grad_scale = 16.0 if dtype == torch.float16 else 1.0
             row_scale = _row_scale(rows, grad_scale) if dtype == torch.float16 else None
             scaled_rows = rows if row_scale is None else (rows / row_scale).to(dtype)
+            positions = torch.arange(len(rows), device=rows.device)
             for start in range(0, len(rows), CHUNK_ROWS[device]):
                 chunk = slice(start, start + CHUNK_ROWS[device])
-                logits, target_ids = linear(rows[chunk], weight), ids[chunk, None]  # (C, V), (C, 1)
+                # (C, V), (C, 1), (C, 1)
+                inputs = linear(rows[chunk], weight), ids[chunk, None], mean_logits[chunk]
                 if compiled:
-                    for tensor in (logits, target_ids):
+                    for tensor in inputs:
                         mark_dynamic(tensor, 0)  # one kernel for chunks of every size
-                losses, nlls, grads = compute(logits, target_ids, smoothing, grad_scale)
+                losses, nlls, grads = compute(*inputs, smoothing, grad_scale)
                 loss += (losses * not_padding[chunk]).sum()
                 nll += (nlls * not_padding[chunk]).sum()
-                at_target = grads.new_full(target_ids.shape, grad_scale * (smoothing - 1))
-                grads.scatter_add_(1, target_ids, at_target)
+                # Not `scatter_add_`, which copies all of a matrix in bf16 on a CPU.
+                grads[positions[: len(grads)], ids[chunk]] += grad_scale * (smoothing - 1)
                 grad_rows[chunk] = linear(grads, weight.t()) * not_padding[chunk]
                 grad_weight += weight_gradient(grads, scaled_rows[chunk] * not_padding[chunk])
         grad_rows = grad_rows[: targets.numel()].div_(grad_scale)

@@ -93,7 +93,10 @@ class Muon(Adam):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """Takes a step with the gradients of all parameters; call `skip_step_if` before it."""
+        """Takes a step with the gradients of all parameters; call `skip_step_if` before it.
+
+        The gradients of matrices inside layers are overwritten.
+        """
         matrices = self.param_groups[1]
         lr, matrices["lr"] = matrices["lr"], 0.0
         super().step(closure)  # only the moments of the matrices, since their rate is 0
@@ -103,17 +106,18 @@ class Muon(Adam):
             momentum = self._nesterov_momentum(blocks)
             scale = -lr * _ADAM_RMS * math.sqrt(max(shape))
             changes = orthogonalise(momentum.to(self._dtype)).mul_(scale)
-            changes = torch.where(skipped, 0.0, changes)  # or NaN would reach the weights
+            changes.masked_fill_(skipped, 0.0)  # or NaN would reach the weights
             add_all_([parameter[rows] for parameter, rows in blocks], list(changes))
 
     def _nesterov_momentum(self, blocks: list[tuple[Tensor, slice]]) -> Tensor:
-        """Computes the momentum of matrices of one shape, (N, A, B)."""
+        """Computes the momentum of matrices of one shape, (N, A, B), in place of the gradients."""
         gradients, moments = list[Tensor](), list[Tensor]()
         for parameter, rows in blocks:
             assert parameter.grad is not None
             gradients.append(parameter.grad[rows])
             moments.append(self.state[parameter]["exp_avg"][rows])
-        return torch.stack(gradients).lerp_(torch.stack(moments), _MOMENTUM)
+        lerp_all_(gradients, moments, _MOMENTUM)
+        return torch.stack(gradients)
 
 
 def orthogonalise(matrices: Tensor) -> Tensor:
