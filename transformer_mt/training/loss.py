@@ -46,7 +46,7 @@ def projected_loss(
     Returns:
         Two sums in nats, float32 scalars: the label-smoothed loss, which can be differentiated
         once, and the negative log-likelihood (NLL), which cannot. Divide them by the tokens of the
-        whole step.
+        whole step. A token's NLL counts as at most 87 nats, the limit of float32.
 
     Reference:
         Attention Is All You Need, section 5.4.
@@ -64,7 +64,7 @@ def _losses_and_gradients(
 
     Logits are (C, V), target ids and the mean logit of each position (C, 1). Returns label-smoothed
     losses and NLLs in nats, each (C, 1), and (softmax - smoothing / V) * grad_scale, (C, V), in the
-    type of the logits. An NLL is at most 87 nats.
+    type of the logits.
     """
     # float16 would round smoothing / V to 0; bfloat16 has the range of float32 in half the memory.
     softmax_dtype = logits.dtype if logits.dtype == torch.bfloat16 else torch.float32
