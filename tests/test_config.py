@@ -154,6 +154,15 @@ MISTAKES = [
         for limit in (1, True, 2.0, "all")
     ),
     (
+        {
+            "data": {"path": "x"},
+            "vocab": {"shared": False},
+            "model": {"tie_embeddings": False},
+            "train": {"bidirectional_epochs": 1},
+        },
+        ["train.bidirectional_epochs requires vocab.shared = true"],
+    ),
+    (
         {"data": {"path": "x"}, "optim": {"lr_scale": float("inf")}},
         ["optim.lr_scale = inf should be a finite number"],
     ),

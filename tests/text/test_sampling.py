@@ -36,8 +36,8 @@ def vocab(request) -> Vocabulary:
     return learn(request.param)
 
 
-def sample(pairs, vocab, rate=0.3, max_length=500, seed=1, epoch=0) -> EncodedPairs:
-    changes = {"vocab__sampling": rate, "data__max_length": max_length, "train__seed": seed}
+def sample(pairs, vocab, rate=0.3, max_length=500, seed=1, epoch=0, **more) -> EncodedPairs:
+    changes = {"vocab__sampling": rate, "data__max_length": max_length, "train__seed": seed, **more}
     corpus = PreparedCorpus(Path(), vocab, pairs, {})
     epoch_pairs = EpochPairs(corpus, tiny_config(Path("nowhere"), **changes))
     try:
@@ -177,3 +177,16 @@ def test_a_vocabulary_without_other_segmentations_is_refused(kind):
     table = learn(kind, 40).src.table()
     with pytest.raises(ConfigError, match="no other segmentations"):
         LineSampler(table, 0.1)
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.3])
+def test_the_first_epochs_have_every_second_pair_reversed_in_turn(rate):
+    vocab, count = learn("bpe"), 50
+    pairs = encode_pairs(TEXT[:count], TEXT[count : 2 * count], vocab)
+    for epoch, first in ((0, 1), (1, 0), (2, count)):  # the first reversed pair
+        usual = rows(sample(pairs, vocab, rate, epoch=epoch))
+        expected = [
+            row[::-1] if i >= first and (i - first) % 2 == 0 else row for i, row in enumerate(usual)
+        ]
+        changed = sample(pairs, vocab, rate, epoch=epoch, train__bidirectional_epochs=2)
+        assert rows(changed) == expected

@@ -87,6 +87,7 @@ def test_what_the_configuration_holds(work, call, monkeypatch):
     values = tomllib.loads(Path("new.toml").read_text())
     files, sizes = {"src": "text.de", "tgt": "text.en"}, {"d_model": 256, "d_ff": 1024}
     layers = {"n_heads": 4, "encoder_layers": 3, "decoder_layers": 3}
+    steps = {"batch_tokens": 2000, "bidirectional_epochs": 0}
     assert values == {
         "data": {
             "path": ".",
@@ -100,7 +101,7 @@ def test_what_the_configuration_holds(work, call, monkeypatch):
         "vocab": {"size": 260 + 4 + 4 // 2, "sampling": 0.05},
         "model": {**sizes, **layers, "dropout": 0.3, "norm": "pre"},
         "optim": {"muon": True, "warmup_steps": 500, "lr_scale": 0.7, "max_grad_norm": 1.0},
-        "train": {"batch_tokens": 2000, "max_minutes": 60, "ema_decay": 0.999, "save_every": 500},
+        "train": {**steps, "max_minutes": 60, "ema_decay": 0.999, "save_every": 500},
         "valid": {"every": 500, "patience": 10},
     }
     words = read_words()
@@ -286,10 +287,10 @@ def test_a_cpu_gets_no_sampling_and_no_muon_from_25_000_pairs_on():
     for pairs in (1, 24_999):
         assert choose_sizes(text_of(pairs), CPU) == choose_sizes(text_of(pairs), GPU)
     recipe = choose_sizes(text_of(24_999), CPU)
-    assert (recipe.sampling, recipe.muon) == (0.05, True)
+    assert (recipe.sampling, recipe.muon, recipe.bidirectional_epochs) == (0.05, True, 20)
     for pairs in (25_000, 99_999):
         on_cpu, on_gpu = (choose_sizes(text_of(pairs), machine) for machine in (CPU, GPU))
-        assert on_gpu == recipe._replace(pairs=25_000, gpu=True)
+        assert on_gpu == recipe._replace(pairs=25_000, gpu=True, bidirectional_epochs=0)
         assert on_cpu == on_gpu._replace(gpu=False, sampling=0.0, muon=False)
 
 
@@ -299,8 +300,8 @@ def test_sizes_for_a_gpu():
     limits |= {1_999_999: 16_000, 2_000_000: 37_000}
     assert {pairs: choose_sizes(text_of(pairs), GPU).vocab_size for pairs in limits} == limits
     base = (512, 2048, 8, 6, 0.1)
-    assert choose_sizes(text_of(100_000), GPU)[3:-4] == (512, 1024, 4, 6, 0.3, 4000, 4000, 0.7)
-    assert choose_sizes(text_of(500_000), GPU)[3:-4] == (*base, 12_000, 4000, 1.0)
+    assert choose_sizes(text_of(100_000), GPU)[3:11] == (512, 1024, 4, 6, 0.3, 4000, 4000, 0.7)
+    assert choose_sizes(text_of(500_000), GPU)[3:11] == (*base, 12_000, 4000, 1.0)
     rows = [(pairs, CPU) for pairs in (1, 10_000, 20_000, 100_000, 300_000)]
     rows += [(pairs, GPU) for pairs in (100_000, 500_000, 2_000_000)]
     saves_and_minutes = [choose_sizes(text_of(pairs), machine)[11:13] for pairs, machine in rows]

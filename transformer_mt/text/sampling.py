@@ -1,7 +1,7 @@
-"""Subword regularisation: different segmentations of the training pairs in each epoch.
+"""The training pairs of an epoch: subword regularisation, and reversed pairs in the first epochs.
 
-The segmentations are a pure function of seed, epoch and prepared corpus, so that a resumed run sees
-the same ones. Pairs are segmented in blocks, each with its own random generator.
+They are a pure function of seed, epoch and prepared corpus, so that a resumed run sees the same
+ones. Pairs are segmented in blocks, each with its own random generator.
 """
 
 import os
@@ -86,13 +86,13 @@ class LineSampler:
 class EpochPairs:
     """Provides the pairs of an epoch, and prepares those of the next one in background threads.
 
-    The segmentations are a pure function of corpus, seed and epoch. With several processes, each
-    prepares the same pairs for itself.
+    They are a pure function of corpus, seed and epoch. With several processes, each prepares the
+    same pairs for itself.
 
     Args:
-        corpus: The prepared pairs, which all epochs use if `vocab.sampling` is 0.
-        config: How to sample segmentations, and the seed. A pair that would be longer than
-            `data.max_length` keeps its segmentation.
+        corpus: The prepared pairs, whose segmentations all epochs use if `vocab.sampling` is 0.
+        config: How to sample segmentations, the seed, and the epochs with reversed pairs. A pair
+            that would be longer than `data.max_length` keeps its segmentation.
         beside_gpu: Whether the process trains on a GPU, so that its CPUs are idle.
 
     Raises:
@@ -102,6 +102,7 @@ class EpochPairs:
     def __init__(self, corpus: PreparedCorpus, config: Config, beside_gpu: bool = False) -> None:
         self._prepared, self._samplers = corpus.pairs, list[LineSampler]()
         self._max_length, self._seed = config.data.max_length, config.train.seed
+        self._bidirectional_epochs = config.train.bidirectional_epochs
         if rate := config.vocab.sampling:
             src = LineSampler(corpus.vocab.src.table(), rate)
             shared = corpus.vocab.shared
@@ -121,6 +122,10 @@ class EpochPairs:
 
     def of_epoch(self, epoch: int) -> EncodedPairs:
         """Returns the pairs of an epoch, from 0, in the order of the corpus."""
+        pairs = self._segmented(epoch)
+        return _reverse_half(pairs, epoch) if epoch < self._bidirectional_epochs else pairs
+
+    def _segmented(self, epoch: int) -> EncodedPairs:
         if not self._samplers:
             return self._prepared
         if epoch not in self._blocks:
@@ -150,6 +155,21 @@ class EpochPairs:
             EncodedLines.concatenate([src, sides[0]]).take(chosen),
             EncodedLines.concatenate([tgt, sides[1]]).take(chosen),
         )
+
+
+def _reverse_half(pairs: EncodedPairs, epoch: int) -> EncodedPairs:
+    """Swaps the sides of every second pair: in even epochs of the odd ones, and vice versa.
+
+    Reference:
+        Ding et al. 2021, Improving Neural Machine Translation by Bidirectional Training.
+    """
+    count, rows = len(pairs), np.arange(len(pairs))
+    is_reversed = (rows + epoch) % 2 == 1
+    both = EncodedLines.concatenate([pairs.src, pairs.tgt])
+    return EncodedPairs(
+        both.take(rows + np.where(is_reversed, count, 0)),
+        both.take(rows + np.where(is_reversed, 0, count)),
+    )
 
 
 def _group_by_length(lengths: Integers) -> list[Integers]:
