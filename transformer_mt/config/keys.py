@@ -287,8 +287,8 @@ class TrainConfig(Section):
     max_epochs: Annotated[int, Field(ge=0), OnChange.ALLOWED] = 0
     """Epochs after which training ends. 0 is no limit."""
     bidirectional_epochs: Annotated[int, Field(ge=0), OnChange.REFUSED] = 0
-    """First epochs in which every second pair is reversed, such as a third of all: with little
-    text the model learns more from it. Requires `vocab.shared`."""
+    """Number of epochs at the start in which every second pair is reversed, such as a third of all:
+    with little text the model learns more from it. Requires `vocab.shared`."""
     max_minutes: Annotated[float, Field(ge=0), OnChange.ALLOWED] = 0.0
     """Minutes of training over all resumptions, including validation. 0 is no limit."""
     save_every: Annotated[int, Field(ge=1), OnChange.ALLOWED] = 1000
@@ -360,7 +360,9 @@ class Config(Section):
         if not vocab.shared and (model.tie_embeddings or train.bidirectional_epochs):
             is_tied = model.tie_embeddings
             key = "model.tie_embeddings = true" if is_tied else "train.bidirectional_epochs"
-            mistakes.append(f"{key} requires vocab.shared = true: both languages in one vocabulary")
+            mistakes.append(
+                f"{key} requires vocab.shared = true: one vocabulary for both languages"
+            )
         if train.micro_batch_tokens != "auto" and train.micro_batch_tokens <= data.max_length:
             mistakes.append(
                 f"train.micro_batch_tokens = {train.micro_batch_tokens} cannot hold a pair of"
