@@ -105,7 +105,7 @@ def test_the_main_process_prints_the_estimate(corpus_dir, tmp_path, monkeypatch,
 )
 def test_quiet_reaches_the_messages(corpus_dir, tmp_path, monkeypatch, call, words):
     shown = Mock(side_effect=SystemExit)
-    for module in ("commands", "figures"):
+    for module in ("commands", "evaluate", "figures"):
         monkeypatch.setattr(f"transformer_mt.cli.{module}.show_messages", shown)
     words = words.replace("CONFIG", str(write_config(tmp_path, corpus_dir))).split()
     for options in ([], ["-q"], ["--quiet"]):

@@ -9,8 +9,10 @@ from conftest import tiny_config, tiny_values, write_toml
 from pydantic.fields import FieldInfo
 
 from transformer_mt.config.changes import changed_keys, on_change
-from transformer_mt.config.keys import Config, DataConfig, OnChange, SplitFiles, flat_values
+from transformer_mt.config.keys import Config, DataConfig, flat_values
 from transformer_mt.config.loading import load_config, parse_config
+from transformer_mt.config.section import OnChange
+from transformer_mt.config.splits import SplitFiles
 from transformer_mt.errors import ConfigError
 from transformer_mt.text.prepared import values_that_shape_corpus
 

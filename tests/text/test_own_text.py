@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 from conftest import copy_lines, tiny_config
 
-from transformer_mt.config.keys import DataConfig, SplitFiles
+from transformer_mt.config.keys import DataConfig
 from transformer_mt.config.loading import load_config, parse_config
 from transformer_mt.config.reference import format_value
+from transformer_mt.config.splits import SplitFiles
 from transformer_mt.errors import DataError
 from transformer_mt.text.corpus import load_split, open_split
 from transformer_mt.text.prepared import _fingerprint, prepare

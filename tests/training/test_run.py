@@ -26,7 +26,8 @@ from transformer_mt.checkpoints.run_directory import (
     load_newest,
     read_description,
 )
-from transformer_mt.config.keys import Config, SplitFiles
+from transformer_mt.config.keys import Config
+from transformer_mt.config.splits import SplitFiles
 from transformer_mt.errors import CheckpointError, ConfigError, DataError, DeviceError
 from transformer_mt.system.files import locked
 from transformer_mt.system.processes import Processes

@@ -27,8 +27,9 @@ from torch import Tensor
 
 from transformer_mt.checkpoints.layout import CONFIG, EMA, MODEL, STATE, TRAINING, checkpoint_digest
 from transformer_mt.config.changes import changed_keys
-from transformer_mt.config.keys import Config, OnChange, flat_values
+from transformer_mt.config.keys import Config, flat_values
 from transformer_mt.config.loading import parse_config
+from transformer_mt.config.section import OnChange
 from transformer_mt.errors import ChangedModelError, CheckpointError, ConfigError, DataError
 from transformer_mt.model.transformer import Transformer, parameter_shapes
 from transformer_mt.system.files import (

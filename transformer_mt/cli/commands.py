@@ -1,9 +1,8 @@
-"""The commands but those that draw: check what was typed, call, print.
+"""The commands but `evaluate` and those that draw: check what was typed, call, print.
 
 Commands import what they need themselves: torch takes seconds to import, and --help must not.
 """
 
-from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -36,9 +35,6 @@ from transformer_mt.cli.options import (
 from transformer_mt.errors import ConfigError
 from transformer_mt.system.console import show_messages
 from transformer_mt.system.launcher import is_main_process, require_single_process
-from transformer_mt.system.outputs import check_output, resolve_inputs
-from transformer_mt.system.process_settings import interrupt_on_signals
-from transformer_mt.system.streams import require_input
 from transformer_mt.translation.options import (
     ExportFormat,
     FileOptions,
@@ -221,117 +217,6 @@ def translate(
     runs.translate(paths, FileOptions(inputs, output, output_dir), options)
 
 
-REPORT = "What to report"
-scored_option = partial(option, group="What to score")
-report_option = partial(option, group=REPORT)
-
-
-def evaluate(
-    paths: Annotated[
-        list[Path] | None,
-        argument(
-            "[RUN_OR_CHECKPOINT...]",
-            "A run (its best checkpoint), a checkpoint, or what `export` wrote for CTranslate2;"
-            " several are scored one by one. Not needed for --hypotheses with --ref or --test-set.",
-        ),
-    ] = None,
-    split: Annotated[
-        str | None,
-        scored_option(
-            "NAME",
-            "train, valid or test, as configured, or another split of the corpus. Default: test.",
-        ),
-    ] = None,
-    test_set: Annotated[
-        str | None,
-        scored_option("NAME", "sacreBLEU's name of a test set, such as wmt16, instead of a split."),
-    ] = None,
-    src: Annotated[Path | None, scored_option("FILE", "Source text, instead of a split.")] = None,
-    ref: Annotated[
-        list[Path] | None,
-        scored_option("FILE", "Reference translation; may be repeated for several references."),
-    ] = None,
-    hypotheses: Annotated[
-        Path | None, scored_option("FILE", "Score this translation instead of making one.")
-    ] = None,
-    baseline: Annotated[
-        Path | None, scored_option("RUN_OR_FILE", "Compare with this run or translation.")
-    ] = None,
-    ensemble: EnsembleOption = False,
-    beam_size: BeamOption = SearchOptions.beam_size,
-    length_penalty: PenaltyOption = None,
-    precision: PrecisionOption = LoadOptions.precision,
-    batch_tokens: BatchOption = None,
-    max_length: LengthOption = None,
-    device: DeviceOption = LoadOptions.device,
-    raw: RawOption = False,
-    save: Annotated[Path | None, report_option("FILE", "File to save the translation to.")] = None,
-    ter: Annotated[bool, flag("Compute TER too.", "--ter", group=REPORT)] = False,
-    tokenize: Annotated[
-        str | None,
-        report_option(
-            "NAME",
-            "sacreBLEU's tokenizer for BLEU, such as 13a, intl, char, zh, ja-mecab or flores200."
-            " Default: sacreBLEU's for the target language; 13a without a run.",
-        ),
-    ] = None,
-    samples: Annotated[
-        int | None,
-        report_option(
-            "N",
-            "Sentences to show. Default: 0; with --baseline the 3 best and worst changes.",
-            min=0,
-        ),
-    ] = None,
-    json_: Annotated[
-        bool, flag("Print JSON: one object for each run, one per line.", "--json", group=REPORT)
-    ] = False,
-    quiet: QuietOption = False,
-) -> None:
-    """Score translations of a test set with sacreBLEU.
-
-    The test set, by default that of the first run, is translated first, unless --hypotheses names a
-    translation.
-
-    \b
-    transformer-mt evaluate checkpoints/wmt16-base
-    transformer-mt evaluate checkpoints/wmt16-base checkpoints/wmt16-small
-    transformer-mt evaluate checkpoints/wmt16-base --test-set wmt14 --beam-size 4 --save hyp.en
-    transformer-mt evaluate checkpoints/wmt16-base --baseline checkpoints/wmt16-small
-    transformer-mt evaluate --hypotheses hyp.en --ref ref.en --json
-    """
-    if not paths and (hypotheses is None or not (ref or test_set)):
-        raise ConfigError("name a run, or --hypotheses with --ref or --test-set")
-    if paths and len(paths) > 1 and not ensemble and (hypotheses or save):
-        name = "--hypotheses" if hypotheses else "--save"
-        raise ConfigError(f"{name} works with one run or --ensemble, not with several runs")
-    penalty, output = choose_length_penalty(length_penalty, beam_size), None
-    if is_main_process():  # the others may run on machines without these files
-        require_input(hypotheses)
-        inputs = resolve_inputs([src, *(ref or ()), hypotheses, baseline])
-        output = check_output(save, inputs) if save else None
-    from transformer_mt.evaluation.report import evaluate_systems, format_as_json, format_reports
-    from transformer_mt.evaluation.scoring import choose_metrics
-    from transformer_mt.text.test_sets import load_test_set
-
-    show_messages(quiet)
-    with interrupt_on_signals():
-        reports = evaluate_systems(
-            runs=[paths] if paths and ensemble else [[path] for path in paths or ()],
-            hypotheses=hypotheses,
-            baseline=baseline,
-            load_test_set=partial(
-                load_test_set, split=split, src=src, refs=ref or (), test_set=test_set
-            ),
-            choose_metrics=partial(choose_metrics, tokenizer=tokenize, ter=ter),
-            search=SearchOptions(beam_size, penalty, batch_tokens=batch_tokens),
-            load=LoadOptions(device, precision, max_length, raw),
-            save=output,
-        )
-    if reports:
-        print(format_as_json(reports) if json_ else format_reports(reports, samples))
-
-
 def config(
     key: Annotated[
         str | None, argument("[KEY]", "A key or section, such as optim.lr_scale or optim.")
@@ -394,6 +279,3 @@ def export(
 
     checkpoint = find_checkpoint(path)
     print(export_checkpoint(checkpoint, output, quantization, raw, format, license))
-
-
-COMMANDS = init, train, prepare, translate, evaluate, config, average, export

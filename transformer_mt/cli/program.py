@@ -8,7 +8,16 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from transformer_mt.cli import commands
+from transformer_mt.cli.commands import (
+    average,
+    config,
+    export,
+    init,
+    prepare,
+    train,
+    translate,
+)
+from transformer_mt.cli.evaluate import evaluate
 from transformer_mt.cli.figures import compare, diagnose, plot, report
 from transformer_mt.errors import Interrupted, TransformerMTError
 from transformer_mt.system.console import escape_controls, show_messages
@@ -139,7 +148,19 @@ class GroupedCommand(TyperCommand):
                 formatter.write_dl(records)
 
 
-for command in (*commands.COMMANDS, diagnose, report, compare):
+for command in (
+    init,
+    train,
+    prepare,
+    translate,
+    evaluate,
+    config,
+    average,
+    export,
+    diagnose,
+    report,
+    compare,
+):
     app.command()(command)
 app.add_typer(plot, name="plot")
 for info in (*app.registered_commands, *plot.registered_commands):

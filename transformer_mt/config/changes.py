@@ -5,8 +5,10 @@ from pathlib import Path
 
 from pydantic.fields import FieldInfo
 
-from transformer_mt.config.keys import Config, OnChange, SplitTable
+from transformer_mt.config.keys import Config
 from transformer_mt.config.loading import expand_path
+from transformer_mt.config.section import OnChange
+from transformer_mt.config.splits import SplitTable
 
 
 def on_change(field: FieldInfo) -> OnChange:

@@ -3,129 +3,14 @@
 The files in `configs/` state what differs from the defaults; the paper's recipes state its values.
 """
 
-import json
 import re
-from enum import Enum
 from typing import Annotated, Literal, Self
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    ConfigDict,
-    Discriminator,
-    Field,
-    Tag,
-    field_validator,
-    model_validator,
-)
+from pydantic import AfterValidator, Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
-
-class OnChange(Enum):
-    """What happens when a run is resumed with a different value of a key."""
-
-    REFUSED = "refused"
-    """Training stops with an error: it would no longer be the same run."""
-    SHAPES_CORPUS = "shapes corpus"
-    """Refused too; the value is also part of the fingerprint of the prepared corpus."""
-    ENDS_BIT_EQUALITY = "ends bit-equality"
-    """Training continues, but the result differs in rounding or dropout masks."""
-    ALLOWED = "allowed"
-    """Training continues, and every step is the same as without the change."""
-
-
-INTEGER_LIMIT = 2**32
-"""All integers of a configuration are smaller, so that no size or count exceeds 64 bits."""
-
-
-class Section(BaseModel):
-    """Base of all sections; the `Annotated` type of each key declares an `OnChange`."""
-
-    model_config = ConfigDict(
-        frozen=True, strict=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True
-    )
-
-    @field_validator("*", mode="before")
-    @classmethod
-    def _refuse_large_integers(cls, value: object) -> object:
-        if isinstance(value, int) and value >= INTEGER_LIMIT:
-            raise PydanticCustomError("large_integer", f"should be less than {INTEGER_LIMIT}")
-        return value
-
-
-SLICE = r"\[(-?\d{1,18})?:(-?\d{1,18})?\]"
-"""Pattern of a slice of a split, such as [:-1000]."""
-Weight = Annotated[int, Field(ge=1, le=1000)]
-
-
-class SplitTable(Section):
-    """Base of the tables that say what a split is."""
-
-    def __str__(self) -> str:
-        """Writes the split as it is written in TOML."""
-        keys = self.model_dump(exclude_defaults=True).items()
-        pairs = [f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in keys]
-        return f"{{ {', '.join(pairs)} }}"
-
-    __repr__ = __str__
-
-
-class SplitFiles(SplitTable):
-    """A split that consists of two line-aligned text files, or of a slice of them."""
-
-    src: Annotated[str, Field(min_length=1)]
-    """The file of source text, in the folder `data.path` unless it is absolute; also .gz, .xz or
-    .zst."""
-    tgt: Annotated[str, Field(min_length=1)]
-    """The file of its translation, likewise."""
-    slice: str | None = None
-    """The pairs to take, as in Python: "[:-1000]" is all but the last 1000."""
-    weight: Weight = 1
-    """In data.train: how often an epoch repeats each pair that cleaning keeps."""
-
-    @field_validator("slice")
-    @classmethod
-    def _is_slice(cls, value: str | None) -> str | None:
-        if value is not None and not re.fullmatch(SLICE, value):
-            raise PydanticCustomError("slice", "should be a slice, such as [:5000] or [-1000:]")
-        return value
-
-
-class NamedSplit(SplitTable):
-    """A split by its name, with a weight."""
-
-    name: Annotated[str, Field(min_length=1)]
-    """What would be written without a weight, such as "train" or "memory.tmx"."""
-    weight: Weight = 1
-    """As in `SplitFiles`."""
-
-
-UNION_TAGS = "<name>", "<named>", "<files>", "<list>"
-"""The kinds of values of a split, which pydantic inserts into the location of a mistake."""
-_KINDS: dict[type, str] = dict(zip((str, NamedSplit, SplitFiles, list), UNION_TAGS, strict=True))
-
-
-def _kind(value: object) -> str | None:
-    if isinstance(value, dict):
-        return "<named>" if "name" in value else "<files>"
-    return _KINDS.get(type(value))
-
-
-# The value decides its type, so that a mistake is reported once, not for each type.
-_BY_KIND = Discriminator(
-    _kind,
-    custom_error_type="split",
-    custom_error_message="should be a split's name or a table such as"
-    ' { src = "a.de", tgt = "a.en" } or { name = "train", weight = 2 }',
-)
-_Name = Annotated[str, Tag("<name>")]
-_Named = Annotated[NamedSplit, Tag("<named>")]
-_Files = Annotated[SplitFiles, Tag("<files>")]
-Split = Annotated[_Name | _Named | _Files, _BY_KIND]
-"""A split's name, a slice of it such as `train[:5000]`, or its two files."""
-_List = Annotated[list[Split], Field(min_length=1), Tag("<list>")]
-Splits = Annotated[_Name | _Named | _Files | _List, _BY_KIND]
-"""One split or several, which are concatenated."""
+from transformer_mt.config.section import OnChange, Section
+from transformer_mt.config.splits import Split, Splits
 
 
 def _check_language(value: str) -> str:

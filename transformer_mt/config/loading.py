@@ -11,7 +11,8 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from transformer_mt.config.keys import DEFAULTS, UNION_TAGS, Config, SplitFiles, flat_values
+from transformer_mt.config.keys import DEFAULTS, Config, flat_values
+from transformer_mt.config.splits import UNION_TAGS, SplitFiles
 from transformer_mt.errors import ConfigError
 
 _SEARCHED_KEYS = "data.path", "vocab.path", "train.init_from"

@@ -8,8 +8,10 @@ from typing import Any, Literal, NamedTuple, get_args, get_origin
 from pydantic.fields import FieldInfo
 
 from transformer_mt.config.changes import on_change
-from transformer_mt.config.keys import Config, OnChange, SplitTable
+from transformer_mt.config.keys import Config
 from transformer_mt.config.loading import did_you_mean
+from transformer_mt.config.section import OnChange
+from transformer_mt.config.splits import SplitTable
 from transformer_mt.errors import ConfigError
 
 _ON_RESUME = {

@@ -14,8 +14,9 @@ from itertools import chain, islice, zip_longest
 from pathlib import Path
 from typing import Any
 
-from transformer_mt.config.keys import SLICE, DataConfig, NamedSplit, Split, SplitFiles, Splits
+from transformer_mt.config.keys import DataConfig
 from transformer_mt.config.loading import expand_path, searched_folders
+from transformer_mt.config.splits import SLICE, NamedSplit, Split, SplitFiles, Splits
 from transformer_mt.errors import DataError
 from transformer_mt.system.files import sha256
 from transformer_mt.system.streams import (

@@ -29,8 +29,9 @@ import numpy as np
 from pydantic import TypeAdapter
 
 from transformer_mt.config.changes import on_change
-from transformer_mt.config.keys import Config, DataConfig, OnChange, Section
+from transformer_mt.config.keys import Config, DataConfig
 from transformer_mt.config.loading import searched_folders
+from transformer_mt.config.section import OnChange, Section
 from transformer_mt.errors import CheckpointError, ConfigError, DataError
 from transformer_mt.system.console import ProgressBar
 from transformer_mt.system.files import (

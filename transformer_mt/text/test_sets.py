@@ -12,7 +12,8 @@ from sacrebleu.dataset import DATASETS
 from sacrebleu.utils import SACREBLEU_DIR
 
 from transformer_mt.config.changes import without_folder
-from transformer_mt.config.keys import DataConfig, Splits
+from transformer_mt.config.keys import DataConfig
+from transformer_mt.config.splits import Splits
 from transformer_mt.errors import DataError
 from transformer_mt.system.streams import require_input
 from transformer_mt.text.corpus import load_split, read_lines, read_source_lines

@@ -7,7 +7,8 @@ import torch
 
 from transformer_mt.checkpoints.checkpoint import Checkpoint
 from transformer_mt.config.changes import changed_keys
-from transformer_mt.config.keys import Config, OnChange, flat_values
+from transformer_mt.config.keys import Config, flat_values
+from transformer_mt.config.section import OnChange
 from transformer_mt.system.device import cpu_maker
 from transformer_mt.system.private_torch import cpu_bf16_instructions
 from transformer_mt.training.engine import Engine

@@ -19,9 +19,10 @@ from os.path import relpath
 from pathlib import Path
 from typing import NamedTuple
 
-from transformer_mt.config.keys import DEFAULTS, DataConfig, SplitFiles
+from transformer_mt.config.keys import DEFAULTS, DataConfig
 from transformer_mt.config.loading import expand_path
 from transformer_mt.config.reference import format_value
+from transformer_mt.config.splits import SplitFiles
 from transformer_mt.errors import ConfigError, DataError, OutputError
 from transformer_mt.system.console import ProgressBar
 from transformer_mt.system.files import atomic_file
