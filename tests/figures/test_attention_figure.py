@@ -37,12 +37,16 @@ def tick_labels(axes) -> tuple[list[str], list[str]]:
 
 
 def test_cross_attention_has_the_pieces_on_its_axes():
-    """A row is the piece that is predicted there: the one after the decoder's input."""
+    """A row is the piece that is predicted there: the one after the decoder's input.
+
+    The darkest colour is the largest weight. Sabotage: scale to 1, or each head for itself.
+    """
     attention = fake_attention(["▁Ein", "▁Satz", "</s>"], ["<s>", "▁A", "▁sentence"])
     figure = attention_figure(attention)
     axes, scale = figure.axes
     assert tick_labels(axes) == (["◦Ein", "◦Satz", "</s>"], ["◦A", "◦sentence", "</s>"])
     [image] = axes.images
+    assert image.get_clim() == (0.0, attention.cross[1].mean(axis=0).max())
     np.testing.assert_array_equal(image.get_array(), attention.cross[1].mean(axis=0))
     assert axes.get_xlabel() == "source piece"
     assert axes.get_ylabel() == "target piece being predicted"
@@ -65,7 +69,7 @@ def test_cross_attention_has_the_pieces_on_its_axes():
     for head, axes in enumerate(by_head):
         np.testing.assert_array_equal(axes.images[0].get_array(), attention.encoder[0][head])
         assert axes.get_title() == f"head {head + 1}"
-        assert axes.images[0].get_clim() == (0.0, 1.0)
+        assert axes.images[0].get_clim() == (0.0, attention.encoder[0].max())
         assert axes.images[0].get_interpolation() == "nearest"
         assert not any(line.get_visible() for line in axes.get_xgridlines() + axes.get_ygridlines())
 

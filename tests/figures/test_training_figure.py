@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -79,7 +80,7 @@ def test_runs_are_told_apart_without_colour(tmp_path):
     markers = [line.get_marker() for line in lines]
     assert len(set(markers[:9])) == 9 and markers[:9] == markers[9:]
     assert lines[0].get_linestyle() != lines[9].get_linestyle()
-    assert len({line.get_color() for line in lines[:7]}) == 7
+    assert len({line.get_color() for line in lines[:9]}) == 9
     [legend] = figure.legends
     assert len({str(line.get_markevery()) for line in lines[:9]}) == 9
     assert figure.get_size_inches().tolist() == pytest.approx([13.0, 7.4])  # five rows of names
@@ -124,7 +125,35 @@ def test_what_is_missing_is_said(tmp_path):
     axes = training_figure(read_runs([run])).axes[3]
     assert axes.get_xlim() == (0, 1.02) and all(tick % 1 == 0 for tick in axes.get_xticks())
     # Matplotlib draws no marker of a single point at a share of the curve's length.
-    assert axes.lines[0].get_markevery() is None
+    for count in (1, 2):
+        axes = training_figure(read_runs(count * [run])).axes[3]
+        assert [line.get_markevery() for line in axes.lines] == count * [[0]]
+
+
+def test_one_run_has_no_markers_but_where_a_point_stands_alone(tmp_path):
+    """Between gaps, where no line shows it. Sabotage: markers as for several runs."""
+    run = write_run(tmp_path / "run", bleu=False)
+    losses = [1.0, 2.0, None, 3.0, None, None, 4.0, None]
+    lines = [
+        json.dumps({**record, "loss": loss})
+        for record, loss in zip(records(run), losses, strict=False)
+    ]
+    (run / "metrics.jsonl").write_text("\n".join([*lines, ""]))
+    loss, *others = training_figure(read_runs([run])).axes
+    assert loss.lines[0].get_markevery() == [3, 6]
+    assert all(line.get_markevery() == [] for axes in others for line in axes.lines)
+
+
+def test_many_runs_are_told_apart_by_colour_and_line(tmp_path):
+    """In both curves of a panel. Sabotage: leave out the further colours or line styles."""
+    metrics = read_runs([write_run(tmp_path / "run")])[0]
+    figure = training_figure([replace(metrics, name=str(i)) for i in range(28)])
+    looks = [(line.get_color(), line._unscaled_dash_pattern) for line in figure.axes[1].lines]
+    assert len({color for color, _ in looks[:14]}) == 14
+    assert len(set(map(str, looks))) == 2 * 28
+    [legend] = figure.legends
+    handles = [(each.get_color(), each._unscaled_dash_pattern) for each in legend.legend_handles]
+    assert handles == looks[:28]
 
 
 @pytest.mark.parametrize(

@@ -111,7 +111,7 @@ def format_comparison(
     lines = [f"{'':12}{'system':>9}{'baseline':>10}{'difference':>12}{'p':>8}"]
     for metric in comparison.differences:
         values = _format_values(metric.name, metric.value, metric.baseline)
-        lines.append(f"{values}{metric.p_value:8.4f}  {metric.signature}")
+        lines.append(f"{values}{metric.p_value:z8.4f}  {metric.signature}")
     lines += ["", f"{measured:12}{'BLEU':>9}{'baseline':>10}{'difference':>12}{'sentences':>11}"]
     for bucket in comparison.buckets:
         values = _format_values(bucket.words, bucket.bleu, bucket.baseline)
@@ -127,7 +127,7 @@ def format_comparison(
 
 
 def _format_values(name: str, system: float, baseline: float) -> str:
-    return f"{name:12}{system:9.2f}{baseline:10.2f}{system - baseline:+12.2f}"
+    return f"{name:12}{system:9.2f}{baseline:10.2f}{system - baseline:+z12.2f}"
 
 
 def format_sentence(

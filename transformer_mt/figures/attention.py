@@ -61,8 +61,8 @@ def attention_figure(
 ) -> Figure:
     """Draws the attention weights of one layer, the mean of its heads or each of them.
 
-    The figure grows with the sentence, so that labels keep their size. Colours have the same
-    meaning in all figures.
+    The figure grows with the sentence, so that labels keep their size. The darkest colour is the
+    largest weight of the figure.
 
     Args:
         attention: All weights of a sentence.
@@ -89,7 +89,7 @@ def attention_figure(
         figure, grid, scale_axes = _layout(len(maps), len(keys), len(queries), _AXES[kind])
         for head, (axes, values) in enumerate(zip(grid.flat, maps, strict=True), 1):
             image = axes.imshow(
-                values, colors, vmin=0, vmax=1, aspect="auto", interpolation="nearest"
+                values, colors, vmin=0, vmax=maps.max(), aspect="auto", interpolation="nearest"
             )
             axes.tick_params(length=2, labelsize=_FONT_SIZE)
             axes.set_xticks(range(len(keys)), _labels(keys), rotation=90)

@@ -19,11 +19,15 @@ from transformer_mt.figures.canvas import (
     figure_style,
 )
 
-_COLORS = (ACCENT, "#d55e00", FOREGROUND, "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
+_COLORS = (
+    *(ACCENT, "#d55e00", FOREGROUND, "#009e73", "#cc79a7", "#e69f00", "#56b4e9"),
+    *("#6a3d9a", "#8b4513", "#7fbf3f", "#8c8c8c", "#e6007e", "#00b8b8", "#808000"),
+)
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
 _MARKS = 12
-"""Markers per curve, which tell runs apart if colours cannot."""
-_DASHES: Any = ("-", (0, (4, 2)))
+"""Markers per curve, which tell several runs apart if colours cannot."""
+_DASHES: Any = (("-", (0, (4, 2))), ((0, (1, 1)), (0, (4, 1, 1, 1))))
+"""Line styles of the two curves of a panel, and those of further runs when all colours are used."""
 _PANEL_SIZE = 5.0, 3.1
 """Inches of a figure of one panel."""
 
@@ -91,7 +95,7 @@ def training_figure(
             figure.suptitle(drawable([title])[0] if title else names[0])
         if len(runs) == 1:
             return figure
-        handles = [Line2D([], [], label=name, **_look(i)) for i, name in enumerate(names)]
+        handles = [Line2D([], [], label=name, **_look(i, 0)) for i, name in enumerate(names)]
         figure.legend(handles=handles, loc="outside lower center", ncols=columns, fontsize="medium")
         return figure
 
@@ -117,14 +121,16 @@ def _draw_panel(axes: Axes, panel: Panel, runs: Sequence[RunMetrics], x: str) ->
     axes.set(title=panel.title, ylabel=panel.unit)
     axes.set_xlabel("step" if x == "step" else "minutes of training")
     drawn: dict[str, Line2D] = {}
-    for (kind, key, label), dashes in zip(panel.curves, _DASHES, strict=False):
+    for curve, (kind, key, label) in enumerate(panel.curves):
         for number, run in enumerate(runs):
             positions, values = run.series(kind, key, x)
             if count := sum(map(math.isfinite, values)):
-                # At different positions for each run, so that equal curves do not hide them.
-                marks = (number / len(runs) / _MARKS, 1 / _MARKS) if count > 1 else None
-                look = _look(number)
-                axes.plot(positions, values, linestyle=dashes, markevery=marks, **look)
+                marks: Any = _alone(values)
+                if len(runs) > 1 and count > 1:
+                    # At different positions for each run, so that equal curves do not hide them.
+                    marks = number / len(runs) / _MARKS, 1 / _MARKS
+                axes.plot(positions, values, markevery=marks, **_look(number, curve))
+                dashes = _DASHES[0][curve]
                 drawn[label] = Line2D([], [], color=FOREGROUND, linestyle=dashes, label=label)
     if not drawn:
         axes.text(0.5, 0.5, "no finite value yet", ha="center", transform=axes.transAxes)
@@ -141,6 +147,17 @@ def _draw_panel(axes: Axes, panel: Panel, runs: Sequence[RunMetrics], x: str) ->
         axes.legend(handles=[*drawn.values()])
 
 
-def _look(number: int) -> dict[str, Any]:
-    """Returns the colour and the marker of a run."""
-    return {"color": _COLORS[number % len(_COLORS)], "marker": _MARKERS[number % len(_MARKERS)]}
+def _alone(values: Sequence[float]) -> list[int]:
+    """Lists the points that no line joins to another, which only a marker shows."""
+    finite = [False, *map(math.isfinite, values), False]
+    return [i for i in range(len(values)) if finite[i : i + 3] == [False, True, False]]
+
+
+def _look(number: int, curve: int) -> dict[str, Any]:
+    """Returns the colour, the marker and the line style of a run's curve."""
+    repeated, color = divmod(number, len(_COLORS))
+    return {
+        "color": _COLORS[color],
+        "marker": _MARKERS[number % len(_MARKERS)],
+        "linestyle": _DASHES[repeated % len(_DASHES)][curve],
+    }
