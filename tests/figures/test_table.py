@@ -39,14 +39,19 @@ post-1          post        1               4.5       22.00"""
 
 
 def write_run(
-    path: Path, corpus_dir: Path, bleu: float, source: str = "a", **changes: object
+    path: Path,
+    corpus_dir: Path,
+    bleu: float,
+    described: dict[str, object] | None = None,
+    **changes: object,
 ) -> Path:
-    """Writes a run of 30 steps that was best at step 20, with two scores of that checkpoint."""
+    """Writes a run of 30 steps that was best at step 20, with two scores of that checkpoint.
+
+    `described` goes to run.json in addition.
+    """
     path.mkdir(parents=True)
     config = tiny_config(corpus_dir, **changes).model_dump(mode="json")
-    environment = {"source of training/": source}
-    described = {"config": config, "parameters": 7_065_600, "environment": environment}
-    write_description(path, described)
+    write_description(path, {"config": config, "parameters": 7_065_600, **(described or {})})
     lines = []
     for step, speed in zip((10, 20, 30), SPEEDS, strict=True):
         position = {"step": step, "epoch": 0, "seconds": 9.0 * step}
@@ -102,9 +107,90 @@ def test_runs_that_differ_in_the_seed_are_a_group(groups):
 
 def test_runs_of_another_source_are_another_group(corpus_dir, tmp_path):
     """Of the model or of what else decides the weights."""
-    runs = [write_run(tmp_path / name, corpus_dir, 20.0, source=name * 64) for name in "ab"]
+    runs = [
+        write_run(
+            tmp_path / name,
+            corpus_dir,
+            20.0,
+            {"environment": {"source of training/": name * 64}},
+            train__seed=seed,
+        )
+        for seed, name in enumerate("ab")
+    ]
     [first], [second] = read_rows(runs)
     assert [row["source of training/"] for row in (first, second)] == ["a" * 8, "b" * 8]
+
+
+@pytest.mark.parametrize(
+    ("part", "title"),
+    [
+        ("corpus", "training text"),
+        ("validation", "validation text"),
+        ("init_from", "started from"),
+    ],
+)
+def test_seeds_of_other_text_are_another_group(corpus_dir, tmp_path, part, title):
+    """Their digests are shown. Sabotage: leave out one of the three."""
+    digests = {"a": "a" * 64, "b": "b" * 64, "c": "a" * 64, "d": None}
+    runs = [
+        write_run(
+            tmp_path / name,
+            corpus_dir,
+            20.0,
+            {part: digest and {"digest": digest}},
+            train__seed=seed,
+        )
+        for seed, (name, digest) in enumerate(digests.items())
+    ]
+    groups = read_rows(runs)
+    names = [[row["run"] for row in group] for group in groups]
+    assert names == [["a", "c", "mean of 2", "std. dev. of 2"], ["b"], ["d"]]
+    assert [group[0][title] for group in groups] == ["a" * 8, "b" * 8, ""]
+    assert format_rows(groups, "csv").startswith(f"run,train.seed,{title},parameters,")
+
+
+def test_unfinished_runs_are_no_part_of_the_mean(corpus_dir, tmp_path):
+    """Where they stand is said. Earlier versions recorded no end: then the last step tells.
+
+    Sabotage: take all runs; take the number of steps for all.
+    """
+    steps = {"train__max_steps": 1000, "valid__patience": 3}
+    ends = {"1": True, "2": False, "3": True, "4": None}
+    runs = [
+        write_run(
+            tmp_path / name,
+            corpus_dir,
+            10.0 * int(name),
+            {} if end is None else {"complete": end},
+            train__seed=int(name),
+            **steps,
+        )
+        for name, end in ends.items()
+    ]
+    [[*rows, mean, deviation]] = groups = read_rows(runs)
+    assert [row.get("unfinished") for row in rows] == [None, *2 * ["step 40 of 1,000", None]][:4]
+    assert (mean["run"], mean["validation BLEU"], deviation["run"]) == (
+        "mean of 2",
+        20.0,
+        "std. dev. of 2",
+    )
+    assert "unfinished" not in mean
+    assert format_rows(groups, "csv").startswith("run,train.seed,unfinished,parameters,")
+    [rows] = read_rows(runs[1:3])
+    assert [row["run"] for row in rows] == ["2", "3"]
+    old = write_run(tmp_path / "old", corpus_dir, 20.0, train__max_steps=40)
+    assert "unfinished" not in read_rows([old])[0][0]
+
+
+def test_the_vocabulary_is_the_one_in_use(corpus_dir, tmp_path):
+    """Not the keys that vocab.path overrides; an earlier version did not record the kind."""
+    runs = [
+        write_run(tmp_path / name, corpus_dir, 20.0, {"vocabulary": {"src": 90, **vocabulary}})
+        for name, vocabulary in (("a", {"tgt": 99, "kind": "char"}), ("b", {"tgt": 80}))
+    ]
+    rows = [row for [row] in read_rows(runs)]
+    assert [row["vocab.size"] for row in rows] == [99, 90]
+    assert [row["vocab.kind"] for row in rows] == ["char", "bpe"]
 
 
 def test_the_formats(groups):
@@ -121,6 +207,7 @@ def test_the_formats(groups):
     objects = json.loads(format_rows(groups, "json"))
     assert [row["run"] for row in objects] == [row[0] for row in table[1:]]
     assert objects[-1]["model.norm"] == "post" and objects[-1][BEAM] == 22.0
+    assert format_rows([[{"run": "a", "BLEU": -0.001}]], "markdown").endswith("| a | 0.00 |")
     rows = [[{"run": "a|\x1b", "model.attention_bias": False}], [{"run": "b"}]]
     assert format_rows(rows, "markdown").splitlines()[2] == "| a\\|\x1b | false |"
     assert '"ä"' in format_rows([[{"run": "ä"}]], "json")
@@ -162,7 +249,10 @@ def test_runs_of_one_seed_have_no_mean(corpus_dir, tmp_path, caplog):
 
 def test_what_is_missing_is_blank(corpus_dir, tmp_path, caplog):
     """Damaged parts too, with a warning; a mean needs a number of every run."""
-    runs = [write_run(tmp_path / str(s), corpus_dir, 20.0, train__seed=s) for s in (1, 2, 3, 4)]
+    ended = {"complete": True}
+    runs = [
+        write_run(tmp_path / str(s), corpus_dir, 20.0, ended, train__seed=s) for s in (1, 2, 3, 4)
+    ]
     (runs[0] / "run.json").write_text("{}")
     (runs[1] / "metrics.jsonl").write_text("damaged\n")
     (runs[2] / "metrics.jsonl").unlink()

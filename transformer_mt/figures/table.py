@@ -33,9 +33,13 @@ What is unknown is missing.
 """
 
 _SEED, _SOURCES = "train.seed", [f"source of {name}/" for name in SOURCE_PACKAGES]
-_SETTINGS = (*DEFAULTS, *_SOURCES)
-"""Columns that tell runs apart: the keys, and the digests of the program's source."""
-_TEXT_COLUMNS = {"run", *_SETTINGS}
+_DIGESTS = {"training text": "corpus", "validation text": "validation", "started from": "init_from"}
+"""Columns with digests, by the parts of run.json that have them."""
+_SETTINGS = (*DEFAULTS, *_SOURCES, *_DIGESTS)
+"""Columns that tell runs apart: the keys, and the digests of the program's source and of what a run
+was trained on."""
+_UNFINISHED = "unfinished"
+_TEXT_COLUMNS = {"run", *_SETTINGS, _UNFINISHED}
 _DECIMALS = {"parameters": 0, "steps": 0, "minutes": 1, "tokens/s": 0}
 """Decimal places of a column; those of scores are two."""
 _TITLE_WIDTH = 12
@@ -45,8 +49,9 @@ _TITLE_WIDTH = 12
 def read_rows(paths: Sequence[Path]) -> list[list[Row]]:
     """Reads run directories, in groups of runs of one program that differ in their seeds alone.
 
-    The mean and the standard deviation of a group of several runs are its last two rows. Only the
-    keys in which runs differ are kept. What is damaged is left out with a warning.
+    Runs of a group have the same text. The mean and the standard deviation of its finished runs, if
+    there are several, are its last two rows. Only the keys in which runs differ are kept. What is
+    damaged is left out with a warning.
 
     Raises:
         CheckpointError: If a path is not a run.
@@ -63,25 +68,21 @@ def read_rows(paths: Sequence[Path]) -> list[list[Row]]:
         row = {title: value for title, value in run.items() if title not in equal}
         settings = [row[key] for key in _SETTINGS if key in row and key != _SEED]
         groups.setdefault(str(settings) if _SEED in run else run["run"], []).append(row)
-    return [group + _statistics(group) for group in groups.values()]
+    return [
+        [*group, *_statistics([row for row in group if _UNFINISHED not in row])]
+        for group in groups.values()
+    ]
 
 
 def _read_run(path: Path, name: str) -> Row:
     if not any((path / file).is_file() for file in (RUN_FILE, METRICS)):
         raise not_a_run(path, f"{RUN_FILE} and no {METRICS}")
-    row: Row = {"run": name}
-    with _left_out_if_damaged():
-        if description := read_description(path):
-            config = parse_config(description["config"], str(path / RUN_FILE))
-            for key, value in flat_values(config).items():
-                row[key] = value if isinstance(value, str | int | float) else format_value(value)
-            environment = description.get("environment", {})
-            row |= {name: environment.get(name, "")[:8] for name in _SOURCES}
-            row["parameters"] = description["parameters"]
-    metrics = RunMetrics(name, [])
+    row, metrics = Row(run=name), RunMetrics(name, [])
     if (path / METRICS).is_file():
         with _left_out_if_damaged():
             metrics = RunMetrics(name, read_metrics(path))
+    with _left_out_if_damaged():
+        row |= _read_settings(path, metrics)
     if metrics.records:
         row |= {"steps": metrics.end("step"), "minutes": metrics.end("minutes")}
     if speeds := metrics.finite("train", "tokens_per_second"):
@@ -95,6 +96,28 @@ def _read_run(path: Path, name: str) -> Row:
         if record.test_set != VALIDATION:
             row |= _scores(record, best_checkpoint)
     return row
+
+
+def _read_settings(path: Path, metrics: RunMetrics) -> Row:
+    """Reads the values of all keys, what else tells runs apart, and whether a run has ended."""
+    description = read_description(path)
+    if not description:
+        return {}
+    config = parse_config(description["config"], str(path / RUN_FILE))
+    row: Row = {}
+    for key, value in flat_values(config).items():
+        row[key] = value if isinstance(value, str | int | float) else format_value(value)
+    if vocabulary := description.get("vocabulary"):  # the one in use, maybe that of `vocab.path`
+        row["vocab.size"] = max(vocabulary["src"], vocabulary["tgt"])
+        row["vocab.kind"] = vocabulary.get("kind", config.vocab.kind)
+    environment = description.get("environment", {})
+    row |= {name: environment.get(name, "")[:8] for name in _SOURCES}
+    parts = {name: description.get(part) or {} for name, part in _DIGESTS.items()}
+    row |= {name: part.get("digest", "")[:8] for name, part in parts.items()}
+    step, last = metrics.end("step"), config.train.max_steps
+    if not description.get("complete", step >= last):  # earlier versions did not record it
+        row[_UNFINISHED] = f"step {step:,.0f} of {last:,}"
+    return {**row, "parameters": description["parameters"]}
 
 
 def _read_exported(path: Path, name: str) -> Row:
@@ -149,7 +172,7 @@ def format_rows(groups: Sequence[Sequence[Row]], file_format: str) -> str:
     if file_format == "json":
         return json.dumps(rows, indent=1, ensure_ascii=False)
     found = dict.fromkeys(title for row in rows for title in row)
-    texts = ["run", *(key for key in _SETTINGS if key in found)]
+    texts = ["run", *(key for key in (*_SETTINGS, _UNFINISHED) if key in found)]
     titles = [*texts, *(title for title in found if title not in _TEXT_COLUMNS)]
     if file_format == "csv":
         content = io.StringIO()
@@ -169,7 +192,7 @@ def _format_cell(row: Row, title: str) -> str:
     value = row.get(title, "")
     if isinstance(value, str):
         return value
-    return format_value(value) if title in DEFAULTS else f"{value:,.{_DECIMALS.get(title, 2)}f}"
+    return format_value(value) if title in DEFAULTS else f"{value:z,.{_DECIMALS.get(title, 2)}f}"
 
 
 def _align(titles: list[str], groups: list[list[list[str]]], text_columns: int) -> str:
