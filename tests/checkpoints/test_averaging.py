@@ -15,7 +15,7 @@ from small_checkpoint import save_step
 from transformer_mt.checkpoints import averaging
 from transformer_mt.checkpoints.averaging import average
 from transformer_mt.checkpoints.checkpoint import Progress, load_checkpoint
-from transformer_mt.checkpoints.layout import MODEL
+from transformer_mt.checkpoints.layout import EMA, MODEL
 from transformer_mt.checkpoints.model_card import model_card, write_average_card
 from transformer_mt.checkpoints.run_directory import (
     list_checkpoints,
@@ -139,6 +139,7 @@ def test_an_average_has_a_card_with_what_is_known(averaged):
     assert "\n# averaged-2\n" in card and f"\n{parameters:,} parameters, stored in float32." in card
     assert "4 steps of about 500 tokens, Adam with" in card and ", pre-norm, fp32.\n" in card
     assert "\nThe weights are the mean of the checkpoints of steps 4, 2.\n" in card
+    assert "stored in float32. Its vocabulary\n(bpe) has 292 pieces.\n" in card
     assert "None were measured on these weights." in card and "BLEU" not in card
     corpus = read_description(averaged)["corpus"]
     dropped = ", ".join(f"{count} {reason}" for reason, count in corpus["dropped"].items())
@@ -163,6 +164,19 @@ def test_a_card_of_what_is_not_known(averaged, caplog):
     config = checkpoint.config.model_copy(update={"optim": OptimConfig(muon=True)})
     card = model_card(replace(checkpoint, config=config), "m", "made", "l", "u")
     assert " tokens, Muon and Adam with" in section(card, "Recipe")
+    assert "Training began" not in card and "moving average" not in card
+    names = {"name": "both", "text": "pairs", "text_digest": "f" * 64}
+    progress = Progress(init_step=2000, init_digest="e" * 64, init_names=names)
+    tuned = replace(checkpoint, state=replace(checkpoint.state, progress=progress))
+    recipe = section(model_card(tuned, "m", "made", "l", "u"), "Recipe")
+    assert recipe.endswith(
+        "\nTraining began with the weights of `both` after 2,000 steps on `pairs`.\nThe SHA-256"
+        f" digest of that checkpoint is `{'e' * 64}`,\nthat of its encoded text `{'f' * 64}`."
+    )
+    averaged_weights = replace(tuned, files=checkpoint.files | {EMA})
+    card = model_card(averaged_weights, "m", "made", "l", "u")
+    assert section(card, "Recipe").endswith("\nThe weights are a moving average with decay 0.")
+    assert "moving average" not in model_card(averaged_weights, "m", "made", "l", "u", raw=True)
     for known, seen in (
         (None, "None of the sources that it was trained on has more than 10 pieces."),
         (

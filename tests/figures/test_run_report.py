@@ -13,7 +13,11 @@ from conftest import HOSTILE_JSON, assert_one_error, records, tiny_config
 from drawn import overlapping
 
 from transformer_mt.checkpoints.evaluations import read_evaluations
-from transformer_mt.checkpoints.run_directory import find_checkpoint, list_checkpoints
+from transformer_mt.checkpoints.run_directory import (
+    find_checkpoint,
+    list_checkpoints,
+    write_description,
+)
 from transformer_mt.cli.program import main
 from transformer_mt.errors import CheckpointError
 from transformer_mt.evaluation.scoring import sentence_chrf
@@ -97,7 +101,8 @@ def test_what_it_shows_is_what_the_run_recorded(run, html):
         assert f"dropped: {reason} {count:,} " in text
     assert f"pairs read {corpus['pairs']:,} " in text and corpus["digest"] in text
     assert f"training pairs {corpus['kept']:,} " in text
-    assert f"vocabulary, pieces {described['vocabulary']['src']:,} pieces per word " in text
+    assert f"vocabulary, pieces {described['vocabulary']['src']:,} vocabulary, kind bpe " in text
+    assert "unknown or single bytes, source and target 0 and 0 pieces " in text
     means = "{src} and {tgt} pieces, end of sentence included ".format(
         **described["lengths"]["mean"]
     )
@@ -112,7 +117,8 @@ def test_what_it_shows_is_what_the_run_recorded(run, html):
     assert f"best validation BLEU {checkpoint.progress.best_bleu:.2f} " in text
     assert evaluation.digest == checkpoint.digest
     assert "train.ema_decay 0.5 " in text and "torch version" in text
-    assert f"BLEU, {evaluation.test_set} {evaluation.scores[0].value:.2f} " in text
+    origin = f"{evaluation.test_set}, {checkpoint.path.name}, greedy, fp32"
+    assert f"-norm. BLEU, {origin} {evaluation.scores[0].value:.2f} best validation" in text
     for name, digest in read_manifest(checkpoint.path).items():
         assert f"{checkpoint.path.name}/{name} {digest} " in text
     seconds = round(max(checkpoint.progress.seconds, records(run)[-1]["seconds"]))
@@ -146,6 +152,49 @@ def test_the_best_and_the_worst_translations(run, tmp_path, monkeypatch):
     attention = text[text.index(" Attention ") : text.index(" Configuration ")]
     assert re.findall(r"(\w+: line \d) ", attention) == ["Best: line 1", "Median: line 4"]
     assert "Worst: line 3: to be drawn, a sentence must have 1 to 200 pieces." in attention
+
+
+def test_the_headline_is_the_score_of_the_test_set(run, tmp_path):
+    """Not that of other text that was scored since; without a test, that of validation.
+
+    Sabotage: take the newest evaluation.
+    """
+    run = shutil.copytree(run, tmp_path / "run")
+    _, record = read_evaluations(run)
+    path = run / "evaluations" / record.file_name
+    values = json.loads(path.read_text())
+    corpus = Path(find_checkpoint(run).config.data.path).name
+    scores = [{**values["scores"][0], "value": 12.34}]
+    own = {**values, "test_set": f"{corpus}, split test (0123abcd)", "scores": scores, "time": 1.0}
+    path.with_name("own.json").write_text(json.dumps(own))
+    other = {**own, "test_set": f"{corpus}, split test2 (0123abcd)", "time": 1e11}
+    path.with_name("other.json").write_text(json.dumps(other))
+    text = report_text(run)
+    assert f"-norm. BLEU, {own['test_set']}, {record.checkpoint}, greedy, fp32 12.34 best" in text
+    assert f" Translations {own['test_set']}, " in text
+    for name in ("own.json", "other.json", path.name):
+        path.with_name(name).unlink()
+    assert "-norm. best validation BLEU " in report_text(run)
+
+
+def test_what_a_run_began_with_is_named(run, tmp_path):
+    description = json.loads((run / "run.json").read_text())
+    del description["sha256"]
+    initial = {
+        "step": 2000,
+        "digest": "d" * 64,
+        "name": "both",
+        "text": "x",
+        "text_digest": "e" * 9,
+    }
+    write_description(tmp_path, {**description, "init_from": initial})
+    text = report_text(tmp_path)
+    assert "began with both at step 2,000 " in text
+    assert f" initial checkpoint {'d' * 64} training text of the initial checkpoint, x, " in text
+    old = {**description, "init_from": {"step": 2000, "digest": "d" * 64}}
+    write_description(tmp_path, {**old, "corpus": {**description["corpus"], "unknown": 7}})
+    text = report_text(tmp_path)
+    assert "began with a checkpoint at step 2,000 " in text and "unknown pieces 7 " in text
 
 
 def test_lengths_are_those_of_the_training_text(run):

@@ -208,7 +208,18 @@ def test_chunks_change_nothing(folder, monkeypatch, tmp_path):
     # The digest is that of the chunks.
     chunks = {"digest": whole.digest, "chunks": whole.report["chunks"]}
     assert {**parts.report, **chunks} == whole.report and len(parts.report["chunks"]) > 40
-    assert whole.report["unknown"] > 0
+    assert all(whole.report["unknown"].values())
+
+
+def test_characters_that_become_bytes_are_counted_as_unknown(folder, caplog, prepared):
+    """On the side that has them, as `diagnose` does. Sabotage: count unknown pieces alone."""
+    write_pairs(folder, [("ab", "ดี"), ("cd", "ขาว a")])
+    caplog.set_level(logging.INFO)
+    corpus = prepare(tiny_config(folder), prepared.vocab)
+    assert corpus.report["unknown"] == {"source": 0, "target": 3 * 5}
+    assert " 15 unknown or single bytes, " in caplog.messages[-2]
+    share = 15 / len(corpus.pairs.tgt.ids)
+    assert caplog.messages[-1].startswith(f"{share:.1%} of the target pieces are unknown or single")
 
 
 def write_pairs(folder: Path, pairs: list[tuple[str, str]]) -> None:
@@ -268,15 +279,19 @@ def test_the_report_by_hand(folder, caplog):
         "pairs": 4,
         "kept": 3,
         "dropped": {"empty": 1},
-        "unknown": 4,
+        "unknown": {"source": 0, "target": 4},
         "longest": 10,  # c q eq ab, each word with a piece before it
     }
     # Sources of 3 + 4 + 2 pieces and 1 + 2 + 1 words, targets of 7 + 10 + 4 and 2 + 4 + 1.
     assert prepared.report["pieces_per_word"] == round(30 / 11, 3)
     assert first.counts == "4 training pairs of 4 (dropped: none)"
     assert caplog.messages[-3] == prepared.counts == "3 training pairs of 4 (dropped: 1 empty)"
-    assert caplog.messages[-2] == "2.727 pieces per word, 4 unknown, longest 10 pieces"
-    assert caplog.messages[-1] == "13.3% of the pieces are unknown: raise vocab.size"
+    summary = "2.727 pieces per word, 4 unknown or single bytes, longest 10 pieces"
+    assert caplog.messages[-2] == summary
+    assert caplog.messages[-1] == (
+        "19.0% of the target pieces are unknown or single bytes: raise vocab.size, or learn a"
+        " vocabulary from this text, without vocab.path and train.init_from"
+    )
     lengths = [side.tolist() for side in prepared.pairs.lengths]
     assert lengths == [[4, 5, 3], [8, 11, 5]]
     shorter = prepare(tiny_config(folder, vocab__kind="char", data__max_length=7), first.vocab)

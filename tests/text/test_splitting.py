@@ -146,6 +146,22 @@ def test_an_explicit_limit_replaces_both(vocab):
     assert split(vocab, "ab, cd. ef, gh ij", statistics, 5) == ["ab,", "cd.", "ef,", "gh", "ij"]
 
 
+def test_a_model_that_has_seen_longer_lines_splits_later(vocab):
+    """In earlier text, than `data.max_length` keeps. Sabotage: cut at that limit."""
+    line = "ab cd efghi jkl mno pq"
+    known = SourceStatistics(longest=30, percentile=25, several_sentences=SEVERAL)
+    assert split(vocab, line, data_max_length=20) == ["ab cd efghi jkl mno", "pq"]
+    assert split(vocab, line, known, data_max_length=20) == [line]
+
+
+def test_statistics_of_several_texts():
+    """Each value is chosen for itself; what is not known does not count."""
+    texts = [SourceStatistics(9, 8, 0.25), None, SourceStatistics(7, 7, 0.5)]
+    assert SourceStatistics.combine(max, texts) == SourceStatistics(9, 8, 0.5)
+    assert SourceStatistics.combine(min, texts) == SourceStatistics(7, 7, 0.25)
+    assert SourceStatistics.combine(max, [None]) is None
+
+
 def test_statistics_by_hand():
     """The percentile is a length that occurs, and at least 99.9% are at most as long."""
     lengths = np.array([*range(1, 1500), 5000, 7000])

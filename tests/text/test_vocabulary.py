@@ -130,6 +130,15 @@ def test_words_and_characters():
     assert len(ids) == 8 and characters.tgt.decode([ids]) == ["abc xyz"]
 
 
+@pytest.mark.parametrize("kind", ["bpe", "unigram", "word", "char"])
+def test_the_kind_is_that_of_the_model(kind):
+    """Also with a symbol and words of one letter. Sabotage: call all other kinds words."""
+    symbols = [] if kind == "word" else ["<bt>"]
+    counts = Counter(" ".join(lines(1)).split())
+    vocab = train_vocabulary([counts], VocabConfig(kind=kind, size=320, symbols=symbols))
+    assert vocab.tgt.kind == kind
+
+
 def learn_elsewhere(text: list[str], **options: object) -> bytes:
     writer, iterator = io.BytesIO(), iter(text)
     sentencepiece.SentencePieceTrainer.train(

@@ -113,7 +113,8 @@ def test_an_epoch_of_one_step_and_two_vocabularies(corpus_dir, tmp_path, monkeyp
     train(config, tmp_path / "run")
     sizes = read_description(tmp_path / "run")["vocabulary"]
     vocab = load_newest(tmp_path / "run").vocab
-    assert sizes == {"src": vocab.src.size, "tgt": vocab.tgt.size} and sizes["src"] != sizes["tgt"]
+    expected = {"src": vocab.src.size, "tgt": vocab.tgt.size, "kind": "word"}
+    assert sizes == expected and sizes["src"] != sizes["tgt"]
     pieces = "{src} source and {tgt} target pieces".format(**sizes)
     assert report.splitlines()[0].endswith(f", {pieces}")
     micro_batches = checked.call_args.args[1]

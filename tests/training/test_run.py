@@ -15,7 +15,7 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 import torch
-from conftest import equal, records, tiny_config, weights
+from conftest import equal, records, tiny_config, weights, write_config
 from sacrebleu.metrics.bleu import BLEU
 
 from transformer_mt.checkpoints.checkpoint import Progress
@@ -37,6 +37,7 @@ from transformer_mt.training.dry_run import dry_run
 from transformer_mt.training.engine import Engine
 from transformer_mt.training.environment import describe_software
 from transformer_mt.training.run import build_trainer, require_writable, train
+from transformer_mt.training.trainer import Trainer
 from transformer_mt.translation.options import LoadOptions
 from transformer_mt.translation.translation_model import build_translation_model
 from transformer_mt.version import source_digests
@@ -70,10 +71,11 @@ def test_fine_tuning_goes_on_without_its_origin(corpus_dir, first, tmp_path, cap
     What it began with is printed and stays recorded.
     """
     origin = shutil.copytree(first, tmp_path / "origin")
-    changes = {"vocab__size": 300, "train__seed": 7, "train__ema_decay": 0.9}
+    changes = {"train__seed": 7, "train__ema_decay": 0.9}
     small = partial(small_config, corpus_dir, **{"train__init_from": str(origin), **changes})
     begun = find_checkpoint(origin)
-    expected = {"step": begun.progress.step, "digest": begun.digest}
+    expected = {"step": begun.progress.step, "digest": begun.digest, "name": "origin"}
+    expected |= {"text": corpus_dir.name, "text_digest": begun.progress.corpus_digest}
     with caplog.at_level("INFO"):
         train(small(train__max_steps=0), tmp_path / "run")
     message = f"starting from {origin} at step {expected['step']} (digest {begun.digest})"
@@ -103,7 +105,8 @@ def test_what_a_run_records_of_itself(corpus_dir, first, prepared):
             "digest": load_split(config.data, config.data.valid).digest(),
         },
         "init_from": None,
-        "vocabulary": {"src": 292, "tgt": 292},
+        "vocabulary": {"src": 292, "tgt": 292, "kind": "bpe"},
+        "complete": True,
         "parameters": sum(parameter.numel() for parameter in newest.build_model().parameters()),
         "precision": "fp32",
         "software": describe_software(),
@@ -130,17 +133,91 @@ def test_bins_of_lengths():
 
 
 def test_fine_tuning_needs_the_same_shapes(corpus_dir, first, tmp_path):
-    """The keys that differ are named with both values; dropout is free."""
-    changes = {"model__d_ff": 64, "model__dropout": 0.3, "model__norm": "post"}
-    config = small_config(corpus_dir, train__init_from=str(first), **changes)
-    with pytest.raises(
-        ConfigError, match=r"it has model.d_ff = 32, not 64, model.norm = pre, not post; use"
+    """And the same vocabulary. The keys that differ are named with both values; dropout is free.
+
+    Sabotage: compare the sections of the configurations, which vocab.path overrides.
+    """
+    start = partial(small_config, corpus_dir, train__init_from=str(first))
+    model = {"model__d_ff": 64, "model__dropout": 0.3, "model__norm": "post"}
+    vocab = {"vocab__kind": "unigram", "vocab__size": 300}
+    two = {"vocab__shared": False, "model__tie_embeddings": False}
+    for changes, message in (
+        (model, r"it has model.d_ff = 32, not 64, model.norm = pre, not post; use its values in"),
+        (vocab, r"it has vocab.kind = bpe, not unigram, vocab.size = 292, not 300; use its values"),
+        ({"vocab__size": 300}, r"300; use its values in \[vocab\], or leave out train.init_from$"),
+        ({"vocab__symbols": ["<bt>"]}, r"it has vocab.symbols = \[\], not \['<bt>'\]; use"),
+        (
+            two,
+            r"tie_embeddings = True, not False, vocab.shared = True, .* in \[model\] and \[vocab",
+        ),
     ):
-        train(config, tmp_path / "run")
+        with pytest.raises(ConfigError, match=message):
+            train(start(**changes), tmp_path / "run")
+    own = str(find_checkpoint(first).path)
+    assert build_trainer(start(vocab__path=own, **vocab), tmp_path / "run").progress.init_digest
+    with pytest.raises(DataError, match="vocab.path = none: no such file"):
+        train(start(vocab__path="none"), tmp_path / "run")
     nowhere = small_config(corpus_dir, train__init_from="nowhere")
     with pytest.raises(CheckpointError, match="nowhere: no such run or checkpoint"):
         train(nowhere, tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def test_text_is_prepared_with_the_vocabulary_that_training_takes(
+    corpus_dir, first, tmp_path, call
+):
+    """So that `prepare` counts what is unknown to it. Sabotage: learn one from the text."""
+    text = {"data__path": str(tmp_path), "data__prepared_dir": str(tmp_path / "prepared")}
+    for language in ("de", "en"):
+        (tmp_path / f"train.{language}").write_text("ขาว ดี\n")
+    config = write_config(tmp_path, corpus_dir, train__init_from=str(first), **text)
+    done = call("prepare", config)
+    assert "warning: 88.2% of the source pieces are unknown or single bytes: " in done.err
+    assert done.code == 0
+
+
+def test_a_vocabulary_may_have_fewer_characters_than_configured(corpus_dir, tmp_path):
+    """So the configured size of its run, or its own, suit it; a smaller one does not."""
+    chars = partial(small_config, corpus_dir, vocab__kind="char", train__max_steps=0)
+    train(chars(vocab__size=100), tmp_path / "first")
+    size = find_checkpoint(tmp_path / "first").vocab.src.size
+    start = partial(chars, train__init_from=str(tmp_path / "first"))
+    assert size < 50
+    for allowed in (100, size, 80):
+        assert build_trainer(start(vocab__size=allowed), tmp_path / "run").progress.init_digest
+    with pytest.raises(ConfigError, match=f"vocab.size = {size}, not {size - 1}; use"):
+        build_trainer(start(vocab__size=size - 1), tmp_path / "run")
+
+
+def test_limits_for_splitting_are_those_of_all_text_it_has_seen(corpus_dir, first, tmp_path):
+    """Also when it is resumed without its origin. Sabotage: take those of its own text."""
+    known = find_checkpoint(first).sources
+    shorter = {"data__max_length": 6, "train__init_from": str(first)}
+    config = partial(small_config, corpus_dir, **shorter)
+    train(config(train__max_steps=1), tmp_path / "run")
+    train(config(train__max_steps=2, train__init_from=None), tmp_path / "run")
+    corpus = build_trainer(small_config(corpus_dir, data__max_length=6), tmp_path / "other").corpus
+    assert corpus.sources.longest == 6 < known.longest
+    sources = find_checkpoint(tmp_path / "run").sources
+    assert (sources.longest, sources.percentile) == (known.longest, known.percentile)
+    model = build_translation_model([find_checkpoint(tmp_path / "run")], LoadOptions())
+    assert model.splitter.max_length == known.longest
+
+
+def test_what_has_not_reached_its_end_is_not_complete(corpus_dir, tmp_path, monkeypatch):
+    """In run.json, for `compare`. Sabotage: record the end when training begins."""
+    ends, run = [], tmp_path / "run"
+
+    def step(trainer: Trainer, pairs: object) -> None:
+        ends.append(read_description(run)["complete"])
+        raise KeyboardInterrupt
+
+    train(small_config(corpus_dir, train__max_steps=0), run)
+    assert read_description(run)["complete"]
+    monkeypatch.setattr(Trainer, "train_step", step)
+    with pytest.raises(KeyboardInterrupt):
+        train(small_config(corpus_dir, train__max_steps=2), run)
+    assert ends == [False] and not read_description(run)["complete"]
 
 
 def test_a_vocabulary_made_elsewhere(corpus_dir, first, tmp_path):
@@ -272,7 +349,7 @@ def test_what_is_said_when_a_run_is_resumed(corpus_dir, run_dir, caplog):
     assert warnings == [
         "vocab.path = other.model is not used: the run is resumed",
         "train.init_from = elsewhere is not used: the run is resumed",
-        f"{run_dir}/run.json: cannot be written: Is a directory; training continues",
+        *2 * [f"{run_dir}/run.json: cannot be written: Is a directory"],
     ]
     assert "resuming at step 8, epoch 0" in caplog.messages
     for path in list_checkpoints(run_dir):

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import textwrap
+from dataclasses import replace
 from unittest.mock import Mock
 
 import pytest
@@ -108,6 +109,17 @@ def test_the_command(copy_run, exported_run, tmp_path, call):
     assert record.sources == checkpoint.sources is not None
     eight, whole = (each / "model.bin" for each in (tmp_path / "out", exported_run))
     assert eight.stat().st_size < 0.6 * whole.stat().st_size  # the positions stay as they are
+
+
+def test_a_model_has_positions_for_all_text_it_has_seen(copy_run, tmp_path):
+    """Also for earlier text with longer lines. Sabotage: count from data.max_length alone."""
+    checkpoint = find_checkpoint(copy_run)
+    sources = replace(checkpoint.sources, longest=2000, percentile=2000)
+    longer = replace(checkpoint, state=replace(checkpoint.state, sources=sources))
+    folder = export(longer, tmp_path / "out")
+    model = transformer_mt.load(folder)
+    [text] = model.translate(["ab " * 900])
+    assert load_exported(folder).record.positions > 4000 and text
 
 
 def test_a_link_to_a_checkpoint(copy_run, tmp_path):

@@ -63,7 +63,8 @@ class Progress:
     validation. `precision` and `micro_batch_tokens` are the values to which `auto` was resolved;
     the latter is 0 in checkpoints of earlier versions. `finer_step` is the step at which it was
     lowered for lack of memory, or 0. The digests are of the training ids, of the validation text,
-    and of the checkpoint of `train.init_from`, which had taken `init_step` steps.
+    and of the checkpoint of `train.init_from`, which had taken `init_step` steps; `init_names` has
+    its name and that of its text, and the digest of that. It is empty in earlier versions.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
@@ -83,6 +84,7 @@ class Progress:
     valid_digest: str = ""
     init_step: NonNegativeInt = 0
     init_digest: str = ""
+    init_names: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -51,8 +51,6 @@ def model_card(
         license: The hub's id of the licence; None names none.
     """
     description, records = describe_run(checkpoint.path), _measured(checkpoint, raw)
-    steps = ", ".join(map(str, description.get("averaged_steps", [])))
-    averaged = f"\nThe weights are the mean of the checkpoints of steps {steps}." if steps else ""
     template = resources.files(__package__).joinpath("model_card.md").read_text(encoding="utf-8")
     # Scores measured before the weights were rounded do not belong in the header for the hub.
     claims = records if stored == "float32" else []
@@ -65,9 +63,11 @@ def model_card(
         version=__version__,
         parameters=sum(tensor.numel() for tensor in checkpoint.load_tensors(MODEL).values()),
         stored=stored,
+        vocab=checkpoint.vocab,
+        pieces=checkpoint.vocab.describe(),
         data=_data(checkpoint.config, description),
         optimizer="Muon and Adam" if checkpoint.config.optim.muon else "Adam",
-        averaged=averaged,
+        weights=_weights(checkpoint, description, raw),
         scores=_scores(records, stored),
         usage=usage,
         limits=_limits(checkpoint),
@@ -128,6 +128,24 @@ def _data(config: Config, description: dict[str, Any]) -> str:
         f" (dropped: {dropped or 'none'}), {report['pieces']:,} pieces per epoch.\nThe SHA-256"
         f" digest of the encoded text is `{report['digest']}`."
     )
+
+
+def _weights(checkpoint: Checkpoint, description: dict[str, Any], raw: bool) -> str:
+    """Says what the weights began with and of what they are the mean, if that is so."""
+    progress, text = checkpoint.progress, ""
+    if names := progress.init_names:
+        name, data, digest = (names.get(key, "unknown") for key in ("name", "text", "text_digest"))
+        text = (
+            f"\nTraining began with the weights of `{name}` after {progress.init_step:,} steps on"
+            f" `{data}`.\nThe SHA-256 digest of that checkpoint is `{progress.init_digest}`,\n"
+            f"that of its encoded text `{digest}`."
+        )
+    if steps := ", ".join(map(str, description.get("averaged_steps", []))):
+        text += f"\nThe weights are the mean of the checkpoints of steps {steps}."
+    if checkpoint.is_averaged(raw):
+        decay = checkpoint.config.train.ema_decay
+        text += f"\nThe weights are a moving average with decay {decay:g}."
+    return text
 
 
 def _limits(checkpoint: Checkpoint) -> str:

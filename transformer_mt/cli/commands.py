@@ -118,9 +118,11 @@ def prepare(config: ConfigArgument, set_: SetOption = None, quiet: QuietOption =
     require_single_process("prepare")
     settings = load_config(config, set_ or ())
     from transformer_mt.text.prepared import prepare as prepare_corpus
+    from transformer_mt.training.initial_weights import initial_checkpoint
 
     show_messages(quiet)
-    print(prepare_corpus(settings).path)
+    initial = initial_checkpoint(settings)
+    print(prepare_corpus(settings, initial.vocab if initial else None).path)
 
 
 def translate(

@@ -2,7 +2,6 @@
 
 import logging
 import operator
-import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from itertools import chain
@@ -20,7 +19,7 @@ from transformer_mt.system.console import ProgressBar
 from transformer_mt.text.batching import EncodedPairs, Indices, encode_pairs, flatten
 from transformer_mt.text.corpus import RawPairs, load_split
 from transformer_mt.text.prepared import PreparedCorpus, prepare
-from transformer_mt.text.vocabulary import UNK_ID, SentencePieceModel, Vocabulary
+from transformer_mt.text.vocabulary import Vocabulary
 from transformer_mt.translation.options import LoadOptions
 from transformer_mt.translation.pytorch_runtime import load_checkpoints, log_probabilities
 
@@ -28,7 +27,6 @@ logger = logging.getLogger(__name__)
 
 _SAMPLE = 1_000
 """Pairs of each text that are looked at, evenly spaced: shares of 5% are then known to 1%."""
-_BYTE = re.compile("<0x[0-9A-F]{2}>")
 _LEAST_TOKENS, _LEAST_CHARACTERS = 8, 30
 """Tokens of each side of a pair, EOS included, that is not in two texts by chance; the second if a
 token is a character."""
@@ -154,15 +152,9 @@ def _check_pieces(texts: Mapping[str, RawPairs], vocab: Vocabulary) -> Iterator[
             ("sources", raw.src, vocab.src),
             ("targets", raw.tgt, vocab.tgt),
         ):
-            ids, byte_ids = flatten(model.encode(lines)).ids, _byte_ids(model)
-            share = float(np.isin(ids, [UNK_ID, *byte_ids]).mean()) if len(ids) else 0.0
-            yield findings.unknown_pieces(f"the {side} of {name}", share, bool(byte_ids))
-
-
-def _byte_ids(model: SentencePieceModel) -> list[int]:
-    """Lists the ids of pieces that stand for a byte."""
-    pieces = model.pieces(range(model.size))
-    return [i for i, piece in enumerate(pieces) if _BYTE.fullmatch(piece)]
+            ids, unknown = flatten(model.encode(lines)).ids, model.unknown_ids()
+            share = float(np.isin(ids, unknown).mean()) if len(ids) else 0.0
+            yield findings.unknown_pieces(f"the {side} of {name}", share, len(unknown) > 1)
 
 
 def _check_languages(training: RawPairs, others: Mapping[str, RawPairs]) -> Iterator[str | None]:

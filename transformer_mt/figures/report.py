@@ -49,7 +49,10 @@ def build_report(run_dir: Path) -> str:
     run = read_run(run_dir)
     config, checkpoint, metrics = run.config, run.checkpoint, run.metrics
     evaluations = read_evaluations(run_dir)  # oldest first
+    corpus_name = without_folder(config.data.path)
     tests = [record for record in evaluations if record.test_set != VALIDATION]
+    own = f"{corpus_name}, split test ("  # with a digest
+    tests = [each for each in tests if f"{each.test_set} (".startswith(own)] or tests
     translated = next(reversed(tests or evaluations), None)
     groups = _rank(translated) if translated else {}
     attention, attention_note = _draw_attention(checkpoint, translated, groups)
@@ -66,7 +69,7 @@ def build_report(run_dir: Path) -> str:
         about=run.description,
         checkpoint=checkpoint,
         evaluations=evaluations,
-        corpus_name=without_folder(config.data.path),
+        corpus_name=corpus_name,
         tests=tests,
         steps=max(run.progress.step, metrics.end("step")),
         duration=timedelta(seconds=round(seconds)),

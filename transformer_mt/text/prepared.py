@@ -52,7 +52,7 @@ from transformer_mt.text.cleaning import (
 )
 from transformer_mt.text.corpus import CorpusSplit, open_split
 from transformer_mt.text.splitting import SourceStatistics, split_sentences
-from transformer_mt.text.vocabulary import UNK_ID, Vocabulary, fold_whitespace, train_vocabulary
+from transformer_mt.text.vocabulary import Vocabulary, fold_whitespace, train_vocabulary
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +64,7 @@ ID_TYPES = "uint16", "int32"
 _PAIRS_PER_CHUNK = 20_000
 """Pairs encoded at once; the digest of the ids depends on it, so it must not change."""
 _MANY_UNKNOWN = 0.01
-"""Share of unknown pieces above which there is a warning."""
+"""Share of unknown and byte pieces of a side above which there is a warning."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class PreparedCorpus:
 
     The report counts the `pairs` read, those `kept`, those `dropped` by reason, and so on; `pairs`
     has those kept as often as their weights say. `mapped` has the files of ids as they were when
-    they were verified.
+    they were verified. `known_sources` describes earlier text that the model was trained on.
     """
 
     path: Path
@@ -81,6 +81,7 @@ class PreparedCorpus:
     pairs: EncodedPairs
     report: dict[str, Any]
     mapped: dict[Path, os.stat_result] = field(default_factory=dict)
+    known_sources: SourceStatistics | None = None
 
     @property
     def digest(self) -> str:
@@ -88,9 +89,10 @@ class PreparedCorpus:
         return str(self.report["digest"])
 
     @property
-    def sources(self) -> SourceStatistics:
-        """What the source lines look like."""
-        return SourceStatistics(**self.report["sources"])
+    def sources(self) -> SourceStatistics | None:
+        """What the source lines look like; the larger values, if there was earlier text."""
+        own = SourceStatistics(**self.report["sources"])
+        return SourceStatistics.combine(max, (own, self.known_sources))
 
     @property
     def counts(self) -> str:
@@ -134,7 +136,7 @@ def prepare(
             prepared corpus is damaged, or no pair is left.
     """
     split = open_split(config.data, config.data.train)
-    configured_vocab = _load_configured_vocabulary(config, vocab)
+    configured_vocab = load_configured_vocabulary(config, vocab)
     if vocab := vocab or configured_vocab:
         vocab.symbol_ids(config.vocab.symbols)  # raises an error if it lacks one
     folder, split_digest = Path(config.data.prepared_dir), split.digest()
@@ -181,7 +183,7 @@ def _fingerprint(config: Config, split_digest: str, vocab: Vocabulary | None) ->
     return hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def _load_configured_vocabulary(config: Config, vocab: Vocabulary | None) -> Vocabulary | None:
+def load_configured_vocabulary(config: Config, vocab: Vocabulary | None) -> Vocabulary | None:
     """Loads the vocabulary at `vocab.path`, if set, and checks that it can be used.
 
     An existing run has its own copy, so the path may be missing, but not hold a different one.
@@ -355,7 +357,10 @@ def _write_ids(
         "dropped": dict(cleaned.dropped),
         "pieces_per_word": round(pieces / cleaned.words, 3),
         "pieces": pieces,
-        "unknown": sum(int((lines.ids == UNK_ID).sum()) for lines in (corpus.src, corpus.tgt)),
+        "unknown": {
+            "source": int(np.isin(corpus.src.ids, vocab.src.unknown_ids()).sum()),
+            "target": int(np.isin(corpus.tgt.ids, vocab.tgt.unknown_ids()).sum()),
+        },
         "longest": int(max(corpus.src.counts.max(), corpus.tgt.counts.max())),
         "sources": asdict(SourceStatistics.measure(corpus.src.counts, cleaned.several_sentences)),
         "dtype": dtype,
@@ -372,12 +377,16 @@ def _nothing_left(config: DataConfig, cleaned: _CleanedSplit) -> DataError:
 
 
 def _log_summary(corpus: PreparedCorpus) -> None:
-    report = corpus.report
+    report, pairs = corpus.report, corpus.pairs
     logger.info(corpus.counts)
     unknown = report["unknown"]
     logger.info(
-        f"{report['pieces_per_word']} pieces per word, {unknown:,} unknown, longest"
-        f" {report['longest']:,} pieces"
+        f"{report['pieces_per_word']} pieces per word, {sum(unknown.values()):,} unknown or single"
+        f" bytes, longest {report['longest']:,} pieces"
     )
-    if (share := unknown / report["pieces"]) > _MANY_UNKNOWN:
-        logger.warning(f"{share:.1%} of the pieces are unknown: raise vocab.size")
+    for side, lines in (("source", pairs.src), ("target", pairs.tgt)):
+        if (share := unknown[side] / len(lines.ids)) > _MANY_UNKNOWN:
+            logger.warning(
+                f"{share:.1%} of the {side} pieces are unknown or single bytes: raise vocab.size,"
+                " or learn a vocabulary from this text, without vocab.path and train.init_from"
+            )

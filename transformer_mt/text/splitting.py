@@ -5,10 +5,10 @@ others without a word.
 """
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import astuple, dataclass
 from itertools import chain, pairwise
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -65,6 +65,14 @@ class SourceStatistics:
         """Computes them from the pieces of each line, (N,), and the lines of several sentences."""
         percentile = int(np.percentile(lengths, PERCENTILE, method="higher"))
         return cls(int(lengths.max()), percentile, several_sentences / len(lengths))
+
+    @classmethod
+    def combine(
+        cls, choose: Callable[[Any], Any], texts: Iterable["SourceStatistics | None"]
+    ) -> "SourceStatistics | None":
+        """Chooses each value from those of several texts, by `max` or `min`, if any is known."""
+        values = [astuple(text) for text in texts if text]
+        return cls(*map(choose, zip(*values, strict=True))) if values else None
 
     @property
     def is_single_sentences(self) -> bool:
@@ -134,7 +142,8 @@ class LineSplitter:
         max_length: int | None = None,
     ) -> None:
         self._model, self._language = model, data.src_lang
-        self.max_length = max_length or data.max_length
+        longest = statistics.longest if statistics else 0  # maybe of text before this one
+        self.max_length = max_length or max(data.max_length, longest)
         usual = statistics.percentile if statistics and not max_length else self.max_length
         self.usual_length = min(usual, self.max_length)
         self.splits_every_sentence = bool(statistics and statistics.is_single_sentences)

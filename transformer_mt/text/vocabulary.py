@@ -25,6 +25,7 @@ PAD_ID, UNK_ID, BOS_ID, EOS_ID = 0, 1, 2, 3
 SHARED = "vocab.model"
 """File name of a vocabulary that both languages share."""
 _SPM_LOG_INFO, _SPM_LOG_ERROR = 0, 2
+_BYTE = re.compile("<0x[0-9A-F]{2}>")
 
 WORD_MARK = "▁"
 """Stands for the space before a word, at the beginning of the word's first piece."""
@@ -50,6 +51,12 @@ class Vocabulary:
     def shared(self) -> bool:
         """Whether both languages use the same pieces."""
         return self.src_model == self.tgt_model
+
+    def describe(self) -> str:
+        """Says how many pieces there are."""
+        if self.shared:
+            return f"{self.src.size:,} pieces"
+        return f"{self.src.size:,} source and {self.tgt.size:,} target pieces"
 
     def has_same_ids(self, other: "Vocabulary") -> bool:
         """Tells whether another vocabulary has the same pieces with the same ids."""
@@ -173,6 +180,16 @@ class SentencePieceModel:
     def normalize(self, text: str) -> str:
         """Normalises text as SentencePiece does before it looks for pieces."""
         return str(self._processor.normalize(text))
+
+    @property
+    def kind(self) -> str:
+        """The kind of the model: `bpe`, `unigram`, `word` or `char`."""
+        table = self.table()
+        return table.kind or ("word" if any(len(text) > 1 for text in table.texts) else "char")
+
+    def unknown_ids(self) -> list[int]:
+        """Lists the ids that stand for a character that is no piece: `UNK_ID`, and single bytes."""
+        return [UNK_ID, *(i for i, piece in enumerate(self._pieces) if _BYTE.fullmatch(piece))]
 
     def table(self) -> "PieceTable":
         """Lists the pieces with their scores."""

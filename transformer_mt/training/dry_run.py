@@ -45,16 +45,13 @@ def dry_run(config: Config, run_dir: Path) -> str:
 def _describe(trainer: Trainer, steps: list[Indices]) -> list[str]:
     corpus = trainer.corpus
     parameters = sum(p.numel() for p in trainer.engine.model.parameters())
-    vocab, lengths = corpus.vocab, trainer.lengths
-    sizes = f"{vocab.src.size:,} pieces"
-    if not vocab.shared:
-        sizes = f"{vocab.src.size:,} source and {vocab.tgt.size:,} target pieces"
+    lengths = trainer.lengths
     src_tokens, tgt_tokens = (int(side.sum()) for side in lengths)
     micro_batches = [indices for step in steps for indices in trainer.cut_step(step)]
     positions = sum(padded_size(indices, *lengths) for indices in micro_batches)
     padding = 1 - (src_tokens + tgt_tokens) / positions
     return [
-        f"model       {parameters / 1e6:.1f} million parameters, {sizes}",
+        f"model       {parameters / 1e6:.1f} million parameters, {corpus.vocab.describe()}",
         f"corpus      {corpus.counts}",
         f"            {src_tokens:,} source and {tgt_tokens:,} target tokens, EOS included",
         f"epoch       {len(steps):,} steps, {len(micro_batches):,} micro-batches,"

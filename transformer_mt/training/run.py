@@ -19,14 +19,13 @@ from torch import Tensor
 from transformer_mt.checkpoints.checkpoint import Checkpoint, Progress
 from transformer_mt.checkpoints.layout import METRICS, RUN_FILE, STATE, TRAINING, checkpoint_path
 from transformer_mt.checkpoints.run_directory import (
-    find_checkpoint,
     list_checkpoints,
     load_newest,
     write_description,
 )
 from transformer_mt.config.changes import without_folders
 from transformer_mt.config.keys import Config, flat_values
-from transformer_mt.config.loading import PATH_KEYS, searched_folders
+from transformer_mt.config.loading import PATH_KEYS
 from transformer_mt.errors import CheckpointError, ConfigError
 from transformer_mt.evaluation.scoring import choose_metrics
 from transformer_mt.system.console import PACKAGE_LOGGER
@@ -48,6 +47,7 @@ from transformer_mt.training.environment import (
     numeric_software,
     reasons_against_bit_equality,
 )
+from transformer_mt.training.initial_weights import describe_initial, initial_checkpoint
 from transformer_mt.training.memory import find_micro_batch_tokens, require_memory
 from transformer_mt.training.run_log import RunLog
 from transformer_mt.training.saving import TENSOR_FILES
@@ -113,6 +113,7 @@ def _train_main(config: Config, run_dir: Path, processes: Processes) -> Progress
         _write_description(trainer, environment)
         processes.watch_peers()
         trainer.run(log, is_own)
+        _write_description(trainer, environment, complete=True)
         return trainer.progress
 
 
@@ -130,16 +131,18 @@ def build_trainer(
     _require_packages(config)
     device = choose_device(config.train.device)
     require_memory(config.model, device)
-    initial = checkpoint or (_initial_checkpoint(config) if processes.is_main else None)
-    vocab = initial.vocab if initial else None
+    initial = checkpoint or (initial_checkpoint(config) if processes.is_main else None)
+    vocab, known = (initial.vocab, initial.sources) if initial else (None, None)
     previous = checkpoint.progress.precision if checkpoint else None
     # A run that continued without torch.compile stays so.
     old_environment = checkpoint.state.environment if checkpoint else {}
     compile_failed = old_environment.get("torch.compile") == COMPILE_FAILED
-    vocab, previous, compile_failed = processes.broadcast((vocab, previous, compile_failed))
+    vocab, known, previous, compile_failed = processes.broadcast(
+        (vocab, known, previous, compile_failed)
+    )
     precision = choose_precision(config.train.precision, device, previous)
     valid = load_split(config.data, config.data.valid)
-    corpus = prepare(config, vocab, scratch)
+    corpus = replace(prepare(config, vocab, scratch), known_sources=known)
     progress = Progress(
         precision=precision, corpus_digest=corpus.digest, valid_digest=valid.digest()
     )
@@ -155,7 +158,7 @@ def build_trainer(
     elif initial:
         weights = initial.build_model().state_dict()
         engine.load_state_dict({"model": weights, "ema": weights, "optimizer": {}, "counters": {}})
-        progress = replace(progress, init_step=initial.step, init_digest=initial.digest)
+        progress = describe_initial(initial, progress, config)
     progress, is_saved = processes.broadcast((progress, checkpoint is not None))
     _share_state(engine)
     return Trainer(run_dir, corpus, valid, engine, progress, is_saved)
@@ -267,29 +270,6 @@ def restore_engine(engine: Engine, checkpoint: Checkpoint) -> None:
         raise CheckpointError(f"{checkpoint.path / STATE}: counters: {reason}") from None
 
 
-def _initial_checkpoint(config: Config) -> Checkpoint | None:
-    """Reads the checkpoint of `train.init_from`, whose model must have the same sizes."""
-    name = config.train.init_from
-    if name is None:
-        return None
-    if not Path(name).exists():
-        searched = searched_folders(name)
-        raise CheckpointError(f"train.init_from = {name}: no such run or checkpoint{searched}")
-    checkpoint = find_checkpoint(Path(name))
-    old, new = checkpoint.config.model.model_dump(), config.model.model_dump()
-    differences = [
-        f"model.{key} = {old[key]}, not {new[key]}"
-        for key in new
-        if old[key] != new[key] and not key.endswith("dropout")
-    ]
-    if differences:
-        raise ConfigError(
-            f"train.init_from = {name}: it has {', '.join(differences)}; use its values in [model],"
-            " or leave out train.init_from"
-        )
-    return checkpoint
-
-
 def _lock_run(run_dir: Path) -> AbstractContextManager[Callable[[], bool]]:
     """Holds the lock of a run; refuses if another trainer holds it."""
 
@@ -349,17 +329,23 @@ def _suggest_processes(threads: int, numa_nodes: int) -> None:
     )
 
 
-def _write_description(trainer: Trainer, environment: dict[str, str]) -> None:
-    """Writes run.json when a run is started or resumed; logs a warning if that fails."""
-    corpus, progress = trainer.corpus, trainer.progress
-    initial = {"step": progress.init_step, "digest": progress.init_digest}
+def _write_description(
+    trainer: Trainer, environment: dict[str, str], complete: bool = False
+) -> None:
+    """Writes run.json when a run is started, resumed, or has reached one of its limits.
+
+    Logs a warning if that fails.
+    """
+    corpus, progress, vocab = trainer.corpus, trainer.progress, trainer.corpus.vocab
+    initial = {"step": progress.init_step, "digest": progress.init_digest, **progress.init_names}
     description = {
         "config": trainer.config.model_dump(mode="json"),
         "corpus": {key: value for key, value in corpus.report.items() if key != "chunks"},
         "lengths": _count_lengths(*corpus.pairs.lengths),
         "validation": {"pairs": len(trainer.valid), "digest": progress.valid_digest},
         "init_from": initial if progress.init_digest else None,
-        "vocabulary": {"src": corpus.vocab.src.size, "tgt": corpus.vocab.tgt.size},
+        "vocabulary": {"src": vocab.src.size, "tgt": vocab.tgt.size, "kind": vocab.tgt.kind},
+        "complete": complete,
         "parameters": sum(p.numel() for p in trainer.engine.model.parameters()),
         "precision": trainer.engine.precision,
         "software": describe_software(),
@@ -369,7 +355,7 @@ def _write_description(trainer: Trainer, environment: dict[str, str]) -> None:
         write_description(trainer.run_dir, description)
     except OSError as error:
         path = trainer.run_dir / RUN_FILE
-        logger.warning("%s: cannot be written: %s; training continues", path, error.strerror)
+        logger.warning("%s: cannot be written: %s", path, error.strerror)
 
 
 def _count_lengths(src: Lengths, tgt: Lengths) -> dict[str, Any]:

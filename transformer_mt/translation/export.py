@@ -9,6 +9,7 @@ from transformer_mt.checkpoints.model_card import CARD, model_card
 from transformer_mt.errors import ConfigError
 from transformer_mt.model.transformer import sinusoid
 from transformer_mt.system.files import atomic_directory
+from transformer_mt.text.splitting import LineSplitter
 from transformer_mt.translation.export_ctranslate2 import write_ctranslate2
 from transformer_mt.translation.export_transformers import write_transformers
 from transformer_mt.translation.options import ExportFormat, Quantization
@@ -41,10 +42,10 @@ def export(
     if output.exists():
         raise ConfigError(f"{output}: already exists; choose another directory")
     warn_of_changed_model([checkpoint])
-    config, stored = checkpoint.config, quantization or "float32"
-    model = checkpoint.build_model(raw)
+    model, stored = checkpoint.build_model(raw), quantization or "float32"
+    splitter = LineSplitter(checkpoint.vocab.src, checkpoint.config.data, checkpoint.sources)
     # Longer sequences are refused; the model was not trained on any as long as this.
-    positions = sinusoid(torch.arange(2 * config.data.max_length + 1024), config.model.d_model)
+    positions = sinusoid(torch.arange(2 * splitter.max_length + 1024), model.d_model)
     with atomic_directory(output) as folder:
         if format == "ctranslate2":
             usage = write_ctranslate2(folder, checkpoint, model, positions, stored, raw)

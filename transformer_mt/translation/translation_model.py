@@ -12,7 +12,7 @@ from transformer_mt.checkpoints.run_directory import find_checkpoint
 from transformer_mt.config.keys import DataConfig
 from transformer_mt.errors import CheckpointError, ConfigError, DataError
 from transformer_mt.system.processes import ALONE, Processes
-from transformer_mt.text.splitting import LineSplitter
+from transformer_mt.text.splitting import LineSplitter, SourceStatistics
 from transformer_mt.text.vocabulary import BOS_ID, EOS_ID, Vocabulary
 from transformer_mt.translation.options import (
     DEFAULT_SEARCH,
@@ -379,6 +379,5 @@ def build_translation_model(
 def models_splitter(models: "SavedModels", max_length: int | None = None) -> LineSplitter:
     """Splits lines as that of the models needs it which has seen the shortest."""
     data = min((each.config.data for each in models), key=lambda data: data.max_length)
-    statistics = [each.sources for each in models if each.sources]
-    statistics.sort(key=lambda sources: (not sources.is_single_sentences, sources.percentile))
-    return LineSplitter(models[0].vocab.src, data, next(iter(statistics), None), max_length)
+    shortest = SourceStatistics.combine(min, (each.sources for each in models))
+    return LineSplitter(models[0].vocab.src, data, shortest, max_length)
