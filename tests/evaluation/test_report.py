@@ -48,7 +48,8 @@ def evaluate_all(
     """Evaluates a translation in a file of the folder, or runs if `hyp` is None."""
     refs = [texts / ref for ref in refs]
     load = partial(load_test_set, src=texts / src if src else None, refs=refs)
-    metrics = partial(choose_metrics, ter=options.pop("ter", False))
+    given = {key: options.pop(key) for key in ("ter", "tokenizer") if key in options}
+    metrics = partial(choose_metrics, **given)
     settings = {"search": SearchOptions(), "load": LoadOptions(), **options}
     hypotheses = texts / hyp if hyp else None
     baseline = texts / baseline if baseline else None
@@ -133,6 +134,19 @@ def test_a_model_is_evaluated_and_recorded(copy_run, texts, tmp_path):
     assert not (run / record.checkpoint / "evaluations").exists()
     again = evaluate(texts, hyp="saved", baseline=run, search=beam)
     assert again.baseline.lines == result.system.lines and not again.comparison.changes
+
+
+def test_the_tokenizer_of_a_run_is_that_of_its_validation(copy_run, texts, tmp_path):
+    """Unless --tokenize names another. Sabotage: ignore the run's valid.tokenize."""
+    run = shutil.copytree(copy_run, tmp_path / "run")
+    checkpoint = run / "step-00000001"
+    config = json.loads((checkpoint / "config.json").read_text())
+    config["valid"]["tokenize"] = "intl"
+    replace_file(checkpoint, "config.json", json.dumps(config).encode())
+    assert evaluate(texts, run, hyp=None).scores[0].tokenizer == "intl"
+    assert evaluate(texts, run).scores[0].tokenizer == "intl"  # of a given translation
+    assert evaluate(texts, run, hyp=None, tokenizer="auto").scores[0].tokenizer == "13a"
+    assert evaluate(texts).scores[0].tokenizer == "13a"
 
 
 def test_what_was_scored_is_named(copy_run, texts, tmp_path, caplog, monkeypatch):

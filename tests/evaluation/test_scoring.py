@@ -78,6 +78,67 @@ def test_bleu_splits_text_as_sacrebleu_does_for_the_language(tmp_path):
     assert by_words.value < 1 and by_words.tokenizer == "13a"
 
 
+SENTENCES = {
+    "ครูซื้อหนังสือที่ตลาดวันนี้และแม่พบปลา": ["th", "tha_Thai", "xx"],
+    "ຄູຊື້ປຶ້ມຢູ່ຕະຫຼາດມື້ນີ້": ["lo"],
+    "គ្រូទិញសៀវភៅនៅផ្សារថ្ងៃនេះ": ["km"],
+    "ဆရာမသည်ယနေ့စျေးတွင်စာအုပ်ဝယ်သည်": ["my", "shn"],
+    "དགེ་རྒན་གྱིས་དེ་རིང་ཁྲོམ་ནས་དཔེ་ཆ་ཉོས་སོང་།": ["bo", "dz"],
+    "老师今天在市场买了一本书，妈妈找到水。": ["cn", "zht", "yue", "wuu", "lzh"],
+    "先生は今日市場で本を買いました。": ["jp"],
+}
+
+
+@pytest.mark.parametrize(("sentence", "codes"), SENTENCES.items())
+def test_bleu_is_by_characters_where_the_script_hardly_separates_words(
+    sentence, codes, caplog, tmp_path
+):
+    """As `sacrebleu --tokenize char`, said once, under whatever code sacreBLEU does not know.
+
+    Sabotage: go by the code alone.
+    """
+    caplog.set_level("INFO")
+    hypothesis = sentence[:-4] + sentence[-3:]
+    (tmp_path / "hyp").write_text(hypothesis)
+    (tmp_path / "ref").write_text(sentence)
+    tool = [sys.executable, "-m", "sacrebleu", "ref", "-i", "hyp", "-tok", "char", "-b", "-w", "10"]
+    printed = float(subprocess.check_output(tool, cwd=tmp_path, text=True))
+    for code in codes:
+        caplog.clear()
+        [bleu, _] = choose_metrics(code, references=[[sentence]])
+        score = corpus_score([hypothesis], [[sentence]], bleu)
+        assert (score.tokenizer, round(score.value, 10)) == ("char", printed) and score.value > 60
+        [message] = caplog.messages
+        assert f"no tokenizer for data.tgt_lang = {code}" in message
+        assert "valid.tokenize or --tokenize" in message
+    by_words = corpus_score([hypothesis], [[sentence]], choose_metrics(codes[0], "13a")[0])
+    assert by_words.value < score.value / 2
+
+
+@pytest.mark.parametrize(
+    ("tgt_lang", "configured", "option", "chosen"),
+    [
+        ("en", "auto", None, "13a"),
+        ("zh", "auto", None, "zh"),
+        ("th", "auto", None, "char"),
+        ("th", "13a", None, "13a"),
+        ("en", "intl", None, "intl"),
+        ("en", "intl", "char", "char"),
+        ("en", "intl", "auto", "13a"),
+    ],
+)
+def test_the_choice_of_the_tokenizer(tgt_lang, configured, option, chosen):
+    """Command line, configuration, language, script. Sabotage: exchange any two."""
+    text = CHINESE if tgt_lang == "zh" else [list(SENTENCES)[0] if tgt_lang == "th" else "A cat."]
+    bleu, _ = choose_metrics(tgt_lang, option, references=[text], configured=configured)
+    assert corpus_score(text, [text], bleu).tokenizer == chosen
+
+
+def test_an_unknown_tokenizer_of_a_configuration():
+    with pytest.raises(ConfigError, match=r"^valid.tokenize = 15a: choose none, .*, auto$"):
+        choose_metrics("en", configured="15a")
+
+
 @pytest.mark.parametrize(
     ("tgt_lang", "tokenizer", "message"),
     [

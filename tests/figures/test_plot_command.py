@@ -192,6 +192,14 @@ def test_the_rate_is_the_papers(tmp_path, warmup, steps, shown):
     assert plain == "a\nwidth 16, warm-up 9 steps: highest rate 0.0833 at step 9"
 
 
+def test_a_limit_that_may_end_training_before_the_last_step_is_named(tmp_path):
+    """Its number of steps depends on the text and the machine."""
+    limits = {"train__max_epochs": 3, "train__max_minutes": 1.5}
+    [axes] = schedule_figure(tiny_config(tmp_path, **limits), "a").axes
+    label = "step (earlier end: train.max_epochs = 3 or train.max_minutes = 1.5)"
+    assert axes.get_xlabel() == label and axes.get_xlim() == (0, 20)
+
+
 @pytest.mark.parametrize(("width", "drawn"), [(2, [0, 1]), (64, [8, 9, 16, 17])])
 def test_the_positions_are_the_papers(tmp_path, width, drawn):
     """Sines and cosines of section 3.5, as maps and as curves."""

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import HOSTILE_JSON, assert_one_error, records, tiny_config
+from conftest import HOSTILE_JSON, assert_one_error, records, replace_file, tiny_config
 from drawn import overlapping
 
 from transformer_mt.checkpoints.evaluations import read_evaluations
@@ -237,10 +237,21 @@ def test_a_run_may_lack_parts(run, tmp_path, monkeypatch):
     old = shutil.copytree(run, tmp_path / "old")
     shutil.rmtree(old / "evaluations")
     (old / "run.json").unlink()
-    text = report_text(old)
+    best = find_checkpoint(run).progress
+    for metric, name, value in (("chrf", "chrF2", best.best_bleu), ("nll", "NLL", best.best_nll)):
+        for checkpoint in list_checkpoints(old):
+            config = json.loads((checkpoint / "config.json").read_text())
+            config["valid"]["metric"] = metric
+            replace_file(checkpoint, "config.json", json.dumps(config).encode())
+        text = report_text(old)
+        assert f"best validation {name} {value:.2f} " in text
     assert "Counts are not recorded" in text and "None are recorded: training has not" in text
     assert "The last validation BLEU of training is" in text
     (old / "metrics.jsonl").unlink()
+    newest = list_checkpoints(old)[0]
+    state = json.loads((newest / "state.json").read_text())
+    state["progress"]["best_step"] = 6
+    replace_file(newest, "state.json", json.dumps(state).encode())
     assert find_checkpoint(old).progress.step == 6 and " steps 12 " in report_text(old)
 
 

@@ -40,6 +40,9 @@ def signal_in_step(monkeypatch, number: int, signum: int, count: int = 1) -> Non
     monkeypatch.setattr(Engine, "train_step", train_step)
 
 
+INTERRUPTED = {"valid__every": 4, "optim__warmup_steps": 3}
+
+
 @pytest.fixture
 def interrupted(corpus_dir, tmp_path, monkeypatch):
     """Gives a run that got SIGTERM during step 4, at whose end a validation was due.
@@ -51,7 +54,7 @@ def interrupted(corpus_dir, tmp_path, monkeypatch):
         patch.setattr(Processes, "finish", lambda _: saved.append(saved_steps(tmp_path / "run")))
         signal_in_step(patch, 4, signal.SIGTERM)
         with pytest.raises(Interrupted):
-            train(build_config(corpus_dir, valid__every=4, train__max_steps=6), tmp_path / "run")
+            train(build_config(corpus_dir, **INTERRUPTED, train__max_steps=6), tmp_path / "run")
     assert signal.getsignal(signal.SIGTERM) == handler and saved == [[4]]
     return tmp_path / "run"
 
@@ -69,7 +72,7 @@ def test_a_missed_validation_is_made_up_and_saved_at_once(
     assert load_newest(interrupted).progress.valid_step == 0
     assert "interrupted and saved at step 4" in log_text(interrupted)
     scores += [1.0, 6.0, 5.0]
-    config = build_config(corpus_dir, valid__every=4, train__max_steps=6)
+    config = build_config(corpus_dir, **INTERRUPTED, train__max_steps=6)
 
     def killed(trainer, final=False):
         raise SystemExit("killed")
@@ -96,7 +99,7 @@ def test_a_missed_validation_is_made_up_and_saved_at_once(
 def test_a_missed_validation_may_end_training(corpus_dir, interrupted, scores):
     """If it exhausts the patience. Sabotage: look at the limits before it alone."""
     scores += [-1.0]
-    config = build_config(corpus_dir, valid__every=4, valid__patience=1)
+    config = build_config(corpus_dir, **INTERRUPTED, valid__patience=1)
     assert train(config, interrupted).step == 4
     assert "done: valid.patience = 1, at step 4" in log_text(interrupted)
 
@@ -158,7 +161,7 @@ def test_a_deleted_best_is_forgotten_at_the_next_save(
     assert (progress.step, progress.best_bleu, progress.best_step) == (9, 0.5, 8)
     assert find_checkpoint(run_dir).progress.step == 8
     assert [text for text in caplog.messages if "missing" in text] == [
-        f"{run_dir}: its best checkpoint (step 4, BLEU 0.00) is missing; the next validation counts"
+        f"{run_dir}: its best checkpoint (step 4) is missing; the next validation counts"
         " as the best"
     ]
 

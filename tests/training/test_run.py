@@ -271,6 +271,8 @@ def test_the_moving_average_is_kept_scored_and_used(corpus_dir, tmp_path, caplog
         bleu = BLEU().corpus_score(translator.translate(pairs.src), [pairs.tgt])
         assert round(bleu.score, 4) == valid[key]
     assert checkpoint.progress.best_bleu == pytest.approx(valid["ema_bleu"], abs=1e-4)
+    assert checkpoint.progress.best_nll == pytest.approx(valid["ema_nll"], abs=1e-5)
+    assert valid["ema_nll"] != valid["nll"]
     assert "of the moving average" in caplog.text
 
 

@@ -3,6 +3,7 @@
 import itertools
 import math
 import re
+import shlex
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from conftest import assert_one_error, records, tiny_values, write_toml
 
 from transformer_mt.checkpoints.checkpoint import save_checkpoint
 from transformer_mt.checkpoints.evaluations import read_evaluations
+from transformer_mt.checkpoints.metrics import read_runs
 from transformer_mt.checkpoints.run_directory import find_checkpoint, list_checkpoints, load_newest
 from transformer_mt.config.keys import Config
 from transformer_mt.config.loading import parse_config
@@ -55,6 +57,16 @@ def scores(monkeypatch):
         return [f"hypothesis of {line}" for line in self._pairs.src], values.pop(0)
 
     monkeypatch.setattr(validation_module.Validator, "_translate", translate)
+    return values
+
+
+@pytest.fixture
+def nlls(monkeypatch):
+    """Gives a list of the losses that validations will have; once it is empty, 1 each."""
+    values: list[float] = []
+    monkeypatch.setattr(
+        validation_module, "mean_nll", lambda *arguments: values.pop(0) if values else 1.0
+    )
     return values
 
 
@@ -109,10 +121,10 @@ def build_config(corpus_dir: Path, **changes: object) -> Config:
 
 
 @pytest.mark.parametrize("stops", [[], [2, 4, 8]])
-def test_patience(corpus_dir, tmp_path, scores, stops):
+def test_patience(corpus_dir, tmp_path, scores, nlls, stops):
     """It counts validations without a better BLEU; an equal one is not better. Resumed or not."""
     scores += [0.0, 0.0, -0.5, 2.0, 2.0, 1.9, 1.0]
-    changes = {"valid__every": 2, "valid__patience": 3}
+    changes = {"valid__every": 2, "valid__patience": 3, "optim__warmup_steps": 1}
     for stop in stops:
         config = build_config(corpus_dir, train__max_steps=stop, **changes)
         assert train(config, tmp_path / "run").step == stop
@@ -120,11 +132,88 @@ def test_patience(corpus_dir, tmp_path, scores, stops):
     assert (progress.step, progress.best_step, progress.best_bleu) == (14, 8, 2.0)
     assert progress.validations_since_best == 3 and progress.valid_step == 14
     assert scores == [] and logged_steps(tmp_path / "run", "valid") == [2, 4, 6, 8, 10, 12, 14]
-    assert "done: valid.patience = 3, at step 14" in log_text(tmp_path / "run")
+    run = shlex.quote(str(tmp_path / "run"))
+    following = f"; next: transformer-mt evaluate {run}, or transformer-mt translate {run} < FILE\n"
+    assert f"done: valid.patience = 3, at step 14{following}" in log_text(tmp_path / "run")
     assert find_checkpoint(tmp_path / "run").progress.step == 8
     assert train(build_config(corpus_dir, **changes), tmp_path / "run").step == 14
     message = "nothing to do: valid.patience = 3, and the run is at step 14"
-    assert message in log_text(tmp_path / "run")
+    assert log_text(tmp_path / "run").endswith(message + following)
+
+
+@pytest.mark.parametrize("stops", [[], [2, 4, 7]])
+def test_perplexity_decides_between_equal_scores(corpus_dir, tmp_path, scores, nlls, stops):
+    """And patience counts so, resumed or not. Sabotage: keep the first of equal scores."""
+    scores += [0.0] * (7 + (7 in stops))
+    nlls += [3.0, 2.5, 2.5, *([3.5] * (7 in stops)), 2.0, 2.1, 2.0, 2.2]
+    changes = {"valid__every": 2, "valid__patience": 3, "optim__warmup_steps": 1}
+    for stop in stops:
+        train(build_config(corpus_dir, train__max_steps=stop, **changes), tmp_path / "run")
+    progress = train(build_config(corpus_dir, **changes), tmp_path / "run")
+    assert (progress.step, progress.best_step, progress.best_nll) == (14, 8, 2.0)
+    assert find_checkpoint(tmp_path / "run").progress.step == 8
+    [metrics] = read_runs([tmp_path / "run"])
+    assert metrics.best_validation()["step"] == 8 and scores == []
+
+
+def test_validations_within_the_warm_up_do_not_count_for_patience(
+    corpus_dir, tmp_path, scores, nlls
+):
+    """The first one after it does. Sabotage: count all; count from 0 steps after the warm-up."""
+    scores += [3.0, 2.0, 2.0, 2.0, 2.0]
+    changes = {"valid__every": 2, "valid__patience": 2, "optim__warmup_steps": 6}
+    progress = train(build_config(corpus_dir, **changes), tmp_path / "run")
+    assert (progress.step, progress.best_step) == (10, 2) and scores == []
+
+
+def test_another_metric_decides_which_is_best(corpus_dir, tmp_path, monkeypatch, nlls):
+    """By chrF2 the copies of the references win, by NLL the lowest, though BLEU says neither.
+
+    Sabotage: compare BLEU whatever valid.metric is.
+    """
+    given = itertools.cycle([9.0, 1.0, 5.0])
+
+    def translate(self, advance) -> tuple[list[str], float]:
+        bleu = next(given)
+        return [line if bleu == 1 else "?" for line in self._pairs.tgt], bleu
+
+    monkeypatch.setattr(validation_module.Validator, "_translate", translate)
+    nlls += [3.0, 3.0, 3.0, 3.0, 2.0, 1.0]
+    for metric, step, bests in (("chrf", 4, ["", "", " at step 4"]), ("nll", 6, ["", "", ""])):
+        changes = {"valid__every": 2, "valid__metric": metric, "train__max_steps": 6}
+        progress = train(build_config(corpus_dir, **changes), tmp_path / metric)
+        assert progress.best_step == step and find_checkpoint(tmp_path / metric).step == step
+        [metrics] = read_runs([tmp_path / metric])
+        assert metrics.best_validation(metric)["step"] == step
+        assert metrics.best_validation()["step"] == 2
+        log = log_text(tmp_path / metric)
+        assert re.findall(r"validation BLEU .* \(best(.*)\)\n", log) == bests
+        recorded = [f"{r['chrf']:.2f}" for r in records(tmp_path / metric) if "chrf" in r]
+        assert re.findall(r"validation BLEU .*, chrF2 (.*), perp", log) == recorded
+        assert recorded[1:2] == ["100.00"] * (metric == "chrf")
+    assert load_newest(tmp_path / "nll").progress.best_nll == 1.0
+
+
+def test_a_long_validation_is_said_once(corpus_dir, tmp_path, clock, caplog, monkeypatch):
+    """If it is longer than the steps since the one before; not after a few steps of a resumed run.
+
+    Sabotage: say it each time; compare with any number of steps.
+    """
+    durations: list[float] = []
+
+    def translate(self, advance) -> tuple[list[str], float]:
+        clock.seconds += durations.pop(0)
+        return list(self._pairs.src), 1.0
+
+    monkeypatch.setattr(validation_module.Validator, "_translate", translate)
+    for last in (7, 10):  # of 30 s each; the step 7 and the step 8 after it are not two steps
+        durations += [59.0, 100.0, 200.0, 900.0] if last == 7 else [900.0, 59.0]
+        train(build_config(corpus_dir, valid__every=2, train__max_steps=last), tmp_path / "run")
+    assert not durations
+    assert [message for message in caplog.messages if "validating took" in message] == [
+        "validating took 100 s, longer than the 2 steps before it, 60 s: set valid.every = 14, or"
+        " in a new run a slice of data.valid, such as [:2]"
+    ]
 
 
 def test_a_validation_that_only_the_end_brings_does_not_count_for_patience(
@@ -132,7 +221,7 @@ def test_a_validation_that_only_the_end_brings_does_not_count_for_patience(
 ):
     """So a run that is continued stops where one in a single go does. Sabotage: count it."""
     scores += [2.0, 1.0, 1.0, 1.0]
-    changes = {"valid__every": 2, "valid__patience": 2}
+    changes = {"valid__every": 2, "valid__patience": 2, "optim__warmup_steps": 1}
     for limit, step in ((3, 3), (100, 6)):
         config = build_config(corpus_dir, train__max_steps=limit, **changes)
         assert train(config, tmp_path / "run").step == step
@@ -152,6 +241,7 @@ def test_if_the_best_cannot_be_saved_the_one_before_stays(
 
     monkeypatch.setattr(saving, "save_checkpoint", save)
     changes = {"train__keep_last": 1, "train__max_steps": 8, "valid__patience": 2}
+    changes |= {"optim__warmup_steps": 1}
     progress = train(build_config(corpus_dir, valid__every=2, **changes), tmp_path / "run")
     assert (progress.best_step, progress.best_bleu, progress.validations_since_best) == (6, 3.0, 1)
     assert find_checkpoint(tmp_path / "run").progress.step == 6
@@ -410,6 +500,7 @@ def test_a_run_that_diverges(corpus_dir, tmp_path, monkeypatch):
             corpus_dir,
             data__valid="validation[:5]",
             optim__lr_scale=1e30,
+            optim__warmup_steps=1,
             train__log_every=5,
             train__max_steps=max_steps,
             valid__every=10,

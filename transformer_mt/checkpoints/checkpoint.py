@@ -59,12 +59,14 @@ class Progress:
     """How far a run has come. Weights and optimizer are stored as tensors.
 
     `step` counts skipped steps too, `epoch` is that of the next step, from 0, of which `epoch_step`
-    steps are done, and `seconds` covers all resumptions. `best_bleu` is negative before the first
-    validation. `precision` and `micro_batch_tokens` are the values to which `auto` was resolved;
-    the latter is 0 in checkpoints of earlier versions. `finer_step` is the step at which it was
-    lowered for lack of memory, or 0. The digests are of the training ids, of the validation text,
-    and of the checkpoint of `train.init_from`, which had taken `init_step` steps; `init_names` has
-    its name and that of its text, and the digest of that. It is empty in earlier versions.
+    steps are done, and `seconds` covers all resumptions. `best_bleu` is the best score by
+    `valid.metric`, 0 if that is nll, and negative before the first validation; `best_nll` decides
+    between equal ones, and is 0 in checkpoints of earlier versions. `precision` and
+    `micro_batch_tokens` are the values to which `auto` was resolved; the latter is 0 in checkpoints
+    of earlier versions. `finer_step` is the step at which it was lowered for lack of memory, or 0.
+    The digests are of the training ids, of the validation text, and of the checkpoint of
+    `train.init_from`, which had taken `init_step` steps; `init_names` has its name and that of its
+    text, and the digest of that. It is empty in earlier versions.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
@@ -85,6 +87,7 @@ class Progress:
     init_step: NonNegativeInt = 0
     init_digest: str = ""
     init_names: dict[str, str] = field(default_factory=dict)
+    best_nll: float = 0.0
 
 
 @dataclass(frozen=True)

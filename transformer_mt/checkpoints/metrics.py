@@ -40,14 +40,20 @@ class RunMetrics:
         """Returns the finite values of a metric."""
         return [value for _, value in self.finite_points(kind, key)]
 
-    def best_validation(self) -> dict[str, Any] | None:
-        """Returns the record of the best BLEU, the moving average's if there is one, as training.
+    def best_validation(self, metric: str = "bleu") -> dict[str, Any] | None:
+        """Returns the record that is the best by a `valid.metric`, as training chooses it.
 
-        It is the first of equal ones, and its perplexity is finite; None if there is none.
+        The moving average's scores count if there is one. Of equal ones it is that with the lowest
+        NLL, and its perplexity is finite; None if there is none.
         """
+
+        def rank(record: dict[str, Any]) -> tuple[float, float]:
+            score, nll = (record.get(f"ema_{k}", record.get(k, 0.0)) for k in (metric, "nll"))
+            return (0.0 if metric == "nll" else score), -nll
+
         records = [r for r in self.records if r["kind"] == "valid" and "bleu" in r]
         finite = [r for r in records if math.isfinite(r.get("perplexity", math.nan))]
-        return max(finite, key=lambda r: r.get("ema_bleu", r["bleu"]), default=None)
+        return max(finite, key=rank, default=None)
 
 
 def read_metrics(run_dir: Path) -> list[dict[str, Any]]:

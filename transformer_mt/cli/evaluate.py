@@ -78,7 +78,7 @@ def evaluate(
         report_option(
             "NAME",
             "sacreBLEU's tokenizer for BLEU, such as 13a, intl, char, zh, ja-mecab or flores200."
-            " Default: sacreBLEU's for the target language; 13a without a run.",
+            " Default: the run's valid.tokenize; without a run 13a, or char by the script.",
         ),
     ] = None,
     samples: Annotated[

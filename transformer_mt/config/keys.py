@@ -215,12 +215,17 @@ class TrainConfig(Section):
 
 
 class ValidConfig(Section):
-    """Validation by greedy BLEU on `data.valid`."""
+    """Validation by greedy translation of `data.valid`."""
 
     every: Annotated[int, Field(ge=1), OnChange.ALLOWED] = 1000
     """Steps between validations."""
     patience: Annotated[int, Field(ge=0), OnChange.ALLOWED] = 0
-    """Number of consecutive validations without a better BLEU that ends training. 0 is no limit."""
+    """Number of consecutive validations without a better score that ends training; those within the
+    warm-up do not count. 0 is no limit."""
+    metric: Annotated[Literal["bleu", "chrf", "nll"], OnChange.REFUSED] = "bleu"
+    """The score by which a checkpoint is the best; perplexity (`nll`) decides between equals."""
+    tokenize: Annotated[str, OnChange.REFUSED] = "auto"
+    """sacreBLEU's tokenizer for BLEU, also in `evaluate`; `auto` goes by language and script."""
 
 
 class Config(Section):

@@ -7,7 +7,6 @@ from itertools import pairwise
 
 from sacrebleu.metrics.base import Metric
 
-from transformer_mt.evaluation.findings import WITHOUT_SPACES, usual_script
 from transformer_mt.evaluation.scoring import (
     Difference,
     compare_scores,
@@ -15,6 +14,7 @@ from transformer_mt.evaluation.scoring import (
     sentence_chrf,
 )
 from transformer_mt.system.console import escape_controls
+from transformer_mt.text.cleaning import WITHOUT_SPACES, usual_script
 from transformer_mt.text.test_sets import EvaluationSet
 
 _LENGTH_BOUNDS = (0, 10, 20, 30, 40, 60, sys.maxsize)
@@ -75,7 +75,7 @@ def compare(
 def _measured(test_set: EvaluationSet) -> tuple[str, Sequence[str]]:
     """Gives the text whose words are counted: the source, if there is one with spaces."""
     src = test_set.src
-    if src is None or usual_script(src) == WITHOUT_SPACES:
+    if src is None or usual_script(src) in WITHOUT_SPACES:
         return "ref. words", test_set.references[0]
     return "source words", src
 

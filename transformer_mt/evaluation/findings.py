@@ -12,7 +12,7 @@ from itertools import pairwise
 from operator import itemgetter
 
 from transformer_mt.checkpoints.metrics import RunMetrics
-from transformer_mt.text.cleaning import has_script, script_of
+from transformer_mt.text.cleaning import EAST_ASIAN, has_script, script_of, usual_script
 
 PERPLEXITY_CHANGE = 0.25
 """Nats per token by which a loss has clearly changed: perplexity by a fifth. When the steps double,
@@ -48,8 +48,7 @@ SHOWN = 3
 
 _REPEATED = re.compile(r"(.{2,40}?)\1{2,}")
 """The same two characters or more, three times in a row."""
-WITHOUT_SPACES = "Chinese or Japanese"
-_WITHOUT_ALPHABET = (WITHOUT_SPACES, "Hangul")
+_WITHOUT_ALPHABET = (EAST_ASIAN, "Hangul")
 """Scripts with so many characters that pairs of them do not tell the language."""
 
 
@@ -140,12 +139,6 @@ def unknown_pieces(name: str, share: float, has_bytes: bool) -> str | None:
     return (
         f"unknown pieces: {share:.1%} of the pieces of {name} are unknown or single bytes; {advice}"
     )
-
-
-def usual_script(lines: Sequence[str]) -> str:
-    """Names the script of most lines that have letters; empty if none has."""
-    scripts = Counter(filter(None, map(script_of, lines)))
-    return max(scripts, key=scripts.__getitem__, default="")
 
 
 def wrong_script(name: str, lines: Sequence[str], training: Sequence[str]) -> str | None:

@@ -21,7 +21,7 @@ from transformer_mt.checkpoints.evaluations import (
     write_evaluation,
 )
 from transformer_mt.checkpoints.model_card import refresh_average_card
-from transformer_mt.config.keys import DataConfig
+from transformer_mt.config.keys import Config, DataConfig
 from transformer_mt.errors import ConfigError, DataError
 from transformer_mt.evaluation.comparison import (
     Comparison,
@@ -163,7 +163,7 @@ def evaluate_systems(
     hypotheses: Path | None,
     baseline: Path | None,
     load_test_set: Callable[[DataConfig], EvaluationSet],
-    choose_metrics: Callable[[str], list[Metric]],
+    choose_metrics: Callable[..., list[Metric]],
     search: SearchOptions,
     load: LoadOptions,
     save: Output | None = None,
@@ -176,7 +176,8 @@ def evaluate_systems(
         hypotheses: An existing translation to score.
         baseline: A run, a checkpoint or a translation to compare with.
         load_test_set: Loads a test set, given the corpus of the first run, if one is given.
-        choose_metrics: Gives the metrics for a target language, BLEU first.
+        choose_metrics: Gives the metrics, BLEU first, for a target language, references and the
+            first run's `valid.tokenize`.
         search: How to search for translations.
         load: How to load the models.
         save: Where to write the translation of a single system.
@@ -198,8 +199,9 @@ def evaluate_systems(
             return []
         # Read files and runs first, so that mistakes show before anything is translated.
         named = [find_models(paths) for paths in runs]
-        data = _common_corpus(named)
-        metrics, test_set = choose_metrics(data.tgt_lang), load_test_set(data)
+        data, tokenize = _common_corpus(named)
+        test_set = load_test_set(data)
+        metrics = choose_metrics(data.tgt_lang, references=test_set.references, configured=tokenize)
         systems = [_read_translation(hypotheses, test_set)] if hypotheses else named
         other = _open(baseline, test_set) if baseline else None
         if other and not isinstance(other, SystemOutput):
@@ -229,11 +231,11 @@ def evaluate_systems(
     return reports
 
 
-def _common_corpus(systems: "Sequence[SavedModels]") -> DataConfig:
-    """Gives the corpus of the first system; the others must have its languages."""
-    corpora = [models[0].config.data for models in systems]
-    require_one_direction(corpora)
-    return corpora[0] if corpora else DataConfig(path="none")
+def _common_corpus(systems: "Sequence[SavedModels]") -> tuple[DataConfig, str]:
+    """Gives the first system's corpus and `valid.tokenize`; the others must have its languages."""
+    configs = [models[0].config for models in systems] or [Config(data=DataConfig(path="none"))]
+    require_one_direction(config.data for config in configs)
+    return configs[0].data, configs[0].valid.tokenize
 
 
 def _open(path: Path, test_set: EvaluationSet) -> "SystemOutput | SavedModels":

@@ -4,6 +4,7 @@ Hypotheses are detokenised text, one line per sentence; references are one or mo
 translations, each raw text with one line per sentence.
 """
 
+import logging
 import operator
 import re
 from collections.abc import Sequence
@@ -18,6 +19,9 @@ from sacrebleu.significance import PairedTest, Result
 
 from transformer_mt.checkpoints.evaluations import Score
 from transformer_mt.errors import ConfigError
+from transformer_mt.text.cleaning import WITHOUT_SPACES, usual_script
+
+logger = logging.getLogger(__name__)
 
 _TWO_LETTERS = {"zho": "zh", "chi": "zh", "cmn": "zh", "jpn": "ja", "kor": "ko"}
 """Two-letter codes of the languages for which sacreBLEU has a tokenizer, by three-letter ones."""
@@ -38,27 +42,48 @@ class Difference:
     signature: str
 
 
-def choose_metrics(tgt_lang: str, tokenizer: str | None = None, ter: bool = False) -> list[Metric]:
+def choose_metrics(
+    tgt_lang: str,
+    tokenizer: str | None = None,
+    ter: bool = False,
+    references: Sequence[Sequence[str]] = (),
+    configured: str = "auto",
+) -> list[Metric]:
     """Chooses BLEU, chrF2 and, if requested, TER, in that order.
 
+    BLEU's tokenizer is by default that of the language. If sacreBLEU has none for it, and the
+    references are in a script that hardly separates words, it is `char`.
+
     Args:
-        tgt_lang: The target language, for which sacreBLEU has a tokenizer.
-        tokenizer: sacreBLEU's name of another tokenizer for BLEU.
+        tgt_lang: The target language.
+        tokenizer: sacreBLEU's name of another tokenizer for BLEU, from the command line.
         ter: Whether to compute TER as well.
+        references: What will be scored against.
+        configured: The run's `valid.tokenize`, used without `tokenizer`.
 
     Raises:
         ConfigError: If the tokenizer is unknown, or needs something that is not installed.
     """
-    if tokenizer not in (None, *BLEU.TOKENIZERS):
-        raise ConfigError(f"--tokenize {tokenizer}: choose {', '.join(BLEU.TOKENIZERS)}")
+    cause = f"--tokenize {tokenizer}" if tokenizer else f"valid.tokenize = {configured}"
+    name, names = tokenizer or configured, [*BLEU.TOKENIZERS, "auto"]
+    if name not in names:
+        raise ConfigError(f"{cause}: choose {', '.join(names)}")
     language = re.split("[-_]", tgt_lang.lower())[0]  # zh of zh_CN
     language = _TWO_LETTERS.get(language, language)
+    if name == "auto":
+        name, cause = "", f"data.tgt_lang = {tgt_lang}"
+        script = usual_script(references[0]) if references else ""
+        if script in WITHOUT_SPACES and language not in _TWO_LETTERS.values():
+            name = "char"
+            logger.info(
+                f"BLEU is by characters: sacreBLEU has no tokenizer for {cause}, and {script}"
+                " script hardly separates words; valid.tokenize or --tokenize chooses another"
+            )
     try:
         # With both, sacreBLEU would warn that the tokenizer is not the language's. `force` only
         # drops a warning about text that looks tokenised, as that of a young model does.
-        bleu = BLEU(tokenize=tokenizer, trg_lang="" if tokenizer else language, force=True)
+        bleu = BLEU(tokenize=name or None, trg_lang="" if name else language, force=True)
     except (RuntimeError, ImportError, OSError, SystemExit) as error:
-        cause = f"--tokenize {tokenizer}" if tokenizer else f"data.tgt_lang = {tgt_lang}"
         package = re.search(r"sacrebleu\[\w+\]", str(error))
         advice = f"pip install -c constraints.txt '{package[0]}'" if package else error
         raise ConfigError(f"{cause}: cannot load sacreBLEU's tokenizer: {advice}") from None

@@ -8,15 +8,22 @@ from transformer_mt.config.keys import Config
 from transformer_mt.figures.canvas import ACCENT, THOUSANDS, drawable_name, figure_style
 from transformer_mt.model.transformer import sinusoid
 from transformer_mt.training.optimizer import noam_rate
+from transformer_mt.training.time_left import describe_limit
 
 POSITIONS = 100
 _SAMPLES = 1000
 
 
 def schedule_figure(config: Config, name: str) -> Figure:
-    """Draws the learning rate of a configuration up to max_steps, or four times its warm-up."""
-    optim, d_model = config.optim, config.model.d_model
-    last = config.train.max_steps or 4 * optim.warmup_steps
+    """Draws the learning rate of a configuration up to max_steps, or four times its warm-up.
+
+    How many steps epochs or minutes are depends on the text and the machine: such limits are named.
+    """
+    optim, d_model, train = config.optim, config.model.d_model, config.train
+    limits = {"train.max_epochs": train.max_epochs, "train.max_minutes": train.max_minutes}
+    earlier = " or ".join(describe_limit(config, key) for key, value in limits.items() if value)
+    xlabel = f"step (earlier end: {earlier})" if earlier else "step"
+    last = train.max_steps or 4 * optim.warmup_steps
     peak = min(optim.warmup_steps, last)
     steps = sorted({peak, *np.linspace(1, last, min(last, _SAMPLES), dtype=int).tolist()})
     rates = [noam_rate(step, d_model, optim.warmup_steps, optim.lr_scale) for step in steps]
@@ -29,7 +36,7 @@ def schedule_figure(config: Config, name: str) -> Figure:
         axes = figure.subplots()
         axes.plot(steps, rates, color=ACCENT)
         axes.plot([peak], [highest], "o", color=ACCENT)
-        axes.set(xlim=(0, last), ylim=(0, 1.1 * highest), xlabel="step", ylabel="learning rate")
+        axes.set(xlim=(0, last), ylim=(0, 1.1 * highest), xlabel=xlabel, ylabel="learning rate")
         axes.xaxis.set_major_formatter(THOUSANDS)
         axes.yaxis.set_major_formatter(THOUSANDS)
         axes.set_title(f"{drawable_name(name)}\n{settings}: {shown}")

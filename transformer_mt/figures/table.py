@@ -88,7 +88,7 @@ def _read_run(path: Path, name: str) -> Row:
     if speeds := metrics.finite("train", "tokens_per_second"):
         row["tokens/s"] = statistics.median(speeds)
     best_checkpoint = None
-    if best := metrics.best_validation():
+    if best := metrics.best_validation(row.get("valid.metric", "bleu")):
         row["validation BLEU"] = best.get("ema_bleu", best["bleu"])
         row["perplexity"] = best["perplexity"]
         best_checkpoint = checkpoint_path(path, int(best["step"])).name

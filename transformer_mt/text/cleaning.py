@@ -10,7 +10,7 @@ import hashlib
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 
 from transformer_mt.config.keys import DataConfig
@@ -26,6 +26,9 @@ _LETTER = re.compile(r"[^\W\d_]")
 _LETTER_NOT_LATIN = re.compile(r"[^\W\d_A-Za-z\u00aa-\u024f\u1e00-\u1eff]")
 _EAST_ASIAN = ("CJK", "HIRAGANA", "KATAKANA", "KATAKANA-HIRAGANA")
 """First words of the names of characters that Chinese and Japanese text mix."""
+EAST_ASIAN = "Chinese or Japanese"
+WITHOUT_SPACES = (EAST_ASIAN, "Thai", "Lao", "Khmer", "Myanmar", "Tibetan", "Tai", "Yi")
+"""Scripts, as `script_of` names them, that hardly separate words."""
 
 
 def reason_to_drop_text(
@@ -120,6 +123,12 @@ def script_of(line: str) -> str:
     return scripts.most_common(1)[0][0]
 
 
+def usual_script(lines: Sequence[str]) -> str:
+    """Names the script of most lines that have letters; empty if none has."""
+    scripts = Counter(filter(None, map(script_of, lines)))
+    return max(scripts, key=scripts.__getitem__, default="")
+
+
 def has_script(line: str, script: str) -> bool:
     """Tells whether a line has a letter of a script that `script_of` names."""
     return any(_script_of_letter(letter) == script for letter in _LETTER.findall(line))
@@ -128,4 +137,4 @@ def has_script(line: str, script: str) -> bool:
 @cache
 def _script_of_letter(letter: str) -> str:
     script = unicodedata.name(letter, "unknown").split()[0]
-    return "Chinese or Japanese" if script in _EAST_ASIAN else script.title()
+    return EAST_ASIAN if script in _EAST_ASIAN else script.title()

@@ -188,7 +188,7 @@ def _resume(engine: Engine, checkpoint: Checkpoint, run_dir: Path, new: Progress
 
 def _require_packages(config: Config) -> None:
     """Checks, before any work, that packages are installed which are needed only later."""
-    choose_metrics(config.data.tgt_lang)  # a tokenizer
+    choose_metrics(config.data.tgt_lang, configured=config.valid.tokenize)  # a tokenizer
     if config.train.tensorboard:
         require_package("TensorBoard", "tensorboard", "train.tensorboard")
 
@@ -230,8 +230,8 @@ def _forget_missing_best(run_dir: Path, progress: Progress) -> Progress:
     if progress.best_bleu < 0 or checkpoint_path(run_dir, progress.best_step).exists():
         return progress
     logger.warning(
-        f"{run_dir}: its best checkpoint (step {progress.best_step}, BLEU {progress.best_bleu:.2f})"
-        " is missing; the next validation counts as the best"
+        f"{run_dir}: its best checkpoint (step {progress.best_step}) is missing; the next"
+        " validation counts as the best"
     )
     return replace(progress, best_bleu=-1.0, best_step=0)
 

@@ -19,8 +19,8 @@ from transformer_mt.system.files import atomic_file, open_no_link, parse_json
 logger = logging.getLogger(__name__)
 
 _DIGITS = {"loss": 6, "tokens_per_second": 1, "mfu": 4, "grad_norm": 6}
-_DIGITS |= {"nll": 6, "perplexity": 4, "bleu": 4, "ema_bleu": 4}
-"""Decimal places of the values in metrics.jsonl."""
+_DIGITS |= {"nll": 6, "perplexity": 4, "bleu": 4, "chrf": 4}
+"""Decimal places of the values in metrics.jsonl, also of those of the moving average."""
 _WAITING_BYTES = 2**24
 """How much of a log waits in memory while its disk is full."""
 
@@ -118,7 +118,7 @@ class RunLog(logging.Handler):
         The names are those in docs/training.md; values that JSON cannot express become null.
         """
         position = {"kind": kind, "step": progress.step, "epoch": progress.epoch}
-        values = {name: _round(value, _DIGITS.get(name)) for name, value in metrics.items()}
+        values = {k: _round(v, _DIGITS.get(k.removeprefix("ema_"))) for k, v in metrics.items()}
         line = {**position, "seconds": round(seconds, 3), **values}
         self._write(self._metrics, json.dumps(line, allow_nan=False) + "\n")
         if board := self._boards.get(kind):

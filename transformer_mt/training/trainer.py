@@ -2,6 +2,7 @@
 
 import logging
 import math
+import shlex
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -101,6 +102,9 @@ class Trainer:
         self._log, self._is_own = log, is_own
         self._saved_at = time.monotonic()
         self._started = self._saved_at - self.progress.seconds
+        self._interval = self.progress.step, self._saved_at
+        run = shlex.quote(str(self.run_dir))
+        following = f"next: transformer-mt evaluate {run}, or transformer-mt translate {run} < FILE"
         with (
             catch_stop_signals() as self._stop,
             compute_settings(self.engine.device, tf32=True),
@@ -109,7 +113,7 @@ class Trainer:
             reason, step = self._reached_limit(), self.progress.step
             is_validated = self.progress.valid_step == step
             if reason and is_validated and self._saver.saved:
-                logger.info("nothing to do: %s, and the run is at step %d", reason, step)
+                logger.info(f"nothing to do: {reason}, and the run is at step {step}; {following}")
                 self._processes.finish()
                 return
             try:
@@ -120,7 +124,7 @@ class Trainer:
                         reason = self._reached_limit()
                         self._save(final=reason is not None)
                     reason = reason or self._train_epochs()
-                logger.info("done: %s, at step %d", reason, self.progress.step)
+                logger.info(f"done: {reason}, at step {self.progress.step}; {following}")
             except DataError:  # the prepared text was damaged before the next step read it
                 self._save(final=True)
                 raise
@@ -331,23 +335,22 @@ class Trainer:
     def _validate(self) -> None:
         """Scores the weights; if a signal interrupts this, it is repeated on resuming."""
         self.engine.read_window()  # waits for pending steps, which are not part of validation
+        (first, since), began = self._interval, time.monotonic()
         result = self._validator.validate(self._raise_if_stopping)
         step, previous = self.progress.step, self.progress
+        self._interval = step, time.monotonic()
+        self._validator.warn_if_long(step - first, began - since, self._interval[1] - began)
         # A validation made only because training ends does not count: training may be continued.
-        is_due = step % self.config.valid.every == 0
-        self.progress = replace(
-            previous,
-            valid_step=step,
-            validations_since_best=previous.validations_since_best + is_due,
-        )
-        is_best = result.score > previous.best_bleu
+        # Nor does one within the warm-up, when the score may not have begun to rise.
+        counts = step % self.config.valid.every == 0 and step > self.config.optim.warmup_steps
+        count, is_best = previous.validations_since_best + counts, result.is_better(previous)
+        self.progress = replace(previous, valid_step=step, validations_since_best=count)
         if is_best:
-            self.progress = replace(
-                self.progress, best_bleu=result.score, best_step=step, validations_since_best=0
-            )
+            best = replace(self.progress, best_bleu=result.score, best_nll=result.nll)
+            self.progress = replace(best, best_step=step, validations_since_best=0)
         if self._log:
             self._log.record("valid", self.progress, self._seconds(), result.metrics)
-        self._validator.log(result, step, previous.best_bleu)
+        self._validator.log(result, step, previous)
         if is_best:
             self._save_best(result, previous)
 
@@ -358,9 +361,7 @@ class Trainer:
             self._saver.wait()  # the record holds the digest of the checkpoint
         saved, step = self._processes.broadcast(self._saver.saved), self.progress.step
         if saved is None or saved.step != step:
-            self.progress = replace(
-                self.progress, best_bleu=previous.best_bleu, best_step=previous.best_step
-            )
+            self.progress = replace(previous, valid_step=step, validations_since_best=0)
         elif self._processes.is_main:
             self._validator.record(result, checkpoint_path(self.run_dir, step))
 

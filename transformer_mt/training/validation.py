@@ -3,11 +3,12 @@
 import logging
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
+from transformer_mt.checkpoints.checkpoint import Progress
 from transformer_mt.checkpoints.evaluations import (
     VALIDATION,
     EvaluationRecord,
@@ -40,14 +41,21 @@ class Validation:
 
     Attributes:
         metrics: Values by their names in metrics.jsonl: `nll` (in nats per target token),
-            `perplexity` and `bleu` of the weights, `ema_bleu` of their moving average.
-        score: The BLEU that counts, the moving average's if there is one; -inf after divergence.
+            `perplexity`, `bleu` and, if it counts, `chrf` of the weights, and with `ema_` before
+            them those of their moving average.
+        score: What `valid.metric` names, 0 if that is `nll`; -inf after divergence.
+        nll: What decides between equal scores; like them of the moving average if there is one.
         hypotheses: One per sentence, by the moving average if there is one.
     """
 
     metrics: dict[str, float]
     score: float
+    nll: float
     hypotheses: list[str]
+
+    def is_better(self, best: Progress) -> bool:
+        """Tells whether it is better than the best so far."""
+        return (self.score, -self.nll) > (best.best_bleu, -best.best_nll)
 
 
 class Validator:
@@ -56,7 +64,11 @@ class Validator:
     def __init__(self, engine: Engine, pairs: RawPairs, corpus: PreparedCorpus) -> None:
         self._engine, self._pairs, vocab = engine, pairs, corpus.vocab
         self._encoded = encode_pairs(pairs.src, pairs.tgt, vocab)
-        self._metrics = choose_metrics(engine.config.data.tgt_lang)
+        self._valid, tgt_lang = engine.config.valid, engine.config.data.tgt_lang
+        self._metrics = choose_metrics(
+            tgt_lang, references=[pairs.tgt], configured=self._valid.tokenize
+        )
+        self._least_seconds = 1.0  # of a validation that is called long
         splitter = LineSplitter(vocab.src, engine.config.data, corpus.sources)
         runtime = PyTorchRuntime(engine.model, vocab.symbol_ids(engine.config.vocab.symbols))
         self._translator = Translator(runtime, vocab, splitter, _SEARCH, engine.processes)
@@ -67,16 +79,25 @@ class Validator:
         Args:
             advance: Called with the number of lines translated, batch by batch; may raise to stop.
         """
-        engine = self._engine
-        nll = mean_nll(engine.model, self._encoded, engine.processes)
+        result = self._validate(advance)
+        if self._engine.ema:
+            with self._engine.ema.in_place():
+                average = self._validate(advance)
+            metrics = {f"ema_{name}": value for name, value in average.metrics.items()}
+            score = average.score if math.isfinite(result.score) else result.score
+            result = replace(average, metrics=result.metrics | metrics, score=score)
+        return result
+
+    def _validate(self, advance: Callable[[int], object]) -> Validation:
+        """Scores the weights that are in the model."""
+        nll = mean_nll(self._engine.model, self._encoded, self._engine.processes)
         hypotheses, bleu = self._translate(advance)
         metrics = {"nll": nll, "perplexity": perplexity(nll), "bleu": bleu}
-        if engine.ema:
-            with engine.ema.in_place():
-                hypotheses, bleu = self._translate(advance)
-            metrics["ema_bleu"] = bleu
+        if self._valid.metric == "chrf":
+            metrics["chrf"] = corpus_score(hypotheses, [self._pairs.tgt], self._metrics[1]).value
+        score = 0.0 if self._valid.metric == "nll" else metrics[self._valid.metric]
         is_finite = math.isfinite(metrics["perplexity"])
-        return Validation(metrics, bleu if is_finite else -math.inf, hypotheses)
+        return Validation(metrics, score if is_finite else -math.inf, nll, hypotheses)
 
     def _translate(self, advance: Callable[[int], object]) -> tuple[list[str], float]:
         """Translates the raw sources; returns the hypotheses and their BLEU by raw references."""
@@ -98,12 +119,31 @@ class Validator:
         )
         write_evaluation(checkpoint, record)
 
-    def log(self, result: Validation, step: int, previous_best: float) -> None:
+    def warn_if_long(self, steps: int, training: float, validating: float) -> None:
+        """Says once, with what to set, that validating took longer than the steps before it.
+
+        Args:
+            steps: The steps that this process took since the last validation or its start.
+            training: Seconds that they took.
+            validating: Seconds that the validation took.
+        """
+        if steps >= self._valid.every and validating > max(training, self._least_seconds):
+            self._least_seconds = math.inf
+            factor = 4 * validating / max(training, 1e-3)
+            logger.warning(
+                f"validating took {validating:.0f} s, longer than the {steps:,} steps before it,"
+                f" {training:.0f} s: set valid.every = {math.ceil(steps * factor)}, or in a new run"
+                f" a slice of data.valid, such as [:{math.ceil(len(self._pairs) / factor)}]"
+            )
+
+    def log(self, result: Validation, step: int, previous: Progress) -> None:
         """Logs the scores of a step, with a few translations of the same sentences each time."""
         metrics = result.metrics
         text = f"step {step}: validation BLEU {metrics['bleu']:.2f}"
         if "ema_bleu" in metrics:
             text += f", of the moving average {metrics['ema_bleu']:.2f}"
+        if "chrf" in metrics:
+            text += f", chrF2 {metrics.get('ema_chrf', metrics['chrf']):.2f}"
         if result.score == -math.inf:
             logger.warning(
                 "%s, which cannot be the best: perplexity is not finite, training has diverged;"
@@ -111,8 +151,10 @@ class Validator:
                 text,
             )
         else:
-            best = " (best)" if result.score > previous_best else f" (best {previous_best:.2f})"
-            logger.info("%s, perplexity %.2f%s", text, metrics["perplexity"], best)
+            is_bleu = self._valid.metric == "bleu"
+            best = f" {previous.best_bleu:.2f}" if is_bleu else f" at step {previous.best_step}"
+            best = "" if result.is_better(previous) else best
+            logger.info("%s, perplexity %.2f (best%s)", text, metrics["perplexity"], best)
         for i in np.linspace(0, len(self._pairs) - 1, _SAMPLES, dtype=int):
             logger.info("  source     %s", self._pairs.src[i])
             logger.info("  reference  %s", self._pairs.tgt[i])
