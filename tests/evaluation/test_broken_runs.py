@@ -52,9 +52,12 @@ def find_causes(
 
 @pytest.mark.parametrize("settings", [[], ONE_LAYER])
 def test_nothing_is_found_in_a_healthy_run(tmp_path, settings):
-    """Neither of two layers on each side, nor of a single one."""
+    """Neither of two layers on each side, nor of a single one.
+
+    The moving average's NLL falls by a third of what would be too much.
+    """
     settings = "optim.lr_scale=1.4", "valid.every=150", *SMALL[-2:], *settings
-    assert not find_causes(tmp_path, "", lambda src, tgt: (src, tgt), 450, *settings)
+    assert not find_causes(tmp_path, "", lambda src, tgt: (src, tgt), 600, *settings)
 
 
 # fmt: off
@@ -65,7 +68,7 @@ def test_nothing_is_found_in_a_healthy_run(tmp_path, settings):
      ['data.train=["train", "test[:50]"]'], {"known text", "wrong language", "too few steps"}),
     ("test", lambda src, tgt: ([line.lower().translate(CYRILLIC) for line in src], tgt), 20,
      [], {"wrong script", "unknown pieces"}),
-    ("train", lambda src, tgt: (src[:300], tgt[:300]), 300,
+    ("train", lambda src, tgt: (src[:600], tgt[:600]), 250,
      ["valid.every=50", "vocab.size=500", "train.batch_tokens=1500"], {"overfitting"}),
     ("train", lambda src, tgt: (src, tgt), 150,
      ["optim.lr_scale=50", "optim.max_grad_norm=0", "train.log_every=10"], {"divergence"}),

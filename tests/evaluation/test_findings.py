@@ -61,6 +61,14 @@ def test_curves(check, kind, losses, figures):
     assert found is None if figures is None else figures in found and "\n" not in found
 
 
+def test_the_perplexity_of_the_moving_average_comes_first():
+    """Since that of the weights goes up and down. Sabotage: look at the weights alone."""
+    for average, few in ((1.98, False), (1.80, True)):
+        lines = [{"kind": "valid", "step": 750, "nll": 2.0, "ema_nll": 2.0}]
+        lines.append({"kind": "valid", "step": 1000, "nll": 3.78 - average, "ema_nll": average})
+        assert bool(FEW(RunMetrics("run", lines), 100)) == few
+
+
 def test_overfitting_while_the_bleu_rises():
     """Patience would not end it."""
     records = [

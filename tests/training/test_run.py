@@ -1,6 +1,7 @@
 """A run's beginning and its resumption: what is taken from where, and what is refused."""
 
 import copy
+import json
 import os
 import re
 import shutil
@@ -274,6 +275,30 @@ def test_the_moving_average_is_kept_scored_and_used(corpus_dir, tmp_path, caplog
     assert checkpoint.progress.best_nll == pytest.approx(valid["ema_nll"], abs=1e-5)
     assert valid["ema_nll"] != valid["nll"]
     assert "of the moving average" in caplog.text
+
+
+def test_validation_and_evaluate_choose_the_same_tokenizer(
+    corpus_dir, copy_run, tmp_path, call, caplog
+):
+    """By the script of the references, and each says so once. Sabotage: look at the code alone."""
+    caplog.set_level("INFO")
+    (tmp_path / "src").write_text("abc de fgh ij\nklm no\n")
+    (tmp_path / "tgt").write_text("ครูซื้อหนังสือที่ตลาด abc de fgh ij\nแม่พบปลาวันนี้ klm no\n")
+    sizes = {"model__d_model": 64, "model__d_ff": 128, "optim__warmup_steps": 1_000_000}
+    config = small_config(
+        corpus_dir,
+        data__valid={"src": str(tmp_path / "src"), "tgt": str(tmp_path / "tgt")},
+        train__init_from=str(copy_run),
+        train__max_steps=1,
+        **sizes,
+    )
+    train(config, tmp_path / "run")
+    [recorded] = records(tmp_path / "run", "valid")
+    assert caplog.text.count("BLEU is by characters") == 1
+    done = call("evaluate", tmp_path / "run", "--split", "valid", "--json")
+    assert caplog.text.count("BLEU is by characters") == 2
+    result = json.loads(done.out)
+    assert result["tokenizer"] == "char" and round(result["bleu"], 4) == recorded["bleu"] > 1
 
 
 @pytest.mark.parametrize("command", [train, dry_run])

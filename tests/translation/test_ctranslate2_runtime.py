@@ -167,7 +167,7 @@ def test_scores_are_recorded_beside_it(copy_run, tmp_path, call):
     done = call("evaluate", exported, *texts, "--baseline", copy_run, "--json")
     result = json.loads(done.out)
     assert result["precision"] == "CTranslate2 int8" and result["step"] == 1, done.err
-    assert result["bleu"] > 90 and result["baseline"] == str(find_checkpoint(copy_run).path)
+    assert result["bleu"] > 75 and result["baseline"] == str(find_checkpoint(copy_run).path)
     back = json.loads(call("evaluate", copy_run, *texts, "--baseline", exported, "--json").out)
     assert back["differences"][0]["baseline"] == result["bleu"]
     [record] = read_evaluations(exported)

@@ -92,7 +92,7 @@ def test_scores_are_those_of_the_model(untrained_run, alpha):
     [drawn] = model.runtime.decode([sources], options)
     given = model.runtime.score(rows, [each.ids for [each] in drawn])
     ended = [len(each.ids) < len(ids) + 50 for [each], ids in zip(drawn, rows, strict=True)]
-    assert 5 < sum(ended) < 55
+    assert 0 < sum(ended) < 60
     for [each], score, has_end in zip(drawn, given, ended, strict=True):
         if PAD_ID not in each.ids:  # which has no score as a given translation
             total = each.score * length_penalty(len(each.ids) + has_end, alpha)

@@ -97,7 +97,7 @@ def test_evaluation_by_several_processes(copy_run, tmp_path):
     assert many.returncode == 0, many.stderr
     left, right = json.loads(one.stdout), json.loads(many.stdout)
     assert left.pop("seconds") > 0 and right.pop("seconds") > 0
-    assert left == right and left["bleu"] > 90
+    assert left == right and left["bleu"] > 75
     assert (tmp_path / "one").read_bytes() == (tmp_path / "many").read_bytes()
     rows = together(2, arguments[0], copy_run, copy_run, *arguments[2:-3])
     assert rows.returncode == 0, rows.stderr

@@ -76,8 +76,9 @@ def divergence(metrics: RunMetrics) -> str | None:
 def too_few_steps(metrics: RunMetrics, warmup_steps: int) -> str | None:
     """Finds a run that ended in its warm-up, or while its perplexity was falling fast.
 
-    The perplexity is that of validation over the last quarter of the steps or, if there is one
-    validation alone, of training, which is less regular, over the last half.
+    The perplexity is that of validation over the last quarter of the steps: of the moving average,
+    if there is one, since that of the weights goes up and down. If there is one validation alone,
+    it is that of training, which is less regular, over the last half.
     """
     last = metrics.end("step")
     advice = (
@@ -89,8 +90,12 @@ def too_few_steps(metrics: RunMetrics, warmup_steps: int) -> str | None:
             f"too few steps: {last:,} steps are fewer than optim.warmup_steps = {warmup_steps:,};"
             f" {advice}, or start a new run with a shorter warm-up"
         )
-    for kind, name, part in (("valid", "validation", 3 / 4), ("train", "training", 1 / 2)):
-        points = metrics.finite_points(kind, "nll")
+    for kind, key, name, part in (
+        ("valid", "ema_nll", "validation", 3 / 4),
+        ("valid", "nll", "validation", 3 / 4),
+        ("train", "nll", "training", 1 / 2),
+    ):
+        points = metrics.finite_points(kind, key)
         early = [point for point in points[:-1] if 0 < point[0] <= part * points[-1][0]]
         if not early:
             continue
