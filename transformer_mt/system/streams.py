@@ -48,7 +48,7 @@ def reading(name: object) -> Iterator[None]:
     try:
         yield
     except (OSError, EOFError, MemoryError, lzma.LZMAError, zlib.error) as error:
-        reason = getattr(error, "strerror", None) or error
+        reason = getattr(error, "strerror", None) or str(error) or "not enough memory"
         raise DataError(f"{name}: cannot be read: {reason}") from None
 
 
@@ -108,7 +108,8 @@ def _decompress_zstd(blocks: Iterator[bytes]) -> Iterator[bytes]:
 
 _DECOMPRESS: dict[str, Callable[[Iterator[bytes]], Iterator[bytes]]] = {
     "gzip": partial(_decompress, partial(zlib.decompressobj, 16 + zlib.MAX_WBITS)),
-    "xz": partial(_decompress, partial(lzma.LZMADecompressor, lzma.FORMAT_XZ)),
+    # `xz -9` needs 65 MiB; a file can ask for 4 GiB.
+    "xz": partial(_decompress, partial(lzma.LZMADecompressor, lzma.FORMAT_XZ, memlimit=2**29)),
     "zstd": _decompress_zstd,
 }
 
