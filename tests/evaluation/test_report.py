@@ -345,7 +345,8 @@ def test_an_exported_model_is_evaluated_without_pytorch(exported_run, texts):
 
     Sabotage: import torch in `evaluation/report.py`.
     """
-    words = "evaluate", exported_run, "--src", texts / "ref", "--ref", texts / "ref"
+    exported = shutil.copytree(exported_run, texts / "exported")  # scores are recorded in it
+    words = "evaluate", exported, "--src", texts / "ref", "--ref", texts / "ref"
     for more in ((), ("--baseline", texts / "hyp"), ("--device", "cuda")):
         program = [sys.executable, "-c", WITHOUT_PYTORCH, *map(str, (*words, *more))]
         done = subprocess.run(program, capture_output=True, text=True, timeout=120)

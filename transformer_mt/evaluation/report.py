@@ -213,10 +213,7 @@ def evaluate_systems(
             raise ConfigError(
                 f"{new[0][0].path}: to translate with it, name --src, the source text of --ref"
             )
-        if checkpoints := [each for each in chain(*new) if not each.is_exported]:
-            from transformer_mt.checkpoints.checkpoint import warn_of_changed_model
-
-            warn_of_changed_model(checkpoints)
+        _warn_of_changed_models(new)
         sources, _ = processes.broadcast((test_set.src or [], len(new)))
         other_output = translate(other, sources) if other else None
         reports = []
@@ -243,6 +240,14 @@ def _common_corpus(systems: "Sequence[SavedModels]", languages: Mapping[str, str
     if corpora and any(languages.values()):
         raise ConfigError("--src-lang and --tgt-lang: leave them out; a run has its own languages")
     return corpora[0] if corpora else DataConfig(path="none").model_copy(update=languages)
+
+
+def _warn_of_changed_models(systems: "Sequence[SavedModels]") -> None:
+    """Warns of checkpoints trained with other source; exported models do without PyTorch."""
+    if checkpoints := [each for models in systems for each in models if not each.is_exported]:
+        from transformer_mt.checkpoints.checkpoint import warn_of_changed_model
+
+        warn_of_changed_model(checkpoints)
 
 
 def _open(path: Path, test_set: EvaluationSet) -> "SystemOutput | SavedModels":
