@@ -3,6 +3,8 @@
 import json
 import re
 import shutil
+import subprocess
+import sys
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -10,7 +12,8 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from conftest import copy_lines, replace_file
+from conftest import assert_one_error, copy_lines, replace_file
+from sacrebleu.dataset import DATASETS
 
 from transformer_mt.checkpoints.evaluations import read_evaluations
 from transformer_mt.checkpoints.layout import EMA, MODEL
@@ -27,7 +30,7 @@ from transformer_mt.evaluation.scoring import choose_metrics, corpus_score
 from transformer_mt.system.outputs import check_output
 from transformer_mt.system.processes import Processes
 from transformer_mt.text.test_sets import load_test_set
-from transformer_mt.translation.options import LoadOptions, SearchOptions
+from transformer_mt.translation.options import LoadOptions, SearchOptions, TranslateOptions
 from transformer_mt.version import source_digests
 
 
@@ -50,7 +53,9 @@ def evaluate_all(
     load = partial(load_test_set, src=texts / src if src else None, refs=refs)
     given = {key: options.pop(key) for key in ("ter", "tokenizer") if key in options}
     metrics = partial(choose_metrics, **given)
-    settings = {"search": SearchOptions(), "load": LoadOptions(), **options}
+    chosen = options.pop("load", LoadOptions()), options.pop("search", SearchOptions())
+    languages = {"src_lang": "", "tgt_lang": ""}
+    settings = {"options": TranslateOptions(*chosen), "languages": languages, **options}
     hypotheses = texts / hyp if hyp else None
     baseline = texts / baseline if baseline else None
     return evaluate_systems(runs, hypotheses, baseline, load, metrics, **settings)
@@ -202,8 +207,9 @@ def test_options_reach_the_evaluation(call, monkeypatch, tmp_path):
         " --batch-tokens 7"
     )
     assert call("evaluate", *options.split()).code == 0
-    assert taken["load"] == LoadOptions("cpu", "bf16", 9, True)
-    assert taken["search"] == SearchOptions(4, 2.0, batch_tokens=7)
+    load, search = LoadOptions("cpu", "bf16", 9, True), SearchOptions(4, 2.0, batch_tokens=7)
+    assert taken["options"] == TranslateOptions(load, search)
+    assert taken["languages"] == {"src_lang": "", "tgt_lang": ""}
     assert (taken["runs"], taken["hypotheses"], taken["baseline"]) == ([[Path("run")]], None, None)
     assert set(taken["load_test_set"].keywords.values()) == {None, ()}
     assert taken["choose_metrics"].keywords == {"tokenizer": None, "ter": False}
@@ -214,7 +220,12 @@ def test_options_reach_the_evaluation(call, monkeypatch, tmp_path):
     assert taken["runs"] == [[Path("a"), Path("b")]] and taken["save"].name == f"{tmp_path}/s"
     assert (taken["hypotheses"], taken["baseline"]) == (tmp_path / "h", Path("b"))
     refs, others = [Path("y"), Path("z")], {"split": "valid", "test_set": "wmt16"}
+    others["save"] = taken["save"]
     assert taken["load_test_set"].keywords == {"src": Path("x"), "refs": refs, **others}
+    options += " --overwrite --src-lang fr --tgt-lang zh"
+    assert call("evaluate", *options.split()).code == 0
+    assert taken["save"].overwrites and not others["save"].overwrites
+    assert taken["languages"] == {"src_lang": "fr", "tgt_lang": "zh"}
     assert taken["choose_metrics"].keywords == {"tokenizer": "char", "ter": True}
     assert call("evaluate", "a", "b").code == 0 and taken["runs"] == [[Path("a")], [Path("b")]]
 
@@ -227,6 +238,139 @@ def test_what_the_command_prints(texts, call):
     shown = format_reports([result], samples=2) + "\n"
     assert call("evaluate", *files, "--samples", 2).out.decode() == shown
     assert call("evaluate", *files, "--json").out.decode() == format_as_json([result]) + "\n"
+
+
+def test_what_translate_wrote_is_scored_as_what_it_is(copy_run, texts, call):
+    """With scores or as JSON, the best of several; other tables and objects are refused.
+
+    Sabotage: score the lines as they stand.
+    """
+    files = "--input", texts / "ref", "--output"
+    call("translate", copy_run, *files, texts / "plain")
+    call("translate", copy_run, *files, texts / "scored", "--scores")
+    call("translate", copy_run, *files, texts / "jsonl", "--format", "jsonl")
+    best = "--format", "jsonl", "--n-best", 3, "--beam-size", 3
+    call("translate", copy_run, *files, texts / "best", *best)
+    call("translate", copy_run, *files, texts / "beam", "--beam-size", 3)
+    plain, beam = (evaluate(texts, hyp=name).system.lines for name in ("plain", "beam"))
+    assert plain == evaluate(texts, copy_run, hyp=None).system.lines
+    for name, lines in (("scored", plain), ("jsonl", plain), ("best", beam)):
+        assert evaluate(texts, hyp=name).system.lines == lines
+        assert evaluate(texts, baseline=name).baseline.lines == lines
+    rows = (texts / "jsonl").read_text().splitlines(keepends=True)
+    (texts / "numbered").write_text("".join(f"{i}\t{line}\n" for i, line in enumerate(plain)))
+    (texts / "shuffled").write_text("".join(rows[::-1]))
+    (texts / "broken").write_text("".join(rows)[:-9])
+    (texts / "other").write_text('{"text": "a"}\n' * 12)
+    (texts / "odd").write_text('{"line": 1, "rank": 1, "text": null}\n' * 12)
+    call("translate", copy_run, *files, texts / "n-best", "--scores", *best[2:])
+    refused = {"numbered": "each line has a tab; name a file of one column", "n-best": "36 lines"}
+    refused |= dict.fromkeys(
+        ("shuffled", "broken", "other", "odd"), "is JSON, but not as translate"
+    )
+    for name, message in refused.items():
+        for choice in ({"hyp": name}, {"baseline": name}):
+            with pytest.raises(DataError, match=f"^{texts / name}.* {message}"):
+                evaluate(texts, **choice)
+    for choice in ({"refs": ["numbered"]}, {"src": "numbered"}):
+        with pytest.raises(DataError, match=f"^{texts}/numbered: each line has a tab"):
+            evaluate(texts, **choice)
+
+
+@pytest.mark.parametrize("form", ["{} .", "ab@@ c {}", "\u2581{}", "{} a@@"])
+def test_text_that_is_tokenised_or_cut_into_pieces(texts, copy_run, caplog, form):
+    """In files alone: those of a young model may look so. Sabotage: warn of a single line."""
+    lines = (texts / "hyp").read_text().splitlines()
+    for count, warned in ((12, True), (2, True), (1, False)):
+        cut = [form.format(line) if i < count else line for i, line in enumerate(lines)]
+        (texts / "cut").write_text("".join(f"{line}\n" for line in cut))
+        for choice in ({"hyp": "cut"}, {"baseline": "cut"}, {"refs": ["cut"], "src": None}):
+            caplog.clear()
+            evaluate(texts, **choice)
+            message = f"{texts}/cut: {count} of 12 lines look tokenised or cut into pieces, such as"
+            assert [text.startswith(message) for text in caplog.messages] == [True] * warned
+    caplog.clear()
+    evaluate(texts, copy_run, hyp=None, src="cut", refs=["ref"])
+    assert not caplog.messages
+
+
+def test_what_is_scored_is_not_replaced(copy_run, corpus_dir, tmp_path, call, monkeypatch):
+    """By the translation, unless asked: neither files nor those of a split, under any name.
+
+    Sabotage: compare names as they were typed.
+    """
+    for language in ("de", "en"):
+        shutil.copy(corpus_dir / f"test.{language}", tmp_path / f"mine.{language}")
+    (tmp_path / "link").symlink_to("mine.en")
+    run = shutil.copytree(copy_run / "step-00000001", tmp_path / "model")
+    config = json.loads((run / "config.json").read_text())
+    config["data"] |= {"path": str(tmp_path), "test": "mine"}
+    replace_file(run, "config.json", json.dumps(config).encode())
+    before = (tmp_path / "mine.en").read_bytes()
+    with monkeypatch.context() as patch:
+        patch.setattr(report, "build_translation_model", None)
+        for name in ("mine.en", "mine.de", "link"):
+            done = call("evaluate", run, "--save", tmp_path / name)
+            assert_one_error(
+                done, f"{name}: is text that is scored; to replace it, add --overwrite"
+            )
+    assert (tmp_path / "mine.en").read_bytes() == before
+    assert call("evaluate", run, "--save", tmp_path / "new").code == 0
+    for _ in range(2):  # what --save names is typed, not derived
+        assert call("evaluate", run, "--save", tmp_path / "new").code == 0
+    files = "--hypotheses", tmp_path / "new", "--ref", tmp_path / "mine.en"
+    for words in ((run,), files):
+        (tmp_path / "mine.en").write_bytes(before)
+        assert call("evaluate", *words, "--save", tmp_path / "mine.en", "--overwrite").code == 0
+        assert (tmp_path / "mine.en").read_bytes() == (tmp_path / "new").read_bytes()
+
+
+def test_languages_without_a_run(texts, call, copy_run, monkeypatch):
+    """A set of sacreBLEU has several directions; the tokenizer is that of the language."""
+    taken = []
+    monkeypatch.setattr(dataset := DATASETS["wmt14"], "source", lambda pair: ["x"] * 12)
+    references = [(line,) for line in (texts / "hyp").read_text().splitlines()]
+    monkeypatch.setattr(dataset, "references", lambda pair: taken.append(pair) or references)
+    hypotheses, files = ("--hypotheses", texts / "hyp"), ("--ref", texts / "ref")
+    test_set, both = ("--test-set", "wmt14"), ("--src-lang", "en", "--tgt-lang", "de")
+    for words in ((), both[:2], both[2:]):
+        done = call("evaluate", *hypotheses, *test_set, *words)
+        assert_one_error(done, "--test-set wmt14 without a run needs --src-lang and --tgt-lang")
+    assert b" = 100.00 " in call("evaluate", *hypotheses, *test_set, *both).out
+    assert taken == ["en-de"]
+    done = call("evaluate", *hypotheses, *test_set, *both[:3], "xx")
+    assert_one_error(done, "--test-set wmt14: has ")
+    for words, tokenizer in (((), b"|tok:13a|"), (("--tgt-lang", "zh"), b"|tok:zh|")):
+        assert tokenizer in call("evaluate", *hypotheses, *files, *words).out
+    done = call("evaluate", copy_run, *test_set, *both)
+    assert_one_error(done, "--src-lang and --tgt-lang: leave them out; a run has its own languages")
+
+
+WITHOUT_PYTORCH = """
+import sys
+sys.modules["torch"] = None
+from transformer_mt.cli.program import main
+main()
+"""
+
+
+def test_an_exported_model_is_evaluated_without_pytorch(exported_run, texts):
+    """Also against a translation; CTranslate2 says which devices it has.
+
+    Sabotage: import torch in `evaluation/report.py`.
+    """
+    exported = shutil.copytree(exported_run, texts / "exported")  # scores are recorded in it
+    words = "evaluate", exported, "--src", texts / "ref", "--ref", texts / "ref"
+    for more in ((), ("--baseline", texts / "hyp"), ("--device", "cuda")):
+        program = [sys.executable, "-c", WITHOUT_PYTORCH, *map(str, (*words, *more))]
+        done = subprocess.run(program, capture_output=True, text=True, timeout=120)
+        if "cuda" not in more:
+            assert done.returncode == 0 and "BLEU|" in done.stdout, done.stderr
+        elif done.returncode:
+            assert (
+                done.stderr
+                == "error: device cuda: CTranslate2 finds no CUDA device; use cpu or auto\n"
+            )
 
 
 def test_several_runs_are_rows(copy_run, texts, tmp_path):

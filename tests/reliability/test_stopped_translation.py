@@ -221,7 +221,10 @@ def test_what_its_bytes_depend_on(texts, monkeypatch):
 
 
 def test_finished_files_are_skipped(texts, tmp_path, stopped):
-    """Of several, stopped in the second: the first is not translated again, unless it changed."""
+    """Of several, stopped in the second: the first is not translated again, unless it changed.
+
+    Sabotage: take any file that has a state for one that this program wrote.
+    """
     run_dir, source, expected = texts
     inputs = []
     for name in ("a.de", "b.de", "c.de"):
@@ -235,7 +238,9 @@ def test_finished_files_are_skipped(texts, tmp_path, stopped):
     assert done.code == 143 and f"{out / 'a.en'}: already complete" in done.err
     with (out / "a.en").open("ab") as file:
         file.write(b"changed")
-    done = stopped(*command)
+    done = stopped(*command)  # a user may have corrected it
+    assert done.code == 2 and f"error: {out / 'a.en'}: exists; to replace such" in done.err
+    done = stopped(*command, "--overwrite")
     assert done.code == 0, done.err
     assert f"{out / 'b.en'}: already complete" in done.err and "a.en: already" not in done.err
     assert done.err.count("lines in ") == 2

@@ -1,15 +1,23 @@
 """Lines in and out: none lost, none held back."""
 
+import bz2
 import errno
 import fcntl
 import gzip
 import io
+import lzma
 import os
+import pickle
 import resource
 import sys
+import tarfile
 import threading
+import tracemalloc
+import zipfile
 
+import numpy as np
 import pytest
+import safetensors.numpy
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
@@ -17,13 +25,19 @@ from transformer_mt.errors import DataError
 from transformer_mt.system import streams
 from transformer_mt.system.streams import (
     LineReader,
+    compress,
     count_lines,
     open_input,
+    read_blocks,
     reading,
     require_input,
 )
+from transformer_mt.text.corpus import read_lines
 
 UTF_16 = (b"\xff\xfe", b"\xfe\xff")
+UTF_32 = (b"\xff\xfe\0\0", b"\0\0\xfe\xff")
+SUFFIXES = (".gz", ".xz", ".zst")
+TEXT = b"".join(b"%d\n" % number for number in range(20_000))
 
 
 def read(raw: bytes, size: int, pieces: int = 1) -> tuple[list[list[str]], int]:
@@ -77,12 +91,143 @@ def test_long_lines_make_short_chunks(monkeypatch):
         assert chunks == [["aa", "bbb", "", "c"], ["1234567"], ["d", "", "", ""]]
 
 
-@pytest.mark.parametrize("mark", UTF_16)
+@pytest.mark.parametrize("mark", [*UTF_16, *UTF_32])
 def test_utf_16_is_refused(mark):
-    """By its first bytes; without them the same bytes are text."""
-    with pytest.raises(DataError, match="^in.de: is UTF-16; convert it with iconv -f UTF-16 "):
+    """By its first bytes, as is UTF-32; without them the same bytes are text."""
+    bits = 8 * len(mark)
+    message = f"^in.de: is UTF-{bits}; convert it with iconv -f UTF-{bits} -t UTF-8"
+    with pytest.raises(DataError, match=message):
         list(LineReader(io.BytesIO(mark + b"a\0"), "in.de").chunks(9, 9))
+    if mark in UTF_32:
+        return
     assert list(LineReader(io.BytesIO(b"a\n" + mark)).chunks(9, 9)) == [["a", "\ufffd\ufffd"]]
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_every_member_counts(suffix):
+    """Cut or damaged anywhere, or followed by anything else, a file is refused, as its tool does.
+
+    Sabotage: read `.xz` by `lzma.open`.
+    """
+    first, second = compress(TEXT, suffix), compress(b"end\n" * 99, suffix)
+    assert b"".join(read_blocks(io.BytesIO(first + second), "in")) == TEXT + b"end\n" * 99
+    damaged = bytearray(first + second)
+    damaged[len(first) + len(second) // 2] ^= 1
+    others = first[:-1], first + second[:-1], first + second[:4], first + b"more text\n" * 9
+    for data in (damaged, *others):
+        with pytest.raises(DataError, match="^in: cannot be read: "):
+            list(read_blocks(io.BytesIO(data), "in"))
+    if suffix != ".zst":
+        padded = first + b"\0" * 8 + second + b"\0" * 20_000
+        assert b"".join(read_blocks(io.BytesIO(padded), "in")) == TEXT + b"end\n" * 99
+
+
+class ByteByByte(io.BytesIO):
+    """A stream of which one byte at a time has arrived."""
+
+    def read1(self, size: int = -1) -> bytes:
+        return super().read1(1)
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_what_is_compressed_is_told_by_its_content(tmp_path, suffix):
+    """Under any name, in a pipe, and if it comes byte by byte; but a name must not lie.
+
+    Sabotage: look at what comes first, however short it is.
+    """
+    data = compress(TEXT, suffix)
+    assert sum(read(data, 99_999, 50)[0], []) == TEXT.decode().split()
+    assert b"".join(read_blocks(ByteByByte(data), "in")) == TEXT
+    for name in ("in.de", "in.gz", "in.txt.xz", "in.zst"):
+        (tmp_path / name).write_bytes(data)
+        assert count_lines(tmp_path / name) == 20_000
+        assert list(read_lines(tmp_path / name)) == TEXT.decode().split()
+    for text in (b"plain\n", b"", data[:1]):
+        with pytest.raises(DataError, match=f"^in{suffix}: is not compressed, although "):
+            list(read_blocks(io.BytesIO(text), f"in{suffix}"))
+
+
+def zipped() -> bytes:
+    with zipfile.ZipFile(file := io.BytesIO(), "w") as archive:
+        archive.writestr("word/document.xml", "<w:t>Hallo</w:t>")
+    return file.getvalue()
+
+
+def tarred() -> bytes:
+    with tarfile.open(fileobj=(file := io.BytesIO()), mode="w") as archive:
+        archive.addfile(tarfile.TarInfo("a.de"))
+    return file.getvalue()
+
+
+NOT_TEXT = {
+    "bzip2": bz2.compress(TEXT),
+    "bzip2 of nothing": bz2.compress(b""),
+    "Zip or Office": zipped(),
+    "Zip or Office, old": bytes.fromhex("d0cf11e0a1b11ae1") + bytes(99),
+    "Zip or Office, RTF": rb"{\rtf1\ansi Hallo}",
+    "PDF": b"%PDF-1.7\n%\xe2\xe3\xcf\xd3\n",
+    "archive": tarred(),
+    "archive, .lzma": lzma.compress(TEXT, lzma.FORMAT_ALONE),
+    "archive, lz4": b'\x04"M\x18' + TEXT,
+    "archive, 7-Zip": b"7z\xbc\xaf\x27\x1c" + TEXT,
+    "picture": b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR",
+    "picture, JPEG": b"\xff\xd8\xff\xe0\0\x10JFIF\0",
+    "picture, GIF": b"GIF89a\x01\0\x01\0\x80\0\0",
+    "binary": pickle.dumps({"a": TEXT}),
+    "binary, safetensors": safetensors.numpy.save({"a": np.zeros(3)}),
+    "binary, SentencePiece": b"\n\x0e\n\x05<unk>\x15\0\0\0\0\x18\x02",
+    "gzip": gzip.compress(gzip.compress(TEXT)),
+}
+
+
+@pytest.mark.parametrize("kind", NOT_TEXT)
+def test_what_is_not_text_is_refused_by_name(kind):
+    """In a compressed file, too. Sabotage: look only at the outer bytes."""
+    message = f"^in: holds {kind.split(' of ')[0].split(',')[0]} data, not text; convert it first, "
+    for suffix in ("", *SUFFIXES):
+        with pytest.raises(DataError, match=message):
+            list(read_blocks(io.BytesIO(compress(NOT_TEXT[kind], suffix)), "in"))
+
+
+def test_lines_that_begin_as_binary_data_do():
+    """Are text: whatever lines hold, they are passed on as soon as they are complete."""
+    reading, writing = os.pipe()
+    lines = (
+        "\x1f",
+        "PK",
+        "BZh9",
+        "%PDF",
+        "P",
+        "(",
+        "",
+        "\x7f\0",
+        "{",
+        "II",
+        "ARROW1",
+        "GIF89a is old",
+    )
+    for first in lines:
+        reading, writing = os.pipe()
+        with open(reading, "rb") as stream:
+            chunks = LineReader(stream).chunks(1000, 1000)
+            os.write(writing, first.encode()[:1])
+            os.write(writing, first.encode()[1:] + b"\n")
+            assert next(chunks) == [first]
+            os.close(writing)
+            assert list(chunks) == []
+
+
+@pytest.mark.parametrize("suffix", ["", *SUFFIXES])
+def test_a_line_without_end_does_not_fill_the_memory(monkeypatch, suffix):
+    """As a small compressed file may hold one. Sabotage: read on."""
+    monkeypatch.setattr(streams, "MAX_LINE_BYTES", 10**6)
+    data = compress(b"a\n" + bytes(3 * 10**7), suffix)
+    tracemalloc.start()
+    with pytest.raises(DataError, match="^in: has a line of more than 1,000,000 bytes$"):
+        list(LineReader(io.BytesIO(data), "in").chunks(9, 9))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 8 * 10**7
 
 
 def test_a_writer_that_waits_gets_its_lines():
@@ -107,6 +252,8 @@ def test_inputs_that_cannot_be_read(tmp_path, monkeypatch):
     message = "^in: cannot be read: Input/output error$"
     with pytest.raises(DataError, match=message), reading("in"):
         raise OSError(errno.EIO, "Input/output error", "in")
+    with pytest.raises(DataError, match="^in: cannot be read: not enough memory$"), reading("in"):
+        raise MemoryError
     monkeypatch.setattr(os, "access", lambda path, mode: mode != os.R_OK)
     with pytest.raises(DataError, match=f"^{path}: not readable$"):
         require_input(path)

@@ -163,8 +163,21 @@ def test_a_damaged_compressed_file(tmp_path, ending):
     with pytest.raises(DataError, match=f"x{ending}: cannot be read: "):
         list(read_lines(path))
     path.write_bytes(b"plain text, not compressed")
-    with pytest.raises(DataError, match=f"x{ending}: cannot be read: "):
+    message = f"x{ending}: is not compressed, although its name ends in {ending}$"
+    with pytest.raises(DataError, match=message):
         list(read_lines(path))
+
+
+def test_a_corpus_file_that_changes_while_it_is_read(tmp_path):
+    """Its lines would be mixed."""
+    path = tmp_path / "a.de"
+    path.write_text("a\n" * 50_000)
+    lines = read_lines(path)
+    next(lines)
+    with path.open("a") as file:
+        file.write("b\n")
+    with pytest.raises(DataError, match=f"^{path}: changed while it was read; "):
+        list(lines)
 
 
 def test_several_files_make_a_split(tmp_path, monkeypatch):

@@ -4,6 +4,7 @@ import gzip
 import logging
 import math
 import os
+import shutil
 import threading
 import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
@@ -140,6 +141,35 @@ def test_memory_stays_flat(tmp_path, monkeypatch):
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
     assert peaks[1] < 1.2 * peaks[0]
+
+
+CHANGES = {
+    "appended": lambda path: path.write_text(path.read_text() + "more\n"),
+    "replaced": lambda path: shutil.copy2(path, path.with_name("new")).replace(path),
+    "same size": lambda path: path.write_text(path.read_text().upper()),
+    "deleted": os.unlink,
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_an_input_that_changes(tmp_path, monkeypatch, caplog, change):
+    """Nothing is published, and only what was read before is kept.
+
+    Sabotage: ask only at the end; compare sizes alone.
+    """
+    source, output, made_from = tmp_path / "in", tmp_path / "out", {"made from": "text"}
+    source.write_text("ab\n" * 47)
+    n_best = Reverser.n_best
+
+    def change_in_third_round(self, lines, *others):
+        if len(self.rounds) == 2:
+            change(source)
+        return n_best(self, lines, *others)
+
+    monkeypatch.setattr(Reverser, "n_best", change_in_third_round)
+    with pytest.raises(DataError, match=f"^{source}: (changed while it was read|cannot be read)"):
+        translate(1, source, output, OutputOptions(), made_from)
+    assert not output.exists() and f"{FIRST + CHUNK} finished lines are kept" in caplog.text
 
 
 def test_another_number_of_processes_continues(tmp_path, caplog):

@@ -1,5 +1,6 @@
 """The command `translate`: files and streams, mistakes, messages."""
 
+import bz2
 import gzip
 import json
 import lzma
@@ -20,7 +21,7 @@ from conftest import assert_one_error, command, copy_lines
 
 from transformer_mt.system.outputs import check_output
 from transformer_mt.system.processes import Processes
-from transformer_mt.system.streams import compress, open_decompressed
+from transformer_mt.system.streams import compress, open_input, read_blocks
 from transformer_mt.translation import run
 from transformer_mt.translation.options import (
     FileOptions,
@@ -84,6 +85,10 @@ MISTAKES = [
         "out/in.en: would be the output of both in.de and folder/in.de",
     ),
     (
+        ["--input", "in.de", "--input", "folder/in.txt", "--output-dir", "folder"],
+        "folder/in.en, folder/in.txt.en: exists; to replace such files, add --overwrite",
+    ),
+    (
         ["--input", "in.de", "--input", "folder/in.en", "--output-dir", "folder"],
         "folder/in.en: is also an input; name another output",
     ),
@@ -97,12 +102,40 @@ def test_mistakes_are_found_before_a_model_is_loaded(
     """One line that names the path as it was typed; nothing is made."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "folder").mkdir()
-    for name in ("in.de", "in.en"):
+    for name in ("in.de", "in.en", "in.txt", "in.txt.en"):
         (tmp_path / "folder" / name).write_bytes(TEXT)
     done = translate(*arguments)
     assert_one_error(done, message)
     assert ".partial" not in done.err
     assert source.read_bytes() == TEXT and not list(tmp_path.glob("*/.*"))
+
+
+def test_what_others_wrote_is_replaced_if_asked(translate, source, tmp_path):
+    """By `--output`, whose name was typed, or `--overwrite`. Sabotage: ignore the option."""
+    expected, reference = translate("--input", source).out, tmp_path / "in.en"
+    for words in (["--output", reference], ["--output-dir", tmp_path, "--overwrite"]):
+        reference.write_text("a human translation\n")
+        assert translate("--input", source, *words).code == 0
+        assert reference.read_bytes() == expected
+    (tmp_path / "link.de").symlink_to(source)
+    (tmp_path / "link.en").symlink_to(reference)
+    done = translate("--input", tmp_path / "link.de", "--output-dir", tmp_path)
+    assert_one_error(done, f"{tmp_path}/link.en: exists; ")
+
+
+@pytest.mark.parametrize("ending", ["", ".gz"])
+def test_an_input_that_is_not_text(translate, tmp_path, ending):
+    """Of several, the others are translated. `bz2` may be in `.gz`, too. Stdin has no name."""
+    data = bz2.compress(TEXT)
+    source = tmp_path / f"in.de{ending}"
+    source.write_bytes(compress(data, ending))
+    message = "holds bzip2 data, not text; convert it first, such as with bzip2 -dc, "
+    assert_one_error(translate("-q", "-i", source, "-o", tmp_path / "out"), f"{source}: {message}")
+    assert_one_error(translate("-q", stdin=source), f"stdin: {message}")
+    (tmp_path / "b.de").write_bytes(TEXT)
+    inputs = "-i", source, "-i", tmp_path / "b.de", "--output-dir", tmp_path / "out"
+    assert "1 of 2 files not translated: " in translate(*inputs).err
+    assert os.listdir(tmp_path / "out") and not (tmp_path / f"out/in.en{ending}").exists()
 
 
 def test_several_runs_need_a_word(translate, call, untrained_run, source):
@@ -221,7 +254,7 @@ def test_many_files(translate, source, tmp_path):
         "c.de.xz": lzma.compress(TEXT),
         "d.de.zst": compress(TEXT, ".zst"),
         "e.txt": b"",
-        "f.de.gz": b"",
+        "f.de.gz": gzip.compress(b""),
         "broken.de.gz": gzip.compress(b"\n" * 200 + os.urandom(10**5))[:-9],
     }
     inputs = ["--input", source, "--input", tmp_path / "missing.de"]
@@ -239,15 +272,16 @@ def test_many_files(translate, source, tmp_path):
     names = ["b.en.gz", "c.en.xz", "d.en.zst", "e.txt.en", "f.en.gz", "in.en"]
     assert sorted(path.name for path in (tmp_path / "out").glob("[!.]*")) == names
     for name in names:
-        with open_decompressed(tmp_path / "out" / name) as file:
-            assert file.read() == (b"" if name[0] in "ef" else expected)
+        with open_input(tmp_path / "out" / name) as file:
+            written = b"".join(read_blocks(file, name))
+        assert written == (b"" if name[0] in "ef" else expected)
     assert translate("--input", tmp_path / "b.de.gz").out == expected
     done = translate(*inputs, "--output-dir", tmp_path / "out")
     assert done.err.count(": already complete\n") == 6
     (tmp_path / "broken.de.gz").write_bytes(gzip.compress(TEXT)[:-9])
     done = translate("--input", tmp_path / "broken.de.gz", "--quiet")
     assert_one_error(done, "")
-    assert done.err.startswith(f"error: {tmp_path}/broken.de.gz: cannot be read: Compressed file")
+    assert done.err.startswith(f"error: {tmp_path}/broken.de.gz: cannot be read: it ends before")
 
 
 def test_two_names_of_one_output(translate, source, no_model, tmp_path):

@@ -14,6 +14,7 @@ from transformer_mt.cli.options import (
     DeviceOption,
     EnsembleOption,
     LengthOption,
+    OverwriteOption,
     PenaltyOption,
     PrecisionOption,
     QuantizationOption,
@@ -138,7 +139,7 @@ def translate(
         list[Path] | None,
         file_option(
             "FILE",
-            "Text, one sentence per line; also .gz, .xz, .zst; may be repeated with"
+            "Text, one sentence per line; also compressed by gzip, xz or zstd; may be repeated with"
             " --output-dir. Default: stdin.",
             "-i",
             "--input",
@@ -154,6 +155,7 @@ def translate(
         Path | None,
         file_option("DIR", "Folder for the translation of each --input: a.de.gz gives a.en.gz."),
     ] = None,
+    overwrite: OverwriteOption = False,
     ensemble: EnsembleOption = False,
     beam_size: BeamOption = SearchOptions.beam_size,
     length_penalty: PenaltyOption = None,
@@ -216,7 +218,7 @@ def translate(
     from transformer_mt.translation import run as runs
 
     show_messages(quiet)
-    runs.translate(paths, FileOptions(inputs, output, output_dir), options)
+    runs.translate(paths, FileOptions(inputs, output, output_dir, overwrite), options)
 
 
 def config(

@@ -10,6 +10,7 @@ from transformer_mt.cli.options import (
     DeviceOption,
     EnsembleOption,
     LengthOption,
+    OverwriteOption,
     PenaltyOption,
     PrecisionOption,
     QuietOption,
@@ -22,10 +23,10 @@ from transformer_mt.cli.options import (
 from transformer_mt.errors import ConfigError
 from transformer_mt.system.console import show_messages
 from transformer_mt.system.launcher import is_main_process
-from transformer_mt.system.outputs import check_output, resolve_inputs
+from transformer_mt.system.outputs import Output, check_output, resolve_inputs
 from transformer_mt.system.process_settings import interrupt_on_signals
 from transformer_mt.system.streams import require_input
-from transformer_mt.translation.options import LoadOptions, SearchOptions
+from transformer_mt.translation.options import LoadOptions, SearchOptions, TranslateOptions
 
 REPORT = "What to report"
 scored_option = partial(option, group="What to score")
@@ -63,6 +64,12 @@ def evaluate(
     baseline: Annotated[
         Path | None, scored_option("RUN_OR_FILE", "Compare with this run or translation.")
     ] = None,
+    src_lang: Annotated[
+        str | None, scored_option("NAME", "Language of the source, if no run tells it.")
+    ] = None,
+    tgt_lang: Annotated[
+        str | None, scored_option("NAME", "Language of the translation, likewise.")
+    ] = None,
     ensemble: EnsembleOption = False,
     beam_size: BeamOption = SearchOptions.beam_size,
     length_penalty: PenaltyOption = None,
@@ -72,6 +79,7 @@ def evaluate(
     device: DeviceOption = LoadOptions.device,
     raw: RawOption = False,
     save: Annotated[Path | None, report_option("FILE", "File to save the translation to.")] = None,
+    overwrite: OverwriteOption = False,
     ter: Annotated[bool, flag("Compute TER too.", "--ter", group=REPORT)] = False,
     tokenize: Annotated[
         str | None,
@@ -111,11 +119,8 @@ def evaluate(
     if paths and len(paths) > 1 and not ensemble and (hypotheses or save):
         name = "--hypotheses" if hypotheses else "--save"
         raise ConfigError(f"{name} works with one run or --ensemble, not with several runs")
-    penalty, output = choose_length_penalty(length_penalty, beam_size), None
-    if is_main_process():  # the others may run on machines without these files
-        require_input(hypotheses)
-        inputs = resolve_inputs([src, *(ref or ()), hypotheses, baseline])
-        output = check_output(save, inputs) if save else None
+    penalty = choose_length_penalty(length_penalty, beam_size)
+    output = _check_files(save, overwrite, hypotheses, src, *(ref or ()), baseline)
     from transformer_mt.evaluation.report import evaluate_systems, format_as_json, format_reports
     from transformer_mt.evaluation.scoring import choose_metrics
     from transformer_mt.text.test_sets import load_test_set
@@ -127,12 +132,25 @@ def evaluate(
             hypotheses=hypotheses,
             baseline=baseline,
             load_test_set=partial(
-                load_test_set, split=split, src=src, refs=ref or (), test_set=test_set
+                load_test_set, split=split, src=src, refs=ref or (), test_set=test_set, save=output
             ),
             choose_metrics=partial(choose_metrics, tokenizer=tokenize, ter=ter),
-            search=SearchOptions(beam_size, penalty, batch_tokens=batch_tokens),
-            load=LoadOptions(device, precision, max_length, raw),
+            options=TranslateOptions(
+                LoadOptions(device, precision, max_length, raw),
+                SearchOptions(beam_size, penalty, batch_tokens=batch_tokens),
+            ),
+            languages={"src_lang": src_lang or "", "tgt_lang": tgt_lang or ""},
             save=output,
         )
     if reports:
         print(format_as_json(reports) if json_ else format_reports(reports, samples))
+
+
+def _check_files(
+    save: Path | None, overwrite: bool, hypotheses: Path | None, *others: Path | None
+) -> Output | None:
+    """Checks files in the main process; the others may run on machines without them."""
+    if not is_main_process():
+        return None
+    require_input(hypotheses)
+    return check_output(save, resolve_inputs([hypotheses, *others]), overwrite) if save else None

@@ -117,6 +117,9 @@ RawOption = Annotated[
     bool,
     flag("Use the trained weights, not their moving average.", "--raw", group=SEARCH),
 ]
+OverwriteOption = Annotated[
+    bool, flag("Replace files that this program did not write.", "--overwrite", group=FILES)
+]
 QuietOption = Annotated[bool, flag("Only warnings and errors on stderr.", "-q", "--quiet")]
 
 

@@ -2,8 +2,9 @@
 
 import json
 import logging
+import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -13,15 +14,13 @@ from typing import TYPE_CHECKING
 
 from sacrebleu.metrics.base import Metric
 
-from transformer_mt.checkpoints.checkpoint import Checkpoint, warn_of_changed_model
 from transformer_mt.checkpoints.evaluations import (
     EvaluationRecord,
     Score,
     SearchSetting,
     write_evaluation,
 )
-from transformer_mt.checkpoints.model_card import refresh_average_card
-from transformer_mt.config.keys import Config, DataConfig
+from transformer_mt.config.keys import DataConfig, ValidConfig
 from transformer_mt.errors import ConfigError, DataError
 from transformer_mt.evaluation.comparison import (
     Comparison,
@@ -31,12 +30,13 @@ from transformer_mt.evaluation.comparison import (
 )
 from transformer_mt.evaluation.scoring import corpus_score
 from transformer_mt.system.console import ProgressBar, escape_controls
-from transformer_mt.system.device import choose_device
+from transformer_mt.system.files import parse_json
 from transformer_mt.system.outputs import Output, write_lines
 from transformer_mt.system.processes import Processes, join_processes
 from transformer_mt.text.corpus import read_lines
-from transformer_mt.text.test_sets import EvaluationSet
-from transformer_mt.translation.options import LoadOptions, SearchOptions
+from transformer_mt.text.test_sets import EvaluationSet, check_text
+from transformer_mt.translation.options import TranslateOptions
+from transformer_mt.translation.run import device_to_join
 from transformer_mt.translation.translation_model import (
     build_translation_model,
     find_models,
@@ -48,6 +48,9 @@ if TYPE_CHECKING:
     from transformer_mt.translation.translation_model import SavedModels
 
 logger = logging.getLogger(__name__)
+
+_SCORED = re.compile(r"(?:-?\d+\.\d{4}|-inf|nan)\t")
+"""How `translate --scores` begins each line."""
 
 _CHANGES = 3
 """Number of sentences shown with the largest gains over a baseline, and with the largest losses."""
@@ -164,8 +167,8 @@ def evaluate_systems(
     baseline: Path | None,
     load_test_set: Callable[[DataConfig], EvaluationSet],
     choose_metrics: Callable[..., list[Metric]],
-    search: SearchOptions,
-    load: LoadOptions,
+    options: TranslateOptions,
+    languages: Mapping[str, str],
     save: Output | None = None,
 ) -> list[EvaluationReport]:
     """Scores new or existing translations of a test set, and compares them with a baseline.
@@ -178,8 +181,8 @@ def evaluate_systems(
         load_test_set: Loads a test set, given the corpus of the first run, if one is given.
         choose_metrics: Gives the metrics, BLEU first, for a target language, references and the
             first run's `valid.tokenize`.
-        search: How to search for translations.
-        load: How to load the models.
+        options: How to load the models and to search for translations.
+        languages: `src_lang` and `tgt_lang` if no run is named; empty if they are unknown.
         save: Where to write the translation of a single system.
 
     Returns:
@@ -189,8 +192,9 @@ def evaluate_systems(
     Raises:
         TransformerMTError: If a path, the test set, or an option is wrong.
     """
-    with join_processes(choose_device(load.device).type) as processes:
-        translate = partial(_translate, search=search, load=load, processes=processes)
+    paths = [*chain(*runs), *([baseline] if baseline else [])]
+    with join_processes(device_to_join(paths, options.load.device)) as processes:
+        translate = partial(_translate, options=options, processes=processes)
         if not processes.is_main:
             sources, count = processes.broadcast(([""], 0))
             for _ in range(count):
@@ -199,7 +203,7 @@ def evaluate_systems(
             return []
         # Read files and runs first, so that mistakes show before anything is translated.
         named = [find_models(paths) for paths in runs]
-        data, tokenize = _common_corpus(named)
+        data, tokenize = _common_corpus(named, languages)
         test_set = load_test_set(data)
         metrics = choose_metrics(data.tgt_lang, references=test_set.references, configured=tokenize)
         systems = [_read_translation(hypotheses, test_set)] if hypotheses else named
@@ -211,7 +215,7 @@ def evaluate_systems(
             raise ConfigError(
                 f"{new[0][0].path}: to translate with it, name --src, the source text of --ref"
             )
-        warn_of_changed_model(each for each in chain(*new) if isinstance(each, Checkpoint))
+        _warn_of_changed_models(new)
         sources, _ = processes.broadcast((test_set.src or [], len(new)))
         other_output = translate(other, sources) if other else None
         reports = []
@@ -220,22 +224,43 @@ def evaluate_systems(
                 output = translate(system, sources)
                 if save:  # first, so that no later error loses the translation
                     write_lines(output.lines, save)
-                scores = [corpus_score(output.lines, test_set.references, m) for m in metrics]
-                _record(test_set, output, scores)
-                comparison = None
-                if other_output:
-                    comparison = compare(test_set, output.lines, other_output.lines, metrics)
-                report = EvaluationReport(test_set, output, scores, other_output, comparison)
-                reports.append(report)
+                reports.append(_score(test_set, output, metrics, other_output))
         processes.finish()
     return reports
 
 
-def _common_corpus(systems: "Sequence[SavedModels]") -> tuple[DataConfig, str]:
+def _score(
+    test_set: EvaluationSet,
+    output: SystemOutput,
+    metrics: list[Metric],
+    baseline: SystemOutput | None,
+) -> EvaluationReport:
+    """Scores and records a translation, and compares it with a baseline."""
+    scores = [corpus_score(output.lines, test_set.references, metric) for metric in metrics]
+    _record(test_set, output, scores)
+    comparison = compare(test_set, output.lines, baseline.lines, metrics) if baseline else None
+    return EvaluationReport(test_set, output, scores, baseline, comparison)
+
+
+def _common_corpus(
+    systems: "Sequence[SavedModels]", languages: Mapping[str, str]
+) -> tuple[DataConfig, str]:
     """Gives the first system's corpus and `valid.tokenize`; the others must have its languages."""
-    configs = [models[0].config for models in systems] or [Config(data=DataConfig(path="none"))]
+    configs = [models[0].config for models in systems]
     require_one_direction(config.data for config in configs)
+    if configs and any(languages.values()):
+        raise ConfigError("--src-lang and --tgt-lang: leave them out; a run has its own languages")
+    if not configs:
+        return DataConfig(path="none").model_copy(update=languages), ValidConfig().tokenize
     return configs[0].data, configs[0].valid.tokenize
+
+
+def _warn_of_changed_models(systems: "Sequence[SavedModels]") -> None:
+    """Warns of checkpoints trained with other source; exported models do without PyTorch."""
+    if checkpoints := [each for models in systems for each in models if not each.is_exported]:
+        from transformer_mt.checkpoints.checkpoint import warn_of_changed_model
+
+        warn_of_changed_model(checkpoints)
 
 
 def _open(path: Path, test_set: EvaluationSet) -> "SystemOutput | SavedModels":
@@ -245,7 +270,7 @@ def _open(path: Path, test_set: EvaluationSet) -> "SystemOutput | SavedModels":
 
 
 def _read_translation(path: Path, test_set: EvaluationSet) -> SystemOutput:
-    lines = list(read_lines(path))
+    lines = _parse_output(path, list(read_lines(path)))
     if len(lines) != len(test_set):
         raise DataError(
             f"{path} has {len(lines):,} lines, but {test_set.name} has {len(test_set):,}:"
@@ -254,11 +279,26 @@ def _read_translation(path: Path, test_set: EvaluationSet) -> SystemOutput:
     return SystemOutput(lines, str(path))
 
 
+def _parse_output(path: Path, lines: list[str]) -> list[str]:
+    """Gives the translations in what `translate` wrote: text, with scores too, or JSON's best."""
+    if lines and all(line.startswith('{"') for line in lines):
+        try:
+            best = [row for row in map(parse_json, lines) if row["rank"] == 1]
+            if [row["line"] for row in best] == list(range(1, len(best) + 1)):
+                return [str(row["text"]) for row in best]
+        except (ValueError, KeyError):
+            pass
+        raise DataError(f"{path}: is JSON, but not as translate --format jsonl writes it")
+    if lines and all(map(_SCORED.match, lines)):
+        lines = [line.partition("\t")[2] for line in lines]
+    check_text(path, lines)
+    return lines
+
+
 def _translate(
     system: "SystemOutput | SavedModels",
     sources: list[str],
-    search: SearchOptions,
-    load: LoadOptions,
+    options: TranslateOptions,
     processes: Processes,
 ) -> SystemOutput:
     """Translates with the main process's models; returns a translation as it is.
@@ -267,6 +307,7 @@ def _translate(
     """
     if isinstance(system, SystemOutput):
         return system
+    search, load = options.search, options.load
     model = build_translation_model(system, load, processes)
     processes.watch_peers()
     translator, began = model.translator(search, processes), time.monotonic()
@@ -306,5 +347,7 @@ def _record(test_set: EvaluationSet, output: SystemOutput, scores: list[Score]) 
         seconds=round(output.seconds, 3),
     )
     write_evaluation(model.path, record)
-    if isinstance(model, Checkpoint):
+    if not model.is_exported:
+        from transformer_mt.checkpoints.model_card import refresh_average_card
+
         refresh_average_card(model)

@@ -47,12 +47,14 @@ class Output:
             output is a stream.
         suffix: Compression suffix of its name, such as `.gz`, or an empty string.
         descriptor: Descriptor to write to, if the process inherited it; else None.
+        overwrites: Whether it may replace an input.
     """
 
     name: str
     target: Path | None = None
     suffix: str = ""
     descriptor: int | None = None
+    overwrites: bool = False
 
     @property
     def partial(self) -> Path:
@@ -88,12 +90,15 @@ def resolve_inputs(paths: Iterable[Path | None]) -> frozenset[str]:
     return frozenset(os.path.realpath(path) for path in paths if path)
 
 
-def check_output(path: Path | None, inputs: Collection[str] = ()) -> Output:
+def check_output(
+    path: Path | None, inputs: Collection[str] = (), overwrite: bool = False
+) -> Output:
     """Checks an output and decides how it will be written, before any work is done.
 
     Args:
         path: As the user typed it; None and `-` are stdout.
         inputs: From `resolve_inputs`.
+        overwrite: Whether it may be one of them.
 
     Raises:
         OutputError: If it is a directory or an input, its folder is missing, or it is not writable.
@@ -120,9 +125,9 @@ def check_output(path: Path | None, inputs: Collection[str] = ()) -> Output:
         raise OutputError(f"{path}: there is no folder {folder}")
     if not os.access(target.parent, os.W_OK):
         raise OutputError(f"{path}: its folder is not writable")
-    if str(target) in inputs:
+    if str(target) in inputs and not overwrite:
         raise OutputError(f"{path}: is also an input; name another output")
-    return Output(name, target, suffix)
+    return Output(name, target, suffix, overwrites=overwrite)
 
 
 @contextmanager
@@ -264,12 +269,23 @@ def _usable_state(output: Output, fingerprint: Fingerprint) -> OutputState:
     return OutputState(fingerprint)
 
 
-def is_complete(output: Output, fingerprint: Fingerprint) -> bool:
-    """Tells whether an earlier process completed an output that has not changed since."""
+def is_complete(output: Output, fingerprint: Fingerprint | None = None) -> bool:
+    """Tells whether an earlier process completed an output that has not changed since.
+
+    It had this fingerprint; None is any.
+    """
     state, target = _read_state(output), output.target
-    if not state or not target or not target.is_file() or _changes(state, fingerprint):
+    if not state or not target or not target.is_file():
         return False
-    return sha256(target) == state.sha256
+    changes = _changes(state, fingerprint or state.fingerprint)
+    return not changes and sha256(target) == state.sha256
+
+
+def require_own(outputs: Iterable[Output]) -> None:
+    """Raises OutputError if one would replace a file that is not the work of an unfinished job."""
+    existing = (each for each in outputs if each.target and each.target.exists())
+    if foreign := [each.name for each in existing if not is_complete(each)]:
+        raise OutputError(f"{', '.join(foreign)}: exists; to replace such files, add --overwrite")
 
 
 def _changes(state: OutputState, fingerprint: Fingerprint) -> list[str]:

@@ -1,21 +1,40 @@
-r"""Lines from a byte stream: split only at `\n`, passed on as they arrive."""
+r"""Lines from a byte stream: split only at `\n`, passed on as they arrive.
+
+The first bytes tell what is compressed, whatever its name, and what is not text.
+"""
 
 import gzip
 import io
 import lzma
 import os
+import re
 import select
+import stat
 import sys
 import zlib
-from codecs import BOM_UTF8, BOM_UTF16_BE, BOM_UTF16_LE
-from collections.abc import Iterator, Sequence
+from codecs import BOM_UTF8, BOM_UTF16_BE, BOM_UTF16_LE, BOM_UTF32_BE, BOM_UTF32_LE
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
+from itertools import chain
 from pathlib import Path
-from typing import BinaryIO, cast
+from types import SimpleNamespace
+from typing import Any, cast
 
 from transformer_mt.errors import DataError
 
 COMPRESSION_SUFFIXES = (".gz", ".xz", ".zst")
+_NO_TEXT = re.compile(
+    rb"(?P<gzip>\x1f\x8b\x08)|(?P<xz>\xfd7zXZ\0)|(?P<zstd>\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18)"
+    rb"|(?P<bzip2>BZh[1-9](?:1AY&SY|\x17rE8P))|(?P<PDF>%PDF-)"
+    rb"|(?P<Zip_or_Office>PK(?:\x03\x04|\x05\x06|\x07\x08)|\xd0\xcf\x11\xe0|\{\\rtf)"
+    rb"|(?P<archive>\x1f[\x9d\xa0]|LZIP\x01|\x04\"M\x18|]\0\0.\0|7z\xbc\xaf|Rar!\x1a|.{257}ustar)"
+    rb"|(?P<picture>\x89PNG|\xff\xd8\xff|GIF8[79]a.[\0-\x08]|II\*\0|MM\0\*|RIFF.{4}WEBP)"
+    rb"|(?P<binary>\n.\n.<\w+>\x15|.{4}\0{4}\{\"|\x80[\x02-\x05][]}(KX\x8a\x95]|\x93NUMPY|\x89HDF"
+    rb"|PAR1\x15|ARROW1\0|SQLite format 3\0|\x7fELF)",
+    re.DOTALL,
+)
+"""How files begin that hold no plain text; the names are for messages."""
 
 
 def compression_suffix(path: Path) -> str:
@@ -24,26 +43,75 @@ def compression_suffix(path: Path) -> str:
 
 
 @contextmanager
-def reading(name: Path | str) -> Iterator[None]:
+def reading(name: object) -> Iterator[None]:
     """Raises DataError, naming the file, if it cannot be opened, read or decompressed."""
     try:
         yield
-    except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
-        reason = getattr(error, "strerror", None) or error
+    except (OSError, EOFError, MemoryError, lzma.LZMAError, zlib.error) as error:
+        reason = getattr(error, "strerror", None) or str(error) or "not enough memory"
         raise DataError(f"{name}: cannot be read: {reason}") from None
 
 
-def open_decompressed(path: Path) -> BinaryIO:
-    """Opens a file for bytes, decompressed by its suffix; use it and read inside `reading`."""
-    if path.suffix == ".gz":
-        return cast(BinaryIO, gzip.open(path, "rb"))
-    if path.suffix == ".xz":
-        return cast(BinaryIO, lzma.open(path))
-    if path.suffix == ".zst":
-        import pyarrow
+def read_blocks(stream: io.BufferedIOBase, name: object) -> Iterator[bytes]:
+    """Reads a file, or what of a pipe has arrived, decompressed if its first bytes say so.
 
-        return io.BufferedReader(pyarrow.CompressedInputStream(str(path), "zstd"))
-    return path.open("rb")
+    Raises:
+        DataError: Naming it, if it cannot be read or decompressed to its end, is not compressed
+            although its name says so, or is not text.
+    """
+    with reading(name):
+        kind, blocks = _recognise(iter(partial(stream.read1, BLOCK_BYTES), b""))
+        if kind in _DECOMPRESS:
+            kind, blocks = _recognise(_DECOMPRESS[kind](blocks))
+        elif not kind and (suffix := compression_suffix(Path(str(name)))):
+            raise DataError(f"{name}: is not compressed, although its name ends in {suffix}")
+        if kind:
+            raise DataError(
+                f"{name}: holds {kind.replace('_', ' ')} data, not text; convert it first, such as"
+                " with bzip2 -dc, unzip -p, pdftotext or pandoc -t plain"
+            )
+        yield from blocks
+
+
+def _recognise(blocks: Iterator[bytes]) -> tuple[str, Iterator[bytes]]:
+    """Names what begins with these blocks, empty for text, and gives all of them again."""
+    head = b""
+    # A line that is complete does not wait for bytes that follow it.
+    while len(head) < 16 and b"\n" not in head and (block := next(blocks, b"")):
+        head += block
+    match = _NO_TEXT.match(head)
+    return (match and match.lastgroup) or "", chain([head], blocks)
+
+
+def _decompress(new_decoder: Callable[[], Any], blocks: Iterator[bytes]) -> Iterator[bytes]:
+    """Decompresses all members; Python's `lzma.open` takes a damaged later one for the end."""
+    decoder = new_decoder()
+    for data in blocks:
+        while data:
+            if decoder.eof and (data := data.lstrip(b"\0")):  # padding between members
+                decoder = new_decoder()
+            if data:
+                yield decoder.decompress(data)
+                data = decoder.unused_data
+    if not decoder.eof:
+        raise EOFError("it ends before its compressed data does")
+
+
+def _decompress_zstd(blocks: Iterator[bytes]) -> Iterator[bytes]:
+    import pyarrow
+
+    # pyarrow asks for more than a block has.
+    file = SimpleNamespace(read=lambda _: next(blocks, b""), close=lambda: None, closed=False)
+    stream = pyarrow.CompressedInputStream(pyarrow.PythonFile(file, "r"), "zstd")
+    return iter(partial(stream.read, BLOCK_BYTES), b"")
+
+
+_DECOMPRESS: dict[str, Callable[[Iterator[bytes]], Iterator[bytes]]] = {
+    "gzip": partial(_decompress, partial(zlib.decompressobj, 16 + zlib.MAX_WBITS)),
+    # `xz -9` needs 65 MiB; a file can ask for 4 GiB.
+    "xz": partial(_decompress, partial(lzma.LZMADecompressor, lzma.FORMAT_XZ, memlimit=2**29)),
+    "zstd": _decompress_zstd,
+}
 
 
 def compress(data: bytes, suffix: str) -> bytes:
@@ -65,7 +133,10 @@ def compress(data: bytes, suffix: str) -> bytes:
 
 CHUNK_BYTES = 2**22
 """A chunk also ends with the line at which it reaches this size: lines may be whole documents."""
-BLOCK_BYTES = 2**16
+BLOCK_BYTES = 2**14
+"""Small, since decompression makes up to 7,000 times as much of it."""
+MAX_LINE_BYTES = 2**26
+"""A longer line is no text, but what a small compressed file was made to hold."""
 IDLE_SECONDS = 0.05
 """After this long without input, the writer is assumed to be waiting for an answer."""
 
@@ -80,6 +151,26 @@ def _end_of_chunk(lines: Sequence[bytes], limit: int) -> int:
     return 0
 
 
+def split_lines(stream: io.BufferedIOBase, name: object) -> Iterator[list[bytes]]:
+    """Yields the lines that end in each block of a file or pipe, then a last one without an end.
+
+    Raises:
+        DataError: As `read_blocks`, or if a line is too long to be text.
+    """
+    incomplete, size = list[bytes](), 0
+    for block in read_blocks(stream, name):
+        head, newline, rest = block.rpartition(b"\n")
+        if newline:
+            yield b"".join((*incomplete, head)).split(b"\n")
+            incomplete, size = [], 0
+        incomplete.append(rest)
+        size += len(rest)
+        if size > MAX_LINE_BYTES:
+            raise DataError(f"{name}: has a line of more than {MAX_LINE_BYTES:,} bytes")
+    if size:
+        yield [b"".join(incomplete)]
+
+
 class LineReader:
     """Reads lines in chunks of a fixed size, or of fewer lines if they are long or a pipe pauses.
 
@@ -90,12 +181,12 @@ class LineReader:
         name: The input's name, for messages.
 
     Attributes:
-        is_pipe: Whether bytes arrive as they are written: neither from a file nor decompressed.
+        is_pipe: Whether bytes arrive as they are written, not from a file.
         lines_read: Number of lines read so far.
         lines_replaced: Number of those whose invalid UTF-8 was replaced by U+FFFD.
     """
 
-    def __init__(self, stream: BinaryIO, name: str = "stdin") -> None:
+    def __init__(self, stream: io.BufferedIOBase, name: str = "stdin") -> None:
         self._stream, self._name = stream, name
         # A regular file never pauses: its chunks are the same each time it is read.
         raw = getattr(stream, "raw", None)
@@ -106,33 +197,20 @@ class LineReader:
         """Yields lists of 1 to `size` lines, the first of `first_size`; all lines are in them.
 
         Raises:
-            DataError: If the input cannot be read or decompressed to its end, or is UTF-16.
+            DataError: If the input cannot be read or decompressed to its end, or is not text.
         """
         ready: list[bytes] = []
         limit = first_size
-        incomplete: list[bytes] = []  # the blocks of a line whose end has not been read yet
-        while block := self._read():
-            head, newline, rest = block.rpartition(b"\n")
-            if newline:
-                ready += b"".join((*incomplete, head)).split(b"\n")
-                incomplete = []
-            incomplete.append(rest)
+        for lines in split_lines(self._stream, self._name):
+            ready += lines
             while end := _end_of_chunk(ready, limit):
                 yield self._decode(ready[:end])
                 ready, limit = ready[end:], size
             if ready and self.is_pipe and not self._has_more():
                 yield self._decode(ready)
                 ready = []
-        if any(incomplete):
-            ready.append(b"".join(incomplete))
         if ready:
             yield self._decode(ready)
-
-    def _read(self) -> bytes:
-        with reading(self._name):
-            if self.is_pipe:  # what has arrived, without waiting for a whole block
-                return os.read(self._stream.fileno(), BLOCK_BYTES)
-            return self._stream.read(BLOCK_BYTES)
 
     def _has_more(self) -> bool:
         poll = select.poll()  # unlike select, it takes descriptors above 1,023
@@ -154,21 +232,43 @@ class LineReader:
 
 
 def refuse_utf16(first_line: bytes, name: object) -> None:
-    """Raises DataError for text that begins with a byte order mark of UTF-16."""
-    if first_line.startswith((BOM_UTF16_LE, BOM_UTF16_BE)):
-        raise DataError(f"{name}: is UTF-16; convert it with iconv -f UTF-16 -t UTF-8")
+    """Raises DataError for text that begins with a byte order mark of UTF-16 or UTF-32."""
+    for bits, marks in ((32, (BOM_UTF32_LE, BOM_UTF32_BE)), (16, (BOM_UTF16_LE, BOM_UTF16_BE))):
+        if first_line.startswith(marks):
+            raise DataError(f"{name}: is UTF-{bits}; convert it with iconv -f UTF-{bits} -t UTF-8")
 
 
-def open_input(path: Path | None) -> AbstractContextManager[BinaryIO]:
-    """Opens an input in binary mode, decompressed according to its extension; None is stdin.
+def open_input(path: Path | None) -> AbstractContextManager[io.BufferedIOBase]:
+    """Opens an input in binary mode; None is stdin.
 
     Raises:
         DataError: If it cannot be opened.
     """
     if path is None:
-        return nullcontext(sys.stdin.buffer)
+        return nullcontext(cast(io.BufferedIOBase, sys.stdin.buffer))
     with reading(path):
-        return open_decompressed(path)
+        return path.open("rb")
+
+
+def watch(path: Path | None) -> Callable[[], None]:
+    """Returns a function that raises DataError if a file has changed since; None is stdin.
+
+    What is at the path is compared, so a file that replaces it is noticed, too; a pipe has no
+    changes.
+    """
+
+    def version() -> object:
+        with reading(path or "stdin"):
+            status = os.stat(sys.stdin.fileno() if path is None else path)
+        is_file = stat.S_ISREG(status.st_mode)
+        return is_file and (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+
+    def require_unchanged() -> None:
+        if version() != before:
+            raise DataError(f"{path or 'stdin'}: changed while it was read; run this once more")
+
+    before = version()
+    return require_unchanged
 
 
 def require_input(path: Path | None) -> None:
@@ -196,11 +296,10 @@ def count_lines(path: Path | None) -> int | None:
     try:
         if not os.path.isfile(sys.stdin.fileno() if path is None else path):
             return None
-        with reading("input"), open_input(path) as file:
-            position = file.tell() if path is None else 0
-            count = sum(1 for _ in file)
-            if path is None:
-                file.seek(position)
+        with open_input(path) as file:
+            position = file.tell()
+            count = sum(map(len, split_lines(file, path)))
+            file.seek(position)
             return count
     except (DataError, OSError):
         return None

@@ -22,9 +22,10 @@ from transformer_mt.system.files import sha256
 from transformer_mt.system.streams import (
     COMPRESSION_SUFFIXES,
     compression_suffix,
-    open_decompressed,
-    reading,
+    open_input,
     refuse_utf16,
+    split_lines,
+    watch,
 )
 from transformer_mt.text.hub import MOVED_TEXT, load_dataset, read_pairs
 from transformer_mt.text.tmx import is_tmx, read_tmx
@@ -66,11 +67,13 @@ class CorpusPart:
         read: Yields its pairs in order, without white space at their ends.
         digest: Computes a digest that identifies the content, wherever it is stored.
         weight: How often an epoch of training has each pair.
+        files: The local files that hold it.
     """
 
     read: PairReader
     digest: Callable[[], str]
     weight: int = 1
+    files: Sequence[Path] = ()
 
 
 @dataclass(frozen=True)
@@ -231,7 +234,7 @@ def _open_files(
                 raise _missing_folder(config)
             raise DataError(f"{path}: no such file{_list_files(path.parent)}")
     read_part = partial(_read_slice, read, part, paths) if part else read
-    return CorpusPart(read_part, partial(_digest_files, paths))
+    return CorpusPart(read_part, partial(_digest_files, paths), files=paths)
 
 
 def _read_slice(read: PairReader, part: str, paths: Sequence[Path]) -> Iterator[Pair]:
@@ -286,25 +289,25 @@ def _read_tsv(path: Path, swapped: bool) -> Iterator[Pair]:
 
 
 def read_lines(path: Path) -> Iterator[str]:
-    r"""Reads lines of text, decompressed if named .gz, .xz or .zst; only `\n` ends a line.
+    r"""Reads lines of text, decompressed if it is compressed; only `\n` ends a line.
 
     Raises:
-        DataError: If it cannot be read, is not UTF-8, or is a TMX file.
+        DataError: If it cannot be read, is not text in UTF-8, is a TMX file, or changes meanwhile.
     """
     if is_tmx(path):
         raise DataError(
             f"{path}: a TMX file holds both languages; name it alone, such as"
             f" train = {json.dumps(path.name)} under [data] or --split {path.name}"
         )
-    number = 0
+    number, require_unchanged = 0, watch(path)
     try:
-        # In text mode a carriage return would end a line too.
-        with reading(path), open_decompressed(path) as raw:
-            for line in raw:
+        with open_input(path) as stream:
+            for line in chain.from_iterable(split_lines(stream, path)):
                 if not number:
                     refuse_utf16(line, path)
                 number += 1
-                yield line.removesuffix(b"\n").decode("utf-8")
+                yield line.decode("utf-8")
+        require_unchanged()
     except UnicodeDecodeError:
         raise DataError(
             f"{path}, line {number}: not UTF-8; convert it with iconv -f WINDOWS-1252 -t UTF-8 (or"
@@ -338,7 +341,7 @@ def _open_dataset(
         # The client stores each revision of a corpus under a different name.
         return _digest_strings(str(Path(file["filename"])) for file in load().cache_files)
 
-    return CorpusPart(lambda: read_pairs(load(), config), digest)
+    return CorpusPart(lambda: read_pairs(load(), config), digest, files=files)
 
 
 def _digest_files(paths: Iterable[Path]) -> str:

@@ -1,6 +1,8 @@
 """Test sets: a split of the corpus, files, or one of sacreBLEU's own sets."""
 
 import hashlib
+import logging
+import re
 import tarfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,9 +16,15 @@ from sacrebleu.utils import SACREBLEU_DIR
 from transformer_mt.config.changes import without_folder
 from transformer_mt.config.keys import DataConfig
 from transformer_mt.config.splits import Splits
-from transformer_mt.errors import DataError
+from transformer_mt.errors import DataError, OutputError
+from transformer_mt.system.outputs import Output, resolve_inputs
 from transformer_mt.system.streams import require_input
-from transformer_mt.text.corpus import load_split, read_lines, read_source_lines
+from transformer_mt.text.corpus import load_split, open_split, read_lines, read_source_lines
+
+logger = logging.getLogger(__name__)
+
+_TOKENISED = re.compile(r" \.$|@@(?: |$)|\u2581")
+"""What detokenised text lacks: a full stop apart, a word or a space as pieces have it."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +48,7 @@ def load_test_set(
     src: Path | None = None,
     refs: Sequence[Path] = (),
     test_set: str | None = None,
+    save: Output | None = None,
 ) -> EvaluationSet:
     """Loads raw sources and references, by default those of the configured test split.
 
@@ -49,8 +58,10 @@ def load_test_set(
         src: A file of source text, instead of a split.
         refs: Files of reference translations, of `src` if it is given.
         test_set: The name of one of sacreBLEU's sets, such as wmt16, instead of a split or files.
+        save: Where a translation of a split will be saved.
 
     Raises:
+        OutputError: If this is a file of the split.
         DataError: If more than one test set is given, it does not exist or cannot be read, or its
             files differ in length.
     """
@@ -66,6 +77,9 @@ def load_test_set(
     configured: dict[str, Splits] = {"train": data.train, "valid": data.valid, "test": data.test}
     configured["validation"] = data.valid
     chosen = configured.get(split, split)
+    files = (file for part in open_split(data, chosen).parts for file in part.files)
+    if save and not save.overwrites and str(save.target) in resolve_inputs(files):
+        raise OutputError(f"{save.name}: is text that is scored; to replace it, add --overwrite")
     pairs = load_split(data, chosen)
     name, title = (f"{path}, split {split}" for path in (data.path, without_folder(data.path)))
     if chosen != split or Path(data.path).is_dir():  # other text may have the same name
@@ -83,6 +97,7 @@ def _load_files(src: Path | None, refs: Sequence[Path]) -> EvaluationSet:
         for path in paths
     ]
     for path, text in zip(paths, texts, strict=True):
+        check_text(path, text)
         if len(text) != len(texts[0]):
             raise DataError(
                 f"{paths[0]} has {len(texts[0]):,} lines and {path} has {len(text):,}:"
@@ -100,9 +115,27 @@ def _load_files(src: Path | None, refs: Sequence[Path]) -> EvaluationSet:
     return EvaluationSet(name, title, sources, texts)
 
 
+def check_text(path: Path, lines: Sequence[str]) -> None:
+    """Refuses a table that is named as a text; warns of text that is tokenised or cut into pieces.
+
+    Raises:
+        DataError: If each line has a tab.
+    """
+    if lines and all("\t" in line for line in lines):
+        raise DataError(f"{path}: each line has a tab; name a file of one column (see cut -f)")
+    tokenised = [line for line in lines if _TOKENISED.search(line)]
+    if tokenised and len(tokenised) >= min(100, len(lines) / 10):
+        logger.warning(
+            f"{path}: {len(tokenised):,} of {len(lines):,} lines look tokenised or cut into pieces,"
+            f" such as {tokenised[0][:60]!r}; scores are for text that is neither"
+        )
+
+
 def _load_sacrebleu(name: str, src_lang: str, tgt_lang: str) -> EvaluationSet:
     if name not in DATASETS:
         raise DataError(f"--test-set {name}: sacreBLEU has no such set; see sacrebleu --list")
+    if not src_lang or not tgt_lang:
+        raise DataError(f"--test-set {name} without a run needs --src-lang and --tgt-lang")
     dataset, pair = DATASETS[name], f"{src_lang}-{tgt_lang}"
     if pair not in dataset.langpairs:
         raise DataError(f"--test-set {name}: has {', '.join(dataset.langpairs)}, not {pair}")

@@ -11,12 +11,7 @@ from pathlib import Path
 from xml.etree.ElementTree import ParseError, XMLParser
 
 from transformer_mt.errors import DataError
-from transformer_mt.system.streams import (
-    BLOCK_BYTES,
-    compression_suffix,
-    open_decompressed,
-    reading,
-)
+from transformer_mt.system.streams import compression_suffix, open_input, read_blocks
 
 logger = logging.getLogger(__name__)
 
@@ -74,8 +69,8 @@ def _read_units(path: Path) -> Iterator[dict[str, str]]:
     events, line = _Events(), 1
     parser = XMLParser(target=events)
     try:
-        with reading(path), open_decompressed(path) as file:
-            while block := file.read(BLOCK_BYTES):
+        with open_input(path) as stream:
+            for block in read_blocks(stream, path):
                 parser.feed(block)
                 line += block.count(b"\n")
                 yield from events.take_units()

@@ -100,12 +100,14 @@ class FileOptions:
     """The files to translate and their outputs, as the user typed them.
 
     Without an input, or with `-`, stdin is translated; without an output, to stdout. Several
-    inputs, none of them stdin, have a folder of outputs.
+    inputs, none of them stdin, have a folder of outputs; in it, files that this program did not
+    write are replaced only with `overwrite`.
     """
 
     inputs: Sequence[Path] = ()
     output: Path | None = None
     output_dir: Path | None = None
+    overwrite: bool = False
 
 
 @dataclass(frozen=True)
@@ -114,7 +116,7 @@ class TranslateOptions:
 
     load: LoadOptions
     search: SearchOptions
-    output: OutputOptions
+    output: OutputOptions = OutputOptions()
 
 
 DEFAULT_SEARCH = SearchOptions()

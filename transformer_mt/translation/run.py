@@ -24,6 +24,7 @@ from transformer_mt.system.outputs import (
     check_output,
     is_complete,
     open_chunk_writer,
+    require_own,
     resolve_inputs,
 )
 from transformer_mt.system.process_settings import interrupt_on_signals
@@ -36,6 +37,7 @@ from transformer_mt.system.streams import (
     open_input,
     reading,
     require_input,
+    watch,
 )
 from transformer_mt.translation.options import Device, FileOptions, OutputOptions, TranslateOptions
 from transformer_mt.translation.prompt import translate_interactively
@@ -83,7 +85,7 @@ def translate(paths: Sequence[Path], files: FileOptions, options: TranslateOptio
         Interrupted: After SIGINT or SIGTERM; the finished part of a file is kept.
     """
     with (
-        join_processes(_device_to_join(paths, options.load.device)) as processes,
+        join_processes(device_to_join(paths, options.load.device)) as processes,
         interrupt_on_signals(),
     ):
         if not processes.is_main:
@@ -96,9 +98,12 @@ def translate(paths: Sequence[Path], files: FileOptions, options: TranslateOptio
             _translate_files(paths, files, options, processes)
 
 
-def _device_to_join(paths: Sequence[Path], device: Device) -> str:
-    """Gives the type of device whose processes are joined; CTranslate2's exchange no tensors."""
-    if any((path / EXPORT).exists() for path in paths) or not is_launched():
+def device_to_join(paths: Iterable[Path], device: Device) -> str:
+    """Gives the type of device whose processes are joined; CTranslate2's exchange no tensors.
+
+    Paths of files are those of translations, which need no device.
+    """
+    if not is_launched() or all((path / EXPORT).exists() for path in paths if path.is_dir()):
         return "cpu"
     from transformer_mt.system.device import choose_device
 
@@ -173,7 +178,8 @@ def plan_files(
 
     Raises:
         DataError: If no input can be read.
-        OutputError: If an output cannot be written, is also an input, or belongs to two inputs.
+        OutputError: If an output cannot be written, is also an input, or belongs to two inputs, or
+            a file in the folder of outputs would be replaced that this program did not write.
     """
     if not options.inputs or Path("-") in options.inputs:
         return [FilePair(None, check_output(options.output))], []
@@ -206,6 +212,7 @@ def plan_files(
                 f"{name}: would be the output of both {other.input} and {path};"
                 " rename one, or choose another --output-dir for it"
             )
+    require_own(pair.output for pair in pairs.values() if not options.overwrite)
     return list(pairs.values()), unreadable
 
 
@@ -223,14 +230,15 @@ def _translate_pairs(
     translator, failures = model.translator(options.search, processes), []
     for pair in pairs:
         try:
-            fingerprint = None
+            fingerprint, require_unchanged = None, watch(pair.input)
             if pair.input and pair.is_resumable:
                 fingerprint = _fingerprint(pair.input, model, translator, options)
                 if is_complete(pair.output, fingerprint):
                     logger.info(f"{pair.output.name}: already complete")
                     continue
+            files, is_named = (pair.input, pair.output), len(pairs) > 1
             translate_stream(
-                translator, pair.input, pair.output, options.output, fingerprint, len(pairs) > 1
+                translator, *files, options.output, fingerprint, is_named, require_unchanged
             )
         except DataError as error:
             failures.append(str(error))
@@ -268,6 +276,7 @@ def translate_stream(
     options: OutputOptions,
     fingerprint: Fingerprint | None = None,
     is_named: bool = False,
+    require_unchanged: Callable[[], None] | None = None,
 ) -> None:
     """Translates line by line, and reports counts and speed; called by the main process.
 
@@ -283,13 +292,14 @@ def translate_stream(
         fingerprint: What the output depends on, so that a stopped translation is resumed; only for
             a regular file as input.
         is_named: Whether each line of the report names the input.
+        require_unchanged: From `watch`, called before the fingerprint was computed.
 
     Raises:
-        DataError: If the input cannot be read.
+        DataError: If the input cannot be read, is not text, or changes meanwhile.
         OutputError: If a file cannot be written.
         OSError: If a stream cannot be written.
     """
-    began = time.monotonic()
+    began, require_unchanged = time.monotonic(), require_unchanged or watch(input_path)
     # At a terminal, a bar would be mixed with the lines on stdout.
     hidden = output.descriptor == 1 and sys.stdout.isatty()
     total = count_lines(input_path) if shows_progress() and not hidden else None
@@ -302,6 +312,7 @@ def translate_stream(
             closing(_translate_rounds(translator, reader, resumed, progress.update)) as rounds,
         ):
             for translations in rounds:
+                require_unchanged()  # so the lines that are kept are those of the fingerprint
                 done = writer.state.lines
                 texts = [
                     format_lines(translations[i : i + chunk_lines], done + i + 1, options)
@@ -309,6 +320,7 @@ def translate_stream(
                 ]
                 counts = count_kinds(best for best, *_ in translations)
                 writer.write(texts, len(translations), counts)
+        require_unchanged()
         if not reader.lines_read:
             writer.write([""], 0, {})  # a compressed file is valid only with a member
     prefix = f"{input_path}: " if is_named else ""
