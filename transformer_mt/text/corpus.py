@@ -159,7 +159,8 @@ def _open_name(config: DataConfig, folder: Path, split: str) -> CorpusPart:
 
 
 def _has_text(folder: Path, config: DataConfig) -> bool:
-    endings = (f".{config.src_lang}", f".{config.tgt_lang}", ".tsv", ".tmx")
+    src, tgt = config.src_lang, config.tgt_lang
+    endings = f".{src}", f".{tgt}", f".{src}-{tgt}.tsv", f".{tgt}-{src}.tsv", ".tmx"
     names = (path.name.removesuffix(compression_suffix(path)) for path in folder.iterdir())
     return any(name.endswith(endings) for name in names)
 
