@@ -458,6 +458,7 @@ ROW = b'{"de": "a", "en": "b"}\n'
         ("a.jsonl", ROW + b'{"de": 1, "en": "b"}', "a.jsonl, line 2: 1 in the column de is not"),
         ("a.jsonl", b'{"de": "\\ud800", "en": "b"}', "a.jsonl, line 1: .* surrogates"),
         ("a.jsonl", b'"de"\n', "a.jsonl, line 1: 'de' has no named columns"),
+        ("a.jsonl", b'{"translation": "de en"}', "a.jsonl, line 1: 'de en' has no named columns"),
         ("a.jsonl", b"[" * 100_000, "a.jsonl, line 1: cannot be read: "),
         ("a.json", b'[{"de": "a", "en": "b"},\n{"de": 1, "en": 2}]', "a.json, row 2: 1 in the"),
         ("a.parquet", parquet({"de": LATIN, "en": ["b"]}), "a.parquet: cannot be read: "),

@@ -70,10 +70,11 @@ def pairs_of_rows(rows: Rows, config: DataConfig, place: str) -> Iterator[tuple[
 
 
 def _to_pair(row: Any, config: DataConfig, place: str) -> tuple[str, str]:
-    if not isinstance(row, Mapping):
-        raise DataError(f"{place}: {row!r} has no named columns")
-    if (columns := row.get("translation", row)) is None:
+    columns = row.get("translation", row) if isinstance(row, Mapping) else row
+    if columns is None:
         return "", ""
+    if not isinstance(columns, Mapping):
+        raise DataError(f"{place}: {columns!r} has no named columns")
     for key, language in (("src_lang", config.src_lang), ("tgt_lang", config.tgt_lang)):
         if language not in columns:
             raise DataError(f"data.{key} = {language}: {place} has {', '.join(columns)}")
