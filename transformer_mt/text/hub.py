@@ -50,7 +50,7 @@ def find_split(config: DataConfig, split: str) -> list[Path]:
         configs = MetadataConfigs.from_dataset_card_data(card or {})
         name = config.name or configs.get_default_config_name()
         if configs and name not in configs:
-            raise ValueError(f"data.name = {name}: {readme} has {', '.join(configs)}")
+            raise ValueError(f"data.name = {name}, but should be one of {', '.join(configs)}")
         said = configs.get(name, {})
         if unknown := said.keys() - _OPTIONS:
             raise ValueError(f"{readme}: {min(unknown)} is not supported; name the files instead")
