@@ -1,8 +1,10 @@
 """Reading parallel text: every layout, every error, and where lines end."""
 
 import gzip
+import hashlib
+import io
 import json
-import re
+import os
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -63,7 +65,7 @@ def test_a_folder_laid_out_like_a_hub_repository(tmp_path, monkeypatch, nested):
     pattern = str(repository / ("*.parquet" if nested else "*.jsonl"))
     assert load_split(config, pattern).src == pairs.src
     assert load_split(config, f"{pattern}[-3:]").src == pairs.src[-3:]
-    assert (tmp_path / "cache").is_dir()
+    assert not (tmp_path / "cache").exists()
     pq.write_table(pa.table({"de": [1], "en": ["one"]}), repository / "other.parquet")
     with pytest.raises(DataError, match="1 in the column de is not text"):
         load_split(config, str(repository / "other.parquet"))
@@ -77,7 +79,7 @@ def test_a_damaged_file_of_several(tmp_path, capfd):
         (folder / f"{name}.jsonl").write_text(text + "\n")
     config = DataConfig(path=str(folder), cache_dir=str(tmp_path / "cache"))
     for split in ("*.jsonl", "train"):
-        message = f"split {re.escape(split)}: {folder}/train-2.jsonl: JSON parse error: "
+        message = f"^{folder}/train-2.jsonl, line 1: cannot be read: Unterminated string"
         with pytest.raises(DataError, match=message):
             load_split(config, split)
     assert capfd.readouterr() == ("", "")
@@ -151,7 +153,7 @@ def test_tables_are_text(tmp_path):
     assert pairs.src == ['a "b', "NA", "x\u2028y", ""]
     assert pairs.tgt == ['c" d', "null", "z\rw", ""]
     (tmp_path / "train.de-en.tsv").write_bytes(b"a\tb\nc d\n")
-    with pytest.raises(DataError, match=r"train.de-en.tsv, line 2: no tab"):
+    with pytest.raises(DataError, match=r"train.de-en.tsv, line 2: .* columns is 1, not 2"):
         load_split(DataConfig(path=str(tmp_path)), "train")
 
 
@@ -240,17 +242,272 @@ def test_the_digest_of_every_kind_of_split(tmp_path):
         assert [i for i in range(4) if before[i] != after[i]] == changed
 
 
-def test_a_dataset_folder_holds_text_alone(tmp_path):
-    """Otherwise the `datasets` library would read what it has made from the text as text."""
+def test_what_is_made_in_a_folder_of_data_is_no_part_of_its_splits(tmp_path):
+    (tmp_path / "train.jsonl").write_text(as_jsonl(PAIRS))
+    made = {"cache_dir": f"{tmp_path}/cache", "prepared_dir": f"{tmp_path}/prepared"}
+    config = DataConfig(path=str(tmp_path), **made)
+    digest = open_split(config, "train").digest()
+    for name in ("cache/downloads/1.json", "prepared/0/report.json", "prepared/0/manifest.json"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("{}")
+    assert pairs_of(config, "train") == PAIRS
+    assert open_split(config, "train").digest() == digest
+
+
+def as_jsonl(pairs) -> str:
+    return "".join(json.dumps({"de": de, "en": en}) + "\n" for de, en in pairs)
+
+
+def write_data(path, pairs) -> None:
+    """Writes a data file of the format that its name says, and sets its time back."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.suffix == ".parquet":
+        columns = dict(zip(("de", "en"), zip(*pairs, strict=True), strict=True))
+        pq.write_table(pa.table(columns), path)
+    elif path.suffix == ".jsonl":
+        path.write_text(as_jsonl(pairs))
+    else:
+        cells = {".csv": ",", ".tsv": "\t"}[path.suffix]
+        path.write_text("".join(f"{de}{cells}{en}\n" for de, en in [("de", "en"), *pairs]))
+    os.utime(path, (1e9, 1e9))
+
+
+def pairs_of(config: DataConfig, split: str) -> list[tuple[str, str]]:
+    pairs = load_split(config, split)
+    return list(zip(pairs.src, pairs.tgt, strict=True))
+
+
+README = """---
+configs:
+- config_name: default
+  data_files:
+  - {split: train, path: "PATH"}
+---
+"""
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".parquet", ".csv", ".tsv"])
+@pytest.mark.parametrize("layout", ["named", "by names", "by README.md"])
+def test_text_that_changes_is_read_anew(tmp_path, layout, suffix):
+    """Also if names, times and sizes stay, or another folder has the same name.
+
+    Sabotage: read by `datasets.load_dataset`, which takes the text of its cache.
+    """
+    split = f"data/train{suffix}" if layout == "named" else "train"
+
+    def read(folder: str, pairs: list) -> str:
+        corpus = tmp_path / folder / "corpus"
+        write_data(corpus / f"data/train{suffix}", pairs)
+        if layout == "by README.md":
+            (corpus / "README.md").write_text(README.replace("PATH", f"data/train{suffix}"))
+        config = DataConfig(path=str(corpus), cache_dir=str(tmp_path / "cache"))
+        assert pairs_of(config, split) == pairs
+        return open_split(config, split).digest()
+
+    changed = [("EINS", "ONE"), *PAIRS[1:]]
+    digests = [read("v1", PAIRS), read("v1", changed), read("v2", PAIRS[2:]), read("v1", PAIRS)]
+    assert digests[0] == digests[3] and len(set(digests)) == 3
+
+
+def test_readme_decides_what_is_read(tmp_path):
+    """Its files count, wherever they are; so does which of them is a split's."""
+    corpus, config = tmp_path / "corpus", DataConfig(path=f"{tmp_path}/corpus")
+    for number, name in enumerate(["corpus/a.jsonl", "corpus/b.jsonl", "elsewhere/c.jsonl"]):
+        write_data(tmp_path / name, PAIRS[number:])
+    digests = set()
+    for number, name in enumerate(["a.jsonl", "b.jsonl", "../elsewhere/c.jsonl"]):
+        (corpus / "README.md").write_text(README.replace("PATH", name))
+        assert pairs_of(config, "train") == PAIRS[number:]
+        digests.add(open_split(config, "train").digest())
+    write_data(tmp_path / "elsewhere/c.jsonl", PAIRS)
+    assert open_split(config, "train").digest() not in digests and len(digests) == 3
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (("{split", "{sep: x, split"), "Expected data_files"),
+        (("- config_name: default", "- config_name: default\n  sep: ;"), "sep is not supported"),
+        (("train.csv", "none.csv"), "none.csv"),
+        (("train.csv", "none*.csv"), "no such file ends in .parquet, "),
+        (("split: train", "split: other"), "the splits are other"),
+        (("default", "de-en"), ""),
+        (("configs:", "configs: ["), "while parsing"),
+    ],
+)
+def test_a_readme_that_cannot_be_followed(tmp_path, change, message):
+    write_data(tmp_path / "train.csv", PAIRS)
+    (tmp_path / "README.md").write_text(README.replace("PATH", "train.csv").replace(*change))
+    config = DataConfig(path=str(tmp_path))
+    if not message:  # a single configuration needs no name
+        assert pairs_of(config, "train") == PAIRS
+        config = config.model_copy(update={"name": "x"})
+        message = "data.name = x, but should be one of de-en"
+    with pytest.raises(DataError, match=f"^data.path = {tmp_path}, split train: .*{message}"):
+        load_split(config, "train")
+
+
+@pytest.mark.parametrize("name", ["corpus [v2]", "corpus*", "corpu?", "c[!x]"])
+@pytest.mark.parametrize("split", ["train", "train.jsonl", "tr*.jsonl", "**/train.jsonl"])
+def test_the_name_of_a_folder_is_literal(tmp_path, name, split):
+    """Another folder, which it would match as a pattern, is not read."""
+    for folder in ("corpus v", "corpus2", "corpus", "cc"):
+        write_data(tmp_path / folder / "train.jsonl", PAIRS[:1])
+    write_data(tmp_path / name / "train.jsonl", PAIRS[1:])
+    assert pairs_of(DataConfig(path=str(tmp_path / name)), split) == PAIRS[1:]
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".parquet", ".csv", ".tsv"])
+def test_the_name_of_a_file_comes_before_a_pattern(tmp_path, suffix):
+    exact, pattern = f"train [12]{suffix}", f"train ?{suffix}"
+    for number in (1, 2):
+        write_data(tmp_path / f"train {number}{suffix}", PAIRS[number : number + 1])
+    config = DataConfig(path=str(tmp_path))
+    assert pairs_of(config, exact) == PAIRS[1:3]
+    write_data(tmp_path / exact, PAIRS)
+    assert pairs_of(config, exact) == PAIRS
+    assert pairs_of(config, f"{exact}[-1:]") == PAIRS[-1:]
+    assert pairs_of(config, pattern) == PAIRS[1:3]
+    write_data(tmp_path / "hub" / exact, PAIRS[2:])
+    write_data(tmp_path / "hub" / f"train 1{suffix}", PAIRS[:1])
+    (tmp_path / "hub" / "README.md").write_text(README.replace("PATH", exact))
+    assert pairs_of(DataConfig(path=f"{tmp_path}/hub"), "train[:]") == PAIRS[2:]
+
+
+@pytest.mark.parametrize("name", ["a [1]", "a*", "[x]"])
+def test_the_name_of_text_is_literal(tmp_path, name):
+    for stem, word in ((name, "right"), ("a 1", "wrong"), ("ab", "wrong"), ("x", "wrong")):
+        for language in ("de", "en"):
+            (tmp_path / f"{stem}.{language}").write_text(f"{word}\n")
+    assert pairs_of(DataConfig(path=str(tmp_path)), name) == [("right", "right")]
+    assert pairs_of(DataConfig(path=str(tmp_path)), f"{name}[-1:]") == [("right", "right")]
+
+
+WORDS = [
+    "null",
+    "NULL",
+    "NA",
+    "N/A",
+    "n/a",
+    "None",
+    "nan",
+    "NaN",
+    "<NA>",
+    "#N/A",
+    "007",
+    "1e5",
+    "True",
+]
+
+
+@pytest.mark.parametrize("name", ["train.csv", "train.tsv", "data/train.csv", "data/train.tsv"])
+def test_words_in_tables_are_text(tmp_path, name):
+    """Only an empty cell is empty, whether the file is named or found in a folder like the hub's.
+
+    Sabotage: read it by pandas.
+    """
+    pairs = [*((word, f"x {word}") for word in WORDS), ("", "empty"), ("empty", "")]
+    write_data(tmp_path / name, pairs)
+    config = DataConfig(path=str(tmp_path))
+    for split in (name, "train"):
+        assert pairs_of(config, split) == pairs
+
+
+def test_quotation_marks(tmp_path):
+    """In CSV they may enclose cells; in TSV, where a tab always ends one, they are text."""
+    raw = '\ufeffid,de,en\r\n1,"a, ""b""",c "d"\r\n2,"e\nf",g\r\n\r\n3,h,i'
+    (tmp_path / "a.csv.gz").write_bytes(gzip.compress(raw.encode()))
+    config = DataConfig(path=str(tmp_path))
+    assert pairs_of(config, "a.csv.gz") == [('a, "b"', 'c "d"'), ("e\nf", "g"), ("h", "i")]
+    lines = [("de", "en"), ('"Er sagte', "He said"), ("ja", 'yes"'), ("a\rb\u2028c", "d")]
+    raw = "".join(f"{number}\t{de}\t{en}\r\n" for number, (de, en) in enumerate(lines)).encode()
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "train.tsv").write_bytes(raw)
+    for split in ("train", "data/train.tsv"):
+        assert pairs_of(config, split) == lines[1:]
+
+
+def test_a_table_whose_name_says_its_columns(tmp_path):
+    """By its whole name as without the ending; a first line with the names is no pair."""
+    config, raw = DataConfig(path=str(tmp_path)), b"a\tb\t0.5\nc\td\n"
+    (tmp_path / "x.de-en.tsv.gz").write_bytes(gzip.compress(raw))
+    (tmp_path / "y.en-de.tsv").write_bytes(b"en\tde\n" + raw)
+    for name in ("x", "x.de-en.tsv.gz", "*.de-en.tsv.gz"):
+        assert pairs_of(config, name) == [("a", "b"), ("c", "d")]
+    assert pairs_of(config, "y") == pairs_of(config, "y.en-de.tsv") == [("b", "a"), ("d", "c")]
+
+
+def parquet(columns: dict) -> bytes:
+    buffer = io.BytesIO()
+    pq.write_table(pa.table(columns), buffer)
+    return buffer.getvalue()
+
+
+LATIN = pa.StringArray.from_buffers(1, pa.py_buffer(b"\0\0\0\0\1\0\0\0"), pa.py_buffer(b"\xfc"))
+ROW = b'{"de": "a", "en": "b"}\n'
+
+
+@pytest.mark.parametrize(
+    ("name", "raw", "message"),
+    [
+        ("a.csv", b"de,en\na,b\nc,d,e\n", "a.csv, line 3: .* columns is 3, not 2"),
+        ("a.csv", b'de,en\n"a\nb",c\nd\n', "a.csv, line 4: .* columns is 1, not 2"),
+        ("a.csv", b"de,en\na,b,\n", "a.csv, line 2: .* columns is 3, not 2"),
+        ("a.csv", b'de,en\na,b\n"c,d\ne,f\n', "a.csv, line 3: cannot be read: unexpected end"),
+        ("a.csv", b'de,en\n"a"b,c\n', "a.csv, line 2: cannot be read: "),
+        ("a.csv", b"Hallo,Hello\nJa,Yes\n", "a.csv, line 1: .* must name the columns de and en"),
+        ("a.csv", b"de;en\na;b\n", "a.csv, line 1: .* must name the columns"),
+        ("a.csv", b"de,en,de\na,b,c\n", "a.csv, line 1: .* must name the columns"),
+        ("a.csv", b"de,en\nf\xfcr,b\n", "a.csv, line 2: not UTF-8"),
+        ("a.csv", b"", "contains no pairs"),
+        ("a.tsv", b"de\ten\na\n", "a.tsv, line 2: .* columns is 1, not 2"),
+        ("a.tsv", b"de\ten\na\tb\tc\n", "a.tsv, line 2: .* columns is 3, not 2"),
+        ("a.tsv", b"Hallo\tHello\n", r"a.tsv, line 1: .* ends in \.de-en\.tsv"),
+        ("a.jsonl", b"", "contains no pairs"),
+        ("a.jsonl.gz", gzip.compress(b"\n\n"), "contains no pairs"),
+        ("a.jsonl", ROW + b'{"de": "f\xfcr", "en": "b"}\n', "a.jsonl, line 2: not UTF-8"),
+        ("a.jsonl", ROW.decode().encode("utf-16"), "a.jsonl: is UTF-16"),
+        ("a.jsonl", ROW + b"\n" + ROW[:9], "a.jsonl, line 3: cannot be read: "),
+        ("a.jsonl", b'{"de": "a"}\n', "data.tgt_lang = en: .*a.jsonl, line 1 has de"),
+        ("a.jsonl", ROW + b'{"de": 1, "en": "b"}', "a.jsonl, line 2: 1 in the column de is not"),
+        ("a.jsonl", b'{"de": "\\ud800", "en": "b"}', "a.jsonl, line 1: .* surrogates"),
+        ("a.jsonl", b'"de"\n', "a.jsonl, line 1: 'de' has no named columns"),
+        ("a.jsonl", b'{"translation": "de en"}', "a.jsonl, line 1: 'de en' has no named columns"),
+        ("a.jsonl", b"[" * 100_000, "a.jsonl, line 1: cannot be read: "),
+        ("a.json", b'[{"de": "a", "en": "b"},\n{"de": 1, "en": 2}]', "a.json, row 2: 1 in the"),
+        ("a.parquet", parquet({"de": LATIN, "en": ["b"]}), "a.parquet: cannot be read: "),
+        ("a.parquet", parquet({"de": pa.array([], pa.string())}), "contains no pairs"),
+        ("a.parquet", parquet({"de": ["a"], "x": ["b"]}), "data.tgt_lang = en: .* has de, x"),
+        ("a.parquet", b"", "a.parquet: cannot be read: "),
+        ("a.parquet", b"PAR1 no Parquet PAR1", "a.parquet: cannot be read: "),
+    ],
+)
+def test_a_data_file_that_cannot_be_used(tmp_path, name, raw, message):
+    """Ends in a line that names it, also where a folder laid out like the hub's has it."""
+    (tmp_path / name).write_bytes(raw)
     (tmp_path / "hub").mkdir()
-    (tmp_path / "hub" / "train.jsonl").write_text('{"de": "a", "en": "b"}\n')
-    config = DataConfig(
-        path=f"{tmp_path}/hub", cache_dir=f"{tmp_path}/cache", prepared_dir=f"{tmp_path}/made"
-    )
-    for key, folders in {"cache_dir": ["", "hub", "hub/a/b"], "prepared_dir": ["hub/a"]}.items():
-        for folder in folders:
-            inside = config.model_copy(update={key: str(tmp_path / folder)})
-            with pytest.raises(DataError, match=rf"^data\.{key} = .* would be read as text of"):
-                load_split(inside, "train")
-    for split in ("train", "train", "train.jsonl"):
-        assert len(load_split(config, split)) == 1
+    (tmp_path / "hub" / name).write_bytes(raw)
+    (tmp_path / "hub" / "README.md").write_text(README.replace("PATH", name))
+    for folder, split in ((tmp_path, name), (tmp_path / "hub", "train")):
+        with pytest.raises(DataError, match=message):
+            load_split(DataConfig(path=str(folder)), split)
+
+
+def test_dates_in_json_are_text_and_arrays_are_read(tmp_path):
+    pairs = [("2024-01-01", "2024-01-01"), ("\U0001f600", "ü")]
+    rows = [{"de": de, "en": en} for de, en in pairs]
+    (tmp_path / "a.jsonl").write_text(as_jsonl(pairs[:1]))
+    (tmp_path / "b.json").write_text(json.dumps(rows, indent=1))
+    config = DataConfig(path=str(tmp_path))
+    assert pairs_of(config, "a.jsonl") == pairs[:1]
+    assert pairs_of(config, "b.json") == pairs
+
+
+def test_a_corpus_that_an_earlier_version_may_have_prepared_from_old_text(tmp_path):
+    """Its fingerprint is another. Sabotage: leave the digest of data files as it was."""
+    write_data(tmp_path / "train.jsonl", PAIRS)
+    content = hashlib.sha256((tmp_path / "train.jsonl").read_bytes()).hexdigest()
+    earlier = hashlib.sha256(f"train.jsonl {content}".encode()).hexdigest()
+    config = DataConfig(path=str(tmp_path))
+    digests = {open_split(config, split).digest() for split in ("train", "train.jsonl")}
+    assert len(digests) == 1 and earlier not in digests

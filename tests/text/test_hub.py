@@ -13,6 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import datasets
+import pyarrow as pa
 import pytest
 import yaml
 from conftest import copy_lines
@@ -105,17 +106,18 @@ def test_what_the_library_may_do(monkeypatch, problem, shows_bars):
         hidden = (library.are_progress_bars_disabled() for library in (datasets, utils))
         return [*(getattr(*place) for place in places), *hidden]
 
-    def load(builder: str, **options: object):
-        assert (builder, options) == ("json", {"cache_dir": "data/cache", "split": "train"})
+    def load(path: str, **options: object):
+        assert path == "a/b"
+        assert options == {"name": None, "cache_dir": "data/cache", "split": "train"}
         assert state() == [bool(problem)] * 2 + [not shows_bars] * 2
         raise ValueError("not\nJSON")
 
     monkeypatch.setattr(datasets, "load_dataset", load)
     before = state()
     with pytest.raises(DataError) as error:
-        hub.load_dataset(DataConfig(path="a/b"), "json", "x.json", split="train")
+        hub.load_dataset(DataConfig(path="a/b"), "train")
     assert state() == before
-    message = str(error.value).removeprefix("data.path = a/b, split x.json: ")
+    message = str(error.value).removeprefix("data.path = a/b, split train: ")
     if not problem:
         assert message == "not JSON"
     else:
@@ -130,6 +132,8 @@ def test_what_the_library_may_do(monkeypatch, problem, shows_bars):
         (ValueError(), None, "ValueError"),
         (RuntimeError("a loading script"), None, "a loading script"),
         (yaml.YAMLError("bad card"), None, "bad card"),
+        (datasets.exceptions.ExpectedMoreSplitsError({"test"}), None, "{'test'}"),
+        (StopIteration(), None, "its first file is empty"),
     ],
 )
 def test_the_reason_that_the_library_gives(monkeypatch, error, cause, reason):
@@ -141,7 +145,7 @@ def test_the_reason_that_the_library_gives(monkeypatch, error, cause, reason):
     monkeypatch.setattr(hub, "_why_offline", lambda endpoint: "")
     monkeypatch.setattr(datasets, "load_dataset", load)
     with pytest.raises(DataError, match=f"^data.path = a/b, split x: {reason}$"):
-        hub.load_dataset(DataConfig(path="a/b"), "a/b", "x")
+        hub.load_dataset(DataConfig(path="a/b"), "x")
 
 
 def test_other_columns_are_not_decoded():
@@ -158,9 +162,8 @@ def test_a_corpus_of_the_hub_is_known_by_its_revision(monkeypatch):
     """By the names of its files in the cache; its configuration is that of `data.name`."""
     config, names = DataConfig(path="wmt/wmt16", name="cs-en"), ["1/a.arrow", "1/b.arrow"]
 
-    def load(*arguments: object, **options: object) -> SimpleNamespace:
-        assert arguments == (config, "wmt/wmt16", "dev")
-        assert options == {"name": "cs-en", "split": "dev"}
+    def load(*arguments: object) -> SimpleNamespace:
+        assert arguments == (config, "dev")
         return SimpleNamespace(cache_files=[{"filename": name} for name in names])
 
     monkeypatch.setattr(corpus, "load_dataset", load)
@@ -185,3 +188,35 @@ def test_a_hub_and_then_none(tmp_path):
     for word in ("wmt/wmt17", NOTHING_LISTENS, "a local folder", "data.cache_dir"):
         assert word in error
     assert "\n" not in error
+
+
+def test_tables_of_the_hub_are_refused(tmp_path):
+    """The library would read the word null as no text; also from its cache, without the hub."""
+    readme = wmt16()["README.md"]
+    with serve({"README.md": readme, "train-1.csv": b"de,en\nnull,NA\nja,yes\n"}) as fake_hub:
+        online = load_elsewhere(tmp_path, fake_hub.url, "wmt/wmt16")
+    offline = load_elsewhere(tmp_path, NOTHING_LISTENS, "wmt/wmt16")
+    message = "data.path = wmt/wmt16, split train: CSV is only read from a folder"
+    assert [error[: len(message)] for error in (*online, *offline)] == [message] * 2
+
+
+def test_a_cache_that_cannot_be_written(tmp_path, monkeypatch):
+    """Names the key, and is not said to lack the corpus, if the hub cannot be reached either."""
+    monkeypatch.setattr(hub, "_why_offline", lambda endpoint: "no network")
+    cache = tmp_path / "file" / "cache"
+    cache.parent.touch()
+
+    def load(path: str, **options: object) -> None:
+        Path(str(options["cache_dir"])).mkdir(parents=True)
+
+    monkeypatch.setattr(datasets, "load_dataset", load)
+    with pytest.raises(DataError, match=f"^data.cache_dir = {cache}: .*Not a directory: '{cache}'"):
+        hub.load_dataset(DataConfig(path="a/b", cache_dir=str(cache)), "train")
+
+
+def test_text_in_another_encoding(tmp_path):
+    """In Parquet nothing says so before it is read."""
+    latin = pa.StringArray.from_buffers(1, pa.py_buffer(b"\0\0\0\0\1\0\0\0"), pa.py_buffer(b"\xfc"))
+    dataset = datasets.Dataset(pa.table({"de": latin, "en": ["b"]}))
+    with pytest.raises(DataError, match="^a/b, row 1: cannot be read: 'utf-8' codec"):
+        list(hub.read_pairs(dataset, DataConfig(path="a/b")))

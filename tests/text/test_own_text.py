@@ -110,7 +110,8 @@ def test_a_folder_of_other_text_says_what_it_holds_and_how_to_name_it(own_text, 
         f"{own_text}/{name}.de: no such file, nor {name}.en, {name}.de-en.tsv or {name}.tmx; the"
         " folder holds .hidden, deutsch.txt, english.txt, x0, x1, x2, x3, x4, ...; name other files"
         ' under [data], such as train = { src = "SOURCE_FILE", tgt = "TARGET_FILE", slice ='
-        ' "[:-1000]" }'
+        ' "[:-1000]" }, or one of a format with several columns: .tmx, .parquet, .jsonl, .ndjson,'
+        " .json, .csv, .tsv"
     )
     (own_text / "empty").mkdir()
     with pytest.raises(DataError, match="the folder holds no files"):

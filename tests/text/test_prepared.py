@@ -48,6 +48,12 @@ def test_nothing_left_is_an_error_with_the_counts(folder):
     assert prepared_names(folder) == []
 
 
+def test_text_without_pairs_is_an_error_that_names_it(folder):
+    (folder / "empty.jsonl").touch()
+    with pytest.raises(DataError, match="^data.train = empty.jsonl: contains no pairs$"):
+        prepare(tiny_config(folder, data__train="empty.jsonl"))
+
+
 def test_a_corpus_is_made_again_only_for_keys_that_shape_it(folder, monkeypatch):
     """Or for other text, though size and time of its files are the same."""
     first = prepare(tiny_config(folder))

@@ -27,20 +27,16 @@ from transformer_mt.system.streams import (
     split_lines,
     watch,
 )
-from transformer_mt.text.hub import MOVED_TEXT, load_dataset, read_pairs
+from transformer_mt.text.data_files import DATA_SUFFIXES, data_suffix, read_data_file
+from transformer_mt.text.hub import MOVED_TEXT, find_split, load_dataset, read_pairs
 from transformer_mt.text.tmx import is_tmx, read_tmx
 
 Pair = tuple[str, str]
 PairReader = Callable[[], Iterator[Pair]]
 
-_DATA_SUFFIXES = (".parquet", ".jsonl", ".json")
-"""Formats of the files that a split may name."""
-_DATASET_SUFFIXES = {*_DATA_SUFFIXES, ".ndjson", ".csv", ".tsv", ".arrow"}
-"""Formats from which the `datasets` library may load the splits of a folder."""
 _HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 """A name without an owner might be taken for a format by the `datasets` library."""
-_SLICED_NAME = re.compile(rf"(?P<name>[^\[\]]+)(?P<slice>{SLICE})?")
-_SLICED_PATTERN = re.compile(rf"(?P<pattern>.+?)(?P<slice>{SLICE})?")  # it may have brackets, too
+_SLICE_AT_END = re.compile(rf"{SLICE}\Z")
 _LISTED_FILES = 8
 
 
@@ -138,87 +134,65 @@ def _open_one(config: DataConfig, split: Split) -> CorpusPart:
         src, tgt = folder / expand_path(split.src), folder / expand_path(split.tgt)
         part = _open_files(config, [src, tgt], partial(_read_text, src, tgt), split.slice)
         return replace(part, weight=split.weight)
-    split = expand_path(split)
-    match = _SLICED_NAME.fullmatch(split)
-    if match and is_tmx(path := folder / match["name"]):
-        read = partial(read_tmx, path, config.src_lang, config.tgt_lang)
-        return _open_files(config, [path], read, match["slice"])
-    return _open_name(config, folder, split)
+    return _open_name(config, folder, expand_path(split))
 
 
 def _open_name(config: DataConfig, folder: Path, split: str) -> CorpusPart:
-    """Chooses between the hub, data files, and text in a folder."""
+    """Chooses between files, the hub, a folder laid out like a repository, and text in a folder."""
+    name = _SLICE_AT_END.sub("", split)
+    part = split.removeprefix(name)
+    if is_tmx(path := folder / name):
+        read = partial(read_tmx, path, config.src_lang, config.tgt_lang)
+        return _open_files(config, [path], read, part)
     if folder.is_file():
         raise DataError(f"data.path = {config.path}: this is a file; give the folder that holds it")
     if not folder.is_dir():
         if not _HUB_ID.fullmatch(config.path):
             raise _missing_folder(config)
-        return _open_dataset(config, split)
-    match = _SLICED_PATTERN.fullmatch(split)
-    pattern = match["pattern"] if match else split
-    if pattern.removesuffix(compression_suffix(Path(pattern))).endswith(_DATA_SUFFIXES):
-        # Not `Path.glob`, which refuses absolute patterns.
-        names = glob(pattern, root_dir=folder, recursive=True, include_hidden=True)
-        if not names:
-            raise DataError(f"{folder / pattern}: no such file")
-        files, part = sorted(folder / name for name in names), split.removeprefix(pattern)
-        return _open_dataset(config, pattern, files, part)
-    if not _has_text(folder, config):
-        suffixes = {suffix.lower() for path in folder.rglob("*") for suffix in path.suffixes}
-        if suffixes & _DATASET_SUFFIXES:
-            _require_made_elsewhere(config)
-            return _open_dataset(config, split)
-    return _open_text(config, split)
-
-
-def _require_made_elsewhere(config: DataConfig) -> None:
-    """Refuses a folder laid out like a hub repository in which the program would put its files.
-
-    `datasets` would read them as text the next time. In its cache, a corpus has a folder of the
-    name of its own folder.
-    """
-    root = Path(config.path).resolve()
-    for key in ("cache_dir", "prepared_dir"):
-        folder = Path(getattr(config, key)).resolve()
-        if root in (folder, *folder.parents) or (key == "cache_dir" and folder == root.parent):
-            raise DataError(
-                f"data.{key} = {getattr(config, key)}: what is made there would be read as text of"
-                f" data.path = {config.path}; delete it, and train with --set data.{key}=DIR or"
-                ' name the files, such as train = "train-*.parquet"; evaluate with --src and --ref'
-            )
+        return _open_hub(config, split)
+    if data_suffix(name):
+        paths = _find_files(folder, name)
+    elif _has_text(folder, config) or not any(data_suffix(path.name) for path in folder.rglob("*")):
+        return _open_text(config, name, part)
+    else:
+        paths = find_split(config, name)
+    opened = _open_files(config, paths, partial(_read_data_files, config, paths), part)
+    # Other than in versions whose prepared corpora may hold text of an earlier state of the files.
+    return replace(opened, digest=lambda: _digest_strings(["rows", opened.digest()]))
 
 
 def _has_text(folder: Path, config: DataConfig) -> bool:
-    endings = (f".{config.src_lang}", f".{config.tgt_lang}", ".tsv", ".tmx")
+    src, tgt = config.src_lang, config.tgt_lang
+    endings = f".{src}", f".{tgt}", f".{src}-{tgt}.tsv", f".{tgt}-{src}.tsv", ".tmx"
     names = (path.name.removesuffix(compression_suffix(path)) for path in folder.iterdir())
     return any(name.endswith(endings) for name in names)
 
 
-def _open_text(config: DataConfig, split: str) -> CorpusPart:
-    """Opens a split, or a slice of it, in a folder of text."""
-    match = _SLICED_NAME.fullmatch(split)
-    if not match:
-        raise DataError(f"{split}: not a split; write a name or a slice, such as train[:5000]")
-    src, tgt, path = config.src_lang, config.tgt_lang, Path(config.path, match["name"])
-    for files, read in _text_formats(path, src, tgt):
+def _open_text(config: DataConfig, name: str, part: str) -> CorpusPart:
+    """Opens text in a folder, or a slice of it."""
+    src, tgt, path = config.src_lang, config.tgt_lang, Path(config.path, name)
+    for files, read in _text_formats(path, config):
         if any(file.is_file() for file in files):
-            return _open_files(config, files, read, match["slice"])
+            return _open_files(config, files, read, part)
+    if "[" in name:
+        raise DataError(f"{name}: not a split; write a name or a slice, such as train[:5000]")
     table = SplitFiles(src="SOURCE_FILE", tgt="TARGET_FILE", slice="[:-1000]")
     raise DataError(
-        f"{path}.{src}: no such file, nor {match['name']}.{tgt}, {match['name']}.{src}-{tgt}.tsv or"
-        f" {match['name']}.tmx{_list_files(path.parent)}; name other files under [data], such as"
-        f" train = {table}"
+        f"{path}.{src}: no such file, nor {name}.{tgt}, {name}.{src}-{tgt}.tsv or {name}.tmx"
+        f"{_list_files(path.parent)}; name other files under [data], such as train = {table}, or"
+        f" one of a format with several columns: .tmx, {', '.join(DATA_SUFFIXES)}"
     )
 
 
-def _text_formats(path: Path, src: str, tgt: str) -> Iterator[tuple[list[Path], PairReader]]:
+def _text_formats(path: Path, config: DataConfig) -> Iterator[tuple[list[Path], PairReader]]:
     """Yields what a name may stand for: the files of each format and the reader of their pairs."""
+    src, tgt = config.src_lang, config.tgt_lang
     for compression in ("", *COMPRESSION_SUFFIXES):
         sides = [Path(f"{path}.{side}{compression}") for side in (src, tgt)]
         yield sides, partial(_read_text, *sides)
         for first, second in ((src, tgt), (tgt, src)):
             table = Path(f"{path}.{first}-{second}.tsv{compression}")
-            yield [table], partial(_read_tsv, table, swapped=first != src)
+            yield [table], partial(_read_data_files, config, [table])
         memory = Path(f"{path}.tmx{compression}")
         yield [memory], partial(read_tmx, memory, src, tgt)
 
@@ -279,15 +253,6 @@ def _read_text(src_path: Path, tgt_path: Path) -> Iterator[Pair]:
         yield src.strip(), tgt.strip()
 
 
-def _read_tsv(path: Path, swapped: bool) -> Iterator[Pair]:
-    for number, line in enumerate(read_lines(path), start=1):
-        columns = line.split("\t")  # quotes are text: a tab always ends a column
-        if len(columns) < 2:
-            raise DataError(f"{path}, line {number}: no tab between the two languages")
-        first, second = columns[0].strip(), columns[1].strip()
-        yield (second, first) if swapped else (first, second)
-
-
 def read_lines(path: Path) -> Iterator[str]:
     r"""Reads lines of text, decompressed if it is compressed; only `\n` ends a line.
 
@@ -324,29 +289,37 @@ def read_source_lines(path: Path) -> Iterator[str]:
         yield line if number else line.removeprefix("\ufeff")
 
 
-def _open_dataset(
-    config: DataConfig, split: str, files: Sequence[Path] = (), part: str = ""
-) -> CorpusPart:
-    """Opens Parquet or JSONL files, of which `part` may be a slice, or a split as on the hub."""
+def _find_files(folder: Path, name: str) -> list[Path]:
+    """Finds the file of this name, or else all whose names match it as a pattern."""
+    names = [name]
+    if not (folder / name).is_file():  # not `Path.glob`, which refuses absolute patterns
+        names = glob(name, root_dir=folder, recursive=True, include_hidden=True)
+    if not (paths := sorted({folder / name for name in names if (folder / name).is_file()})):
+        raise DataError(f"{folder / name}: no such file{_list_files((folder / name).parent)}")
+    return paths
+
+
+def _read_data_files(config: DataConfig, paths: Sequence[Path]) -> Iterator[Pair]:
+    for path in paths:
+        yield from read_data_file(path, read_source_lines(path), config)
+
+
+def _open_hub(config: DataConfig, split: str) -> CorpusPart:
+    """Opens a split of a corpus on the hub."""
 
     def load() -> Any:
-        if not files:
-            return load_dataset(config, config.path, split, name=config.name, split=split)
-        builder, names = "parquet" if ".parquet" in split else "json", [str(path) for path in files]
-        return load_dataset(config, builder, split, data_files=names, split=f"train{part}")
+        return load_dataset(config, split)
 
     def digest() -> str:
-        if paths := files or sorted(Path(config.path).rglob("*")):
-            return _digest_files(paths)
         # The client stores each revision of a corpus under a different name.
         return _digest_strings(str(Path(file["filename"])) for file in load().cache_files)
 
-    return CorpusPart(lambda: read_pairs(load(), config), digest, files=files)
+    return CorpusPart(lambda: read_pairs(load(), config), digest)
 
 
 def _digest_files(paths: Iterable[Path]) -> str:
-    """Computes a digest of the names and contents of files; folders are left out."""
-    return _digest_strings(f"{path.name} {sha256(path)}" for path in paths if path.is_file())
+    """Computes a digest of the names and contents of files."""
+    return _digest_strings(f"{path.name} {sha256(path)}" for path in paths)
 
 
 def _digest_strings(strings: Iterable[str]) -> str:

@@ -1,12 +1,12 @@
-"""Corpora read by the `datasets` library: from the hub, or from local Parquet and JSONL files."""
+"""Corpora on the hub, by the `datasets` library, and in folders laid out like its repositories."""
 
+import glob
 import logging
 import ssl
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
-from logging.handlers import BufferingHandler
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from transformer_mt.config.keys import DataConfig
 from transformer_mt.config.loading import searched_folders
 from transformer_mt.errors import DataError
 from transformer_mt.system.console import shows_bars
+from transformer_mt.text.data_files import DATA_SUFFIXES, columns_of_pairs, pairs_of_rows
 
 MOVED_TEXT = (
     "if the text has moved, train with --set data.path=NEW, and evaluate with --src and --ref"
@@ -22,36 +23,83 @@ MOVED_TEXT = (
 
 _ROWS_PER_BATCH = 10_000
 _SECONDS_TO_ANSWER = 5.0
-_MESSAGES = 1_000
-"""Messages of the library that are kept while it loads; they name the file that is wrong."""
+_OPTIONS = {"data_files", "data_dir", "default", "description", "features", "version"}
+"""What README.md may say of a configuration without changing how its files are read."""
+
+_CSV_ON_HUB = (
+    "CSV is only read from a folder, since the library would make words such as null empty: run hf"
+    " download NAME --repo-type dataset --local-dir DIR, and set data.path = DIR"
+)
 
 
-def load_dataset(config: DataConfig, builder: str, requested: str, **options: Any) -> Any:
-    """Loads a split, from the cache if the hub cannot be reached.
-
-    `builder` is a hub id, a folder or a file format, `requested` the split for error messages.
+def find_split(config: DataConfig, split: str) -> list[Path]:
+    """Finds the files of a split in the folder `data.path`, by README.md or else by their names.
 
     Raises:
-        DataError: If the corpus does not exist or cannot be read.
+        DataError: If there are none, or README.md says how to read them.
+    """
+    import yaml
+    from datasets.data_files import DataFilesList, get_data_patterns, sanitize_patterns
+    from datasets.utils.metadata import MetadataConfigs
+    from huggingface_hub import metadata_load
+
+    folder = Path(config.path).resolve()
+    readme = folder / "README.md"
+    try:
+        card = metadata_load(readme) if readme.is_file() else None
+        configs = MetadataConfigs.from_dataset_card_data(card or {})
+        name = config.name or configs.get_default_config_name()
+        if configs and name not in configs:
+            raise ValueError(f"data.name = {name}, but should be one of {', '.join(configs)}")
+        said = configs.get(name, {})
+        if unknown := said.keys() - _OPTIONS:
+            raise ValueError(f"{readme}: {min(unknown)} is not supported; name the files instead")
+        base = folder / (said.get("data_dir") or "")
+        escaped = glob.escape(str(base))
+        patterns = sanitize_patterns(said.get("data_files") or get_data_patterns(escaped))
+        if split not in patterns:
+            raise ValueError(f"the splits are {', '.join(patterns)}")
+        names = [  # the name of a file is no pattern
+            glob.escape(name) if (base / name).is_file() else name for name in patterns[split]
+        ]
+        files = DataFilesList.from_patterns(names, escaped, [*DATA_SUFFIXES])
+        if not files:
+            raise ValueError(f"no such file ends in {', '.join(DATA_SUFFIXES)}")
+    except (ValueError, OSError, yaml.YAMLError) as error:
+        reason = " ".join(str(error).split())
+        raise DataError(f"data.path = {config.path}, split {split}: {reason}") from None
+    return list(map(Path, dict.fromkeys(files)))
+
+
+def load_dataset(config: DataConfig, split: str) -> Any:
+    """Loads a split of a corpus on the hub, from the cache if the hub cannot be reached.
+
+    Raises:
+        DataError: If the corpus does not exist or cannot be read, or the cache cannot be written.
     """
     import datasets
     import yaml
     from huggingface_hub import constants
 
-    of_library = datasets.exceptions.DatasetGenerationError, yaml.YAMLError
+    of_library = datasets.exceptions.DatasetsError, yaml.YAMLError
     reasons = ValueError, OSError, RuntimeError, ImportError, *of_library
-    is_local = Path(config.path).is_dir()
-    problem = "" if is_local else _why_offline(constants.ENDPOINT)
+    place, problem = f"data.path = {config.path}, split {split}", _why_offline(constants.ENDPOINT)
+    options = {"name": config.name, "split": split, "cache_dir": config.cache_dir}
     # Offline the cache is used at once, without a minute of retries.
-    with _library_settings(offline=bool(problem)) as messages:
+    with _library_settings(offline=bool(problem)):
         try:
-            return datasets.load_dataset(builder, cache_dir=config.cache_dir, **options)
+            dataset = datasets.load_dataset(config.path, **options)
+        except StopIteration:
+            raise DataError(f"{place}: its first file is empty") from None
         except reasons as error:
             reason = " ".join(str(error.__cause__ or error).split()) or type(error).__name__
+            if isinstance(error, OSError) and config.cache_dir in reason:
+                raise DataError(f"data.cache_dir = {config.cache_dir}: {reason}") from None
             is_unknown = isinstance(error, datasets.exceptions.DatasetNotFoundError)
-            said = " ".join(record.getMessage() for record in messages.buffer)
-            files = options.get("data_files") or map(str, Path(builder).rglob("*.*"))
-            reason = ": ".join((*sorted(file for file in files if file in said)[-1:], reason))
+        else:
+            if dataset.info.builder_name == "csv":
+                raise DataError(f"{place}: {_CSV_ON_HUB}")
+            return dataset
     if problem:
         reason = (
             f"{problem}, and data.cache_dir = {config.cache_dir} does not contain it; without"
@@ -63,35 +111,22 @@ def load_dataset(config: DataConfig, builder: str, requested: str, **options: An
     if problem or is_unknown:
         searched = searched_folders(config.path)
         reason = f"no such folder{searched}; on the hub: {reason}"
-    raise DataError(f"data.path = {config.path}, split {requested}: {reason}")
+    raise DataError(f"{place}: {reason}")
 
 
 def read_pairs(dataset: Any, config: DataConfig) -> Iterator[tuple[str, str]]:
     """Reads pairs from a `translation` column or from one column per language.
 
-    A missing value becomes an empty text.
-
     Raises:
         DataError: If there is no column for a language, or it does not hold text.
     """
-    src, tgt = config.src_lang, config.tgt_lang
-    prefix = "translation." if "translation" in dataset.column_names else ""
-    dataset = dataset.flatten()  # of a translation column to columns such as translation.de
-    columns = [column for column in dataset.column_names if column.startswith(prefix)]
-    languages = [column.removeprefix(prefix) for column in columns]
-    for key, language in (("src_lang", src), ("tgt_lang", tgt)):
-        if language not in languages:
-            raise DataError(f"data.{key} = {language}: {config.path} has {', '.join(languages)}")
-    dataset = dataset.select_columns([prefix + src, prefix + tgt])  # others may be images
-    for rows in dataset.iter(batch_size=_ROWS_PER_BATCH):
-        for src_text, tgt_text in zip(rows[prefix + src], rows[prefix + tgt], strict=True):
-            yield _to_text(src_text, src, config), _to_text(tgt_text, tgt, config)
-
-
-def _to_text(value: object, language: str, config: DataConfig) -> str:
-    if isinstance(value, str | None):
-        return (value or "").strip()
-    raise DataError(f"{config.path}: {value!r} in the column {language} is not text")
+    dataset = dataset.select_columns(columns_of_pairs(dataset.column_names, config))
+    rows = (
+        dict(zip(columns, row, strict=True))
+        for columns in dataset.iter(batch_size=_ROWS_PER_BATCH)
+        for row in zip(*columns.values(), strict=True)
+    )
+    return pairs_of_rows(enumerate(rows, start=1), config, f"{config.path}, row")
 
 
 def _why_offline(endpoint: str) -> str:
@@ -113,13 +148,13 @@ def _why_offline(endpoint: str) -> str:
 
 
 @contextmanager
-def _library_settings(offline: bool) -> Iterator[BufferingHandler]:
-    """Keeps messages; hides progress bars where ours are hidden; if offline, uses caches only."""
+def _library_settings(offline: bool) -> Iterator[None]:
+    """Silences the library; hides its bars where ours are hidden; if offline, uses caches only."""
     import datasets
     from huggingface_hub import constants, utils
 
-    messages, library_logger = BufferingHandler(_MESSAGES), logging.getLogger(datasets.__name__)
-    library_logger.handlers, handlers = [messages], library_logger.handlers
+    library_logger = logging.getLogger(datasets.__name__)
+    library_logger.handlers, handlers = [logging.NullHandler()], library_logger.handlers
     was_offline = datasets.config.HF_HUB_OFFLINE, constants.HF_HUB_OFFLINE
     shown = [library for library in (datasets, utils) if not library.are_progress_bars_disabled()]
     hidden = [] if shows_bars() else shown
@@ -128,7 +163,7 @@ def _library_settings(offline: bool) -> Iterator[BufferingHandler]:
     if offline:
         datasets.config.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE = True
     try:
-        yield messages
+        yield
     finally:
         library_logger.handlers = handlers
         datasets.config.HF_HUB_OFFLINE, constants.HF_HUB_OFFLINE = was_offline

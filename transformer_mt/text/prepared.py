@@ -370,6 +370,8 @@ def _write_ids(
 
 
 def _nothing_left(config: DataConfig, cleaned: _CleanedSplit) -> DataError:
+    if not cleaned.kept:
+        return DataError(f"data.train = {config.train}: contains no pairs")
     return DataError(
         f"data.train = {config.train}: no training pair is left of {len(cleaned.kept):,}"
         f" ({describe_dropped(cleaned.dropped)}); see the limits under [data]"
