@@ -34,6 +34,7 @@ from transformer_mt.system.console import ProgressBar, escape_controls
 from transformer_mt.system.device import choose_device
 from transformer_mt.system.outputs import Output, write_lines
 from transformer_mt.system.processes import Processes, join_processes
+from transformer_mt.text.cleaning import warn_of_held_out
 from transformer_mt.text.corpus import read_lines
 from transformer_mt.text.test_sets import EvaluationSet
 from transformer_mt.translation.options import LoadOptions, SearchOptions
@@ -200,6 +201,7 @@ def evaluate_systems(
         named = [find_models(paths) for paths in runs]
         data = _common_corpus(named)
         metrics, test_set = choose_metrics(data.tgt_lang), load_test_set(data)
+        warn_of_held_out(test_set.name, *filter(None, [test_set.src, *test_set.references]))
         systems = [_read_translation(hypotheses, test_set)] if hypotheses else named
         other = _open(baseline, test_set) if baseline else None
         if other and not isinstance(other, SystemOutput):

@@ -24,7 +24,7 @@ from transformer_mt.checkpoints.run_directory import (
     load_newest,
     write_description,
 )
-from transformer_mt.config.changes import without_folders
+from transformer_mt.config.changes import keep_normalization, without_folders
 from transformer_mt.config.keys import Config, flat_values
 from transformer_mt.config.loading import PATH_KEYS, searched_folders
 from transformer_mt.errors import CheckpointError, ConfigError
@@ -37,6 +37,7 @@ from transformer_mt.system.launcher import is_launched
 from transformer_mt.system.processes import ALONE, Processes, join_processes
 from transformer_mt.system.worker_threads import MAX_WORKERS
 from transformer_mt.text.batching import Lengths
+from transformer_mt.text.cleaning import warn_of_held_out
 from transformer_mt.text.corpus import load_split
 from transformer_mt.text.prepared import prepare
 from transformer_mt.training.engine import Engine
@@ -137,8 +138,11 @@ def build_trainer(
     old_environment = checkpoint.state.environment if checkpoint else {}
     compile_failed = old_environment.get("torch.compile") == COMPILE_FAILED
     vocab, previous, compile_failed = processes.broadcast((vocab, previous, compile_failed))
+    if vocab:
+        config = keep_normalization(config, vocab.form)
     precision = choose_precision(config.train.precision, device, previous)
     valid = load_split(config.data, config.data.valid)
+    warn_of_held_out(f"data.valid = {config.data.valid}", valid.src, valid.tgt)
     corpus = prepare(config, vocab, scratch)
     progress = Progress(
         precision=precision, corpus_digest=corpus.digest, valid_digest=valid.digest()
@@ -282,10 +286,13 @@ def _initial_checkpoint(config: Config) -> Checkpoint | None:
         for key in new
         if old[key] != new[key] and not key.endswith("dropout")
     ]
+    form, config = checkpoint.vocab.form, keep_normalization(config, checkpoint.vocab.form)
+    if form != config.data.normalize:
+        differences.append(f"data.normalize = {form}, not {config.data.normalize}")
     if differences:
         raise ConfigError(
-            f"train.init_from = {name}: it has {', '.join(differences)}; use its values in [model],"
-            " or leave out train.init_from"
+            f"train.init_from = {name}: it has {', '.join(differences)}; use its values, or leave"
+            " out train.init_from"
         )
     return checkpoint
 
