@@ -218,9 +218,7 @@ def test_what_the_command_prints(texts, call):
 def test_empty_lines_of_a_test_set_are_counted(texts, caplog):
     """With and without a source; the warning is no part of the report."""
     lines = (texts / "ref").read_text().splitlines()
-    (texts / "gaps").write_text(
-        "".join(f"{line}\n" for line in ["", lines[1], "\t ", *lines[3:]])
-    )
+    (texts / "gaps").write_text("".join(f"{line}\n" for line in ["", lines[1], "\t ", *lines[3:]]))
     warning = f"{texts}/gaps%s: 2 of 12 pairs have an empty side and count in the scores"
     for src, shown in (("ref", f" (source {texts}/ref)"), (None, "")):
         caplog.clear()
