@@ -4,6 +4,7 @@ import os
 import resource
 import signal
 import subprocess
+import sys
 from functools import partial
 from pathlib import Path
 from unittest.mock import Mock
@@ -165,6 +166,13 @@ def test_a_gpu_that_other_programs_have_filled(monkeypatch, call):
     assert code == 2
     assert message.startswith("error: out of memory: ")
     assert message.endswith(" (CUDA error: out of memory)\n")
+
+
+def test_no_memory_is_left(monkeypatch, call):
+    """Not even for PyTorch, which would tell whether memory is short."""
+    monkeypatch.setitem(sys.modules, "transformer_mt.system.device", None)
+    monkeypatch.setattr("transformer_mt.cli.program.app", Mock(side_effect=MemoryError))
+    assert_one_error(call(), "out of memory: free memory, raise ulimit -v, or read less text")
 
 
 def test_too_small_an_address_space():

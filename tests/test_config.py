@@ -306,8 +306,8 @@ def test_what_shapes_the_prepared_corpus():
     keys = [item for section in sections for item in section.items()]
     shapes = [key for key, field in keys if on_change(field) is OnChange.SHAPES_CORPUS]
     expected = (
-        "train src_lang tgt_lang max_length max_length_ratio drop_duplicates drop_identical"
-        " drop_control min_letters kind size shared max_words symbols"
+        "train src_lang tgt_lang normalize max_length max_length_ratio drop_duplicates"
+        " drop_identical drop_control min_letters kind size shared max_words symbols"
     )
     assert shapes == expected.split()
 

@@ -12,6 +12,7 @@ import pytest
 import transformer_mt
 from transformer_mt.checkpoints.run_directory import load_newest
 from transformer_mt.config.loading import load_config
+from transformer_mt.errors import CheckpointError
 from transformer_mt.training.run import train
 
 FORMATS = sorted(Path(__file__).parent.glob("format-*"))
@@ -39,9 +40,13 @@ def test_it_loads_and_translates(folder, weights):
 
 
 def test_it_resumes(folder):
-    """Training continues from its step."""
+    """Training continues from its step; text is not normalised, and asking for it is refused."""
     before = load_newest(folder / "run").progress
     config = load_config(folder / "tiny.toml", [f"train.max_steps={before.step + 3}"])
     after = train(config, folder / "run")
     assert after.step == before.step + 3
     assert after.best_step == before.best_step and after.seconds > before.seconds
+    assert load_newest(folder / "run").config.data.normalize == "none"
+    normalized = load_config(folder / "tiny.toml", ["data.normalize=nfc"])
+    with pytest.raises(CheckpointError, match=r"data.normalize \(was none, is nfc\)"):
+        train(normalized, folder / "run")

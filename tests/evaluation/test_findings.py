@@ -1,6 +1,7 @@
 """Each check, on small records made by hand: what it finds, and what it does not."""
 
 import math
+import unicodedata
 
 import pytest
 
@@ -98,6 +99,11 @@ def test_scripts_and_languages():
     found = language("it", ENGLISH, GERMAN, ENGLISH) or ""
     assert "similarity of 0.37 to the training text of their side and of 1.00 to" in found
     assert findings.similarity(["aB"], ["", "ab", "ab"]) == pytest.approx(6 / 39**0.5)
+    # As SentencePiece cuts text, and as macOS decomposes it, against what a vocabulary decodes.
+    cut = [f"▁{line.replace(' ', ' ▁').replace('tz', 't z')}" for line in GERMAN]
+    decoded = [line.replace("tz", "t z").replace(" ", "  ") for line in GERMAN]
+    for text in (cut, [unicodedata.normalize("NFD", line) for line in decoded]):
+        assert findings.similarity(text, decoded) == pytest.approx(1)
     assert language("it", ENGLISH[:19], GERMAN, ENGLISH) is None
     assert language("it", GERMAN, RUSSIAN, CHINESE)  # like neither side
     assert language("it", CHINESE, MORE_CHINESE, GERMAN) is None

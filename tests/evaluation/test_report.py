@@ -373,6 +373,17 @@ def test_an_exported_model_is_evaluated_without_pytorch(exported_run, texts):
             )
 
 
+def test_empty_lines_of_a_test_set_are_counted(texts, caplog):
+    """With and without a source; the warning is no part of the report."""
+    lines = (texts / "ref").read_text().splitlines()
+    (texts / "gaps").write_text("".join(f"{line}\n" for line in ["", lines[1], "\t ", *lines[3:]]))
+    warning = f"{texts}/gaps%s: 2 of 12 pairs have an empty side and count in the scores"
+    for src, shown in (("ref", f" (source {texts}/ref)"), (None, "")):
+        caplog.clear()
+        evaluate(texts, src=src, refs=["gaps"])
+        assert [text.split(";")[0] for text in caplog.messages] == [warning % shown]
+
+
 def test_several_runs_are_rows(copy_run, texts, tmp_path):
     """Of one table and lines of JSON; each is recorded, and compared with a baseline."""
     runs = [shutil.copytree(copy_run, tmp_path / name) for name in ("one", "two")]

@@ -2,16 +2,22 @@
 
 import hashlib
 import json
+import re
+import shlex
+import subprocess
+import unicodedata
 
 import pytest
 
 from transformer_mt.config.keys import DataConfig
 from transformer_mt.text.cleaning import (
     CLEANING_VERSION,
+    PIECE_MARKS,
     LineProblems,
     describe_dropped,
     reason_to_drop_pieces,
     reason_to_drop_text,
+    warn_of_held_out,
 )
 
 STRICT = DataConfig(
@@ -128,6 +134,8 @@ JAPANESE = ["東京", "きれいなスーパー", "中文字"]
         ([*RUSSIAN, "Bonn", "12"], "1 not in Cyrillic script"),
         ([*JAPANESE, "서울", "Bonn"], "2 not in Chinese or Japanese script"),
         (["", "a\tb", "a\tb"], "1 empty, 2 with tabs"),
+        (["Männ@@ er", "Mann", "Ki@@", "a@b @@c"], f"2 {PIECE_MARKS['@@ ']}"),
+        (["▁Männ er ▁da", "Mann"], f"1 {PIECE_MARKS['▁']}"),
     ],
 )
 def test_lines_by_problem(lines, problems):
@@ -136,3 +144,34 @@ def test_lines_by_problem(lines, problems):
     for line in lines:
         counted.add(line)
     assert str(counted) == problems
+
+
+@pytest.mark.parametrize(
+    ("mark", "cut"),
+    [("@@ ", ["Männ@@ er da@@", "a@b @@c"]), ("▁", ["▁Männ er ▁da", "▁a@b ▁@ @c"])],
+)
+def test_the_command_that_undoes_cut_text(mark, cut):
+    """It is part of the message, and gives the words again."""
+    command = re.search(r"undo it: (sed .*)\)$", PIECE_MARKS[mark])[1]
+    text = "".join(f"{line}\n" for line in cut)
+    undone = subprocess.run(shlex.split(command), input=text, capture_output=True, text=True)
+    assert undone.stdout == "Männer da\na@b @@c\n"
+
+
+def test_what_is_wrong_with_held_out_text(caplog):
+    """Empty sides, blank and invisible ones too, and references that no composed text matches."""
+    good = [f"Größe {i}" for i in range(100)]
+    warn_of_held_out("it", good, good)
+    assert not caplog.messages
+    warn_of_held_out("it", ["", *good[1:]], [*good[:98], " ", "\u200b"])
+    assert caplog.messages == [
+        "it: 3 of 100 pairs have an empty side and count in the scores; remove them, or read the"
+        " two files with skip_empty = true"
+    ]
+    caplog.clear()
+    decomposed = [unicodedata.normalize("NFD", line) for line in good]
+    warn_of_held_out("it", decomposed, [decomposed[0], *good[1:]])  # a hundredth
+    assert not caplog.messages
+    warn_of_held_out("it", [*good[:98], *decomposed[98:]])  # references alone
+    assert len(caplog.messages) == 1
+    assert caplog.messages[0].startswith("it: 2 references have decomposed letters or invisible")

@@ -270,6 +270,29 @@ def test_which_pairs_are_dropped(folder, swapped, changes, pairs, dropped):
     assert (prepared.report["pairs"], prepared.report["kept"]) == (len(pairs), len(kept))
 
 
+def test_targets_with_a_symbol_are_refused(folder, caplog):
+    """Search never writes one. In sources, and in pairs that are dropped, it may stand."""
+    symbols = {"vocab__symbols": ["<url>", "<x>"], "vocab__kind": "char"}
+    pairs = [("<url> a", "b"), ("", "<url>"), ("c", "d"), ("e <x>", "f")]
+    write_pairs(folder, pairs)
+    assert prepare(tiny_config(folder, **symbols)).report["kept"] == 3
+    names = prepared_names(folder)
+    write_pairs(folder, [*pairs, ("a", "<url>"), ("a", "see b<x>, <url>.")])
+    with pytest.raises(DataError, match="^vocab.symbols: 2 training targets have a symbol, but"):
+        prepare(tiny_config(folder, **symbols))
+    assert prepared_names(folder) == names
+    assert prepare(tiny_config(folder, vocab__kind="char")).report["kept"] == 5
+
+
+def test_text_that_is_cut_into_pieces_is_counted(folder, caplog):
+    write_pairs(folder, [("a@@ b", "c d"), ("a", "c@@"), ("a", "b"), ("▁a b", "▁c"), ("", "c@@ d")])
+    prepare(tiny_config(folder, vocab__kind="char"))
+    assert [text.split(" (")[0] for text in caplog.messages] == [
+        "data.train = train: 2 pairs are cut into pieces with @@",
+        "data.train = train: 1 pairs are cut into pieces with U+2581",
+    ]
+
+
 def test_the_report_by_hand(folder, caplog):
     """Over both sides of what is kept; the vocabulary lacks the letter q."""
     write_pairs(folder, [("ab", "abc de"), ("a b", "c d e"), ("e", "a"), ("f g h", "f")])

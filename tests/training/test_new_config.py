@@ -9,6 +9,7 @@ import tomllib
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -57,23 +58,24 @@ def pairs_of(config: Config, split: object) -> list[tuple[str, str]]:
 
 
 def test_splits_cover_the_text_and_do_not_overlap(work, call):
-    """In the order of the files; comments and messages count them and what may be wrong."""
-    write_text(work, pairs=[*PAIRS[:-2], ("", "x"), ("y", " ")])
+    """But for pairs with an empty side, in the order of the files; all are counted."""
+    empty = [("", "x"), ("y", " \u200b"), ("", "")]
+    write_text(work, pairs=[*PAIRS[:100], *empty, *PAIRS[100:295], *empty[:2]])
     code, _, err = call("init", "new", "--src", "text.de", "--tgt", "text.en", "--quiet")
     config = load_config(Path("new.toml"))
     splits = [pairs_of(config, getattr(config.data, key)) for key in ("train", "valid", "test")]
-    assert [len(pairs) for pairs in splits] == [270, 15, 15]
-    assert sum(splits, [])[:-2] == PAIRS[:-2]
+    assert [len(pairs) for pairs in splits] == [267, 14, 14]
+    assert sum(splits, []) == PAIRS[:295]
     words = read_words()
     warnings = (
-        "text.de: some lines may be wrong: 1 empty",
-        "text.en: some lines may be wrong: 1 empty",
-        "2 pairs have an empty side; training drops them",
-        "298 pairs are too few to train a translator, unless all sentences are alike",
+        "text.de: some lines may be wrong: 3 empty",
+        "text.en: some lines may be wrong: 3 empty",
+        "5 pairs have an empty side; skip_empty leaves them out",
+        "295 pairs are too few to train a translator, unless all sentences are alike",
     )
     assert err.splitlines() == [f"warning: {warning}" for warning in warnings] and code == 0
     assert all(f" {warning}." in words for warning in warnings)
-    assert "the first 270 pairs, validation the next 15, the test the last 15." in words
+    assert "the first 267 pairs, validation the next 14, the test the last 14." in words
     assert "Text: 300 pairs, " in words and "On a GPU" not in words  # the sizes would be the same
 
 
@@ -183,7 +185,7 @@ def test_languages(work, call):
     assert pairs_of(config, config.data.test) == [pair[::-1] for pair in PAIRS[-15:]]
     Path("text.de").rename("src.txt")
     wrong = call("init", "b", "--src", "src.txt", "--tgt", "text.en", "--src-lang", "d\te")
-    assert_one_error(wrong, "'d\\te' cannot be written in a configuration")
+    assert_one_error(wrong, "b.toml: data.src_lang = 'd\\te' should be part of a file's name")
     languages = "--src-lang", "gsw", "--tgt-lang", "pt-BR"
     assert call("init", "b", "--src", "src.txt", "--tgt", "text.en", *languages).code == 0
     config = load_config(Path("b.toml")).data
@@ -227,6 +229,14 @@ def test_mistakes(work, monkeypatch, call, files, name, src, tgt, culprit):
     assert_one_error(result, culprit)
     assert sorted(os.listdir()) == before
     assert not Path("new.toml").exists() or Path("new.toml").read_text() == "mine"
+
+
+def test_a_text_that_does_not_fit_into_memory(work, monkeypatch, call):
+    """Sabotage: let the error out; the line would not name the files."""
+    monkeypatch.setattr(new_config.LineProblems, "add", Mock(side_effect=MemoryError))
+    result = call("init", "new", "--src", "text.de", "--tgt", "text.en")
+    assert_one_error(result, "text.de and text.en: out of memory")
+    assert not Path("new.toml").exists()
 
 
 CONFIGS = Path(__file__).parents[2] / "configs"

@@ -20,7 +20,7 @@ from transformer_mt.translation.export import export
 from transformer_mt.translation.translator import EXTRA_LENGTH
 from transformer_mt.version import source_digests
 
-LINES = copy_lines(100, 11)
+LINES = [*copy_lines(100, 11), "a\u00adb c\u200bd e\u2060\ufefff", "a b\u0308"]
 
 
 def translate(folder) -> list[str]:

@@ -43,6 +43,13 @@ WORDS = Counter((SAMPLE / "train.de").read_text(encoding="utf-8").split()[:20_00
 LITERAL = ["<s>", "</s>", "<unk>", "<pad>", "<0x41>", "a<0x0A>b", "▁", "a ▁▁ b▁"]
 LITERAL += ["\x1ca\x1fb\u3000", "½ ﬁ Å e\u0301", "\U0010ffff\ufffe", "\u0600\u0627 中文"]
 LITERAL += ["aaaaaaa", "1999", "...", "\r\n a\0"]
+LITERAL += [
+    "u\u00ad\u0308ber",
+    "\ufeff a \u200b b\u2060",
+    "a\u0302\u0323",
+    "\u1112\u1161\u11ab",
+    "a\u200db",
+]
 
 
 def random_checkpoint(folder: Path, vocab: Vocabulary, **changes: object) -> Checkpoint:
@@ -120,17 +127,28 @@ def test_it_translates_as_ours_does(copy_run, tmp_path, monkeypatch, count):
 
 @pytest.mark.parametrize("count", [1000, pytest.param(5_000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("symbols", [[], ["<bt>", "<bt>x", "[a|b]"]])
-@pytest.mark.parametrize("kind", ["bpe", "unigram"])
-def test_ids_are_ours(tmp_path, kind, symbols, count):
+@pytest.mark.parametrize(
+    ("kind", "form"), [("bpe", "nfc"), ("unigram", "nfc"), ("unigram", "none")]
+)
+def test_ids_are_ours(tmp_path, kind, form, symbols, count):
     """Of whatever a line holds; in unigram vocabularies but for equally likely segmentations."""
-    vocab = subwords(kind, 900, symbols)
-    checkpoint = random_checkpoint(tmp_path / "step", vocab, vocab__symbols=symbols)
+    vocab, keys = subwords(kind, 900, symbols), {"data__normalize": form}
+    checkpoint = random_checkpoint(tmp_path / "step", vocab, vocab__symbols=symbols, **keys)
     _, tokenizer = load(export(checkpoint, tmp_path / "out", format="transformers"))
     vocab, rng = checkpoint.vocab.src, random.Random(1)
     lines = [*LITERAL, *(line.decode(errors="replace") for line in NASTY)]
     lines += (SAMPLE / "train.en").read_text(encoding="utf-8").split("\n")[: count // 2]
     while len(lines) < count:
-        alphabet = rng.choice(["ab ", "<>/0x41sunk ", "en er▁ ", " \t\x1c\x85\u2028a", "19.!-"])
+        alphabet = rng.choice(
+            [
+                "ab ",
+                "<>/0x41sunk ",
+                "en er▁ ",
+                " \t\x1c\x85\u2028a",
+                "19.!-",
+                "aou\u0308\u0323\u00ad\u200b ",
+            ]
+        )
         line = "".join(rng.choices(alphabet, k=rng.randint(1, 40)))
         lines.append(line + rng.choice(["", *symbols]) + rng.choice(lines))
     lines = [line for line in lines if line.strip() not in symbols]  # alone, one has no space mark

@@ -26,9 +26,9 @@ from pydantic import ConfigDict, Field, NonNegativeFloat, NonNegativeInt, TypeAd
 from torch import Tensor
 
 from transformer_mt.checkpoints.layout import CONFIG, EMA, MODEL, STATE, TRAINING, checkpoint_digest
-from transformer_mt.config.changes import changed_keys
+from transformer_mt.config.changes import changed_keys, keep_normalization
 from transformer_mt.config.keys import Config, flat_values
-from transformer_mt.config.loading import parse_config
+from transformer_mt.config.loading import parse_recorded_config
 from transformer_mt.config.section import OnChange
 from transformer_mt.errors import ChangedModelError, CheckpointError, ConfigError, DataError
 from transformer_mt.model.transformer import Transformer, parameter_shapes
@@ -163,6 +163,7 @@ class Checkpoint:
         Raises:
             CheckpointError: Naming each key that differs, with both values.
         """
+        config = keep_normalization(config, self.config.data.normalize)
         keys = changed_keys(self.config, config, OnChange.REFUSED, OnChange.SHAPES_CORPUS)
         if keys:
             old, new = flat_values(self.config), flat_values(config)
@@ -274,11 +275,12 @@ def _load(path: Path) -> Checkpoint:
     files, digest = verify_manifest(path), checkpoint_digest(path)
     try:
         state = read_json(path / STATE, _STATE, FORMAT)
-        config = parse_config(read_json(path / CONFIG), str(path / CONFIG))
+        config = parse_recorded_config(read_json(path / CONFIG), str(path / CONFIG))
         names = (SHARED, SHARED) if SHARED in files else ("src.model", "tgt.model")
         if missing := {MODEL, STATE, CONFIG, *names} - files:
             raise CheckpointError(f"{path}: its manifest does not list {min(missing)}")
-        vocab = Vocabulary.load_files(*(path / name for name in names))
+        src_path, tgt_path = (path / name for name in names)
+        vocab = Vocabulary.load_files(src_path, tgt_path, config.data.normalize)
         weights = parameter_shapes(config.model, vocab.src.size, vocab.tgt.size)
         _verify_tensors(path / MODEL, weights, state)
         if EMA in files:

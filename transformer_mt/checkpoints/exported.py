@@ -18,7 +18,7 @@ from pydantic import ConfigDict, PositiveInt, TypeAdapter
 
 from transformer_mt.checkpoints.layout import EXPORT, checkpoint_digest
 from transformer_mt.config.keys import Config
-from transformer_mt.config.loading import parse_config
+from transformer_mt.config.loading import parse_recorded_config
 from transformer_mt.errors import CheckpointError, ConfigError, DataError
 from transformer_mt.system.files import (
     canonical_json,
@@ -121,8 +121,9 @@ def load_exported(path: Path) -> ExportedModel:
     digest = checkpoint_digest(path)
     record: ExportRecord = read_json(path / EXPORT, _RECORD, FORMAT)
     try:
-        config = parse_config(record.config, str(path / EXPORT))
-        vocab = Vocabulary.load_files(*(path / name for name in names))
+        config = parse_recorded_config(record.config, str(path / EXPORT))
+        src_path, tgt_path = (path / name for name in names)
+        vocab = Vocabulary.load_files(src_path, tgt_path, config.data.normalize)
         return ExportedModel(path, digest, config, vocab, record)
     except ConfigError as error:
         raise CheckpointError(f"{error}; use a newer transformer-mt if it was not edited") from None

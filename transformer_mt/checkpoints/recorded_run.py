@@ -14,7 +14,7 @@ from transformer_mt.checkpoints.run_directory import (
     read_description,
 )
 from transformer_mt.config.keys import Config
-from transformer_mt.config.loading import parse_config
+from transformer_mt.config.loading import parse_recorded_config
 from transformer_mt.errors import CheckpointError
 from transformer_mt.system.files import MANIFEST
 
@@ -48,7 +48,7 @@ def read_run(run_dir: Path) -> RecordedRun:
     checkpoint = find_checkpoint(run_dir) if newest else None
     description = read_description(run_dir)
     if description:  # written when the run was last resumed, so it knows where the text is now
-        config = parse_config(description["config"], str(run_dir / RUN_FILE))
+        config = parse_recorded_config(description["config"], str(run_dir / RUN_FILE))
     elif checkpoint:
         config = checkpoint.config
     else:

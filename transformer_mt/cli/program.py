@@ -79,6 +79,8 @@ def _memory_advice(error: Exception) -> str:
         if "failed to map" in str(error):
             return "the address space is too small to load a library: raise ulimit -v"
         raise error
+    if isinstance(error, MemoryError):  # there may be too little for the import, too
+        return "free memory, raise ulimit -v, or read less text or smaller batches at once"
     from transformer_mt.system.device import OUT_OF_MEMORY_ADVICE, is_out_of_memory
 
     if not is_out_of_memory(error):

@@ -14,7 +14,8 @@ from transformer_mt.config.splits import Split, Splits
 
 
 def _check_language(value: str) -> str:
-    if not re.fullmatch(r"[^/\0]+", value):  # outputs are named by it: never in another folder
+    # Outputs are named by it: never in another folder.
+    if not value.strip() or "/" in value or not value.isprintable():
         raise PydanticCustomError(
             "language", "should be part of a file's name, such as de or pt_BR"
         )
@@ -23,6 +24,7 @@ def _check_language(value: str) -> str:
 
 Language = Annotated[str, AfterValidator(_check_language)]
 """A language as files and columns name it."""
+NormalForm = Literal["nfc", "none"]
 
 
 class DataConfig(Section):
@@ -44,6 +46,9 @@ class DataConfig(Section):
     """Language to translate from, as files and columns name it."""
     tgt_lang: Annotated[Language, OnChange.SHAPES_CORPUS] = "en"
     """Language to translate to."""
+    normalize: Annotated[NormalForm, OnChange.SHAPES_CORPUS] = "nfc"
+    """How text is read: "nfc" composes letters and accents (Unicode NFC) and drops soft hyphens,
+    zero-width spaces, word joiners and byte order marks; "none", as before this key, does not."""
     max_length: Annotated[int, Field(ge=1), OnChange.SHAPES_CORPUS] = 256
     """Pieces per side, without EOS; longer training pairs are dropped."""
     max_length_ratio: Annotated[float, Field(ge=0), OnChange.SHAPES_CORPUS] = 0.0

@@ -36,6 +36,8 @@ class SplitFiles(SplitTable):
     """The file of its translation, likewise."""
     slice: str | None = None
     """The pairs to take, as in Python: "[:-1000]" is all but the last 1000."""
+    skip_empty: bool = False
+    """Leave out pairs with an empty side, before the slice is taken."""
     weight: Weight = 1
     """In data.train: how often an epoch repeats each pair that cleaning keeps."""
 

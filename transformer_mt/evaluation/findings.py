@@ -13,6 +13,7 @@ from operator import itemgetter
 
 from transformer_mt.checkpoints.metrics import RunMetrics
 from transformer_mt.text.cleaning import EAST_ASIAN, has_script, script_of, usual_script
+from transformer_mt.text.normalization import normalize_text
 
 PERPLEXITY_CHANGE = 0.25
 """Nats per token by which a loss has clearly changed: perplexity by a fifth. When the steps double,
@@ -186,11 +187,16 @@ def wrong_language(
 def similarity(lines: Sequence[str], others: Sequence[str]) -> float:
     """Computes the cosine of two texts' counts of pairs of neighbouring characters, 0 to 1."""
     left, right = (
-        Counter(pair for line in text for pair in pairwise(f" {line.lower()} "))
+        Counter(pair for line in text for pair in pairwise(f" {_as_read(line)} "))
         for text in (lines, others)
     )
     norm = math.hypot(*left.values()) * math.hypot(*right.values())
     return sum(count * right[pair] for pair, count in left.items()) / norm if norm else 0.0
+
+
+def _as_read(line: str) -> str:
+    """Gives a line as training lines are, which were encoded and decoded: U+2581 is a space."""
+    return " ".join(normalize_text(line, "nfc").replace("\u2581", " ").lower().split())
 
 
 def known_pairs(name: str, known: int, total: int) -> str | None:

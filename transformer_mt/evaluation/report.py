@@ -33,6 +33,7 @@ from transformer_mt.system.console import ProgressBar, escape_controls
 from transformer_mt.system.files import parse_json
 from transformer_mt.system.outputs import Output, write_lines
 from transformer_mt.system.processes import Processes, join_processes
+from transformer_mt.text.cleaning import warn_of_held_out
 from transformer_mt.text.corpus import read_lines
 from transformer_mt.text.test_sets import EvaluationSet, check_text
 from transformer_mt.translation.options import TranslateOptions
@@ -206,6 +207,7 @@ def evaluate_systems(
         data, tokenize = _common_corpus(named, languages)
         test_set = load_test_set(data)
         metrics = choose_metrics(data.tgt_lang, references=test_set.references, configured=tokenize)
+        warn_of_held_out(test_set.name, *filter(None, [test_set.src, *test_set.references]))
         systems = [_read_translation(hypotheses, test_set)] if hypotheses else named
         other = _open(baseline, test_set) if baseline else None
         if other and not isinstance(other, SystemOutput):

@@ -18,7 +18,7 @@ from transformer_mt.checkpoints.layout import EXPORT, METRICS, RUN_FILE, checkpo
 from transformer_mt.checkpoints.metrics import RunMetrics, read_metrics, run_names
 from transformer_mt.checkpoints.run_directory import not_a_run, read_description
 from transformer_mt.config.keys import DEFAULTS, flat_values
-from transformer_mt.config.loading import parse_config
+from transformer_mt.config.loading import parse_recorded_config
 from transformer_mt.config.reference import format_value
 from transformer_mt.errors import CheckpointError, ConfigError
 from transformer_mt.system.console import escape_controls
@@ -103,7 +103,7 @@ def _read_settings(path: Path, metrics: RunMetrics) -> Row:
     description = read_description(path)
     if not description:
         return {}
-    config = parse_config(description["config"], str(path / RUN_FILE))
+    config = parse_recorded_config(description["config"], str(path / RUN_FILE))
     row: Row = {}
     for key, value in flat_values(config).items():
         row[key] = value if isinstance(value, str | int | float) else format_value(value)

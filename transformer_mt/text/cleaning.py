@@ -7,6 +7,7 @@ under the old rules are not reused. tests/text/test_cleaning.py checks this.
 """
 
 import hashlib
+import logging
 import re
 import unicodedata
 from collections import Counter
@@ -14,16 +15,26 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 
 from transformer_mt.config.keys import DataConfig
+from transformer_mt.text.normalization import is_blank, normalize_text
+
+logger = logging.getLogger(__name__)
 
 CLEANING_VERSION = 1
 """Version of the rules; part of the fingerprint of a prepared corpus."""
 
+PIECE_MARKS = {
+    "@@ ": "cut into pieces with @@ (undo it: sed -E 's/@@( |$)//g')",
+    "\u2581": "cut into pieces with U+2581 (undo it: sed 's/ //g; s/\u2581/ /g; s/^ //')",
+}
+"""Marks that other programs leave in text, of which a line may end in the first, as problems."""
 CONTROL_CHARACTER = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 """A C0 or C1 control character other than tab, LF and CR."""
 _NOT_A_LETTER = re.compile(r"[\W\d_]")
 _ENTITY = re.compile(r"&(#\d{1,7}|#[xX][0-9a-fA-F]{1,6}|[A-Za-z]{2,8}\d{0,2});")
 _LETTER = re.compile(r"[^\W\d_]")
 _LETTER_NOT_LATIN = re.compile(r"[^\W\d_A-Za-z\u00aa-\u024f\u1e00-\u1eff]")
+_MANY_CHANGED = 0.01
+"""Share of references above which there is a warning if normalisation would change them."""
 _EAST_ASIAN = ("CJK", "HIRAGANA", "KATAKANA", "KATAKANA-HIRAGANA")
 """First words of the names of characters that Chinese and Japanese text mix."""
 EAST_ASIAN = "Chinese or Japanese"
@@ -88,6 +99,26 @@ def describe_dropped(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{count:,} {reason}" for reason, count in sorted(counts.items())) or "none"
 
 
+def warn_of_held_out(name: str, *sides: Sequence[str]) -> None:
+    """Warns of pairs with an empty side, and of references that no composed text can match.
+
+    Args:
+        name: What the text is, for people.
+        sides: The sources, if there are any, and the references; all are scored as they are.
+    """
+    if empty := sum(any(map(is_blank, pair)) for pair in zip(*sides, strict=True)):
+        logger.warning(
+            f"{name}: {empty:,} of {len(sides[0]):,} pairs have an empty side and count in the"
+            " scores; remove them, or read the two files with skip_empty = true"
+        )
+    changed = sum(normalize_text(line, "nfc") != line for line in sides[-1])
+    if changed > _MANY_CHANGED * len(sides[-1]):
+        logger.warning(
+            f"{name}: {changed:,} references have decomposed letters or invisible characters, which"
+            " a model with data.normalize = nfc never writes; normalise them, or scores are too low"
+        )
+
+
 class LineProblems:
     """Counts the lines of one language by problem; memory does not grow with the text."""
 
@@ -97,8 +128,10 @@ class LineProblems:
 
     def add(self, line: str) -> None:
         """Counts a line."""
-        self._counts["empty"] += not line.strip()
+        self._counts["empty"] += is_blank(line)
         self._counts["with tabs"] += "\t" in line
+        for mark, problem in PIECE_MARKS.items():
+            self._counts[problem] += mark in f"{line} "
         # Quick looks spare most lines the regular expressions.
         if "&" in line:
             self._counts["with HTML entities such as &amp;"] += bool(_ENTITY.search(line))

@@ -29,6 +29,7 @@ from transformer_mt.system.streams import (
 )
 from transformer_mt.text.data_files import DATA_SUFFIXES, data_suffix, read_data_file
 from transformer_mt.text.hub import MOVED_TEXT, find_split, load_dataset, read_pairs
+from transformer_mt.text.normalization import is_blank
 from transformer_mt.text.tmx import is_tmx, read_tmx
 
 Pair = tuple[str, str]
@@ -132,7 +133,9 @@ def _open_one(config: DataConfig, split: Split) -> CorpusPart:
         return replace(_open_one(config, split.name), weight=split.weight)
     if isinstance(split, SplitFiles):
         src, tgt = folder / expand_path(split.src), folder / expand_path(split.tgt)
-        part = _open_files(config, [src, tgt], partial(_read_text, src, tgt), split.slice)
+        read = partial(_read_text, src, tgt)
+        read = partial(_skip_empty, read) if split.skip_empty else read
+        part = _open_files(config, [src, tgt], read, split.slice)
         return replace(part, weight=split.weight)
     return _open_name(config, folder, expand_path(split))
 
@@ -251,6 +254,10 @@ def _read_text(src_path: Path, tgt_path: Path) -> Iterator[Pair]:
                 " they must be line-aligned"
             )
         yield src.strip(), tgt.strip()
+
+
+def _skip_empty(read: PairReader) -> Iterator[Pair]:
+    return (pair for pair in read() if not any(map(is_blank, pair)))
 
 
 def read_lines(path: Path) -> Iterator[str]:

@@ -46,13 +46,15 @@ from transformer_mt.system.files import (
 from transformer_mt.text.batching import EncodedLines, EncodedPairs, flatten
 from transformer_mt.text.cleaning import (
     CLEANING_VERSION,
+    PIECE_MARKS,
     describe_dropped,
     reason_to_drop_pieces,
     reason_to_drop_text,
 )
 from transformer_mt.text.corpus import CorpusSplit, open_split
+from transformer_mt.text.normalization import normalize_text
 from transformer_mt.text.splitting import SourceStatistics, split_sentences
-from transformer_mt.text.vocabulary import Vocabulary, fold_whitespace, train_vocabulary
+from transformer_mt.text.vocabulary import Vocabulary, train_vocabulary
 
 logger = logging.getLogger(__name__)
 
@@ -142,7 +144,7 @@ def prepare(
     folder, split_digest = Path(config.data.prepared_dir), split.digest()
     learned_path = folder / _fingerprint(config, split_digest, None)
     if learned_path.exists():
-        learned = _load_prepared(learned_path)
+        learned = _load_prepared(learned_path, config)
         # The vocabulary of a run is usually the one that was learned from this same text.
         if vocab is None or vocab.has_same_ids(learned.vocab):
             return learned
@@ -155,10 +157,10 @@ def prepare(
         with locked(folder / f".{name}.lock", partial(logger.info, waiting)):
             if not path.exists():
                 _write_prepared(config, split, split_digest, vocab, path)
-                corpus = _load_prepared(path)
+                corpus = _load_prepared(path, config)
                 _log_summary(corpus)
                 return corpus
-    return _load_prepared(path)
+    return _load_prepared(path, config)
 
 
 def values_that_shape_corpus(section: Section) -> dict[str, object]:
@@ -193,7 +195,7 @@ def load_configured_vocabulary(config: Config, vocab: Vocabulary | None) -> Voca
         return None
     if not Path(path).exists():
         raise DataError(f"{setting}: no such file or folder{searched_folders(path)}")
-    configured = Vocabulary.load(Path(path))
+    configured = Vocabulary.load(Path(path), config.data.normalize)
     if vocab and not vocab.has_same_ids(configured):
         raise ConfigError(
             f"{setting}: this is not the vocabulary of the checkpoint, which cannot be replaced;"
@@ -207,11 +209,12 @@ def load_configured_vocabulary(config: Config, vocab: Vocabulary | None) -> Voca
     return configured
 
 
-def _load_prepared(path: Path) -> PreparedCorpus:
+def _load_prepared(path: Path, config: Config) -> PreparedCorpus:
     """Maps a prepared corpus from disk and verifies all of it: about a second per gigabyte."""
     try:
         verify_manifest(path)
-        report, vocab = read_json(path / REPORT, _OBJECT), Vocabulary.load(path)
+        report = read_json(path / REPORT, _OBJECT)
+        vocab = Vocabulary.load(path, config.data.normalize)
         mapped = {file: file.stat() for file in path.glob("*.ids")}
         if report.get("dtype") not in ID_TYPES:
             raise ValueError(f"{REPORT}: {report.get('dtype')} is no type of ids")
@@ -260,7 +263,7 @@ def _write_prepared(
         if vocab is None:
             distinct = sum(map(len, cleaned.word_counts))
             logger.info(f"learning {config.vocab.size:,} pieces from {distinct:,} distinct words")
-            vocab = train_vocabulary(cleaned.word_counts, config.vocab)
+            vocab = train_vocabulary(cleaned.word_counts, config.vocab, config.data.normalize)
             cleaned.word_counts.clear()  # frees up to a gigabyte
         vocab.save(folder)
         report = _write_ids(config.data, split, cleaned, vocab, folder)
@@ -289,17 +292,28 @@ def _clean(config: Config, split: CorpusSplit, count_words: bool) -> _CleanedSpl
     """Reads a split for the first time and decides, by their text, which pairs are kept."""
     counts = [Counter[str]() for _ in range(1 if config.vocab.shared else 2)]
     cleaned, seen_pairs = _CleanedSplit(counts), set[bytes]()
-    for (src, tgt), weight in ProgressBar("reading", "pairs", items=split.read_weighted()):
+    cut, with_symbol = Counter[str](), 0
+    for pair, weight in ProgressBar("reading", "pairs", items=split.read_weighted()):
+        src, tgt = (normalize_text(text, config.data.normalize).strip() for text in pair)
         reason = reason_to_drop_text(config.data, src, tgt, seen_pairs)
         cleaned.kept.append(reason is None)
         if reason:
             cleaned.dropped[reason] += 1
             continue
+        cut.update(text for mark, text in PIECE_MARKS.items() if mark in f"{src} {tgt} ")
+        with_symbol += any(symbol in tgt for symbol in config.vocab.symbols)
         if count_words:
             counts[0].update(weight * src.split())
             counts[-1].update(weight * tgt.split())
     if not any(cleaned.kept):
         raise _nothing_left(config.data, cleaned)
+    for problem, lines in cut.items():
+        logger.warning(f"data.train = {config.data.train}: {lines:,} pairs are {problem}")
+    if with_symbol:
+        raise DataError(
+            f"vocab.symbols: {with_symbol:,} training targets have a symbol, but search never"
+            " writes one; remove symbols from the targets, or these words from vocab.symbols"
+        )
     return cleaned
 
 
@@ -323,7 +337,7 @@ def _encode(
             else:
                 encoded.append((src_ids, tgt_ids, weight))
                 cleaned.words += weight * (len(src_text.split()) + len(tgt_text.split()))
-                sentences = split_sentences(fold_whitespace(src_text), config.src_lang)
+                sentences = split_sentences(vocab.src.fold(src_text), config.src_lang)
                 cleaned.several_sentences += weight * (len(sentences) > 1)
         yield encoded
 

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from pydantic import ConfigDict
 
 from transformer_mt.config.keys import DataConfig
-from transformer_mt.text.vocabulary import WORD_MARK, SentencePieceModel, fold_whitespace
+from transformer_mt.text.vocabulary import WORD_MARK, SentencePieceModel
 
 SINGLE_SENTENCES = 0.01
 """Below this share of training lines with several sentences, every sentence is a part."""
@@ -163,7 +163,7 @@ class LineSplitter:
         """Splits lines into parts; an empty line has none."""
         parts = [[line] for line in lines]
         if self.splits_every_sentence:
-            parts = [split_sentences(fold_whitespace(line), self._language) for line in lines]
+            parts = [split_sentences(self._model.fold(line), self._language) for line in lines]
         encoded = iter(self._model.encode(list(chain.from_iterable(parts))))
         return [
             [ids for part in line for ids in self._shorten(part, next(encoded))] for line in parts
@@ -173,7 +173,7 @@ class LineSplitter:
         """Splits a text that is longer than usual; an empty one has no parts."""
         if len(ids) <= self.usual_length:
             return [ids] if ids else []
-        sentences = self._join(split_sentences(fold_whitespace(text), self._language))
+        sentences = self._join(split_sentences(self._model.fold(text), self._language))
         # A part of a few words lacks context.
         shortest = self.usual_length // 4
         parts = [

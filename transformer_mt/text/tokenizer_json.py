@@ -9,6 +9,7 @@ import sys
 from typing import Any
 
 from transformer_mt.errors import ConfigError
+from transformer_mt.text.normalization import INVISIBLE
 from transformer_mt.text.vocabulary import (
     BOS_ID,
     EOS_ID,
@@ -46,7 +47,7 @@ def tokenizer_json(model: SentencePieceModel, symbols: list[str]) -> dict[str, A
             *(_added_token(i, names[i]) for i in special),
             *(_added_token(names.index(symbol), symbol, is_symbol=True) for symbol in symbols),
         ],
-        "normalizer": {"type": "Sequence", "normalizers": _normalizers(symbols)},
+        "normalizer": {"type": "Sequence", "normalizers": _normalizers(model, symbols)},
         "pre_tokenizer": _isolate_unknown(names, table),
         "post_processor": _append(names[EOS_ID]),
         "decoder": {"type": "Sequence", "decoders": _decoders()},
@@ -94,8 +95,8 @@ def _replace(pattern: str, content: str) -> dict[str, Any]:
     return {"type": "Replace", "pattern": {"Regex": pattern}, "content": content}
 
 
-def _normalizers(symbols: list[str]) -> list[dict[str, Any]]:
-    """Folds white space as `fold_whitespace`, then marks words as SentencePiece.
+def _normalizers(model: SentencePieceModel, symbols: list[str]) -> list[dict[str, Any]]:
+    """Normalises text and folds white space as `fold`, then marks words as SentencePiece.
 
     The names of added tokens are normalised too, and must stay as they are in the text.
     """
@@ -103,7 +104,9 @@ def _normalizers(symbols: list[str]) -> list[dict[str, Any]]:
     begin = rf"\A(?=.)(?!(?:{names})\z)" if symbols else r"\A(?=.)"
     # Python has more characters of white space than \s.
     spaces = _hex("".join(filter(str.isspace, map(chr, range(sys.maxunicode)))))
+    nfc = [_replace(f"[{_hex(INVISIBLE)}]", ""), {"type": "NFC"}] if model.form == "nfc" else []
     return [
+        *nfc,
         _replace(f"[{spaces}]+", " "),
         _replace(r"\A +| +\z", ""),
         _replace(begin, WORD_MARK),

@@ -17,8 +17,9 @@ import numpy as np
 import numpy.typing as npt
 import sentencepiece
 
-from transformer_mt.config.keys import VocabConfig
+from transformer_mt.config.keys import NormalForm, VocabConfig
 from transformer_mt.errors import ConfigError, DataError
+from transformer_mt.text.normalization import normalize_text
 
 PAD_ID, UNK_ID, BOS_ID, EOS_ID = 0, 1, 2, 3
 
@@ -37,15 +38,16 @@ class Vocabulary:
     Args:
         src_model: Serialised SentencePiece model of the source language.
         tgt_model: Likewise for the target language; the same bytes if the vocabulary is shared.
+        form: How text is normalised before it is encoded, a value of `data.normalize`.
 
     Raises:
         DataError: If the bytes are not a SentencePiece model, or its special ids are unsuitable.
     """
 
-    def __init__(self, src_model: bytes, tgt_model: bytes) -> None:
-        self.src_model, self.tgt_model = src_model, tgt_model
-        self.src = SentencePieceModel(src_model)
-        self.tgt = self.src if self.shared else SentencePieceModel(tgt_model)
+    def __init__(self, src_model: bytes, tgt_model: bytes, form: NormalForm = "none") -> None:
+        self.src_model, self.tgt_model, self.form = src_model, tgt_model, form
+        self.src = SentencePieceModel(src_model, form)
+        self.tgt = self.src if self.shared else SentencePieceModel(tgt_model, form)
 
     @property
     def shared(self) -> bool:
@@ -74,7 +76,8 @@ class Vocabulary:
                 if side.pieces(ids[-1:]) != [symbol] or symbol in texts:
                     raise ConfigError(
                         f"vocab.symbols: {symbol} is not a user-defined symbol of the existing"
-                        " vocabulary; leave it out, or learn another vocabulary"
+                        " vocabulary, or data.normalize changes it; leave it out, or learn another"
+                        " vocabulary"
                     )
         return [ids[-1] for ids in self.tgt.encode(symbols)]
 
@@ -86,7 +89,7 @@ class Vocabulary:
         return [directory / name for name in names]
 
     @classmethod
-    def load(cls, path: Path) -> "Vocabulary":
+    def load(cls, path: Path, form: NormalForm = "none") -> "Vocabulary":
         """Reads what `save` wrote, or a SentencePiece model file.
 
         Raises:
@@ -94,18 +97,18 @@ class Vocabulary:
         """
         shared = path if path.is_file() else path / SHARED
         if shared.exists():
-            return cls.load_files(shared, shared)
-        return cls.load_files(path / "src.model", path / "tgt.model")
+            return cls.load_files(shared, shared, form)
+        return cls.load_files(path / "src.model", path / "tgt.model", form)
 
     @classmethod
-    def load_files(cls, src_path: Path, tgt_path: Path) -> "Vocabulary":
+    def load_files(cls, src_path: Path, tgt_path: Path, form: NormalForm = "none") -> "Vocabulary":
         """Reads two SentencePiece model files, or one file twice for a shared vocabulary.
 
         Raises:
             DataError: If a file is missing or is not a SentencePiece model.
         """
         try:
-            return cls(src_path.read_bytes(), tgt_path.read_bytes())
+            return cls(src_path.read_bytes(), tgt_path.read_bytes(), form)
         except OSError as error:
             reason = f"cannot read a vocabulary: {error.strerror}"
             raise DataError(f"{error.filename}: {reason}") from None
@@ -127,7 +130,8 @@ class SentencePieceModel:
         DataError: If the bytes are not a SentencePiece model, or two special pieces are the same.
     """
 
-    def __init__(self, model: bytes) -> None:
+    def __init__(self, model: bytes, form: NormalForm = "none") -> None:
+        self.form = form
         self._processor = processor = sentencepiece.SentencePieceProcessor()
         try:
             processor.load_from_serialized_proto(model)
@@ -157,7 +161,7 @@ class SentencePieceModel:
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Encodes texts into piece ids, without BOS or EOS."""
-        folded = [fold_whitespace(text) for text in texts]
+        folded = [self.fold(text) for text in texts]
         try:
             rows: list[list[int]] = self._processor.encode(folded, num_threads=-1) if folded else []
         except TypeError:  # a lone surrogate, which a terminal can send, is not text
@@ -176,6 +180,10 @@ class SentencePieceModel:
     def pieces(self, ids: Sequence[int]) -> list[str]:
         """Converts ids to pieces; the first piece of a word begins with `▁`."""
         return [self._pieces[i] for i in ids]
+
+    def fold(self, text: str) -> str:
+        """Normalises text as `data.normalize` says, and folds white space."""
+        return fold_whitespace(normalize_text(text, self.form))
 
     def normalize(self, text: str) -> str:
         """Normalises text as SentencePiece does before it looks for pieces."""
@@ -245,11 +253,13 @@ class PieceTable:
         return {text: i for i, text in enumerate(self.texts) if text}
 
 
-def train_vocabulary(word_counts: Sequence[Counter[str]], config: VocabConfig) -> Vocabulary:
+def train_vocabulary(
+    word_counts: Sequence[Counter[str]], config: VocabConfig, form: NormalForm = "none"
+) -> Vocabulary:
     """Learns a vocabulary from the words of the training text.
 
     Pieces never cross a space, so learning from counted words gives the same pieces as learning
-    from the text, in a fraction of the memory. Words are not normalised (SentencePiece's `identity`
+    from the text, in a fraction of the memory. SentencePiece does not normalise them (`identity`
     rule). `bpe` and `unigram` fall back to bytes for rare characters, so no text is unknown; `word`
     and `char` know only the words or characters of the training text.
 
@@ -257,6 +267,7 @@ def train_vocabulary(word_counts: Sequence[Counter[str]], config: VocabConfig) -
         word_counts: Occurrences of each word: one counter for a shared vocabulary, or one for the
             source and one for the target language.
         config: Kind, size and symbols.
+        form: How they are normalised, a value of `data.normalize`.
 
     Raises:
         DataError: If the text does not suit a vocabulary of this size; the message gives the
@@ -264,7 +275,7 @@ def train_vocabulary(word_counts: Sequence[Counter[str]], config: VocabConfig) -
     """
     names = ["this text"] if len(word_counts) == 1 else ["the source text", "the target text"]
     models = [_train_model(*side, config) for side in zip(word_counts, names, strict=True)]
-    return Vocabulary(models[0], models[-1])
+    return Vocabulary(models[0], models[-1], form)
 
 
 def _by_count(item: tuple[str, int]) -> tuple[int, int, str]:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from transformer_mt.checkpoints.checkpoint import Checkpoint, Progress
 from transformer_mt.checkpoints.run_directory import find_checkpoint
-from transformer_mt.config.changes import without_folder
+from transformer_mt.config.changes import keep_normalization, without_folder
 from transformer_mt.config.keys import Config, flat_values
 from transformer_mt.config.loading import searched_folders
 from transformer_mt.errors import CheckpointError, ConfigError
@@ -31,8 +31,9 @@ def initial_checkpoint(config: Config) -> Checkpoint | None:
         raise CheckpointError(f"train.init_from = {name}: no such run or checkpoint{searched}")
     checkpoint = find_checkpoint(Path(name))
     vocab = checkpoint.vocab
-    old, new = flat_values(checkpoint.config), flat_values(config)
-    keys = [key for key in new if key.startswith("model.") and not key.endswith("dropout")]
+    old, new = flat_values(checkpoint.config), flat_values(keep_normalization(config, vocab.form))
+    keys = ["data.normalize"]
+    keys += [key for key in new if key.startswith("model.") and not key.endswith("dropout")]
     if load_configured_vocabulary(config, None) is None:
         keys += ["vocab.kind", "vocab.size", "vocab.shared", "vocab.symbols"]
         kind, size = vocab.tgt.kind, max(vocab.src.size, vocab.tgt.size)

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from transformer_mt.config.keys import DEFAULTS, DataConfig
-from transformer_mt.config.loading import expand_path
+from transformer_mt.config.loading import expand_path, parse_config
 from transformer_mt.config.reference import format_value
 from transformer_mt.config.splits import SplitFiles
 from transformer_mt.errors import ConfigError, DataError, OutputError
@@ -30,6 +30,7 @@ from transformer_mt.system.outputs import check_output
 from transformer_mt.system.streams import COMPRESSION_SUFFIXES
 from transformer_mt.text.cleaning import LineProblems
 from transformer_mt.text.corpus import Pair, open_split
+from transformer_mt.text.normalization import is_blank
 from transformer_mt.text.tmx import is_tmx
 
 logger = logging.getLogger(__name__)
@@ -100,12 +101,12 @@ class TextStatistics:
     @property
     def held_out(self) -> int:
         """Pairs for validation, and as many for the test."""
-        return min(_MAX_HELD_OUT, self.pairs // _MIN_PAIRS)
+        return min(_MAX_HELD_OUT, self.usable // _MIN_PAIRS)
 
     @property
     def train_pairs(self) -> int:
-        """Pairs that are not held out."""
-        return self.pairs - 2 * self.held_out
+        """Pairs with text that are not held out."""
+        return self.usable - 2 * self.held_out
 
     @property
     def max_length(self) -> int:
@@ -123,7 +124,7 @@ def measure_text(pairs: Iterable[Pair]) -> TextStatistics:
         src_problems.add(src)
         tgt_problems.add(tgt)
         src_side, tgt_side = src.split(), tgt.split()
-        empty += not (src_side and tgt_side)
+        empty += is_blank(src) or is_blank(tgt)
         src_words += len(src_side)
         tgt_words += len(tgt_side)
         words.update(src_side + tgt_side)
@@ -260,17 +261,18 @@ def write_config(
     if path.exists():
         raise OutputError(f"{path}: exists already; choose another name, or delete it first")
     folder, *names = _place(src, tgt, path.parent)
-    for typed in (folder, *names, path.name, src_lang, tgt_lang):
+    for typed in (folder, *names, path.name):
         if not typed.isprintable() or expand_path(typed) != typed:
             raise ConfigError(
                 f"{typed!r} cannot be written in a configuration, where ~ and $NAME are expanded;"
                 " rename it without ~, $ and control characters"
             )
+    values = {"path": folder, "src_lang": src_lang, "tgt_lang": tgt_lang}
+    data = parse_config({"data": values}, str(path)).data
     text = _measure(src, tgt)
     warnings = _warn(src, tgt, text)
     machine, has_gpu = this_machine()
-    data = DataConfig(path=folder, src_lang=src_lang, tgt_lang=tgt_lang)
-    files = SplitFiles(src=names[0], tgt=names[1])
+    files = SplitFiles(src=names[0], tgt=names[1], skip_empty=text.empty > 0)
     content = _fill_in(data, files, _next_commands(path), text, warnings, machine, has_gpu)
     with atomic_file(path) as file:
         file.write(content.encode(errors="backslashreplace"))  # in comments only
@@ -300,7 +302,13 @@ def _measure(src: Path, tgt: Path) -> TextStatistics:
     """Measures the whole text, as training will read it."""
     files = SplitFiles(src=str(src), tgt=str(tgt))
     pairs = open_split(DataConfig(path="."), files).read()
-    text = measure_text(ProgressBar("reading", "pairs", items=pairs))
+    try:
+        text = measure_text(ProgressBar("reading", "pairs", items=pairs))
+    except MemoryError:
+        raise DataError(
+            f"{src} and {tgt}: out of memory for a line or for all different words; free memory,"
+            " raise ulimit -v, or give init a part of the text"
+        ) from None
     if text.usable < _MIN_PAIRS:
         raise DataError(
             f"{src} and {tgt}: {text.usable} pairs are too few; {_MIN_PAIRS} are needed to train"
@@ -317,7 +325,7 @@ def _warn(src: Path, tgt: Path, text: TextStatistics) -> str:
         if problems
     ]
     if text.empty:
-        warnings.append(f"{text.empty:,} pairs have an empty side; training drops them")
+        warnings.append(f"{text.empty:,} pairs have an empty side; skip_empty leaves them out")
     if text.usable < _LITTLE_TEXT:
         warnings.append(
             f"{text.usable:,} pairs are too few to train a translator, unless all sentences are"

@@ -23,7 +23,7 @@ from transformer_mt.checkpoints.run_directory import (
     load_newest,
     write_description,
 )
-from transformer_mt.config.changes import without_folders
+from transformer_mt.config.changes import keep_normalization, without_folders
 from transformer_mt.config.keys import Config, flat_values
 from transformer_mt.config.loading import PATH_KEYS
 from transformer_mt.errors import CheckpointError, ConfigError
@@ -36,6 +36,7 @@ from transformer_mt.system.launcher import is_launched
 from transformer_mt.system.processes import ALONE, Processes, join_processes
 from transformer_mt.system.worker_threads import MAX_WORKERS
 from transformer_mt.text.batching import Lengths
+from transformer_mt.text.cleaning import warn_of_held_out
 from transformer_mt.text.corpus import load_split
 from transformer_mt.text.prepared import prepare
 from transformer_mt.training.engine import Engine
@@ -140,8 +141,11 @@ def build_trainer(
     vocab, known, previous, compile_failed = processes.broadcast(
         (vocab, known, previous, compile_failed)
     )
+    if vocab:
+        config = keep_normalization(config, vocab.form)
     precision = choose_precision(config.train.precision, device, previous)
     valid = load_split(config.data, config.data.valid)
+    warn_of_held_out(f"data.valid = {config.data.valid}", valid.src, valid.tgt)
     corpus = replace(prepare(config, vocab, scratch), known_sources=known)
     progress = Progress(
         precision=precision, corpus_digest=corpus.digest, valid_digest=valid.digest()

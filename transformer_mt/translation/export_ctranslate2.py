@@ -19,13 +19,15 @@ from transformer_mt.translation.translator import EXTRA_LENGTH
 if TYPE_CHECKING:
     from ctranslate2.specs import TransformerSpec
 
+_COMPOSED = r'unicodedata.normalize("NFC", re.sub("[\u00ad\u200b\u2060\ufeff]", "", "..."))'
+"""How text is read if `data.normalize` is "nfc"."""
 _USAGE = """\
-    import ctranslate2, sentencepiece
+    import ctranslate2, re, sentencepiece, unicodedata
 
     src = sentencepiece.SentencePieceProcessor("{src_model}")
     tgt = sentencepiece.SentencePieceProcessor("{tgt_model}")
     translator = ctranslate2.Translator(".")
-    text = " ".join("...".split())  # whitespace as in training
+    text = " ".join({read}.split())  # as in training
     results = translator.translate_batch([src.encode(text, out_type=str)], beam_size=4{never})
     print(tgt.decode(results[0].hypotheses[0]))
 
@@ -81,6 +83,7 @@ def write_ctranslate2(
         tgt_model=vocab_files[-1].name,
         never=f", suppress_sequences={[[each] for each in symbols]}" if symbols else "",
         extra=EXTRA_LENGTH,
+        read=_COMPOSED if checkpoint.vocab.form == "nfc" else '"..."',
     )
 
 

@@ -321,10 +321,10 @@ def find_models(paths: Sequence[Path]) -> "SavedModels":
     require_one_direction(checkpoint.config.data for checkpoint in checkpoints)
     first = checkpoints[0]
     for other in checkpoints[1:]:
-        if not other.vocab.has_same_ids(first.vocab):
+        if not other.vocab.has_same_ids(first.vocab) or other.vocab.form != first.vocab.form:
             raise CheckpointError(
-                f"{other.path}: its vocabulary differs from that of {first.path};"
-                " the models of an ensemble need the same (train with vocab.path)"
+                f"{other.path}: its vocabulary, or data.normalize, differs from that of"
+                f" {first.path}; the models of an ensemble need the same (train with vocab.path)"
             )
     return checkpoints
 
