@@ -17,8 +17,8 @@ from transformer_mt.text.splitting import LineSplitter
 from transformer_mt.text.vocabulary import EOS_ID, PAD_ID, Vocabulary, train_vocabulary
 from transformer_mt.translation.options import SearchOptions
 from transformer_mt.translation.pytorch_runtime import PyTorchRuntime
+from transformer_mt.translation.runtime import Hypothesis
 from transformer_mt.translation.translator import (
-    Hypothesis,
     Translation,
     Translator,
     count_kinds,

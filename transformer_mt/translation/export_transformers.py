@@ -20,7 +20,7 @@ from transformer_mt.errors import ConfigError
 from transformer_mt.model.transformer import Transformer
 from transformer_mt.text.tokenizer_json import tokenizer_json
 from transformer_mt.text.vocabulary import BOS_ID, EOS_ID, PAD_ID, UNK_ID
-from transformer_mt.translation.translator import EXTRA_LENGTH
+from transformer_mt.translation.runtime import EXTRA_LENGTH
 
 _ARCHITECTURES = {
     "post": ("marian", "MarianMTModel"),

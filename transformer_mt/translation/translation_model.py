@@ -20,7 +20,8 @@ from transformer_mt.translation.options import (
     Sampling,
     SearchOptions,
 )
-from transformer_mt.translation.translator import Runtime, Source, Translation, Translator
+from transformer_mt.translation.runtime import Runtime, Source
+from transformer_mt.translation.translator import Translation, Translator
 
 if TYPE_CHECKING:
     from transformer_mt.checkpoints.checkpoint import Checkpoint

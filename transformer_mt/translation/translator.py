@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from itertools import chain, groupby, pairwise, tee
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple
 
 from transformer_mt.errors import ConfigError
 from transformer_mt.system.processes import ALONE, Processes
@@ -22,11 +22,10 @@ from transformer_mt.translation.options import (
     OutputOptions,
     SearchOptions,
 )
+from transformer_mt.translation.runtime import EXTRA_LENGTH, Hypothesis, Runtime, Source
 
 logger = logging.getLogger(__name__)
 
-EXTRA_LENGTH = 50
-"""Output has at most this many pieces more than the source (section 6.1 of the paper)."""
 MIN_BATCH_LENGTH = 8
 """Shorter lines count as this many positions in a batch: their logits need memory too."""
 
@@ -36,73 +35,6 @@ _KINDS = {
     "empty": (logging.WARNING, "with words translated into nothing"),
 }
 """Kinds of lines that are counted, each with the level and text of its message."""
-
-
-class Hypothesis(NamedTuple):
-    """One translation of a sentence.
-
-    Attributes:
-        ids: Token ids without BOS and EOS.
-        score: Log-probability in nats, summed over its tokens and EOS if it has one, divided by
-            the length penalty; NaN from greedy search.
-    """
-
-    ids: list[int]
-    score: float
-
-
-def length_penalty(tokens: int, alpha: float) -> float:
-    """Computes the divisor of the log-probability of a hypothesis.
-
-    Args:
-        tokens: Its length, including EOS if it has one.
-        alpha: Exponent; 0 gives 1.
-
-    Reference:
-        Wu et al. 2016, Google's Neural Machine Translation System, equation 14.
-    """
-    return float(((5 + tokens) / 6) ** alpha)
-
-
-class Runtime(Protocol):
-    """A model, or an ensemble, on a device.
-
-    Attributes:
-        device_type: `cpu` or `cuda`.
-        precision: Type of the weights, after the name of the runtime if it is not PyTorch.
-        batch_tokens: Default of `SearchOptions.batch_tokens`.
-        chunk_lines: Consecutive lines that are sorted by length and cut into batches together:
-            those of the first chunk of a text, whose translation shows soon, and of the others. A
-            chunk takes seconds to minutes: it is lost if the program is stopped.
-    """
-
-    device_type: str
-    precision: str
-    batch_tokens: int
-    chunk_lines: tuple[int, int]
-
-    def describe(self) -> str:
-        """Says in a few words what it is, for people."""
-
-    def decode(
-        self, batches: "Iterable[Sequence[Source]]", options: SearchOptions
-    ) -> Generator[list[list[Hypothesis]]]:
-        """Finds the `n_best` best hypotheses of each source of every batch, the best first.
-
-        Args:
-            batches: Sources, none of them without ids; several batches may be decoded at once,
-                and some be taken before they are needed.
-            options: How to search.
-
-        Yields:
-            The hypotheses of each source of a batch, in the order of the batches. Closing the
-            generator stops the search.
-        """
-
-    def score(
-        self, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]
-    ) -> list[float]:
-        """Computes the log-probability of each target and EOS, given its source, in nats."""
 
 
 class Translation(NamedTuple):
@@ -127,23 +59,6 @@ class Translation(NamedTuple):
         if self.parts and not self.text.strip():
             return "empty"
         return "cut" if self.is_cut else "ok"
-
-
-class Source(NamedTuple):
-    """A line or a part of it.
-
-    Attributes:
-        ids: Its ids without EOS.
-        chunk: Number of its chunk of lines.
-        line: Number of the line if what is drawn for it depends on it, else 0, so that equal
-            sources are equal.
-        part: Number of the part, likewise.
-    """
-
-    ids: tuple[int, ...]
-    chunk: int = 0
-    line: int = 0
-    part: int = 0
 
 
 class _Plan(NamedTuple):
