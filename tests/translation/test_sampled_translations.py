@@ -14,8 +14,8 @@ from transformer_mt.text.vocabulary import PAD_ID
 from transformer_mt.translation import run
 from transformer_mt.translation.options import Sampling, SearchOptions
 from transformer_mt.translation.pytorch_runtime import PyTorchRuntime
-from transformer_mt.translation.search import Sampler
 from transformer_mt.translation.runtime import Source, length_penalty
+from transformer_mt.translation.search import Sampler
 from transformer_mt.translation.translator import format_lines
 
 LINES = [*copy_lines(14, 5), "", "ab cd"]

@@ -20,7 +20,6 @@ from transformer_mt.translation.runtime import (
     Hypothesis,
     Source,
     length_penalty,
-    require_loading_process,
 )
 
 logger = logging.getLogger(__name__)
@@ -67,7 +66,7 @@ class CTranslate2Runtime:
         threads = count_threads() if self.device_type == "cpu" else 1
         # More batches than threads are begun, so that none waits until results have been read and
         # the next lines encoded.
-        self._waiting_threads, self._process = 4 * threads, os.getpid()
+        self._waiting_threads = 4 * threads
         # They wait for CTranslate2: in the main thread, Python would handle no signals meanwhile.
         self._pool = ThreadPoolExecutor(self._waiting_threads)
         self._positions = model.record.positions
@@ -102,7 +101,6 @@ class CTranslate2Runtime:
         self, batches: Iterable[Sequence[Source]], options: SearchOptions
     ) -> Generator[list[list[Hypothesis]]]:
         """Decodes a batch per thread; see `Runtime`."""
-        require_loading_process(self._process)
         remaining = ([source.ids for source in batch] for batch in batches)
         pending = deque[Future[list[list[Hypothesis]]]]()
         try:
@@ -190,7 +188,6 @@ class CTranslate2Runtime:
         Raises:
             DataError: If a line is too long for the model.
         """
-        require_loading_process(self._process)
         longest = max((len(ids) + 1 for ids in (*sources, *targets)), default=0)
         if longest > self._positions:
             raise DataError(

@@ -2,7 +2,6 @@
 
 import logging
 import math
-import os
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from functools import partial
@@ -38,13 +37,8 @@ from transformer_mt.text.batching import (
 )
 from transformer_mt.text.vocabulary import BOS_ID, EOS_ID, PAD_ID
 from transformer_mt.translation.options import LoadOptions, SearchOptions
+from transformer_mt.translation.runtime import EXTRA_LENGTH, Hypothesis, Source
 from transformer_mt.translation.search import DecodingState, Sampler, beam_search, greedy
-from transformer_mt.translation.runtime import (
-    EXTRA_LENGTH,
-    Hypothesis,
-    Source,
-    require_loading_process,
-)
 
 if TYPE_CHECKING:
     from transformer_mt.model.ensemble import Ensemble
@@ -83,7 +77,7 @@ class PyTorchRuntime:
         if self.device_type == "cuda":
             self.batch_tokens = int(CUDA_BATCH_TOKENS_PER_GB * total_memory(model.device) / 1e9)
             self.chunk_lines = CUDA_CHUNK_LINES
-        self._workers, self._process = WorkerThreads(), os.getpid()
+        self._workers = WorkerThreads()
 
     def describe(self) -> str:
         """Gives the number of parameters, the precision and the device."""
@@ -94,7 +88,6 @@ class PyTorchRuntime:
         self, batches: Iterable[Sequence[Source]], options: SearchOptions
     ) -> Generator[list[list[Hypothesis]]]:
         """Decodes batches, on a CPU several at once; see `Runtime`."""
-        require_loading_process(self._process)
         decode = partial(self._decode_batch, options)
         on_cpu = self.device_type == "cpu"
         decoded = self._workers.map(decode, batches) if on_cpu else (decode(b) for b in batches)
@@ -160,7 +153,6 @@ class PyTorchRuntime:
         self, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]
     ) -> list[float]:
         """Computes log-probabilities; an ensemble's are those of its mean probabilities."""
-        require_loading_process(self._process)
         with evaluation_mode(self.model):
             return log_probabilities(self.model, EncodedPairs(flatten(sources), flatten(targets)))
 
@@ -185,7 +177,6 @@ class PyTorchRuntime:
         self, source: Sequence[int], target: Sequence[int]
     ) -> Iterator[tuple[Transformer, Batch]]:
         """Gives a single model and a pair on its device, and sets how it computes meanwhile."""
-        require_loading_process(self._process)
         if not isinstance(self.model, Transformer):
             raise ConfigError("this needs a single model, not an ensemble: load one checkpoint")
         pair = EncodedPairs(flatten([source]), flatten([target])).batch(np.array([0]))

@@ -3,11 +3,9 @@
 The modules that decode implement it; the translator knows nothing else of them.
 """
 
-import os
 from collections.abc import Generator, Iterable, Sequence
 from typing import NamedTuple, Protocol
 
-from transformer_mt.errors import ForkError
 from transformer_mt.translation.options import SearchOptions
 
 EXTRA_LENGTH = 50
@@ -18,17 +16,19 @@ class Source(NamedTuple):
     """A line or a part of it.
 
     Attributes:
-        ids: Its ids without EOS.
+        ids: Its ids without EOS; none if it is copied.
         chunk: Number of its chunk of lines.
         line: Number of the line if what is drawn for it depends on it, else 0, so that equal
             sources are equal.
         part: Number of the part, likewise.
+        copied: Text that is its own translation.
     """
 
     ids: tuple[int, ...]
     chunk: int = 0
     line: int = 0
     part: int = 0
+    copied: str = ""
 
 
 class Hypothesis(NamedTuple):
@@ -96,15 +96,3 @@ class Runtime(Protocol):
         self, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]
     ) -> list[float]:
         """Computes the log-probability of each target and EOS, given its source, in nats."""
-
-
-def require_loading_process(process: int) -> None:
-    """Raises ForkError unless this is the process, given by its id, that loaded a model.
-
-    A forked one has none of the threads that its libraries would wait for, without an end.
-    """
-    if os.getpid() != process:
-        raise ForkError(
-            "the model was loaded before this process was forked, and cannot be used here: load it"
-            " in each process, or start processes by the method spawn"
-        )

@@ -31,6 +31,7 @@ MIN_BATCH_LENGTH = 8
 
 _KINDS = {
     "split": (logging.INFO, "translated in parts"),
+    "copied": (logging.INFO, "without a letter copied"),
     "cut": (logging.WARNING, "cut at the length limit; such text usually repeats itself"),
     "empty": (logging.WARNING, "with words translated into nothing"),
 }
@@ -43,8 +44,8 @@ class Translation(NamedTuple):
     Attributes:
         text: Detokenised, without line break or tab.
         score: Its log-probability divided by the length penalty, summed over the parts of a split
-            line; 0 for an empty line, NaN from greedy search.
-        parts: In how many parts the line was translated; 0 for an empty line.
+            line; 0 for what is empty or copied, NaN from greedy search.
+        parts: In how many parts the line was translated; 0 for one that is empty or copied.
         is_cut: Whether the length limit ended a part.
     """
 
@@ -54,8 +55,10 @@ class Translation(NamedTuple):
     is_cut: bool = False
 
     @property
-    def status(self) -> Literal["ok", "cut", "empty"]:
-        """Tells what went wrong: a cut, or no text for a line that has words."""
+    def status(self) -> Literal["ok", "cut", "empty", "copied"]:
+        """Tells what was copied, or went wrong: a cut, or no text for a line that has words."""
+        if not self.parts and self.text:
+            return "copied"
         if self.parts and not self.text.strip():
             return "empty"
         return "cut" if self.is_cut else "ok"
@@ -78,7 +81,7 @@ class _Plan(NamedTuple):
 
 
 def count_kinds(translations: Iterable[Translation]) -> dict[str, int]:
-    """Counts the lines that were split, and those gone wrong, given their best translations."""
+    """Counts the lines that were split, copied, or gone wrong, given their best translations."""
     counts = dict.fromkeys(_KINDS, 0)
     for translation in translations:
         counts["split"] += translation.parts > 1
@@ -240,7 +243,13 @@ class Translator:
             indices = dict[Source, int]()
             rows = list[list[int]]()
             for number, parts in enumerate(self.splitter.split(lines)):
-                sources = [Source(tuple(ids), number // self.chunk_lines) for ids in parts]
+                chunk = number // self.chunk_lines
+                sources = [
+                    Source(tuple(part), chunk)
+                    if isinstance(part, list)
+                    else Source((), chunk, copied=part)
+                    for part in parts
+                ]
                 if self.options.sampling:
                     line = first_line + number
                     sources = [each._replace(line=line, part=i) for i, each in enumerate(sources)]
@@ -257,7 +266,10 @@ class Translator:
         advance: Callable[[int], object],
     ) -> dict[int, list[Translation]]:
         """Translates the sources of a plan, given the hypotheses of this process's batches."""
-        own, world_size = dict[int, list[Translation]](), self.processes.world_size
+        copied = {i: each.copied for i, each in enumerate(plan.sources) if not each.ids}
+        own = {i: [Translation(text, 0, 0)] * self.options.n_best for i, text in copied.items()}
+        advance(sum(plan.counts[i] for i in own))
+        world_size = self.processes.world_size
         for first in range(0, len(plan.batches), world_size):
             # Each round has a batch for every process; the last round may have fewer.
             assigned = plan.batches[first : first + world_size]
@@ -283,7 +295,8 @@ class Translator:
         """Cuts the sources of each chunk into batches of similar length, longest first."""
         batches = []
         for _, chunk in groupby(range(len(sources)), key=lambda i: sources[i].chunk):
-            order = sorted(chunk, key=lambda i: len(sources[i].ids), reverse=True)
+            translated = (i for i in chunk if sources[i].ids)
+            order = sorted(translated, key=lambda i: len(sources[i].ids), reverse=True)
             while order:
                 longest = max(len(sources[order[0]].ids) + 1, MIN_BATCH_LENGTH)
                 rows = max(1, self.batch_tokens // (longest * self.options.beam_size))
