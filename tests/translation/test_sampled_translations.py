@@ -125,7 +125,13 @@ def test_a_stopped_translation_goes_on_with_the_same_draws(
     assert json.loads(kept[1])["fingerprint"] == {
         "input": sha256(tmp_path / "in"),
         "checkpoint": [find_checkpoint(untrained_run).digest],
-        **{"device": "auto", "precision": "fp32", "max_length": None, "raw": False},
+        **{
+            "device": "auto",
+            "precision": "fp32",
+            "max_length": None,
+            "raw": False,
+            "split": "auto",
+        },
         **{"beam_size": 1, "length_penalty": 1.0, "with_scores": False, "n_best": 1},
         **{"batch_tokens": None, "chunk_size": [8, 8, 2**22], "format": "text"},
         "sampling": {"top_k": None, "temperature": 1.0, "seed": 1},

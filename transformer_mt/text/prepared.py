@@ -58,7 +58,7 @@ logger = logging.getLogger(__name__)
 
 REPORT = "report.json"
 _OBJECT = TypeAdapter(dict[str, Any])
-FORMAT = 4
+FORMAT = 3
 """Format of the files; part of the fingerprint."""
 ID_TYPES = "uint16", "int32"
 _PAIRS_PER_CHUNK = 20_000

@@ -232,7 +232,8 @@ class Translator:
         with closing(self.runtime.decode(own_batches, self.options)) as decoded:
             for plan in plans:
                 translated = self._translate_all(plan, decoded, advance)
-                advance(sum(not parts for parts in plan.lines))  # empty lines
+                counted = sum(plan.counts[i] for batch in plan.batches for i in batch)
+                advance(len(plan.lines) - counted)  # those that are empty or copied
                 yield [
                     _join([translated[i] for i in parts], self.options.n_best)
                     for parts in plan.lines
@@ -268,7 +269,6 @@ class Translator:
         """Translates the sources of a plan, given the hypotheses of this process's batches."""
         copied = {i: each.copied for i, each in enumerate(plan.sources) if not each.ids}
         own = {i: [Translation(text, 0, 0)] * self.options.n_best for i, text in copied.items()}
-        advance(sum(plan.counts[i] for i in own))
         world_size = self.processes.world_size
         for first in range(0, len(plan.batches), world_size):
             # Each round has a batch for every process; the last round may have fewer.
