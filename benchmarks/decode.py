@@ -42,8 +42,8 @@ from transformer_mt.system.device import DTYPES, supports
 from transformer_mt.text.vocabulary import BOS_ID, EOS_ID, Vocabulary
 from transformer_mt.translation.export import export
 from transformer_mt.translation.options import LoadOptions, SearchOptions
+from transformer_mt.translation.runtime import EXTRA_LENGTH
 from transformer_mt.translation.translation_model import build_translation_model, find_models
-from transformer_mt.translation.translator import EXTRA_LENGTH
 
 Translate = Callable[[list[str]], list[str]]
 

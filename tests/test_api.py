@@ -112,6 +112,33 @@ def test_the_process_stays_as_it_was(copy_run):
     assert run_python(STATE, copy_run) == "[]\n"
 
 
+FORK = """
+import os, sys, torch, transformer_mt
+torch.set_num_threads(2)
+for path in sys.argv[1:]:
+    model = transformer_mt.load(path)
+    calls = [lambda: model.translate(["abc"]), lambda: model.score(["a"], ["b"])]
+    calls += [] if model.checkpoints[0].is_exported else [
+        lambda: model.attention("a"), lambda: model.logits("a"), lambda: model.encoder_output("a")
+    ]
+    pid = os.fork()
+    if not pid:
+        refused = 0
+        for call in calls:
+            try:
+                call()
+            except transformer_mt.errors.TransformerMTError as error:
+                refused += str(error).endswith(" was loaded before a fork: load it in each process")
+        os._exit(refused)
+    print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), model.translate(["abc"]))
+"""
+
+
+def test_a_model_is_refused_in_a_forked_process(copy_run, exported_run):
+    """It would wait for ever for threads that are not there; the parent can go on."""
+    assert run_python(FORK, copy_run, exported_run) == "5 ['abc']\n2 ['abc']\n"
+
+
 PROGRAM = """
 import json, os, sys
 os.environ.pop("LRU_CACHE_CAPACITY", None)
@@ -147,6 +174,8 @@ def test_translate(model):
     assert [line[0].text for line in n_best] == translations
     assert all(len(line) == 2 and line[0].score >= line[1].score for line in n_best)
     assert model.translate([]) == [] == model.n_best([], n=4)
+    assert model.translate(["12", "a"]) == model.sample(["12", "a"], top_k=1) == ["12", "a"]
+    assert model.n_best([" 1\t2"], n=2) == [[(" 1 2", 0.0, 0, False)] * 2]
     [[only]] = model.n_best(["abc"], n=1, length_penalty=0.0)
     assert only.text == model.translate(["abc"])[0]
     assert [only.score] == pytest.approx(model.score(["abc"], [only.text]), abs=1e-3)
@@ -291,7 +320,14 @@ def test_a_figure_of_attention_is_shown_inline(model):
 
 
 def test_arguments(copy_run, model, monkeypatch):
-    """`max_length` splits earlier; wrong ones raise the program's own errors, which name them."""
+    """`max_length` splits earlier; wrong ones raise the program's own errors, which name them.
+
+    `split` decides which lines are split.
+    """
+    words = " ".join(["abc de."] * 3)  # more than 99.9% of the training lines have
+    for split, parts in (("auto", 3), ("long", 2), ("never", 1)):
+        [[best]] = transformer_mt.load(copy_run, split=split).n_best([words], n=1)
+        assert best.parts == parts
     with monkeypatch.context() as patch:
         patch.setattr(torch.cuda, "is_available", lambda: True)
         assert transformer_mt.load(copy_run, max_length=5, device="cpu").splitter.max_length == 5
@@ -302,6 +338,11 @@ def test_arguments(copy_run, model, monkeypatch):
             ConfigError,
             "precision int8: choose fp32, bf16, fp16",
             lambda: transformer_mt.load(copy_run, precision="int8"),
+        ),
+        (
+            ConfigError,
+            "split no: choose auto, long, never",
+            lambda: transformer_mt.load(copy_run, split="no"),
         ),
         (ConfigError, "maximum length 0", lambda: transformer_mt.load(copy_run, max_length=0)),
         (ConfigError, "n = 3: choose 1 to 2", lambda: model.n_best(["a"], n=3, beam_size=2)),

@@ -59,6 +59,7 @@ OTHER_FILES = (
     "py.typed",
     "checkpoints/model_card.md",
     "figures/report.html",
+    "text/abbreviations.toml",
     "training/new_config.toml",
 )
 BUILD_SDIST = "import setuptools.build_meta as build, sys; print(build.build_sdist(sys.argv[1]))"

@@ -18,7 +18,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from transformer_mt.translation.options import Device, LoadOptions, Precision
+from transformer_mt.translation.options import Device, LoadOptions, Precision, Split
 from transformer_mt.version import __version__ as __version__
 
 if TYPE_CHECKING:
@@ -44,6 +44,7 @@ def load(
     precision: Precision | None = LoadOptions.precision,
     max_length: int | None = LoadOptions.max_length,
     raw: bool = LoadOptions.raw,
+    split: Split = LoadOptions.split,
 ) -> "TranslationModel":
     """Loads a trained model, several as an ensemble, or an exported one.
 
@@ -57,6 +58,9 @@ def load(
         max_length: Source pieces after which a line is split; None is the length of nearly all
             training lines.
         raw: Whether to use the trained weights even if the checkpoint has their moving average.
+        split: Which lines are translated in parts: `auto`, those of several sentences if the
+            training lines were single ones, and long lines; `long`, those longer than nearly all
+            training lines; `never`, those longer than `max_length`, by default `data.max_length`.
 
     Returns:
         A model with the methods `translate`, `n_best`, `score`, `attention`, `encoder_output` and
@@ -73,7 +77,7 @@ def load(
     )
 
     models = find_models([Path(item) for item in (path, *others)])
-    return build_translation_model(models, LoadOptions(device, precision, max_length, raw))
+    return build_translation_model(models, LoadOptions(device, precision, max_length, raw, split))
 
 
 def plot_attention(

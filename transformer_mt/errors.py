@@ -37,6 +37,10 @@ class CompileError(DeviceError):
     """torch.compile does not work on this machine."""
 
 
+class ForkError(TransformerMTError):
+    """A model that is used in a process that was forked after it was loaded."""
+
+
 class TrainingError(TransformerMTError):
     """A training run that cannot continue, since its gradients stay non-finite."""
 

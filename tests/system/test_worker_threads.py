@@ -1,10 +1,7 @@
 """Work by several threads: order, their number, and how they are stopped."""
 
-import multiprocessing
-import sys
 import threading
 import time
-import warnings
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
@@ -31,26 +28,6 @@ def test_results_are_in_order(threads):
     results.close()
     assert list(WorkerThreads().map(wait, range(10))) == [-item for item in range(10)]
     assert list(WorkerThreads().map(wait, [])) == []
-
-
-def test_a_forked_process_has_threads_of_its_own():
-    """Its parent's do not exist there, so waiting for them would not end."""
-    torch.set_num_threads(2)
-    workers = WorkerThreads()
-
-    def double(item: int, check) -> int:
-        return 2 * item
-
-    assert list(workers.map(double, range(3))) == [0, 2, 4]
-    process = multiprocessing.get_context("fork").Process(
-        target=lambda: sys.exit(sum(workers.map(double, range(3))))
-    )
-    with warnings.catch_warnings(action="ignore"):  # Python's own, of threads and forks
-        process.start()
-    process.join(SECONDS)
-    process.kill()
-    assert process.exitcode == 6
-    assert list(workers.map(double, range(3))) == [0, 2, 4]
 
 
 def test_several_run_at_once_in_threads_that_end_with_their_owner():

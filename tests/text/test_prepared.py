@@ -1,5 +1,6 @@
 """The prepared corpus: its content, when it is reused, and that it is complete or absent."""
 
+import json
 import logging
 import os
 import re
@@ -18,7 +19,8 @@ from transformer_mt.config.keys import VocabConfig
 from transformer_mt.errors import ConfigError, DataError
 from transformer_mt.system.files import MANIFEST, read_manifest, sha256, write_manifest
 from transformer_mt.text import prepared as prepared_module
-from transformer_mt.text.prepared import _fingerprint, prepare
+from transformer_mt.text.prepared import REPORT, _fingerprint, prepare
+from transformer_mt.text.splitting import SourceStatistics
 from transformer_mt.text.vocabulary import Vocabulary, train_vocabulary
 
 
@@ -398,3 +400,15 @@ def test_a_weight_repeats_what_cleaning_keeps(folder):
     for wrong in (0, 1001, 1.5):
         with pytest.raises(ConfigError, match=r"data.train\[0\].weight = .* should be"):
             tiny_config(folder, data__train=[{**more, "weight": wrong}])
+
+
+def test_lines_without_words_whose_translation_differs_are_counted(folder):
+    """White space is no difference. So a model knows whether to copy such lines."""
+    for language, text in (("de", "1,5\n2  3\n4\nab\n"), ("en", "1.5\n2 3\n4\ncd\n")):
+        (folder / f"numbers.{language}").write_text(text)
+    kinds = {"vocab__kind": "char", "data__drop_identical": False}
+    prepared = prepare(tiny_config(folder, data__train=["train[:1]", "numbers"], **kinds))
+    assert prepared.sources.changed_wordless == 1 / 5
+    report = json.loads((prepared.path / REPORT).read_bytes())
+    del report["sources"]["changed_wordless"]  # as an earlier version wrote it
+    assert SourceStatistics(**report["sources"]).changed_wordless == 0

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from transformer_mt.config.keys import DataConfig, VocabConfig
-from transformer_mt.text.splitting import LineSplitter, SourceStatistics, split_sentences
-from transformer_mt.text.vocabulary import Vocabulary, train_vocabulary
+from transformer_mt.text.splitting import LineSplitter, SourceStatistics, has_words, split_sentences
+from transformer_mt.text.vocabulary import UNK_ID, Vocabulary, train_vocabulary
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz.,;!"
 SINGLE, SEVERAL = 0.0, 0.01
@@ -52,6 +52,34 @@ def split(vocab, line: str, statistics=None, max_length=None, data_max_length=12
         ("zh", "“你好。”|他说。|我"),
         ("zh", "no capitals. |here。|But here. not"),
         ("xx", "An unknown language. |Is split."),
+        # Abbreviations, and the last parts of compounds
+        ("de", "Sie arbeitet bei Meyer & Co. KG. |Der ehem. Leiter der Hauptstr. 12 ging."),
+        ("de", "Bis zu max. Tempo 30, mind. Zwei Stück, lt. § 5 Abs. 2 und Nr. 7 bzw. Ziff. 3."),
+        ("de", "Dipl.-Ing. Anna Groß, Dr. med. Vogel und Dr. rer. nat. Adler. |Und St.-Nr. 4."),
+        ("de", "Im 18. Jh. Erbaut, im 19. Jh. zerstört. |Sein 350. Bundesliga-Spiel, EUR (rd. 9)."),
+        ("de", "Es hat ca. Fünf Zi. u. a. Bad, vgl. Seite S. 12, evtl. Keller, z. T. Garten."),
+        ("de", "DR. MÜLLER KOMMT. |ER IST DA."),
+        ("en", "Rep. Jane Doe met Col. Ian Roe at Acme Inc. Headquarters, Main St. Station."),
+        (
+            "en",
+            "They sell pens, paper, etc. Online. |Yahoo! & Co. paid. |See Sec. 4, approx. Half.",
+        ),
+        # They end a sentence before a word that begins one.
+        (
+            "de",
+            "Er lebte im 18. Jh. |Sie auch. |Es waren 5 Mio. |Das war viel usw. |Ich bin Max. |Er?",
+        ),
+        ("de", "Er wurde 55. |Das war alt. |Er kam am 3. |Die anderen am 4. Mai."),
+        ("en", "He left the U.S. |The plane was from Acme Inc. |It left. |She has MS. |He knows."),
+        ("en", "They bought it for Martin Jr. |And never mind. |Peter left."),
+        # What has no words stays with the sentence before it, or else with the next one.
+        ("de", "Ein Hund läuft. 😀"),
+        ("de", "Ein Hund läuft. |(1) Eine Katze. ***"),
+        ("de", "Danke! ♪ ♪"),
+        ("de", "Wo? |16 : 12. Da ist es. |2019. Gut. https://example.com/Haus"),
+        ("de", "😀 ! 1. Ein Hund. |2. Eine Katze. 3."),
+        ("en", "Oh no ! |1 ) Go . |Stop . ”"),
+        ("zh", "1。你好。2。。|再见。……"),
         ("de", ""),
     ],
 )
@@ -60,10 +88,46 @@ def test_ends_of_sentences(language, marked):
     assert "|".join(split_sentences(marked.replace("|", ""), language)) == marked
 
 
-@given(st.text(st.sampled_from('aB1. !?…„“"»«(。')), st.sampled_from(["de", "en", "zh"]))
+@given(st.text(st.sampled_from('aB1. !?…„“"»«(。😀')), st.sampled_from(["de", "en", "zh"]))
 def test_sentences_joined_give_the_text(text, language):
+    """Each of several has words."""
     sentences = split_sentences(text, language)
     assert "".join(sentences) == text and (all(sentences) or not text)
+    assert len(sentences) <= 1 or all(map(has_words, sentences))
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("a", True),
+        ("中", True),
+        ("1 2,5 € --- 12:30 --> ½ 😀 №", False),
+        ("", False),
+        ("https://example.com/ein/Weg?x=ä www.Beispiel.de, (info@firma.de)", False),
+        ("mailto:a.b+c@d.org; HTTP://X.Y", False),
+        ("siehe https://example.com", True),
+        ("www.example.com请看", True),
+        ("@name #tag", True),
+        ("5 km", True),
+    ],
+)
+def test_what_has_words(text, expected):
+    """A letter that belongs to no address."""
+    assert has_words(text) == expected
+
+
+@given(st.text(st.sampled_from("ab1. ,;:：、!-。"), max_size=60), st.sampled_from(["long", "auto"]))
+def test_every_part_has_pieces_and_words(vocab, text, mode):
+    """However short the limit: what has no words stays with its neighbour, or is copied."""
+    statistics, data = SourceStatistics(9, 7, SINGLE), DataConfig(path="none", max_length=9)
+    [parts] = LineSplitter(vocab.src, data, statistics, split=mode).split([text])
+    assert all(parts) and bool(parts) == bool(text.split())
+    letters = []
+    for part in parts:
+        shown = part if isinstance(part, str) else vocab.src.decode([part])[0]
+        assert has_words(shown) == isinstance(part, list) or UNK_ID in part
+        letters += filter(str.isalpha, shown)
+    assert letters == list(filter(str.isalpha, text))
 
 
 @pytest.mark.parametrize(
@@ -105,7 +169,46 @@ def test_where_a_long_line_is_split(vocab, line, parts):
 
 
 def test_a_clause_ends_at_a_full_width_mark(vocab):
+    """And nothing is a part after a mark at the end."""
     assert split(vocab, "ab cd，ef gh ij") == ["ab cd ⁇ ", "ef gh ij"]
+    assert split(vocab, "ab cd efgh ij：") == ["ab cd efgh", "ij ⁇ "]
+
+
+def parts_of(vocab, line: str, changed: float = 0.0, **options: object) -> list[list[int] | str]:
+    statistics = SourceStatistics(15, 11, SINGLE, changed)
+    data = DataConfig(path="none", max_length=20)
+    [parts] = LineSplitter(vocab.src, data, statistics, **options).split([line])
+    return parts
+
+
+def test_what_has_no_words_is_copied(vocab):
+    """As it is, but for tabs and a carriage return; a row of dots of a long line, too."""
+    for line in ("12", " 1\u00a0€  5 ", "." * 99, ". ! . !", "\U0001f600"):
+        assert parts_of(vocab, line) == [line] == parts_of(vocab, f"{line}\r")
+    assert parts_of(vocab, "1\t2\r") == ["1 2"] and parts_of(vocab, " \t\r") == []
+    [ids, *copied] = parts_of(vocab, f"ab cd {'.' * 50}")
+    assert vocab.src.decode([ids]) == ["ab cd"] and copied == ["." * 19, "." * 20, "." * 11]
+
+
+def test_the_training_text_may_change_what_has_no_words(vocab):
+    """From one line in a thousand, such lines are translated."""
+    assert parts_of(vocab, "...", changed=0.001) == ["..."]
+    assert parts_of(vocab, "...", changed=0.0011) == vocab.src.encode(["..."])
+
+
+@pytest.mark.parametrize(
+    ("mode", "line", "parts"),
+    [
+        ("auto", "ab. cd.", ["ab.", "cd."]),
+        ("long", "ab. cd.", ["ab. cd."]),
+        ("long", "ab. cd. efghi. jkl", ["ab. cd.", "efghi. jkl"]),
+        ("never", "ab. cd. efghi. jkl", ["ab. cd. efghi. jkl"]),
+        ("never", "ab. cd. efghi. jkl. mno", ["ab. cd. efghi. jkl.", "mno"]),
+    ],
+)
+def test_which_lines_are_split(vocab, mode, line, parts):
+    """Up to eleven pieces are usual in this training text, twenty are the limit."""
+    assert vocab.src.decode(parts_of(vocab, line, split=mode)) == parts
 
 
 @pytest.mark.parametrize(
@@ -165,5 +268,7 @@ def test_statistics_of_several_texts():
 def test_statistics_by_hand():
     """The percentile is a length that occurs, and at least 99.9% are at most as long."""
     lengths = np.array([*range(1, 1500), 5000, 7000])
-    assert SourceStatistics.measure(lengths, 9) == SourceStatistics(7000, 5000, 9 / 1501)
-    assert SourceStatistics.measure(lengths[2:3], 0) == SourceStatistics(3, 3, 0.0)
+    assert SourceStatistics.measure(lengths, 9, 2) == SourceStatistics(
+        7000, 5000, 9 / 1501, 2 / 1501
+    )
+    assert SourceStatistics.measure(lengths[2:3], 0, 0) == SourceStatistics(3, 3, 0.0)

@@ -17,7 +17,7 @@ from transformer_mt.checkpoints.run_directory import find_checkpoint
 from transformer_mt.errors import ConfigError
 from transformer_mt.training.run import train
 from transformer_mt.translation.export import export
-from transformer_mt.translation.translator import EXTRA_LENGTH
+from transformer_mt.translation.runtime import EXTRA_LENGTH
 from transformer_mt.version import source_digests
 
 LINES = [*copy_lines(100, 11), "a\u00adb c\u200bd e\u2060\ufefff", "a b\u0308"]

@@ -9,9 +9,9 @@ import select
 import signal
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Callable, Iterator
-from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
@@ -69,6 +69,18 @@ class Terminal:
             self.type(CTRL_C)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.process.wait(3)
+
+    def attributes(self) -> list:
+        return termios.tcgetattr(self._master)
+
+    def stop(self, attributes: list) -> None:
+        """Stops the program, and sets the terminal as the shell does that takes over."""
+        self.process.send_signal(signal.SIGSTOP)
+        os.waitpid(self.process.pid, os.WUNTRACED)
+        termios.tcsetattr(self._master, termios.TCSANOW, attributes)
+
+    def resume(self) -> None:
+        self.process.send_signal(signal.SIGCONT)
 
     def end(self) -> tuple[int, str]:
         """Waits for the end; gives the exit code and the rest of what was shown."""
@@ -134,7 +146,7 @@ def test_lines_are_numbered(model, monkeypatch, capsys):
 )
 def test_a_signal_at_the_prompt(model, monkeypatch, capsys, number, typed, ends):
     """Ends it after a line feed; but Ctrl-C only drops a line that is half typed."""
-    monkeypatch.setitem(sys.modules, "readline", SimpleNamespace(get_line_buffer=lambda: typed))
+    monkeypatch.setitem(sys.modules, "readline", Mock(get_line_buffer=lambda: typed))
     monkeypatch.setattr("builtins.input", Mock(side_effect=[Interrupted(number), EOFError]))
     with pytest.raises(Interrupted) if ends else contextlib.nullcontext() as stop:
         translate_interactively(model.translator(), "de", OutputOptions())
@@ -169,6 +181,33 @@ def test_lines_are_edited_and_recalled(copy_run, terminal):
     prompt.interrupt()
     end, shown = prompt.end()
     assert end == 130 and shown.endswith("\n") and "Traceback" not in shown
+
+
+def test_after_ctrl_z_and_fg_the_prompt_goes_on(copy_run, terminal):
+    """With what was typed, as if nothing had been between: it is edited, and Ctrl-C drops it.
+
+    Here the test stops the program and resets the terminal, as a shell does.
+    """
+    prompt = terminal("translate", copy_run)
+    cooked = prompt.attributes()
+    prompt.wait_for("de> ")
+    for before, keys, shown in (("", b"x", "x"), ("ac", LEFT + b"b", "b")):
+        prompt.type(before.encode())
+        time.sleep(0.2)
+        prompt.stop(cooked)
+        prompt.resume()
+        prompt.wait_for(f"de> {before}")
+        assert prompt.attributes() != cooked
+        prompt.type(keys)
+        prompt.wait_for(shown)
+        time.sleep(0.2)
+        if not before:
+            prompt.type(CTRL_C)
+            prompt.wait_for("de> ")
+    prompt.type(b"\r")
+    assert "\nabc\n" in prompt.wait_for("de> ")
+    prompt.type(CTRL_D)
+    assert prompt.end()[0] == 0
 
 
 def test_the_prompt_is_not_in_redirected_output(copy_run, terminal, tmp_path):

@@ -14,8 +14,9 @@ from transformer_mt.text.vocabulary import PAD_ID
 from transformer_mt.translation import run
 from transformer_mt.translation.options import Sampling, SearchOptions
 from transformer_mt.translation.pytorch_runtime import PyTorchRuntime
+from transformer_mt.translation.runtime import Source, length_penalty
 from transformer_mt.translation.search import Sampler
-from transformer_mt.translation.translator import Source, format_lines, length_penalty
+from transformer_mt.translation.translator import format_lines
 
 LINES = [*copy_lines(14, 5), "", "ab cd"]
 LINES += ["ab cd", " ".join([*LINES[:4], "xyz."] * 2)]  # a repeated one, and one of equal parts
@@ -124,7 +125,13 @@ def test_a_stopped_translation_goes_on_with_the_same_draws(
     assert json.loads(kept[1])["fingerprint"] == {
         "input": sha256(tmp_path / "in"),
         "checkpoint": [find_checkpoint(untrained_run).digest],
-        **{"device": "auto", "precision": "fp32", "max_length": None, "raw": False},
+        **{
+            "device": "auto",
+            "precision": "fp32",
+            "max_length": None,
+            "raw": False,
+            "split": "auto",
+        },
         **{"beam_size": 1, "length_penalty": 1.0, "with_scores": False, "n_best": 1},
         **{"batch_tokens": None, "chunk_size": [8, 8, 2**22], "format": "text"},
         "sampling": {"top_k": None, "temperature": 1.0, "seed": 1},

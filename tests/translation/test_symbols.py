@@ -29,7 +29,7 @@ from transformer_mt.training.run import train
 from transformer_mt.translation.export import export
 from transformer_mt.translation.options import SearchOptions
 from transformer_mt.translation.pytorch_runtime import PyTorchRuntime
-from transformer_mt.translation.translator import Source
+from transformer_mt.translation.runtime import Source
 
 SYMBOLS = ["<bt>", "<bt>x", "back,translated", 'a"b']
 WORDS = copy_lines(900, 1) + ["back <bt>ted transla <b"] * 200

@@ -154,12 +154,12 @@ def test_options_reach_the_translation(call, monkeypatch):
     monkeypatch.setattr(run, "translate", lambda *arguments: taken.append(arguments))
     options = (
         "run other --ensemble --input a --output b --device cpu --precision bf16 --max-length 9"
-        " --raw --beam-size 4 --length-penalty 2 --scores --batch-tokens 7 --n-best 3"
+        " --raw --split never --beam-size 4 --length-penalty 2 --scores --batch-tokens 7 --n-best 3"
         " --format jsonl"
     )
     assert call("translate", *options.split()).code == 0
     files = FileOptions([Path("a")], Path("b"))
-    load, search = LoadOptions("cpu", "bf16", 9, True), SearchOptions(4, 2.0, True, 3, 7)
+    load, search = LoadOptions("cpu", "bf16", 9, True, "never"), SearchOptions(4, 2.0, True, 3, 7)
     expected = TranslateOptions(load, search, OutputOptions(True, "jsonl"))
     assert taken == [([Path("run"), Path("other")], files, expected)]
 
@@ -167,10 +167,33 @@ def test_options_reach_the_translation(call, monkeypatch):
 def test_the_length_penalty_of_greedy_search_is_for_scores(translate, source):
     """JSON has scores, too."""
     rows = translate("--input", source, "--format", "jsonl").out.splitlines()
-    assert len(rows) == 12 and all(json.loads(row)["score"] < 0 for row in rows)
+    scores = [json.loads(row)["score"] for row in rows if json.loads(row)["status"] != "copied"]
+    assert len(rows) == 12 and max(scores) < 0
     scores = "--scores", "--input", source
     plain = translate(*scores, "--length-penalty", "0")
     assert plain.code == 0 and plain.out != translate(*scores).out
+
+
+@pytest.mark.parametrize("made_by", ["copy_run", "exported_run"])
+def test_lines_without_a_letter_are_copied(call, request, tmp_path, made_by):
+    """By either runtime, in `evaluate` too, with a count and a status; for every rank."""
+    model, source = request.getfixturevalue(made_by), tmp_path / "in.de"
+    source.write_text("12\nabc\n\n-- 5 --\r\n\U0001f600\nwww.example.org\n")
+    done = call("translate", model, "--input", source, "--format", "jsonl")
+    rows = [json.loads(line) for line in done.out.splitlines()]
+    copied = ["12", "-- 5 --", "\U0001f600", "www.example.org"]
+    assert [row["text"] for row in rows] == [copied[0], "abc", "", *copied[1:]]
+    assert [row["status"] for row in rows] == ["copied", "ok", "ok", *["copied"] * 3]
+    assert [row["parts"] for row in rows] == [0, 1, 0, 0, 0, 0]
+    assert [row["score"] for row in rows][2:] == [0] * 4
+    assert "\n4 lines without a letter copied\n" in done.err
+    several = ("--beam-size", "2", "--n-best", "2")
+    lines = call("translate", model, "--input", source, *several).out.decode().split("\n")
+    assert lines[:2] == ["12", "12"] and lines[6:12] == [each for each in copied[1:] for _ in "ab"]
+    texts = ("--src", source, "--ref", source, "--save", tmp_path / "saved", "--json")
+    scores = json.loads(call("evaluate", model, *texts).out)
+    assert scores["lines_copied"] == 4 and scores["bleu"] == pytest.approx(100)
+    assert (tmp_path / "saved").read_text().split("\n")[:-1] == [row["text"] for row in rows]
 
 
 def test_an_output_in_use(translate, source, no_model, tmp_path):

@@ -152,8 +152,8 @@ def test_an_ensemble_splits_lines_as_its_most_limited_member_needs(copy_run):
         return replace(checkpoint, state=replace(checkpoint.state, sources=sources))
 
     members = [member(20, 0.5), member(10, 0.5), member(24, 0.0)]
-    assert models_splitter(members[:2]).usual_length == 10
-    assert models_splitter(members).splits_every_sentence
+    assert models_splitter(members[:2], LoadOptions()).usual_length == 10
+    assert models_splitter(members, LoadOptions()).splits_every_sentence
 
 
 def test_precisions(copy_run):

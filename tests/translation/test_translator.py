@@ -17,8 +17,8 @@ from transformer_mt.text.splitting import LineSplitter
 from transformer_mt.text.vocabulary import EOS_ID, PAD_ID, Vocabulary, train_vocabulary
 from transformer_mt.translation.options import SearchOptions
 from transformer_mt.translation.pytorch_runtime import PyTorchRuntime
+from transformer_mt.translation.runtime import Hypothesis
 from transformer_mt.translation.translator import (
-    Hypothesis,
     Translation,
     Translator,
     count_kinds,
@@ -103,7 +103,7 @@ def test_output_is_at_most_fifty_pieces_longer(vocab, monkeypatch, options):
     assert [len(text.split()) for text in outputs] == [count + 50 for count in pieces]
     best = Translator(runtime, vocab, splitter(vocab), options).best([*lines, ""])
     assert [translation.status for translation in best] == ["cut"] * 3 + ["ok"]
-    assert count_kinds(best) == {"split": 0, "cut": 3, "empty": 0}
+    assert count_kinds(best) == {"split": 0, "copied": 0, "cut": 3, "empty": 0}
 
 
 @pytest.mark.parametrize("cut_length", [7, 9])
@@ -136,7 +136,12 @@ def test_a_split_line_joins_its_parts(vocab, cut_length):
     empty = [Translation("", 0, parts=0)] * 2
     assert translations[1:] == [empty, split, empty, split]
     assert translations[0] == [Translation("x", -1.0), Translation("", -2.0)]
-    assert count_kinds(best for best, *_ in translations) == {"split": 2, "cut": 0, "empty": 0}
+    assert count_kinds(best for best, *_ in translations) == {
+        "split": 2,
+        "copied": 0,
+        "cut": 0,
+        "empty": 0,
+    }
     assert sum(advances) == len(lines) and min(advances) >= 0
     assert (translator.first_chunk_lines, translator.chunk_lines) == (8, 9)
 
@@ -246,21 +251,23 @@ def test_equal_lines_of_a_chunk_are_translated_once(vocab):
 
 
 def test_lines_gone_wrong_are_told_apart(caplog):
-    """An empty output of a line with words, an output that was cut, an empty line."""
+    """An empty output of a line with words, one that was cut or copied, an empty line."""
     translations = [
         Translation("a", 0.0),
         Translation("a", 0.0, parts=3),
         Translation("a a a", 0.0, parts=2, is_cut=True),
         Translation(" ", 0.0, is_cut=True),
         Translation("", 0.0, parts=0),
+        Translation("12", 0.0, parts=0),
     ]
-    assert [each.status for each in translations] == ["ok", "ok", "cut", "empty", "ok"]
+    assert [each.status for each in translations] == ["ok", "ok", "cut", "empty", "ok", "copied"]
     counts = count_kinds(translations)
-    assert counts == {"split": 2, "cut": 1, "empty": 1}
+    assert counts == {"split": 2, "copied": 1, "cut": 1, "empty": 1}
     with caplog.at_level(logging.INFO, "transformer_mt"):
         log_kinds(counts, "in: ")
     assert [(record.levelname, record.getMessage()) for record in caplog.records] == [
         ("INFO", "in: 2 lines translated in parts"),
+        ("INFO", "in: 1 line without a letter copied"),
         ("WARNING", "in: 1 line cut at the length limit; such text usually repeats itself"),
         ("WARNING", "in: 1 line with words translated into nothing"),
     ]

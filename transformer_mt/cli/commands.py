@@ -32,6 +32,7 @@ from transformer_mt.cli.options import (
     file_option,
     flag,
     option,
+    search_option,
 )
 from transformer_mt.errors import ConfigError
 from transformer_mt.system.console import show_messages
@@ -43,6 +44,7 @@ from transformer_mt.translation.options import (
     OutputFormat,
     OutputOptions,
     SearchOptions,
+    Split,
     TranslateOptions,
 )
 
@@ -181,6 +183,14 @@ def translate(
     precision: PrecisionOption = LoadOptions.precision,
     batch_tokens: BatchOption = None,
     max_length: LengthOption = None,
+    split: Annotated[
+        Split,
+        search_option(
+            "[auto|long|never]",
+            "Which lines to translate in parts. auto: as the training text asks for; long: longer"
+            " than nearly all of it; never: longer than data.max_length or --max-length.",
+        ),
+    ] = LoadOptions.split,
     device: DeviceOption = LoadOptions.device,
     raw: RawOption = False,
     quiet: QuietOption = False,
@@ -214,7 +224,8 @@ def translate(
     penalty = choose_length_penalty(length_penalty, beam_size, with_scores)
     search = SearchOptions(beam_size, penalty, with_scores, n_best, batch_tokens, sampling)
     written = OutputOptions(scores, format_)
-    options = TranslateOptions(LoadOptions(device, precision, max_length, raw), search, written)
+    load = LoadOptions(device, precision, max_length, raw, split)
+    options = TranslateOptions(load, search, written)
     from transformer_mt.translation import run as runs
 
     show_messages(quiet)

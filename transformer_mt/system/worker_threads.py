@@ -1,9 +1,9 @@
 """Worker threads that compute several items at once on a CPU, each item in one thread."""
 
-import os
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
+from functools import cached_property
 from itertools import chain, islice
 from threading import Event
 from typing import TypeVar
@@ -29,19 +29,10 @@ class WorkerThreads:
     especially if another program has taken a core from one of them; workers wait only at the end.
     """
 
-    def __init__(self) -> None:
-        self._pools: dict[int, ThreadPoolExecutor] = {}
-
-    @property
+    @cached_property
     def _pool(self) -> ThreadPoolExecutor:
-        """The threads, which start when they are needed and end with this object.
-
-        A forked process has a pool of its own: it has none of its parent's threads.
-        """
-        process = os.getpid()
-        if process not in self._pools:
-            self._pools = {process: ThreadPoolExecutor(count_workers(MAX_WORKERS))}
-        return self._pools[process]
+        """The threads, which start when they are needed and end with this object."""
+        return ThreadPoolExecutor(count_workers(MAX_WORKERS))
 
     def map(
         self, function: Callable[[Item, Callable[[], None]], Result], items: Iterable[Item]

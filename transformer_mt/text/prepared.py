@@ -53,7 +53,7 @@ from transformer_mt.text.cleaning import (
 )
 from transformer_mt.text.corpus import CorpusSplit, open_split
 from transformer_mt.text.normalization import normalize_text
-from transformer_mt.text.splitting import SourceStatistics, split_sentences
+from transformer_mt.text.splitting import SourceStatistics, has_words, split_sentences
 from transformer_mt.text.vocabulary import Vocabulary, train_vocabulary
 
 logger = logging.getLogger(__name__)
@@ -286,6 +286,7 @@ class _CleanedSplit:
     dropped: Counter[str] = field(default_factory=Counter)
     words: int = 0
     several_sentences: int = 0  # sources with more than one
+    changed_wordless: int = 0  # sources without words whose target differs
 
 
 def _clean(config: Config, split: CorpusSplit, count_words: bool) -> _CleanedSplit:
@@ -339,6 +340,8 @@ def _encode(
                 cleaned.words += weight * (len(src_text.split()) + len(tgt_text.split()))
                 sentences = split_sentences(vocab.src.fold(src_text), config.src_lang)
                 cleaned.several_sentences += weight * (len(sentences) > 1)
+                is_changed = src_text.split() != tgt_text.split()
+                cleaned.changed_wordless += weight * (is_changed and not has_words(src_text))
         yield encoded
 
 
@@ -364,7 +367,8 @@ def _write_ids(
     for name, parts in counts.items():
         np.save(folder / f"{name}.offsets.npy", np.cumsum(np.concatenate(parts)))
     corpus = _map_pairs(folder, dtype)
-    pieces = len(corpus.src.ids) + len(corpus.tgt.ids)
+    pieces, several = len(corpus.src.ids) + len(corpus.tgt.ids), cleaned.several_sentences
+    sources = SourceStatistics.measure(corpus.src.counts, several, cleaned.changed_wordless)
     return {
         "pairs": len(cleaned.kept),
         "kept": kept,
@@ -376,7 +380,7 @@ def _write_ids(
             "target": int(np.isin(corpus.tgt.ids, vocab.tgt.unknown_ids()).sum()),
         },
         "longest": int(max(corpus.src.counts.max(), corpus.tgt.counts.max())),
-        "sources": asdict(SourceStatistics.measure(corpus.src.counts, cleaned.several_sentences)),
+        "sources": asdict(sources),
         "dtype": dtype,
         "chunks": chunks,
         "digest": _digest(corpus, chunks),

@@ -5,8 +5,11 @@ others without a word.
 """
 
 import re
+import tomllib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import astuple, dataclass
+from functools import cache
+from importlib import resources
 from itertools import chain, pairwise
 from typing import Any, ClassVar
 
@@ -15,10 +18,14 @@ import numpy.typing as npt
 from pydantic import ConfigDict
 
 from transformer_mt.config.keys import DataConfig
-from transformer_mt.text.vocabulary import WORD_MARK, SentencePieceModel
+from transformer_mt.text.vocabulary import UNK_ID, WORD_MARK, SentencePieceModel
+
+Part = list[int] | str  # ids to translate, or text to copy
 
 SINGLE_SENTENCES = 0.01
 """Below this share of training lines with several sentences, every sentence is a part."""
+CHANGED_WORDLESS = 0.001
+"""Up to this share of training lines without words that change, such lines are copied."""
 PERCENTILE = 99.9
 
 _ENDS = (".", "!", "?", "…")
@@ -26,21 +33,17 @@ _CLOSING = "\"'”’“»«›)]"
 _OPENING = "\"'„“‚‘»«‹([¿¡-–—"
 _POSSIBLE_END = re.compile("[.!?…][\"'”’“»«›)\\]]* |[。！？].")
 _FULL_WIDTH_SENTENCE = re.compile("[^。！？]*[。！？]+[”’」』）]*|[^。！？]+")
+_CONTINUING = tuple(")]}.,:;!?&/+=%|")  # no sentence begins with these
 _LETTERS = re.compile(r"(?!I$)[^\W\d_]|(?![ap]\.m$)[^\W\d_]{1,2}(\.[^\W\d_]{1,2})+")
 """An initial, but for the English "I", or letters with points, such as "z.B" and "U.S"."""
-_ABBREVIATIONS = frozenset(
-    "abb abt approx aufl bd betr bsp bspw bzgl bzw ca capt cf dipl dr evtl fa fr frl geb gebr gen"
-    " ggf gov hl hr hrsg inkl insb jr kap lt messrs mio mr mrd mrs ms mt nr pfr prof rev sen sgt"
-    " sog sr st str tel vgl vs zzgl".split()
-)
-_BEFORE_NUMBERS = frozenset(
-    "abs apr art aug dec dez feb fig jan jul jun mar no nos nov oct okt op p pp sec sep sept"
-    " vol".split()
-)
-"""Abbreviations, or words, after which a number belongs to the same sentence."""
+_COMPOUND = re.compile(r".+-|.+(?=(?:str|nr)$)")
 _ORDINAL_LANGUAGES = frozenset("cs da de et fi hr hu is lv nb nn no pl sk sl sr tr".split())
 """Languages in which "2." and "II." are ordinals."""
-
+_LISTS = tomllib.loads(
+    resources.files(__package__).joinpath("abbreviations.toml").read_text(encoding="utf-8")
+)
+# Only Latin letters, since in other scripts a sentence may follow without a space.
+_ADDRESS = re.compile(r"\W*+(\w++://|www\.|mailto:|[\w.+-]++@\w)[!-~À-ɏ]+", re.IGNORECASE)
 _CLAUSE_END = re.compile(r"(?<=[;:,–—]\s)|(?<=[；：，、])")
 
 
@@ -52,6 +55,8 @@ class SourceStatistics:
         longest: Pieces of the longest line.
         percentile: Pieces that 99.9% of the lines do not exceed.
         several_sentences: Share of lines with the end of a sentence inside.
+        changed_wordless: Share of lines without words whose translation differs; 0 if an earlier
+            version made the checkpoint.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
@@ -59,12 +64,15 @@ class SourceStatistics:
     longest: int
     percentile: int
     several_sentences: float
+    changed_wordless: float = 0.0
 
     @classmethod
-    def measure(cls, lengths: npt.NDArray[np.int64], several_sentences: int) -> "SourceStatistics":
-        """Computes them from the pieces of each line, (N,), and the lines of several sentences."""
-        percentile = int(np.percentile(lengths, PERCENTILE, method="higher"))
-        return cls(int(lengths.max()), percentile, several_sentences / len(lengths))
+    def measure(
+        cls, lengths: npt.NDArray[np.int64], several_sentences: int, changed_wordless: int
+    ) -> "SourceStatistics":
+        """Computes them from the pieces of each line, (N,), and the numbers of such lines."""
+        n, percentile = len(lengths), int(np.percentile(lengths, PERCENTILE, method="higher"))
+        return cls(int(lengths.max()), percentile, several_sentences / n, changed_wordless / n)
 
     @classmethod
     def combine(
@@ -80,8 +88,16 @@ class SourceStatistics:
         return self.several_sentences < SINGLE_SENTENCES
 
 
+def has_words(text: str) -> bool:
+    """Tells whether a text has a letter outside of web and e-mail addresses."""
+    words = (word for word in text.split() if any(map(str.isalpha, word)))
+    return not all(map(_ADDRESS.fullmatch, words))
+
+
 def split_sentences(text: str, language: str) -> list[str]:
     """Splits text into sentences, which joined give the text again, in linear time.
+
+    What has no words is no sentence, but belongs to the one before it, or else to the next.
 
     Args:
         text: Words separated by single spaces.
@@ -95,28 +111,56 @@ def split_sentences(text: str, language: str) -> list[str]:
         has_capitals, has_letters = part != part.lower(), False
         for word, following in pairwise([*part.split(" "), ""]):
             words.append(word)
-            has_letters = has_letters or any(map(str.isalpha, word))
-            # In a text without capitals, any word may begin a sentence.
+            has_letters = has_letters or has_words(word)
             first = following.lstrip(_OPENING)[:1]
-            begins = first != "" and not (has_capitals and first.islower())
-            if begins and has_letters and _ends_sentence(word, first, language):
+            # In a text without capitals, any word may begin a sentence.
+            is_within = has_capitals and first.islower() or following.startswith(_CONTINUING)
+            if first and has_letters and not is_within and _is_end(word, following, language[:2]):
                 sentences.append(" ".join(words) + " ")
                 words, has_letters = [], False
         sentences.append(" ".join(words))
-    return sentences
+    return _join_wordless(sentences)
 
 
-def _ends_sentence(word: str, first: str, language: str) -> bool:
-    """Tells whether a word ends a sentence; `first` is the first character of the next one."""
+def _is_end(word: str, following: str, language: str) -> bool:
+    """Tells whether a word ends a sentence if the one that follows may begin another."""
     word = word.rstrip(_CLOSING)
     if not word.endswith(".") or word.endswith(".."):
         return word.endswith(_ENDS)
-    stem = word[:-1].lstrip(_OPENING)
-    if language[:2] in _ORDINAL_LANGUAGES and re.fullmatch(r"\d{1,2}|[IVX]+", stem):
-        return False
-    if _LETTERS.fullmatch(stem) or stem.lower() in _ABBREVIATIONS:
-        return False
-    return not (first.isdigit() and stem.lower() in _BEFORE_NUMBERS)
+    stem, following = word[:-1].lstrip(_OPENING), following.lstrip(_OPENING)
+    next_word = re.split(r"[\W\d_]", following, maxsplit=1)[0]
+    # "MS" is not the title "Ms", except in text of capitals; of compounds, the last part counts.
+    is_acronym = stem.isupper() and not next_word[1:].isupper()
+    spellings = {stem} if is_acronym else {stem, stem.lower(), _COMPOUND.sub("", stem.lower())}
+    is_initial, starters = _LETTERS.fullmatch(stem), _listed("starters", language)
+    if (
+        (language in _ORDINAL_LANGUAGES and re.fullmatch(r"\d{1,3}|[IVX]+", stem))
+        or (is_initial and stem[0].isupper() and "." in stem)
+        or not spellings.isdisjoint(_listed("may_end", language))
+    ):
+        return next_word in starters
+    never = _listed("within", language)
+    if following[0].isdigit():
+        never |= _listed("before_numbers", language)
+    return not is_initial and spellings.isdisjoint(never)
+
+
+@cache
+def _listed(name: str, language: str) -> frozenset[str]:
+    """Gives the words of a list of abbreviations.toml that hold for a language."""
+    return frozenset(f"{_LISTS[name].get('any', '')} {_LISTS[name].get(language, '')}".split())
+
+
+def _join_wordless(texts: Sequence[str]) -> list[str]:
+    """Joins each text without words to the one before it, and the first of them to the next."""
+    joined, has_word = [list[str]()], False
+    for text in texts:
+        if has_words(text):
+            if has_word:
+                joined.append([])
+            has_word = True
+        joined[-1].append(text)
+    return ["".join(each) for each in joined]
 
 
 class LineSplitter:
@@ -127,11 +171,15 @@ class LineSplitter:
     possible are made: at ends of sentences, else of clauses. Text without such marks is split at
     words, and within a word if need be, but only above the length limit of training.
 
+    What has no words is copied, not translated, unless the training text says otherwise.
+
     Args:
         model: The source vocabulary.
         data: Language and length limit of the training text.
         statistics: Those of the training text; None if an earlier version made the checkpoint.
         max_length: Replaces both limits, in pieces.
+        split: `auto`; `long` never splits what is shorter than nearly all training lines, `never`
+            nothing within the length limit.
     """
 
     def __init__(
@@ -140,13 +188,16 @@ class LineSplitter:
         data: DataConfig,
         statistics: SourceStatistics | None = None,
         max_length: int | None = None,
+        split: str = "auto",
     ) -> None:
         self._model, self._language = model, data.src_lang
-        longest = statistics.longest if statistics else 0  # maybe of text before this one
-        self.max_length = max_length or max(data.max_length, longest)
-        usual = statistics.percentile if statistics and not max_length else self.max_length
+        statistics = statistics or SourceStatistics(data.max_length, data.max_length, 1.0)
+        # The longest line may be of text before this one.
+        self.max_length = max_length or max(data.max_length, statistics.longest)
+        usual = self.max_length if max_length or split == "never" else statistics.percentile
         self.usual_length = min(usual, self.max_length)
-        self.splits_every_sentence = bool(statistics and statistics.is_single_sentences)
+        self.splits_every_sentence = split == "auto" and statistics.is_single_sentences
+        self.copies_wordless = statistics.changed_wordless <= CHANGED_WORDLESS
 
     def describe(self) -> str:
         """Says where lines are split, to complete "splits lines"."""
@@ -159,18 +210,23 @@ class LineSplitter:
             f" {self.max_length} pieces after a word"
         )
 
-    def split(self, lines: Sequence[str]) -> list[list[list[int]]]:
+    def split(self, lines: Sequence[str]) -> list[list[Part]]:
         """Splits lines into parts; an empty line has none."""
-        parts = [[line] for line in lines]
-        if self.splits_every_sentence:
-            parts = [split_sentences(self._model.fold(line), self._language) for line in lines]
+        parts = [
+            split_sentences(self._model.fold(line), self._language)
+            if self.splits_every_sentence and has_words(line)
+            else [line]
+            for line in lines
+        ]
         encoded = iter(self._model.encode(list(chain.from_iterable(parts))))
         return [
-            [ids for part in line for ids in self._shorten(part, next(encoded))] for line in parts
+            [part for text in line for part in self._shorten(text, next(encoded))] for line in parts
         ]
 
-    def _shorten(self, text: str, ids: list[int]) -> list[list[int]]:
+    def _shorten(self, text: str, ids: list[int]) -> list[Part]:
         """Splits a text that is longer than usual; an empty one has no parts."""
+        if self.copies_wordless and ids and not has_words(text):
+            return [re.sub(r"[\n\r\t]", " ", text.rstrip("\r"))]
         if len(ids) <= self.usual_length:
             return [ids] if ids else []
         sentences = self._join(split_sentences(self._model.fold(text), self._language))
@@ -179,9 +235,10 @@ class LineSplitter:
         parts = [
             part
             for sentence in sentences
-            for part in self._join(_CLAUSE_END.split(sentence), shortest)
+            for part in self._join(_join_wordless(_CLAUSE_END.split(sentence)), shortest)
         ]
-        return [row for part_ids in self._model.encode(parts) for row in self._cut(part_ids)]
+        encoded = filter(None, self._model.encode(parts))
+        return [row for part_ids in encoded for row in self._cut(part_ids)]
 
     def _join(self, units: Sequence[str], shortest: int = 0) -> list[str]:
         """Joins neighbours into as few texts as keep within the usual length, if they can.
@@ -197,13 +254,18 @@ class LineSplitter:
             length += len(ids)
         return ["".join(text) for text in texts]
 
-    def _cut(self, ids: list[int]) -> list[list[int]]:
+    def _cut(self, ids: list[int]) -> list[Part]:
         """Cuts ids at `max_length`: before a word, or within one that is longer."""
-        rows, start, pieces = [], 0, self._model.pieces(ids)
+        rows, start, pieces = list[list[int]](), 0, self._model.pieces(ids)
         while len(ids) - start > self.max_length:
             longest = start + self.max_length
             words = (i for i in range(longest, start, -1) if pieces[i].startswith(WORD_MARK))
             end = next(words, longest)
             rows.append(ids[start:end])
             start = end
-        return [*rows, ids[start:]]
+        rows.append(ids[start:])
+        # Symbols, such as a row of dots, may fill rows of their own.
+        return [
+            text if self.copies_wordless and UNK_ID not in row and not has_words(text) else row
+            for row, text in zip(rows, self._model.decode(rows), strict=True)
+        ]

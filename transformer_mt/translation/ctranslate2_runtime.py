@@ -15,7 +15,7 @@ from transformer_mt.system.extras import require_package
 from transformer_mt.system.process_settings import cpus_of_process
 from transformer_mt.text.vocabulary import EOS_ID, Vocabulary
 from transformer_mt.translation.options import LoadOptions, SearchOptions
-from transformer_mt.translation.translator import (
+from transformer_mt.translation.runtime import (
     EXTRA_LENGTH,
     Hypothesis,
     Source,

@@ -14,7 +14,7 @@ from transformer_mt.system.extras import require_package
 from transformer_mt.text.vocabulary import BOS_ID, EOS_ID, UNK_ID
 from transformer_mt.translation.ctranslate2_runtime import vocabulary_tokens
 from transformer_mt.translation.options import Quantization
-from transformer_mt.translation.translator import EXTRA_LENGTH
+from transformer_mt.translation.runtime import EXTRA_LENGTH
 
 if TYPE_CHECKING:
     from ctranslate2.specs import TransformerSpec

@@ -20,7 +20,7 @@ from transformer_mt.errors import ConfigError
 from transformer_mt.model.transformer import Transformer
 from transformer_mt.text.tokenizer_json import tokenizer_json
 from transformer_mt.text.vocabulary import BOS_ID, EOS_ID, PAD_ID, UNK_ID
-from transformer_mt.translation.translator import EXTRA_LENGTH
+from transformer_mt.translation.runtime import EXTRA_LENGTH
 
 _ARCHITECTURES = {
     "post": ("marian", "MarianMTModel"),
@@ -54,10 +54,11 @@ _USAGE = """\
     print(tokenizer.batch_decode(output, skip_special_tokens=True))
 
 This is greedy search, as `transformer-mt translate`. `num_beams=4, length_penalty=0.0,
-early_stopping=True` is `--beam-size 4 --length-penalty 0`; any other length penalty is another
+early_stopping=True` is `--beam-size 4 --length-penalty 0`; without `early_stopping=True` the search
+goes on for longer and may find another translation, and any other length penalty is another
 formula. transformer-mt limits each translation to {extra} pieces more than its source, splits lines
-(see "Limits"), and gives an empty line for an empty one. `generate` does none of these:
-`max_new_tokens`, {default} by default, is one limit for the whole batch."""
+(see "Limits"), copies lines without a letter, and gives an empty line for an empty one. `generate`
+does none of these: `max_new_tokens`, {default} by default, is one limit for the whole batch."""
 
 
 def write_transformers(

@@ -6,7 +6,7 @@ Imports no slow modules, since --help needs this one.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from transformer_mt.errors import ConfigError
 
@@ -14,6 +14,7 @@ Device = Literal["auto", "cpu", "cuda"]
 Precision = Literal["fp32", "bf16", "fp16"]
 OutputFormat = Literal["text", "jsonl"]
 ExportFormat = Literal["ctranslate2", "transformers"]
+Split = Literal["auto", "long", "never"]
 Quantization = Literal["float32", "float16", "bfloat16", "int16", "int8"]
 
 MAX_LENGTH_PENALTY = 10.0
@@ -74,12 +75,21 @@ class SearchOptions:
 
 @dataclass(frozen=True)
 class LoadOptions:
-    """How models are loaded for translation; `transformer_mt.load` explains each option."""
+    """How models are loaded for translation; `transformer_mt.load` explains each option.
+
+    Raises:
+        ConfigError: If `split` is unknown.
+    """
 
     device: Device = "auto"
     precision: Precision | None = None
     max_length: int | None = None
     raw: bool = False
+    split: Split = "auto"
+
+    def __post_init__(self) -> None:
+        if self.split not in get_args(Split):
+            raise ConfigError(f"split {self.split}: choose {', '.join(get_args(Split))}")
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,8 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
+from types import FrameType
 
 from transformer_mt.errors import Interrupted
 from transformer_mt.system.console import escape_controls
@@ -39,25 +41,34 @@ def translate_interactively(translator: Translator, src_lang: str, options: Outp
 
 def _read(prompt: str) -> str | None:
     """Reads input up to Enter; None is the end of input."""
+    readline, half_typed = sys.modules.get("readline"), ""
     while True:
+        if readline:
+            readline.set_startup_hook(partial(readline.insert_text, half_typed))
+        half_typed, before = "", signal.signal(signal.SIGCONT, _stop_reading)
         try:
             with _stdout_at_terminal():
                 return input(prompt)
+        except InterruptedError:
+            half_typed = readline.get_line_buffer() if readline else ""
         except EOFError:
             print(file=sys.stderr)
             return None
         except UnicodeDecodeError:
             print("not valid UTF-8; check the encoding of the terminal", file=sys.stderr)
-        except Interrupted as stop:
-            if stop.exit_code != 128 + signal.SIGINT or not _is_half_typed():
+        except Interrupted as stop:  # a Python without readline does not know what is half typed
+            if stop.exit_code != 128 + signal.SIGINT or not (
+                readline and readline.get_line_buffer()
+            ):
                 raise
             print(file=sys.stderr)
+        finally:
+            signal.signal(signal.SIGCONT, before)
 
 
-def _is_half_typed() -> bool:
-    """Tells whether a line has been begun; a Python without readline does not know."""
-    readline = sys.modules.get("readline")
-    return bool(readline and readline.get_line_buffer())
+def _stop_reading(signum: int, frame: FrameType | None) -> None:
+    """After Ctrl-Z and `fg`, when the shell has reset the terminal that readline had set up."""
+    raise InterruptedError
 
 
 @contextmanager

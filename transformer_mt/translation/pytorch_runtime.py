@@ -37,8 +37,8 @@ from transformer_mt.text.batching import (
 )
 from transformer_mt.text.vocabulary import BOS_ID, EOS_ID, PAD_ID
 from transformer_mt.translation.options import LoadOptions, SearchOptions
+from transformer_mt.translation.runtime import EXTRA_LENGTH, Hypothesis, Source
 from transformer_mt.translation.search import DecodingState, Sampler, beam_search, greedy
-from transformer_mt.translation.translator import EXTRA_LENGTH, Hypothesis, Source
 
 if TYPE_CHECKING:
     from transformer_mt.model.ensemble import Ensemble

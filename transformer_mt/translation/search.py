@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from transformer_mt.translation.options import Sampling
-from transformer_mt.translation.translator import Hypothesis, Source, length_penalty
+from transformer_mt.translation.runtime import Hypothesis, Source, length_penalty
 
 
 class DecodingState(Protocol):

@@ -1,16 +1,17 @@
 """A trained model or an ensemble, with its operations: the object of the Python API."""
 
 import math
+import os
 import reprlib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from transformer_mt.checkpoints.layout import EXPORT
 from transformer_mt.checkpoints.run_directory import find_checkpoint
 from transformer_mt.config.keys import DataConfig
-from transformer_mt.errors import CheckpointError, ConfigError, DataError
+from transformer_mt.errors import CheckpointError, ConfigError, DataError, ForkError
 from transformer_mt.system.processes import ALONE, Processes
 from transformer_mt.text.splitting import LineSplitter, SourceStatistics
 from transformer_mt.text.vocabulary import BOS_ID, EOS_ID, Vocabulary
@@ -20,7 +21,8 @@ from transformer_mt.translation.options import (
     Sampling,
     SearchOptions,
 )
-from transformer_mt.translation.translator import Runtime, Source, Translation, Translator
+from transformer_mt.translation.runtime import Runtime, Source
+from transformer_mt.translation.translator import Translation, Translator
 
 if TYPE_CHECKING:
     from transformer_mt.checkpoints.checkpoint import Checkpoint
@@ -73,12 +75,14 @@ class TranslationModel:
         runtime: The model, or the ensemble of several, on its device and in its precision.
         vocab: Its vocabulary.
         splitter: Splits lines as it needs it.
+        process: Id of the process that loaded it; others must not use it.
     """
 
     checkpoints: "SavedModels"
     runtime: Runtime
     vocab: Vocabulary
     splitter: LineSplitter
+    process: int = field(default_factory=os.getpid)
 
     def __repr__(self) -> str:
         data = self.checkpoints[0].config.data
@@ -99,6 +103,11 @@ class TranslationModel:
         """
         return self._pytorch().model
 
+    def _require_loading_process(self) -> None:
+        """Raises ForkError in a forked process, which lacks the threads that decoding waits for."""
+        if os.getpid() != self.process:
+            raise ForkError(f"{self.name} was loaded before a fork: load it in each process")
+
     def translator(
         self, options: SearchOptions = DEFAULT_SEARCH, processes: Processes = ALONE
     ) -> Translator:
@@ -107,6 +116,7 @@ class TranslationModel:
         Raises:
             ConfigError: If an option of the search is wrong, or does not suit an exported model.
         """
+        self._require_loading_process()
         if options.sampling and self.checkpoints[0].is_exported:
             raise ConfigError(
                 f"{self.name}: an exported model cannot sample; name the checkpoint that it was"
@@ -125,7 +135,7 @@ class TranslationModel:
 
         Args:
             lines: Source text; a line longer than those of the training text, which may be any of
-                several sentences, is translated in parts.
+                several sentences, is translated in parts. What has no letter is copied.
             beam_size: Hypotheses kept per sentence; 1 is greedy search.
             length_penalty: Exponent of the length penalty of beam search.
 
@@ -204,6 +214,7 @@ class TranslationModel:
             DataError: If the numbers of hypotheses and sources differ, or a line is too long for
                 an exported model.
         """
+        self._require_loading_process()
         _require_lines(sources)
         _require_lines(hypotheses)
         if len(sources) != len(hypotheses):
@@ -267,6 +278,7 @@ class TranslationModel:
 
     def _pytorch(self) -> "PyTorchRuntime":
         """Gives the runtime that tells more than translations and scores."""
+        self._require_loading_process()
         first = self.checkpoints[0]
         if first.is_exported:
             raise ConfigError(
@@ -364,7 +376,7 @@ def build_translation_model(
     models = share_models(models, processes)
     if options.max_length is not None and options.max_length < 1:
         raise ConfigError(f"maximum length {options.max_length}: choose 1 or more")
-    splitter, vocab = models_splitter(models, options.max_length), models[0].vocab
+    splitter, vocab = models_splitter(models, options), models[0].vocab
     if models[0].is_exported:
         from transformer_mt.translation.ctranslate2_runtime import CTranslate2Runtime
 
@@ -376,8 +388,9 @@ def build_translation_model(
     return TranslationModel(models, runtime, vocab, splitter)
 
 
-def models_splitter(models: "SavedModels", max_length: int | None = None) -> LineSplitter:
+def models_splitter(models: "SavedModels", options: LoadOptions) -> LineSplitter:
     """Splits lines as that of the models needs it which has seen the shortest."""
     data = min((each.config.data for each in models), key=lambda data: data.max_length)
     shortest = SourceStatistics.combine(min, (each.sources for each in models))
-    return LineSplitter(models[0].vocab.src, data, shortest, max_length)
+    vocab = models[0].vocab.src
+    return LineSplitter(vocab, data, shortest, options.max_length, options.split)

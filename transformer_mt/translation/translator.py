@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from itertools import chain, groupby, pairwise, tee
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple
 
 from transformer_mt.errors import ConfigError
 from transformer_mt.system.processes import ALONE, Processes
@@ -22,87 +22,20 @@ from transformer_mt.translation.options import (
     OutputOptions,
     SearchOptions,
 )
+from transformer_mt.translation.runtime import EXTRA_LENGTH, Hypothesis, Runtime, Source
 
 logger = logging.getLogger(__name__)
 
-EXTRA_LENGTH = 50
-"""Output has at most this many pieces more than the source (section 6.1 of the paper)."""
 MIN_BATCH_LENGTH = 8
 """Shorter lines count as this many positions in a batch: their logits need memory too."""
 
 _KINDS = {
     "split": (logging.INFO, "translated in parts"),
+    "copied": (logging.INFO, "without a letter copied"),
     "cut": (logging.WARNING, "cut at the length limit; such text usually repeats itself"),
     "empty": (logging.WARNING, "with words translated into nothing"),
 }
 """Kinds of lines that are counted, each with the level and text of its message."""
-
-
-class Hypothesis(NamedTuple):
-    """One translation of a sentence.
-
-    Attributes:
-        ids: Token ids without BOS and EOS.
-        score: Log-probability in nats, summed over its tokens and EOS if it has one, divided by
-            the length penalty; NaN from greedy search.
-    """
-
-    ids: list[int]
-    score: float
-
-
-def length_penalty(tokens: int, alpha: float) -> float:
-    """Computes the divisor of the log-probability of a hypothesis.
-
-    Args:
-        tokens: Its length, including EOS if it has one.
-        alpha: Exponent; 0 gives 1.
-
-    Reference:
-        Wu et al. 2016, Google's Neural Machine Translation System, equation 14.
-    """
-    return float(((5 + tokens) / 6) ** alpha)
-
-
-class Runtime(Protocol):
-    """A model, or an ensemble, on a device.
-
-    Attributes:
-        device_type: `cpu` or `cuda`.
-        precision: Type of the weights, after the name of the runtime if it is not PyTorch.
-        batch_tokens: Default of `SearchOptions.batch_tokens`.
-        chunk_lines: Consecutive lines that are sorted by length and cut into batches together:
-            those of the first chunk of a text, whose translation shows soon, and of the others. A
-            chunk takes seconds to minutes: it is lost if the program is stopped.
-    """
-
-    device_type: str
-    precision: str
-    batch_tokens: int
-    chunk_lines: tuple[int, int]
-
-    def describe(self) -> str:
-        """Says in a few words what it is, for people."""
-
-    def decode(
-        self, batches: "Iterable[Sequence[Source]]", options: SearchOptions
-    ) -> Generator[list[list[Hypothesis]]]:
-        """Finds the `n_best` best hypotheses of each source of every batch, the best first.
-
-        Args:
-            batches: Sources, none of them without ids; several batches may be decoded at once,
-                and some be taken before they are needed.
-            options: How to search.
-
-        Yields:
-            The hypotheses of each source of a batch, in the order of the batches. Closing the
-            generator stops the search.
-        """
-
-    def score(
-        self, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]
-    ) -> list[float]:
-        """Computes the log-probability of each target and EOS, given its source, in nats."""
 
 
 class Translation(NamedTuple):
@@ -111,8 +44,8 @@ class Translation(NamedTuple):
     Attributes:
         text: Detokenised, without line break or tab.
         score: Its log-probability divided by the length penalty, summed over the parts of a split
-            line; 0 for an empty line, NaN from greedy search.
-        parts: In how many parts the line was translated; 0 for an empty line.
+            line; 0 for what is empty or copied, NaN from greedy search.
+        parts: In how many parts the line was translated; 0 for one that is empty or copied.
         is_cut: Whether the length limit ended a part.
     """
 
@@ -122,28 +55,13 @@ class Translation(NamedTuple):
     is_cut: bool = False
 
     @property
-    def status(self) -> Literal["ok", "cut", "empty"]:
-        """Tells what went wrong: a cut, or no text for a line that has words."""
+    def status(self) -> Literal["ok", "cut", "empty", "copied"]:
+        """Tells what was copied, or went wrong: a cut, or no text for a line that has words."""
+        if not self.parts and self.text:
+            return "copied"
         if self.parts and not self.text.strip():
             return "empty"
         return "cut" if self.is_cut else "ok"
-
-
-class Source(NamedTuple):
-    """A line or a part of it.
-
-    Attributes:
-        ids: Its ids without EOS.
-        chunk: Number of its chunk of lines.
-        line: Number of the line if what is drawn for it depends on it, else 0, so that equal
-            sources are equal.
-        part: Number of the part, likewise.
-    """
-
-    ids: tuple[int, ...]
-    chunk: int = 0
-    line: int = 0
-    part: int = 0
 
 
 class _Plan(NamedTuple):
@@ -163,7 +81,7 @@ class _Plan(NamedTuple):
 
 
 def count_kinds(translations: Iterable[Translation]) -> dict[str, int]:
-    """Counts the lines that were split, and those gone wrong, given their best translations."""
+    """Counts the lines that were split, copied, or gone wrong, given their best translations."""
     counts = dict.fromkeys(_KINDS, 0)
     for translation in translations:
         counts["split"] += translation.parts > 1
@@ -314,7 +232,8 @@ class Translator:
         with closing(self.runtime.decode(own_batches, self.options)) as decoded:
             for plan in plans:
                 translated = self._translate_all(plan, decoded, advance)
-                advance(sum(not parts for parts in plan.lines))  # empty lines
+                counted = sum(plan.counts[i] for batch in plan.batches for i in batch)
+                advance(len(plan.lines) - counted)  # those that are empty or copied
                 yield [
                     _join([translated[i] for i in parts], self.options.n_best)
                     for parts in plan.lines
@@ -325,7 +244,13 @@ class Translator:
             indices = dict[Source, int]()
             rows = list[list[int]]()
             for number, parts in enumerate(self.splitter.split(lines)):
-                sources = [Source(tuple(ids), number // self.chunk_lines) for ids in parts]
+                chunk = number // self.chunk_lines
+                sources = [
+                    Source(tuple(part), chunk)
+                    if isinstance(part, list)
+                    else Source((), chunk, copied=part)
+                    for part in parts
+                ]
                 if self.options.sampling:
                     line = first_line + number
                     sources = [each._replace(line=line, part=i) for i, each in enumerate(sources)]
@@ -342,7 +267,9 @@ class Translator:
         advance: Callable[[int], object],
     ) -> dict[int, list[Translation]]:
         """Translates the sources of a plan, given the hypotheses of this process's batches."""
-        own, world_size = dict[int, list[Translation]](), self.processes.world_size
+        copied = {i: each.copied for i, each in enumerate(plan.sources) if not each.ids}
+        own = {i: [Translation(text, 0, 0)] * self.options.n_best for i, text in copied.items()}
+        world_size = self.processes.world_size
         for first in range(0, len(plan.batches), world_size):
             # Each round has a batch for every process; the last round may have fewer.
             assigned = plan.batches[first : first + world_size]
@@ -368,7 +295,8 @@ class Translator:
         """Cuts the sources of each chunk into batches of similar length, longest first."""
         batches = []
         for _, chunk in groupby(range(len(sources)), key=lambda i: sources[i].chunk):
-            order = sorted(chunk, key=lambda i: len(sources[i].ids), reverse=True)
+            translated = (i for i in chunk if sources[i].ids)
+            order = sorted(translated, key=lambda i: len(sources[i].ids), reverse=True)
             while order:
                 longest = max(len(sources[order[0]].ids) + 1, MIN_BATCH_LENGTH)
                 rows = max(1, self.batch_tokens // (longest * self.options.beam_size))
