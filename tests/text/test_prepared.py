@@ -113,7 +113,7 @@ def test_a_run_keeps_its_own_vocabulary(folder, tmp_path):
 @pytest.mark.parametrize(
     ("step", "change"),
     [
-        ("_clean", slice(None, None, -1)),
+        ("clean_split", slice(None, None, -1)),
         ("train_vocabulary", slice(299)),
         ("train_vocabulary", slice(301)),
         ("train_vocabulary", slice(None, None, -1)),

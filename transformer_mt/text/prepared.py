@@ -15,7 +15,6 @@ import hashlib
 import json
 import logging
 import os
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
@@ -44,15 +43,13 @@ from transformer_mt.system.files import (
     write_manifest,
 )
 from transformer_mt.text.batching import EncodedLines, EncodedPairs, flatten
+from transformer_mt.text.cleaned_split import CleanedSplit, clean_split
 from transformer_mt.text.cleaning import (
     CLEANING_VERSION,
-    PIECE_MARKS,
     describe_dropped,
     reason_to_drop_pieces,
-    reason_to_drop_text,
 )
 from transformer_mt.text.corpus import CorpusSplit, open_split
-from transformer_mt.text.normalization import normalize_text
 from transformer_mt.text.splitting import SourceStatistics, has_words, split_sentences
 from transformer_mt.text.vocabulary import Vocabulary, train_vocabulary
 
@@ -259,7 +256,7 @@ def _write_prepared(
 ) -> None:
     """Reads a split twice: to clean it and count its words, then to encode the pairs kept."""
     with atomic_directory(path) as folder:
-        cleaned = _clean(config, split, count_words=vocab is None)
+        cleaned = clean_split(config, split, count_words=vocab is None)
         if vocab is None:
             distinct = sum(map(len, cleaned.word_counts))
             logger.info(f"learning {config.vocab.size:,} pieces from {distinct:,} distinct words")
@@ -277,49 +274,8 @@ def _write_prepared(
         write_manifest(folder, {file.name: sha256(file) for file in files})
 
 
-@dataclass
-class _CleanedSplit:
-    """What is counted while a split is read; words and sentences in the second reading."""
-
-    word_counts: list[Counter[str]]  # one per side, or one for both if the vocabulary is shared
-    kept: bytearray = field(default_factory=bytearray)  # for each pair, 1 if it is kept, else 0
-    dropped: Counter[str] = field(default_factory=Counter)
-    words: int = 0
-    several_sentences: int = 0  # sources with more than one
-    changed_wordless: int = 0  # sources without words whose target differs
-
-
-def _clean(config: Config, split: CorpusSplit, count_words: bool) -> _CleanedSplit:
-    """Reads a split for the first time and decides, by their text, which pairs are kept."""
-    counts = [Counter[str]() for _ in range(1 if config.vocab.shared else 2)]
-    cleaned, seen_pairs = _CleanedSplit(counts), set[bytes]()
-    cut, with_symbol = Counter[str](), 0
-    for pair, weight in ProgressBar("reading", "pairs", items=split.read_weighted()):
-        src, tgt = (normalize_text(text, config.data.normalize).strip() for text in pair)
-        reason = reason_to_drop_text(config.data, src, tgt, seen_pairs)
-        cleaned.kept.append(reason is None)
-        if reason:
-            cleaned.dropped[reason] += 1
-            continue
-        cut.update(text for mark, text in PIECE_MARKS.items() if mark in f"{src} {tgt} ")
-        with_symbol += any(symbol in tgt for symbol in config.vocab.symbols)
-        if count_words:
-            counts[0].update(weight * src.split())
-            counts[-1].update(weight * tgt.split())
-    if not any(cleaned.kept):
-        raise _nothing_left(config.data, cleaned)
-    for problem, lines in cut.items():
-        logger.warning(f"data.train = {config.data.train}: {lines:,} pairs are {problem}")
-    if with_symbol:
-        raise DataError(
-            f"vocab.symbols: {with_symbol:,} training targets have a symbol, but search never"
-            " writes one; remove symbols from the targets, or these words from vocab.symbols"
-        )
-    return cleaned
-
-
 def _encode(
-    config: DataConfig, split: CorpusSplit, cleaned: _CleanedSplit, vocab: Vocabulary
+    config: DataConfig, split: CorpusSplit, cleaned: CleanedSplit, vocab: Vocabulary
 ) -> Iterator[list[tuple[list[int], list[int], int]]]:
     """Reads a split for the second time.
 
@@ -346,7 +302,7 @@ def _encode(
 
 
 def _write_ids(
-    config: DataConfig, split: CorpusSplit, cleaned: _CleanedSplit, vocab: Vocabulary, folder: Path
+    config: DataConfig, split: CorpusSplit, cleaned: CleanedSplit, vocab: Vocabulary, folder: Path
 ) -> dict[str, Any]:
     """Writes ids and offsets of the pairs kept, as often as their weights say; reports counts."""
     dtype = ID_TYPES[max(vocab.src.size, vocab.tgt.size) > 2**16]
@@ -363,7 +319,7 @@ def _write_ids(
                     file.writelines(repeat(lines.ids.astype(dtype).data, weight))
                 counts[name] += repeat(lines.counts, weight)
     if not kept:
-        raise _nothing_left(config, cleaned)
+        raise cleaned.nothing_left(config)
     for name, parts in counts.items():
         np.save(folder / f"{name}.offsets.npy", np.cumsum(np.concatenate(parts)))
     corpus = _map_pairs(folder, dtype)
@@ -385,15 +341,6 @@ def _write_ids(
         "chunks": chunks,
         "digest": _digest(corpus, chunks),
     }
-
-
-def _nothing_left(config: DataConfig, cleaned: _CleanedSplit) -> DataError:
-    if not cleaned.kept:
-        return DataError(f"data.train = {config.train}: contains no pairs")
-    return DataError(
-        f"data.train = {config.train}: no training pair is left of {len(cleaned.kept):,}"
-        f" ({describe_dropped(cleaned.dropped)}); see the limits under [data]"
-    )
 
 
 def _log_summary(corpus: PreparedCorpus) -> None:
