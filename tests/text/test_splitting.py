@@ -1,10 +1,12 @@
 """Where lines are split: ends of sentences in German and English, limits, time."""
 
+import io
 import time
 from collections import Counter
 
 import numpy as np
 import pytest
+import sentencepiece
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -174,6 +176,21 @@ def test_a_clause_ends_at_a_full_width_mark(vocab):
     assert split(vocab, "ab cd efgh ij：") == ["ab cd efgh", "ij ⁇ "]
 
 
+def test_a_clause_that_the_vocabulary_drops_is_no_part(tmp_path):
+    """Here it normalises q to nothing."""
+    (tmp_path / "rules.tsv").write_text("71\t\n")
+    writer = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter([LETTERS]),
+        model_writer=writer,
+        model_type="char",
+        normalization_rule_tsv=str(tmp_path / "rules.tsv"),
+    )
+    vocab = Vocabulary(writer.getvalue(), writer.getvalue())
+    assert split(vocab, "abcdefghijklmnop, qqqq") == ["abcdefghijk", "lmnop,"]
+    assert split(vocab, "qqqq") == []
+
+
 def parts_of(vocab, line: str, changed: float = 0.0, **options: object) -> list[list[int] | str]:
     statistics = SourceStatistics(15, 11, SINGLE, changed)
     data = DataConfig(path="none", max_length=20)
@@ -185,6 +202,7 @@ def test_what_has_no_words_is_copied(vocab):
     """As it is, but for tabs and a carriage return; a row of dots of a long line, too."""
     for line in ("12", " 1\u00a0€  5 ", "." * 99, ". ! . !", "\U0001f600"):
         assert parts_of(vocab, line) == [line] == parts_of(vocab, f"{line}\r")
+    assert parts_of(vocab, "ab cd efgh, !, !") == vocab.src.encode(["ab cd efgh, !, !"])
     assert parts_of(vocab, "1\t2\r") == ["1 2"] and parts_of(vocab, " \t\r") == []
     [ids, *copied] = parts_of(vocab, f"ab cd {'.' * 50}")
     assert vocab.src.decode([ids]) == ["ab cd"] and copied == ["." * 19, "." * 20, "." * 11]
