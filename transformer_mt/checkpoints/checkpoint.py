@@ -43,13 +43,15 @@ from transformer_mt.system.files import (
 )
 from transformer_mt.text.splitting import SourceStatistics
 from transformer_mt.text.vocabulary import PAD_ID, SHARED, Vocabulary
-from transformer_mt.version import source_digests
+from transformer_mt.version import source_digest
 
 logger = logging.getLogger(__name__)
 
 FORMAT = 2
 """Format of `state.json`. A new key with a default needs no new number; a renamed key needs one,
 and code that reads the format before it."""
+TEXTS = {"corpus_digest": "training text", "valid_digest": "validation text"}
+"""The texts of a run, by the fields of `Progress` that hold their digests."""
 MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 """What the optimizer keeps of each parameter: two tensors of its shape, and a number of steps."""
 
@@ -177,6 +179,9 @@ class Checkpoint:
         differing = changed_keys(self.config, other.config, *kinds)
         if not self.vocab.has_same_ids(other.vocab):
             differing.append("the vocabulary")
+        for key, what in {**TEXTS, "init_digest": "train.init_from"}.items():
+            if getattr(self.progress, key) != getattr(other.progress, key):
+                differing.append(what)
         if differing:
             raise CheckpointError(
                 f"{other.path}: not of the same run as {self.path}: they differ in"
@@ -344,8 +349,10 @@ def _find_mismatch(file: Any, shapes: Mapping[str, tuple[int, ...]]) -> str | No
 
 def _has_changed_model(state: RunState) -> bool:
     """Tells if the model's source files are known to differ from those it was trained with."""
-    current = source_digests()["source of model/"]
-    return state.environment.get("source of model/", current) != current
+    current = source_digest("model")
+    recorded = state.environment.get("source of model/", current)
+    # One of another length is an earlier version's, which cannot be compared.
+    return recorded != current and len(recorded) == len(current)
 
 
 def warn_of_changed_model(checkpoints: Iterable[Checkpoint]) -> None:

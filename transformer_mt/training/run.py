@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from transformer_mt.checkpoints.checkpoint import Checkpoint, Progress
+from transformer_mt.checkpoints.checkpoint import TEXTS, Checkpoint, Progress
 from transformer_mt.checkpoints.layout import METRICS, RUN_FILE, STATE, TRAINING, checkpoint_path
 from transformer_mt.checkpoints.run_directory import (
     find_checkpoint,
@@ -57,7 +57,6 @@ logger = logging.getLogger(__name__)
 
 _BINS = 40
 _MANY_THREADS = 16
-_TEXTS = {"corpus_digest": "training text", "valid_digest": "validation text"}
 
 
 def train(config: Config, run_dir: Path) -> Progress:
@@ -192,7 +191,7 @@ def _require_packages(config: Config) -> None:
 
 def _require_same_everywhere(config: Config, progress: Progress, processes: Processes) -> None:
     """Refuses to train with a process that has different text, keys, precision or software."""
-    values = {name: getattr(progress, key) for key, name in _TEXTS.items()}
+    values = {name: getattr(progress, key) for key, name in TEXTS.items()}
     keys = flat_values(config).items()
     values |= {key: str(without_folders(value)) for key, value in keys if key not in PATH_KEYS}
     values |= {"precision": progress.precision, **numeric_software()}
@@ -243,7 +242,7 @@ def _warn_of_unused(old: Config, new: Config) -> None:
 
 def _require_same_text(run_dir: Path, old: Progress, new: Progress) -> None:
     """Refuses to resume with different text; its location does not matter."""
-    for name, text in _TEXTS.items():
+    for name, text in TEXTS.items():
         if getattr(old, name) != getattr(new, name):
             raise CheckpointError(
                 f"{run_dir}: the {text} has changed since the run began; restore it, or start a new"
