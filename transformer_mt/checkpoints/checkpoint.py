@@ -15,7 +15,7 @@ Nothing in it is ever unpickled, and nothing half-written is ever loaded.
 import errno
 import logging
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -93,7 +93,8 @@ class RunState:
 
     Only the training engine interprets `counters`; `environment` names the properties that
     bit-identical results depend on. `sources` describes the training text, so that lines are split
-    as the model needs it; None in checkpoints of earlier versions.
+    as the model needs it; None in checkpoints of earlier versions. `vocabulary` has the SHA-256 of
+    the vocabulary's files, with which it is saved; likewise empty.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
@@ -102,6 +103,7 @@ class RunState:
     counters: dict[str, Any] = field(default_factory=dict)
     environment: dict[str, str] = field(default_factory=dict)
     sources: SourceStatistics | None = None
+    vocabulary: list[str] = field(default_factory=list)
     format: int = FORMAT
 
 
@@ -225,9 +227,9 @@ def save_checkpoint(
         OSError: If it cannot be written; the previous checkpoint is unchanged.
     """
     with atomic_directory(path) as folder:
+        state = replace(state, vocabulary=[sha256(file) for file in vocab.save(folder)])
         (folder / STATE).write_bytes(canonical_json(asdict(state)))
         (folder / CONFIG).write_bytes(canonical_json(config.model_dump(mode="json")))
-        vocab.save(folder)
         for name, content in tensors.items():
             write_tensors(folder / name, content)
         write_manifest(folder, {file.name: sha256(file) for file in folder.iterdir()})
@@ -279,6 +281,9 @@ def _load(path: Path) -> Checkpoint:
         if missing := {MODEL, STATE, CONFIG, *names} - files:
             raise CheckpointError(f"{path}: its manifest does not list {min(missing)}")
         vocab = Vocabulary.load_files(*(path / name for name in names))
+        digests = [sha256(path / name) for name in dict.fromkeys(names)]
+        if state.vocabulary not in ([], digests):
+            raise CheckpointError(f"{path / names[0]}: not the vocabulary of the trained model")
         weights = parameter_shapes(config.model, vocab.src.size, vocab.tgt.size)
         _verify_tensors(path / MODEL, weights, state)
         if EMA in files:

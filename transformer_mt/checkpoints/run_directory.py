@@ -31,8 +31,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-RETRIES = 5
-"""How often a run is read again if its trainer has saved or deleted checkpoints meanwhile."""
+RETRIES = 5  # of reading a run whose trainer has saved or deleted checkpoints meanwhile
 RESUMABLE_CHECKPOINTS = 2
 """Checkpoints that keep the optimizer's moments: the newest, and the one to fall back to."""
 _OBJECT = TypeAdapter(dict[str, Any])
@@ -60,15 +59,13 @@ def load_own(path: Path) -> "Checkpoint":
     name = checkpoint_path(place, checkpoint.step).name
     if place.name != name:
         raise CheckpointError(f"{path}: is {name} renamed; give it that name again, or delete it")
-    description: dict[str, Any] = {}
+    progress, description = checkpoint.progress, dict[str, Any]()
     with suppress(CheckpointError):  # a damaged one tells nothing
         description = read_description(place.parent)
-    progress = checkpoint.progress
-    for part, digest in ("corpus", progress.corpus_digest), ("validation", progress.valid_digest):
-        if description.get(part, {}).get("digest", digest) != digest:
-            raise CheckpointError(
-                f"{path}: of another run: {RUN_FILE} names another {part}; move it elsewhere"
-            )
+    for part, own in ("corpus", progress.corpus_digest), ("validation", progress.valid_digest):
+        recorded = description.get(part)
+        if isinstance(recorded, dict) and recorded.get("digest", own) != own:
+            raise CheckpointError(f"{path}: of another run: {RUN_FILE} names another {part}")
     return checkpoint
 
 

@@ -17,6 +17,7 @@ from transformer_mt.config.splits import Splits
 from transformer_mt.errors import DataError
 from transformer_mt.system.streams import require_input
 from transformer_mt.text.corpus import load_split, read_lines, read_source_lines
+from transformer_mt.text.trained_here import readable_corpus
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,8 @@ def load_test_set(
 
     Args:
         data: The corpus and its languages.
-        split: A split of the corpus; train, valid and test are the configured ones.
+        split: A split of the corpus; train, valid and test are the configured ones. One with an
+            absolute path is of the corpus in that folder.
         src: A file of source text, instead of a split.
         refs: Files of reference translations, of `src` if it is given.
         test_set: The name of one of sacreBLEU's sets, such as wmt16, instead of a split or files.
@@ -66,6 +68,11 @@ def load_test_set(
     configured: dict[str, Splits] = {"train": data.train, "valid": data.valid, "test": data.test}
     configured["validation"] = data.valid
     chosen = configured.get(split, split)
+    if Path(split).is_absolute():
+        data = data.model_copy(update={"path": str(Path(split).parent)})
+        chosen = split = Path(split).name
+    else:
+        data = readable_corpus(data, chosen)
     pairs = load_split(data, chosen)
     name, title = (f"{path}, split {split}" for path in (data.path, without_folder(data.path)))
     if chosen != split or Path(data.path).is_dir():  # other text may have the same name

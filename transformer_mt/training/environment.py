@@ -23,13 +23,13 @@ CUT_BY = frozenset(("train.micro_batch_tokens", "device", "threads", "processes"
 _RECORDED = frozenset(("train.device", "train.compile"))
 """Keys whose effect is recorded: other values, such as "auto" and "cpu", may mean the same."""
 _SOURCES = source_digests()  # read while the code itself is being imported
+# By these, libraries choose among kernels that round differently. What PyTorch itself has chosen,
+# by ATEN_CPU_CAPABILITY, is in the CPU features.
 _VARIABLES = re.compile(
     "(MKL|ONEDNN|DNNL|OPENBLAS|NPY|CUBLAS|CUBLASLT|CUDNN|NVIDIA|TORCH)_.*"
     "(CBWR|DYNAMIC|CPU|INSTRUCTIONS|CORETYPE|FPMATH|TF32|WORKSPACE|CUBLASLT).*"
     "|GLIBC_TUNABLES|TORCHDYNAMO_DISABLE|TORCH_COMPILE_DISABLE"
 )
-"""Variables by which libraries choose among kernels that round differently. PyTorch itself tells
-what it has chosen by `ATEN_CPU_CAPABILITY`, which is part of the CPU features."""
 
 
 def numeric_environment(engine: Engine) -> dict[str, str]:

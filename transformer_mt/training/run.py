@@ -39,6 +39,7 @@ from transformer_mt.system.worker_threads import MAX_WORKERS
 from transformer_mt.text.batching import Lengths
 from transformer_mt.text.corpus import load_split
 from transformer_mt.text.prepared import prepare
+from transformer_mt.text.trained_here import remember_text
 from transformer_mt.training.engine import Engine
 from transformer_mt.training.environment import (
     COMPILE_FAILED,
@@ -110,6 +111,7 @@ def _train_main(config: Config, run_dir: Path, processes: Processes) -> Progress
         early_messages.setTarget(log)
         early_messages.flush()
         _write_description(trainer, environment)
+        remember_text(config.data)
         processes.watch_peers()
         trainer.run(log, is_own)
         return trainer.progress
