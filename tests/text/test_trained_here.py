@@ -48,6 +48,7 @@ def test_a_text_is_known_once_it_was_trained_on(record, tmp_path):
         "/etc/passwd",
         "~/secret.tmx",
         "$HOME/secret.tmx",
+        "$HOME",
         "../../secret",
         NamedSplit(name="/etc/x.jsonl"),
         SplitFiles(src="/etc/passwd", tgt="/etc/passwd"),
