@@ -41,10 +41,10 @@ def readable_corpus(data: DataConfig, split: Splits) -> DataConfig:
     """
     if _is_known(data):
         return data
-    if Path(data.path).exists() or "/" in expand_path(str(split)):
-        option = (
-            f"--split {Path(data.path, split)}" if isinstance(split, str) else "--src and --ref"
-        )
+    name = expand_path(str(split))
+    if Path(data.path).exists() or "/" in name:
+        own = Path(data.path, name).absolute()
+        option = f"--split {own}" if isinstance(split, str) else "--src and --ref"
         raise DataError(
             f"data.path = {data.path}, split {split}: not read, since a model names it and `train`"
             f" has not listed it in {_record()}; to evaluate with it, add {option}"
