@@ -7,6 +7,7 @@ import random
 import subprocess
 import sys
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import fork_server
@@ -15,6 +16,8 @@ import pytest
 from transformer_mt.system.process_settings import configure_libraries
 
 configure_libraries()  # works only before torch is imported
+_STATE = TemporaryDirectory()
+os.environ["XDG_STATE_HOME"] = _STATE.name  # what is trained in tests is not the user's
 
 import torch
 import torch.nn.functional as F

@@ -46,11 +46,54 @@ def test_digests_of_the_source(tmp_path, monkeypatch):
     digests = []
     for name, text in (("a.py", "x = 1"), ("a.py", "x = 2"), ("b.py", "x = 2")):
         (deep / name).write_text(text)
+        version.source_digest.cache_clear()
         digests.append(version.source_digests.__wrapped__())
         (deep / name).unlink()
+    version.source_digest.cache_clear()
     assert len({each.pop("source of text/") for each in digests}) == 3
     assert list(digests[0]) == ["source of model/", "source of training/", "source of system/"]
     assert digests[0] == digests[1] == digests[2]
+
+
+SOURCE = '''
+"""A module."""
+LIMIT = 3
+"""What it limits."""
+
+def f(x: int) -> dict:
+    """A function."""
+    return {**{"a": x}, "b": "text"}
+'''
+UNCHANGED = [
+    ("A module", "The same module"),
+    ('"""A function."""', ""),
+    ('"""What it limits."""', "# What it limits."),
+    ("LIMIT = 3", "LIMIT = (\n    3  # pieces\n)"),
+    ('"text"', "'text'"),
+]
+CHANGED = [
+    ("LIMIT = 3", "LIMIT = 4"),
+    ("LIMIT", "MAXIMUM"),
+    ('"text"', '"Text"'),
+    ("x: int", "x: int, /"),
+    ("-> dict", ""),
+    ('**{"a": x}, "b": "text"', '"b": {"a": x}, **"text"'),
+    ("return", "yield"),
+]
+
+
+def test_comments_and_docstrings_are_no_part_of_the_source(tmp_path, monkeypatch):
+    """Nor is the layout. Sabotage: digest the bytes; keep positions; drop every constant."""
+    monkeypatch.setattr(version, "_PACKAGE", tmp_path)
+    (tmp_path / "text").mkdir()
+
+    def digest(*change: str) -> str:
+        assert not change or change[0] in SOURCE
+        (tmp_path / "text" / "a.py").write_text(SOURCE.replace(*change) if change else SOURCE)
+        return version.source_digest.__wrapped__("text")
+
+    assert {digest(*change) for change in UNCHANGED} == {digest()}
+    assert len({digest(), *(digest(*change) for change in CHANGED)}) == len(CHANGED) + 1
 
 
 ROOT = Path(__file__).parents[1]

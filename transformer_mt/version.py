@@ -1,5 +1,6 @@
 """The version of the program: its number, the digests of its source files, and their commit."""
 
+import ast
 import hashlib
 import subprocess
 from functools import cache
@@ -14,19 +15,38 @@ _PACKAGE = Path(__file__).parent
 
 @cache
 def source_digests() -> dict[str, str]:
-    """Computes the SHA-256 of each package's source files, by a name such as `source of model/`.
+    """Computes the digest of each package's source, by a name such as `source of model/`."""
+    return {f"source of {name}/": source_digest(name) for name in SOURCE_PACKAGES}
 
-    They are read once, since files that are edited later are not what runs.
+
+@cache
+def source_digest(package: str) -> str:
+    """Computes a digest of what a package's source files say, without comments and docstrings.
+
+    It has 32 digits; those of earlier versions, of all bytes of the files, have 64. The files are
+    read once, since files that are edited later are not what runs.
     """
-    return {f"source of {name}/": _digest(_PACKAGE / name) for name in SOURCE_PACKAGES}
-
-
-def _digest(folder: Path) -> str:
-    digest = hashlib.sha256()
+    folder, digest = _PACKAGE / package, hashlib.blake2b(digest_size=16)
     for path in sorted(folder.rglob("*.py")):
-        content = path.read_bytes()
-        digest.update(f"{path.relative_to(folder)}\0{len(content)}\0".encode() + content)
+        code = _strip(ast.parse(path.read_bytes()))
+        digest.update(f"{path.relative_to(folder)} {code}\n".encode())
     return digest.hexdigest()
+
+
+def _strip(tree: object) -> object:
+    """Lists a syntax tree without positions, and without statements that are only a constant.
+
+    Empty fields are left out, so that most versions of Python, which add fields, agree.
+    """
+    match tree:
+        case ast.Expr(value=ast.Constant()):
+            return ()
+        case ast.AST():
+            fields = [(name, _strip(x)) for name, x in ast.iter_fields(tree) if x not in (None, [])]
+            return type(tree).__name__, fields
+        case list():
+            return [code for x in tree if (code := _strip(x)) != ()]
+    return repr(tree)
 
 
 def describe_commit(package: Path = _PACKAGE) -> str:

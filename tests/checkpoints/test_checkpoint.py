@@ -5,6 +5,7 @@ import math
 import os
 import re
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -29,7 +30,7 @@ from transformer_mt.system.device import is_out_of_memory
 from transformer_mt.system.files import MANIFEST, read_manifest, write_manifest
 from transformer_mt.text.splitting import SourceStatistics
 from transformer_mt.text.vocabulary import Vocabulary, train_vocabulary
-from transformer_mt.version import source_digests
+from transformer_mt.version import source_digest
 
 
 def test_a_checkpoint_comes_back_as_it_was(tmp_path):
@@ -43,7 +44,9 @@ def test_a_checkpoint_comes_back_as_it_was(tmp_path):
     weights["src_embedding"] = weights["src_embedding"].t().contiguous().t()
     save_checkpoint(tmp_path / "saved", {MODEL: weights}, state, config, VOCAB)
     checkpoint = load_checkpoint(tmp_path / "saved")
-    assert checkpoint.state == state and checkpoint.progress == state.progress
+    [vocabulary] = checkpoint.state.vocabulary
+    assert checkpoint.state == replace(state, vocabulary=[vocabulary])
+    assert checkpoint.progress == state.progress
     assert checkpoint.config == config and checkpoint.path == tmp_path / "saved"
     assert (checkpoint.step, checkpoint.sources) == (5, sources)
     assert repr(checkpoint) == f"<Checkpoint {checkpoint.path}: step 5, 1 + 2 layers of width 16>"
@@ -135,19 +138,19 @@ def test_a_changed_model_is_not_called_damage(tmp_path, caplog, monkeypatch):
 
     Sabotage: pass over a checkpoint that does not fit changed source.
     """
-    path = tmp_path / "step-00000001"
-    current = source_digests()["source of model/"]
+    path = tmp_path / "step-00000000"
+    current = source_digest("model")
     state = RunState(environment={"source of model/": current})
     weights = build_model(small_config()).state_dict()
     save_checkpoint(path, {MODEL: weights}, state, small_config(), VOCAB)
     shapes = {name: tuple(weight.shape) for name, weight in weights.items()} | {"gate.bias": (3,)}
     monkeypatch.setattr(checkpoint_module, "parameter_shapes", lambda *sizes: shapes)
-    with pytest.raises(CheckpointError, match="all checkpoints are damaged; restore one from"):
+    with pytest.raises(CheckpointError, match="no checkpoint can be used; restore one from"):
         find_checkpoint(tmp_path)
     [warning] = caplog.messages
     assert "gate.bias is missing; trying" in warning
     caplog.clear()
-    monkeypatch.setitem(source_digests(), "source of model/", "other")
+    monkeypatch.setattr(checkpoint_module, "source_digest", lambda package: 32 * "0")
     message = (
         "gate.bias is missing; the source of model/ has changed since it was trained: undo the"
         " change, or train a new run with another --run directory"
@@ -155,9 +158,12 @@ def test_a_changed_model_is_not_called_damage(tmp_path, caplog, monkeypatch):
     with pytest.raises(ChangedModelError, match=f"^{path / MODEL}: {message}$"):
         find_checkpoint(tmp_path)
     assert not caplog.messages
-    save_checkpoint(path, {MODEL: weights}, RunState(), small_config(), VOCAB)  # does not say
-    with pytest.raises(CheckpointError, match="all checkpoints are damaged"):
-        find_checkpoint(tmp_path)
+    # It does not say, or in the digits of an earlier version, which hashed comments, too.
+    for environment in ({}, {"source of model/": 64 * "1"}):
+        state = RunState(environment=environment)
+        save_checkpoint(path, {MODEL: weights}, state, small_config(), VOCAB)
+        with pytest.raises(CheckpointError, match="no checkpoint can be used"):
+            find_checkpoint(tmp_path)
 
 
 def test_moments_are_missing_only_before_the_first_step(tmp_path):
@@ -283,3 +289,20 @@ def test_what_the_manifest_does_not_list_is_not_read(tmp_path):
             continue
         with pytest.raises(CheckpointError, match=f"manifest does not list {name}"):
             load_checkpoint(path)
+
+
+def test_a_vocabulary_of_other_pieces_is_noticed(tmp_path):
+    """One of the same size, with a right manifest; earlier versions did not record theirs.
+
+    Sabotage: compare the sizes alone.
+    """
+    other = train_vocabulary([Counter({"abcdefgh": 1, "h": 5})], VocabConfig(kind="char", size=16))
+    path = save_step(tmp_path, 1)
+    replace_file(path, "vocab.model", other.src_model)
+    message = f"^{path / 'vocab.model'}: not the vocabulary of the trained model$"
+    with pytest.raises(CheckpointError, match=message):
+        load_checkpoint(path)
+    state = json.loads((path / STATE).read_text())
+    del state["vocabulary"]
+    replace_file(path, STATE, json.dumps(state).encode())
+    assert load_checkpoint(path).vocab.has_same_ids(other)

@@ -161,3 +161,15 @@ def test_where_records_are(tmp_path, caplog):
     write_evaluation(step, RECORD)
     [warning] = caplog.messages
     assert warning.startswith(f"{tmp_path}/evaluations: the scores are not recorded: ")
+
+
+def test_nothing_is_written_through_a_link(tmp_path, caplog):
+    """To a folder: a model from elsewhere may hold one. Sabotage: follow it."""
+    (tmp_path / "private").mkdir()
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "evaluations").symlink_to(tmp_path / "private")
+    write_evaluation(tmp_path / "model", RECORD)
+    assert not list((tmp_path / "private").iterdir())
+    assert caplog.messages[0].endswith(
+        "evaluations: the scores are not recorded: it is a symbolic link"
+    )

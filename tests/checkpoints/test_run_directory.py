@@ -1,16 +1,19 @@
 """The checkpoints of a run: which are listed, used and kept."""
 
 import errno
+import itertools
 import os
 import re
 import shutil
 from collections import Counter
+from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
 from small_checkpoint import VOCAB, build_model, save_step, small_config
 
 from transformer_mt.checkpoints import checkpoint as checkpoint_module
+from transformer_mt.checkpoints import run_directory
 from transformer_mt.checkpoints.averaging import average
 from transformer_mt.checkpoints.checkpoint import (
     Progress,
@@ -24,6 +27,7 @@ from transformer_mt.checkpoints.run_directory import (
     list_checkpoints,
     load_newest,
     prune,
+    write_description,
 )
 from transformer_mt.config.keys import VocabConfig
 from transformer_mt.errors import CheckpointError
@@ -193,3 +197,154 @@ def test_damaged_checkpoints_do_not_disturb_pruning(tmp_path, caplog):
     assert saved_steps(tmp_path) == [6, 5, 4, 3, 2]
     [warning] = caplog.messages
     assert "step-00000002" in warning and "damaged" in warning
+
+
+def refused(caplog) -> str:
+    """Gives the only warning since the last call."""
+    [message] = caplog.messages
+    caplog.clear()
+    return message
+
+
+def test_a_renamed_checkpoint_is_refused_by_name(tmp_path, caplog):
+    """In every use; others go on to be used, and saving its step replaces it.
+
+    A copy outside the names of steps is what it was. Sabotage: believe the name.
+    """
+    kept, renamed = save_step(tmp_path, 20), tmp_path / "step-00000100"
+    save_step(tmp_path, 10).rename(renamed)
+    reason = f"{renamed}: is step-00000010 renamed; give it that name again, or delete it"
+    assert load_newest(tmp_path).path == find_checkpoint(tmp_path).path == kept
+    warning = f"{reason}; trying the checkpoint before it"
+    assert caplog.messages == [warning, warning]
+    for read in (find_checkpoint, lambda _: average(tmp_path, 2, None)):
+        with pytest.raises(CheckpointError, match=f"^{re.escape(reason)}$"):
+            read(renamed)
+    caplog.clear()
+    save_step(tmp_path, 30, best_bleu=1.0, best_step=100)
+    prune(tmp_path, 30, 2, 100)
+    assert saved_steps(tmp_path) == [100, 30, 20]
+    for best in (30, 100):  # after it as the newest, also as the best
+        assert find_checkpoint(tmp_path).step == 30
+        if best == 30:
+            shutil.move(renamed, tmp_path / "step-000000030")  # with one digit more
+    shutil.copytree(kept, tmp_path / "copy")
+    assert find_checkpoint(tmp_path / "copy").step == 20
+    (tmp_path / "step-000000030").rename(renamed)
+    save_step(tmp_path, 100)
+    assert load_newest(tmp_path).step == 100
+
+
+def test_a_link_to_a_checkpoint_of_another_run(tmp_path, caplog):
+    """It is refused by name; pruning and saving leave alone what it leads to.
+
+    A link to the run, or one that a user makes beside it, is followed. Sabotage: follow all; delete
+    the moments of what is linked; move a link away before a checkpoint is saved in its place.
+    """
+    other, run_dir = tmp_path / "other", tmp_path / "run"
+    paths = [save_step(other, step) for step in (1, 2, 7)]
+    before = {path: path.read_bytes() for folder in paths for path in folder.iterdir()}
+    run_dir.mkdir()
+    for path in paths:
+        (run_dir / path.name).symlink_to(path)
+    (run_dir / "step-00000009").symlink_to("nowhere")
+    for step in (4, 5, 6):
+        save_step(run_dir, step)
+    assert find_checkpoint(run_dir).step == 6 and len(caplog.messages) == 2
+    assert "step-00000007: is a symbolic link; put a copy " in caplog.messages[1]
+    with pytest.raises(CheckpointError, match="step-00000001: is a symbolic link"):
+        find_checkpoint(run_dir / "step-00000001")
+    prune(run_dir, 6, keep_last=1, best_step=1)
+    assert saved_steps(run_dir) == [9, 7, 6, 2, 1]
+    for step in (7, 9):
+        for _ in range(2):
+            assert not save_step(run_dir, step).is_symlink()
+    assert {path: path.read_bytes() for folder in paths for path in folder.iterdir()} == before
+    assert not list(run_dir.glob(".*")) and find_checkpoint(run_dir).step == 9
+    (tmp_path / "link").symlink_to(run_dir)
+    (tmp_path / "best").symlink_to(run_dir / "step-00000006")
+    assert find_checkpoint(tmp_path / "link").step == 9
+    assert find_checkpoint(tmp_path / "best").step == 6
+
+
+@pytest.mark.parametrize("digest", ["corpus_digest", "valid_digest", "init_digest"])
+def test_a_checkpoint_of_other_text_is_of_another_run(tmp_path, caplog, digest):
+    """Though the configuration is the same. Sabotage: compare configurations alone."""
+    best = save_step(tmp_path, 1, **{digest: "a"})
+    newest = save_step(tmp_path, 2, best_bleu=1.0, best_step=1, **{digest: "b"})
+    assert find_checkpoint(tmp_path).path == newest
+    assert f"{best}: not of the same run as {newest}: they differ in " in refused(caplog)
+    with pytest.raises(CheckpointError, match="not of the same run"):
+        average(tmp_path, 2, None)
+
+
+@pytest.mark.parametrize(("part", "what"), [("corpus", "corpus"), ("valid", "validation")])
+def test_the_newest_checkpoint_is_of_the_text_of_the_run(tmp_path, caplog, part, what):
+    """Or it was copied here: run.json tells, if it is sound. Sabotage: do not ask it."""
+    own = save_step(tmp_path, 1, **{f"{part}_digest": "a"})
+    copied = save_step(tmp_path, 2, **{f"{part}_digest": "b"})
+    write_description(tmp_path, {what: {"digest": "a"}})
+    reason = f"{copied}: of another run: run.json names another {what}"
+    assert find_checkpoint(tmp_path).path == own
+    assert refused(caplog) == f"{reason}; trying the checkpoint before it"
+    with pytest.raises(CheckpointError, match=f"^{re.escape(reason)}$"):
+        average(tmp_path, 1, None)
+    shutil.copytree(copied, tmp_path / "copy")
+    assert find_checkpoint(tmp_path / "copy").step == 2
+    for hostile in ({}, {what: None}, {what: []}, {what: {}}):
+        write_description(tmp_path, hostile)
+        assert find_checkpoint(tmp_path).path == copied
+    (tmp_path / "run.json").write_text("{}")
+    assert find_checkpoint(tmp_path).path == copied and not caplog.messages
+
+
+def train_on(monkeypatch, run_dir, steps: range, **progress: int) -> None:
+    """Saves and prunes checkpoints, keeping one, once the next file is verified."""
+    real = files.sha256
+
+    def save_first(path: Path) -> str:
+        monkeypatch.undo()
+        for step in steps:
+            save_step(run_dir, step, **progress)
+            prune(run_dir, step, 1, progress.get("best_step", 0))
+        return real(path)
+
+    monkeypatch.setattr(files, "sha256", save_first)
+
+
+def test_readers_beside_a_trainer_that_deletes_what_they_read(tmp_path, monkeypatch, caplog):
+    """They read again and do not speak of damage. Sabotage: list the checkpoints once."""
+    save_step(tmp_path, 1)
+    train_on(monkeypatch, tmp_path, range(2, 5))
+    assert load_newest(tmp_path).step == 4
+    best = {"best_bleu": 1.0, "best_step": 5}
+    save_step(tmp_path, 5, **best)
+    save_step(tmp_path, 6, **best)
+    real = run_directory.load_newest
+
+    def find_newest(*arguments: object) -> object:
+        newest = real(*arguments)
+        monkeypatch.undo()
+        train_on(monkeypatch, tmp_path, range(7, 9), best_bleu=2.0, best_step=7)
+        return newest
+
+    monkeypatch.setattr(run_directory, "load_newest", find_newest)
+    assert find_checkpoint(tmp_path).step == 7
+    train_on(monkeypatch, tmp_path, range(9, 11), best_bleu=2.0, best_step=9)
+    assert load_checkpoint(average(tmp_path, 2, None)).step == 10 and not caplog.messages
+
+
+def test_a_run_that_is_never_still_is_given_up(tmp_path, monkeypatch):
+    """After a few attempts. Sabotage: try for ever."""
+    listings = itertools.count()
+
+    def fail(path: Path) -> None:
+        raise CheckpointError(f"{path}: deleted")
+
+    monkeypatch.setattr(
+        run_directory, "list_checkpoints", lambda _: [tmp_path / f"{next(listings)}"]
+    )
+    monkeypatch.setattr(run_directory, "load_own", fail)
+    with pytest.raises(CheckpointError, match="no checkpoint can be used"):
+        load_newest(tmp_path)
+    assert next(listings) < 20

@@ -13,9 +13,11 @@ from transformer_mt.checkpoints.run_directory import (
     read_description,
     write_description,
 )
+from transformer_mt.config.loading import parse_config
 from transformer_mt.evaluation import diagnosis
 from transformer_mt.evaluation.diagnosis import _check_languages, _unlike_neighbours
 from transformer_mt.text.corpus import RawPairs
+from transformer_mt.text.trained_here import remember_text
 
 
 @pytest.fixture
@@ -42,6 +44,7 @@ def change_data(run: Path, **keys: object) -> None:
     description = read_description(run)
     description["config"]["data"] |= keys
     write_description(run, description)
+    remember_text(parse_config(description["config"], "test").data)
 
 
 @pytest.fixture
@@ -163,6 +166,17 @@ def test_text_that_has_moved_or_changed(run, tmp_path, diagnose):
     _, [training, valid] = diagnose()
     assert "data.train = train: has changed" in training
     assert "data.valid = validation: has changed" in valid and not prepared.exists()
+
+
+def test_the_text_that_a_strangers_run_names_is_not_read(run, tmp_path, diagnose):
+    """What else can be checked, is. Sabotage: read it."""
+    description = read_description(run)
+    description["config"]["data"]["test"] = {"src": f"{tmp_path}/none", "tgt": f"{tmp_path}/none"}
+    write_description(run, description)
+    found, unchecked = diagnose()
+    assert not found and len(unchecked) == 3
+    for name, line in zip(("training", "validation", "test"), unchecked, strict=True):
+        assert line.startswith(f"the {name} text: data.path = ") and "not read" in line
 
 
 def test_a_run_that_has_just_begun(run, diagnose):

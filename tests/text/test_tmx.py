@@ -14,6 +14,7 @@ from transformer_mt.system.streams import compress
 from transformer_mt.text.corpus import load_split
 from transformer_mt.text.test_sets import load_test_set
 from transformer_mt.text.tmx import read_tmx
+from transformer_mt.text.trained_here import remember_text
 
 HEAD = (
     '<?xml version="1.0"?>\n<!DOCTYPE tmx SYSTEM "tmx14.dtd">\n<tmx version="1.4"><header/><body>\n'
@@ -100,6 +101,7 @@ def test_where_it_can_be_named(tmp_path, ending, monkeypatch):
     )
     assert load_split(config, [f"{name}[:1]", "memory[-1:]"]).tgt == ["e0", "e3"]
     hub = DataConfig(path="wmt/wmt16", test=f"~/{name}")
+    remember_text(hub)
     assert load_test_set(hub).references == [["e0", "e1", "e2", "e3"]]
     with pytest.raises(DataError, match="nope.tmx: no such file"):
         load_split(config, "nope.tmx")

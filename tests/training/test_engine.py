@@ -1,6 +1,7 @@
 """The state of the training engine: saved, loaded, and continued bit-equal."""
 
 import itertools
+import os
 from dataclasses import asdict
 from types import SimpleNamespace
 from unittest.mock import Mock
@@ -102,6 +103,40 @@ def test_what_an_engine_is_made_of(corpus_dir, prepared, monkeypatch):
             recorded = numeric_environment(engine)
         assert (engine.compiled, engine.workers) == (not failed, 1)
         assert (recorded["device"], recorded["torch.compile"]) == ("simulated", compiled)
+
+
+@pytest.fixture
+def no_variables(monkeypatch):
+    """Removes the variables by which somebody may have chosen kernels for these tests."""
+    for name in filter(environment._VARIABLES.fullmatch, list(os.environ)):
+        monkeypatch.delenv(name)
+
+
+def test_variables_that_choose_kernels_are_part_of_the_environment(
+    corpus_dir, prepared, monkeypatch, no_variables
+):
+    """An empty one is not set; what only logs, caches or counts threads is left out."""
+    engine = build_engine(tiny_config(corpus_dir), prepared)
+    chosen = """MKL_CBWR MKL_ENABLE_INSTRUCTIONS MKL_DEBUG_CPU_TYPE ONEDNN_MAX_CPU_ISA
+        DNNL_MAX_CPU_ISA ONEDNN_CPU_ISA_HINTS ONEDNN_DEFAULT_FPMATH_MODE DNNL_DEFAULT_FPMATH_MODE
+        OPENBLAS_CORETYPE NPY_DISABLE_CPU_FEATURES CUBLAS_WORKSPACE_CONFIG NVIDIA_TF32_OVERRIDE
+        TORCH_ALLOW_TF32_CUBLAS_OVERRIDE TORCH_BLAS_PREFER_CUBLASLT GLIBC_TUNABLES
+        TORCHDYNAMO_DISABLE""".split()
+    others = """MKL_VERBOSE ONEDNN_VERBOSE ONEDNN_PRIMITIVE_CACHE_CAPACITY OMP_NUM_THREADS
+        MKL_NUM_THREADS CUDNN_HOME NVIDIA_VISIBLE_DEVICES TORCH_CPP_LOG_LEVEL""".split()
+
+    def recorded(**variables: str) -> str:
+        with monkeypatch.context() as patch:
+            for name, value in variables.items():
+                patch.setenv(name, value)
+            return numeric_environment(engine)["environment variables"]
+
+    assert recorded() == "none"
+    for name in chosen:
+        assert recorded(**{name: "1"}) == f"{name}=1" and recorded(**{name: ""}) == "none"
+    assert recorded(**dict.fromkeys(others, "1")) == "none"
+    both = recorded(ONEDNN_MAX_CPU_ISA="AVX2", MKL_CBWR="AVX2")
+    assert both == "MKL_CBWR=AVX2, ONEDNN_MAX_CPU_ISA=AVX2"
 
 
 def test_seconds_of_a_step(corpus_dir, prepared, monkeypatch):

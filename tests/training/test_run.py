@@ -16,11 +16,11 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 import torch
-from conftest import equal, records, tiny_config, weights, write_config
+from conftest import equal, records, replace_file, tiny_config, weights, write_config
 from sacrebleu.metrics.bleu import BLEU
 
 from transformer_mt.checkpoints.checkpoint import Progress
-from transformer_mt.checkpoints.layout import EMA
+from transformer_mt.checkpoints.layout import EMA, STATE
 from transformer_mt.checkpoints.run_directory import (
     find_checkpoint,
     list_checkpoints,
@@ -471,6 +471,28 @@ def test_what_ends_bit_equality_is_said_once(corpus_dir, run_dir, caplog, monkey
         train(small_config(corpus_dir, **longer), run_dir)
     [message] = [text for text in caplog.messages if "bit-equal" in text]
     assert message.endswith(" one: the source of model/ has changed")
+
+
+def test_a_variable_that_changes_bits_is_reported(corpus_dir, run_dir, caplog, monkeypatch):
+    """In both directions; of what an earlier version trained it is not known.
+
+    Sabotage: record the instructions of the CPU alone.
+    """
+    name = "environment variables"
+    before = load_newest(run_dir).state.environment[name]
+    monkeypatch.setenv("MKL_CBWR", "COMPATIBLE")
+    train(small_config(corpus_dir, train__max_steps=9), run_dir)
+    newest = load_newest(run_dir)
+    now = newest.state.environment[name]
+    [message] = [text for text in caplog.messages if "bit-equal" in text]
+    assert message.endswith(f" one: {name} (was {before}, is {now})")
+    assert "MKL_CBWR=COMPATIBLE" in now
+    caplog.clear()
+    state = json.loads((newest.path / STATE).read_text())
+    del state["environment"][name]
+    replace_file(newest.path, STATE, json.dumps(state).encode())
+    train(small_config(corpus_dir, train__max_steps=10), run_dir)
+    assert "bit-equal" not in caplog.text and name in load_newest(run_dir).state.environment
 
 
 def test_moved_text_is_the_same_and_changed_text_is_refused(corpus_dir, run_dir, tmp_path):

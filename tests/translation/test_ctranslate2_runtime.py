@@ -3,18 +3,22 @@
 import json
 import re
 import shutil
+from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 from unittest.mock import Mock
 
 import ctranslate2
 import pytest
-from conftest import NASTY, assert_one_error, copy_lines, tiny_config
+from conftest import NASTY, assert_one_error, copy_lines, replace_file, tiny_config
 
 import transformer_mt
 from transformer_mt.checkpoints.evaluations import read_evaluations
 from transformer_mt.checkpoints.exported import load_exported, write_record
 from transformer_mt.checkpoints.run_directory import find_checkpoint
+from transformer_mt.config.keys import VocabConfig
 from transformer_mt.errors import CheckpointError, ConfigError, DataError, DeviceError
+from transformer_mt.text.vocabulary import train_vocabulary
 from transformer_mt.training.run import train
 from transformer_mt.translation.ctranslate2_runtime import CTranslate2Runtime, count_threads
 from transformer_mt.translation.export import export
@@ -227,6 +231,25 @@ def test_damage_is_named(exported_run, tmp_path, name, content, message):
         transformer_mt.load(folder)
 
 
+@pytest.mark.parametrize(
+    "name", ["model.bin", "shared_vocabulary.json", "vocab.model", "config.json"]
+)
+def test_files_of_two_exports_are_not_mixed(exported_run, tmp_path, name):
+    """Though the manifest is right: CTranslate2 would translate with them, to nonsense.
+
+    Sabotage: compare files with the manifest alone.
+    """
+    folder = Path(shutil.copytree(exported_run, tmp_path / "copy"))
+    content = (folder / name).read_bytes()
+    if name == "vocab.model":
+        content = train_vocabulary([Counter({"ab": 1})], VocabConfig(size=263)).src_model
+    replace_file(folder, name, content.replace(b'"a"', b'"b"', 1) + b"\n")
+    with pytest.raises(
+        CheckpointError, match=f"^{folder / name}: not the file that `export` wrote$"
+    ):
+        transformer_mt.load(folder)
+
+
 def test_what_export_did_not_write(exported_run, tmp_path):
     """A record that only a later version knows, and a model of CTranslate2 alone."""
     for path in exported_run.iterdir():
@@ -239,7 +262,8 @@ def test_what_export_did_not_write(exported_run, tmp_path):
         ({"format": 9}, "format 9 is unknown"),
         ({"config": {"a": {}}}, "section"),
     ):
-        (tmp_path / "manifest.json").unlink(missing_ok=True)
+        for name in ("export.json", "manifest.json"):
+            (tmp_path / name).unlink(missing_ok=True)
         write_record(tmp_path, replace(record, **change))
         with pytest.raises(CheckpointError, match=f"export.json: {message}.*; use a newer"):
             transformer_mt.load(tmp_path)

@@ -10,14 +10,19 @@ import torch
 from transformer_mt.checkpoints.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from transformer_mt.checkpoints.layout import MODEL
 from transformer_mt.checkpoints.model_card import describe_run, write_average_card
-from transformer_mt.checkpoints.run_directory import list_checkpoints, write_description
+from transformer_mt.checkpoints.run_directory import (
+    RETRIES,
+    list_checkpoints,
+    load_own,
+    write_description,
+)
 from transformer_mt.errors import CheckpointError
 from transformer_mt.system.files import atomic_directory
 
 logger = logging.getLogger(__name__)
 
 
-def average(run_dir: Path, last: int, output: Path | None) -> Path:
+def average(run_dir: Path, last: int, output: Path | None, retries: int = RETRIES) -> Path:
     """Averages the weights of the newest checkpoints of a run.
 
     The result is a complete checkpoint, for translation or to start another run from. It cannot be
@@ -39,16 +44,21 @@ def average(run_dir: Path, last: int, output: Path | None) -> Path:
     output = output or run_dir / f"averaged-{last}"
     if output.exists():
         raise CheckpointError(f"{output}: already exists; name another directory with -o")
-    checkpoints = [load_checkpoint(path) for path in paths[:last]]
-    newest = checkpoints[0]
-    for checkpoint in checkpoints:
-        newest.require_same_run(checkpoint)
+    try:
+        newest, *others = checkpoints = [load_own(path) for path in paths[:last]]
+        for checkpoint in others:
+            newest.require_same_run(checkpoint)
+        weights = _mean_weights(checkpoints)
+    except CheckpointError:
+        if retries and list_checkpoints(run_dir) != paths:
+            return average(run_dir, last, output, retries - 1)
+        raise
     # The scores of the run were not measured on the averaged weights.
     progress = replace(
         newest.progress, best_bleu=-1.0, best_step=0, validations_since_best=0, valid_step=0
     )
     state = replace(newest.state, progress=progress)
-    weights, description = _mean_weights(checkpoints), describe_run(newest.path)
+    description = describe_run(newest.path)
     steps = [checkpoint.progress.step for checkpoint in checkpoints]
     logger.info("averaging steps %s", ", ".join(map(str, steps)))
     with atomic_directory(output) as folder:  # with run.json and the card from the start

@@ -15,7 +15,7 @@ Nothing in it is ever unpickled, and nothing half-written is ever loaded.
 import errno
 import logging
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -43,13 +43,15 @@ from transformer_mt.system.files import (
 )
 from transformer_mt.text.splitting import SourceStatistics
 from transformer_mt.text.vocabulary import PAD_ID, SHARED, Vocabulary
-from transformer_mt.version import source_digests
+from transformer_mt.version import source_digest
 
 logger = logging.getLogger(__name__)
 
 FORMAT = 2
 """Format of `state.json`. A new key with a default needs no new number; a renamed key needs one,
 and code that reads the format before it."""
+TEXTS = {"corpus_digest": "training text", "valid_digest": "validation text"}
+"""The texts of a run, by the fields of `Progress` that hold their digests."""
 MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 """What the optimizer keeps of each parameter: two tensors of its shape, and a number of steps."""
 
@@ -96,7 +98,8 @@ class RunState:
 
     Only the training engine interprets `counters`; `environment` names the properties that
     bit-identical results depend on. `sources` describes the training text, so that lines are split
-    as the model needs it; None in checkpoints of earlier versions.
+    as the model needs it; None in checkpoints of earlier versions. `vocabulary` has the SHA-256 of
+    the vocabulary's files, with which it is saved; likewise empty.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
@@ -105,6 +108,7 @@ class RunState:
     counters: dict[str, Any] = field(default_factory=dict)
     environment: dict[str, str] = field(default_factory=dict)
     sources: SourceStatistics | None = None
+    vocabulary: list[str] = field(default_factory=list)
     format: int = FORMAT
 
 
@@ -183,6 +187,9 @@ class Checkpoint:
         differing = changed_keys(self.config, other.config, *kinds)
         if not self.vocab.has_same_ids(other.vocab):
             differing.append("the vocabulary")
+        for key, what in {**TEXTS, "init_digest": "train.init_from"}.items():
+            if getattr(self.progress, key) != getattr(other.progress, key):
+                differing.append(what)
         if differing:
             raise CheckpointError(
                 f"{other.path}: not of the same run as {self.path}: they differ in"
@@ -226,9 +233,9 @@ def save_checkpoint(
         OSError: If it cannot be written; the previous checkpoint is unchanged.
     """
     with atomic_directory(path) as folder:
+        state = replace(state, vocabulary=[sha256(file) for file in vocab.save(folder)])
         (folder / STATE).write_bytes(canonical_json(asdict(state)))
         (folder / CONFIG).write_bytes(canonical_json(config.model_dump(mode="json")))
-        vocab.save(folder)
         for name, content in tensors.items():
             write_tensors(folder / name, content)
         write_manifest(folder, {file.name: sha256(file) for file in folder.iterdir()})
@@ -281,6 +288,9 @@ def _load(path: Path) -> Checkpoint:
             raise CheckpointError(f"{path}: its manifest does not list {min(missing)}")
         src_path, tgt_path = (path / name for name in names)
         vocab = Vocabulary.load_files(src_path, tgt_path, config.data.normalize)
+        digests = [sha256(path / name) for name in dict.fromkeys(names)]
+        if state.vocabulary not in ([], digests):
+            raise CheckpointError(f"{src_path}: not the vocabulary of the trained model")
         weights = parameter_shapes(config.model, vocab.src.size, vocab.tgt.size)
         _verify_tensors(path / MODEL, weights, state)
         if EMA in files:
@@ -351,8 +361,10 @@ def _find_mismatch(file: Any, shapes: Mapping[str, tuple[int, ...]]) -> str | No
 
 def _has_changed_model(state: RunState) -> bool:
     """Tells if the model's source files are known to differ from those it was trained with."""
-    current = source_digests()["source of model/"]
-    return state.environment.get("source of model/", current) != current
+    current = source_digest("model")
+    recorded = state.environment.get("source of model/", current)
+    # One of another length is an earlier version's, which cannot be compared.
+    return recorded != current and len(recorded) == len(current)
 
 
 def warn_of_changed_model(checkpoints: Iterable[Checkpoint]) -> None:

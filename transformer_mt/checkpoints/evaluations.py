@@ -133,6 +133,9 @@ def write_evaluation(checkpoint: Path, record: EvaluationRecord) -> None:
     if len(content) > _MAX_BYTES:
         logger.warning("%s: the scores are not recorded: the text is too long", folder)
         return
+    if folder.is_symlink():
+        logger.warning("%s: the scores are not recorded: it is a symbolic link", folder)
+        return
     try:
         folder.mkdir(exist_ok=True)
         with atomic_file(folder / record.file_name) as file:

@@ -10,7 +10,7 @@
 Reading it imports no PyTorch.
 """
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -23,6 +23,7 @@ from transformer_mt.errors import CheckpointError, ConfigError, DataError
 from transformer_mt.system.files import (
     canonical_json,
     read_json,
+    read_manifest,
     sha256,
     verify_manifest,
     write_manifest,
@@ -48,6 +49,7 @@ class ExportRecord:
         positions: The longest source and the longest output, EOS included, that it can translate.
         config: The whole configuration.
         sources: What the sources of the training text look like.
+        files: SHA-256 of the files that it was written with; empty in earlier versions.
         format: `FORMAT`.
     """
 
@@ -62,6 +64,7 @@ class ExportRecord:
     positions: PositiveInt
     config: dict[str, Any]
     sources: SourceStatistics | None
+    files: dict[str, str] = field(default_factory=dict)
     format: int = FORMAT
 
 
@@ -104,8 +107,9 @@ def write_record(folder: Path, record: ExportRecord) -> None:
     Raises:
         OSError: If they cannot be written.
     """
-    (folder / EXPORT).write_bytes(canonical_json(asdict(record)))
-    write_manifest(folder, {file.name: sha256(file) for file in folder.iterdir()})
+    files = {file.name: sha256(file) for file in folder.iterdir()}
+    (folder / EXPORT).write_bytes(canonical_json(asdict(replace(record, files=files))))
+    write_manifest(folder, {**files, EXPORT: sha256(folder / EXPORT)})
 
 
 def load_exported(path: Path) -> ExportedModel:
@@ -120,6 +124,8 @@ def load_exported(path: Path) -> ExportedModel:
         raise CheckpointError(f"{path}: its manifest does not list {min(missing)}")
     digest = checkpoint_digest(path)
     record: ExportRecord = read_json(path / EXPORT, _RECORD, FORMAT)
+    if others := dict(record.files.items() - read_manifest(path).items()):
+        raise CheckpointError(f"{path / min(others)}: not the file that `export` wrote")
     try:
         config = parse_recorded_config(record.config, str(path / EXPORT))
         src_path, tgt_path = (path / name for name in names)

@@ -6,6 +6,7 @@ quickly.
 
 import logging
 import shutil
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+RETRIES = 5  # of reading a run whose trainer has saved or deleted checkpoints meanwhile
 RESUMABLE_CHECKPOINTS = 2
 """Checkpoints that keep the optimizer's moments: the newest, and the one to fall back to."""
 _OBJECT = TypeAdapter(dict[str, Any])
@@ -41,34 +43,60 @@ def list_checkpoints(run_dir: Path) -> list[Path]:
     return sorted(paths, key=lambda path: int(path.name.removeprefix("step-")), reverse=True)
 
 
-def load_newest(run_dir: Path) -> "Checkpoint | None":
-    """Reads the newest undamaged checkpoint of a run and warns about damaged ones.
-
-    Returns None if the run has no checkpoint.
+def load_own(path: Path) -> "Checkpoint":
+    """Reads a checkpoint; that of a step must be what its name and its run directory say.
 
     Raises:
-        CheckpointError: If there are checkpoints and all are damaged.
-        ChangedModelError: If the newest undamaged one does not fit the changed source of the model.
+        CheckpointError: If it is damaged, a link, of another step, or of other text than the run.
     """
     from transformer_mt.checkpoints.checkpoint import load_checkpoint
 
+    checkpoint, place = load_checkpoint(path), path.resolve()
+    if not STEP_NAME.fullmatch(place.name):
+        return checkpoint
+    if STEP_NAME.fullmatch(path.name) and path.is_symlink():
+        raise CheckpointError(f"{path}: is a symbolic link; put a copy of the directory here")
+    name = checkpoint_path(place, checkpoint.step).name
+    if place.name != name:
+        raise CheckpointError(f"{path}: is {name} renamed; give it that name again, or delete it")
+    progress, description = checkpoint.progress, dict[str, Any]()
+    with suppress(CheckpointError):  # a damaged one tells nothing
+        description = read_description(place.parent)
+    for part, own in ("corpus", progress.corpus_digest), ("validation", progress.valid_digest):
+        recorded = description.get(part)
+        if isinstance(recorded, dict) and recorded.get("digest", own) != own:
+            raise CheckpointError(f"{path}: of another run: {RUN_FILE} names another {part}")
+    return checkpoint
+
+
+def load_newest(run_dir: Path, retries: int = RETRIES) -> "Checkpoint | None":
+    """Reads the newest usable checkpoint of a run and warns about newer ones.
+
+    Begins again if a trainer has saved or deleted some meanwhile. Returns None if the run has none.
+
+    Raises:
+        CheckpointError: If there are checkpoints and none is usable.
+        ChangedModelError: If the newest undamaged one does not fit the changed source of the model.
+    """
     paths = list_checkpoints(run_dir)
     for path in paths:
         try:
-            return load_checkpoint(path)
+            return load_own(path)
         except ChangedModelError:
             raise  # the checkpoints before it do not fit either
         except CheckpointError as error:
+            if retries and list_checkpoints(run_dir) != paths:
+                return load_newest(run_dir, retries - 1)
             logger.warning("%s; trying the checkpoint before it", error)
     if paths:
         raise CheckpointError(
-            f"{run_dir}: all checkpoints are damaged; restore one from a copy, or name another"
-            " --run directory to start again"
+            f"{run_dir}: no checkpoint can be used; restore one from a copy, or name another --run"
+            " directory to start again"
         )
     return None
 
 
-def find_checkpoint(path: Path) -> "Checkpoint":
+def find_checkpoint(path: Path, retries: int = RETRIES) -> "Checkpoint":
     """Reads a checkpoint directory, or the best checkpoint of a run, or else its newest.
 
     Warns if the best checkpoint is missing, damaged, or of another run.
@@ -76,14 +104,12 @@ def find_checkpoint(path: Path) -> "Checkpoint":
     Raises:
         CheckpointError: If there is none.
     """
-    from transformer_mt.checkpoints.checkpoint import load_checkpoint
-
     if (path / EXPORT).exists():
         raise CheckpointError(
             f"{path}: an exported model; name the run or the checkpoint that it was made from"
         )
     if (path / MANIFEST).exists():
-        return load_checkpoint(path)
+        return load_own(path)
     newest = load_newest(path)
     if newest is None:
         reason = "contains no checkpoint" if path.is_dir() else "no such run or checkpoint"
@@ -95,11 +121,13 @@ def find_checkpoint(path: Path) -> "Checkpoint":
     if progress.best_bleu < 0 or best == newest.path:
         return newest
     try:
-        checkpoint = load_checkpoint(best)
+        checkpoint = load_own(best)
         newest.require_same_run(checkpoint)
         # The text may have moved since the best checkpoint was saved.
         return replace(checkpoint, config=newest.config)
     except CheckpointError as error:
+        if retries and list_checkpoints(path)[:1] != [newest.path]:
+            return find_checkpoint(path, retries - 1)
         logger.warning("%s; using the newest checkpoint instead of the best", error)
         return newest
 
@@ -108,14 +136,14 @@ def prune(run_dir: Path, saved_step: int, keep_last: int, best_step: int) -> Non
     """Deletes all but the newest and the best checkpoints, and moments that no resume will need.
 
     The run was resumed before any checkpoints later than `saved_step`: they are left alone and do
-    not count.
+    not count. Neither do links, which may lead to another run.
 
     Raises:
         OSError: If something cannot be deleted.
     """
     for leftover in run_dir.glob(".step-*.partial"):
         shutil.rmtree(leftover, ignore_errors=True)  # what stays must not stop the rest
-    paths = list_checkpoints(run_dir)
+    paths = [path for path in list_checkpoints(run_dir) if not path.is_symlink()]
     paths = paths[paths.index(checkpoint_path(run_dir, saved_step)) :]
     best = checkpoint_path(run_dir, best_step)
     kept = [path for age, path in enumerate(paths) if age < keep_last or path == best]

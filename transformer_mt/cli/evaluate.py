@@ -46,7 +46,8 @@ def evaluate(
         str | None,
         scored_option(
             "NAME",
-            "train, valid or test, as configured, or another split of the corpus. Default: test.",
+            "train, valid or test, as configured, another split of the corpus, or /FOLDER/NAME for"
+            " that of a folder. Default: test.",
         ),
     ] = None,
     test_set: Annotated[

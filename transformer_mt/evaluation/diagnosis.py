@@ -19,6 +19,7 @@ from transformer_mt.system.console import ProgressBar
 from transformer_mt.text.batching import EncodedPairs, Indices, encode_pairs, flatten
 from transformer_mt.text.corpus import RawPairs, load_split
 from transformer_mt.text.prepared import PreparedCorpus, prepare
+from transformer_mt.text.trained_here import readable_corpus
 from transformer_mt.text.vocabulary import Vocabulary
 from transformer_mt.translation.options import LoadOptions
 from transformer_mt.translation.pytorch_runtime import load_checkpoints, log_probabilities
@@ -90,7 +91,8 @@ def _load_training_text(run: RecordedRun, scratch: Path) -> PreparedCorpus | Non
     with _unless_missing(_TRAINING):
         if not vocab and run.config.train.init_from:
             raise DataError("the run, whose vocabulary is another's, has no checkpoint yet")
-        corpus = prepare(run.config, vocab, scratch)
+        data = readable_corpus(run.config.data, run.config.data.train)
+        corpus = prepare(run.config.model_copy(update={"data": data}), vocab, scratch)
         if recorded in (None, corpus.digest):
             return corpus
         raise DataError(f"data.train = {run.config.data.train}: has changed since the run read it")
@@ -102,12 +104,12 @@ def _load_held_out(run: RecordedRun) -> dict[str, RawPairs]:
     data, texts = run.config.data, dict[str, RawPairs]()
     recorded = run.progress.valid_digest or run.description.get("validation", {}).get("digest")
     with _unless_missing(_VALID):
-        valid = load_split(data, data.valid)
+        valid = load_split(readable_corpus(data, data.valid), data.valid)
         if recorded not in (None, valid.digest()):
             raise DataError(f"data.valid = {data.valid}: has changed since the run read it")
         texts[_VALID] = valid
     with _unless_missing("the test text"):
-        texts["the test text"] = load_split(data, data.test)
+        texts["the test text"] = load_split(readable_corpus(data, data.test), data.test)
     return texts
 
 

@@ -112,7 +112,8 @@ def atomic_directory(path: Path) -> Iterator[Path]:
 
     Its files are on disk before it is renamed. An existing directory is first moved to
     `.NAME.replaced`; `restore_replaced` moves it back if the process was killed between the two
-    renames. After an error, the previous directory is unchanged.
+    renames. After an error, the previous directory is unchanged. A link to a directory is replaced,
+    and the directory is not.
     """
     temporary, replaced = beside(path, "partial"), beside(path, "replaced")
     shutil.rmtree(temporary, ignore_errors=True)
@@ -123,7 +124,9 @@ def atomic_directory(path: Path) -> Iterator[Path]:
             yield temporary
             for item in (*temporary.iterdir(), temporary):
                 sync(item)
-        if path.exists():
+        if path.is_symlink():
+            path.unlink()  # what it links to is left alone
+        elif path.exists():
             path.rename(replaced)
         temporary.rename(path)
         sync(path.parent)

@@ -20,6 +20,7 @@ from transformer_mt.errors import DataError, OutputError
 from transformer_mt.system.outputs import Output, resolve_inputs
 from transformer_mt.system.streams import require_input
 from transformer_mt.text.corpus import load_split, open_split, read_lines, read_source_lines
+from transformer_mt.text.trained_here import readable_corpus
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +55,8 @@ def load_test_set(
 
     Args:
         data: The corpus and its languages.
-        split: A split of the corpus; train, valid and test are the configured ones.
+        split: A split of the corpus; train, valid and test are the configured ones. One with an
+            absolute path is of the corpus in that folder.
         src: A file of source text, instead of a split.
         refs: Files of reference translations, of `src` if it is given.
         test_set: The name of one of sacreBLEU's sets, such as wmt16, instead of a split or files.
@@ -77,6 +79,11 @@ def load_test_set(
     configured: dict[str, Splits] = {"train": data.train, "valid": data.valid, "test": data.test}
     configured["validation"] = data.valid
     chosen = configured.get(split, split)
+    if Path(split).is_absolute():
+        data = data.model_copy(update={"path": str(Path(split).parent)})
+        chosen = split = Path(split).name
+    else:
+        data = readable_corpus(data, chosen)
     files = (file for part in open_split(data, chosen).parts for file in part.files)
     if save and not save.overwrites and str(save.target) in resolve_inputs(files):
         raise OutputError(f"{save.name}: is text that is scored; to replace it, add --overwrite")

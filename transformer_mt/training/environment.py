@@ -1,6 +1,8 @@
 """The hardware and software of a run, on which bit-equality depends."""
 
+import os
 import platform
+import re
 
 import numpy as np
 import torch
@@ -21,6 +23,13 @@ CUT_BY = frozenset(("train.micro_batch_tokens", "device", "threads", "processes"
 _RECORDED = frozenset(("train.device", "train.compile"))
 """Keys whose effect is recorded: other values, such as "auto" and "cpu", may mean the same."""
 _SOURCES = source_digests()  # read while the code itself is being imported
+# By these, libraries choose among kernels that round differently. What PyTorch itself has chosen,
+# by ATEN_CPU_CAPABILITY, is in the CPU features.
+_VARIABLES = re.compile(
+    "(MKL|ONEDNN|DNNL|OPENBLAS|NPY|CUBLAS|CUBLASLT|CUDNN|NVIDIA|TORCH)_.*"
+    "(CBWR|DYNAMIC|CPU|INSTRUCTIONS|CORETYPE|FPMATH|TF32|WORKSPACE|CUBLASLT).*"
+    "|GLIBC_TUNABLES|TORCHDYNAMO_DISABLE|TORCH_COMPILE_DISABLE"
+)
 
 
 def numeric_environment(engine: Engine) -> dict[str, str]:
@@ -30,12 +39,15 @@ def numeric_environment(engine: Engine) -> dict[str, str]:
     """
     device = engine.device
     compiled = COMPILE_FAILED if engine.compile_failed else "on" if engine.compiled else "off"
+    # To the libraries, an empty variable is not set.
+    variables = [f"{k}={v}" for k, v in sorted(os.environ.items()) if v and _VARIABLES.fullmatch(k)]
     instructions = [torch.backends.cpu.get_cpu_capability(), *cpu_bf16_instructions()]
     environment = {
         **numeric_software(),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
         "CPU features": ", ".join(instructions),
         "CPU maker": cpu_maker(),
+        "environment variables": ", ".join(variables) or "none",
         "processes": str(engine.processes.world_size),
         "torch.compile": compiled,
     }

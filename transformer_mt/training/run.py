@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from transformer_mt.checkpoints.checkpoint import Checkpoint, Progress
+from transformer_mt.checkpoints.checkpoint import TEXTS, Checkpoint, Progress
 from transformer_mt.checkpoints.layout import METRICS, RUN_FILE, STATE, TRAINING, checkpoint_path
 from transformer_mt.checkpoints.run_directory import (
     list_checkpoints,
@@ -39,6 +39,7 @@ from transformer_mt.text.batching import Lengths
 from transformer_mt.text.cleaning import warn_of_held_out
 from transformer_mt.text.corpus import load_split
 from transformer_mt.text.prepared import prepare
+from transformer_mt.text.trained_here import remember_text
 from transformer_mt.training.engine import Engine
 from transformer_mt.training.environment import (
     COMPILE_FAILED,
@@ -58,7 +59,6 @@ logger = logging.getLogger(__name__)
 
 _BINS = 40
 _MANY_THREADS = 16
-_TEXTS = {"corpus_digest": "training text", "valid_digest": "validation text"}
 
 
 def train(config: Config, run_dir: Path) -> Progress:
@@ -112,6 +112,7 @@ def _train_main(config: Config, run_dir: Path, processes: Processes) -> Progress
         early_messages.setTarget(log)
         early_messages.flush()
         _write_description(trainer, environment)
+        remember_text(config.data)
         processes.watch_peers()
         trainer.run(log, is_own)
         _write_description(trainer, environment, complete=True)
@@ -199,7 +200,7 @@ def _require_packages(config: Config) -> None:
 
 def _require_same_everywhere(config: Config, progress: Progress, processes: Processes) -> None:
     """Refuses to train with a process that has different text, keys, precision or software."""
-    values = {name: getattr(progress, key) for key, name in _TEXTS.items()}
+    values = {name: getattr(progress, key) for key, name in TEXTS.items()}
     keys = flat_values(config).items()
     values |= {key: str(without_folders(value)) for key, value in keys if key not in PATH_KEYS}
     values |= {"precision": progress.precision, **numeric_software()}
@@ -250,7 +251,7 @@ def _warn_of_unused(old: Config, new: Config) -> None:
 
 def _require_same_text(run_dir: Path, old: Progress, new: Progress) -> None:
     """Refuses to resume with different text; its location does not matter."""
-    for name, text in _TEXTS.items():
+    for name, text in TEXTS.items():
         if getattr(old, name) != getattr(new, name):
             raise CheckpointError(
                 f"{run_dir}: the {text} has changed since the run began; restore it, or start a new"

@@ -1,0 +1,69 @@
+"""The texts that this user has trained on here; of files that a model names, only these are read.
+
+A stranger's configuration may name any file, and `evaluate` stores beside the model what it reads.
+
+    ~/.local/state/transformer-mt/texts     or below $XDG_STATE_HOME; a line for what a run named
+"""
+
+import json
+import logging
+import os
+from pathlib import Path
+
+from transformer_mt.config.keys import DEFAULTS, DataConfig
+from transformer_mt.config.loading import expand_path
+from transformer_mt.config.splits import Splits
+from transformer_mt.errors import DataError
+
+logger = logging.getLogger(__name__)
+
+
+def remember_text(data: DataConfig) -> None:
+    """Records the paths of a configuration that is trained with; logs a warning if that fails."""
+    path = _record()
+    try:
+        if not _is_known(data):
+            path.parent.mkdir(0o700, parents=True, exist_ok=True)
+            with path.open("a") as file:
+                file.write(_line(data))
+    except OSError as error:
+        reason = f"cannot be written: {error.strerror}"
+        logger.warning("%s: %s; `evaluate` will ask for the test text", path, reason)
+
+
+def readable_corpus(data: DataConfig, split: Splits) -> DataConfig:
+    """Gives the corpus of a model to read a split from.
+
+    If it is not known, it must be of the hub, and its folders are the default ones.
+
+    Raises:
+        DataError: If it names files that this user has not trained with here.
+    """
+    if _is_known(data):
+        return data
+    name = expand_path(str(split))
+    if Path(data.path).exists() or "/" in name:
+        own = Path(data.path, name).absolute()
+        option = f"--split {own}" if isinstance(split, str) else "--src and --ref"
+        raise DataError(
+            f"data.path = {data.path}, split {split}: not read, since a model names it and `train`"
+            f" has not listed it in {_record()}; to evaluate with it, add {option}"
+        )
+    folders = {key: DEFAULTS[f"data.{key}"] for key in ("cache_dir", "prepared_dir")}
+    return data.model_copy(update=folders)
+
+
+def _is_known(data: DataConfig) -> bool:
+    path = _record()
+    return path.exists() and _line(data) in path.read_text().splitlines(keepends=True)
+
+
+def _record() -> Path:
+    state = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
+    return Path(state, "transformer-mt", "texts")
+
+
+def _line(data: DataConfig) -> str:
+    """Gives what a configuration names on this machine, in ASCII."""
+    splits = [str(split) for split in (data.train, data.valid, data.test)]
+    return json.dumps([data.path, *splits, data.cache_dir, data.prepared_dir]) + "\n"
