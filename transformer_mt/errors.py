@@ -37,6 +37,10 @@ class CompileError(DeviceError):
     """torch.compile does not work on this machine."""
 
 
+class LostProcessError(TransformerMTError):
+    """One of several processes has ended or does not answer."""
+
+
 class TrainingError(TransformerMTError):
     """A training run that cannot continue, since its gradients stay non-finite."""
 

@@ -266,7 +266,6 @@ def _translate(
     if isinstance(system, SystemOutput):
         return system
     model = build_translation_model(system, load, processes)
-    processes.watch_peers()
     translator, began = model.translator(search, processes), time.monotonic()
     with ProgressBar("translating", "lines", len(sources)) as bar:
         translations = translator.best(sources, bar.update)
