@@ -22,7 +22,7 @@ from transformer_mt.checkpoints.checkpoint import (
 )
 from transformer_mt.config.keys import Config
 from transformer_mt.errors import CheckpointError, OutOfMemoryError
-from transformer_mt.model import cpu_kernels
+from transformer_mt.model import kernels
 from transformer_mt.system.processes import Processes
 from transformer_mt.text.batching import Batch, TokenCounts
 from transformer_mt.text.prepared import PreparedCorpus
@@ -213,9 +213,9 @@ def test_the_gradient_is_per_token_of_the_step(corpus_dir, prepared, monkeypatch
     config = tiny_config(corpus_dir, model__dropout=0.0, **changes)
     engine, other = build_engine(config, prepared), build_engine(config, prepared)
     batches = [batch_from(prepared, 0), batch_from(prepared, 8)]
-    monkeypatch.setattr(cpu_kernels, "has_fast_mkl", lambda: False)  # oneDNN, on Intel's CPUs too
+    monkeypatch.setattr(kernels, "has_fast_mkl", lambda: False)  # oneDNN, on Intel's CPUs too
     engine.train_step(1, batches)
-    monkeypatch.setattr(cpu_kernels, "has_onednn_linear", lambda: False)
+    monkeypatch.setattr(kernels, "has_onednn_linear", lambda: False)
     loss, nll = (
         sum(
             smoothed_loss(other.model(batch.src, batch.tgt_in), batch.tgt_out, smoothing, PAD_ID)
@@ -330,7 +330,7 @@ def test_too_little_memory_is_explained(corpus_dir, prepared, monkeypatch):
 def test_training_flops_are_those_pytorch_counts(corpus_dir, prepared, monkeypatch, layers):
     """On a batch without padding, the products inside attention left out."""
     # The counter ignores oneDNN's product.
-    monkeypatch.setattr(cpu_kernels, "has_onednn_linear", lambda: False)
+    monkeypatch.setattr(kernels, "has_onednn_linear", lambda: False)
     encoder, decoder = layers
     config = tiny_config(corpus_dir, model__encoder_layers=encoder, model__decoder_layers=decoder)
     src, tgt = prepared.pairs.lengths

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.testing import assert_close
 
-from transformer_mt.model.cpu_kernels import linear
+from transformer_mt.model.kernels import linear
 from transformer_mt.training import loss
 
 

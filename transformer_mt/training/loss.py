@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from transformer_mt.model.cpu_kernels import linear, pad_rows, weight_gradient
+from transformer_mt.model.kernels import linear, pad_rows, weight_gradient
 from transformer_mt.system.private_torch import mark_dynamic
 
 CHUNK_ROWS = {"cpu": 384, "cuda": 8192}
