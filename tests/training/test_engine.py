@@ -10,7 +10,6 @@ import pytest
 import torch
 from conftest import tiny_config
 from simulated_cuda import SimulatedCuda
-from test_loss import smoothed_loss
 from torch.utils.flop_counter import FlopCounterMode
 
 import transformer_mt
@@ -32,6 +31,7 @@ from transformer_mt.training import environment, flops
 from transformer_mt.training.engine import Engine, dropout_seed
 from transformer_mt.training.environment import numeric_environment
 from transformer_mt.training.flops import flops_per_token, measure_peak_flops
+from transformer_mt.training.loss import label_smoothed_loss
 from transformer_mt.training.optimizer import ExponentialMovingAverage, noam_rate
 from transformer_mt.training.run import restore_engine
 from transformer_mt.training.run_log import LogWindow
@@ -218,7 +218,9 @@ def test_the_gradient_is_per_token_of_the_step(corpus_dir, prepared, monkeypatch
     monkeypatch.setattr(kernels, "has_onednn_linear", lambda: False)
     loss, nll = (
         sum(
-            smoothed_loss(other.model(batch.src, batch.tgt_in), batch.tgt_out, smoothing, PAD_ID)
+            label_smoothed_loss(
+                other.model(batch.src, batch.tgt_in), batch.tgt_out, smoothing, PAD_ID
+            )[0]
             for batch in batches
         )
         for smoothing in (0.3, 0.0)
