@@ -23,6 +23,7 @@ from transformer_mt.text.corpus import RawPairs
 from transformer_mt.text.prepared import PreparedCorpus
 from transformer_mt.text.splitting import LineSplitter
 from transformer_mt.training.engine import Engine
+from transformer_mt.translation.agreement import warn_of_decoding
 from transformer_mt.translation.options import SearchOptions
 from transformer_mt.translation.pytorch_runtime import PyTorchRuntime, log_probabilities
 from transformer_mt.translation.translator import Translator
@@ -56,6 +57,7 @@ class Validator:
     def __init__(self, engine: Engine, pairs: RawPairs, corpus: PreparedCorpus) -> None:
         self._engine, self._pairs, vocab = engine, pairs, corpus.vocab
         self._encoded = encode_pairs(pairs.src, pairs.tgt, vocab)
+        self._has_compared = False
         self._metrics = choose_metrics(engine.config.data.tgt_lang)
         splitter = LineSplitter(vocab.src, engine.config.data, corpus.sources)
         runtime = PyTorchRuntime(engine.model, vocab.symbol_ids(engine.config.vocab.symbols))
@@ -68,6 +70,10 @@ class Validator:
             advance: Called with the number of lines translated, batch by batch; may raise to stop.
         """
         engine = self._engine
+        if not self._has_compared:
+            self._has_compared = True
+            src, tgt = (side[0].tolist() for side in (self._encoded.src, self._encoded.tgt))
+            warn_of_decoding(engine.model, src, tgt)
         nll = mean_nll(engine.model, self._encoded, engine.processes)
         hypotheses, bleu = self._translate(advance)
         metrics = {"nll": nll, "perplexity": perplexity(nll), "bleu": bleu}
