@@ -144,7 +144,7 @@ MISTAKES = [
             "model.d_model = 62 is not divisible by model.n_heads = 4",
             "model.tie_embeddings = true requires vocab.shared = true",
             "train.micro_batch_tokens = 20 cannot hold a pair of data.max_length = 20 pieces and",
-            "vocab.sampling = 0.1 requires vocab.kind = bpe or unigram",
+            "vocab.sampling = 0.1 is BPE-dropout, which requires vocab.kind = bpe",
             "data.src_lang and data.tgt_lang are the same language, en",
         ],
     ),

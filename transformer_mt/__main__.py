@@ -2,7 +2,7 @@
 
 import signal
 
-from transformer_mt.system.launcher import watch_launcher
+from transformer_mt.system.launcher import end_with_launcher
 
 
 def main() -> None:
@@ -13,7 +13,7 @@ def main() -> None:
     handler = signal.getsignal(signal.SIGINT)
     outside = signal.SIG_DFL if handler is signal.default_int_handler else handler
     signal.signal(signal.SIGINT, outside)
-    watch_launcher()
+    end_with_launcher()
     from transformer_mt.cli import program
 
     signal.signal(signal.SIGINT, handler)

@@ -41,6 +41,10 @@ class ForkError(TransformerMTError):
     """A model that is used in a process that was forked after it was loaded."""
 
 
+class LostProcessError(TransformerMTError):
+    """One of several processes has ended or does not answer."""
+
+
 class TrainingError(TransformerMTError):
     """A training run that cannot continue, since its gradients stay non-finite."""
 

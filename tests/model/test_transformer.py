@@ -11,8 +11,8 @@ from torch import nn
 from torch.testing import assert_close
 
 from transformer_mt.config.keys import ModelConfig
-from transformer_mt.model import cpu_kernels
-from transformer_mt.model.cpu_kernels import Dropout, packed_weights
+from transformer_mt.model import kernels
+from transformer_mt.model.kernels import Dropout, packed_weights
 from transformer_mt.model.transformer import Transformer, sinusoid
 
 each_norm = pytest.mark.parametrize("norm", ["post", "pre", "sublayer"])
@@ -248,7 +248,7 @@ def test_attention_weights_are_the_papers(norm):
 def test_all_products_are_packed(monkeypatch, tied):
     """The weights of all linear layers and the output weight, but no embedding only looked up."""
     packed = list[torch.Tensor]()
-    monkeypatch.setattr(cpu_kernels, "pack_onednn_weight", packed.append)
+    monkeypatch.setattr(kernels, "pack_onednn_weight", packed.append)
     model = build(tie_embeddings=tied)
     with packed_weights(model):
         for name, parameter in model.named_parameters():

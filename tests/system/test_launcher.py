@@ -5,7 +5,6 @@ import re
 import signal
 import subprocess
 import sys
-import threading
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,12 +15,11 @@ import pytest
 from conftest import command, write_config
 from launch import free_port
 
-from transformer_mt.errors import ConfigError, DeviceError
+from transformer_mt.errors import ConfigError, DeviceError, LostProcessError
 from transformer_mt.system import launcher, processes
 
 SCENARIO = Path(__file__).parent / "joined_process.py"
 LOST = "error: another process has ended or is unreachable; run the same command again\n"
-LOST_LAUNCHER = LOST.replace("another process", "the launcher")
 DOCUMENTATION = Path(__file__).parents[2] / "docs" / "scaling.md"
 
 
@@ -31,43 +29,23 @@ def launched(port: int, rank: int = 0) -> dict[str, str]:
     return {**os.environ, "MASTER_ADDR": "127.0.0.1", **{k: str(v) for k, v in names.items()}}
 
 
-@pytest.mark.parametrize("seconds", [0, 2])
-def test_a_launcher_killed_while_its_worker_starts(corpus_dir, tmp_path, seconds):
-    """At once, or while the worker imports torch, which here takes longer than the test."""
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems kill no worker")
+def test_a_launcher_killed_while_its_worker_starts(corpus_dir, tmp_path):
+    """While the worker imports torch, which here takes longer than the test."""
     config = write_config(tmp_path, corpus_dir)
     (tmp_path / "torch.py").write_text("import time\ntime.sleep(60)\n")
     path = os.pathsep.join((str(tmp_path), *sys.path))
-    env = {**launched(free_port()), "TORCHELASTIC_RUN_ID": "1", "PYTHONPATH": path}
-    launcher = f'"$@" & echo $!; sleep {seconds}; kill -9 $$'
+    env = {**launched(free_port()), "PYTHONPATH": path}
+    launcher = '"$@" & echo $!; sleep 2; kill -9 $$'
     words = ["sh", "-c", launcher, "sh", *command("train", config, "--run", tmp_path / "run")]
     pipe = subprocess.PIPE
     with subprocess.Popen(words, env=env, stdout=pipe, stderr=pipe, text=True) as process:
         worker = int(process.stdout.readline())
         try:
-            error = process.communicate(timeout=seconds + 10)[1]
+            process.communicate(timeout=12)  # until the worker has closed its stderr
         except subprocess.TimeoutExpired:
             os.kill(worker, signal.SIGKILL)
             raise
-    assert error == LOST_LAUNCHER
-
-
-@pytest.mark.parametrize(
-    ("parent", "by_torchrun", "same_program", "expected"),
-    [
-        (1, True, False, True),
-        (1, True, True, False),  # in a container, torchrun may be process 1
-        (1, False, False, False),  # and so may be a shell that sets the variables itself
-        (7, True, False, False),
-    ],
-)
-def test_a_process_is_an_orphan(monkeypatch, parent, by_torchrun, same_program, expected):
-    """If process 1 is its parent but not torchrun."""
-    monkeypatch.setattr(os, "getppid", lambda: parent)
-    monkeypatch.setattr(os.path, "samefile", lambda left, right: same_program)
-    monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
-    if by_torchrun:
-        monkeypatch.setenv("TORCHELASTIC_RUN_ID", "1")
-    assert launcher.is_orphan() == expected
 
 
 def test_what_variables_tell(monkeypatch):
@@ -115,39 +93,19 @@ def test_an_error_waits_for_that_of_the_main_process(monkeypatch, capsys, rank, 
     assert handlers == [signal.SIG_DFL] * bool(prefix)
 
 
-@pytest.mark.parametrize(
-    ("ended", "rank", "is_first"), [(1, 1, 1), (2, 0, 0), (0, 0, 1), (0, 1, 0)]
-)
-def test_the_first_process_to_end_says_why(monkeypatch, capsys, ended, rank, is_first):
-    """By the store, or without one the first of each machine."""
-    monkeypatch.setattr(os, "environ", launched(1, rank))
-    store = SimpleNamespace(add=lambda name, count: ended) if ended else None
-    monkeypatch.setattr(launcher, "_store_of_ends", store)
-    monkeypatch.setattr(launcher, "_end_process", Mock(side_effect=SystemExit))
-    monkeypatch.setattr(launcher, "time", Mock())
-    for launcher_pid, message in ((os.getppid(), LOST), (0, LOST_LAUNCHER)):
-        monkeypatch.setattr(launcher, "_ending", threading.Lock())
-        monkeypatch.setattr(launcher, "_launcher_pid", launcher_pid)
-        with pytest.raises(SystemExit):
-            launcher.end_after_loss()
-        assert capsys.readouterr().err == message * is_first
-
-
-def test_errors_that_tell_of_a_lost_peer(monkeypatch):
+def test_errors_that_tell_of_a_lost_process(monkeypatch):
     """Any other is raised."""
-    monkeypatch.setattr(launcher, "end_after_loss", Mock(side_effect=SystemExit))
-    joined = processes.Processes(0, 2, SimpleNamespace(control=None))
+    joined = processes.Processes(0, 2, Mock())
     lost = ("Connection reset", "Timed out waiting", "Application timeout", "Broken pipe")
     for text in (*lost, "shapes differ"):
         error = Mock(side_effect=RuntimeError(text))
         monkeypatch.setattr("torch.distributed.all_gather_object", error)
-        with pytest.raises(SystemExit if text in lost else RuntimeError):
+        with pytest.raises(LostProcessError if text in lost else RuntimeError):
             joined.gather(1)
 
 
 def test_too_few_gpus(monkeypatch):
     monkeypatch.setattr(os, "environ", launched(1, rank=1))
-    monkeypatch.setattr(launcher, "watch_launcher", lambda: None)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
     message = "^process 1 of this machine has no GPU: there are 1; lower --nproc-per-node$"
     with pytest.raises(DeviceError, match=message), processes.join_processes("cuda"):
@@ -158,7 +116,6 @@ def test_too_few_gpus(monkeypatch):
 def test_one_machine_without_a_gpu(monkeypatch, rank):
     """All would wait ten minutes for it. Sabotage: let each choose its device alone."""
     monkeypatch.setattr(os, "environ", launched(1, rank))
-    monkeypatch.setattr(launcher, "watch_launcher", lambda: None)
     monkeypatch.setattr(processes, "_choose_gpu", lambda: None)
     devices = {"device of 0": b"cuda", "device of 1": b"cpu"}
     store = SimpleNamespace(get=devices.__getitem__, set=lambda name, value: None)
@@ -168,35 +125,21 @@ def test_one_machine_without_a_gpu(monkeypatch, rank):
         pass
 
 
-HUNG = "error: a GPU has hung for 0 minutes; run the same command again\n"
-
-
 def test_a_process_that_is_lost(tmp_path):
-    """The other ends, and one says why, although the main threads wait for something else."""
-    messages, started = {"late": LOST, "stopped": LOST, "gpu": HUNG}, {}
-    for scenario in messages:  # all at once, since they only wait
+    """The other ends and says so, if it is killed or no longer answers."""
+    for scenario in ("killed", "stopped"):
         port, words = free_port(), [sys.executable, SCENARIO, scenario]
         with (tmp_path / "out").open("a") as out, (tmp_path / scenario).open("w") as err:
             streams = {"stdout": out.fileno(), "stderr": err.fileno()}
             envs = [launched(port, rank) for rank in (0, 1)]
-            started[scenario] = [fork_server.start(words, env=env, **streams) for env in envs]
-    for scenario, both in started.items():
+            both = [fork_server.start(words, env=env, **streams) for env in envs]
         both[0].join(30)
-        if scenario == "stopped":
-            both[1].kill()
-        both[1].join(30)
-        assert both[0].exitcode == 1 and both[1].exitcode is not None, scenario
-        assert (tmp_path / scenario).read_text() == messages[scenario]
+        both[1].kill()
+        assert both[0].exitcode == 2, scenario
+        assert (tmp_path / scenario).read_text() == LOST
     assert (tmp_path / "out").read_text() == ""
 
 
-def test_every_limit_is_documented():
-    """In the table of waits, by its rows."""
-    table = DOCUMENTATION.read_text().partition("| for | at most |")[2]
-    limits = re.findall(r"\| (\d+) (seconds|minutes|hours) \|$", table, re.MULTILINE)
-    assert [timedelta(**{unit: int(number)}) for number, unit in limits] == [
-        processes.PEER_TIMEOUT,
-        processes.GPU_TIMEOUT,
-        processes.WORK_TIMEOUT,
-        processes.VALUE_TIMEOUT,
-    ]
+def test_the_limit_is_documented():
+    [minutes] = re.findall(r"at most (\d+) minutes", DOCUMENTATION.read_text())
+    assert timedelta(minutes=int(minutes)) == processes.TIMEOUT

@@ -117,7 +117,7 @@ def test_ctrl_c_before_and_after_the_program(monkeypatch):
     def look(*_: object) -> None:
         seen.append(signal.getsignal(signal.SIGINT))
 
-    monkeypatch.setattr(entry_point, "watch_launcher", look)
+    monkeypatch.setattr(entry_point, "end_with_launcher", look)
     monkeypatch.setattr("transformer_mt.cli.program.main", look)
     before = signal.getsignal(signal.SIGINT)
     try:

@@ -105,9 +105,8 @@ def test_an_epoch_of_one_step_and_two_vocabularies(corpus_dir, tmp_path, monkeyp
     with monkeypatch.context() as patch:
         patch.setattr(Engine, "check_memory", checked := Mock())
         patch.setattr(Processes, "finish", finished := Mock())
-        patch.setattr(Processes, "watch_peers", watched := Mock())
         report = dry_run(config, tmp_path / "run")
-    assert not list(tmp_path.iterdir()) and watched.call_count == 1
+    assert not list(tmp_path.iterdir())
     assert checked.call_count == finished.call_count == 1
     assert line_of(report, "memory").endswith(" GB of 123.0 GB at the peak")
     train(config, tmp_path / "run")

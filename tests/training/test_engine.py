@@ -11,7 +11,6 @@ import pytest
 import torch
 from conftest import tiny_config
 from simulated_cuda import SimulatedCuda
-from test_loss import smoothed_loss
 from torch.utils.flop_counter import FlopCounterMode
 
 import transformer_mt
@@ -23,7 +22,7 @@ from transformer_mt.checkpoints.checkpoint import (
 )
 from transformer_mt.config.keys import Config
 from transformer_mt.errors import CheckpointError, OutOfMemoryError
-from transformer_mt.model import cpu_kernels
+from transformer_mt.model import kernels
 from transformer_mt.system.processes import Processes
 from transformer_mt.text.batching import Batch, TokenCounts
 from transformer_mt.text.prepared import PreparedCorpus
@@ -33,6 +32,7 @@ from transformer_mt.training import environment, flops
 from transformer_mt.training.engine import Engine, dropout_seed
 from transformer_mt.training.environment import numeric_environment
 from transformer_mt.training.flops import flops_per_token, measure_peak_flops
+from transformer_mt.training.loss import label_smoothed_loss
 from transformer_mt.training.optimizer import ExponentialMovingAverage, noam_rate
 from transformer_mt.training.run import restore_engine
 from transformer_mt.training.run_log import LogWindow
@@ -248,12 +248,14 @@ def test_the_gradient_is_per_token_of_the_step(corpus_dir, prepared, monkeypatch
     config = tiny_config(corpus_dir, model__dropout=0.0, **changes)
     engine, other = build_engine(config, prepared), build_engine(config, prepared)
     batches = [batch_from(prepared, 0), batch_from(prepared, 8)]
-    monkeypatch.setattr(cpu_kernels, "has_fast_mkl", lambda: False)  # oneDNN, on Intel's CPUs too
+    monkeypatch.setattr(kernels, "has_fast_mkl", lambda: False)  # oneDNN, on Intel's CPUs too
     engine.train_step(1, batches)
-    monkeypatch.setattr(cpu_kernels, "has_onednn_linear", lambda: False)
+    monkeypatch.setattr(kernels, "has_onednn_linear", lambda: False)
     loss, nll = (
         sum(
-            smoothed_loss(other.model(batch.src, batch.tgt_in), batch.tgt_out, smoothing, PAD_ID)
+            label_smoothed_loss(
+                other.model(batch.src, batch.tgt_in), batch.tgt_out, smoothing, PAD_ID
+            )[0]
             for batch in batches
         )
         for smoothing in (0.3, 0.0)
@@ -365,7 +367,7 @@ def test_too_little_memory_is_explained(corpus_dir, prepared, monkeypatch):
 def test_training_flops_are_those_pytorch_counts(corpus_dir, prepared, monkeypatch, layers):
     """On a batch without padding, the products inside attention left out."""
     # The counter ignores oneDNN's product.
-    monkeypatch.setattr(cpu_kernels, "has_onednn_linear", lambda: False)
+    monkeypatch.setattr(kernels, "has_onednn_linear", lambda: False)
     encoder, decoder = layers
     config = tiny_config(corpus_dir, model__encoder_layers=encoder, model__decoder_layers=decoder)
     src, tgt = prepared.pairs.lengths

@@ -11,7 +11,7 @@ from conftest import equal, tiny_config, weights
 from transformer_mt.checkpoints.checkpoint import load_checkpoint
 from transformer_mt.checkpoints.run_directory import list_checkpoints
 from transformer_mt.config.keys import Config
-from transformer_mt.text.sampling import EpochPairs, LineSampler
+from transformer_mt.text.epoch_pairs import EpochPairs, LineSampler
 from transformer_mt.training.run import build_trainer, train
 from transformer_mt.training.trainer import Trainer
 

@@ -8,19 +8,26 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.testing import assert_close
 
-from transformer_mt.model.cpu_kernels import linear
+from transformer_mt.model.kernels import linear
 from transformer_mt.training import loss
+from transformer_mt.training.loss import label_smoothed_loss
 
 
-def smoothed_loss(logits: Tensor, targets: Tensor, label_smoothing: float, pad_id: int) -> Tensor:
-    """Sums the loss over targets, (B, T), that are not padding, from logits, (B, T, V)."""
-    return F.cross_entropy(
-        logits.float().flatten(0, 1),
-        targets.flatten(),
-        ignore_index=pad_id,
-        reduction="sum",
-        label_smoothing=label_smoothing,
-    )
+@pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.6])
+def test_the_formula_is_pytorch_s(smoothing):
+    torch.manual_seed(0)
+    logits, targets = torch.randn(2, 5, 9), torch.tensor([[3, 4, 0, 5, 2], [8, 2, 0, 0, 0]])
+    for value, spread in zip(
+        label_smoothed_loss(logits, targets, smoothing, 0), (smoothing, 0.0), strict=True
+    ):
+        expected = F.cross_entropy(
+            logits.flatten(0, 1),
+            targets.flatten(),
+            ignore_index=0,
+            reduction="sum",
+            label_smoothing=spread,
+        )
+        assert_close(value, expected)
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.6])
@@ -38,7 +45,7 @@ def test_projected_is_smoothed(monkeypatch, smoothing, rows):
             value, nll = loss.projected_loss(h, w, targets, smoothing, 0)
             assert not nll.requires_grad
         else:
-            value, nll = (smoothed_loss(h @ w.t(), targets, s, 0) for s in (smoothing, 0.0))
+            value, nll = label_smoothed_loss(h @ w.t(), targets, smoothing, 0)
         (value / 7).backward()
         results.append((value.detach(), nll.detach(), h.grad, w.grad))
     assert_close(*results, atol=1e-5, rtol=1e-5)
@@ -53,9 +60,7 @@ def test_projected_under_autocast(dtype):
     with torch.autocast("cpu", dtype):
         value, nll = loss.projected_loss(*inputs, targets, 0.1, 0)
     output, output_weight = inputs
-    plain, unsmoothed = (
-        smoothed_loss(output @ output_weight.t(), targets, s, 0) for s in (0.1, 0.0)
-    )
+    plain, unsmoothed = label_smoothed_loss(output @ output_weight.t(), targets, 0.1, 0)
     assert nll.item() == pytest.approx(unsmoothed.item(), rel=0.01)
     assert value.item() == pytest.approx(plain.item(), rel=0.01)
     gradients = torch.autograd.grad(value, inputs, torch.tensor(1e-6))
@@ -109,7 +114,7 @@ def test_sums_of_half_precision_logits_are_fp32():
     with torch.autocast("cpu", torch.bfloat16):
         value, _ = loss.projected_loss(output, output_weight, targets, 0.6, 0)
         logits = linear(output.flatten(0, 1).bfloat16(), output_weight.bfloat16())
-    plain = smoothed_loss(logits[None], targets.view(1, -1), 0.6, 0)
+    plain, _ = label_smoothed_loss(logits[None], targets.view(1, -1), 0.6, 0)
     assert value.item() == pytest.approx(plain.item(), abs=0.01 * 200)
 
 

@@ -6,7 +6,6 @@ import os
 import re
 import shutil
 import sys
-from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -429,20 +428,6 @@ def test_other_processes_get_the_state_of_the_main_one(corpus_dir, tmp_path):
     assert main.progress == other.progress and main.progress.step == 3
     states = [trainer.engine.state_dict() for trainer in (main, other)]
     assert all(equal(states[0][part], states[1][part]) for part in ("model", "optimizer", "ema"))
-
-
-def test_peers_are_watched_once_the_text_is_there(corpus_dir, tmp_path, monkeypatch):
-    """By the main process and by the others, until training has ended."""
-    config = small_config(corpus_dir, train__max_steps=0, data__valid="validation[:3]")
-    monkeypatch.setattr(Processes, "watch_peers", watched := Mock())
-    train(config, tmp_path / "run")
-    watched.assert_called_once_with()
-    other = Mock(is_main=False)
-    monkeypatch.setattr(run_module, "join_processes", lambda device: nullcontext(other))
-    monkeypatch.setattr(run_module, "build_trainer", other.build)
-    train(config, tmp_path / "run")
-    assert [name for name, *_ in other.mock_calls] == ["build", "watch_peers", "build().run"]
-    assert other.build.call_args.kwargs == {"processes": other}
 
 
 def test_what_ends_bit_equality_is_said_once(corpus_dir, run_dir, caplog, monkeypatch):

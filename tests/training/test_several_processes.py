@@ -147,7 +147,6 @@ def test_one_process_uses_no_distributed_code(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch.distributed", None)
     with join_processes("cpu") as joined:
         assert joined is ALONE and joined.is_main
-        joined.watch_peers()
         assert joined.max(1, 2.5) == [1, 2.5]
         assert joined.gather("value") == ["value"] and joined.broadcast("value") == "value"
         joined.finish()

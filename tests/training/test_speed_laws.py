@@ -8,7 +8,7 @@ from conftest import command, tiny_config, write_config
 from test_engine import batch_from, build_engine
 
 from transformer_mt.errors import DeviceError
-from transformer_mt.model import cpu_kernels
+from transformer_mt.model import kernels
 from transformer_mt.model.transformer import evaluation_mode
 from transformer_mt.text.batching import Batch
 from transformer_mt.text.vocabulary import PAD_ID
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.filterwarnings(
 @pytest.fixture
 def cuda_branches(monkeypatch):
     """Makes the kernels take the branches on a CPU that they take on CUDA."""
-    monkeypatch.setattr(cpu_kernels, "_on_cpu", lambda x: False)
+    monkeypatch.setattr(kernels, "_on_cpu", lambda x: False)
     torch._dynamo.reset()
 
 

@@ -20,7 +20,6 @@ import torch
 from conftest import assert_one_error, command, copy_lines
 
 from transformer_mt.system.outputs import check_output
-from transformer_mt.system.processes import Processes
 from transformer_mt.system.streams import compress, open_input, read_blocks
 from transformer_mt.translation import run
 from transformer_mt.translation.options import (
@@ -224,11 +223,7 @@ def test_for_which_device_processes_are_joined(exported_run, monkeypatch):
         join.assert_called_once_with(joined)
 
 
-def test_peers_are_watched_once_the_model_is_loaded(translate, source, monkeypatch):
-    """By the main process and by the others, which then translate what they are given."""
-    monkeypatch.setattr(Processes, "watch_peers", watched := Mock())
-    translate("--input", source)
-    watched.assert_called_once_with()
+def test_other_processes_translate_what_they_are_given(monkeypatch):
     other, load = Mock(is_main=False), LoadOptions("cpu", max_length=9)
     monkeypatch.setattr(run, "join_processes", lambda device: nullcontext(other))
     monkeypatch.setattr(run, "build_translation_model", other.build)
@@ -237,7 +232,6 @@ def test_peers_are_watched_once_the_model_is_loaded(translate, source, monkeypat
     translator = other.build.return_value.translator
     assert other.mock_calls == [
         mock.call.build([], load, other),
-        mock.call.watch_peers(),
         mock.call.build().translator(SearchOptions(2), other),
         mock.call.serve(translator.return_value),
     ]

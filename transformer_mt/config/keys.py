@@ -92,9 +92,8 @@ class VocabConfig(Section):
     """Words such as "<bt>" that are always one piece and never in a translation; a model at
     `vocab.path` must have them as user-defined symbols. Not for kind `word`."""
     sampling: Annotated[float, Field(ge=0, lt=1), OnChange.REFUSED] = 0.0
-    """Train on random segmentations, new in every epoch. For `bpe` the probability that a merge
-    is left out (BPE-dropout), such as 0.05 in a long training; for `unigram` the exponent of a
-    segmentation's probability, the smaller the more random, such as 0.2. 0 disables it."""
+    """BPE-dropout: the probability that a merge is left out, such as 0.05 in a long training, with
+    new segmentations in every epoch. 0 disables it."""
 
     @field_validator("symbols")
     @classmethod
@@ -264,10 +263,10 @@ class Config(Section):
                 f" data.max_length = {data.max_length} pieces and EOS:"
                 " raise the former or lower the latter"
             )
-        if vocab.sampling and vocab.path is None and vocab.kind in ("word", "char"):
+        if vocab.sampling and vocab.path is None and vocab.kind != "bpe":
             mistakes.append(
-                f"vocab.sampling = {vocab.sampling:g} requires vocab.kind = bpe or unigram:"
-                f" a vocabulary of kind {vocab.kind} has no other segmentations"
+                f"vocab.sampling = {vocab.sampling:g} is BPE-dropout, which requires"
+                f" vocab.kind = bpe, not {vocab.kind}"
             )
         if vocab.symbols and vocab.path is None and vocab.kind == "word":
             mistakes.append(

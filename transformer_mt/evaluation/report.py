@@ -311,7 +311,6 @@ def _translate(
         return system
     search, load = options.search, options.load
     model = build_translation_model(system, load, processes)
-    processes.watch_peers()
     translator, began = model.translator(search, processes), time.monotonic()
     with ProgressBar("translating", "lines", len(sources)) as bar:
         translations = translator.best(sources, bar.update)

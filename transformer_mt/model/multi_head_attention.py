@@ -1,18 +1,74 @@
-"""Multi-head self-attention and cross-attention, for whole sequences and position by position.
+"""Attention, and multi-head self- and cross-attention of whole sequences or position by position.
 
 Shapes: B batch, S source length, T target length, D model width, H heads, K = D / H head width,
 R rows (hypotheses) of incremental decoding. Masks are bool and True means "may attend".
 
-Reference: Vaswani et al. 2017, Attention Is All You Need, sections 3.2.2 and 3.2.3.
+Reference: Vaswani et al. 2017, Attention Is All You Need, section 3.2.
 """
 
+import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from transformer_mt.config.keys import ModelConfig
-from transformer_mt.model.cpu_kernels import Attention, Linear
+from transformer_mt.model.kernels import Linear, dropout, fused_attention, has_fused_attention
+
+
+def attention_weights(q: Tensor, k: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
+    """Computes softmax(Q K^T / sqrt(K)) in float32.
+
+    Args:
+        q: Queries, (B, H, T, K).
+        k: Keys, (B, H, S, K).
+        mask: Where queries may attend, broadcastable to (B, H, T, S); None is everywhere.
+        causal: Whether a query sees only positions up to its own; then mask must be None.
+
+    Returns:
+        Weights, (B, H, T, S); each row sums to 1.
+    """
+    scores = q.float() @ k.float().transpose(-2, -1) / math.sqrt(q.size(-1))  # (B, H, T, S)
+    if causal:
+        mask = torch.ones(q.size(-2), k.size(-2), dtype=torch.bool, device=q.device).tril()
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -math.inf)
+    return scores.softmax(dim=-1)
+
+
+def attention(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, p: float
+) -> Tensor:
+    """Computes softmax(Q K^T / sqrt(K)) V with dropout of the weights (section 3.2.1, equation 1).
+
+    Args:
+        q: Queries, (B, H, T, K).
+        k: Keys, (B, H, S, K).
+        v: Values, (B, H, S, K).
+        mask: As in `attention_weights`.
+        causal: As in `attention_weights`.
+        p: Probability with which a weight is dropped.
+
+    Returns:
+        Weighted values, (B, H, T, K), computed in float32, in the type of the queries.
+    """
+    with torch.autocast(q.device.type, enabled=False):
+        weights = attention_weights(q, k, mask, causal)  # (B, H, T, S)
+        return ((dropout(weights, p) if p else weights) @ v.float()).to(q.dtype)
+
+
+class Attention(nn.Module):
+    """`attention` with dropout in training, p being the probability, by a fast kernel if it can."""
+
+    def __init__(self, p: float) -> None:
+        super().__init__()
+        self.p = p
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
+        """Attends from queries, (B, H, T, K), to keys and values; gives (B, H, T, K)."""
+        p = self.p if self.training else 0.0
+        compute = fused_attention if has_fused_attention(q, p) else attention
+        return compute(q, k, v, mask, causal, p)
 
 
 class PositionCache:

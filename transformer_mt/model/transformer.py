@@ -4,7 +4,7 @@ Shapes:
     B  batch                 S  source length       T  target length      L  either length
     D  model width           H  heads               K  head width, D / H
     V  target vocabulary     R  rows (hypotheses) of incremental decoding
-Masks are bool and True means "may attend"; on CUDA they are the bias of `prepare_mask`.
+Masks are bool and True means "may attend".
 
 Reference: Vaswani et al. 2017, Attention Is All You Need, section 3.
 """
@@ -20,21 +20,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from transformer_mt.config.keys import ModelConfig
-from transformer_mt.model.cpu_kernels import (
-    Attention,
-    Dropout,
-    Linear,
-    attention_weights,
-    linear,
-    prepare_keys_values,
-    prepare_mask,
-)
+from transformer_mt.model.kernels import Dropout, Linear, linear, prepare_keys_values
 from transformer_mt.model.multi_head_attention import (
+    Attention,
     CrossAttention,
     DecoderState,
     LayerCache,
     PositionCache,
     SelfAttention,
+    attention_weights,
 )
 
 
@@ -239,8 +233,7 @@ class Transformer(nn.Module):
 
     def src_mask(self, src: Tensor) -> Tensor:
         """Marks source positions that are not padding, (B, S) to (B, 1, 1, S)."""
-        mask = (src != self.pad_id)[:, None, None, :]
-        return prepare_mask(mask, self.src_embedding.dtype)
+        return (src != self.pad_id)[:, None, None, :]
 
     def encode(self, src: Tensor, mask: Tensor) -> Tensor:
         """Computes the memory, (B, S, D), of padded source ids, (B, S), and their `src_mask`."""
@@ -313,7 +306,7 @@ class Transformer(nn.Module):
             self.decoder_output(src, tgt_in)
         return weights
 
-    def reserve(self, length: int) -> Tensor:
+    def positions_up_to(self, length: int) -> Tensor:
         """Returns the encodings of at least `length` positions, and keeps them."""
         table = self.positions
         if length > len(table):
@@ -326,7 +319,7 @@ class Transformer(nn.Module):
         """Embeds ids, (B, L), at consecutive positions; gives (B, L, D) (sections 3.4, 3.5)."""
         embedded = F.embedding(ids, weight) * math.sqrt(self.d_model)  # (B, L, D)
         end = first_position + ids.size(1)
-        output: Tensor = self.dropout(embedded + self.reserve(end)[first_position:end])
+        output: Tensor = self.dropout(embedded + self.positions_up_to(end)[first_position:end])
         return output
 
 

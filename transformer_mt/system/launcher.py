@@ -1,16 +1,15 @@
 """The launcher, `torchrun`: what it tells a process, and how the process ends, alone or with it.
 
-Imported before anything that takes time, so that a launcher killed meanwhile is noticed.
+Imported before anything that takes time, so that a launcher killed meanwhile ends its workers.
 """
 
+import ctypes
 import os
 import signal
 import sys
-import threading
 import time
 from contextlib import suppress
 from datetime import timedelta
-from functools import cache
 from typing import TYPE_CHECKING, NoReturn
 
 from transformer_mt.errors import ConfigError
@@ -19,14 +18,9 @@ from transformer_mt.system.process_settings import handle_signals
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
 
-SECONDS_BETWEEN_CHECKS = 1.0
 SECONDS_TO_END = 2.0
-"""How long the launcher may take to end a process after another has ended, or to answer."""
-
-_launcher_pid = 0
-_store_of_ends: "Store | None" = None
-"""What all processes can write once they have joined; `torch.distributed` does not use it."""
-_ending = threading.Lock()
+"""How long the launcher may take to end a process after another has ended."""
+_PR_SET_PDEATHSIG = 1  # of <sys/prctl.h>
 
 
 def is_launched() -> bool:
@@ -65,32 +59,10 @@ def is_main_process() -> bool:
     return not is_launched() or read_number("RANK") == 0
 
 
-@cache
-def watch_launcher() -> None:
-    """Ends this process once the launcher that started it has ended: nothing else would."""
-    global _launcher_pid
-    if is_launched():
-        _launcher_pid = 0 if is_orphan() else os.getppid()
-        threading.Thread(target=_end_with_launcher, daemon=True).start()
-
-
-def is_orphan() -> bool:
-    """Tells whether torchrun ended before this was called, so that process 1 is the parent.
-
-    In a container torchrun itself may be process 1; its program is then Python, like this one's.
-    """
-    if os.getppid() != 1 or "TORCHELASTIC_RUN_ID" not in os.environ:
-        return False
-    try:
-        return not os.path.samefile("/proc/1/exe", "/proc/self/exe")
-    except OSError:  # the program of another user
-        return True
-
-
-def _end_with_launcher() -> None:
-    while os.getppid() == _launcher_pid:
-        time.sleep(SECONDS_BETWEEN_CHECKS)
-    end_after_loss()
+def end_with_launcher() -> None:
+    """Lets Linux kill this process when its launcher has ended: nothing else would."""
+    if is_launched() and sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def connect_to_store(timeout: timedelta, serves: bool = False) -> "Store":
@@ -108,12 +80,6 @@ def connect_to_store(timeout: timedelta, serves: bool = False) -> "Store":
     return PrefixStore(f"transformer-mt/{attempt}", store)
 
 
-def record_ends(store: "Store") -> None:
-    """Lets the process that ends first be known by a store, so that it alone reports the reason."""
-    global _store_of_ends
-    _store_of_ends = store
-
-
 def exit_with_error(message: str) -> NoReturn:
     """Prints an error and ends the process with code 2.
 
@@ -125,7 +91,6 @@ def exit_with_error(message: str) -> NoReturn:
         with handle_signals(signal.SIG_DFL):
             time.sleep(SECONDS_TO_END)
         message = f"process {rank} of {os.environ['WORLD_SIZE']}: {message}"
-    # Before the end is announced, which lets the other processes end.
     print(message, file=sys.stderr, flush=True)
     exit_process(2)
 
@@ -134,40 +99,6 @@ def exit_process(code: int) -> NoReturn:
     """Ends the process; if it is one of several, without waiting for threads or the others."""
     if not is_launched():
         raise SystemExit(code)
-    _is_first_to_end()
-    _end_process(code)
-
-
-def end_after_loss(reason: str = "another process has ended or is unreachable") -> NoReturn:
-    """Ends this process for a reason that all processes have; one of them prints it."""
-    _ending.acquire()  # never released: another thread that gets here waits until the process ends
-    if _is_first_to_end():
-        if os.getppid() != _launcher_pid:
-            reason = "the launcher has ended or is unreachable"
-        with suppress(OSError):  # the reader of stderr may have ended with the launcher
-            print(f"error: {reason}; run the same command again", file=sys.stderr, flush=True)
-    else:
-        time.sleep(SECONDS_TO_END)
-    _end_process(1)
-
-
-def _is_first_to_end() -> bool:
-    """Announces the end of this process; tells whether no other has announced its own before."""
-    answers: list[bool] = []
-
-    def announce(store: "Store") -> None:
-        with suppress(RuntimeError):
-            answers.append(store.add("ended", 1) == 1)
-
-    if _store_of_ends:  # in a thread, since the machine of the store may no longer answer
-        thread = threading.Thread(target=announce, args=(_store_of_ends,), daemon=True)
-        thread.start()
-        thread.join(SECONDS_TO_END)
-    # Without a store, the first process of each machine reports the loss.
-    return answers[0] if answers else os.environ.get("LOCAL_RANK", "0") == "0"
-
-
-def _end_process(code: int) -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError):  # the reader may have ended
             if stream is not None:

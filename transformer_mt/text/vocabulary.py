@@ -209,9 +209,9 @@ class SentencePieceModel:
             is_text &= ~np.array(getattr(processor, is_other)(ids))
         is_text[: EOS_ID + 1] = False
         texts = [piece if text else "" for piece, text in zip(self._pieces, is_text, strict=True)]
-        return PieceTable(self._sampled_kind(), texts, np.where(is_text, scores, 0.0))
+        return PieceTable(self._subword_kind(), texts, np.where(is_text, scores, 0.0))
 
-    def _sampled_kind(self) -> str | None:
+    def _subword_kind(self) -> str | None:
         """Infers the kind of the model from the operations that SentencePiece supports for it."""
         with suppress(RuntimeError):
             self._processor.nbest_encode("a", nbest_size=1)

@@ -31,7 +31,6 @@ def dry_run(config: Config, run_dir: Path) -> str:
     with join_processes(choose_device(config.train.device).type) as processes:
         with tempfile.TemporaryDirectory() as scratch:
             trainer = build_trainer(config, run_dir, Path(scratch), processes)
-        processes.watch_peers()
         steps = trainer.plan_epoch()
         with compute_settings(trainer.engine.device, tf32=True):
             trainer.check_memory(steps)

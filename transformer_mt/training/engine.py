@@ -18,7 +18,7 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 from transformer_mt.checkpoints.checkpoint import MOMENTS
 from transformer_mt.config.keys import Config
 from transformer_mt.errors import CompileError, OutOfMemoryError
-from transformer_mt.model.cpu_kernels import seeded_dropout
+from transformer_mt.model.kernels import seeded_dropout
 from transformer_mt.model.transformer import Transformer
 from transformer_mt.system.device import DTYPES, is_out_of_memory
 from transformer_mt.system.private_torch import is_compile_error, loss_scale, skip_step_if

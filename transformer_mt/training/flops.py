@@ -5,7 +5,7 @@ import time
 import torch
 
 from transformer_mt.config.keys import ModelConfig
-from transformer_mt.model.cpu_kernels import linear
+from transformer_mt.model.kernels import linear
 from transformer_mt.system.device import DTYPES
 
 _SIZES = {"cpu": 1024, "cuda": 8192}

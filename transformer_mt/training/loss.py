@@ -1,4 +1,4 @@
-"""The label-smoothed training loss, computed with or without all logits in memory.
+"""The label-smoothed training loss: as a formula, and without all logits in memory.
 
 Shapes: B batch, T target length, D model width, V target vocabulary, N = B * T target positions,
 padded as in `pad_rows`, C positions of one chunk.
@@ -12,12 +12,40 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from transformer_mt.model.cpu_kernels import linear, pad_rows, weight_gradient
+from transformer_mt.model.kernels import linear, pad_rows, weight_gradient
 from transformer_mt.system.private_torch import mark_dynamic
 
 CHUNK_ROWS = {"cpu": 384, "cuda": 8192}
 """Target positions whose logits exist at once: few enough for a CPU's cache; on CUDA enough that
 launching a chunk takes less time than computing it."""
+
+
+def label_smoothed_loss(
+    logits: Tensor, targets: Tensor, label_smoothing: float, pad_id: int
+) -> tuple[Tensor, Tensor]:
+    """Sums the label-smoothed cross-entropy over the target tokens, and the unsmoothed one.
+
+    Smoothing takes its probability mass from the true token and spreads it evenly over the whole
+    vocabulary, that token included (some implementations exclude it or the padding).
+
+    Args:
+        logits: Logits, (B, T, V).
+        targets: Token ids, (B, T); positions holding `pad_id` do not count.
+        label_smoothing: Probability mass that is spread.
+        pad_id: Id of padding.
+
+    Returns:
+        Two sums in nats: the label-smoothed loss and the negative log-likelihood (NLL).
+
+    Reference:
+        Attention Is All You Need, section 5.4; Szegedy et al. 2016, Rethinking the Inception
+        Architecture for Computer Vision, section 7.
+    """
+    log_probabilities = logits.float().log_softmax(-1)  # (B, T, V)
+    nlls = -log_probabilities.gather(-1, targets[..., None])[..., 0]  # (B, T)
+    losses = (1 - label_smoothing) * nlls - label_smoothing * log_probabilities.mean(-1)  # (B, T)
+    is_token = targets != pad_id
+    return losses[is_token].sum(), nlls[is_token].sum()
 
 
 def projected_loss(
@@ -28,12 +56,10 @@ def projected_loss(
     pad_id: int,
     compiled: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Sums the label-smoothed cross-entropy over the target tokens, and the unsmoothed one.
+    """Computes `label_smoothed_loss` of a decoder's output, in the precision of autocast.
 
     Logits are computed and turned into gradients in chunks of `CHUNK_ROWS` positions, so that they
-    never exist all at once, in the precision of autocast; sums are float32. The smoothing mass is
-    spread evenly over the whole vocabulary, the true token included (some implementations exclude
-    that token or the padding).
+    never exist all at once; sums are float32.
 
     Args:
         decoder_output: The decoder's output, (B, T, D).
@@ -47,9 +73,6 @@ def projected_loss(
         Two sums in nats, float32 scalars: the label-smoothed loss, which can be differentiated
         once, and the negative log-likelihood (NLL), which cannot. Divide them by the tokens of the
         whole step. A token's NLL counts as at most 87 nats, the limit of float32.
-
-    Reference:
-        Attention Is All You Need, section 5.4.
     """
     sums: tuple[Tensor, Tensor] = _ProjectedLoss.apply(  # type: ignore[no-untyped-call]
         decoder_output, output_weight, targets, label_smoothing, pad_id, compiled

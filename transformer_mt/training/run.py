@@ -80,7 +80,6 @@ def train(config: Config, run_dir: Path) -> Progress:
         if processes.is_main:
             return _train_main(config, run_dir, processes)
         trainer = build_trainer(config, run_dir, processes=processes)
-        processes.watch_peers()
         trainer.run(log=None)
         return trainer.progress
 
@@ -113,7 +112,6 @@ def _train_main(config: Config, run_dir: Path, processes: Processes) -> Progress
         early_messages.flush()
         _write_description(trainer, environment)
         remember_text(config.data)
-        processes.watch_peers()
         trainer.run(log, is_own)
         _write_description(trainer, environment, complete=True)
         return trainer.progress

@@ -33,8 +33,8 @@ from transformer_mt.text.batching import (
     plan_epoch,
 )
 from transformer_mt.text.corpus import RawPairs
+from transformer_mt.text.epoch_pairs import EpochPairs
 from transformer_mt.text.prepared import PreparedCorpus
-from transformer_mt.text.sampling import EpochPairs
 from transformer_mt.training.engine import Engine
 from transformer_mt.training.run_log import RunLog
 from transformer_mt.training.saving import CheckpointSaver

@@ -24,6 +24,7 @@ from transformer_mt.text.corpus import RawPairs
 from transformer_mt.text.prepared import PreparedCorpus
 from transformer_mt.text.splitting import LineSplitter
 from transformer_mt.training.engine import Engine
+from transformer_mt.translation.agreement import warn_of_decoding
 from transformer_mt.translation.options import SearchOptions
 from transformer_mt.translation.pytorch_runtime import PyTorchRuntime, log_probabilities
 from transformer_mt.translation.translator import Translator
@@ -64,6 +65,7 @@ class Validator:
     def __init__(self, engine: Engine, pairs: RawPairs, corpus: PreparedCorpus) -> None:
         self._engine, self._pairs, vocab = engine, pairs, corpus.vocab
         self._encoded = encode_pairs(pairs.src, pairs.tgt, vocab)
+        self._has_compared = False
         self._valid, tgt_lang = engine.config.valid, engine.config.data.tgt_lang
         self._metrics = choose_metrics(
             tgt_lang, references=[pairs.tgt], configured=self._valid.tokenize
@@ -79,9 +81,14 @@ class Validator:
         Args:
             advance: Called with the number of lines translated, batch by batch; may raise to stop.
         """
+        engine = self._engine
+        if not self._has_compared:
+            self._has_compared = True
+            src, tgt = (side[0].tolist() for side in (self._encoded.src, self._encoded.tgt))
+            warn_of_decoding(engine.model, src, tgt)
         result = self._validate(advance)
-        if self._engine.ema:
-            with self._engine.ema.in_place():
+        if engine.ema:
+            with engine.ema.in_place():
                 average = self._validate(advance)
             metrics = {f"ema_{name}": value for name, value in average.metrics.items()}
             score = average.score if math.isfinite(result.score) else result.score

@@ -35,7 +35,7 @@ def export(
 
     Raises:
         ConfigError: If the format does not support the model or the quantization, CTranslate2 is
-            needed and not installed, or the directory exists.
+            needed and not installed, the directory exists, or the exported model has other scores.
     """
     if quantization and format != "ctranslate2":
         raise ConfigError(f"--quantization is for CTranslate2: leave it out with --format {format}")

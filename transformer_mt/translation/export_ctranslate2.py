@@ -1,6 +1,7 @@
 """A checkpoint as a CTranslate2 model, for translation without PyTorch."""
 
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,6 +13,7 @@ from transformer_mt.errors import ConfigError
 from transformer_mt.model.transformer import DecoderLayer, Transformer
 from transformer_mt.system.extras import require_package
 from transformer_mt.text.vocabulary import BOS_ID, EOS_ID, UNK_ID
+from transformer_mt.translation.agreement import require_same_scores, score_with_ctranslate2
 from transformer_mt.translation.ctranslate2_runtime import vocabulary_tokens
 from transformer_mt.translation.options import Quantization
 from transformer_mt.translation.runtime import EXTRA_LENGTH
@@ -55,13 +57,19 @@ def write_ctranslate2(
         raw: Whether the weights are not their moving average even if there is one.
 
     Raises:
-        ConfigError: If CTranslate2 is not installed or does not support the model.
+        ConfigError: If CTranslate2 is not installed, does not support the model, or gives other
+            scores with it.
     """
     require_package("CTranslate2", "ctranslate2", "this")
     if checkpoint.config.model.norm == "sublayer":
         raise ConfigError("model.norm = sublayer: CTranslate2 supports only post and pre")
     spec = _build_spec(checkpoint, model, positions)
     spec.validate()
+    with TemporaryDirectory(dir=folder) as scratch:  # before the weights are rounded
+        spec.save(scratch)
+        require_same_scores(
+            checkpoint, model, score_with_ctranslate2(Path(scratch), checkpoint.vocab)
+        )
     spec.optimize(quantization=quantization)
     spec.save(str(folder))
     vocab_files = checkpoint.vocab.save(folder)

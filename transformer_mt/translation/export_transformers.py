@@ -7,6 +7,7 @@ residual stream has its even dimensions first.
 
 import json
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from transformer_mt.errors import ConfigError
 from transformer_mt.model.transformer import Transformer
 from transformer_mt.text.tokenizer_json import tokenizer_json
 from transformer_mt.text.vocabulary import BOS_ID, EOS_ID, PAD_ID, UNK_ID
+from transformer_mt.translation.agreement import require_same_scores, score_with_transformers
 from transformer_mt.translation.runtime import EXTRA_LENGTH
 
 _ARCHITECTURES = {
@@ -74,7 +76,7 @@ def write_transformers(
 
     Raises:
         ConfigError: If transformers has no such model, or no tokenizer gives the ids of the
-            vocabulary, as for two vocabularies.
+            vocabulary, as for two vocabularies; or if it is installed and gives other scores.
     """
     config, vocab = checkpoint.config, checkpoint.vocab.src
     if config.model.norm not in _ARCHITECTURES:
@@ -112,6 +114,8 @@ def write_transformers(
         (folder / name).write_text(text, encoding="utf-8")
     tensors = {name: tensor.clone() for name, tensor in _tensors(config.model, model, positions)}
     write_tensors(folder / MODEL, tensors, {"format": "pt"})
+    if find_spec("transformers"):
+        require_same_scores(checkpoint, model, score_with_transformers(folder))
     return _USAGE.format(extra=EXTRA_LENGTH, default=max_new_tokens)
 
 

@@ -16,7 +16,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from transformer_mt.checkpoints.checkpoint import Checkpoint
 from transformer_mt.errors import ConfigError, DeviceError
-from transformer_mt.model.cpu_kernels import pack_weights, packed_weights
+from transformer_mt.model.kernels import pack_weights, packed_weights
 from transformer_mt.model.transformer import Transformer, evaluation_mode
 from transformer_mt.system.device import (
     DTYPES,

@@ -90,7 +90,6 @@ def translate(paths: Sequence[Path], files: FileOptions, options: TranslateOptio
     ):
         if not processes.is_main:
             model = build_translation_model([], options.load, processes)
-            processes.watch_peers()
             serve(model.translator(options.search, processes))
         elif not files.inputs and sys.stdin.isatty():
             _translate_prompt(paths, files.output, options)
@@ -152,7 +151,6 @@ def _translate_files(
             )
         model = build_translation_model(checkpoints, options.load, processes)
         logger.info(f"translating with {model.name}")
-        processes.watch_peers()
         for message in failures:
             logger.warning("%s; translating the other files", message)
         failures += _translate_pairs(model, pairs, options, processes)

@@ -1,4 +1,4 @@
-"""The training pairs of an epoch: subword regularisation, and reversed pairs in the first epochs.
+"""The training pairs of an epoch: BPE-dropout, and reversed pairs in the first epochs.
 
 They are a pure function of seed, epoch and prepared corpus, so that a resumed run sees the same
 ones. Pairs are segmented in blocks, each with its own random generator.
@@ -16,8 +16,8 @@ from transformer_mt.config.keys import Config
 from transformer_mt.errors import ConfigError
 from transformer_mt.system.process_settings import cpus_of_process
 from transformer_mt.text.batching import EncodedLines, EncodedPairs, flatten
+from transformer_mt.text.bpe_dropout import NO_PIECE, BPEDropout, Integers
 from transformer_mt.text.prepared import PreparedCorpus
-from transformer_mt.text.segmentation import NO_PIECE, BPEDropout, Integers, UnigramSampling
 from transformer_mt.text.vocabulary import WORD_MARK, PieceTable
 
 _PAIRS_PER_BLOCK = 20_000
@@ -41,17 +41,16 @@ class LineSampler:
         rate: `vocab.sampling`.
 
     Raises:
-        ConfigError: If the vocabulary allows only one segmentation of each word.
+        ConfigError: If the vocabulary is not one of BPE.
     """
 
     def __init__(self, pieces: PieceTable, rate: float) -> None:
-        if pieces.kind is None:
+        if pieces.kind != "bpe":
             raise ConfigError(
-                f"vocab.sampling = {rate:g}: this vocabulary is one of words or characters, which"
-                " has no other segmentations; use one of kind bpe or unigram, or 0"
+                f"vocab.sampling = {rate:g}: this vocabulary is not of kind bpe, which BPE-dropout"
+                " needs; use another one, or 0"
             )
-        sampler = BPEDropout if pieces.kind == "bpe" else UnigramSampling
-        self._segment = sampler(pieces, rate).segment
+        self._segment = BPEDropout(pieces, rate).segment
         ids = pieces.ids
         # The characters of each piece, as ids; none if one is not a piece.
         self._characters = flatten(
@@ -96,7 +95,7 @@ class EpochPairs:
         beside_gpu: Whether the process trains on a GPU, so that its CPUs are idle.
 
     Raises:
-        ConfigError: If the vocabulary has only one segmentation of every word.
+        ConfigError: If segmentations are to be sampled from a vocabulary that is not one of BPE.
     """
 
     def __init__(self, corpus: PreparedCorpus, config: Config, beside_gpu: bool = False) -> None:

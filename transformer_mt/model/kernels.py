@@ -1,8 +1,7 @@
-"""Linear layers, dropout and attention as the model calls them, with fast paths for CPUs.
+"""Fast ways to compute linear layers, dropout and attention on CPUs and GPUs.
 
-Each computes what its counterpart in `torch.nn.functional` computes; tests compare the two. The
-counterparts run on other devices, and where PyTorch was built without the fast operators.
-benchmarks/README.md has the measurements.
+Each computes what its counterpart in `torch.nn.functional`, or the formula in
+`multi_head_attention`, computes; tests compare the two. benchmarks/LOG.md has the measurements.
 """
 
 import math
@@ -26,6 +25,8 @@ FEW_QUERIES = 8
 """Up to this many queries, as in incremental decoding, plain products are faster than SDPA."""
 _PACKED = "packed"
 """Attribute of a weight that holds its packed copy."""
+_BIAS = "bias"
+"""Attribute of a mask that holds it as a bias."""
 _BIAS_ALIGNMENT = 8
 """PyTorch copies a bias whose strides are no multiples of this."""
 _ROW_MULTIPLE = 64
@@ -263,93 +264,49 @@ class Dropout(nn.Module):
 # --- Attention ----------------------------------------------------------------------------------
 
 
-def attention_weights(q: Tensor, k: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
-    """Computes softmax(Q K^T / sqrt(K)) in float32.
+def has_fused_attention(q: Tensor, p: float) -> bool:
+    """Tells whether `fused_attention` is used for queries, (B, H, T, K), and a dropout probability.
 
-    Args:
-        q: Queries, (B, H, T, K).
-        k: Keys, (B, H, S, K).
-        mask: Where queries may attend, broadcastable to (B, H, T, S), or the result of
-            `prepare_mask`; None is everywhere.
-        causal: Whether a query sees only positions up to its own; then mask must be None.
-
-    Returns:
-        Weights, (B, H, T, S); each row sums to 1.
+    On a CPU it has no dropout, and is slower than plain products for few queries.
     """
-    scores = q.float() @ k.float().transpose(-2, -1) / math.sqrt(q.size(-1))  # (B, H, T, S)
-    if causal:
-        mask = torch.ones(q.size(-2), k.size(-2), dtype=torch.bool, device=q.device).tril()
-    if mask is not None:
-        is_hidden = ~mask if mask.dtype == torch.bool else mask < 0
-        scores = scores.masked_fill(is_hidden, -math.inf)
-    return scores.softmax(dim=-1)
+    return not _on_cpu(q) or (not p and q.size(2) > FEW_QUERIES)
 
 
-def attention(
+def fused_attention(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, p: float
 ) -> Tensor:
-    """Computes softmax(Q K^T / sqrt(K)) V with dropout of the weights (section 3.2.1, equation 1).
-
-    Args:
-        q: Queries, (B, H, T, K).
-        k: Keys, (B, H, S, K).
-        v: Values, (B, H, S, K).
-        mask: As in `attention_weights`.
-        causal: As in `attention_weights`.
-        p: Probability with which a weight is dropped.
-
-    Returns:
-        Weighted values, (B, H, T, K), in the type of the queries.
-    """
+    """Computes `multi_head_attention.attention`, whose arguments it has, by PyTorch's kernels."""
     if not _on_cpu(q):
-        return F.scaled_dot_product_attention(q, k, v, mask, p, causal)
+        bias = None if mask is None else _bias(mask, q.dtype)
+        return F.scaled_dot_product_attention(q, k, v, bias, p, causal)
     # On a CPU attention is slower in bf16 than in float32, and its gradient many times slower.
     with torch.autocast("cpu", enabled=False):
-        if p or q.size(2) <= FEW_QUERIES:
-            weights = attention_weights(q, k, mask, causal)  # (B, H, T, S)
-            output = (dropout(weights, p) if p else weights) @ v.float()
-        else:
-            q32, k32, v32 = q.float(), k.float(), v.float()
-            output = F.scaled_dot_product_attention(q32, k32, v32, mask, 0.0, causal)
+        q32, k32, v32 = q.float(), k.float(), v.float()
+        output = F.scaled_dot_product_attention(q32, k32, v32, mask, 0.0, causal)
         return output.to(q.dtype)
 
 
-class Attention(nn.Module):
-    """`attention` with dropout in training, p being the probability."""
+def _bias(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """Converts a mask, (..., S), to what CUDA's memory-efficient kernel adds to the scores.
 
-    def __init__(self, p: float) -> None:
-        super().__init__()
-        self.p = p
-
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
-        """Attends from queries, (B, H, T, K), to keys and values; gives (B, H, T, K)."""
-        return attention(q, k, v, mask, causal, self.p if self.training else 0.0)
-
-
-def prepare_mask(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """Converts a mask, (..., S), once to what `attention` reads in every layer.
-
-    On a CPU that is the mask itself. On CUDA the memory-efficient kernel reads a bias, 0 where
-    queries may attend and -inf elsewhere, in the type of the queries and with rows that begin at
-    multiples of 8 elements; from any other mask, each call would make one.
-
-    Args:
-        mask: Where queries may attend.
-        dtype: Type of the queries, unless autocast decides it.
+    That is 0 where queries may attend and -inf elsewhere, in the type of the queries and with rows
+    that begin at multiples of 8 elements; from any other mask, each call would make one. It is kept
+    as an attribute of the mask, which all layers share.
     """
-    if _on_cpu(mask):
-        return mask
-    if torch.is_autocast_enabled(mask.device.type):
-        dtype = torch.get_autocast_dtype(mask.device.type)
-    length = mask.size(-1)
-    # Always longer than the mask: torch.compile would need another graph for contiguous rows.
-    row_length = (length // _BIAS_ALIGNMENT + 1) * _BIAS_ALIGNMENT
-    bias = torch.zeros((*mask.shape[:-1], row_length), dtype=dtype, device=mask.device)
-    return bias[..., :length].masked_fill_(~mask, -math.inf)
+    bias: Tensor | None = getattr(mask, _BIAS, None)
+    if bias is None or bias.dtype != dtype:
+        length = mask.size(-1)
+        # Always longer than the mask: torch.compile would need another graph for contiguous rows.
+        row_length = (length // _BIAS_ALIGNMENT + 1) * _BIAS_ALIGNMENT
+        bias = torch.zeros((*mask.shape[:-1], row_length), dtype=dtype, device=mask.device)
+        bias = bias[..., :length].masked_fill_(~mask, -math.inf)
+        if not torch.compiler.is_compiling():
+            setattr(mask, _BIAS, bias)
+    return bias
 
 
 def prepare_keys_values(keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-    """Copies keys and values, (B, H, S, K), that `attention` will read many times.
+    """Copies keys and values, (B, H, S, K), that attention will read many times.
 
     They become contiguous and, on a CPU, float32; otherwise each call would convert them again.
     """

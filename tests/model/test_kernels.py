@@ -8,19 +8,17 @@ import torch.nn.functional as F
 from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from transformer_mt.model import cpu_kernels
-from transformer_mt.model.cpu_kernels import (
+from transformer_mt.model import kernels
+from transformer_mt.model.kernels import (
     Dropout,
     Linear,
-    attention,
-    attention_weights,
     dropout,
     linear,
     packed_weights,
     pad_rows,
-    prepare_mask,
     seeded_dropout,
 )
+from transformer_mt.model.multi_head_attention import Attention, attention, attention_weights
 
 
 def value_and_gradients(function, *inputs):
@@ -35,7 +33,7 @@ def value_and_gradients(function, *inputs):
 @pytest.mark.parametrize("shape", [(5, 6), (2, 3, 6), (1, 1, 6)])
 @pytest.mark.parametrize("bias", [True, False])
 def test_linear_is_the_reference(monkeypatch, shape, bias, is_intel):
-    monkeypatch.setattr(cpu_kernels, "has_fast_mkl", lambda: is_intel)
+    monkeypatch.setattr(kernels, "has_fast_mkl", lambda: is_intel)
     torch.manual_seed(0)
     inputs = [torch.randn(shape), torch.randn(4, 6), *([torch.randn(4)] if bias else [])]
     expected = value_and_gradients(F.linear, *inputs)
@@ -86,21 +84,21 @@ def test_other_devices_use_the_references(monkeypatch):
     module, x, heads = Linear(8, 4), torch.randn(3, 8), torch.randn(2, 4, 5, 3)
     expected = F.linear(x, module.weight, module.bias)
     assert module(x).equal(expected)
-    monkeypatch.setattr(cpu_kernels, "_on_cpu", lambda x: False)
+    monkeypatch.setattr(kernels, "_on_cpu", lambda x: False)
     assert module(x).equal(expected)
     torch.manual_seed(1)
     dropped = dropout(x, 0.5)
     torch.manual_seed(1)
     assert dropped.equal(F.dropout(x, 0.5))
     expected = F.scaled_dot_product_attention(heads, heads, heads, is_causal=True)
-    assert attention(heads, heads, heads, None, True, 0.0).equal(expected)
+    assert Attention(0.0)(heads, heads, heads, None, True).equal(expected)
 
 
 @pytest.mark.parametrize("is_mkl_fast", [True, False])
 @torch.no_grad()
 def test_packed_weights_are_copies_and_end(monkeypatch, is_mkl_fast):
     """The copies give the same for any number of rows; after the block the weights count again."""
-    monkeypatch.setattr(cpu_kernels, "has_fast_mkl", lambda: is_mkl_fast)
+    monkeypatch.setattr(kernels, "has_fast_mkl", lambda: is_mkl_fast)
     module = Linear(64, 48)
     inputs = [torch.randn(1, rows, 64) for rows in (1, 2, 15, 128, 300)]
     expected = list(map(module, inputs))
@@ -147,7 +145,7 @@ def test_dropout_is_seeded_and_ends_with_training():
     assert module.eval()(x) is x and Dropout(0.0)(x) is x
 
 
-@pytest.mark.parametrize("n_queries", [1, cpu_kernels.FEW_QUERIES, cpu_kernels.FEW_QUERIES + 3])
+@pytest.mark.parametrize("n_queries", [1, kernels.FEW_QUERIES, kernels.FEW_QUERIES + 3])
 @pytest.mark.parametrize("masking", ["causal", "mask", "none"])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
 def test_attention_is_the_equation(n_queries, masking, dtype, tolerance):
@@ -168,35 +166,39 @@ def test_attention_is_the_equation(n_queries, masking, dtype, tolerance):
     )
     with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
         computed = value_and_gradients(
+            lambda q, k, v: Attention(0.0)(q, k, v, mask, causal), *inputs
+        )
+        formula = value_and_gradients(
             lambda q, k, v: attention(q, k, v, mask, causal, 0.0), *inputs
         )
+    assert_close(formula, expected, atol=tolerance, rtol=tolerance)
     assert [x.dtype for x in computed] == [dtype] * 4
     assert_close(computed, expected, atol=tolerance, rtol=tolerance)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_prepared_mask_hides_the_same_keys(monkeypatch, dtype):
-    """Its rows are multiples of 8 apart, for every length; under autocast it has its type."""
-    monkeypatch.setattr(cpu_kernels, "_on_cpu", lambda x: False)
+def test_a_mask_as_a_bias_hides_the_same_keys(monkeypatch, dtype):
+    """It has the type of the queries and rows multiples of 8 apart; it is made once for a type."""
+    monkeypatch.setattr(kernels, "_on_cpu", lambda x: False)
     for length in (1, 2, 7, 8, 9, 16):
         mask = (torch.arange(length) < torch.tensor([[1], [length]]))[:, None, None]
-        with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
-            bias = prepare_mask(mask, torch.float32)
-        assert bias.shape == mask.shape and bias.dtype == dtype
-        assert all(stride % 8 == 0 for stride in bias.stride()[:-1]) and bias.stride(-1) == 1
         q, k, v = torch.randn(3, 2, 4, length, 8, dtype=dtype)
         expected = F.scaled_dot_product_attention(q, k, v, mask)
-        assert attention(q, k, v, bias, False, 0.0).equal(expected)
-        assert attention_weights(q, k, bias, False).equal(attention_weights(q, k, mask, False))
+        assert Attention(0.0)(q, k, v, mask, False).equal(expected)
+        bias = kernels._bias(mask, dtype)
+        assert bias is kernels._bias(mask, dtype) and bias.dtype == dtype
+        assert bias.shape == mask.shape and bias.stride(-1) == 1
+        assert all(stride % 8 == 0 for stride in bias.stride()[:-1])
+        assert kernels._bias(mask, torch.float16).dtype == torch.float16
 
 
 @pytest.mark.parametrize(("n_queries", "on_cpu"), [(2, True), (20, True), (20, False)])
 def test_attention_dropout_keeps_the_mean(monkeypatch, n_queries, on_cpu):
     """On any device, however many queries: weights are dropped, and the others scaled up."""
-    monkeypatch.setattr(cpu_kernels, "_on_cpu", lambda x: on_cpu)
+    monkeypatch.setattr(kernels, "_on_cpu", lambda x: on_cpu)
     torch.manual_seed(0)
     q, k = torch.zeros(50, 4, n_queries, 8), torch.randn(50, 4, 30, 8)
     v = torch.ones(50, 4, 30, 8)
-    output = attention(q, k, v, None, False, 0.5)
+    output = Attention(0.5)(q, k, v, None, False)
     assert float(output.std()) > 0.05
     assert float(output.mean()) == pytest.approx(1.0, abs=0.02)

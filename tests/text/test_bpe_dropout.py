@@ -14,15 +14,14 @@ from conftest import copy_lines, tiny_config
 
 from transformer_mt.config.keys import VocabConfig
 from transformer_mt.errors import ConfigError
-from transformer_mt.text import sampling
+from transformer_mt.text import epoch_pairs
 from transformer_mt.text.batching import EncodedPairs, encode_pairs, flatten
+from transformer_mt.text.bpe_dropout import NO_PIECE, BPEDropout
+from transformer_mt.text.epoch_pairs import EpochPairs, LineSampler
 from transformer_mt.text.prepared import PreparedCorpus
-from transformer_mt.text.sampling import EpochPairs, LineSampler
-from transformer_mt.text.segmentation import NO_PIECE, BPEDropout, UnigramSampling
 from transformer_mt.text.vocabulary import UNK_ID, PieceTable, Vocabulary, train_vocabulary
 
 TEXT = Path(__file__).read_text(encoding="utf-8").split("\n")
-KINDS = ["bpe", "unigram"]
 RARE = ["ab \U0001f600 cd", "日本語 ab", "a\x00b", "▁ab cd▁", "", "x"]
 
 
@@ -31,19 +30,19 @@ def learn(kind: str, size: int = 500) -> Vocabulary:
     return train_vocabulary([counts], VocabConfig(kind=kind, size=size))
 
 
-@pytest.fixture(scope="module", params=KINDS)
-def vocab(request) -> Vocabulary:
-    return learn(request.param)
+@pytest.fixture(scope="module")
+def vocab() -> Vocabulary:
+    return learn("bpe")
 
 
 def sample(pairs, vocab, rate=0.3, max_length=500, seed=1, epoch=0, **more) -> EncodedPairs:
     changes = {"vocab__sampling": rate, "data__max_length": max_length, "train__seed": seed, **more}
     corpus = PreparedCorpus(Path(), vocab, pairs, {})
-    epoch_pairs = EpochPairs(corpus, tiny_config(Path("nowhere"), **changes))
+    sampled = EpochPairs(corpus, tiny_config(Path("nowhere"), **changes))
     try:
-        return epoch_pairs.of_epoch(epoch)
+        return sampled.of_epoch(epoch)
     finally:
-        epoch_pairs.close()
+        sampled.close()
 
 
 def rows(pairs: EncodedPairs) -> list[tuple[list[int], list[int]]]:
@@ -59,11 +58,11 @@ def characters(vocab: Vocabulary, words: list[str]) -> np.ndarray:
     return np.array([[ids[c] for c in f"▁{word}"] for word in words], np.int32)
 
 
-@pytest.mark.parametrize(("kind", "rate"), [("bpe", 0.1), ("bpe", 0.5), ("unigram", 0.1)])
-def test_the_distribution_is_sentencepiece_s(kind, rate):
-    vocab, count = learn(kind), 20_000
+@pytest.mark.parametrize("rate", [0.1, 0.5])
+def test_the_distribution_is_sentencepiece_s(vocab, rate):
+    count = 20_000
     processor = sentencepiece.SentencePieceProcessor(model_proto=vocab.src_model)
-    segmenter = (BPEDropout if kind == "bpe" else UnigramSampling)(vocab.src.table(), rate)
+    segmenter = BPEDropout(vocab.src.table(), rate)
     for word in ("lines", "assert"):
         drawn = segmenter.segment(
             np.repeat(characters(vocab, [word]), count, axis=0), np.random.default_rng(1)
@@ -111,14 +110,14 @@ def test_a_word_with_an_unknown_piece_keeps_its_segmentation():
     assert len(drawn) > len(plain) and vocab.tgt.decode([drawn]) == vocab.tgt.decode([plain])
 
 
-def hand_made_vocabulary(kind: str) -> object:
+def hand_made_vocabulary() -> object:
     """Gives all words of up to three of the letters a, b and c as pieces."""
     letters = ["a", "b", "c"]
     pieces = ["▁", *letters]
     pieces += [x + y for x in ("▁", *letters) for y in letters]
     pieces += [x + y + z for x in ("▁", *letters) for y in letters for z in letters]
-    scores = -1.0 - np.arange(4 + len(pieces)) * 7 % 59 / (1 if kind == "bpe" else 20)
-    table = PieceTable(kind, [""] * 4 + pieces, scores)
+    scores = -1.0 - np.arange(4 + len(pieces)) * 7 % 59
+    table = PieceTable("bpe", [""] * 4 + pieces, scores)
     return SimpleNamespace(shared=True, src=SimpleNamespace(table=lambda: table))
 
 
@@ -132,19 +131,16 @@ def hand_made_pairs(count: int) -> EncodedPairs:
     return EncodedPairs(flatten(rows), flatten(rows))
 
 
-@pytest.mark.parametrize(
-    ("kind", "expected"), [("bpe", "59d62fffec9bf41d"), ("unigram", "b15e1652adb2aa95")]
-)
-def test_segmentations_depend_on_seed_epoch_and_nothing_else(monkeypatch, kind, expected):
+def test_segmentations_depend_on_seed_epoch_and_nothing_else(monkeypatch):
     """They are those of earlier versions, with any number of threads; blocks and sides differ."""
-    assert (sampling._PAIRS_PER_BLOCK, sampling._CHARACTERS_AT_ONCE) == (20_000, 200_000)
-    monkeypatch.setattr(sampling, "_PAIRS_PER_BLOCK", 60)
-    monkeypatch.setattr(sampling, "_CHARACTERS_AT_ONCE", 40)
-    half, vocab = hand_made_pairs(60).src, hand_made_vocabulary(kind)
+    assert (epoch_pairs._PAIRS_PER_BLOCK, epoch_pairs._CHARACTERS_AT_ONCE) == (20_000, 200_000)
+    monkeypatch.setattr(epoch_pairs, "_PAIRS_PER_BLOCK", 60)
+    monkeypatch.setattr(epoch_pairs, "_CHARACTERS_AT_ONCE", 40)
+    half, vocab = hand_made_pairs(60).src, hand_made_vocabulary()
     side = flatten([half[i].tolist() for i in (*range(60), *range(60), *range(30))])
     pairs = EncodedPairs(side, side)
     first = sample(pairs, vocab)
-    assert digest(first)[:16] == expected
+    assert digest(first)[:16] == "59d62fffec9bf41d"
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
     assert digest(sample(pairs, vocab)) == digest(first)
     others = [sample(pairs, vocab, epoch=1), sample(pairs, vocab, seed=2)]
@@ -170,12 +166,12 @@ def test_a_pair_that_would_be_too_long_keeps_its_segmentation(vocab):
     assert kept
 
 
-@pytest.mark.parametrize("kind", ["word", "char"])
-def test_a_vocabulary_without_other_segmentations_is_refused(kind):
-    with pytest.raises(ConfigError, match=rf"vocab.sampling = 0.1 requires.*kind {kind}"):
+@pytest.mark.parametrize("kind", ["unigram", "word", "char"])
+def test_a_vocabulary_that_is_not_of_bpe_is_refused(kind):
+    with pytest.raises(ConfigError, match=rf"vocab.sampling = 0.1 is BPE-dropout.*not {kind}"):
         tiny_config(Path("nowhere"), vocab__sampling=0.1, vocab__kind=kind)
-    table = learn(kind, 40).src.table()
-    with pytest.raises(ConfigError, match="no other segmentations"):
+    table = learn(kind, 400 if kind == "unigram" else 40).src.table()
+    with pytest.raises(ConfigError, match="is not of kind bpe"):
         LineSampler(table, 0.1)
 
 

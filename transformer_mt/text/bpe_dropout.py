@@ -1,6 +1,6 @@
-"""Random segmentations of words into pieces: BPE-dropout, and sampling from a unigram model.
+"""BPE-dropout: random segmentations of words into pieces.
 
-SentencePiece implements both, but its generator cannot be seeded reliably: since version 0.2.3 the
+SentencePiece implements it, but its generator cannot be seeded reliably: since version 0.2.3 the
 same seed gives different segmentations in different processes, so no run could be resumed exactly.
 Here all random numbers come from a generator that the caller seeds.
 
@@ -102,90 +102,3 @@ class BPEDropout:
         # This is how SentencePiece implements the paper's algorithm, which draws at each step.
         merges[rng.random(merges.shape) < self._dropout] = NO_PIECE
         return merges
-
-
-class UnigramSampling:
-    """Draws from all segmentations of words with their smoothed probabilities.
-
-    Reference:
-        Kudo 2018, Subword Regularization: Improving Neural Network Translation Models with Multiple
-        Subword Candidates, section 3.3, with l = infinity.
-
-    Args:
-        pieces: Pieces of a unigram model; a score is a log-probability.
-        alpha: Exponent of the probabilities: the smaller, the more random.
-    """
-
-    def __init__(self, pieces: PieceTable, alpha: float) -> None:
-        ids, self._size = pieces.ids, len(pieces.texts)
-        nodes, children = {"": 0}, {}
-        for text in ids:
-            for end in range(1, len(text) + 1):
-                if text[end - 1] not in ids:
-                    break
-                node = nodes.setdefault(text[:end], len(nodes))
-                children[nodes[text[: end - 1]] * self._size + ids[text[end - 1]]] = node
-        self._children = _Lookup(children)
-        self._longest = max(map(len, nodes))
-        # As an index, NO_PIECE selects the last entry of both arrays.
-        self._pieces = np.array([ids.get(text, NO_PIECE) for text in nodes] + [NO_PIECE], np.int32)
-        self._scores = np.append(alpha * pieces.scores, -np.inf)
-
-    def segment(self, characters: PieceIds, rng: np.random.Generator) -> PieceIds:
-        """Draws one segmentation of each word, (N, L), with NO_PIECE after the last piece."""
-        words, word_of_row = _distinct_rows(characters)
-        pieces = self._find_pieces(words)
-        shares = self._cumulate(pieces)
-        end = np.full(len(characters), characters.shape[1])
-        backwards = np.full(characters.shape, NO_PIECE, np.int32)
-        counts = np.zeros_like(end)
-        while len(rows := np.flatnonzero(end)):
-            word, last = word_of_row[rows], end[rows]
-            shorter = (rng.random(len(rows))[:, None] >= shares[word, last]).sum(axis=1)
-            backwards[rows, counts[rows]] = pieces[word, last, shorter]
-            end[rows] -= shorter + 1
-            counts[rows] += 1
-        columns = np.arange(characters.shape[1])
-        # After the last piece the index is negative, so that it selects a NO_PIECE from the end.
-        return np.take_along_axis(backwards, counts[:, None] - 1 - columns, axis=1)
-
-    def _find_pieces(self, words: PieceIds) -> PieceIds:
-        """Finds every piece in every word, (N, L).
-
-        Returns ids, (N, L + 1, K), by the position after the piece and its number of characters
-        minus one; K is the length of the longest piece; NO_PIECE where there is none.
-        """
-        count, length = words.shape
-        shape = (count, length + 1, min(self._longest, length))
-        pieces = np.full(shape, NO_PIECE, np.int32)
-        for start in range(length):
-            node = np.zeros(count, np.int32)
-            for end in range(start + 1, min(start + self._longest, length) + 1):
-                node = self._children[node.astype(np.int64) * self._size + words[:, end - 1]]
-                pieces[:, end, end - start - 1] = self._pieces[node]
-        return pieces
-
-    def _cumulate(self, pieces: PieceIds) -> npt.NDArray[np.float64]:
-        """Computes the distribution of the length of the last piece before each position.
-
-        Maps (N, L + 1, K) to cumulative probabilities over K; the last one is exactly 1.
-        """
-        scores = self._scores[pieces]
-        shares = np.ones(pieces.shape)
-        log_totals = np.zeros(pieces.shape[:2])
-        for end in range(1, pieces.shape[1]):
-            longest = min(end, pieces.shape[2])
-            before = log_totals[:, end - longest : end][:, ::-1]
-            logs = before + scores[:, end, :longest]
-            peak = logs.max(axis=1, keepdims=True)
-            sums = np.exp(logs - peak).cumsum(axis=1)
-            log_totals[:, end] = peak[:, 0] + np.log(sums[:, -1])
-            shares[:, end, :longest] = sums / sums[:, -1:]
-        return shares
-
-
-def _distinct_rows(rows: PieceIds) -> tuple[PieceIds, Integers]:
-    """Returns the distinct rows, and for each row the index of the distinct row it equals."""
-    packed = np.ascontiguousarray(rows).view(np.dtype((np.void, rows.itemsize * rows.shape[1])))
-    _, first, inverse = np.unique(packed.ravel(), return_index=True, return_inverse=True)
-    return rows[first], inverse
