@@ -464,7 +464,7 @@ ROW = b'{"de": "a", "en": "b"}\n'
         ("a.tsv", b"de\ten\na\tb\tc\n", "a.tsv, line 2: .* columns is 3, not 2"),
         ("a.tsv", b"Hallo\tHello\n", r"a.tsv, line 1: .* ends in \.de-en\.tsv"),
         ("a.jsonl", b"", "contains no pairs"),
-        ("a.jsonl.gz", gzip.compress(b"\n\n"), "contains no pairs"),
+        ("a.jsonl.gz", gzip.compress(b"\n\n", mtime=0), "contains no pairs"),
         ("a.jsonl", ROW + b'{"de": "f\xfcr", "en": "b"}\n', "a.jsonl, line 2: not UTF-8"),
         ("a.jsonl", ROW.decode().encode("utf-16"), "a.jsonl: is UTF-16"),
         ("a.jsonl", ROW + b"\n" + ROW[:9], "a.jsonl, line 3: cannot be read: "),
