@@ -201,8 +201,9 @@ class Translator:
     ) -> list[list[Translation]]:
         """Finds the `n_best` best translations of every line, the best first.
 
-        They differ in their pieces, but two may have the same text. Those of a split line join
-        the best translations of its parts, then the second best, and so on.
+        They differ in their pieces, but two may have the same text, and a copied line is the same
+        at every rank. Those of a split line join the best translations of its parts, then the
+        second best, and so on.
 
         Args:
             lines: Source text; similar lengths are batched, so many lines at once are faster.
