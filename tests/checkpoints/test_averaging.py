@@ -30,7 +30,7 @@ from transformer_mt.system import files
 from transformer_mt.text.splitting import SourceStatistics
 from transformer_mt.text.test_sets import load_test_set
 from transformer_mt.training.run import train
-from transformer_mt.translation.options import LoadOptions, SearchOptions
+from transformer_mt.translation.options import LoadOptions, SearchOptions, TranslateOptions
 
 
 @pytest.fixture
@@ -119,10 +119,8 @@ def evaluate(averaged: Path, beam_size: int = 1) -> EvaluationReport:
     text = averaged.parent.parent / "text: x"
     text.write_text("ab cd\nef\n")
     load = partial(load_test_set, src=text, refs=[text])
-    search = SearchOptions(beam_size)
-    [report] = evaluate_systems(
-        [[averaged]], None, None, load, choose_metrics, search, LoadOptions()
-    )
+    options = TranslateOptions(LoadOptions(), SearchOptions(beam_size))
+    [report] = evaluate_systems([[averaged]], None, None, load, choose_metrics, options, {})
     return report
 
 

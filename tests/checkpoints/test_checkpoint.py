@@ -37,7 +37,9 @@ def test_a_checkpoint_comes_back_as_it_was(tmp_path):
     """Configuration, vocabulary, state and tensors, transposed ones too; files are listed."""
     changes = {"train__ema_decay": 0.9, "model__decoder_layers": 2}
     config = small_config(train__seed=5, **changes)
-    progress = Progress(5, 1, 2, 3.5, 20.25, 4, 1, 5, "bf16", 64, 3, "abc", "def", 6, "ghi", 0.5)
+    progress = Progress(
+        5, 1, 2, 3.5, 20.25, 4, 1, 5, "bf16", 64, 3, "abc", "def", 6, "ghi", {"name": "jkl"}, 0.5
+    )
     sources = SourceStatistics(longest=9, percentile=8, several_sentences=0.25)
     state = RunState(progress, {"skipped_steps": 2}, {"threads": "2"}, sources)
     weights = build_model(config).state_dict()

@@ -18,6 +18,7 @@ from sacrebleu.dataset import DATASETS
 from transformer_mt.checkpoints import checkpoint as checkpoint_module
 from transformer_mt.checkpoints.evaluations import read_evaluations
 from transformer_mt.checkpoints.layout import EMA, MODEL
+from transformer_mt.config.loading import parse_config
 from transformer_mt.errors import CheckpointError, ConfigError, DataError, OutputError
 from transformer_mt.evaluation import report
 from transformer_mt.evaluation.report import (
@@ -31,6 +32,7 @@ from transformer_mt.evaluation.scoring import choose_metrics, corpus_score
 from transformer_mt.system.outputs import check_output
 from transformer_mt.system.processes import Processes
 from transformer_mt.text.test_sets import load_test_set
+from transformer_mt.text.trained_here import remember_text
 from transformer_mt.translation.options import LoadOptions, SearchOptions, TranslateOptions
 
 
@@ -305,6 +307,7 @@ def test_what_is_scored_is_not_replaced(copy_run, corpus_dir, tmp_path, call, mo
     run = shutil.copytree(copy_run / "step-00000001", tmp_path / "model")
     config = json.loads((run / "config.json").read_text())
     config["data"] |= {"path": str(tmp_path), "test": "mine"}
+    remember_text(parse_config(config, "").data)
     replace_file(run, "config.json", json.dumps(config).encode())
     before = (tmp_path / "mine.en").read_bytes()
     with monkeypatch.context() as patch:

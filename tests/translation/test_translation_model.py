@@ -138,7 +138,7 @@ def test_an_ensemble_scores_by_the_mean_probability(copy_run, other_run):
 def test_an_ensemble_takes_the_shorter_limit_and_one_vocabulary(copy_run, other_run, untrained_run):
     """Runs with other pieces are refused by name."""
     assert load(copy_run, other_run).splitter.max_length == 20
-    message = r"untrained.*its vocabulary differs from that of .*copy"
+    message = r"untrained.*its vocabulary, or data.normalize, differs from that of .*copy"
     with pytest.raises(CheckpointError, match=message):
         load(copy_run, untrained_run)
 
