@@ -72,9 +72,7 @@ def draw_curves(records: list[Record]) -> bytes:
             for system, (color, style) in STYLES.items():
                 minutes, bleu = zip(*curves[system], strict=True)
                 axes.plot(minutes, bleu, style, color=color, label=system)
-            axes.set(
-                title=title, xlabel="minutes on two CPU cores", ylabel="validation BLEU", xlim=0
-            )
+            axes.set(title=title, xlabel="minutes, two CPU cores", ylabel="validation BLEU", xlim=0)
         axes.legend(loc="upper left")
     return render(figure, "svg")
 
