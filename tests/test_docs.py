@@ -134,3 +134,23 @@ def test_the_reference_is_current():
     assert headings == [*commands, "plot", *plots]
     for line in committed.splitlines():
         assert not re.search(r"\| +\|", line), f"an empty cell: {line}"
+
+
+def test_the_tables_and_the_plot_of_results_are_current():
+    """They are what `python benchmarks/show.py` writes; links are tested below."""
+    results = runpy.run_path(str(ROOT / "benchmarks" / "show.py"))
+    for name, content in results["make_files"]().items():
+        assert (ROOT / name).read_bytes() == content, name
+
+
+def test_links_between_pages_lead_somewhere():
+    """Every relative link of a page names a file, and a heading in it."""
+    for page in (*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("benchmarks/*.md")):
+        for link in re.findall(r"\]\(([^):]+)\)", page.read_text("utf-8")):
+            name, _, anchor = link.partition("#")
+            target = page.parent / name if name else page
+            assert target.exists(), f"{page.name}: {link}"
+            if anchor and target.suffix == ".md":
+                titles = re.findall("^#+ (.*)", target.read_text("utf-8"), re.M)
+                slugs = {re.sub(r"[^\w -]", "", each).lower().replace(" ", "-") for each in titles}
+                assert anchor in slugs, f"{page.name}: {link}"

@@ -104,7 +104,14 @@ def render(figure: Figure, file_format: str, transparent: bool = False) -> bytes
     content = io.BytesIO()
     with figure_style():
         figure.savefig(
-            content, format=file_format, dpi=dpi, bbox_inches="tight", transparent=transparent
+            content,
+            format=file_format,
+            dpi=dpi,
+            bbox_inches="tight",
+            transparent=transparent,
+            metadata={"Date": None}
+            if file_format == "svg"
+            else None,  # equal pictures, equal files
         )
     return content.getvalue()
 

@@ -204,7 +204,7 @@ _PRESETS = (
 )
 # fmt: on
 """In order of text size: configs/multi30k.toml with three vocabulary sizes, for 20,000 pairs with
-both directions at the start ("Small text" in benchmarks/LOG.md); from 25,000 pairs on, a CPU gets
+both directions at the start (benchmarks/LOG.md); from 25,000 pairs on, a CPU gets
 it without Muon and sampling, which pay there only after some 10,000 steps, more than many CPUs take
 in an hour. Then configs/news-cpu.toml, with dropout for fewer pairs than it has, since each of them
 is seen more often. With a GPU: the usual sizes for IWSLT14, then the base model with the pieces and
