@@ -54,9 +54,9 @@ def find_causes(
 def test_nothing_is_found_in_a_healthy_run(tmp_path, settings):
     """Neither of two layers on each side, nor of a single one.
 
-    The moving average's NLL falls by a third of what would be too much.
+    From step 450 on the NLL of the moving average falls by 0.02 to 0.05; 0.10 would be too much.
     """
-    settings = "optim.lr_scale=1.4", "valid.every=150", *SMALL[-2:], *settings
+    settings = "optim.lr_scale=1.4", "valid.every=450", *SMALL[-2:], *settings
     assert not find_causes(tmp_path, "", lambda src, tgt: (src, tgt), 600, *settings)
 
 
@@ -69,11 +69,11 @@ def test_nothing_is_found_in_a_healthy_run(tmp_path, settings):
     ("test", lambda src, tgt: ([line.lower().translate(CYRILLIC) for line in src], tgt), 20,
      [], {"wrong script", "unknown pieces"}),
     ("train", lambda src, tgt: (src[:600], tgt[:600]), 250,
-     ["valid.every=50", "vocab.size=500", "train.batch_tokens=1500"], {"overfitting"}),
+     ["valid.every=100", "vocab.size=500", "train.batch_tokens=1500"], {"overfitting"}),
     ("train", lambda src, tgt: (src, tgt), 150,
      ["optim.lr_scale=50", "optim.max_grad_norm=0", "train.log_every=10"], {"divergence"}),
-    ("train", lambda src, tgt: (src, list(map(halve, tgt))), 200, [], {"too short"}),
-    ("train", lambda src, tgt: (src, list(map(repeat, tgt))), 200,
+    ("train", lambda src, tgt: (src, list(map(halve, tgt))), 150, [], {"too short"}),
+    ("train", lambda src, tgt: (src, list(map(repeat, tgt))), 150,
      [], {"too long", "repeated words"}),
     ("train", lambda src, tgt: (src, src), 200,
      [], {"untranslated text", "untranslated copies", "wrong language", "unknown pieces"}),
