@@ -33,13 +33,17 @@ def launched(port: int, rank: int = 0) -> dict[str, str]:
 def test_a_launcher_killed_while_its_worker_starts(corpus_dir, tmp_path):
     """While the worker imports torch, which here takes longer than the test."""
     config = write_config(tmp_path, corpus_dir)
-    (tmp_path / "torch.py").write_text("import time\ntime.sleep(60)\n")
+    (tmp_path / "torch.py").write_text(
+        f"import time\nopen({str(tmp_path / 'imported')!r}, 'w').close()\ntime.sleep(60)\n"
+    )
     path = os.pathsep.join((str(tmp_path), *sys.path))
     env = {**launched(free_port()), "PYTHONPATH": path}
-    launcher = '"$@" & echo $!; sleep 2; kill -9 $$'
+    launcher = '"$@" & echo $!; until [ -e imported ]; do sleep 0.1; done; kill -9 $$'
     words = ["sh", "-c", launcher, "sh", *command("train", config, "--run", tmp_path / "run")]
     pipe = subprocess.PIPE
-    with subprocess.Popen(words, env=env, stdout=pipe, stderr=pipe, text=True) as process:
+    with subprocess.Popen(
+        words, env=env, stdout=pipe, stderr=pipe, text=True, cwd=tmp_path
+    ) as process:
         worker = int(process.stdout.readline())
         try:
             process.communicate(timeout=12)  # until the worker has closed its stderr
@@ -100,6 +104,7 @@ def test_errors_that_tell_of_a_lost_process(monkeypatch):
     for text in (*lost, "shapes differ"):
         error = Mock(side_effect=RuntimeError(text))
         monkeypatch.setattr("torch.distributed.all_gather_object", error)
+        monkeypatch.setattr(launcher, "SECONDS_TO_END", 0.0)
         with pytest.raises(LostProcessError if text in lost else RuntimeError):
             joined.gather(1)
 

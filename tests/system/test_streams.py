@@ -14,6 +14,7 @@ import tarfile
 import threading
 import tracemalloc
 import zipfile
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -142,7 +143,8 @@ def test_what_is_compressed_is_told_by_its_content(tmp_path, suffix):
         (tmp_path / name).write_bytes(data)
         assert count_lines(tmp_path / name) == 20_000
         assert list(read_lines(tmp_path / name)) == TEXT.decode().split()
-    for text in (b"plain\n", b"", data[:1]):
+    assert not list(read_blocks(io.BytesIO(b""), f"in{suffix}"))  # an empty file has no lines
+    for text in (b"plain\n", data[:1]):
         with pytest.raises(DataError, match=f"^in{suffix}: is not compressed, although "):
             list(read_blocks(io.BytesIO(text), f"in{suffix}"))
 
@@ -267,6 +269,11 @@ def test_lines_are_counted(tmp_path, monkeypatch):
         monkeypatch.setattr(sys, "stdin", stdin)
         stdin.buffer.readline()
         assert count_lines(None) == 3 and stdin.buffer.read() == b"b\n\nc"
+    for content in (compress(b"a\n" * 999, ".gz")[:-9], b"%PDF-1.7\n" + 99_999 * b"a\n"):
+        (tmp_path / "in").write_bytes(content)
+        with (tmp_path / "in").open("rb") as stdin:
+            monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=stdin, fileno=stdin.fileno))
+            assert count_lines(None) is None and stdin.read() == content  # the reader refuses it
     reading_end, writing_end = os.pipe()
     os.close(writing_end)
     with open(reading_end) as stdin:

@@ -320,8 +320,8 @@ def test_the_report_by_hand(folder, caplog):
     summary = "2.727 pieces per word, 4 unknown or single bytes, longest 10 pieces"
     assert caplog.messages[-2] == summary
     assert caplog.messages[-1] == (
-        "19.0% of the target pieces are unknown or single bytes: raise vocab.size, or learn a"
-        " vocabulary from this text, without vocab.path and train.init_from"
+        "19.0% of the target pieces are unknown or single bytes: raise vocab.size; if vocab.path or"
+        " train.init_from is set, leave it out to learn a vocabulary from this text"
     )
     lengths = [side.tolist() for side in prepared.pairs.lengths]
     assert lengths == [[4, 5, 3], [8, 11, 5]]
@@ -412,3 +412,13 @@ def test_lines_without_words_whose_translation_differs_are_counted(folder):
     report = json.loads((prepared.path / REPORT).read_bytes())
     del report["sources"]["changed_wordless"]  # as an earlier version wrote it
     assert SourceStatistics(**report["sources"]).changed_wordless == 0
+
+
+def test_text_is_read_as_a_given_vocabulary_was_learned(corpus_dir, tmp_path):
+    """As that of a model of an earlier version. Sabotage: clean by the configured form."""
+    config = tiny_config(corpus_dir, data__prepared_dir=str(tmp_path))
+    learned = prepare(config).vocab
+    earlier = Vocabulary(learned.src_model, learned.tgt_model, "none")
+    as_it_is = tiny_config(corpus_dir, data__prepared_dir=str(tmp_path), data__normalize="none")
+    assert prepare(config, earlier).path == prepare(as_it_is, earlier).path
+    assert prepare(config, learned).path == prepare(config).path != prepare(config, earlier).path

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from transformer_mt.config.keys import DataConfig, VocabConfig
 from transformer_mt.text.splitting import LineSplitter, SourceStatistics, has_words, split_sentences
-from transformer_mt.text.vocabulary import UNK_ID, Vocabulary, train_vocabulary
+from transformer_mt.text.vocabulary import Vocabulary, train_vocabulary
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz.,;!"
 SINGLE, SEVERAL = 0.0, 0.01
@@ -127,7 +127,8 @@ def test_every_part_has_pieces_and_words(vocab, text, mode):
     letters = []
     for part in parts:
         shown = part if isinstance(part, str) else vocab.src.decode([part])[0]
-        assert has_words(shown) == isinstance(part, list) or UNK_ID in part
+        has_unknown = not set(vocab.src.unknown_ids()).isdisjoint(part)
+        assert has_words(shown) == isinstance(part, list) or has_unknown
         letters += filter(str.isalpha, shown)
     assert letters == list(filter(str.isalpha, text))
 
@@ -206,6 +207,13 @@ def test_what_has_no_words_is_copied(vocab):
     assert parts_of(vocab, "1\t2\r") == ["1 2"] and parts_of(vocab, " \t\r") == []
     [ids, *copied] = parts_of(vocab, f"ab cd {'.' * 50}")
     assert vocab.src.decode([ids]) == ["ab cd"] and copied == ["." * 19, "." * 20, "." * 11]
+
+
+def test_characters_that_are_cut_apart_are_not_copied(vocab):
+    """A row of bytes would be other text. Sabotage: copy it."""
+    with_bytes = train_vocabulary([Counter({LETTERS: 1})], VocabConfig(size=292))
+    parts = parts_of(with_bytes, f"ab {chr(0x1F600) * 40}")
+    assert len(parts) > 1 and all(isinstance(part, list) for part in parts)
 
 
 def test_the_training_text_may_change_what_has_no_words(vocab):

@@ -185,7 +185,7 @@ def test_lines_without_a_letter_are_copied(call, request, tmp_path, made_by):
     assert [row["status"] for row in rows] == ["copied", "ok", "ok", *["copied"] * 3]
     assert [row["parts"] for row in rows] == [0, 1, 0, 0, 0, 0]
     assert [row["score"] for row in rows][2:] == [0] * 4
-    assert "\n4 lines without a letter copied\n" in done.err
+    assert "\n4 lines without words copied\n" in done.err
     several = ("--beam-size", "2", "--n-best", "2")
     lines = call("translate", model, "--input", source, *several).out.decode().split("\n")
     assert lines[:2] == ["12", "12"] and lines[6:12] == [each for each in copied[1:] for _ in "ab"]
@@ -221,6 +221,9 @@ def test_for_which_device_processes_are_joined(exported_run, monkeypatch):
         with pytest.raises(InterruptedError):
             run.translate([exported_run.with_name(model)], FileOptions(), options)
         join.assert_called_once_with(joined)
+    monkeypatch.setattr(run, "is_launched", lambda: True)
+    monkeypatch.setattr("transformer_mt.system.device.choose_device", lambda _: Mock(type="cuda"))
+    assert run.device_to_join([exported_run.with_name("missing")], "auto") == "cuda"
 
 
 def test_other_processes_translate_what_they_are_given(monkeypatch):

@@ -267,7 +267,7 @@ def test_lines_gone_wrong_are_told_apart(caplog):
         log_kinds(counts, "in: ")
     assert [(record.levelname, record.getMessage()) for record in caplog.records] == [
         ("INFO", "in: 2 lines translated in parts"),
-        ("INFO", "in: 1 line without a letter copied"),
+        ("INFO", "in: 1 line without words copied"),
         ("WARNING", "in: 1 line cut at the length limit; such text usually repeats itself"),
         ("WARNING", "in: 1 line with words translated into nothing"),
     ]

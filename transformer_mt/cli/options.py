@@ -118,7 +118,12 @@ RawOption = Annotated[
     flag("Use the trained weights, not their moving average.", "--raw", group=SEARCH),
 ]
 OverwriteOption = Annotated[
-    bool, flag("Replace files that this program did not write.", "--overwrite", group=FILES)
+    bool,
+    flag(
+        "Replace existing files in --output-dir, or text that is scored.",
+        "--overwrite",
+        group=FILES,
+    ),
 ]
 QuietOption = Annotated[bool, flag("Only warnings and errors on stderr.", "-q", "--quiet")]
 

@@ -48,7 +48,7 @@ class DataConfig(Section):
     """Language to translate to."""
     normalize: Annotated[NormalForm, OnChange.SHAPES_CORPUS] = "nfc"
     """How text is read: "nfc" composes letters and accents (Unicode NFC) and drops soft hyphens,
-    zero-width spaces, word joiners and byte order marks; "none", as before this key, does not."""
+    zero-width spaces, word joiners and byte order marks; "none" leaves text as it is."""
     max_length: Annotated[int, Field(ge=1), OnChange.SHAPES_CORPUS] = 256
     """Pieces per side, without EOS; longer training pairs are dropped."""
     max_length_ratio: Annotated[float, Field(ge=0), OnChange.SHAPES_CORPUS] = 0.0

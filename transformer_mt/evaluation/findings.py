@@ -148,7 +148,7 @@ def unknown_pieces(name: str, share: float, has_bytes: bool) -> str | None:
 
 
 def wrong_script(name: str, lines: Sequence[str], training: Sequence[str]) -> str | None:
-    """Finds lines without a letter of the script of most training lines of their side."""
+    """Finds lines without words of the script of most training lines of their side."""
     written, expected = list(filter(script_of, lines)), usual_script(training)
     if not written or not expected:
         return None

@@ -207,7 +207,8 @@ def evaluate_systems(
         data, tokenize = _common_corpus(named, languages)
         test_set = load_test_set(data)
         metrics = choose_metrics(data.tgt_lang, references=test_set.references, configured=tokenize)
-        warn_of_held_out(test_set.name, *filter(None, [test_set.src, *test_set.references]))
+        sides = filter(None, [test_set.src, *test_set.references])
+        warn_of_held_out(test_set.name, *sides, form=named[0][0].vocab.form if named else "none")
         systems = [_read_translation(hypotheses, test_set)] if hypotheses else named
         other = _open(baseline, test_set) if baseline else None
         if other and not isinstance(other, SystemOutput):

@@ -60,7 +60,7 @@ def is_main_process() -> bool:
 
 
 def end_with_launcher() -> None:
-    """Lets Linux kill this process when its launcher has ended: nothing else would."""
+    """Asks Linux to kill this process when the thread that started it, the launcher's, ends."""
     if is_launched() and sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 

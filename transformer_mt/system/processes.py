@@ -9,6 +9,7 @@ files. Objects are exchanged by pickle, among the processes of one command alone
 
 import os
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -32,7 +33,7 @@ noticed at once, since the system closes its connections."""
 
 
 @contextmanager
-def _recognise_loss() -> Iterator[None]:
+def _raise_if_lost() -> Iterator[None]:
     """Raises LostProcessError if PyTorch reports that a process has ended or does not answer."""
     try:
         yield
@@ -40,6 +41,9 @@ def _recognise_loss() -> Iterator[None]:
         text = str(error).lower()
         if not any(part in text for part in ("connection", "timed out", "timeout", "broken pipe")):
             raise
+        # The process that ended has said why; meanwhile the launcher ends this one.
+        with handle_signals(signal.SIG_DFL):
+            time.sleep(launcher.SECONDS_TO_END)
         raise LostProcessError(
             "another process has ended or is unreachable; run the same command again"
         ) from None
@@ -63,7 +67,7 @@ class Processes:
         """Whether this is the process that writes files."""
         return self.rank == 0
 
-    @_recognise_loss()
+    @_raise_if_lost()
     def sum(self, tensor: "Tensor") -> None:
         """Replaces a tensor on the device with its sum over all processes, equal in every bit."""
         if self._control:
@@ -71,7 +75,7 @@ class Processes:
 
             dist.all_reduce(tensor)
 
-    @_recognise_loss()
+    @_raise_if_lost()
     def max(self, *values: float) -> list[float]:
         """Returns, for each position, the largest value of all processes."""
         if not self._control:
@@ -83,7 +87,7 @@ class Processes:
         dist.all_reduce(largest, dist.ReduceOp.MAX, self._control)
         return largest.tolist()
 
-    @_recognise_loss()
+    @_raise_if_lost()
     def gather(self, value: T) -> list[T]:
         """Gives the values of all processes, by rank."""
         values: list[T] = [value] * self.world_size
@@ -93,7 +97,7 @@ class Processes:
             dist.all_gather_object(values, value, self._control)
         return values
 
-    @_recognise_loss()
+    @_raise_if_lost()
     def broadcast(self, value: T) -> T:
         """Returns the main process's value; the values of the others are ignored."""
         values = [value]
@@ -128,7 +132,7 @@ def join_processes(device_type: str) -> Iterator[Processes]:
         yield ALONE
         return
     # While PyTorch waits for the others, Python's own handlers would not be called.
-    with handle_signals(signal.SIG_DFL), _recognise_loss():
+    with handle_signals(signal.SIG_DFL), _raise_if_lost():
         processes = _join(device_type)
     yield processes
     from torch.distributed import destroy_process_group

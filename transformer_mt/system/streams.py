@@ -63,7 +63,7 @@ def read_blocks(stream: io.BufferedIOBase, name: object) -> Iterator[bytes]:
         kind, blocks = _recognise(iter(partial(stream.read1, BLOCK_BYTES), b""))
         if kind in _DECOMPRESS:
             kind, blocks = _recognise(_DECOMPRESS[kind](blocks))
-        elif not kind and (suffix := compression_suffix(Path(str(name)))):
+        elif not kind and (suffix := compression_suffix(Path(str(name)))) and next(blocks):
             raise DataError(f"{name}: is not compressed, although its name ends in {suffix}")
         if kind:
             raise DataError(
@@ -91,7 +91,8 @@ def _decompress(new_decoder: Callable[[], Any], blocks: Iterator[bytes]) -> Iter
             if decoder.eof and (data := data.lstrip(b"\0")):  # padding between members
                 decoder = new_decoder()
             if data:
-                yield decoder.decompress(data)
+                if block := decoder.decompress(data):
+                    yield block
                 data = decoder.unused_data
     if not decoder.eof:
         raise EOFError("it ends before its compressed data does")
@@ -298,8 +299,9 @@ def count_lines(path: Path | None) -> int | None:
             return None
         with open_input(path) as file:
             position = file.tell()
-            count = sum(map(len, split_lines(file, path)))
-            file.seek(position)
-            return count
+            try:
+                return sum(map(len, split_lines(file, path)))
+            finally:  # also of a file that cannot be read, so that its reader meets the same error
+                file.seek(position)
     except (DataError, OSError):
         return None

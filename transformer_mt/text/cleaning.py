@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import cache
 
-from transformer_mt.config.keys import DataConfig
+from transformer_mt.config.keys import DataConfig, NormalForm
 from transformer_mt.text.normalization import is_blank, normalize_text
 
 logger = logging.getLogger(__name__)
@@ -99,19 +99,20 @@ def describe_dropped(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{count:,} {reason}" for reason, count in sorted(counts.items())) or "none"
 
 
-def warn_of_held_out(name: str, *sides: Sequence[str]) -> None:
+def warn_of_held_out(name: str, *sides: Sequence[str], form: NormalForm) -> None:
     """Warns of pairs with an empty side, and of references that no composed text can match.
 
     Args:
         name: What the text is, for people.
         sides: The sources, if there are any, and the references; all are scored as they are.
+        form: How the model reads and writes text.
     """
     if empty := sum(any(map(is_blank, pair)) for pair in zip(*sides, strict=True)):
         logger.warning(
             f"{name}: {empty:,} of {len(sides[0]):,} pairs have an empty side and count in the"
             " scores; remove them, or read the two files with skip_empty = true"
         )
-    changed = sum(normalize_text(line, "nfc") != line for line in sides[-1])
+    changed = sum(normalize_text(line, form) != line for line in sides[-1])
     if changed > _MANY_CHANGED * len(sides[-1]):
         logger.warning(
             f"{name}: {changed:,} references have decomposed letters or invisible characters, which"

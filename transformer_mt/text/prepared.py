@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 from pydantic import TypeAdapter
 
-from transformer_mt.config.changes import on_change
+from transformer_mt.config.changes import keep_normalization, on_change
 from transformer_mt.config.keys import Config, DataConfig
 from transformer_mt.config.loading import searched_folders
 from transformer_mt.config.section import OnChange, Section
@@ -134,6 +134,8 @@ def prepare(
         DataError: If the corpus or vocabulary cannot be used, the text changes meanwhile, the
             prepared corpus is damaged, or no pair is left.
     """
+    if vocab:
+        config = keep_normalization(config, vocab.form)
     split = open_split(config.data, config.data.train)
     configured_vocab = load_configured_vocabulary(config, vocab)
     if vocab := vocab or configured_vocab:
@@ -354,6 +356,7 @@ def _log_summary(corpus: PreparedCorpus) -> None:
     for side, lines in (("source", pairs.src), ("target", pairs.tgt)):
         if (share := unknown[side] / len(lines.ids)) > _MANY_UNKNOWN:
             logger.warning(
-                f"{share:.1%} of the {side} pieces are unknown or single bytes: raise vocab.size,"
-                " or learn a vocabulary from this text, without vocab.path and train.init_from"
+                f"{share:.1%} of the {side} pieces are unknown or single bytes: raise vocab.size;"
+                " if vocab.path or train.init_from is set, leave it out to learn a vocabulary from"
+                " this text"
             )

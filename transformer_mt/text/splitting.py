@@ -18,7 +18,7 @@ import numpy.typing as npt
 from pydantic import ConfigDict
 
 from transformer_mt.config.keys import DataConfig
-from transformer_mt.text.vocabulary import UNK_ID, WORD_MARK, SentencePieceModel
+from transformer_mt.text.vocabulary import WORD_MARK, SentencePieceModel
 
 Part = list[int] | str  # ids to translate, or text to copy
 
@@ -191,6 +191,7 @@ class LineSplitter:
         split: str = "auto",
     ) -> None:
         self._model, self._language = model, data.src_lang
+        self._unknown = frozenset(model.unknown_ids())
         statistics = statistics or SourceStatistics(data.max_length, data.max_length, 1.0)
         # The longest line may be of text before this one.
         self.max_length = max_length or max(data.max_length, statistics.longest)
@@ -264,8 +265,9 @@ class LineSplitter:
             rows.append(ids[start:end])
             start = end
         rows.append(ids[start:])
-        # Symbols, such as a row of dots, may fill rows of their own.
+        # Symbols, such as a row of dots, may fill rows of their own; bytes may have been cut apart.
+        copies = self.copies_wordless
         return [
-            text if self.copies_wordless and UNK_ID not in row and not has_words(text) else row
+            text if copies and self._unknown.isdisjoint(row) and not has_words(text) else row
             for row, text in zip(rows, self._model.decode(rows), strict=True)
         ]

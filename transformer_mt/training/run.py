@@ -144,7 +144,9 @@ def build_trainer(
         config = keep_normalization(config, vocab.form)
     precision = choose_precision(config.train.precision, device, previous)
     valid = load_split(config.data, config.data.valid)
-    warn_of_held_out(f"data.valid = {config.data.valid}", valid.src, valid.tgt)
+    warn_of_held_out(
+        f"data.valid = {config.data.valid}", valid.src, valid.tgt, form=config.data.normalize
+    )
     corpus = replace(prepare(config, vocab, scratch), known_sources=known)
     progress = Progress(
         precision=precision, corpus_digest=corpus.digest, valid_digest=valid.digest()

@@ -34,6 +34,8 @@ logger = logging.getLogger(__name__)
 _SEARCH = SearchOptions(beam_size=1)
 """Greedy, whatever the default of `translate` is."""
 _SAMPLES = 3
+_COMPARED = 64
+"""Pieces of a side with which decoding is compared: a line of validation may be a document."""
 
 
 @dataclass(frozen=True)
@@ -84,8 +86,8 @@ class Validator:
         engine = self._engine
         if not self._has_compared:
             self._has_compared = True
-            src, tgt = (side[0].tolist() for side in (self._encoded.src, self._encoded.tgt))
-            warn_of_decoding(engine.model, src, tgt)
+            src, tgt = (side[0][:_COMPARED] for side in (self._encoded.src, self._encoded.tgt))
+            warn_of_decoding(engine.model, src.tolist(), tgt.tolist())
         result = self._validate(advance)
         if engine.ema:
             with engine.ema.in_place():

@@ -15,7 +15,6 @@ from transformer_mt.errors import ConfigError
 from transformer_mt.model.transformer import Transformer, evaluation_mode
 from transformer_mt.system.device import compute_settings
 from transformer_mt.text.vocabulary import BOS_ID, EOS_ID, Vocabulary
-from transformer_mt.translation.ctranslate2_runtime import vocabulary_tokens
 from transformer_mt.translation.options import DEFAULT_SEARCH
 from transformer_mt.translation.pytorch_runtime import PyTorchRuntime
 from transformer_mt.translation.runtime import Source
@@ -82,6 +81,8 @@ def require_same_scores(checkpoint: Checkpoint, model: Transformer, score: Score
 def score_with_ctranslate2(folder: Path, vocab: Vocabulary) -> Score:
     """Gives the scores of a directory that CTranslate2 loads."""
     import ctranslate2
+
+    from transformer_mt.translation.ctranslate2_runtime import vocabulary_tokens
 
     translator = ctranslate2.Translator(str(folder))
     tokens = vocabulary_tokens(vocab)

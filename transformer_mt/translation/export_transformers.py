@@ -59,7 +59,7 @@ This is greedy search, as `transformer-mt translate`. `num_beams=4, length_penal
 early_stopping=True` is `--beam-size 4 --length-penalty 0`; without `early_stopping=True` the search
 goes on for longer and may find another translation, and any other length penalty is another
 formula. transformer-mt limits each translation to {extra} pieces more than its source, splits lines
-(see "Limits"), copies lines without a letter, and gives an empty line for an empty one. `generate`
+(see "Limits"), copies lines without words, and gives an empty line for an empty one. `generate`
 does none of these: `max_new_tokens`, {default} by default, is one limit for the whole batch."""
 
 

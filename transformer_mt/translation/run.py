@@ -102,7 +102,8 @@ def device_to_join(paths: Iterable[Path], device: Device) -> str:
 
     Paths of files are those of translations, which need no device.
     """
-    if not is_launched() or all((path / EXPORT).exists() for path in paths if path.is_dir()):
+    folders = [path for path in paths if path.is_dir()]
+    if not is_launched() or (folders and all((path / EXPORT).exists() for path in folders)):
         return "cpu"
     from transformer_mt.system.device import choose_device
 

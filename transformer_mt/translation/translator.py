@@ -31,7 +31,7 @@ MIN_BATCH_LENGTH = 8
 
 _KINDS = {
     "split": (logging.INFO, "translated in parts"),
-    "copied": (logging.INFO, "without a letter copied"),
+    "copied": (logging.INFO, "without words copied"),
     "cut": (logging.WARNING, "cut at the length limit; such text usually repeats itself"),
     "empty": (logging.WARNING, "with words translated into nothing"),
 }
