@@ -108,9 +108,12 @@ def test_an_error_of_one_process_ends_all(corpus_dir, tmp_path, fault):
     config = write_exact_config(tmp_path, corpus_dir, **changes)
     done = launch_faulty(fault, rank, 4, "train", config, "--quiet", "--run", tmp_path / "run")
     errors = [line for line in messages(done.stderr) if "error: " in line]
-    [error] = errors or [done.stderr]
-    assert bool(errors) == (fault != "kill") and end in error, done.stderr
-    assert fault == "kill" or error.startswith(beginning)
+    if fault == "kill":  # torchrun's signal may come before the survivor notices, or after
+        assert end in done.stderr and len(errors) <= 1
+        assert all("another process has ended or is unreachable" in error for error in errors)
+    else:
+        [error] = errors
+        assert error.startswith(beginning) and end in error, done.stderr
     assert done.returncode == 1
     assert 2 in exit_codes(done.stderr) or fault == "kill"
     assert fault == "nan" or load_newest(tmp_path / "run") is None
