@@ -298,6 +298,18 @@ def test_the_newest_checkpoint_is_of_the_text_of_the_run(tmp_path, caplog, part,
     assert find_checkpoint(tmp_path).path == copied and not caplog.messages
 
 
+def test_the_newest_checkpoint_has_the_configuration_of_the_run(tmp_path):
+    """Even with the same text: the seed is another. Sabotage: compare texts alone."""
+    copied = save_step(tmp_path, 1)
+    for config, is_own in ((small_config(), True), (small_config(train__seed=2), False)):
+        write_description(tmp_path, {"config": config.model_dump(mode="json")})
+        if is_own:
+            assert find_checkpoint(tmp_path).path == copied
+            continue
+        with pytest.raises(CheckpointError, match="of another run: run.json has other train.seed$"):
+            find_checkpoint(copied)
+
+
 def train_on(monkeypatch, run_dir, steps: range, **progress: int) -> None:
     """Saves and prunes checkpoints, keeping one, once the next file is verified."""
     real = files.sha256

@@ -14,7 +14,10 @@ from typing import TYPE_CHECKING, Any
 from pydantic import TypeAdapter
 
 from transformer_mt.checkpoints.layout import EXPORT, RUN_FILE, STEP_NAME, TRAINING, checkpoint_path
-from transformer_mt.errors import ChangedModelError, CheckpointError
+from transformer_mt.config.changes import changed_keys
+from transformer_mt.config.loading import parse_recorded_config
+from transformer_mt.config.section import OnChange
+from transformer_mt.errors import ChangedModelError, CheckpointError, ConfigError
 from transformer_mt.system.files import (
     MANIFEST,
     atomic_file,
@@ -47,7 +50,7 @@ def load_own(path: Path) -> "Checkpoint":
     """Reads a checkpoint; that of a step must be what its name and its run directory say.
 
     Raises:
-        CheckpointError: If it is damaged, a link, of another step, or of other text than the run.
+        CheckpointError: If it is damaged, a link, of another step, or of another run.
     """
     from transformer_mt.checkpoints.checkpoint import load_checkpoint
 
@@ -66,6 +69,11 @@ def load_own(path: Path) -> "Checkpoint":
         recorded = description.get(part)
         if isinstance(recorded, dict) and recorded.get("digest", own) != own:
             raise CheckpointError(f"{path}: of another run: {RUN_FILE} names another {part}")
+    with suppress(ConfigError, KeyError):
+        config = parse_recorded_config(description["config"], RUN_FILE)
+        fixed = OnChange.REFUSED, OnChange.SHAPES_CORPUS
+        if keys := changed_keys(config, checkpoint.config, *fixed):
+            raise CheckpointError(f"{path}: of another run: {RUN_FILE} has other {', '.join(keys)}")
     return checkpoint
 
 

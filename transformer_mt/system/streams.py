@@ -31,7 +31,8 @@ _NO_TEXT = re.compile(
     rb"|(?P<archive>\x1f[\x9d\xa0]|LZIP\x01|\x04\"M\x18|]\0\0.\0|7z\xbc\xaf|Rar!\x1a|.{257}ustar)"
     rb"|(?P<picture>\x89PNG|\xff\xd8\xff|GIF8[79]a.[\0-\x08]|II\*\0|MM\0\*|RIFF.{4}WEBP)"
     rb"|(?P<binary>\n.\n.<\w+>\x15|.{4}\0{4}\{\"|\x80[\x02-\x05][]}(KX\x8a\x95]|\x93NUMPY|\x89HDF"
-    rb"|PAR1\x15|ARROW1\0|SQLite format 3\0|\x7fELF)",
+    rb"|PAR1\x15|ARROW1\0|SQLite format 3\0|\x7fELF|ID3[\2-\4]\0)"
+    rb"|(?P<UTF16>(?:[^\0\n]\0){8}|(?:\0[^\0\n]){8})",
     re.DOTALL,
 )
 """How files begin that hold no plain text; the names are for messages."""
@@ -68,7 +69,7 @@ def read_blocks(stream: io.BufferedIOBase, name: object) -> Iterator[bytes]:
         if kind:
             raise DataError(
                 f"{name}: holds {kind.replace('_', ' ')} data, not text; convert it first, such as"
-                " with bzip2 -dc, unzip -p, pdftotext or pandoc -t plain"
+                " with iconv, bzip2 -dc, unzip -p, pdftotext or pandoc -t plain"
             )
         yield from blocks
 

@@ -46,8 +46,9 @@ def readable_corpus(data: DataConfig, split: Splits) -> DataConfig:
         own = Path(data.path, name).absolute()
         option = f"--split {own}" if isinstance(split, str) else "--src and --ref"
         raise DataError(
-            f"data.path = {data.path}, split {split}: not read, since a model names it and `train`"
-            f" has not listed it in {_record()}; to evaluate with it, add {option}"
+            f"data.path = {data.path}, split {split}: not read, since a model names it, and no"
+            " `train` of yours has read it on this machine; repeat the command that trained the"
+            f" model (it ends at once), or name the text: {option}"
         )
     folders = {key: DEFAULTS[f"data.{key}"] for key in ("cache_dir", "prepared_dir")}
     return data.model_copy(update=folders)
