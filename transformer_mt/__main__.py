@@ -6,13 +6,15 @@ from transformer_mt.system.launcher import end_with_launcher
 
 
 def main() -> None:
-    """Runs the program, after the only thing that must not wait for imports.
+    """Runs the program, after what must not wait for imports.
 
     Before and after that, Ctrl-C ends the process at once, without a traceback.
     """
     handler = signal.getsignal(signal.SIGINT)
     outside = signal.SIG_DFL if handler is signal.default_int_handler else handler
     signal.signal(signal.SIGINT, outside)
+    # Threads of libraries inherit this, so that the prompt's main thread gets the signal of `fg`.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCONT})
     end_with_launcher()
     from transformer_mt.cli import program
 

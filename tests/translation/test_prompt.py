@@ -44,7 +44,7 @@ class Terminal:
         self.process = subprocess.Popen(
             [sys.executable, "-c", _AT_TERMINAL, *command(*arguments)],
             start_new_session=True,
-            env={**os.environ, "TERM": "xterm", "PYTHONIOENCODING": "utf-8", "INPUTRC": os.devnull},
+            env={**os.environ, **_AS_A_USERS},
             **streams,
         )
         os.close(slave)
@@ -105,6 +105,13 @@ class Terminal:
         self._seen += text.replace("\r\n", "\n")
         return bool(data)
 
+
+_AS_A_USERS = {
+    "TERM": "xterm",
+    "PYTHONIOENCODING": "utf-8",
+    "INPUTRC": os.devnull,
+    "OMP_NUM_THREADS": "2",  # of the threads, the prompt's must get the signals
+}
 
 _AT_TERMINAL = """
 import fcntl, os, sys, termios
@@ -186,7 +193,8 @@ def test_lines_are_edited_and_recalled(copy_run, terminal):
 def test_after_ctrl_z_and_fg_the_prompt_goes_on(copy_run, terminal):
     """With what was typed, as if nothing had been between: it is edited, and Ctrl-C drops it.
 
-    Here the test stops the program and resets the terminal, as a shell does.
+    Here the test stops the program and resets the terminal, as a shell does. Sabotage: let each
+    thread get SIGCONT.
     """
     prompt = terminal("translate", copy_run)
     cooked = prompt.attributes()

@@ -47,6 +47,7 @@ def _read(prompt: str) -> str | None:
             readline.set_startup_hook(partial(readline.insert_text, half_typed))
         half_typed, before = "", signal.signal(signal.SIGCONT, _stop_reading)
         try:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCONT})
             with _stdout_at_terminal():
                 return input(prompt)
         except InterruptedError:
@@ -63,6 +64,7 @@ def _read(prompt: str) -> str | None:
                 raise
             print(file=sys.stderr)
         finally:
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCONT})
             signal.signal(signal.SIGCONT, before)
 
 
