@@ -35,6 +35,7 @@ def test_a_text_is_known_once_it_was_trained_on(record, tmp_path):
     [line] = record.read_text().splitlines()
     assert json.loads(line)[0] == data.path and line.isascii()
     assert os.stat(record.parent).st_mode & 0o777 == 0o700
+    record.write_bytes(b"\xff\n" + record.read_bytes())  # damaged; the other lines hold
     assert readable_corpus(data, data.test) is data
     for key in ("path", "train", "valid", "test", "cache_dir", "prepared_dir"):
         changed = data.model_copy(update={key: str(tmp_path)})

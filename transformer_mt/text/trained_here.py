@@ -56,7 +56,7 @@ def readable_corpus(data: DataConfig, split: Splits) -> DataConfig:
 
 def _is_known(data: DataConfig) -> bool:
     path = _record()
-    return path.exists() and _line(data) in path.read_text().splitlines(keepends=True)
+    return path.exists() and _line(data).encode() in path.read_bytes().splitlines(keepends=True)
 
 
 def _record() -> Path:
