@@ -177,8 +177,6 @@ NOT_TEXT = {
     "picture, GIF": b"GIF89a\x01\0\x01\0\x80\0\0",
     "binary": pickle.dumps({"a": TEXT}),
     "binary, MP3": b"ID3\x03\0\0\0\0\x1fv",
-    "UTF16": "Hallo Welt".encode("utf-16-le"),
-    "UTF16, big-endian": "Hallo Welt".encode("utf-16-be"),
     "binary, safetensors": safetensors.numpy.save({"a": np.zeros(3)}),
     "binary, SentencePiece": b"\n\x0e\n\x05<unk>\x15\0\0\0\0\x18\x02",
     "gzip": gzip.compress(gzip.compress(TEXT)),
@@ -192,6 +190,14 @@ def test_what_is_not_text_is_refused_by_name(kind):
     for suffix in ("", *SUFFIXES):
         with pytest.raises(DataError, match=message):
             list(read_blocks(io.BytesIO(compress(NOT_TEXT[kind], suffix)), "in"))
+
+
+@pytest.mark.parametrize("encoding", ["UTF-16LE", "UTF-16BE"])
+def test_utf_16_without_a_byte_order_mark_is_refused(encoding):
+    message = f"^in: is {encoding}; convert it with iconv -f {encoding} -t UTF-8$"
+    for suffix in ("", *SUFFIXES):
+        with pytest.raises(DataError, match=message):
+            list(read_blocks(io.BytesIO(compress("Hallo Welt".encode(encoding), suffix)), "in"))
 
 
 def test_lines_that_begin_as_binary_data_do():

@@ -128,7 +128,7 @@ def test_an_input_that_is_not_text(translate, tmp_path, ending):
     data = bz2.compress(TEXT)
     source = tmp_path / f"in.de{ending}"
     source.write_bytes(compress(data, ending))
-    message = "holds bzip2 data, not text; convert it first, such as with iconv, "
+    message = "holds bzip2 data, not text; convert it first, such as with bzip2 -dc, "
     assert_one_error(translate("-q", "-i", source, "-o", tmp_path / "out"), f"{source}: {message}")
     assert_one_error(translate("-q", stdin=source), f"stdin: {message}")
     (tmp_path / "b.de").write_bytes(TEXT)

@@ -32,10 +32,10 @@ _NO_TEXT = re.compile(
     rb"|(?P<picture>\x89PNG|\xff\xd8\xff|GIF8[79]a.[\0-\x08]|II\*\0|MM\0\*|RIFF.{4}WEBP)"
     rb"|(?P<binary>\n.\n.<\w+>\x15|.{4}\0{4}\{\"|\x80[\x02-\x05][]}(KX\x8a\x95]|\x93NUMPY|\x89HDF"
     rb"|PAR1\x15|ARROW1\0|SQLite format 3\0|\x7fELF|ID3[\2-\4]\0)"
-    rb"|(?P<UTF16>(?:[^\0\n]\0){8}|(?:\0[^\0\n]){8})",
+    rb"|(?P<UTF_16LE>(?:[^\0\n]\0){8})|(?P<UTF_16BE>(?:\0[^\0\n]){8})",
     re.DOTALL,
 )
-"""How files begin that hold no plain text; the names are for messages."""
+"""How files begin that hold no UTF-8 text; the names are for messages."""
 
 
 def compression_suffix(path: Path) -> str:
@@ -66,10 +66,12 @@ def read_blocks(stream: io.BufferedIOBase, name: object) -> Iterator[bytes]:
             kind, blocks = _recognise(_DECOMPRESS[kind](blocks))
         elif not kind and (suffix := compression_suffix(Path(str(name)))) and next(blocks):
             raise DataError(f"{name}: is not compressed, although its name ends in {suffix}")
+        if kind.startswith("UTF"):
+            raise _wrong_encoding(name, kind.replace("_", "-"))
         if kind:
             raise DataError(
                 f"{name}: holds {kind.replace('_', ' ')} data, not text; convert it first, such as"
-                " with iconv, bzip2 -dc, unzip -p, pdftotext or pandoc -t plain"
+                " with bzip2 -dc, unzip -p, pdftotext or pandoc -t plain"
             )
         yield from blocks
 
@@ -237,7 +239,11 @@ def refuse_utf16(first_line: bytes, name: object) -> None:
     """Raises DataError for text that begins with a byte order mark of UTF-16 or UTF-32."""
     for bits, marks in ((32, (BOM_UTF32_LE, BOM_UTF32_BE)), (16, (BOM_UTF16_LE, BOM_UTF16_BE))):
         if first_line.startswith(marks):
-            raise DataError(f"{name}: is UTF-{bits}; convert it with iconv -f UTF-{bits} -t UTF-8")
+            raise _wrong_encoding(name, f"UTF-{bits}")
+
+
+def _wrong_encoding(name: object, encoding: str) -> DataError:
+    return DataError(f"{name}: is {encoding}; convert it with iconv -f {encoding} -t UTF-8")
 
 
 def open_input(path: Path | None) -> AbstractContextManager[io.BufferedIOBase]:
