@@ -12,15 +12,17 @@ operation whose operands lie on both devices fails, but for host scalars of no d
   device="cuda")` is one, and so is an index on the host;
 - a result whose size depends on values: `nonzero`, a bool mask as an index, `masked_select`.
 
-Autocast runs with the lists of the CPU, which are those of CUDA for everything the model does. Not
-simulated: other threads, streams, `torch.compile`, kernels that only CUDA has, and memory that is
-freed or overwritten before an asynchronous copy has read it.
+A CUDA graph records every operation with its operands and results; a replay repeats them on the
+same tensors, whatever was written to those meanwhile. `torch.compile` returns the function itself,
+and `flex_attention` computes all products. Autocast runs with the lists of the CPU, which are those
+of CUDA for everything the model does. Not simulated: other threads, streams, kernels that only CUDA
+has, and memory that is freed or overwritten before an asynchronous copy has read it.
 """
 
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Self
@@ -28,6 +30,7 @@ from unittest.mock import patch
 
 import torch
 from torch import Tensor
+from torch.nn.attention import flex_attention
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -104,6 +107,46 @@ class _Dispatch(TorchDispatchMode):
                 )
 
 
+class SimulatedGraph(TorchDispatchMode):
+    """A CUDA graph: within it operations are recorded, and `replay` repeats them in place."""
+
+    def __init__(self, cuda: "SimulatedCuda") -> None:
+        super().__init__()
+        self._cuda = cuda
+        self._recorded: list[tuple[Any, Any, Any, Any]] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # noqa: D105
+        result = func(*args, **(kwargs or {}))
+        self._recorded.append((func, args, kwargs or {}, result))
+        return result
+
+    @torch.no_grad()
+    def replay(self) -> None:
+        """Computes everything anew from what its inputs hold now."""
+        for func, args, kwargs, result in self._recorded:
+            new = self._cuda.call(True, func, args, kwargs)
+            for old_leaf, new_leaf in zip(tree_leaves(result), tree_leaves(new), strict=True):
+                if isinstance(old_leaf, Tensor) and old_leaf.data_ptr() != new_leaf.data_ptr():
+                    old_leaf.copy_(new_leaf)
+
+
+def dense_attention(q: Tensor, k: Tensor, v: Tensor, block_mask: SimpleNamespace) -> Tensor:
+    """Computes what `flex_attention` does: keys in listed blocks, and of those what the mask says.
+
+    Queries without any key give NaN, which on CUDA depends on the kernel.
+    """
+    counts, indices = block_mask.counts[0, 0], block_mask.indices[0, 0].long()
+    size, n_blocks = block_mask.BLOCK_SIZE, indices.size(1)
+    is_listed = torch.arange(n_blocks, device=q.device) < counts[:, None]
+    blocks = torch.zeros_like(is_listed).scatter(1, indices, is_listed)
+    mask = blocks.repeat_interleave(size, 0, output_size=q.size(2))
+    mask = mask.repeat_interleave(size, 1, output_size=k.size(2))
+    queries, keys = (torch.arange(x.size(2), device=q.device) for x in (q, k))
+    mask = mask & block_mask.mask_mod(queries[0], queries[0], queries[:, None], keys[None])
+    scores = q.float() @ k.float().transpose(-2, -1) * q.size(-1) ** -0.5
+    return (scores.masked_fill(~mask, -torch.inf).softmax(-1) @ v.float()).to(q.dtype)
+
+
 class SimulatedCuda(TorchFunctionMode):
     """The simulated device; see the module.
 
@@ -162,15 +205,16 @@ class SimulatedCuda(TorchFunctionMode):
             return special(*args, **kwargs)
         device = kwargs.pop("device", None)
         if device is None:
-            return self._call(any_on_device, func, args, kwargs)
+            return self.call(any_on_device, func, args, kwargs)
         to_cuda = torch.device(device).type == "cuda"
-        result = self._call(to_cuda, func, args, kwargs)
+        result = self.call(to_cuda, func, args, kwargs)
         if to_cuda and func in (torch.tensor, torch.as_tensor, torch.asarray):
             self.count("copy to the device")
         put_on_cuda(result, to_cuda)
         return result
 
-    def _call(self, on_device: bool, func: Any, args: Any, kwargs: Any) -> Any:
+    def call(self, on_device: bool, func: Any, args: Any, kwargs: Any) -> Any:
+        """Calls a function whose results lie on the device if it has no operands."""
         before, self.makes_on_device = self.makes_on_device, on_device
         try:
             return func(*args, **kwargs)
@@ -201,9 +245,9 @@ class SimulatedCuda(TorchFunctionMode):
         on_device = is_on_cuda(tensor)
         dtype = dtype or tensor.dtype
         if device is None or on_device == (device.type == "cuda"):
-            return self._call(on_device, torch.Tensor.to, (tensor, dtype), {"copy": copy})
+            return self.call(on_device, torch.Tensor.to, (tensor, dtype), {"copy": copy})
         self.count_copy(tensor, non_blocking)
-        moved: Tensor = self._call(False, torch.Tensor.to, (tensor, dtype), {"copy": True})
+        moved: Tensor = self.call(False, torch.Tensor.to, (tensor, dtype), {"copy": True})
         put_on_cuda(moved, not on_device)
         return moved
 
@@ -239,6 +283,7 @@ def _replacements(cuda: SimulatedCuda) -> list[Any]:
     functions: dict[Any, dict[str, Any]] = {
         torch._C: {"_group_tensors_by_device_and_dtype": grouped},
         torch: {
+            "compile": lambda function, **options: function,
             "autocast": on_cpu(torch.autocast),
             "is_autocast_enabled": on_cpu(torch.is_autocast_enabled),
             "get_autocast_dtype": on_cpu(torch.get_autocast_dtype),
@@ -255,6 +300,17 @@ def _replacements(cuda: SimulatedCuda) -> list[Any]:
             "is_current_stream_capturing": lambda: False,
             "max_memory_reserved": lambda device=None: 0,
             "synchronize": lambda device=None: cuda.count("synchronize"),
+            "Stream": lambda: SimpleNamespace(wait_stream=lambda other: None),
+            "current_stream": lambda: SimpleNamespace(wait_stream=lambda other: None),
+            "stream": lambda stream: nullcontext(),
+            "CUDAGraph": lambda: SimulatedGraph(cuda),
+            "graph": lambda graph, **options: graph,
+        },
+        flex_attention: {"flex_attention": dense_attention},
+        flex_attention.BlockMask: {
+            "from_kv_blocks": lambda counts, indices, **others: SimpleNamespace(
+                counts=counts, indices=indices, **others
+            )
         },
     }
     return [

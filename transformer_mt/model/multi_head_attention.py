@@ -14,6 +14,10 @@ from torch import Tensor, nn
 
 from transformer_mt.config.keys import ModelConfig
 from transformer_mt.model.kernels import Linear, dropout, fused_attention, has_fused_attention
+from transformer_mt.model.packed_attention import PackMask
+
+Mask = Tensor | PackMask
+"""Where queries may attend: a tensor, or the mask of a pack, which attends by itself."""
 
 
 def attention_weights(q: Tensor, k: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
@@ -64,8 +68,10 @@ class Attention(nn.Module):
         super().__init__()
         self.p = p
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask | None, causal: bool) -> Tensor:
         """Attends from queries, (B, H, T, K), to keys and values; gives (B, H, T, K)."""
+        if isinstance(mask, PackMask):
+            return mask.attend(q, k, v)
         p = self.p if self.training else 0.0
         compute = fused_attention if has_fused_attention(q, p) else attention
         return compute(q, k, v, mask, causal, p)
@@ -167,7 +173,7 @@ class SelfAttention(nn.Module):
         self.attention = Attention(config.attention_dropout)
         self.out = Linear(config.d_model, config.d_model, config.attention_bias)
 
-    def forward(self, x: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
+    def forward(self, x: Tensor, mask: Mask | None, causal: bool) -> Tensor:
         """Attends within x, (B, T, D) to (B, T, D)."""
         q, k, v = split_heads(self.qkv(x), 3 * self.n_heads).chunk(3, dim=1)  # (B, H, T, K) each
         output: Tensor = self.out(join_heads(self.attention(q, k, v, mask, causal)))
@@ -202,7 +208,7 @@ class CrossAttention(nn.Module):
         k, v = split_heads(self.kv(memory), 2 * self.n_heads).chunk(2, dim=1)
         return k, v
 
-    def forward(self, x: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
+    def forward(self, x: Tensor, keys: Tensor, values: Tensor, mask: Mask) -> Tensor:
         """Attends to projected memory, (B, T, D) to (B, T, D).
 
         Args:

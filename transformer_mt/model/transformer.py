@@ -26,10 +26,12 @@ from transformer_mt.model.multi_head_attention import (
     CrossAttention,
     DecoderState,
     LayerCache,
+    Mask,
     PositionCache,
     SelfAttention,
     attention_weights,
 )
+from transformer_mt.model.packed_attention import PackMask
 
 
 @contextmanager
@@ -107,8 +109,8 @@ class EncoderLayer(nn.Module):
         self.feed_forward = FeedForward(config)
         self.residuals = nn.ModuleList(Residual(config) for _ in range(2))
 
-    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
-        """Maps (B, S, D) to (B, S, D); the mask is (B, 1, 1, S)."""
+    def forward(self, x: Tensor, mask: Mask) -> Tensor:
+        """Maps (B, S, D) to (B, S, D); the mask is (B, 1, 1, S), or that of a pack."""
         x = self.residuals[0](x, lambda y: self.self_attention(y, mask, False))
         x = self.residuals[1](x, self.feed_forward)
         return x
@@ -124,11 +126,16 @@ class DecoderLayer(nn.Module):
         self.feed_forward = FeedForward(config)
         self.residuals = nn.ModuleList(Residual(config) for _ in range(3))
 
-    def forward(self, x: Tensor, memory: Tensor, memory_mask: Tensor) -> Tensor:
-        """Maps (B, T, D) to (B, T, D); the memory is (B, S, D) and its mask (B, 1, 1, S)."""
+    def forward(
+        self, x: Tensor, memory: Tensor, memory_mask: Mask, mask: PackMask | None = None
+    ) -> Tensor:
+        """Maps (B, T, D) to (B, T, D); the memory is (B, S, D) and its mask (B, 1, 1, S).
+
+        In a pack `mask` keeps the targets apart. In a padded batch padding is at the end, so the
+        causal mask alone hides it from every real position.
+        """
         keys, values = self.cross_attention.project_memory(memory)  # (B, H, S, K) each
-        # Padding is at the end, so the causal mask alone hides it from every real position.
-        x = self.residuals[0](x, lambda y: self.self_attention(y, None, True))
+        x = self.residuals[0](x, lambda y: self.self_attention(y, mask, True))
         x = self.residuals[1](x, lambda y: self.cross_attention(y, keys, values, memory_mask))
         x = self.residuals[2](x, self.feed_forward)
         return x
@@ -235,19 +242,37 @@ class Transformer(nn.Module):
         """Marks source positions that are not padding, (B, S) to (B, 1, 1, S)."""
         return (src != self.pad_id)[:, None, None, :]
 
-    def encode(self, src: Tensor, mask: Tensor) -> Tensor:
-        """Computes the memory, (B, S, D), of padded source ids, (B, S), and their `src_mask`."""
-        x = self._embed(src, self.src_embedding, 0)  # (B, S, D)
+    def encode(self, src: Tensor, mask: Mask, encodings: Tensor | None = None) -> Tensor:
+        """Computes the memory, (B, S, D), of padded source ids, (B, S), and their `src_mask`.
+
+        Those of a pack, (1, S), come with the positional encodings of their tokens, (S, D).
+        """
+        if encodings is None:
+            encodings = self.positions_up_to(src.size(1))[: src.size(1)]
+        x = self._embed(src, self.src_embedding, encodings)  # (B, S, D)
         for layer in self.encoder:
             x = layer(x, mask)
         memory: Tensor = self.encoder_norm(x)
         return memory
 
-    def decode(self, tgt_in: Tensor, memory: Tensor, memory_mask: Tensor) -> Tensor:
-        """Computes the decoder's output from the memory, (B, S, D), and its mask, (B, 1, 1, S)."""
-        x = self._embed(tgt_in, self.tgt_weight, 0)  # (B, T, D)
+    def decode(
+        self,
+        tgt_in: Tensor,
+        memory: Tensor,
+        memory_mask: Mask,
+        encodings: Tensor | None = None,
+        mask: PackMask | None = None,
+    ) -> Tensor:
+        """Computes the decoder's output from the memory, (B, S, D), and its mask, (B, 1, 1, S).
+
+        Ids of a pack, (1, T), come with the positional encodings of their tokens, (T, D), and the
+        mask of their self-attention.
+        """
+        if encodings is None:
+            encodings = self.positions_up_to(tgt_in.size(1))[: tgt_in.size(1)]
+        x = self._embed(tgt_in, self.tgt_weight, encodings)  # (B, T, D)
         for layer in self.decoder:
-            x = layer(x, memory, memory_mask)
+            x = layer(x, memory, memory_mask, mask)
         output: Tensor = self.decoder_norm(x)
         return output
 
@@ -272,7 +297,8 @@ class Transformer(nn.Module):
         Returns:
             Logits of the following token, (R, V), equal to those of `forward` at this position.
         """
-        x = self._embed(ids[:, None], self.tgt_weight, state.position)  # (R, 1, D)
+        encodings = self.positions_up_to(state.position + 1)[state.position][None]  # (1, D)
+        x = self._embed(ids[:, None], self.tgt_weight, encodings)  # (R, 1, D)
         for layer, cache in zip(self.decoder, state.layers, strict=True):
             x = layer.decode_position(x, cache, state.memory_mask, state.position)  # type: ignore[operator]
         state.position += 1
@@ -315,11 +341,10 @@ class Transformer(nn.Module):
             self.positions = table  # another thread may keep its own, perhaps shorter, table
         return table
 
-    def _embed(self, ids: Tensor, weight: Tensor, first_position: int) -> Tensor:
-        """Embeds ids, (B, L), at consecutive positions; gives (B, L, D) (sections 3.4, 3.5)."""
+    def _embed(self, ids: Tensor, weight: Tensor, encodings: Tensor) -> Tensor:
+        """Embeds ids, (B, L), at positions with the encodings (L, D) (sections 3.4, 3.5)."""
         embedded = F.embedding(ids, weight) * math.sqrt(self.d_model)  # (B, L, D)
-        end = first_position + ids.size(1)
-        output: Tensor = self.dropout(embedded + self.positions_up_to(end)[first_position:end])
+        output: Tensor = self.dropout(embedded + encodings)
         return output
 
 
