@@ -110,9 +110,8 @@ class _Dispatch(TorchDispatchMode):
 class SimulatedGraph(TorchDispatchMode):
     """A CUDA graph: within it operations are recorded, and `replay` repeats them in place."""
 
-    def __init__(self, cuda: "SimulatedCuda") -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self._cuda = cuda
         self._recorded: list[tuple[Any, Any, Any, Any]] = []
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # noqa: D105
@@ -124,9 +123,10 @@ class SimulatedGraph(TorchDispatchMode):
     def replay(self) -> None:
         """Computes everything anew from what its inputs hold now."""
         for func, args, kwargs, result in self._recorded:
-            new = self._cuda.call(True, func, args, kwargs)
+            new = func(*args, **kwargs)
             for old_leaf, new_leaf in zip(tree_leaves(result), tree_leaves(new), strict=True):
                 if isinstance(old_leaf, Tensor) and old_leaf.data_ptr() != new_leaf.data_ptr():
+                    put_on_cuda(new_leaf)
                     old_leaf.copy_(new_leaf)
 
 
@@ -205,16 +205,15 @@ class SimulatedCuda(TorchFunctionMode):
             return special(*args, **kwargs)
         device = kwargs.pop("device", None)
         if device is None:
-            return self.call(any_on_device, func, args, kwargs)
+            return self._call(any_on_device, func, args, kwargs)
         to_cuda = torch.device(device).type == "cuda"
-        result = self.call(to_cuda, func, args, kwargs)
+        result = self._call(to_cuda, func, args, kwargs)
         if to_cuda and func in (torch.tensor, torch.as_tensor, torch.asarray):
             self.count("copy to the device")
         put_on_cuda(result, to_cuda)
         return result
 
-    def call(self, on_device: bool, func: Any, args: Any, kwargs: Any) -> Any:
-        """Calls a function whose results lie on the device if it has no operands."""
+    def _call(self, on_device: bool, func: Any, args: Any, kwargs: Any) -> Any:
         before, self.makes_on_device = self.makes_on_device, on_device
         try:
             return func(*args, **kwargs)
@@ -245,9 +244,9 @@ class SimulatedCuda(TorchFunctionMode):
         on_device = is_on_cuda(tensor)
         dtype = dtype or tensor.dtype
         if device is None or on_device == (device.type == "cuda"):
-            return self.call(on_device, torch.Tensor.to, (tensor, dtype), {"copy": copy})
+            return self._call(on_device, torch.Tensor.to, (tensor, dtype), {"copy": copy})
         self.count_copy(tensor, non_blocking)
-        moved: Tensor = self.call(False, torch.Tensor.to, (tensor, dtype), {"copy": True})
+        moved: Tensor = self._call(False, torch.Tensor.to, (tensor, dtype), {"copy": True})
         put_on_cuda(moved, not on_device)
         return moved
 
@@ -303,7 +302,7 @@ def _replacements(cuda: SimulatedCuda) -> list[Any]:
             "Stream": lambda: SimpleNamespace(wait_stream=lambda other: None),
             "current_stream": lambda: SimpleNamespace(wait_stream=lambda other: None),
             "stream": lambda stream: nullcontext(),
-            "CUDAGraph": lambda: SimulatedGraph(cuda),
+            "CUDAGraph": SimulatedGraph,
             "graph": lambda graph, **options: graph,
         },
         flex_attention: {"flex_attention": dense_attention},
