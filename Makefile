@@ -27,9 +27,10 @@ check: .venv/.installed-test
 	$(BIN)/mypy
 	$(BIN)/python -m pytest tests/test_architecture.py
 
-# docs/reference.md, from the declarations of keys and options.
+# docs/reference.md, from the declarations of keys and options; table and pictures of docs/model.md.
 reference: .venv/.installed
 	$(BIN)/python docs/make_reference.py
+	$(BIN)/python docs/make_model.py
 
 clean:
 	rm -rf .venv checkpoints/sample
