@@ -6,6 +6,7 @@ import shlex
 import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 import fork_server
 import pytest
@@ -73,6 +74,20 @@ def test_its_pictures_are_there():
         assert pictures
         for picture in pictures:
             assert (page.parent / picture).stat().st_size < 200_000
+
+
+def test_training_from_python(corpus_dir, tmp_path, monkeypatch, capfd):
+    """The lines of the guide, with another configuration."""
+    guide = (ROOT / "docs" / "translating.md").read_text("utf-8")
+    section = guide.split("## Training from Python\n")[1].split("\n## ")[0]
+    lines = [line[4:] for line in section.splitlines() if line.startswith("    ")]
+    write_config(tmp_path, corpus_dir, train__max_steps=1)
+    code = "\n".join(lines).replace("configs/sample", "tiny").replace("steps=100", "steps=2")
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    exec(code, names)
+    assert names["progress"].step == 2 and (tmp_path / "checkpoints" / "sample").is_dir()
+    assert capfd.readouterr() == ("", "")
 
 
 MODEL = ROOT / "docs" / "model.md"
