@@ -151,7 +151,7 @@ def test_tables_shape_the_corpus_and_names_keep_their_fingerprint(own_text, tmp_
     reordered = dict(reversed(split.items()))
     assert prepare(tiny_config(moved, data__train=reordered, **changes)).path == first.path
     part = {**split, "slice": "[:5]"}
-    assert prepare(tiny_config(moved, data__train=part, **changes)).report["kept"] == 5
+    assert prepare(tiny_config(moved, data__train=part, **changes)).report.kept == 5
 
 
 def test_a_table_is_kept_in_the_checkpoint(own_text):

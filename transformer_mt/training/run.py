@@ -7,7 +7,7 @@ import shlex
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import replace
+from dataclasses import asdict, replace
 from logging.handlers import MemoryHandler
 from pathlib import Path
 from typing import Any
@@ -345,7 +345,7 @@ def _write_description(
     initial = {"step": progress.init_step, "digest": progress.init_digest, **progress.init_names}
     description = {
         "config": trainer.config.model_dump(mode="json"),
-        "corpus": {key: value for key, value in corpus.report.items() if key != "chunks"},
+        "corpus": asdict(corpus.report),
         "lengths": _count_lengths(*corpus.pairs.lengths),
         "validation": {"pairs": len(trainer.valid), "digest": progress.valid_digest},
         "init_from": initial if progress.init_digest else None,
