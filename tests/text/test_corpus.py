@@ -1,7 +1,6 @@
 """Reading parallel text: every layout, every error, and where lines end."""
 
 import gzip
-import hashlib
 import io
 import json
 import os
@@ -501,13 +500,3 @@ def test_dates_in_json_are_text_and_arrays_are_read(tmp_path):
     config = DataConfig(path=str(tmp_path))
     assert pairs_of(config, "a.jsonl") == pairs[:1]
     assert pairs_of(config, "b.json") == pairs
-
-
-def test_a_corpus_that_an_earlier_version_may_have_prepared_from_old_text(tmp_path):
-    """Its fingerprint is another. Sabotage: leave the digest of data files as it was."""
-    write_data(tmp_path / "train.jsonl", PAIRS)
-    content = hashlib.sha256((tmp_path / "train.jsonl").read_bytes()).hexdigest()
-    earlier = hashlib.sha256(f"train.jsonl {content}".encode()).hexdigest()
-    config = DataConfig(path=str(tmp_path))
-    digests = {open_split(config, split).digest() for split in ("train", "train.jsonl")}
-    assert len(digests) == 1 and earlier not in digests

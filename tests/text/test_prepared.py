@@ -307,8 +307,8 @@ def test_the_report_by_hand(folder, caplog):
     assert report.longest == 10  # c q eq ab, each word with a piece before it
     # Sources of 3 + 4 + 2 pieces and 1 + 2 + 1 words, targets of 7 + 10 + 4 and 2 + 4 + 1.
     assert report.pieces_per_word == round(30 / 11, 3)
-    assert first.counts == "4 training pairs of 4 (dropped: none)"
-    assert caplog.messages[-3] == prepared.counts == "3 training pairs of 4 (dropped: 1 empty)"
+    assert first.summary == "4 training pairs of 4 (dropped: none)"
+    assert caplog.messages[-3] == prepared.summary == "3 training pairs of 4 (dropped: 1 empty)"
     summary = "2.727 pieces per word, 4 unknown or single bytes, longest 10 pieces"
     assert caplog.messages[-2] == summary
     assert caplog.messages[-1] == (
@@ -374,7 +374,7 @@ def test_a_weight_repeats_what_cleaning_keeps(folder):
     expected = prepare(tiny_config(folder, data__train=listed, **kinds))
     strict = {**kinds, "data__drop_duplicates": True}
     prepared = prepare(tiny_config(folder, data__train=weighted, **strict))
-    assert prepared.counts == "3 training pairs of 4 (dropped: 1 empty), 7 per epoch"
+    assert prepared.summary == "3 training pairs of 4 (dropped: 1 empty), 7 per epoch"
     assert prepared.vocab.has_same_ids(expected.vocab)
     for side in ("src", "tgt"):
         rows, listed_rows = (

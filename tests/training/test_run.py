@@ -118,7 +118,7 @@ def test_what_a_run_records_of_itself(corpus_dir, first, prepared):
     log = (first / "train.log").read_text()
     noted = dict(re.findall(r" (command|configuration|software|numeric environment): (.*)\n", log))
     assert noted.pop("numeric environment").startswith("{'program version': ")
-    assert f" {prepared.counts}; cpu, fp32\n" in log
+    assert f" {prepared.summary}; cpu, fp32\n" in log
     assert noted == {
         "command": " ".join(sys.argv),
         "configuration": config.model_dump_json(),

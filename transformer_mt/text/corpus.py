@@ -159,9 +159,7 @@ def _open_name(config: DataConfig, folder: Path, split: str) -> CorpusPart:
         return _open_text(config, name, part)
     else:
         paths = find_split(config, name)
-    opened = _open_files(config, paths, partial(_read_data_files, config, paths), part)
-    # Other than in versions whose prepared corpora may hold text of an earlier state of the files.
-    return replace(opened, digest=lambda: _digest_strings(["rows", opened.digest()]))
+    return _open_files(config, paths, partial(_read_data_files, config, paths), part)
 
 
 def _has_text(folder: Path, config: DataConfig) -> bool:

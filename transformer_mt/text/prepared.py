@@ -123,7 +123,7 @@ class PreparedCorpus:
         return SourceStatistics.combine(max, (self.report.sources, self.known_sources))
 
     @property
-    def counts(self) -> str:
+    def summary(self) -> str:
         """Says how many pairs were kept, dropped and, if some are repeated, are in an epoch."""
         kept, dropped = self.report.kept, describe_dropped(self.report.dropped)
         text = f"{kept:,} training pairs of {self.report.pairs:,} (dropped: {dropped})"
@@ -364,7 +364,7 @@ def _digest(pairs: EncodedPairs, chunks: Sequence[int]) -> str:
 
 def _log_summary(corpus: PreparedCorpus) -> None:
     report, pairs = corpus.report, corpus.pairs
-    logger.info(corpus.counts)
+    logger.info(corpus.summary)
     logger.info(
         f"{report.pieces_per_word} pieces per word, {sum(report.unknown.values()):,} unknown or"
         f" single bytes, longest {report.longest:,} pieces"

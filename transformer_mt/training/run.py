@@ -312,7 +312,7 @@ def _log_start(log: RunLog, trainer: Trainer, environment: dict[str, str]) -> No
     log.note(f"configuration: {trainer.config.model_dump_json()}")
     log.note(f"software: {describe_software()}")
     log.note(f"numeric environment: {environment}")
-    logger.info(f"{corpus.counts}; {trainer.engine.device.type}, {progress.precision}")
+    logger.info(f"{corpus.summary}; {trainer.engine.device.type}, {progress.precision}")
     if progress.step:
         logger.info("resuming at step %d, epoch %d", progress.step, progress.epoch)
     elif progress.init_digest:
