@@ -2,7 +2,6 @@
 
 import logging
 import os
-import re
 import shutil
 import time
 from collections import Counter
@@ -114,8 +113,6 @@ def test_a_run_keeps_its_own_vocabulary(folder, tmp_path):
     [
         ("clean_split", slice(None, None, -1)),
         ("train_vocabulary", slice(299)),
-        ("train_vocabulary", slice(301)),
-        ("train_vocabulary", slice(None, None, -1)),
         ("_write_ids", slice(None, None, -1)),
     ],
 )
@@ -162,32 +159,25 @@ def test_two_at_once_make_one(folder, monkeypatch, caplog):
     assert "is preparing the same corpus; waiting for it" in caplog.text
 
 
-FILES = "report.json", "src.ids", "tgt.ids", "tgt.offsets.npy", "vocab.model", MANIFEST
-
-
-@pytest.mark.parametrize(
-    ("name", "damage"),
-    [
-        ("tgt.ids", "missing"),
-        *((name, "cut") for name in FILES),
-        *((name, "other bytes") for name in FILES[:4]),
-    ],
-)
+@pytest.mark.parametrize("name", ["report.json", "tgt.ids", "tgt.offsets.npy", MANIFEST])
+@pytest.mark.parametrize("damage", ["missing", "cut", "other bytes"])
 def test_a_damaged_corpus_is_named(folder, name, damage):
+    """When it is loaded, and when training asks again."""
     config = tiny_config(folder)
-    path = prepare(config).path
+    loaded = prepare(config)
+    path = loaded.path
     raw = (path / name).read_bytes()
     if damage == "missing":
         (path / name).unlink()
-    elif damage == "cut":
-        (path / name).write_bytes(raw[:-8])
-    elif name == "report.json":  # still JSON: a digit of a count
-        (path / name).write_bytes(re.sub(rb"[1-9](?=,)", b"0", raw, count=1))
     else:
-        (path / name).write_bytes(raw[:-8] + b"\0" * 8)
-    with pytest.raises(DataError, match=rf"^{path}: damaged \(.*\); delete this folder to have it"):
+        (path / name).write_bytes(raw[:-8] + b"\0" * 8 * (damage == "other bytes"))
+    message = rf"^{path}: damaged \(.*\); delete this folder to have it made again"
+    with pytest.raises(DataError, match=message):
         prepare(config)
+    with pytest.raises(DataError, match=message):
+        loaded.require_unchanged()
     shutil.rmtree(path)
+    loaded.require_unchanged()  # what is mapped stays
     assert (prepare(config).path / name).read_bytes() == raw
 
 

@@ -43,11 +43,7 @@ from transformer_mt.system.files import (
 )
 from transformer_mt.text.batching import EncodedLines, EncodedPairs, flatten
 from transformer_mt.text.cleaned_split import CleanedSplit, clean_split
-from transformer_mt.text.cleaning import (
-    CLEANING_VERSION,
-    describe_dropped,
-    reason_to_drop_pieces,
-)
+from transformer_mt.text.cleaning import CLEANING_VERSION, describe_dropped, reason_to_drop_pieces
 from transformer_mt.text.corpus import CorpusSplit, open_split
 from transformer_mt.text.splitting import SourceStatistics, has_words, split_sentences
 from transformer_mt.text.vocabulary import Vocabulary, train_vocabulary
