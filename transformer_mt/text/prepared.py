@@ -277,33 +277,6 @@ def _write_prepared(
         write_manifest(folder, {file.name: sha256(file) for file in folder.iterdir()})
 
 
-def _encode(
-    config: DataConfig, split: CorpusSplit, cleaned: CleanedSplit, vocab: Vocabulary
-) -> Iterator[list[tuple[list[int], list[int], int]]]:
-    """Reads a split for the second time.
-
-    Yields chunks of the pairs kept, each as source ids, target ids and weight.
-    """
-    pairs = ProgressBar("encoding", "pairs", len(cleaned.kept), split.read_weighted())
-    kept = compress(pairs, cleaned.kept)
-    while chunk := list(islice(kept, _PAIRS_PER_CHUNK)):
-        src, tgt, weights = zip(*((*pair, weight) for pair, weight in chunk), strict=True)
-        encoded = []
-        ids = vocab.src.encode(src), vocab.tgt.encode(tgt)
-        rows = zip(src, tgt, *ids, weights, strict=True)
-        for src_text, tgt_text, src_ids, tgt_ids, weight in rows:
-            if reason := reason_to_drop_pieces(config, len(src_ids), len(tgt_ids)):
-                cleaned.dropped[reason] += 1
-            else:
-                encoded.append((src_ids, tgt_ids, weight))
-                cleaned.words += weight * (len(src_text.split()) + len(tgt_text.split()))
-                sentences = split_sentences(vocab.src.fold(src_text), config.src_lang)
-                cleaned.several_sentences += weight * (len(sentences) > 1)
-                is_changed = src_text.split() != tgt_text.split()
-                cleaned.changed_wordless += weight * (is_changed and not has_words(src_text))
-        yield encoded
-
-
 def _write_ids(
     config: DataConfig, split: CorpusSplit, cleaned: CleanedSplit, vocab: Vocabulary, folder: Path
 ) -> CorpusReport:
@@ -343,6 +316,33 @@ def _write_ids(
         dtype=dtype,
         digest=_digest(corpus, chunks),
     )
+
+
+def _encode(
+    config: DataConfig, split: CorpusSplit, cleaned: CleanedSplit, vocab: Vocabulary
+) -> Iterator[list[tuple[list[int], list[int], int]]]:
+    """Reads a split for the second time.
+
+    Yields chunks of the pairs kept, each as source ids, target ids and weight.
+    """
+    pairs = ProgressBar("encoding", "pairs", len(cleaned.kept), split.read_weighted())
+    kept = compress(pairs, cleaned.kept)
+    while chunk := list(islice(kept, _PAIRS_PER_CHUNK)):
+        src, tgt, weights = zip(*((*pair, weight) for pair, weight in chunk), strict=True)
+        encoded = []
+        ids = vocab.src.encode(src), vocab.tgt.encode(tgt)
+        rows = zip(src, tgt, *ids, weights, strict=True)
+        for src_text, tgt_text, src_ids, tgt_ids, weight in rows:
+            if reason := reason_to_drop_pieces(config, len(src_ids), len(tgt_ids)):
+                cleaned.dropped[reason] += 1
+            else:
+                encoded.append((src_ids, tgt_ids, weight))
+                cleaned.words += weight * (len(src_text.split()) + len(tgt_text.split()))
+                sentences = split_sentences(vocab.src.fold(src_text), config.src_lang)
+                cleaned.several_sentences += weight * (len(sentences) > 1)
+                is_changed = src_text.split() != tgt_text.split()
+                cleaned.changed_wordless += weight * (is_changed and not has_words(src_text))
+        yield encoded
 
 
 def _digest(pairs: EncodedPairs, chunks: Sequence[int]) -> str:
