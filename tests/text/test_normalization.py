@@ -120,11 +120,11 @@ def test_training_text_is_the_same_in_every_variant(tmp_path):
     mixed = prepare(tiny_config(tmp_path / "mixed", **changes))
     assert mixed.digest == plain.digest and mixed.vocab.src_model == plain.vocab.src_model
     dropped = {"duplicate": len(rows), "empty": 1}
-    assert mixed.report["dropped"] == plain.report["dropped"] == dropped
+    assert mixed.report.dropped == plain.report.dropped == dropped
     assert prepare(tiny_config(tmp_path / "mixed", **changes)).vocab.form == "nfc"
     other = prepare(tiny_config(tmp_path / "mixed", data__normalize="none", **changes))
     assert other.path != mixed.path and other.vocab.form == "none"
-    assert other.digest != plain.digest and other.report["kept"] > len(rows)
+    assert other.digest != plain.digest and other.report.kept > len(rows)
 
 
 def save(folder, form: str, vocab: Vocabulary) -> None:

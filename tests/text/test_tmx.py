@@ -133,9 +133,14 @@ BOMB = f'<!DOCTYPE tmx [<!ENTITY l0 "{"x" * 100}">{BOMB}]>\n<tmx>'
         (HEAD, "<tu>&nbsp;</tu>", r"line 4: not XML \(undefined entity"),
         (HEAD, "\x00", r"line 4: not XML"),
         ("", "", r"line 1: not XML \(no element found\)"),
-        ('<?xml version="1.0" encoding="klingon"?>', "", "line 1: not XML"),
-        ('<?xml version="1.0" encoding="utf-7"?>', "", "line 1: not XML"),
+        ('<?xml version="1.0" encoding="klingon"?>', "", ": not XML"),
+        ('<?xml version="1.0" encoding="utf-7"?>', "", ": not XML"),
         (BOMB, unit(de="&l9;", en="x"), "not XML .*limit on input amplification"),
+        (
+            HEAD,
+            f"<tu><tuv><seg>{'<hi>' * 9999}{'</hi>' * 9999}</seg></tuv></tu>",
+            ": not XML .*recur",
+        ),
         ("<html>", "</html>", "no unit has segments in de and en$"),
     ],
 )

@@ -73,7 +73,7 @@ def test_a_corpus_damaged_between_two_starts(config, whole, tmp_path, call, name
     folder = prepare(load_config(config)).path
     overwrite_half(folder / name)
     again = ("train", config, "--quiet", "--run", tmp_path / "run")
-    assert_one_error(call(*again), f"{folder}: damaged (the ids do not have the recorded digest)")
+    assert_one_error(call(*again), f"{folder}: damaged ({folder / name}: damaged (its")
     assert saved(tmp_path / "run")[0] == 4
     shutil.rmtree(folder)
     assert call(*again).code == 0 and saved(tmp_path / "run") == whole
@@ -116,9 +116,7 @@ def test_a_corpus_damaged_under_its_trainer(
     with monkeypatch.context() as patch:
         when(patch, 5, lambda: damage(folder / "tgt.ids"))
         called = call(*again)
-    assert_one_error(
-        called, f"{folder}: damaged (tgt.ids has changed since it was verified); delete"
-    )
+    assert_one_error(called, f"{folder}: damaged ({folder}/tgt.ids: damaged")
     assert saved(tmp_path / "run")[0] == 4
     shutil.rmtree(folder)
     assert call(*again).code == 0
@@ -129,16 +127,14 @@ def test_a_corpus_damaged_before_its_first_epoch(config, tmp_path):
     """Before memory is checked with its longest pairs."""
     trainer = build_trainer(load_config(config), tmp_path / "run")
     cut(trainer.corpus.path / "src.ids")
-    with pytest.raises(DataError, match="src.ids has changed since it was verified"):
+    with pytest.raises(DataError, match="src.ids: damaged"):
         trainer.plan_epoch()
 
 
 def test_what_does_not_change_what_is_mapped(config, whole, tmp_path, monkeypatch):
-    """Training continues if files are touched or replaced, or all are deleted."""
+    """Training continues if files are touched or all are deleted."""
     folder = prepare(load_config(config)).path
-    (folder / "new").write_bytes(b"other")
     before_step(monkeypatch, 3, (folder / "tgt.ids").touch)
-    before_step(monkeypatch, 5, lambda: (folder / "new").rename(folder / "tgt.ids"))
     before_step(monkeypatch, 7, lambda: shutil.rmtree(folder))
     assert train(load_config(config), tmp_path / "run").step == 8
     assert saved(tmp_path / "run") == whole

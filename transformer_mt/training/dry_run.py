@@ -51,7 +51,7 @@ def _describe(trainer: Trainer, steps: list[Indices]) -> list[str]:
     padding = 1 - (src_tokens + tgt_tokens) / positions
     return [
         f"model       {parameters / 1e6:.1f} million parameters, {corpus.vocab.describe()}",
-        f"corpus      {corpus.counts}",
+        f"corpus      {corpus.summary}",
         f"            {src_tokens:,} source and {tgt_tokens:,} target tokens, EOS included",
         f"epoch       {len(steps):,} steps, {len(micro_batches):,} micro-batches,"
         f" {padding:.1%} of positions are padding",

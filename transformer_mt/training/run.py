@@ -7,7 +7,7 @@ import shlex
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import replace
+from dataclasses import asdict, replace
 from logging.handlers import MemoryHandler
 from pathlib import Path
 from typing import Any
@@ -312,7 +312,7 @@ def _log_start(log: RunLog, trainer: Trainer, environment: dict[str, str]) -> No
     log.note(f"configuration: {trainer.config.model_dump_json()}")
     log.note(f"software: {describe_software()}")
     log.note(f"numeric environment: {environment}")
-    logger.info(f"{corpus.counts}; {trainer.engine.device.type}, {progress.precision}")
+    logger.info(f"{corpus.summary}; {trainer.engine.device.type}, {progress.precision}")
     if progress.step:
         logger.info("resuming at step %d, epoch %d", progress.step, progress.epoch)
     elif progress.init_digest:
@@ -345,7 +345,7 @@ def _write_description(
     initial = {"step": progress.init_step, "digest": progress.init_digest, **progress.init_names}
     description = {
         "config": trainer.config.model_dump(mode="json"),
-        "corpus": {key: value for key, value in corpus.report.items() if key != "chunks"},
+        "corpus": asdict(corpus.report),
         "lengths": _count_lengths(*corpus.pairs.lengths),
         "validation": {"pairs": len(trainer.valid), "digest": progress.valid_digest},
         "init_from": initial if progress.init_digest else None,
