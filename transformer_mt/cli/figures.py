@@ -232,7 +232,7 @@ def compare(
     transformer-mt compare checkpoints/*/ --format csv > runs.csv
     """
     require_single_process("compare")
-    from transformer_mt.figures.table import format_rows, read_rows
+    from transformer_mt.evaluation.run_comparison import format_rows, read_rows
 
     show_messages(quiet)
     print(format_rows(read_rows(runs), format_))

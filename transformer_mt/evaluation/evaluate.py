@@ -22,9 +22,9 @@ from transformer_mt.checkpoints.evaluations import (
 )
 from transformer_mt.config.keys import DataConfig, ValidConfig
 from transformer_mt.errors import ConfigError, DataError
-from transformer_mt.evaluation.comparison import (
+from transformer_mt.evaluation.baseline import (
     Comparison,
-    compare,
+    compare_with_baseline,
     format_comparison,
     format_sentence,
 )
@@ -241,7 +241,9 @@ def _score(
     """Scores and records a translation, and compares it with a baseline."""
     scores = [corpus_score(output.lines, test_set.references, metric) for metric in metrics]
     _record(test_set, output, scores)
-    comparison = compare(test_set, output.lines, baseline.lines, metrics) if baseline else None
+    comparison = (
+        compare_with_baseline(test_set, output.lines, baseline.lines, metrics) if baseline else None
+    )
     return EvaluationReport(test_set, output, scores, baseline, comparison)
 
 

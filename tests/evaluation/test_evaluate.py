@@ -21,8 +21,8 @@ from transformer_mt.checkpoints.layout import CONFIG, EMA, MODEL
 from transformer_mt.checkpoints.run_directory import read_description, write_description
 from transformer_mt.config.loading import parse_config
 from transformer_mt.errors import CheckpointError, ConfigError, DataError, OutputError
-from transformer_mt.evaluation import report
-from transformer_mt.evaluation.report import (
+from transformer_mt.evaluation import evaluate as evaluate_module
+from transformer_mt.evaluation.evaluate import (
     EvaluationReport,
     SystemOutput,
     evaluate_systems,
@@ -205,7 +205,7 @@ def test_what_was_scored_is_named(copy_run, texts, tmp_path, caplog, monkeypatch
 
 def test_options_reach_the_evaluation(call, monkeypatch, tmp_path):
     taken = {}
-    monkeypatch.setattr(report, "evaluate_systems", lambda **given: taken.update(given))
+    monkeypatch.setattr(evaluate_module, "evaluate_systems", lambda **given: taken.update(given))
     options = (
         "run --device cpu --precision bf16 --max-length 9 --raw --beam-size 4 --length-penalty 2"
         " --batch-tokens 7"
@@ -313,7 +313,7 @@ def test_what_is_scored_is_not_replaced(copy_run, corpus_dir, tmp_path, call, mo
     replace_file(run, "config.json", json.dumps(config).encode())
     before = (tmp_path / "mine.en").read_bytes()
     with monkeypatch.context() as patch:
-        patch.setattr(report, "build_translation_model", None)
+        patch.setattr(evaluate_module, "build_translation_model", None)
         for name in ("mine.en", "mine.de", "link"):
             done = call("evaluate", run, "--save", tmp_path / name)
             assert_one_error(
@@ -362,7 +362,7 @@ main()
 def test_an_exported_model_is_evaluated_without_pytorch(exported_run, texts):
     """Also against a translation; CTranslate2 says which devices it has.
 
-    Sabotage: import torch in `evaluation/report.py`.
+    Sabotage: import torch in `evaluation/evaluate.py`.
     """
     exported = shutil.copytree(exported_run, texts / "exported")  # scores are recorded in it
     words = "evaluate", exported, "--src", texts / "ref", "--ref", texts / "ref"
@@ -431,7 +431,7 @@ def test_several_runs_have_the_same_languages(copy_run, texts, tmp_path):
 
 
 def test_saving_comes_first(texts, monkeypatch):
-    monkeypatch.setattr(report, "corpus_score", None)
+    monkeypatch.setattr(evaluate_module, "corpus_score", None)
     with pytest.raises(TypeError):
         evaluate(texts, save=check_output(texts / "saved"))
     assert (texts / "saved").read_bytes() == (texts / "hyp").read_bytes()
@@ -441,14 +441,14 @@ def test_saving_comes_first(texts, monkeypatch):
 
 def test_a_checkpoint_that_training_deletes_meanwhile(texts, copy_run, tmp_path, monkeypatch):
     run = shutil.copytree(copy_run, tmp_path / "run")
-    translate = report._translate
+    translate = evaluate_module._translate
 
     def delete(checkpoints, sources, **options):
         output = translate(checkpoints, sources, **options)
         shutil.rmtree(checkpoints[0].path)
         return output
 
-    monkeypatch.setattr(report, "_translate", delete)
+    monkeypatch.setattr(evaluate_module, "_translate", delete)
     assert evaluate(texts, run, hyp=None).scores[0].value > 0
 
 
@@ -459,8 +459,8 @@ def test_other_processes_translate_as_often_as_the_main_one(texts, copy_run, mon
     test_set = evaluate(texts, copy_run, hyp=None, baseline=copy_run).test_set
     assert sent[0] == (test_set.src, 2)
     other = Mock(is_main=False, broadcast=lambda value: sent[0])
-    monkeypatch.setattr(report, "join_processes", lambda device: nullcontext(other))
-    monkeypatch.setattr(report, "_translate", translate := Mock())
+    monkeypatch.setattr(evaluate_module, "join_processes", lambda device: nullcontext(other))
+    monkeypatch.setattr(evaluate_module, "_translate", translate := Mock())
     assert evaluate_all(texts) == []
     assert [each.args for each in translate.call_args_list] == [([], test_set.src)] * 2
     other.finish.assert_called_once_with()
@@ -479,7 +479,7 @@ def test_other_processes_translate_as_often_as_the_main_one(texts, copy_run, mon
     ],
 )
 def test_a_mistake_shows_first(texts, copy_run, monkeypatch, choice, error, message):
-    monkeypatch.setattr(report, "build_translation_model", None)
+    monkeypatch.setattr(evaluate_module, "build_translation_model", None)
     shutil.copytree(copy_run, texts / "run")
     with pytest.raises(error, match=message.format(texts, texts)):
         evaluate(texts, copy_run, **choice)
