@@ -92,15 +92,6 @@ def test_sizes_of_maps(heads, keys, queries, rows, columns, cell):
     np.testing.assert_allclose(sizes, [(cell * keys, cell * queries)] * heads)
 
 
-def test_bytes_are_shown_as_their_character():
-    content = "😀é&".encode() + b"\xe2\x82\x07" + "\x85".encode()
-    byte_pieces = [f"<0x{byte:02X}>" for byte in content]
-    figure = attention_figure(fake_attention(["▁", *byte_pieces, "</s>"], ["<s>"]))
-    smiley = [f"😀 {i}/4" for i in range(1, 5)]
-    labels = ["◦", *smiley, "é 1/2", "é 2/2", "&", *byte_pieces[7:], "</s>"]
-    assert tick_labels(figure.axes[0])[0] == labels
-
-
 @pytest.mark.parametrize(("repeats", "by_head", "rows"), [(1, True, 2), (9, False, 1)])
 def test_nothing_overlaps_or_is_cut_off(repeats, by_head, rows):
     """Long sentences, long pieces, other scripts, and what looks like mathematics."""
