@@ -15,7 +15,11 @@ from matplotlib.figure import Figure
 from test_training_figure import write_run
 
 from transformer_mt.figures.canvas import FOREGROUND, GRID, UNDRAWABLE, drawable, render
-from transformer_mt.figures.recipe import POSITIONS, positions_figure, schedule_figure
+from transformer_mt.figures.schedule_and_positions import (
+    POSITIONS,
+    positions_figure,
+    schedule_figure,
+)
 from transformer_mt.figures.report import inline
 
 
