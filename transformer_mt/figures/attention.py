@@ -100,7 +100,7 @@ def attention_figure(
         figure.colorbar(image, cax=scale_axes).ax.tick_params(labelsize=_FONT_SIZE)
         heads = "each head" if by_head else f"mean of {len(weights)} heads"
         what = "Cross-attention" if kind == "cross" else f"{kind.capitalize()} self-attention"
-        [source] = drawable([attention.source])
+        source = drawable(attention.source)
         lines = textwrap.wrap(source, _TITLE_WIDTH, max_lines=_TITLE_LINES, placeholder=" …")
         title = "\n".join([f"{what}, layer {number} of {len(layers)}, {heads}", *lines])
         figure.suptitle(title, y=1 + 0.3 / figure.get_figheight(), va="bottom")
@@ -108,7 +108,7 @@ def attention_figure(
 
 
 def _labels(pieces: Sequence[str]) -> list[str]:
-    texts = drawable([piece.replace(WORD_MARK, _DRAWN_MARK) for piece in pieces])
+    texts = [drawable(piece.replace(WORD_MARK, _DRAWN_MARK)) for piece in pieces]
     return [text if len(text) <= _MAX_LABEL else f"{text[: _MAX_LABEL - 1]}…" for text in texts]
 
 

@@ -89,7 +89,7 @@ def training_figure(
         for name, axes in zip(drawn, grid.flat, strict=True):
             _draw_panel(axes, PANELS[name], runs, x)
         if title or (title is None and len(runs) == 1):
-            figure.suptitle(drawable([title])[0] if title else names[0])
+            figure.suptitle(drawable(title) if title else names[0])
         if len(runs) == 1:
             return figure
         handles = [Line2D([], [], label=name, **_look(i, 0)) for i, name in enumerate(names)]
