@@ -142,24 +142,20 @@ def test_one_run_has_no_markers_but_where_a_point_stands_alone(tmp_path):
     assert all(line.get_markevery() == [] for axes in others for line in axes.lines)
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (None, "is no run directory: it has no metrics.jsonl"),
-        ("", "has no complete line yet"),
-        ("not JSON\n", "line 1: damaged"),
-        ('{"kind": "train", "step": 1, "seconds": 1, "loss": "x"}\n', "line 1: damaged"),
-        ('{"kind": "other", "step": 1, "seconds": 1}\n', "line 1: damaged"),
-        *(
-            (f'{{"kind": "train", "seconds": 1, "step": {bad}}}\n', "line 1: damaged")
-            for bad in HOSTILE_JSON
-        ),
-    ],
-)
-def test_damaged_metrics_are_named(tmp_path, content, message):
-    if content is not None:
-        (tmp_path / "metrics.jsonl").write_text(content)
+LINES = {"": "has no complete line yet", "not JSON\n": "line 1: damaged"}
+LINES |= {
+    f'{{"kind": "{kind}", "seconds": 1, "step": {step}, "loss": {loss}}}\n': "line 1: damaged"
+    for kind, step, loss in [("train", 1, '"x"'), ("other", 1, 1)]
+    + [("train", bad, 1) for bad in HOSTILE_JSON]
+}
+
+
+def test_damaged_metrics_are_named(tmp_path):
     (tmp_path / "good").mkdir()
     (tmp_path / "good/metrics.jsonl").write_text('{"kind": "train", "step": 1, "seconds": 1}\n')
-    with pytest.raises(CheckpointError, match=message):
+    with pytest.raises(CheckpointError, match="is no run directory: it has no metrics.jsonl"):
         read_runs([tmp_path / "good", tmp_path])
+    for content, message in LINES.items():
+        (tmp_path / "metrics.jsonl").write_text(content)
+        with pytest.raises(CheckpointError, match=message):
+            read_runs([tmp_path / "good", tmp_path])
