@@ -98,7 +98,7 @@ def test_numbers_that_are_too_small(call, words, smallest, names):
     ("words", "function"),
     [
         ("diagnose x", "evaluation.diagnosis.diagnose"),
-        ("evaluate x", "evaluation.report.evaluate_systems"),
+        ("evaluate x", "evaluation.evaluate.evaluate_systems"),
         ("translate x", "translation.run.find_models"),
     ],
 )

@@ -119,8 +119,16 @@ def test_quiet_reaches_the_messages(corpus_dir, tmp_path, monkeypatch, call, wor
         ("train CONFIG", "training.run.train", "7 checkpoints/tiny"),
         ("train CONFIG --run x --dry-run", "training.dry_run.dry_run", "7 x"),
         ("prepare CONFIG", "text.prepared.prepare", "7 None"),
-        ("plot schedule -o x.png CONFIG", "figures.recipe.schedule_figure", "7 tiny"),
-        ("plot positions -o x.png CONFIG", "figures.recipe.positions_figure", "7 tiny"),
+        (
+            "plot schedule -o x.png CONFIG",
+            "figures.schedule_and_positions.schedule_figure",
+            "7 tiny",
+        ),
+        (
+            "plot positions -o x.png CONFIG",
+            "figures.schedule_and_positions.positions_figure",
+            "7 tiny",
+        ),
         ("average x", "checkpoints.averaging.average", "x 5 None"),
         ("average x --last 2 -o y", "checkpoints.averaging.average", "x 2 y"),
     ],

@@ -24,7 +24,7 @@ from transformer_mt.checkpoints.run_directory import (
 )
 from transformer_mt.config.keys import OptimConfig
 from transformer_mt.errors import CheckpointError
-from transformer_mt.evaluation.report import EvaluationReport, evaluate_systems
+from transformer_mt.evaluation.evaluate import EvaluationReport, evaluate_systems
 from transformer_mt.evaluation.scoring import choose_metrics
 from transformer_mt.system import files
 from transformer_mt.text.splitting import SourceStatistics

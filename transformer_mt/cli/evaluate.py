@@ -122,7 +122,7 @@ def evaluate(
         raise ConfigError(f"{name} works with one run or --ensemble, not with several runs")
     penalty = choose_length_penalty(length_penalty, beam_size)
     output = _check_files(save, overwrite, hypotheses, src, *(ref or ()), baseline)
-    from transformer_mt.evaluation.report import evaluate_systems, format_as_json, format_reports
+    from transformer_mt.evaluation.evaluate import evaluate_systems, format_as_json, format_reports
     from transformer_mt.evaluation.scoring import choose_metrics
     from transformer_mt.text.test_sets import load_test_set
 

@@ -142,9 +142,9 @@ def _draw_recipe(drawing: str, config: Path, overrides: list[str] | None, output
     from transformer_mt.config.loading import load_config
 
     settings = load_config(config, overrides or ())  # before torch, so that a mistake shows at once
-    from transformer_mt.figures import recipe
+    from transformer_mt.figures import schedule_and_positions
 
-    _write(getattr(recipe, drawing)(settings, config.stem), checked)
+    _write(getattr(schedule_and_positions, drawing)(settings, config.stem), checked)
 
 
 def _check_plot(output: Path) -> Output:
@@ -232,7 +232,7 @@ def compare(
     transformer-mt compare checkpoints/*/ --format csv > runs.csv
     """
     require_single_process("compare")
-    from transformer_mt.figures.table import format_rows, read_rows
+    from transformer_mt.evaluation.run_comparison import format_rows, read_rows
 
     show_messages(quiet)
     print(format_rows(read_rows(runs), format_))

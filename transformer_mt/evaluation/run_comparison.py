@@ -171,9 +171,9 @@ def format_rows(groups: Sequence[Sequence[Row]], file_format: str) -> str:
     rows = [row for group in groups for row in group]
     if file_format == "json":
         return json.dumps(rows, indent=1, ensure_ascii=False)
-    found = dict.fromkeys(title for row in rows for title in row)
-    texts = ["run", *(key for key in (*_SETTINGS, _UNFINISHED) if key in found)]
-    titles = [*texts, *(title for title in found if title not in _TEXT_COLUMNS)]
+    columns = dict.fromkeys(title for row in rows for title in row)
+    texts = ["run", *(key for key in (*_SETTINGS, _UNFINISHED) if key in columns)]
+    titles = [*texts, *(title for title in columns if title not in _TEXT_COLUMNS)]
     if file_format == "csv":
         content = io.StringIO()
         writer = csv.DictWriter(content, titles, lineterminator="\n")

@@ -16,7 +16,7 @@ from transformer_mt.checkpoints.evaluations import (
     write_evaluation,
 )
 from transformer_mt.checkpoints.run_directory import write_description
-from transformer_mt.figures.table import format_rows, read_rows
+from transformer_mt.evaluation.run_comparison import format_rows, read_rows
 
 COLUMNS = ["parameters", "steps", "minutes", "tokens/s", "validation BLEU", "perplexity"]
 GREEDY, BEAM = "own, split test BLEU, greedy, fp32", "own, split test BLEU, beam 4, alpha 0.6, fp32"
