@@ -4,7 +4,7 @@
         vocab.model           or src.model and tgt.model
         src.ids, tgt.ids      all ids, one line after another
         src.offsets.npy       where each line begins in src.ids; tgt.offsets.npy likewise
-        report.json           counts, and the digest by which a run knows its text
+        report.json           counts
         manifest.json         digests of all other files
 
 The complete directory appears by a rename, and is verified whenever it is loaded. A process waits
@@ -15,10 +15,10 @@ format is not read: the corpus is prepared again.
 import hashlib
 import json
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
-from itertools import compress, groupby, islice, pairwise, repeat
+from itertools import compress, groupby, islice, repeat
 from operator import itemgetter
 from pathlib import Path
 from typing import ClassVar, Literal
@@ -37,6 +37,7 @@ from transformer_mt.system.files import (
     canonical_json,
     locked,
     read_json,
+    read_manifest,
     sha256,
     verify_manifest,
     write_manifest,
@@ -55,7 +56,7 @@ FORMAT = 4
 """Format of the files; part of the fingerprint."""
 IdType = Literal["uint16", "int32"]
 _PAIRS_PER_CHUNK = 20_000
-"""Pairs encoded at once; the digest of the ids depends on it, so it must not change."""
+"""Pairs encoded at once."""
 _MANY_UNKNOWN = 0.01
 """Share of unknown and byte pieces of a side above which there is a warning."""
 
@@ -74,7 +75,6 @@ class CorpusReport:
         longest: Pieces of the longest line.
         sources: What the source lines look like.
         dtype: Type of the stored ids.
-        digest: SHA-256 digest of ids and lengths, in the chunks in which they were encoded.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
@@ -88,7 +88,6 @@ class CorpusReport:
     longest: int
     sources: SourceStatistics
     dtype: IdType
-    digest: str
 
 
 _REPORT = TypeAdapter(CorpusReport)
@@ -98,20 +97,16 @@ _REPORT = TypeAdapter(CorpusReport)
 class PreparedCorpus:
     """A prepared corpus, mapped from disk.
 
-    `pairs` has those kept as often as their weights say. `known_sources` describes earlier text
-    that the model was trained on.
+    `pairs` has those kept as often as their weights say. By `digest`, that of ids and offsets, a
+    run knows its text. `known_sources` describes earlier text that the model was trained on.
     """
 
     path: Path
     vocab: Vocabulary
     pairs: EncodedPairs
     report: CorpusReport
+    digest: str
     known_sources: SourceStatistics | None = None
-
-    @property
-    def digest(self) -> str:
-        """The digest by which a run knows its training text."""
-        return self.report.digest
 
     @property
     def sources(self) -> SourceStatistics | None:
@@ -131,8 +126,8 @@ class PreparedCorpus:
         Raises:
             DataError: If a file has changed.
         """
-        if self.path.exists():
-            _read_verified_report(self.path)
+        if self.path.exists() and _verified_digest(self.path) != self.digest:
+            raise DataError(f"{self.path}: replaced by another corpus; run the same command again")
 
 
 def prepare(
@@ -227,21 +222,22 @@ def load_configured_vocabulary(config: Config, vocab: Vocabulary | None) -> Voca
 
 def _load_prepared(path: Path, config: Config) -> PreparedCorpus:
     """Maps a prepared corpus from disk and verifies all of it."""
-    report = _read_verified_report(path)
+    digest, report = _verified_digest(path), read_json(path / REPORT, _REPORT)
     vocab = Vocabulary.load(path, config.data.normalize)
-    return PreparedCorpus(path, vocab, _map_pairs(path, report.dtype), report)
+    return PreparedCorpus(path, vocab, _map_pairs(path, report.dtype), report, digest)
 
 
-def _read_verified_report(path: Path) -> CorpusReport:
-    """Compares all files with their digests, at about a second per gigabyte; gives the report."""
+def _verified_digest(path: Path) -> str:
+    """Compares all files with their digests, at about a second per gigabyte; gives the corpus's."""
     try:
         verify_manifest(path)
-        report: CorpusReport = read_json(path / REPORT, _REPORT)
+        digests = read_manifest(path)
     except CheckpointError as error:
         raise DataError(
             f"{path}: damaged ({error}); delete this folder to have it made again"
         ) from None
-    return report
+    names = (f"{side}.{kind}" for side in ("src", "tgt") for kind in ("ids", "offsets.npy"))
+    return hashlib.sha256("".join(digests[name] for name in names).encode()).hexdigest()
 
 
 def _map_pairs(folder: Path, dtype: IdType) -> EncodedPairs:
@@ -282,12 +278,10 @@ def _write_ids(
 ) -> CorpusReport:
     """Writes ids and offsets of the pairs kept, as often as their weights say."""
     dtype: IdType = "uint16" if max(vocab.src.size, vocab.tgt.size) <= 2**16 else "int32"
-    chunks, kept, written, zero = list[int](), 0, 0, np.zeros(1, np.int64)
+    kept, zero = 0, np.zeros(1, np.int64)
     counts = {"src": [zero], "tgt": [zero]}
     for encoded in _encode(config, split, cleaned, vocab):
-        chunks.append(written)
         kept += len(encoded)
-        written += sum(weight for _, _, weight in encoded)
         for weight, pairs in groupby(encoded, itemgetter(2)):
             for name, rows in zip(counts, zip(*pairs, strict=True), strict=False):
                 lines = flatten(rows)
@@ -314,7 +308,6 @@ def _write_ids(
         longest=int(max(corpus.src.counts.max(), corpus.tgt.counts.max())),
         sources=sources,
         dtype=dtype,
-        digest=_digest(corpus, chunks),
     )
 
 
@@ -343,19 +336,6 @@ def _encode(
                 is_changed = src_text.split() != tgt_text.split()
                 cleaned.changed_wordless += weight * (is_changed and not has_words(src_text))
         yield encoded
-
-
-def _digest(pairs: EncodedPairs, chunks: Sequence[int]) -> str:
-    """Computes the digest of ids and lengths, chunk by chunk, given where the chunks begin."""
-    digests = []
-    for lines in (pairs.src, pairs.tgt):
-        digest = hashlib.sha256()
-        for first, last in pairwise([*chunks, len(lines)]):
-            offsets = lines.offsets[first : last + 1]
-            digest.update(lines.ids[offsets[0] : offsets[-1]].data)
-            digest.update(np.diff(offsets).data)
-        digests.append(digest.hexdigest())
-    return hashlib.sha256("".join(digests).encode()).hexdigest()
 
 
 def _log_summary(corpus: PreparedCorpus) -> None:

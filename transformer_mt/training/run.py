@@ -345,7 +345,7 @@ def _write_description(
     initial = {"step": progress.init_step, "digest": progress.init_digest, **progress.init_names}
     description = {
         "config": trainer.config.model_dump(mode="json"),
-        "corpus": asdict(corpus.report),
+        "corpus": {**asdict(corpus.report), "digest": corpus.digest},
         "lengths": _count_lengths(*corpus.pairs.lengths),
         "validation": {"pairs": len(trainer.valid), "digest": progress.valid_digest},
         "init_from": initial if progress.init_digest else None,
