@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from unittest.mock import Mock
 
 import numpy as np
@@ -28,7 +27,6 @@ from transformer_mt.translation.translation_model import (
     build_translation_model,
     find_models,
     models_splitter,
-    share_models,
 )
 from transformer_mt.translation.translator import Translator
 
@@ -179,16 +177,6 @@ def test_scores_of_bf16_are_normalised_in_float32(copy_run):
     logits = model(batch.src, batch.tgt_in).float()
     expected = logits.log_softmax(-1).gather(2, batch.tgt_out[:, :, None]).sum()
     assert log_probabilities(model, pairs) == pytest.approx([float(expected)], abs=1e-3)
-
-
-def test_processes_with_different_checkpoints(copy_run):
-    """Are refused."""
-    [checkpoint] = find_models([copy_run])
-    peers = SimpleNamespace(
-        is_main=True, broadcast=lambda value: value, gather=lambda value: [value, ["another"]]
-    )
-    with pytest.raises(CheckpointError, match=f"{checkpoint.path}: not the same checkpoint"):
-        share_models([checkpoint], peers)
 
 
 @settings(max_examples=25, deadline=None)
