@@ -5,10 +5,8 @@ import re
 import shutil
 import subprocess
 import sys
-from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
-from unittest.mock import Mock
 
 import pytest
 import torch
@@ -32,9 +30,9 @@ from transformer_mt.evaluation.report import (
 from transformer_mt.evaluation.scoring import choose_metrics, corpus_score
 from transformer_mt.system.files import canonical_json
 from transformer_mt.system.outputs import check_output
-from transformer_mt.system.processes import Processes
 from transformer_mt.text.test_sets import load_test_set
 from transformer_mt.text.trained_here import remember_text
+from transformer_mt.translation import sharing
 from transformer_mt.translation.options import LoadOptions, SearchOptions, TranslateOptions
 
 
@@ -313,7 +311,7 @@ def test_what_is_scored_is_not_replaced(copy_run, corpus_dir, tmp_path, call, mo
     replace_file(run, "config.json", json.dumps(config).encode())
     before = (tmp_path / "mine.en").read_bytes()
     with monkeypatch.context() as patch:
-        patch.setattr(report, "build_translation_model", None)
+        patch.setattr(sharing, "build_translation_model", None)
         for name in ("mine.en", "mine.de", "link"):
             done = call("evaluate", run, "--save", tmp_path / name)
             assert_one_error(
@@ -452,20 +450,6 @@ def test_a_checkpoint_that_training_deletes_meanwhile(texts, copy_run, tmp_path,
     assert evaluate(texts, run, hyp=None).scores[0].value > 0
 
 
-def test_other_processes_translate_as_often_as_the_main_one(texts, copy_run, monkeypatch):
-    """The baseline too; then they wait for the end."""
-    sent: list[object] = []
-    monkeypatch.setattr(Processes, "broadcast", lambda _, value: sent.append(value) or value)
-    test_set = evaluate(texts, copy_run, hyp=None, baseline=copy_run).test_set
-    assert sent[0] == (test_set.src, 2)
-    other = Mock(is_main=False, broadcast=lambda value: sent[0])
-    monkeypatch.setattr(report, "join_processes", lambda device: nullcontext(other))
-    monkeypatch.setattr(report, "_translate", translate := Mock())
-    assert evaluate_all(texts) == []
-    assert [each.args for each in translate.call_args_list] == [([], test_set.src)] * 2
-    other.finish.assert_called_once_with()
-
-
 @pytest.mark.parametrize(
     ("choice", "error", "message"),
     [
@@ -479,7 +463,7 @@ def test_other_processes_translate_as_often_as_the_main_one(texts, copy_run, mon
     ],
 )
 def test_a_mistake_shows_first(texts, copy_run, monkeypatch, choice, error, message):
-    monkeypatch.setattr(report, "build_translation_model", None)
+    monkeypatch.setattr(sharing, "build_translation_model", None)
     shutil.copytree(copy_run, texts / "run")
     with pytest.raises(error, match=message.format(texts, texts)):
         evaluate(texts, copy_run, **choice)

@@ -32,17 +32,12 @@ from transformer_mt.evaluation.scoring import corpus_score
 from transformer_mt.system.console import ProgressBar, escape_controls
 from transformer_mt.system.files import parse_json
 from transformer_mt.system.outputs import Output, write_lines
-from transformer_mt.system.processes import Processes, join_processes
 from transformer_mt.text.cleaning import warn_of_held_out
 from transformer_mt.text.corpus import read_lines
 from transformer_mt.text.test_sets import EvaluationSet, check_text
 from transformer_mt.translation.options import TranslateOptions
-from transformer_mt.translation.run import device_to_join
-from transformer_mt.translation.translation_model import (
-    build_translation_model,
-    find_models,
-    require_one_direction,
-)
+from transformer_mt.translation.sharing import LoadModels, share_work
+from transformer_mt.translation.translation_model import find_models, require_one_direction
 from transformer_mt.translation.translator import count_kinds, log_kinds
 
 if TYPE_CHECKING:
@@ -187,20 +182,14 @@ def evaluate_systems(
         save: Where to write the translation of a single system.
 
     Returns:
-        A report for each system, in the main process; nothing in the other processes that
-        `torchrun` started, which only translate.
+        A report for each system; none in the processes that only share the work.
 
     Raises:
         TransformerMTError: If a path, the test set, or an option is wrong.
     """
     paths = [*chain(*runs), *([baseline] if baseline else [])]
-    with join_processes(device_to_join(paths, options.load.device)) as processes:
-        translate = partial(_translate, options=options, processes=processes)
-        if not processes.is_main:
-            sources, count = processes.broadcast(([""], 0))
-            for _ in range(count):
-                translate([], sources)
-            processes.finish()
+    with share_work(paths, options.load.device) as load:
+        if not load:
             return []
         # Read files and runs first, so that mistakes show before anything is translated.
         named = [find_models(paths) for paths in runs]
@@ -219,16 +208,15 @@ def evaluate_systems(
                 f"{new[0][0].path}: to translate with it, name --src, the source text of --ref"
             )
         _warn_of_changed_models(new)
-        sources, _ = processes.broadcast((test_set.src or [], len(new)))
-        other_output = translate(other, sources) if other else None
+        translate = partial(_translate, sources=test_set.src or [], options=options, load=load)
+        other_output = translate(other) if other else None
         reports = []
         with save.lock() if save else nullcontext():
             for system in systems:
-                output = translate(system, sources)
+                output = translate(system)
                 if save:  # first, so that no later error loses the translation
                     write_lines(output.lines, save)
                 reports.append(_score(test_set, output, metrics, other_output))
-        processes.finish()
     return reports
 
 
@@ -302,33 +290,29 @@ def _translate(
     system: "SystemOutput | SavedModels",
     sources: list[str],
     options: TranslateOptions,
-    processes: Processes,
+    load: LoadModels,
 ) -> SystemOutput:
-    """Translates with the main process's models; returns a translation as it is.
-
-    All processes call this, to share the batches.
-    """
+    """Translates with models; returns a translation as it is."""
     if isinstance(system, SystemOutput):
         return system
-    search, load = options.search, options.load
-    model = build_translation_model(system, load, processes)
-    translator, began = model.translator(search, processes), time.monotonic()
+    search, raw = options.search, options.load.raw
+    model = load(system, options.load)
+    translator, began = model.translator(search), time.monotonic()
     with ProgressBar("translating", "lines", len(sources)) as bar:
         translations = translator.best(sources, bar.update)
     setting = SearchSetting(
         beam_size=search.beam_size,
         length_penalty=search.length_penalty if search.beam_size > 1 else None,
         precision=model.runtime.precision,
-        max_length=load.max_length,
-        raw=any(each.is_raw(load.raw) for each in model.checkpoints),
+        max_length=options.load.max_length,
+        raw=any(each.is_raw(raw) for each in model.checkpoints),
     )
     lines, counts = [each.text for each in translations], count_kinds(translations)
     seconds = time.monotonic() - began
-    averaged = any(each.is_averaged(load.raw) for each in model.checkpoints)
+    averaged = any(each.is_averaged(raw) for each in model.checkpoints)
     output = SystemOutput(lines, model.name, model.checkpoints, setting, averaged, seconds, counts)
-    if processes.is_main:
-        logger.info(f"{len(sources):,} sentences in {output.seconds:.1f} s with {output.name}")
-        log_kinds(counts)
+    logger.info(f"{len(sources):,} sentences in {output.seconds:.1f} s with {output.name}")
+    log_kinds(counts)
     return output
 
 
