@@ -73,7 +73,7 @@ MISTAKES = [
     (["--input", "in.de", "--output", "x", "--output-dir", "out"], "choose one"),
     (["--output-dir", "out"], "--output-dir needs files"),
     (["--input", "-", "--output-dir", "out"], "--output-dir needs files"),
-    (["--input", "in.de", "--output-dir", "no/out"], "no/out: there is no folder no"),
+    (["--input", "in.de", "--output-dir", "no/out"], "no/out: No such file or directory"),
     (["--input", "in.de", "--output-dir", "in.de"], "in.de: File exists"),
     (
         ["--input", "in.de", "--input", "folder/in.de", "--output-dir", "out"],

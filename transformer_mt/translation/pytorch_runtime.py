@@ -147,8 +147,8 @@ class PyTorchRuntime:
             rows_of_ids = greedy(next_logits, state, max_lengths, BOS_ID, EOS_ID)
             return [[Hypothesis(ids, math.nan)] for ids in rows_of_ids]
         width, alpha = options.beam_size, options.length_penalty
-        found = beam_search(next_logits, state, max_lengths, BOS_ID, EOS_ID, width, alpha)
-        return [ranked[: options.n_best] for ranked in found]
+        beams = beam_search(next_logits, state, max_lengths, BOS_ID, EOS_ID, width, alpha)
+        return [ranked[: options.n_best] for ranked in beams]
 
     def score(
         self, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]

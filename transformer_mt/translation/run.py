@@ -163,9 +163,6 @@ def plan_files(
         return [FilePair(readable[0], check_output(options.output, inputs))], []
     try:
         options.output_dir.mkdir(exist_ok=True)
-    except FileNotFoundError:
-        folder = options.output_dir.parent
-        raise OutputError(f"{options.output_dir}: there is no folder {folder}") from None
     except OSError as error:
         raise OutputError(f"{options.output_dir}: {error.strerror}") from None
     pairs: dict[Path, FilePair] = {}
