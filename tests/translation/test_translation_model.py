@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from transformer_mt.checkpoints.checkpoint import Checkpoint
 from transformer_mt.checkpoints.run_directory import find_checkpoint
 from transformer_mt.errors import CheckpointError, DeviceError
-from transformer_mt.model import kernels
 from transformer_mt.model.ensemble import Ensemble
 from transformer_mt.system.device import supports
 from transformer_mt.text.batching import encode_pairs
@@ -90,17 +89,6 @@ def test_too_little_memory_for_a_batch(copy_run, monkeypatch, caplog):
     monkeypatch.setattr(PyTorchRuntime, "_search", Mock(side_effect=MemoryError))
     with pytest.raises(MemoryError):
         translator.n_best(LINES)
-
-
-def test_weights_are_packed_once(copy_run, other_run, monkeypatch):
-    """When a model or each of an ensemble is loaded, not for each text."""
-    real, packed = kernels.pack_onednn_weight, list[torch.Tensor]()
-    monkeypatch.setattr(kernels, "pack_onednn_weight", lambda w: packed.append(w) or real(w))
-    translator = load(copy_run, other_run)
-    matrices = [p for p in translator.runtime.model.parameters() if p.dim() == 2]
-    assert len(packed) == len(matrices) and all(any(p is m for m in matrices) for p in packed)
-    translator.translate(LINES[:3])
-    assert len(packed) == len(matrices)
 
 
 @torch.no_grad()

@@ -188,14 +188,6 @@ def test_batches_can_be_cancelled(vocab):
         translator.n_best(["a", "b"])
 
 
-def test_the_mode_of_the_model_is_restored(vocab):
-    """Translation is without dropout; training continues with it."""
-    for training in (True, False):
-        model = RecordingModel(vocab).train(training)
-        Translator(PyTorchRuntime(model), vocab, splitter(vocab)).translate(["ab"])
-        assert model.training == training and model.was_training == [False]
-
-
 def test_batches_are_cut_chunk_by_chunk(vocab):
     """However many lines are given at once; on a CPU the first chunk is small.
 
