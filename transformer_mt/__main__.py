@@ -13,8 +13,6 @@ def main() -> None:
     handler = signal.getsignal(signal.SIGINT)
     outside = signal.SIG_DFL if handler is signal.default_int_handler else handler
     signal.signal(signal.SIGINT, outside)
-    # Threads of libraries inherit this, so that the prompt's main thread gets the signal of `fg`.
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCONT})
     end_with_launcher()
     from transformer_mt.cli import program
 

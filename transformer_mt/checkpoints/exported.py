@@ -49,7 +49,7 @@ class ExportRecord:
         positions: The longest source and the longest output, EOS included, that it can translate.
         config: The whole configuration.
         sources: What the sources of the training text look like.
-        files: SHA-256 of the files that it was written with; empty in earlier versions.
+        files: SHA-256 of the files that it was written with; `write_record` adds them.
         format: `FORMAT`.
     """
 
@@ -124,7 +124,9 @@ def load_exported(path: Path) -> ExportedModel:
         raise CheckpointError(f"{path}: its manifest does not list {min(missing)}")
     digest = checkpoint_digest(path)
     record: ExportRecord = read_json(path / EXPORT, _RECORD, FORMAT)
-    if others := dict(record.files.items() - read_manifest(path).items()):
+    manifest = read_manifest(path)
+    written = {**record.files, EXPORT: manifest[EXPORT]}
+    if others := dict(manifest.items() ^ written.items()):
         raise CheckpointError(f"{path / min(others)}: not the file that `export` wrote")
     try:
         config = parse_recorded_config(record.config, str(path / EXPORT))

@@ -30,17 +30,12 @@ from transformer_mt.evaluation.baseline import (
 from transformer_mt.evaluation.scoring import corpus_score
 from transformer_mt.system.console import ProgressBar, escape_controls
 from transformer_mt.system.outputs import Output, write_lines
-from transformer_mt.system.processes import Processes, join_processes
 from transformer_mt.text.cleaning import warn_of_held_out
 from transformer_mt.text.corpus import read_lines
 from transformer_mt.text.test_sets import EvaluationSet, check_text
 from transformer_mt.translation.options import TranslateOptions
-from transformer_mt.translation.run import device_to_join
-from transformer_mt.translation.translation_model import (
-    build_translation_model,
-    find_models,
-    require_one_direction,
-)
+from transformer_mt.translation.sharing import LoadModels, share_work
+from transformer_mt.translation.translation_model import find_models, require_one_direction
 from transformer_mt.translation.translator import count_kinds, log_kinds
 
 if TYPE_CHECKING:
@@ -180,32 +175,24 @@ def evaluate_systems(
         save: Where to write the translation of a single system.
 
     Returns:
-        A report for each system; nothing in the other processes that `torchrun` started.
+        A report for each system; none in the processes that only share the work.
 
     Raises:
         TransformerMTError: If a path, the test set, or an option is wrong.
     """
     paths = [*chain(*runs), *([baseline] if baseline else [])]
-    with join_processes(device_to_join(paths, options.load.device)) as processes:
-        translate = partial(_translate, options=options, processes=processes)
-        if not processes.is_main:
-            sources, count = processes.broadcast(([""], 0))
-            for _ in range(count):
-                translate([], sources)
-            processes.finish()
+    with share_work(paths, options.load.device) as load:
+        if not load:
             return []
         test_set, metrics, systems = _read_inputs(
             runs, hypotheses, baseline, load_test_set, choose_metrics, languages
         )
-        new = [each for each in systems if not isinstance(each, SystemOutput)]
-        sources, _ = processes.broadcast((test_set.src or [], len(new)))
-        other = translate(systems.pop(), sources) if baseline else None
+        translate = partial(_translate, sources=test_set.src or [], options=options, load=load)
+        other = translate(systems.pop()) if baseline else None
         with save.lock() if save else nullcontext():
             reports = [
-                _report(test_set, translate(system, sources), metrics, other, save)
-                for system in systems
+                _report(test_set, translate(system), metrics, other, save) for system in systems
             ]
-        processes.finish()
     return reports
 
 
@@ -300,33 +287,29 @@ def _translate(
     system: "SystemOutput | SavedModels",
     sources: list[str],
     options: TranslateOptions,
-    processes: Processes,
+    load: LoadModels,
 ) -> SystemOutput:
-    """Translates with the main process's models; returns a translation as it is.
-
-    All processes call this, to share the batches.
-    """
+    """Translates with models; returns a translation as it is."""
     if isinstance(system, SystemOutput):
         return system
-    search, load = options.search, options.load
-    model = build_translation_model(system, load, processes)
-    translator, began = model.translator(search, processes), time.monotonic()
+    search, raw = options.search, options.load.raw
+    model = load(system, options.load)
+    translator, began = model.translator(search), time.monotonic()
     with ProgressBar("translating", "lines", len(sources)) as bar:
         translations = translator.best(sources, bar.update)
     setting = SearchSetting(
         beam_size=search.beam_size,
         length_penalty=search.length_penalty if search.beam_size > 1 else None,
         precision=model.runtime.precision,
-        max_length=load.max_length,
-        raw=any(each.is_raw(load.raw) for each in model.checkpoints),
+        max_length=options.load.max_length,
+        raw=any(each.is_raw(raw) for each in model.checkpoints),
     )
     lines, counts = [each.text for each in translations], count_kinds(translations)
     seconds = time.monotonic() - began
-    averaged = any(each.is_averaged(load.raw) for each in model.checkpoints)
+    averaged = any(each.is_averaged(raw) for each in model.checkpoints)
     output = SystemOutput(lines, model.name, model.checkpoints, setting, averaged, seconds, counts)
-    if processes.is_main:
-        logger.info(f"{len(sources):,} sentences in {output.seconds:.1f} s with {output.name}")
-        log_kinds(counts)
+    logger.info(f"{len(sources):,} sentences in {output.seconds:.1f} s with {output.name}")
+    log_kinds(counts)
     return output
 
 

@@ -6,7 +6,7 @@ Imports no slow modules, since --help needs this one.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal
 
 from transformer_mt.errors import ConfigError
 
@@ -75,21 +75,13 @@ class SearchOptions:
 
 @dataclass(frozen=True)
 class LoadOptions:
-    """How models are loaded for translation; `transformer_mt.load` explains each option.
-
-    Raises:
-        ConfigError: If `split` is unknown.
-    """
+    """How models are loaded for translation; `transformer_mt.load` explains each option."""
 
     device: Device = "auto"
     precision: Precision | None = None
     max_length: int | None = None
     raw: bool = False
     split: Split = "auto"
-
-    def __post_init__(self) -> None:
-        if self.split not in get_args(Split):
-            raise ConfigError(f"split {self.split}: choose {', '.join(get_args(Split))}")
 
 
 @dataclass(frozen=True)
