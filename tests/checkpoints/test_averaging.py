@@ -16,12 +16,9 @@ from transformer_mt.checkpoints import averaging
 from transformer_mt.checkpoints.averaging import average
 from transformer_mt.checkpoints.checkpoint import Progress, load_checkpoint
 from transformer_mt.checkpoints.layout import EMA, MODEL
-from transformer_mt.checkpoints.model_card import model_card, write_average_card
-from transformer_mt.checkpoints.run_directory import (
-    list_checkpoints,
-    read_description,
-    write_description,
-)
+from transformer_mt.checkpoints.model_card import model_card
+from transformer_mt.checkpoints.run_description import read_description, write_description
+from transformer_mt.checkpoints.run_directory import list_checkpoints
 from transformer_mt.config.keys import OptimConfig
 from transformer_mt.errors import CheckpointError
 from transformer_mt.evaluation.report import EvaluationReport, evaluate_systems
@@ -30,6 +27,7 @@ from transformer_mt.system import files
 from transformer_mt.text.splitting import SourceStatistics
 from transformer_mt.text.test_sets import load_test_set
 from transformer_mt.training.run import train
+from transformer_mt.translation.export import export
 from transformer_mt.translation.options import LoadOptions, SearchOptions, TranslateOptions
 
 
@@ -68,7 +66,7 @@ def test_a_killed_average_can_be_repeated(run_dir, monkeypatch):
         raise SystemExit("killed")
 
     with monkeypatch.context() as patch:
-        patch.setattr(averaging, "write_average_card", killed)
+        patch.setattr(averaging, "model_card", killed)
         patch.setattr(files.shutil, "rmtree", killed)  # SIGKILL leaves no time to clean up
         with pytest.raises(SystemExit):
             average(run_dir, 2, None)
@@ -138,27 +136,27 @@ def test_an_average_has_a_card_with_what_is_known(averaged):
     assert "4 steps of about 500 tokens, Adam with" in card and ", pre-norm, fp32.\n" in card
     assert "\nThe weights are the mean of the checkpoints of steps 4, 2.\n" in card
     assert "stored in float32. Its vocabulary\n(bpe) has 292 pieces.\n" in card
-    assert "None were measured on these weights." in card and "BLEU" not in card
-    corpus = read_description(averaged)["corpus"]
-    dropped = ", ".join(f"{count} {reason}" for reason, count in corpus["dropped"].items())
+    assert section(card, "Scores").startswith("None were measured on these weights when this card")
+    corpus = read_description(averaged).corpus
+    dropped = ", ".join(f"{count} {reason}" for reason, count in corpus.dropped.items())
     assert section(card, "Data").partition("`, ")[2] == (
-        f"de to en: {corpus['kept']} of 600 pairs (dropped: {dropped}), {corpus['pieces']:,}"
-        f" pieces per epoch.\nThe SHA-256 digest of the encoded text is `{corpus['digest']}`."
+        f"de to en: {corpus.kept} of 600 pairs (dropped: {dropped}), {corpus.pieces:,}"
+        f" pieces per epoch.\nThe SHA-256 digest of the encoded text is `{corpus.digest}`."
     )
-    assert " over 10 pieces" in dropped and corpus["kept"] < 600
+    assert " over 10 pieces" in dropped and corpus.kept < 600
     assert "transformer-mt translate averaged-2 " in card and "license" not in card
 
 
 def test_a_card_of_what_is_not_known(averaged, caplog):
     """Of its text only the languages, or no statistics of its sources."""
     checkpoint, description = load_checkpoint(averaged), read_description(averaged)
-    description["corpus"]["dropped"] = {}
-    write_description(averaged, description)
+    unknown = replace(description, corpus=replace(description.corpus, dropped={}))
+    write_description(averaged, unknown)
     assert " (dropped: none), " in section(model_card(checkpoint, "m", "made", "l", "u"), "Data")
     (averaged / "run.json").write_text("{}")
     card = model_card(checkpoint, "m", "made", "l", "u")
     assert re.fullmatch("Trained on `corpus[0-9]`, de to en.", section(card, "Data"))
-    assert caplog.messages[0].endswith("; the model card does not describe the training text")
+    assert caplog.messages[0].startswith(f"{averaged}/run.json: damaged")
     config = checkpoint.config.model_copy(update={"optim": OptimConfig(muon=True)})
     card = model_card(replace(checkpoint, config=config), "m", "made", "l", "u")
     assert " tokens, Muon and Adam with" in section(card, "Recipe")
@@ -187,10 +185,6 @@ def test_a_card_of_what_is_not_known(averaged, caplog):
         limits = section(model_card(like, "m", "made", "l", "u"), "Limits")
         first = "It translates each line independently of the others. "
         assert limits.startswith(f"{first}{seen}\ntransformer-mt splits lines ")
-    (averaged / "README.md").unlink()
-    (averaged / "README.md").mkdir()
-    write_average_card(checkpoint, "m")
-    assert caplog.messages[-1] == f"{averaged}/README.md: cannot be written: Is a directory"
 
 
 def test_the_command_warns_in_a_line(run_dir, call):
@@ -201,17 +195,25 @@ def test_the_command_warns_in_a_line(run_dir, call):
     assert result.err.startswith(f"warning: {run_dir}/run.json: damaged ")
 
 
-def test_evaluations_add_their_scores(averaged):
-    """With their signatures, in the text and in the header; the checkpoint stays whole."""
-    before = load_checkpoint(averaged).digest
+def test_scores_are_in_the_card_of_an_export(averaged, tmp_path):
+    """With their signatures, in the text and in the header; the average stays as it was.
+
+    Those of other weights are not. Sabotage: do not compare the digests of records.
+    """
+    before = {path: path.read_bytes() for path in averaged.iterdir()}
     reports = [evaluate(averaged), evaluate(averaged, beam_size=2)]
-    assert load_checkpoint(averaged).digest == before
-    card = (averaged / "README.md").read_text()
+    records = list((averaged / "evaluations").iterdir())
+    assert (
+        len(records) == 2
+        and before.items()
+        <= {path: path.read_bytes() for path in averaged.iterdir() if path.is_file()}.items()
+    )
+    card = (export(load_checkpoint(averaged), tmp_path / "out") / "README.md").read_text()
     [model] = header(card)["model-index"]
-    assert model["name"] == "averaged-2"
     [result] = model["results"]  # one per text
     name = result["dataset"]["name"]
-    assert name.startswith("text: x (") and result["dataset"] == {"name": name, "type": name}
+    assert model["name"] == "out" and name.startswith("text: x (")
+    assert result["dataset"] == {"name": name, "type": name}
     assert result["task"] == {"name": "de-en", "type": "translation"}
     searches = ["greedy, fp32"] * 2 + ["beam 2, alpha 1, fp32"] * 2
     scores = [score for report in reports for score in report.scores]
@@ -221,20 +223,8 @@ def test_evaluations_add_their_scores(averaged):
         assert f"\n  - {score.title} {score.value:.2f}, `{score.signature}`" in card
     assert f"\n- {name}, 2 sentences, greedy, fp32:\n  - BLEU " in card
     assert "mean of the checkpoints of steps 4, 2." in card
-    record = averaged / "evaluations"
-    assert len(list(record.iterdir())) == 2
-    for path in record.iterdir():
-        path.write_text(path.read_text().replace(before, "0" * 64))
-    evaluate(averaged)
-    assert "beam 2" not in (averaged / "README.md").read_text()
-
-
-def test_a_card_that_was_edited_stays(averaged):
-    card = averaged / "README.md"
-    own = "\n".join(line for line in card.read_text().splitlines() if "<!--" not in line)
-    card.write_text(own)
-    evaluate(averaged)
-    assert card.read_text() == own
-    card.unlink()
-    evaluate(averaged)
-    assert not card.exists()
+    digest = load_checkpoint(averaged).digest
+    for path in records:
+        path.write_text(path.read_text().replace(digest, "0" * 64))
+    card = (export(load_checkpoint(averaged), tmp_path / "other") / "README.md").read_text()
+    assert "BLEU" not in card and "model-index" not in card

@@ -23,9 +23,9 @@ from transformer_mt.checkpoints.checkpoint import (
     save_checkpoint,
 )
 from transformer_mt.checkpoints.layout import CONFIG, EMA, MODEL, STATE, TRAINING, checkpoint_digest
-from transformer_mt.checkpoints.run_directory import find_checkpoint
+from transformer_mt.checkpoints.run_directory import find_checkpoint, load_newest
 from transformer_mt.config.keys import VocabConfig
-from transformer_mt.errors import ChangedModelError, CheckpointError
+from transformer_mt.errors import ChangedModelError, CheckpointError, EarlierFormatError
 from transformer_mt.system.device import is_out_of_memory
 from transformer_mt.system.files import MANIFEST, read_manifest, write_manifest
 from transformer_mt.text.splitting import SourceStatistics
@@ -51,7 +51,6 @@ def test_a_checkpoint_comes_back_as_it_was(tmp_path):
     assert checkpoint.progress == state.progress
     assert checkpoint.config == config and checkpoint.path == tmp_path / "saved"
     assert (checkpoint.step, checkpoint.sources) == (5, sources)
-    assert repr(checkpoint) == f"<Checkpoint {checkpoint.path}: step 5, 1 + 2 layers of width 16>"
     checkpoint.require_config(config)
     message = (
         f"{tmp_path}: made with another configuration: train.seed (was 5, is 6); name another --run"
@@ -160,12 +159,9 @@ def test_a_changed_model_is_not_called_damage(tmp_path, caplog, monkeypatch):
     with pytest.raises(ChangedModelError, match=f"^{path / MODEL}: {message}$"):
         find_checkpoint(tmp_path)
     assert not caplog.messages
-    # It does not say, or in the digits of an earlier version, which hashed comments, too.
-    for environment in ({}, {"source of model/": 64 * "1"}):
-        state = RunState(environment=environment)
-        save_checkpoint(path, {MODEL: weights}, state, small_config(), VOCAB)
-        with pytest.raises(CheckpointError, match="no checkpoint can be used"):
-            find_checkpoint(tmp_path)
+    save_checkpoint(path, {MODEL: weights}, RunState(), small_config(), VOCAB)  # it does not say
+    with pytest.raises(CheckpointError, match="no checkpoint can be used"):
+        find_checkpoint(tmp_path)
 
 
 def test_moments_are_missing_only_before_the_first_step(tmp_path):
@@ -223,7 +219,7 @@ def test_a_malformed_state_is_named(tmp_path, values, message):
     ("sizes", "message"),
     [
         ({"activation": "gelu"}, r"unknown key model\.activation.*; use a newer transformer-mt"),
-        ({"encoder_layers": 2_000_000}, "model.encoder_layers = 2000000 should be"),
+        ({"encoder_layers": 2_000_000}, "model.encoder_layers: Input should be less than"),
         ({"d_model": 2**32 - 8}, "model too large: .*overflowed"),
     ],
 )
@@ -294,17 +290,25 @@ def test_what_the_manifest_does_not_list_is_not_read(tmp_path):
 
 
 def test_a_vocabulary_of_other_pieces_is_noticed(tmp_path):
-    """One of the same size, with a right manifest; earlier versions did not record theirs.
-
-    Sabotage: compare the sizes alone.
-    """
+    """One of the same size, with a right manifest. Sabotage: compare the sizes alone."""
     other = train_vocabulary([Counter({"abcdefgh": 1, "h": 5})], VocabConfig(kind="char", size=16))
     path = save_step(tmp_path, 1)
     replace_file(path, "vocab.model", other.src_model)
     message = f"^{path / 'vocab.model'}: not the vocabulary of the trained model$"
     with pytest.raises(CheckpointError, match=message):
         load_checkpoint(path)
+
+
+@pytest.mark.parametrize("change", [{"format": FORMAT - 1}, {"vocabulary": []}])
+def test_a_checkpoint_of_an_earlier_format_is_refused_in_one_line(tmp_path, caplog, change):
+    """It names the file and says what to do; the first versions of this format, too.
+
+    Sabotage: pass over it as over a damaged one.
+    """
+    path = save_step(tmp_path, 1)
     state = json.loads((path / STATE).read_text())
-    del state["vocabulary"]
-    replace_file(path, STATE, json.dumps(state).encode())
-    assert load_checkpoint(path).vocab.has_same_ids(other)
+    replace_file(path, STATE, json.dumps({**state, **change}).encode())
+    for read in (find_checkpoint, load_newest):
+        with pytest.raises(EarlierFormatError, match=rf"^{path / STATE}: .* use that version, or "):
+            read(tmp_path)
+    assert not caplog.messages

@@ -2,6 +2,7 @@
 
 import errno
 import itertools
+import json
 import os
 import re
 import shutil
@@ -10,7 +11,7 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
-from small_checkpoint import VOCAB, build_model, save_step, small_config
+from small_checkpoint import VOCAB, build_model, describe, save_step, small_config
 
 from transformer_mt.checkpoints import checkpoint as checkpoint_module
 from transformer_mt.checkpoints import run_directory
@@ -22,12 +23,12 @@ from transformer_mt.checkpoints.checkpoint import (
     save_checkpoint,
 )
 from transformer_mt.checkpoints.layout import MODEL, TRAINING, checkpoint_digest, checkpoint_path
+from transformer_mt.checkpoints.run_description import ValidationText, write_description
 from transformer_mt.checkpoints.run_directory import (
     find_checkpoint,
     list_checkpoints,
     load_newest,
     prune,
-    write_description,
 )
 from transformer_mt.config.keys import VocabConfig
 from transformer_mt.errors import CheckpointError
@@ -267,6 +268,12 @@ def test_a_link_to_a_checkpoint_of_another_run(tmp_path, caplog):
     assert find_checkpoint(tmp_path / "best").step == 6
 
 
+OWN_TEXT = {
+    "training text": {"corpus_digest": "a"},
+    "validation text": {"valid_digest": "a"},
+}
+
+
 @pytest.mark.parametrize("digest", ["corpus_digest", "valid_digest", "init_digest"])
 def test_a_checkpoint_of_other_text_is_of_another_run(tmp_path, caplog, digest):
     """Though the configuration is the same. Sabotage: compare configurations alone."""
@@ -278,36 +285,39 @@ def test_a_checkpoint_of_other_text_is_of_another_run(tmp_path, caplog, digest):
         average(tmp_path, 2, None)
 
 
-@pytest.mark.parametrize(("part", "what"), [("corpus", "corpus"), ("valid", "validation")])
-def test_the_newest_checkpoint_is_of_the_text_of_the_run(tmp_path, caplog, part, what):
-    """Or it was copied here: run.json tells, if it is sound. Sabotage: do not ask it."""
-    own = save_step(tmp_path, 1, **{f"{part}_digest": "a"})
-    copied = save_step(tmp_path, 2, **{f"{part}_digest": "b"})
-    write_description(tmp_path, {what: {"digest": "a"}})
-    reason = f"{copied}: of another run: run.json names another {what}"
-    assert find_checkpoint(tmp_path).path == own
-    assert refused(caplog) == f"{reason}; trying the checkpoint before it"
-    with pytest.raises(CheckpointError, match=f"^{re.escape(reason)}$"):
-        average(tmp_path, 1, None)
+@pytest.mark.parametrize(
+    ("changes", "what"),
+    [
+        ({"config": small_config(train__seed=2)}, "train.seed"),
+        ({"corpus_digest": "a"}, "training text"),
+        ({"validation": ValidationText(2, "a")}, "validation text"),
+    ],
+)
+def test_the_newest_checkpoint_is_of_the_run_that_is_described(tmp_path, caplog, changes, what):
+    """Or it was copied here: run.json tells, if it is sound.
+
+    Sabotage: do not ask it; compare configurations, or texts, alone.
+    """
+    run_dir = tmp_path / "run"
+    own = save_step(run_dir, 1, **OWN_TEXT.get(what, {}))
+    copied = save_step(run_dir, 2)
+    write_description(run_dir, describe(**{"config": small_config(), **changes}))
+    reason = f"{copied}: of another run: run.json has other {what}"
+    if what == "train.seed":
+        shutil.rmtree(own)
+    else:
+        assert find_checkpoint(run_dir).path == own
+        assert refused(caplog) == f"{reason}; trying the checkpoint before it"
+    for read in (find_checkpoint, lambda path: average(path.parent, 1, None)):
+        with pytest.raises(CheckpointError, match=f"^{re.escape(reason)}$"):
+            read(copied)
     shutil.copytree(copied, tmp_path / "copy")
     assert find_checkpoint(tmp_path / "copy").step == 2
-    for hostile in ({}, {what: None}, {what: []}, {what: {}}):
-        write_description(tmp_path, hostile)
-        assert find_checkpoint(tmp_path).path == copied
-    (tmp_path / "run.json").write_text("{}")
-    assert find_checkpoint(tmp_path).path == copied and not caplog.messages
-
-
-def test_the_newest_checkpoint_has_the_configuration_of_the_run(tmp_path):
-    """Even with the same text: the seed is another. Sabotage: compare texts alone."""
-    copied = save_step(tmp_path, 1)
-    for config, is_own in ((small_config(), True), (small_config(train__seed=2), False)):
-        write_description(tmp_path, {"config": config.model_dump(mode="json")})
-        if is_own:
-            assert find_checkpoint(tmp_path).path == copied
-            continue
-        with pytest.raises(CheckpointError, match="of another run: run.json has other train.seed$"):
-            find_checkpoint(copied)
+    description = json.loads((run_dir / "run.json").read_text())
+    for damaged in ("{}", "[]", json.dumps({**description, "complete": False})):
+        (run_dir / "run.json").write_text(damaged)
+        assert find_checkpoint(run_dir).path == copied
+        assert refused(caplog).startswith(f"{run_dir}/run.json: damaged")
 
 
 def train_on(monkeypatch, run_dir, steps: range, **progress: int) -> None:
@@ -349,14 +359,9 @@ def test_readers_beside_a_trainer_that_deletes_what_they_read(tmp_path, monkeypa
 def test_a_run_that_is_never_still_is_given_up(tmp_path, monkeypatch):
     """After a few attempts. Sabotage: try for ever."""
     listings = itertools.count()
-
-    def fail(path: Path) -> None:
-        raise CheckpointError(f"{path}: deleted")
-
     monkeypatch.setattr(
         run_directory, "list_checkpoints", lambda _: [tmp_path / f"{next(listings)}"]
     )
-    monkeypatch.setattr(run_directory, "load_own", fail)
     with pytest.raises(CheckpointError, match="no checkpoint can be used"):
         load_newest(tmp_path)
     assert next(listings) < 20

@@ -1,31 +1,23 @@
 """The model card of averaged or exported weights: README.md with the header that the hub reads.
 
-It reports only what was measured on exactly these weights. In an averaged directory the manifest
-does not list it, so that `evaluate` can add scores. `model_card.md` is its text.
+It reports what was measured on exactly these weights before it was written; it is not written
+again. `model_card.md` is its text.
 """
 
-import logging
-import re
 from collections.abc import Sequence
 from importlib import resources
-from pathlib import Path
-from typing import Any
 
 from transformer_mt.checkpoints.checkpoint import Checkpoint
 from transformer_mt.checkpoints.evaluations import EvaluationRecord, read_evaluations, record_folder
-from transformer_mt.checkpoints.layout import MODEL
-from transformer_mt.checkpoints.run_directory import read_description
+from transformer_mt.checkpoints.layout import MODEL, RUN_FILE
+from transformer_mt.checkpoints.run_description import RunDescription
+from transformer_mt.checkpoints.run_directory import description_if_sound
 from transformer_mt.config.changes import without_folder
 from transformer_mt.config.keys import Config
-from transformer_mt.errors import CheckpointError
-from transformer_mt.system.files import atomic_file
 from transformer_mt.text.splitting import LineSplitter
 from transformer_mt.version import __version__
 
-logger = logging.getLogger(__name__)
-
 CARD = "README.md"
-_MARK = "<!-- `evaluate` writes this file anew; delete this line to keep your own changes. -->"
 
 
 def model_card(
@@ -50,7 +42,9 @@ def model_card(
         raw: Whether they are the raw weights although there is a moving average.
         license: The hub's id of the licence; None names none.
     """
-    description, records = describe_run(checkpoint.path), _measured(checkpoint, raw)
+    place, records = checkpoint.path.resolve(), _measured(checkpoint, raw)
+    has_own = (place / RUN_FILE).exists()  # as an average has
+    description = description_if_sound(place if has_own else place.parent)
     template = resources.files(__package__).joinpath("model_card.md").read_text(encoding="utf-8")
     # Scores measured before the weights were rounded do not belong in the header for the hub.
     claims = records if stored == "float32" else []
@@ -74,38 +68,6 @@ def model_card(
     )
 
 
-def describe_run(checkpoint: Path) -> dict[str, Any]:
-    """Reads run.json in an average, or above a training checkpoint; warns if it is damaged."""
-    path = checkpoint.resolve()
-    try:
-        return read_description(path) or read_description(path.parent)
-    except CheckpointError as error:
-        logger.warning("%s; the model card does not describe the training text", error)
-        return {}
-
-
-def write_average_card(checkpoint: Checkpoint, name: str) -> None:
-    """Writes the card of averaged weights of this name; logs a warning if that fails."""
-    path = checkpoint.path / CARD
-    usage = f"    transformer-mt translate {name} --beam-size 4 < in > out"
-    card = model_card(checkpoint, name, "averaged", "transformer-mt", usage)
-    try:
-        with atomic_file(path) as file:
-            file.write(f"{card}\n{_MARK}\n".encode())
-    except OSError as error:
-        logger.warning("%s: cannot be written: %s", path, error.strerror)
-
-
-def refresh_average_card(checkpoint: Checkpoint) -> None:
-    """Writes the card of averaged weights anew, unless it was edited or there is none."""
-    try:
-        is_ours = _MARK in (checkpoint.path / CARD).read_text(encoding="utf-8")
-    except (OSError, ValueError):
-        return
-    if is_ours:
-        write_average_card(checkpoint, checkpoint.path.resolve().name)
-
-
 def _measured(checkpoint: Checkpoint, raw: bool) -> list[EvaluationRecord]:
     """Reads the evaluations of exactly these weights."""
     folder = record_folder(checkpoint.path)
@@ -116,31 +78,32 @@ def _measured(checkpoint: Checkpoint, raw: bool) -> list[EvaluationRecord]:
     ]
 
 
-def _data(config: Config, description: dict[str, Any]) -> str:
+def _data(config: Config, description: RunDescription | None) -> str:
     data = config.data
     text = f"Trained on `{without_folder(data.path)}`, {data.src_lang} to {data.tgt_lang}"
     if not description:
         return f"{text}."
-    report = description["corpus"]
-    dropped = ", ".join(f"{count:,} {reason}" for reason, count in report["dropped"].items())
+    corpus = description.corpus
+    dropped = ", ".join(f"{count:,} {reason}" for reason, count in corpus.dropped.items())
     return (
-        f"{text}: {report['kept']:,} of {report['pairs']:,} pairs"
-        f" (dropped: {dropped or 'none'}), {report['pieces']:,} pieces per epoch.\nThe SHA-256"
-        f" digest of the encoded text is `{report['digest']}`."
+        f"{text}: {corpus.kept:,} of {corpus.pairs:,} pairs"
+        f" (dropped: {dropped or 'none'}), {corpus.pieces:,} pieces per epoch.\nThe SHA-256"
+        f" digest of the encoded text is `{corpus.digest}`."
     )
 
 
-def _weights(checkpoint: Checkpoint, description: dict[str, Any], raw: bool) -> str:
+def _weights(checkpoint: Checkpoint, description: RunDescription | None, raw: bool) -> str:
     """Says what the weights began with and of what they are the mean, if that is so."""
     progress, text = checkpoint.progress, ""
     if names := progress.init_names:
-        name, data, digest = (names.get(key, "unknown") for key in ("name", "text", "text_digest"))
         text = (
-            f"\nTraining began with the weights of `{name}` after {progress.init_step:,} steps on"
-            f" `{data}`.\nThe SHA-256 digest of that checkpoint is `{progress.init_digest}`,\n"
-            f"that of its encoded text `{digest}`."
+            f"\nTraining began with the weights of `{names['name']}` after"
+            f" {progress.init_step:,} steps on `{names['text']}`.\nThe SHA-256 digest of that"
+            f" checkpoint is `{progress.init_digest}`,\nthat of its encoded text"
+            f" `{names['text_digest']}`."
         )
-    if steps := ", ".join(map(str, description.get("averaged_steps", []))):
+    if description and description.averaged_steps:
+        steps = ", ".join(map(str, description.averaged_steps))
         text += f"\nThe weights are the mean of the checkpoints of steps {steps}."
     if checkpoint.is_averaged(raw):
         decay = checkpoint.config.train.ema_decay
@@ -166,7 +129,10 @@ def _limits(checkpoint: Checkpoint) -> str:
 
 def _scores(records: Sequence[EvaluationRecord], stored: str) -> str:
     if not records:
-        return "None were measured on these weights."
+        return (
+            "None were measured on these weights when this card was written; see"
+            " `transformer-mt evaluate`."
+        )
     before = "" if stored == "float32" else f", before they were rounded to {stored}"
     lines = [f"Measured by transformer-mt on these weights{before}.\n"]
     for record in records:
@@ -190,14 +156,13 @@ def _header(
         EvalResult(
             task_type="translation",
             task_name="-".join(languages),
-            dataset_type=dataset_type,
-            dataset_name=dataset_name,
+            dataset_type=record.test_set,
+            dataset_name=record.test_set,
             metric_type=score.name,
             metric_value=round(score.value, 2),
             metric_name=f"{score.title} ({record.search}; {score.signature})",
         )
         for record in records
-        for dataset_type, dataset_name in [_hub_dataset(record.test_set)]
         for score in record.scores
     ]
     return ModelCardData(
@@ -208,15 +173,3 @@ def _header(
         model_name=name if results else None,
         eval_results=results or None,
     ).to_yaml()
-
-
-def _hub_dataset(test_set: str) -> tuple[str, str]:
-    """Gives the type and the name that cards on the hub have for a news test of WMT.
-
-    Other test sets keep their name.
-    """
-    news = re.fullmatch(r"wmt(0[89]|1\d|2[01])|wmt/wmt(1[4-8]), split test", test_set)
-    if not news:
-        return test_set, test_set
-    year = f"20{news[1] or news[2]}"
-    return f"wmt-{year}-news", f"newstest{year}"

@@ -333,7 +333,7 @@ def _translate(
 
 
 def _record(test_set: EvaluationSet, output: SystemOutput, scores: list[Score]) -> None:
-    """Saves the scores and translations of a checkpoint beside it, for reports and model cards."""
+    """Saves the scores and translations of a checkpoint beside it, for reports and exports."""
     if output.search is None or len(output.models) > 1:
         return
     [model] = output.models
@@ -349,7 +349,3 @@ def _record(test_set: EvaluationSet, output: SystemOutput, scores: list[Score]) 
         seconds=round(output.seconds, 3),
     )
     write_evaluation(model.path, record)
-    if not model.is_exported:
-        from transformer_mt.checkpoints.model_card import refresh_average_card
-
-        refresh_average_card(model)
