@@ -102,14 +102,14 @@ def test_the_moving_average_is_preferred(tmp_path):
 WEIGHT = "decoder.0.cross_attention.q.weight"
 NAN = torch.full((16, 16), 1.0).fill_diagonal_(math.nan)
 WRONG = [
-    (MODEL, WEIGHT, None, "is missing"),
-    (MODEL, "extra", torch.ones(1), "is unknown"),
-    (MODEL, WEIGHT, torch.ones(16, 15), r"has shape (16, 15), not (16, 16)"),
-    (MODEL, WEIGHT, torch.ones(16, 16).long(), "has type I64, not F32"),
+    (MODEL, WEIGHT, None, "is missing, not F32 (16, 16)"),
+    (MODEL, "extra", torch.ones(1), "is F32 (1,), not known"),
+    (MODEL, WEIGHT, torch.ones(16, 15), "is F32 (16, 15), not F32 (16, 16)"),
+    (MODEL, WEIGHT, torch.ones(16, 16).long(), "is I64 (16, 16), not F32"),
     (MODEL, WEIGHT, NAN, "is not finite: training has diverged"),
     (EMA, WEIGHT, torch.full((16, 16), -math.inf), "is not finite"),
-    (TRAINING, f"exp_avg_sq.{WEIGHT}", torch.zeros(3, 16), "has shape (3, 16), not (16, 16)"),
-    (TRAINING, f"step.{WEIGHT}", torch.tensor(3), "has type I64, not F32"),
+    (TRAINING, f"exp_avg_sq.{WEIGHT}", torch.zeros(3, 16), "is F32 (3, 16), not F32 (16, 16)"),
+    (TRAINING, f"step.{WEIGHT}", torch.tensor(3), "is I64 (), not F32 ()"),
 ]
 
 
@@ -149,14 +149,14 @@ def test_a_changed_model_is_not_called_damage(tmp_path, caplog, monkeypatch):
     with pytest.raises(CheckpointError, match="no checkpoint can be used; restore one from"):
         find_checkpoint(tmp_path)
     [warning] = caplog.messages
-    assert "gate.bias is missing; trying" in warning
+    assert "gate.bias is missing, not F32 (3,); trying" in warning
     caplog.clear()
     monkeypatch.setattr(checkpoint_module, "source_digest", lambda package: 32 * "0")
     message = (
-        "gate.bias is missing; the source of model/ has changed since it was trained: undo the"
-        " change, or train a new run with another --run directory"
+        "gate.bias is missing, not F32 (3,); the source of model/ has changed since it was trained:"
+        " undo the change, or train a new run with another --run directory"
     )
-    with pytest.raises(ChangedModelError, match=f"^{path / MODEL}: {message}$"):
+    with pytest.raises(ChangedModelError, match=f"^{re.escape(f'{path / MODEL}: {message}')}$"):
         find_checkpoint(tmp_path)
     assert not caplog.messages
     save_checkpoint(path, {MODEL: weights}, RunState(), small_config(), VOCAB)  # it does not say

@@ -16,6 +16,7 @@ from transformer_mt.checkpoints.evaluations import (
     SearchSetting,
     write_evaluation,
 )
+from transformer_mt.checkpoints.layout import checkpoint_digest
 from transformer_mt.checkpoints.run_description import (
     InitialWeights,
     ValidationText,
@@ -78,9 +79,10 @@ def write_score(
     checkpoint: str = "step-00000020",
     test_set: str = "own, split test",
     tokenizer: str = "13a",
+    digest: str = "",
 ) -> None:
     score = Score("bleu", value, f"nrefs:1|tok:{tokenizer}")
-    record = EvaluationRecord(test_set, checkpoint, "", search, [score], ["a"], [["a"]], ["a"])
+    record = EvaluationRecord(test_set, checkpoint, digest, search, [score], ["a"], [["a"]], ["a"])
     (run / checkpoint).mkdir(exist_ok=True)
     write_evaluation(run / checkpoint, record)
 
@@ -224,7 +226,7 @@ def test_a_score_of_another_checkpoint_has_its_own_column(corpus_dir, tmp_path):
 def test_an_exported_model_has_the_scores_of_itself(exported_run, corpus_dir, tmp_path):
     """And the step that it was exported at; it is no seed of the run."""
     exported = shutil.copytree(exported_run, tmp_path / "exported")
-    write_score(tmp_path, 15.0, checkpoint="exported")
+    write_score(tmp_path, 15.0, checkpoint="exported", digest=checkpoint_digest(exported))
     run = write_run(tmp_path / "run", corpus_dir, 20.0)
     _, [row] = read_rows([run, exported])
     assert row == {"run": "exported", "steps": 1, GREEDY: 15.0}

@@ -355,16 +355,14 @@ def _verify_tensors(path: Path, shapes: Mapping[str, tuple[int, ...]], state: Ru
 
 def _find_mismatch(file: Any, shapes: Mapping[str, tuple[int, ...]]) -> str | None:
     """Describes the first tensor of an open file whose name, shape or type is wrong."""
-    names = set(file.keys())
-    if different := sorted(names ^ shapes.keys()):
-        return f"{different[0]} is {'unknown' if different[0] in names else 'missing'}"
-    for name, shape in shapes.items():
-        header = file.get_slice(name)
-        actual, dtype = tuple(header.get_shape()), header.get_dtype()
-        if actual != shape:
-            return f"{name} has shape {actual}, not {shape}"
-        if dtype != "F32":
-            return f"{name} has type {dtype}, not F32"
+    headers = {name: file.get_slice(name) for name in file.keys()}
+    actual = {
+        name: f"{each.get_dtype()} {tuple(each.get_shape())}" for name, each in headers.items()
+    }
+    expected = {name: f"F32 {shape}" for name, shape in shapes.items()}
+    for name in sorted(actual.keys() | expected.keys()):
+        if actual.get(name) != expected.get(name):
+            return f"{name} is {actual.get(name, 'missing')}, not {expected.get(name, 'known')}"
     return None
 
 
