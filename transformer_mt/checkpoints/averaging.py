@@ -7,9 +7,8 @@ from pathlib import Path
 
 import torch
 
-from transformer_mt.checkpoints.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from transformer_mt.checkpoints.checkpoint import Checkpoint, save_checkpoint
 from transformer_mt.checkpoints.layout import MODEL
-from transformer_mt.checkpoints.model_card import CARD, model_card
 from transformer_mt.checkpoints.run_description import write_description
 from transformer_mt.checkpoints.run_directory import (
     RETRIES,
@@ -62,14 +61,10 @@ def average(run_dir: Path, last: int, output: Path | None, retries: int = RETRIE
     state = replace(newest.state, progress=progress)
     steps = [checkpoint.progress.step for checkpoint in checkpoints]
     logger.info("averaging steps %s", ", ".join(map(str, steps)))
-    with atomic_directory(output) as folder:  # with run.json and the card from the start
+    with atomic_directory(output) as folder:  # with run.json from the start
         save_checkpoint(folder, {MODEL: weights}, state, newest.config, newest.vocab)
         if description:
             write_description(folder, replace(description, averaged_steps=steps))
-        name = output.resolve().name
-        usage = f"    transformer-mt translate {name} --beam-size 4 < in > out"
-        card = model_card(load_checkpoint(folder), name, "averaged", "transformer-mt", usage)
-        (folder / CARD).write_text(card, encoding="utf-8")
     return output
 
 

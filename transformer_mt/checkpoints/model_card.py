@@ -1,7 +1,7 @@
-"""The model card of averaged or exported weights: README.md with the header that the hub reads.
+"""The model card of exported weights: README.md with the header that the hub reads.
 
-It reports what was measured on exactly these weights before it was written; it is not written
-again. `model_card.md` is its text.
+It reports what was measured on exactly these weights before the export. `model_card.md` is its
+text.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,6 @@ CARD = "README.md"
 def model_card(
     checkpoint: Checkpoint,
     name: str,
-    made_by: str,
     library: str,
     usage: str,
     stored: str = "float32",
@@ -35,25 +34,30 @@ def model_card(
     Args:
         checkpoint: The weights, with their configuration.
         name: Name of the model.
-        made_by: Completes the sentence "A Transformer ..., `made_by` by transformer-mt".
         library: The program that loads it, as the hub names it.
         usage: How to use it, in Markdown.
         stored: Type in which the weights are stored.
         raw: Whether they are the raw weights although there is a moving average.
         license: The hub's id of the licence; None names none.
     """
-    place, records = checkpoint.path.resolve(), _measured(checkpoint, raw)
+    from huggingface_hub import ModelCardData
+
+    place, data = checkpoint.path.resolve(), checkpoint.config.data
+    header = ModelCardData(
+        language=[data.src_lang, data.tgt_lang],
+        license=license,
+        library_name=library,
+        pipeline_tag="translation",
+    )
     has_own = (place / RUN_FILE).exists()  # as an average has
     description = description_if_sound(place if has_own else place.parent)
     template = resources.files(__package__).joinpath("model_card.md").read_text(encoding="utf-8")
-    # Scores measured before the weights were rounded do not belong in the header for the hub.
-    claims = records if stored == "float32" else []
     return template.format(
-        header=_header(checkpoint.config, name, library, license, claims),
+        header=header.to_yaml(),
         name=name,
         config=checkpoint.config,
         progress=checkpoint.progress,
-        made_by=made_by,
+        checkpoint=place.name,
         version=__version__,
         parameters=sum(tensor.numel() for tensor in checkpoint.load_tensors(MODEL).values()),
         stored=stored,
@@ -62,7 +66,7 @@ def model_card(
         data=_data(checkpoint.config, description),
         optimizer="Muon and Adam" if checkpoint.config.optim.muon else "Adam",
         weights=_weights(checkpoint, description, raw),
-        scores=_scores(records, stored),
+        scores=_scores(_measured(checkpoint, raw), stored),
         usage=usage,
         limits=_limits(checkpoint),
     )
@@ -130,8 +134,8 @@ def _limits(checkpoint: Checkpoint) -> str:
 def _scores(records: Sequence[EvaluationRecord], stored: str) -> str:
     if not records:
         return (
-            "None were measured on these weights when this card was written; see"
-            " `transformer-mt evaluate`."
+            "None were measured on these weights before the export; `transformer-mt evaluate` does"
+            " that."
         )
     before = "" if stored == "float32" else f", before they were rounded to {stored}"
     lines = [f"Measured by transformer-mt on these weights{before}.\n"]
@@ -139,37 +143,3 @@ def _scores(records: Sequence[EvaluationRecord], stored: str) -> str:
         lines.append(f"- {record.test_set}, {len(record.sources):,} sentences, {record.search}:")
         lines += [f"  - {s.title} {s.value:.2f}, `{s.signature}`" for s in record.scores]
     return "\n".join(lines)
-
-
-def _header(
-    config: Config,
-    name: str,
-    library: str,
-    license: str | None,
-    records: Sequence[EvaluationRecord],
-) -> str:
-    """Writes what the hub reads, in YAML."""
-    from huggingface_hub import EvalResult, ModelCardData
-
-    languages = [config.data.src_lang, config.data.tgt_lang]
-    results = [
-        EvalResult(
-            task_type="translation",
-            task_name="-".join(languages),
-            dataset_type=record.test_set,
-            dataset_name=record.test_set,
-            metric_type=score.name,
-            metric_value=round(score.value, 2),
-            metric_name=f"{score.title} ({record.search}; {score.signature})",
-        )
-        for record in records
-        for score in record.scores
-    ]
-    return ModelCardData(
-        language=languages,
-        license=license,
-        library_name=library,
-        pipeline_tag="translation",
-        model_name=name if results else None,
-        eval_results=results or None,
-    ).to_yaml()

@@ -54,7 +54,6 @@ def export(
         card = model_card(
             checkpoint,
             name=output.resolve().name,
-            made_by=f"exported from `{checkpoint.path.resolve().name}`",
             library=format,
             usage=usage,
             stored=stored,
