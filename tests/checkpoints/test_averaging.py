@@ -5,15 +5,13 @@ import shutil
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from unittest.mock import Mock
 
 import pytest
 import torch
 import yaml
 from conftest import tiny_config, weights
-from small_checkpoint import describe, save_step, small_config
+from small_checkpoint import save_step
 
-from transformer_mt.checkpoints import averaging
 from transformer_mt.checkpoints.averaging import average
 from transformer_mt.checkpoints.checkpoint import (
     Checkpoint,
@@ -29,7 +27,6 @@ from transformer_mt.config.keys import OptimConfig
 from transformer_mt.errors import CheckpointError
 from transformer_mt.evaluation.report import EvaluationReport, evaluate_systems
 from transformer_mt.evaluation.scoring import choose_metrics
-from transformer_mt.system import files
 from transformer_mt.text.splitting import SourceStatistics
 from transformer_mt.text.test_sets import load_test_set
 from transformer_mt.training.run import train
@@ -63,18 +60,6 @@ def test_the_average_is_the_mean_of_the_newest(run_dir, tmp_path):
     assert load_checkpoint(path).build_model()
     progress = load_checkpoint(path).progress
     assert progress == Progress(step=20, seconds=1.5)
-
-
-def test_a_killed_average_can_be_repeated(run_dir, monkeypatch):
-    """The directory appears once run.json is in it."""
-    killed = Mock(side_effect=SystemExit)
-    write_description(run_dir, describe(small_config()))
-    with monkeypatch.context() as patch:
-        patch.setattr(averaging, "write_description", killed)
-        patch.setattr(files.shutil, "rmtree", killed)  # SIGKILL leaves no time to clean up
-        with pytest.raises(SystemExit):
-            average(run_dir, 2, None)
-    assert (average(run_dir, 2, None) / "run.json").exists()
 
 
 def test_what_cannot_be_averaged(run_dir, tmp_path):

@@ -32,7 +32,7 @@ from transformer_mt.checkpoints.run_directory import (
 from transformer_mt.config.keys import VocabConfig
 from transformer_mt.errors import CheckpointError
 from transformer_mt.system import files
-from transformer_mt.system.files import MANIFEST
+from transformer_mt.system.files import MANIFEST, read_manifest
 from transformer_mt.text.vocabulary import train_vocabulary
 
 
@@ -300,18 +300,19 @@ def test_the_newest_checkpoint_is_of_the_run_that_is_described(
         assert refused(caplog).startswith(f"{run_dir}/run.json: damaged")
 
 
-def train_on(monkeypatch, run_dir, steps: range, **progress: int) -> None:
-    """Saves and prunes checkpoints, keeping one, once the next file is verified."""
-    real = files.sha256
+def train_on(monkeypatch, run_dir, steps: range, verified: int = 0, **progress: int) -> None:
+    """Saves and prunes checkpoints, keeping one, once so many files of a reader are verified."""
+    real, calls = files.sha256, itertools.count()
 
-    def save_first(path: Path) -> str:
-        monkeypatch.undo()
-        for step in steps:
-            save_step(run_dir, step, **progress)
-            prune(run_dir, step, 1, progress.get("best_step", 0))
+    def save_before(path: Path) -> str:
+        if next(calls) == verified:
+            monkeypatch.undo()
+            for step in steps:
+                save_step(run_dir, step, **progress)
+                prune(run_dir, step, 1, progress.get("best_step", 0))
         return real(path)
 
-    monkeypatch.setattr(files, "sha256", save_first)
+    monkeypatch.setattr(files, "sha256", save_before)
 
 
 def test_readers_beside_a_trainer_that_deletes_what_they_read(tmp_path, monkeypatch, caplog):
@@ -321,16 +322,9 @@ def test_readers_beside_a_trainer_that_deletes_what_they_read(tmp_path, monkeypa
     assert load_newest(tmp_path).step == 4
     best = {"best_bleu": 1.0, "best_step": 5}
     save_step(tmp_path, 5, **best)
-    save_step(tmp_path, 6, **best)
-    real = run_directory.load_newest
-
-    def find_newest(*arguments: object) -> object:
-        newest = real(*arguments)
-        monkeypatch.undo()
-        train_on(monkeypatch, tmp_path, range(7, 9), best_bleu=2.0, best_step=7)
-        return newest
-
-    monkeypatch.setattr(run_directory, "load_newest", find_newest)
+    newest = save_step(tmp_path, 6, **best)
+    later = {"best_bleu": 2.0, "best_step": 7}
+    train_on(monkeypatch, tmp_path, range(7, 9), len(read_manifest(newest)), **later)
     assert find_checkpoint(tmp_path).step == 7
     train_on(monkeypatch, tmp_path, range(9, 11), best_bleu=2.0, best_step=9)
     assert load_checkpoint(average(tmp_path, 2, None)).step == 10 and not caplog.messages

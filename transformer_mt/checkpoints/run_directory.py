@@ -161,10 +161,11 @@ def _load_newest_and_best(
 
 
 def prune(run_dir: Path, saved_step: int, keep_last: int, best_step: int) -> None:
-    """Deletes all but the newest and the best checkpoints, and moments that no resume will need.
+    """Deletes all but the `keep_last` newest checkpoints and the best, and most of the moments.
 
-    The run was resumed before any checkpoints later than `saved_step`: they are left alone and do
-    not count. Neither do links, which may lead to another run.
+    A checkpoint of a later step than `saved_step`, the one just saved, could not be used when the
+    run was resumed: it is left alone and does not count. Neither does a link, which may lead to
+    another run. Only the newest that are kept can be resumed from, and keep their moments.
 
     Raises:
         OSError: If something cannot be deleted.
