@@ -120,12 +120,9 @@ def find_checkpoint(path: Path) -> "Checkpoint":
         )
     if (path / MANIFEST).exists():
         place = path.resolve()
-        is_step = STEP_NAME.fullmatch(place.name)
-        return (
-            load_step(path, description_if_sound(place.parent))
-            if is_step
-            else load_checkpoint(path)
-        )
+        if STEP_NAME.fullmatch(place.name):
+            return load_step(path, description_if_sound(place.parent))
+        return load_checkpoint(path)
     if checkpoints := _load_newest_and_best(path):
         return checkpoints[1]
     reason = "contains no checkpoint" if path.is_dir() else "no such run or checkpoint"
