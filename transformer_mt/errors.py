@@ -21,6 +21,10 @@ class CheckpointError(TransformerMTError):
     """A run or checkpoint directory that is missing, damaged or has a different configuration."""
 
 
+class EarlierFormatError(CheckpointError):
+    """A file of a format that only earlier versions read."""
+
+
 class ChangedModelError(CheckpointError):
     """A sound checkpoint that does not fit the model, whose source has changed since."""
 

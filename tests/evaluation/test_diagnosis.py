@@ -2,9 +2,11 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from checkpoints.small_checkpoint import change_config
 from conftest import (
     ALPHABET,
     assert_one_error,
@@ -15,13 +17,8 @@ from conftest import (
 )
 
 from transformer_mt.checkpoints.layout import CONFIG
-from transformer_mt.checkpoints.run_directory import (
-    list_checkpoints,
-    read_description,
-    write_description,
-)
-from transformer_mt.config.loading import parse_config
-from transformer_mt.system.files import canonical_json
+from transformer_mt.checkpoints.run_description import read_description, write_description
+from transformer_mt.checkpoints.run_directory import list_checkpoints
 from transformer_mt.text.trained_here import remember_text
 from transformer_mt.training.run import train
 
@@ -47,10 +44,7 @@ def write_metrics(run: Path, losses: dict[int, float]) -> None:
 
 
 def change_data(run: Path, **keys: object) -> None:
-    description = read_description(run)
-    description["config"]["data"] |= keys
-    write_description(run, description)
-    remember_text(parse_config(description["config"], "test").data)
+    remember_text(change_config(run, "data", **keys).data)
 
 
 @pytest.fixture
@@ -174,9 +168,7 @@ def test_text_that_has_moved_or_changed(run, tmp_path, diagnose):
 
 def test_the_text_that_a_strangers_run_names_is_not_read(run, tmp_path, diagnose):
     """What else can be checked, is. Sabotage: read it."""
-    description = read_description(run)
-    description["config"]["data"]["test"] = {"src": f"{tmp_path}/none", "tgt": f"{tmp_path}/none"}
-    write_description(run, description)
+    change_config(run, "data", test={"src": f"{tmp_path}/none", "tgt": f"{tmp_path}/none"})
     found, unchecked = diagnose()
     assert not found and len(unchecked) == 3
     for name, line in zip(("training", "validation", "test"), unchecked, strict=True):
@@ -192,9 +184,9 @@ def test_a_run_that_has_just_begun(run, diagnose):
     assert finding.startswith("known text")
     assert ["checkpoint" in unchecked[0], "validation" in unchecked[1]] == [True, True]
     description = read_description(run)
-    for text in ("corpus", "validation"):
-        description[text]["digest"] = "other"
-    write_description(run, description)
+    corpus = replace(description.corpus, digest="other")
+    valid = replace(description.validation, digest="other")
+    write_description(run, replace(description, corpus=corpus, validation=valid))
     _, [training, valid, *_] = diagnose()
     assert training.endswith("data.train = train: has changed since the run read it")
     assert valid.endswith("data.valid = validation: has changed since the run read it")
@@ -204,11 +196,9 @@ def test_pairs_of_a_few_characters_may_be_known(run, diagnose):
     """Eight characters are a word."""
     change_data(run, test="train[:60]")
     assert "41 of 41 longer pairs" in diagnose()[0][0]
-    description = read_description(run)
-    description["config"]["vocab"]["kind"] = "char"
-    write_description(run, description)
+    config = change_config(run, "vocab", kind="char")
     for checkpoint in list_checkpoints(run):
-        replace_file(checkpoint, CONFIG, canonical_json(description["config"]))
+        replace_file(checkpoint, CONFIG, config.model_dump_json().encode())
     shutil.rmtree(run / "evaluations")  # of the checkpoint as it was
     assert "41 of 41 longer pairs" not in "".join(diagnose()[0])
 
@@ -217,9 +207,7 @@ def test_a_run_that_is_fine_tuned(run, diagnose):
     """Fewer steps than the warm-up are enough; without a checkpoint its vocabulary is unknown."""
     write_metrics(run, {1: 2.0, 50: 2.0})
     assert diagnose()[0][0].startswith("too few steps: 50 steps are fewer than")
-    description = read_description(run)
-    description["config"]["train"]["init_from"] = "other"
-    write_description(run, description)
+    change_config(run, "train", init_from="other")
     assert diagnose() == ([], [])
     for path in list_checkpoints(run):
         shutil.rmtree(path)

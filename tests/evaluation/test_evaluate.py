@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from checkpoints.small_checkpoint import change_config
 from conftest import assert_one_error, copy_lines, replace_file
 from sacrebleu.dataset import DATASETS
 from sacrebleu.metrics.bleu import BLEU
@@ -17,7 +18,6 @@ from sacrebleu.metrics.bleu import BLEU
 from transformer_mt.checkpoints import checkpoint as checkpoint_module
 from transformer_mt.checkpoints.evaluations import read_evaluations
 from transformer_mt.checkpoints.layout import CONFIG, EMA, MODEL
-from transformer_mt.checkpoints.run_directory import read_description, write_description
 from transformer_mt.config.loading import parse_config
 from transformer_mt.errors import CheckpointError, ConfigError, DataError, OutputError
 from transformer_mt.evaluation.evaluate import (
@@ -28,7 +28,6 @@ from transformer_mt.evaluation.evaluate import (
     format_reports,
 )
 from transformer_mt.evaluation.scoring import choose_metrics, corpus_score
-from transformer_mt.system.files import canonical_json
 from transformer_mt.system.outputs import check_output
 from transformer_mt.text.test_sets import load_test_set
 from transformer_mt.text.trained_here import remember_text
@@ -145,10 +144,8 @@ def test_a_model_is_evaluated_and_recorded(copy_run, texts, tmp_path):
 def test_the_tokenizer_of_a_run_is_that_of_its_validation(copy_run, texts, tmp_path):
     """Unless --tokenize names another. Sabotage: ignore the run's valid.tokenize."""
     run = shutil.copytree(copy_run, tmp_path / "run")
-    description = read_description(run)
-    description["config"]["valid"]["tokenize"] = "intl"
-    write_description(run, description)
-    replace_file(run / "step-00000001", CONFIG, canonical_json(description["config"]))
+    config = change_config(run, "valid", tokenize="intl")
+    replace_file(run / "step-00000001", CONFIG, config.model_dump_json().encode())
     assert evaluate(texts, run, hyp=None).scores[0].tokenizer == "intl"
     assert evaluate(texts, run).scores[0].tokenizer == "intl"  # of a given translation
     assert evaluate(texts, run, hyp=None, tokenizer="auto").scores[0].tokenizer == "13a"

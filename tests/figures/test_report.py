@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+from dataclasses import replace
 from html import unescape
 from pathlib import Path
 
@@ -13,11 +14,12 @@ from conftest import HOSTILE_JSON, assert_one_error, records, replace_file, tiny
 from drawn import overlapping
 
 from transformer_mt.checkpoints.evaluations import read_evaluations
-from transformer_mt.checkpoints.run_directory import (
-    find_checkpoint,
-    list_checkpoints,
+from transformer_mt.checkpoints.run_description import (
+    InitialWeights,
+    read_description,
     write_description,
 )
+from transformer_mt.checkpoints.run_directory import find_checkpoint, list_checkpoints
 from transformer_mt.cli.program import main
 from transformer_mt.errors import CheckpointError
 from transformer_mt.evaluation.scoring import sentence_chrf
@@ -179,28 +181,16 @@ def test_the_headline_is_the_score_of_the_test_set(run, tmp_path):
 
 
 def test_what_a_run_began_with_is_named(run, tmp_path):
-    description = json.loads((run / "run.json").read_text())
-    del description["sha256"]
-    initial = {
-        "step": 2000,
-        "digest": "d" * 64,
-        "name": "both",
-        "text": "x",
-        "text_digest": "e" * 9,
-    }
-    write_description(tmp_path, {**description, "init_from": initial})
+    initial = InitialWeights(2000, "d" * 64, "both", "x", "e" * 9)
+    write_description(tmp_path, replace(read_description(run), init_from=initial))
     text = report_text(tmp_path)
     assert "began with both at step 2,000 " in text
     assert f" initial checkpoint {'d' * 64} training text of the initial checkpoint, x, " in text
-    old = {**description, "init_from": {"step": 2000, "digest": "d" * 64}}
-    write_description(tmp_path, {**old, "corpus": {**description["corpus"], "unknown": 7}})
-    text = report_text(tmp_path)
-    assert "began with a checkpoint at step 2,000 " in text and "unknown pieces 7 " in text
 
 
 def test_lengths_are_those_of_the_training_text(run):
     pairs = prepare(find_checkpoint(run).config).pairs
-    recorded = json.loads((run / "run.json").read_text())["lengths"]
+    recorded = read_description(run).lengths
     figure = lengths_figure(recorded, ("de", "en"))
     [axes] = figure.axes
     for side, patch in zip((pairs.src, pairs.tgt), axes.patches, strict=True):

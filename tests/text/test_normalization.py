@@ -5,17 +5,16 @@ import unicodedata
 from collections import Counter
 
 import pytest
-from checkpoints.small_checkpoint import VOCAB, build_model, small_config
+from checkpoints.small_checkpoint import build_model, small_config
 from conftest import tiny_config
 from hypothesis import given
 from hypothesis import strategies as st
 
 import transformer_mt
-from transformer_mt.checkpoints.checkpoint import RunState, load_checkpoint, save_checkpoint
+from transformer_mt.checkpoints.checkpoint import RunState, save_checkpoint
 from transformer_mt.checkpoints.layout import MODEL
 from transformer_mt.checkpoints.run_directory import load_newest
 from transformer_mt.config.keys import DataConfig, VocabConfig
-from transformer_mt.config.loading import parse_config, parse_recorded_config
 from transformer_mt.errors import CheckpointError, ConfigError
 from transformer_mt.text.normalization import INVISIBLE, is_blank, normalize_text
 from transformer_mt.text.prepared import prepare
@@ -150,19 +149,6 @@ def test_a_model_reads_every_variant_alike(tmp_path):
         assert old.attention(text, text).src_pieces != pieces
     with pytest.raises(CheckpointError, match="its vocabulary, or data.normalize, differs from"):
         find_models([tmp_path / "nfc", tmp_path / "none"])
-
-
-def test_a_checkpoint_without_the_key_keeps_none(tmp_path):
-    """As those of earlier versions. Sabotage: take the default."""
-    save(tmp_path / "step", "none", VOCAB)
-    old = load_checkpoint(tmp_path / "step")
-    values = old.config.model_dump(mode="json")
-    del values["data"]["normalize"]
-    assert parse_recorded_config(values, "tests").data.normalize == "none"
-    assert parse_config(values, "tests").data.normalize == "nfc"
-    assert old.vocab.form == "none"
-    with pytest.raises(ConfigError, match="^tests: "):
-        parse_recorded_config({"data": 1}, "tests")
 
 
 def test_the_value_of_a_run_stays(corpus_dir, tmp_path):

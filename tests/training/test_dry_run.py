@@ -1,5 +1,6 @@
 """A dry run: what it reports, and that it keeps nothing."""
 
+from dataclasses import asdict
 from unittest.mock import Mock
 
 import pytest
@@ -7,11 +8,8 @@ import torch
 from conftest import tiny_config
 from tqdm import tqdm
 
-from transformer_mt.checkpoints.run_directory import (
-    find_checkpoint,
-    load_newest,
-    read_description,
-)
+from transformer_mt.checkpoints.run_description import read_description
+from transformer_mt.checkpoints.run_directory import find_checkpoint, load_newest
 from transformer_mt.system.processes import Processes
 from transformer_mt.text.batching import cut_micro_batches, plan_epoch
 from transformer_mt.text.prepared import prepare
@@ -110,7 +108,7 @@ def test_an_epoch_of_one_step_and_two_vocabularies(corpus_dir, tmp_path, monkeyp
     assert checked.call_count == finished.call_count == 1
     assert line_of(report, "memory").endswith(" GB of 123.0 GB at the peak")
     train(config, tmp_path / "run")
-    sizes = read_description(tmp_path / "run")["vocabulary"]
+    sizes = asdict(read_description(tmp_path / "run").vocabulary)
     vocab = load_newest(tmp_path / "run").vocab
     expected = {"src": vocab.src.size, "tgt": vocab.tgt.size, "kind": "word"}
     assert sizes == expected and sizes["src"] != sizes["tgt"]

@@ -6,7 +6,6 @@ import os
 import re
 import shutil
 import sys
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,11 +20,18 @@ from sacrebleu.metrics.bleu import BLEU
 
 from transformer_mt.checkpoints.checkpoint import Progress
 from transformer_mt.checkpoints.layout import EMA, STATE
+from transformer_mt.checkpoints.run_description import (
+    InitialWeights,
+    LengthCounts,
+    RunDescription,
+    ValidationText,
+    VocabularySizes,
+    read_description,
+)
 from transformer_mt.checkpoints.run_directory import (
     find_checkpoint,
     list_checkpoints,
     load_newest,
-    read_description,
 )
 from transformer_mt.config.keys import Config
 from transformer_mt.config.splits import SplitFiles
@@ -91,30 +97,29 @@ def test_fine_tuning_goes_on_without_its_origin(corpus_dir, first, tmp_path, cap
         assert train(changed, tmp_path / "run").step == step
     assert "is not used" not in caplog.text
     assert load_newest(tmp_path / "run").progress.init_digest == begun.digest
-    assert read_description(tmp_path / "run")["init_from"] == expected
-    assert read_description(first)["init_from"] is None
+    assert read_description(tmp_path / "run").init_from == InitialWeights(**expected)
+    assert read_description(first).init_from is None
 
 
 def test_what_a_run_records_of_itself(corpus_dir, first, prepared):
     config = small_config(corpus_dir, train__keep_last=4, train__save_every=2)
     described, newest = read_description(first), load_newest(first)
-    lengths, corpus = described.pop("lengths"), described.pop("corpus")
-    assert described == {
-        "config": config.model_dump(mode="json"),
-        "validation": {
-            "pairs": 12,
-            "digest": load_split(config.data, config.data.valid).digest(),
-        },
-        "init_from": None,
-        "vocabulary": {"src": 292, "tgt": 292, "kind": "bpe"},
-        "complete": True,
-        "parameters": sum(parameter.numel() for parameter in newest.build_model().parameters()),
-        "precision": "fp32",
-        "software": describe_software(),
-        "environment": newest.state.environment,
-    }
-    assert corpus == asdict(prepared.report)
-    assert lengths["mean"]["tgt"] == round(prepared.pairs.lengths[1].mean(), 2)
+    lengths = described.lengths
+    assert described == RunDescription(
+        config=config,
+        corpus=prepared.report,
+        corpus_digest=prepared.digest,
+        lengths=lengths,
+        validation=ValidationText(12, load_split(config.data, config.data.valid).digest()),
+        init_from=None,
+        vocabulary=VocabularySizes(292, 292, "bpe"),
+        complete=True,
+        parameters=sum(parameter.numel() for parameter in newest.build_model().parameters()),
+        precision="fp32",
+        software=describe_software(),
+        environment=newest.state.environment,
+    )
+    assert lengths.mean["tgt"] == round(prepared.pairs.lengths[1].mean(), 2)
     log = (first / "train.log").read_text()
     noted = dict(re.findall(r" (command|configuration|software|numeric environment): (.*)\n", log))
     assert noted.pop("numeric environment").startswith("{'program version': ")
@@ -143,9 +148,9 @@ def test_empty_validation_lines_are_counted(corpus_dir, tmp_path, caplog):
 
 def test_bins_of_lengths():
     """Forty at most, of one width, for the longest of both sides."""
-    bins = run_module._count_lengths(np.array([1, 2, 3]), np.array([4, 6, 80]))
-    assert bins.pop("mean") == {"src": 2.0, "tgt": 30.0}
-    assert bins == {"width": 3, "src": [2, 1], "tgt": [0, 1, 1, *[0] * 23, 1]}
+    counts = run_module._count_lengths(np.array([1, 2, 3]), np.array([4, 6, 80]))
+    mean = {"src": 2.0, "tgt": 30.0}
+    assert counts == LengthCounts(3, mean, [2, 1], [0, 1, 1, *[0] * 23, 1])
 
 
 def test_fine_tuning_needs_the_same_shapes(corpus_dir, first, tmp_path):
@@ -225,15 +230,15 @@ def test_what_has_not_reached_its_end_is_not_complete(corpus_dir, tmp_path, monk
     ends, run = [], tmp_path / "run"
 
     def step(trainer: Trainer, pairs: object) -> None:
-        ends.append(read_description(run)["complete"])
+        ends.append(read_description(run).complete)
         raise KeyboardInterrupt
 
     train(small_config(corpus_dir, train__max_steps=0), run)
-    assert read_description(run)["complete"]
+    assert read_description(run).complete
     monkeypatch.setattr(Trainer, "train_step", step)
     with pytest.raises(KeyboardInterrupt):
         train(small_config(corpus_dir, train__max_steps=2), run)
-    assert ends == [False] and not read_description(run)["complete"]
+    assert ends == [False] and not read_description(run).complete
 
 
 def test_a_vocabulary_made_elsewhere(corpus_dir, first, tmp_path):
@@ -389,6 +394,7 @@ def test_what_is_said_when_a_run_is_resumed(corpus_dir, run_dir, caplog):
         train(small_config(corpus_dir, **keys), run_dir)
     warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert warnings == [
+        f"{run_dir}/run.json: not a regular file; resume the run, which writes it again",
         "vocab.path = other.model is not used: the run is resumed",
         "train.init_from = elsewhere is not used: the run is resumed",
         *2 * [f"{run_dir}/run.json: cannot be written: Is a directory"],

@@ -4,7 +4,6 @@ import json
 import re
 import shutil
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -14,7 +13,6 @@ from conftest import NASTY, assert_one_error, copy_lines, replace_file, tiny_con
 
 import transformer_mt
 from transformer_mt.checkpoints.evaluations import read_evaluations
-from transformer_mt.checkpoints.exported import load_exported, write_record
 from transformer_mt.checkpoints.run_directory import find_checkpoint
 from transformer_mt.config.keys import VocabConfig
 from transformer_mt.errors import CheckpointError, ConfigError, DataError, DeviceError
@@ -217,21 +215,23 @@ def test_files_of_two_exports_are_not_mixed(exported_run, tmp_path, name):
 
 
 def test_what_export_did_not_write(exported_run, tmp_path):
-    """A record that only a later version knows, or an earlier; a model of CTranslate2 alone."""
+    """A record that only a later or an earlier version knows, and a model of CTranslate2 alone."""
     for path in exported_run.iterdir():
         if path.name not in ("export.json", "manifest.json"):
             shutil.copy(path, tmp_path)
     with pytest.raises(CheckpointError, match="not written by `export`, or by an earlier"):
         transformer_mt.load(tmp_path)
-    record = load_exported(exported_run).record
+    shutil.copy(exported_run / "manifest.json", tmp_path)
+    record = json.loads((exported_run / "export.json").read_text())
     for change, message in (
-        ({"format": 9}, "format 9 is unknown"),
-        ({"config": {"a": {}}}, "section"),
+        ({"format": 9}, "format 9 is unknown; use a newer transformer-mt"),
+        ({"config": {"a": {}}}, r"unknown key config\.a; use a newer transformer-mt"),
+        ({"format": 0}, "format 0 of an earlier transformer-mt; use that version, or make it"),
+        ({"files": None}, r"damaged, or written by an earlier transformer-mt \(files is missing\)"),
     ):
-        for name in ("export.json", "manifest.json"):
-            (tmp_path / name).unlink(missing_ok=True)
-        write_record(tmp_path, replace(record, **change))
-        with pytest.raises(CheckpointError, match=f"export.json: {message}.*; use a newer"):
+        values = {key: value for key, value in {**record, **change}.items() if value is not None}
+        replace_file(tmp_path, "export.json", json.dumps(values).encode())
+        with pytest.raises(CheckpointError, match=f"export.json: {message}"):
             transformer_mt.load(tmp_path)
     earlier = shutil.copytree(exported_run, tmp_path / "earlier")
     record = json.loads((earlier / "export.json").read_text())

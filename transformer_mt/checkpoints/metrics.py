@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from transformer_mt.checkpoints.layout import METRICS
-from transformer_mt.checkpoints.run_directory import not_a_run
+from transformer_mt.checkpoints.layout import METRICS, not_a_run
 from transformer_mt.errors import CheckpointError
 from transformer_mt.system.files import parse_json
 

@@ -33,10 +33,7 @@ def changed_keys(old: Config, new: Config, *kinds: OnChange) -> list[str]:
 
 
 def keep_normalization(config: Config, recorded: NormalForm) -> Config:
-    """Gives a configuration that does not state `data.normalize` the value of an existing model.
-
-    Models of versions without this key have "none", which is not its default.
-    """
+    """Gives a configuration that does not state `data.normalize` the value of an existing model."""
     if "normalize" in config.data.model_fields_set:
         return config
     data = config.data.model_copy(update={"normalize": recorded})

@@ -6,7 +6,7 @@ The files in `configs/` state what differs from the defaults; the paper's recipe
 import re
 from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, Field, field_validator, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from transformer_mt.config.section import OnChange, Section
@@ -20,6 +20,11 @@ def _check_language(value: str) -> str:
             "language", "should be part of a file's name, such as de or pt_BR"
         )
     return value
+
+
+def _as_tuple(value: object) -> object:
+    # An array in TOML and in JSON is a list.
+    return tuple(value) if isinstance(value, list) else value
 
 
 Language = Annotated[str, AfterValidator(_check_language)]
@@ -155,8 +160,7 @@ class OptimConfig(Section):
     """Probability mass of the target distribution that is spread over the whole vocabulary."""
     max_grad_norm: Annotated[float, Field(ge=0), OnChange.REFUSED] = 0.0
     """Norm to which gradients are clipped. 0 disables clipping, as in the paper."""
-    # Not strict, because a TOML array arrives as a list.
-    betas: Annotated[tuple[Beta, Beta], Field(strict=False), OnChange.REFUSED] = (0.9, 0.98)
+    betas: Annotated[tuple[Beta, Beta], BeforeValidator(_as_tuple), OnChange.REFUSED] = (0.9, 0.98)
     """Adam's decay rates."""
     eps: Annotated[float, Field(gt=0), OnChange.REFUSED] = 1e-9
     """Adam's epsilon."""

@@ -72,18 +72,6 @@ def parse_config(
         raise ConfigError("; ".join(places)) from None
 
 
-def parse_recorded_config(values: Mapping[str, Any], origin: str) -> Config:
-    """Validates the recorded configuration of a model, which may be of an earlier version.
-
-    Raises:
-        ConfigError: As `parse_config`.
-    """
-    match values:
-        case {"data": {**data}}:  # text was not normalised before there was a key
-            values = {**values, "data": {"normalize": "none", **data}}
-    return parse_config(values, origin)
-
-
 def did_you_mean(unknown: str) -> str:
     """Suggests the keys of the same name, else the most similar key or section, if there is one."""
     splits = "data.train", "data.valid", "data.test"

@@ -11,7 +11,7 @@ import numpy as np
 
 from transformer_mt.checkpoints.checkpoint import Checkpoint
 from transformer_mt.checkpoints.evaluations import VALIDATION, read_evaluations
-from transformer_mt.checkpoints.recorded_run import RecordedRun, read_run
+from transformer_mt.checkpoints.run_directory import RecordedRun, read_run
 from transformer_mt.errors import DataError, TransformerMTError
 from transformer_mt.evaluation import findings
 from transformer_mt.system.console import ProgressBar
@@ -85,7 +85,7 @@ def _unless_missing(what: str) -> Iterator[None]:
 
 def _load_training_text(run: RecordedRun, scratch: Path) -> PreparedCorpus | None:
     """Loads the text that the run was trained on, prepared again if need be."""
-    recorded = run.progress.corpus_digest or run.description.get("corpus", {}).get("digest")
+    recorded = run.progress.corpus_digest or (run.description and run.description.corpus_digest)
     vocab = run.checkpoint.vocab if run.checkpoint else None
     with _unless_missing(_TRAINING):
         if not vocab and run.config.train.init_from:
@@ -101,7 +101,7 @@ def _load_training_text(run: RecordedRun, scratch: Path) -> PreparedCorpus | Non
 def _load_held_out(run: RecordedRun) -> dict[str, RawPairs]:
     """Loads the validation and the test text, as far as they are still there."""
     data, texts = run.config.data, dict[str, RawPairs]()
-    recorded = run.progress.valid_digest or run.description.get("validation", {}).get("digest")
+    recorded = run.progress.valid_digest or (run.description and run.description.validation.digest)
     with _unless_missing(_VALID):
         valid = load_split(readable_corpus(data, data.valid), data.valid)
         if recorded not in (None, valid.digest()):

@@ -1,7 +1,7 @@
 """Training curves, from metrics.jsonl: loss, BLEU, learning rate and speed."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from transformer_mt.checkpoints.metrics import RunMetrics
+from transformer_mt.checkpoints.run_description import LengthCounts
 from transformer_mt.figures.canvas import (
     ACCENT,
     FOREGROUND,
@@ -97,15 +98,15 @@ def training_figure(
         return figure
 
 
-def lengths_figure(lengths: Mapping[str, Any], languages: tuple[str, str]) -> Figure:
+def lengths_figure(lengths: LengthCounts, languages: tuple[str, str]) -> Figure:
     """Draws the distributions of source and target lengths, from `lengths` in run.json."""
     with figure_style():
         figure = Figure(_PANEL_SIZE, layout="constrained")
         axes = figure.subplots()
-        looks = (("src", ACCENT, "-"), ("tgt", FOREGROUND, "--"))
-        for language, (side, color, dashes) in zip(languages, looks, strict=True):
-            edges = [i * lengths["width"] for i in range(len(lengths[side]) + 1)]
-            axes.stairs(lengths[side], edges, label=language, color=color, linestyle=dashes)
+        looks = ((lengths.src, ACCENT, "-"), (lengths.tgt, FOREGROUND, "--"))
+        for language, (counts, color, dashes) in zip(languages, looks, strict=True):
+            edges = [i * lengths.width for i in range(len(counts) + 1)]
+            axes.stairs(counts, edges, label=language, color=color, linestyle=dashes)
         axes.set(title="Training sentences by length", ylabel="sentences")
         axes.set_xlabel("pieces, end of sentence included")
         axes.yaxis.set_major_formatter(THOUSANDS)

@@ -7,10 +7,9 @@ import shlex
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import asdict, replace
+from dataclasses import replace
 from logging.handlers import MemoryHandler
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -18,11 +17,15 @@ from torch import Tensor
 
 from transformer_mt.checkpoints.checkpoint import TEXTS, Checkpoint, Progress
 from transformer_mt.checkpoints.layout import METRICS, RUN_FILE, STATE, TRAINING, checkpoint_path
-from transformer_mt.checkpoints.run_directory import (
-    list_checkpoints,
-    load_newest,
+from transformer_mt.checkpoints.run_description import (
+    InitialWeights,
+    LengthCounts,
+    RunDescription,
+    ValidationText,
+    VocabularySizes,
     write_description,
 )
+from transformer_mt.checkpoints.run_directory import list_checkpoints, load_newest
 from transformer_mt.config.changes import keep_normalization, without_folders
 from transformer_mt.config.keys import Config, flat_values
 from transformer_mt.config.loading import PATH_KEYS
@@ -342,20 +345,23 @@ def _write_description(
     Logs a warning if that fails.
     """
     corpus, progress, vocab = trainer.corpus, trainer.progress, trainer.corpus.vocab
-    initial = {"step": progress.init_step, "digest": progress.init_digest, **progress.init_names}
-    description = {
-        "config": trainer.config.model_dump(mode="json"),
-        "corpus": {**asdict(corpus.report), "digest": corpus.digest},
-        "lengths": _count_lengths(*corpus.pairs.lengths),
-        "validation": {"pairs": len(trainer.valid), "digest": progress.valid_digest},
-        "init_from": initial if progress.init_digest else None,
-        "vocabulary": {"src": vocab.src.size, "tgt": vocab.tgt.size, "kind": vocab.tgt.kind},
-        "complete": complete,
-        "parameters": sum(p.numel() for p in trainer.engine.model.parameters()),
-        "precision": trainer.engine.precision,
-        "software": describe_software(),
-        "environment": environment,
-    }
+    initial = None
+    if progress.init_digest:
+        initial = InitialWeights(progress.init_step, progress.init_digest, **progress.init_names)
+    description = RunDescription(
+        config=trainer.config,
+        corpus=corpus.report,
+        corpus_digest=corpus.digest,
+        lengths=_count_lengths(*corpus.pairs.lengths),
+        validation=ValidationText(len(trainer.valid), progress.valid_digest),
+        init_from=initial,
+        vocabulary=VocabularySizes(vocab.src.size, vocab.tgt.size, vocab.tgt.kind),
+        complete=complete,
+        parameters=sum(p.numel() for p in trainer.engine.model.parameters()),
+        precision=trainer.engine.precision,
+        software=describe_software(),
+        environment=environment,
+    )
     try:
         write_description(trainer.run_dir, description)
     except OSError as error:
@@ -363,12 +369,9 @@ def _write_description(
         logger.warning("%s: cannot be written: %s", path, error.strerror)
 
 
-def _count_lengths(src: Lengths, tgt: Lengths) -> dict[str, Any]:
-    """Counts sentences by their length in pieces, EOS included, (pairs,), in bins of one width."""
+def _count_lengths(src: Lengths, tgt: Lengths) -> LengthCounts:
+    """Counts sentences by their length in pieces, EOS included, (pairs,)."""
     width = -(-int(max(src.max(), tgt.max()) + 1) // _BINS)
-    counts = {"src": src, "tgt": tgt}
-    return {
-        "width": width,
-        "mean": {side: round(float(lengths.mean()), 2) for side, lengths in counts.items()},
-        **{side: np.bincount(lengths // width).tolist() for side, lengths in counts.items()},
-    }
+    mean = {"src": round(float(src.mean()), 2), "tgt": round(float(tgt.mean()), 2)}
+    counts = (np.bincount(lengths // width).tolist() for lengths in (src, tgt))
+    return LengthCounts(width, mean, *counts)
