@@ -101,7 +101,7 @@ def test_what_it_shows_is_what_the_run_recorded(run, html):
     assert corpus["dropped"]
     for reason, count in corpus["dropped"].items():
         assert f"dropped: {reason} {count:,} " in text
-    assert f"pairs read {corpus['pairs']:,} " in text and corpus["digest"] in text
+    assert f"pairs read {corpus['pairs']:,} " in text and described["corpus_digest"] in text
     assert f"training pairs {corpus['kept']:,} " in text
     assert f"vocabulary, pieces {described['vocabulary']['src']:,} vocabulary, kind bpe " in text
     assert "unknown or single bytes, source and target 0 and 0 pieces " in text

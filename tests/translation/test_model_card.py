@@ -84,7 +84,8 @@ def test_the_card_of_an_average_has_what_is_known(averaged):
     dropped = ", ".join(f"{count} {reason}" for reason, count in corpus.dropped.items())
     assert section(card, "Data").partition("`, ")[2] == (
         f"de to en: {corpus.kept} of 600 pairs (dropped: {dropped}), {corpus.pieces:,}"
-        f" pieces per epoch.\nThe SHA-256 digest of the encoded text is `{description.corpus_digest}`."
+        " pieces per epoch.\nThe SHA-256 digest of the encoded text is"
+        f" `{description.corpus_digest}`."
     )
     assert " over 10 pieces" in dropped and corpus.kept < 600
     assert section(card, "How to use it") == "usage"
