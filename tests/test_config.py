@@ -141,10 +141,10 @@ MISTAKES = [
             "train": {"micro_batch_tokens": 20},
         },
         [
-            "model.d_model = 62 is not divisible by model.n_heads = 4",
+            "model.d_model = 62 is not divisible by n_heads = 4",
             "model.tie_embeddings = true requires vocab.shared = true",
             "train.micro_batch_tokens = 20 cannot hold a pair of data.max_length = 20 pieces and",
-            "vocab.sampling = 0.1 is BPE-dropout, which requires vocab.kind = bpe",
+            "vocab.sampling = 0.1 is BPE-dropout, which requires vocab.kind = bpe, not char",
             "data.src_lang and data.tgt_lang are the same language, en",
         ],
     ),
@@ -292,7 +292,7 @@ def test_a_mistake_in_an_override_is_said_to_be_there(tmp_path):
 def test_a_mistake_between_keys_may_be_of_both(tmp_path, corpus_dir):
     """The file alone is named if nothing is overridden."""
     path = write_toml(tmp_path / "x.toml", tiny_values(corpus_dir))
-    text = "model.d_model = 16 is not divisible by model.n_heads = 3"
+    text = "model.d_model = 16 is not divisible by n_heads = 3"
     with pytest.raises(ConfigError, match=f"^{path} with --set: {text}$"):
         load_config(path, ["model.n_heads=3"])
     path = write_toml(tmp_path / "x.toml", tiny_values(corpus_dir, model__n_heads=3))
