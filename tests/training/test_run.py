@@ -10,9 +10,7 @@ from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import ClassVar
-from unittest.mock import Mock
 
-import numpy as np
 import pytest
 import torch
 from conftest import equal, records, replace_file, tiny_config, weights, write_config
@@ -32,6 +30,7 @@ from transformer_mt.errors import CheckpointError, ConfigError, DataError, Devic
 from transformer_mt.system.files import locked
 from transformer_mt.system.processes import Processes
 from transformer_mt.text.corpus import load_split
+from transformer_mt.training import description
 from transformer_mt.training import run as run_module
 from transformer_mt.training.dry_run import dry_run
 from transformer_mt.training.engine import Engine
@@ -97,7 +96,7 @@ def test_fine_tuning_goes_on_without_its_origin(corpus_dir, first, tmp_path, cap
 def test_what_a_run_records_of_itself(corpus_dir, first, prepared):
     config = small_config(corpus_dir, train__keep_last=4, train__save_every=2)
     described, newest = read_description(first), load_newest(first)
-    lengths, corpus = described.pop("lengths"), described.pop("corpus")
+    lengths, corpus, pairs = described.pop("lengths"), described.pop("corpus"), prepared.pairs
     assert described == {
         "config": config.model_dump(mode="json"),
         "validation": {
@@ -113,7 +112,11 @@ def test_what_a_run_records_of_itself(corpus_dir, first, prepared):
         "environment": newest.state.environment,
     }
     assert corpus.items() <= prepared.report.items() and "chunks" not in corpus
-    assert lengths["mean"]["tgt"] == round(prepared.pairs.lengths[1].mean(), 2)
+    assert lengths["mean"]["tgt"] == round(pairs.lengths[1].mean(), 2)
+    width, longest = lengths["width"], max(int(side.max()) for side in pairs.lengths)
+    assert 40 * (width - 1) <= longest < 40 * width  # forty bins at most, for both sides
+    for side, counts in zip(pairs.lengths, (lengths["src"], lengths["tgt"]), strict=True):
+        assert counts == [int((side // width == i).sum()) for i in range(len(counts))]
     log = (first / "train.log").read_text()
     noted = dict(re.findall(r" (command|configuration|software|numeric environment): (.*)\n", log))
     assert noted.pop("numeric environment").startswith("{'program version': ")
@@ -138,13 +141,6 @@ def test_empty_validation_lines_are_counted(corpus_dir, tmp_path, caplog):
     )
     assert any(message.startswith(warning) for message in caplog.messages)
     assert warning in (tmp_path / "run/train.log").read_text()
-
-
-def test_bins_of_lengths():
-    """Forty at most, of one width, for the longest of both sides."""
-    bins = run_module._count_lengths(np.array([1, 2, 3]), np.array([4, 6, 80]))
-    assert bins.pop("mean") == {"src": 2.0, "tgt": 30.0}
-    assert bins == {"width": 3, "src": [2, 1], "tgt": [0, 1, 1, *[0] * 23, 1]}
 
 
 def test_fine_tuning_needs_the_same_shapes(corpus_dir, first, tmp_path):
@@ -549,26 +545,11 @@ def test_a_run_that_went_on_without_compilation_stays_so(corpus_dir, tmp_path, m
     assert not build_trainer(config, tmp_path / "other").engine.compile_failed
 
 
-@pytest.mark.parametrize(
-    ("threads", "numa_nodes", "hint"),
-    [
-        (16, 1, None),
-        (1, 2, None),
-        (17, 1, "OMP_NUM_THREADS=5 torchrun --nproc-per-node 3"),
-        (16, 2, "OMP_NUM_THREADS=8 torchrun --nproc-per-node 2"),
-        (64, 4, "OMP_NUM_THREADS=8 torchrun --nproc-per-node 8"),
-    ],
-)
-def test_several_processes_are_suggested(caplog, monkeypatch, threads, numa_nodes, hint):
-    """On a CPU of more than 16 threads, or of several NUMA nodes."""
-    caplog.set_level("INFO", "transformer_mt")
-    monkeypatch.setattr(sys, "argv", ["transformer-mt", "train", "my corpus.toml"])
-    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
-    monkeypatch.setattr(run_module, "count_numa_nodes", lambda: numa_nodes)
-    trainer = Mock(engine=Mock(device=torch.device("cpu")), progress=Progress())
-    for launched in (False, True):
-        monkeypatch.setattr(run_module, "is_launched", lambda launched=launched: launched)
-        run_module._log_start(Mock(), trainer, {})
-    expected = [f"{hint} -m -- transformer_mt train 'my corpus.toml'"] if hint else []
-    hints = [text.partition("processes: ")[2] for text in caplog.messages]
-    assert [text for text in hints if text] == expected
+def test_several_processes_are_suggested(caplog, corpus_dir, run_dir, monkeypatch):
+    """On a CPU of more than 16 threads, unless there are several already."""
+    for threads, is_launched, hints in ((16, False, 0), (17, True, 0), (17, False, 1)):
+        monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
+        monkeypatch.setattr(description, "is_launched", lambda it=is_launched: it)
+        with caplog.at_level("INFO"):
+            train(small_config(corpus_dir), run_dir)
+        assert caplog.text.count(": several processes are faster") == hints
