@@ -412,13 +412,3 @@ def test_lines_without_words_whose_translation_differs_are_counted(folder):
     report = json.loads((prepared.path / REPORT).read_bytes())
     del report["sources"]["changed_wordless"]  # as an earlier version wrote it
     assert SourceStatistics(**report["sources"]).changed_wordless == 0
-
-
-def test_text_is_read_as_a_given_vocabulary_was_learned(corpus_dir, tmp_path):
-    """As that of a model of an earlier version. Sabotage: clean by the configured form."""
-    config = tiny_config(corpus_dir, data__prepared_dir=str(tmp_path))
-    learned = prepare(config).vocab
-    earlier = Vocabulary(learned.src_model, learned.tgt_model, "none")
-    as_it_is = tiny_config(corpus_dir, data__prepared_dir=str(tmp_path), data__normalize="none")
-    assert prepare(config, earlier).path == prepare(as_it_is, earlier).path
-    assert prepare(config, learned).path == prepare(config).path != prepare(config, earlier).path

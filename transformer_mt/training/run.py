@@ -10,10 +10,10 @@ from pathlib import Path
 
 from torch import Tensor
 
-from transformer_mt.checkpoints.checkpoint import TEXTS, Checkpoint, Progress
+from transformer_mt.checkpoints.checkpoint import TEXTS, Progress
 from transformer_mt.checkpoints.layout import METRICS, STATE
 from transformer_mt.checkpoints.run_directory import list_checkpoints, load_newest
-from transformer_mt.config.changes import keep_normalization, without_folders
+from transformer_mt.config.changes import without_folders
 from transformer_mt.config.keys import Config, flat_values
 from transformer_mt.config.loading import PATH_KEYS
 from transformer_mt.errors import CheckpointError, ConfigError
@@ -24,8 +24,8 @@ from transformer_mt.system.extras import require_package
 from transformer_mt.system.files import MANIFEST, locked, restore_replaced
 from transformer_mt.system.processes import ALONE, Processes, join_processes
 from transformer_mt.text.cleaning import warn_of_held_out
-from transformer_mt.text.corpus import RawPairs, load_split
-from transformer_mt.text.prepared import PreparedCorpus, prepare
+from transformer_mt.text.corpus import load_split
+from transformer_mt.text.prepared import prepare
 from transformer_mt.text.trained_here import remember_text
 from transformer_mt.training.description import describe_run, log_start
 from transformer_mt.training.engine import Engine
@@ -129,7 +129,12 @@ def build_trainer(
     checkpoint, initial = processes.broadcast((checkpoint, initial))
     previous = checkpoint.progress.precision if checkpoint else None
     precision = choose_precision(config.train.precision, device, previous)
-    config, valid, corpus = _read_text(config, checkpoint or initial, scratch)
+    valid = load_split(config.data, config.data.valid)
+    name, form = f"data.valid = {config.data.valid}", config.data.normalize
+    warn_of_held_out(name, valid.src, valid.tgt, form=form)
+    origin = checkpoint or initial
+    corpus = prepare(config, origin.vocab if origin else None, scratch)
+    corpus = replace(corpus, known_sources=origin.sources if origin else None)
     progress = Progress(
         precision=precision, corpus_digest=corpus.digest, valid_digest=valid.digest()
     )
@@ -150,19 +155,6 @@ def build_trainer(
     progress = processes.broadcast(progress)
     _share_state(engine)
     return Trainer(run_dir, corpus, valid, engine, progress, is_saved=checkpoint is not None)
-
-
-def _read_text(
-    config: Config, origin: Checkpoint | None, scratch: Path | None
-) -> tuple[Config, RawPairs, PreparedCorpus]:
-    """Reads validation and training text as `origin` has read its own, and with its vocabulary."""
-    vocab, known = (origin.vocab, origin.sources) if origin else (None, None)
-    if vocab:
-        config = keep_normalization(config, vocab.form)
-    valid = load_split(config.data, config.data.valid)
-    name, form = f"data.valid = {config.data.valid}", config.data.normalize
-    warn_of_held_out(name, valid.src, valid.tgt, form=form)
-    return config, valid, replace(prepare(config, vocab, scratch), known_sources=known)
 
 
 def _require_packages(config: Config) -> None:

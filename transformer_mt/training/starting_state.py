@@ -7,7 +7,7 @@ from pathlib import Path
 from transformer_mt.checkpoints.checkpoint import TEXTS, Checkpoint, Progress
 from transformer_mt.checkpoints.layout import STATE, TRAINING
 from transformer_mt.checkpoints.run_directory import find_checkpoint
-from transformer_mt.config.changes import keep_normalization, without_folder
+from transformer_mt.config.changes import without_folder
 from transformer_mt.config.keys import Config, flat_values
 from transformer_mt.config.loading import searched_folders
 from transformer_mt.errors import CheckpointError, ConfigError
@@ -40,7 +40,7 @@ def resume(engine: Engine, checkpoint: Checkpoint, run_dir: Path, new: Progress)
             ", ".join(changes.values()),
         )
     progress = replace(checkpoint.progress, precision=new.precision)
-    if progress.micro_batch_tokens and CUT_BY.isdisjoint(changes):
+    if CUT_BY.isdisjoint(changes):
         return progress
     return replace(progress, micro_batch_tokens=new.micro_batch_tokens, finer_step=0)
 
@@ -98,7 +98,7 @@ def initial_checkpoint(config: Config) -> Checkpoint | None:
         raise CheckpointError(f"train.init_from = {name}: no such run or checkpoint{searched}")
     checkpoint = find_checkpoint(Path(name))
     vocab = checkpoint.vocab
-    old, new = flat_values(checkpoint.config), flat_values(keep_normalization(config, vocab.form))
+    old, new = flat_values(checkpoint.config), flat_values(config)
     keys = ["data.normalize"]
     keys += [key for key in new if key.startswith("model.") and not key.endswith("dropout")]
     if load_configured_vocabulary(config, None) is None:
