@@ -391,13 +391,3 @@ def test_lines_without_words_whose_translation_differs_are_counted(folder):
     kinds = {"vocab__kind": "char", "data__drop_identical": False}
     prepared = prepare(tiny_config(folder, data__train=["train[:1]", "numbers"], **kinds))
     assert prepared.sources.changed_wordless == 1 / 5
-
-
-def test_text_is_read_as_a_given_vocabulary_was_learned(corpus_dir, tmp_path):
-    """As that of a model of an earlier version. Sabotage: clean by the configured form."""
-    config = tiny_config(corpus_dir, data__prepared_dir=str(tmp_path))
-    learned = prepare(config).vocab
-    earlier = Vocabulary(learned.src_model, learned.tgt_model, "none")
-    as_it_is = tiny_config(corpus_dir, data__prepared_dir=str(tmp_path), data__normalize="none")
-    assert prepare(config, earlier).path == prepare(as_it_is, earlier).path
-    assert prepare(config, learned).path == prepare(config).path != prepare(config, earlier).path

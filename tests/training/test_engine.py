@@ -34,9 +34,9 @@ from transformer_mt.training.environment import numeric_environment
 from transformer_mt.training.flops import flops_per_token, measure_peak_flops
 from transformer_mt.training.loss import label_smoothed_loss
 from transformer_mt.training.optimizer import ExponentialMovingAverage, noam_rate
-from transformer_mt.training.run import restore_engine
 from transformer_mt.training.run_log import LogWindow
 from transformer_mt.training.saving import tensor_files
+from transformer_mt.training.starting_state import restore_engine
 
 
 def build_engine(config: Config, prepared: PreparedCorpus, precision: str = "fp32") -> Engine:

@@ -1,7 +1,6 @@
 """Runs that are stopped: what is saved, and what is made up when they are resumed."""
 
 import os
-import shutil
 import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +14,7 @@ from sacrebleu.metrics import BLEU, CHRF
 from test_trainer import build_config, clock, log_text, logged_steps, saved_steps, scores
 
 from transformer_mt.checkpoints.evaluations import SearchSetting, read_evaluations
-from transformer_mt.checkpoints.run_directory import find_checkpoint, load_newest
+from transformer_mt.checkpoints.run_directory import load_newest
 from transformer_mt.errors import CheckpointError, Interrupted
 from transformer_mt.system.processes import Processes
 from transformer_mt.training import saving
@@ -137,33 +136,6 @@ def test_a_run_without_steps(corpus_dir, tmp_path, scores):
         load_newest(tmp_path / name).build_model() for name in ("run", "uninterrupted")
     )
     assert all(map(torch.equal, resumed.parameters(), uninterrupted.parameters()))
-
-
-def test_a_deleted_best_is_forgotten_at_the_next_save(
-    corpus_dir, tmp_path, scores, monkeypatch, caplog
-):
-    """One warning on the first resume; then the next validation is the best, whatever its BLEU.
-
-    Sabotage: keep the best of the checkpoint.
-    """
-    scores += [0.0, -1.0, 0.5, 0.4]
-    run_dir = tmp_path / "run"
-    train(build_config(corpus_dir, valid__every=4, train__max_steps=6), run_dir)
-    shutil.rmtree(run_dir / "step-00000004")
-    config = build_config(corpus_dir, valid__every=4, train__max_steps=9)
-    with monkeypatch.context() as patch:
-        signal_in_step(patch, 7, signal.SIGTERM)
-        with pytest.raises(Interrupted):
-            train(config, run_dir)
-    progress = load_newest(run_dir).progress
-    assert (progress.step, progress.best_bleu, progress.best_step) == (7, -1.0, 0)
-    progress = train(config, run_dir)
-    assert (progress.step, progress.best_bleu, progress.best_step) == (9, 0.5, 8)
-    assert find_checkpoint(run_dir).progress.step == 8
-    assert [text for text in caplog.messages if "missing" in text] == [
-        f"{run_dir}: its best checkpoint (step 4) is missing; the next validation counts"
-        " as the best"
-    ]
 
 
 def test_a_second_signal_ends_training_at_once(corpus_dir, tmp_path, monkeypatch):

@@ -26,7 +26,7 @@ from pydantic import ConfigDict, Field, NonNegativeFloat, NonNegativeInt, TypeAd
 from torch import Tensor
 
 from transformer_mt.checkpoints.layout import CONFIG, EMA, MODEL, STATE, TRAINING, checkpoint_digest
-from transformer_mt.config.changes import changed_keys, keep_normalization
+from transformer_mt.config.changes import changed_keys
 from transformer_mt.config.keys import Config, flat_values
 from transformer_mt.config.section import OnChange
 from transformer_mt.errors import (
@@ -165,7 +165,6 @@ class Checkpoint:
         Raises:
             CheckpointError: Naming each key that differs, with both values.
         """
-        config = keep_normalization(config, self.config.data.normalize)
         keys = changed_keys(self.config, config, OnChange.REFUSED, OnChange.SHAPES_CORPUS)
         if keys:
             old, new = flat_values(self.config), flat_values(config)

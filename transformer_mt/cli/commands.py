@@ -121,7 +121,7 @@ def prepare(config: ConfigArgument, set_: SetOption = None, quiet: QuietOption =
     require_single_process("prepare")
     settings = load_config(config, set_ or ())
     from transformer_mt.text.prepared import prepare as prepare_corpus
-    from transformer_mt.training.initial_weights import initial_checkpoint
+    from transformer_mt.training.starting_state import initial_checkpoint
 
     show_messages(quiet)
     initial = initial_checkpoint(settings)

@@ -23,8 +23,11 @@ PATH_KEYS = (*_SEARCHED_KEYS, *_CREATED_KEYS)
 """All keys that are paths; they may differ between the machines of one training."""
 
 
-def load_config(path: Path, overrides: Collection[str] = ()) -> Config:
+def load_config(path: str | Path, overrides: Collection[str] = ()) -> Config:
     """Reads a TOML file, applies `key=value` overrides, of which later ones win, and validates.
+
+        config = load_config("configs/sample.toml", ["optim.lr_scale=0.5", "train.seed=2"])
+        config.optim.lr_scale
 
     Paths of text, vocabulary and initial weights are looked for beside the file, then in the
     working directory; those of overrides only in the working directory. In the configuration,
@@ -33,6 +36,7 @@ def load_config(path: Path, overrides: Collection[str] = ()) -> Config:
     Raises:
         ConfigError: Naming the file or `--set`, and the line or every key that is wrong.
     """
+    path = Path(path)
     values = _read_toml(path)
     _expand_paths(values, PATH_KEYS, [path.parent.absolute(), Path.cwd()])
     for override in overrides:

@@ -26,7 +26,7 @@ from typing import ClassVar, Literal
 import numpy as np
 from pydantic import ConfigDict, TypeAdapter
 
-from transformer_mt.config.changes import keep_normalization, on_change
+from transformer_mt.config.changes import on_change
 from transformer_mt.config.keys import Config, DataConfig
 from transformer_mt.config.loading import searched_folders
 from transformer_mt.config.section import OnChange, Section
@@ -146,8 +146,6 @@ def prepare(
         DataError: If the corpus or vocabulary cannot be used, the text changes meanwhile, the
             prepared corpus is damaged, or no pair is left.
     """
-    if vocab:
-        config = keep_normalization(config, vocab.form)
     split = open_split(config.data, config.data.train)
     configured_vocab = load_configured_vocabulary(config, vocab)
     if vocab := vocab or configured_vocab:
