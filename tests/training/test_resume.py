@@ -31,8 +31,8 @@ def signal_in_step(monkeypatch, number: int, signum: int, count: int = 1) -> Non
     """Sends this process signals during one step."""
     real = Engine.train_step
 
-    def train_step(self, step, micro_batches) -> None:
-        real(self, step, micro_batches)
+    def train_step(self, step, *arguments) -> None:
+        real(self, step, *arguments)
         if step == number:
             for _ in range(count):
                 os.kill(os.getpid(), signum)
@@ -85,9 +85,9 @@ def test_a_missed_validation_is_made_up_and_saved_at_once(
     seen = []
     real = Engine.train_step
 
-    def look(engine, step, micro_batches) -> None:
+    def look(engine, step, *arguments) -> None:
         seen.append(load_newest(interrupted).progress)
-        real(engine, step, micro_batches)
+        real(engine, step, *arguments)
 
     monkeypatch.setattr(Engine, "train_step", look)
     train(config, interrupted)
@@ -197,8 +197,8 @@ def test_training_goes_on_while_a_checkpoint_is_written(corpus_dir, tmp_path, sc
         time.sleep(0.3)
         real(path, tensors, state, *arguments)
 
-    def train_step(engine, step, micro_batches) -> None:
-        taken(engine, step, micro_batches)
+    def train_step(engine, step, *arguments) -> None:
+        taken(engine, step, *arguments)
         if step == 3:
             is_later.set()
         if step == 7:

@@ -20,7 +20,7 @@ from transformer_mt.checkpoints.run_directory import find_checkpoint, list_check
 from transformer_mt.config.keys import Config
 from transformer_mt.config.loading import parse_config
 from transformer_mt.errors import CheckpointError, TrainingError
-from transformer_mt.system.processes import Processes
+from transformer_mt.system.processes import ALONE, Processes
 from transformer_mt.text.batching import plan_epoch
 from transformer_mt.text.prepared import prepare
 from transformer_mt.training import engine as engine_module
@@ -28,6 +28,7 @@ from transformer_mt.training import saving
 from transformer_mt.training import trainer as trainer_module
 from transformer_mt.training import validation as validation_module
 from transformer_mt.training.engine import Engine
+from transformer_mt.training.fit import StepFitter
 from transformer_mt.training.optimizer import clip_gradients, noam_rate
 from transformer_mt.training.run import build_trainer, train
 from transformer_mt.training.saving import CheckpointSaver
@@ -76,14 +77,12 @@ def clock(monkeypatch):
     now = SimpleNamespace(seconds=1000.0)
     real = Engine.train_step
 
-    def train_step(self, step, micro_batches) -> None:
-        real(self, step, micro_batches)
+    def train_step(self, step, *arguments) -> None:
+        real(self, step, *arguments)
         now.seconds += 30.0
-        self._seconds += 30.0
 
     monkeypatch.setattr(Engine, "train_step", train_step)
-    for module in (trainer_module, engine_module):
-        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now.seconds))
+    monkeypatch.setattr(trainer_module, "time", SimpleNamespace(monotonic=lambda: now.seconds))
     return now
 
 
@@ -323,7 +322,7 @@ def test_the_clock_of_the_main_process_decides(corpus_dir, tmp_path, scores, clo
 
     alone = build_trainer(build_config(corpus_dir, train__max_minutes=1.0), tmp_path / "run")
     alone.engine.processes = Second(rank=1, world_size=2)
-    parts = alone.run_dir, alone.corpus, alone.valid, alone.engine, alone.progress
+    parts = alone.run_dir, alone.corpus, alone.valid, StepFitter(alone.engine), alone.progress
     trainer = Trainer(*parts, is_saved=False)
     trainer.run(log=None)
     assert trainer.progress.step == 6
@@ -334,14 +333,14 @@ def test_metrics_of_a_log_line(corpus_dir, tmp_path, scores, clock, monkeypatch)
     """Loss and NLL per token, learning rate, tokens per second and MFU, since the line before."""
     scores += [1.0]
     monkeypatch.setattr(
-        engine_module, "measure_peak_flops", lambda *given: {(CPU, "fp32"): 1e6}[given]
+        trainer_module, "measure_peak_flops", lambda *given: {(CPU, "fp32", ALONE): 1e6}[given]
     )
     step_sums: list[tuple[int, float, float, float]] = []
     real = Engine.train_step
 
-    def train_step(self, step, micro_batches) -> None:
+    def train_step(self, step, *arguments) -> None:
         before = self.read_window()
-        real(self, step, micro_batches)
+        real(self, step, *arguments)
         after = self.read_window()
         names = ("tokens", "loss", "nll", "flops")
         step_sums.append(tuple(getattr(after, n) - getattr(before, n) for n in names))
@@ -437,7 +436,7 @@ def test_weights_that_are_not_finite_are_never_saved(corpus_dir, tmp_path, score
     state["exp_avg_sq"][-1, -1] = math.nan
     message = r"exp_avg_sq.src_embedding of training\.safetensors is not finite"
     with pytest.raises(TrainingError, match=message):
-        CheckpointSaver(tmp_path, trainer.engine, trainer.corpus, None).start(trainer.progress)
+        CheckpointSaver(tmp_path, trainer.fitter, trainer.corpus, None).start(trainer.progress)
 
 
 def test_a_step_beyond_the_end_of_its_epoch(corpus_dir, tmp_path, scores):
@@ -446,17 +445,21 @@ def test_a_step_beyond_the_end_of_its_epoch(corpus_dir, tmp_path, scores):
     limits = {"train__max_steps": 2, "train__save_every": 2}
     progress = train(build_config(corpus_dir, **limits), tmp_path / "run")
     trainer = build_trainer(build_config(corpus_dir), tmp_path / "run")
-    path, count = tmp_path / "run/step-00000002/state.json", len(trainer.plan_epoch())
+    path, count = tmp_path / "run/step-00000002/state.json", len(trainer.start_epoch())
     for epoch_step in (count, 1_000_000):
         trainer.progress = replace(progress, epoch_step=epoch_step)
         message = f"{path}: damaged (epoch_step = {epoch_step}, but the epoch has {count} steps)"
         with pytest.raises(CheckpointError, match=f"^{re.escape(message)}$"):
-            trainer.plan_epoch()
+            trainer.start_epoch()
 
 
 @pytest.mark.parametrize(
     ("fate", "every"),
-    [("deleted", "train__save_every"), ("moved", "train__log_every"), ("replaced", "valid__every")],
+    [
+        ("deleted", "train__save_every"),
+        ("moved", "train__save_every"),
+        ("replaced", "valid__every"),
+    ],
 )
 def test_a_run_that_is_no_longer_there(
     corpus_dir, tmp_path, scores, monkeypatch, call, fate, every
@@ -467,8 +470,8 @@ def test_a_run_that_is_no_longer_there(
     scores += [1.0]
     steps: list[int] = []
 
-    def train_step(self, step, micro_batches) -> None:
-        taken(self, step, micro_batches)
+    def train_step(self, step, *arguments) -> None:
+        taken(self, step, *arguments)
         steps.append(step)
         if step == 3:
             run_dir.rename(moved)

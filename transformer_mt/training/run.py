@@ -49,8 +49,8 @@ from transformer_mt.training.environment import (
     numeric_software,
     reasons_against_bit_equality,
 )
+from transformer_mt.training.fit import StepFitter, require_memory
 from transformer_mt.training.initial_weights import describe_initial, initial_checkpoint
-from transformer_mt.training.memory import find_micro_batch_tokens, require_memory
 from transformer_mt.training.run_log import RunLog
 from transformer_mt.training.saving import TENSOR_FILES
 from transformer_mt.training.trainer import Trainer
@@ -106,7 +106,7 @@ def _train_main(config: Config, run_dir: Path, processes: Processes) -> Progress
                 raise CheckpointError(f"{run_dir}: another process has just started this run")
         log = stack.enter_context(RunLog(run_dir, trainer.progress, config.train.tensorboard))
         PACKAGE_LOGGER.removeHandler(early_messages)
-        environment = numeric_environment(trainer.engine)
+        environment = numeric_environment(trainer.fitter)
         _log_start(log, trainer, environment)
         early_messages.setTarget(log)
         early_messages.flush()
@@ -153,33 +153,35 @@ def build_trainer(
     )
     _require_same_everywhere(config, progress, processes)
     sizes = corpus.vocab.src.size, corpus.vocab.tgt.size
-    engine = Engine(config, *sizes, device, precision, processes, compile_failed)
+    engine = Engine(config, *sizes, device, precision, processes)
+    fitter = StepFitter(engine, compile_failed)
     limit = config.train.micro_batch_tokens
     if limit == "auto":
-        limit = find_micro_batch_tokens(engine)
+        limit = fitter.find_micro_batch_tokens()
     progress = replace(progress, micro_batch_tokens=limit)
     if checkpoint:
-        progress = _resume(engine, checkpoint, run_dir, progress)
+        progress = _resume(fitter, checkpoint, run_dir, progress)
     elif initial:
         weights = initial.build_model().state_dict()
         engine.load_state_dict({"model": weights, "ema": weights, "optimizer": {}, "counters": {}})
         progress = describe_initial(initial, progress, config)
     progress, is_saved = processes.broadcast((progress, checkpoint is not None))
     _share_state(engine)
-    return Trainer(run_dir, corpus, valid, engine, progress, is_saved)
+    return Trainer(run_dir, corpus, valid, fitter, progress, is_saved)
 
 
-def _resume(engine: Engine, checkpoint: Checkpoint, run_dir: Path, new: Progress) -> Progress:
+def _resume(fitter: StepFitter, checkpoint: Checkpoint, run_dir: Path, new: Progress) -> Progress:
     """Restores the engine, and says what has changed since; `new` is the progress of a new run.
 
     Returns:
         The progress to continue from.
     """
-    _warn_of_unused(checkpoint.config, engine.config)
+    config = fitter.engine.config
+    _warn_of_unused(checkpoint.config, config)
     _require_same_text(run_dir, checkpoint.progress, new)
-    restore_engine(engine, checkpoint)
-    environment = numeric_environment(engine)
-    changes = reasons_against_bit_equality(checkpoint, engine.config, environment)
+    restore_engine(fitter.engine, checkpoint)
+    environment = numeric_environment(fitter)
+    changes = reasons_against_bit_equality(checkpoint, config, environment)
     if changes:
         logger.warning(
             "from here on the run is not bit-equal to an uninterrupted one: %s",

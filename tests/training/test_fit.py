@@ -1,7 +1,6 @@
-"""The bound on micro-batches: found at the start, lowered when memory runs out, kept on resume."""
+"""How a step fits the machine: its micro-batches, memory that runs out, compiling that fails."""
 
 from contextlib import nullcontext
-from itertools import permutations
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,11 +11,13 @@ from simulated_cuda import SimulatedCuda
 
 from transformer_mt.checkpoints.run_directory import load_newest
 from transformer_mt.config.keys import Config, DataConfig, ModelConfig
-from transformer_mt.errors import CompileError, DeviceError
-from transformer_mt.training import engine as engine_module
-from transformer_mt.training import flops, memory, saving
+from transformer_mt.errors import DeviceError
+from transformer_mt.system.processes import Processes
+from transformer_mt.text.batching import EncodedPairs, flatten, padded_size
+from transformer_mt.training import fit, flops, saving
 from transformer_mt.training.engine import Engine
 from transformer_mt.training.environment import numeric_environment
+from transformer_mt.training.fit import StepFitter, most_demanding
 from transformer_mt.training.run import build_trainer, train
 from transformer_mt.training.validation import Validator
 
@@ -28,47 +29,64 @@ FEW = {
 }
 
 
+class Smaller(Processes):
+    """Processes of which another has the smaller value."""
+
+    def min(self, value: int) -> int:
+        return value // 2
+
+
+def fitter_of(device: str, threads: int, processes: Processes) -> StepFitter:
+    """Gives a fitter of the paper's base model, which is not allocated."""
+    engine = SimpleNamespace(
+        config=Config(data=DataConfig(path="text")),
+        model=SimpleNamespace(
+            parameters=lambda: [torch.empty(63_100_000, device="meta")],
+            output_weight=torch.empty(37_000, 512, device="meta"),
+        ),
+        device=torch.device(device),
+        threads=SimpleNamespace(count=lambda: threads),
+        processes=processes,
+    )
+    return StepFitter(engine, compile_failed=True)
+
+
 @pytest.mark.parametrize(
-    ("device", "processes", "workers", "gigabytes", "limit"),
+    ("device", "processes", "threads", "gigabytes", "limit"),
     [
-        ("cuda", 1, 8, 8.5, 2048),
-        ("cuda", 1, 8, 25.4, 16_384),
+        ("cuda", 8, 1, 8.5, 2048),
+        ("cuda", 8, 1, 25.4, 16_384),
         ("cuda", 1, 1, 85.0, 65_536),
         ("cpu", 1, 1, 25.4, 4096),
         ("cpu", 1, 8, 25.4, 512),
         ("cpu", 1, 2, 25.4, 2048),
-        ("cpu", 2, 2, 25.4, 512),
+        ("cpu", 2, 1, 25.4, 512),
         ("cpu", 1, 1, 2.0, 512),
     ],
 )
 def test_the_bound_depends_on_the_machine_alone(
-    monkeypatch, device, processes, workers, gigabytes, limit
+    monkeypatch, device, processes, threads, gigabytes, limit
 ):
     """For the paper's base; on a CPU also on the processes and threads; the longest pair fits."""
-    monkeypatch.setattr(memory, "total_memory", lambda device: int(gigabytes * 1e9))
-    model = SimpleNamespace(
-        parameters=lambda: [torch.empty(63_100_000, device="meta")],
-        output_weight=torch.empty(37_000, 512, device="meta"),
-    )
-    config = Config(data=DataConfig(path="text"))
-    engine = SimpleNamespace(
-        config=config,
-        model=model,
-        device=torch.device(device),
-        workers=workers,
-        processes=SimpleNamespace(world_size=processes, max=lambda *values: values),
-    )
-    assert memory.find_micro_batch_tokens(engine) == limit > config.data.max_length
-    engine.processes.max = lambda tokens: [max(tokens, -256)]  # of another process
-    assert memory.find_micro_batch_tokens(engine) == 256
+    monkeypatch.setattr(fit, "total_memory", lambda device: int(gigabytes * 1e9))
+    fitter = fitter_of(device, threads, Processes(world_size=processes))
+    assert fitter.workers == processes * threads
+    assert fitter.find_micro_batch_tokens() == limit > fitter.engine.config.data.max_length
+
+
+def test_all_processes_cut_alike(monkeypatch):
+    """As the one with the fewest threads and the least memory does."""
+    monkeypatch.setattr(fit, "total_memory", lambda device: int(25.4e9))
+    fitter = fitter_of("cuda", 4, Smaller(world_size=3))
+    assert (fitter.workers, fitter.find_micro_batch_tokens()) == (6, 16_384 // 2)
 
 
 def test_a_position_of_the_papers_base_model():
     """Nine vectors of its width in an encoder layer, fifteen in a decoder layer, and two inside."""
     layers = 9 * 512 + 2 * 2048, 15 * 512 + 2 * 2048
-    assert memory.bytes_per_position(ModelConfig()) == 4 * 6 * sum(layers)
+    assert fit.bytes_per_position(ModelConfig()) == 4 * 6 * sum(layers)
     deeper = ModelConfig(encoder_layers=5, decoder_layers=7)
-    assert memory.bytes_per_position(deeper) == 4 * (5 * layers[0] + 7 * layers[1])
+    assert fit.bytes_per_position(deeper) == 4 * (5 * layers[0] + 7 * layers[1])
 
 
 @pytest.mark.parametrize(("device", "needed"), [("cpu", 44.8), ("cuda", 25.6)])
@@ -76,16 +94,16 @@ def test_a_model_that_is_too_large(corpus_dir, tmp_path, monkeypatch, device, ne
     """Weights, gradients and moments are counted, of the 1.6 billion parameters of layers alone."""
     sizes = {"d_model": 10_000, "d_ff": 10_000, "encoder_layers": 1, "decoder_layers": 1}
     config = ModelConfig(**sizes, n_heads=8)
-    monkeypatch.setattr(memory, "total_memory", lambda device: int((needed + 0.1) * 1e9))
-    memory.require_memory(config, torch.device(device))
-    monkeypatch.setattr(memory, "total_memory", lambda device: int((needed - 2) * 1e9))
+    monkeypatch.setattr(fit, "total_memory", lambda device: int((needed + 0.1) * 1e9))
+    fit.require_memory(config, torch.device(device))
+    monkeypatch.setattr(fit, "total_memory", lambda device: int((needed - 2) * 1e9))
     message = (
         "model.d_model = 10000, model.d_ff = 10000, model.encoder_layers = 1, model.decoder_layers"
         f" = 1: the model needs at least {needed:.0f} GB to be trained, and this {device} device"
         f" has {needed - 2:.0f} GB; choose smaller sizes"
     )
     with pytest.raises(DeviceError, match=f"^{message}$"):
-        memory.require_memory(config, torch.device(device))
+        fit.require_memory(config, torch.device(device))
     with pytest.raises(DeviceError, match=r"model.d_ff = 4000000000, .* needs at least [\d,]+ GB"):
         train(tiny_config(corpus_dir, model__d_ff=4 * 10**9), tmp_path / "run")
     assert not list(tmp_path.iterdir())  # at once
@@ -95,9 +113,9 @@ def limit_memory(monkeypatch, first_step: int, positions: int, error: Exception)
     """Lets memory run out, from a step on, with larger micro-batches; gives the sizes computed."""
     sizes, step_of, real_step, real_loss = [], [0], Engine.train_step, Engine._loss
 
-    def train_step(self, step, micro_batches) -> None:
+    def train_step(self, step, *arguments) -> None:
         step_of[0] = step
-        real_step(self, step, micro_batches)
+        real_step(self, step, *arguments)
 
     def loss(self, batch):
         size = len(batch.src) * max(batch.src.size(1), batch.tgt_in.size(1))
@@ -109,24 +127,6 @@ def limit_memory(monkeypatch, first_step: int, positions: int, error: Exception)
     monkeypatch.setattr(Engine, "train_step", train_step)
     monkeypatch.setattr(Engine, "_loss", loss)
     return sizes
-
-
-def test_a_step_for_which_compiling_fails_is_repeated(corpus_dir, tmp_path, monkeypatch, caplog):
-    """Without it, as for a shape that comes late. Sabotage: fall back only at the start."""
-    real, failed = Engine.train_step, list[int]()
-
-    def train_step(engine: Engine, step: int, micro_batches: object) -> None:
-        if step == 3 and not failed:
-            failed.append(step)
-            raise CompileError("torch.compile failed")
-        real(engine, step, micro_batches)
-
-    monkeypatch.setattr(Engine, "train_step", train_step)
-    monkeypatch.setattr(engine_module, "restore_layers", lambda model: None)
-    assert train(tiny_config(corpus_dir, train__max_steps=4), tmp_path / "run").step == 4
-    assert "torch.compile failed; this run continues without it, more slowly" in caplog.messages
-    environment = load_newest(tmp_path / "run").state.environment
-    assert environment["torch.compile"] == "failed"
 
 
 @pytest.mark.parametrize(
@@ -180,18 +180,50 @@ def test_what_fits_is_tried_at_the_start(corpus_dir, tmp_path, monkeypatch, capl
     assert found[0].micro_batch_tokens == found[1].micro_batch_tokens == 64
     assert found[0].finer_step == 0 and "bit-equality" not in caplog.text
     limit_memory(monkeypatch, 0, 2, MemoryError())
-    message = (
-        r"out of memory on cpu with a micro-batch of 1 x .*: to train, choose a smaller model or"
-    )
+    message = "^out of memory on cpu with a single pair: to train, choose a smaller model or"
     with pytest.raises(DeviceError, match=message):
         train(tiny_config(corpus_dir, **FEW), tmp_path / "third")
 
 
-def test_the_longer_side_decides(corpus_dir, tmp_path):
-    trainer = build_trainer(tiny_config(corpus_dir, **FEW), tmp_path)
-    for trainer.lengths in permutations((np.array([3, 9]), np.array([9, 40]))):
-        trainer._cut_finer([np.arange(2)], "")
-        assert trainer.progress.micro_batch_tokens == 32
+@pytest.mark.parametrize("muon", [True, False])
+def test_the_check_of_memory_changes_nothing(corpus_dir, tmp_path, monkeypatch, muon):
+    """It tries each micro-batch as often as train at once, makes the moments, and takes no step."""
+    config = tiny_config(corpus_dir, train__ema_decay=0.9, optim__muon=muon)
+    torch.set_num_threads(2)
+    checked, unchecked = (build_trainer(config, tmp_path) for _ in range(2))
+    steps, tried, real = checked.start_epoch(), [], Engine._loss
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            Engine, "_loss", lambda e, batch: tried.append(len(batch.src)) or real(e, batch)
+        )
+        assert (
+            checked.fitter.check_memory(checked.progress, checked.pairs, steps) == checked.progress
+        )
+    model = checked.engine.model
+    assert len(tried) == 6 and tried[::2] == tried[1::2]  # on both threads
+    assert len(checked.engine.optimizer.state) == len(list(model.parameters()))
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert unchecked.start_epoch()[0].tolist() == steps[0].tolist()
+    for trainer in (checked, unchecked):
+        trainer.take_step(steps[0])
+    assert all(map(torch.equal, model.parameters(), unchecked.engine.model.parameters()))
+
+
+def test_another_error_stays_as_it_is(corpus_dir, tmp_path, monkeypatch):
+    trainer = build_trainer(tiny_config(corpus_dir), tmp_path)
+    limit_memory(monkeypatch, 0, 0, RuntimeError("a bug"))
+    with pytest.raises(RuntimeError, match="^a bug$"):
+        trainer.take_step(trainer.start_epoch()[0])
+
+
+@pytest.mark.parametrize("lengths", [([2, 8], [8, 39]), ([8, 39], [2, 8])])
+def test_the_longer_side_decides(corpus_dir, tmp_path, monkeypatch, lengths):
+    """By how much a step is cut finer. Sabotage: measure the sources alone."""
+    trainer = build_trainer(tiny_config(corpus_dir), tmp_path)
+    pairs = EncodedPairs(*(flatten([[5] * n for n in side]) for side in lengths))
+    limit_memory(monkeypatch, 0, 79, MemoryError())
+    progress = trainer.fitter.fit_step(trainer.progress, pairs, np.arange(2))
+    assert progress.micro_batch_tokens == 32  # a power of two of at most half of 2 x 40
 
 
 @pytest.mark.parametrize(
@@ -205,10 +237,39 @@ def test_other_workers_or_another_key_replace_what_was_found(
     with monkeypatch.context() as patch:
         limit_memory(patch, 2, 100, MemoryError())
         other = {changed: "other"}
-        patch.setattr(saving, "numeric_environment", lambda e: numeric_environment(e) | other)
+        patch.setattr(saving, "numeric_environment", lambda f: numeric_environment(f) | other)
         found = train(tiny_config(corpus_dir, train__max_steps=2, **FEW), tmp_path / "run")
         assert (found.micro_batch_tokens, found.finer_step) == (64, 2)
     changes = {"train__max_steps": 3, "train__micro_batch_tokens": limit, **FEW}
     progress = train(tiny_config(corpus_dir, **changes), tmp_path / "run")
     assert progress.micro_batch_tokens == limit or progress.micro_batch_tokens > 1000
     assert progress.finer_step == 0
+
+
+def as_lists(steps: list[np.ndarray]) -> list[list[int]]:
+    return [step.tolist() for step in steps]
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+def test_the_most_demanding_micro_batches(swapped):
+    """They are found whichever side is long, and among more steps than are examined one by one.
+
+    Sabotage: order the steps by one side, or by the number of pairs plus their length; leave out
+    the step of the longest pair, or of the most.
+    """
+    src = np.array([50] * 200 + [1] + [5] * 12)
+    tgt = np.array([1] * 200 + [60] + [5] * 12)
+    corpus = (tgt, src) if swapped else (src, tgt)
+    steps = [np.array([i]) for i in range(201)]
+    assert as_lists(most_demanding(steps, *corpus, 60)) == [[200]] * 3
+    assert as_lists(most_demanding(steps[198:], *corpus, 60)) == [[200]] * 3
+    assert as_lists(most_demanding([np.arange(3)], *corpus, 60)) == [[0]] * 3
+    many = np.arange(201, 213)
+    assert as_lists(most_demanding([*steps, many], *corpus, 60)) == [many.tolist(), [200], [*many]]
+    halves = as_lists(most_demanding([*steps, many], *corpus, 60, 2))
+    assert halves == [[200], [200], many[:6].tolist()]
+    assert padded_size(many, *corpus) == 120 and padded_size(np.array([0, 200]), *corpus) == 220
+    # Neither is among the steps with the most positions.
+    corpus = np.array([50] * 200 + [60] + [5] * 12), np.array([50] * 200 + [1] * 13)
+    corpus = corpus[::-1] if swapped else corpus
+    assert as_lists(most_demanding([*steps, many], *corpus, 60))[1:] == [[200], [*many]]

@@ -17,8 +17,8 @@ from conftest import command, records, tiny_config, write_config
 from transformer_mt.checkpoints.checkpoint import Progress
 from transformer_mt.config.loading import parse_config
 from transformer_mt.system.console import show_messages
+from transformer_mt.training.limits import StepDisplay, steps_left
 from transformer_mt.training.run import train
-from transformer_mt.training.time_left import StepDisplay, steps_left
 
 PROGRESS = Progress(step=7, epoch=1, epoch_step=3, validations_since_best=2)
 
