@@ -108,7 +108,7 @@ def test_a_corpus_damaged_under_its_trainer(config, whole, tmp_path, monkeypatch
     assert_one_error(
         called, f"{corpus.path}: damaged (tgt.ids has changed since it was verified); delete"
     )
-    assert 2 < last < 8 and saved(tmp_path / "run")[0] == 2
+    assert last < 8 and saved(tmp_path / "run")[0] == last // 2 * 2  # train.save_every is 2
     shutil.rmtree(corpus.path)
     assert call(*again).code == 0
     assert saved(tmp_path / "run") == whole

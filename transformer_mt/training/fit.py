@@ -155,7 +155,7 @@ class StepFitter:
         def cut(progress: Progress) -> list[Indices]:
             return self.cut_step(progress, pairs, step_pairs)
 
-        def train(parts: list[Indices]) -> None:
+        def attempt(parts: list[Indices]) -> None:
             sizes = [padded_size(indices, *pairs.lengths) for indices in parts]
             own = deal_micro_batches(sizes, self._processes.world_size)[self._processes.rank]
             batches: list[Batch | TokenCounts] = [
@@ -164,7 +164,7 @@ class StepFitter:
             ]
             self.engine.train_step(progress.step + 1, batches, self._failing_together)
 
-        return self._repeat_until_it_fits(progress, pairs, cut, train)
+        return self._repeat_until_it_fits(progress, pairs, cut, attempt)
 
     def check_memory(
         self, progress: Progress, pairs: EncodedPairs, steps: Sequence[Indices]
