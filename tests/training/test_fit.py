@@ -1,5 +1,6 @@
 """How a step fits the machine: its micro-batches, memory that runs out, compiling that fails."""
 
+import itertools
 from contextlib import nullcontext
 from types import SimpleNamespace
 
@@ -79,14 +80,6 @@ def test_all_processes_cut_alike(monkeypatch):
     monkeypatch.setattr(fit, "total_memory", lambda device: int(25.4e9))
     fitter = fitter_of("cuda", 4, Smaller(world_size=3))
     assert (fitter.workers, fitter.find_micro_batch_tokens()) == (6, 16_384 // 2)
-
-
-def test_a_position_of_the_papers_base_model():
-    """Nine vectors of its width in an encoder layer, fifteen in a decoder layer, and two inside."""
-    layers = 9 * 512 + 2 * 2048, 15 * 512 + 2 * 2048
-    assert fit.bytes_per_position(ModelConfig()) == 4 * 6 * sum(layers)
-    deeper = ModelConfig(encoder_layers=5, decoder_layers=7)
-    assert fit.bytes_per_position(deeper) == 4 * (5 * layers[0] + 7 * layers[1])
 
 
 @pytest.mark.parametrize(("device", "needed"), [("cpu", 44.8), ("cuda", 25.6)])
@@ -207,6 +200,27 @@ def test_the_check_of_memory_changes_nothing(corpus_dir, tmp_path, monkeypatch, 
     for trainer in (checked, unchecked):
         trainer.take_step(steps[0])
     assert all(map(torch.equal, model.parameters(), unchecked.engine.model.parameters()))
+
+
+def test_nothing_remains_of_an_attempt(corpus_dir, tmp_path, monkeypatch):
+    """Such as the gradient of a micro-batch that did fit. Sabotage: keep the gradients."""
+    norms, real = list[float](), Engine._loss
+    config = tiny_config(corpus_dir, train__micro_batch_tokens=64, **FEW)
+    for failures in (0, 1):
+        trainer, calls = build_trainer(config, tmp_path), itertools.count(failures)
+
+        def loss(engine, batch, calls=calls):
+            if next(calls) == 3:
+                raise MemoryError
+            return real(engine, batch)
+
+        with monkeypatch.context() as patch:
+            if failures:
+                patch.setattr(Engine, "_loss", loss)
+            trainer.take_step(trainer.start_epoch()[0])
+        norms.append(float(trainer.engine.grad_norm))
+        assert (trainer.progress.micro_batch_tokens < 64) == bool(failures)
+    assert norms[0] == pytest.approx(norms[1], rel=1e-4)
 
 
 def test_another_error_stays_as_it_is(corpus_dir, tmp_path, monkeypatch):

@@ -18,6 +18,8 @@ from transformer_mt.checkpoints.evaluations import SearchSetting, read_evaluatio
 from transformer_mt.checkpoints.run_directory import find_checkpoint, load_newest
 from transformer_mt.errors import CheckpointError, Interrupted
 from transformer_mt.system.processes import Processes
+from transformer_mt.text.batching import plan_epoch
+from transformer_mt.text.prepared import prepare
 from transformer_mt.training import saving
 from transformer_mt.training.engine import Engine
 from transformer_mt.training.run import train
@@ -102,6 +104,33 @@ def test_a_missed_validation_may_end_training(corpus_dir, interrupted, scores):
     config = build_config(corpus_dir, **INTERRUPTED, valid__patience=1)
     assert train(config, interrupted).step == 4
     assert "done: valid.patience = 1, at step 4" in log_text(interrupted)
+
+
+def test_a_log_line_over_two_processes(corpus_dir, tmp_path, scores, clock, monkeypatch):
+    """Its loss is of all its steps, its speed of those of the second process.
+
+    The next line is of its own steps. Sabotage: forget the sums of the first; divide the tokens of
+    both by the time of the second; leave tokens of the first out of the next line, too.
+    """
+    scores += [1.0] * 2
+    config = build_config(corpus_dir, train__max_steps=6)
+    train(config, tmp_path / "whole")
+    with monkeypatch.context() as patch:
+        signal_in_step(patch, 4, signal.SIGTERM)
+        with pytest.raises(Interrupted):
+            train(config, tmp_path / "run")
+    train(config, tmp_path / "run")
+    lengths = prepare(config).pairs.lengths
+    steps = plan_epoch(*lengths, config.train.batch_tokens, config.train.seed, 0)
+    whole, lines = (records(tmp_path / name, "train")[-2:] for name in ("whole", "run"))
+    for step, expected, line in zip((5, 6), whole, lines, strict=True):
+        assert (line["step"], line["loss"], line["nll"]) == (
+            step,
+            expected["loss"],
+            expected["nll"],
+        )
+        tokens = int(lengths[1][steps[step - 1]].sum())
+        assert line["tokens_per_second"] == pytest.approx(tokens / 30, abs=0.06)
 
 
 def test_a_signal_interrupts_a_validation(corpus_dir, tmp_path, monkeypatch):
