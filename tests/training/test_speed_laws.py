@@ -11,10 +11,8 @@ from test_engine import build_engine
 from transformer_mt.checkpoints.checkpoint import Progress
 from transformer_mt.model import kernels
 from transformer_mt.model.transformer import evaluation_mode
-from transformer_mt.text.batching import Batch, EncodedPairs, flatten
-from transformer_mt.text.vocabulary import PAD_ID
+from transformer_mt.text.batching import EncodedPairs, flatten
 from transformer_mt.training import loss as loss_module
-from transformer_mt.training.compilation import pad_single_sizes
 from transformer_mt.training.environment import numeric_environment
 from transformer_mt.training.fit import StepFitter
 from transformer_mt.training.run import build_trainer
@@ -76,18 +74,6 @@ def test_a_cpu_trains_without_importing_it(corpus_dir, tmp_path):
     done = subprocess.run(timed, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0 and "torch.optim.adam" in done.stderr
     assert "torch._dynamo" not in done.stderr
-
-
-def test_padding_of_single_sizes_changes_no_loss(corpus_dir, prepared):
-    """Nor the number of tokens."""
-    engine = build_engine(tiny_config(corpus_dir, model__dropout=0.0), prepared)
-    for src, tgt in ([[5, 6]], [[7, 8, 9]]), ([[5]], [[7]]), ([[5], [6]], [[7], [8]]):
-        ids, tgt_ids = torch.tensor(src), torch.tensor(tgt)
-        batch = Batch(ids, tgt_ids, tgt_ids, ids.numel(), tgt_ids.numel())
-        padded = pad_single_sizes(batch)
-        assert min(*padded.src.shape, *padded.tgt_out.shape) == 2
-        assert (padded.tgt_out != PAD_ID).sum() == padded.tgt_tokens == tgt_ids.numel()
-        torch.testing.assert_close(engine._loss(padded), engine._loss(batch))
 
 
 def messages(caplog: pytest.LogCaptureFixture) -> list[str]:

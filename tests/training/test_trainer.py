@@ -447,21 +447,11 @@ def test_a_step_beyond_the_end_of_its_epoch(corpus_dir, tmp_path, scores):
             trainer.start_epoch()
 
 
-@pytest.mark.parametrize(
-    ("fate", "every"),
-    [
-        ("deleted", "train__save_every"),
-        ("moved", "train__save_every"),
-        ("replaced", "valid__every"),
-    ],
-)
-def test_a_run_that_is_no_longer_there(
-    corpus_dir, tmp_path, scores, monkeypatch, call, fate, every
-):
-    """One line; it is not made again, and another run of its name is left alone."""
-    config = write_toml(tmp_path / "tiny.toml", build_values(corpus_dir, **{every: 4}))
+@pytest.mark.parametrize("fate", ["deleted", "moved", "replaced"])
+def test_a_run_that_is_no_longer_there(corpus_dir, tmp_path, scores, monkeypatch, call, fate):
+    """One line at the next save; it is not made again, and another run of its name left alone."""
+    values = build_values(corpus_dir, train__save_every=4)
     run_dir, moved, taken = tmp_path / "run", tmp_path / "moved", Engine.train_step
-    scores += [1.0]
     steps: list[int] = []
 
     def train_step(self, step, *arguments) -> None:
@@ -469,51 +459,36 @@ def test_a_run_that_is_no_longer_there(
         steps.append(step)
         if step == 3:
             run_dir.rename(moved)
-            if fate == "deleted":
-                shutil.rmtree(moved)
             if fate == "replaced":
                 run_dir.mkdir()
                 (run_dir / ".lock").write_text("1")
+            elif fate == "deleted":
+                shutil.rmtree(moved)
 
     monkeypatch.setattr(Engine, "train_step", train_step)
-    called = call("train", config, "--run", run_dir, "--quiet")
-    assert_one_error(
-        called, f"{run_dir}: the directory or its .lock was deleted, moved or replaced"
-    )
-    if fate == "replaced":
-        assert [path.name for path in run_dir.iterdir()] == [".lock"]
-    else:
-        assert not run_dir.exists()
-    assert moved.exists() == (fate != "deleted") and not list_checkpoints(moved)
-    assert steps == [1, 2, 3, 4]
+    called = call("train", write_toml(tmp_path / "tiny.toml", values), "--run", run_dir, "-q")
+    message = f"{run_dir}: the directory or its .lock was deleted, moved or replaced"
+    assert_one_error(called, message)
+    assert [path.name for path in run_dir.glob("*")] == [".lock"] * (fate == "replaced")
+    assert run_dir.exists() == (fate == "replaced") and steps == [1, 2, 3, 4]
 
 
 def test_a_run_that_diverges(corpus_dir, tmp_path, monkeypatch):
     """Its first step makes the weights absurd; it is stopped and resumed once."""
     # Steps 1 to 5 share a log line.
     monkeypatch.setattr(trainer_module, "is_log_step", lambda step, every: step % every == 0)
+    recipe = {"optim__lr_scale": 1e30, "optim__warmup_steps": 1, "data__valid": "validation[:5]"}
     for max_steps in (7, 20):
-        config = build_config(
-            corpus_dir,
-            data__valid="validation[:5]",
-            optim__lr_scale=1e30,
-            optim__warmup_steps=1,
-            train__log_every=5,
-            train__max_steps=max_steps,
-            valid__every=10,
-        )
-        train(config, tmp_path / "run")
-    valid = records(tmp_path / "run", "valid")
-    assert [record["step"] for record in valid] == [7, 10, 20]
-    assert all(record["nll"] is None and record["perplexity"] is None for record in valid)
-    losses = {line["step"]: line["loss"] for line in records(tmp_path / "run", "train")}
-    nlls = {line["step"]: line["nll"] for line in records(tmp_path / "run", "train")}
+        every = {"train__log_every": 5, "valid__every": 10, "train__max_steps": max_steps}
+        progress = train(build_config(corpus_dir, **recipe, **every), tmp_path / "run")
+    valid = {line["step"]: line["perplexity"] for line in records(tmp_path / "run", "valid")}
+    assert valid == {7: None, 10: None, 20: None}
+    lines = {line["step"]: line for line in records(tmp_path / "run", "train")}
     # Of the first step alone; there are 292 pieces.
-    assert losses[5] > math.log(100) and nlls[5] > math.log(100)
-    assert losses[10] is None and losses[15] is None
-    progress = load_newest(tmp_path / "run").progress
-    assert (progress.best_bleu, progress.best_step, progress.valid_step) == (-1.0, 0, 20)
-    assert progress.validations_since_best == 2  # that of step 7 was not due
+    assert lines[5]["loss"] > math.log(100) and lines[5]["nll"] > math.log(100)
+    assert lines[10]["loss"] is None and lines[15]["loss"] is None
+    # That of step 7 was not due.
+    assert (progress.best_step, progress.validations_since_best) == (0, 2)
     log = log_text(tmp_path / "run")
     assert "(best" not in log and "perplexity inf" not in log
     warning = "warning: step 20: validation BLEU 0.00, which cannot be the best: perplexity is not"
