@@ -33,14 +33,6 @@ class DeviceError(TransformerMTError):
     """A device, precision or amount of memory that this machine does not have."""
 
 
-class OutOfMemoryError(DeviceError):
-    """Too little memory for a micro-batch, even if it is a single pair."""
-
-
-class CompileError(DeviceError):
-    """torch.compile does not work on this machine."""
-
-
 class ForkError(TransformerMTError):
     """A model that is used in a process that was forked after it was loaded."""
 

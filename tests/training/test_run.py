@@ -39,8 +39,8 @@ from transformer_mt.text.corpus import load_split
 from transformer_mt.training import description
 from transformer_mt.training import run as run_module
 from transformer_mt.training.dry_run import dry_run
-from transformer_mt.training.engine import Engine
 from transformer_mt.training.environment import describe_software
+from transformer_mt.training.fit import StepFitter
 from transformer_mt.training.run import build_trainer, require_writable, train
 from transformer_mt.training.trainer import Trainer
 from transformer_mt.translation.options import LoadOptions
@@ -221,7 +221,7 @@ def test_what_has_not_reached_its_end_is_not_complete(corpus_dir, tmp_path, monk
 
     train(small_config(corpus_dir, train__max_steps=0), run)
     assert read_description(run).complete
-    monkeypatch.setattr(Trainer, "train_step", step)
+    monkeypatch.setattr(Trainer, "take_step", step)
     with pytest.raises(KeyboardInterrupt):
         train(small_config(corpus_dir, train__max_steps=2), run)
     assert ends == [False] and not read_description(run).complete
@@ -511,15 +511,16 @@ def test_a_precision_that_the_machine_cannot_keep(corpus_dir, tmp_path, monkeypa
 def test_a_run_that_went_on_without_compilation_stays_so(corpus_dir, tmp_path, monkeypatch):
     """The two kinds of kernels round differently."""
 
-    def fail(engine, *arguments) -> None:
-        engine.compile_failed = True
+    def fail(fitter, progress, *arguments) -> Progress:
+        fitter.compile_failed = True
+        return progress
 
     config = small_config(corpus_dir, train__max_steps=1)
     with monkeypatch.context() as patch:
-        patch.setattr(Engine, "check_memory", fail)
+        patch.setattr(StepFitter, "check_memory", fail)
         train(config, tmp_path / "run")
-    assert build_trainer(config, tmp_path / "run").engine.compile_failed
-    assert not build_trainer(config, tmp_path / "other").engine.compile_failed
+    assert build_trainer(config, tmp_path / "run").fitter.compile_failed
+    assert not build_trainer(config, tmp_path / "other").fitter.compile_failed
 
 
 def test_several_processes_are_suggested(caplog, corpus_dir, run_dir, monkeypatch):

@@ -62,8 +62,8 @@ def test_tensorboard_has_all_metrics_also_after_a_kill(corpus_dir, tmp_path, mon
     )
     real = Trainer._log_training
 
-    def kill_at_9(self) -> None:
-        real(self)
+    def kill_at_9(self, *arguments) -> None:
+        real(self, *arguments)
         if self.progress.step == 9:
             raise KeyboardInterrupt
 

@@ -87,6 +87,10 @@ class Processes:
         dist.all_reduce(largest, dist.ReduceOp.MAX, self._control)
         return largest.tolist()
 
+    def min(self, value: int) -> int:
+        """Returns the smallest value of all processes."""
+        return -int(self.max(-value)[0])
+
     @_raise_if_lost()
     def gather(self, value: T) -> list[T]:
         """Gives the values of all processes, by rank."""

@@ -34,7 +34,7 @@ from transformer_mt.training.environment import (
     numeric_environment,
     numeric_software,
 )
-from transformer_mt.training.memory import find_micro_batch_tokens, require_memory
+from transformer_mt.training.fit import StepFitter, require_memory
 from transformer_mt.training.run_log import RunLog
 from transformer_mt.training.starting_state import begin_from, initial_checkpoint, resume
 from transformer_mt.training.trainer import Trainer
@@ -98,7 +98,7 @@ def _train_main(config: Config, run_dir: Path, processes: Processes) -> Progress
                 raise CheckpointError(f"{run_dir}: another process has just started this run")
         log = stack.enter_context(RunLog(run_dir, trainer.progress, config.train.tensorboard))
         PACKAGE_LOGGER.removeHandler(early_messages)
-        environment = numeric_environment(trainer.engine)
+        environment = numeric_environment(trainer.fitter)
         log_start(log, trainer, environment)
         early_messages.setTarget(log)
         early_messages.flush()
@@ -143,18 +143,19 @@ def build_trainer(
     environment = checkpoint.state.environment if checkpoint else {}
     compile_failed = environment.get("torch.compile") == COMPILE_FAILED
     sizes = corpus.vocab.src.size, corpus.vocab.tgt.size
-    engine = Engine(config, *sizes, device, precision, processes, compile_failed)
+    engine = Engine(config, *sizes, device, precision, processes)
+    fitter = StepFitter(engine, compile_failed)
     limit = config.train.micro_batch_tokens
     if limit == "auto":
-        limit = find_micro_batch_tokens(engine)
+        limit = fitter.find_micro_batch_tokens()
     progress = replace(progress, micro_batch_tokens=limit)
     if checkpoint and processes.is_main:
-        progress = resume(engine, checkpoint, run_dir, progress)
+        progress = resume(fitter, checkpoint, run_dir, progress)
     elif initial and processes.is_main:
         progress = begin_from(initial, engine, progress)
     progress = processes.broadcast(progress)
     _share_state(engine)
-    return Trainer(run_dir, corpus, valid, engine, progress, is_saved=checkpoint is not None)
+    return Trainer(run_dir, corpus, valid, fitter, progress, is_saved=checkpoint is not None)
 
 
 def _require_packages(config: Config) -> None:

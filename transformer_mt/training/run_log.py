@@ -8,7 +8,9 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self, TextIO
+from typing import Any, ClassVar, Self, TextIO
+
+from pydantic import ConfigDict
 
 from transformer_mt.checkpoints.checkpoint import Progress
 from transformer_mt.checkpoints.layout import METRICS
@@ -35,14 +37,15 @@ class LogWindow:
         nll: Their loss without label smoothing.
         tokens: Target tokens, including the `nonfinite_tokens` of steps whose loss was not finite.
         flops: Floating-point operations that training on them needed.
-        seconds: Time spent in steps, including building their batches.
     """
+
+    # Earlier versions also summed seconds.
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="ignore", strict=True)
 
     loss: float = 0.0
     nll: float = 0.0
     tokens: int = 0
     flops: float = 0.0
-    seconds: float = 0.0
     nonfinite_tokens: int = 0
 
     def per_token(self, nats: float) -> float:

@@ -18,22 +18,24 @@ from transformer_mt.training.environment import (
     numeric_environment,
     reasons_against_bit_equality,
 )
+from transformer_mt.training.fit import StepFitter
 from transformer_mt.training.saving import TENSOR_FILES
 
 logger = logging.getLogger(__name__)
 
 
-def resume(engine: Engine, checkpoint: Checkpoint, run_dir: Path, new: Progress) -> Progress:
+def resume(fitter: StepFitter, checkpoint: Checkpoint, run_dir: Path, new: Progress) -> Progress:
     """Restores the engine, and says what has changed since; `new` is the progress of a new run.
 
     Returns:
         The progress to continue from.
     """
-    _warn_of_unused(checkpoint.config, engine.config)
+    config = fitter.engine.config
+    _warn_of_unused(checkpoint.config, config)
     _require_same_text(run_dir, checkpoint.progress, new)
-    restore_engine(engine, checkpoint)
-    environment = numeric_environment(engine)
-    changes = reasons_against_bit_equality(checkpoint, engine.config, environment)
+    restore_engine(fitter.engine, checkpoint)
+    environment = numeric_environment(fitter)
+    changes = reasons_against_bit_equality(checkpoint, config, environment)
     if changes:
         logger.warning(
             "from here on the run is not bit-equal to an uninterrupted one: %s",
