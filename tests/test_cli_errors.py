@@ -14,7 +14,7 @@ from conftest import Called, assert_one_error, command, write_config
 
 from transformer_mt.cli.program import app, main
 from transformer_mt.errors import ConfigError
-from transformer_mt.system.process_settings import handle_signals
+from transformer_mt.system.signals import handle_signals
 
 TEXT = str(Path(__file__).parents[1] / "data" / "sample" / "test.de")
 SETTINGS = [
@@ -94,20 +94,25 @@ def test_numbers_that_are_too_small(call, words, smallest, names):
         assert_one_error(called, message)
 
 
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 @pytest.mark.parametrize(
     ("words", "function"),
     [
         ("diagnose x", "evaluation.diagnosis.diagnose"),
         ("evaluate x", "evaluation.report.evaluate_systems"),
+        ("average x", "checkpoints.averaging.average"),
         ("translate x", "translation.run.find_models"),
     ],
 )
-def test_a_signal_ends_a_command(monkeypatch, call, words, function):
-    """At once and without a word, by the exit code that shells expect."""
-    stop = Mock(side_effect=lambda *_, **__: signal.raise_signal(signal.SIGTERM))
+def test_a_signal_ends_a_command(monkeypatch, call, words, function, number, code):
+    """At once and without a word, by the exit code that shells expect.
+
+    Sabotage: leave SIGTERM alone; let Typer make an exit code of it.
+    """
+    stop = Mock(side_effect=lambda *_, **__: signal.raise_signal(number))
     monkeypatch.setattr(f"transformer_mt.{function}", stop)
     with handle_signals(lambda *_: None):
-        assert call(*words.split()) == (143, b"", "")
+        assert call(*words.split()) == (code, b"", "")
 
 
 def test_what_works_in_one_process(monkeypatch):
@@ -118,7 +123,7 @@ def test_what_works_in_one_process(monkeypatch):
     for words in (*commands, "diagnose x", "report x -o y", "compare x", "average x"):
         message = f"^{words.split()[0]} works in one process: start it without torchrun$"
         with pytest.raises(ConfigError, match=message):
-            app(words.split(), standalone_mode=False)
+            app(words.split(), "transformer-mt", standalone_mode=False)
 
 
 def test_no_permission_to_write(corpus_dir, tmp_path, monkeypatch, call):

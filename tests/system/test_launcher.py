@@ -70,6 +70,18 @@ def test_what_variables_tell(monkeypatch):
         launcher.read_number("MASTER_PORT")
 
 
+def test_the_cpus_of_a_process(monkeypatch):
+    """Fewer beside others of torchrun; macOS does not say which a process may use."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: range(9), raising=False)
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    assert launcher.cpus_of_process() == 9
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    assert launcher.cpus_of_process() == 4
+    monkeypatch.delattr(os, "sched_getaffinity")
+    monkeypatch.setattr(os, "cpu_count", lambda: 1)
+    assert launcher.cpus_of_process() == 1
+
+
 def test_a_restarted_process_sees_no_old_value(monkeypatch):
     """Several launchers, which count their restarts separately, share all values."""
     monkeypatch.setattr(os, "environ", launched(free_port()))

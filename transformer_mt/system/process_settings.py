@@ -8,16 +8,20 @@ import io
 import logging
 import os
 import resource
-import signal
 import sys
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import dataclass
-from types import FrameType
+from contextlib import suppress
 from typing import Any, TextIO, cast
 
-from transformer_mt.errors import DeviceError, Interrupted
+from transformer_mt.errors import DeviceError
+
+
+def configure_process() -> None:
+    """Makes all settings; works only before torch is imported."""
+    open_closed_streams()
+    tolerate_lost_messages()
+    allow_any_text()
+    raise_file_limit()
+    configure_libraries()
 
 
 def configure_libraries() -> None:
@@ -69,14 +73,6 @@ def raise_file_limit() -> None:
             return
 
 
-def cpus_of_process() -> int:
-    """Gives the CPUs that this process may use, shared with those that torchrun started here."""
-    has_affinity = hasattr(os, "sched_getaffinity")  # not on macOS
-    cpus = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
-    processes = os.environ.get("LOCAL_WORLD_SIZE", "")
-    return max(1, cpus // int(processes)) if processes.isdecimal() and int(processes) else cpus
-
-
 def allow_any_text() -> None:
     """Makes stdout UTF-8 in every locale; a file name that is not UTF-8 is printed as its bytes.
 
@@ -114,16 +110,6 @@ def tolerate_lost_messages() -> None:
     sys.stderr = cast(TextIO, _OptionalStream(sys.stderr))
 
 
-@contextmanager
-def end_by_broken_pipe() -> Iterator[None]:
-    """Ends the process as other tools end whose reader, such as `head`, has closed their stdout."""
-    try:
-        yield
-    except BrokenPipeError:
-        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-        signal.raise_signal(signal.SIGPIPE)
-
-
 MIN_ADDRESS_SPACE = 2_000_000
 """In kilobytes; in less, libraries under PyTorch may abort the process, even while imported."""
 
@@ -136,56 +122,3 @@ def require_address_space() -> None:
             f"out of memory: the address space is limited to {limit // 1024:,} kB; set ulimit -v to"
             f" {MIN_ADDRESS_SPACE} or more"
         )
-
-
-@dataclass
-class StopRequest:
-    """The number of the signal that asked training to stop; 0 if none was received."""
-
-    signum: int = 0
-
-
-@contextmanager
-def catch_stop_signals() -> Iterator[StopRequest]:
-    """Records SIGINT and SIGTERM instead of ending the program.
-
-    A second signal raises Interrupted at once: checkpoints are atomic, so nothing is damaged.
-    """
-    request = StopRequest()
-
-    def record(signum: int, frame: FrameType | None) -> None:
-        if request.signum:
-            raise Interrupted(signum)
-        request.signum = signum
-
-    with handle_signals(record):
-        yield request
-
-
-def interrupt_on_signals() -> AbstractContextManager[None]:
-    """Raises Interrupted on SIGINT and SIGTERM, the default of which ends without any cleanup."""
-
-    def interrupt(signum: int, frame: FrameType | None) -> None:
-        raise Interrupted(signum)
-
-    return handle_signals(interrupt)
-
-
-@contextmanager
-def handle_signals(
-    handler: Callable[[int, FrameType | None], object] | signal.Handlers,
-) -> Iterator[None]:
-    """Handles SIGINT and SIGTERM by a function or a default; restores their handlers afterwards.
-
-    Outside the main thread, where Python allows no signal handlers, nothing is changed.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    previous = {s: signal.signal(s, handler) for s in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for signum, before in previous.items():
-            # None is a handler that Python did not install and cannot restore.
-            signal.signal(signum, signal.SIG_DFL if before is None else before)

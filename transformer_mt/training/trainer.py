@@ -21,7 +21,7 @@ from transformer_mt.errors import (
     TrainingError,
 )
 from transformer_mt.system.device import OUT_OF_MEMORY_ADVICE, compute_settings
-from transformer_mt.system.process_settings import StopRequest, catch_stop_signals
+from transformer_mt.system.signals import StopRequest, catch_stop_signals
 from transformer_mt.text.batching import (
     Batch,
     Indices,

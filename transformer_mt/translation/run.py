@@ -27,8 +27,8 @@ from transformer_mt.system.outputs import (
     require_own,
     resolve_inputs,
 )
-from transformer_mt.system.process_settings import interrupt_on_signals
 from transformer_mt.system.processes import Processes, join_processes
+from transformer_mt.system.signals import interrupt_on_signals
 from transformer_mt.system.streams import (
     CHUNK_BYTES,
     LineReader,
