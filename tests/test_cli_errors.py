@@ -1,11 +1,9 @@
 """Every mistake ends in one line that names the culprit, exit code 2, and nothing written."""
 
 import os
-import resource
 import signal
 import subprocess
 import sys
-from functools import partial
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -180,24 +178,8 @@ def test_no_memory_is_left(monkeypatch, call):
     assert_one_error(call(), "out of memory: free memory, raise ulimit -v, or read less text")
 
 
-def test_too_small_an_address_space():
-    """One line before libraries abort the process; help and versions need no more."""
-
-    def start(*arguments: str) -> Called:
-        words, limits = command(*arguments), (1024 * 200_000,) * 2
-        limit = partial(resource.setrlimit, resource.RLIMIT_AS, limits)
-        done = subprocess.run(words, capture_output=True, preexec_fn=limit, timeout=60)
-        return Called(done.returncode, done.stdout, done.stderr.decode())
-
-    for arguments in (["--version"], ["train", "--help"]):
-        assert start(*arguments).code == 0
-    culprit = "the address space is limited to 200,000 kB; set ulimit -v to 2000000"
-    for arguments in (["train", "tiny.toml"], ["translate", "run"]):
-        assert_one_error(start(*arguments), culprit)
-
-
 def test_a_library_that_cannot_be_mapped(monkeypatch):
-    """As where PyTorch with CUDA needs a larger address space. Another failed import is a bug."""
+    """As with a small `ulimit -v`. Another failed import is a bug."""
     for reason, error in (("libx.so: failed to map segment", SystemExit), ("no x", ImportError)):
         monkeypatch.setattr("transformer_mt.cli.program.app", Mock(side_effect=ImportError(reason)))
         with pytest.raises(error):

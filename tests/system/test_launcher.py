@@ -144,15 +144,17 @@ def test_one_machine_without_a_gpu(monkeypatch, rank):
 
 def test_a_process_that_is_lost(tmp_path):
     """The other ends and says so, if it is killed or no longer answers."""
-    for scenario in ("killed", "stopped"):
+    started = {}
+    for scenario in ("killed", "stopped"):  # at once, as they wait for seconds
         port, words = free_port(), [sys.executable, SCENARIO, scenario]
         with (tmp_path / "out").open("a") as out, (tmp_path / scenario).open("w") as err:
             streams = {"stdout": out.fileno(), "stderr": err.fileno()}
             envs = [launched(port, rank) for rank in (0, 1)]
-            both = [fork_server.start(words, env=env, **streams) for env in envs]
-        both[0].join(30)
-        both[1].kill()
-        assert both[0].exitcode == 2, scenario
+            started[scenario] = [fork_server.start(words, env=env, **streams) for env in envs]
+    for scenario, (survivor, lost) in started.items():
+        survivor.join(30)
+        lost.kill()
+        assert survivor.exitcode == 2, scenario
         assert (tmp_path / scenario).read_text() == LOST
     assert (tmp_path / "out").read_text() == ""
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from transformer_mt.cli.options import (
     OVERWRITE,
@@ -22,6 +22,8 @@ from transformer_mt.system.streams import require_input
 from transformer_mt.translation.options import LoadOptions, SearchOptions, TranslateOptions
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from transformer_mt.config.keys import DataConfig
     from transformer_mt.text.test_sets import EvaluationSet
 
@@ -72,11 +74,12 @@ class ScoredGroup:
         inputs = resolve_inputs([self.hypotheses, self.src, *(self.ref or ()), self.baseline])
         return check_output(save, inputs, overwrite) if save else None
 
-    def load(self, data: "DataConfig", save: Output | None) -> "EvaluationSet":
-        """Loads what is scored, given the corpus of the first run."""
+    def test_set_loader(self, save: Output | None) -> "Callable[[DataConfig], EvaluationSet]":
+        """Gives the function that loads what is scored, given the corpus of the first run."""
         from transformer_mt.text.test_sets import load_test_set
 
-        return load_test_set(data, self.split, self.src, self.ref or (), self.test_set, save)
+        sources: dict[str, Any] = {"split": self.split, "src": self.src, "refs": self.ref or ()}
+        return partial(load_test_set, **sources, test_set=self.test_set, save=save)
 
 
 @dataclass(frozen=True)
@@ -134,7 +137,7 @@ def evaluate(
         runs=runs,
         hypotheses=scored.hypotheses,
         baseline=scored.baseline,
-        load_test_set=partial(scored.load, save=output),
+        load_test_set=scored.test_set_loader(output),
         choose_metrics=partial(choose_metrics, tokenizer=report.tokenize, ter=report.ter),
         options=options,
         languages={"src_lang": scored.src_lang or "", "tgt_lang": scored.tgt_lang or ""},

@@ -15,7 +15,7 @@ from transformer_mt.cli.translate import translate
 from transformer_mt.errors import Interrupted, TransformerMTError
 from transformer_mt.system.console import escape_controls, show_messages
 from transformer_mt.system.launcher import exit_process, exit_with_error, require_single_process
-from transformer_mt.system.process_settings import configure_process, require_address_space
+from transformer_mt.system.process_settings import configure_process
 from transformer_mt.system.signals import end_by_broken_pipe, interrupt_on_signals
 from transformer_mt.version import __version__
 
@@ -107,11 +107,10 @@ class GroupedCommand(TyperCommand):
     """
 
     def invoke(self, ctx: Any) -> Any:
-        """Runs the command, unless it works in one process or could not even import PyTorch."""
+        """Runs the command, unless it works in one process and there are several."""
         name = ctx.command_path.split()[1]
         if name not in _IN_SEVERAL_PROCESSES:
             require_single_process(name)
-        require_address_space()
         with end_by_broken_pipe():  # here, since Typer makes it exit code 1
             return super().invoke(ctx)
 

@@ -12,8 +12,6 @@ import sys
 from contextlib import suppress
 from typing import Any, TextIO, cast
 
-from transformer_mt.errors import DeviceError
-
 
 def configure_process() -> None:
     """Makes all settings; works only before torch is imported."""
@@ -60,17 +58,11 @@ def open_closed_streams() -> None:
             setattr(sys, name, open(descriptor, mode, encoding="utf-8", closefd=False))
 
 
-_MACOS_FILE_LIMIT = 10_240
-"""The most that some versions of macOS accept, though they name no limit."""
-
-
 def raise_file_limit() -> None:
     """Lets the process open as many files as it may: `--output-dir` locks one for each output."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    for limit in (most, _MACOS_FILE_LIMIT):
-        with suppress(ValueError, OSError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, most))
-            return
+    with suppress(ValueError, OSError):  # macOS names no limit, but does not accept that
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def allow_any_text() -> None:
@@ -108,17 +100,3 @@ class _OptionalStream:
 def tolerate_lost_messages() -> None:
     """Lets the program go on when stderr can no longer be written."""
     sys.stderr = cast(TextIO, _OptionalStream(sys.stderr))
-
-
-MIN_ADDRESS_SPACE = 2_000_000
-"""In kilobytes; in less, libraries under PyTorch may abort the process, even while imported."""
-
-
-def require_address_space() -> None:
-    """Raises DeviceError if `ulimit -v` leaves too small an address space for PyTorch."""
-    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
-    if limit != resource.RLIM_INFINITY and limit < 1024 * MIN_ADDRESS_SPACE:
-        raise DeviceError(
-            f"out of memory: the address space is limited to {limit // 1024:,} kB; set ulimit -v to"
-            f" {MIN_ADDRESS_SPACE} or more"
-        )
