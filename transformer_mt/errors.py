@@ -1,4 +1,19 @@
-"""All errors that a user can cause, in one hierarchy; any other that reaches the user is a bug."""
+"""All errors that a user can cause, in one hierarchy; any other that reaches the user is a bug.
+
+* TransformerMTError
+  + ConfigError
+  + DataError
+  + OutputError
+  + CheckpointError
+    - ChangedModelError
+  + DeviceError
+    - OutOfMemoryError
+    - CompileError
+  + ForkError
+  + LostProcessError
+  + TrainingError
+* Interrupted: not an error, and no Exception
+"""
 
 
 class TransformerMTError(Exception):

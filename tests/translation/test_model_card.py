@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import yaml
 from conftest import tiny_config
-from transformer_mt.evaluation.report import EvaluationReport, evaluate_systems
 
 from transformer_mt.checkpoints.averaging import average
 from transformer_mt.checkpoints.checkpoint import (
@@ -22,6 +21,7 @@ from transformer_mt.checkpoints.layout import EMA
 from transformer_mt.checkpoints.run_description import read_description, write_description
 from transformer_mt.checkpoints.run_directory import find_checkpoint
 from transformer_mt.config.keys import OptimConfig
+from transformer_mt.evaluation.evaluate import EvaluationReport, evaluate_systems
 from transformer_mt.evaluation.scoring import choose_metrics
 from transformer_mt.text.splitting import SourceStatistics
 from transformer_mt.text.test_sets import load_test_set

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from transformer_mt.errors import DeviceError, LostProcessError
 from transformer_mt.system import launcher
-from transformer_mt.system.process_settings import handle_signals
+from transformer_mt.system.signals import handle_signals
 
 if TYPE_CHECKING:
     import torch

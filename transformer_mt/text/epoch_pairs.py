@@ -14,7 +14,7 @@ import torch
 
 from transformer_mt.config.keys import Config
 from transformer_mt.errors import ConfigError
-from transformer_mt.system.process_settings import cpus_of_process
+from transformer_mt.system.launcher import cpus_of_process
 from transformer_mt.text.batching import EncodedLines, EncodedPairs, flatten
 from transformer_mt.text.bpe_dropout import NO_PIECE, BPEDropout, Integers
 from transformer_mt.text.prepared import PreparedCorpus

@@ -13,7 +13,7 @@ from transformer_mt.checkpoints.checkpoint import Progress
 from transformer_mt.checkpoints.layout import STATE, checkpoint_path
 from transformer_mt.errors import CheckpointError, Interrupted, TrainingError
 from transformer_mt.system.device import compute_settings
-from transformer_mt.system.process_settings import StopRequest, catch_stop_signals
+from transformer_mt.system.signals import StopRequest, catch_stop_signals
 from transformer_mt.text.batching import Indices, plan_epoch
 from transformer_mt.text.corpus import RawPairs
 from transformer_mt.text.epoch_pairs import EpochPairs

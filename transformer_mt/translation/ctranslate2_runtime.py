@@ -13,9 +13,9 @@ from typing import Any
 from transformer_mt.checkpoints.exported import ExportedModel
 from transformer_mt.errors import CheckpointError, ConfigError, DataError, DeviceError
 from transformer_mt.system.extras import require_package
-from transformer_mt.system.process_settings import cpus_of_process
+from transformer_mt.system.launcher import cpus_of_process
 from transformer_mt.text.vocabulary import EOS_ID, Vocabulary
-from transformer_mt.translation.options import LoadOptions, SearchOptions
+from transformer_mt.translation.options import CTRANSLATE2_BATCH_TOKENS, LoadOptions, SearchOptions
 from transformer_mt.translation.runtime import (
     EXTRA_LENGTH,
     Hypothesis,
@@ -25,8 +25,6 @@ from transformer_mt.translation.runtime import (
 
 logger = logging.getLogger(__name__)
 
-BATCH_TOKENS = {"cpu": 2048, "cuda": 16384}
-"""Default of `SearchOptions.batch_tokens`."""
 _EXPONENTS = 1e-6, 3.0
 """Limits on the exponent of CTranslate2's length penalty: with 0 it ends a search early, and with
 a large one the sums that are computed from its scores lose digits."""
@@ -63,7 +61,7 @@ class CTranslate2Runtime:
             )
         self.device_type = _choose_device(options.device, ctranslate2.get_cuda_device_count())
         self.precision = f"CTranslate2 {model.record.quantization}"
-        self.batch_tokens = BATCH_TOKENS[self.device_type]
+        self.batch_tokens = CTRANSLATE2_BATCH_TOKENS[self.device_type]
         threads = count_threads() if self.device_type == "cpu" else 1
         # More batches than threads are begun, so that none waits until results have been read and
         # the next lines encoded.

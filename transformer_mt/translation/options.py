@@ -17,6 +17,13 @@ ExportFormat = Literal["ctranslate2", "transformers"]
 Split = Literal["auto", "long", "never"]
 Quantization = Literal["float32", "float16", "bfloat16", "int16", "int8"]
 
+CPU_BATCH_TOKENS = 4096
+"""Default of `SearchOptions.batch_tokens` for PyTorch on a CPU, where each thread decodes a batch;
+on a GPU it depends on the memory."""
+CTRANSLATE2_BATCH_TOKENS = {"cpu": 2048, "cuda": 16384}
+"""The same for CTranslate2."""
+DEFAULT_EXPORT_FORMAT: ExportFormat = "ctranslate2"
+
 MAX_LENGTH_PENALTY = 10.0
 """The longer of two hypotheses wins at values far below this."""
 MAX_TEMPERATURE = 100.0

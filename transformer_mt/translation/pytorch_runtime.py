@@ -36,7 +36,7 @@ from transformer_mt.text.batching import (
     flatten,
 )
 from transformer_mt.text.vocabulary import BOS_ID, EOS_ID, PAD_ID
-from transformer_mt.translation.options import LoadOptions, SearchOptions
+from transformer_mt.translation.options import CPU_BATCH_TOKENS, LoadOptions, SearchOptions
 from transformer_mt.translation.runtime import EXTRA_LENGTH, Hypothesis, Source
 from transformer_mt.translation.search import DecodingState, Sampler, beam_search, greedy
 
@@ -48,10 +48,9 @@ logger = logging.getLogger(__name__)
 Array = npt.NDArray[np.float32]
 Share = Callable[[Callable[[Sequence[Indices]], list[Any]], Sequence[Indices]], list[Any]]
 
-CPU_BATCH_TOKENS, CUDA_BATCH_TOKENS_PER_GB = 4096, 1024
-"""Default of `SearchOptions.batch_tokens`. On a CPU, several batches are decoded at once, each by a
-thread. On CUDA it grows with the memory: the caches of the big model take some 0.5 GB per 1,024
-positions in float32."""
+CUDA_BATCH_TOKENS_PER_GB = 1024
+"""Default of `SearchOptions.batch_tokens` on CUDA, which grows with the memory: the caches of the
+big model take some 0.5 GB per 1,024 positions in float32."""
 CUDA_CHUNK_LINES = 8192, 8192
 """Lines of the first chunk and of the others on a GPU, whose batches are larger."""
 SCORED_POSITIONS = 2048

@@ -26,7 +26,6 @@ from transformer_mt.system.outputs import (
     require_own,
     resolve_inputs,
 )
-from transformer_mt.system.process_settings import interrupt_on_signals
 from transformer_mt.system.streams import (
     CHUNK_BYTES,
     LineReader,
@@ -77,9 +76,8 @@ def translate(paths: Sequence[Path], files: FileOptions, options: TranslateOptio
     Raises:
         TransformerMTError: If a path or an option is wrong, or a file cannot be read or written.
         OSError: If a stream cannot be written.
-        Interrupted: After SIGINT or SIGTERM; the finished part of a file is kept.
     """
-    with interrupt_on_signals(), share_work(paths, options.load.device) as load:
+    with share_work(paths, options.load.device) as load:
         if load and not files.inputs and sys.stdin.isatty():
             _translate_prompt(paths, files.output, options, load)
         elif load:
