@@ -20,7 +20,7 @@ from transformer_mt.checkpoints.run_description import (
 )
 from transformer_mt.config.keys import Config, VocabConfig
 from transformer_mt.model.transformer import Transformer
-from transformer_mt.text.prepared import CorpusReport
+from transformer_mt.text.corpus_report import CorpusReport
 from transformer_mt.text.splitting import SourceStatistics
 from transformer_mt.text.vocabulary import PAD_ID, Vocabulary, train_vocabulary
 

@@ -184,9 +184,8 @@ def test_a_run_that_has_just_begun(run, diagnose):
     assert finding.startswith("known text")
     assert ["checkpoint" in unchecked[0], "validation" in unchecked[1]] == [True, True]
     description = read_description(run)
-    corpus = replace(description.corpus, digest="other")
     valid = replace(description.validation, digest="other")
-    write_description(run, replace(description, corpus=corpus, validation=valid))
+    write_description(run, replace(description, corpus_digest="other", validation=valid))
     _, [training, valid, *_] = diagnose()
     assert training.endswith("data.train = train: has changed since the run read it")
     assert valid.endswith("data.valid = validation: has changed since the run read it")

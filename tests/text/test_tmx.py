@@ -118,8 +118,9 @@ def test_it_is_not_read_as_lines(tmp_path, call):
             DataError, match=r"a TMX file holds both languages; name it alone, such"
         ):
             load()
-    called = call("init", tmp_path / "new", "--src", path, "--tgt", path)
-    assert_one_error(called, "init reads two text files, not TMX")
+    languages = ("--src-lang", "de", "--tgt-lang", "en")
+    called = call("init", tmp_path / "new", "--src", path, "--tgt", path, *languages)
+    assert_one_error(called, "a TMX file holds both languages; name it alone")
 
 
 BOMB = "".join(f'<!ENTITY l{i} "{f"&l{i - 1};" * 10}">' for i in range(1, 10))

@@ -29,7 +29,7 @@ def test_an_epoch_is_planned_by_its_own_segmentations(corpus_dir, tmp_path):
     plain, lengths = trainer.corpus.pairs.lengths[0], set()
     for epoch in range(3):
         trainer.progress = replace(trainer.progress, epoch=epoch)
-        steps = trainer.plan_epoch()
+        steps = trainer.start_epoch()
         src, tgt = trainer.pairs.lengths
         assert src.sum() > plain.sum() and sorted(np.concatenate(steps)) == list(range(150))
         assert all(max(src[step[:-1]].sum(), tgt[step[:-1]].sum()) < 500 for step in steps)

@@ -9,7 +9,7 @@ from transformer_mt.checkpoints.layout import RUN_FILE
 from transformer_mt.config.keys import Config
 from transformer_mt.errors import CheckpointError
 from transformer_mt.system.files import atomic_file, canonical_json, json_digest, read_json
-from transformer_mt.text.prepared import CorpusReport
+from transformer_mt.text.corpus_report import CorpusReport
 
 
 @dataclass(frozen=True)

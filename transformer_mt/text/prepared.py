@@ -21,10 +21,9 @@ from functools import partial
 from itertools import compress, groupby, islice, repeat
 from operator import itemgetter
 from pathlib import Path
-from typing import ClassVar, Literal
 
 import numpy as np
-from pydantic import ConfigDict, TypeAdapter
+from pydantic import TypeAdapter
 
 from transformer_mt.config.changes import on_change
 from transformer_mt.config.keys import Config, DataConfig
@@ -46,6 +45,7 @@ from transformer_mt.text.batching import EncodedLines, EncodedPairs, flatten
 from transformer_mt.text.cleaned_split import CleanedSplit, clean_split
 from transformer_mt.text.cleaning import CLEANING_VERSION, describe_dropped, reason_to_drop_pieces
 from transformer_mt.text.corpus import CorpusSplit, open_split
+from transformer_mt.text.corpus_report import CorpusReport, IdType
 from transformer_mt.text.splitting import SourceStatistics, has_words, split_sentences
 from transformer_mt.text.vocabulary import Vocabulary, train_vocabulary
 
@@ -54,40 +54,10 @@ logger = logging.getLogger(__name__)
 REPORT = "report.json"
 FORMAT = 4
 """Format of the files; part of the fingerprint."""
-IdType = Literal["uint16", "int32"]
 _PAIRS_PER_CHUNK = 20_000
 """Pairs encoded at once."""
 _MANY_UNKNOWN = 0.01
 """Share of unknown and byte pieces of a side above which there is a warning."""
-
-
-@dataclass(frozen=True)
-class CorpusReport:
-    """What is counted while a corpus is prepared; pieces are those of both sides.
-
-    Attributes:
-        pairs: Pairs read.
-        kept: Pairs kept, each counted once, however often an epoch has it.
-        dropped: Pairs dropped, by reason.
-        pieces_per_word: Pieces by words.
-        pieces: Pieces of an epoch.
-        unknown: Pieces of `source` and `target` that are unknown or single bytes.
-        longest: Pieces of the longest line.
-        sources: What the source lines look like.
-        dtype: Type of the stored ids.
-    """
-
-    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
-
-    pairs: int
-    kept: int
-    dropped: dict[str, int]
-    pieces_per_word: float
-    pieces: int
-    unknown: dict[str, int]
-    longest: int
-    sources: SourceStatistics
-    dtype: IdType
 
 
 _REPORT = TypeAdapter(CorpusReport)
@@ -126,7 +96,7 @@ class PreparedCorpus:
         Raises:
             DataError: If a file has changed.
         """
-        if self.path.exists() and _verified_digest(self.path) != self.digest:
+        if self.path.exists() and _read_verified(self.path)[1] != self.digest:
             raise DataError(f"{self.path}: replaced by another corpus; run the same command again")
 
 
@@ -220,22 +190,27 @@ def load_configured_vocabulary(config: Config, vocab: Vocabulary | None) -> Voca
 
 def _load_prepared(path: Path, config: Config) -> PreparedCorpus:
     """Maps a prepared corpus from disk and verifies all of it."""
-    digest, report = _verified_digest(path), read_json(path / REPORT, _REPORT)
+    report, digest = _read_verified(path)
     vocab = Vocabulary.load(path, config.data.normalize)
     return PreparedCorpus(path, vocab, _map_pairs(path, report.dtype), report, digest)
 
 
-def _verified_digest(path: Path) -> str:
-    """Compares all files with their digests, at about a second per gigabyte; gives the corpus's."""
+def _read_verified(path: Path) -> tuple[CorpusReport, str]:
+    """Compares all files with their digests, at about a second per gigabyte.
+
+    Returns:
+        The report, and the digest of the corpus.
+    """
     try:
         verify_manifest(path)
         digests = read_manifest(path)
+        report: CorpusReport = read_json(path / REPORT, _REPORT)
     except CheckpointError as error:
         raise DataError(
             f"{path}: damaged ({error}); delete this folder to have it made again"
         ) from None
     names = (f"{side}.{kind}" for side in ("src", "tgt") for kind in ("ids", "offsets.npy"))
-    return hashlib.sha256("".join(digests[name] for name in names).encode()).hexdigest()
+    return report, hashlib.sha256("".join(digests[name] for name in names).encode()).hexdigest()
 
 
 def _map_pairs(folder: Path, dtype: IdType) -> EncodedPairs:
