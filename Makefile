@@ -14,9 +14,10 @@ demo: .venv/.installed
 	@echo "    $(BIN)/transformer-mt translate checkpoints/sample"
 	@echo "Train on text of your own: see \"Your own text\" in README.md."
 
-# Two tests at once, each on one thread.
+# Two tests at once, each on one thread. With worksteal, most files have one process, and what they
+# share is made once.
 test: .venv/.installed-test
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
 test-slow: .venv/.installed-test
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow -n 2 --dist worksteal
@@ -27,9 +28,10 @@ check: .venv/.installed-test
 	$(BIN)/mypy
 	$(BIN)/python -m pytest tests/test_architecture.py
 
-# docs/reference.md, from the declarations of keys and options.
+# docs/reference.md, from the declarations of keys and options; table and pictures of docs/model.md.
 reference: .venv/.installed
 	$(BIN)/python docs/make_reference.py
+	$(BIN)/python docs/make_model.py
 
 clean:
 	rm -rf .venv checkpoints/sample

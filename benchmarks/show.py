@@ -66,8 +66,8 @@ def _value(record: Record) -> str:
 def draw_curves(records: list[Record]) -> bytes:
     """Draws validation BLEU by minutes of training, one panel for each text."""
     with figure_style():
-        figure = Figure((8.0, 3.0), layout="constrained")
-        for axes, (task, title) in zip(figure.subplots(1, 2), PLOTTED.items(), strict=True):
+        figure = Figure((5.2, 6.0), layout="constrained")  # narrow, to be read on phones too
+        for axes, (task, title) in zip(figure.subplots(2, 1), PLOTTED.items(), strict=True):
             curves = {each["system"]: each["curve"] for each in records if each["task"] == task}
             for system, (color, style) in STYLES.items():
                 minutes, bleu = zip(*curves[system], strict=True)

@@ -38,6 +38,7 @@ import typer
 from load import Load, describe_share, neighbours
 from peers import JoeyNMT, Step, Tutorial, tutorial
 
+from transformer_mt.checkpoints.checkpoint import Progress
 from transformer_mt.config.keys import Config
 from transformer_mt.config.loading import load_config
 from transformer_mt.errors import DeviceError
@@ -46,13 +47,12 @@ from transformer_mt.text.batching import (
     EncodedLines,
     EncodedPairs,
     Indices,
-    cut_micro_batches,
     plan_epoch,
 )
 from transformer_mt.text.prepared import prepare
 from transformer_mt.training.engine import Engine
+from transformer_mt.training.fit import StepFitter
 from transformer_mt.training.flops import flops_per_token, measure_peak_flops
-from transformer_mt.training.memory import find_micro_batch_tokens
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 PAPER = {"d_model": 512, "d_ff": 2048, "n_heads": 8, "encoder_layers": 6, "decoder_layers": 6}
@@ -129,15 +129,15 @@ def ours(task: Task, precision: str, limit: int | None, fuse: bool) -> Step:
     train = task.config.train.model_copy(update={"compile": fuse})
     config = task.config.model_copy(update={"train": train})
     engine = Engine(config, task.vocab, task.vocab, task.device, precision)
-    steps, limit = task.plan(), limit or find_micro_batch_tokens(engine)
+    fitter, steps = StepFitter(engine), task.plan()
+    bound = Progress(micro_batch_tokens=limit or fitter.find_micro_batch_tokens())
 
     def step(i: int) -> tuple[int, int]:
-        parts = cut_micro_batches(steps[i], *task.pairs.lengths, limit, engine.workers)
-        batches = [task.pairs.batch(part) for part in parts]
         with compute_settings(task.device, tf32=True):
-            engine.train_step(i + 1, batches)
+            fitter.fit_step(replace(bound, step=i), task.pairs, steps[i])
         float(engine.grad_norm)  # waits for the device
-        return sum(batch.src_tokens for batch in batches), sum(b.tgt_tokens for b in batches)
+        tokens = task.pairs.count_tokens(steps[i])
+        return tokens.src_tokens, tokens.tgt_tokens
 
     return step
 

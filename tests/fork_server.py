@@ -24,7 +24,7 @@ IMPORTED = (
     "pytest",  # the main module of whoever starts a child is imported there, too
     "transformer_mt.cli.program",
     "transformer_mt.training.run",
-    "transformer_mt.evaluation.report",
+    "transformer_mt.evaluation.evaluate",
     "transformer_mt.translation.run",
     "transformer_mt.text.test_sets",
     "torch.optim",

@@ -35,28 +35,19 @@ def with_chunks_of(lines: int) -> tuple[object, ...]:
     return ("--", FAULTY, "chunks", 0, lines)
 
 
-def start(
-    world_size: int, *arguments: object, options=(), program=PROGRAM, **streams
-) -> subprocess.Popen[str]:
-    """Starts the program in several processes; what they write to stderr is kept.
+def torchrun(world_size: int, *words: object) -> list[str]:
+    """Gives the command that starts a program in several processes."""
+    address = ("--master-addr", "127.0.0.1", "--master-port", free_port())
+    options = ("--nproc-per-node", world_size, *address)
+    return [sys.executable, "-m", "torch.distributed.run", *map(str, (*options, *words))]
 
-    Args:
-        world_size: Processes of this launcher.
-        arguments: Those of the program.
-        options: Those of torchrun.
-        program: What torchrun starts.
-        streams: Files for stdin and stdout.
-    """
-    port = free_port()
-    address = ("--master-addr", "127.0.0.1", "--master-port", port)
-    words = ("--nproc-per-node", world_size, *address, *options, *program, *arguments)
-    return subprocess.Popen(
-        [sys.executable, "-m", "torch.distributed.run", *map(str, words)],
-        stderr=subprocess.PIPE,
-        text=True,
-        env=ENVIRONMENT,
-        **streams,
-    )
+
+def start(
+    world_size: int, *arguments: object, options=(), program=PROGRAM
+) -> subprocess.Popen[str]:
+    """Starts the program in several processes, with options of torchrun; stderr is a pipe."""
+    words = torchrun(world_size, *options, *program, *arguments)
+    return subprocess.Popen(words, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT)
 
 
 def wait_until(condition: Callable[[], bool], process: subprocess.Popen[str]) -> None:
@@ -80,32 +71,33 @@ def children(process: subprocess.Popen[str]) -> list[int]:
 
 
 def launch(
-    world_size: int, *arguments: object, program=PROGRAM, stdin=None
+    world_size: int, *arguments: object, program=PROGRAM, stdin: int = 0
 ) -> subprocess.CompletedProcess[str]:
-    """Runs the program in several processes to its end."""
-    process = start(world_size, *arguments, program=program, stdin=stdin, stdout=subprocess.PIPE)
-    with process:
-        stdout, stderr = process.communicate(timeout=300)
-    return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
+    """Runs the program in several processes to its end. Torchrun is forked, which is quicker."""
+    return run_all(torchrun(world_size, *program, *arguments), [ENVIRONMENT], stdin)
 
 
-def together(world_size: int, *arguments: object, program=PROGRAM):
+def together(
+    world_size: int, *arguments: object, program=PROGRAM
+) -> subprocess.CompletedProcess[str]:
     """Runs the program to its end in several forked processes, without torchrun."""
     words = [sys.executable, *(word for word in program if word != "--"), *arguments]
-    variables = {"WORLD_SIZE": world_size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
-    variables = {name: str(value) for name, value in variables.items()}
+    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    shared = {**ENVIRONMENT, **shared, "WORLD_SIZE": str(world_size)}
+    ranks = map(str, range(world_size))
+    return run_all(words, [{**shared, "RANK": rank, "LOCAL_RANK": rank} for rank in ranks])
+
+
+def run_all(words, environments, stdin: int = 0) -> subprocess.CompletedProcess[str]:
+    """Runs a command to its end in a forked process for each of the environments."""
     with TemporaryFile("w+") as out, TemporaryFile("w+") as err:
-        streams = {"stdout": out.fileno(), "stderr": err.fileno()}
-        processes = []
-        for rank in map(str, range(world_size)):
-            env = {**ENVIRONMENT, **variables, "RANK": rank, "LOCAL_RANK": rank}
-            processes.append(fork_server.start(words, env=env, **streams))
+        streams = stdin, out.fileno(), err.fileno()
+        processes = [fork_server.start(words, *streams, env) for env in environments]
         for process in processes:
             process.join(300)
         codes = [process.exitcode for process in processes]
         assert None not in codes, "a process has not ended"
-        out.seek(0)
-        err.seek(0)
+        out.seek(0), err.seek(0)
         return subprocess.CompletedProcess(words, max(codes, key=abs), out.read(), err.read())
 
 

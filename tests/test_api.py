@@ -63,7 +63,7 @@ heavy = {"torch", "numpy", "datasets", "sacrebleu", "pydantic", "typer", "senten
 assert not heavy & set(sys.modules), heavy & set(sys.modules)
 import transformer_mt.cli.program, transformer_mt.training.new_config
 assert not {"torch", "datasets", "numpy"} & set(sys.modules)
-import transformer_mt.figures.table  # of `compare`
+import transformer_mt.evaluation.run_comparison  # of `compare`
 assert "torch" not in sys.modules
 """
     run_python(code)

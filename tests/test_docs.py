@@ -1,17 +1,16 @@
-"""What the guides say: the tutorial's commands, the worked example, the reference."""
+"""What the guides say: the tutorial's commands, the model page, code for Python, the reference."""
 
-import os
 import re
 import runpy
 import shlex
 import shutil
-import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import fork_server
 import pytest
-from conftest import losses, write_config
+from conftest import write_config
 
 from transformer_mt.cli.figures import plot
 from transformer_mt.cli.program import app
@@ -77,23 +76,71 @@ def test_its_pictures_are_there():
             assert (page.parent / picture).stat().st_size < 200_000
 
 
-TRAIN_WITH_BOTH = """\
-import logging
-from pathlib import Path
-from transformer_mt.config.loading import load_config
-from transformer_mt.training.run import train
+def test_training_from_python(corpus_dir, tmp_path, monkeypatch, capfd):
+    """The lines of the guide, with another configuration."""
+    guide = (ROOT / "docs" / "translating.md").read_text("utf-8")
+    section = guide.split("## Training from Python\n")[1].split("\n## ")[0]
+    lines = [line[4:] for line in section.splitlines() if line.startswith("    ")]
+    write_config(tmp_path, corpus_dir, train__max_steps=1)
+    code = "\n".join(lines).replace("configs/sample", "tiny").replace("steps=100", "steps=2")
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    exec(code, names)
+    assert names["progress"].step == 2 and (tmp_path / "checkpoints" / "sample").is_dir()
+    assert capfd.readouterr() == ("", "")
 
-logging.basicConfig(level=logging.WARNING, format="%(message)s")
-for activation in ("relu", "gelu"):
-    train(load_config(Path("tiny.toml"), [f"model.activation={activation}"]), Path(activation))
-train(load_config(Path("tiny.toml"), ["train.max_steps=3"]), Path("before"))
+
+MODEL = ROOT / "docs" / "model.md"
+
+
+def test_the_code_of_the_model_page(capsys):
+    """Each block in order; it prints what the comments after its `print` say."""
+    blocks = re.findall(r"```python\n(.*?)```", MODEL.read_text("utf-8"), re.DOTALL)
+    names: dict[str, object] = {}
+    for block in blocks:
+        assert 5 <= len(re.findall(r"^.", block, re.MULTILINE)) <= 15, block
+        exec(compile(block, str(MODEL), "exec"), names)
+        shown = re.findall(r"^ *print\(.*\)  # (.*)$", block, re.MULTILINE)
+        assert capsys.readouterr().out.splitlines() == shown and shown
+
+
+def test_the_pictures_and_the_table_of_the_model_page_are_current():
+    """The table has the lines of each file of the core, so a change of one changes it."""
+    made = runpy.run_path(str(ROOT / "docs" / "make_model.py"))["make_files"]()
+    assert len(made) == 5
+    for path, content in made.items():
+        assert path.read_text("utf-8") == content, f"{path.name}: run `make reference`"
+
+
+TRY_ROTARY = """\
+import logging, sys
+from pathlib import Path
+
+for name in [name for name in sys.modules if name.startswith("transformer_mt")]:
+    del sys.modules[name]  # of the package that is not changed
+
+from transformer_mt.checkpoints.run_directory import find_checkpoint
+from transformer_mt.config.loading import load_config
+from transformer_mt.errors import ConfigError
+from transformer_mt.training.run import train
+from transformer_mt.translation.export import export
+
+handler = logging.StreamHandler()
+handler.setLevel(logging.WARNING)
+logging.getLogger().addHandler(handler)
+folder = Path(__file__).parent
+rotary = load_config(folder / "tiny.toml", ["model.positions=rotary"])
+train(rotary, folder / "rotary")
+try:
+    export(find_checkpoint(folder / "rotary"), folder / "exported")
+except ConfigError as error:
+    logging.error(error)
+train(load_config(folder / "tiny.toml", ["train.max_steps=2"]), folder / "before")
 """
 
 
-def apply_example(folder: Path) -> None:
-    """Makes the changes of the page's only diff to the files under a folder."""
-    page = (ROOT / "docs" / "training.md").read_text("utf-8")
-    [diff] = re.findall(r"```diff\n(.*?)```", page, re.DOTALL)
+def apply_diff(diff: str, folder: Path) -> None:
+    """Makes the changes of a diff, whose hunks each fit one place, to the files under a folder."""
     for name, hunks in re.findall(r"^--- (.+)\n((?:[^-].*\n|-[^-].*\n)+)", diff, re.MULTILINE):
         source = (folder / name).read_text("utf-8")
         for hunk in re.split(r"^@@.*\n", hunks, flags=re.MULTILINE)[1:]:
@@ -104,22 +151,35 @@ def apply_example(folder: Path) -> None:
         (folder / name).write_text(source, "utf-8")
 
 
-def test_the_worked_example(corpus_dir, tmp_path):
-    """GELU trains another model, ReLU the same as before; a resumed run says what changed."""
-    write_config(tmp_path, corpus_dir, train__max_steps=2, valid__every=9)
+def try_rotary(folder: Path) -> list[str]:
+    """Trains and exports with the package in a folder; gives the messages."""
+    (folder / "try_rotary.py").write_text(TRY_ROTARY)
+    done = fork_server.run([sys.executable, folder / "try_rotary.py"])
+    assert done.returncode == 0, done.stderr.decode()
+    return done.stderr.decode().splitlines()
+
+
+def test_the_worked_change(corpus_dir, tmp_path):
+    """In `forward` alone, validation warns and `export` refuses; everywhere, both are silent.
+
+    An earlier run continues with its own positions and says that the model's code has changed.
+    """
+    diffs = re.findall(r"```diff\n(.*?)```", MODEL.read_text("utf-8"), re.DOTALL)
+    added = [line for diff in diffs for line in diff.splitlines() if re.match(r"\+ *\S", line)]
+    assert len(diffs) == 2 and len(added) <= 27
+    write_config(tmp_path, corpus_dir, train__max_steps=1, valid__every=1)
     train(load_config(tmp_path / "tiny.toml"), tmp_path / "before")
     shutil.copytree(ROOT / "transformer_mt", tmp_path / "transformer_mt")
-    apply_example(tmp_path)
-    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
-    words = [sys.executable, "-c", TRAIN_WITH_BOTH]
-    done = subprocess.run(
-        words, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120
-    )
-    assert done.returncode == 0, done.stderr
-    before, relu, gelu = (losses(tmp_path / name) for name in ("before", "relu", "gelu"))
-    assert before[:2] == relu and before[2] and all(map(float.__ne__, relu, gelu))
-    [warning] = [line for line in done.stderr.splitlines() if "bit-equal" in line]
-    assert warning.endswith(" one: the source of model/ has changed")
+    apply_diff(diffs[0], tmp_path)
+    shutil.copytree(tmp_path, tmp_path / "both")
+    decoding, exporting, changed = try_rotary(tmp_path)
+    assert "`decode_position`" in decoding and "`forward`" in decoding
+    assert "gives other scores" in exporting and "export_ctranslate2.py" in exporting
+    assert not (tmp_path / "exported").exists()
+    apply_diff(diffs[1], tmp_path / "both")
+    assert [changed] == try_rotary(tmp_path / "both")
+    assert changed.endswith(" one: the source of model/ has changed")
+    assert (tmp_path / "both" / "exported" / "model.bin").exists()
 
 
 def test_the_reference_is_current():

@@ -249,16 +249,16 @@ def test_guarantee_5_hardware_does_not_change_the_recipe(corpus_dir, tmp_path):
         changes = {"optim__max_grad_norm": 0.0, "train__micro_batch_tokens": limit}
         config = tiny_config(corpus_dir, model__dropout=0.0, train__seed=3, **changes)
         trainer = run.build_trainer(config, tmp_path)
-        trainer.engine.workers = workers
+        trainer.fitter.workers = workers
         trainer.progress = replace(trainer.progress, epoch=2)
-        step = trainer.plan_epoch()[0]
-        assert step.tolist() == plan_epoch(*trainer.lengths, 500, seed=3, epoch=2)[0].tolist()
-        trainer.train_step(step)
+        step = trainer.start_epoch()[0]
+        assert step.tolist() == plan_epoch(*trainer.pairs.lengths, 500, seed=3, epoch=2)[0].tolist()
+        trainer.take_step(step)
         # Adam's first moment is the gradient times a constant.
         moments = trainer.engine.optimizer.state.values()
         gradients.append(torch.cat([moment["exp_avg"].flatten() for moment in moments]))
         losses.append(trainer.engine.read_window().loss)
-        counts.append(len(trainer.cut_step(step)))
+        counts.append(len(trainer.fitter.cut_step(trainer.progress, trainer.pairs, step)))
     assert counts[:3] == [1, 2, 8] and 8 < counts[3] <= counts[4] and counts[4] % 4 == 0
     for gradient, loss in zip(gradients[1:], losses[1:], strict=True):
         assert (gradient - gradients[0]).norm() < 1e-5 * gradients[0].norm()
@@ -307,15 +307,15 @@ def test_guarantee_7_a_bad_step_is_skipped_and_counted(corpus_dir, tmp_path, val
     """Weights and moments stay; the step counts. Sabotage: do not set found_inf."""
     trainer = run.build_trainer(tiny_config(corpus_dir), tmp_path)
     engine = trainer.engine
-    trainer.train_step(np.arange(8))
+    trainer.take_step(np.arange(8))
     before = [p.detach().clone() for p in engine.model.parameters()]
     poison(trainer, value)
-    trainer.train_step(np.arange(8, 16))
+    trainer.take_step(np.arange(8, 16))
     assert all(map(torch.equal, before, engine.model.parameters()))
     assert int(engine.skipped_steps) == int(engine.nonfinite_in_row) == 1
     assert trainer.progress.step == 2
     trainer.poisoned.remove()
-    trainer.train_step(np.arange(8, 16))
+    trainer.take_step(np.arange(8, 16))
     assert not all(map(torch.equal, before, engine.model.parameters()))
     assert all(p.isfinite().all() for p in engine.model.parameters())
     assert int(engine.nonfinite_in_row) == 0
@@ -341,7 +341,7 @@ def test_guarantee_7_gradients_are_unscaled_before_they_are_clipped(corpus_dir, 
         trainer = run.build_trainer(tiny_config(corpus_dir, optim__max_grad_norm=0.01), tmp_path)
         if scale:
             trainer.engine.scaler = torch.amp.GradScaler("cpu", init_scale=scale)
-        trainer.train_step(np.arange(8))
+        trainer.take_step(np.arange(8))
         norms.append(float(trainer.engine.grad_norm))
         parameters.append([p.detach() for p in trainer.engine.model.parameters()])
     assert norms[0] == pytest.approx(norms[1], rel=1e-5) and norms[0] > 0.01

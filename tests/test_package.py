@@ -100,7 +100,7 @@ ROOT = Path(__file__).parents[1]
 
 OTHER_FILES = (
     "py.typed",
-    "checkpoints/model_card.md",
+    "translation/model_card.md",
     "figures/report.html",
     "text/abbreviations.toml",
     "training/new_config.toml",

@@ -16,8 +16,9 @@ settings of the process and prints nothing; its messages go to `logging`.
 
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from transformer_mt.errors import ConfigError
 from transformer_mt.translation.options import Device, LoadOptions, Precision, Split
 from transformer_mt.version import __version__ as __version__
 
@@ -76,6 +77,8 @@ def load(
         find_models,
     )
 
+    if split not in get_args(Split):
+        raise ConfigError(f"split {split}: choose {', '.join(get_args(Split))}")
     models = find_models([Path(item) for item in (path, *others)])
     return build_translation_model(models, LoadOptions(device, precision, max_length, raw, split))
 

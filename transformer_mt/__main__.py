@@ -1,28 +1,16 @@
 """Entry point of the program."""
 
-import signal
-
 from transformer_mt.system.launcher import end_with_launcher
+from transformer_mt.system.signals import end_at_once_on_sigint
 
 
 def main() -> None:
-    """Runs the program, after what must not wait for imports.
-
-    Before and after that, Ctrl-C ends the process at once, without a traceback.
-    """
-    handler = signal.getsignal(signal.SIGINT)
-    outside = signal.SIG_DFL if handler is signal.default_int_handler else handler
-    signal.signal(signal.SIGINT, outside)
-    # Threads of libraries inherit this, so that the prompt's main thread gets the signal of `fg`.
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCONT})
+    """Runs the program, after what must not wait for imports."""
+    end_at_once_on_sigint()  # until the program handles it, and after
     end_with_launcher()
     from transformer_mt.cli import program
 
-    signal.signal(signal.SIGINT, handler)
-    try:
-        program.main()
-    finally:
-        signal.signal(signal.SIGINT, outside)
+    program.main()
 
 
 if __name__ == "__main__":

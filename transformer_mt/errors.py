@@ -1,4 +1,19 @@
-"""All errors that a user can cause, in one hierarchy; any other that reaches the user is a bug."""
+"""All errors that a user can cause, in one hierarchy; any other that reaches the user is a bug.
+
+* TransformerMTError
+  + ConfigError
+  + DataError
+  + OutputError
+  + CheckpointError
+    - ChangedModelError
+  + DeviceError
+    - OutOfMemoryError
+    - CompileError
+  + ForkError
+  + LostProcessError
+  + TrainingError
+* Interrupted: not an error, and no Exception
+"""
 
 
 class TransformerMTError(Exception):
@@ -21,20 +36,16 @@ class CheckpointError(TransformerMTError):
     """A run or checkpoint directory that is missing, damaged or has a different configuration."""
 
 
+class EarlierFormatError(CheckpointError):
+    """A file of a format that only earlier versions read."""
+
+
 class ChangedModelError(CheckpointError):
     """A sound checkpoint that does not fit the model, whose source has changed since."""
 
 
 class DeviceError(TransformerMTError):
     """A device, precision or amount of memory that this machine does not have."""
-
-
-class OutOfMemoryError(DeviceError):
-    """Too little memory for a micro-batch, even if it is a single pair."""
-
-
-class CompileError(DeviceError):
-    """torch.compile does not work on this machine."""
 
 
 class ForkError(TransformerMTError):

@@ -1,15 +1,27 @@
 """Checkpoints of a small model that was never trained."""
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import torch
 from conftest import tiny_config
 
 from transformer_mt.checkpoints.checkpoint import MOMENTS, Progress, RunState, save_checkpoint
 from transformer_mt.checkpoints.layout import MODEL, TRAINING, checkpoint_path
+from transformer_mt.checkpoints.run_description import (
+    LengthCounts,
+    RunDescription,
+    ValidationText,
+    VocabularySizes,
+    read_description,
+    write_description,
+)
 from transformer_mt.config.keys import Config, VocabConfig
 from transformer_mt.model.transformer import Transformer
+from transformer_mt.text.corpus_report import CorpusReport
+from transformer_mt.text.splitting import SourceStatistics
 from transformer_mt.text.vocabulary import PAD_ID, Vocabulary, train_vocabulary
 
 VOCAB = train_vocabulary([Counter({"abcdefgh": 1})], VocabConfig(kind="char", size=16))
@@ -33,6 +45,45 @@ def moments(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         for name, weight in weights.items()
         for key in MOMENTS
     }
+
+
+def describe(config: Config, corpus_digest: str = "", **changes: object) -> RunDescription:
+    """Gives what run.json would say of a run; changes are its keys."""
+    values = {
+        "config": config,
+        "corpus": CorpusReport(
+            pairs=9,
+            kept=8,
+            dropped={"empty": 1},
+            pieces_per_word=1.5,
+            pieces=99,
+            unknown={"source": 0, "target": 0},
+            longest=20,
+            sources=SourceStatistics.measure(np.array([5] * 8), 0, 0),
+            dtype="uint16",
+        ),
+        "corpus_digest": corpus_digest,
+        "lengths": LengthCounts(1, {"src": 1.0, "tgt": 1.0}, [0, 8], [0, 8]),
+        "validation": ValidationText(2, ""),
+        "init_from": None,
+        "vocabulary": VocabularySizes(90, 80, "bpe"),
+        "complete": True,
+        "parameters": 7_065_600,
+        "precision": "fp32",
+        "software": "transformer-mt",
+        "environment": {},
+    }
+    return RunDescription(**{**values, **changes})
+
+
+def change_config(run_dir: Path, section: str, **keys: object) -> Config:
+    """Changes keys of a section in run.json; gives the whole configuration."""
+    description = read_description(run_dir)
+    values = description.config.model_dump()
+    values[section] |= keys
+    config = Config.model_validate(values)
+    write_description(run_dir, replace(description, config=config))
+    return config
 
 
 def save_step(run_dir: Path, step: int, **progress: object) -> Path:

@@ -1,36 +1,18 @@
-"""The mean of checkpoints, and its model card."""
-
-import re
-import shutil
-from dataclasses import replace
-from functools import partial
-from pathlib import Path
+"""The mean of checkpoints."""
 
 import pytest
 import torch
-import yaml
-from conftest import tiny_config, weights
+from conftest import weights
 from small_checkpoint import save_step
 
-from transformer_mt.checkpoints import averaging
 from transformer_mt.checkpoints.averaging import average
-from transformer_mt.checkpoints.checkpoint import Progress, load_checkpoint
-from transformer_mt.checkpoints.layout import EMA, MODEL
-from transformer_mt.checkpoints.model_card import model_card, write_average_card
-from transformer_mt.checkpoints.run_directory import (
-    list_checkpoints,
-    read_description,
-    write_description,
+from transformer_mt.checkpoints.checkpoint import (
+    Progress,
+    load_checkpoint,
 )
-from transformer_mt.config.keys import OptimConfig
+from transformer_mt.checkpoints.layout import MODEL
+from transformer_mt.checkpoints.run_directory import list_checkpoints
 from transformer_mt.errors import CheckpointError
-from transformer_mt.evaluation.report import EvaluationReport, evaluate_systems
-from transformer_mt.evaluation.scoring import choose_metrics
-from transformer_mt.system import files
-from transformer_mt.text.splitting import SourceStatistics
-from transformer_mt.text.test_sets import load_test_set
-from transformer_mt.training.run import train
-from transformer_mt.translation.options import LoadOptions, SearchOptions, TranslateOptions
 
 
 @pytest.fixture
@@ -61,20 +43,6 @@ def test_the_average_is_the_mean_of_the_newest(run_dir, tmp_path):
     assert progress == Progress(step=20, seconds=1.5)
 
 
-def test_a_killed_average_can_be_repeated(run_dir, monkeypatch):
-    """The directory appears once run.json and the card are in it."""
-
-    def killed(*arguments: object, **options: object) -> None:
-        raise SystemExit("killed")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(averaging, "write_average_card", killed)
-        patch.setattr(files.shutil, "rmtree", killed)  # SIGKILL leaves no time to clean up
-        with pytest.raises(SystemExit):
-            average(run_dir, 2, None)
-    assert (average(run_dir, 2, None) / "README.md").exists()
-
-
 def test_what_cannot_be_averaged(run_dir, tmp_path):
     """Too few checkpoints, a directory that exists, a damaged one among them."""
     with pytest.raises(CheckpointError, match="none: --last 2 needs .* there are 0; name a"):
@@ -91,150 +59,9 @@ def test_what_cannot_be_averaged(run_dir, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-@pytest.fixture(scope="module")
-def trained(corpus_dir, tmp_path_factory) -> Path:
-    """Gives the average of two checkpoints, in its run."""
-    sizes = {"data__train": "train[:600]"}
-    steps = {"train__max_steps": 4, "train__save_every": 2, "valid__every": 4}
-    run_dir = tmp_path_factory.mktemp("card") / "run"
-    train(tiny_config(corpus_dir, data__max_length=10, **steps, **sizes), run_dir)
-    return average(run_dir, 2, None)
-
-
-@pytest.fixture
-def averaged(trained, tmp_path) -> Path:
-    return Path(shutil.copytree(trained.parent, tmp_path / "run")) / trained.name
-
-
-def header(card: str) -> dict:
-    return yaml.safe_load(card.split("---\n")[1])
-
-
-def section(card: str, title: str) -> str:
-    """Gives the text below a title."""
-    return card.split(f"\n## {title}\n\n")[1].split("\n\n## ")[0]
-
-
-def evaluate(averaged: Path, beam_size: int = 1) -> EvaluationReport:
-    text = averaged.parent.parent / "text: x"
-    text.write_text("ab cd\nef\n")
-    load = partial(load_test_set, src=text, refs=[text])
-    options = TranslateOptions(LoadOptions(), SearchOptions(beam_size))
-    [report] = evaluate_systems([[averaged]], None, None, load, choose_metrics, options, {})
-    return report
-
-
-def test_an_average_has_a_card_with_what_is_known(averaged):
-    """Data, recipe, no scores of the run's, no licence."""
-    card = (averaged / "README.md").read_text()
-    assert header(card) == {
-        "language": ["de", "en"],
-        "library_name": "transformer-mt",
-        "pipeline_tag": "translation",
-    }
-    model = load_checkpoint(averaged).build_model()
-    parameters = sum(parameter.numel() for parameter in model.parameters())
-    assert "\n# averaged-2\n" in card and f"\n{parameters:,} parameters, stored in float32." in card
-    assert "4 steps of about 500 tokens, Adam with" in card and ", pre-norm, fp32.\n" in card
-    assert "\nThe weights are the mean of the checkpoints of steps 4, 2.\n" in card
-    assert "stored in float32. Its vocabulary\n(bpe) has 292 pieces.\n" in card
-    assert "None were measured on these weights." in card and "BLEU" not in card
-    corpus = read_description(averaged)["corpus"]
-    dropped = ", ".join(f"{count} {reason}" for reason, count in corpus["dropped"].items())
-    assert section(card, "Data").partition("`, ")[2] == (
-        f"de to en: {corpus['kept']} of 600 pairs (dropped: {dropped}), {corpus['pieces']:,}"
-        f" pieces per epoch.\nThe SHA-256 digest of the encoded text is `{corpus['digest']}`."
-    )
-    assert " over 10 pieces" in dropped and corpus["kept"] < 600
-    assert "transformer-mt translate averaged-2 " in card and "license" not in card
-
-
-def test_a_card_of_what_is_not_known(averaged, caplog):
-    """Of its text only the languages, or no statistics of its sources."""
-    checkpoint, description = load_checkpoint(averaged), read_description(averaged)
-    description["corpus"]["dropped"] = {}
-    write_description(averaged, description)
-    assert " (dropped: none), " in section(model_card(checkpoint, "m", "made", "l", "u"), "Data")
-    (averaged / "run.json").write_text("{}")
-    card = model_card(checkpoint, "m", "made", "l", "u")
-    assert re.fullmatch("Trained on `corpus[0-9]`, de to en.", section(card, "Data"))
-    assert caplog.messages[0].endswith("; the model card does not describe the training text")
-    config = checkpoint.config.model_copy(update={"optim": OptimConfig(muon=True)})
-    card = model_card(replace(checkpoint, config=config), "m", "made", "l", "u")
-    assert " tokens, Muon and Adam with" in section(card, "Recipe")
-    assert "Training began" not in card and "moving average" not in card
-    names = {"name": "both", "text": "pairs", "text_digest": "f" * 64}
-    progress = Progress(init_step=2000, init_digest="e" * 64, init_names=names)
-    tuned = replace(checkpoint, state=replace(checkpoint.state, progress=progress))
-    recipe = section(model_card(tuned, "m", "made", "l", "u"), "Recipe")
-    assert recipe.endswith(
-        "\nTraining began with the weights of `both` after 2,000 steps on `pairs`.\nThe SHA-256"
-        f" digest of that checkpoint is `{'e' * 64}`,\nthat of its encoded text `{'f' * 64}`."
-    )
-    averaged_weights = replace(tuned, files=checkpoint.files | {EMA})
-    card = model_card(averaged_weights, "m", "made", "l", "u")
-    assert section(card, "Recipe").endswith("\nThe weights are a moving average with decay 0.")
-    assert "moving average" not in model_card(averaged_weights, "m", "made", "l", "u", raw=True)
-    for known, seen in (
-        (None, "None of the sources that it was trained on has more than 10 pieces."),
-        (
-            SourceStatistics(longest=9, percentile=8, several_sentences=0.25),
-            "The sources that it was trained on have at\nmost 9 pieces, 99.9% of them at most 8,"
-            " and 25.0% have several sentences.",
-        ),
-    ):
-        like = replace(checkpoint, state=replace(checkpoint.state, sources=known))
-        limits = section(model_card(like, "m", "made", "l", "u"), "Limits")
-        first = "It translates each line independently of the others. "
-        assert limits.startswith(f"{first}{seen}\ntransformer-mt splits lines ")
-    (averaged / "README.md").unlink()
-    (averaged / "README.md").mkdir()
-    write_average_card(checkpoint, "m")
-    assert caplog.messages[-1] == f"{averaged}/README.md: cannot be written: Is a directory"
-
-
 def test_the_command_warns_in_a_line(run_dir, call):
     """As all commands do. Sabotage: show messages in those with --quiet alone."""
     (run_dir / "run.json").write_text("{}")
     result = call("average", run_dir, "--last", 2)
     assert result.code == 0
     assert result.err.startswith(f"warning: {run_dir}/run.json: damaged ")
-
-
-def test_evaluations_add_their_scores(averaged):
-    """With their signatures, in the text and in the header; the checkpoint stays whole."""
-    before = load_checkpoint(averaged).digest
-    reports = [evaluate(averaged), evaluate(averaged, beam_size=2)]
-    assert load_checkpoint(averaged).digest == before
-    card = (averaged / "README.md").read_text()
-    [model] = header(card)["model-index"]
-    assert model["name"] == "averaged-2"
-    [result] = model["results"]  # one per text
-    name = result["dataset"]["name"]
-    assert name.startswith("text: x (") and result["dataset"] == {"name": name, "type": name}
-    assert result["task"] == {"name": "de-en", "type": "translation"}
-    searches = ["greedy, fp32"] * 2 + ["beam 2, alpha 1, fp32"] * 2
-    scores = [score for report in reports for score in report.scores]
-    for metric, search, score in zip(result["metrics"], searches, scores, strict=True):
-        assert metric["name"] == f"{score.title} ({search}; {score.signature})"
-        assert (metric["type"], metric["value"]) == (score.name, round(score.value, 2))
-        assert f"\n  - {score.title} {score.value:.2f}, `{score.signature}`" in card
-    assert f"\n- {name}, 2 sentences, greedy, fp32:\n  - BLEU " in card
-    assert "mean of the checkpoints of steps 4, 2." in card
-    record = averaged / "evaluations"
-    assert len(list(record.iterdir())) == 2
-    for path in record.iterdir():
-        path.write_text(path.read_text().replace(before, "0" * 64))
-    evaluate(averaged)
-    assert "beam 2" not in (averaged / "README.md").read_text()
-
-
-def test_a_card_that_was_edited_stays(averaged):
-    card = averaged / "README.md"
-    own = "\n".join(line for line in card.read_text().splitlines() if "<!--" not in line)
-    card.write_text(own)
-    evaluate(averaged)
-    assert card.read_text() == own
-    card.unlink()
-    evaluate(averaged)
-    assert not card.exists()

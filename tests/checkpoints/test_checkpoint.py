@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import safetensors.torch
@@ -23,9 +24,9 @@ from transformer_mt.checkpoints.checkpoint import (
     save_checkpoint,
 )
 from transformer_mt.checkpoints.layout import CONFIG, EMA, MODEL, STATE, TRAINING, checkpoint_digest
-from transformer_mt.checkpoints.run_directory import find_checkpoint
+from transformer_mt.checkpoints.run_directory import find_checkpoint, load_newest
 from transformer_mt.config.keys import VocabConfig
-from transformer_mt.errors import ChangedModelError, CheckpointError
+from transformer_mt.errors import ChangedModelError, CheckpointError, EarlierFormatError
 from transformer_mt.system.device import is_out_of_memory
 from transformer_mt.system.files import MANIFEST, read_manifest, write_manifest
 from transformer_mt.text.splitting import SourceStatistics
@@ -51,13 +52,9 @@ def test_a_checkpoint_comes_back_as_it_was(tmp_path):
     assert checkpoint.progress == state.progress
     assert checkpoint.config == config and checkpoint.path == tmp_path / "saved"
     assert (checkpoint.step, checkpoint.sources) == (5, sources)
-    assert repr(checkpoint) == f"<Checkpoint {checkpoint.path}: step 5, 1 + 2 layers of width 16>"
     checkpoint.require_config(config)
-    message = (
-        f"{tmp_path}: made with another configuration: train.seed (was 5, is 6); name another --run"
-        " directory, or change it back"
-    )
-    with pytest.raises(CheckpointError, match=f"^{re.escape(message)}$"):
+    message = "made with another configuration: train.seed (was 5, is 6); name another --run"
+    with pytest.raises(CheckpointError, match=re.escape(f"{tmp_path}: {message}")):
         checkpoint.require_config(small_config(train__seed=6, **changes))
     assert checkpoint.vocab.has_same_ids(VOCAB)
     names = {path.name for path in (tmp_path / "saved").iterdir()}
@@ -103,14 +100,14 @@ def test_the_moving_average_is_preferred(tmp_path):
 WEIGHT = "decoder.0.cross_attention.q.weight"
 NAN = torch.full((16, 16), 1.0).fill_diagonal_(math.nan)
 WRONG = [
-    (MODEL, WEIGHT, None, "is missing"),
-    (MODEL, "extra", torch.ones(1), "is unknown"),
-    (MODEL, WEIGHT, torch.ones(16, 15), r"has shape (16, 15), not (16, 16)"),
-    (MODEL, WEIGHT, torch.ones(16, 16).long(), "has type I64, not F32"),
+    (MODEL, WEIGHT, None, "is missing, not F32 (16, 16)"),
+    (MODEL, "extra", torch.ones(1), "is F32 (1,), not known"),
+    (MODEL, WEIGHT, torch.ones(16, 15), "is F32 (16, 15), not F32 (16, 16)"),
+    (MODEL, WEIGHT, torch.ones(16, 16).long(), "is I64 (16, 16), not F32"),
     (MODEL, WEIGHT, NAN, "is not finite: training has diverged"),
     (EMA, WEIGHT, torch.full((16, 16), -math.inf), "is not finite"),
-    (TRAINING, f"exp_avg_sq.{WEIGHT}", torch.zeros(3, 16), "has shape (3, 16), not (16, 16)"),
-    (TRAINING, f"step.{WEIGHT}", torch.tensor(3), "has type I64, not F32"),
+    (TRAINING, f"exp_avg_sq.{WEIGHT}", torch.zeros(3, 16), "is F32 (3, 16), not F32 (16, 16)"),
+    (TRAINING, f"step.{WEIGHT}", torch.tensor(3), "is I64 (), not F32 ()"),
 ]
 
 
@@ -150,22 +147,19 @@ def test_a_changed_model_is_not_called_damage(tmp_path, caplog, monkeypatch):
     with pytest.raises(CheckpointError, match="no checkpoint can be used; restore one from"):
         find_checkpoint(tmp_path)
     [warning] = caplog.messages
-    assert "gate.bias is missing; trying" in warning
+    assert "gate.bias is missing, not F32 (3,); trying" in warning
     caplog.clear()
     monkeypatch.setattr(checkpoint_module, "source_digest", lambda package: 32 * "0")
     message = (
-        "gate.bias is missing; the source of model/ has changed since it was trained: undo the"
-        " change, or train a new run with another --run directory"
+        "gate.bias is missing, not F32 (3,); the source of model/ has changed since it was trained:"
+        " undo the change, or train a new run with another --run directory"
     )
-    with pytest.raises(ChangedModelError, match=f"^{path / MODEL}: {message}$"):
+    with pytest.raises(ChangedModelError, match=f"^{re.escape(f'{path / MODEL}: {message}')}$"):
         find_checkpoint(tmp_path)
     assert not caplog.messages
-    # It does not say, or in the digits of an earlier version, which hashed comments, too.
-    for environment in ({}, {"source of model/": 64 * "1"}):
-        state = RunState(environment=environment)
-        save_checkpoint(path, {MODEL: weights}, state, small_config(), VOCAB)
-        with pytest.raises(CheckpointError, match="no checkpoint can be used"):
-            find_checkpoint(tmp_path)
+    save_checkpoint(path, {MODEL: weights}, RunState(), small_config(), VOCAB)  # it does not say
+    with pytest.raises(CheckpointError, match="no checkpoint can be used"):
+        find_checkpoint(tmp_path)
 
 
 def test_moments_are_missing_only_before_the_first_step(tmp_path):
@@ -181,18 +175,14 @@ def test_moments_are_missing_only_before_the_first_step(tmp_path):
 
 def test_a_full_disk_is_an_oserror(tmp_path, monkeypatch):
     """The previous checkpoint stays, and nothing is half written."""
-
-    def fail(tensors: object, path: Path, metadata: object) -> None:
-        path.write_bytes(b"partial")
-        raise safetensors.SafetensorError("No space left on device")
-
+    full = Mock(side_effect=safetensors.SafetensorError("No space left on device"))
     path = save_step(tmp_path / "deep" / "run", 1)
-    before = sorted(file.stat().st_mtime_ns for file in path.iterdir())
-    monkeypatch.setattr("safetensors.torch.save_file", fail)
+    before = read_manifest(path)
+    monkeypatch.setattr("safetensors.torch.save_file", full)
     with pytest.raises(OSError, match="No space left on device") as error:
         save_step(tmp_path / "deep" / "run", 1)
     assert error.value.filename == str(path) and list(path.parent.iterdir()) == [path]
-    assert sorted(file.stat().st_mtime_ns for file in path.iterdir()) == before
+    assert read_manifest(path) == before and load_checkpoint(path)
 
 
 @pytest.mark.parametrize(
@@ -219,11 +209,26 @@ def test_a_malformed_state_is_named(tmp_path, values, message):
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize("change", [{"format": FORMAT - 1}, {"vocabulary": []}])
+def test_a_checkpoint_of_an_earlier_format_is_refused_in_one_line(tmp_path, caplog, change):
+    """It names the file and says what to do; the first versions of this format, too.
+
+    Sabotage: pass over it as over a damaged one.
+    """
+    path = save_step(tmp_path, 1)
+    state = json.loads((path / STATE).read_text())
+    replace_file(path, STATE, json.dumps({**state, **change}).encode())
+    for read in (find_checkpoint, load_newest):
+        with pytest.raises(EarlierFormatError, match=rf"^{path / STATE}: .* use that version, or "):
+            read(tmp_path)
+    assert not caplog.messages
+
+
 @pytest.mark.parametrize(
     ("sizes", "message"),
     [
         ({"activation": "gelu"}, r"unknown key model\.activation.*; use a newer transformer-mt"),
-        ({"encoder_layers": 2_000_000}, "model.encoder_layers = 2000000 should be"),
+        ({"encoder_layers": 2_000_000}, "model.encoder_layers: Input should be less than"),
         ({"d_model": 2**32 - 8}, "model too large: .*overflowed"),
     ],
 )
@@ -240,11 +245,7 @@ def test_a_key_of_a_newer_version_or_an_absurd_size_is_refused_at_once(tmp_path,
 def test_too_little_memory_is_no_damage(tmp_path, monkeypatch, error):
     """Or a run would go back to the checkpoint before. Sabotage: catch RuntimeError."""
     save_step(tmp_path, 2)
-
-    def fail(path: Path, framework: str) -> None:
-        raise error
-
-    monkeypatch.setattr("safetensors.safe_open", fail)
+    monkeypatch.setattr("safetensors.safe_open", Mock(side_effect=error))
     with pytest.raises(type(error)) as raised:
         find_checkpoint(tmp_path)
     assert is_out_of_memory(raised.value)
@@ -294,17 +295,10 @@ def test_what_the_manifest_does_not_list_is_not_read(tmp_path):
 
 
 def test_a_vocabulary_of_other_pieces_is_noticed(tmp_path):
-    """One of the same size, with a right manifest; earlier versions did not record theirs.
-
-    Sabotage: compare the sizes alone.
-    """
+    """One of the same size, with a right manifest. Sabotage: compare the sizes alone."""
     other = train_vocabulary([Counter({"abcdefgh": 1, "h": 5})], VocabConfig(kind="char", size=16))
     path = save_step(tmp_path, 1)
     replace_file(path, "vocab.model", other.src_model)
     message = f"^{path / 'vocab.model'}: not the vocabulary of the trained model$"
     with pytest.raises(CheckpointError, match=message):
         load_checkpoint(path)
-    state = json.loads((path / STATE).read_text())
-    del state["vocabulary"]
-    replace_file(path, STATE, json.dumps(state).encode())
-    assert load_checkpoint(path).vocab.has_same_ids(other)

@@ -3,6 +3,7 @@
 import errno
 import itertools
 import os
+import pkgutil
 import re
 import shutil
 from collections import Counter
@@ -10,9 +11,8 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
-from small_checkpoint import VOCAB, build_model, save_step, small_config
+from small_checkpoint import VOCAB, build_model, describe, save_step, small_config
 
-from transformer_mt.checkpoints import checkpoint as checkpoint_module
 from transformer_mt.checkpoints import run_directory
 from transformer_mt.checkpoints.averaging import average
 from transformer_mt.checkpoints.checkpoint import (
@@ -22,17 +22,17 @@ from transformer_mt.checkpoints.checkpoint import (
     save_checkpoint,
 )
 from transformer_mt.checkpoints.layout import MODEL, TRAINING, checkpoint_digest, checkpoint_path
+from transformer_mt.checkpoints.run_description import ValidationText, write_description
 from transformer_mt.checkpoints.run_directory import (
     find_checkpoint,
     list_checkpoints,
     load_newest,
     prune,
-    write_description,
 )
 from transformer_mt.config.keys import VocabConfig
 from transformer_mt.errors import CheckpointError
 from transformer_mt.system import files
-from transformer_mt.system.files import MANIFEST
+from transformer_mt.system.files import MANIFEST, read_manifest
 from transformer_mt.text.vocabulary import train_vocabulary
 
 
@@ -72,12 +72,10 @@ def test_a_best_checkpoint_to_fall_back_to_keeps_its_moments(tmp_path):
     assert TRAINING in load_newest(tmp_path).files
 
 
-@pytest.mark.parametrize(
-    ("module", "name"), [(files, "sha256"), (checkpoint_module, "_verify_tensors")]
-)
-def test_moments_deleted_while_a_checkpoint_is_read(tmp_path, monkeypatch, module, name):
+@pytest.mark.parametrize("name", ["transformer_mt.system.files.sha256", "safetensors.safe_open"])
+def test_moments_deleted_while_a_checkpoint_is_read(tmp_path, monkeypatch, name):
     """The reader finds that the manifest has changed. Sabotage: read the manifest once."""
-    path, function = save_step(tmp_path, 1), getattr(module, name)
+    path, function = save_step(tmp_path, 1), pkgutil.resolve_name(name)
     for step in (2, 3):
         save_step(tmp_path, step)
 
@@ -86,7 +84,7 @@ def test_moments_deleted_while_a_checkpoint_is_read(tmp_path, monkeypatch, modul
         prune(tmp_path, 3, keep_last=3, best_step=1)
         return function(*arguments)
 
-    monkeypatch.setattr(module, name, prune_first)
+    monkeypatch.setattr(name, prune_first)
     assert TRAINING not in load_checkpoint(path).files
 
 
@@ -128,27 +126,33 @@ def test_the_best_has_the_configuration_of_the_newest(tmp_path):
     assert (best.step, best.config) == (1, moved)
 
 
-def test_checkpoints_of_two_runs_in_one_directory(tmp_path, caplog):
+OTHER_VOCAB = train_vocabulary([Counter({"stuvwxyz": 1})], VocabConfig(kind="char", size=16))
+
+
+@pytest.mark.parametrize(
+    ("what", "config", "vocab", "digests"),
+    [
+        ("data.src_lang", small_config(data__src_lang="fr"), VOCAB, {}),
+        ("the vocabulary", small_config(), OTHER_VOCAB, {}),
+        ("training text", small_config(), VOCAB, {"corpus_digest": "b"}),
+        ("validation text", small_config(), VOCAB, {"valid_digest": "b"}),
+        ("train.init_from", small_config(), VOCAB, {"init_digest": "b"}),
+    ],
+)
+def test_checkpoints_of_two_runs_in_one_directory(tmp_path, caplog, what, config, vocab, digests):
     """The best of another run is not used, and nothing is averaged over both.
 
-    Sabotage: compare neither configurations nor vocabularies.
+    Sabotage: compare no configurations, vocabularies, or texts.
     """
-    other = train_vocabulary([Counter({"stuvwxyz": 1})], VocabConfig(kind="char", size=16))
-    for config, vocab, what in (
-        (small_config(data__src_lang="fr"), VOCAB, "data.src_lang"),
-        (small_config(), other, "the vocabulary"),
-    ):
-        best = save_step(tmp_path, 1)
-        state = RunState(Progress(step=2, best_bleu=1.0, best_step=1))
-        tensors = {MODEL: build_model(config, vocab).state_dict()}
-        newest = checkpoint_path(tmp_path, 2)
-        save_checkpoint(newest, tensors, state, config, vocab)
-        reason = f"{best}: not of the same run as {newest}: they differ in {what}"
-        assert find_checkpoint(tmp_path).step == 2
-        message = f"{reason}; using the newest checkpoint instead of the best"
-        assert caplog.messages[-1] == message
-        with pytest.raises(CheckpointError, match=f"^{re.escape(reason)}$"):
-            average(tmp_path, 2, None)
+    best, newest = save_step(tmp_path, 1), checkpoint_path(tmp_path, 2)
+    state = RunState(Progress(step=2, best_bleu=1.0, best_step=1, **digests))
+    weights = build_model(config, vocab).state_dict()
+    save_checkpoint(newest, {MODEL: weights}, state, config, vocab)
+    reason = f"{best}: not of the same run as {newest}: they differ in {what}"
+    assert find_checkpoint(tmp_path).step == 2
+    assert caplog.messages == [f"{reason}; using the newest checkpoint instead of the best"]
+    with pytest.raises(CheckpointError, match=f"^{re.escape(reason)}$"):
+        average(tmp_path, 2, None)
 
 
 def test_only_checkpoints_are_listed(tmp_path):
@@ -214,25 +218,21 @@ def test_a_renamed_checkpoint_is_refused_by_name(tmp_path, caplog):
     kept, renamed = save_step(tmp_path, 20), tmp_path / "step-00000100"
     save_step(tmp_path, 10).rename(renamed)
     reason = f"{renamed}: is step-00000010 renamed; give it that name again, or delete it"
-    assert load_newest(tmp_path).path == find_checkpoint(tmp_path).path == kept
-    warning = f"{reason}; trying the checkpoint before it"
-    assert caplog.messages == [warning, warning]
+    assert find_checkpoint(tmp_path).path == kept
+    assert refused(caplog) == f"{reason}; trying the checkpoint before it"
     for read in (find_checkpoint, lambda _: average(tmp_path, 2, None)):
         with pytest.raises(CheckpointError, match=f"^{re.escape(reason)}$"):
             read(renamed)
-    caplog.clear()
     save_step(tmp_path, 30, best_bleu=1.0, best_step=100)
     prune(tmp_path, 30, 2, 100)
     assert saved_steps(tmp_path) == [100, 30, 20]
-    for best in (30, 100):  # after it as the newest, also as the best
-        assert find_checkpoint(tmp_path).step == 30
-        if best == 30:
-            shutil.move(renamed, tmp_path / "step-000000030")  # with one digit more
+    assert find_checkpoint(tmp_path).step == 30  # neither the newest nor the best
     shutil.copytree(kept, tmp_path / "copy")
     assert find_checkpoint(tmp_path / "copy").step == 20
-    (tmp_path / "step-000000030").rename(renamed)
     save_step(tmp_path, 100)
     assert load_newest(tmp_path).step == 100
+    shutil.move(renamed, tmp_path / "step-000000100")  # with one digit more
+    assert find_checkpoint(tmp_path).step == 30
 
 
 def test_a_link_to_a_checkpoint_of_another_run(tmp_path, caplog):
@@ -267,61 +267,52 @@ def test_a_link_to_a_checkpoint_of_another_run(tmp_path, caplog):
     assert find_checkpoint(tmp_path / "best").step == 6
 
 
-@pytest.mark.parametrize("digest", ["corpus_digest", "valid_digest", "init_digest"])
-def test_a_checkpoint_of_other_text_is_of_another_run(tmp_path, caplog, digest):
-    """Though the configuration is the same. Sabotage: compare configurations alone."""
-    best = save_step(tmp_path, 1, **{digest: "a"})
-    newest = save_step(tmp_path, 2, best_bleu=1.0, best_step=1, **{digest: "b"})
-    assert find_checkpoint(tmp_path).path == newest
-    assert f"{best}: not of the same run as {newest}: they differ in " in refused(caplog)
-    with pytest.raises(CheckpointError, match="not of the same run"):
-        average(tmp_path, 2, None)
+@pytest.mark.parametrize(
+    ("what", "own", "described"),
+    [
+        ("train.seed", {}, {"config": small_config(train__seed=2)}),
+        ("training text", {"corpus_digest": "a"}, {"corpus_digest": "a"}),
+        ("validation text", {"valid_digest": "a"}, {"validation": ValidationText(2, "a")}),
+    ],
+)
+def test_the_newest_checkpoint_is_of_the_run_that_is_described(
+    tmp_path, caplog, what, own, described
+):
+    """Or it was copied here: run.json tells, if it is sound. A copy elsewhere is used.
 
-
-@pytest.mark.parametrize(("part", "what"), [("corpus", "corpus"), ("valid", "validation")])
-def test_the_newest_checkpoint_is_of_the_text_of_the_run(tmp_path, caplog, part, what):
-    """Or it was copied here: run.json tells, if it is sound. Sabotage: do not ask it."""
-    own = save_step(tmp_path, 1, **{f"{part}_digest": "a"})
-    copied = save_step(tmp_path, 2, **{f"{part}_digest": "b"})
-    write_description(tmp_path, {what: {"digest": "a"}})
-    reason = f"{copied}: of another run: run.json names another {what}"
-    assert find_checkpoint(tmp_path).path == own
-    assert refused(caplog) == f"{reason}; trying the checkpoint before it"
-    with pytest.raises(CheckpointError, match=f"^{re.escape(reason)}$"):
-        average(tmp_path, 1, None)
+    Sabotage: do not ask it; compare configurations, or texts, alone.
+    """
+    run_dir = tmp_path / "run"
+    before, copied = save_step(run_dir, 1, **own), save_step(run_dir, 2)
+    write_description(run_dir, describe(**{"config": small_config(), **described}))
+    reason = f"{copied}: of another run: run.json has other {what}"
+    for read in (find_checkpoint, lambda path: average(path.parent, 1, None)):
+        with pytest.raises(CheckpointError, match=f"^{re.escape(reason)}$"):
+            read(copied)
+    if own:
+        assert find_checkpoint(run_dir).path == before
+        assert refused(caplog) == f"{reason}; trying the checkpoint before it"
     shutil.copytree(copied, tmp_path / "copy")
     assert find_checkpoint(tmp_path / "copy").step == 2
-    for hostile in ({}, {what: None}, {what: []}, {what: {}}):
-        write_description(tmp_path, hostile)
-        assert find_checkpoint(tmp_path).path == copied
-    (tmp_path / "run.json").write_text("{}")
-    assert find_checkpoint(tmp_path).path == copied and not caplog.messages
+    for damaged in ("{}", "[]", (run_dir / "run.json").read_text().replace("true", "false")):
+        (run_dir / "run.json").write_text(damaged)
+        assert find_checkpoint(run_dir).path == copied
+        assert refused(caplog).startswith(f"{run_dir}/run.json: damaged")
 
 
-def test_the_newest_checkpoint_has_the_configuration_of_the_run(tmp_path):
-    """Even with the same text: the seed is another. Sabotage: compare texts alone."""
-    copied = save_step(tmp_path, 1)
-    for config, is_own in ((small_config(), True), (small_config(train__seed=2), False)):
-        write_description(tmp_path, {"config": config.model_dump(mode="json")})
-        if is_own:
-            assert find_checkpoint(tmp_path).path == copied
-            continue
-        with pytest.raises(CheckpointError, match="of another run: run.json has other train.seed$"):
-            find_checkpoint(copied)
+def train_on(monkeypatch, run_dir, steps: range, verified: int = 0, **progress: int) -> None:
+    """Saves and prunes checkpoints, keeping one, once so many files of a reader are verified."""
+    real, calls = files.sha256, itertools.count()
 
-
-def train_on(monkeypatch, run_dir, steps: range, **progress: int) -> None:
-    """Saves and prunes checkpoints, keeping one, once the next file is verified."""
-    real = files.sha256
-
-    def save_first(path: Path) -> str:
-        monkeypatch.undo()
-        for step in steps:
-            save_step(run_dir, step, **progress)
-            prune(run_dir, step, 1, progress.get("best_step", 0))
+    def save_before(path: Path) -> str:
+        if next(calls) == verified:
+            monkeypatch.undo()
+            for step in steps:
+                save_step(run_dir, step, **progress)
+                prune(run_dir, step, 1, progress.get("best_step", 0))
         return real(path)
 
-    monkeypatch.setattr(files, "sha256", save_first)
+    monkeypatch.setattr(files, "sha256", save_before)
 
 
 def test_readers_beside_a_trainer_that_deletes_what_they_read(tmp_path, monkeypatch, caplog):
@@ -331,16 +322,9 @@ def test_readers_beside_a_trainer_that_deletes_what_they_read(tmp_path, monkeypa
     assert load_newest(tmp_path).step == 4
     best = {"best_bleu": 1.0, "best_step": 5}
     save_step(tmp_path, 5, **best)
-    save_step(tmp_path, 6, **best)
-    real = run_directory.load_newest
-
-    def find_newest(*arguments: object) -> object:
-        newest = real(*arguments)
-        monkeypatch.undo()
-        train_on(monkeypatch, tmp_path, range(7, 9), best_bleu=2.0, best_step=7)
-        return newest
-
-    monkeypatch.setattr(run_directory, "load_newest", find_newest)
+    newest = save_step(tmp_path, 6, **best)
+    later = {"best_bleu": 2.0, "best_step": 7}
+    train_on(monkeypatch, tmp_path, range(7, 9), len(read_manifest(newest)), **later)
     assert find_checkpoint(tmp_path).step == 7
     train_on(monkeypatch, tmp_path, range(9, 11), best_bleu=2.0, best_step=9)
     assert load_checkpoint(average(tmp_path, 2, None)).step == 10 and not caplog.messages
@@ -349,14 +333,9 @@ def test_readers_beside_a_trainer_that_deletes_what_they_read(tmp_path, monkeypa
 def test_a_run_that_is_never_still_is_given_up(tmp_path, monkeypatch):
     """After a few attempts. Sabotage: try for ever."""
     listings = itertools.count()
-
-    def fail(path: Path) -> None:
-        raise CheckpointError(f"{path}: deleted")
-
     monkeypatch.setattr(
         run_directory, "list_checkpoints", lambda _: [tmp_path / f"{next(listings)}"]
     )
-    monkeypatch.setattr(run_directory, "load_own", fail)
     with pytest.raises(CheckpointError, match="no checkpoint can be used"):
         load_newest(tmp_path)
     assert next(listings) < 20

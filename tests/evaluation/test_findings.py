@@ -2,6 +2,7 @@
 
 import math
 import unicodedata
+from collections.abc import Iterable
 
 import pytest
 
@@ -18,6 +19,11 @@ ENGLISH = [
 ] * 10
 RUSSIAN = ["Кошка сидит на коврике и смотрит на улицу."] * 20
 CHINESE, MORE_CHINESE = ["猫坐在垫子上看着外面。"] * 20, ["明天我们去市场买新鲜的蔬菜。"] * 20
+
+
+def text(found: Iterable[str]) -> str:
+    """Gives the finding of a check, or an empty text."""
+    return "".join(found)
 
 
 RISEN = {95: 3.5, 96: 9.0, 97: 3.5, 98: 3.5, 99: 3.6}
@@ -58,8 +64,8 @@ def test_curves(check, kind, losses, figures):
     if kind == "valid" and len(losses) > 1:  # training is not looked at then
         records += [{"kind": "train", "step": 500 * i, "nll": -float(i)} for i in (1, 2)]
     metrics = RunMetrics("run", records)
-    found = check(metrics, 100) if check is FEW else check(metrics)
-    assert found is None if figures is None else figures in found and "\n" not in found
+    found = text(check(metrics, 100) if check is FEW else check(metrics))
+    assert not found if figures is None else figures in found and "\n" not in found
 
 
 def test_the_perplexity_of_the_moving_average_comes_first():
@@ -67,95 +73,121 @@ def test_the_perplexity_of_the_moving_average_comes_first():
     for average, few in ((1.98, False), (1.80, True)):
         lines = [{"kind": "valid", "step": 750, "nll": 2.0, "ema_nll": 2.0}]
         lines.append({"kind": "valid", "step": 1000, "nll": 3.78 - average, "ema_nll": average})
-        assert bool(FEW(RunMetrics("run", lines), 100)) == few
+        assert bool(text(FEW(RunMetrics("run", lines), 100))) == few
 
 
-def test_overfitting_while_the_bleu_rises():
-    """Patience would not end it."""
-    records = [
-        {"kind": "valid", "step": i, "nll": 2.0 + i, "bleu": bleu, "perplexity": 9.0}
-        for i, bleu in enumerate((30.0, 31.0), 1)
-    ]
-    found = findings.overfitting(RunMetrics("run", records)) or ""
-    assert "; start a new run with more text" in found
-    records[1]["bleu"] = 29.0
-    found = findings.overfitting(RunMetrics("run", records)) or ""
-    assert "; stop earlier with valid.patience, or start" in found
+CHINESE_NAMES = ["iPhone 15 Pro Max正式发布"] * 9  # mostly Latin letters
 
 
-def test_scripts_and_languages():
+@pytest.mark.parametrize(
+    ("lines", "training", "figures"),
+    [
+        ([*GERMAN, "", "1 + 2", RUSSIAN[0]], ENGLISH, None),
+        ([*GERMAN, *RUSSIAN[:5]], [RUSSIAN[0], *GERMAN], "20.0% of the lines of it are not in Lat"),
+        (CHINESE_NAMES, CHINESE, None),
+        (["iPhone und Microsoft 中", *GERMAN], CHINESE, "lines of it are not in"),
+        ([], GERMAN, None),
+        (GERMAN, ["1"], None),
+    ],
+)
+def test_scripts(lines, training, figures):
+    """Of a side, by its training text; too little text says nothing."""
+    found = text(findings.wrong_script("it", lines, training))
+    assert not found if figures is None else figures in found
+
+
+@pytest.mark.parametrize(
+    ("lines", "training", "other", "figures"),
+    [
+        (GERMAN, GERMAN, ENGLISH, None),
+        (GERMAN, GERMAN, GERMAN, None),  # a task of one language
+        (GERMAN, [*GERMAN, "Ein anderer Satz."], GERMAN, None),
+        (ENGLISH, GERMAN, ENGLISH, "similarity of 0.37 to the training text of their side and of"),
+        (ENGLISH, GERMAN, ENGLISH, "side and of 1.00 to that of the other side"),
+        (ENGLISH[:19], GERMAN, ENGLISH, None),
+        (GERMAN, RUSSIAN, CHINESE, "wrong language"),  # like neither side
+        (CHINESE, MORE_CHINESE, GERMAN, None),
+        (["고양이가 앉아 있다"] * 20, ["내일 시장에 간다"] * 20, GERMAN, None),
+    ],
+)
+def test_languages(lines, training, other, figures):
     """Of a side, by the training text of both; too little text, or no alphabet, says nothing."""
-    script, language = findings.wrong_script, findings.wrong_language
-    assert script("it", [*GERMAN, "", "1 + 2", RUSSIAN[0]], ENGLISH) is None
-    found = script("it", [*GERMAN, *RUSSIAN[:5]], [RUSSIAN[0], *GERMAN]) or ""
-    assert "20.0% of the lines of it are not in Latin script, as" in found
-    names = ["iPhone und Microsoft 中", *GERMAN]
-    assert script("it", ["iPhone 15 Pro Max正式发布"] * 9, CHINESE) is None  # mostly Latin letters
-    assert script("it", names, CHINESE)
-    assert script("it", [], GERMAN) is None and script("it", GERMAN, ["1"]) is None
-    assert language("it", GERMAN, GERMAN, ENGLISH) is None
-    assert language("it", GERMAN, GERMAN, GERMAN) is None  # a task of one language
-    assert language("it", GERMAN, [*GERMAN, "Ein anderer Satz."], GERMAN) is None
-    found = language("it", ENGLISH, GERMAN, ENGLISH) or ""
-    assert "similarity of 0.37 to the training text of their side and of 1.00 to" in found
+    found = text(findings.wrong_language("it", lines, training, other))
+    assert not found if figures is None else figures in found
+
+
+def test_text_is_compared_as_it_is_read():
+    """As SentencePiece cuts it, and as macOS decomposes it, against what a vocabulary decodes."""
     assert findings.similarity(["aB"], ["", "ab", "ab"]) == pytest.approx(6 / 39**0.5)
-    # As SentencePiece cuts text, and as macOS decomposes it, against what a vocabulary decodes.
     cut = [f"▁{line.replace(' ', ' ▁').replace('tz', 't z')}" for line in GERMAN]
     decoded = [line.replace("tz", "t z").replace(" ", "  ") for line in GERMAN]
-    for text in (cut, [unicodedata.normalize("NFD", line) for line in decoded]):
-        assert findings.similarity(text, decoded) == pytest.approx(1)
-    assert language("it", ENGLISH[:19], GERMAN, ENGLISH) is None
-    assert language("it", GERMAN, RUSSIAN, CHINESE)  # like neither side
-    assert language("it", CHINESE, MORE_CHINESE, GERMAN) is None
-    assert language("it", ["고양이가 앉아 있다"] * 20, ["내일 시장에 간다"] * 20, GERMAN) is None
+    for lines in (cut, [unicodedata.normalize("NFD", line) for line in decoded]):
+        assert findings.similarity(lines, decoded) == pytest.approx(1)
 
 
-def test_shares():
+@pytest.mark.parametrize(
+    ("check", "values", "figures"),
+    [
+        (findings.unknown_pieces, ("it", 0.009), None),
+        (findings.unknown_pieces, ("it", 0.01), "1.0% of the pieces of it are unknown"),
+        (findings.known_pairs, ("it", 1, 101), None),
+        (findings.known_pairs, ("it", 1, 100), "1 of 100 longer pairs of it are also"),
+        (findings.known_pairs, ("it", 0, 0), None),
+        (findings.copied_pairs, (0.09, 0.0), None),
+        (findings.copied_pairs, (1.0, 1.0), None),
+        (findings.copied_pairs, (0.35, 0.2), "in 35.0% of the training pairs both"),
+    ],
+)
+def test_shares(check, values, figures):
     """Just below the limit nothing is found; copies count only beyond those of held-out text."""
-    unknown, known, copied = findings.unknown_pieces, findings.known_pairs, findings.copied_pairs
-    assert unknown("it", 0.009, True) is None and known("it", 1, 101) is None
-    assert "1.0% of the pieces of it are unknown" in (unknown("it", 0.01, False) or "")
-    assert "vocab.kind = bpe" in (unknown("it", 0.01, False) or "")
-    assert "add text that has them" in (unknown("it", 0.01, True) or "")
-    assert "known text: 1 of 100 longer pairs of it are also" in (known("it", 1, 100) or "")
-    assert known("it", 0, 0) is None and copied(0.09, 0.0) is None and copied(1.0, 1.0) is None
-    assert "in 35.0% of the training pairs both" in (copied(0.35, 0.2) or "")
+    found = text(check(*values))
+    assert not found if figures is None else figures in found
 
 
-def test_translations():
+GOOD, BAD = ["a good line of words"] * 98, ["the old the old the old man", "的的的的的的"]
+LONG = "a phrase of just under 40 characters - "
+NAMES, REFERENCES = ["ein Satz", "Berlin", *GOOD[:48]], ["a", "Berlin", *GOOD[:48]]
+
+
+@pytest.mark.parametrize(
+    ("check", "texts", "figures"),
+    [
+        (findings.wrong_length, (["a" * 100], ["x" * 91]), None),
+        (findings.wrong_length, (["a" * 100], ["x" * 109]), None),
+        (findings.wrong_length, (["a" * 100], ["x" * 89]), "too short: translations of it are 89%"),
+        (findings.wrong_length, (["a" * 60, "b" * 40], ["x" * 100, "x" * 11]), "too long: transl"),
+        (findings.repeated_words, ([*GOOD, *BAD, BAD[0]], [*GOOD, *BAD]), None),
+        (findings.repeated_words, ([], []), None),
+        (findings.repeated_words, ([*GOOD[:95], *BAD, *BAD, BAD[0]], GOOD), None),
+        (
+            findings.repeated_words,
+            (GOOD, [*GOOD[:49], BAD[0]]),
+            "1 of 50 translations of",
+        ),
+        (findings.repeated_words, (GOOD, [*GOOD[:50], BAD[0]]), None),
+        (findings.repeated_words, (GOOD, [*GOOD[:49], LONG * 3]), "something three times in a row"),
+        (findings.untranslated, (NAMES, REFERENCES, ["c", "Berlin", *GOOD[:48]]), None),
+        (findings.untranslated, (NAMES, REFERENCES, NAMES), "1 of 50 translations of it are their"),
+        (findings.untranslated, ([*NAMES, "x"], [*REFERENCES, "y"], [*NAMES, "z"]), None),
+        (findings.untranslated, ([], [], []), None),
+        (findings.untranslated, (["", *GOOD[:48]], ["a", *GOOD[:48]], ["", *GOOD[:48]]), None),
+    ],
+)
+def test_translations(check, texts, figures):
     """Repetition and copies count only where references are without, from 2% on."""
-    length, repeated, copies = findings.wrong_length, findings.repeated_words, findings.untranslated
-    references = ["a" * 60, "b" * 40]
-    assert length("it", references, ["x" * 91]) is length("it", references, ["x" * 109]) is None
-    assert "translations of it are 89% as" in (length("it", references, ["x" * 89]) or "")
-    assert "decode with --beam-size 4 and a" in (length("it", references, ["x"]) or "")
-    assert "decode with a higher" in (length("it", references, ["x"], greedy=False) or "")
-    found = length("it", references, ["x" * 100, "x" * 11]) or ""
-    assert found.startswith("too long: translations of it are 111% as long as the references;")
-    good, bad = ["a good line of words"] * 98, ["the old the old the old man", "的的的的的的"]
-    assert repeated("it", [*good, *bad], [*good, *bad, bad[0]]) is repeated("it", [], []) is None
-    found = repeated("it", [*good[1:], *bad, bad[0]], [*good[:95], *bad, *bad, bad[0]]) or ""
-    assert "5 of 100 translations of it, but 3 references, repeat something" in found
-    assert repeated("it", good, [*good[:49], bad[0]])
-    assert repeated("it", good, [*good[:50], bad[0]]) is None
-    assert repeated("it", good, [*good[:49], "a phrase of just under 40 characters - " * 3])
-    texts, names = ["ein Satz", "Berlin", *good[:48]], ["a", "Berlin", *good[:48]]
-    assert copies("it", texts, names, ["c", "Berlin", *good[:48]]) is None
-    assert "1 of 50 translations of it are their" in (copies("it", texts, names, texts) or "")
-    assert copies("it", [*texts, "x"], [*names, "y"], [*texts, "z"]) is None
-    assert copies("it", [], [], []) is None
-    assert copies("it", ["", *good[:48]], ["a line", *good[:48]], ["", *good[:48]]) is None
+    found = text(check("it", *texts))
+    assert not found if figures is None else figures in found
 
 
 def test_sides_that_do_not_match():
     """The three worst pairs are shown, the worst first, each on one line whatever it holds."""
     src = [f"Zeile {i}\u2028und {i}" for i in range(20)]
     gains = [0.0, -2.0, *[3.0] * 18]
-    found = findings.mismatched_sides("the text", gains, src, ["w " * 99, *src[1:]]) or ""
+    found = text(findings.mismatched_sides("the text", gains, src, ["w " * 99, *src[1:]]))
     long = f'"{" ".join("w" * 28)} ..."'
     shown = f'"Zeile 1 und 1" = "Zeile 1 und 1", "Zeile 0 und 0" = {long}, "Zeile 2 und 2" = "Zeile'
     assert (
         "in 2 of 20 pairs of the text the" in found and f'such as {shown} 2 und 2"; align' in found
     )
-    assert findings.mismatched_sides("the text", [], [], []) is None
-    assert findings.mismatched_sides("the text", [-1.0, *[3.0] * 19], src, src) is None
+    assert not text(findings.mismatched_sides("the text", [], [], []))
+    assert not text(findings.mismatched_sides("the text", [-1.0, *[3.0] * 19], src, src))

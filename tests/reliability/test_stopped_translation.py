@@ -37,7 +37,7 @@ def reverse(self, chunks, advance, first_line):
 def stopped(call, monkeypatch):
     """Runs a command that reverses lines, or translates, and sends itself a signal at a place.
 
-    `translated:N` is when the Nth round of chunks is translated and not yet written, `written:N`
+    `translated:N` is when the Nth chunk is translated and not yet written, `written:N`
     when it is written.
     """
 
@@ -120,7 +120,7 @@ def write():
     with outputs.open_chunk_writer(output, {"made from": "text"}) as writer:
         began = writer.state.lines
         for number in range(began, 2):
-            writer.write([f"line {number}\\n"], 1, {})
+            writer.write(f"line {number}\\n", 1, {})
             with log.open("a") as file:
                 file.write(".")
     return began
@@ -210,14 +210,13 @@ def test_anything_changed_starts_over(texts, copy_run, tmp_path, stopped):
 
 def test_what_its_bytes_depend_on(texts, monkeypatch):
     """The precision that a default stands for, but not the batches of another machine's memory."""
-    run_dir, source, _ = texts
-    model = load(run_dir, device="cpu")
+    model = load(texts[0], device="cpu")
     options = TranslateOptions(LoadOptions(), SearchOptions(), OutputOptions())
-    before = run._fingerprint(source, model, model.translator(), options)
+    before = run._fingerprint(model, model.translator(), options)
     assert before["precision"] == "fp32" and before["chunk_size"][:2] == [128, 4096]
     monkeypatch.setattr(model.runtime, "batch_tokens", 7)
     monkeypatch.setattr(model.runtime, "device_type", "cuda")
-    assert run._fingerprint(source, model, model.translator(), options) == before
+    assert run._fingerprint(model, model.translator(), options) == before
 
 
 def test_finished_files_are_skipped(texts, tmp_path, stopped):

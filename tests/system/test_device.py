@@ -12,7 +12,6 @@ from transformer_mt.system.device import (
     choose_device,
     choose_precision,
     compute_settings,
-    count_numa_nodes,
     cpu_maker,
     has_fast_mkl,
     is_out_of_memory,
@@ -147,11 +146,8 @@ def test_a_control_group_limits_the_memory_of_a_cpu(
 
 
 def test_what_the_machine_has(monkeypatch):
-    """Instructions by their names; NUMA nodes, at least one."""
+    """Instructions by their names."""
     for has_avx512, has_amx, names in ((1, 0, ["AVX512_BF16"]), (0, 1, ["AMX"])):
         monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda has=has_avx512: has)
         monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda has=has_amx: has)
         assert private_torch.cpu_bf16_instructions() == names
-    for nodes, count in (([], 1), (["node0", "node1"], 2)):
-        monkeypatch.setattr(Path, "glob", lambda path, pattern, nodes=nodes: iter(nodes))
-        assert count_numa_nodes() == count

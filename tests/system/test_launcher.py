@@ -70,6 +70,18 @@ def test_what_variables_tell(monkeypatch):
         launcher.read_number("MASTER_PORT")
 
 
+def test_the_cpus_of_a_process(monkeypatch):
+    """Fewer beside others of torchrun; macOS does not say which a process may use."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: range(9), raising=False)
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    assert launcher.cpus_of_process() == 9
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    assert launcher.cpus_of_process() == 4
+    monkeypatch.delattr(os, "sched_getaffinity")
+    monkeypatch.setattr(os, "cpu_count", lambda: 1)
+    assert launcher.cpus_of_process() == 1
+
+
 def test_a_restarted_process_sees_no_old_value(monkeypatch):
     """Several launchers, which count their restarts separately, share all values."""
     monkeypatch.setattr(os, "environ", launched(free_port()))
@@ -132,15 +144,17 @@ def test_one_machine_without_a_gpu(monkeypatch, rank):
 
 def test_a_process_that_is_lost(tmp_path):
     """The other ends and says so, if it is killed or no longer answers."""
-    for scenario in ("killed", "stopped"):
+    started = {}
+    for scenario in ("killed", "stopped"):  # at once, as they wait for seconds
         port, words = free_port(), [sys.executable, SCENARIO, scenario]
         with (tmp_path / "out").open("a") as out, (tmp_path / scenario).open("w") as err:
             streams = {"stdout": out.fileno(), "stderr": err.fileno()}
             envs = [launched(port, rank) for rank in (0, 1)]
-            both = [fork_server.start(words, env=env, **streams) for env in envs]
-        both[0].join(30)
-        both[1].kill()
-        assert both[0].exitcode == 2, scenario
+            started[scenario] = [fork_server.start(words, env=env, **streams) for env in envs]
+    for scenario, (survivor, lost) in started.items():
+        survivor.join(30)
+        lost.kill()
+        assert survivor.exitcode == 2, scenario
         assert (tmp_path / scenario).read_text() == LOST
     assert (tmp_path / "out").read_text() == ""
 

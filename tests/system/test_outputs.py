@@ -124,8 +124,8 @@ def write_two(output, fingerprint=MADE_FROM, error=None) -> int:
     """Writes two chunks, then fails; gives the number of lines that were kept before."""
     with open_chunk_writer(output, fingerprint) as writer:
         kept = writer.state.lines
-        writer.write(["a\n"], 1, {"split": 1, "cut": 1})
-        writer.write(["b\n", "c\n"], 2, {"cut": 1})
+        writer.write("a\n", 1, {"split": 1, "cut": 1})
+        writer.write("b\nc\n", 2, {"cut": 1})
         if error:
             raise error
     return kept
@@ -138,7 +138,7 @@ def test_chunks_are_kept_and_counted(tmp_path, caplog):
         write_two(output, error=DataError("broken"))
     kept = f"stopped: 3 finished lines are kept in {output.partial}; run the same command again"
     assert caplog.messages[-1].startswith(kept)
-    data = b"".join(gzip.compress(part, mtime=0) for part in (b"a\n", b"b\n", b"c\n"))
+    data = b"".join(gzip.compress(part, mtime=0) for part in (b"a\n", b"b\nc\n"))
     assert output.partial.read_bytes() == data and not output.target.exists()
     assert json.loads(output.state.read_bytes()) == {
         "fingerprint": MADE_FROM,
@@ -225,13 +225,13 @@ def test_a_write_that_fails(tmp_path, caplog, largest, text):
     output, limits = check_output(tmp_path / "out"), resource.getrlimit(resource.RLIMIT_FSIZE)
     message = "out: File too large"
     with pytest.raises(OutputError, match=message), open_chunk_writer(output, MADE_FROM) as writer:
-        writer.write(["abc\n"], 3, {})
+        writer.write("abc\n", 3, {})
         resource.setrlimit(resource.RLIMIT_FSIZE, (largest, limits[1]))
         try:
-            writer.write([text], 1, {})
+            writer.write(text, 1, {})
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert "3 finished lines are kept" in caplog.text
     with open_chunk_writer(output, MADE_FROM) as writer:
-        writer.write(["d\n"], 1, {})
+        writer.write("d\n", 1, {})
     assert output.target.read_text() == "abc\nd\n"

@@ -3,24 +3,12 @@
 import io
 import logging
 import os
-import signal
 import subprocess
-from concurrent.futures import ThreadPoolExecutor
-from unittest.mock import Mock
 
 import pytest
 from conftest import command
 
-from transformer_mt import __main__ as entry_point
-from transformer_mt.cli import program
-from transformer_mt.errors import Interrupted
-from transformer_mt.system.process_settings import (
-    allow_any_text,
-    catch_stop_signals,
-    configure_libraries,
-    cpus_of_process,
-    handle_signals,
-)
+from transformer_mt.system.process_settings import allow_any_text, configure_libraries
 
 
 @pytest.mark.parametrize(
@@ -65,11 +53,6 @@ def test_the_encoding_of_stdout(monkeypatch, encoding, errors, expected):
     assert stdout.buffer.getvalue() == expected
 
 
-def test_ctrl_c_while_typer_builds_the_commands(call, monkeypatch):
-    monkeypatch.setattr(program, "app", Mock(side_effect=KeyboardInterrupt))
-    assert call("config") == (130, b"", "")
-
-
 @pytest.mark.parametrize(
     ("name", "value", "variable", "expected"),
     [
@@ -88,18 +71,6 @@ def test_variables_of_the_user_are_kept(monkeypatch, name, value, variable, expe
     assert logging.getLogger("matplotlib").level == logging.ERROR
 
 
-def test_the_cpus_of_a_process(monkeypatch):
-    """Fewer beside others of torchrun; macOS does not say which a process may use."""
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: range(9), raising=False)
-    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
-    assert cpus_of_process() == 9
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    assert cpus_of_process() == 4
-    monkeypatch.delattr(os, "sched_getaffinity")
-    monkeypatch.setattr(os, "cpu_count", lambda: 1)
-    assert cpus_of_process() == 1
-
-
 def test_variables_are_set_before_torch_is_imported():
     """As GNU OpenMP reports, which torch loads."""
     names = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
@@ -108,46 +79,3 @@ def test_variables_are_set_before_torch_is_imported():
     environment |= {"OMP_DISPLAY_ENV": "VERBOSE"}
     done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=60)
     assert "GOMP_SPINCOUNT = '1000'" in done.stderr
-
-
-def test_ctrl_c_before_and_after_the_program(monkeypatch):
-    """Ends the process, while libraries are imported or threads are awaited, unless ignored."""
-    seen = []
-
-    def look(*_: object) -> None:
-        seen.append(signal.getsignal(signal.SIGINT))
-
-    monkeypatch.setattr(entry_point, "end_with_launcher", look)
-    monkeypatch.setattr("transformer_mt.cli.program.main", look)
-    before = signal.getsignal(signal.SIGINT)
-    try:
-        for handler, outside in (
-            (signal.default_int_handler, signal.SIG_DFL),
-            (signal.SIG_IGN, signal.SIG_IGN),
-        ):
-            signal.signal(signal.SIGINT, handler)
-            entry_point.main()
-            look()
-            assert seen == [outside, handler, outside]
-            seen.clear()
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
-def test_signals_that_stop():
-    """The first is noted, the second raises; all is restored, and nothing changed in a thread."""
-    numbers, handler = (signal.SIGINT, signal.SIGTERM), Mock()
-
-    def handled_in_thread() -> object:
-        with handle_signals(signal.SIG_DFL):
-            return signal.getsignal(signal.SIGINT)
-
-    with handle_signals(handler), ThreadPoolExecutor(1) as pool:
-        with catch_stop_signals() as request:
-            signal.raise_signal(signal.SIGTERM)
-            assert request.signum == signal.SIGTERM
-            with pytest.raises(Interrupted) as stop:
-                signal.raise_signal(signal.SIGINT)
-        assert stop.value.exit_code == 130
-        assert [signal.getsignal(number) for number in numbers] == [handler, handler]
-        assert pool.submit(handled_in_thread).result() is handler

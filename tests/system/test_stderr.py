@@ -13,9 +13,9 @@ from conftest import command, write_config
 
 from transformer_mt.checkpoints.checkpoint import Progress
 from transformer_mt.cli.program import main
-from transformer_mt.evaluation.comparison import format_sentence
-from transformer_mt.evaluation.report import SystemOutput
-from transformer_mt.figures.table import format_rows
+from transformer_mt.evaluation.baseline import format_sentence
+from transformer_mt.evaluation.evaluate import SystemOutput
+from transformer_mt.evaluation.run_comparison import format_rows
 from transformer_mt.system import console
 from transformer_mt.system.console import (
     PACKAGE_LOGGER,

@@ -15,10 +15,10 @@ from transformer_mt.text.batching import (
     cut_micro_batches,
     deal_micro_batches,
     flatten,
-    most_demanding,
     padded_size,
     plan_epoch,
 )
+from transformer_mt.training.fit import most_demanding
 
 LONGEST = 60
 quick = settings(deadline=None, max_examples=40)
@@ -131,31 +131,6 @@ def test_the_plan_is_that_of_earlier_versions():
     steps = as_lists(plan_epoch(src, tgt, 60, 5, 2))
     assert steps[0] == [161, 1855] and len(steps) == 1265
     assert hashlib.sha256(repr(steps).encode()).hexdigest()[:16] == "d9f66c53297264ba"
-
-
-@pytest.mark.parametrize("swapped", [False, True])
-def test_the_most_demanding_micro_batches(swapped):
-    """They are found whichever side is long, and among more steps than are examined one by one.
-
-    Sabotage: order the steps by one side, or by the number of pairs plus their length; leave out
-    the step of the longest pair, or of the most.
-    """
-    src = np.array([50] * 200 + [1] + [5] * 12)
-    tgt = np.array([1] * 200 + [60] + [5] * 12)
-    corpus = (tgt, src) if swapped else (src, tgt)
-    steps = [np.array([i]) for i in range(201)]
-    assert as_lists(most_demanding(steps, *corpus, 60)) == [[200]] * 3
-    assert as_lists(most_demanding(steps[198:], *corpus, 60)) == [[200]] * 3
-    assert as_lists(most_demanding([np.arange(3)], *corpus, 60)) == [[0]] * 3
-    many = np.arange(201, 213)
-    assert as_lists(most_demanding([*steps, many], *corpus, 60)) == [many.tolist(), [200], [*many]]
-    halves = as_lists(most_demanding([*steps, many], *corpus, 60, 2))
-    assert halves == [[200], [200], many[:6].tolist()]
-    assert padded_size(many, *corpus) == 120 and padded_size(np.array([0, 200]), *corpus) == 220
-    # Neither is among the steps with the most positions.
-    corpus = np.array([50] * 200 + [60] + [5] * 12), np.array([50] * 200 + [1] * 13)
-    corpus = corpus[::-1] if swapped else corpus
-    assert as_lists(most_demanding([*steps, many], *corpus, 60))[1:] == [[200], [*many]]
 
 
 @given(st.lists(st.integers(1, 1000), min_size=1, max_size=40), st.integers(1, 12))

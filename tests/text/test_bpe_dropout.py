@@ -37,7 +37,7 @@ def vocab() -> Vocabulary:
 
 def sample(pairs, vocab, rate=0.3, max_length=500, seed=1, epoch=0, **more) -> EncodedPairs:
     changes = {"vocab__sampling": rate, "data__max_length": max_length, "train__seed": seed, **more}
-    corpus = PreparedCorpus(Path(), vocab, pairs, {})
+    corpus = PreparedCorpus(Path(), vocab, pairs, {}, "")
     sampled = EpochPairs(corpus, tiny_config(Path("nowhere"), **changes))
     try:
         return sampled.of_epoch(epoch)

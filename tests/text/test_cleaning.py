@@ -147,8 +147,7 @@ def test_lines_by_problem(lines, problems):
 
 
 @pytest.mark.parametrize(
-    ("mark", "cut"),
-    [("@@ ", ["Männ@@ er da@@", "a@b @@c"]), ("▁", ["▁Männ er ▁da", "▁a@b ▁@ @c"])],
+    ("mark", "cut"), [("@@ ", ["Männ@@ er da@@", "a@b @@c"]), ("▁", ["▁Männ er ▁da", "▁a@b ▁@ @c"])]
 )
 def test_the_command_that_undoes_cut_text(mark, cut):
     """It is part of the message, and gives the words again."""

@@ -5,17 +5,16 @@ import unicodedata
 from collections import Counter
 
 import pytest
-from checkpoints.small_checkpoint import VOCAB, build_model, small_config
+from checkpoints.small_checkpoint import build_model, small_config
 from conftest import tiny_config
 from hypothesis import given
 from hypothesis import strategies as st
 
 import transformer_mt
-from transformer_mt.checkpoints.checkpoint import RunState, load_checkpoint, save_checkpoint
+from transformer_mt.checkpoints.checkpoint import RunState, save_checkpoint
 from transformer_mt.checkpoints.layout import MODEL
 from transformer_mt.checkpoints.run_directory import load_newest
 from transformer_mt.config.keys import DataConfig, VocabConfig
-from transformer_mt.config.loading import parse_config, parse_recorded_config
 from transformer_mt.errors import CheckpointError, ConfigError
 from transformer_mt.text.normalization import INVISIBLE, is_blank, normalize_text
 from transformer_mt.text.prepared import prepare
@@ -120,11 +119,11 @@ def test_training_text_is_the_same_in_every_variant(tmp_path):
     mixed = prepare(tiny_config(tmp_path / "mixed", **changes))
     assert mixed.digest == plain.digest and mixed.vocab.src_model == plain.vocab.src_model
     dropped = {"duplicate": len(rows), "empty": 1}
-    assert mixed.report["dropped"] == plain.report["dropped"] == dropped
+    assert mixed.report.dropped == plain.report.dropped == dropped
     assert prepare(tiny_config(tmp_path / "mixed", **changes)).vocab.form == "nfc"
     other = prepare(tiny_config(tmp_path / "mixed", data__normalize="none", **changes))
     assert other.path != mixed.path and other.vocab.form == "none"
-    assert other.digest != plain.digest and other.report["kept"] > len(rows)
+    assert other.digest != plain.digest and other.report.kept > len(rows)
 
 
 def save(folder, form: str, vocab: Vocabulary) -> None:
@@ -152,38 +151,22 @@ def test_a_model_reads_every_variant_alike(tmp_path):
         find_models([tmp_path / "nfc", tmp_path / "none"])
 
 
-def test_a_checkpoint_without_the_key_keeps_none(tmp_path):
-    """As those of earlier versions. Sabotage: take the default."""
-    save(tmp_path / "step", "none", VOCAB)
-    old = load_checkpoint(tmp_path / "step")
-    values = old.config.model_dump(mode="json")
-    del values["data"]["normalize"]
-    assert parse_recorded_config(values, "tests").data.normalize == "none"
-    assert parse_config(values, "tests").data.normalize == "nfc"
-    assert old.vocab.form == "none"
-    with pytest.raises(ConfigError, match="^tests: "):
-        parse_recorded_config({"data": 1}, "tests")
-
-
 def test_the_value_of_a_run_stays(corpus_dir, tmp_path):
-    """Also if the configuration does not state it; another one is refused by name.
+    """Another one is refused by name.
 
     So is that of a model from which another begins. Sabotage: compare the default.
     """
     steps = {"train__max_steps": 1, "vocab__kind": "char", "vocab__size": 30}
     old = tiny_config(corpus_dir, data__normalize="none", **steps)
     train(old, tmp_path / "run")
-    unstated = tiny_config(corpus_dir, **{**steps, "train__max_steps": 2})
-    assert train(unstated, tmp_path / "run").step == 2
     newest = load_newest(tmp_path / "run")
     assert newest.config.data.normalize == newest.vocab.form == "none"
-    stated = tiny_config(corpus_dir, data__normalize="nfc", **steps)
     with pytest.raises(CheckpointError, match=r"data.normalize \(was none, is nfc\)"):
-        train(stated, tmp_path / "run")
+        train(tiny_config(corpus_dir, **steps), tmp_path / "run")
     begun = {"train__init_from": str(tmp_path / "run")}
     with pytest.raises(ConfigError, match="it has data.normalize = none, not nfc; use its"):
-        train(tiny_config(corpus_dir, data__normalize="nfc", **steps, **begun), tmp_path / "tuned")
-    train(tiny_config(corpus_dir, **steps, **begun), tmp_path / "tuned")
+        train(tiny_config(corpus_dir, **steps, **begun), tmp_path / "tuned")
+    train(tiny_config(corpus_dir, data__normalize="none", **steps, **begun), tmp_path / "tuned")
     assert load_newest(tmp_path / "tuned").vocab.form == "none"
     train(tiny_config(corpus_dir, **steps), tmp_path / "new")
     with pytest.raises(CheckpointError, match=r"data.normalize \(was nfc, is none\)"):

@@ -118,8 +118,9 @@ def test_it_is_not_read_as_lines(tmp_path, call):
             DataError, match=r"a TMX file holds both languages; name it alone, such"
         ):
             load()
-    called = call("init", tmp_path / "new", "--src", path, "--tgt", path)
-    assert_one_error(called, "init reads two text files, not TMX")
+    languages = ("--src-lang", "de", "--tgt-lang", "en")
+    called = call("init", tmp_path / "new", "--src", path, "--tgt", path, *languages)
+    assert_one_error(called, "a TMX file holds both languages; name it alone")
 
 
 BOMB = "".join(f'<!ENTITY l{i} "{f"&l{i - 1};" * 10}">' for i in range(1, 10))
@@ -133,9 +134,14 @@ BOMB = f'<!DOCTYPE tmx [<!ENTITY l0 "{"x" * 100}">{BOMB}]>\n<tmx>'
         (HEAD, "<tu>&nbsp;</tu>", r"line 4: not XML \(undefined entity"),
         (HEAD, "\x00", r"line 4: not XML"),
         ("", "", r"line 1: not XML \(no element found\)"),
-        ('<?xml version="1.0" encoding="klingon"?>', "", "line 1: not XML"),
-        ('<?xml version="1.0" encoding="utf-7"?>', "", "line 1: not XML"),
+        ('<?xml version="1.0" encoding="klingon"?>', "", ": not XML"),
+        ('<?xml version="1.0" encoding="utf-7"?>', "", ": not XML"),
         (BOMB, unit(de="&l9;", en="x"), "not XML .*limit on input amplification"),
+        (
+            HEAD,
+            f"<tu><tuv><seg>{'<hi>' * 9999}{'</hi>' * 9999}</seg></tuv></tu>",
+            ": not XML .*recur",
+        ),
         ("<html>", "</html>", "no unit has segments in de and en$"),
     ],
 )

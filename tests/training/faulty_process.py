@@ -68,11 +68,11 @@ def break_engine(fault: str, at_step: int) -> None:
         is_nan = fault == "nan" and engine.current_step >= at_step
         return loss * float("nan") if is_nan else loss, nll
 
-    def train_step(engine, step, micro_batches):
+    def train_step(engine, step, *arguments):
         engine.current_step = step
         if step == at_step and fault == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
-        take_step(engine, step, micro_batches)
+        take_step(engine, step, *arguments)
 
     Engine.current_step = 0
     Engine._loss, Engine.train_step = loss, train_step

@@ -1,5 +1,8 @@
 """A dry run: what it reports, and that it keeps nothing."""
 
+import re
+from dataclasses import asdict
+from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
@@ -7,18 +10,14 @@ import torch
 from conftest import tiny_config
 from tqdm import tqdm
 
-from transformer_mt.checkpoints.run_directory import (
-    find_checkpoint,
-    load_newest,
-    read_description,
-)
-from transformer_mt.system.processes import Processes
+from transformer_mt.checkpoints.run_description import read_description
+from transformer_mt.checkpoints.run_directory import find_checkpoint, load_newest
+from transformer_mt.system.processes import ALONE, Processes
 from transformer_mt.text.batching import cut_micro_batches, plan_epoch
 from transformer_mt.text.prepared import prepare
 from transformer_mt.training import dry_run as dry_run_module
-from transformer_mt.training import engine as engine_module
 from transformer_mt.training.dry_run import dry_run
-from transformer_mt.training.engine import Engine
+from transformer_mt.training.fit import StepFitter
 from transformer_mt.training.flops import flops_per_token
 from transformer_mt.training.run import train
 from transformer_mt.training.trainer import Trainer
@@ -69,17 +68,17 @@ def line_of(report: str, name: str) -> str:
 @pytest.fixture
 def taken_steps(monkeypatch):
     """Gives the numbers of the steps that are taken; each trains 50 target tokens per second."""
-    steps: list[int] = []
-    real = Trainer.train_step
+    steps, clock, real = list[int](), SimpleNamespace(seconds=0.0), Trainer.take_step
 
-    def train_step(self, step_pairs) -> None:
+    def take_step(self, step_pairs) -> None:
         real(self, step_pairs)
         steps.append(self.progress.step)
-        self.engine._seconds = self.engine.read_window().tokens / 50
+        clock.seconds += int(self.pairs.lengths[1][step_pairs].sum()) / 50
 
-    monkeypatch.setattr(Trainer, "train_step", train_step)
+    monkeypatch.setattr(Trainer, "take_step", take_step)
+    monkeypatch.setattr(dry_run_module, "time", SimpleNamespace(monotonic=lambda: clock.seconds))
     monkeypatch.setattr(
-        engine_module, "measure_peak_flops", lambda *given: {(CPU, "fp32"): 1e7}[given]
+        dry_run_module, "measure_peak_flops", lambda *given: {(CPU, "fp32", ALONE): 1e7}[given]
     )
     return steps
 
@@ -103,21 +102,22 @@ def test_an_epoch_of_one_step_and_two_vocabularies(corpus_dir, tmp_path, monkeyp
     config = small_config(corpus_dir, data__train=text, train__max_steps=0, **changes)
     monkeypatch.setattr(dry_run_module, "total_memory", lambda device: 123e9)
     with monkeypatch.context() as patch:
-        patch.setattr(Engine, "check_memory", checked := Mock())
+        checked = Mock(side_effect=lambda progress, *_: progress)
+        patch.setattr(StepFitter, "check_memory", checked)
         patch.setattr(Processes, "finish", finished := Mock())
         report = dry_run(config, tmp_path / "run")
     assert not list(tmp_path.iterdir())
     assert checked.call_count == finished.call_count == 1
     assert line_of(report, "memory").endswith(" GB of 123.0 GB at the peak")
     train(config, tmp_path / "run")
-    sizes = read_description(tmp_path / "run")["vocabulary"]
+    sizes = asdict(read_description(tmp_path / "run").vocabulary)
     vocab = load_newest(tmp_path / "run").vocab
     expected = {"src": vocab.src.size, "tgt": vocab.tgt.size, "kind": "word"}
     assert sizes == expected and sizes["src"] != sizes["tgt"]
     pieces = "{src} source and {tgt} target pieces".format(**sizes)
     assert report.splitlines()[0].endswith(f", {pieces}")
-    micro_batches = checked.call_args.args[1]
-    assert f"epoch       1 steps, {micro_batches} micro-batches, " in report and micro_batches > 1
+    [micro_batches] = re.findall(r"^epoch       1 steps, (\d+) micro-batches, ", report, re.M)
+    assert int(micro_batches) > 1
     assert line_of(report, "speed").endswith(" of peak (1 steps on cpu in fp32)")
 
 

@@ -2,9 +2,7 @@
 
 import itertools
 import os
-from dataclasses import asdict
 from types import SimpleNamespace
-from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -21,22 +19,23 @@ from transformer_mt.checkpoints.checkpoint import (
     save_checkpoint,
 )
 from transformer_mt.config.keys import Config
-from transformer_mt.errors import CheckpointError, OutOfMemoryError
+from transformer_mt.errors import CheckpointError
 from transformer_mt.model import kernels
 from transformer_mt.system.processes import Processes
 from transformer_mt.text.batching import Batch, TokenCounts
 from transformer_mt.text.prepared import PreparedCorpus
 from transformer_mt.text.vocabulary import PAD_ID
 from transformer_mt.training import engine as engine_module
-from transformer_mt.training import environment, flops
+from transformer_mt.training import environment, fit, flops
 from transformer_mt.training.engine import Engine, dropout_seed
 from transformer_mt.training.environment import numeric_environment
+from transformer_mt.training.fit import StepFitter
 from transformer_mt.training.flops import flops_per_token, measure_peak_flops
 from transformer_mt.training.loss import label_smoothed_loss
 from transformer_mt.training.optimizer import ExponentialMovingAverage, noam_rate
-from transformer_mt.training.run import restore_engine
 from transformer_mt.training.run_log import LogWindow
 from transformer_mt.training.saving import tensor_files
+from transformer_mt.training.starting_state import restore_engine
 
 
 def build_engine(config: Config, prepared: PreparedCorpus, precision: str = "fp32") -> Engine:
@@ -71,37 +70,27 @@ def test_vocabularies_of_two_sizes(corpus_dir):
         engine.model(torch.tensor([[20]]), torch.tensor([[29]]))
 
 
-class Fewer(Processes):
-    """Three processes, of which another has two threads."""
-
-    def max(self, *values: float) -> list[float]:
-        return [max(value, -2) for value in values]
-
-
-def test_what_an_engine_is_made_of(corpus_dir, prepared, monkeypatch):
-    """Weights of the seed; workers as the process with the fewest has; compiled layers on CUDA."""
+def test_what_a_run_is_computed_with(corpus_dir, prepared, monkeypatch):
+    """Weights of the seed; compiled layers on CUDA, unless that has failed."""
     config = tiny_config(corpus_dir, train__compile=True)
     engine, other = (
         build_engine(tiny_config(corpus_dir, train__seed=seed), prepared) for seed in (1, 2)
     )
     assert not equal_weights(engine, other)
-    torch.set_num_threads(4)
-    processes = Fewer(world_size=3)
-    assert Engine(config, 20, 20, torch.device("cpu"), "fp32", processes).workers == 6
     monkeypatch.setattr(environment, "cpu_bf16_instructions", lambda: ["AMX"])
     monkeypatch.setattr(environment, "cpu_maker", lambda: "maker")
-    recorded = numeric_environment(engine)
+    recorded = numeric_environment(StepFitter(engine))
     assert recorded["program version"] == transformer_mt.__version__
     assert recorded["CPU features"] == f"{torch.backends.cpu.get_cpu_capability()}, AMX"
     assert (recorded["CPU maker"], recorded["torch.compile"]) == ("maker", "off")
     assert recorded["numpy version"] == np.__version__
-    monkeypatch.setattr(engine_module, "compile_layers", lambda model, backend: None)
+    monkeypatch.setattr(fit, "compile_layers", lambda model, backend: None)
     for failed, compiled in ((False, "on"), (True, "failed")):
         with SimulatedCuda():
-            arguments = (config, 20, 20, torch.device("cuda"), "fp32")
-            engine = Engine(*arguments, compile_failed=failed)
-            recorded = numeric_environment(engine)
-        assert (engine.compiled, engine.workers) == (not failed, 1)
+            engine = Engine(config, 20, 20, torch.device("cuda"), "fp32")
+            fitter = StepFitter(engine, failed)
+            recorded = numeric_environment(fitter)
+        assert (engine.compiled, fitter.workers) == (not failed, 1)
         assert (recorded["device"], recorded["torch.compile"]) == ("simulated", compiled)
 
 
@@ -116,7 +105,7 @@ def test_variables_that_choose_kernels_are_part_of_the_environment(
     corpus_dir, prepared, monkeypatch, no_variables
 ):
     """An empty one is not set; what only logs, caches or counts threads is left out."""
-    engine = build_engine(tiny_config(corpus_dir), prepared)
+    fitter = StepFitter(build_engine(tiny_config(corpus_dir), prepared))
     chosen = """MKL_CBWR MKL_ENABLE_INSTRUCTIONS MKL_DEBUG_CPU_TYPE ONEDNN_MAX_CPU_ISA
         DNNL_MAX_CPU_ISA ONEDNN_CPU_ISA_HINTS ONEDNN_DEFAULT_FPMATH_MODE DNNL_DEFAULT_FPMATH_MODE
         OPENBLAS_CORETYPE NPY_DISABLE_CPU_FEATURES CUBLAS_WORKSPACE_CONFIG NVIDIA_TF32_OVERRIDE
@@ -129,7 +118,7 @@ def test_variables_that_choose_kernels_are_part_of_the_environment(
         with monkeypatch.context() as patch:
             for name, value in variables.items():
                 patch.setenv(name, value)
-            return numeric_environment(engine)["environment variables"]
+            return numeric_environment(fitter)["environment variables"]
 
     assert recorded() == "none"
     for name in chosen:
@@ -137,20 +126,6 @@ def test_variables_that_choose_kernels_are_part_of_the_environment(
     assert recorded(**dict.fromkeys(others, "1")) == "none"
     both = recorded(ONEDNN_MAX_CPU_ISA="AVX2", MKL_CBWR="AVX2")
     assert both == "MKL_CBWR=AVX2, ONEDNN_MAX_CPU_ISA=AVX2"
-
-
-def test_seconds_of_a_step(corpus_dir, prepared, monkeypatch):
-    """They include building its batches and waiting for the device, here one second each time."""
-    engine, clock = build_engine(tiny_config(corpus_dir), prepared), itertools.count()
-    monkeypatch.setattr(engine_module, "time", SimpleNamespace(monotonic=lambda: next(clock)))
-
-    def batches():
-        for _ in range(10):
-            next(clock)
-        yield batch_from(prepared, 0)
-
-    engine.train_step(1, batches())
-    assert engine.read_window().seconds == 11 + 1
 
 
 def test_each_precision_is_used(corpus_dir, prepared):
@@ -213,22 +188,16 @@ def test_dropout_is_seeded_by_seed_step_and_number_of_a_micro_batch(corpus_dir, 
     config = tiny_config(corpus_dir, model__dropout=0.5)
     engine = build_engine(config, prepared)
 
-    def losses(*firsts: int, step: int = 2) -> list[float]:
-        batches = [batch_from(prepared, first) for first in firsts]
-        return [float(loss) for (loss, _), _ in engine._gradients(step, batches, 100)]
+    def loss(number: int, step: int = 2) -> float:
+        of_others = [TokenCounts(9, 9)] * number  # of other processes
+        return float(engine.add_gradients(step, [*of_others, batch_from(prepared, 0)], 100)[0])
 
-    first, second = losses(0, 0)
-    of_other = TokenCounts(9, 9)  # of another process
-    [(loss, _)] = [
-        each for each, _ in engine._gradients(2, [of_other, batch_from(prepared, 0)], 100)
-    ]
-    assert float(loss) == second
+    first, second = loss(0), loss(1)
     assert first != second
     torch.rand(3)
-    assert losses(0, 0) == [first, second] and losses(8, 0)[1] == second
-    assert losses(0, step=3) != [first]
+    assert (loss(0), loss(1)) == (first, second) and loss(0, step=3) != first
     engine.config = tiny_config(corpus_dir, model__dropout=0.5, train__seed=2)
-    assert losses(0) != [first]
+    assert loss(0) != first
 
 
 def test_the_masks_of_a_micro_batch_depend_on_its_number_alone():
@@ -291,17 +260,14 @@ def test_a_restored_engine_continues_bit_equal(corpus_dir, prepared, tmp_path, m
     engine.scaler.update(1024.0)
     engine.skipped_steps.fill_(5)
     engine.nonfinite_in_row.fill_(2)
-    window = LogWindow(loss=3.5, nll=2.5, tokens=7, flops=11.0, seconds=0.5)
+    window = LogWindow(loss=3.5, nll=2.5, tokens=7, flops=11.0)
     engine.start_window(window)
     save(tmp_path / "saved", engine, prepared)
     restored = build_engine(config, prepared, "fp16")
     restore_engine(restored, load_checkpoint(tmp_path / "saved"))
     assert restored.scaler.get_scale() == 1024.0
     assert (int(restored.skipped_steps), int(restored.nonfinite_in_row)) == (5, 2)
-    saved_window = load_checkpoint(tmp_path / "saved").state.counters["window"]
-    assert saved_window == {**asdict(window), "seconds": pytest.approx(0.5, abs=0.1)}
-    assert asdict(restored.read_window()) == pytest.approx(saved_window, abs=0.1)
-    assert (restored.read_window().loss, restored.read_window().nll) == (3.5, 2.5)
+    assert restored.read_window() == window
     for each in (engine, restored):
         each.train_step(4, [batch_from(prepared, 40)])
     assert equal_weights(engine, restored)
@@ -321,46 +287,11 @@ def test_missing_counters_are_zero(corpus_dir, prepared):
     engine.load_state_dict(state)
     assert (int(engine.skipped_steps), int(engine.nonfinite_in_row)) == (0, 0)
     assert engine.read_window().tokens == 0
-    older_window = {"window": {"loss": 3.5, "tokens": 7, "flops": 11.0, "seconds": 0.5}}
-    engine.load_state_dict({**state, "counters": older_window})
-    assert engine.read_window().tokens == 0  # or its mean NLL would be too small
+    of_earlier_version = {"window": {"tokens": 7, "seconds": 0.5}}
+    engine.load_state_dict({**state, "counters": of_earlier_version})
+    assert engine.read_window() == LogWindow(tokens=7)
     with pytest.raises(ValueError, match="unknown"):
         engine.load_state_dict({**state, "counters": {"unknown": 1}})
-
-
-@pytest.mark.parametrize("muon", [True, False])
-def test_the_check_of_memory_changes_nothing(corpus_dir, prepared, monkeypatch, muon):
-    """It tries each micro-batch as often as train at once, makes the moments, and takes no step."""
-    config = tiny_config(corpus_dir, train__ema_decay=0.9, optim__muon=muon)
-    checked, unchecked = build_engine(config, prepared), build_engine(config, prepared)
-    torch.set_num_threads(2)
-    real, tried = checked._loss, []
-    monkeypatch.setattr(checked, "_loss", lambda batch: tried.append(batch) or real(batch))
-    checked.check_memory([batch_from(prepared, 0), batch_from(prepared, 8)], 3)
-    assert len(tried) == 4
-    assert len(checked.optimizer.state) == len(list(checked.model.parameters()))
-    assert all(parameter.grad is None for parameter in checked.model.parameters())
-    assert equal_weights(checked, unchecked)
-    for engine in (checked, unchecked):
-        engine.train_step(1, [batch_from(prepared, 8)])
-    assert equal_weights(checked, unchecked)
-
-
-def test_too_little_memory_is_explained(corpus_dir, prepared, monkeypatch):
-    """With the sizes of the batch; other errors stay as they are."""
-    engine, batch = build_engine(tiny_config(corpus_dir), prepared), batch_from(prepared, 0)
-    (rows, src), tgt = batch.src.shape, batch.tgt_in.size(1)
-    for error in (MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory")):
-        monkeypatch.setattr(engine, "_loss", Mock(side_effect=error))
-        message = f"^out of memory on cpu with a micro-batch of {rows} x {src} source and {rows} x"
-        message += f" {tgt} target tokens$"
-        with pytest.raises(OutOfMemoryError, match=message):
-            engine.check_memory([batch], 1)
-        assert all(parameter.grad is None for parameter in engine.model.parameters())
-        engine.compiled = True  # which changes nothing
-    monkeypatch.setattr(engine, "_loss", Mock(side_effect=RuntimeError("a bug")))
-    with pytest.raises(RuntimeError, match="a bug"):
-        engine.check_memory([batch], 1)
 
 
 @pytest.mark.parametrize("layers", [(2, 3), (3, 1)])
@@ -383,25 +314,22 @@ def test_training_flops_are_those_pytorch_counts(corpus_dir, prepared, monkeypat
     assert engine.read_window().flops == products
 
 
+class Three(Processes):
+    """Three processes with different values."""
+
+    def gather(self, value: float) -> list[float]:
+        return [value, 2 * value, 4 * value]
+
+
 def test_the_peak_is_the_best_of_a_few_products(monkeypatch):
-    """Of 8 x 8 matrices, in the precision of training; the fastest of five takes two seconds."""
+    """Of 8 x 8 matrices, in the precision of training; the fastest of five takes two seconds.
+
+    Of several processes it is the sum, as is the work of a step. Sabotage: that of one process.
+    """
     times, types = iter((0, 4, 10, 13, 20, 22, 30, 33, 40, 46)), set()
     monkeypatch.setitem(flops._SIZES, "cpu", 8)
     monkeypatch.setattr(flops, "time", SimpleNamespace(perf_counter=lambda: next(times)))
     monkeypatch.setattr(flops, "linear", lambda x, weight: types.update((x.dtype, weight.dtype)))
-    assert measure_peak_flops(torch.device("cpu"), "bf16") == 8 * 8 * (8 + 8) / 2
+    peak = measure_peak_flops(torch.device("cpu"), "bf16", Three(world_size=3))
+    assert peak == 7 * 8 * 8 * (8 + 8) / 2
     assert types == {torch.bfloat16}
-
-
-def test_the_peak_is_that_of_all_processes(corpus_dir, prepared, monkeypatch):
-    """As is the work of a step, so that MFU is at most 1. Sabotage: the peak of one process."""
-
-    class Three(Processes):
-        def gather(self, value: float) -> list[float]:
-            return [value, 2 * value, 4 * value]
-
-    engine = build_engine(tiny_config(corpus_dir), prepared)
-    engine.processes = Three(world_size=3)
-    peaks = {(engine.device, "fp32"): 1e6}
-    monkeypatch.setattr(engine_module, "measure_peak_flops", lambda *given: peaks[given])
-    assert engine.measure_peak_flops() == 7e6

@@ -1,6 +1,7 @@
 """Training on segmentations drawn for each epoch: resumed exactly, and every pair once an epoch."""
 
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,9 +12,8 @@ from conftest import equal, tiny_config, weights
 from transformer_mt.checkpoints.checkpoint import load_checkpoint
 from transformer_mt.checkpoints.run_directory import list_checkpoints
 from transformer_mt.config.keys import Config
-from transformer_mt.text.epoch_pairs import EpochPairs, LineSampler
+from transformer_mt.text.epoch_pairs import EpochPairs
 from transformer_mt.training.run import build_trainer, train
-from transformer_mt.training.trainer import Trainer
 
 SHORT = {"data__train": "train[:150]"}
 """An epoch of a few steps."""
@@ -23,52 +23,18 @@ def sampled_config(corpus_dir: Path, **changes: object) -> Config:
     return tiny_config(corpus_dir, **{"vocab__sampling": 0.2, **SHORT, **changes})
 
 
-@pytest.fixture
-def epochs(monkeypatch) -> list[list[np.ndarray]]:
-    """Records the pairs of every step, by epoch."""
-    steps: list[list[np.ndarray]] = []
-    train_step = Trainer.train_step
-
-    def recording(trainer, step_pairs):
-        if trainer.progress.epoch == len(steps):
-            steps.append([])
-        steps[-1].append(step_pairs)
-        assert trainer.pairs.lengths[0][step_pairs].tolist() == (
-            trainer.lengths[0][step_pairs].tolist()
-        )
-        train_step(trainer, step_pairs)
-
-    monkeypatch.setattr(Trainer, "train_step", recording)
-    return steps
-
-
-def test_every_pair_comes_once_an_epoch_in_other_segmentations(
-    corpus_dir, tmp_path, epochs, monkeypatch
-):
-    """Only training pairs are drawn, and each step is as large as its own segmentations say."""
-    drawn, sample = [], LineSampler.sample
-
-    def counting(sampler, lines, rng):
-        drawn.append(len(lines))
-        return sample(sampler, lines, rng)
-
-    monkeypatch.setattr(LineSampler, "sample", counting)
-    config = sampled_config(corpus_dir, train__max_epochs=3, valid__every=20)
-    trainer = build_trainer(config, tmp_path / "other")
-    lengths = []
+def test_an_epoch_is_planned_by_its_own_segmentations(corpus_dir, tmp_path):
+    """It has every pair once, in steps as large as these segmentations say."""
+    trainer = build_trainer(sampled_config(corpus_dir), tmp_path / "run")
+    plain, lengths = trainer.corpus.pairs.lengths[0], set()
     for epoch in range(3):
-        pairs = trainer._epoch_pairs.of_epoch(epoch)
-        lengths.append(pairs.lengths[0])
-        assert pairs.lengths[0].sum() > trainer.corpus.pairs.lengths[0].sum()
-    assert len({tuple(each) for each in lengths}) == 3
-    drawn.clear()
-    train(config, tmp_path / "run")
-    assert set(drawn) == {150} and len(drawn) <= 2 * 4
-    assert len(epochs) == 3
-    for steps, of_epoch in zip(epochs, lengths, strict=True):
-        assert sorted(np.concatenate(steps)) == list(range(150))
-        full = [of_epoch[step].sum() for step in steps]
-        assert max(full) < 500 + of_epoch.max()
+        trainer.progress = replace(trainer.progress, epoch=epoch)
+        steps = trainer.start_epoch()
+        src, tgt = trainer.pairs.lengths
+        assert src.sum() > plain.sum() and sorted(np.concatenate(steps)) == list(range(150))
+        assert all(max(src[step[:-1]].sum(), tgt[step[:-1]].sum()) < 500 for step in steps)
+        lengths.add(tuple(src))
+    assert len(lengths) == 3
 
 
 @pytest.mark.parametrize(
@@ -89,7 +55,6 @@ def test_a_resumed_run_is_bit_equal(corpus_dir, tmp_path, recipe, other):
 
 
 def test_the_next_epoch_is_made_in_advance_and_the_threads_end(corpus_dir, tmp_path, monkeypatch):
-    """After an error too."""
     started, start = [], EpochPairs.start
 
     def recording(epoch_pairs, epoch):
@@ -101,12 +66,3 @@ def test_the_next_epoch_is_made_in_advance_and_the_threads_end(corpus_dir, tmp_p
     before = threading.active_count()
     train(sampled_config(corpus_dir, train__max_steps=2), tmp_path / "run")
     assert started == [0, 1] and threading.active_count() == before
-
-    def fail(trainer, step_pairs):
-        raise MemoryError
-
-    monkeypatch.setattr(Trainer, "train_step", fail)
-    trainer = build_trainer(sampled_config(corpus_dir), tmp_path / "other")
-    with pytest.raises(MemoryError):
-        trainer.run(None)
-    assert threading.active_count() == before

@@ -9,22 +9,22 @@ import tomllib
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
-from unittest.mock import Mock
 
 import pytest
 import torch
 from conftest import assert_one_error, copy_lines
 from simulated_cuda import SimulatedCuda
 
-from transformer_mt.config.keys import Config, VocabConfig
+from transformer_mt.config.keys import Config, VocabConfig, flat_values
 from transformer_mt.config.loading import load_config
 from transformer_mt.system.device import total_memory
 from transformer_mt.text.corpus import load_split
 from transformer_mt.text.vocabulary import train_vocabulary
 from transformer_mt.training import new_config
 from transformer_mt.training.new_config import (
+    Machine,
     TextStatistics,
-    choose_sizes,
+    choose_keys,
     measure_text,
     this_machine,
 )
@@ -76,14 +76,12 @@ def test_splits_cover_the_text_and_do_not_overlap(work, call):
     assert err.splitlines() == [f"warning: {warning}" for warning in warnings] and code == 0
     assert all(f" {warning}." in words for warning in warnings)
     assert "the first 267 pairs, validation the next 14, the test the last 14." in words
-    assert "Text: 300 pairs, " in words and "On a GPU" not in words  # the sizes would be the same
+    assert "Text: 300 pairs, " in words
 
 
 def test_what_the_configuration_holds(work, call, monkeypatch):
     """Every key, what it was chosen for, and the commands, which alone are not wrapped."""
-    small, *_, with_gpu = new_config._PRESETS
-    monkeypatch.setattr(new_config, "_PRESETS", (small, with_gpu._replace(pairs=0)))
-    monkeypatch.setattr(new_config, "this_machine", lambda: ("a machine", False))
+    monkeypatch.setattr(new_config, "this_machine", lambda: SLOW)
     write_text(work, pairs=[("aa bb cc", "dd")] * 1_200)
     assert call("init", "new", "--src", "text.de", "--tgt", "text.en").code == 0
     values = tomllib.loads(Path("new.toml").read_text())
@@ -108,31 +106,21 @@ def test_what_the_configuration_holds(work, call, monkeypatch):
     }
     words = read_words()
     for sentence in (
-        "Text: 1,200 pairs, 4 different words in all, 3.0 and 1.0 per line. 1,200 pairs are too",
-        "Machine: a machine.",
+        "Text: 1,200 pairs, 4 different words in all, 2.0 per line. 1,200 pairs are too few",
+        "Machine: a slow machine. On another, ",
         "99.9% of the pairs have at most 8 bytes per side, about 2 pieces.",
         "For 1,080 training pairs with 4 different words and 4 different characters.",
         "3 + 3 layers of width 256 for 1,080 training pairs;",
-        " On a GPU, init would choose 6 + 6 of width 512; a CPU is too slow for it. ",
-        "At most 500 pairs of the mean length in a step.",
+        "At most 667 pairs of the mean length in a step.",
     ):
         assert sentence in words
     lines = Path("new.toml").read_text().splitlines()
     assert [line for line in lines if line.startswith("#  ")] == [
         "#     transformer-mt train new.toml --dry-run  # measures sizes, speed, memory and time",
-        "#     transformer-mt train new.toml            # trains; the same command again resumes",
+        "#     transformer-mt train new.toml  # trains; the same command again resumes",
         "#     transformer-mt evaluate checkpoints/new  # translates and scores the test text",
     ]
     assert max(len(line) for line in lines if not line.startswith("#  ")) == 79
-
-
-def test_a_gpu_is_named_only_for_a_larger_model(work, call, monkeypatch):
-    small, *_ = new_config._PRESETS
-    monkeypatch.setattr(new_config, "_PRESETS", (small, small._replace(gpu=True, muon=False)))
-    monkeypatch.setattr(new_config, "this_machine", lambda: ("a machine", False))
-    write_text(work, pairs=[("aa bb cc", "dd")] * 1_200)
-    assert call("init", "new", "--src", "text.de", "--tgt", "text.en").code == 0
-    assert "3 + 3 layers" in read_words() and "On a GPU" not in read_words()
 
 
 def test_the_commands_that_it_prints(tmp_path, monkeypatch, call):
@@ -206,15 +194,12 @@ LINES = b"a\n" * 300
         ({"a.en.gz": gzip.compress(LINES)[:-10]}, "new", "text.de", "a.en.gz", "cannot be read"),
         ({"new.toml": b"mine"}, "new", "text.de", "text.en", "new.toml: exists already"),
         ({}, "none/new", "text.de", "text.en", "none/new.toml: there is no folder none"),
-        ({}, "", "text.de", "text.en", "needs a name"),
         ({}, "a\nb", "text.de", "text.en", "'a\\nb.toml' cannot be written in a configuration"),
         ({"b\udcff.en": LINES}, "new", "text.de", "b\udcff.en", "'b\\udcff.en' cannot be written"),
         ({}, "new", "text.txt", "text.en", "text.txt: its name does not end in a language"),
         ({}, "new", "text.de", "a.txt", "a language such as .de; give --tgt-lang"),
         ({}, "new", "text.de", "text.de", "are both de; give --src-lang and --tgt-lang"),
         ({"$HOME.en": LINES}, "new", "text.de", "$HOME.en", "'$HOME.en' cannot be written in a"),
-        ({"a.tmx": b""}, "new", "a.tmx", "text.en", "a.tmx, text.en: init reads two text files"),
-        ({}, "new", "text.de", "a.tmx", "text.de, a.tmx: init reads two text files"),
         ({"~/x.en": LINES}, "new", "text.de", "~/x.en", "'~/x.en' cannot be written in a"),
     ],
 )
@@ -231,48 +216,52 @@ def test_mistakes(work, monkeypatch, call, files, name, src, tgt, culprit):
     assert not Path("new.toml").exists() or Path("new.toml").read_text() == "mine"
 
 
-def test_a_text_that_does_not_fit_into_memory(work, monkeypatch, call):
-    """Sabotage: let the error out; the line would not name the files."""
-    monkeypatch.setattr(new_config.LineProblems, "add", Mock(side_effect=MemoryError))
-    result = call("init", "new", "--src", "text.de", "--tgt", "text.en")
-    assert_one_error(result, "text.de and text.en: out of memory")
-    assert not Path("new.toml").exists()
-
-
 CONFIGS = Path(__file__).parents[2] / "configs"
-CPU, GPU = False, True
+SLOW = Machine("a slow machine", has_gpu=False, is_fast=False)
+CPU = Machine("a CPU with bf16", has_gpu=False, is_fast=True)
+GPU = Machine("a GPU", has_gpu=True, is_fast=True)
 
 
 def text_of(pairs: int, longest: int = 300) -> TextStatistics:
     """Makes statistics of a text with many words."""
-    return TextStatistics(pairs, 0, 12.0, 12.0, longest, distinct_words=10**6, characters=100)
+    return TextStatistics(pairs, 0, 12.0, longest, distinct_words=10**6, characters=100)
+
+
+def chosen(pairs: int, machine: Machine) -> Config:
+    keys = choose_keys(text_of(pairs), machine)
+    return new_config._parse({"data.path": "x", **keys}, Path("x.toml"))
 
 
 @pytest.mark.parametrize(
-    ("pairs", "machine", "vocab_size", "d_model", "layers", "dropout", "held_out"),
+    ("pairs", "machine", "vocab_size", "d_model", "d_ff", "layers", "dropout", "minutes"),
     [
-        (40, CPU, 2_000, 256, 3, 0.3, 2),
-        (10_000, CPU, 4_000, 256, 3, 0.3, 500),
-        (20_001, CPU, 6_000, 256, 3, 0.3, 1_000),
-        (160_000, GPU, 10_000, 512, 6, 0.3, 1_000),
-        (900_000, GPU, 16_000, 512, 6, 0.1, 1_000),
-        (299_999, CPU, 8_000, 256, 4, 0.1, 1_000),
-        (5_000_000, CPU, 8_000, 256, 4, 0.0, 1_000),
-        (5_000_000, GPU, 37_000, 512, 6, 0.1, 1_000),
+        (40, CPU, 2_000, 256, 1024, 3, 0.3, 60),
+        (9_999, GPU, 2_000, 256, 1024, 3, 0.3, 60),
+        (10_000, CPU, 4_000, 256, 1024, 3, 0.3, 60),
+        (20_000, CPU, 6_000, 256, 1024, 3, 0.3, 60),
+        (99_999, GPU, 6_000, 256, 1024, 3, 0.3, 60),
+        (100_000, GPU, 10_000, 512, 1024, 6, 0.3, 120),
+        (500_000, GPU, 16_000, 512, 2048, 6, 0.1, 480),
+        (1_999_999, GPU, 16_000, 512, 2048, 6, 0.1, 480),
+        (100_000, CPU, 8_000, 256, 1024, 4, 0.1, 90),
+        (299_999, CPU, 8_000, 256, 1024, 4, 0.1, 90),
+        (5_000_000, CPU, 8_000, 256, 1024, 4, 0.0, 90),
+        (5_000_000, GPU, 37_000, 512, 2048, 6, 0.1, 1440),
     ],
 )
-def test_sizes_by_pairs(pairs, machine, vocab_size, d_model, layers, dropout, held_out):
-    text = text_of(pairs)
-    sizes = choose_sizes(text, machine)
-    chosen = sizes.vocab_size, sizes.d_model, sizes.layers, sizes.dropout
-    assert chosen == (vocab_size, d_model, layers, dropout)
-    assert (text.held_out, text.train_pairs) == (held_out, pairs - 2 * held_out)
-    assert ("too few" in new_config._warn(Path("a"), Path("b"), text)) == (pairs < 20_000)
-    # Pairs without text give no larger model.
+def test_sizes_by_pairs(pairs, machine, vocab_size, d_model, d_ff, layers, dropout, minutes):
+    """With limits that belong to the row that they begin; pairs without text do not count."""
+    config = chosen(pairs, machine)
+    model, train = config.model, config.train
+    assert (config.vocab.size, model.d_model, model.d_ff) == (vocab_size, d_model, d_ff)
+    assert model.encoder_layers == model.decoder_layers == layers
+    assert (model.dropout, train.max_minutes) == (dropout, minutes)
+    assert config.valid.every == train.save_every
     with_empty = replace(text_of(pairs + 600_000), empty=600_000)
-    assert choose_sizes(with_empty, machine) == sizes
-    warning = new_config._warn(Path("a"), Path("b"), with_empty)
-    assert ("too few" in warning) == (pairs < 20_000)
+    assert choose_keys(with_empty, machine) == choose_keys(text_of(pairs), machine)
+    for text in (text_of(pairs), with_empty):
+        assert text.train_pairs == pairs - 2 * text.held_out
+        assert ("too few" in new_config._warn(Path("a"), Path("b"), text)) == (pairs < 20_000)
 
 
 @pytest.mark.parametrize(
@@ -280,43 +269,33 @@ def test_sizes_by_pairs(pairs, machine, vocab_size, d_model, layers, dropout, he
     [("multi30k", 29_000, GPU), ("news-cpu", 300_000, CPU), ("wmt16-base", 4_500_000, GPU)],
 )
 def test_sizes_are_those_of_the_repository(name, pairs, machine):
-    values = tomllib.loads((CONFIGS / f"{name}.toml").read_text())
-    preset = choose_sizes(text_of(pairs), machine)
-    assert values["vocab"]["size"] == preset.vocab_size
-    assert values["vocab"].get("sampling", 0.0) == preset.sampling
-    values = values["model"] | values["optim"] | values["train"]
-    values = {"dropout": 0.1, "lr_scale": 1.0, "muon": False} | values
-    for key in ("d_model", "d_ff", "n_heads", "dropout", "warmup_steps", "lr_scale", "muon"):
-        assert values[key] == getattr(preset, key)
-    assert values["batch_tokens"] == preset.batch_tokens
-    assert values["encoder_layers"] == values["decoder_layers"] == preset.layers
+    recipe = flat_values(load_config(CONFIGS / f"{name}.toml"))
+    keys = ("size", "sampling", "d_model", "d_ff", "n_heads", "encoder_layers", "decoder_layers")
+    keys += ("dropout", "muon", "warmup_steps", "lr_scale", "batch_tokens", "bidirectional_epochs")
+    values = flat_values(chosen(pairs, machine))
+    different = {key for key in recipe if recipe[key] != values[key]}
+    assert not {key for key in different if key.partition(".")[2] in keys}
 
 
-def test_a_cpu_gets_no_sampling_and_no_muon_from_25_000_pairs_on():
-    """They pay after some 10,000 steps there, more than many CPUs take in an hour."""
-    for pairs in (1, 24_999):
-        assert choose_sizes(text_of(pairs), CPU) == choose_sizes(text_of(pairs), GPU)
-    recipe = choose_sizes(text_of(24_999), CPU)
-    assert (recipe.sampling, recipe.muon, recipe.bidirectional_epochs) == (0.05, True, 20)
-    for pairs in (25_000, 99_999):
-        on_cpu, on_gpu = (choose_sizes(text_of(pairs), machine) for machine in (CPU, GPU))
-        assert on_gpu == recipe._replace(pairs=25_000, gpu=True, bidirectional_epochs=0)
-        assert on_cpu == on_gpu._replace(gpu=False, sampling=0.0, muon=False)
-
-
-def test_sizes_for_a_gpu():
-    """Those usual for IWSLT14, then the base model; a limit belongs to the row that it begins."""
-    limits = {19_999: 4000, 99_999: 6000, 100_000: 10_000, 499_999: 10_000, 500_000: 16_000}
-    limits |= {1_999_999: 16_000, 2_000_000: 37_000}
-    assert {pairs: choose_sizes(text_of(pairs), GPU).vocab_size for pairs in limits} == limits
-    base = (512, 2048, 8, 6, 0.1)
-    assert choose_sizes(text_of(100_000), GPU)[3:11] == (512, 1024, 4, 6, 0.3, 4000, 4000, 0.7)
-    assert choose_sizes(text_of(500_000), GPU)[3:11] == (*base, 12_000, 4000, 1.0)
-    rows = [(pairs, CPU) for pairs in (1, 10_000, 20_000, 100_000, 300_000)]
-    rows += [(pairs, GPU) for pairs in (100_000, 500_000, 2_000_000)]
-    saves_and_minutes = [choose_sizes(text_of(pairs), machine)[11:13] for pairs, machine in rows]
-    days = [(1000, 90), (1000, 90), (1000, 120), (2500, 480), (2500, 1440)]
-    assert saves_and_minutes == [(500, 60)] * 3 + days
+@pytest.mark.parametrize(
+    ("pairs", "machine", "sampling", "muon", "bidirectional_epochs"),
+    [
+        (1, SLOW, 0.05, True, 0),
+        (20_000, SLOW, 0.05, True, 0),
+        (20_000, CPU, 0.05, True, 20),
+        (24_999, GPU, 0.05, True, 20),
+        (25_000, CPU, 0.0, False, 0),
+        (99_999, CPU, 0.0, False, 0),
+        (25_000, GPU, 0.05, True, 0),
+        (100_000, SLOW, 0.0, True, 0),
+        (100_000, GPU, 0.0, False, 0),
+    ],
+)
+def test_what_pays_only_after_many_steps(pairs, machine, sampling, muon, bidirectional_epochs):
+    """Is written only where the time is enough for them (benchmarks/LOG.md)."""
+    config = chosen(pairs, machine)
+    assert (config.vocab.sampling, config.optim.muon) == (sampling, muon)
+    assert config.train.bidirectional_epochs == bidirectional_epochs
 
 
 TEXTS = {
@@ -332,25 +311,31 @@ TEXTS = {
 def test_a_vocabulary_of_that_size_can_be_learned(name):
     """From the part that is not held out."""
     text = measure_text(TEXTS[name])
-    sizes = choose_sizes(text, CPU)
+    size = choose_keys(text, CPU)["vocab.size"]
     words = Counter(w for pair in TEXTS[name][: text.train_pairs] for s in pair for w in s.split())
-    config = VocabConfig(size=sizes.vocab_size)
-    assert train_vocabulary([words], config).src.size == sizes.vocab_size
+    assert train_vocabulary([words], VocabConfig(size=size)).src.size == size
 
 
-def test_this_machine():
-    """Threads and memory are those that training has; a GPU is named."""
-    torch.set_num_threads(3)
-    memory = total_memory(torch.device("cpu")) / 1e9
-    assert this_machine() == (f"3 CPU threads, {memory:.1f} GB of memory, no GPU", False)
+@pytest.mark.parametrize(("threads", "bf16"), [(3, True), (1, True), (3, False)])
+def test_this_machine(monkeypatch, threads, bf16):
+    """Threads and memory are those that training has; a GPU is named.
+
+    A CPU is fast enough for what needs 6,000 steps with bf16 and several threads.
+    """
+    for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"):
+        monkeypatch.setattr(torch.cpu, name, lambda: bf16)
+    torch.set_num_threads(threads)
+    memory = f"{total_memory(torch.device('cpu')) / 1e9:.1f} GB of memory"
+    described = f"{threads} CPU thread{'s' * (threads > 1)}, {memory}, no GPU"
+    assert this_machine() == (described, False, bf16 and threads > 1)
     with SimulatedCuda():
-        assert this_machine() == ("simulated with 1000.0 GB of memory", True)
+        assert this_machine() == ("simulated with 1000.0 GB of memory", True, True)
 
 
 def test_counts_of_a_text():
     """Words, characters, and bytes of the longer side."""
     pairs = [("üü üü", "c"), ("a", " "), ("", "d e f"), ("x", "y\tz")]
-    words = {"src_words": 1.0, "tgt_words": 1.5, "distinct_words": 9}
+    words = {"words_per_line": 1.25, "distinct_words": 9}
     problems = {"src_problems": "1 empty", "tgt_problems": "1 empty, 1 with tabs"}
     assert measure_text(pairs) == TextStatistics(
         pairs=4, empty=2, **words, longest_bytes=9, characters=9, **problems
@@ -363,7 +348,7 @@ def test_limits_by_the_longest_and_by_the_characters():
     assert {longest: text_of(40, longest).max_length for longest in limits} == limits
     for characters, words, size in ((1000, 10**6, 2000), (1001, 10**6, 3001), (100, 3001, 1860)):
         text = replace(text_of(40), characters=characters, distinct_words=words)
-        assert choose_sizes(text, CPU).vocab_size == size
+        assert choose_keys(text, CPU)["vocab.size"] == size
 
 
 def test_what_is_rare_is_not_counted():

@@ -1,7 +1,6 @@
 """Runs that are stopped: what is saved, and what is made up when they are resumed."""
 
 import os
-import shutil
 import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -15,9 +14,11 @@ from sacrebleu.metrics import BLEU, CHRF
 from test_trainer import build_config, clock, log_text, logged_steps, saved_steps, scores
 
 from transformer_mt.checkpoints.evaluations import SearchSetting, read_evaluations
-from transformer_mt.checkpoints.run_directory import find_checkpoint, load_newest
+from transformer_mt.checkpoints.run_directory import load_newest
 from transformer_mt.errors import CheckpointError, Interrupted
 from transformer_mt.system.processes import Processes
+from transformer_mt.text.batching import plan_epoch
+from transformer_mt.text.prepared import prepare
 from transformer_mt.training import saving
 from transformer_mt.training.engine import Engine
 from transformer_mt.training.run import train
@@ -31,8 +32,8 @@ def signal_in_step(monkeypatch, number: int, signum: int, count: int = 1) -> Non
     """Sends this process signals during one step."""
     real = Engine.train_step
 
-    def train_step(self, step, micro_batches) -> None:
-        real(self, step, micro_batches)
+    def train_step(self, step, *arguments) -> None:
+        real(self, step, *arguments)
         if step == number:
             for _ in range(count):
                 os.kill(os.getpid(), signum)
@@ -85,9 +86,9 @@ def test_a_missed_validation_is_made_up_and_saved_at_once(
     seen = []
     real = Engine.train_step
 
-    def look(engine, step, micro_batches) -> None:
+    def look(engine, step, *arguments) -> None:
         seen.append(load_newest(interrupted).progress)
-        real(engine, step, micro_batches)
+        real(engine, step, *arguments)
 
     monkeypatch.setattr(Engine, "train_step", look)
     train(config, interrupted)
@@ -102,6 +103,33 @@ def test_a_missed_validation_may_end_training(corpus_dir, interrupted, scores):
     config = build_config(corpus_dir, **INTERRUPTED, valid__patience=1)
     assert train(config, interrupted).step == 4
     assert "done: valid.patience = 1, at step 4" in log_text(interrupted)
+
+
+def test_a_log_line_over_two_processes(corpus_dir, tmp_path, scores, clock, monkeypatch):
+    """Its loss is of all its steps, its speed of those of the second process.
+
+    The next line is of its own steps. Sabotage: forget the sums of the first; divide the tokens of
+    both by the time of the second; leave tokens of the first out of the next line, too.
+    """
+    scores += [1.0] * 2
+    config = build_config(corpus_dir, train__max_steps=6)
+    train(config, tmp_path / "whole")
+    with monkeypatch.context() as patch:
+        signal_in_step(patch, 4, signal.SIGTERM)
+        with pytest.raises(Interrupted):
+            train(config, tmp_path / "run")
+    train(config, tmp_path / "run")
+    lengths = prepare(config).pairs.lengths
+    steps = plan_epoch(*lengths, config.train.batch_tokens, config.train.seed, 0)
+    whole, lines = (records(tmp_path / name, "train")[-2:] for name in ("whole", "run"))
+    for step, expected, line in zip((5, 6), whole, lines, strict=True):
+        assert (line["step"], line["loss"], line["nll"]) == (
+            step,
+            expected["loss"],
+            expected["nll"],
+        )
+        tokens = int(lengths[1][steps[step - 1]].sum())
+        assert line["tokens_per_second"] == pytest.approx(tokens / 30, abs=0.06)
 
 
 def test_a_signal_interrupts_a_validation(corpus_dir, tmp_path, monkeypatch):
@@ -139,33 +167,6 @@ def test_a_run_without_steps(corpus_dir, tmp_path, scores):
     assert all(map(torch.equal, resumed.parameters(), uninterrupted.parameters()))
 
 
-def test_a_deleted_best_is_forgotten_at_the_next_save(
-    corpus_dir, tmp_path, scores, monkeypatch, caplog
-):
-    """One warning on the first resume; then the next validation is the best, whatever its BLEU.
-
-    Sabotage: keep the best of the checkpoint.
-    """
-    scores += [0.0, -1.0, 0.5, 0.4]
-    run_dir = tmp_path / "run"
-    train(build_config(corpus_dir, valid__every=4, train__max_steps=6), run_dir)
-    shutil.rmtree(run_dir / "step-00000004")
-    config = build_config(corpus_dir, valid__every=4, train__max_steps=9)
-    with monkeypatch.context() as patch:
-        signal_in_step(patch, 7, signal.SIGTERM)
-        with pytest.raises(Interrupted):
-            train(config, run_dir)
-    progress = load_newest(run_dir).progress
-    assert (progress.step, progress.best_bleu, progress.best_step) == (7, -1.0, 0)
-    progress = train(config, run_dir)
-    assert (progress.step, progress.best_bleu, progress.best_step) == (9, 0.5, 8)
-    assert find_checkpoint(run_dir).progress.step == 8
-    assert [text for text in caplog.messages if "missing" in text] == [
-        f"{run_dir}: its best checkpoint (step 4) is missing; the next validation counts"
-        " as the best"
-    ]
-
-
 def test_a_second_signal_ends_training_at_once(corpus_dir, tmp_path, monkeypatch):
     """The step is not finished, and what is being saved is not waited for."""
     may_end, has_ended = Event(), Event()
@@ -197,8 +198,8 @@ def test_training_goes_on_while_a_checkpoint_is_written(corpus_dir, tmp_path, sc
         time.sleep(0.3)
         real(path, tensors, state, *arguments)
 
-    def train_step(engine, step, micro_batches) -> None:
-        taken(engine, step, micro_batches)
+    def train_step(engine, step, *arguments) -> None:
+        taken(engine, step, *arguments)
         if step == 3:
             is_later.set()
         if step == 7:

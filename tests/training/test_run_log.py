@@ -62,8 +62,8 @@ def test_tensorboard_has_all_metrics_also_after_a_kill(corpus_dir, tmp_path, mon
     )
     real = Trainer._log_training
 
-    def kill_at_9(self) -> None:
-        real(self)
+    def kill_at_9(self, *arguments) -> None:
+        real(self, *arguments)
         if self.progress.step == 9:
             raise KeyboardInterrupt
 
@@ -160,7 +160,7 @@ def test_metrics_are_rounded(tmp_path):
     names += ("ema_bleu",)
     with RunLog(tmp_path, Progress()) as log:
         log.record("train", Progress(step=3, epoch=1), 1.23456, dict.fromkeys(names, value))
-        log.record("valid", Progress(), 0.0, {"nll": math.inf, "bleu": math.nan, "x": -math.inf})
+        log.record("valid", Progress(), 0.0, {"nll": math.inf, "bleu": math.nan, "chrf": -math.inf})
     first, second = records(tmp_path)
     assert list(first.values()) == [
         *("train", 3, 1, 1.235),

@@ -1,20 +1,22 @@
 """torch.compile does not change training."""
 
-import subprocess
+import sys
 
+import fork_server
+import numpy as np
 import pytest
 import torch
-from conftest import command, tiny_config, write_config
-from test_engine import batch_from, build_engine
+from conftest import tiny_config, write_config
+from test_engine import build_engine
 
-from transformer_mt.errors import DeviceError
+from transformer_mt.checkpoints.checkpoint import Progress
 from transformer_mt.model import kernels
 from transformer_mt.model.transformer import evaluation_mode
-from transformer_mt.text.batching import Batch
-from transformer_mt.text.vocabulary import PAD_ID
+from transformer_mt.text.batching import EncodedPairs, flatten
 from transformer_mt.training import loss as loss_module
-from transformer_mt.training.compilation import pad_single_sizes
 from transformer_mt.training.environment import numeric_environment
+from transformer_mt.training.fit import StepFitter
+from transformer_mt.training.run import build_trainer
 
 # PyTorch's own while it compiles: of its parts, and one that it hides.
 pytestmark = pytest.mark.filterwarnings(
@@ -47,42 +49,34 @@ def test_two_graphs_compute_what_all_layers_compute(
         monkeypatch.setattr(loss_module, "_compile_losses_and_gradients", lambda: eager_loss)
     layers = {"model__encoder_layers": 3, "model__decoder_layers": 3, "model__dropout": 0.0}
     config = tiny_config(corpus_dir, optim__lr_scale=0.03, **layers)
-    eager, compiled = (build_engine(config, prepared, precision) for _ in range(2))
+    fitters = [StepFitter(build_engine(config, prepared, precision)) for _ in range(2)]
+    eager, compiled = (fitter.engine for fitter in fitters)
     counter = CompileCounterWithBackend(backend)
-    compiled.compile(counter)
+    fitters[1].compile(counter)
     special = [(1, 5, 6), (5, 1, 6), (5, 6, 1), (5, 5, 5), (64, 3, 3), (2, 2, 2), (3, 99, 60)]
-    ordinary = [(2 + i % 5, 3 + i % 17, 30 - i) for i in range(22)]
-    for step, (rows, src_length, tgt_length) in enumerate([first, *special, *ordinary], 1):
-        src, tgt = (torch.randint(4, 292, (rows, length)) for length in (src_length, tgt_length))
-        for engine in (eager, compiled):
-            engine.train_step(step, [Batch(src, tgt, tgt, src.numel(), tgt.numel())])
+    ordinary = [(2 + i % 5, 3 + i % 17, 30 - i) for i in range(0, 22, 3)]
+    for step, (rows, *lengths) in enumerate([first, *special, *ordinary]):
+        sides = (torch.randint(4, 292, (rows, length - 1)).tolist() for length in lengths)
+        pairs, progress = EncodedPairs(*map(flatten, sides)), Progress(step, micro_batch_tokens=999)
+        for fitter in fitters:
+            fitter.fit_step(progress, pairs, np.arange(rows))
         assert compiled.read_window().loss == pytest.approx(eager.read_window().loss, rel=tolerance)
     assert counter.frame_count == 2
     with evaluation_mode(compiled.model), torch.no_grad():
-        compiled.model(src, tgt)
+        compiled.model(torch.tensor([[5, 6]]), torch.tensor([[5, 6, 7]]))
     assert counter.frame_count == 2
 
 
 def test_a_cpu_trains_without_importing_it(corpus_dir, tmp_path):
     """Since that takes seconds. Sabotage: build PyTorch's own Adam."""
     config = write_config(tmp_path, corpus_dir, train__max_steps=2)
-    python, *words = command("train", config, "--run", tmp_path / "run")
-    timed = [python, "-X", "importtime", *words]
-    done = subprocess.run(timed, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0 and "torch.optim.adam" in done.stderr
-    assert "torch._dynamo" not in done.stderr
-
-
-def test_padding_of_single_sizes_changes_no_loss(corpus_dir, prepared):
-    """Nor the number of tokens."""
-    engine = build_engine(tiny_config(corpus_dir, model__dropout=0.0), prepared)
-    for src, tgt in ([[5, 6]], [[7, 8, 9]]), ([[5]], [[7]]), ([[5], [6]], [[7], [8]]):
-        ids, tgt_ids = torch.tensor(src), torch.tensor(tgt)
-        batch = Batch(ids, tgt_ids, tgt_ids, ids.numel(), tgt_ids.numel())
-        padded = pad_single_sizes(batch)
-        assert min(*padded.src.shape, *padded.tgt_out.shape) == 2
-        assert (padded.tgt_out != PAD_ID).sum() == padded.tgt_tokens == tgt_ids.numel()
-        torch.testing.assert_close(engine._loss(padded), engine._loss(batch))
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import sys; from transformer_mt.cli.program import main; main()\n"
+        "print('torch.optim' in sys.modules, 'torch._dynamo' in sys.modules)\n"
+    )
+    done = fork_server.run([sys.executable, script, "train", config, "--run", tmp_path / "run"])
+    assert (done.returncode, done.stdout) == (0, b"True False\n")
 
 
 def messages(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -90,30 +84,29 @@ def messages(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [r.getMessage() for r in caplog.records if r.name.startswith("transformer_mt")]
 
 
-def test_a_failed_compilation_is_one_line(corpus_dir, prepared, caplog, monkeypatch):
-    """During training the error names the key to change; before, training continues without."""
+@pytest.mark.parametrize("late", [False, True])
+def test_a_failed_compilation_is_one_line(corpus_dir, tmp_path, caplog, late):
+    """Training goes on without it, be it at the start or for a shape that comes late.
+
+    Sabotage: fall back only at the start; leave the layers compiled.
+    """
 
     def broken(graph, inputs):
         raise RuntimeError("no compiler")
 
     torch._dynamo.reset()
-    engine, batch = build_engine(tiny_config(corpus_dir), prepared), batch_from(prepared, 0)
-    engine.compile(broken)
-    with pytest.raises(DeviceError, match="(?s)no compiler.*train.compile = false"):
-        engine.train_step(1, [batch])
-    tried = []
-    loss = engine._loss
-    monkeypatch.setattr(engine, "_loss", lambda batch: tried.append(batch) or loss(batch))
-    engine.check_memory([batch], 1)
-    assert engine.compile_failed and not engine.compiled and len(tried) == 2
-    [message] = messages(caplog)
+    trainer = build_trainer(tiny_config(corpus_dir), tmp_path)
+    trainer.fitter.compile(broken)
+    steps = trainer.start_epoch()
+    if not late:
+        trainer.fitter.check_memory(trainer.progress, trainer.pairs, steps)
+    for _ in range(2):
+        trainer.take_step(steps[0])
+        [message] = messages(caplog)
     assert message == (
         "torch.compile failed (backend='broken' raised:\nRuntimeError: no compiler): install a C"
         " compiler and Python's headers, or set train.compile = false; this run continues without"
         " it, more slowly"
     )
-    assert all(parameter.grad is None for parameter in engine.model.parameters())
-    engine.train_step(1, [batch])
-    assert numeric_environment(engine)["torch.compile"] == "failed"
-    engine.check_memory([batch], 1)
-    assert len(messages(caplog)) == 1
+    assert trainer.progress.step == 2 and not trainer.engine.compiled
+    assert numeric_environment(trainer.fitter)["torch.compile"] == "failed"

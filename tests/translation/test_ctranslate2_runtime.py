@@ -4,7 +4,6 @@ import json
 import re
 import shutil
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -14,16 +13,13 @@ from conftest import NASTY, assert_one_error, copy_lines, replace_file, tiny_con
 
 import transformer_mt
 from transformer_mt.checkpoints.evaluations import read_evaluations
-from transformer_mt.checkpoints.exported import load_exported, write_record
 from transformer_mt.checkpoints.run_directory import find_checkpoint
 from transformer_mt.config.keys import VocabConfig
 from transformer_mt.errors import CheckpointError, ConfigError, DataError, DeviceError
 from transformer_mt.text.vocabulary import train_vocabulary
 from transformer_mt.training.run import train
-from transformer_mt.translation.ctranslate2_runtime import CTranslate2Runtime, count_threads
 from transformer_mt.translation.export import export
 from transformer_mt.translation.options import SearchOptions
-from transformer_mt.translation.translator import Translator
 
 LINES = [line.decode(errors="replace") for line in NASTY if len(line) < 100] + copy_lines(40, 8)
 LINES += [" ".join(LINES[-8:]), LINES[-1]]  # longer than the model's training lines; a repeated one
@@ -90,30 +86,6 @@ def test_scores_of_given_translations(models):
         exported.score(["abc"], [" ".join(["xyz"] * 500)])
 
 
-def test_it_resumes(exported_run, tmp_path, call, monkeypatch):
-    """What was finished before an error is kept; another export has another digest."""
-    source, arguments = tmp_path / "in.de", ("translate", exported_run, "--input")
-    source.write_text("".join(f"{line}\n" for line in copy_lines(50, 3)))
-    monkeypatch.setattr(CTranslate2Runtime, "chunk_lines", (10, 10))
-    expected = call(*arguments, source).out
-    detokenize, calls = Translator._detokenize, []
-
-    def failing(*args):
-        calls.append(args)
-        if len(calls) == 3:
-            raise MemoryError
-        return detokenize(*args)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Translator, "_detokenize", failing)
-        stopped = call(*arguments, source, "--output", tmp_path / "out")
-    assert_one_error(stopped, "out of memory")
-    done = call(*arguments, source, "--output", tmp_path / "out")
-    assert "continuing after 20" in done.err and (tmp_path / "out").read_bytes() == expected
-    int8 = export(find_checkpoint(exported_run.parent / "copy"), tmp_path / "int8", "int8")
-    assert load_exported(int8).digest != load_exported(exported_run).digest
-
-
 @pytest.mark.parametrize("stored", ["float16", "int16"])
 def test_a_type_that_the_cpu_lacks(copy_run, tmp_path, call, monkeypatch, stored):
     """Is told by our message, which --quiet stops. Sabotage: leave the type to CTranslate2."""
@@ -153,14 +125,6 @@ def test_devices(exported_run, monkeypatch, gpus, option, device, index, threads
     load.assert_called_once_with(str(exported_run), device, **numbers, compute_type="default")
     with pytest.raises(DeviceError, match="unknown device cuda:0: use auto, cpu or cuda"):
         transformer_mt.load(exported_run, device="cuda:0")
-
-
-@pytest.mark.parametrize(("value", "threads"), [("3", 3), ("0", 5), ("x", 5), ("", 5)])
-def test_the_number_of_threads(monkeypatch, value, threads):
-    """Is OMP_NUM_THREADS, or that of the CPUs which this process may use."""
-    monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(5)))
-    monkeypatch.setenv("OMP_NUM_THREADS", value)
-    assert count_threads() == threads
 
 
 def test_scores_are_recorded_beside_it(copy_run, tmp_path, call):
@@ -251,19 +215,26 @@ def test_files_of_two_exports_are_not_mixed(exported_run, tmp_path, name):
 
 
 def test_what_export_did_not_write(exported_run, tmp_path):
-    """A record that only a later version knows, and a model of CTranslate2 alone."""
+    """A record that only a later or an earlier version knows, and a model of CTranslate2 alone."""
     for path in exported_run.iterdir():
         if path.name not in ("export.json", "manifest.json"):
             shutil.copy(path, tmp_path)
     with pytest.raises(CheckpointError, match="not written by `export`, or by an earlier"):
         transformer_mt.load(tmp_path)
-    record = load_exported(exported_run).record
+    shutil.copy(exported_run / "manifest.json", tmp_path)
+    record = json.loads((exported_run / "export.json").read_text())
     for change, message in (
-        ({"format": 9}, "format 9 is unknown"),
-        ({"config": {"a": {}}}, "section"),
+        ({"format": 9}, "format 9 is unknown; use a newer transformer-mt"),
+        ({"config": {"a": {}}}, r"unknown key config\.a; use a newer transformer-mt"),
+        ({"format": 0}, "format 0 of an earlier transformer-mt; use that version, or make it"),
+        ({"files": None}, r"damaged, or written by an earlier transformer-mt \(files is missing\)"),
     ):
-        for name in ("export.json", "manifest.json"):
-            (tmp_path / name).unlink(missing_ok=True)
-        write_record(tmp_path, replace(record, **change))
-        with pytest.raises(CheckpointError, match=f"export.json: {message}.*; use a newer"):
+        values = {key: value for key, value in {**record, **change}.items() if value is not None}
+        replace_file(tmp_path, "export.json", json.dumps(values).encode())
+        with pytest.raises(CheckpointError, match=f"export.json: {message}"):
             transformer_mt.load(tmp_path)
+    earlier = shutil.copytree(exported_run, tmp_path / "earlier")
+    record = json.loads((earlier / "export.json").read_text())
+    replace_file(earlier, "export.json", json.dumps({**record, "files": {}}).encode())
+    with pytest.raises(CheckpointError, match="config.json: not the file that `export` wrote"):
+        transformer_mt.load(earlier)

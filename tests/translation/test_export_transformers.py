@@ -23,12 +23,6 @@ from transformer_mt.checkpoints.checkpoint import (
     load_checkpoint,
     save_checkpoint,
 )
-from transformer_mt.checkpoints.evaluations import (
-    EvaluationRecord,
-    Score,
-    SearchSetting,
-    write_evaluation,
-)
 from transformer_mt.checkpoints.layout import MODEL
 from transformer_mt.checkpoints.run_directory import find_checkpoint
 from transformer_mt.config.keys import VocabConfig
@@ -219,30 +213,12 @@ def test_a_vocabulary_with_other_special_pieces(tmp_path, special):
 
 
 def test_the_command_and_its_card(tmp_path, call):
-    """A licence only if it is given; the hub's name of the test set. Needs no extra to write."""
-    checkpoint = random_checkpoint(tmp_path / "step", subwords())
-    text = {"sources": ["a"], "references": [["b"]], "hypotheses": ["c"]}
-    names = {
-        "mine": ("mine", "mine"),
-        "wmt08": ("newstest2008", "wmt-2008-news"),
-        "wmt09": ("newstest2009", "wmt-2009-news"),
-        "wmt16": ("newstest2016", "wmt-2016-news"),
-        "wmt22": ("wmt22", "wmt22"),
-        "wmt/wmt14, split test": ("newstest2014", "wmt-2014-news"),
-        "wmt/wmt14, split train": ("wmt/wmt14, split train",) * 2,
-    }
-    for test_set in names:
-        score = Score("bleu", 12.345, "nrefs:1")
-        record = EvaluationRecord(
-            test_set, "step", checkpoint.digest, SearchSetting(), [score], **text
-        )
-        write_evaluation(checkpoint.path, record)
+    """A licence only if it is given. Needs no extra to write."""
+    random_checkpoint(tmp_path / "step", subwords())
     options = ("--format", "transformers", "-o", tmp_path / "out", "--license", "cc-by-4.0")
     done = call("export", tmp_path / "step", *options)
     assert done.code == 0 and done.out.decode() == f"{tmp_path / 'out'}\n"
     header = yaml.safe_load((tmp_path / "out/README.md").read_text().split("---\n")[1])
     assert header["library_name"] == "transformers" and header["license"] == "cc-by-4.0"
-    datasets = [result["dataset"] for result in header["model-index"][0]["results"]]
-    assert [(each["name"], each["type"]) for each in datasets] == list(names.values())
     done = call("export", tmp_path / "step", *options[:3], tmp_path / "b", "--quantization", "int8")
     assert done.code == 2 and "--quantization is for CTranslate2" in done.err

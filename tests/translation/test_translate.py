@@ -10,13 +10,9 @@ import signal
 import subprocess
 import sys
 import threading
-from contextlib import nullcontext
 from pathlib import Path
-from unittest import mock
-from unittest.mock import Mock
 
 import pytest
-import torch
 from conftest import assert_one_error, command, copy_lines
 
 from transformer_mt.system.outputs import check_output
@@ -52,7 +48,7 @@ def no_model(monkeypatch):
     def refuse(*_):
         raise AssertionError("a model was loaded")
 
-    monkeypatch.setattr("transformer_mt.translation.run.build_translation_model", refuse)
+    monkeypatch.setattr("transformer_mt.translation.sharing.build_translation_model", refuse)
 
 
 def test_streams(translate, source, monkeypatch, tmp_path):
@@ -77,7 +73,7 @@ MISTAKES = [
     (["--input", "in.de", "--output", "x", "--output-dir", "out"], "choose one"),
     (["--output-dir", "out"], "--output-dir needs files"),
     (["--input", "-", "--output-dir", "out"], "--output-dir needs files"),
-    (["--input", "in.de", "--output-dir", "no/out"], "no/out: there is no folder no"),
+    (["--input", "in.de", "--output-dir", "no/out"], "no/out: No such file or directory"),
     (["--input", "in.de", "--output-dir", "in.de"], "in.de: File exists"),
     (
         ["--input", "in.de", "--input", "folder/in.de", "--output-dir", "out"],
@@ -203,41 +199,6 @@ def test_an_output_in_use(translate, source, no_model, tmp_path):
         message = f"error: {tmp_path}/out: process {os.getpid()} is writing it;"
         assert done.code == 2 and done.err.splitlines()[-1].startswith(message)
     assert os.listdir(tmp_path) == ["in.de"]
-
-
-def test_for_which_device_processes_are_joined(exported_run, monkeypatch):
-    """Those of CTranslate2 exchange no tensors, and a single process neither."""
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    for model, is_launched, device, joined in (
-        ("copy", True, "auto", "cuda"),
-        ("copy", True, "cpu", "cpu"),
-        ("exported", True, "auto", "cpu"),
-        ("copy", False, "auto", "cpu"),
-    ):
-        join = Mock(side_effect=InterruptedError)
-        monkeypatch.setattr(run, "join_processes", join)
-        monkeypatch.setattr(run, "is_launched", lambda is_launched=is_launched: is_launched)
-        options = TranslateOptions(LoadOptions(device), SearchOptions(), OutputOptions())
-        with pytest.raises(InterruptedError):
-            run.translate([exported_run.with_name(model)], FileOptions(), options)
-        join.assert_called_once_with(joined)
-    monkeypatch.setattr(run, "is_launched", lambda: True)
-    monkeypatch.setattr("transformer_mt.system.device.choose_device", lambda _: Mock(type="cuda"))
-    assert run.device_to_join([exported_run.with_name("missing")], "auto") == "cuda"
-
-
-def test_other_processes_translate_what_they_are_given(monkeypatch):
-    other, load = Mock(is_main=False), LoadOptions("cpu", max_length=9)
-    monkeypatch.setattr(run, "join_processes", lambda device: nullcontext(other))
-    monkeypatch.setattr(run, "build_translation_model", other.build)
-    monkeypatch.setattr(run, "serve", other.serve)
-    run.translate([], FileOptions(), TranslateOptions(load, SearchOptions(2), OutputOptions()))
-    translator = other.build.return_value.translator
-    assert other.mock_calls == [
-        mock.call.build([], load, other),
-        mock.call.build().translator(SearchOptions(2), other),
-        mock.call.serve(translator.return_value),
-    ]
 
 
 @pytest.mark.parametrize("variable", ["TORCHELASTIC_RESTART_COUNT", "GROUP_WORLD_SIZE"])

@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from unittest.mock import Mock
 
 import numpy as np
@@ -15,7 +14,6 @@ from hypothesis import strategies as st
 from transformer_mt.checkpoints.checkpoint import Checkpoint
 from transformer_mt.checkpoints.run_directory import find_checkpoint
 from transformer_mt.errors import CheckpointError, DeviceError
-from transformer_mt.model import kernels
 from transformer_mt.model.ensemble import Ensemble
 from transformer_mt.system.device import supports
 from transformer_mt.text.batching import encode_pairs
@@ -28,7 +26,6 @@ from transformer_mt.translation.translation_model import (
     build_translation_model,
     find_models,
     models_splitter,
-    share_models,
 )
 from transformer_mt.translation.translator import Translator
 
@@ -92,17 +89,6 @@ def test_too_little_memory_for_a_batch(copy_run, monkeypatch, caplog):
     monkeypatch.setattr(PyTorchRuntime, "_search", Mock(side_effect=MemoryError))
     with pytest.raises(MemoryError):
         translator.n_best(LINES)
-
-
-def test_weights_are_packed_once(copy_run, other_run, monkeypatch):
-    """When a model or each of an ensemble is loaded, not for each text."""
-    real, packed = kernels.pack_onednn_weight, list[torch.Tensor]()
-    monkeypatch.setattr(kernels, "pack_onednn_weight", lambda w: packed.append(w) or real(w))
-    translator = load(copy_run, other_run)
-    matrices = [p for p in translator.runtime.model.parameters() if p.dim() == 2]
-    assert len(packed) == len(matrices) and all(any(p is m for m in matrices) for p in packed)
-    translator.translate(LINES[:3])
-    assert len(packed) == len(matrices)
 
 
 @torch.no_grad()
@@ -179,16 +165,6 @@ def test_scores_of_bf16_are_normalised_in_float32(copy_run):
     logits = model(batch.src, batch.tgt_in).float()
     expected = logits.log_softmax(-1).gather(2, batch.tgt_out[:, :, None]).sum()
     assert log_probabilities(model, pairs) == pytest.approx([float(expected)], abs=1e-3)
-
-
-def test_processes_with_different_checkpoints(copy_run):
-    """Are refused."""
-    [checkpoint] = find_models([copy_run])
-    peers = SimpleNamespace(
-        is_main=True, broadcast=lambda value: value, gather=lambda value: [value, ["another"]]
-    )
-    with pytest.raises(CheckpointError, match=f"{checkpoint.path}: not the same checkpoint"):
-        share_models([checkpoint], peers)
 
 
 @settings(max_examples=25, deadline=None)

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import torch
 
-from transformer_mt.checkpoints.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from transformer_mt.checkpoints.checkpoint import Checkpoint, save_checkpoint
 from transformer_mt.checkpoints.layout import MODEL
-from transformer_mt.checkpoints.model_card import describe_run, write_average_card
+from transformer_mt.checkpoints.run_description import write_description
 from transformer_mt.checkpoints.run_directory import (
     RETRIES,
+    description_if_sound,
     list_checkpoints,
-    load_own,
-    write_description,
+    load_step,
 )
 from transformer_mt.errors import CheckpointError
 from transformer_mt.system.files import atomic_directory
@@ -45,7 +45,8 @@ def average(run_dir: Path, last: int, output: Path | None, retries: int = RETRIE
     if output.exists():
         raise CheckpointError(f"{output}: already exists; name another directory with -o")
     try:
-        newest, *others = checkpoints = [load_own(path) for path in paths[:last]]
+        description = description_if_sound(run_dir)
+        newest, *others = checkpoints = [load_step(path, description) for path in paths[:last]]
         for checkpoint in others:
             newest.require_same_run(checkpoint)
         weights = _mean_weights(checkpoints)
@@ -58,14 +59,12 @@ def average(run_dir: Path, last: int, output: Path | None, retries: int = RETRIE
         newest.progress, best_bleu=-1.0, best_step=0, validations_since_best=0, valid_step=0
     )
     state = replace(newest.state, progress=progress)
-    description = describe_run(newest.path)
     steps = [checkpoint.progress.step for checkpoint in checkpoints]
     logger.info("averaging steps %s", ", ".join(map(str, steps)))
-    with atomic_directory(output) as folder:  # with run.json and the card from the start
+    with atomic_directory(output) as folder:  # with run.json from the start
         save_checkpoint(folder, {MODEL: weights}, state, newest.config, newest.vocab)
         if description:
-            write_description(folder, {**description, "averaged_steps": steps})
-        write_average_card(load_checkpoint(folder), output.resolve().name)
+            write_description(folder, replace(description, averaged_steps=steps))
     return output
 
 

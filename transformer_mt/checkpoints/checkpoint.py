@@ -26,11 +26,15 @@ from pydantic import ConfigDict, Field, NonNegativeFloat, NonNegativeInt, TypeAd
 from torch import Tensor
 
 from transformer_mt.checkpoints.layout import CONFIG, EMA, MODEL, STATE, TRAINING, checkpoint_digest
-from transformer_mt.config.changes import changed_keys, keep_normalization
+from transformer_mt.config.changes import changed_keys
 from transformer_mt.config.keys import Config, flat_values
-from transformer_mt.config.loading import parse_recorded_config
 from transformer_mt.config.section import OnChange
-from transformer_mt.errors import ChangedModelError, CheckpointError, ConfigError, DataError
+from transformer_mt.errors import (
+    ChangedModelError,
+    CheckpointError,
+    DataError,
+    EarlierFormatError,
+)
 from transformer_mt.model.transformer import Transformer, parameter_shapes
 from transformer_mt.system.files import (
     atomic_directory,
@@ -49,9 +53,11 @@ logger = logging.getLogger(__name__)
 
 FORMAT = 2
 """Format of `state.json`. A new key with a default needs no new number; a renamed key needs one,
-and code that reads the format before it."""
+and checkpoints of the format before it are refused."""
 TEXTS = {"corpus_digest": "training text", "valid_digest": "validation text"}
 """The texts of a run, by the fields of `Progress` that hold their digests."""
+ORIGINS = {**TEXTS, "init_digest": "train.init_from"}
+"""All that a run is made from, likewise."""
 MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 """What the optimizer keeps of each parameter: two tensors of its shape, and a number of steps."""
 
@@ -63,12 +69,11 @@ class Progress:
     `step` counts skipped steps too, `epoch` is that of the next step, from 0, of which `epoch_step`
     steps are done, and `seconds` covers all resumptions. `best_bleu` is the best score by
     `valid.metric`, 0 if that is nll, and negative before the first validation; `best_nll` decides
-    between equal ones, and is 0 in checkpoints of earlier versions. `precision` and
-    `micro_batch_tokens` are the values to which `auto` was resolved; the latter is 0 in checkpoints
-    of earlier versions. `finer_step` is the step at which it was lowered for lack of memory, or 0.
-    The digests are of the training ids, of the validation text, and of the checkpoint of
+    between equal ones. `precision` and `micro_batch_tokens` are the values to which `auto` was
+    resolved. `finer_step` is the step at which the latter was lowered for lack of memory, or 0. The
+    digests are of the training ids, of the validation text, and of the checkpoint of
     `train.init_from`, which had taken `init_step` steps; `init_names` has its name and that of its
-    text, and the digest of that. It is empty in earlier versions.
+    text, and the digest of that.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
@@ -98,8 +103,8 @@ class RunState:
 
     Only the training engine interprets `counters`; `environment` names the properties that
     bit-identical results depend on. `sources` describes the training text, so that lines are split
-    as the model needs it; None in checkpoints of earlier versions. `vocabulary` has the SHA-256 of
-    the vocabulary's files, with which it is saved; likewise empty.
+    as the model needs it. `vocabulary` has the SHA-256 of the vocabulary's files, with which it is
+    saved.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
@@ -112,7 +117,7 @@ class RunState:
     format: int = FORMAT
 
 
-_STATE = TypeAdapter(RunState)
+_STATE, _CONFIG = TypeAdapter(RunState), TypeAdapter(Config)
 
 
 @dataclass(frozen=True)
@@ -128,15 +133,8 @@ class Checkpoint:
     digest: str
     config: Config = field(repr=False)
     vocab: Vocabulary = field(repr=False)
-    state: RunState
+    state: RunState = field(repr=False)
     is_exported: ClassVar[Literal[False]] = False
-
-    def __repr__(self) -> str:
-        model = self.config.model
-        return (
-            f"<Checkpoint {self.path}: step {self.progress.step}, {model.encoder_layers} +"
-            f" {model.decoder_layers} layers of width {model.d_model}>"
-        )
 
     @property
     def progress(self) -> Progress:
@@ -167,7 +165,6 @@ class Checkpoint:
         Raises:
             CheckpointError: Naming each key that differs, with both values.
         """
-        config = keep_normalization(config, self.config.data.normalize)
         keys = changed_keys(self.config, config, OnChange.REFUSED, OnChange.SHAPES_CORPUS)
         if keys:
             old, new = flat_values(self.config), flat_values(config)
@@ -177,19 +174,26 @@ class Checkpoint:
                 " name another --run directory, or change it back"
             )
 
+    def differences(self, config: Config, digests: Mapping[str, object]) -> list[str]:
+        """Names what keeps a run with this configuration from being the one of this checkpoint.
+
+        Args:
+            config: The configuration of the run.
+            digests: What it is made from, by the keys of `ORIGINS`.
+        """
+        keys = changed_keys(self.config, config, OnChange.REFUSED, OnChange.SHAPES_CORPUS)
+        own = asdict(self.progress)
+        return keys + [name for key, name in ORIGINS.items() if own[key] != digests[key]]
+
     def require_same_run(self, other: "Checkpoint") -> None:
         """Raises an error for a checkpoint that cannot be of the same run.
 
         Raises:
             CheckpointError: Naming what differs.
         """
-        kinds = OnChange.REFUSED, OnChange.SHAPES_CORPUS
-        differing = changed_keys(self.config, other.config, *kinds)
+        differing = self.differences(other.config, asdict(other.progress))
         if not self.vocab.has_same_ids(other.vocab):
             differing.append("the vocabulary")
-        for key, what in {**TEXTS, "init_digest": "train.init_from"}.items():
-            if getattr(self.progress, key) != getattr(other.progress, key):
-                differing.append(what)
         if differing:
             raise CheckpointError(
                 f"{other.path}: not of the same run as {self.path}: they differ in"
@@ -268,6 +272,7 @@ def load_checkpoint(path: Path) -> Checkpoint:
     Raises:
         CheckpointError: Naming the file, and the tensor or key, that is missing or damaged.
         ChangedModelError: If a tensor does not fit and the source of the model has changed.
+        EarlierFormatError: If an earlier version wrote it.
     """
     listed = read_manifest(path)
     try:
@@ -280,17 +285,22 @@ def load_checkpoint(path: Path) -> Checkpoint:
 
 def _load(path: Path) -> Checkpoint:
     files, digest = verify_manifest(path), checkpoint_digest(path)
+    names = (SHARED, SHARED) if SHARED in files else ("src.model", "tgt.model")
+    if missing := {MODEL, STATE, CONFIG, *names} - files:
+        raise CheckpointError(f"{path}: its manifest does not list {min(missing)}")
+    state: RunState = read_json(path / STATE, _STATE, FORMAT)
+    if not state.vocabulary:
+        version = state.environment.get("program version", "unknown")
+        raise EarlierFormatError(
+            f"{path / STATE}: written by an earlier transformer-mt (version {version}); use that"
+            " version, or train again"
+        )
+    config: Config = read_json(path / CONFIG, _CONFIG)
+    src_path, tgt_path = (path / name for name in names)
+    if state.vocabulary != [sha256(path / name) for name in dict.fromkeys(names)]:
+        raise CheckpointError(f"{src_path}: not the vocabulary of the trained model")
     try:
-        state = read_json(path / STATE, _STATE, FORMAT)
-        config = parse_recorded_config(read_json(path / CONFIG), str(path / CONFIG))
-        names = (SHARED, SHARED) if SHARED in files else ("src.model", "tgt.model")
-        if missing := {MODEL, STATE, CONFIG, *names} - files:
-            raise CheckpointError(f"{path}: its manifest does not list {min(missing)}")
-        src_path, tgt_path = (path / name for name in names)
         vocab = Vocabulary.load_files(src_path, tgt_path, config.data.normalize)
-        digests = [sha256(path / name) for name in dict.fromkeys(names)]
-        if state.vocabulary not in ([], digests):
-            raise CheckpointError(f"{src_path}: not the vocabulary of the trained model")
         weights = parameter_shapes(config.model, vocab.src.size, vocab.tgt.size)
         _verify_tensors(path / MODEL, weights, state)
         if EMA in files:
@@ -303,8 +313,6 @@ def _load(path: Path) -> Checkpoint:
             }
             _verify_tensors(path / TRAINING, moments, state)
         return Checkpoint(path, files, digest, config, vocab, state)
-    except ConfigError as error:
-        raise CheckpointError(f"{error}; use a newer transformer-mt if it was not edited") from None
     except DataError as error:
         raise CheckpointError(str(error)) from None
     except (ValueError, TypeError, OSError) as error:
@@ -346,25 +354,21 @@ def _verify_tensors(path: Path, shapes: Mapping[str, tuple[int, ...]], state: Ru
 
 def _find_mismatch(file: Any, shapes: Mapping[str, tuple[int, ...]]) -> str | None:
     """Describes the first tensor of an open file whose name, shape or type is wrong."""
-    names = set(file.keys())
-    if different := sorted(names ^ shapes.keys()):
-        return f"{different[0]} is {'unknown' if different[0] in names else 'missing'}"
-    for name, shape in shapes.items():
-        header = file.get_slice(name)
-        actual, dtype = tuple(header.get_shape()), header.get_dtype()
-        if actual != shape:
-            return f"{name} has shape {actual}, not {shape}"
-        if dtype != "F32":
-            return f"{name} has type {dtype}, not F32"
+    headers = {name: file.get_slice(name) for name in file.keys()}
+    actual = {
+        name: f"{each.get_dtype()} {tuple(each.get_shape())}" for name, each in headers.items()
+    }
+    expected = {name: f"F32 {shape}" for name, shape in shapes.items()}
+    for name in sorted(actual.keys() | expected.keys()):
+        if actual.get(name) != expected.get(name):
+            return f"{name} is {actual.get(name, 'missing')}, not {expected.get(name, 'known')}"
     return None
 
 
 def _has_changed_model(state: RunState) -> bool:
     """Tells if the model's source files are known to differ from those it was trained with."""
     current = source_digest("model")
-    recorded = state.environment.get("source of model/", current)
-    # One of another length is an earlier version's, which cannot be compared.
-    return recorded != current and len(recorded) == len(current)
+    return state.environment.get("source of model/", current) != current
 
 
 def warn_of_changed_model(checkpoints: Iterable[Checkpoint]) -> None:

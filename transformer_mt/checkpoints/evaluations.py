@@ -77,10 +77,10 @@ class Score:
 
 @dataclass(frozen=True)
 class EvaluationRecord:
-    """One evaluation of the checkpoint directory of this name.
+    """One evaluation of the checkpoint directory of this name, which has this digest.
 
-    Each reference has one line per source line. `digest` is empty in some older records, and
-    `seconds`, spent translating, is 0 if it was not measured; `time` is in seconds since 1970.
+    Each reference has one line per source line. `seconds`, spent translating, is 0 if it was not
+    measured; `time` is in seconds since 1970.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
@@ -169,6 +169,6 @@ def _is_replaced(record: EvaluationRecord, directory: Path) -> bool:
     is_step = STEP_NAME.fullmatch(record.checkpoint)
     checkpoint = directory / record.checkpoint if is_step else directory
     try:
-        return bool(record.digest) and checkpoint_digest(checkpoint) != record.digest
+        return checkpoint_digest(checkpoint) != record.digest
     except CheckpointError:  # deleted or damaged: nothing has replaced it
         return False

@@ -10,16 +10,15 @@
 Reading it imports no PyTorch.
 """
 
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from pydantic import ConfigDict, PositiveInt, TypeAdapter
 
 from transformer_mt.checkpoints.layout import EXPORT, checkpoint_digest
 from transformer_mt.config.keys import Config
-from transformer_mt.config.loading import parse_recorded_config
-from transformer_mt.errors import CheckpointError, ConfigError, DataError
+from transformer_mt.errors import CheckpointError, DataError
 from transformer_mt.system.files import (
     canonical_json,
     read_json,
@@ -49,7 +48,7 @@ class ExportRecord:
         positions: The longest source and the longest output, EOS included, that it can translate.
         config: The whole configuration.
         sources: What the sources of the training text look like.
-        files: SHA-256 of the files that it was written with; empty in earlier versions.
+        files: SHA-256 of the files that it was written with; `write_record` adds them.
         format: `FORMAT`.
     """
 
@@ -62,9 +61,9 @@ class ExportRecord:
     raw: bool
     quantization: str
     positions: PositiveInt
-    config: dict[str, Any]
+    config: Config
     sources: SourceStatistics | None
-    files: dict[str, str] = field(default_factory=dict)
+    files: dict[str, str]
     format: int = FORMAT
 
 
@@ -77,10 +76,14 @@ class ExportedModel:
 
     path: Path
     digest: str
-    config: Config
     vocab: Vocabulary
     record: ExportRecord
     is_exported: ClassVar[Literal[True]] = True
+
+    @property
+    def config(self) -> Config:
+        """The whole configuration."""
+        return self.record.config
 
     @property
     def step(self) -> int:
@@ -102,13 +105,14 @@ class ExportedModel:
 
 
 def write_record(folder: Path, record: ExportRecord) -> None:
-    """Completes a directory with CTranslate2's files and the vocabulary by ours.
+    """Completes a directory with CTranslate2's files and the vocabulary by ours and their digests.
 
     Raises:
         OSError: If they cannot be written.
     """
     files = {file.name: sha256(file) for file in folder.iterdir()}
-    (folder / EXPORT).write_bytes(canonical_json(asdict(replace(record, files=files))))
+    values = _RECORD.dump_python(replace(record, files=files), mode="json")
+    (folder / EXPORT).write_bytes(canonical_json(values))
     write_manifest(folder, {**files, EXPORT: sha256(folder / EXPORT)})
 
 
@@ -124,14 +128,13 @@ def load_exported(path: Path) -> ExportedModel:
         raise CheckpointError(f"{path}: its manifest does not list {min(missing)}")
     digest = checkpoint_digest(path)
     record: ExportRecord = read_json(path / EXPORT, _RECORD, FORMAT)
-    if others := dict(record.files.items() - read_manifest(path).items()):
+    manifest = read_manifest(path)
+    written = {**record.files, EXPORT: manifest[EXPORT]}
+    if others := dict(manifest.items() ^ written.items()):
         raise CheckpointError(f"{path / min(others)}: not the file that `export` wrote")
     try:
-        config = parse_recorded_config(record.config, str(path / EXPORT))
         src_path, tgt_path = (path / name for name in names)
-        vocab = Vocabulary.load_files(src_path, tgt_path, config.data.normalize)
-        return ExportedModel(path, digest, config, vocab, record)
-    except ConfigError as error:
-        raise CheckpointError(f"{error}; use a newer transformer-mt if it was not edited") from None
+        vocab = Vocabulary.load_files(src_path, tgt_path, record.config.data.normalize)
     except DataError as error:
         raise CheckpointError(str(error)) from None
+    return ExportedModel(path, digest, vocab, record)

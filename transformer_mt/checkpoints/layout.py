@@ -3,6 +3,7 @@
 import re
 from pathlib import Path
 
+from transformer_mt.errors import CheckpointError
 from transformer_mt.system.files import json_digest, read_manifest
 
 METRICS = "metrics.jsonl"
@@ -21,6 +22,12 @@ EXPORT = "export.json"
 def checkpoint_path(run_dir: Path, step: int) -> Path:
     """Gives the directory of a step's checkpoint."""
     return run_dir / f"step-{step:08d}"
+
+
+def not_a_run(path: Path, missing: str) -> CheckpointError:
+    """Makes the error for a path that does not exist or lacks what a run directory holds."""
+    reason = f"is no run directory: it has no {missing}" if path.exists() else "no such run"
+    return CheckpointError(f"{path}: {reason}")
 
 
 def checkpoint_digest(path: Path) -> str:

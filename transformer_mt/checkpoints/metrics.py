@@ -4,10 +4,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from transformer_mt.checkpoints.layout import METRICS
-from transformer_mt.checkpoints.run_directory import not_a_run
+from pydantic import BaseModel, ConfigDict, NonNegativeFloat, NonNegativeInt
+
+from transformer_mt.checkpoints.layout import METRICS, not_a_run
 from transformer_mt.errors import CheckpointError
 from transformer_mt.system.files import parse_json
 
@@ -73,18 +74,24 @@ def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
     return [_parse(line, f"{path}, line {i}") for i, line in enumerate(lines[:-1], 1)]
 
 
+class _Line(BaseModel):
+    """A line of metrics.jsonl, with the fields of `training.run_log` that its kind has."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+    __pydantic_extra__: dict[str, float | None]
+
+    kind: Literal["train", "valid"]
+    step: NonNegativeInt
+    seconds: NonNegativeFloat
+
+
 def _parse(line: str, place: str) -> dict[str, Any]:
     try:
-        record = parse_json(line)
-        if record["kind"] not in ("train", "valid") or record["step"] + record["seconds"] < 0:
-            raise ValueError
-        kind = record.pop("kind")
-        numbers = {k: math.nan if v is None else v for k, v in record.items()}
-        if not all(isinstance(v, int | float) for v in numbers.values()):
-            raise TypeError
-        return {"kind": kind, "minutes": numbers["seconds"] / 60, **numbers}
-    except (ValueError, TypeError, KeyError):
+        record = _Line.model_validate(parse_json(line)).model_dump()
+    except ValueError:
         raise CheckpointError(f"{place}: damaged (not a line of metrics)") from None
+    values = {key: math.nan if value is None else value for key, value in record.items()}
+    return {**values, "minutes": record["seconds"] / 60}
 
 
 def read_runs(paths: Sequence[Path], names: Sequence[str] | None = None) -> list[RunMetrics]:

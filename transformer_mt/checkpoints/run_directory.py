@@ -1,4 +1,4 @@
-"""A run directory: its checkpoints (list, choose, prune), and what it holds beside them.
+"""A run directory: its checkpoints (list, choose, prune), and all that it records.
 
 PyTorch is imported only by what reads a checkpoint, so that `compare` and `plot training` start
 quickly.
@@ -6,38 +6,33 @@ quickly.
 
 import logging
 import shutil
-from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from pydantic import TypeAdapter
-
-from transformer_mt.checkpoints.layout import EXPORT, RUN_FILE, STEP_NAME, TRAINING, checkpoint_path
-from transformer_mt.config.changes import changed_keys
-from transformer_mt.config.loading import parse_recorded_config
-from transformer_mt.config.section import OnChange
-from transformer_mt.errors import ChangedModelError, CheckpointError, ConfigError
-from transformer_mt.system.files import (
-    MANIFEST,
-    atomic_file,
-    canonical_json,
-    delete_directory,
-    json_digest,
-    read_json,
-    read_manifest,
-    write_manifest,
+from transformer_mt.checkpoints.layout import (
+    EXPORT,
+    METRICS,
+    RUN_FILE,
+    STEP_NAME,
+    TRAINING,
+    checkpoint_path,
+    not_a_run,
 )
+from transformer_mt.checkpoints.metrics import RunMetrics, read_metrics
+from transformer_mt.checkpoints.run_description import RunDescription, read_description
+from transformer_mt.config.keys import Config
+from transformer_mt.errors import ChangedModelError, CheckpointError, EarlierFormatError
+from transformer_mt.system.files import MANIFEST, delete_directory, read_manifest, write_manifest
 
 if TYPE_CHECKING:
-    from transformer_mt.checkpoints.checkpoint import Checkpoint
+    from transformer_mt.checkpoints.checkpoint import Checkpoint, Progress
 
 logger = logging.getLogger(__name__)
 
 RETRIES = 5  # of reading a run whose trainer has saved or deleted checkpoints meanwhile
 RESUMABLE_CHECKPOINTS = 2
 """Checkpoints that keep the optimizer's moments: the newest, and the one to fall back to."""
-_OBJECT = TypeAdapter(dict[str, Any])
 
 
 def list_checkpoints(run_dir: Path) -> list[Path]:
@@ -46,34 +41,38 @@ def list_checkpoints(run_dir: Path) -> list[Path]:
     return sorted(paths, key=lambda path: int(path.name.removeprefix("step-")), reverse=True)
 
 
-def load_own(path: Path) -> "Checkpoint":
-    """Reads a checkpoint; that of a step must be what its name and its run directory say.
+def description_if_sound(run_dir: Path) -> RunDescription | None:
+    """Reads run.json of a run whose checkpoints can be used without it; warns if it is damaged."""
+    try:
+        return read_description(run_dir)
+    except CheckpointError as error:
+        logger.warning("%s", error)
+        return None
+
+
+def load_step(path: Path, description: RunDescription | None = None) -> "Checkpoint":
+    """Reads the checkpoint of a step; it must be what its name says.
+
+    Args:
+        path: The directory of the checkpoint.
+        description: Of the run that it must be of; None is not compared.
 
     Raises:
         CheckpointError: If it is damaged, a link, of another step, or of another run.
     """
     from transformer_mt.checkpoints.checkpoint import load_checkpoint
 
-    checkpoint, place = load_checkpoint(path), path.resolve()
-    if not STEP_NAME.fullmatch(place.name):
-        return checkpoint
     if STEP_NAME.fullmatch(path.name) and path.is_symlink():
         raise CheckpointError(f"{path}: is a symbolic link; put a copy of the directory here")
-    name = checkpoint_path(place, checkpoint.step).name
-    if place.name != name:
+    checkpoint = load_checkpoint(path)
+    name = checkpoint_path(path, checkpoint.step).name
+    if path.resolve().name != name:
         raise CheckpointError(f"{path}: is {name} renamed; give it that name again, or delete it")
-    progress, description = checkpoint.progress, dict[str, Any]()
-    with suppress(CheckpointError):  # a damaged one tells nothing
-        description = read_description(place.parent)
-    for part, own in ("corpus", progress.corpus_digest), ("validation", progress.valid_digest):
-        recorded = description.get(part)
-        if isinstance(recorded, dict) and recorded.get("digest", own) != own:
-            raise CheckpointError(f"{path}: of another run: {RUN_FILE} names another {part}")
-    with suppress(ConfigError, KeyError):
-        config = parse_recorded_config(description["config"], RUN_FILE)
-        fixed = OnChange.REFUSED, OnChange.SHAPES_CORPUS
-        if keys := changed_keys(config, checkpoint.config, *fixed):
-            raise CheckpointError(f"{path}: of another run: {RUN_FILE} has other {', '.join(keys)}")
+    if description:
+        differing = checkpoint.differences(description.config, description.digests)
+        if differing:
+            names = ", ".join(differing)
+            raise CheckpointError(f"{path}: of another run: {RUN_FILE} has other {names}")
     return checkpoint
 
 
@@ -85,13 +84,14 @@ def load_newest(run_dir: Path, retries: int = RETRIES) -> "Checkpoint | None":
     Raises:
         CheckpointError: If there are checkpoints and none is usable.
         ChangedModelError: If the newest undamaged one does not fit the changed source of the model.
+        EarlierFormatError: If an earlier version wrote it.
     """
-    paths = list_checkpoints(run_dir)
+    paths, description = list_checkpoints(run_dir), description_if_sound(run_dir)
     for path in paths:
         try:
-            return load_own(path)
-        except ChangedModelError:
-            raise  # the checkpoints before it do not fit either
+            return load_step(path, description)
+        except (ChangedModelError, EarlierFormatError):
+            raise  # the checkpoints before it cannot be used either
         except CheckpointError as error:
             if retries and list_checkpoints(run_dir) != paths:
                 return load_newest(run_dir, retries - 1)
@@ -104,7 +104,7 @@ def load_newest(run_dir: Path, retries: int = RETRIES) -> "Checkpoint | None":
     return None
 
 
-def find_checkpoint(path: Path, retries: int = RETRIES) -> "Checkpoint":
+def find_checkpoint(path: Path) -> "Checkpoint":
     """Reads a checkpoint directory, or the best checkpoint of a run, or else its newest.
 
     Warns if the best checkpoint is missing, damaged, or of another run.
@@ -112,39 +112,57 @@ def find_checkpoint(path: Path, retries: int = RETRIES) -> "Checkpoint":
     Raises:
         CheckpointError: If there is none.
     """
+    from transformer_mt.checkpoints.checkpoint import load_checkpoint
+
     if (path / EXPORT).exists():
         raise CheckpointError(
             f"{path}: an exported model; name the run or the checkpoint that it was made from"
         )
     if (path / MANIFEST).exists():
-        return load_own(path)
-    newest = load_newest(path)
+        place = path.resolve()
+        if STEP_NAME.fullmatch(place.name):
+            return load_step(path, description_if_sound(place.parent))
+        return load_checkpoint(path)
+    if checkpoints := _load_newest_and_best(path):
+        return checkpoints[1]
+    reason = "contains no checkpoint" if path.is_dir() else "no such run or checkpoint"
+    if (path / "model.bin").exists():
+        reason = "not written by `export`, or by an earlier version's: export it again"
+    raise CheckpointError(f"{path}: {reason}")
+
+
+def _load_newest_and_best(
+    run_dir: Path, retries: int = RETRIES
+) -> "tuple[Checkpoint, Checkpoint] | None":
+    """Reads the newest checkpoint of a run, if there is one, and the best by what it records.
+
+    The newest is also given for the best if there is none yet, or, with a warning, if that is
+    missing, damaged, or of another run.
+    """
+    newest = load_newest(run_dir)
     if newest is None:
-        reason = "contains no checkpoint" if path.is_dir() else "no such run or checkpoint"
-        if (path / "model.bin").exists():
-            reason = "not written by `export`, or by an earlier version's: export it again"
-        raise CheckpointError(f"{path}: {reason}")
-    progress = newest.progress
-    best = checkpoint_path(path, progress.best_step)
-    if progress.best_bleu < 0 or best == newest.path:
-        return newest
+        return None
+    best = checkpoint_path(run_dir, newest.progress.best_step)
+    if newest.progress.best_bleu < 0 or best == newest.path:
+        return newest, newest
     try:
-        checkpoint = load_own(best)
+        checkpoint = load_step(best)
         newest.require_same_run(checkpoint)
         # The text may have moved since the best checkpoint was saved.
-        return replace(checkpoint, config=newest.config)
+        return newest, replace(checkpoint, config=newest.config)
     except CheckpointError as error:
-        if retries and list_checkpoints(path)[:1] != [newest.path]:
-            return find_checkpoint(path, retries - 1)
+        if retries and list_checkpoints(run_dir)[:1] != [newest.path]:
+            return _load_newest_and_best(run_dir, retries - 1)
         logger.warning("%s; using the newest checkpoint instead of the best", error)
-        return newest
+        return newest, newest
 
 
 def prune(run_dir: Path, saved_step: int, keep_last: int, best_step: int) -> None:
-    """Deletes all but the newest and the best checkpoints, and moments that no resume will need.
+    """Deletes all but the `keep_last` newest checkpoints and the best, and most of the moments.
 
-    The run was resumed before any checkpoints later than `saved_step`: they are left alone and do
-    not count. Neither do links, which may lead to another run.
+    A checkpoint of a later step than `saved_step`, the one just saved, could not be used when the
+    run was resumed: it is left alone and does not count. Neither does a link, which may lead to
+    another run. Only the newest that are kept can be resumed from, and keep their moments.
 
     Raises:
         OSError: If something cannot be deleted.
@@ -169,35 +187,39 @@ def prune(run_dir: Path, saved_step: int, keep_last: int, best_step: int) -> Non
             (path / TRAINING).unlink()
 
 
-def not_a_run(path: Path, missing: str) -> CheckpointError:
-    """Makes the error for a path that does not exist or lacks what a run directory holds."""
-    reason = f"is no run directory: it has no {missing}" if path.exists() else "no such run"
-    return CheckpointError(f"{path}: {reason}")
+@dataclass(frozen=True)
+class RecordedRun:
+    """What is recorded of a run, which may be in training and may lack parts.
+
+    The checkpoint is the best, if there is one, but the progress is that of the newest.
+    """
+
+    config: Config
+    checkpoint: "Checkpoint | None"
+    progress: "Progress"
+    description: RunDescription | None
+    metrics: RunMetrics
 
 
-def write_description(directory: Path, description: dict[str, Any]) -> None:
-    """Writes run.json into a directory.
+def read_run(run_dir: Path) -> RecordedRun:
+    """Reads a run directory, for the report and the diagnosis of a run.
 
     Raises:
-        OSError: If it cannot be written.
+        CheckpointError: If there is no such run, all its checkpoints are damaged, or run.json or
+            the metrics are.
     """
-    with atomic_file(directory / RUN_FILE) as file:
-        file.write(canonical_json({**description, "sha256": json_digest(description)}))
+    from transformer_mt.checkpoints.checkpoint import Progress
 
-
-def read_description(directory: Path) -> dict[str, Any]:
-    """Reads run.json in a directory, as it was written; returns an empty dict if there is none.
-
-    Raises:
-        CheckpointError: If it is damaged or was edited.
-    """
-    path = directory / RUN_FILE
-    if not path.exists():
-        return {}
-    try:
-        description: dict[str, Any] = read_json(path, _OBJECT)
-        if description.pop("sha256", None) != json_digest(description):
-            raise CheckpointError(f"{path}: damaged (its own SHA-256 does not match)")
-    except CheckpointError as error:
-        raise CheckpointError(f"{error}; resume the run, which writes it again") from None
-    return description
+    for file, kind in ((EXPORT, "an exported model"), (MANIFEST, "a checkpoint")):
+        if (run_dir / file).exists():
+            raise CheckpointError(f"{run_dir}: is {kind}; name the run directory")
+    newest, checkpoint = _load_newest_and_best(run_dir) or (None, None)
+    description = read_description(run_dir)
+    # Written when the run was last resumed, so it knows where the text is now.
+    recorded = description or checkpoint
+    if recorded is None:
+        raise not_a_run(run_dir, f"{RUN_FILE} and no checkpoint")
+    records = read_metrics(run_dir) if (run_dir / METRICS).exists() else []
+    progress = newest.progress if newest else Progress()
+    metrics = RunMetrics(run_dir.resolve().name, records)
+    return RecordedRun(recorded.config, checkpoint, progress, description, metrics)

@@ -2,26 +2,27 @@
 
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Literal
 
 import typer
 
 from transformer_mt.cli.options import (
-    ConfigArgument,
-    QuietOption,
-    RawOption,
-    RunArgument,
-    SetOption,
+    CHECKPOINT,
+    CONFIG,
+    QUIET,
+    RAW,
+    RUN,
+    RUNS,
+    SET,
     argument,
     flag,
     option,
+    values_of,
 )
 from transformer_mt.errors import ConfigError
-from transformer_mt.system.console import escape_controls, show_messages
+from transformer_mt.system.console import escape_controls
 from transformer_mt.system.extras import require_package
-from transformer_mt.system.launcher import require_single_process
 from transformer_mt.system.outputs import Output, check_output, open_output
-from transformer_mt.system.process_settings import interrupt_on_signals
 from transformer_mt.translation.options import LoadOptions
 
 if TYPE_CHECKING:
@@ -34,30 +35,24 @@ plot = typer.Typer(
 )
 
 PanelName = StrEnum("PanelName", "loss nll bleu lr grad_norm speed")
-FigureOption = Annotated[
-    Path, option("FILE", "The picture; ends in .png, .svg or .pdf.", "-o", "--output")
-]
+FIGURE = option("FILE", "The picture; ends in .png, .svg or .pdf.", "-o", "--output", default=...)
+Axis = Literal["step", "minutes"]
+Kind = Literal["cross", "encoder", "decoder"]
+TableFormat = Literal["text", "markdown", "csv", "json"]
 
 
 @plot.command()
 def training(
-    runs: Annotated[list[Path], argument("RUN...", "Run directories.")],
-    output: FigureOption,
-    x: Annotated[
-        Literal["step", "minutes"],
-        option("[step|minutes]", "What to draw the curves over."),
-    ] = "step",
-    panel: Annotated[
-        list[PanelName] | None,
-        option(
-            "[loss|nll|bleu|lr|grad_norm|speed]", "What to draw; may be repeated. Default: all."
-        ),
-    ] = None,
-    label: Annotated[
-        list[str] | None,
-        option("NAME", "Name of a run in the legend; repeated, one for each run, in order."),
-    ] = None,
-    title: Annotated[str | None, option("TEXT", "Title of the figure.")] = None,
+    runs: list[Path] = RUNS,
+    output: Path = FIGURE,
+    x: Axis = option(values_of(Axis), "What to draw the curves over.", default="step"),
+    panel: list[PanelName] | None = option(
+        f"[{'|'.join(PanelName)}]", "What to draw; may be repeated. Default: all."
+    ),
+    label: list[str] | None = option(
+        "NAME", "Name of a run in the legend; repeated, one for each run, in order."
+    ),
+    title: str | None = option("TEXT", "Title of the figure."),
 ) -> None:
     """Draw the training curves of one or more runs.
 
@@ -80,20 +75,18 @@ def training(
 
 @plot.command()
 def attention(
-    path: RunArgument,
-    sentence: Annotated[str, argument("SENTENCE", "Text to translate, in quotes.")],
-    output: FigureOption,
-    kind: Annotated[
-        Literal["cross", "encoder", "decoder"],
-        option(
-            "[cross|encoder|decoder]",
-            "Attention of the decoder to the source, or self-attention of either.",
-        ),
-    ] = "cross",
-    layer: Annotated[int | None, option("N", "Layer, from 1. Default: the last.", min=1)] = None,
-    heads: Annotated[bool, flag("Draw each head by itself, not their mean.", "--heads")] = False,
-    raw: RawOption = False,
-    quiet: QuietOption = False,
+    path: Path = CHECKPOINT,
+    sentence: str = argument("SENTENCE", "Text to translate, in quotes."),
+    output: Path = FIGURE,
+    kind: Kind = option(
+        values_of(Kind),
+        "Attention of the decoder to the source, or self-attention of either.",
+        default="cross",
+    ),
+    layer: int | None = option("N", "Layer, from 1. Default: the last.", min=1),
+    heads: bool = flag("Draw each head by itself, not their mean.", "--heads"),
+    raw: bool = RAW,
+    quiet: bool = QUIET,
 ) -> None:
     """Draw the attention weights of a sentence.
 
@@ -110,14 +103,13 @@ def attention(
         find_models,
     )
 
-    show_messages(quiet)
     model = build_translation_model(find_models([path]), LoadOptions("cpu", raw=raw))
     figure = attention_figure(sentence_attention(model, sentence), kind, layer, heads)
     _write(figure, checked)
 
 
 @plot.command()
-def schedule(config: ConfigArgument, output: FigureOption, set_: SetOption = None) -> None:
+def schedule(config: Path = CONFIG, output: Path = FIGURE, set_: list[str] | None = SET) -> None:
     """Draw the learning rate of a configuration over its steps.
 
     \b
@@ -127,7 +119,7 @@ def schedule(config: ConfigArgument, output: FigureOption, set_: SetOption = Non
 
 
 @plot.command()
-def positions(config: ConfigArgument, output: FigureOption, set_: SetOption = None) -> None:
+def positions(config: Path = CONFIG, output: Path = FIGURE, set_: list[str] | None = SET) -> None:
     """Draw the positional encodings of a configuration's model.
 
     \b
@@ -142,14 +134,13 @@ def _draw_recipe(drawing: str, config: Path, overrides: list[str] | None, output
     from transformer_mt.config.loading import load_config
 
     settings = load_config(config, overrides or ())  # before torch, so that a mistake shows at once
-    from transformer_mt.figures import recipe
+    from transformer_mt.figures import schedule_and_positions
 
-    _write(getattr(recipe, drawing)(settings, config.stem), checked)
+    _write(getattr(schedule_and_positions, drawing)(settings, config.stem), checked)
 
 
 def _check_plot(output: Path) -> Output:
     """Checks that a figure can be drawn and written, before any work is done for it."""
-    require_single_process("plot")
     require_package("Matplotlib", "plots", "plot")
     from transformer_mt.figures.canvas import check_figure_output
 
@@ -163,9 +154,7 @@ def _write(figure: "Figure", output: Output) -> None:
     print(output.name)
 
 
-def diagnose(
-    run: Annotated[Path, argument("RUN", "A run directory.")], quiet: QuietOption = False
-) -> None:
+def diagnose(run: Path = RUN, quiet: bool = QUIET) -> None:
     """List likely causes of a run's low BLEU.
 
     A line for each finding: the measured value, and what to do. Nothing is printed if nothing is
@@ -174,20 +163,16 @@ def diagnose(
     \b
     transformer-mt diagnose checkpoints/wmt16-base
     """
-    require_single_process("diagnose")
     from transformer_mt.evaluation.diagnosis import diagnose as diagnose_run
 
-    show_messages(quiet)
-    with interrupt_on_signals():
-        findings = diagnose_run(run)
-    for finding in findings:
+    for finding in diagnose_run(run):
         print(escape_controls(finding))
 
 
 def report(
-    run: Annotated[Path, argument("RUN", "A run directory.")],
-    output: Annotated[Path, option("FILE", "The page, such as report.html.", "-o", "--output")],
-    quiet: QuietOption = False,
+    run: Path = RUN,
+    output: Path = option("FILE", "The page, such as report.html.", "-o", "--output", default=...),
+    quiet: bool = QUIET,
 ) -> None:
     """Write the report of a run: an HTML page that needs no network.
 
@@ -197,7 +182,6 @@ def report(
     \b
     transformer-mt report checkpoints/wmt16-base -o report.html
     """
-    require_single_process("report")
     require_package("Matplotlib", "plots", "report")
     require_package("Jinja2", "plots", "report")
     if output.suffix.lower() not in (".html", ".htm"):
@@ -205,7 +189,6 @@ def report(
     checked = check_output(output)
     from transformer_mt.figures.report import build_report
 
-    show_messages(quiet)
     page = build_report(run).encode()
     with open_output(checked) as file:
         file.write(page)
@@ -214,12 +197,11 @@ def report(
 
 
 def compare(
-    runs: Annotated[list[Path], argument("RUN...", "Run directories.")],
-    format_: Annotated[
-        Literal["text", "markdown", "csv", "json"],
-        option("[text|markdown|csv|json]", "Format of the table.", "--format"),
-    ] = "text",
-    quiet: QuietOption = False,
+    runs: list[Path] = RUNS,
+    format_: TableFormat = option(
+        values_of(TableFormat), "Format of the table.", "--format", default="text"
+    ),
+    quiet: bool = QUIET,
 ) -> None:
     """Print a table of runs: settings, speed and scores.
 
@@ -231,8 +213,6 @@ def compare(
     transformer-mt compare checkpoints/pre-* checkpoints/post-*
     transformer-mt compare checkpoints/*/ --format csv > runs.csv
     """
-    require_single_process("compare")
-    from transformer_mt.figures.table import format_rows, read_rows
+    from transformer_mt.evaluation.run_comparison import format_rows, read_rows
 
-    show_messages(quiet)
     print(format_rows(read_rows(runs), format_))

@@ -1,164 +1,134 @@
-"""Arguments and options that several commands share or that are checked together."""
+"""Arguments and options that several commands share, and groups of options."""
 
-from functools import partial
-from pathlib import Path
-from typing import Annotated, Any
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, fields, is_dataclass
+from functools import partial, wraps
+from typing import Any, get_args
 
 import typer
 
 from transformer_mt.errors import ConfigError
+from transformer_mt.system.console import show_messages
 from transformer_mt.translation.options import (
+    CPU_BATCH_TOKENS,
+    CTRANSLATE2_BATCH_TOKENS,
     Device,
+    LoadOptions,
     Precision,
-    Quantization,
-    Sampling,
     SearchOptions,
 )
 
 
-def argument(metavar: str, help: str) -> Any:
-    """Declares an argument of a command."""
-    return typer.Argument(metavar=metavar, help=help, rich_help_panel="Arguments")
+def argument(metavar: str, help: str, default: object = ...) -> Any:
+    """Declares an argument of a command; it is required unless it has a default."""
+    return typer.Argument(default, metavar=metavar, help=help, rich_help_panel="Arguments")
 
 
 def option(
-    metavar: str, help: str, *names: str, group: str | None = None, min: float | None = None
+    metavar: str,
+    help: str,
+    *names: str,
+    default: object = None,
+    min: float | None = None,
+    group: str | None = None,
 ) -> Any:
     """Declares an option with a value; without names, it has that of its parameter."""
-    return typer.Option(*names, metavar=metavar, help=help, min=min, rich_help_panel=group)
+    return typer.Option(default, *names, metavar=metavar, help=help, min=min, rich_help_panel=group)
 
 
-def flag(help: str, *names: str, group: str | None = None) -> Any:
+def flag(help: str, *names: str, group: str | None = None, **others: Any) -> Any:
     """Declares an option without a value."""
-    return typer.Option(*names, help=help, rich_help_panel=group)
+    return typer.Option(False, *names, help=help, rich_help_panel=group, **others)
 
 
-FILES, SEARCH = "Input and output", "Model and search"
-file_option = partial(option, group=FILES)
-search_option = partial(option, group=SEARCH)
+def values_of(literal: object) -> str:
+    """Lists the values of a Literal as a metavar."""
+    return f"[{'|'.join(get_args(literal))}]"
 
-ConfigArgument = Annotated[
-    Path, argument("CONFIG", "A TOML file, such as configs/wmt16-base.toml.")
-]
-RunArgument = Annotated[
-    Path, argument("RUN_OR_CHECKPOINT", "A run (its best checkpoint) or one checkpoint.")
-]
-SetOption = Annotated[
-    list[str] | None,
-    option("KEY=VALUE", "Override a key of `transformer-mt config`; may be repeated.", "--set"),
-]
-BeamOption = Annotated[int, search_option("N", "Beam size; 1 is greedy search.", min=1)]
-PenaltyOption = Annotated[
-    float | None,
-    search_option(
+
+file_option, file_flag = (partial(f, group="Input and output") for f in (option, flag))
+search_option, search_flag = (partial(f, group="Model and search") for f in (option, flag))
+
+CONFIG = argument("CONFIG", "A TOML file, such as configs/wmt16-base.toml.")
+RUN = argument("RUN", "A run directory.")
+RUNS = argument("RUN...", "Run directories.")
+CHECKPOINT = argument("RUN_OR_CHECKPOINT", "A run (its best checkpoint) or one checkpoint.")
+SET = option("KEY=VALUE", "Override a key of `transformer-mt config`; may be repeated.", "--set")
+RAW = search_flag("Use the trained weights, not their moving average.", "--raw")
+OVERWRITE = file_flag(
+    "Replace existing files in --output-dir, or text that is scored.", "--overwrite"
+)
+QUIET = flag("Only warnings and errors on stderr.", "-q", "--quiet", callback=show_messages)
+"""Takes effect when it is parsed; commands need not look at its value."""
+
+
+@dataclass(frozen=True)
+class SearchGroup:
+    """How `translate` and `evaluate` search."""
+
+    ensemble: bool = search_flag("Decode with the named runs as one ensemble.", "--ensemble")
+    beam_size: int = search_option(
+        "N", "Beam size; 1 is greedy search.", default=SearchOptions.beam_size, min=1
+    )
+    length_penalty: float | None = search_option(
         "ALPHA",
         "Exponent of the length penalty of beam search, 0 to 10. Default:"
         f" {SearchOptions.length_penalty:g}.",
         min=0.0,
-    ),
-]
-SampleOption = Annotated[
-    bool, flag("Sample translations from the model's distribution.", "--sample", group=SEARCH)
-]
-TopKOption = Annotated[
-    int | None,
-    search_option("K", "With --sample: draw from the K most probable pieces. Default: all.", min=1),
-]
-TemperatureOption = Annotated[
-    float | None,
-    search_option(
-        "T",
-        "With --sample: divisor of the logits, above 0 and at most 100; below 1, probable pieces"
-        f" are drawn more often. Default: {Sampling.temperature:g}.",
-    ),
-]
-SeedOption = Annotated[
-    int | None,
-    search_option(
-        "N",
-        "With --sample: what is drawn for a line depends on this and on the line's number."
-        f" Default: {Sampling.seed}.",
-        min=0,
-    ),
-]
-EnsembleOption = Annotated[
-    bool, flag("Decode with the named runs as one ensemble.", "--ensemble", group=SEARCH)
-]
-PrecisionOption = Annotated[
-    Precision | None,
-    search_option(
-        "[fp32|bf16|fp16]",
-        "Precision of weights and arithmetic. Default: fp32; an exported model has its own.",
-    ),
-]
-BatchOption = Annotated[
-    int | None,
-    search_option(
-        "N",
-        "Largest batch: source pieces, padding included, times the beam size. A CPU decodes a"
-        " batch per thread, with PyTorch at most eight. Default: 4096 on a CPU, by memory on a"
-        " GPU; with CTranslate2 2048 and 16384.",
-        min=1,
-    ),
-]
-LengthOption = Annotated[
-    int | None,
-    search_option("N", "Pieces after which text is split. Default: from the training text.", min=1),
-]
-DeviceOption = Annotated[Device, search_option("[auto|cpu|cuda]", "Where to translate.")]
-QuantizationOption = Annotated[
-    Quantization | None,
-    option(
-        "[float32|float16|bfloat16|int16|int8]",
-        "Type in which CTranslate2 stores the weights. Default: float32.",
-    ),
-]
-RawOption = Annotated[
-    bool,
-    flag("Use the trained weights, not their moving average.", "--raw", group=SEARCH),
-]
-OverwriteOption = Annotated[
-    bool,
-    flag(
-        "Replace existing files in --output-dir, or text that is scored.",
-        "--overwrite",
-        group=FILES,
-    ),
-]
-QuietOption = Annotated[bool, flag("Only warnings and errors on stderr.", "-q", "--quiet")]
-
-
-def choose_length_penalty(
-    length_penalty: float | None, beam_size: int, scores: bool = False
-) -> float:
-    """Gives the length penalty or its default; refuses one that would change nothing."""
-    if length_penalty is None:
-        return SearchOptions.length_penalty
-    if beam_size == 1 and not scores:
-        raise ConfigError("--length-penalty has no effect on greedy search: add --beam-size 4")
-    return length_penalty
-
-
-def choose_sampling(
-    sample: bool,
-    top_k: int | None,
-    temperature: float | None,
-    seed: int | None,
-    hypotheses: int,
-) -> Sampling | None:
-    """Gives the options of sampling, None without --sample; refuses those that have no effect."""
-    for name, value in (("--top-k", top_k), ("--temperature", temperature), ("--seed", seed)):
-        if value is not None and not sample:
-            raise ConfigError(f"{name} has an effect only on sampling: add --sample")
-    if sample and hypotheses > 1:
-        raise ConfigError(
-            "--sample draws one translation per line, without a beam: leave out --beam-size and"
-            " --n-best"
-        )
-    if not sample:
-        return None
-    return Sampling(
-        top_k,
-        Sampling.temperature if temperature is None else temperature,
-        Sampling.seed if seed is None else seed,
     )
+
+    def choose_length_penalty(self, with_scores: bool = False) -> float:
+        """Gives the length penalty or its default; refuses one that would change nothing."""
+        if self.length_penalty is None:
+            return SearchOptions.length_penalty
+        if self.beam_size == 1 and not with_scores:
+            raise ConfigError("--length-penalty has no effect on greedy search: add --beam-size 4")
+        return self.length_penalty
+
+
+@dataclass(frozen=True)
+class ModelGroup:
+    """How `translate` and `evaluate` load models."""
+
+    precision: Precision | None = search_option(
+        values_of(Precision),
+        "Precision of weights and arithmetic. Default: fp32; an exported model has its own.",
+    )
+    batch_tokens: int | None = search_option(
+        "N",
+        "Largest batch: source pieces, padding included, times the beam size. A CPU decodes a batch"
+        f" per thread, with PyTorch at most eight. Default: {CPU_BATCH_TOKENS} on a CPU, by memory"
+        f" on a GPU; with CTranslate2 {CTRANSLATE2_BATCH_TOKENS['cpu']} and"
+        f" {CTRANSLATE2_BATCH_TOKENS['cuda']}.",
+        min=1,
+    )
+    max_length: int | None = search_option(
+        "N", "Pieces after which text is split. Default: from the training text.", min=1
+    )
+    device: Device = search_option(
+        values_of(Device), "Where to translate.", default=LoadOptions.device
+    )
+    raw: bool = RAW
+
+
+def with_groups(command: Callable[..., None]) -> Callable[..., None]:
+    """Gives a command, for a parameter whose type is a group, an option for each of its fields."""
+    groups: dict[str, Any] = {}
+    options: list[inspect.Parameter] = []
+    for parameter in inspect.signature(command).parameters.values():
+        is_group = is_dataclass(parameter.annotation)
+        if is_group:
+            groups[parameter.name] = parameter.annotation
+            options += inspect.signature(parameter.annotation).parameters.values()
+        else:
+            options.append(parameter)
+
+    @wraps(command)
+    def call(**values: Any) -> None:
+        for name, group in groups.items():
+            values[name] = group(**{field.name: values.pop(field.name) for field in fields(group)})
+        command(**values)
+
+    call.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]  # Typer reads it
+    return call

@@ -8,29 +8,15 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from transformer_mt.cli.commands import (
-    average,
-    config,
-    export,
-    init,
-    prepare,
-    train,
-    translate,
-)
+from transformer_mt.cli.commands import average, config, export, init, prepare, train
 from transformer_mt.cli.evaluate import evaluate
 from transformer_mt.cli.figures import compare, diagnose, plot, report
+from transformer_mt.cli.translate import translate
 from transformer_mt.errors import Interrupted, TransformerMTError
 from transformer_mt.system.console import escape_controls, show_messages
-from transformer_mt.system.launcher import exit_process, exit_with_error
-from transformer_mt.system.process_settings import (
-    allow_any_text,
-    configure_libraries,
-    end_by_broken_pipe,
-    open_closed_streams,
-    raise_file_limit,
-    require_address_space,
-    tolerate_lost_messages,
-)
+from transformer_mt.system.launcher import exit_process, exit_with_error, require_single_process
+from transformer_mt.system.process_settings import configure_process
+from transformer_mt.system.signals import end_by_broken_pipe, interrupt_on_signals
 from transformer_mt.version import __version__
 
 app = typer.Typer(
@@ -42,18 +28,13 @@ app = typer.Typer(
 
 def main() -> None:
     """Runs the program; a user's mistake ends in one line on stderr and exit code 2."""
-    open_closed_streams()
-    tolerate_lost_messages()
-    allow_any_text()
-    raise_file_limit()
-    configure_libraries()
+    configure_process()
     try:
         show_messages()  # a command with --quiet then shows fewer
-        # Typer returns the exit code of an interruption; commands return None.
-        if code := app(sys.argv[1:] or ["--help"], "transformer-mt", standalone_mode=False):
-            exit_process(code)
-        with end_by_broken_pipe():
-            sys.stdout.flush()  # a full disk shows here, not when Python exits
+        with interrupt_on_signals():
+            app(sys.argv[1:] or ["--help"], "transformer-mt", standalone_mode=False)
+            with end_by_broken_pipe():
+                sys.stdout.flush()  # a full disk shows here, not when Python exits
     except typer.TyperException as error:
         message = error.format_message().replace("Value error, ", "")  # Typer's own for a choice
         context = getattr(error, "ctx", None)
@@ -63,8 +44,6 @@ def main() -> None:
         _fail(str(error))
     except Interrupted as stop:
         exit_process(stop.exit_code)
-    except KeyboardInterrupt:  # before Typer, or a command, handles it
-        exit_process(130)
     except OSError as error:
         # Python flushes stdout when it exits, and would fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
@@ -117,6 +96,10 @@ def program(
     """
 
 
+_IN_SEVERAL_PROCESSES = "train", "translate", "evaluate"
+"""Commands that `torchrun` may start."""
+
+
 class GroupedCommand(TyperCommand):
     """A command whose help lists the options under the names of their groups.
 
@@ -124,8 +107,10 @@ class GroupedCommand(TyperCommand):
     """
 
     def invoke(self, ctx: Any) -> Any:
-        """Runs the command, unless it could not even import PyTorch."""
-        require_address_space()
+        """Runs the command, unless it works in one process and there are several."""
+        name = ctx.command_path.split()[1]
+        if name not in _IN_SEVERAL_PROCESSES:
+            require_single_process(name)
         with end_by_broken_pipe():  # here, since Typer makes it exit code 1
             return super().invoke(ctx)
 
@@ -150,19 +135,9 @@ class GroupedCommand(TyperCommand):
                 formatter.write_dl(records)
 
 
-for command in (
-    init,
-    train,
-    prepare,
-    translate,
-    evaluate,
-    config,
-    average,
-    export,
-    diagnose,
-    report,
-    compare,
-):
+COMMANDS = init, train, prepare, translate, evaluate, config, average, export
+"""In the order of --help, before the commands that show runs."""
+for command in (*COMMANDS, diagnose, report, compare):
     app.command()(command)
 app.add_typer(plot, name="plot")
 for info in (*app.registered_commands, *plot.registered_commands):

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from pydantic.fields import FieldInfo
 
-from transformer_mt.config.keys import Config, NormalForm
+from transformer_mt.config.keys import Config
 from transformer_mt.config.loading import expand_path
 from transformer_mt.config.section import OnChange
 from transformer_mt.config.splits import SplitTable
@@ -30,17 +30,6 @@ def changed_keys(old: Config, new: Config, *kinds: OnChange) -> list[str]:
         and without_folders(getattr(keys, name))
         != without_folders(getattr(getattr(old, section), name))
     )
-
-
-def keep_normalization(config: Config, recorded: NormalForm) -> Config:
-    """Gives a configuration that does not state `data.normalize` the value of an existing model.
-
-    Models of versions without this key have "none", which is not its default.
-    """
-    if "normalize" in config.data.model_fields_set:
-        return config
-    data = config.data.model_copy(update={"normalize": recorded})
-    return config.model_copy(update={"data": data})
 
 
 def without_folders(value: object) -> object:

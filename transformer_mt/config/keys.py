@@ -4,9 +4,10 @@ The files in `configs/` state what differs from the defaults; the paper's recipe
 """
 
 import re
+from collections.abc import Iterator
 from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, Field, field_validator, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from transformer_mt.config.section import OnChange, Section
@@ -20,6 +21,11 @@ def _check_language(value: str) -> str:
             "language", "should be part of a file's name, such as de or pt_BR"
         )
     return value
+
+
+def _as_tuple(value: object) -> object:
+    # An array in TOML and in JSON is a list.
+    return tuple(value) if isinstance(value, list) else value
 
 
 Language = Annotated[str, AfterValidator(_check_language)]
@@ -60,8 +66,7 @@ class DataConfig(Section):
     drop_control: Annotated[bool, OnChange.SHAPES_CORPUS] = False
     """Drop training pairs with control characters."""
     min_letters: Annotated[float, Field(ge=0, le=1), OnChange.SHAPES_CORPUS] = 0.0
-    """Drop training pairs if letters are a smaller share than this of the characters of either
-    side, spaces not counted."""
+    """Drop training pairs with a smaller share of letters on a side, spaces not counted."""
     cache_dir: Annotated[str, OnChange.ALLOWED] = "data/cache"
     """Folder for downloads."""
     prepared_dir: Annotated[str, OnChange.ALLOWED] = "data/prepared"
@@ -82,8 +87,7 @@ class VocabConfig(Section):
     shared: Annotated[bool, OnChange.SHAPES_CORPUS] = True
     """One vocabulary for both languages."""
     max_words: Annotated[int, Field(ge=1), OnChange.SHAPES_CORPUS] = 1_000_000
-    """Number of distinct words, the most frequent ones, that SentencePiece learns from; bounds its
-    memory."""
+    """Number of most frequent words that SentencePiece learns from; bounds its memory."""
     path: Annotated[str | None, Field(min_length=1), OnChange.ALLOWED] = None
     """An existing SentencePiece model, whatever the ids of its special pieces, or a folder with
     src.model and tgt.model, to use instead of learning one; kind, size and max_words are then
@@ -155,8 +159,7 @@ class OptimConfig(Section):
     """Probability mass of the target distribution that is spread over the whole vocabulary."""
     max_grad_norm: Annotated[float, Field(ge=0), OnChange.REFUSED] = 0.0
     """Norm to which gradients are clipped. 0 disables clipping, as in the paper."""
-    # Not strict, because a TOML array arrives as a list.
-    betas: Annotated[tuple[Beta, Beta], Field(strict=False), OnChange.REFUSED] = (0.9, 0.98)
+    betas: Annotated[tuple[Beta, Beta], BeforeValidator(_as_tuple), OnChange.REFUSED] = (0.9, 0.98)
     """Adam's decay rates."""
     eps: Annotated[float, Field(gt=0), OnChange.REFUSED] = 1e-9
     """Adam's epsilon."""
@@ -189,8 +192,7 @@ class TrainConfig(Section):
     log_every: Annotated[int, Field(ge=1), OnChange.ALLOWED] = 50
     """Steps between lines of metrics.jsonl; before the first, steps 1, 2, 5, 10 ... have one."""
     tensorboard: Annotated[bool, OnChange.ALLOWED] = False
-    """Also write the numbers of metrics.jsonl for TensorBoard, to the folder `tensorboard` of the
-    run."""
+    """Also write the metrics for TensorBoard, to the folder `tensorboard` of the run."""
     max_bad_steps: Annotated[int, Field(ge=1), OnChange.ALLOWED] = 100
     """Number of consecutive non-finite steps that ends training with an error."""
     precision: Annotated[Literal["auto", "fp32", "bf16", "fp16"], OnChange.REFUSED] = "auto"
@@ -199,8 +201,7 @@ class TrainConfig(Section):
     device: Annotated[Literal["auto", "cpu", "cuda"], OnChange.ENDS_BIT_EQUALITY] = "auto"
     """Where to train; `auto` is CUDA if there is a GPU."""
     compile: Annotated[bool, OnChange.ENDS_BIT_EQUALITY] = True
-    """Use torch.compile on CUDA, which takes a while at the start. Has no effect on a CPU, where
-    compiled code is slower."""
+    """Use torch.compile on CUDA, which takes a while at the start; no effect on a CPU."""
     seed: Annotated[int, Field(ge=0, lt=2**32), OnChange.REFUSED] = 1
     """Random seed of initial weights, order of the pairs, dropout and `vocab.sampling`."""
     init_from: Annotated[str | None, Field(min_length=1), OnChange.ALLOWED] = None
@@ -244,45 +245,35 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _keys_agree(self) -> Self:
-        data, vocab, model, train = self.data, self.vocab, self.model, self.train
-        mistakes = []
-        if model.d_model % model.n_heads:
-            mistakes.append(
-                f"model.d_model = {model.d_model} is not divisible by"
-                f" model.n_heads = {model.n_heads}"
-            )
-        if not vocab.shared and (model.tie_embeddings or train.bidirectional_epochs):
-            is_tied = model.tie_embeddings
-            key = "model.tie_embeddings = true" if is_tied else "train.bidirectional_epochs"
-            mistakes.append(
-                f"{key} requires vocab.shared = true: one vocabulary for both languages"
-            )
-        if train.micro_batch_tokens != "auto" and train.micro_batch_tokens <= data.max_length:
-            mistakes.append(
-                f"train.micro_batch_tokens = {train.micro_batch_tokens} cannot hold a pair of"
-                f" data.max_length = {data.max_length} pieces and EOS:"
-                " raise the former or lower the latter"
-            )
-        if vocab.sampling and vocab.path is None and vocab.kind != "bpe":
-            mistakes.append(
-                f"vocab.sampling = {vocab.sampling:g} is BPE-dropout, which requires"
-                f" vocab.kind = bpe, not {vocab.kind}"
-            )
-        if vocab.symbols and vocab.path is None and vocab.kind == "word":
-            mistakes.append(
-                "vocab.symbols requires vocab.kind = bpe, unigram or char: SentencePiece has no"
-                " symbols in a vocabulary of words"
-            )
-        for key in ("valid", "test"):
-            if getattr(getattr(data, key), "weight", 1) > 1:
-                mistakes.append(f"data.{key} has a weight; only data.train is repeated")
-        if data.src_lang == data.tgt_lang:
-            mistakes.append(
-                f"data.src_lang and data.tgt_lang are the same language, {data.src_lang}"
-            )
-        if mistakes:
+        if mistakes := list(self._mistakes()):
             raise ValueError("; ".join(mistakes))
         return self
+
+    def _mistakes(self) -> Iterator[str]:
+        data, vocab, model, limit = self.data, self.vocab, self.model, self.train.micro_batch_tokens
+        if model.d_model % model.n_heads:
+            yield f"model.d_model = {model.d_model} is not divisible by n_heads = {model.n_heads}"
+        if model.tie_embeddings and not vocab.shared:
+            yield "model.tie_embeddings = true requires vocab.shared = true"
+        if self.train.bidirectional_epochs and not vocab.shared:
+            yield "train.bidirectional_epochs requires vocab.shared = true"
+        if limit != "auto" and limit <= data.max_length:
+            yield (
+                f"train.micro_batch_tokens = {limit} cannot hold a pair of data.max_length ="
+                f" {data.max_length} pieces and EOS: raise the former or lower the latter"
+            )
+        if vocab.sampling and vocab.path is None and vocab.kind != "bpe":
+            yield (
+                f"vocab.sampling = {vocab.sampling:g} is BPE-dropout, which requires vocab.kind ="
+                f" bpe, not {vocab.kind}"
+            )
+        if vocab.symbols and vocab.path is None and vocab.kind == "word":
+            yield "vocab.symbols requires vocab.kind = bpe, unigram or char: words have no symbols"
+        for key in ("valid", "test"):
+            if getattr(getattr(data, key), "weight", 1) > 1:
+                yield f"data.{key} has a weight; only data.train is repeated"
+        if data.src_lang == data.tgt_lang:
+            yield f"data.src_lang and data.tgt_lang are the same language, {data.src_lang}"
 
 
 def flat_values(config: Config) -> dict[str, object]:

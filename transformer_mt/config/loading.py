@@ -23,8 +23,11 @@ PATH_KEYS = (*_SEARCHED_KEYS, *_CREATED_KEYS)
 """All keys that are paths; they may differ between the machines of one training."""
 
 
-def load_config(path: Path, overrides: Collection[str] = ()) -> Config:
+def load_config(path: str | Path, overrides: Collection[str] = ()) -> Config:
     """Reads a TOML file, applies `key=value` overrides, of which later ones win, and validates.
+
+        config = load_config("configs/sample.toml", ["optim.lr_scale=0.5", "train.seed=2"])
+        config.optim.lr_scale
 
     Paths of text, vocabulary and initial weights are looked for beside the file, then in the
     working directory; those of overrides only in the working directory. In the configuration,
@@ -33,6 +36,7 @@ def load_config(path: Path, overrides: Collection[str] = ()) -> Config:
     Raises:
         ConfigError: Naming the file or `--set`, and the line or every key that is wrong.
     """
+    path = Path(path)
     values = _read_toml(path)
     _expand_paths(values, PATH_KEYS, [path.parent.absolute(), Path.cwd()])
     for override in overrides:
@@ -70,18 +74,6 @@ def parse_config(
             mistakes[place if key else together].append(_describe(key, mistake))
         places = (f"{place}: {'; '.join(texts)}" for place, texts in mistakes.items() if texts)
         raise ConfigError("; ".join(places)) from None
-
-
-def parse_recorded_config(values: Mapping[str, Any], origin: str) -> Config:
-    """Validates the recorded configuration of a model, which may be of an earlier version.
-
-    Raises:
-        ConfigError: As `parse_config`.
-    """
-    match values:
-        case {"data": {**data}}:  # text was not normalised before there was a key
-            values = {**values, "data": {"normalize": "none", **data}}
-    return parse_config(values, origin)
 
 
 def did_you_mean(unknown: str) -> str:

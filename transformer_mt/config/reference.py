@@ -10,14 +10,9 @@ from pydantic.fields import FieldInfo
 from transformer_mt.config.changes import on_change
 from transformer_mt.config.keys import Config
 from transformer_mt.config.loading import did_you_mean
-from transformer_mt.config.section import OnChange
 from transformer_mt.config.splits import SplitTable
 from transformer_mt.errors import ConfigError
 
-_ON_RESUME = {
-    OnChange.ENDS_BIT_EQUALITY: "may change on resume, which ends bit-equality",
-    OnChange.ALLOWED: "may change on resume",
-}
 _BOUNDS = {"ge": "{} or more", "gt": "above {}", "le": "{} or less", "lt": "below {}"}
 
 
@@ -61,7 +56,7 @@ def list_sections() -> Iterator[tuple[str, str, list[KeyReference]]]:
                 key=f"{section}.{name}",
                 default="(required)" if field.is_required() else format_value(field.default),
                 allowed="; ".join(_allowed(field)),
-                on_resume=_ON_RESUME.get(on_change(field), "fixed for a run"),
+                on_resume=on_change(field).value,
                 meaning=field.description or "",
             )
             for name, field in model.model_fields.items()

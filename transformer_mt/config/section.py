@@ -7,15 +7,15 @@ from pydantic_core import PydanticCustomError
 
 
 class OnChange(Enum):
-    """What happens when a run is resumed with a different value of a key."""
+    """What happens when a run is resumed with a different value of a key; for the reference."""
 
-    REFUSED = "refused"
+    REFUSED = "fixed for a run"
     """Training stops with an error: it would no longer be the same run."""
-    SHAPES_CORPUS = "shapes corpus"
+    SHAPES_CORPUS = "fixed for a run and its prepared text"
     """Refused too; the value is also part of the fingerprint of the prepared corpus."""
-    ENDS_BIT_EQUALITY = "ends bit-equality"
+    ENDS_BIT_EQUALITY = "may change on resume, which ends bit-equality"
     """Training continues, but the result differs in rounding or dropout masks."""
-    ALLOWED = "allowed"
+    ALLOWED = "may change on resume"
     """Training continues, and every step is the same as without the change."""
 
 

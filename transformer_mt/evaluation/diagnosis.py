@@ -1,7 +1,6 @@
 """Why is the BLEU of a run low? Reads what the run recorded and its text, for the checks."""
 
 import logging
-import operator
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from itertools import chain
@@ -12,7 +11,7 @@ import numpy as np
 
 from transformer_mt.checkpoints.checkpoint import Checkpoint
 from transformer_mt.checkpoints.evaluations import VALIDATION, read_evaluations
-from transformer_mt.checkpoints.recorded_run import RecordedRun, read_run
+from transformer_mt.checkpoints.run_directory import RecordedRun, read_run
 from transformer_mt.errors import DataError, TransformerMTError
 from transformer_mt.evaluation import findings
 from transformer_mt.system.console import ProgressBar
@@ -49,10 +48,10 @@ def diagnose(run_dir: Path) -> list[str]:
     # Fine-tuning may end within the warm-up.
     warmup_steps = 0 if run.config.train.init_from else run.config.optim.warmup_steps
     untrained = [
-        findings.divergence(run.metrics),
-        findings.too_few_steps(run.metrics, warmup_steps),
+        *findings.divergence(run.metrics),
+        *findings.too_few_steps(run.metrics, warmup_steps),
     ]
-    results: list[str | None] = []
+    results: list[str] = []
     with TemporaryDirectory() as scratch:
         corpus, held_out = _load_training_text(run, Path(scratch)), _load_held_out(run)
         texts = {name: _sample(raw) for name, raw in held_out.items()}
@@ -67,12 +66,12 @@ def diagnose(run_dir: Path) -> list[str]:
             results += _check_pieces(texts, source.vocab)
     if run.checkpoint is None:
         logger.warning("not checked: whether sides match, since the run has no checkpoint yet")
-    elif any(untrained):
+    elif untrained:
         logger.warning("not checked: whether sides match, since the model has not learned enough")
     else:
         results += _check_sides(run.checkpoint, texts)
-    results += [*untrained, findings.overfitting(run.metrics), *_check_translations(run_dir)]
-    return [result for result in results if result]
+    results += [*untrained, *findings.overfitting(run.metrics), *_check_translations(run_dir)]
+    return results
 
 
 @contextmanager
@@ -86,7 +85,7 @@ def _unless_missing(what: str) -> Iterator[None]:
 
 def _load_training_text(run: RecordedRun, scratch: Path) -> PreparedCorpus | None:
     """Loads the text that the run was trained on, prepared again if need be."""
-    recorded = run.progress.corpus_digest or run.description.get("corpus", {}).get("digest")
+    recorded = run.progress.corpus_digest or (run.description and run.description.corpus_digest)
     vocab = run.checkpoint.vocab if run.checkpoint else None
     with _unless_missing(_TRAINING):
         if not vocab and run.config.train.init_from:
@@ -102,7 +101,7 @@ def _load_training_text(run: RecordedRun, scratch: Path) -> PreparedCorpus | Non
 def _load_held_out(run: RecordedRun) -> dict[str, RawPairs]:
     """Loads the validation and the test text, as far as they are still there."""
     data, texts = run.config.data, dict[str, RawPairs]()
-    recorded = run.progress.valid_digest or run.description.get("validation", {}).get("digest")
+    recorded = run.progress.valid_digest or (run.description and run.description.validation.digest)
     with _unless_missing(_VALID):
         valid = load_split(readable_corpus(data, data.valid), data.valid)
         if recorded not in (None, valid.digest()):
@@ -132,44 +131,44 @@ def _sample_training(corpus: PreparedCorpus) -> RawPairs:
     return RawPairs(src, tgt)
 
 
-def _check_translations(run_dir: Path) -> Iterator[str | None]:
+def _check_translations(run_dir: Path) -> Iterator[str]:
     """Checks the newest translations of the validation text, and of another test set."""
     newest = {record.test_set == VALIDATION: record for record in read_evaluations(run_dir)}
     if not newest:
         logger.warning("not checked: translations, since the run has no validation yet")
     for record in newest.values():
-        name, greedy = _VALID, record.search.beam_size == 1
+        name = _VALID
         if record.test_set != VALIDATION:
             name = f"{record.test_set} by {record.checkpoint}"
         references, hypotheses = record.references[0], record.hypotheses
-        yield findings.wrong_length(name, references, hypotheses, greedy)
-        yield findings.repeated_words(name, references, hypotheses, greedy)
-        yield findings.untranslated(name, record.sources, references, hypotheses)
+        yield from findings.wrong_length(name, references, hypotheses)
+        yield from findings.repeated_words(name, references, hypotheses)
+        yield from findings.untranslated(name, record.sources, references, hypotheses)
 
 
-def _check_pieces(texts: Mapping[str, RawPairs], vocab: Vocabulary) -> Iterator[str | None]:
+def _check_pieces(texts: Mapping[str, RawPairs], vocab: Vocabulary) -> Iterator[str]:
     """Checks how well the vocabulary covers each side of each text."""
     for name, raw in texts.items():
         for side, lines, model in (
             ("sources", raw.src, vocab.src),
             ("targets", raw.tgt, vocab.tgt),
         ):
-            ids, unknown = flatten(model.encode(lines)).ids, model.unknown_ids()
-            share = float(np.isin(ids, unknown).mean()) if len(ids) else 0.0
-            yield findings.unknown_pieces(f"the {side} of {name}", share, len(unknown) > 1)
+            ids = flatten(model.encode(lines)).ids
+            share = float(np.isin(ids, model.unknown_ids()).mean()) if len(ids) else 0.0
+            yield from findings.unknown_pieces(f"the {side} of {name}", share)
 
 
-def _check_languages(training: RawPairs, others: Mapping[str, RawPairs]) -> Iterator[str | None]:
+def _check_languages(training: RawPairs, others: Mapping[str, RawPairs]) -> Iterator[str]:
     """Checks script and language of each side of each text, and how many pairs are copies."""
     for text, raw in {_TRAINING: training, **others}.items():
         for name, lines, own, other in (
             (f"the sources of {text}", raw.src, training.src, training.tgt),
             (f"the targets of {text}", raw.tgt, training.tgt, training.src),
         ):
-            wrong = findings.wrong_script(name, lines, own)
-            yield wrong or findings.wrong_language(name, lines, own, other)
+            wrong_script = list(findings.wrong_script(name, lines, own))
+            yield from wrong_script or findings.wrong_language(name, lines, own, other)
     usual = max(map(_copied, others.values()), default=0.0)
-    yield findings.copied_pairs(_copied(training), usual)
+    yield from findings.copied_pairs(_copied(training), usual)
 
 
 def _copied(raw: RawPairs) -> float:
@@ -179,7 +178,7 @@ def _copied(raw: RawPairs) -> float:
 
 def _check_known(
     corpus: PreparedCorpus, held_out: Mapping[str, RawPairs], least: int
-) -> Iterator[str | None]:
+) -> Iterator[str]:
     """Looks for the pairs of held-out texts with `least` tokens a side among all training pairs."""
     keys = {
         name: list(_keys(encode_pairs(raw.src, raw.tgt, corpus.vocab), least))
@@ -188,7 +187,7 @@ def _check_known(
     wanted = set(chain.from_iterable(keys.values()))
     known = wanted.intersection(_keys(corpus.pairs, least))
     for name, own in keys.items():
-        yield findings.known_pairs(name, sum(key in known for key in own), len(own))
+        yield from findings.known_pairs(name, sum(key in known for key in own), len(own))
 
 
 def _keys(pairs: EncodedPairs, least: int) -> Iterator[tuple[bytes, bytes]]:
@@ -198,29 +197,25 @@ def _keys(pairs: EncodedPairs, least: int) -> Iterator[tuple[bytes, bytes]]:
         yield pairs.src[i].astype(np.int32).tobytes(), pairs.tgt[i].astype(np.int32).tobytes()
 
 
-def _unlike_neighbours(raw: RawPairs) -> list[int]:
-    """Chooses pairs whose source and target are other than those of the one before, cyclically."""
-    kept = list[int]()
-    for i, pair in enumerate(zip(raw.src, raw.tgt, strict=True)):
-        before = (raw.src[kept[-1]], raw.tgt[kept[-1]]) if kept else (None, None)
-        if all(map(operator.ne, pair, before)):
-            kept.append(i)
-    while kept and (raw.src[kept[0]] == raw.src[kept[-1]] or raw.tgt[kept[0]] == raw.tgt[kept[-1]]):
-        kept.pop()
-    return kept
+def _check_sides(checkpoint: Checkpoint, texts: Mapping[str, RawPairs]) -> Iterator[str]:
+    """Compares the scores of given pairs with those of shuffled ones.
 
-
-def _check_sides(checkpoint: Checkpoint, texts: Mapping[str, RawPairs]) -> Iterator[str | None]:
-    """Compares the scores of given pairs with those of shuffled ones."""
+    In these each target has the source of the pair before it, cyclically. Pairs that share a side
+    with the one before them are left out.
+    """
     model = load_checkpoints([checkpoint], LoadOptions()).model
     for name, raw in texts.items():
-        kept = _unlike_neighbours(raw)  # each pair gets the source of the one before it
-        if not kept:
+        chosen = [
+            i
+            for i in range(len(raw))
+            if raw.src[i] != raw.src[i - 1] and raw.tgt[i] != raw.tgt[i - 1]
+        ]
+        if not chosen:
             continue
-        src, tgt = ([side[i] for i in kept] for side in (raw.src, raw.tgt))
         logger.info("scoring given and shuffled pairs of %s", name)
+        src, tgt = ([side[i] for i in chosen] for side in (raw.src, raw.tgt))
         pairs = encode_pairs(src, tgt, checkpoint.vocab)
-        shuffled = EncodedPairs(pairs.src.take(np.roll(np.arange(len(pairs)), 1)), pairs.tgt)
+        shuffled = encode_pairs([raw.src[i - 1] for i in chosen], tgt, checkpoint.vocab)
         given, others = (np.array(log_probabilities(model, each)) for each in (pairs, shuffled))
         gains = (given - others) / pairs.lengths[1]
-        yield findings.mismatched_sides(name, gains.tolist(), src, tgt)
+        yield from findings.mismatched_sides(name, gains.tolist(), src, tgt)

@@ -1,13 +1,13 @@
 """What may be wrong with a run whose BLEU is low: one check per cause, of values already read.
 
-A check returns its finding, one line with the figure and what to do, or None if nothing is wrong.
+A check yields its finding, one line with the figure and what to do, or nothing.
 """
 
 import math
 import re
 import textwrap
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from operator import itemgetter
 
@@ -53,28 +53,26 @@ _WITHOUT_ALPHABET = (EAST_ASIAN, "Hangul")
 """Scripts with so many characters that pairs of them do not tell the language."""
 
 
-def divergence(metrics: RunMetrics) -> str | None:
+def divergence(metrics: RunMetrics) -> Iterator[str]:
     """Finds a training loss that is no longer finite or has risen for good."""
     steps, losses = metrics.series("train", "nll")
+    points = metrics.finite_points("train", "nll")
     advice = (
         "start a new run with a lower optim.lr_scale, a longer optim.warmup_steps, or"
         " optim.max_grad_norm = 1.0"
     )
     if losses and math.isnan(losses[-1]):
-        return f"divergence: the loss is not finite at step {steps[-1]}; {advice}"
-    points = metrics.finite_points("train", "nll")
-    if not points:
-        return None
-    (best, lowest), (last, loss) = min(points, key=itemgetter(1)), points[-1]
-    if min(value for _, value in points[-LAST_LOSSES:]) < lowest + DIVERGENCE:
-        return None
-    return (
-        f"divergence: the training loss rose from {lowest:.2f} at step {best} to {loss:.2f} at"
-        f" step {last}; {advice}"
-    )
+        yield f"divergence: the loss is not finite at step {steps[-1]}; {advice}"
+    elif points:
+        (best, lowest), (last, loss) = min(points, key=itemgetter(1)), points[-1]
+        if min(value for _, value in points[-LAST_LOSSES:]) >= lowest + DIVERGENCE:
+            yield (
+                f"divergence: the training loss rose from {lowest:.2f} at step {best} to {loss:.2f}"
+                f" at step {last}; {advice}"
+            )
 
 
-def too_few_steps(metrics: RunMetrics, warmup_steps: int) -> str | None:
+def too_few_steps(metrics: RunMetrics, warmup_steps: int) -> Iterator[str]:
     """Finds a run that ended in its warm-up, or while its perplexity was falling fast.
 
     The perplexity is that of validation over the last quarter of the steps: of the moving average,
@@ -87,10 +85,11 @@ def too_few_steps(metrics: RunMetrics, warmup_steps: int) -> str | None:
         " ended the run, and train on"
     )
     if 0 < last < warmup_steps:
-        return (
+        yield (
             f"too few steps: {last:,} steps are fewer than optim.warmup_steps = {warmup_steps:,};"
             f" {advice}, or start a new run with a shorter warm-up"
         )
+        return
     for kind, key, name, part in (
         ("valid", "ema_nll", "validation", 3 / 4),
         ("valid", "nll", "validation", 3 / 4),
@@ -98,72 +97,59 @@ def too_few_steps(metrics: RunMetrics, warmup_steps: int) -> str | None:
     ):
         points = metrics.finite_points(kind, key)
         early = [point for point in points[:-1] if 0 < point[0] <= part * points[-1][0]]
-        if not early:
-            continue
-        (first, before), (end, after) = early[-1], points[-1]
-        if before - after < PERPLEXITY_CHANGE * math.log2(end / first):
-            return None
-        return (
-            f"too few steps: {name} perplexity still fell from {_perplexity(before)} at step"
-            f" {first} to {_perplexity(after)} at step {end}; {advice}"
-        )
-    return None
+        if early:
+            (first, before), (end, after) = early[-1], points[-1]
+            if before - after >= PERPLEXITY_CHANGE * math.log2(end / first):
+                yield (
+                    f"too few steps: {name} perplexity still fell from {_perplexity(before)} at"
+                    f" step {first} to {_perplexity(after)} at step {end}; {advice}"
+                )
+            return
 
 
-def overfitting(metrics: RunMetrics) -> str | None:
+def overfitting(metrics: RunMetrics) -> Iterator[str]:
     """Finds a validation perplexity that has risen again."""
-    points = metrics.finite_points("valid", "nll")
-    if not points:
-        return None
-    (best, lowest), (last, loss) = min(points, key=itemgetter(1)), points[-1]
-    if loss < lowest + PERPLEXITY_CHANGE:
-        return None
-    advice = "start a new run with more text, more model.dropout or smaller sizes"
-    scored = metrics.best_validation()
-    if not scored or scored["step"] < last:  # otherwise the BLEU still rises
-        advice = f"stop earlier with valid.patience, or {advice}"
-    return (
-        f"overfitting: validation perplexity rose from {_perplexity(lowest)} at step {best} to"
-        f" {_perplexity(loss)} at step {last}; {advice}"
-    )
+    if points := metrics.finite_points("valid", "nll"):
+        (best, lowest), (last, loss) = min(points, key=itemgetter(1)), points[-1]
+        if loss >= lowest + PERPLEXITY_CHANGE:
+            yield (
+                f"overfitting: validation perplexity rose from {_perplexity(lowest)} at step {best}"
+                f" to {_perplexity(loss)} at step {last}; start a new run with more text, more"
+                " model.dropout or smaller sizes"
+            )
 
 
 def _perplexity(nll: float) -> str:
     return f"{math.exp(min(nll, 700)):.3g}"  # more is beyond the range of a float
 
 
-def unknown_pieces(name: str, share: float, has_bytes: bool) -> str | None:
-    """Checks the share of unknown and byte pieces in a text; a vocabulary may have no bytes."""
-    if share < MANY_UNKNOWN:
-        return None
-    advice = "start a new run with vocab.kind = bpe or another vocab.path, or correct the text"
-    if has_bytes:
-        advice = (
-            "their characters are rare or missing in the text that the vocabulary was learned from:"
-            " add text that has them, or correct the text"
+def unknown_pieces(name: str, share: float) -> Iterator[str]:
+    """Checks the share of unknown and byte pieces in a text."""
+    if share >= MANY_UNKNOWN:
+        yield (
+            f"unknown pieces: {share:.1%} of the pieces of {name} are unknown or single bytes;"
+            " correct the text, or start a new run with a vocabulary from text that has their"
+            " characters (vocab.kind = bpe has a piece for each byte)"
         )
-    return (
-        f"unknown pieces: {share:.1%} of the pieces of {name} are unknown or single bytes; {advice}"
-    )
 
 
-def wrong_script(name: str, lines: Sequence[str], training: Sequence[str]) -> str | None:
+def wrong_script(name: str, lines: Sequence[str], training: Sequence[str]) -> Iterator[str]:
     """Finds lines without words of the script of most training lines of their side."""
     written, expected = list(filter(script_of, lines)), usual_script(training)
     if not written or not expected:
-        return None
+        return
     share = 1 - sum(has_script(line, expected) for line in written) / len(written)
-    if share < MANY_LINES:
-        return None
-    return (
-        f"wrong script: {share:.1%} of the lines of {name} are not in {expected} script, as most of"
-        " the training text is; remove them, or correct the file or data.src_lang and data.tgt_lang"
-    )
+    if share >= MANY_LINES:
+        yield (
+            f"wrong script: {share:.1%} of the lines of {name} are not in {expected} script, as"
+            " most of the training text is; remove them, or correct the file or data.src_lang and"
+            " data.tgt_lang"
+        )
 
 
 def wrong_language(
     name: str, lines: Sequence[str], training: Sequence[str], other: Sequence[str]
-) -> str | None:
+) -> Iterator[str]:
     """Finds text that is less like the training text of its side than of the other side.
 
     Args:
@@ -173,15 +159,14 @@ def wrong_language(
         other: Training lines of the other side.
     """
     if len(lines) < LEAST_LINES or usual_script(training) in ("", *_WITHOUT_ALPHABET):
-        return None
+        return
     own, others = similarity(lines, training), similarity(lines, other)
-    if own >= max(others - EQUALLY_SIMILAR, SIMILAR):
-        return None
-    return (
-        f"wrong language: the letter pairs of {name} have a similarity of {own:.2f} to the training"
-        f" text of their side and of {others:.2f} to that of the other side (1 is identical);"
-        " correct data.src_lang and data.tgt_lang, or the files"
-    )
+    if own < max(others - EQUALLY_SIMILAR, SIMILAR):
+        yield (
+            f"wrong language: the letter pairs of {name} have a similarity of {own:.2f} to the"
+            f" training text of their side and of {others:.2f} to that of the other side (1 is"
+            " identical); correct data.src_lang and data.tgt_lang, or the files"
+        )
 
 
 def similarity(lines: Sequence[str], others: Sequence[str]) -> float:
@@ -199,78 +184,73 @@ def _as_read(line: str) -> str:
     return " ".join(normalize_text(line, "nfc").replace("\u2581", " ").lower().split())
 
 
-def known_pairs(name: str, known: int, total: int) -> str | None:
+def known_pairs(name: str, known: int, total: int) -> Iterator[str]:
     """Checks how many pairs of a held-out text are also in the training text."""
-    if not known or known < KNOWN_PAIRS * total:
-        return None
-    return (
-        f"known text: {known:,} of {total:,} longer pairs of {name} are also in the training text,"
-        " so its score is too high; remove them from either text"
-    )
+    if known and known >= KNOWN_PAIRS * total:
+        yield (
+            f"known text: {known:,} of {total:,} longer pairs of {name} are also in the training"
+            " text, so its score is too high; remove them from either text"
+        )
 
 
-def copied_pairs(copied: float, held_out: float) -> str | None:
+def copied_pairs(copied: float, held_out: float) -> Iterator[str]:
     """Checks the share of training pairs with equal sides, against that of the validation text."""
-    if copied - held_out < MANY_LINES:
-        return None
-    return (
-        f"untranslated text: in {copied:.1%} of the training pairs both sides are the same; start a"
-        " new run with data.drop_identical = true"
-    )
+    if copied - held_out >= MANY_LINES:
+        yield (
+            f"untranslated text: in {copied:.1%} of the training pairs both sides are the same;"
+            " start a new run with data.drop_identical = true"
+        )
 
 
 def untranslated(
     name: str, sources: Sequence[str], references: Sequence[str], hypotheses: Sequence[str]
-) -> str | None:
+) -> Iterator[str]:
     """Finds translations that copy their source where the reference does not."""
     texts = zip(sources, references, hypotheses, strict=True)
     # The translation of an empty line must be empty.
     copies = sum(bool(src) and src == copy != reference for src, reference, copy in texts)
-    if copies < BAD_LINES * len(hypotheses) or not copies:
-        return None
-    return (
-        f"untranslated copies: {copies:,} of {len(hypotheses):,} translations of {name} are their"
-        " source; look for source text in the target files, and start a new run with"
-        " data.drop_identical = true"
-    )
+    if copies and copies >= BAD_LINES * len(hypotheses):
+        yield (
+            f"untranslated copies: {copies:,} of {len(hypotheses):,} translations of {name} are"
+            " their source; look for source text in the target files, and start a new run with"
+            " data.drop_identical = true"
+        )
 
 
-def wrong_length(
-    name: str, references: Sequence[str], hypotheses: Sequence[str], greedy: bool = True
-) -> str | None:
+def wrong_length(name: str, references: Sequence[str], hypotheses: Sequence[str]) -> Iterator[str]:
     """Compares the length of all translations in characters with that of the references."""
     ratio = sum(map(len, hypotheses)) / max(1, sum(map(len, references)))
-    if abs(ratio - 1) < LENGTH_CHANGE:
-        return None
-    kind, advice = "long", "look for repeated words, and for targets that say more than the source"
-    if ratio < 1:
-        kind = "short"
-        advice = (
-            f"decode with {'--beam-size 4 and ' if greedy else ''}a higher --length-penalty, train"
-            " longer, and look for targets that lack a part"
+    figures = f"translations of {name} are {ratio:.0%} as long as the references"
+    if ratio <= 1 - LENGTH_CHANGE:
+        yield (
+            f"too short: {figures}; decode with a beam (--beam-size 4) and a higher"
+            " --length-penalty, train longer, and look for targets that lack a part"
         )
-    return f"too {kind}: translations of {name} are {ratio:.0%} as long as the references; {advice}"
+    elif ratio >= 1 + LENGTH_CHANGE:
+        yield (
+            f"too long: {figures}; look for repeated words, and for targets that say more than the"
+            " source"
+        )
 
 
 def repeated_words(
-    name: str, references: Sequence[str], hypotheses: Sequence[str], greedy: bool = True
-) -> str | None:
+    name: str, references: Sequence[str], hypotheses: Sequence[str]
+) -> Iterator[str]:
     """Finds translations that say something three times in a row, unlike the references."""
     repeated, usual = (
         sum(bool(_REPEATED.search(line)) for line in lines) for lines in (hypotheses, references)
     )
-    if repeated - usual < BAD_LINES * len(hypotheses) or repeated == usual:
-        return None
-    return (
-        f"repeated words: {repeated:,} of {len(hypotheses):,} translations of {name}, but {usual:,}"
-        f" references, repeat something three times in a row; train longer"
-        f"{', decode with --beam-size 4' if greedy else ''}, and look for repetition in the targets"
-    )
+    if repeated > usual and repeated - usual >= BAD_LINES * len(hypotheses):
+        yield (
+            f"repeated words: {repeated:,} of {len(hypotheses):,} translations of {name}, but"
+            f" {usual:,} references, repeat something three times in a row; train longer, decode"
+            " with a beam (--beam-size 4), and look for repetition in the targets"
+        )
 
 
 def mismatched_sides(
     name: str, gains: Sequence[float], sources: Sequence[str], targets: Sequence[str]
-) -> str | None:
+) -> Iterator[str]:
     """Finds text whose sides do not match, by the scores of given and of shuffled pairs.
 
     Args:
@@ -281,16 +261,15 @@ def mismatched_sides(
         targets: The target texts.
     """
     wrong = sum(gain <= 0 for gain in gains)
-    if wrong < MISMATCHED * len(gains) or not wrong:
-        return None
-    worst = sorted(range(len(gains)), key=lambda i: gains[i])[:SHOWN]
-    shown = ", ".join(f"{_short(sources[i])} = {_short(targets[i])}" for i in worst)
-    return (
-        f"sides do not match: in {wrong:,} of {len(gains):,} pairs of {name} the target is as"
-        f" probable given another pair's source, such as {shown}; align the files again from the"
-        " first line that does not match (if all match, the model has not learned to use the"
-        " source)"
-    )
+    if wrong and wrong >= MISMATCHED * len(gains):
+        worst = sorted(range(len(gains)), key=lambda i: gains[i])[:SHOWN]
+        shown = ", ".join(f"{_short(sources[i])} = {_short(targets[i])}" for i in worst)
+        yield (
+            f"sides do not match: in {wrong:,} of {len(gains):,} pairs of {name} the target is as"
+            f" probable given another pair's source, such as {shown}; align the files again from"
+            " the first line that does not match (if all match, the model has not learned to use"
+            " the source)"
+        )
 
 
 def _short(text: str) -> str:

@@ -1,10 +1,8 @@
 """Attention weights of a sentence as a heat map, its pieces on the axes."""
 
 import math
-import re
 import textwrap
 from collections.abc import Sequence
-from itertools import product
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -32,7 +30,6 @@ _TITLE_WIDTH, _TITLE_LINES = 60, 3
 """Characters of a line, and lines, of the sentence in the title."""
 _DRAWN_MARK = "◦"
 """Stands for SentencePiece's mark, which hangs below the line and touches the next label."""
-_BYTE = re.compile("<0x([0-9A-F]{2})>")
 _AXES = {
     "cross": ("source piece", "target piece being predicted"),
     "encoder": ("source piece attended to", "source piece"),
@@ -103,7 +100,7 @@ def attention_figure(
         figure.colorbar(image, cax=scale_axes).ax.tick_params(labelsize=_FONT_SIZE)
         heads = "each head" if by_head else f"mean of {len(weights)} heads"
         what = "Cross-attention" if kind == "cross" else f"{kind.capitalize()} self-attention"
-        [source] = drawable([attention.source])
+        source = drawable(attention.source)
         lines = textwrap.wrap(source, _TITLE_WIDTH, max_lines=_TITLE_LINES, placeholder=" …")
         title = "\n".join([f"{what}, layer {number} of {len(layers)}, {heads}", *lines])
         figure.suptitle(title, y=1 + 0.3 / figure.get_figheight(), va="bottom")
@@ -111,16 +108,7 @@ def attention_figure(
 
 
 def _labels(pieces: Sequence[str]) -> list[str]:
-    """Makes pieces readable: bytes as the character that they are a part of, such as `é 1/2`."""
-    texts = [piece.replace(WORD_MARK, _DRAWN_MARK) for piece in pieces]
-    for start, size in product(range(len(pieces)), range(1, 5)):
-        codes = [match[1] for match in map(_BYTE.fullmatch, pieces[start : start + size]) if match]
-        character = bytes.fromhex("".join(codes)).decode(errors="ignore")
-        is_whole = len(character) == 1 and len(character.encode()) == len(codes) == size
-        if is_whole and character.isprintable():
-            names = [f"{character} {i}/{size}" for i in range(1, size + 1)]
-            texts[start : start + size] = names if size > 1 else [character]
-    texts = drawable(texts)
+    texts = [drawable(piece.replace(WORD_MARK, _DRAWN_MARK)) for piece in pieces]
     return [text if len(text) <= _MAX_LABEL else f"{text[: _MAX_LABEL - 1]}…" for text in texts]
 
 

@@ -5,21 +5,17 @@ no display is needed, and the same command draws the same picture everywhere.
 """
 
 import io
-import logging
 import unicodedata
-from collections.abc import Sequence
+import warnings
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-import matplotlib
 from matplotlib import font_manager
 from matplotlib.figure import Figure
 from matplotlib.style import context
 
 from transformer_mt.errors import OutputError
 from transformer_mt.system.outputs import Output, check_output, open_output
-
-logger = logging.getLogger(__name__)
 
 FOREGROUND = "#1a1a1a"
 GRID = "#d9d9d9"
@@ -28,7 +24,7 @@ ACCENT = "#2f74b5"
 THOUSANDS = "{x:,.10g}"
 """Format of the numbers at an axis."""
 UNDRAWABLE = "\N{WHITE SQUARE}"
-"""What is drawn for a character that no font has."""
+"""What is drawn for a control character."""
 
 _STYLE = {
     "text.color": FOREGROUND,
@@ -65,9 +61,6 @@ _MAX_PIXELS = 16_000
 """Longest side of a PNG; larger figures get fewer dots per inch."""
 _MAX_NAME = 48
 
-_reported: set[str] = set()
-"""Characters that a warning has named; a report draws many figures."""
-
 
 class InlineFigure(Figure):
     """A figure that a notebook shows below the cell that returns it."""
@@ -102,16 +95,17 @@ def render(figure: Figure, file_format: str, transparent: bool = False) -> bytes
     """Renders a figure as `png`, `svg` or `pdf`, including what lies beyond its edges."""
     dpi = min(_DPI, _MAX_PIXELS / max(figure.get_size_inches()))
     content = io.BytesIO()
-    with figure_style():
+    metadata = {"Date": None} if file_format == "svg" else None  # equal pictures, equal files
+    with figure_style(), warnings.catch_warnings():
+        # A character that no font has is drawn as a box.
+        warnings.filterwarnings("ignore", r"Glyph .* missing from font")
         figure.savefig(
             content,
             format=file_format,
             dpi=dpi,
             bbox_inches="tight",
             transparent=transparent,
-            metadata={"Date": None}
-            if file_format == "svg"
-            else None,  # equal pictures, equal files
+            metadata=metadata,
         )
     return content.getvalue()
 
@@ -126,32 +120,15 @@ def _installed_fonts() -> list[str]:
     return [family for family in _FONTS if family in installed]
 
 
-def drawable(texts: Sequence[str]) -> list[str]:
-    """Replaces white space by blanks, and what cannot be drawn by squares.
-
-    These are control characters, and characters that no font has; a warning names the latter.
-    """
-    fonts = [font_manager.get_font(font_manager.findfont(family)) for family in _installed_fonts()]
-    texts = [" ".join(text.split()) for text in texts]
-    characters = set("".join(texts))
-    controls = {c for c in characters if unicodedata.category(c).startswith("C")}
-    known = {c for c in characters if any(font.get_char_index(ord(c)) for font in fonts)}
-    missing = characters - controls - known
-    if missing - _reported:
-        _reported.update(missing)
-        names = [f"{c} (U+{ord(c):04X})" for c in sorted(missing)]
-        logger.warning(
-            "no font has %s; drawn as %s: install fonts-noto-core, and fonts-noto-cjk for Chinese,"
-            " Japanese and Korean, then delete Matplotlib's list of fonts in %s",
-            " ".join(names[:10]) + (" ..." if len(names) > 10 else ""),
-            UNDRAWABLE,
-            matplotlib.get_cachedir(),
-        )
-    squares = str.maketrans(dict.fromkeys(controls | missing, UNDRAWABLE))
-    return [text.translate(squares) for text in texts]
+def drawable(text: str) -> str:
+    """Replaces white space by blanks, and control characters, which SVG forbids, by squares."""
+    return "".join(
+        UNDRAWABLE if unicodedata.category(character).startswith("C") else character
+        for character in " ".join(text.split())
+    )
 
 
 def drawable_name(name: str) -> str:
     """Makes the name of a run or file drawable; only the end of a long name is kept."""
-    [name] = drawable([name])
+    name = drawable(name)
     return name if len(name) <= _MAX_NAME else f"…{name[1 - _MAX_NAME :]}"

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 from transformer_mt.checkpoints.checkpoint import Checkpoint
 from transformer_mt.checkpoints.evaluations import VALIDATION, EvaluationRecord, read_evaluations
-from transformer_mt.checkpoints.recorded_run import read_run
+from transformer_mt.checkpoints.run_directory import read_run
 from transformer_mt.config.changes import without_folder
 from transformer_mt.config.keys import DEFAULTS, flat_values
 from transformer_mt.config.reference import format_value
@@ -56,7 +56,7 @@ def build_report(run_dir: Path) -> str:
     translated = next(reversed(tests or evaluations), None)
     groups = _rank(translated) if translated else {}
     attention, attention_note = _draw_attention(checkpoint, translated, groups)
-    lengths = run.description.get("lengths")
+    lengths = run.description and run.description.lengths
     languages = config.data.src_lang, config.data.tgt_lang
     seconds = max(run.progress.seconds, 60 * metrics.end("minutes"))
     values = flat_values(config)

@@ -1,7 +1,7 @@
 """Training curves, from metrics.jsonl: loss, BLEU, learning rate and speed."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from transformer_mt.checkpoints.metrics import RunMetrics
+from transformer_mt.checkpoints.run_description import LengthCounts
 from transformer_mt.figures.canvas import (
     ACCENT,
     FOREGROUND,
@@ -24,10 +25,11 @@ _COLORS = (
     *("#6a3d9a", "#8b4513", "#7fbf3f", "#8c8c8c", "#e6007e", "#00b8b8", "#808000"),
 )
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
+"""Nine, so that with 14 colours the first 126 runs look different."""
 _MARKS = 12
 """Markers per curve, which tell several runs apart if colours cannot."""
-_DASHES: Any = (("-", (0, (4, 2))), ((0, (1, 1)), (0, (4, 1, 1, 1))))
-"""Line styles of the two curves of a panel, and those of further runs when all colours are used."""
+_DASHES: Any = "-", (0, (4, 2))
+"""Line styles of the two curves of a panel."""
 _PANEL_SIZE = 5.0, 3.1
 """Inches of a figure of one panel."""
 
@@ -43,19 +45,15 @@ class Panel:
     title: str
     unit: str
     curves: tuple[tuple[str, str, str], ...]
-    from_zero: bool = True
 
 
 _LOSS_UNIT = "nats per target token"
 PANELS: dict[str, Panel] = {
-    "loss": Panel(
-        "Training loss, label-smoothed", _LOSS_UNIT, (("train", "loss", ""),), from_zero=False
-    ),
+    "loss": Panel("Training loss, label-smoothed", _LOSS_UNIT, (("train", "loss", ""),)),
     "nll": Panel(
         "Loss without label smoothing (NLL)",
         _LOSS_UNIT,
         (("train", "nll", "training"), ("valid", "nll", "validation")),
-        from_zero=False,
     ),
     "bleu": Panel(
         "Validation BLEU",
@@ -92,7 +90,7 @@ def training_figure(
         for name, axes in zip(drawn, grid.flat, strict=True):
             _draw_panel(axes, PANELS[name], runs, x)
         if title or (title is None and len(runs) == 1):
-            figure.suptitle(drawable([title])[0] if title else names[0])
+            figure.suptitle(drawable(title) if title else names[0])
         if len(runs) == 1:
             return figure
         handles = [Line2D([], [], label=name, **_look(i, 0)) for i, name in enumerate(names)]
@@ -100,15 +98,15 @@ def training_figure(
         return figure
 
 
-def lengths_figure(lengths: Mapping[str, Any], languages: tuple[str, str]) -> Figure:
+def lengths_figure(lengths: LengthCounts, languages: tuple[str, str]) -> Figure:
     """Draws the distributions of source and target lengths, from `lengths` in run.json."""
     with figure_style():
         figure = Figure(_PANEL_SIZE, layout="constrained")
         axes = figure.subplots()
-        looks = (("src", ACCENT, "-"), ("tgt", FOREGROUND, "--"))
-        for language, (side, color, dashes) in zip(languages, looks, strict=True):
-            edges = [i * lengths["width"] for i in range(len(lengths[side]) + 1)]
-            axes.stairs(lengths[side], edges, label=language, color=color, linestyle=dashes)
+        looks = ((lengths.src, ACCENT, "-"), (lengths.tgt, FOREGROUND, "--"))
+        for language, (counts, color, dashes) in zip(languages, looks, strict=True):
+            edges = [i * lengths.width for i in range(len(counts) + 1)]
+            axes.stairs(counts, edges, label=language, color=color, linestyle=dashes)
         axes.set(title="Training sentences by length", ylabel="sentences")
         axes.set_xlabel("pieces, end of sentence included")
         axes.yaxis.set_major_formatter(THOUSANDS)
@@ -130,7 +128,7 @@ def _draw_panel(axes: Axes, panel: Panel, runs: Sequence[RunMetrics], x: str) ->
                     # At different positions for each run, so that equal curves do not hide them.
                     marks = number / len(runs) / _MARKS, 1 / _MARKS
                 axes.plot(positions, values, markevery=marks, **_look(number, curve))
-                dashes = _DASHES[0][curve]
+                dashes = _DASHES[curve]
                 drawn[label] = Line2D([], [], color=FOREGROUND, linestyle=dashes, label=label)
     if not drawn:
         axes.text(0.5, 0.5, "no finite value yet", ha="center", transform=axes.transAxes)
@@ -141,7 +139,7 @@ def _draw_panel(axes: Axes, panel: Panel, runs: Sequence[RunMetrics], x: str) ->
     axes.locator_params(axis="x", nbins=6, integer=x == "step")
     axes.xaxis.set_major_formatter(THOUSANDS)
     axes.yaxis.set_major_formatter(THOUSANDS)
-    if panel.from_zero:
+    if panel.unit != _LOSS_UNIT:
         axes.set_ylim(0, 1.1 * axes.dataLim.y1 or 1.0)
     if len(drawn) > 1:
         axes.legend(handles=[*drawn.values()])
@@ -155,9 +153,8 @@ def _alone(values: Sequence[float]) -> list[int]:
 
 def _look(number: int, curve: int) -> dict[str, Any]:
     """Returns the colour, the marker and the line style of a run's curve."""
-    repeated, color = divmod(number, len(_COLORS))
     return {
-        "color": _COLORS[color],
+        "color": _COLORS[number % len(_COLORS)],
         "marker": _MARKERS[number % len(_MARKERS)],
-        "linestyle": _DASHES[repeated % len(_DASHES)][curve],
+        "linestyle": _DASHES[curve],
     }

@@ -104,11 +104,6 @@ def has_fast_mkl() -> bool:
     return has_mkl and (cpu_maker() == "GenuineIntel" or not has_avx512)
 
 
-def count_numa_nodes() -> int:
-    """Returns the number of NUMA nodes of this machine, 1 if the system does not tell."""
-    return max(1, len(list(Path("/sys/devices/system/node").glob("node[0-9]*"))))
-
-
 def total_memory(device: torch.device) -> int:
     """Returns the total memory of a device in bytes; for a CPU, what this process may use of it."""
     if device.type == "cuda":

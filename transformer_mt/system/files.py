@@ -18,7 +18,7 @@ from typing import Any, BinaryIO, ClassVar, NoReturn, TextIO
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from transformer_mt.errors import CheckpointError
+from transformer_mt.errors import CheckpointError, EarlierFormatError
 
 MANIFEST = "manifest.json"
 MANIFEST_FORMAT = 1
@@ -265,6 +265,7 @@ def read_json(
 
     Raises:
         CheckpointError: Naming the file, and the key that is wrong or unknown.
+        EarlierFormatError: If its format is older than `version`.
     """
     try:
         status = path.stat()
@@ -276,6 +277,11 @@ def read_json(
         values = parse_json(content.decode())
         written = values.get("format") if isinstance(values, dict) else version
         if version not in (None, written):
+            if isinstance(written, int) and written < version:
+                raise EarlierFormatError(
+                    f"{path}: format {written} of an earlier transformer-mt; use that version, or"
+                    " make it again"
+                )
             reason = f"format {written!r:.20} is unknown; use a newer transformer-mt"
             raise CheckpointError(f"{path}: {reason}")
         return adapter.validate_json(content, strict=True)
@@ -294,6 +300,8 @@ def _describe_mistake(error: ValidationError) -> str:
     key = ".".join(map(str, mistake["loc"]))
     if mistake["type"] in _UNKNOWN_KEY:
         return f"unknown key {key}; use a newer transformer-mt"
+    if mistake["type"] == "missing":
+        return f"damaged, or written by an earlier transformer-mt ({key} is missing); make it again"
     return f"damaged ({key or 'content'}: {mistake['msg']})"
 
 

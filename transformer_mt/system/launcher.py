@@ -13,7 +13,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, NoReturn
 
 from transformer_mt.errors import ConfigError
-from transformer_mt.system.process_settings import handle_signals
+from transformer_mt.system.signals import handle_signals
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
@@ -52,6 +52,14 @@ def may_have_restarted() -> bool:
     """Tells whether this may not be the first attempt; several launchers count separately."""
     restarts = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     return restarts != "0" or os.environ.get("GROUP_WORLD_SIZE", "1") != "1"
+
+
+def cpus_of_process() -> int:
+    """Gives the CPUs that this process may use, shared with those that torchrun started here."""
+    has_affinity = hasattr(os, "sched_getaffinity")  # not on macOS
+    cpus = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
+    processes = os.environ.get("LOCAL_WORLD_SIZE", "")
+    return max(1, cpus // int(processes)) if processes.isdecimal() and int(processes) else cpus
 
 
 def is_main_process() -> bool:

@@ -9,7 +9,7 @@ import logging
 import os
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -199,12 +199,12 @@ class ChunkWriter:
         self._output, self._file, self._keeps_state = output, file, state is not None
         self.state = state or OutputState({})
 
-    def write(self, texts: Sequence[str], lines: int, counts: Mapping[str, int]) -> None:
-        """Writes the texts of translated chunks; those of a file then outlive the process.
+    def write(self, text: str, lines: int, counts: Mapping[str, int]) -> None:
+        """Writes the text of a translated chunk; that of a file then outlives the process.
 
-        They are the translations of `lines` input lines, with so many of each kind.
+        It is the translation of `lines` input lines, with so many of each kind.
         """
-        data = b"".join(compress(text.encode("utf-8"), self._output.suffix) for text in texts)
+        data = compress(text.encode("utf-8"), self._output.suffix)
         self._file.write(data)
         self._file.flush()  # the reader of a pipe may be waiting for these lines
         self.state.bytes += len(data)

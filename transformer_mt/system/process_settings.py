@@ -8,16 +8,18 @@ import io
 import logging
 import os
 import resource
-import signal
 import sys
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import dataclass
-from types import FrameType
+from contextlib import suppress
 from typing import Any, TextIO, cast
 
-from transformer_mt.errors import DeviceError, Interrupted
+
+def configure_process() -> None:
+    """Makes all settings; works only before torch is imported."""
+    open_closed_streams()
+    tolerate_lost_messages()
+    allow_any_text()
+    raise_file_limit()
+    configure_libraries()
 
 
 def configure_libraries() -> None:
@@ -56,25 +58,11 @@ def open_closed_streams() -> None:
             setattr(sys, name, open(descriptor, mode, encoding="utf-8", closefd=False))
 
 
-_MACOS_FILE_LIMIT = 10_240
-"""The most that some versions of macOS accept, though they name no limit."""
-
-
 def raise_file_limit() -> None:
     """Lets the process open as many files as it may: `--output-dir` locks one for each output."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    for limit in (most, _MACOS_FILE_LIMIT):
-        with suppress(ValueError, OSError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, most))
-            return
-
-
-def cpus_of_process() -> int:
-    """Gives the CPUs that this process may use, shared with those that torchrun started here."""
-    has_affinity = hasattr(os, "sched_getaffinity")  # not on macOS
-    cpus = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
-    processes = os.environ.get("LOCAL_WORLD_SIZE", "")
-    return max(1, cpus // int(processes)) if processes.isdecimal() and int(processes) else cpus
+    with suppress(ValueError, OSError):  # macOS names no limit, but does not accept that
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def allow_any_text() -> None:
@@ -112,80 +100,3 @@ class _OptionalStream:
 def tolerate_lost_messages() -> None:
     """Lets the program go on when stderr can no longer be written."""
     sys.stderr = cast(TextIO, _OptionalStream(sys.stderr))
-
-
-@contextmanager
-def end_by_broken_pipe() -> Iterator[None]:
-    """Ends the process as other tools end whose reader, such as `head`, has closed their stdout."""
-    try:
-        yield
-    except BrokenPipeError:
-        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-        signal.raise_signal(signal.SIGPIPE)
-
-
-MIN_ADDRESS_SPACE = 2_000_000
-"""In kilobytes; in less, libraries under PyTorch may abort the process, even while imported."""
-
-
-def require_address_space() -> None:
-    """Raises DeviceError if `ulimit -v` leaves too small an address space for PyTorch."""
-    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
-    if limit != resource.RLIM_INFINITY and limit < 1024 * MIN_ADDRESS_SPACE:
-        raise DeviceError(
-            f"out of memory: the address space is limited to {limit // 1024:,} kB; set ulimit -v to"
-            f" {MIN_ADDRESS_SPACE} or more"
-        )
-
-
-@dataclass
-class StopRequest:
-    """The number of the signal that asked training to stop; 0 if none was received."""
-
-    signum: int = 0
-
-
-@contextmanager
-def catch_stop_signals() -> Iterator[StopRequest]:
-    """Records SIGINT and SIGTERM instead of ending the program.
-
-    A second signal raises Interrupted at once: checkpoints are atomic, so nothing is damaged.
-    """
-    request = StopRequest()
-
-    def record(signum: int, frame: FrameType | None) -> None:
-        if request.signum:
-            raise Interrupted(signum)
-        request.signum = signum
-
-    with handle_signals(record):
-        yield request
-
-
-def interrupt_on_signals() -> AbstractContextManager[None]:
-    """Raises Interrupted on SIGINT and SIGTERM, the default of which ends without any cleanup."""
-
-    def interrupt(signum: int, frame: FrameType | None) -> None:
-        raise Interrupted(signum)
-
-    return handle_signals(interrupt)
-
-
-@contextmanager
-def handle_signals(
-    handler: Callable[[int, FrameType | None], object] | signal.Handlers,
-) -> Iterator[None]:
-    """Handles SIGINT and SIGTERM by a function or a default; restores their handlers afterwards.
-
-    Outside the main thread, where Python allows no signal handlers, nothing is changed.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    previous = {s: signal.signal(s, handler) for s in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for signum, before in previous.items():
-            # None is a handler that Python did not install and cannot restore.
-            signal.signal(signum, signal.SIG_DFL if before is None else before)

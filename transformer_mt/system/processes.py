@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from transformer_mt.errors import DeviceError, LostProcessError
 from transformer_mt.system import launcher
-from transformer_mt.system.process_settings import handle_signals
+from transformer_mt.system.signals import handle_signals
 
 if TYPE_CHECKING:
     import torch
@@ -86,6 +86,10 @@ class Processes:
         largest = torch.tensor(values, dtype=torch.float64)
         dist.all_reduce(largest, dist.ReduceOp.MAX, self._control)
         return largest.tolist()
+
+    def min(self, value: int) -> int:
+        """Returns the smallest value of all processes."""
+        return -int(self.max(-value)[0])
 
     @_raise_if_lost()
     def gather(self, value: T) -> list[T]:

@@ -12,7 +12,7 @@ import select
 import stat
 import sys
 import zlib
-from codecs import BOM_UTF8, BOM_UTF16_BE, BOM_UTF16_LE, BOM_UTF32_BE, BOM_UTF32_LE
+from codecs import BOM_UTF8
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
@@ -36,6 +36,8 @@ _NO_TEXT = re.compile(
     re.DOTALL,
 )
 """How files begin that hold no UTF-8 text; the names are for messages."""
+_BYTE_ORDER_MARK = re.compile(rb"\xff\xfe\0\0|\0\0\xfe\xff|\xff\xfe|\xfe\xff")
+"""Of UTF-32, then of UTF-16."""
 
 
 def compression_suffix(path: Path) -> str:
@@ -67,7 +69,7 @@ def read_blocks(stream: io.BufferedIOBase, name: object) -> Iterator[bytes]:
         elif not kind and (suffix := compression_suffix(Path(str(name)))) and next(blocks):
             raise DataError(f"{name}: is not compressed, although its name ends in {suffix}")
         if kind.startswith("UTF"):
-            raise _wrong_encoding(name, kind.replace("_", "-"))
+            raise _not_utf_8(name, kind.replace("_", "-"))
         if kind:
             raise DataError(
                 f"{name}: holds {kind.replace('_', ' ')} data, not text; convert it first, such as"
@@ -155,14 +157,21 @@ def _end_of_chunk(lines: Sequence[bytes], limit: int) -> int:
     return 0
 
 
+def _not_utf_8(name: object, encoding: str) -> DataError:
+    return DataError(f"{name}: is {encoding}; convert it with iconv -f {encoding} -t UTF-8")
+
+
 def split_lines(stream: io.BufferedIOBase, name: object) -> Iterator[list[bytes]]:
     """Yields the lines that end in each block of a file or pipe, then a last one without an end.
 
     Raises:
         DataError: As `read_blocks`, or if a line is too long to be text.
     """
-    incomplete, size = list[bytes](), 0
-    for block in read_blocks(stream, name):
+    incomplete, size, blocks = list[bytes](), 0, read_blocks(stream, name)
+    first = next(blocks, b"")
+    if match := _BYTE_ORDER_MARK.match(first):  # of XML, it is a mark that its parser reads
+        raise _not_utf_8(name, "UTF-32" if len(match[0]) == 4 else "UTF-16")
+    for block in chain([first], blocks):
         head, newline, rest = block.rpartition(b"\n")
         if newline:
             yield b"".join((*incomplete, head)).split(b"\n")
@@ -223,7 +232,6 @@ class LineReader:
 
     def _decode(self, lines: list[bytes]) -> list[str]:
         if not self.lines_read:
-            refuse_utf16(lines[0], self._name)
             lines = [lines[0].removeprefix(BOM_UTF8), *lines[1:]]
         self.lines_read += len(lines)
         try:
@@ -233,17 +241,6 @@ class LineReader:
             pairs = zip(lines, texts, strict=True)
             self.lines_replaced += sum(line != text.encode("utf-8") for line, text in pairs)
             return texts
-
-
-def refuse_utf16(first_line: bytes, name: object) -> None:
-    """Raises DataError for text that begins with a byte order mark of UTF-16 or UTF-32."""
-    for bits, marks in ((32, (BOM_UTF32_LE, BOM_UTF32_BE)), (16, (BOM_UTF16_LE, BOM_UTF16_BE))):
-        if first_line.startswith(marks):
-            raise _wrong_encoding(name, f"UTF-{bits}")
-
-
-def _wrong_encoding(name: object, encoding: str) -> DataError:
-    return DataError(f"{name}: is {encoding}; convert it with iconv -f {encoding} -t UTF-8")
 
 
 def open_input(path: Path | None) -> AbstractContextManager[io.BufferedIOBase]:

@@ -17,22 +17,27 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
-def count_workers(items: int) -> int:
-    """Returns how many of the given number of items are computed at once."""
-    return min(torch.get_num_threads(), items, MAX_WORKERS)
-
-
 class WorkerThreads:
     """Worker threads that divide PyTorch's threads among them.
 
     Threads that share each operation of one item wait for each other after every operation,
     especially if another program has taken a core from one of them; workers wait only at the end.
+
+    Args:
+        limit: Largest number of workers; 1 computes in the calling thread.
     """
+
+    def __init__(self, limit: int = MAX_WORKERS) -> None:
+        self._limit = limit
 
     @cached_property
     def _pool(self) -> ThreadPoolExecutor:
         """The threads, which start when they are needed and end with this object."""
-        return ThreadPoolExecutor(count_workers(MAX_WORKERS))
+        return ThreadPoolExecutor(self.count())
+
+    def count(self, items: int = MAX_WORKERS) -> int:
+        """Returns how many of the given number of items are computed at once."""
+        return min(torch.get_num_threads(), items, self._limit)
 
     def map(
         self, function: Callable[[Item, Callable[[], None]], Result], items: Iterable[Item]
@@ -50,7 +55,7 @@ class WorkerThreads:
         threads, cancelled = torch.get_num_threads(), Event()
         items = iter(items)
         first = list(islice(items, MAX_WORKERS + 1))
-        remaining, workers = chain(first, items), count_workers(len(first))
+        remaining, workers = chain(first, items), self.count(len(first))
 
         def raise_if_cancelled() -> None:
             if cancelled.is_set():

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -127,7 +128,7 @@ class EncodedPairs:
     def __len__(self) -> int:
         return len(self.src)
 
-    @property
+    @cached_property
     def lengths(self) -> tuple[Lengths, Lengths]:
         """Tokens of each source with EOS and of each target with BOS or EOS, (N,) each."""
         return self.src.counts + 1, self.tgt.counts + 1
@@ -161,7 +162,6 @@ corpus."""
 BIN_WIDTH = 1.07
 """Ratio of the lengths at the two edges of a bin: pairs whose longer sides are in the same bin are
 sorted by the difference between their sides."""
-_TRIED_STEPS = 100
 
 
 def plan_epoch(
@@ -302,41 +302,3 @@ def deal_micro_batches(sizes: Sequence[int], world_size: int) -> list[list[int]]
         shares[rank].append(number)
         work[rank] += sizes[number]
     return [sorted(share) for share in shares]
-
-
-def most_demanding(
-    steps: Sequence[Indices],
-    src_lengths: Lengths,
-    tgt_lengths: Lengths,
-    micro_batch_tokens: int,
-    workers: int = 1,
-) -> list[Indices]:
-    """Finds the micro-batches that need the most memory; only the likeliest steps are cut.
-
-    Returns:
-        The one with the most positions, the one with the longest side, and that of the most pairs.
-    """
-
-    def longest_side(pairs: Indices) -> int:
-        return int(max(src_lengths[pairs].max(), tgt_lengths[pairs].max()))
-
-    def size(pairs: Indices) -> int:
-        return padded_size(pairs, src_lengths, tgt_lengths)
-
-    def estimated_size(step: Indices) -> float:
-        parts = math.ceil(len(step) * longest_side(step) / micro_batch_tokens)
-        return size(step) / (workers * math.ceil(parts / workers))
-
-    likely = sorted(steps, key=estimated_size)[-_TRIED_STEPS:]
-    micro_batches = [
-        micro_batch
-        for step in (*likely, max(steps, key=longest_side), max(steps, key=len))
-        for micro_batch in cut_micro_batches(
-            step, src_lengths, tgt_lengths, micro_batch_tokens, workers
-        )
-    ]
-    return [
-        max(micro_batches, key=size),
-        max(micro_batches, key=lambda pairs: (longest_side(pairs), size(pairs))),
-        max(micro_batches, key=lambda pairs: (len(pairs), size(pairs))),
-    ]

@@ -12,7 +12,6 @@ from functools import partial
 from glob import glob
 from itertools import chain, islice, zip_longest
 from pathlib import Path
-from typing import Any
 
 from transformer_mt.config.keys import DataConfig
 from transformer_mt.config.loading import expand_path, searched_folders
@@ -23,7 +22,6 @@ from transformer_mt.system.streams import (
     COMPRESSION_SUFFIXES,
     compression_suffix,
     open_input,
-    refuse_utf16,
     split_lines,
     watch,
 )
@@ -159,9 +157,7 @@ def _open_name(config: DataConfig, folder: Path, split: str) -> CorpusPart:
         return _open_text(config, name, part)
     else:
         paths = find_split(config, name)
-    opened = _open_files(config, paths, partial(_read_data_files, config, paths), part)
-    # Other than in versions whose prepared corpora may hold text of an earlier state of the files.
-    return replace(opened, digest=lambda: _digest_strings(["rows", opened.digest()]))
+    return _open_files(config, paths, partial(_read_data_files, config, paths), part)
 
 
 def _has_text(folder: Path, config: DataConfig) -> bool:
@@ -275,8 +271,6 @@ def read_lines(path: Path) -> Iterator[str]:
     try:
         with open_input(path) as stream:
             for line in chain.from_iterable(split_lines(stream, path)):
-                if not number:
-                    refuse_utf16(line, path)
                 number += 1
                 yield line.decode("utf-8")
         require_unchanged()
@@ -313,15 +307,12 @@ def _read_data_files(config: DataConfig, paths: Sequence[Path]) -> Iterator[Pair
 
 def _open_hub(config: DataConfig, split: str) -> CorpusPart:
     """Opens a split of a corpus on the hub."""
-
-    def load() -> Any:
-        return load_dataset(config, split)
-
-    def digest() -> str:
+    load = partial(load_dataset, config, split)
+    return CorpusPart(
+        lambda: read_pairs(load(), config),
         # The client stores each revision of a corpus under a different name.
-        return _digest_strings(str(Path(file["filename"])) for file in load().cache_files)
-
-    return CorpusPart(lambda: read_pairs(load(), config), digest)
+        lambda: _digest_strings(file["filename"] for file in load().cache_files),
+    )
 
 
 def _digest_files(paths: Iterable[Path]) -> str:

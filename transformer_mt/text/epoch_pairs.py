@@ -14,7 +14,7 @@ import torch
 
 from transformer_mt.config.keys import Config
 from transformer_mt.errors import ConfigError
-from transformer_mt.system.process_settings import cpus_of_process
+from transformer_mt.system.launcher import cpus_of_process
 from transformer_mt.text.batching import EncodedLines, EncodedPairs, flatten
 from transformer_mt.text.bpe_dropout import NO_PIECE, BPEDropout, Integers
 from transformer_mt.text.prepared import PreparedCorpus
@@ -121,19 +121,16 @@ class EpochPairs:
 
     def of_epoch(self, epoch: int) -> EncodedPairs:
         """Returns the pairs of an epoch, from 0, in the order of the corpus."""
-        pairs = self._segmented(epoch)
+        pairs = self._prepared
+        if self._samplers:
+            if epoch not in self._blocks:
+                self.start(epoch)
+            blocks = [future.result() for future in self._blocks[epoch]]
+            pairs = EncodedPairs(
+                EncodedLines.concatenate([block.src for block in blocks]),
+                EncodedLines.concatenate([block.tgt for block in blocks]),
+            )
         return _reverse_half(pairs, epoch) if epoch < self._bidirectional_epochs else pairs
-
-    def _segmented(self, epoch: int) -> EncodedPairs:
-        if not self._samplers:
-            return self._prepared
-        if epoch not in self._blocks:
-            self.start(epoch)
-        blocks = [future.result() for future in self._blocks[epoch]]
-        return EncodedPairs(
-            EncodedLines.concatenate([block.src for block in blocks]),
-            EncodedLines.concatenate([block.tgt for block in blocks]),
-        )
 
     def close(self) -> None:
         """Ends the threads once they have finished their current blocks."""

@@ -79,39 +79,30 @@ def load_dataset(config: DataConfig, split: str) -> Any:
     """
     import datasets
     import yaml
-    from huggingface_hub import constants
 
     of_library = datasets.exceptions.DatasetsError, yaml.YAMLError
-    reasons = ValueError, OSError, RuntimeError, ImportError, *of_library
-    place, problem = f"data.path = {config.path}, split {split}", _why_offline(constants.ENDPOINT)
+    place, problem = f"data.path = {config.path}, split {split}", _why_offline()
     options = {"name": config.name, "split": split, "cache_dir": config.cache_dir}
-    # Offline the cache is used at once, without a minute of retries.
-    with _library_settings(offline=bool(problem)):
-        try:
+    try:
+        # Offline the cache is used at once, without a minute of retries.
+        with _library_settings(offline=bool(problem)):
             dataset = datasets.load_dataset(config.path, **options)
-        except StopIteration:
-            raise DataError(f"{place}: its first file is empty") from None
-        except reasons as error:
-            reason = " ".join(str(error.__cause__ or error).split()) or type(error).__name__
-            if isinstance(error, OSError) and config.cache_dir in reason:
-                raise DataError(f"data.cache_dir = {config.cache_dir}: {reason}") from None
-            is_unknown = isinstance(error, datasets.exceptions.DatasetNotFoundError)
-        else:
-            if dataset.info.builder_name == "csv":
-                raise DataError(f"{place}: {_CSV_ON_HUB}")
-            return dataset
-    if problem:
-        reason = (
-            f"{problem}, and data.cache_dir = {config.cache_dir} does not contain it; without"
-            " network, set data.path to a local folder (--set data.path=NEW) or data.cache_dir to a"
-            " cache that contains it"
-        )
-    elif is_unknown:
-        reason = f"{reason}; {MOVED_TEXT}"
-    if problem or is_unknown:
+    except (ValueError, OSError, RuntimeError, ImportError, StopIteration, *of_library) as error:
+        cause = error.__cause__ or error
+        reason = " ".join(f"{type(cause).__name__}: {cause}".split())
+        if problem:
+            reason = (
+                f"{problem}, and data.cache_dir = {config.cache_dir} does not give it ({reason});"
+                " without network, set data.path to a local folder (--set data.path=NEW) or"
+                " data.cache_dir to a cache that contains it"
+            )
+        elif isinstance(error, datasets.exceptions.DatasetNotFoundError):
+            reason += f"; {MOVED_TEXT}"
         searched = searched_folders(config.path)
-        reason = f"no such folder{searched}; on the hub: {reason}"
-    raise DataError(f"{place}: {reason}")
+        raise DataError(f"{place}: no such folder{searched}; on the hub: {reason}") from None
+    if dataset.info.builder_name == "csv":
+        raise DataError(f"{place}: {_CSV_ON_HUB}")
+    return dataset
 
 
 def read_pairs(dataset: Any, config: DataConfig) -> Iterator[tuple[str, str]]:
@@ -129,21 +120,20 @@ def read_pairs(dataset: Any, config: DataConfig) -> Iterator[tuple[str, str]]:
     return pairs_of_rows(enumerate(rows, start=1), config, f"{config.path}, row")
 
 
-def _why_offline(endpoint: str) -> str:
+def _why_offline() -> str:
     """Explains why the hub is not used; empty if the hub answers, even with an error."""
     from huggingface_hub import constants
 
     if constants.HF_HUB_OFFLINE:
         return "HF_HUB_OFFLINE is set"
-    request = urllib.request.Request(endpoint, method="HEAD")
+    request = urllib.request.Request(constants.ENDPOINT, method="HEAD")
     try:
         urllib.request.urlopen(request, timeout=_SECONDS_TO_ANSWER).close()
-    except urllib.error.HTTPError:
-        return ""
     except OSError as error:
         reason = getattr(error, "reason", error)
         # The hub's client may know certificates that Python does not, so let it try.
-        return "" if isinstance(reason, ssl.SSLError) else f"{endpoint} is unreachable ({reason})"
+        if not isinstance(error, urllib.error.HTTPError) and not isinstance(reason, ssl.SSLError):
+            return f"{constants.ENDPOINT} is unreachable ({reason})"
     return ""
 
 

@@ -4,30 +4,28 @@
         vocab.model           or src.model and tgt.model
         src.ids, tgt.ids      all ids, one line after another
         src.offsets.npy       where each line begins in src.ids; tgt.offsets.npy likewise
-        report.json           counts, and the digest of ids and offsets
-        manifest.json         digests of all other files but the ids
+        report.json           counts
+        manifest.json         digests of all other files
 
 The complete directory appears by a rename, and is verified whenever it is loaded. A process waits
-for another that is already preparing the same corpus.
+for another that is already preparing the same corpus. What another version prepared in another
+format is not read: the corpus is prepared again.
 """
 
 import hashlib
 import json
 import logging
-import os
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
 from functools import partial
-from itertools import compress, groupby, islice, pairwise, repeat
+from itertools import compress, groupby, islice, repeat
 from operator import itemgetter
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from pydantic import TypeAdapter
 
-from transformer_mt.config.changes import keep_normalization, on_change
+from transformer_mt.config.changes import on_change
 from transformer_mt.config.keys import Config, DataConfig
 from transformer_mt.config.loading import searched_folders
 from transformer_mt.config.section import OnChange, Section
@@ -38,84 +36,68 @@ from transformer_mt.system.files import (
     canonical_json,
     locked,
     read_json,
+    read_manifest,
     sha256,
     verify_manifest,
     write_manifest,
 )
 from transformer_mt.text.batching import EncodedLines, EncodedPairs, flatten
 from transformer_mt.text.cleaned_split import CleanedSplit, clean_split
-from transformer_mt.text.cleaning import (
-    CLEANING_VERSION,
-    describe_dropped,
-    reason_to_drop_pieces,
-)
+from transformer_mt.text.cleaning import CLEANING_VERSION, describe_dropped, reason_to_drop_pieces
 from transformer_mt.text.corpus import CorpusSplit, open_split
+from transformer_mt.text.corpus_report import CorpusReport, IdType
 from transformer_mt.text.splitting import SourceStatistics, has_words, split_sentences
 from transformer_mt.text.vocabulary import Vocabulary, train_vocabulary
 
 logger = logging.getLogger(__name__)
 
 REPORT = "report.json"
-_OBJECT = TypeAdapter(dict[str, Any])
-FORMAT = 3
+FORMAT = 4
 """Format of the files; part of the fingerprint."""
-ID_TYPES = "uint16", "int32"
 _PAIRS_PER_CHUNK = 20_000
-"""Pairs encoded at once; the digest of the ids depends on it, so it must not change."""
+"""Pairs encoded at once."""
 _MANY_UNKNOWN = 0.01
 """Share of unknown and byte pieces of a side above which there is a warning."""
+
+
+_REPORT = TypeAdapter(CorpusReport)
 
 
 @dataclass(frozen=True)
 class PreparedCorpus:
     """A prepared corpus, mapped from disk.
 
-    The report counts the `pairs` read, those `kept`, those `dropped` by reason, and so on; `pairs`
-    has those kept as often as their weights say. `mapped` has the files of ids as they were when
-    they were verified. `known_sources` describes earlier text that the model was trained on.
+    `pairs` has those kept as often as their weights say. By `digest`, that of ids and offsets, a
+    run knows its text. `known_sources` describes earlier text that the model was trained on.
     """
 
     path: Path
     vocab: Vocabulary
     pairs: EncodedPairs
-    report: dict[str, Any]
-    mapped: dict[Path, os.stat_result] = field(default_factory=dict)
+    report: CorpusReport
+    digest: str
     known_sources: SourceStatistics | None = None
-
-    @property
-    def digest(self) -> str:
-        """SHA-256 digest of the ids, which does not depend on how they were made."""
-        return str(self.report["digest"])
 
     @property
     def sources(self) -> SourceStatistics | None:
         """What the source lines look like; the larger values, if there was earlier text."""
-        own = SourceStatistics(**self.report["sources"])
-        return SourceStatistics.combine(max, (own, self.known_sources))
+        return SourceStatistics.combine(max, (self.report.sources, self.known_sources))
 
     @property
-    def counts(self) -> str:
+    def summary(self) -> str:
         """Says how many pairs were kept, dropped and, if some are repeated, are in an epoch."""
-        kept, dropped = self.report["kept"], describe_dropped(self.report["dropped"])
-        text = f"{kept:,} training pairs of {self.report['pairs']:,} (dropped: {dropped})"
+        kept, dropped = self.report.kept, describe_dropped(self.report.dropped)
+        text = f"{kept:,} training pairs of {self.report.pairs:,} (dropped: {dropped})"
         return text if len(self.pairs) == kept else f"{text}, {len(self.pairs):,} per epoch"
 
     def require_unchanged(self) -> None:
-        """Verifies the ids again if a file was written to; one that was deleted stays mapped.
-
-        Reading a file that has become shorter would end the process by SIGBUS.
+        """Verifies the files again; what is mapped stays if their folder was deleted.
 
         Raises:
-            DataError: If the ids are others than before.
+            DataError: If a file has changed.
         """
-        for path, before in self.mapped.items():
-            with suppress(OSError):  # it has been deleted
-                now = path.stat()
-                if os.path.samestat(now, before) and now.st_ctime_ns != before.st_ctime_ns:
-                    is_shorter = now.st_size < before.st_size
-                    if is_shorter or _digest(self.pairs, self.report["chunks"]) != self.digest:
-                        raise _damaged(self.path, f"{path.name} has changed since it was verified")
-                    self.mapped[path] = now
+        if self.path.exists() and _read_verified(self.path)[1] != self.digest:
+            raise DataError(f"{self.path}: replaced by another corpus; run the same command again")
 
 
 def prepare(
@@ -134,8 +116,6 @@ def prepare(
         DataError: If the corpus or vocabulary cannot be used, the text changes meanwhile, the
             prepared corpus is damaged, or no pair is left.
     """
-    if vocab:
-        config = keep_normalization(config, vocab.form)
     split = open_split(config.data, config.data.train)
     configured_vocab = load_configured_vocabulary(config, vocab)
     if vocab := vocab or configured_vocab:
@@ -209,23 +189,31 @@ def load_configured_vocabulary(config: Config, vocab: Vocabulary | None) -> Voca
 
 
 def _load_prepared(path: Path, config: Config) -> PreparedCorpus:
-    """Maps a prepared corpus from disk and verifies all of it: about a second per gigabyte."""
+    """Maps a prepared corpus from disk and verifies all of it."""
+    report, digest = _read_verified(path)
+    vocab = Vocabulary.load(path, config.data.normalize)
+    return PreparedCorpus(path, vocab, _map_pairs(path, report.dtype), report, digest)
+
+
+def _read_verified(path: Path) -> tuple[CorpusReport, str]:
+    """Compares all files with their digests, at about a second per gigabyte.
+
+    Returns:
+        The report, and the digest of the corpus.
+    """
     try:
         verify_manifest(path)
-        report = read_json(path / REPORT, _OBJECT)
-        vocab = Vocabulary.load(path, config.data.normalize)
-        mapped = {file: file.stat() for file in path.glob("*.ids")}
-        if report.get("dtype") not in ID_TYPES:
-            raise ValueError(f"{REPORT}: {report.get('dtype')} is no type of ids")
-        pairs = _map_pairs(path, report["dtype"])
-        if _digest(pairs, report["chunks"]) != report["digest"]:
-            raise ValueError("the ids do not have the recorded digest")
-        return PreparedCorpus(path, vocab, pairs, report, mapped)
-    except (CheckpointError, OSError, ValueError, TypeError, LookupError) as error:
-        raise _damaged(path, error) from None
+        digests = read_manifest(path)
+        report: CorpusReport = read_json(path / REPORT, _REPORT)
+    except CheckpointError as error:
+        raise DataError(
+            f"{path}: damaged ({error}); delete this folder to have it made again"
+        ) from None
+    names = (f"{side}.{kind}" for side in ("src", "tgt") for kind in ("ids", "offsets.npy"))
+    return report, hashlib.sha256("".join(digests[name] for name in names).encode()).hexdigest()
 
 
-def _map_pairs(folder: Path, dtype: str) -> EncodedPairs:
+def _map_pairs(folder: Path, dtype: IdType) -> EncodedPairs:
     """Maps the ids of both sides; their offsets are read into memory."""
     src, tgt = (
         EncodedLines(
@@ -234,23 +222,6 @@ def _map_pairs(folder: Path, dtype: str) -> EncodedPairs:
         for side in ("src", "tgt")
     )
     return EncodedPairs(src, tgt)
-
-
-def _digest(pairs: EncodedPairs, chunks: Sequence[int]) -> str:
-    """Computes the digest of ids and counts, chunk by chunk, given where the chunks begin."""
-    digests = []
-    for lines in (pairs.src, pairs.tgt):
-        digest = hashlib.sha256()
-        for first, last in pairwise([*chunks, len(lines)]):
-            offsets = lines.offsets[first : last + 1]
-            digest.update(lines.ids[offsets[0] : offsets[-1]].data)
-            digest.update(np.diff(offsets).data)
-        digests.append(digest.hexdigest())
-    return hashlib.sha256("".join(digests).encode()).hexdigest()
-
-
-def _damaged(path: Path, reason: object) -> DataError:
-    return DataError(f"{path}: damaged ({reason}); delete this folder to have it made again")
 
 
 def _write_prepared(
@@ -271,9 +242,46 @@ def _write_prepared(
                 f"data.path = {config.data.path}: the text changed while it was being prepared; run"
                 " the command again"
             )
-        (folder / REPORT).write_bytes(canonical_json(report))
-        files = [file for file in folder.iterdir() if file.suffix != ".ids"]
-        write_manifest(folder, {file.name: sha256(file) for file in files})
+        (folder / REPORT).write_bytes(canonical_json(asdict(report)))
+        write_manifest(folder, {file.name: sha256(file) for file in folder.iterdir()})
+
+
+def _write_ids(
+    config: DataConfig, split: CorpusSplit, cleaned: CleanedSplit, vocab: Vocabulary, folder: Path
+) -> CorpusReport:
+    """Writes ids and offsets of the pairs kept, as often as their weights say."""
+    dtype: IdType = "uint16" if max(vocab.src.size, vocab.tgt.size) <= 2**16 else "int32"
+    kept, zero = 0, np.zeros(1, np.int64)
+    counts = {"src": [zero], "tgt": [zero]}
+    for encoded in _encode(config, split, cleaned, vocab):
+        kept += len(encoded)
+        for weight, pairs in groupby(encoded, itemgetter(2)):
+            for name, rows in zip(counts, zip(*pairs, strict=True), strict=False):
+                lines = flatten(rows)
+                with (folder / f"{name}.ids").open("ab") as file:
+                    file.writelines(repeat(lines.ids.astype(dtype).data, weight))
+                counts[name] += repeat(lines.counts, weight)
+    if not kept:
+        raise cleaned.nothing_left(config)
+    for name, parts in counts.items():
+        np.save(folder / f"{name}.offsets.npy", np.cumsum(np.concatenate(parts)))
+    corpus = _map_pairs(folder, dtype)
+    pieces, several = len(corpus.src.ids) + len(corpus.tgt.ids), cleaned.several_sentences
+    sources = SourceStatistics.measure(corpus.src.counts, several, cleaned.changed_wordless)
+    return CorpusReport(
+        pairs=len(cleaned.kept),
+        kept=kept,
+        dropped=dict(cleaned.dropped),
+        pieces_per_word=round(pieces / cleaned.words, 3),
+        pieces=pieces,
+        unknown={
+            "source": int(np.isin(corpus.src.ids, vocab.src.unknown_ids()).sum()),
+            "target": int(np.isin(corpus.tgt.ids, vocab.tgt.unknown_ids()).sum()),
+        },
+        longest=int(max(corpus.src.counts.max(), corpus.tgt.counts.max())),
+        sources=sources,
+        dtype=dtype,
+    )
 
 
 def _encode(
@@ -303,58 +311,15 @@ def _encode(
         yield encoded
 
 
-def _write_ids(
-    config: DataConfig, split: CorpusSplit, cleaned: CleanedSplit, vocab: Vocabulary, folder: Path
-) -> dict[str, Any]:
-    """Writes ids and offsets of the pairs kept, as often as their weights say; reports counts."""
-    dtype = ID_TYPES[max(vocab.src.size, vocab.tgt.size) > 2**16]
-    chunks, kept, written, zero = list[int](), 0, 0, np.zeros(1, np.int64)
-    counts = {"src": [zero], "tgt": [zero]}
-    for encoded in _encode(config, split, cleaned, vocab):
-        chunks.append(written)
-        kept += len(encoded)
-        written += sum(weight for _, _, weight in encoded)
-        for weight, pairs in groupby(encoded, itemgetter(2)):
-            for name, rows in zip(counts, zip(*pairs, strict=True), strict=False):
-                lines = flatten(rows)
-                with (folder / f"{name}.ids").open("ab") as file:
-                    file.writelines(repeat(lines.ids.astype(dtype).data, weight))
-                counts[name] += repeat(lines.counts, weight)
-    if not kept:
-        raise cleaned.nothing_left(config)
-    for name, parts in counts.items():
-        np.save(folder / f"{name}.offsets.npy", np.cumsum(np.concatenate(parts)))
-    corpus = _map_pairs(folder, dtype)
-    pieces, several = len(corpus.src.ids) + len(corpus.tgt.ids), cleaned.several_sentences
-    sources = SourceStatistics.measure(corpus.src.counts, several, cleaned.changed_wordless)
-    return {
-        "pairs": len(cleaned.kept),
-        "kept": kept,
-        "dropped": dict(cleaned.dropped),
-        "pieces_per_word": round(pieces / cleaned.words, 3),
-        "pieces": pieces,
-        "unknown": {
-            "source": int(np.isin(corpus.src.ids, vocab.src.unknown_ids()).sum()),
-            "target": int(np.isin(corpus.tgt.ids, vocab.tgt.unknown_ids()).sum()),
-        },
-        "longest": int(max(corpus.src.counts.max(), corpus.tgt.counts.max())),
-        "sources": asdict(sources),
-        "dtype": dtype,
-        "chunks": chunks,
-        "digest": _digest(corpus, chunks),
-    }
-
-
 def _log_summary(corpus: PreparedCorpus) -> None:
     report, pairs = corpus.report, corpus.pairs
-    logger.info(corpus.counts)
-    unknown = report["unknown"]
+    logger.info(corpus.summary)
     logger.info(
-        f"{report['pieces_per_word']} pieces per word, {sum(unknown.values()):,} unknown or single"
-        f" bytes, longest {report['longest']:,} pieces"
+        f"{report.pieces_per_word} pieces per word, {sum(report.unknown.values()):,} unknown or"
+        f" single bytes, longest {report.longest:,} pieces"
     )
     for side, lines in (("source", pairs.src), ("target", pairs.tgt)):
-        if (share := unknown[side] / len(lines.ids)) > _MANY_UNKNOWN:
+        if (share := report.unknown[side] / len(lines.ids)) > _MANY_UNKNOWN:
             logger.warning(
                 f"{share:.1%} of the {side} pieces are unknown or single bytes: raise vocab.size;"
                 " if vocab.path or train.init_from is set, leave it out to learn a vocabulary from"

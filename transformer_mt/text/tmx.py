@@ -8,7 +8,8 @@ import logging
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
-from xml.etree.ElementTree import ParseError, XMLParser
+from types import SimpleNamespace
+from xml.etree.ElementTree import Element, ParseError, iterparse
 
 from transformer_mt.errors import DataError
 from transformer_mt.system.streams import compression_suffix, open_input, read_blocks
@@ -66,65 +67,49 @@ def _warn_once(message: str) -> None:
 
 def _read_units(path: Path) -> Iterator[dict[str, str]]:
     """Yields the segments of each unit by language."""
-    events, line = _Events(), 1
-    parser = XMLParser(target=events)
+    parents = list[Element]()
     try:
         with open_input(path) as stream:
-            for block in read_blocks(stream, path):
-                parser.feed(block)
-                line += block.count(b"\n")
-                yield from events.take_units()
-        parser.close()
+            blocks = read_blocks(stream, path)
+            source = SimpleNamespace(read=lambda _: next(blocks, b""))
+            for event, element in iterparse(source, ("start", "end")):
+                if event == "start":
+                    parents.append(element)
+                    continue
+                parents.pop()
+                if _name(element) == "tu":
+                    yield _segments(element)
+                    if parents:
+                        parents[-1].remove(element)  # else the tree would fill the memory
     except ParseError as error:
         text, _, _ = str(error).rpartition(": line ")
         raise DataError(f"{path}, line {error.position[0]}: not XML ({text})") from None
-    except (LookupError, ValueError) as error:  # of the encoding that the file declares
-        raise DataError(f"{path}, line {line}: not XML ({error})") from None
-    yield from events.take_units()
+    # Of the encoding that the file declares, or of too many elements within each other.
+    except (LookupError, ValueError, RecursionError) as error:
+        raise DataError(f"{path}: not XML ({error})") from None
 
 
-class _Events:
-    """Collects the segments of units from the events of an XML parser."""
+def _segments(unit: Element) -> dict[str, str]:
+    """Gives the segments of a unit, on one line each, by language; the first of a language."""
+    segments = dict[str, str]()
+    for variant in unit:
+        language = variant.get(_LANGUAGE) or variant.get("lang") or ""
+        for segment in variant:
+            if _name(segment) == "seg":
+                segments.setdefault(language, " ".join(_text(segment).split()))
+    return segments
 
-    def __init__(self) -> None:
-        self._units = list[dict[str, str]]()
-        self._segments = dict[str, str]()
-        self._language = ""
-        self._text = list[str]()
-        self._code_depth = 0  # elements that are open, from one of `_CODE` on
 
-    def take_units(self) -> list[dict[str, str]]:
-        """Returns the units that ended since the last call."""
-        units, self._units = self._units, []
-        return units
+def _text(element: Element) -> str:
+    """Joins the text in an element, but for that of codes."""
+    inner = (
+        ("" if _name(child) in _CODE else _text(child)) + (child.tail or "") for child in element
+    )
+    return (element.text or "") + "".join(inner)
 
-    def start(self, tag: str, attributes: Mapping[str, str]) -> None:
-        """Takes the beginning of an element."""
-        name = tag.rpartition("}")[2]
-        if self._code_depth or name in _CODE:
-            self._code_depth += 1
-        elif name == "tu":
-            self._segments = {}
-        elif name == "tuv":
-            self._language = attributes.get(_LANGUAGE) or attributes.get("lang", "")
-        elif name == "seg":
-            self._text = []
 
-    def data(self, text: str) -> None:
-        """Takes text, which is that of a segment if the end of one follows."""
-        if not self._code_depth:
-            self._text.append(text)
-
-    def end(self, tag: str) -> None:
-        """Takes the end of an element."""
-        name = tag.rpartition("}")[2]
-        if self._code_depth:
-            self._code_depth -= 1
-        elif name == "seg":
-            self._segments.setdefault(self._language, " ".join("".join(self._text).split()))
-            self._text = []
-        elif name == "tu":
-            self._units.append(self._segments)
+def _name(element: Element) -> str:
+    return element.tag.rpartition("}")[2]
 
 
 def _choose(segments: Mapping[str, str], language: str) -> str | None:

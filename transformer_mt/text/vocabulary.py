@@ -278,16 +278,6 @@ def train_vocabulary(
     return Vocabulary(models[0], models[-1], form)
 
 
-def _by_count(item: tuple[str, int]) -> tuple[int, int, str]:
-    """Orders words by count, and those of equal count as if at random.
-
-    The order of the corpus has no effect, and of a text without spaces, where nearly all words are
-    different, those at the beginning of the alphabet are not preferred.
-    """
-    word, count = item
-    return -count, zlib.crc32(word.encode("utf-8", "surrogatepass")), word
-
-
 def _train_model(word_counts: Counter[str], text_name: str, config: VocabConfig) -> bytes:
     writer, has_subwords = io.BytesIO(), config.kind in ("bpe", "unigram")
     words = heapq.nsmallest(config.max_words, word_counts.items(), key=_by_count)
@@ -316,6 +306,16 @@ def _train_model(word_counts: Counter[str], text_name: str, config: VocabConfig)
     finally:
         sentencepiece.set_min_log_level(_SPM_LOG_INFO)
     return writer.getvalue()
+
+
+def _by_count(item: tuple[str, int]) -> tuple[int, int, str]:
+    """Orders words by count, and those of equal count as if at random.
+
+    The order of the corpus has no effect, and of a text without spaces, where nearly all words are
+    different, those at the beginning of the alphabet are not preferred.
+    """
+    word, count = item
+    return -count, zlib.crc32(word.encode("utf-8", "surrogatepass")), word
 
 
 def _explain(message: str, config: VocabConfig, text_name: str) -> str:

@@ -3,6 +3,7 @@
 import resource
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import torch
@@ -13,9 +14,10 @@ from transformer_mt.system.console import escape_controls
 from transformer_mt.system.device import choose_device, compute_settings, total_memory
 from transformer_mt.system.processes import join_processes
 from transformer_mt.text.batching import Indices, padded_size
+from transformer_mt.training.flops import measure_peak_flops
+from transformer_mt.training.limits import describe_limit, steps_left
 from transformer_mt.training.run import build_trainer, require_writable
 from transformer_mt.training.run_log import LogWindow
-from transformer_mt.training.time_left import describe_limit, steps_left
 from transformer_mt.training.trainer import Trainer
 
 _WARM_UP_STEPS, _TIMED_STEPS = 2, 3
@@ -31,9 +33,10 @@ def dry_run(config: Config, run_dir: Path) -> str:
     with join_processes(choose_device(config.train.device).type) as processes:
         with tempfile.TemporaryDirectory() as scratch:
             trainer = build_trainer(config, run_dir, Path(scratch), processes)
-        steps = trainer.plan_epoch()
+        steps = trainer.start_epoch()
         with compute_settings(trainer.engine.device, tf32=True):
-            trainer.check_memory(steps)
+            progress = trainer.fitter.check_memory(trainer.progress, trainer.pairs, steps)
+            trainer.progress = progress
             lines = _describe(trainer, steps) + _estimate(trainer, steps)
         processes.finish()
     lines += ["", "configuration (keys that differ from the defaults):"]
@@ -44,18 +47,20 @@ def dry_run(config: Config, run_dir: Path) -> str:
 def _describe(trainer: Trainer, steps: list[Indices]) -> list[str]:
     corpus = trainer.corpus
     parameters = sum(p.numel() for p in trainer.engine.model.parameters())
-    lengths = trainer.lengths
-    src_tokens, tgt_tokens = (int(side.sum()) for side in lengths)
-    micro_batches = [indices for step in steps for indices in trainer.cut_step(step)]
-    positions = sum(padded_size(indices, *lengths) for indices in micro_batches)
+    fitter, pairs, progress = trainer.fitter, trainer.pairs, trainer.progress
+    src_tokens, tgt_tokens = (int(side.sum()) for side in pairs.lengths)
+    micro_batches = [
+        indices for step in steps for indices in fitter.cut_step(progress, pairs, step)
+    ]
+    positions = sum(padded_size(indices, *pairs.lengths) for indices in micro_batches)
     padding = 1 - (src_tokens + tgt_tokens) / positions
     return [
         f"model       {parameters / 1e6:.1f} million parameters, {corpus.vocab.describe()}",
-        f"corpus      {corpus.counts}",
+        f"corpus      {corpus.summary}",
         f"            {src_tokens:,} source and {tgt_tokens:,} target tokens, EOS included",
         f"epoch       {len(steps):,} steps, {len(micro_batches):,} micro-batches,"
         f" {padding:.1%} of positions are padding",
-        f"            {trainer.describe_micro_batches()}",
+        f"            {fitter.describe(progress)}",
     ]
 
 
@@ -63,13 +68,13 @@ def _estimate(trainer: Trainer, steps: list[Indices]) -> list[str]:
     """Measures a few steps, and estimates speed, memory and time of the whole run."""
     config, progress, engine = trainer.config, trainer.progress, trainer.engine
     peak_bytes, total_bytes = _peak_bytes(engine.device), total_memory(engine.device)
-    window, count = _time_steps(trainer, steps)
-    mfu = window.flops / window.seconds / engine.measure_peak_flops()
-    step_seconds = window.seconds / count
+    window, seconds, count = _time_steps(trainer, steps)
+    peak_flops = measure_peak_flops(engine.device, engine.precision, engine.processes)
+    mfu, step_seconds = window.flops / seconds / peak_flops, seconds / count
     left = steps_left(config, progress, progress.seconds, step_seconds, len(steps))
     limit = min(left, key=lambda key: left[key])
     return [
-        f"speed       {window.tokens / window.seconds:,.0f} target tokens/s,"
+        f"speed       {window.tokens / seconds:,.0f} target tokens/s,"
         f" {step_seconds:.3g} s per step, {mfu:.0%} of peak ({count:,} steps on"
         f" {engine.device.type} in {engine.precision})",
         f"memory      {peak_bytes / 1e9:.1f} GB of {total_bytes / 1e9:.1f} GB at the peak",
@@ -78,17 +83,19 @@ def _estimate(trainer: Trainer, steps: list[Indices]) -> list[str]:
     ]
 
 
-def _time_steps(trainer: Trainer, steps: list[Indices]) -> tuple[LogWindow, int]:
-    """Takes a few steps; returns the sums over those after the warm-up, and their number."""
+def _time_steps(trainer: Trainer, steps: list[Indices]) -> tuple[LogWindow, float, int]:
+    """Takes a few steps; returns the sums over those after the warm-up, their time and number."""
     engine, trial = trainer.engine, steps[: _WARM_UP_STEPS + _TIMED_STEPS]
     warm_up = min(_WARM_UP_STEPS, len(trial) - 1)
     for step_pairs in trial[:warm_up]:
-        trainer.train_step(step_pairs)
+        trainer.take_step(step_pairs)
     engine.read_window()  # waits for the device
     engine.start_window()
+    began = time.monotonic()
     for step_pairs in trial[warm_up:]:
-        trainer.train_step(step_pairs)
-    return engine.read_window(), len(trial) - warm_up
+        trainer.take_step(step_pairs)
+    window = engine.read_window()
+    return window, time.monotonic() - began, len(trial) - warm_up
 
 
 def _peak_bytes(device: torch.device) -> int:

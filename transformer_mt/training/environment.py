@@ -13,7 +13,7 @@ from transformer_mt.config.keys import Config, flat_values
 from transformer_mt.config.section import OnChange
 from transformer_mt.system.device import cpu_maker
 from transformer_mt.system.private_torch import cpu_bf16_instructions
-from transformer_mt.training.engine import Engine
+from transformer_mt.training.fit import StepFitter
 from transformer_mt.version import __version__, describe_commit, source_digests
 
 COMPILE_FAILED = "failed"
@@ -32,13 +32,13 @@ _VARIABLES = re.compile(
 )
 
 
-def numeric_environment(engine: Engine) -> dict[str, str]:
+def numeric_environment(fitter: StepFitter) -> dict[str, str]:
     """Lists everything outside the configuration that the bits of a result depend on.
 
     Two runs of one configuration are bit-equal if these are equal.
     """
-    device = engine.device
-    compiled = COMPILE_FAILED if engine.compile_failed else "on" if engine.compiled else "off"
+    engine, device = fitter.engine, fitter.engine.device
+    compiled = COMPILE_FAILED if fitter.compile_failed else "on" if engine.compiled else "off"
     # To the libraries, an empty variable is not set.
     variables = [f"{k}={v}" for k, v in sorted(os.environ.items()) if v and _VARIABLES.fullmatch(k)]
     instructions = [torch.backends.cpu.get_cpu_capability(), *cpu_bf16_instructions()]

@@ -7,6 +7,7 @@ import torch
 from transformer_mt.config.keys import ModelConfig
 from transformer_mt.model.kernels import linear
 from transformer_mt.system.device import DTYPES
+from transformer_mt.system.processes import ALONE, Processes
 
 _SIZES = {"cpu": 1024, "cuda": 8192}
 """Rows and columns of a matrix product that is large enough to run at full speed."""
@@ -38,11 +39,11 @@ def flops_per_token(config: ModelConfig, tgt_size: int) -> tuple[int, int]:
     return FLOPS_PER_WEIGHT * per_src_token, FLOPS_PER_WEIGHT * per_tgt_token
 
 
-def measure_peak_flops(device: torch.device, precision: str) -> float:
+def measure_peak_flops(device: torch.device, precision: str, processes: Processes = ALONE) -> float:
     """Measures the floating-point operations per second of a large matrix product.
 
-    Takes the best of a few repeats. On CUDA call it within `compute_settings`; a CPU uses the
-    threads of this process.
+    Takes the best of a few repeats, in each of the processes, and their sum. On CUDA call it within
+    `compute_settings`; a CPU uses the threads of this process.
     """
     size, synchronize = _SIZES[device.type], torch.get_device_module(device).synchronize
     # Random, because a GPU clocks higher on equal numbers.
@@ -54,4 +55,4 @@ def measure_peak_flops(device: torch.device, precision: str) -> float:
         linear(factor, factor)
         synchronize()
         seconds.append(time.perf_counter() - began)
-    return 2.0 * size**3 / min(seconds)
+    return sum(processes.gather(2.0 * size**3 / min(seconds)))

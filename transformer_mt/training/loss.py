@@ -142,7 +142,7 @@ class _ProjectedLoss(torch.autograd.Function):
             n_padding = len(rows) - targets.numel()
             ids = F.pad(targets.flatten(), (0, n_padding), value=pad_id)  # (N,)
             not_padding = (ids != pad_id)[:, None]  # (N, 1)
-            loss, nll = torch.zeros(2, device=decoder_output.device).unbind()
+            loss, nll = (decoder_output.new_zeros((), dtype=torch.float32) for _ in range(2))
             grad_rows = torch.empty_like(rows, dtype=torch.float32)  # (N, D)
             grad_weight = torch.zeros_like(output_weight)  # (V, D)
             # Gradients near 1 / V would lose precision in float16.

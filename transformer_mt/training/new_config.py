@@ -15,11 +15,12 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib import resources
+from itertools import islice
 from os.path import relpath
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from transformer_mt.config.keys import DEFAULTS, DataConfig
+from transformer_mt.config.keys import Config, DataConfig, flat_values
 from transformer_mt.config.loading import expand_path, parse_config
 from transformer_mt.config.reference import format_value
 from transformer_mt.config.splits import SplitFiles
@@ -31,7 +32,6 @@ from transformer_mt.system.streams import COMPRESSION_SUFFIXES
 from transformer_mt.text.cleaning import LineProblems
 from transformer_mt.text.corpus import Pair, open_split
 from transformer_mt.text.normalization import is_blank
-from transformer_mt.text.tmx import is_tmx
 
 logger = logging.getLogger(__name__)
 
@@ -49,23 +49,37 @@ _MAX_LENGTHS = (64, 128, 256, 512)
 _BYTES_PER_PIECE = 3
 """A low estimate for long lines: mean lengths are 3.4 to 4.7 bytes for German and English with
 2,000 to 16,000 pieces, and a character of Chinese has 3."""
+_COMMAND = "#     "
+"""Begins a line of the template with a command."""
 _SPECIAL_PIECES = 260
 """256 bytes and four special pieces."""
 _MANY_CHARACTERS = 1_000
 """Scripts with more characters, such as Chinese, need pieces in addition to one per character."""
 
 
-def this_machine() -> tuple[str, bool]:
-    """Describes what `train.device = "auto"` would use, and tells whether it is a GPU."""
+class Machine(NamedTuple):
+    """What `train.device = "auto"` would use, as text, and whether it is a GPU.
+
+    It is fast if it takes 6,000 steps of the small model in an hour.
+    """
+
+    description: str
+    has_gpu: bool
+    is_fast: bool
+
+
+def this_machine() -> Machine:
+    """Looks for a GPU; without one, two threads with fast bf16 are enough to be fast."""
     import torch  # takes seconds, and a mistake in the arguments of `init` should show at once
 
-    from transformer_mt.system.device import choose_device, total_memory
+    from transformer_mt.system.device import choose_device, choose_precision, total_memory
 
     device, threads = choose_device("auto"), torch.get_num_threads()
     memory = f"{total_memory(device) / 1e9:.1f} GB of memory"
     if device.type == "cuda":
-        return f"{torch.cuda.get_device_name(device)} with {memory}", True
-    return f"{threads} CPU thread{'s' * (threads != 1)}, {memory}, no GPU", False
+        return Machine(f"{torch.cuda.get_device_name(device)} with {memory}", True, True)
+    is_fast = threads > 1 and choose_precision("auto", device, recorded=None) == "bf16"
+    return Machine(f"{threads} CPU thread{'s' * (threads != 1)}, {memory}, no GPU", False, is_fast)
 
 
 @dataclass(frozen=True)
@@ -75,7 +89,7 @@ class TextStatistics:
     Attributes:
         pairs: Number of pairs.
         empty: Pairs of which at least one side is empty.
-        src_words, tgt_words: Mean number of words per line; words are separated by white space.
+        words_per_line: Mean of both languages; words are separated by white space.
         longest_bytes: UTF-8 bytes that the longer side of `_COVERED` of the pairs does not exceed.
         distinct_words: Number of distinct words of both languages together.
         characters: Number of distinct characters of both languages, without the rarest, which make
@@ -85,8 +99,7 @@ class TextStatistics:
 
     pairs: int
     empty: int
-    src_words: float
-    tgt_words: float
+    words_per_line: float
     longest_bytes: int
     distinct_words: int
     characters: int
@@ -117,17 +130,13 @@ class TextStatistics:
 
 def measure_text(pairs: Iterable[Pair]) -> TextStatistics:
     """Reads a text once; memory grows with its distinct words, not with its length."""
-    words, characters = Counter[str](), Counter[str]()
-    lengths, src_problems, tgt_problems = Counter[int](), LineProblems(), LineProblems()
-    empty = src_words = tgt_words = 0
+    words, characters, lengths = Counter[str](), Counter[str](), Counter[int]()
+    src_problems, tgt_problems, empty = LineProblems(), LineProblems(), 0
     for src, tgt in pairs:
         src_problems.add(src)
         tgt_problems.add(tgt)
-        src_side, tgt_side = src.split(), tgt.split()
         empty += is_blank(src) or is_blank(tgt)
-        src_words += len(src_side)
-        tgt_words += len(tgt_side)
-        words.update(src_side + tgt_side)
+        words.update(src.split() + tgt.split())
         lengths[max(len(src.encode()), len(tgt.encode()))] += 1
     for word, count in words.items():
         for character in word:
@@ -137,8 +146,7 @@ def measure_text(pairs: Iterable[Pair]) -> TextStatistics:
     return TextStatistics(
         pairs=total,
         empty=empty,
-        src_words=src_words / max(total, 1),
-        tgt_words=tgt_words / max(total, 1),
+        words_per_line=words.total() / max(2 * total, 1),
         longest_bytes=_first_covering(sorted(lengths.items()), _COVERED),
         distinct_words=len(words),
         characters=_first_covering(list(enumerate(by_frequency, 1)), _CHARACTER_COVERAGE),
@@ -157,72 +165,66 @@ def _first_covering(counts: list[tuple[int, int]], share: float) -> int:
     return 0
 
 
-class Preset(NamedTuple):
-    """Sizes for a minimum number of pairs, by the names of the configuration keys.
-
-    `pairs` counts those held out too; with `gpu`, a CPU is too slow. There are as many `layers` in
-    the encoder as in the decoder, and `save_every` steps between validations too.
-    """
-
-    pairs: int
-    gpu: bool
-    vocab_size: int
-    d_model: int
-    d_ff: int
-    n_heads: int
-    layers: int
-    dropout: float
-    batch_tokens: int
-    warmup_steps: int
-    lr_scale: float
-    save_every: int
-    minutes: int
-    sampling: float = 0.0
-    muon: bool = False
-    bidirectional_epochs: int = 0
-
-
 # fmt: off
-_PRESETS = (
-    #      pairs      gpu    vocab  d_model d_ff heads layers drop batch warm-up lr  save  minutes
-    Preset(0,         False,  2000, 256,    1024,  4,   3,    0.3,  2000,   500, 0.7,  500,   60,
-           sampling=0.05, muon=True),
-    Preset(10_000,    False,  4000, 256,    1024,  4,   3,    0.3,  2000,   500, 0.7,  500,   60,
-           sampling=0.05, muon=True),
-    Preset(20_000,    False,  6000, 256,    1024,  4,   3,    0.3,  2000,   500, 0.7,  500,   60,
-           sampling=0.05, muon=True, bidirectional_epochs=20),
-    Preset(25_000,    False,  6000, 256,    1024,  4,   3,    0.3,  2000,   500, 0.7,  500,   60),
-    Preset(25_000,    True,   6000, 256,    1024,  4,   3,    0.3,  2000,   500, 0.7,  500,   60,
-           sampling=0.05, muon=True),
-    Preset(100_000,   False,  8000, 256,    1024,  4,   4,    0.1,  2000,  1000, 1.5, 1000,   90,
-           muon=True),
-    Preset(300_000,   False,  8000, 256,    1024,  4,   4,    0.0,  2000,  1000, 1.5, 1000,   90,
-           muon=True),
-    Preset(100_000,   True,  10000, 512,    1024,  4,   6,    0.3,  4000,  4000, 0.7, 1000,  120),
-    Preset(500_000,   True,  16000, 512,    2048,  8,   6,    0.1, 12000,  4000, 1.0, 2500,  480),
-    Preset(2_000_000, True,  37000, 512,    2048,  8,   6,    0.1, 25000,  4000, 1.0, 2500, 1440),
-)
+_BASE: dict[str, Any] = {
+    "vocab.size": 37_000, "train.max_minutes": 1440, "train.save_every": 2500, "valid.every": 2500,
+}
+"""configs/wmt16-base.toml; the other keys have their defaults, which are the paper's."""
+_SMALL: dict[str, Any] = {
+    "vocab.size": 6000, "model.d_model": 256, "model.d_ff": 1024, "model.n_heads": 4,
+    "model.encoder_layers": 3, "model.decoder_layers": 3, "model.dropout": 0.3,
+    "optim.warmup_steps": 500, "optim.lr_scale": 0.7, "train.batch_tokens": 2000,
+    "train.max_minutes": 60, "train.save_every": 500, "valid.every": 500,
+}
+_LONG = _SMALL | {"vocab.sampling": 0.05, "optim.muon": True}
+"""configs/multi30k.toml. Sampling and Muon pay after some 10,000 steps of 25,000 pairs or more,
+which take longer than an hour on many CPUs."""
+_NEWS = _SMALL | {
+    "vocab.size": 8000, "model.encoder_layers": 4, "model.decoder_layers": 4, "model.dropout": 0.0,
+    "optim.muon": True, "optim.warmup_steps": 1000, "optim.lr_scale": 1.5,
+    "train.max_minutes": 90, "train.save_every": 1000, "valid.every": 1000,
+}
+"""configs/news-cpu.toml."""
+_IWSLT: dict[str, Any] = {
+    "vocab.size": 10_000, "model.d_ff": 1024, "model.n_heads": 4, "model.dropout": 0.3,
+    "optim.lr_scale": 0.7, "train.batch_tokens": 4000,
+    "train.max_minutes": 120, "train.save_every": 1000, "valid.every": 1000,
+}
+"""The usual sizes for IWSLT14."""
+_MEDIUM = {"vocab.size": 16_000, "train.batch_tokens": 12_000, "train.max_minutes": 480}
 # fmt: on
-"""In order of text size: configs/multi30k.toml with three vocabulary sizes, for 20,000 pairs with
-both directions at the start (benchmarks/LOG.md); from 25,000 pairs on, a CPU gets
-it without Muon and sampling, which pay there only after some 10,000 steps, more than many CPUs take
-in an hour. Then configs/news-cpu.toml, with dropout for fewer pairs than it has, since each of them
-is seen more often. With a GPU: the usual sizes for IWSLT14, then the base model with the pieces and
-steps of configs/wmt16-small.toml, then configs/wmt16-base.toml.
-"""
+_RECIPES = (
+    (0, False, _LONG | {"vocab.size": 2000}),
+    (10_000, False, _LONG | {"vocab.size": 4000}),
+    (20_000, False, _LONG | {"train.bidirectional_epochs": 20}),
+    (25_000, False, _SMALL),
+    (25_000, True, _LONG),
+    (100_000, False, _NEWS | {"model.dropout": 0.1}),  # each pair is seen more often
+    (300_000, False, _NEWS),
+    (100_000, True, _IWSLT),
+    (500_000, True, _BASE | _MEDIUM),
+    (2_000_000, True, _BASE),
+)
+"""Keys by the pairs that they need, held-out ones included, and whether they need a GPU; of those
+that suit, the last one is taken. Where they were measured: benchmarks/LOG.md."""
 
 
-def choose_sizes(text: TextStatistics, has_gpu: bool) -> Preset:
-    """Chooses the sizes for a text, to train with or without a GPU.
+def choose_keys(text: TextStatistics, machine: Machine) -> dict[str, Any]:
+    """Chooses the keys for a text, to train on a machine.
 
     The size of the vocabulary is limited to what can be learned from the text: a piece for each
     character, and about one more per word. Half the words are enough: the training text has fewer
     than the whole text, and pieces learned from words that occur once are useless.
     """
-    preset = [row for row in _PRESETS if row.pairs <= text.usable and row.gpu <= has_gpu][-1]
-    usual = preset.vocab_size + (text.characters if text.characters > _MANY_CHARACTERS else 0)
+    for pairs, needs_gpu, recipe in _RECIPES:
+        if pairs <= text.usable and needs_gpu <= machine.has_gpu:
+            keys = dict(recipe)
+    if not machine.is_fast:  # the reversed pairs gain only after 6,000 steps
+        keys.pop("train.bidirectional_epochs", None)
+    if text.characters > _MANY_CHARACTERS:
+        keys["vocab.size"] += text.characters
     most = _SPECIAL_PIECES + text.characters + text.distinct_words // 2
-    return preset._replace(vocab_size=min(usual, most))
+    return keys | {"vocab.size": min(keys["vocab.size"], most), "data.max_length": text.max_length}
 
 
 def write_config(
@@ -245,14 +247,7 @@ def write_config(
         DataError: If the text is missing, malformed, or too little.
         OutputError: If the configuration exists or cannot be written.
     """
-    if not name.name:
-        raise ConfigError(f"{name}: the new configuration needs a name, such as mytext")
-    if is_tmx(src) or is_tmx(tgt):
-        raise ConfigError(
-            f"{src}, {tgt}: init reads two text files, not TMX; name a TMX file in data.train of a"
-            " configuration, as in docs/text.md"
-        )
-    path = name if name.name.endswith(".toml") else name.with_name(f"{name.name}.toml")
+    path = name if name.suffix == ".toml" else Path(f"{name}.toml")
     src_lang = src_lang or _language_of(src, "--src-lang")
     tgt_lang = tgt_lang or _language_of(tgt, "--tgt-lang")
     if src_lang == tgt_lang:
@@ -260,24 +255,18 @@ def write_config(
     check_output(path)
     if path.exists():
         raise OutputError(f"{path}: exists already; choose another name, or delete it first")
-    folder, *names = _place(src, tgt, path.parent)
-    for typed in (folder, *names, path.name):
-        if not typed.isprintable() or expand_path(typed) != typed:
-            raise ConfigError(
-                f"{typed!r} cannot be written in a configuration, where ~ and $NAME are expanded;"
-                " rename it without ~, $ and control characters"
-            )
-    values = {"path": folder, "src_lang": src_lang, "tgt_lang": tgt_lang}
-    data = parse_config({"data": values}, str(path)).data
-    text = _measure(src, tgt)
-    warnings = _warn(src, tgt, text)
-    machine, has_gpu = this_machine()
-    files = SplitFiles(src=names[0], tgt=names[1], skip_empty=text.empty > 0)
-    content = _fill_in(data, files, _next_commands(path), text, warnings, machine, has_gpu)
+    folder, *names = _place(src, tgt, path)
+    data = {"data.path": folder, "data.src_lang": src_lang, "data.tgt_lang": tgt_lang}
+    _parse(data, path)  # a wrong language shows before the text is read
+    text, machine = _measure(src, tgt), this_machine()
+    keys = data | _hold_out(names, text) | choose_keys(text, machine)
+    content = _fill_in(_parse(keys, path), path, text, _warn(src, tgt, text), machine)
     with atomic_file(path) as file:
         file.write(content.encode(errors="backslashreplace"))  # in comments only
-    logger.info("wrote %s for %s pairs on %s", path, f"{text.pairs:,}", machine)
-    return "\n".join(_next_commands(path)[:2])
+    logger.info("wrote %s for %s pairs on %s", path, f"{text.pairs:,}", machine.description)
+    lines = content.splitlines()
+    commands = (line.removeprefix(_COMMAND) for line in lines if line.startswith(_COMMAND))
+    return "\n".join(islice(commands, 2))
 
 
 def _language_of(path: Path, option: str) -> str:
@@ -289,26 +278,45 @@ def _language_of(path: Path, option: str) -> str:
     return language
 
 
-def _place(src: Path, tgt: Path, beside: Path) -> tuple[str, str, str]:
+def _place(src: Path, tgt: Path, config: Path) -> tuple[str, str, str]:
     """Returns `data.path` and the two files in it, relative to the configuration's folder."""
+    beside = config.parent
     paths = [path if path.is_absolute() else Path(relpath(path, beside)) for path in (src, tgt)]
     folder = Path()
     if paths[0].parent == paths[1].parent:
         folder, paths = paths[0].parent, [Path(path.name) for path in paths]
+    for written in map(str, (folder, *paths, config.name)):
+        if not written.isprintable() or expand_path(written) != written:
+            raise ConfigError(
+                f"{written!r} cannot be written in a configuration, where ~ and $NAME are"
+                " expanded; rename it without ~, $ and control characters"
+            )
     return str(folder), str(paths[0]), str(paths[1])
+
+
+def _hold_out(names: list[str], text: TextStatistics) -> dict[str, SplitFiles]:
+    """Gives the keys of the splits: validation and test text are the last pairs."""
+    src, tgt = names
+    files = SplitFiles(src=src, tgt=tgt, skip_empty=text.empty > 0)
+    test, valid = f"[-{text.held_out}:]", f"[-{2 * text.held_out}:-{text.held_out}]"
+    slices = {"train": f"[:-{2 * text.held_out}]", "valid": valid, "test": test}
+    return {f"data.{key}": files.model_copy(update={"slice": slices[key]}) for key in slices}
+
+
+def _parse(keys: dict[str, Any], path: Path) -> Config:
+    """Validates values by dotted key."""
+    sections: dict[str, dict[str, Any]] = {}
+    for key, value in keys.items():
+        section, name = key.split(".")
+        sections.setdefault(section, {})[name] = value
+    return parse_config(sections, str(path))
 
 
 def _measure(src: Path, tgt: Path) -> TextStatistics:
     """Measures the whole text, as training will read it."""
     files = SplitFiles(src=str(src), tgt=str(tgt))
     pairs = open_split(DataConfig(path="."), files).read()
-    try:
-        text = measure_text(ProgressBar("reading", "pairs", items=pairs))
-    except MemoryError:
-        raise DataError(
-            f"{src} and {tgt}: out of memory for a line or for all different words; free memory,"
-            " raise ulimit -v, or give init a part of the text"
-        ) from None
+    text = measure_text(ProgressBar("reading", "pairs", items=pairs))
     if text.usable < _MIN_PAIRS:
         raise DataError(
             f"{src} and {tgt}: {text.usable} pairs are too few; {_MIN_PAIRS} are needed to train"
@@ -336,57 +344,26 @@ def _warn(src: Path, tgt: Path, text: TextStatistics) -> str:
     return "".join(f" {warning}." for warning in warnings)
 
 
-def _next_commands(path: Path) -> list[str]:
-    command = f"transformer-mt train {shlex.quote(str(path))}"
-    dry_run = f"{command} --dry-run"
-    run = shlex.quote(f"checkpoints/{path.stem}")
-    return [
-        f"{dry_run}  # measures sizes, speed, memory and time",
-        f"{command.ljust(len(dry_run))}  # trains; the same command again resumes",
-        f"transformer-mt evaluate {run}  # translates and scores the test text",
-    ]
-
-
 def _fill_in(
-    data: DataConfig,
-    files: SplitFiles,
-    commands: list[str],
-    text: TextStatistics,
-    warnings: str,
-    machine: str,
-    has_gpu: bool,
+    config: Config, path: Path, text: TextStatistics, warnings: str, machine: Machine
 ) -> str:
     """Fills in the template, `new_config.toml`."""
     template = resources.files(__package__).joinpath("new_config.toml").read_text(encoding="utf-8")
-    sizes, best = choose_sizes(text, has_gpu), choose_sizes(text, has_gpu=True)
-    held_out, on_a_gpu = text.held_out, ""
-    if (sizes.layers, sizes.d_model) != (best.layers, best.d_model):
-        on_a_gpu = (
-            f" On a GPU, init would choose {best.layers} + {best.layers} of width {best.d_model};"
-            " a CPU is too slow for it."
-        )
-    slices = f"[:-{2 * held_out}]", f"[-{2 * held_out}:-{held_out}]", f"[-{held_out}:]"
     filled_in = template.format(
+        key={key: format_value(value) for key, value in flat_values(config).items()},
         text=text,
         machine=machine,
-        sizes=sizes,
         warnings=warnings,
-        on_a_gpu=on_a_gpu,
-        commands=commands,
-        muon=format_value(sizes.muon),
-        max_steps=DEFAULTS["train.max_steps"],
-        folder=format_value(data.path),
-        src_lang=format_value(data.src_lang),
-        tgt_lang=format_value(data.tgt_lang),
-        splits=[files.model_copy(update={"slice": part}) for part in slices],
+        config=shlex.quote(str(path)),
+        run=shlex.quote(f"checkpoints/{path.stem}"),
         covered=_COVERED,
         pieces=text.longest_bytes // _BYTES_PER_PIECE,
-        pairs_per_step=sizes.batch_tokens / (max(text.src_words, text.tgt_words) + 1),
+        pairs_per_step=config.train.batch_tokens / (text.words_per_line + 1),
     )
     return "".join(f"{_wrap(line)}\n" for line in filled_in.splitlines())
 
 
 def _wrap(line: str) -> str:
     """Wraps a comment, unless it is a command."""
-    is_text = line.startswith("# ") and not line.startswith("#  ")
+    is_text = line.startswith("# ") and not line.startswith(_COMMAND)
     return textwrap.fill(line, 79, subsequent_indent="# ") if is_text else line

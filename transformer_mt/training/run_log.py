@@ -8,7 +8,9 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self, TextIO
+from typing import Any, ClassVar, Self, TextIO
+
+from pydantic import ConfigDict
 
 from transformer_mt.checkpoints.checkpoint import Progress
 from transformer_mt.checkpoints.layout import METRICS
@@ -18,9 +20,10 @@ from transformer_mt.system.files import atomic_file, open_no_link, parse_json
 
 logger = logging.getLogger(__name__)
 
-_DIGITS = {"loss": 6, "tokens_per_second": 1, "mfu": 4, "grad_norm": 6}
-_DIGITS |= {"nll": 6, "perplexity": 4, "bleu": 4, "chrf": 4}
-"""Decimal places of the values in metrics.jsonl, also of those of the moving average."""
+FIELDS: dict[str, int | None] = {"loss": 6, "nll": 6, "perplexity": 4, "bleu": 4, "chrf": 4}
+FIELDS |= {"lr": None, "tokens_per_second": 1, "mfu": 4, "grad_norm": 6, "skipped": None}
+"""Names of the values in metrics.jsonl and their decimal places; None keeps all. Those of the
+moving average have `ema_` before them. docs/training.md says what they are."""
 _WAITING_BYTES = 2**24
 """How much of a log waits in memory while its disk is full."""
 
@@ -34,14 +37,15 @@ class LogWindow:
         nll: Their loss without label smoothing.
         tokens: Target tokens, including the `nonfinite_tokens` of steps whose loss was not finite.
         flops: Floating-point operations that training on them needed.
-        seconds: Time spent in steps, including building their batches.
     """
+
+    # Earlier versions also summed seconds.
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="ignore", strict=True)
 
     loss: float = 0.0
     nll: float = 0.0
     tokens: int = 0
     flops: float = 0.0
-    seconds: float = 0.0
     nonfinite_tokens: int = 0
 
     def per_token(self, nats: float) -> float:
@@ -65,7 +69,7 @@ class RunLog(logging.Handler):
     def __init__(self, run_dir: Path, progress: Progress, tensorboard: bool = False) -> None:
         super().__init__(logging.INFO)
         self.setFormatter(MessageFormatter())
-        self._disk_is_full = False
+        self._disk_is_full, self._level_before = False, PACKAGE_LOGGER.level
         path = run_dir / METRICS
         _remove_later_metrics(path, progress)
         self._metrics = self._open(path)
@@ -83,7 +87,6 @@ class RunLog(logging.Handler):
         return open(path, "a", _WAITING_BYTES, "utf-8", "backslashreplace", opener=open_no_link)
 
     def __enter__(self) -> Self:
-        self._level_before = PACKAGE_LOGGER.level
         PACKAGE_LOGGER.setLevel(logging.INFO)
         PACKAGE_LOGGER.addHandler(self)
         return self
@@ -115,10 +118,10 @@ class RunLog(logging.Handler):
     ) -> None:
         """Adds a line of kind `train` or `valid` to metrics.jsonl, after `seconds` of training.
 
-        The names are those in docs/training.md; values that JSON cannot express become null.
+        The names are those of `FIELDS`; values that JSON cannot express become null.
         """
         position = {"kind": kind, "step": progress.step, "epoch": progress.epoch}
-        values = {k: _round(v, _DIGITS.get(k.removeprefix("ema_"))) for k, v in metrics.items()}
+        values = {k: _round(v, FIELDS[k.removeprefix("ema_")]) for k, v in metrics.items()}
         line = {**position, "seconds": round(seconds, 3), **values}
         self._write(self._metrics, json.dumps(line, allow_nan=False) + "\n")
         if board := self._boards.get(kind):

@@ -19,8 +19,8 @@ from transformer_mt.checkpoints.layout import EMA, MODEL, TRAINING, checkpoint_p
 from transformer_mt.checkpoints.run_directory import prune
 from transformer_mt.errors import CheckpointError, Interrupted, TrainingError
 from transformer_mt.text.prepared import PreparedCorpus
-from transformer_mt.training.engine import Engine
 from transformer_mt.training.environment import numeric_environment
+from transformer_mt.training.fit import StepFitter
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ class CheckpointSaver:
 
     Args:
         run_dir: Where checkpoints go.
-        engine: The engine, whose state is copied before `start` returns.
+        fitter: Its engine has the state, which is copied before `start` returns.
         corpus: Its vocabulary and statistics are part of a checkpoint.
         saved: Progress of the newest complete checkpoint.
 
@@ -50,9 +50,9 @@ class CheckpointSaver:
     """
 
     def __init__(
-        self, run_dir: Path, engine: Engine, corpus: PreparedCorpus, saved: Progress | None
+        self, run_dir: Path, fitter: StepFitter, corpus: PreparedCorpus, saved: Progress | None
     ) -> None:
-        self._run_dir, self._engine, self._corpus, self.saved = run_dir, engine, corpus, saved
+        self._run_dir, self._fitter, self._corpus, self.saved = run_dir, fitter, corpus, saved
         self._writing: tuple[Thread, Future[None]] | None = None
 
     def __enter__(self) -> Self:
@@ -68,7 +68,7 @@ class CheckpointSaver:
         Raises:
             TrainingError: If a tensor is not finite; then nothing is saved.
         """
-        state = self._engine.state_dict()
+        state = self._fitter.engine.state_dict()
         tensors: dict[str, dict[str, Tensor]] = {}
         for file, content in tensor_files(state).items():
             if name := find_nonfinite(content):
@@ -78,7 +78,7 @@ class CheckpointSaver:
                     " with a lower optim.lr_scale"
                 )
             tensors[file] = {key: value.to("cpu", copy=True) for key, value in content.items()}
-        environment = numeric_environment(self._engine)
+        environment = numeric_environment(self._fitter)
         run_state = RunState(progress, state["counters"], environment, self._corpus.sources)
         written: Future[None] = Future()
 
@@ -112,7 +112,7 @@ class CheckpointSaver:
 
     def _write(self, tensors: Mapping[str, Mapping[str, Tensor]], state: RunState) -> None:
         """Writes a checkpoint, and then deletes those that are no longer needed."""
-        step, config = state.progress.step, self._engine.config
+        step, config = state.progress.step, self._fitter.engine.config
         path = checkpoint_path(self._run_dir, step)
         try:
             save_checkpoint(path, tensors, state, config, self._corpus.vocab)

@@ -18,7 +18,6 @@ from transformer_mt.checkpoints.evaluations import (
 from transformer_mt.checkpoints.layout import checkpoint_digest
 from transformer_mt.evaluation.scoring import choose_metrics, corpus_score
 from transformer_mt.model.transformer import Transformer, evaluation_mode
-from transformer_mt.system.processes import ALONE, Processes
 from transformer_mt.text.batching import EncodedPairs, encode_pairs
 from transformer_mt.text.corpus import RawPairs
 from transformer_mt.text.prepared import PreparedCorpus
@@ -26,7 +25,8 @@ from transformer_mt.text.splitting import LineSplitter
 from transformer_mt.training.engine import Engine
 from transformer_mt.translation.agreement import warn_of_decoding
 from transformer_mt.translation.options import SearchOptions
-from transformer_mt.translation.pytorch_runtime import PyTorchRuntime, log_probabilities
+from transformer_mt.translation.pytorch_runtime import PyTorchRuntime, Share, log_probabilities
+from transformer_mt.translation.sharing import SharedRuntime
 from transformer_mt.translation.translator import Translator
 
 logger = logging.getLogger(__name__)
@@ -75,7 +75,8 @@ class Validator:
         self._least_seconds = 1.0  # of a validation that is called long
         splitter = LineSplitter(vocab.src, engine.config.data, corpus.sources)
         runtime = PyTorchRuntime(engine.model, vocab.symbol_ids(engine.config.vocab.symbols))
-        self._translator = Translator(runtime, vocab, splitter, _SEARCH, engine.processes)
+        self._shared = SharedRuntime(runtime, engine.processes)
+        self._translator = Translator(self._shared, vocab, splitter, _SEARCH)
 
     def validate(self, advance: Callable[[int], object]) -> Validation:
         """Scores the weights, and their moving average if there is one.
@@ -99,7 +100,7 @@ class Validator:
 
     def _validate(self, advance: Callable[[int], object]) -> Validation:
         """Scores the weights that are in the model."""
-        nll = mean_nll(self._engine.model, self._encoded, self._engine.processes)
+        nll = mean_nll(self._engine.model, self._encoded, self._shared.map)
         hypotheses, bleu = self._translate(advance)
         metrics = {"nll": nll, "perplexity": perplexity(nll), "bleu": bleu}
         if self._valid.metric == "chrf":
@@ -170,17 +171,16 @@ class Validator:
             logger.info("  hypothesis %s", result.hypotheses[i])
 
 
-def mean_nll(model: Transformer, pairs: EncodedPairs, processes: Processes = ALONE) -> float:
+def mean_nll(model: Transformer, pairs: EncodedPairs, share: Share) -> float:
     """Computes the mean negative log-likelihood per target token, without label smoothing.
 
-    The model is in evaluation mode during the computation, and each process has the same. No pair
-    is left out, however long it is.
+    The model is in evaluation mode meanwhile; `share` is that of `log_probabilities`.
 
     Returns:
         Nats per target token, EOS included.
     """
     with evaluation_mode(model):
-        sums = log_probabilities(model, pairs, processes)
+        sums = log_probabilities(model, pairs, share)
     return -math.fsum(sums) / int(pairs.lengths[1].sum())
 
 

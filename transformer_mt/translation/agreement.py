@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
+import torch.nn.functional as F
 
 from transformer_mt.checkpoints.checkpoint import Checkpoint
 from transformer_mt.errors import ConfigError
@@ -21,8 +22,8 @@ from transformer_mt.translation.runtime import Source
 
 logger = logging.getLogger(__name__)
 
-Score = Callable[[list[list[int]], list[list[int]]], Sequence[float]]
-"""As `Runtime.score`."""
+Score = Callable[[list[int], list[int]], float]
+"""Computes the log-probability of a target and EOS, given its source, in nats."""
 
 _ROUNDING = 0.01
 """Nats per token by which results may differ in float32; a forgotten position costs far more."""
@@ -69,7 +70,7 @@ def require_same_scores(checkpoint: Checkpoint, model: Transformer, score: Score
     src = torch.randint(EOS_ID + 1, checkpoint.vocab.src.size, size, generator=drawn).tolist()
     runtime = PyTorchRuntime(model)
     [[[greedy]]] = runtime.decode([[Source(tuple(src))]], DEFAULT_SEARCH)
-    [own], [other] = runtime.score([src], [greedy.ids]), score([src], [greedy.ids])
+    [own], other = runtime.score([src], [greedy.ids]), score(src, greedy.ids)
     if not abs(own - other) <= _ROUNDING * (len(greedy.ids) + 1):  # also if one is NaN
         raise ConfigError(
             f"{checkpoint.path}: the exported model gives other scores than the checkpoint"
@@ -85,12 +86,12 @@ def score_with_ctranslate2(folder: Path, vocab: Vocabulary) -> Score:
     from transformer_mt.translation.ctranslate2_runtime import vocabulary_tokens
 
     translator = ctranslate2.Translator(str(folder))
-    tokens = vocabulary_tokens(vocab)
+    src_tokens, tgt_tokens = vocabulary_tokens(vocab)
 
-    def score(*ids: list[list[int]]) -> list[float]:
-        sides = zip(tokens, ids, strict=True)
-        texts = [[[names[i] for i in row] for row in rows] for names, rows in sides]
-        return [math.fsum(result.log_probs) for result in translator.score_batch(*texts)]
+    def score(src: list[int], tgt: list[int]) -> float:
+        source, target = [src_tokens[i] for i in src], [tgt_tokens[i] for i in tgt]
+        [result] = translator.score_batch([source], [target])
+        return math.fsum(result.log_probs)
 
     return score
 
@@ -102,13 +103,10 @@ def score_with_transformers(folder: Path) -> Score:
     model = AutoModelForSeq2SeqLM.from_pretrained(folder).eval()
 
     @torch.no_grad()
-    def score(sources: list[list[int]], targets: list[list[int]]) -> list[float]:
-        sums = []
-        for src, tgt in zip(sources, targets, strict=True):
-            ids, tgt_in = torch.tensor([[*src, EOS_ID]]), torch.tensor([[BOS_ID, *tgt]])
-            logits = model(input_ids=ids, decoder_input_ids=tgt_in).logits[0]  # (T, V)
-            tgt_out = torch.tensor([*tgt, EOS_ID])[:, None]
-            sums.append(float(logits.log_softmax(-1).gather(1, tgt_out).sum()))
-        return sums
+    def score(src: list[int], tgt: list[int]) -> float:
+        ids, tgt_in = torch.tensor([[*src, EOS_ID]]), torch.tensor([[BOS_ID, *tgt]])
+        logits = model(input_ids=ids, decoder_input_ids=tgt_in).logits[0]  # (T, V)
+        tgt_out = torch.tensor([*tgt, EOS_ID])
+        return -float(F.cross_entropy(logits, tgt_out, reduction="sum"))
 
     return score

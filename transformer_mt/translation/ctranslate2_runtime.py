@@ -8,13 +8,14 @@ from collections.abc import Generator, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import groupby, islice
 from operator import itemgetter
+from typing import Any
 
 from transformer_mt.checkpoints.exported import ExportedModel
 from transformer_mt.errors import CheckpointError, ConfigError, DataError, DeviceError
 from transformer_mt.system.extras import require_package
-from transformer_mt.system.process_settings import cpus_of_process
+from transformer_mt.system.launcher import cpus_of_process
 from transformer_mt.text.vocabulary import EOS_ID, Vocabulary
-from transformer_mt.translation.options import LoadOptions, SearchOptions
+from transformer_mt.translation.options import CTRANSLATE2_BATCH_TOKENS, LoadOptions, SearchOptions
 from transformer_mt.translation.runtime import (
     EXTRA_LENGTH,
     Hypothesis,
@@ -24,12 +25,10 @@ from transformer_mt.translation.runtime import (
 
 logger = logging.getLogger(__name__)
 
-BATCH_TOKENS = {"cpu": 2048, "cuda": 16384}
-"""Default of `SearchOptions.batch_tokens`."""
 _EXPONENTS = 1e-6, 3.0
 """Limits on the exponent of CTranslate2's length penalty: with 0 it ends a search early, and with
 a large one the sums that are computed from its scores lose digits."""
-_Found = tuple[list[str], float]
+_Scored = tuple[list[str], float]
 """Tokens of a hypothesis, EOS included if it has one, and its score."""
 
 
@@ -62,7 +61,7 @@ class CTranslate2Runtime:
             )
         self.device_type = _choose_device(options.device, ctranslate2.get_cuda_device_count())
         self.precision = f"CTranslate2 {model.record.quantization}"
-        self.batch_tokens = BATCH_TOKENS[self.device_type]
+        self.batch_tokens = CTRANSLATE2_BATCH_TOKENS[self.device_type]
         threads = count_threads() if self.device_type == "cpu" else 1
         # More batches than threads are begun, so that none waits until results have been read and
         # the next lines encoded.
@@ -118,20 +117,31 @@ class CTranslate2Runtime:
     def _decode_batch(
         self, sources: Sequence[Sequence[int]], options: SearchOptions
     ) -> list[list[Hypothesis]]:
-        has_scores = options.with_scores or options.beam_size > 1
-        found = self._search(sources, options, has_scores)
-        if has_scores:
-            self._repeat_longer(sources, found, options)
+        batch = self._search(sources, options)
+        limits = [len(ids) + EXTRA_LENGTH for ids in sources]
+        if options.with_scores or options.beam_size > 1:
+            # Those with a hypothesis that is longer than their own limit allows, once more.
+            longer = [
+                i
+                for i, ranked in enumerate(batch)
+                if max(len(tokens) for tokens, _ in ranked) > limits[i]
+            ]
+            for _, rows in groupby(sorted(longer, key=limits.__getitem__), limits.__getitem__):
+                repeated = list(rows)
+                results = self._search([sources[i] for i in repeated], options)
+                for i, ranked in zip(repeated, results, strict=True):
+                    batch[i] = ranked
         return [
-            self._rank(hypotheses, len(ids) + EXTRA_LENGTH, options.n_best)
-            for ids, hypotheses in zip(sources, found, strict=True)
+            [self._hypothesis(tokens[:limit], score) for tokens, score in ranked[: options.n_best]]
+            for ranked, limit in zip(batch, limits, strict=True)
         ]
 
     def _search(
-        self, sources: Sequence[Sequence[int]], options: SearchOptions, has_scores: bool = True
-    ) -> list[list[_Found]]:
-        """Decodes a batch; outputs have the length limit of its longest source."""
-        exponent = _exponent(sources, options.length_penalty)
+        self, sources: Sequence[Sequence[int]], options: SearchOptions
+    ) -> list[list[_Scored]]:
+        """Decodes a batch, the best first; outputs have the length limit of its longest source."""
+        exponent, alpha = _exponent(sources, options.length_penalty), options.length_penalty
+        has_scores = options.with_scores or options.beam_size > 1
         results = self._translator.translate_batch(
             _tokens(sources, self._src_tokens),
             beam_size=options.beam_size,
@@ -146,39 +156,21 @@ class CTranslate2Runtime:
         )
         if not has_scores:
             return [[(result.hypotheses[0], math.nan)] for result in results]
-        alpha = options.length_penalty
-        return [
-            [
+
+        def ranked(result: Any) -> list[_Scored]:
+            """Ranks hypotheses by our length penalty."""
+            scored = zip(result.hypotheses, result.scores, strict=True)
+            rescored = [
                 (tokens, score * len(tokens) ** exponent / length_penalty(len(tokens), alpha))
-                for tokens, score in zip(result.hypotheses, result.scores, strict=True)
+                for tokens, score in scored
             ]
-            for result in results
-        ]
+            return sorted(rescored, key=itemgetter(1), reverse=True)
 
-    def _repeat_longer(
-        self, sources: Sequence[Sequence[int]], found: list[list[_Found]], options: SearchOptions
-    ) -> None:
-        """Decodes again those with a hypothesis that is longer than their own limit allows."""
-        longer = [
-            i
-            for i, hypotheses in enumerate(found)
-            if max(len(tokens) for tokens, _ in hypotheses) > len(sources[i]) + EXTRA_LENGTH
-        ]
-        longer.sort(key=lambda i: len(sources[i]))
-        for _, rows in groupby(longer, key=lambda i: len(sources[i])):
-            again = list(rows)
-            results = self._search([sources[i] for i in again], options)
-            for i, hypotheses in zip(again, results, strict=True):
-                found[i] = hypotheses
+        return [ranked(result) for result in results]
 
-    def _rank(self, found: list[_Found], limit: int, n_best: int) -> list[Hypothesis]:
-        """Gives the best hypotheses of a source in the order of our own search."""
-        found.sort(key=itemgetter(1), reverse=True)
-        hypotheses = []
-        for tokens, score in found[:n_best]:
-            ids = list(map(self._tgt_ids.__getitem__, tokens[:limit]))
-            hypotheses.append(Hypothesis(ids[:-1] if ids[-1:] == [EOS_ID] else ids, score))
-        return hypotheses
+    def _hypothesis(self, tokens: list[str], score: float) -> Hypothesis:
+        ids = [self._tgt_ids[token] for token in tokens]
+        return Hypothesis(ids[:-1] if ids[-1:] == [EOS_ID] else ids, score)
 
     def score(
         self, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]

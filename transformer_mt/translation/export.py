@@ -5,14 +5,14 @@ from pathlib import Path
 import torch
 
 from transformer_mt.checkpoints.checkpoint import Checkpoint, warn_of_changed_model
-from transformer_mt.checkpoints.model_card import CARD, model_card
 from transformer_mt.errors import ConfigError
 from transformer_mt.model.transformer import sinusoid
 from transformer_mt.system.files import atomic_directory
 from transformer_mt.text.splitting import LineSplitter
 from transformer_mt.translation.export_ctranslate2 import write_ctranslate2
 from transformer_mt.translation.export_transformers import write_transformers
-from transformer_mt.translation.options import ExportFormat, Quantization
+from transformer_mt.translation.model_card import CARD, model_card
+from transformer_mt.translation.options import DEFAULT_EXPORT_FORMAT, ExportFormat, Quantization
 
 
 def export(
@@ -20,7 +20,7 @@ def export(
     output: Path,
     quantization: Quantization | None = None,
     raw: bool = False,
-    format: ExportFormat = "ctranslate2",
+    format: ExportFormat = DEFAULT_EXPORT_FORMAT,
     license: str | None = None,
 ) -> Path:
     """Writes a model with its vocabulary and a model card to a new directory.
@@ -54,7 +54,6 @@ def export(
         card = model_card(
             checkpoint,
             name=output.resolve().name,
-            made_by=f"exported from `{checkpoint.path.resolve().name}`",
             library=format,
             usage=usage,
             stored=stored,

@@ -81,8 +81,9 @@ def write_ctranslate2(
         raw=checkpoint.is_raw(raw),
         quantization=quantization,
         positions=len(positions),
-        config=checkpoint.config.model_dump(mode="json"),
+        config=checkpoint.config,
         sources=checkpoint.sources,
+        files={},
     )
     write_record(folder, record)
     symbols = checkpoint.config.vocab.symbols

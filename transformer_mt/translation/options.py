@@ -6,7 +6,7 @@ Imports no slow modules, since --help needs this one.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal
 
 from transformer_mt.errors import ConfigError
 
@@ -16,6 +16,13 @@ OutputFormat = Literal["text", "jsonl"]
 ExportFormat = Literal["ctranslate2", "transformers"]
 Split = Literal["auto", "long", "never"]
 Quantization = Literal["float32", "float16", "bfloat16", "int16", "int8"]
+
+CPU_BATCH_TOKENS = 4096
+"""Default of `SearchOptions.batch_tokens` for PyTorch on a CPU, where each thread decodes a batch;
+on a GPU it depends on the memory."""
+CTRANSLATE2_BATCH_TOKENS = {"cpu": 2048, "cuda": 16384}
+"""The same for CTranslate2."""
+DEFAULT_EXPORT_FORMAT: ExportFormat = "ctranslate2"
 
 MAX_LENGTH_PENALTY = 10.0
 """The longer of two hypotheses wins at values far below this."""
@@ -75,21 +82,13 @@ class SearchOptions:
 
 @dataclass(frozen=True)
 class LoadOptions:
-    """How models are loaded for translation; `transformer_mt.load` explains each option.
-
-    Raises:
-        ConfigError: If `split` is unknown.
-    """
+    """How models are loaded for translation; `transformer_mt.load` explains each option."""
 
     device: Device = "auto"
     precision: Precision | None = None
     max_length: int | None = None
     raw: bool = False
     split: Split = "auto"
-
-    def __post_init__(self) -> None:
-        if self.split not in get_args(Split):
-            raise ConfigError(f"split {self.split}: choose {', '.join(get_args(Split))}")
 
 
 @dataclass(frozen=True)

@@ -3,9 +3,7 @@
 import os
 import signal
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from functools import partial
+from contextlib import suppress
 from types import FrameType
 
 from transformer_mt.errors import Interrupted
@@ -17,77 +15,50 @@ from transformer_mt.translation.translator import Translator, format_lines
 def translate_interactively(translator: Translator, src_lang: str, options: OutputOptions) -> None:
     """Translates lines typed at a terminal until the end of input or `quit`.
 
-    Translations go to stdout; the prompt, the source language, goes to the terminal, even if
-    stdout is redirected. Ctrl-C drops a line that is half typed.
+    Translations go to stdout; the prompt, the source language, to the terminal.
 
     Raises:
-        Interrupted: After SIGTERM, or Ctrl-C otherwise.
+        Interrupted: After SIGTERM or Ctrl-C, which else drops a line that is half typed.
     """
     with suppress(ImportError):  # Python can be built without it; lines are then not edited
         import readline  # noqa: F401  importing it gives input() line editing and a history
     print("Type a sentence. Ctrl-D or quit ends.", file=sys.stderr)
     prompt, line_number = f"{escape_controls(src_lang)}> ", 0
-    try:
-        while (typed := _read(prompt)) is not None and typed.strip() != "quit":
-            lines = typed.split("\n")  # several lines can be pasted at once
-            translations = translator.n_best(lines, first_line=line_number + 1)
-            sys.stdout.write(format_lines(translations, line_number + 1, options))
-            sys.stdout.flush()
-            line_number += len(lines)
-    except Interrupted:
-        print(file=sys.stderr)
-        raise
+    while (typed := _read(prompt)) is not None and typed.strip() != "quit":
+        lines = typed.split("\n")  # several lines can be pasted at once
+        translations = translator.n_best(lines, first_line=line_number + 1)
+        sys.stdout.write(format_lines(translations, line_number + 1, options))
+        sys.stdout.flush()
+        line_number += len(lines)
 
 
 def _read(prompt: str) -> str | None:
     """Reads input up to Enter; None is the end of input."""
-    readline, half_typed = sys.modules.get("readline"), ""
-    while True:
-        if readline:
-            readline.set_startup_hook(partial(readline.insert_text, half_typed))
-        half_typed, before = "", signal.signal(signal.SIGCONT, _stop_reading)
-        try:
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCONT})
-            with _stdout_at_terminal():
-                return input(prompt)
-        except InterruptedError:
-            half_typed = readline.get_line_buffer() if readline else ""
-        except EOFError:
-            print(file=sys.stderr)
-            return None
-        except UnicodeDecodeError:
-            print("not valid UTF-8; check the encoding of the terminal", file=sys.stderr)
-        except Interrupted as stop:  # a Python without readline does not know what is half typed
-            if stop.exit_code != 128 + signal.SIGINT or not (
-                readline and readline.get_line_buffer()
-            ):
-                raise
-            print(file=sys.stderr)
-        finally:
-            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCONT})
-            signal.signal(signal.SIGCONT, before)
-
-
-def _stop_reading(signum: int, frame: FrameType | None) -> None:
-    """After Ctrl-Z and `fg`, when the shell has reset the terminal that readline had set up."""
-    raise InterruptedError
-
-
-@contextmanager
-def _stdout_at_terminal() -> Iterator[None]:
-    """Points the descriptor of a redirected stdout to the terminal.
-
-    input() shows its prompt on stdout, and edits lines only if that is a terminal.
-    """
-    if sys.stdout.isatty() or not sys.stdin.isatty():
-        yield
-        return
-    sys.stdout.flush()
-    terminal = sys.stderr if sys.stderr.isatty() else sys.stdin
-    stdout, redirected = sys.stdout.fileno(), os.dup(sys.stdout.fileno())
-    os.dup2(terminal.fileno(), stdout)
+    at_suspend = signal.signal(signal.SIGTSTP, _leave_input)
     try:
-        yield
+        while True:
+            try:
+                if sys.stdout.isatty():
+                    return input(prompt)
+                print(prompt, end="", file=sys.stderr, flush=True)  # input() would redirect it
+                return input()
+            except InterruptedError:  # the terminal is now as it was before input()
+                os.kill(os.getpid(), signal.SIGSTOP)
+            except EOFError:
+                print(file=sys.stderr)
+                return None
+            except UnicodeDecodeError:
+                print("not valid UTF-8; check the encoding of the terminal", file=sys.stderr)
+            except Interrupted as stop:
+                print(file=sys.stderr)
+                readline = sys.modules.get("readline")
+                is_half_typed = readline and readline.get_line_buffer()
+                if stop.exit_code != 128 + signal.SIGINT or not is_half_typed:
+                    raise
     finally:
-        os.dup2(redirected, stdout)
-        os.close(redirected)
+        signal.signal(signal.SIGTSTP, at_suspend)
+
+
+def _leave_input(signum: int, frame: FrameType | None) -> None:
+    """On Ctrl-Z, so that the prompt is shown again after `fg`."""
+    raise InterruptedError

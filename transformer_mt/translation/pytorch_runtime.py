@@ -27,16 +27,16 @@ from transformer_mt.system.device import (
     supports,
     total_memory,
 )
-from transformer_mt.system.processes import ALONE, Processes
 from transformer_mt.system.worker_threads import WorkerThreads
 from transformer_mt.text.batching import (
     Batch,
     EncodedPairs,
+    Indices,
     cut_micro_batches,
     flatten,
 )
 from transformer_mt.text.vocabulary import BOS_ID, EOS_ID, PAD_ID
-from transformer_mt.translation.options import LoadOptions, SearchOptions
+from transformer_mt.translation.options import CPU_BATCH_TOKENS, LoadOptions, SearchOptions
 from transformer_mt.translation.runtime import EXTRA_LENGTH, Hypothesis, Source
 from transformer_mt.translation.search import DecodingState, Sampler, beam_search, greedy
 
@@ -46,11 +46,11 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 Array = npt.NDArray[np.float32]
+Share = Callable[[Callable[[Sequence[Indices]], list[Any]], Sequence[Indices]], list[Any]]
 
-CPU_BATCH_TOKENS, CUDA_BATCH_TOKENS_PER_GB = 4096, 1024
-"""Default of `SearchOptions.batch_tokens`. On a CPU, several batches are decoded at once, each by a
-thread. On CUDA it grows with the memory: the caches of the big model take some 0.5 GB per 1,024
-positions in float32."""
+CUDA_BATCH_TOKENS_PER_GB = 1024
+"""Default of `SearchOptions.batch_tokens` on CUDA, which grows with the memory: the caches of the
+big model take some 0.5 GB per 1,024 positions in float32."""
 CUDA_CHUNK_LINES = 8192, 8192
 """Lines of the first chunk and of the others on a GPU, whose batches are larger."""
 SCORED_POSITIONS = 2048
@@ -146,8 +146,8 @@ class PyTorchRuntime:
             rows_of_ids = greedy(next_logits, state, max_lengths, BOS_ID, EOS_ID)
             return [[Hypothesis(ids, math.nan)] for ids in rows_of_ids]
         width, alpha = options.beam_size, options.length_penalty
-        found = beam_search(next_logits, state, max_lengths, BOS_ID, EOS_ID, width, alpha)
-        return [ranked[: options.n_best] for ranked in found]
+        beams = beam_search(next_logits, state, max_lengths, BOS_ID, EOS_ID, width, alpha)
+        return [ranked[: options.n_best] for ranked in beams]
 
     def score(
         self, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]
@@ -220,14 +220,16 @@ def load_checkpoints(checkpoints: Sequence[Checkpoint], options: LoadOptions) ->
 
 @torch.no_grad()
 def log_probabilities(
-    model: "Transformer | Ensemble", pairs: EncodedPairs, processes: Processes = ALONE
+    model: "Transformer | Ensemble",
+    pairs: EncodedPairs,
+    share: Share = lambda function, items: function(items),
 ) -> list[float]:
     """Computes the log-probability of each target given its source.
 
     Args:
         model: On its device, in evaluation mode.
         pairs: Pairs of any length; none is left out.
-        processes: Processes with the same model that share the batches; each gets all sums.
+        share: Applies a function of batches to all of them; `SharedRuntime.map` in all processes.
 
     Returns:
         For each pair, the sum over its target tokens including EOS, in nats. An ensemble
@@ -237,13 +239,16 @@ def log_probabilities(
         return []
     src_lengths, tgt_lengths = pairs.lengths
     order = np.lexsort((src_lengths, tgt_lengths))
+
+    def score(batches: Sequence[Indices]) -> list[list[float]]:
+        sums = [_sum_tokens(model, pairs.batch(batch).to(model.device)) for batch in batches]
+        return [each.tolist() for each in sums]  # after all, since this waits for a GPU
+
     batches = cut_micro_batches(order, src_lengths, tgt_lengths, SCORED_POSITIONS)
-    own = batches[processes.rank :: processes.world_size]
-    sums = [_sum_tokens(model, pairs.batch(indices).to(model.device)) for indices in own]
-    values = torch.cat(sums).tolist() if sums else []
-    by_index = dict(zip((int(i) for batch in own for i in batch), values, strict=True))
-    gathered = {i: value for part in processes.gather(by_index) for i, value in part.items()}
-    return [gathered[i] for i in range(len(pairs))]
+    values = np.empty(len(pairs))
+    for batch, sums in zip(batches, share(score, batches), strict=True):
+        values[batch] = sums
+    return [float(value) for value in values]
 
 
 def _sum_tokens(model: "Transformer | Ensemble", batch: Batch) -> Tensor:

@@ -1,22 +1,21 @@
 """What is translated and where it is written: files, a stream, or lines typed at a prompt.
 
-Files and streams are translated chunk by chunk: read, translated by all processes, written.
+Files and streams are translated chunk by chunk: read, translated, written.
 """
 
 import logging
 import sys
 import time
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass
-from itertools import dropwhile, islice
+from itertools import dropwhile
 from pathlib import Path
 
-from transformer_mt.checkpoints.layout import EXPORT
 from transformer_mt.errors import ConfigError, DataError, OutputError
 from transformer_mt.system.console import ProgressBar, shows_progress
 from transformer_mt.system.files import sha256
-from transformer_mt.system.launcher import is_launched, may_have_restarted
+from transformer_mt.system.launcher import require_single_process
 from transformer_mt.system.outputs import (
     ChunkWriter,
     Fingerprint,
@@ -27,8 +26,6 @@ from transformer_mt.system.outputs import (
     require_own,
     resolve_inputs,
 )
-from transformer_mt.system.process_settings import interrupt_on_signals
-from transformer_mt.system.processes import Processes, join_processes
 from transformer_mt.system.streams import (
     CHUNK_BYTES,
     LineReader,
@@ -39,13 +36,10 @@ from transformer_mt.system.streams import (
     require_input,
     watch,
 )
-from transformer_mt.translation.options import Device, FileOptions, OutputOptions, TranslateOptions
+from transformer_mt.translation.options import FileOptions, OutputOptions, TranslateOptions
 from transformer_mt.translation.prompt import translate_interactively
-from transformer_mt.translation.translation_model import (
-    TranslationModel,
-    build_translation_model,
-    find_models,
-)
+from transformer_mt.translation.sharing import LoadModels, require_first_attempt, share_work
+from transformer_mt.translation.translation_model import TranslationModel, find_models
 from transformer_mt.translation.translator import (
     Translation,
     Translator,
@@ -72,7 +66,7 @@ class FilePair:
 
 
 def translate(paths: Sequence[Path], files: FileOptions, options: TranslateOptions) -> None:
-    """Translates the user's input with all processes that `torchrun` started.
+    """Translates the user's input, with all processes that `torchrun` started.
 
     Args:
         paths: Each is a run or a checkpoint, and several form an ensemble; or an exported model.
@@ -82,57 +76,34 @@ def translate(paths: Sequence[Path], files: FileOptions, options: TranslateOptio
     Raises:
         TransformerMTError: If a path or an option is wrong, or a file cannot be read or written.
         OSError: If a stream cannot be written.
-        Interrupted: After SIGINT or SIGTERM; the finished part of a file is kept.
     """
-    with (
-        join_processes(device_to_join(paths, options.load.device)) as processes,
-        interrupt_on_signals(),
-    ):
-        if not processes.is_main:
-            model = build_translation_model([], options.load, processes)
-            serve(model.translator(options.search, processes))
-        elif not files.inputs and sys.stdin.isatty():
-            _translate_prompt(paths, files.output, options)
-        else:
-            _translate_files(paths, files, options, processes)
-
-
-def device_to_join(paths: Iterable[Path], device: Device) -> str:
-    """Gives the type of device whose processes are joined; CTranslate2's exchange no tensors.
-
-    Paths of files are those of translations, which need no device.
-    """
-    folders = [path for path in paths if path.is_dir()]
-    if not is_launched() or (folders and all((path / EXPORT).exists() for path in folders)):
-        return "cpu"
-    from transformer_mt.system.device import choose_device
-
-    return choose_device(device).type
+    with share_work(paths, options.load.device) as load:
+        if load and not files.inputs and sys.stdin.isatty():
+            _translate_prompt(paths, files.output, options, load)
+        elif load:
+            _translate_files(paths, files, options, load)
 
 
 def _translate_prompt(
-    paths: Sequence[Path], output: Path | None, options: TranslateOptions
+    paths: Sequence[Path], output: Path | None, options: TranslateOptions, load: LoadModels
 ) -> None:
     if output and str(output) != "-":
         raise ConfigError(
             f"--output {output}: name a file as --input, or redirect stdin (< in.de); the prompt"
             " writes to stdout"
         )
-    if is_launched():
-        raise ConfigError(
-            "a prompt works in one process: start it without torchrun, or name files as --input"
-        )
+    require_single_process("a prompt")
     checkpoints = find_models(paths)
-    model = build_translation_model(checkpoints, options.load)
+    model = load(checkpoints, options.load)
     logger.info(f"translating with {model.name}")
     src_lang = checkpoints[0].config.data.src_lang
     translate_interactively(model.translator(options.search), src_lang, options.output)
 
 
 def _translate_files(
-    paths: Sequence[Path], files: FileOptions, options: TranslateOptions, processes: Processes
+    paths: Sequence[Path], files: FileOptions, options: TranslateOptions, load: LoadModels
 ) -> None:
-    """Translates files or stdin as the main process.
+    """Translates files or stdin.
 
     A complete output stays marked by its state until all files are complete, so the same command,
     stopped and run again, translates only the remaining files.
@@ -143,19 +114,13 @@ def _translate_files(
     with ExitStack() as locks:
         for pair in pairs:
             locks.enter_context(pair.output.lock())
-        streams = [pair.output.name for pair in pairs if not pair.is_resumable]
-        if streams and may_have_restarted():  # a lost process may have read some of its lines
-            raise OutputError(
-                f"{streams[0]}: several machines, and processes that were restarted, cannot"
-                " translate a stream, since it cannot be read again; name files as --input and"
-                " --output"
-            )
-        model = build_translation_model(checkpoints, options.load, processes)
+            if not pair.is_resumable:
+                require_first_attempt(pair.output.name)
+        model = load(checkpoints, options.load)
         logger.info(f"translating with {model.name}")
         for message in failures:
             logger.warning("%s; translating the other files", message)
-        failures += _translate_pairs(model, pairs, options, processes)
-        finish(processes)
+        failures += _translate_pairs(model, pairs, options)
         if not failures:
             for pair in pairs:
                 pair.output.discard()
@@ -196,9 +161,6 @@ def plan_files(
         return [FilePair(readable[0], check_output(options.output, inputs))], []
     try:
         options.output_dir.mkdir(exist_ok=True)
-    except FileNotFoundError:
-        folder = options.output_dir.parent
-        raise OutputError(f"{options.output_dir}: there is no folder {folder}") from None
     except OSError as error:
         raise OutputError(f"{options.output_dir}: {error.strerror}") from None
     pairs: dict[Path, FilePair] = {}
@@ -223,22 +185,15 @@ def output_name(path: Path, src_lang: str, tgt_lang: str) -> str:
 
 
 def _translate_pairs(
-    model: TranslationModel, pairs: list[FilePair], options: TranslateOptions, processes: Processes
+    model: TranslationModel, pairs: list[FilePair], options: TranslateOptions
 ) -> list[str]:
     """Translates files one by one; returns a message for each that could not be read."""
-    translator, failures = model.translator(options.search, processes), []
+    translator, failures = model.translator(options.search), []
+    made_from = _fingerprint(model, translator, options)
     for pair in pairs:
+        prefix = f"{pair.input}: " if len(pairs) > 1 else ""
         try:
-            fingerprint, require_unchanged = None, watch(pair.input)
-            if pair.input and pair.is_resumable:
-                fingerprint = _fingerprint(pair.input, model, translator, options)
-                if is_complete(pair.output, fingerprint):
-                    logger.info(f"{pair.output.name}: already complete")
-                    continue
-            files, is_named = (pair.input, pair.output), len(pairs) > 1
-            translate_stream(
-                translator, *files, options.output, fingerprint, is_named, require_unchanged
-            )
+            translate_file(translator, pair, options.output, made_from, prefix)
         except DataError as error:
             failures.append(str(error))
             if len(pairs) > 1:
@@ -247,18 +202,14 @@ def _translate_pairs(
 
 
 def _fingerprint(
-    source: Path, model: TranslationModel, translator: Translator, options: TranslateOptions
+    model: TranslationModel, translator: Translator, options: TranslateOptions
 ) -> Fingerprint:
-    """Lists what the bytes of an output depend on.
+    """Lists what the bytes of an output depend on beside its input.
 
     Not the device and the batch size that `auto` and defaults stand for, which only decide between
     equally likely translations: a machine with more or less memory can continue.
     """
-    with reading(source):
-        # The whole file is hashed: even at 200 MB/s, this takes a thousandth of the time.
-        digest = sha256(source)
     return {
-        "input": digest,
         "checkpoint": [checkpoint.digest for checkpoint in model.checkpoints],
         **asdict(options.load),
         **asdict(options.search),
@@ -268,116 +219,80 @@ def _fingerprint(
     }
 
 
-def translate_stream(
+def translate_file(
     translator: Translator,
-    input_path: Path | None,
-    output: Output,
+    pair: FilePair,
     options: OutputOptions,
-    fingerprint: Fingerprint | None = None,
-    is_named: bool = False,
-    require_unchanged: Callable[[], None] | None = None,
+    made_from: Fingerprint,
+    prefix: str = "",
 ) -> None:
-    """Translates line by line, and reports counts and speed; called by the main process.
-
-    The chunks that are written do not depend on the number of processes, so another number can
-    resume a stopped translation.
+    """Translates line by line, and reports counts and speed, unless it is already complete.
 
     Args:
-        translator: Its beam size is at least the number of translations to write per line; the
-            other processes `serve` it.
-        input_path: A file or named pipe; None is stdin.
-        output: A file, which appears once it is complete, or a stream.
+        translator: Its beam size is at least the number of translations to write per line.
+        pair: A file appears once it is complete.
         options: What to write for each line.
-        fingerprint: What the output depends on, so that a stopped translation is resumed; only for
-            a regular file as input.
-        is_named: Whether each line of the report names the input.
-        require_unchanged: From `watch`, called before the fingerprint was computed.
+        made_from: What the output depends on beside the input; a stopped translation is resumed if
+            both are the same.
+        prefix: Precedes each line of the report.
 
     Raises:
         DataError: If the input cannot be read, is not text, or changes meanwhile.
         OutputError: If a file cannot be written.
         OSError: If a stream cannot be written.
     """
-    began, require_unchanged = time.monotonic(), require_unchanged or watch(input_path)
+    require_unchanged, fingerprint, output = watch(pair.input), None, pair.output
+    if pair.input and pair.is_resumable:
+        with reading(pair.input):
+            # The whole file is hashed: even at 200 MB/s, this takes a thousandth of the time.
+            fingerprint = {"input": sha256(pair.input), **made_from}
+        if is_complete(output, fingerprint):
+            logger.info(f"{output.name}: already complete")
+            return
+    began = time.monotonic()
     # At a terminal, a bar would be mixed with the lines on stdout.
     hidden = output.descriptor == 1 and sys.stdout.isatty()
-    total = count_lines(input_path) if shows_progress() and not hidden else None
-    with open_input(input_path) as source, open_chunk_writer(output, fingerprint) as writer:
-        reader, resumed = LineReader(source, str(input_path or "stdin")), writer.state.lines
-        chunk_lines = translator.chunk_lines
-        name = input_path.name if input_path else "translating"
+    total = count_lines(pair.input) if shows_progress() and not hidden else None
+    name = pair.input.name if pair.input else "translating"
+    with open_input(pair.input) as source, open_chunk_writer(output, fingerprint) as writer:
+        reader, resumed = LineReader(source, str(pair.input or "stdin")), writer.state.lines
         with (
             ProgressBar(name, "lines", total, done=resumed, hidden=hidden) as progress,
-            closing(_translate_rounds(translator, reader, resumed, progress.update)) as rounds,
+            closing(_translate_chunks(translator, reader, resumed, progress.update)) as chunks,
         ):
-            for translations in rounds:
+            for translations in chunks:
                 require_unchanged()  # so the lines that are kept are those of the fingerprint
-                done = writer.state.lines
-                texts = [
-                    format_lines(translations[i : i + chunk_lines], done + i + 1, options)
-                    for i in range(0, len(translations), chunk_lines)
-                ]
+                text = format_lines(translations, writer.state.lines + 1, options)
                 counts = count_kinds(best for best, *_ in translations)
-                writer.write(texts, len(translations), counts)
+                writer.write(text, len(translations), counts)
         require_unchanged()
         if not reader.lines_read:
-            writer.write([""], 0, {})  # a compressed file is valid only with a member
-    prefix = f"{input_path}: " if is_named else ""
+            writer.write("", 0, {})  # a compressed file is valid only with a member
     _report(reader, writer, resumed, time.monotonic() - began, prefix)
 
 
-def _translate_rounds(
+def _translate_chunks(
     translator: Translator, reader: LineReader, resumed: int, advance: Callable[[int], object]
 ) -> Generator[list[list[Translation]]]:
     """Translates what follows the lines that an earlier process has finished, in whole chunks."""
-    world_size, failures = translator.processes.world_size, list[DataError]()
+    failures, first_line = list[DataError](), resumed + 1
 
-    def read_rounds() -> Generator[list[str]]:
+    def read_chunks() -> Generator[list[str]]:
         chunks = reader.chunks(translator.chunk_lines, translator.first_chunk_lines)
-        chunks = dropwhile(lambda _: reader.lines_read <= resumed, chunks)
-        round_size = world_size if resumed else 1  # that of the first, small chunk has no other
         try:
-            while lines := _read_round(islice(chunks, round_size), translator.chunk_lines):
-                translator.processes.broadcast((lines, reader.lines_read - len(lines) + 1))
-                yield lines
-                round_size = 1 if reader.is_pipe else world_size
+            yield from dropwhile(lambda _: reader.lines_read <= resumed, chunks)
         except DataError as error:  # the chunks before it are still to be translated
             failures.append(error)
 
-    if reader.is_pipe or world_size > 1:
-        # The writer of a pipe may wait for an answer before it writes the next chunk.
-        first_line = resumed + 1
-        for lines in read_rounds():
+    if reader.is_pipe:
+        # Its writer may wait for an answer before it writes the next chunk.
+        for lines in read_chunks():
             yield translator.n_best(lines, advance, first_line)
             first_line += len(lines)
     else:
-        yield from translator.translate_chunks(read_rounds(), advance, resumed + 1)
+        yield from translator.translate_chunks(read_chunks(), advance, first_line)
     if failures:
         raise failures[0]
-
-
-def _read_round(chunks: Iterable[list[str]], full: int) -> list[str]:
-    """Joins chunks up to one that is not full, so that the lines can be cut into them again."""
-    lines = list[str]()
-    for chunk in chunks:
-        lines += chunk
-        if len(chunk) < full:
-            break
-    return lines
-
-
-def serve(translator: Translator) -> None:
-    """Takes part in the main process's translations until it finishes; called by the others."""
-    while (work := translator.processes.broadcast((list[str](), 0)))[0]:
-        lines, first_line = work
-        translator.n_best(lines, first_line=first_line)
-    translator.processes.finish()
-
-
-def finish(processes: Processes) -> None:
-    """Lets the other processes end; called by the main process."""
-    processes.broadcast((list[str](), 0))
-    processes.finish()
 
 
 def _report(

@@ -17,7 +17,6 @@ class Source(NamedTuple):
 
     Attributes:
         ids: Its ids without EOS; none if it is copied.
-        chunk: Number of its chunk of lines.
         line: Number of the line if what is drawn for it depends on it, else 0, so that equal
             sources are equal.
         part: Number of the part, likewise.
@@ -25,7 +24,6 @@ class Source(NamedTuple):
     """
 
     ids: tuple[int, ...]
-    chunk: int = 0
     line: int = 0
     part: int = 0
     copied: str = ""

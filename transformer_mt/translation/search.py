@@ -120,8 +120,9 @@ class Sampler:
         noise = -(-(-uniform).log1p()).log()
         drawn = (values + self._sampling.temperature * noise).argmax(dim=1, keepdim=True)
         drawn = ids.gather(1, drawn)
-        found = logits.log_softmax(-1).gather(1, drawn)[:, 0].double()
-        self._log_probabilities.append(found.new_zeros(len(self._keys)).index_copy(0, rows, found))
+        values = logits.log_softmax(-1).gather(1, drawn)[:, 0].double()
+        of_all = values.new_zeros(len(self._keys)).index_copy(0, rows, values)
+        self._log_probabilities.append(of_all)
         return drawn[:, 0]
 
     def score(

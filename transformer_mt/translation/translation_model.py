@@ -12,7 +12,6 @@ from transformer_mt.checkpoints.layout import EXPORT
 from transformer_mt.checkpoints.run_directory import find_checkpoint
 from transformer_mt.config.keys import DataConfig
 from transformer_mt.errors import CheckpointError, ConfigError, DataError, ForkError
-from transformer_mt.system.processes import ALONE, Processes
 from transformer_mt.text.splitting import LineSplitter, SourceStatistics
 from transformer_mt.text.vocabulary import BOS_ID, EOS_ID, Vocabulary
 from transformer_mt.translation.options import (
@@ -108,10 +107,8 @@ class TranslationModel:
         if os.getpid() != self.process:
             raise ForkError(f"{self.name} was loaded before a fork: load it in each process")
 
-    def translator(
-        self, options: SearchOptions = DEFAULT_SEARCH, processes: Processes = ALONE
-    ) -> Translator:
-        """Makes a translator of lines that shares batches with processes that have this model.
+    def translator(self, options: SearchOptions = DEFAULT_SEARCH) -> Translator:
+        """Makes a translator of lines.
 
         Raises:
             ConfigError: If an option of the search is wrong, or does not suit an exported model.
@@ -122,7 +119,7 @@ class TranslationModel:
                 f"{self.name}: an exported model cannot sample; name the checkpoint that it was"
                 f" made from, {self.checkpoints[0].record.checkpoint}"
             )
-        return Translator(self.runtime, self.vocab, self.splitter, options, processes)
+        return Translator(self.runtime, self.vocab, self.splitter, options)
 
     def translate(
         self,
@@ -348,32 +345,14 @@ def require_one_direction(corpora: Iterable[DataConfig]) -> None:
         raise ConfigError(f"the runs translate {', '.join(directions)}: use them one by one")
 
 
-def share_models(models: "SavedModels", processes: Processes) -> "SavedModels":
-    """Gives all processes the main process's models; each reads them from its own disk."""
-    paths = processes.broadcast([model.path for model in models])
-    if not processes.is_main:
-        models = find_models(paths)
-    digests = [model.digest for model in models]
-    if any(other != digests for other in processes.gather(digests)):
-        names = " and ".join(map(str, paths))
-        raise CheckpointError(f"{names}: not the same checkpoint on all machines")
-    return models
-
-
-def build_translation_model(
-    models: "SavedModels", options: LoadOptions, processes: Processes = ALONE
-) -> TranslationModel:
-    """Loads verified models with the runtime that is theirs, in all processes.
-
-    All processes call this; only the models of the main one count.
+def build_translation_model(models: "SavedModels", options: LoadOptions) -> TranslationModel:
+    """Loads verified models with the runtime that is theirs.
 
     Raises:
-        CheckpointError: If weights do not fit the configuration of their checkpoint; or if another
-            process misses a checkpoint, or has a different one.
+        CheckpointError: If weights do not fit the configuration of their checkpoint.
         ConfigError: If an option is wrong, or does not suit an exported model.
         DeviceError: If the device is absent or does not support the precision.
     """
-    models = share_models(models, processes)
     if options.max_length is not None and options.max_length < 1:
         raise ConfigError(f"maximum length {options.max_length}: choose 1 or more")
     splitter, vocab = models_splitter(models, options), models[0].vocab

@@ -9,12 +9,11 @@ import math
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from itertools import chain, groupby, pairwise, tee
+from itertools import chain, pairwise, tee
 from typing import Literal, NamedTuple
 
 from transformer_mt.errors import ConfigError
-from transformer_mt.system.processes import ALONE, Processes
-from transformer_mt.text.splitting import LineSplitter
+from transformer_mt.text.splitting import LineSplitter, Part
 from transformer_mt.text.vocabulary import Vocabulary
 from transformer_mt.translation.options import (
     DEFAULT_SEARCH,
@@ -65,19 +64,15 @@ class Translation(NamedTuple):
 
 
 class _Plan(NamedTuple):
-    """How lines are translated.
+    """How a chunk of lines is translated.
 
     Attributes:
-        lines: Indices of the sources of each line; an empty line has none.
-        sources: The sources in the order of the text; equal ones of a chunk are one.
-        counts: How many lines each source counts, by index: a line counts with its first part.
-        batches: Indices of the sources in batches of similar length.
+        lines: The sources of each line; an empty line has none.
+        batches: The sources that are decoded, each once, in batches of similar length.
     """
 
-    lines: list[list[int]]
-    sources: list[Source]
-    counts: Counter[int]
-    batches: list[list[int]]
+    lines: list[list[Source]]
+    batches: list[list[Source]]
 
 
 def count_kinds(translations: Iterable[Translation]) -> dict[str, int]:
@@ -135,8 +130,6 @@ class Translator:
         vocab: The vocabulary of its model.
         splitter: Splits lines as the model needs it.
         options: How to search.
-        processes: The processes over which the batches are distributed. Each is given the same
-            lines and model, and gets all translations, the same ones as a single process.
 
     Attributes:
         first_chunk_lines: Lines of the first chunk of a text.
@@ -153,7 +146,6 @@ class Translator:
         vocab: Vocabulary,
         splitter: LineSplitter,
         options: SearchOptions = DEFAULT_SEARCH,
-        processes: Processes = ALONE,
     ) -> None:
         if not 1 <= options.beam_size <= vocab.tgt.size // 2:
             raise ConfigError(
@@ -165,7 +157,6 @@ class Translator:
                 f"length penalty {options.length_penalty:g}: choose 0 to {MAX_LENGTH_PENALTY:g}"
             )
         self.runtime, self.vocab, self.splitter, self.options = runtime, vocab, splitter, options
-        self.processes = processes
         self.first_chunk_lines, self.chunk_lines = runtime.chunk_lines
         self.batch_tokens = options.batch_tokens or runtime.batch_tokens
 
@@ -187,9 +178,7 @@ class Translator:
 
         The arguments are those of `translate`.
         """
-        size = self.chunk_lines * self.processes.world_size  # more would only need more memory
-        bounds = [0, *range(self.first_chunk_lines, len(lines), size), len(lines)]
-        chunks = (lines[begin:end] for begin, end in pairwise(bounds))
+        chunks = self._cut_chunks(lines, self.first_chunk_lines)
         translated = self.translate_chunks(chunks, advance)
         return [best for ranked_of_lines in translated for best, *_ in ranked_of_lines]
 
@@ -210,8 +199,12 @@ class Translator:
             advance: Called with the number of lines that have been translated, batch by batch.
             first_line: Number of the first line in its text; matters to sampling alone.
         """
-        [translations] = self.translate_chunks([lines], advance, first_line)
-        return translations
+        chunks = self._cut_chunks(lines, self.chunk_lines)
+        return list(chain.from_iterable(self.translate_chunks(chunks, advance, first_line)))
+
+    def _cut_chunks(self, lines: Sequence[str], first_size: int) -> Iterator[Sequence[str]]:
+        bounds = [0, *range(first_size, len(lines), self.chunk_lines), len(lines)]
+        return (lines[begin:end] for begin, end in pairwise(bounds))
 
     def translate_chunks(
         self,
@@ -222,87 +215,75 @@ class Translator:
         """Finds the `n_best` best translations of every line, as `n_best` does, chunk by chunk.
 
         Chunks are taken before the translations of those before them are complete, so that no
-        thread is idle at the end of a chunk. All processes must have the same chunks.
+        thread is idle at the end of a chunk.
         """
         plans, plans_ahead = tee(self._plan_all(chunks, first_line))
-        own_batches = (
-            [plan.sources[i] for i in batch]
-            for plan in plans_ahead
-            for batch in plan.batches[self.processes.rank :: self.processes.world_size]
-        )
-        with closing(self.runtime.decode(own_batches, self.options)) as decoded:
+        batches = (batch for plan in plans_ahead for batch in plan.batches)
+        with closing(self.runtime.decode(batches, self.options)) as decoded:
             for plan in plans:
-                translated = self._translate_all(plan, decoded, advance)
-                counted = sum(plan.counts[i] for batch in plan.batches for i in batch)
-                advance(len(plan.lines) - counted)  # those that are empty or copied
+                translated = self._translate(plan, decoded, advance)
                 yield [
-                    _join([translated[i] for i in parts], self.options.n_best)
-                    for parts in plan.lines
+                    _join([translated[source] for source in sources], self.options.n_best)
+                    for sources in plan.lines
                 ]
 
     def _plan_all(self, chunks: Iterable[Sequence[str]], first_line: int) -> Generator[_Plan]:
         for lines in chunks:
-            indices = dict[Source, int]()
-            rows = list[list[int]]()
-            for number, parts in enumerate(self.splitter.split(lines)):
-                chunk = number // self.chunk_lines
-                sources = [
-                    Source(tuple(part), chunk)
-                    if isinstance(part, list)
-                    else Source((), chunk, copied=part)
-                    for part in parts
-                ]
-                if self.options.sampling:
-                    line = first_line + number
-                    sources = [each._replace(line=line, part=i) for i, each in enumerate(sources)]
-                rows.append([indices.setdefault(source, len(indices)) for source in sources])
-            counts = Counter(row[0] for row in rows if row)
-            sources = list(indices)
-            yield _Plan(rows, sources, counts, self._cut_batches(sources))
+            planned = [
+                [self._source(part, line, number) for number, part in enumerate(parts)]
+                for line, parts in enumerate(self.splitter.split(lines), first_line)
+            ]
+            sources = dict.fromkeys(each for each in chain.from_iterable(planned) if each.ids)
+            yield _Plan(planned, self._cut_batches(sources))
             first_line += len(lines)
 
-    def _translate_all(
+    def _source(self, part: Part, line: int, number: int) -> Source:
+        source = Source((), copied=part) if isinstance(part, str) else Source(tuple(part))
+        return source._replace(line=line, part=number) if self.options.sampling else source
+
+    def _translate(
         self,
         plan: _Plan,
         decoded: Iterator[list[list[Hypothesis]]],
         advance: Callable[[int], object],
-    ) -> dict[int, list[Translation]]:
-        """Translates the sources of a plan, given the hypotheses of this process's batches."""
-        copied = {i: each.copied for i, each in enumerate(plan.sources) if not each.ids}
-        own = {i: [Translation(text, 0, 0)] * self.options.n_best for i, text in copied.items()}
-        world_size = self.processes.world_size
-        for first in range(0, len(plan.batches), world_size):
-            # Each round has a batch for every process; the last round may have fewer.
-            assigned = plan.batches[first : first + world_size]
-            if self.processes.rank < len(assigned):
-                batch = assigned[self.processes.rank]
-                limits = [len(plan.sources[i].ids) + EXTRA_LENGTH for i in batch]
-                own |= zip(batch, self._detokenize(next(decoded), limits), strict=True)
-            # All processes report every round: `advance` may ask them all whether to stop.
-            advance(sum(plan.counts[i] for batch in assigned for i in batch))
-        return dict(chain.from_iterable(part.items() for part in self.processes.gather(own)))
+    ) -> dict[Source, list[Translation]]:
+        """Translates the sources of a chunk, given the hypotheses of its batches."""
+        translated = {
+            source: [Translation(source.copied, 0, 0)] * self.options.n_best
+            for source in chain.from_iterable(plan.lines)
+            if not source.ids
+        }
+        # A line counts with its first part.
+        counts = Counter(sources[0] for sources in plan.lines if sources and sources[0].ids)
+        advance(len(plan.lines) - counts.total())  # those that are empty or copied
+        for batch in plan.batches:
+            translated |= zip(batch, self._detokenize(batch, next(decoded)), strict=True)
+            advance(sum(counts[source] for source in batch))
+        return translated
 
     def _detokenize(
-        self, found: list[list[Hypothesis]], limits: list[int]
+        self, sources: Sequence[Source], hypotheses: list[list[Hypothesis]]
     ) -> list[list[Translation]]:
-        """Gives the text of the hypotheses of each source; `limits` are their largest lengths."""
-        texts = iter(self.vocab.tgt.decode([each.ids for ranked in found for each in ranked]))
+        """Gives the text of the hypotheses of each source."""
+        ids = [each.ids for ranked in hypotheses for each in ranked]
+        texts = iter(self.vocab.tgt.decode(ids))
         return [
-            [Translation(next(texts), each.score, is_cut=len(each.ids) == limit) for each in ranked]
-            for ranked, limit in zip(found, limits, strict=True)
+            [
+                Translation(next(texts), score, is_cut=len(ids) == len(source.ids) + EXTRA_LENGTH)
+                for ids, score in ranked
+            ]
+            for source, ranked in zip(sources, hypotheses, strict=True)
         ]
 
-    def _cut_batches(self, sources: Sequence[Source]) -> list[list[int]]:
-        """Cuts the sources of each chunk into batches of similar length, longest first."""
+    def _cut_batches(self, sources: Iterable[Source]) -> list[list[Source]]:
+        """Cuts sources into batches of similar length, the longest first."""
+        order = sorted(sources, key=lambda source: len(source.ids), reverse=True)
         batches = []
-        for _, chunk in groupby(range(len(sources)), key=lambda i: sources[i].chunk):
-            translated = (i for i in chunk if sources[i].ids)
-            order = sorted(translated, key=lambda i: len(sources[i].ids), reverse=True)
-            while order:
-                longest = max(len(sources[order[0]].ids) + 1, MIN_BATCH_LENGTH)
-                rows = max(1, self.batch_tokens // (longest * self.options.beam_size))
-                batches.append(order[:rows])
-                order = order[rows:]
+        while order:
+            longest = max(len(order[0].ids) + 1, MIN_BATCH_LENGTH)
+            rows = max(1, self.batch_tokens // (longest * self.options.beam_size))
+            batches.append(order[:rows])
+            order = order[rows:]
         return batches
 
 

@@ -2,7 +2,6 @@
 
 import json
 import logging
-import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
@@ -22,36 +21,27 @@ from transformer_mt.checkpoints.evaluations import (
 )
 from transformer_mt.config.keys import DataConfig, ValidConfig
 from transformer_mt.errors import ConfigError, DataError
-from transformer_mt.evaluation.comparison import (
+from transformer_mt.evaluation.baseline import (
     Comparison,
-    compare,
+    compare_with_baseline,
     format_comparison,
     format_sentence,
 )
 from transformer_mt.evaluation.scoring import corpus_score
 from transformer_mt.system.console import ProgressBar, escape_controls
-from transformer_mt.system.files import parse_json
 from transformer_mt.system.outputs import Output, write_lines
-from transformer_mt.system.processes import Processes, join_processes
 from transformer_mt.text.cleaning import warn_of_held_out
 from transformer_mt.text.corpus import read_lines
 from transformer_mt.text.test_sets import EvaluationSet, check_text
 from transformer_mt.translation.options import TranslateOptions
-from transformer_mt.translation.run import device_to_join
-from transformer_mt.translation.translation_model import (
-    build_translation_model,
-    find_models,
-    require_one_direction,
-)
+from transformer_mt.translation.sharing import LoadModels, share_work
+from transformer_mt.translation.translation_model import find_models, require_one_direction
 from transformer_mt.translation.translator import count_kinds, log_kinds
 
 if TYPE_CHECKING:
     from transformer_mt.translation.translation_model import SavedModels
 
 logger = logging.getLogger(__name__)
-
-_SCORED = re.compile(r"(?:-?\d+\.\d{4}|-inf|nan)\t")
-"""How `translate --scores` begins each line."""
 
 _CHANGES = 3
 """Number of sentences shown with the largest gains over a baseline, and with the largest losses."""
@@ -175,87 +165,101 @@ def evaluate_systems(
     """Scores new or existing translations of a test set, and compares them with a baseline.
 
     Args:
-        runs: Each holds a run or a checkpoint, or the several of an ensemble. With `hypotheses`,
-            only the corpus and the languages of the first are used, and none is needed.
-        hypotheses: An existing translation to score.
+        runs: Each holds a run or a checkpoint, or the several of an ensemble.
+        hypotheses: An existing translation to score; of the runs, if any, it needs the corpus.
         baseline: A run, a checkpoint or a translation to compare with.
-        load_test_set: Loads a test set, given the corpus of the first run, if one is given.
-        choose_metrics: Gives the metrics, BLEU first, for a target language, references and the
-            first run's `valid.tokenize`.
+        load_test_set: Loads a test set, given a corpus.
+        choose_metrics: Gives the metrics, BLEU first.
         options: How to load the models and to search for translations.
         languages: `src_lang` and `tgt_lang` if no run is named; empty if they are unknown.
         save: Where to write the translation of a single system.
 
     Returns:
-        A report for each system, in the main process; nothing in the other processes that
-        `torchrun` started, which only translate.
+        A report for each system; none in the processes that only share the work.
 
     Raises:
         TransformerMTError: If a path, the test set, or an option is wrong.
     """
     paths = [*chain(*runs), *([baseline] if baseline else [])]
-    with join_processes(device_to_join(paths, options.load.device)) as processes:
-        translate = partial(_translate, options=options, processes=processes)
-        if not processes.is_main:
-            sources, count = processes.broadcast(([""], 0))
-            for _ in range(count):
-                translate([], sources)
-            processes.finish()
+    with share_work(paths, options.load.device) as load:
+        if not load:
             return []
-        # Read files and runs first, so that mistakes show before anything is translated.
-        named = [find_models(paths) for paths in runs]
-        data, tokenize = _common_corpus(named, languages)
-        test_set = load_test_set(data)
-        metrics = choose_metrics(data.tgt_lang, references=test_set.references, configured=tokenize)
-        sides = filter(None, [test_set.src, *test_set.references])
-        warn_of_held_out(test_set.name, *sides, form=named[0][0].vocab.form if named else "none")
-        systems = [_read_translation(hypotheses, test_set)] if hypotheses else named
-        other = _open(baseline, test_set) if baseline else None
-        if other and not isinstance(other, SystemOutput):
-            require_one_direction(models[0].config.data for models in (*named, other))
-        new = [each for each in (*systems, other) if each and not isinstance(each, SystemOutput)]
-        if new and test_set.src is None:
-            raise ConfigError(
-                f"{new[0][0].path}: to translate with it, name --src, the source text of --ref"
-            )
-        _warn_of_changed_models(new)
-        sources, _ = processes.broadcast((test_set.src or [], len(new)))
-        other_output = translate(other, sources) if other else None
-        reports = []
+        test_set, metrics, systems = _read_inputs(
+            runs, hypotheses, baseline, load_test_set, choose_metrics, languages
+        )
+        translate = partial(_translate, sources=test_set.src or [], options=options, load=load)
+        other = translate(systems.pop()) if baseline else None
         with save.lock() if save else nullcontext():
-            for system in systems:
-                output = translate(system, sources)
-                if save:  # first, so that no later error loses the translation
-                    write_lines(output.lines, save)
-                reports.append(_score(test_set, output, metrics, other_output))
-        processes.finish()
+            reports = [
+                _report(test_set, translate(system), metrics, other, save) for system in systems
+            ]
     return reports
 
 
-def _score(
+def _report(
     test_set: EvaluationSet,
     output: SystemOutput,
     metrics: list[Metric],
     baseline: SystemOutput | None,
+    save: Output | None,
 ) -> EvaluationReport:
-    """Scores and records a translation, and compares it with a baseline."""
+    """Saves, scores and records a translation, and compares it with a baseline."""
+    if save:  # first, so that no later error loses the translation
+        write_lines(output.lines, save)
     scores = [corpus_score(output.lines, test_set.references, metric) for metric in metrics]
     _record(test_set, output, scores)
-    comparison = compare(test_set, output.lines, baseline.lines, metrics) if baseline else None
+    comparison = None
+    if baseline:
+        comparison = compare_with_baseline(test_set, output.lines, baseline.lines, metrics)
     return EvaluationReport(test_set, output, scores, baseline, comparison)
+
+
+def _read_inputs(
+    runs: Sequence[Sequence[Path]],
+    hypotheses: Path | None,
+    baseline: Path | None,
+    load_test_set: Callable[[DataConfig], EvaluationSet],
+    choose_metrics: Callable[..., list[Metric]],
+    languages: Mapping[str, str],
+) -> "tuple[EvaluationSet, list[Metric], list[SystemOutput | SavedModels]]":
+    """Reads files and runs, so that mistakes show before anything is translated.
+
+    Returns:
+        The test set, the metrics and the systems, of which the baseline, if there is one, is last.
+    """
+    named = [find_models(paths) for paths in runs]
+    data, tokenize = _common_corpus(named, languages)
+    test_set = load_test_set(data)
+    metrics = choose_metrics(data.tgt_lang, references=test_set.references, configured=tokenize)
+    sides = filter(None, [test_set.src, *test_set.references])
+    warn_of_held_out(test_set.name, *sides, form=named[0][0].vocab.form if named else "none")
+    systems: list[SystemOutput | SavedModels] = [*named]
+    if hypotheses:
+        systems = [_read_translation(hypotheses, test_set)]
+    if baseline and baseline.exists() and not baseline.is_dir():  # a pipe, too
+        systems.append(_read_translation(baseline, test_set))
+    elif baseline:
+        systems.append(find_models([baseline]))
+    new = [each for each in systems if not isinstance(each, SystemOutput)]
+    require_one_direction(models[0].config.data for models in (*named, *new))
+    if new and test_set.src is None:
+        raise ConfigError(
+            f"{new[0][0].path}: to translate with it, name --src, the source text of --ref"
+        )
+    _warn_of_changed_models(new)
+    return test_set, metrics, systems
 
 
 def _common_corpus(
     systems: "Sequence[SavedModels]", languages: Mapping[str, str]
 ) -> tuple[DataConfig, str]:
-    """Gives the first system's corpus and `valid.tokenize`; the others must have its languages."""
-    configs = [models[0].config for models in systems]
-    require_one_direction(config.data for config in configs)
-    if configs and any(languages.values()):
-        raise ConfigError("--src-lang and --tgt-lang: leave them out; a run has its own languages")
-    if not configs:
+    """Gives the first system's corpus and `valid.tokenize`, or the languages of no corpus."""
+    if not systems:
         return DataConfig(path="none").model_copy(update=languages), ValidConfig().tokenize
-    return configs[0].data, configs[0].valid.tokenize
+    if any(languages.values()):
+        raise ConfigError("--src-lang and --tgt-lang: leave them out; a run has its own languages")
+    config = systems[0][0].config
+    return config.data, config.valid.tokenize
 
 
 def _warn_of_changed_models(systems: "Sequence[SavedModels]") -> None:
@@ -266,14 +270,11 @@ def _warn_of_changed_models(systems: "Sequence[SavedModels]") -> None:
         warn_of_changed_model(checkpoints)
 
 
-def _open(path: Path, test_set: EvaluationSet) -> "SystemOutput | SavedModels":
-    """Reads a translation, in a file or pipe, or else a model to translate with."""
-    is_file = path.exists() and not path.is_dir()
-    return _read_translation(path, test_set) if is_file else find_models([path])
-
-
 def _read_translation(path: Path, test_set: EvaluationSet) -> SystemOutput:
-    lines = _parse_output(path, list(read_lines(path)))
+    lines = list(read_lines(path))
+    if lines and all(line.startswith('{"') for line in lines):
+        raise DataError(f"{path}: is JSON; name plain text (jq -r 'select(.rank == 1).text')")
+    check_text(path, lines)
     if len(lines) != len(test_set):
         raise DataError(
             f"{path} has {len(lines):,} lines, but {test_set.name} has {len(test_set):,}:"
@@ -282,58 +283,38 @@ def _read_translation(path: Path, test_set: EvaluationSet) -> SystemOutput:
     return SystemOutput(lines, str(path))
 
 
-def _parse_output(path: Path, lines: list[str]) -> list[str]:
-    """Gives the translations in what `translate` wrote: text, with scores too, or JSON's best."""
-    if lines and all(line.startswith('{"') for line in lines):
-        try:
-            best = [row for row in map(parse_json, lines) if row["rank"] == 1]
-            if [row["line"] for row in best] == list(range(1, len(best) + 1)):
-                return [str(row["text"]) for row in best]
-        except (ValueError, KeyError):
-            pass
-        raise DataError(f"{path}: is JSON, but not as translate --format jsonl writes it")
-    if lines and all(map(_SCORED.match, lines)):
-        lines = [line.partition("\t")[2] for line in lines]
-    check_text(path, lines)
-    return lines
-
-
 def _translate(
     system: "SystemOutput | SavedModels",
     sources: list[str],
     options: TranslateOptions,
-    processes: Processes,
+    load: LoadModels,
 ) -> SystemOutput:
-    """Translates with the main process's models; returns a translation as it is.
-
-    All processes call this, to share the batches.
-    """
+    """Translates with models; returns a translation as it is."""
     if isinstance(system, SystemOutput):
         return system
-    search, load = options.search, options.load
-    model = build_translation_model(system, load, processes)
-    translator, began = model.translator(search, processes), time.monotonic()
+    search, raw = options.search, options.load.raw
+    model = load(system, options.load)
+    translator, began = model.translator(search), time.monotonic()
     with ProgressBar("translating", "lines", len(sources)) as bar:
         translations = translator.best(sources, bar.update)
     setting = SearchSetting(
         beam_size=search.beam_size,
         length_penalty=search.length_penalty if search.beam_size > 1 else None,
         precision=model.runtime.precision,
-        max_length=load.max_length,
-        raw=any(each.is_raw(load.raw) for each in model.checkpoints),
+        max_length=options.load.max_length,
+        raw=any(each.is_raw(raw) for each in model.checkpoints),
     )
     lines, counts = [each.text for each in translations], count_kinds(translations)
     seconds = time.monotonic() - began
-    averaged = any(each.is_averaged(load.raw) for each in model.checkpoints)
+    averaged = any(each.is_averaged(raw) for each in model.checkpoints)
     output = SystemOutput(lines, model.name, model.checkpoints, setting, averaged, seconds, counts)
-    if processes.is_main:
-        logger.info(f"{len(sources):,} sentences in {output.seconds:.1f} s with {output.name}")
-        log_kinds(counts)
+    logger.info(f"{len(sources):,} sentences in {output.seconds:.1f} s with {output.name}")
+    log_kinds(counts)
     return output
 
 
 def _record(test_set: EvaluationSet, output: SystemOutput, scores: list[Score]) -> None:
-    """Saves the scores and translations of a checkpoint beside it, for reports and model cards."""
+    """Saves the scores and translations of a checkpoint beside it, for reports and exports."""
     if output.search is None or len(output.models) > 1:
         return
     [model] = output.models
@@ -349,7 +330,3 @@ def _record(test_set: EvaluationSet, output: SystemOutput, scores: list[Score]) 
         seconds=round(output.seconds, 3),
     )
     write_evaluation(model.path, record)
-    if not model.is_exported:
-        from transformer_mt.checkpoints.model_card import refresh_average_card
-
-        refresh_average_card(model)

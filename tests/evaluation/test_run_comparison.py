@@ -7,6 +7,7 @@ import statistics
 from pathlib import Path
 
 import pytest
+from checkpoints.small_checkpoint import describe
 from conftest import assert_one_error, tiny_config
 
 from transformer_mt.checkpoints.evaluations import (
@@ -15,8 +16,14 @@ from transformer_mt.checkpoints.evaluations import (
     SearchSetting,
     write_evaluation,
 )
-from transformer_mt.checkpoints.run_directory import write_description
-from transformer_mt.figures.table import format_rows, read_rows
+from transformer_mt.checkpoints.layout import checkpoint_digest
+from transformer_mt.checkpoints.run_description import (
+    InitialWeights,
+    ValidationText,
+    VocabularySizes,
+    write_description,
+)
+from transformer_mt.evaluation.run_comparison import format_rows, read_rows
 
 COLUMNS = ["parameters", "steps", "minutes", "tokens/s", "validation BLEU", "perplexity"]
 GREEDY, BEAM = "own, split test BLEU, greedy, fp32", "own, split test BLEU, beam 4, alpha 0.6, fp32"
@@ -50,8 +57,7 @@ def write_run(
     `described` goes to run.json in addition.
     """
     path.mkdir(parents=True)
-    config = tiny_config(corpus_dir, **changes).model_dump(mode="json")
-    write_description(path, {"config": config, "parameters": 7_065_600, **(described or {})})
+    write_description(path, describe(tiny_config(corpus_dir, **changes), **(described or {})))
     lines = []
     for step, speed in zip((10, 20, 30), SPEEDS, strict=True):
         position = {"step": step, "epoch": 0, "seconds": 9.0 * step}
@@ -73,9 +79,10 @@ def write_score(
     checkpoint: str = "step-00000020",
     test_set: str = "own, split test",
     tokenizer: str = "13a",
+    digest: str = "",
 ) -> None:
     score = Score("bleu", value, f"nrefs:1|tok:{tokenizer}")
-    record = EvaluationRecord(test_set, checkpoint, "", search, [score], ["a"], [["a"]], ["a"])
+    record = EvaluationRecord(test_set, checkpoint, digest, search, [score], ["a"], [["a"]], ["a"])
     (run / checkpoint).mkdir(exist_ok=True)
     write_evaluation(run / checkpoint, record)
 
@@ -122,24 +129,18 @@ def test_runs_of_another_source_are_another_group(corpus_dir, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("part", "title"),
+    ("description", "title"),
     [
-        ("corpus", "training text"),
-        ("validation", "validation text"),
-        ("init_from", "started from"),
+        (lambda digest: {"corpus_digest": digest}, "training text"),
+        (lambda digest: {"validation": ValidationText(2, digest)}, "validation text"),
+        (lambda digest: {"init_from": InitialWeights(1, digest, "", "", "")}, "started from"),
     ],
 )
-def test_seeds_of_other_text_are_another_group(corpus_dir, tmp_path, part, title):
+def test_seeds_of_other_text_are_another_group(corpus_dir, tmp_path, description, title):
     """Their digests are shown. Sabotage: leave out one of the three."""
-    digests = {"a": "a" * 64, "b": "b" * 64, "c": "a" * 64, "d": None}
+    digests = {"a": "a" * 64, "b": "b" * 64, "c": "a" * 64, "d": ""}
     runs = [
-        write_run(
-            tmp_path / name,
-            corpus_dir,
-            20.0,
-            {part: digest and {"digest": digest}},
-            train__seed=seed,
-        )
+        write_run(tmp_path / name, corpus_dir, 20.0, description(digest), train__seed=seed)
         for seed, (name, digest) in enumerate(digests.items())
     ]
     groups = read_rows(runs)
@@ -150,18 +151,15 @@ def test_seeds_of_other_text_are_another_group(corpus_dir, tmp_path, part, title
 
 
 def test_unfinished_runs_are_no_part_of_the_mean(corpus_dir, tmp_path):
-    """Where they stand is said. Earlier versions recorded no end: then the last step tells.
-
-    Sabotage: take all runs; take the number of steps for all.
-    """
+    """Where they stand is said. Sabotage: take all runs; take the number of steps for all."""
     steps = {"train__max_steps": 1000, "valid__patience": 3}
-    ends = {"1": True, "2": False, "3": True, "4": None}
+    ends = {"1": True, "2": False, "3": True, "4": False}
     runs = [
         write_run(
             tmp_path / name,
             corpus_dir,
             10.0 * int(name),
-            {} if end is None else {"complete": end},
+            {"complete": end},
             train__seed=int(name),
             **steps,
         )
@@ -178,15 +176,13 @@ def test_unfinished_runs_are_no_part_of_the_mean(corpus_dir, tmp_path):
     assert format_rows(groups, "csv").startswith("run,train.seed,unfinished,parameters,")
     [rows] = read_rows(runs[1:3])
     assert [row["run"] for row in rows] == ["2", "3"]
-    old = write_run(tmp_path / "old", corpus_dir, 20.0, train__max_steps=40)
-    assert "unfinished" not in read_rows([old])[0][0]
 
 
 def test_the_vocabulary_is_the_one_in_use(corpus_dir, tmp_path):
-    """Not the keys that vocab.path overrides; an earlier version did not record the kind."""
+    """Not the keys that vocab.path overrides."""
     runs = [
-        write_run(tmp_path / name, corpus_dir, 20.0, {"vocabulary": {"src": 90, **vocabulary}})
-        for name, vocabulary in (("a", {"tgt": 99, "kind": "char"}), ("b", {"tgt": 80}))
+        write_run(tmp_path / name, corpus_dir, 20.0, {"vocabulary": VocabularySizes(*sizes)})
+        for name, sizes in (("a", (90, 99, "char")), ("b", (90, 80, "bpe")))
     ]
     rows = [row for [row] in read_rows(runs)]
     assert [row["vocab.size"] for row in rows] == [99, 90]
@@ -230,7 +226,7 @@ def test_a_score_of_another_checkpoint_has_its_own_column(corpus_dir, tmp_path):
 def test_an_exported_model_has_the_scores_of_itself(exported_run, corpus_dir, tmp_path):
     """And the step that it was exported at; it is no seed of the run."""
     exported = shutil.copytree(exported_run, tmp_path / "exported")
-    write_score(tmp_path, 15.0, checkpoint="exported")
+    write_score(tmp_path, 15.0, checkpoint="exported", digest=checkpoint_digest(exported))
     run = write_run(tmp_path / "run", corpus_dir, 20.0)
     _, [row] = read_rows([run, exported])
     assert row == {"run": "exported", "steps": 1, GREEDY: 15.0}

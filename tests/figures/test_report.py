@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+from dataclasses import replace
 from html import unescape
 from pathlib import Path
 
@@ -13,11 +14,12 @@ from conftest import HOSTILE_JSON, assert_one_error, records, replace_file, tiny
 from drawn import overlapping
 
 from transformer_mt.checkpoints.evaluations import read_evaluations
-from transformer_mt.checkpoints.run_directory import (
-    find_checkpoint,
-    list_checkpoints,
+from transformer_mt.checkpoints.run_description import (
+    InitialWeights,
+    read_description,
     write_description,
 )
+from transformer_mt.checkpoints.run_directory import find_checkpoint, list_checkpoints
 from transformer_mt.cli.program import main
 from transformer_mt.errors import CheckpointError
 from transformer_mt.evaluation.scoring import sentence_chrf
@@ -99,7 +101,7 @@ def test_what_it_shows_is_what_the_run_recorded(run, html):
     assert corpus["dropped"]
     for reason, count in corpus["dropped"].items():
         assert f"dropped: {reason} {count:,} " in text
-    assert f"pairs read {corpus['pairs']:,} " in text and corpus["digest"] in text
+    assert f"pairs read {corpus['pairs']:,} " in text and described["corpus_digest"] in text
     assert f"training pairs {corpus['kept']:,} " in text
     assert f"vocabulary, pieces {described['vocabulary']['src']:,} vocabulary, kind bpe " in text
     assert "unknown or single bytes, source and target 0 and 0 pieces " in text
@@ -179,44 +181,31 @@ def test_the_headline_is_the_score_of_the_test_set(run, tmp_path):
 
 
 def test_what_a_run_began_with_is_named(run, tmp_path):
-    description = json.loads((run / "run.json").read_text())
-    del description["sha256"]
-    initial = {
-        "step": 2000,
-        "digest": "d" * 64,
-        "name": "both",
-        "text": "x",
-        "text_digest": "e" * 9,
-    }
-    write_description(tmp_path, {**description, "init_from": initial})
+    initial = InitialWeights(2000, "d" * 64, "both", "x", "e" * 9)
+    write_description(tmp_path, replace(read_description(run), init_from=initial))
     text = report_text(tmp_path)
     assert "began with both at step 2,000 " in text
     assert f" initial checkpoint {'d' * 64} training text of the initial checkpoint, x, " in text
-    old = {**description, "init_from": {"step": 2000, "digest": "d" * 64}}
-    write_description(tmp_path, {**old, "corpus": {**description["corpus"], "unknown": 7}})
-    text = report_text(tmp_path)
-    assert "began with a checkpoint at step 2,000 " in text and "unknown pieces 7 " in text
 
 
 def test_lengths_are_those_of_the_training_text(run):
     pairs = prepare(find_checkpoint(run).config).pairs
-    recorded = json.loads((run / "run.json").read_text())["lengths"]
+    recorded = read_description(run).lengths
     figure = lengths_figure(recorded, ("de", "en"))
     [axes] = figure.axes
     for side, patch in zip((pairs.src, pairs.tgt), axes.patches, strict=True):
         counts, edges, _ = patch.get_data()
         lengths = [len(side[i]) + 1 for i in range(len(pairs))]
         assert list(counts) == list(np.histogram(lengths, edges)[0]) and sum(counts) == len(pairs)
-    assert [patch.get_label() for patch in axes.patches] == ["de", "en"]
     assert [text.get_text() for text in axes.get_legend().get_texts()] == ["de", "en"]
-    assert axes.get_title() == "Training sentences by length"
-    assert axes.get_xlabel() == "pieces, end of sentence included"
-    assert axes.get_ylabel() == "sentences" and axes.get_xlim()[0] == 0
-    assert axes.yaxis.get_major_formatter()(10_000) == "10,000"
+    assert (axes.get_xlabel(), axes.get_ylabel()) == (
+        "pieces, end of sentence included",
+        "sentences",
+    )
     assert not overlapping(figure)
 
 
-def test_a_run_may_lack_parts(run, tmp_path, monkeypatch):
+def test_a_run_may_lack_parts(run, tmp_path):
     young = tmp_path / "young"
     young.mkdir()
     shutil.copy(run / "run.json", young)
@@ -233,8 +222,6 @@ def test_a_run_may_lack_parts(run, tmp_path, monkeypatch):
     text = report_text(young)
     assert "the last logged loss is not finite" in text and "steps skipped, not finite 7 " in text
     assert " training time 1:01:40 " in text
-    monkeypatch.chdir(young)
-    assert report_text(Path()) == text and text.startswith("young: report of a run ")
     old = shutil.copytree(run, tmp_path / "old")
     shutil.rmtree(old / "evaluations")
     (old / "run.json").unlink()
@@ -268,21 +255,12 @@ def test_an_edited_description_is_named(run, tmp_path):
         assert "\n" not in str(error.value)
 
 
-def test_what_is_no_run(run, tmp_path, call, monkeypatch):
+def test_what_is_no_run(run, tmp_path, call):
     for path, message in {
         tmp_path / "none": "none: no such run",
         tmp_path: "is no run directory: it has no run.json and no checkpoint",
         list_checkpoints(run)[0]: "is a checkpoint; name the run directory",
     }.items():
-        result = call("report", path, "-o", tmp_path / "x.html")
-        assert_one_error(result, message)
+        assert_one_error(call("report", path, "-o", tmp_path / "x.html"), message)
     message = "x.png: the report is HTML; name a file that ends in .html"
     assert_one_error(call("report", run, "-o", tmp_path / "x.png"), message)
-    monkeypatch.setattr(
-        "transformer_mt.figures.report.build_report", lambda run_dir: f"é {run_dir}"
-    )
-    for name in ("x.html", "x.HTM"):
-        assert call("report", run, "-o", tmp_path / name).out == f"{tmp_path / name}\n".encode()
-        assert (tmp_path / name).read_text("utf-8") == f"é {run}"
-    (tmp_path / "null.html").symlink_to("/dev/null")
-    assert call("report", run, "-o", tmp_path / "null.html") == (0, b"", "")

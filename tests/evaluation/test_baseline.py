@@ -2,7 +2,12 @@
 
 import pytest
 
-from transformer_mt.evaluation.comparison import Bucket, Comparison, compare, format_comparison
+from transformer_mt.evaluation.baseline import (
+    Bucket,
+    Comparison,
+    compare_with_baseline,
+    format_comparison,
+)
 from transformer_mt.evaluation.scoring import Difference, choose_metrics, corpus_score
 from transformer_mt.text.test_sets import EvaluationSet
 
@@ -16,7 +21,7 @@ def test_a_comparison_by_hand():
     system[1], baseline[4] = "bad", "worse than that"
     baseline[3] = baseline[3].removesuffix("d")
     metrics = choose_metrics("en")
-    comparison = compare(test_set, system, baseline, metrics)
+    comparison = compare_with_baseline(test_set, system, baseline, metrics)
     buckets, changes = comparison.buckets, comparison.changes
     names = [(bucket.words, bucket.sentences) for bucket in buckets]
     assert names == [("1-10", 2), ("11-20", 1), ("41-60", 1), ("over 60", 1)]
@@ -61,7 +66,7 @@ def test_a_difference_of_nothing_has_no_sign_of_less():
 def test_several_references(src):
     """Words are those of the source, or of the first reference without one or its spaces."""
     test_set = EvaluationSet("texts", "texts", src, [["one " * 11], ["two"]])
-    comparison = compare(test_set, ["one"], ["on"], choose_metrics("en"))
+    comparison = compare_with_baseline(test_set, ["one"], ["on"], choose_metrics("en"))
     has_words = src == ["quelle"]
     assert comparison.buckets[0].words == ("1-10" if has_words else "11-20")
     lines = format_comparison(comparison, test_set, ["one"], ["on"], 1).splitlines()

@@ -7,8 +7,8 @@ from matplotlib.figure import Figure
 from transformer_mt.config.keys import Config
 from transformer_mt.figures.canvas import ACCENT, THOUSANDS, drawable_name, figure_style
 from transformer_mt.model.transformer import sinusoid
+from transformer_mt.training.limits import describe_limit
 from transformer_mt.training.optimizer import noam_rate
-from transformer_mt.training.time_left import describe_limit
 
 POSITIONS = 100
 _SAMPLES = 1000

@@ -1,24 +1,18 @@
 """When training stops, the time left until then, and what it shows: a bar, or lines."""
 
-import fcntl
 import math
-import os
 import re
-import struct
 import sys
-import termios
-from contextlib import suppress
 from dataclasses import replace
 
-import fork_server
 import pytest
-from conftest import command, records, tiny_config, write_config
+from conftest import records, tiny_config
 
 from transformer_mt.checkpoints.checkpoint import Progress
 from transformer_mt.config.loading import parse_config
 from transformer_mt.system.console import show_messages
+from transformer_mt.training.limits import StepDisplay, steps_left
 from transformer_mt.training.run import train
-from transformer_mt.training.time_left import StepDisplay, steps_left
 
 PROGRESS = Progress(step=7, epoch=1, epoch_step=3, validations_since_best=2)
 
@@ -74,22 +68,6 @@ def test_the_time_left_follows_from_the_time_so_far(capsys, monkeypatch, loss, s
     assert bar._interval._seconds == 10.0
 
 
-def run_at_terminal(*arguments: object) -> str:
-    """Runs the program with stderr at a terminal of 80 columns, and gives what it wrote there."""
-    reader, terminal = os.openpty()
-    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, COLUMNS, 0, 0))
-    with open(os.devnull, "wb") as null:
-        process = fork_server.start(command(*arguments), stdout=null.fileno(), stderr=terminal)
-    os.close(terminal)
-    output = b""
-    with os.fdopen(reader, "rb", 0) as terminal_output, suppress(OSError):
-        while part := terminal_output.read(65536):  # fails once the last writer has ended
-            output += part
-    process.join(60)
-    assert process.exitcode == 0
-    return output.decode()
-
-
 def screen_lines(output: str) -> list[str]:
     """Gives the lines that a terminal is left with, if none is wrapped."""
     lines = []
@@ -101,23 +79,19 @@ def screen_lines(output: str) -> list[str]:
     return lines
 
 
-def test_the_bar_at_a_terminal_of_80_columns(corpus_dir, tmp_path):
+def test_the_bar_at_a_terminal_of_80_columns(corpus_dir, tmp_path, monkeypatch, capsys):
     """It shows the time left, loss, speed and skipped steps, and ends where the epochs end.
 
     It leaves room for an echoed ^C, and is left on the screen once, at the end. The training
     diverges, because its text is the longest.
     """
-    config = write_config(
-        tmp_path,
-        corpus_dir,
-        data__train="train[:900]",
-        vocab__size=288,
-        optim__lr_scale=1e30,
-        train__log_every=7,
-        train__max_epochs=1,
-        train__max_steps=100_000,
-    )
-    output = run_at_terminal("train", config, "--run", tmp_path / "run")
+    changes = {"optim__lr_scale": 1e30, "train__max_epochs": 1, "train__max_steps": 100_000}
+    text = {"data__train": "train[:900]", "vocab__size": 288, "train__log_every": 7}
+    monkeypatch.setenv("COLUMNS", str(COLUMNS))
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    show_messages()
+    train(tiny_config(corpus_dir, **changes, **text), tmp_path / "run")
+    output = capsys.readouterr().err
     drawn = re.findall(r"[\r\n](\d+/\d+ [^\r\n]*)", output)
     assert len(drawn) > 3 and max(map(len, drawn)) <= COLUMNS - 4
     lines = screen_lines(output)

@@ -52,7 +52,7 @@ class Comparison:
     changes: list[Change]
 
 
-def compare(
+def compare_with_baseline(
     test_set: EvaluationSet,
     hypotheses: Sequence[str],
     baseline: Sequence[str],

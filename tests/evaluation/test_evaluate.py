@@ -5,24 +5,22 @@ import re
 import shutil
 import subprocess
 import sys
-from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
-from unittest.mock import Mock
 
 import pytest
 import torch
+from checkpoints.small_checkpoint import change_config
 from conftest import assert_one_error, copy_lines, replace_file
 from sacrebleu.dataset import DATASETS
+from sacrebleu.metrics.bleu import BLEU
 
 from transformer_mt.checkpoints import checkpoint as checkpoint_module
 from transformer_mt.checkpoints.evaluations import read_evaluations
 from transformer_mt.checkpoints.layout import CONFIG, EMA, MODEL
-from transformer_mt.checkpoints.run_directory import read_description, write_description
 from transformer_mt.config.loading import parse_config
 from transformer_mt.errors import CheckpointError, ConfigError, DataError, OutputError
-from transformer_mt.evaluation import report
-from transformer_mt.evaluation.report import (
+from transformer_mt.evaluation.evaluate import (
     EvaluationReport,
     SystemOutput,
     evaluate_systems,
@@ -30,9 +28,7 @@ from transformer_mt.evaluation.report import (
     format_reports,
 )
 from transformer_mt.evaluation.scoring import choose_metrics, corpus_score
-from transformer_mt.system.files import canonical_json
 from transformer_mt.system.outputs import check_output
-from transformer_mt.system.processes import Processes
 from transformer_mt.text.test_sets import load_test_set
 from transformer_mt.text.trained_here import remember_text
 from transformer_mt.translation.options import LoadOptions, SearchOptions, TranslateOptions
@@ -148,28 +144,40 @@ def test_a_model_is_evaluated_and_recorded(copy_run, texts, tmp_path):
 def test_the_tokenizer_of_a_run_is_that_of_its_validation(copy_run, texts, tmp_path):
     """Unless --tokenize names another. Sabotage: ignore the run's valid.tokenize."""
     run = shutil.copytree(copy_run, tmp_path / "run")
-    description = read_description(run)
-    description["config"]["valid"]["tokenize"] = "intl"
-    write_description(run, description)
-    replace_file(run / "step-00000001", CONFIG, canonical_json(description["config"]))
+    config = change_config(run, "valid", tokenize="intl")
+    replace_file(run / "step-00000001", CONFIG, config.model_dump_json().encode())
     assert evaluate(texts, run, hyp=None).scores[0].tokenizer == "intl"
     assert evaluate(texts, run).scores[0].tokenizer == "intl"  # of a given translation
     assert evaluate(texts, run, hyp=None, tokenizer="auto").scores[0].tokenizer == "13a"
     assert evaluate(texts).scores[0].tokenizer == "13a"
 
 
-def test_what_was_scored_is_named(copy_run, texts, tmp_path, caplog, monkeypatch):
-    """All that a sweep varies, for people and in JSON, and how many lines were split."""
+def test_what_the_command_prints(texts, call):
+    names = ("--hypotheses", "hyp"), ("--src", "ref"), ("--ref", "ref")
+    files = [word for option, name in names for word in (option, texts / name)]
+    result = evaluate(texts)
+    assert call("evaluate", *files).out.decode() == format_reports([result]) + "\n"
+    shown = format_reports([result], samples=2) + "\n"
+    assert call("evaluate", *files, "--samples", 2).out.decode() == shown
+    assert call("evaluate", *files, "--json").out.decode() == format_as_json([result]) + "\n"
+    assert b" = 100.00 " in call("evaluate", *files, "--ref", texts / "hyp").out
+
+
+def test_what_was_scored_is_named(copy_run, texts, tmp_path, call, monkeypatch):
+    """All that a sweep varies, in JSON and for people, and how many lines were split.
+
+    Sabotage: ignore any option of the command.
+    """
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: True)
-    caplog.set_level("INFO")
     run = shutil.copytree(copy_run, tmp_path / "run")
-    load = LoadOptions(precision="bf16", max_length=20)
-    search = SearchOptions(beam_size=3, length_penalty=0.6)
-    report = evaluate(texts, run, hyp=None, search=search, load=load)
     path = run / "step-00000001"
+    files = "evaluate", run, "--src", texts / "ref", "--ref", texts / "ref", "--device", "cpu"
+    options = "--precision bf16 --max-length 20 --beam-size 3 --length-penalty 0.6 --ter"
+    done = call(*files, *options.split(), "--tokenize", "char", "--json")
+    [row] = map(json.loads, done.out.splitlines())
     named = {
         "test_set": f"{texts}/ref (source {texts}/ref)",
-        "tokenizer": "13a",
+        "tokenizer": "char",
         "checkpoint": str(path),
         "step": 1,
         "moving_average": False,
@@ -181,103 +189,35 @@ def test_what_was_scored_is_named(copy_run, texts, tmp_path, caplog, monkeypatch
         "lines_cut": 0,
         "lines_empty": 0,
     }
-    assert report.to_dict().items() >= named.items()
-    assert report.to_dict()["seconds"] == read_evaluations(run)[-1].seconds > 0
-    assert re.match(rf"12 sentences in \d+\.\d s with {path}$", caplog.messages[-2])
-    assert caplog.messages[-1].startswith("1 line ")
-    assert format_reports([report]).splitlines()[0] == (
+    assert row.items() >= named.items() and "ter_signature" in row
+    assert row["seconds"] == read_evaluations(run)[-1].seconds > 0
+    assert re.search(rf"12 sentences in \d+\.\d s with {path}\n1 line ", done.err)
+    assert call(*files, *options.split()).out.decode().splitlines()[0] == (
         f"{path} (step 1), beam 3, alpha 0.6, bf16, lines split after 20 pieces:"
         f" {named['test_set']}, 12 sentences"
     )
-    greedy = evaluate(texts, copy_run, copy_run, hyp=None)
-    assert greedy.to_dict()["length_penalty"] is None and greedy.to_dict()["step"] == [1, 1]
-    model = f"{copy_run}/step-00000001 (step 1)"
-    assert greedy.system.describe() == f"{model} and {model}, greedy, fp32"
-    assert SystemOutput([], "a\x1b").describe() == "a\\x1b"
-    assert not evaluate(texts, run, hyp=None, load=LoadOptions(raw=True)).to_dict()["raw"]
+    done = call(*files, copy_run, "--ensemble", "--json")
+    row = json.loads(done.out)
+    assert row["length_penalty"] is None and row["step"] == [1, 1]
+    assert row["checkpoint"] == f"{path} and {copy_run}/step-00000001"
     replace_file(path, EMA, (path / MODEL).read_bytes())
-    for raw in (False, True):
-        report = evaluate(texts, run, hyp=None, load=LoadOptions(raw=raw))
-        assert report.to_dict()["moving_average"] == (not raw)
-        assert ("(step 1), moving average, greedy" in report.system.describe()) == (not raw)
-        assert ("fp32, raw weights" in report.system.describe()) == raw
+    shown = call(*files).out.decode()
+    assert "(step 1), moving average, greedy" in shown and "raw" not in shown
+    shown = call(*files, "--raw").out.decode()
+    assert "moving average" not in shown and "fp32, raw weights" in shown
 
 
-def test_options_reach_the_evaluation(call, monkeypatch, tmp_path):
-    taken = {}
-    monkeypatch.setattr(report, "evaluate_systems", lambda **given: taken.update(given))
-    options = (
-        "run --device cpu --precision bf16 --max-length 9 --raw --beam-size 4 --length-penalty 2"
-        " --batch-tokens 7"
-    )
-    assert call("evaluate", *options.split()).code == 0
-    load, search = LoadOptions("cpu", "bf16", 9, True), SearchOptions(4, 2.0, batch_tokens=7)
-    assert taken["options"] == TranslateOptions(load, search)
-    assert taken["languages"] == {"src_lang": "", "tgt_lang": ""}
-    assert (taken["runs"], taken["hypotheses"], taken["baseline"]) == ([[Path("run")]], None, None)
-    assert set(taken["load_test_set"].keywords.values()) == {None, ()}
-    assert taken["choose_metrics"].keywords == {"tokenizer": None, "ter": False}
-    (tmp_path / "h").write_text("")
-    files = f"--hypotheses {tmp_path}/h --baseline b --save {tmp_path}/s --src x --ref y --ref z"
-    options = f"a b --ensemble {files} --split valid --test-set wmt16 --tokenize char --ter"
-    assert call("evaluate", *options.split()).code == 0
-    assert taken["runs"] == [[Path("a"), Path("b")]] and taken["save"].name == f"{tmp_path}/s"
-    assert (taken["hypotheses"], taken["baseline"]) == (tmp_path / "h", Path("b"))
-    refs, others = [Path("y"), Path("z")], {"split": "valid", "test_set": "wmt16"}
-    others["save"] = taken["save"]
-    assert taken["load_test_set"].keywords == {"src": Path("x"), "refs": refs, **others}
-    options += " --overwrite --src-lang fr --tgt-lang zh"
-    assert call("evaluate", *options.split()).code == 0
-    assert taken["save"].overwrites and not others["save"].overwrites
-    assert taken["languages"] == {"src_lang": "fr", "tgt_lang": "zh"}
-    assert taken["choose_metrics"].keywords == {"tokenizer": "char", "ter": True}
-    assert call("evaluate", "a", "b").code == 0 and taken["runs"] == [[Path("a")], [Path("b")]]
-
-
-def test_what_the_command_prints(texts, call):
-    names = ("--hypotheses", "hyp"), ("--src", "ref"), ("--ref", "ref")
-    files = [word for option, name in names for word in (option, texts / name)]
-    result = evaluate(texts)
-    assert call("evaluate", *files).out.decode() == format_reports([result]) + "\n"
-    shown = format_reports([result], samples=2) + "\n"
-    assert call("evaluate", *files, "--samples", 2).out.decode() == shown
-    assert call("evaluate", *files, "--json").out.decode() == format_as_json([result]) + "\n"
-
-
-def test_what_translate_wrote_is_scored_as_what_it_is(copy_run, texts, call):
-    """With scores or as JSON, the best of several; other tables and objects are refused.
-
-    Sabotage: score the lines as they stand.
-    """
-    files = "--input", texts / "ref", "--output"
-    call("translate", copy_run, *files, texts / "plain")
-    call("translate", copy_run, *files, texts / "scored", "--scores")
-    call("translate", copy_run, *files, texts / "jsonl", "--format", "jsonl")
-    best = "--format", "jsonl", "--n-best", 3, "--beam-size", 3
-    call("translate", copy_run, *files, texts / "best", *best)
-    call("translate", copy_run, *files, texts / "beam", "--beam-size", 3)
-    plain, beam = (evaluate(texts, hyp=name).system.lines for name in ("plain", "beam"))
-    assert plain == evaluate(texts, copy_run, hyp=None).system.lines
-    for name, lines in (("scored", plain), ("jsonl", plain), ("best", beam)):
-        assert evaluate(texts, hyp=name).system.lines == lines
-        assert evaluate(texts, baseline=name).baseline.lines == lines
-    rows = (texts / "jsonl").read_text().splitlines(keepends=True)
-    (texts / "numbered").write_text("".join(f"{i}\t{line}\n" for i, line in enumerate(plain)))
-    (texts / "shuffled").write_text("".join(rows[::-1]))
-    (texts / "broken").write_text("".join(rows)[:-9])
-    (texts / "other").write_text('{"text": "a"}\n' * 12)
-    (texts / "odd").write_text('{"line": 1, "rank": 1, "text": null}\n' * 12)
-    call("translate", copy_run, *files, texts / "n-best", "--scores", *best[2:])
-    refused = {"numbered": "each line has a tab; name a file of one column", "n-best": "36 lines"}
-    refused |= dict.fromkeys(
-        ("shuffled", "broken", "other", "odd"), "is JSON, but not as translate"
-    )
-    for name, message in refused.items():
+def test_plain_text_is_scored(texts):
+    """Not what `translate` writes with scores or as JSON. Sabotage: score those lines."""
+    lines = (texts / "hyp").read_text().splitlines()
+    (texts / "scores").write_text("".join(f"-1.0000\t{line}\n" for line in lines))
+    (texts / "json").write_text("".join(f"{json.dumps({'text': line})}\n" for line in lines))
+    for name, message in (("scores", "each line has a tab; name a file"), ("json", "is JSON;")):
         for choice in ({"hyp": name}, {"baseline": name}):
-            with pytest.raises(DataError, match=f"^{texts / name}.* {message}"):
+            with pytest.raises(DataError, match=f"^{texts / name}: {message}"):
                 evaluate(texts, **choice)
-    for choice in ({"refs": ["numbered"]}, {"src": "numbered"}):
-        with pytest.raises(DataError, match=f"^{texts}/numbered: each line has a tab"):
+    for choice in ({"refs": ["scores"]}, {"src": "scores"}):
+        with pytest.raises(DataError, match=f"^{texts}/scores: each line has a tab"):
             evaluate(texts, **choice)
 
 
@@ -298,7 +238,7 @@ def test_text_that_is_tokenised_or_cut_into_pieces(texts, copy_run, caplog, form
     assert not caplog.messages
 
 
-def test_what_is_scored_is_not_replaced(copy_run, corpus_dir, tmp_path, call, monkeypatch):
+def test_what_is_scored_is_not_replaced(copy_run, corpus_dir, tmp_path, call):
     """By the translation, unless asked: neither files nor those of a split, under any name.
 
     Sabotage: compare names as they were typed.
@@ -312,13 +252,9 @@ def test_what_is_scored_is_not_replaced(copy_run, corpus_dir, tmp_path, call, mo
     remember_text(parse_config(config, "").data)
     replace_file(run, "config.json", json.dumps(config).encode())
     before = (tmp_path / "mine.en").read_bytes()
-    with monkeypatch.context() as patch:
-        patch.setattr(report, "build_translation_model", None)
-        for name in ("mine.en", "mine.de", "link"):
-            done = call("evaluate", run, "--save", tmp_path / name)
-            assert_one_error(
-                done, f"{name}: is text that is scored; to replace it, add --overwrite"
-            )
+    for name in ("mine.en", "mine.de", "link"):
+        done = call("evaluate", run, "--save", tmp_path / name)
+        assert_one_error(done, f"{name}: is text that is scored; to replace it, add --overwrite")
     assert (tmp_path / "mine.en").read_bytes() == before
     assert call("evaluate", run, "--save", tmp_path / "new").code == 0
     for _ in range(2):  # what --save names is typed, not derived
@@ -362,7 +298,7 @@ main()
 def test_an_exported_model_is_evaluated_without_pytorch(exported_run, texts):
     """Also against a translation; CTranslate2 says which devices it has.
 
-    Sabotage: import torch in `evaluation/report.py`.
+    Sabotage: import torch in `evaluation/evaluate.py`.
     """
     exported = shutil.copytree(exported_run, texts / "exported")  # scores are recorded in it
     words = "evaluate", exported, "--src", texts / "ref", "--ref", texts / "ref"
@@ -431,7 +367,8 @@ def test_several_runs_have_the_same_languages(copy_run, texts, tmp_path):
 
 
 def test_saving_comes_first(texts, monkeypatch):
-    monkeypatch.setattr(report, "corpus_score", None)
+    """Sabotage: write after scoring."""
+    monkeypatch.setattr(BLEU, "corpus_score", None)
     with pytest.raises(TypeError):
         evaluate(texts, save=check_output(texts / "saved"))
     assert (texts / "saved").read_bytes() == (texts / "hyp").read_bytes()
@@ -440,30 +377,15 @@ def test_saving_comes_first(texts, monkeypatch):
 
 
 def test_a_checkpoint_that_training_deletes_meanwhile(texts, copy_run, tmp_path, monkeypatch):
-    run = shutil.copytree(copy_run, tmp_path / "run")
-    translate = report._translate
+    """Before the scores are recorded. Sabotage: read it again then."""
+    run, score = shutil.copytree(copy_run, tmp_path / "run"), BLEU.corpus_score
 
-    def delete(checkpoints, sources, **options):
-        output = translate(checkpoints, sources, **options)
-        shutil.rmtree(checkpoints[0].path)
-        return output
+    def delete(*given):
+        shutil.rmtree(run / "step-00000001")
+        return score(*given)
 
-    monkeypatch.setattr(report, "_translate", delete)
+    monkeypatch.setattr(BLEU, "corpus_score", delete)
     assert evaluate(texts, run, hyp=None).scores[0].value > 0
-
-
-def test_other_processes_translate_as_often_as_the_main_one(texts, copy_run, monkeypatch):
-    """The baseline too; then they wait for the end."""
-    sent: list[object] = []
-    monkeypatch.setattr(Processes, "broadcast", lambda _, value: sent.append(value) or value)
-    test_set = evaluate(texts, copy_run, hyp=None, baseline=copy_run).test_set
-    assert sent[0] == (test_set.src, 2)
-    other = Mock(is_main=False, broadcast=lambda value: sent[0])
-    monkeypatch.setattr(report, "join_processes", lambda device: nullcontext(other))
-    monkeypatch.setattr(report, "_translate", translate := Mock())
-    assert evaluate_all(texts) == []
-    assert [each.args for each in translate.call_args_list] == [([], test_set.src)] * 2
-    other.finish.assert_called_once_with()
 
 
 @pytest.mark.parametrize(
@@ -478,11 +400,13 @@ def test_other_processes_translate_as_often_as_the_main_one(texts, copy_run, mon
         ({"baseline": "run", "src": None}, ConfigError, "{}/run/step-.*, name --src"),
     ],
 )
-def test_a_mistake_shows_first(texts, copy_run, monkeypatch, choice, error, message):
-    monkeypatch.setattr(report, "build_translation_model", None)
+def test_a_mistake_shows_first(texts, copy_run, caplog, choice, error, message):
+    """Sabotage: translate before the baseline or the reference is read."""
+    caplog.set_level("INFO")
     shutil.copytree(copy_run, texts / "run")
     with pytest.raises(error, match=message.format(texts, texts)):
         evaluate(texts, copy_run, **choice)
+    assert "sentences in" not in caplog.text
 
 
 def test_a_baseline_trained_with_other_source_is_reported(texts, copy_run, caplog, monkeypatch):

@@ -14,13 +14,18 @@ from typing import Any
 
 from transformer_mt.checkpoints.evaluations import VALIDATION, EvaluationRecord, read_evaluations
 from transformer_mt.checkpoints.exported import load_exported
-from transformer_mt.checkpoints.layout import EXPORT, METRICS, RUN_FILE, checkpoint_path
+from transformer_mt.checkpoints.layout import (
+    EXPORT,
+    METRICS,
+    RUN_FILE,
+    checkpoint_path,
+    not_a_run,
+)
 from transformer_mt.checkpoints.metrics import RunMetrics, read_metrics, run_names
-from transformer_mt.checkpoints.run_directory import not_a_run, read_description
+from transformer_mt.checkpoints.run_description import read_description
 from transformer_mt.config.keys import DEFAULTS, flat_values
-from transformer_mt.config.loading import parse_recorded_config
 from transformer_mt.config.reference import format_value
-from transformer_mt.errors import CheckpointError, ConfigError
+from transformer_mt.errors import CheckpointError
 from transformer_mt.system.console import escape_controls
 from transformer_mt.version import SOURCE_PACKAGES
 
@@ -33,8 +38,12 @@ What is unknown is missing.
 """
 
 _SEED, _SOURCES = "train.seed", [f"source of {name}/" for name in SOURCE_PACKAGES]
-_DIGESTS = {"training text": "corpus", "validation text": "validation", "started from": "init_from"}
-"""Columns with digests, by the parts of run.json that have them."""
+_DIGESTS = {
+    "training text": "corpus_digest",
+    "validation text": "valid_digest",
+    "started from": "init_digest",
+}
+"""Columns with digests, by their keys in the description of a run."""
 _SETTINGS = (*DEFAULTS, *_SOURCES, *_DIGESTS)
 """Columns that tell runs apart: the keys, and the digests of the program's source and of what a run
 was trained on."""
@@ -103,21 +112,17 @@ def _read_settings(path: Path, metrics: RunMetrics) -> Row:
     description = read_description(path)
     if not description:
         return {}
-    config = parse_recorded_config(description["config"], str(path / RUN_FILE))
     row: Row = {}
-    for key, value in flat_values(config).items():
+    for key, value in flat_values(description.config).items():
         row[key] = value if isinstance(value, str | int | float) else format_value(value)
-    if vocabulary := description.get("vocabulary"):  # the one in use, maybe that of `vocab.path`
-        row["vocab.size"] = max(vocabulary["src"], vocabulary["tgt"])
-        row["vocab.kind"] = vocabulary.get("kind", config.vocab.kind)
-    environment = description.get("environment", {})
-    row |= {name: environment.get(name, "")[:8] for name in _SOURCES}
-    parts = {name: description.get(part) or {} for name, part in _DIGESTS.items()}
-    row |= {name: part.get("digest", "")[:8] for name, part in parts.items()}
-    step, last = metrics.end("step"), config.train.max_steps
-    if not description.get("complete", step >= last):  # earlier versions did not record it
+    vocabulary = description.vocabulary  # the one in use, maybe that of `vocab.path`
+    row["vocab.size"], row["vocab.kind"] = max(vocabulary.src, vocabulary.tgt), vocabulary.kind
+    row |= {name: description.environment.get(name, "")[:8] for name in _SOURCES}
+    row |= {name: description.digests[key][:8] for name, key in _DIGESTS.items()}
+    if not description.complete:
+        step, last = metrics.end("step"), description.config.train.max_steps
         row[_UNFINISHED] = f"step {step:,.0f} of {last:,}"
-    return {**row, "parameters": description["parameters"]}
+    return {**row, "parameters": description.parameters}
 
 
 def _read_exported(path: Path, name: str) -> Row:
@@ -143,7 +148,7 @@ def _scores(record: EvaluationRecord, best_checkpoint: str | None) -> Row:
 def _left_out_if_damaged() -> Iterator[None]:
     try:
         yield
-    except (CheckpointError, ConfigError) as error:
+    except CheckpointError as error:
         logger.warning("%s; left out", error)
 
 
@@ -171,9 +176,9 @@ def format_rows(groups: Sequence[Sequence[Row]], file_format: str) -> str:
     rows = [row for group in groups for row in group]
     if file_format == "json":
         return json.dumps(rows, indent=1, ensure_ascii=False)
-    found = dict.fromkeys(title for row in rows for title in row)
-    texts = ["run", *(key for key in (*_SETTINGS, _UNFINISHED) if key in found)]
-    titles = [*texts, *(title for title in found if title not in _TEXT_COLUMNS)]
+    columns = dict.fromkeys(title for row in rows for title in row)
+    texts = ["run", *(key for key in (*_SETTINGS, _UNFINISHED) if key in columns)]
+    titles = [*texts, *(title for title in columns if title not in _TEXT_COLUMNS)]
     if file_format == "csv":
         content = io.StringIO()
         writer = csv.DictWriter(content, titles, lineterminator="\n")

@@ -1,0 +1,147 @@
+"""The model card of exported weights, here of an average."""
+
+import re
+import shutil
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+import yaml
+from conftest import tiny_config
+
+from transformer_mt.checkpoints.averaging import average
+from transformer_mt.checkpoints.checkpoint import (
+    Checkpoint,
+    Progress,
+    RunState,
+    load_checkpoint,
+)
+from transformer_mt.checkpoints.layout import EMA
+from transformer_mt.checkpoints.run_description import read_description, write_description
+from transformer_mt.checkpoints.run_directory import find_checkpoint
+from transformer_mt.config.keys import OptimConfig
+from transformer_mt.evaluation.evaluate import EvaluationReport, evaluate_systems
+from transformer_mt.evaluation.scoring import choose_metrics
+from transformer_mt.text.splitting import SourceStatistics
+from transformer_mt.text.test_sets import load_test_set
+from transformer_mt.training.run import train
+from transformer_mt.translation.export import export
+from transformer_mt.translation.model_card import model_card
+from transformer_mt.translation.options import LoadOptions, SearchOptions, TranslateOptions
+
+
+@pytest.fixture(scope="module")
+def trained(corpus_dir, tmp_path_factory) -> Path:
+    """Gives the average of two checkpoints, in its run."""
+    sizes = {"data__train": "train[:600]"}
+    steps = {"train__max_steps": 4, "train__save_every": 2, "valid__every": 4}
+    run_dir = tmp_path_factory.mktemp("card") / "run"
+    train(tiny_config(corpus_dir, data__max_length=10, **steps, **sizes), run_dir)
+    return average(run_dir, 2, None)
+
+
+@pytest.fixture
+def averaged(trained, tmp_path) -> Path:
+    return Path(shutil.copytree(trained.parent, tmp_path / "run")) / trained.name
+
+
+def section(card: str, title: str) -> str:
+    """Gives the text below a title."""
+    return card.split(f"\n## {title}\n\n")[1].split("\n\n## ")[0]
+
+
+def evaluate(averaged: Path, beam_size: int = 1) -> EvaluationReport:
+    text = averaged.parent.parent / "text: x"
+    text.write_text("ab cd\nef\n")
+    load = partial(load_test_set, src=text, refs=[text])
+    options = TranslateOptions(LoadOptions(), SearchOptions(beam_size))
+    [report] = evaluate_systems([[averaged]], None, None, load, choose_metrics, options, {})
+    return report
+
+
+def card_of(checkpoint: Checkpoint, **options: bool) -> str:
+    """Gives the card of a checkpoint."""
+    return model_card(checkpoint, "m", "lib", "usage", **options)
+
+
+def test_the_card_of_an_average_has_what_is_known(averaged):
+    """Data, recipe, no scores of the run's, no licence."""
+    checkpoint, description = load_checkpoint(averaged), read_description(averaged)
+    corpus = description.corpus
+    card = card_of(checkpoint)
+    assert yaml.safe_load(card.split("---\n")[1]) == {
+        "language": ["de", "en"],
+        "library_name": "lib",
+        "pipeline_tag": "translation",
+    }
+    parameters = sum(parameter.numel() for parameter in checkpoint.build_model().parameters())
+    assert "\n# m\n" in card and f"\n{parameters:,} parameters, stored in float32." in card
+    assert "4 steps of about 500 tokens, Adam with" in card and ", pre-norm, fp32.\n" in card
+    assert "\nThe weights are the mean of the checkpoints of steps 4, 2.\n" in card
+    assert "stored in float32. Its vocabulary\n(bpe) has 292 pieces.\n" in card
+    assert section(card, "Scores").startswith("None were measured on these weights")
+    dropped = ", ".join(f"{count} {reason}" for reason, count in corpus.dropped.items())
+    assert section(card, "Data").partition("`, ")[2] == (
+        f"de to en: {corpus.kept} of 600 pairs (dropped: {dropped}), {corpus.pieces:,}"
+        " pieces per epoch.\nThe SHA-256 digest of the encoded text is"
+        f" `{description.corpus_digest}`."
+    )
+    assert " over 10 pieces" in dropped and corpus.kept < 600
+    assert section(card, "How to use it") == "usage"
+
+
+def test_a_card_of_what_is_not_known(averaged, caplog):
+    """Of its text only the languages, if run.json is damaged."""
+    checkpoint, description = load_checkpoint(averaged), read_description(averaged)
+    undropped = replace(description.corpus, dropped={})
+    write_description(averaged, replace(description, corpus=undropped))
+    assert " (dropped: none), " in section(card_of(checkpoint), "Data")
+    (averaged / "run.json").write_text("{}")
+    data = section(card_of(checkpoint), "Data")
+    assert re.fullmatch("Trained on `corpus[0-9]`, de to en.", data)
+    assert caplog.messages[0].startswith(f"{averaged}/run.json: damaged")
+
+
+def test_a_card_of_other_training(averaged):
+    """With Muon, from other weights, a moving average, statistics of the sources."""
+    (averaged / "run.json").unlink()
+    checkpoint = load_checkpoint(averaged)
+    recipe = section(card_of(checkpoint), "Recipe")
+    assert "Training began" not in recipe and "moving average" not in recipe
+    names = {"name": "both", "text": "pairs", "text_digest": "f" * 64}
+    progress = Progress(init_step=2000, init_digest="e" * 64, init_names=names)
+    known = SourceStatistics(longest=9, percentile=8, several_sentences=0.25)
+    config = checkpoint.config.model_copy(update={"optim": OptimConfig(muon=True)})
+    other = replace(checkpoint, config=config, state=RunState(progress, sources=known))
+    recipe = section(card_of(other), "Recipe")
+    assert " tokens, Muon and Adam with" in recipe and recipe.endswith(
+        "\nTraining began with the weights of `both` after 2,000 steps on `pairs`.\nThe SHA-256"
+        f" digest of that checkpoint is `{'e' * 64}`,\nthat of its encoded text `{'f' * 64}`."
+    )
+    assert section(card_of(other), "Limits").startswith(
+        "It translates each line independently of the others. The sources that it was trained on"
+        " have at\nmost 9 pieces, 99.9% of them at most 8, and 25.0% have several sentences."
+        "\ntransformer-mt splits lines "
+    )
+    with_average = replace(other, files=checkpoint.files | {EMA})
+    recipe = section(card_of(with_average), "Recipe")
+    assert recipe.endswith("\nThe weights are a moving average with decay 0.")
+    assert "moving average" not in card_of(with_average, raw=True)
+
+
+def test_scores_are_in_the_card_of_an_export(averaged, tmp_path):
+    """With their signatures. Those of the average are not in the card of the run's best.
+
+    Sabotage: do not compare the digests of records.
+    """
+    reports = [evaluate(averaged), evaluate(averaged, beam_size=2)]
+    checkpoint = load_checkpoint(averaged)
+    card = (export(checkpoint, tmp_path / "out") / "README.md").read_text()
+    for report, search in zip(reports, ("greedy, fp32", "beam 2, alpha 1, fp32"), strict=True):
+        lines = [f"  - {each.title} {each.value:.2f}, `{each.signature}`" for each in report.scores]
+        heading = f"- {report.test_set.title}, 2 sentences, {search}:"
+        assert "\n".join([heading, *lines]) in section(card, "Scores")
+    assert "mean of the checkpoints of steps 4, 2." in card
+    best = section(card_of(find_checkpoint(averaged.parent)), "Scores")
+    assert "- validation, " in best and "text: x" not in best

@@ -1,0 +1,114 @@
+"""run.json: the text, the model and the environment of a run, as training found them."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pydantic import TypeAdapter
+
+from transformer_mt.checkpoints.layout import RUN_FILE
+from transformer_mt.config.keys import Config
+from transformer_mt.errors import CheckpointError
+from transformer_mt.system.files import atomic_file, canonical_json, json_digest, read_json
+from transformer_mt.text.corpus_report import CorpusReport
+
+
+@dataclass(frozen=True)
+class LengthCounts:
+    """Numbers of sentences by their pieces, EOS included, in bins of one width; means by side."""
+
+    width: int
+    mean: dict[str, float]
+    src: list[int]
+    tgt: list[int]
+
+
+@dataclass(frozen=True)
+class ValidationText:
+    """The number of its pairs, and their digest."""
+
+    pairs: int
+    digest: str
+
+
+@dataclass(frozen=True)
+class InitialWeights:
+    """The checkpoint of `train.init_from`: its step and digest, its name and that of its text."""
+
+    step: int
+    digest: str
+    name: str
+    text: str
+    text_digest: str
+
+
+@dataclass(frozen=True)
+class VocabularySizes:
+    """Pieces of both sides, and the kind of vocabulary, which may be that of `vocab.path`."""
+
+    src: int
+    tgt: int
+    kind: str
+
+
+@dataclass(frozen=True)
+class RunDescription:
+    """The content of run.json, written when a run is started, resumed, or complete.
+
+    `environment` is that of the last start. Only an average has `averaged_steps`.
+    """
+
+    config: Config
+    corpus: CorpusReport
+    corpus_digest: str
+    lengths: LengthCounts
+    validation: ValidationText
+    init_from: InitialWeights | None
+    vocabulary: VocabularySizes
+    complete: bool
+    parameters: int
+    precision: str
+    software: str
+    environment: dict[str, str]
+    averaged_steps: list[int] = field(default_factory=list)
+
+    @property
+    def digests(self) -> dict[str, str]:
+        """What the run is made from, by the keys of `checkpoint.ORIGINS`."""
+        return {
+            "corpus_digest": self.corpus_digest,
+            "valid_digest": self.validation.digest,
+            "init_digest": self.init_from.digest if self.init_from else "",
+        }
+
+
+_DESCRIPTION = TypeAdapter(RunDescription)
+
+
+def write_description(directory: Path, description: RunDescription) -> None:
+    """Writes run.json into a directory, with its own SHA-256.
+
+    Raises:
+        OSError: If it cannot be written.
+    """
+    values = _DESCRIPTION.dump_python(description, mode="json")
+    with atomic_file(directory / RUN_FILE) as file:
+        file.write(canonical_json({**values, "sha256": json_digest(values)}))
+
+
+def read_description(directory: Path) -> RunDescription | None:
+    """Reads run.json in a directory; returns None if there is none.
+
+    Raises:
+        CheckpointError: If it is damaged, was edited, or is of another version.
+    """
+    path = directory / RUN_FILE
+    if not path.exists():
+        return None
+    try:
+        values = read_json(path)  # the digest covers keys that only a newer version knows
+        if not isinstance(values, dict) or values.pop("sha256", None) != json_digest(values):
+            raise CheckpointError(f"{path}: damaged (its own SHA-256 does not match)")
+        description: RunDescription = read_json(path, _DESCRIPTION)
+    except CheckpointError as error:
+        raise CheckpointError(f"{error}; resume the run, which writes it again") from None
+    return description

@@ -1,0 +1,313 @@
+"""How a step is made to fit the machine: cut as its memory allows, compiled where that works."""
+
+import gc
+import logging
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+
+import torch
+
+from transformer_mt.checkpoints.checkpoint import Progress
+from transformer_mt.config.keys import ModelConfig
+from transformer_mt.errors import DeviceError
+from transformer_mt.system.device import OUT_OF_MEMORY_ADVICE, is_out_of_memory, total_memory
+from transformer_mt.system.private_torch import is_compile_error, skip_step_if
+from transformer_mt.text.batching import (
+    Batch,
+    EncodedPairs,
+    Indices,
+    Lengths,
+    TokenCounts,
+    cut_micro_batches,
+    deal_micro_batches,
+    padded_size,
+)
+from transformer_mt.training.compilation import compile_layers, pad_single_sizes, restore_layers
+from transformer_mt.training.engine import Engine
+from transformer_mt.training.flops import FLOPS_PER_WEIGHT, flops_per_token
+from transformer_mt.training.loss import CHUNK_ROWS
+
+logger = logging.getLogger(__name__)
+
+_BYTES_PER_PARAMETER = {"cpu": 4 * 7, "cuda": 4 * 4}
+"""Weight, gradient and Adam's two moments in float32; on a CPU also the copies of a weight and its
+moments that are written as a checkpoint, which a GPU's memory does not hold."""
+_MORE_BYTES_PER_PARAMETER = 4 * 2
+"""The moving average, and a buffer for sums over processes or weights in half precision."""
+_BYTES_PER_LOGIT = 12
+"""A logit, its probability and its gradient, for a chunk of positions."""
+_USED_SHARE = {"cpu": 0.25, "cuda": 0.6}
+"""Part of the memory that is planned for. Other programs use a CPU's memory too, and if it runs out
+Linux ends a process and reports no error; on CUDA, PyTorch itself and fragments need some.
+"""
+_TRIED_STEPS = 100
+
+
+def require_memory(config: ModelConfig, device: torch.device) -> None:
+    """Refuses a model whose layers alone need too much memory, before anything is allocated."""
+    parameters = sum(flops_per_token(config, tgt_size=0)) // FLOPS_PER_WEIGHT
+    needed, available = _BYTES_PER_PARAMETER[device.type] * parameters, total_memory(device)
+    if needed > available:
+        keys = ("d_model", "d_ff", "encoder_layers", "decoder_layers")
+        sizes = ", ".join(f"model.{key} = {getattr(config, key)}" for key in keys)
+        raise DeviceError(
+            f"{sizes}: the model needs at least {needed / 1e9:,.0f} GB to be trained, and this"
+            f" {device.type} device has {available / 1e9:,.0f} GB; choose smaller sizes"
+        )
+
+
+def bytes_per_position(config: ModelConfig) -> int:
+    """Estimates what a source and a target position keep in memory for the backward pass.
+
+    Residual streams are float32 in every precision, so that half precision saves little.
+    """
+    encoder = 9 * config.d_model + 2 * config.d_ff
+    decoder = 15 * config.d_model + 2 * config.d_ff
+    return 4 * (config.encoder_layers * encoder + config.decoder_layers * decoder)
+
+
+class _OutOfMemory(Exception):
+    """Memory has run out, in some process."""
+
+
+class _CompilationFailed(Exception):
+    """torch.compile has failed, in some process."""
+
+
+class StepFitter:
+    """Takes the steps of an engine so that they fit the memory and the compiler of the machine.
+
+    If memory runs out, a step is cut finer and repeated, and so are all that follow. If
+    torch.compile fails, it is repeated without, likewise. The processes call the methods together,
+    and what fails in one of them counts as failed in all.
+
+    Args:
+        engine: The engine; on CUDA its layers are compiled, if `train.compile` is set.
+        compile_failed: Whether torch.compile has failed in this run and is not tried again.
+
+    Attributes:
+        workers: GPUs or CPU threads, of all processes together, that compute micro-batches at the
+            same time.
+    """
+
+    def __init__(self, engine: Engine, compile_failed: bool = False) -> None:
+        self.engine, self.compile_failed = engine, compile_failed
+        self._processes = engine.processes
+        # All processes must cut steps alike, even if one has fewer threads.
+        self.workers = self._processes.world_size * self._processes.min(engine.threads.count())
+        if engine.config.train.compile and engine.device.type == "cuda" and not compile_failed:
+            self.compile()
+
+    def compile(self, backend: str | Callable[..., object] = "inductor") -> None:
+        """Uses torch.compile for training from now on."""
+        self.engine.compiled = True
+        compile_layers(self.engine.model, backend)
+
+    def find_micro_batch_tokens(self) -> int:
+        """Finds a bound on micro-batches for the total memory, which is the same at every start.
+
+        It is a power of two and holds a pair of `data.max_length`; all processes get the smallest.
+        The processes of a CPU are taken to be on one machine: more of them also get smaller
+        micro-batches.
+        """
+        model, config, device = self.engine.model, self.engine.config, self.engine.device.type
+        copies, workers = (self._processes.world_size, self.workers) if device == "cpu" else (1, 1)
+        parameters = sum(parameter.numel() for parameter in model.parameters())
+        left = _USED_SHARE[device] * total_memory(self.engine.device)
+        left -= copies * (_BYTES_PER_PARAMETER[device] + _MORE_BYTES_PER_PARAMETER) * parameters
+        left -= workers * 4 * parameters  # each worker's own gradient
+
+        def fits(tokens: int) -> bool:
+            logits = min(tokens, CHUNK_ROWS[device]) * model.output_weight.size(0)
+            activations = tokens * bytes_per_position(config.model)
+            return workers * (_BYTES_PER_LOGIT * logits + activations) <= left
+
+        tokens = 1 << config.data.max_length.bit_length()
+        while fits(2 * tokens):
+            tokens *= 2
+        return self._processes.min(tokens)
+
+    def describe(self, progress: Progress) -> str:
+        """Tells how steps are cut."""
+        unit = "GPU" if self.engine.device.type == "cuda" else "CPU thread"
+        lowered = f", lowered at step {step}" if (step := progress.finer_step) else ""
+        return (
+            f"micro-batches of at most {progress.micro_batch_tokens:,} positions{lowered};"
+            f" {self.workers} {unit}{'s' * (self.workers != 1)}"
+        )
+
+    def cut_step(
+        self, progress: Progress, pairs: EncodedPairs, step_pairs: Indices
+    ) -> list[Indices]:
+        """Cuts the pairs of a step into those of its micro-batches."""
+        limit = progress.micro_batch_tokens
+        return cut_micro_batches(step_pairs, *pairs.lengths, limit, self.workers)
+
+    def fit_step(self, progress: Progress, pairs: EncodedPairs, step_pairs: Indices) -> Progress:
+        """Takes the step after `progress`, on some of the pairs, which the processes share.
+
+        Returns:
+            The progress with the bound on micro-batches that the step had; it is not advanced.
+        """
+
+        def cut(progress: Progress) -> list[Indices]:
+            return self.cut_step(progress, pairs, step_pairs)
+
+        def attempt(parts: list[Indices]) -> None:
+            sizes = [padded_size(indices, *pairs.lengths) for indices in parts]
+            own = deal_micro_batches(sizes, self._processes.world_size)[self._processes.rank]
+            batches: list[Batch | TokenCounts] = [
+                self._batch(pairs, indices) if number in own else pairs.count_tokens(indices)
+                for number, indices in enumerate(parts)
+            ]
+            self.engine.train_step(progress.step + 1, batches, self._failing_together)
+
+        return self._repeat_until_it_fits(progress, pairs, cut, attempt)
+
+    def check_memory(
+        self, progress: Progress, pairs: EncodedPairs, steps: Sequence[Indices]
+    ) -> Progress:
+        """Tries the micro-batches of an epoch that need the most memory; changes no weight.
+
+        Gradients are computed with everything in memory that training needs.
+
+        Returns:
+            The progress with a bound on micro-batches that fit.
+
+        Raises:
+            DeviceError: If a single pair does not fit.
+        """
+        engine = self.engine
+        count = len(self.cut_step(progress, pairs, steps[0])) / self._processes.world_size
+        at_once = engine.threads.count(math.ceil(count))
+
+        def cut(progress: Progress) -> list[Indices]:
+            limit = progress.micro_batch_tokens
+            return most_demanding(steps, *pairs.lengths, limit, self.workers)
+
+        def attempt(trials: list[Indices]) -> None:
+            for parameter in engine.model.parameters():
+                parameter.grad = torch.zeros_like(parameter)
+            skip_step_if(engine.optimizer, torch.ones((), device=engine.device))
+            engine.optimizer.step()  # allocates the moments, and changes nothing
+            for trial in trials:
+                with self._failing_together():
+                    losses = engine.add_gradients(1, [self._batch(pairs, trial)] * at_once, 1)
+                engine.sum_over_processes(losses)
+            engine.model.zero_grad()
+
+        return self._repeat_until_it_fits(progress, pairs, cut, attempt)
+
+    def _batch(self, pairs: EncodedPairs, indices: Indices) -> Batch:
+        batch = pairs.batch(indices)
+        return pad_single_sizes(batch) if self.engine.compiled else batch
+
+    def _repeat_until_it_fits(
+        self,
+        progress: Progress,
+        pairs: EncodedPairs,
+        cut: Callable[[Progress], list[Indices]],
+        attempt: Callable[[list[Indices]], None],
+    ) -> Progress:
+        """Attempts something with micro-batches that are cut finer each time memory runs out."""
+        while True:
+            micro_batches = cut(progress)
+            try:
+                attempt(micro_batches)
+                return progress
+            except (_OutOfMemory, _CompilationFailed) as error:
+                is_memory, reason = isinstance(error, _OutOfMemory), str(error)
+            self.engine.model.zero_grad()
+            gc.collect()  # errors and the frames that they passed refer to each other
+            if self.engine.device.type == "cuda":
+                torch.cuda.empty_cache()  # its blocks have the sizes of the larger micro-batches
+            if is_memory:
+                progress = _cut_finer(progress, pairs, micro_batches, reason)
+            else:
+                logger.warning("%s; this run continues without it, more slowly", reason)
+                self.compile_failed, self.engine.compiled = True, False
+                restore_layers(self.engine.model)
+
+    @contextmanager
+    def _failing_together(self) -> Iterator[None]:
+        """Makes what fails in one process, within the block, fail in all."""
+        failure: Exception | None = None
+        try:
+            yield
+        except (RuntimeError, MemoryError) as error:
+            if self.engine.compiled and is_compile_error(error):
+                reason, *_ = str(error).split("\n\n")  # what follows is advice to PyTorch's authors
+                failure = _CompilationFailed(
+                    f"torch.compile failed ({reason}): install a C compiler and Python's headers,"
+                    " or set train.compile = false"
+                )
+            elif is_out_of_memory(error):
+                failure = _OutOfMemory(f"out of memory on {self.engine.device.type}")
+            else:
+                raise
+        # On CUDA this does not wait for the device: memory is allocated before kernels run.
+        if any(self._processes.max(failure is not None)):
+            failures = enumerate(self._processes.gather(failure))
+            rank, first = next((rank, each) for rank, each in failures if each)
+            where = f"process {rank}: " if self._processes.world_size > 1 else ""
+            raise type(first)(f"{where}{first}")
+
+
+def _cut_finer(
+    progress: Progress, pairs: EncodedPairs, micro_batches: list[Indices], reason: str
+) -> Progress:
+    """Lowers the bound on micro-batches, of which these need too much memory."""
+    src, tgt = pairs.lengths
+    sizes = [
+        len(indices) * int(max(src[indices].max(), tgt[indices].max()))
+        for indices in micro_batches
+        if len(indices) > 1
+    ]
+    if not sizes:
+        raise DeviceError(f"{reason} with a single pair: {OUT_OF_MEMORY_ADVICE}")
+    limit = 1 << (max(sizes) // 2).bit_length() - 1
+    # A run that begins has not taken a step with other micro-batches.
+    finer_step = progress.step + 1 if progress.step else 0
+    since = f" from step {finer_step} on, which ends bit-equality" if finer_step else ""
+    logger.warning(f"{reason}; micro-batches have at most {limit:,} positions{since}")
+    return replace(progress, micro_batch_tokens=limit, finer_step=finer_step)
+
+
+def most_demanding(
+    steps: Sequence[Indices],
+    src_lengths: Lengths,
+    tgt_lengths: Lengths,
+    micro_batch_tokens: int,
+    workers: int = 1,
+) -> list[Indices]:
+    """Finds the micro-batches that need the most memory; only the likeliest steps are cut.
+
+    Returns:
+        The one with the most positions, the one with the longest side, and that of the most pairs.
+    """
+
+    def longest_side(indices: Indices) -> int:
+        return int(max(src_lengths[indices].max(), tgt_lengths[indices].max()))
+
+    def size(indices: Indices) -> int:
+        return padded_size(indices, src_lengths, tgt_lengths)
+
+    def estimated_size(step: Indices) -> float:
+        parts = math.ceil(len(step) * longest_side(step) / micro_batch_tokens)
+        return size(step) / (workers * math.ceil(parts / workers))
+
+    likely = sorted(steps, key=estimated_size)[-_TRIED_STEPS:]
+    micro_batches = [
+        micro_batch
+        for step in (*likely, max(steps, key=longest_side), max(steps, key=len))
+        for micro_batch in cut_micro_batches(
+            step, src_lengths, tgt_lengths, micro_batch_tokens, workers
+        )
+    ]
+    return [
+        max(micro_batches, key=size),
+        max(micro_batches, key=lambda indices: (longest_side(indices), size(indices))),
+        max(micro_batches, key=lambda indices: (len(indices), size(indices))),
+    ]

@@ -1,0 +1,145 @@
+"""The model card of exported weights: README.md with the header that the hub reads.
+
+It reports what was measured on exactly these weights before the export. `model_card.md` is its
+text.
+"""
+
+from collections.abc import Sequence
+from importlib import resources
+
+from transformer_mt.checkpoints.checkpoint import Checkpoint
+from transformer_mt.checkpoints.evaluations import EvaluationRecord, read_evaluations, record_folder
+from transformer_mt.checkpoints.layout import MODEL, RUN_FILE
+from transformer_mt.checkpoints.run_description import RunDescription
+from transformer_mt.checkpoints.run_directory import description_if_sound
+from transformer_mt.config.changes import without_folder
+from transformer_mt.config.keys import Config
+from transformer_mt.text.splitting import LineSplitter
+from transformer_mt.version import __version__
+
+CARD = "README.md"
+
+
+def model_card(
+    checkpoint: Checkpoint,
+    name: str,
+    library: str,
+    usage: str,
+    stored: str = "float32",
+    raw: bool = False,
+    license: str | None = None,
+) -> str:
+    """Writes the card of a model, with the scores that were measured on its weights.
+
+    Args:
+        checkpoint: The weights, with their configuration.
+        name: Name of the model.
+        library: The program that loads it, as the hub names it.
+        usage: How to use it, in Markdown.
+        stored: Type in which the weights are stored.
+        raw: Whether they are the raw weights although there is a moving average.
+        license: The hub's id of the licence; None names none.
+    """
+    from huggingface_hub import ModelCardData
+
+    place, data = checkpoint.path.resolve(), checkpoint.config.data
+    header = ModelCardData(
+        language=[data.src_lang, data.tgt_lang],
+        license=license,
+        library_name=library,
+        pipeline_tag="translation",
+    )
+    has_own = (place / RUN_FILE).exists()  # as an average has
+    description = description_if_sound(place if has_own else place.parent)
+    template = resources.files(__package__).joinpath("model_card.md").read_text(encoding="utf-8")
+    return template.format(
+        header=header.to_yaml(),
+        name=name,
+        config=checkpoint.config,
+        progress=checkpoint.progress,
+        checkpoint=place.name,
+        version=__version__,
+        parameters=sum(tensor.numel() for tensor in checkpoint.load_tensors(MODEL).values()),
+        stored=stored,
+        vocab=checkpoint.vocab,
+        pieces=checkpoint.vocab.describe(),
+        data=_data(checkpoint.config, description),
+        optimizer="Muon and Adam" if checkpoint.config.optim.muon else "Adam",
+        weights=_weights(checkpoint, description, raw),
+        scores=_scores(_measured(checkpoint, raw), stored),
+        usage=usage,
+        limits=_limits(checkpoint),
+    )
+
+
+def _measured(checkpoint: Checkpoint, raw: bool) -> list[EvaluationRecord]:
+    """Reads the evaluations of exactly these weights."""
+    folder = record_folder(checkpoint.path)
+    return [
+        record
+        for record in (read_evaluations(folder.parent) if folder else [])
+        if record.digest == checkpoint.digest and record.search.raw == checkpoint.is_raw(raw)
+    ]
+
+
+def _data(config: Config, description: RunDescription | None) -> str:
+    data = config.data
+    text = f"Trained on `{without_folder(data.path)}`, {data.src_lang} to {data.tgt_lang}"
+    if not description:
+        return f"{text}."
+    corpus = description.corpus
+    dropped = ", ".join(f"{count:,} {reason}" for reason, count in corpus.dropped.items())
+    return (
+        f"{text}: {corpus.kept:,} of {corpus.pairs:,} pairs"
+        f" (dropped: {dropped or 'none'}), {corpus.pieces:,} pieces per epoch.\nThe SHA-256"
+        f" digest of the encoded text is `{description.corpus_digest}`."
+    )
+
+
+def _weights(checkpoint: Checkpoint, description: RunDescription | None, raw: bool) -> str:
+    """Says what the weights began with and of what they are the mean, if that is so."""
+    progress, text = checkpoint.progress, ""
+    if names := progress.init_names:
+        text = (
+            f"\nTraining began with the weights of `{names['name']}` after"
+            f" {progress.init_step:,} steps on `{names['text']}`.\nThe SHA-256 digest of that"
+            f" checkpoint is `{progress.init_digest}`,\nthat of its encoded text"
+            f" `{names['text_digest']}`."
+        )
+    if description and description.averaged_steps:
+        steps = ", ".join(map(str, description.averaged_steps))
+        text += f"\nThe weights are the mean of the checkpoints of steps {steps}."
+    if checkpoint.is_averaged(raw):
+        decay = checkpoint.config.train.ema_decay
+        text += f"\nThe weights are a moving average with decay {decay:g}."
+    return text
+
+
+def _limits(checkpoint: Checkpoint) -> str:
+    data, sources = checkpoint.config.data, checkpoint.state.sources
+    splitter = LineSplitter(checkpoint.vocab.src, data, sources)
+    seen = f"None of the sources that it was trained on has more than {data.max_length} pieces."
+    if sources:
+        seen = (
+            f"The sources that it was trained on have at\nmost {sources.longest} pieces, 99.9% of"
+            f" them at most {sources.percentile}, and {sources.several_sentences:.1%} have several"
+            " sentences."
+        )
+    return (
+        f"It translates each line independently of the others. {seen}\ntransformer-mt splits lines"
+        f" {splitter.describe()}.\nIts quality on other text was not measured."
+    )
+
+
+def _scores(records: Sequence[EvaluationRecord], stored: str) -> str:
+    if not records:
+        return (
+            "None were measured on these weights before the export; `transformer-mt evaluate` does"
+            " that."
+        )
+    before = "" if stored == "float32" else f", before they were rounded to {stored}"
+    lines = [f"Measured by transformer-mt on these weights{before}.\n"]
+    for record in records:
+        lines.append(f"- {record.test_set}, {len(record.sources):,} sentences, {record.search}:")
+        lines += [f"  - {s.title} {s.value:.2f}, `{s.signature}`" for s in record.scores]
+    return "\n".join(lines)
