@@ -296,12 +296,10 @@ def _bias(mask: Tensor, dtype: torch.dtype) -> Tensor:
     bias: Tensor | None = getattr(mask, _BIAS, None)
     if bias is None or bias.dtype != dtype:
         length = mask.size(-1)
-        # Always longer than the mask: torch.compile would need another graph for contiguous rows.
-        row_length = (length // _BIAS_ALIGNMENT + 1) * _BIAS_ALIGNMENT
+        row_length = math.ceil(length / _BIAS_ALIGNMENT) * _BIAS_ALIGNMENT
         bias = torch.zeros((*mask.shape[:-1], row_length), dtype=dtype, device=mask.device)
         bias = bias[..., :length].masked_fill_(~mask, -math.inf)
-        if not torch.compiler.is_compiling():
-            setattr(mask, _BIAS, bias)
+        setattr(mask, _BIAS, bias)
     return bias
 
 

@@ -49,6 +49,11 @@ def add_all_(tensors: list[Tensor], summands: list[Tensor]) -> None:
     torch._foreach_add_(tensors, summands)
 
 
+def copy_all_(tensors: list[Tensor], sources: list[Tensor]) -> None:
+    """Copies to each tensor, in place."""
+    torch._foreach_copy_(tensors, sources)
+
+
 def lerp_all_(tensors: list[Tensor], ends: list[Tensor], weight: float) -> None:
     """Moves each tensor in place towards its end: tensor += weight * (end - tensor)."""
     torch._foreach_lerp_(tensors, ends, weight)
@@ -74,13 +79,3 @@ def is_step_skipped(optimizer: torch.optim.Optimizer) -> Tensor:
     """Gives the condition of `skip_step_if`, or a loss scaler's, as a bool scalar."""
     found_inf: Tensor = optimizer.found_inf  # type: ignore[attr-defined]
     return found_inf > 0
-
-
-def mark_dynamic(tensor: Tensor, dimension: int) -> None:
-    """Asks torch.compile for code that works for every size of a dimension."""
-    torch._dynamo.maybe_mark_dynamic(tensor, dimension)
-
-
-def is_compile_error(error: BaseException) -> bool:
-    """Tells whether an error was raised by torch.compile."""
-    return isinstance(error, torch._dynamo.exc.TorchDynamoException)

@@ -46,9 +46,9 @@ class Pack:
 
 
 def pack_capacity(tokens: int, longest: int) -> int:
-    """Gives the smallest capacity for packs that are complete with `tokens` tokens of a side.
+    """Gives the capacity of packs for `tokens` tokens of a side and a pair of up to `longest` more.
 
-    The pair that completes a pack has up to `longest` tokens, and each side ends with padding.
+    Each side ends with padding.
     """
     return BLOCK * math.ceil((tokens + longest + 1) / BLOCK)
 
@@ -56,42 +56,25 @@ def pack_capacity(tokens: int, longest: int) -> int:
 def cut_into_packs(
     step: Indices, src_lengths: Lengths, tgt_lengths: Lengths, capacity: int, workers: int = 1
 ) -> list[Indices]:
-    """Cuts a step into a multiple of the workers, of about equal numbers of tokens.
+    """Cuts a step into the smallest multiple of the workers of packs that hold it.
 
-    The multiple is the smallest that the capacity allows; with fewer pairs each is a pack of its
-    own. Together the packs hold each index once, in order.
+    Adjacent pairs of a step have similar lengths, so they go to different packs, which then have
+    about equal numbers of tokens. With fewer pairs than packs each pair is one of its own.
 
     Args:
-        step: Indices of pairs.
+        step: Indices of pairs, each with fewer than `capacity` tokens a side.
         src_lengths: Tokens of each source of the corpus, (N,).
         tgt_lengths: Tokens of each target of the corpus, (N,).
         capacity: Tokens of a side in a pack, at least one of them padding.
         workers: Processes that compute packs at the same time.
     """
-    totals = np.cumsum((src_lengths[step], tgt_lengths[step]), axis=1)  # (2, pairs)
-    fewest = len(_fill_up(totals, capacity - 1))
-    count = min(workers * math.ceil(fewest / workers), len(step))
-    size = int(totals[:, -1].max()) // count
-    while len(starts := _fill_up(totals, size)) > count:
-        size += 1 + size // 100
-    return np.split(step, starts[1:])
-
-
-def _fill_up(totals: Lengths, size: int) -> list[int]:
-    """Gives the first pair of each pack if each takes pairs up to `size` tokens of a side.
-
-    Args:
-        totals: Tokens of the pairs up to each, that one included, (2, pairs).
-        size: Limit on the tokens of a side, which a single pair may exceed.
-    """
-    starts, done = [0], np.zeros(2, np.int64)
+    count = 0
     while True:
-        full = min(np.searchsorted(totals[side], done[side] + size, "right") for side in (0, 1))
-        end = max(int(full), starts[-1] + 1)
-        if end >= totals.shape[1]:
-            return starts
-        starts.append(end)
-        done = totals[:, end - 1]
+        count += workers
+        packs = [step[first::count] for first in range(min(count, len(step)))]
+        tokens = (side[pack].sum() for pack in packs for side in (src_lengths, tgt_lengths))
+        if max(tokens) < capacity:
+            return packs
 
 
 def pack_pairs(pairs: EncodedPairs, indices: Indices, capacity: int) -> Pack:

@@ -13,7 +13,7 @@ from transformer_mt.config.keys import DEFAULTS, Config, flat_values
 from transformer_mt.system.console import escape_controls
 from transformer_mt.system.device import choose_device, compute_settings, total_memory
 from transformer_mt.system.processes import join_processes
-from transformer_mt.text.batching import Indices, padded_size
+from transformer_mt.text.batching import Indices
 from transformer_mt.training.flops import measure_peak_flops
 from transformer_mt.training.limits import describe_limit, steps_left
 from transformer_mt.training.run import build_trainer, require_writable
@@ -52,7 +52,7 @@ def _describe(trainer: Trainer, steps: list[Indices]) -> list[str]:
     micro_batches = [
         indices for step in steps for indices in fitter.cut_step(progress, pairs, step)
     ]
-    positions = sum(padded_size(indices, *pairs.lengths) for indices in micro_batches)
+    positions = sum(fitter.count_positions(progress, pairs, part) for part in micro_batches)
     padding = 1 - (src_tokens + tgt_tokens) / positions
     return [
         f"model       {parameters / 1e6:.1f} million parameters, {corpus.vocab.describe()}",

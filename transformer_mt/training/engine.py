@@ -10,17 +10,18 @@ import numpy as np
 import torch
 from pydantic import ConfigDict, TypeAdapter
 from torch import Tensor
-from torch.nn.utils import parameters_to_vector, vector_to_parameters
+from torch.nn.utils import parameters_to_vector
 
 from transformer_mt.checkpoints.checkpoint import MOMENTS
 from transformer_mt.config.keys import Config
 from transformer_mt.model.kernels import seeded_dropout
 from transformer_mt.model.transformer import Transformer
 from transformer_mt.system.device import DTYPES
-from transformer_mt.system.private_torch import loss_scale, skip_step_if
+from transformer_mt.system.private_torch import copy_all_, loss_scale, skip_step_if
 from transformer_mt.system.processes import ALONE, Processes
 from transformer_mt.system.worker_threads import MAX_WORKERS, WorkerThreads
 from transformer_mt.text.batching import Batch, TokenCounts
+from transformer_mt.text.packing import Pack
 from transformer_mt.text.vocabulary import PAD_ID
 from transformer_mt.training.flops import flops_per_token
 from transformer_mt.training.loss import projected_loss
@@ -30,8 +31,10 @@ from transformer_mt.training.optimizer import (
     clip_gradients,
     noam_rate,
 )
+from transformer_mt.training.packed_step import PackedStep
 from transformer_mt.training.run_log import LogWindow
 
+MicroBatch = Batch | Pack | TokenCounts
 _LossesAndGradients = tuple[Tensor, tuple[Tensor, ...]]
 """The label-smoothed loss and the NLL, (2,), and the gradients of the parameters."""
 
@@ -68,7 +71,7 @@ class Engine:
 
     Attributes:
         model: The model; its weights are initialised from `train.seed`.
-        compiled: Whether the kernels of the loss are compiled, as the layers then are.
+        packed: Computes the gradients of packs; None if micro-batches are padded.
         ema: Moving average of the weights; None without `train.ema_decay`.
         grad_norm: Norm of the last step's gradient before clipping, a scalar on the device.
         lr: Learning rate of the last step.
@@ -86,7 +89,8 @@ class Engine:
         processes: Processes = ALONE,
     ) -> None:
         self.config, self.device, self.precision = config, device, precision
-        self.processes, self.compiled = processes, False
+        self.processes = processes
+        self.packed: PackedStep | None = None
         torch.manual_seed(config.train.seed)
         self.model = Transformer(config.model, src_size, tgt_size, PAD_ID).to(device)
         self._flops_per_token = flops_per_token(config.model, tgt_size)
@@ -109,7 +113,7 @@ class Engine:
     def train_step(
         self,
         step: int,
-        micro_batches: Sequence[Batch | TokenCounts],
+        micro_batches: Sequence[MicroBatch],
         guard: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
         """Takes one optimizer step on the pairs of its micro-batches.
@@ -137,14 +141,12 @@ class Engine:
         skip_step_if(self.optimizer, ~is_finite)
         self.scaler.step(self.optimizer)
         self.scaler.update()
-        self.model.zero_grad()
+        self.zero_gradients()
         if self.ema:
             self.ema.update(step)
         self._count(losses, ~is_finite, micro_batches)
 
-    def add_gradients(
-        self, step: int, micro_batches: Iterable[Batch | TokenCounts], tokens: int
-    ) -> Tensor:
+    def add_gradients(self, step: int, micro_batches: Iterable[MicroBatch], tokens: int) -> Tensor:
         """Computes the gradients of this process's micro-batches, divided by a number of tokens.
 
         They are added to those of the parameters. A CPU computes several micro-batches at once.
@@ -153,11 +155,15 @@ class Engine:
             Sums of the label-smoothed loss and of the NLL, in nats, (2,).
         """
         scale = self.scaler.scale(torch.ones((), device=self.device)) / tokens
-        own = [
+        seeded = [
             (dropout_seed(self.config.train.seed, step, number), batch)
             for number, batch in enumerate(micro_batches)
-            if isinstance(batch, Batch)
         ]
+        losses = torch.zeros(2, device=self.device)
+        for seed, pack in seeded:
+            if self.packed and isinstance(pack, Pack):
+                losses += self.packed.add_gradients(pack, seed, scale)
+        padded = [(seed, batch) for seed, batch in seeded if isinstance(batch, Batch)]
 
         def compute(
             seeded: tuple[int, Batch], raise_if_cancelled: Callable[[], None]
@@ -170,10 +176,9 @@ class Engine:
                 gradients = torch.autograd.grad(loss * scale, list(self.model.parameters()))
             return torch.stack((loss.detach(), nll)), gradients
 
-        losses = torch.zeros(2, device=self.device)
         # On CUDA an autocast around all micro-batches casts each weight once.
         with nullcontext() if self.device.type == "cpu" else self._autocast():
-            with closing(self.threads.map(compute, own)) as results:
+            with closing(self.threads.map(compute, padded)) as results:
                 for micro_batch_losses, gradients in results:
                     losses += micro_batch_losses
                     for parameter, gradient in zip(self.model.parameters(), gradients, strict=True):
@@ -183,6 +188,10 @@ class Engine:
                             parameter.grad += gradient
                     del gradients  # before the next ones are computed
         return losses
+
+    def zero_gradients(self) -> None:
+        """Forgets the gradients; those of packs stay at their addresses."""
+        self.model.zero_grad(set_to_none=self.packed is None)
 
     def _autocast(self) -> torch.autocast:
         return torch.autocast(
@@ -197,7 +206,6 @@ class Engine:
             batch.tgt_out,
             self.config.optim.label_smoothing,
             PAD_ID,
-            self.compiled,
         )
 
     def sum_over_processes(self, losses: Tensor) -> None:
@@ -212,11 +220,10 @@ class Engine:
         tensors.append(losses)
         flat = parameters_to_vector(tensors)
         self.processes.sum(flat)
-        vector_to_parameters(flat, tensors)
+        parts = torch.split(flat, [tensor.numel() for tensor in tensors])
+        copy_all_(tensors, [part.view_as(t) for part, t in zip(parts, tensors, strict=True)])
 
-    def _count(
-        self, losses: Tensor, skipped: Tensor, micro_batches: Sequence[Batch | TokenCounts]
-    ) -> None:
+    def _count(self, losses: Tensor, skipped: Tensor, micro_batches: Sequence[MicroBatch]) -> None:
         """Adds a step to the sums of a log line and to the skipped steps, if it was skipped."""
         is_finite, (per_src_token, per_tgt_token) = losses.isfinite().all(), self._flops_per_token
         src_tokens = sum(batch.src_tokens for batch in micro_batches)

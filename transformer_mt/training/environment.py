@@ -38,7 +38,7 @@ def numeric_environment(fitter: StepFitter) -> dict[str, str]:
     Two runs of one configuration are bit-equal if these are equal.
     """
     engine, device = fitter.engine, fitter.engine.device
-    compiled = COMPILE_FAILED if fitter.compile_failed else "on" if engine.compiled else "off"
+    compiled = COMPILE_FAILED if fitter.compile_failed else "on" if fitter.packs else "off"
     # To the libraries, an empty variable is not set.
     variables = [f"{k}={v}" for k, v in sorted(os.environ.items()) if v and _VARIABLES.fullmatch(k)]
     instructions = [torch.backends.cpu.get_cpu_capability(), *cpu_bf16_instructions()]

@@ -13,21 +13,21 @@ from transformer_mt.checkpoints.checkpoint import Progress
 from transformer_mt.config.keys import ModelConfig
 from transformer_mt.errors import DeviceError
 from transformer_mt.system.device import OUT_OF_MEMORY_ADVICE, is_out_of_memory, total_memory
-from transformer_mt.system.private_torch import is_compile_error, skip_step_if
+from transformer_mt.system.private_torch import skip_step_if
 from transformer_mt.text.batching import (
     Batch,
     EncodedPairs,
     Indices,
     Lengths,
-    TokenCounts,
     cut_micro_batches,
     deal_micro_batches,
     padded_size,
 )
-from transformer_mt.training.compilation import compile_layers, pad_single_sizes, restore_layers
+from transformer_mt.text.packing import Pack, cut_into_packs, pack_capacity, pack_pairs
 from transformer_mt.training.engine import Engine
 from transformer_mt.training.flops import FLOPS_PER_WEIGHT, flops_per_token
 from transformer_mt.training.loss import CHUNK_ROWS
+from transformer_mt.training.packed_step import PackedStep
 
 logger = logging.getLogger(__name__)
 
@@ -79,15 +79,16 @@ class _CompilationFailed(Exception):
 class StepFitter:
     """Takes the steps of an engine so that they fit the memory and the compiler of the machine.
 
-    If memory runs out, a step is cut finer and repeated, and so are all that follow. If
-    torch.compile fails, it is repeated without, likewise. The processes call the methods together,
-    and what fails in one of them counts as failed in all.
+    If memory runs out, a step is cut finer and repeated, and so are all that follow. If compiling
+    fails, it is repeated without, likewise. The processes call the methods together, and what fails
+    in one of them counts as failed in all.
 
     Args:
-        engine: The engine; on CUDA its layers are compiled, if `train.compile` is set.
-        compile_failed: Whether torch.compile has failed in this run and is not tried again.
+        engine: The engine.
+        compile_failed: Whether compiling has failed in this run and is not tried again.
 
     Attributes:
+        packs: Whether micro-batches are packs, as on CUDA with `train.compile`, not padded batches.
         workers: GPUs or CPU threads, of all processes together, that compute micro-batches at the
             same time.
     """
@@ -97,13 +98,11 @@ class StepFitter:
         self._processes = engine.processes
         # All processes must cut steps alike, even if one has fewer threads.
         self.workers = self._processes.world_size * self._processes.min(engine.threads.count())
-        if engine.config.train.compile and engine.device.type == "cuda" and not compile_failed:
-            self.compile()
-
-    def compile(self, backend: str | Callable[..., object] = "inductor") -> None:
-        """Uses torch.compile for training from now on."""
-        self.engine.compiled = True
-        compile_layers(self.engine.model, backend)
+        config, on_cuda = engine.config, engine.device.type == "cuda"
+        # The kernels of packs have no dropout of attention weights.
+        has_kernels = on_cuda and not config.model.attention_dropout
+        self.packs = config.train.compile and has_kernels and not compile_failed
+        self._longest = config.data.max_length + 1  # with EOS or BOS
 
     def find_micro_batch_tokens(self) -> int:
         """Finds a bound on micro-batches for the total memory, which is the same at every start.
@@ -120,7 +119,8 @@ class StepFitter:
         left -= workers * 4 * parameters  # each worker's own gradient
 
         def fits(tokens: int) -> bool:
-            logits = min(tokens, CHUNK_ROWS[device]) * model.output_weight.size(0)
+            rows = tokens if self.packs else min(tokens, CHUNK_ROWS[device])
+            logits = rows * model.output_weight.size(0)
             activations = tokens * bytes_per_position(config.model)
             return workers * (_BYTES_PER_LOGIT * logits + activations) <= left
 
@@ -134,16 +134,43 @@ class StepFitter:
         unit = "GPU" if self.engine.device.type == "cuda" else "CPU thread"
         lowered = f", lowered at step {step}" if (step := progress.finer_step) else ""
         return (
-            f"micro-batches of at most {progress.micro_batch_tokens:,} positions{lowered};"
+            f"{self._describe_size(progress)}{lowered};"
             f" {self.workers} {unit}{'s' * (self.workers != 1)}"
         )
+
+    def _describe_size(self, progress: Progress) -> str:
+        if self.packs:
+            return f"packs of {self._pack_capacity(progress):,} tokens a side"
+        return f"micro-batches of at most {progress.micro_batch_tokens:,} positions"
 
     def cut_step(
         self, progress: Progress, pairs: EncodedPairs, step_pairs: Indices
     ) -> list[Indices]:
         """Cuts the pairs of a step into those of its micro-batches."""
+        if self.packs:
+            capacity = self._pack_capacity(progress)
+            return cut_into_packs(step_pairs, *pairs.lengths, capacity, self.workers)
         limit = progress.micro_batch_tokens
         return cut_micro_batches(step_pairs, *pairs.lengths, limit, self.workers)
+
+    def count_positions(self, progress: Progress, pairs: EncodedPairs, indices: Indices) -> int:
+        """Counts the source and target positions of a micro-batch, including padding."""
+        if self.packs:
+            return 2 * self._pack_capacity(progress)
+        return padded_size(indices, *pairs.lengths)
+
+    def _pack_capacity(self, progress: Progress) -> int:
+        """Gives the capacity that holds an equal share of every step, at the limit if it can.
+
+        It is a function of the configuration, the processes and the limit, so that a resumed run
+        has the same packs.
+        """
+        tokens, packs = self.engine.config.train.batch_tokens, 0
+        while True:
+            packs += self.workers
+            capacity = pack_capacity(math.ceil(tokens / packs), self._longest)
+            if capacity <= progress.micro_batch_tokens or packs >= tokens:
+                return capacity
 
     def fit_step(self, progress: Progress, pairs: EncodedPairs, step_pairs: Indices) -> Progress:
         """Takes the step after `progress`, on some of the pairs, which the processes share.
@@ -155,14 +182,14 @@ class StepFitter:
         def cut(progress: Progress) -> list[Indices]:
             return self.cut_step(progress, pairs, step_pairs)
 
-        def attempt(parts: list[Indices]) -> None:
-            sizes = [padded_size(indices, *pairs.lengths) for indices in parts]
+        def attempt(progress: Progress, parts: list[Indices]) -> None:
+            sizes = [self.count_positions(progress, pairs, indices) for indices in parts]
             own = deal_micro_batches(sizes, self._processes.world_size)[self._processes.rank]
-            batches: list[Batch | TokenCounts] = [
-                self._batch(pairs, indices) if number in own else pairs.count_tokens(indices)
+            micro_batches = [
+                self._collect(pairs, indices) if number in own else pairs.count_tokens(indices)
                 for number, indices in enumerate(parts)
             ]
-            self.engine.train_step(progress.step + 1, batches, self._failing_together)
+            self.engine.train_step(progress.step + 1, micro_batches, self._failing_together)
 
         return self._repeat_until_it_fits(progress, pairs, cut, attempt)
 
@@ -171,7 +198,8 @@ class StepFitter:
     ) -> Progress:
         """Tries the micro-batches of an epoch that need the most memory; changes no weight.
 
-        Gradients are computed with everything in memory that training needs.
+        Gradients are computed with everything in memory that training needs. Packs all need the
+        same, and the graph of their step holds it: for them, capturing that is the trial.
 
         Returns:
             The progress with a bound on micro-batches that fit.
@@ -185,66 +213,79 @@ class StepFitter:
 
         def cut(progress: Progress) -> list[Indices]:
             limit = progress.micro_batch_tokens
-            return most_demanding(steps, *pairs.lengths, limit, self.workers)
+            return [] if self.packs else most_demanding(steps, *pairs.lengths, limit, self.workers)
 
-        def attempt(trials: list[Indices]) -> None:
+        def attempt(progress: Progress, trials: list[Indices]) -> None:
             for parameter in engine.model.parameters():
-                parameter.grad = torch.zeros_like(parameter)
+                if parameter.grad is None:
+                    parameter.grad = torch.zeros_like(parameter)
             skip_step_if(engine.optimizer, torch.ones((), device=engine.device))
             engine.optimizer.step()  # allocates the moments, and changes nothing
             for trial in trials:
                 with self._failing_together():
-                    losses = engine.add_gradients(1, [self._batch(pairs, trial)] * at_once, 1)
+                    losses = engine.add_gradients(1, [pairs.batch(trial)] * at_once, 1)
                 engine.sum_over_processes(losses)
-            engine.model.zero_grad()
+            engine.zero_gradients()
 
         return self._repeat_until_it_fits(progress, pairs, cut, attempt)
 
-    def _batch(self, pairs: EncodedPairs, indices: Indices) -> Batch:
-        batch = pairs.batch(indices)
-        return pad_single_sizes(batch) if self.engine.compiled else batch
+    def _collect(self, pairs: EncodedPairs, indices: Indices) -> Batch | Pack:
+        if self.engine.packed:
+            return pack_pairs(pairs, indices, self.engine.packed.capacity)
+        return pairs.batch(indices)
 
     def _repeat_until_it_fits(
         self,
         progress: Progress,
         pairs: EncodedPairs,
         cut: Callable[[Progress], list[Indices]],
-        attempt: Callable[[list[Indices]], None],
+        attempt: Callable[[Progress, list[Indices]], None],
     ) -> Progress:
         """Attempts something with micro-batches that are cut finer each time memory runs out."""
         while True:
             micro_batches = cut(progress)
             try:
-                attempt(micro_batches)
+                self._capture_packs(progress)
+                attempt(progress, micro_batches)
                 return progress
             except (_OutOfMemory, _CompilationFailed) as error:
                 is_memory, reason = isinstance(error, _OutOfMemory), str(error)
-            self.engine.model.zero_grad()
+            self.engine.packed = None
+            self.engine.zero_gradients()
             gc.collect()  # errors and the frames that they passed refer to each other
             if self.engine.device.type == "cuda":
                 torch.cuda.empty_cache()  # its blocks have the sizes of the larger micro-batches
             if is_memory:
-                progress = _cut_finer(progress, pairs, micro_batches, reason)
+                progress = self._cut_finer(progress, pairs, micro_batches, reason)
             else:
                 logger.warning("%s; this run continues without it, more slowly", reason)
-                self.compile_failed, self.engine.compiled = True, False
-                restore_layers(self.engine.model)
+                self.compile_failed, self.packs = True, False
+
+    def _capture_packs(self, progress: Progress) -> None:
+        """Makes the engine compute packs of the capacity that is due, unless it does already."""
+        capacity, engine = self._pack_capacity(progress), self.engine
+        if not self.packs or (engine.packed and engine.packed.capacity == capacity):
+            return
+        engine.packed = None
+        with self._failing_together(is_capturing=True):
+            smoothing = engine.config.optim.label_smoothing
+            engine.packed = PackedStep(engine.model, capacity, smoothing, engine.precision)
 
     @contextmanager
-    def _failing_together(self) -> Iterator[None]:
+    def _failing_together(self, is_capturing: bool = False) -> Iterator[None]:
         """Makes what fails in one process, within the block, fail in all."""
         failure: Exception | None = None
         try:
             yield
         except (RuntimeError, MemoryError) as error:
-            if self.engine.compiled and is_compile_error(error):
+            if is_out_of_memory(error):
+                failure = _OutOfMemory(f"out of memory on {self.engine.device.type}")
+            elif is_capturing:
                 reason, *_ = str(error).split("\n\n")  # what follows is advice to PyTorch's authors
                 failure = _CompilationFailed(
                     f"torch.compile failed ({reason}): install a C compiler and Python's headers,"
                     " or set train.compile = false"
                 )
-            elif is_out_of_memory(error):
-                failure = _OutOfMemory(f"out of memory on {self.engine.device.type}")
             else:
                 raise
         # On CUDA this does not wait for the device: memory is allocated before kernels run.
@@ -254,25 +295,28 @@ class StepFitter:
             where = f"process {rank}: " if self._processes.world_size > 1 else ""
             raise type(first)(f"{where}{first}")
 
-
-def _cut_finer(
-    progress: Progress, pairs: EncodedPairs, micro_batches: list[Indices], reason: str
-) -> Progress:
-    """Lowers the bound on micro-batches, of which these need too much memory."""
-    src, tgt = pairs.lengths
-    sizes = [
-        len(indices) * int(max(src[indices].max(), tgt[indices].max()))
-        for indices in micro_batches
-        if len(indices) > 1
-    ]
-    if not sizes:
-        raise DeviceError(f"{reason} with a single pair: {OUT_OF_MEMORY_ADVICE}")
-    limit = 1 << (max(sizes) // 2).bit_length() - 1
-    # A run that begins has not taken a step with other micro-batches.
-    finer_step = progress.step + 1 if progress.step else 0
-    since = f" from step {finer_step} on, which ends bit-equality" if finer_step else ""
-    logger.warning(f"{reason}; micro-batches have at most {limit:,} positions{since}")
-    return replace(progress, micro_batch_tokens=limit, finer_step=finer_step)
+    def _cut_finer(
+        self, progress: Progress, pairs: EncodedPairs, micro_batches: list[Indices], reason: str
+    ) -> Progress:
+        """Lowers the bound on micro-batches, of which these need too much memory."""
+        src, tgt = pairs.lengths
+        sizes = [
+            len(indices) * int(max(src[indices].max(), tgt[indices].max()))
+            for indices in micro_batches
+            if len(indices) > 1
+        ]
+        limit = 1 << (max(sizes, default=0) // 2).bit_length() - 1 if sizes else 0
+        if self.packs:
+            limit = self._pack_capacity(progress) - 1
+            limit = limit if limit >= pack_capacity(1, self._longest) else 0
+        if not limit:
+            raise DeviceError(f"{reason} with a single pair: {OUT_OF_MEMORY_ADVICE}")
+        # A run that begins has not taken a step with other micro-batches.
+        finer_step = progress.step + 1 if progress.step else 0
+        progress = replace(progress, micro_batch_tokens=limit, finer_step=finer_step)
+        since = f" from step {finer_step} on, which ends bit-equality" if finer_step else ""
+        logger.warning(f"{reason}; from now on {self._describe_size(progress)}{since}")
+        return progress
 
 
 def most_demanding(

@@ -4,8 +4,6 @@ Shapes: B batch, T target length, D model width, V target vocabulary, N = B * T 
 padded as in `pad_rows`, C positions of one chunk.
 """
 
-import functools
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,7 +11,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from transformer_mt.model.kernels import linear, pad_rows, weight_gradient
-from transformer_mt.system.private_torch import mark_dynamic
 
 CHUNK_ROWS = {"cpu": 384, "cuda": 8192}
 """Target positions whose logits exist at once: few enough for a CPU's cache; on CUDA enough that
@@ -54,7 +51,6 @@ def projected_loss(
     targets: Tensor,
     label_smoothing: float,
     pad_id: int,
-    compiled: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Computes `label_smoothed_loss` of a decoder's output, in the precision of autocast.
 
@@ -67,7 +63,6 @@ def projected_loss(
         targets: Token ids, (B, T); positions holding `pad_id` do not count.
         label_smoothing: Probability mass that is spread.
         pad_id: Id of padding.
-        compiled: Whether torch.compile fuses the softmax and its gradient into few kernels.
 
     Returns:
         Two sums in nats, float32 scalars: the label-smoothed loss, which can be differentiated
@@ -75,7 +70,7 @@ def projected_loss(
         whole step. A token's NLL counts as at most 87 nats, the limit of float32.
     """
     sums: tuple[Tensor, Tensor] = _ProjectedLoss.apply(  # type: ignore[no-untyped-call]
-        decoder_output, output_weight, targets, label_smoothing, pad_id, compiled
+        decoder_output, output_weight, targets, label_smoothing, pad_id
     )
     return sums
 
@@ -98,11 +93,6 @@ def _losses_and_gradients(
     gradients = probabilities.sub_(smoothing / logits.size(1))
     gradients = gradients.mul_(grad_scale) if grad_scale > 1 else gradients
     return losses, nlls, gradients.to(logits.dtype)
-
-
-@functools.cache
-def _compile_losses_and_gradients() -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
-    return torch.compile(_losses_and_gradients)
 
 
 def _row_scale(rows: Tensor, grad_scale: float) -> Tensor:
@@ -128,9 +118,7 @@ class _ProjectedLoss(torch.autograd.Function):
         targets: Tensor,
         smoothing: float,
         pad_id: int,
-        compiled: bool,
     ) -> tuple[Tensor, Tensor]:
-        compute = _compile_losses_and_gradients() if compiled else _losses_and_gradients
         device = decoder_output.device.type
         autocast = torch.is_autocast_enabled(device)
         dtype = torch.get_autocast_dtype(device) if autocast else decoder_output.dtype
@@ -152,12 +140,10 @@ class _ProjectedLoss(torch.autograd.Function):
             positions = torch.arange(len(rows), device=rows.device)
             for start in range(0, len(rows), CHUNK_ROWS[device]):
                 chunk = slice(start, start + CHUNK_ROWS[device])
-                # (C, V), (C, 1), (C, 1)
-                inputs = linear(rows[chunk], weight), ids[chunk, None], mean_logits[chunk]
-                if compiled:
-                    for tensor in inputs:
-                        mark_dynamic(tensor, 0)  # one kernel for chunks of every size
-                losses, nlls, grads = compute(*inputs, smoothing, grad_scale)
+                logits = linear(rows[chunk], weight)  # (C, V)
+                losses, nlls, grads = _losses_and_gradients(
+                    logits, ids[chunk, None], mean_logits[chunk], smoothing, grad_scale
+                )
                 loss += (losses * not_padding[chunk]).sum()
                 nll += (nlls * not_padding[chunk]).sum()
                 # Not `scatter_add_`, which copies all of a matrix in bf16 on a CPU.
@@ -174,4 +160,4 @@ class _ProjectedLoss(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         grad_output, grad_weight = ctx.saved_tensors
-        return grad_output * grad, grad_weight * grad, None, None, None, None
+        return grad_output * grad, grad_weight * grad, None, None, None

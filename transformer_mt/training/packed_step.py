@@ -27,13 +27,19 @@ class PackedStep:
         capacity: Tokens of a side in a pack, N.
         label_smoothing: Probability mass that the loss spreads.
         precision: `fp32`, `bf16` or `fp16`.
+
+    Attributes:
+        capacity: That of the packs.
+
+    Raises:
+        RuntimeError: If memory runs out, or compiling or capturing fails.
     """
 
     def __init__(
         self, model: Transformer, capacity: int, label_smoothing: float, precision: str
     ) -> None:
         self._model, self._label_smoothing, self._precision = model, label_smoothing, precision
-        self._parameters = list(model.parameters())
+        self._parameters, self.capacity = list(model.parameters()), capacity
         # Zeros are a valid pack, in which no token counts.
         shapes = ((3, capacity), (2, capacity), (2, capacity), (3, capacity // BLOCK, 2))
         self._inputs = [
