@@ -27,7 +27,7 @@ FEW = {
 
 
 def cuda_config(corpus_dir, **changes):
-    return tiny_config(corpus_dir, train__device="cuda", train__compile=False, **changes)
+    return tiny_config(corpus_dir, **{"train__device": "cuda", "train__compile": False, **changes})
 
 
 def build_engine(corpus_dir, prepared, device: str, precision: str, **changes) -> Engine:
@@ -70,23 +70,26 @@ def _small_peak(monkeypatch):
     monkeypatch.setitem(flops._SIZES, "cuda", 32)
 
 
+@pytest.mark.parametrize("packs", [False, True])
 @pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-4), ("fp16", 0.02)])
 def test_a_run_with_resumption_follows_the_cpu(
-    corpus_dir, tmp_path, _small_peak, precision, tolerance
+    corpus_dir, tmp_path, _small_peak, precision, tolerance, packs
 ):
     """Training, validation, saving, resuming: the losses are the CPU's, up to the precision."""
     sizes = {"model__dropout": 0.0, **FEW}
     train(tiny_config(corpus_dir, **sizes, train__max_steps=4), tmp_path / "cpu")
     for steps in (2, 4):
         with SimulatedCuda():
-            config = cuda_config(
-                corpus_dir, **sizes, train__max_steps=steps, train__precision=precision
-            )
+            recipe = {"train__precision": precision, "train__compile": packs}
+            config = cuda_config(corpus_dir, **sizes, train__max_steps=steps, **recipe)
             assert train(config, tmp_path / "cuda").step == steps
+    log = (tmp_path / "cuda" / "train.log").read_text()
+    assert log.count(" packs of 256 tokens a side; 1 GPU") == 2 * packs
     assert losses(tmp_path / "cuda") == pytest.approx(losses(tmp_path / "cpu"), rel=tolerance)
 
 
-def test_the_loop_waits_only_to_log(corpus_dir, tmp_path, _small_peak, monkeypatch):
+@pytest.mark.parametrize("packs", [False, True])
+def test_the_loop_waits_only_to_log(corpus_dir, tmp_path, _small_peak, monkeypatch, packs):
     """More steps between log lines cause no more waits; steps, not searches, use TF32."""
     totals, precisions = [], []
     for method in (Engine.train_step, Transformer.begin_decoding):
@@ -100,7 +103,8 @@ def test_the_loop_waits_only_to_log(corpus_dir, tmp_path, _small_peak, monkeypat
     for steps in (6, 9):  # steps 1, 2 and 5 are logged
         every = {"train__save_every": 100, "train__log_every": 100, "valid__every": 100, **FEW}
         with SimulatedCuda() as cuda:
-            config = cuda_config(corpus_dir, **every, train__max_steps=steps)
+            recipe = {"train__max_steps": steps, "train__compile": packs}
+            config = cuda_config(corpus_dir, **every, **recipe)
             train(config, tmp_path / str(steps))
         places = {k: n for k, n in cuda.synchronisations.items() if k.startswith("training/")}
         totals.append(places)

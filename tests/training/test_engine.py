@@ -26,7 +26,7 @@ from transformer_mt.text.batching import Batch, TokenCounts
 from transformer_mt.text.prepared import PreparedCorpus
 from transformer_mt.text.vocabulary import PAD_ID
 from transformer_mt.training import engine as engine_module
-from transformer_mt.training import environment, fit, flops
+from transformer_mt.training import environment, flops
 from transformer_mt.training.engine import Engine, dropout_seed
 from transformer_mt.training.environment import numeric_environment
 from transformer_mt.training.fit import StepFitter
@@ -71,7 +71,7 @@ def test_vocabularies_of_two_sizes(corpus_dir):
 
 
 def test_what_a_run_is_computed_with(corpus_dir, prepared, monkeypatch):
-    """Weights of the seed; compiled layers on CUDA, unless that has failed."""
+    """Weights of the seed; packs on CUDA, unless compiling has failed."""
     config = tiny_config(corpus_dir, train__compile=True)
     engine, other = (
         build_engine(tiny_config(corpus_dir, train__seed=seed), prepared) for seed in (1, 2)
@@ -84,13 +84,12 @@ def test_what_a_run_is_computed_with(corpus_dir, prepared, monkeypatch):
     assert recorded["CPU features"] == f"{torch.backends.cpu.get_cpu_capability()}, AMX"
     assert (recorded["CPU maker"], recorded["torch.compile"]) == ("maker", "off")
     assert recorded["numpy version"] == np.__version__
-    monkeypatch.setattr(fit, "compile_layers", lambda model, backend: None)
     for failed, compiled in ((False, "on"), (True, "failed")):
         with SimulatedCuda():
             engine = Engine(config, 20, 20, torch.device("cuda"), "fp32")
             fitter = StepFitter(engine, failed)
             recorded = numeric_environment(fitter)
-        assert (engine.compiled, fitter.workers) == (not failed, 1)
+        assert (fitter.packs, fitter.workers) == (not failed, 1)
         assert (recorded["device"], recorded["torch.compile"]) == ("simulated", compiled)
 
 

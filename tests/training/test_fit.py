@@ -150,7 +150,7 @@ def test_a_step_for_which_memory_runs_out_is_repeated(
     assert load_newest(tmp_path / "little").progress == progress and max(sizes) <= 64
     warnings = [text for text in caplog.messages if text.startswith(f"out of memory on {device}")]
     assert warnings[-1].endswith(
-        "; micro-batches have at most 64 positions from step 3 on, which ends bit-equality"
+        "; now micro-batches of at most 64 positions, from step 3 on, which ends bit-equality"
     )
     log = (tmp_path / "little" / "train.log").read_text()
     assert log.count(f" warning: {warnings[-1]}\n") == 1

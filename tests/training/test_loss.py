@@ -1,11 +1,8 @@
 """The loss and its gradients compared with plain PyTorch."""
 
-import functools
-
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 from torch.testing import assert_close
 
 from transformer_mt.model.kernels import linear
@@ -116,27 +113,3 @@ def test_sums_of_half_precision_logits_are_fp32():
         logits = linear(output.flatten(0, 1).bfloat16(), output_weight.bfloat16())
     plain, _ = label_smoothed_loss(logits[None], targets.view(1, -1), 0.6, 0)
     assert value.item() == pytest.approx(plain.item(), abs=0.01 * 200)
-
-
-def test_one_compiled_graph_serves_all_chunks(monkeypatch):
-    """Compiled, loss and gradients are the same, and the last, smaller chunk needs no new graph."""
-    graphs: list[object] = []
-
-    def backend(graph, inputs):
-        graphs.append(graph)
-        return graph.forward
-
-    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=backend))
-    monkeypatch.setitem(loss.CHUNK_ROWS, "cpu", 8)
-    torch.manual_seed(0)
-    output, output_weight = torch.randn(3, 7, 4), torch.randn(9, 4)
-    targets = torch.randint(0, 9, (3, 7))
-
-    def loss_and_gradients(compiled: bool) -> tuple[Tensor, ...]:
-        inputs = [tensor.clone().requires_grad_() for tensor in (output, output_weight)]
-        value, nll = loss.projected_loss(*inputs, targets, 0.1, 0, compiled)
-        value.backward()
-        return (value.detach(), nll, *(tensor.grad for tensor in inputs))
-
-    assert_close(loss_and_gradients(True), loss_and_gradients(False), atol=1e-5, rtol=1e-5)
-    assert len(graphs) == 1

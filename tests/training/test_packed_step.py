@@ -1,19 +1,34 @@
-"""Gradients of packs against those of padded batches, on simulated CUDA."""
+"""Steps whose pairs are packed, on simulated CUDA, against those of padded batches."""
 
+import sys
+
+import fork_server
 import numpy as np
 import pytest
 import torch
+from conftest import losses, tiny_config, weights, write_config
 from simulated_cuda import SimulatedCuda
 
+from transformer_mt.checkpoints.checkpoint import Progress
+from transformer_mt.checkpoints.run_directory import list_checkpoints
 from transformer_mt.config.keys import ModelConfig
+from transformer_mt.errors import DeviceError
+from transformer_mt.model import kernels
 from transformer_mt.model.transformer import Transformer
+from transformer_mt.system.processes import Processes
 from transformer_mt.text.batching import EncodedPairs, flatten
 from transformer_mt.text.packing import pack_pairs
 from transformer_mt.text.vocabulary import PAD_ID
+from transformer_mt.training import flops
+from transformer_mt.training.engine import Engine
+from transformer_mt.training.environment import numeric_environment
+from transformer_mt.training.fit import StepFitter
 from transformer_mt.training.loss import label_smoothed_loss
 from transformer_mt.training.packed_step import PackedStep
+from transformer_mt.training.run import build_trainer, train
 
 VOCAB, CAPACITY = 40, 256
+FEW = {"data__valid": "validation[:3]", "data__train": "train[:600]", "train__batch_tokens": 100}
 
 
 def made_pairs(count: int, seed: int) -> EncodedPairs:
@@ -80,3 +95,145 @@ def test_a_replay_waits_for_nothing_and_moves_no_gradient(precision):
         assert not waits
         assert [parameter.grad.data_ptr() for parameter in model.parameters()] == addresses
         assert losses.isfinite().all() and losses[0] > 0
+
+
+@pytest.fixture(autouse=True)
+def _small_peak(monkeypatch):
+    """Keeps the measurement of the peak quick: a CPU computes it."""
+    monkeypatch.setitem(flops._SIZES, "cuda", 32)
+
+
+def packed_config(corpus_dir, **changes):
+    return tiny_config(
+        corpus_dir, train__device="cuda", **{**FEW, "train__compile": True, **changes}
+    )
+
+
+def test_a_resumed_run_is_bit_equal(corpus_dir, tmp_path):
+    """With dropout. Sabotage: seed packs by their number alone; leave warm-up gradients."""
+    recipe = {"model__dropout": 0.3, "train__ema_decay": 0.9}
+    for name, ends in (("whole", (4,)), ("parts", (2, 3, 4))):
+        for steps in ends:
+            with SimulatedCuda():
+                train(packed_config(corpus_dir, train__max_steps=steps, **recipe), tmp_path / name)
+    whole, parts = (weights(list_checkpoints(tmp_path / name)[0]) for name in ("whole", "parts"))
+    assert all(torch.equal(whole[name], parts[name]) for name in whole)
+
+
+def test_several_packs_are_one_step(corpus_dir, tmp_path):
+    """Where memory does not hold it at once: the same losses, of packs of one smaller capacity."""
+    for name, limit in (("one", "auto"), ("several", 200)):
+        recipe = {"train__micro_batch_tokens": limit, "model__dropout": 0.0}
+        recipe |= {"train__batch_tokens": 600, "train__max_steps": 3}
+        with SimulatedCuda():
+            train(packed_config(corpus_dir, **recipe), tmp_path / name)
+        log = (tmp_path / name / "train.log").read_text()
+        assert f"packs of {768 if name == 'one' else 128} tokens a side" in log
+    assert losses(tmp_path / "several") == pytest.approx(losses(tmp_path / "one"), rel=1e-4)
+
+
+def test_smaller_packs_if_memory_runs_out(corpus_dir, tmp_path, monkeypatch, caplog):
+    """At the start; a run in which not even the smallest packs fit ends."""
+    largest, real = [200], PackedStep.__init__
+
+    def init(step, model, capacity, *arguments):
+        if capacity > largest[0]:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        real(step, model, capacity, *arguments)
+
+    monkeypatch.setattr(PackedStep, "__init__", init)
+    config = packed_config(corpus_dir, train__batch_tokens=600, train__max_steps=1)
+    with SimulatedCuda():
+        progress = train(config, tmp_path / "run")
+        assert "out of memory on cuda; now packs of 128 tokens a side" in caplog.messages
+        assert progress.finer_step == 0
+        largest[0] = 0
+        with pytest.raises(DeviceError, match="out of memory on cuda with a single pair: to train"):
+            train(config, tmp_path / "other")
+
+
+def test_a_failed_compilation_is_one_line(corpus_dir, tmp_path, monkeypatch, caplog):
+    """Training goes on with padded batches, and so it does when it is resumed."""
+
+    def fail(*arguments):
+        raise RuntimeError("no compiler\n\nadvice")
+
+    monkeypatch.setattr(PackedStep, "_capture", fail)
+    config = packed_config(corpus_dir, train__max_steps=2)
+    with SimulatedCuda():
+        trainer = build_trainer(config, tmp_path)
+        steps = trainer.start_epoch()
+        trainer.progress = trainer.fitter.check_memory(trainer.progress, trainer.pairs, steps)
+        trainer.take_step(steps[0])
+        recorded = numeric_environment(trainer.fitter)["torch.compile"]
+    assert [each for each in caplog.messages if "compile" in each] == [
+        "torch.compile failed (no compiler): install a C compiler and Python's headers, or set"
+        " train.compile = false; this run continues without it, more slowly"
+    ]
+    assert recorded == "failed" and not trainer.fitter.packs and not trainer.engine.packed
+
+
+def test_dropout_of_attention_weights_is_for_padded_batches(corpus_dir, prepared):
+    config = packed_config(corpus_dir, model__attention_dropout=0.1)
+    with SimulatedCuda():
+        engine = Engine(config, VOCAB, VOCAB, torch.device("cuda"), "fp32")
+        assert not StepFitter(engine).packs
+
+
+class Pair(Processes):
+    """Two processes in one: what is summed is doubled."""
+
+    def sum(self, tensor: torch.Tensor) -> None:
+        tensor *= 2
+
+
+def test_gradients_keep_their_addresses(corpus_dir, prepared):
+    """Through sums over processes, clipping and the step. Sabotage: replace what they hold."""
+    config = packed_config(corpus_dir, optim__muon=True)
+    sizes = prepared.vocab.src.size, prepared.vocab.tgt.size
+    with SimulatedCuda():
+        engine = Engine(config, *sizes, torch.device("cuda"), "fp32", Pair(world_size=2))
+        fitter, progress = StepFitter(engine), Progress(micro_batch_tokens=10_000)
+        progress = fitter.fit_step(progress, prepared.pairs, np.arange(8))
+        addresses = [parameter.grad.data_ptr() for parameter in engine.model.parameters()]
+        assert not any(parameter.grad.any().item() for parameter in engine.model.parameters())
+        fitter.fit_step(progress, prepared.pairs, np.arange(8))
+        assert [p.grad.data_ptr() for p in engine.model.parameters()] == addresses
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_one_graph_serves_all_packs(monkeypatch, backend):
+    """It has no breaks, and computes what the model does; only gradients need CUDA."""
+    from torch._dynamo.testing import CompileCounterWithBackend  # takes seconds
+
+    torch._dynamo.reset()
+    counter, compile_ = CompileCounterWithBackend(backend), torch.compile
+    monkeypatch.setattr(torch, "compile", lambda f, **kw: compile_(f, backend=counter, **kw))
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", object)
+    monkeypatch.setattr(PackedStep, "_capture", lambda step: None)
+    monkeypatch.setattr(kernels, "_on_cpu", lambda x: False)
+    model = build_model("pre")
+    step = PackedStep(model, CAPACITY, 0.1, "fp32")
+    with torch.no_grad():
+        for count in (1, 5, 9, 12):
+            pairs = made_pairs(count, seed=count)
+            losses = step._compiled(*pack_pairs(pairs, np.arange(count), CAPACITY).tensors)
+            batch = pairs.batch(np.arange(count))
+            logits = model(batch.src, batch.tgt_in)
+            expected = label_smoothed_loss(logits, batch.tgt_out, 0.1, PAD_ID)
+            torch.testing.assert_close(losses, expected, rtol=1e-4, atol=1e-4)
+    assert counter.frame_count == 1
+
+
+def test_a_cpu_trains_without_importing_a_compiler(corpus_dir, tmp_path):
+    """Since that takes seconds. Sabotage: build PyTorch's own Adam; import flex_attention."""
+    config = write_config(tmp_path, corpus_dir, train__max_steps=2)
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import sys; from transformer_mt.cli.program import main; main()\n"
+        "print('torch.optim' in sys.modules, 'torch._dynamo' in sys.modules)\n"
+    )
+    done = fork_server.run([sys.executable, script, "train", config, "--run", tmp_path / "run"])
+    assert (done.returncode, done.stdout) == (0, b"True False\n")

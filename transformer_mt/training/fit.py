@@ -305,7 +305,7 @@ class StepFitter:
             for indices in micro_batches
             if len(indices) > 1
         ]
-        limit = 1 << (max(sizes, default=0) // 2).bit_length() - 1 if sizes else 0
+        limit = 1 << (max(sizes) // 2).bit_length() - 1 if sizes else 0
         if self.packs:
             limit = self._pack_capacity(progress) - 1
             limit = limit if limit >= pack_capacity(1, self._longest) else 0
@@ -314,8 +314,8 @@ class StepFitter:
         # A run that begins has not taken a step with other micro-batches.
         finer_step = progress.step + 1 if progress.step else 0
         progress = replace(progress, micro_batch_tokens=limit, finer_step=finer_step)
-        since = f" from step {finer_step} on, which ends bit-equality" if finer_step else ""
-        logger.warning(f"{reason}; from now on {self._describe_size(progress)}{since}")
+        since = f", from step {finer_step} on, which ends bit-equality" if finer_step else ""
+        logger.warning(f"{reason}; now {self._describe_size(progress)}{since}")
         return progress
 
 
