@@ -201,7 +201,8 @@ class TrainConfig(Section):
     device: Annotated[Literal["auto", "cpu", "cuda"], OnChange.ENDS_BIT_EQUALITY] = "auto"
     """Where to train; `auto` is CUDA if there is a GPU."""
     compile: Annotated[bool, OnChange.ENDS_BIT_EQUALITY] = True
-    """Use torch.compile on CUDA, which takes a while at the start; no effect on a CPU."""
+    """Compile training on CUDA and capture it as a CUDA graph, which takes a while at the start; no
+    effect on a CPU."""
     seed: Annotated[int, Field(ge=0, lt=2**32), OnChange.REFUSED] = 1
     """Random seed of initial weights, order of the pairs, dropout and `vocab.sampling`."""
     init_from: Annotated[str | None, Field(min_length=1), OnChange.ALLOWED] = None

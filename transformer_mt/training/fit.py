@@ -43,6 +43,7 @@ _USED_SHARE = {"cpu": 0.25, "cuda": 0.6}
 Linux ends a process and reports no error; on CUDA, PyTorch itself and fragments need some.
 """
 _TRIED_STEPS = 100
+_LEAST_HEAD_WIDTH = 16
 
 
 def require_memory(config: ModelConfig, device: torch.device) -> None:
@@ -98,10 +99,11 @@ class StepFitter:
         self._processes = engine.processes
         # All processes must cut steps alike, even if one has fewer threads.
         self.workers = self._processes.world_size * self._processes.min(engine.threads.count())
-        config, on_cuda = engine.config, engine.device.type == "cuda"
-        # The kernels of packs have no dropout of attention weights.
-        has_kernels = on_cuda and not config.model.attention_dropout
-        self.packs = config.train.compile and has_kernels and not compile_failed
+        config, model = engine.config, engine.config.model
+        is_compiled = engine.device.type == "cuda" and config.train.compile and not compile_failed
+        # What flex attention's kernels cannot do.
+        is_unusual = model.attention_dropout or model.d_model // model.n_heads < _LEAST_HEAD_WIDTH
+        self.packs = is_compiled and not is_unusual
         self._longest = config.data.max_length + 1  # with EOS or BOS
 
     def find_micro_batch_tokens(self) -> int:
