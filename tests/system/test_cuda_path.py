@@ -76,7 +76,7 @@ def test_a_run_with_resumption_follows_the_cpu(
     corpus_dir, tmp_path, _small_peak, precision, tolerance, packs
 ):
     """Training, validation, saving, resuming: the losses are the CPU's, up to the precision."""
-    sizes = {"model__dropout": 0.0, **FEW}
+    sizes = {"model__dropout": 0.0, "model__n_heads": 1, **FEW}
     train(tiny_config(corpus_dir, **sizes, train__max_steps=4), tmp_path / "cpu")
     for steps in (2, 4):
         with SimulatedCuda():
@@ -103,7 +103,7 @@ def test_the_loop_waits_only_to_log(corpus_dir, tmp_path, _small_peak, monkeypat
     for steps in (6, 9):  # steps 1, 2 and 5 are logged
         every = {"train__save_every": 100, "train__log_every": 100, "valid__every": 100, **FEW}
         with SimulatedCuda() as cuda:
-            recipe = {"train__max_steps": steps, "train__compile": packs}
+            recipe = {"train__max_steps": steps, "train__compile": packs, "model__n_heads": 1}
             config = cuda_config(corpus_dir, **every, **recipe)
             train(config, tmp_path / str(steps))
         places = {k: n for k, n in cuda.synchronisations.items() if k.startswith("training/")}

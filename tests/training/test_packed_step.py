@@ -104,9 +104,8 @@ def _small_peak(monkeypatch):
 
 
 def packed_config(corpus_dir, **changes):
-    return tiny_config(
-        corpus_dir, train__device="cuda", **{**FEW, "train__compile": True, **changes}
-    )
+    values = {"model__n_heads": 1, "train__device": "cuda", "train__compile": True}
+    return tiny_config(corpus_dir, **{**values, **FEW, **changes})
 
 
 def test_a_resumed_run_is_bit_equal(corpus_dir, tmp_path):
@@ -173,8 +172,10 @@ def test_a_failed_compilation_is_one_line(corpus_dir, tmp_path, monkeypatch, cap
     assert recorded == "failed" and not trainer.fitter.packs and not trainer.engine.packed
 
 
-def test_dropout_of_attention_weights_is_for_padded_batches(corpus_dir, prepared):
-    config = packed_config(corpus_dir, model__attention_dropout=0.1)
+@pytest.mark.parametrize("changes", [{"attention_dropout": 0.1}, {"n_heads": 2}])
+def test_what_has_no_kernel_for_packs_is_padded(corpus_dir, changes):
+    """Dropout of attention weights, and heads narrower than 16."""
+    config = packed_config(corpus_dir, **{f"model__{key}": n for key, n in changes.items()})
     with SimulatedCuda():
         engine = Engine(config, VOCAB, VOCAB, torch.device("cuda"), "fp32")
         assert not StepFitter(engine).packs
