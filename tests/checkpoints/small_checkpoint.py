@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import torch
 from conftest import tiny_config
-from transformer_mt.text.corpus_report import CorpusReport
 
 from transformer_mt.checkpoints.checkpoint import MOMENTS, Progress, RunState, save_checkpoint
 from transformer_mt.checkpoints.layout import MODEL, TRAINING, checkpoint_path
@@ -21,6 +20,7 @@ from transformer_mt.checkpoints.run_description import (
 )
 from transformer_mt.config.keys import Config, VocabConfig
 from transformer_mt.model.transformer import Transformer
+from transformer_mt.text.corpus_report import CorpusReport
 from transformer_mt.text.splitting import SourceStatistics
 from transformer_mt.text.vocabulary import PAD_ID, Vocabulary, train_vocabulary
 
