@@ -402,13 +402,6 @@ def test_what_is_said_when_a_run_is_resumed(corpus_dir, run_dir, caplog):
     assert [record["step"] for record in records(run_dir)] == [1, 1]
 
 
-def test_a_run_that_ended_before_its_first_step(corpus_dir, tmp_path, caplog):
-    """Has a checkpoint. Sabotage: ask for the number of steps instead."""
-    for steps in (0, 1):
-        train(small_config(corpus_dir, train__max_steps=steps), tmp_path / "run")
-    assert "has no checkpoint" not in caplog.text
-
-
 class Two(Processes):
     """One of two processes: what the first sends, the second receives."""
 

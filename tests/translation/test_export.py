@@ -4,7 +4,6 @@ import contextlib
 import json
 import textwrap
 from dataclasses import replace
-from unittest.mock import Mock
 
 import pytest
 import sentencepiece
@@ -132,20 +131,6 @@ def test_a_link_to_a_checkpoint(copy_run, tmp_path):
     assert (own["layer_norm_epsilon"], own["add_source_eos"]) == (1e-5, True)
     names = [own[f"{name}_token"] for name in ("unk", "bos", "eos", "decoder_start")]
     assert names == ["<unk>", "<s>", "</s>", "<s>"]
-
-
-def test_options_reach_the_export(copy_run, tmp_path, call, monkeypatch):
-    monkeypatch.setattr("transformer_mt.translation.export.export", taken := Mock())
-    arguments = "export", copy_run, "-o", tmp_path
-    options = "--raw", "--format", "transformers", "--license", "mit", "--quantization", "int8"
-    for words, given in (
-        ((), (None, False, "ctranslate2", None)),
-        (options, ("int8", True, "transformers", "mit")),
-    ):
-        assert call(*arguments, *words).code == 0
-        checkpoint, *others = taken.call_args.args
-        assert checkpoint.path == find_checkpoint(copy_run).path
-        assert others == [tmp_path, *given]
 
 
 def test_the_card_names_only_a_bleu_of_the_exported_weights(corpus_dir, tmp_path):

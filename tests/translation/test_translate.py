@@ -18,13 +18,6 @@ from conftest import assert_one_error, command, copy_lines
 from transformer_mt.system.outputs import check_output
 from transformer_mt.system.streams import compress, open_input, read_blocks
 from transformer_mt.translation import run
-from transformer_mt.translation.options import (
-    FileOptions,
-    LoadOptions,
-    OutputOptions,
-    SearchOptions,
-    TranslateOptions,
-)
 
 LINES = copy_lines(12, 31)
 TEXT = "".join(f"{line}\n" for line in LINES).encode()
@@ -142,21 +135,6 @@ def test_several_runs_need_a_word(translate, call, untrained_run, source):
         done = call("evaluate", untrained_run, untrained_run, *texts, *options)
         names = [json.loads(line)["checkpoint"] for line in done.out.splitlines()]
         assert len(names) == rows and (" and " in names[0]) == (rows == 1)
-
-
-def test_options_reach_the_translation(call, monkeypatch):
-    taken = []
-    monkeypatch.setattr(run, "translate", lambda *arguments: taken.append(arguments))
-    options = (
-        "run other --ensemble --input a --output b --device cpu --precision bf16 --max-length 9"
-        " --raw --split never --beam-size 4 --length-penalty 2 --scores --batch-tokens 7 --n-best 3"
-        " --format jsonl"
-    )
-    assert call("translate", *options.split()).code == 0
-    files = FileOptions([Path("a")], Path("b"))
-    load, search = LoadOptions("cpu", "bf16", 9, True, "never"), SearchOptions(4, 2.0, True, 3, 7)
-    expected = TranslateOptions(load, search, OutputOptions(True, "jsonl"))
-    assert taken == [([Path("run"), Path("other")], files, expected)]
 
 
 def test_the_length_penalty_of_greedy_search_is_for_scores(translate, source):
