@@ -26,11 +26,12 @@ from safetensors.torch import load_file
 from transformer_mt.checkpoints.layout import MODEL
 from transformer_mt.checkpoints.run_directory import find_checkpoint
 from transformer_mt.cli.program import main
-from transformer_mt.config.keys import Config
+from transformer_mt.config.keys import Config, DataConfig
 from transformer_mt.config.loading import parse_config
 from transformer_mt.model.transformer import Transformer
 from transformer_mt.system.console import PACKAGE_LOGGER
 from transformer_mt.system.files import parse_json, read_manifest, sha256, write_manifest
+from transformer_mt.text.corpus import load_split
 from transformer_mt.text.prepared import PreparedCorpus, prepare
 from transformer_mt.training import flops
 from transformer_mt.training.run import train
@@ -154,6 +155,12 @@ def weights(path: Path, name: str = MODEL) -> dict[str, torch.Tensor]:
 
 def equal(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> bool:
     return left.keys() == right.keys() and all(torch.equal(left[k], right[k]) for k in left)
+
+
+def pairs_of(config: DataConfig, split: object) -> list[tuple[str, str]]:
+    """Reads a split as pairs."""
+    pairs = load_split(config, split)
+    return list(zip(pairs.src, pairs.tgt, strict=True))
 
 
 def replace_file(checkpoint: Path, name: str, content: bytes) -> None:

@@ -25,9 +25,9 @@ def vocab() -> Vocabulary:
     return train_vocabulary([Counter({LETTERS: 1})], VocabConfig(kind="char", size=40))
 
 
-def split(vocab, line: str, statistics=None, max_length=None, data_max_length=12) -> list[str]:
-    data = DataConfig(path="none", max_length=data_max_length)
-    [parts] = LineSplitter(vocab.src, data, statistics, max_length).split([line])
+def split(vocab, line: str, statistics=None, max_length=None, limit=12, mode="auto") -> list[str]:
+    data = DataConfig(path="none", max_length=limit)
+    [parts] = LineSplitter(vocab.src, data, statistics, max_length, mode).split([line])
     return vocab.src.decode(parts)
 
 
@@ -223,37 +223,38 @@ def test_the_training_text_may_change_what_has_no_words(vocab):
 
 
 @pytest.mark.parametrize(
-    ("mode", "line", "parts"),
+    ("options", "line", "parts"),
     [
-        ("auto", "ab. cd.", ["ab.", "cd."]),
-        ("long", "ab. cd.", ["ab. cd."]),
-        ("long", "ab. cd. efghi. jkl", ["ab. cd.", "efghi. jkl"]),
-        ("never", "ab. cd. efghi. jkl", ["ab. cd. efghi. jkl"]),
-        ("never", "ab. cd. efghi. jkl. mno", ["ab. cd. efghi. jkl.", "mno"]),
+        ({}, "ab. cd. ef", ["ab.", "cd.", "ef"]),
+        ({}, "ab, cd, efghi, jkl", ["ab, cd,", "efghi, jkl"]),
+        ({}, "op. ab, cd, efghi, jkl", ["op.", "ab, cd,", "efghi, jkl"]),
+        ({}, "ab cd efghi jkl", ["ab cd efghi jkl"]),  # no mark: only above 20 pieces
+        ({"share": SEVERAL}, "ab. cd. ef", ["ab. cd. ef"]),
+        ({"share": SEVERAL}, "ab. cd. efghi. jkl", ["ab. cd.", "efghi. jkl"]),
+        ({"share": SEVERAL}, "ab, cd, efghi, jkl", ["ab, cd,", "efghi, jkl"]),
+        ({"share": SEVERAL}, "ab cd efghi jkl mno pq", ["ab cd efghi jkl mno", "pq"]),
+        # It has seen longer lines, in earlier text, than `data.max_length` keeps.
+        (
+            {"share": SEVERAL, "seen": (30, 25)},
+            "ab cd efghi jkl mno pq",
+            ["ab cd efghi jkl mno pq"],
+        ),
+        ({"mode": "long"}, "ab. cd.", ["ab. cd."]),
+        ({"mode": "long"}, "ab. cd. efghi. jkl", ["ab. cd.", "efghi. jkl"]),
+        ({"mode": "never"}, "ab. cd. efghi. jkl", ["ab. cd. efghi. jkl"]),
+        ({"mode": "never"}, "ab. cd. efghi. jkl. mno", ["ab. cd. efghi. jkl.", "mno"]),
+        ({"share": SEVERAL, "max_length": 30}, "ab, cd. ef, gh ij", ["ab, cd. ef, gh ij"]),
+        ({"share": SEVERAL, "max_length": 5}, "ab, cd. ef, gh", ["ab,", "cd.", "ef,", "gh"]),
     ],
 )
-def test_which_lines_are_split(vocab, mode, line, parts):
-    """Up to eleven pieces are usual in this training text, twenty are the limit."""
-    assert vocab.src.decode(parts_of(vocab, line, split=mode)) == parts
+def test_the_training_text_and_options_decide_where_lines_are_split(vocab, options, line, parts):
+    """Single sentences: at each end. Otherwise above the percentile; words above the maximum.
 
-
-@pytest.mark.parametrize(
-    ("share", "line", "parts"),
-    [
-        (SINGLE, "ab. cd. ef", ["ab.", "cd.", "ef"]),
-        (SEVERAL, "ab. cd. ef", ["ab. cd. ef"]),
-        (SEVERAL, "ab. cd. efghi. jkl", ["ab. cd.", "efghi. jkl"]),
-        (SINGLE, "ab, cd, efghi, jkl", ["ab, cd,", "efghi, jkl"]),
-        (SINGLE, "op. ab, cd, efghi, jkl", ["op.", "ab, cd,", "efghi, jkl"]),
-        (SEVERAL, "ab, cd, efghi, jkl", ["ab, cd,", "efghi, jkl"]),
-        (SINGLE, "ab cd efghi jkl", ["ab cd efghi jkl"]),  # no mark: only above 20 pieces
-        (SEVERAL, "ab cd efghi jkl mno pq", ["ab cd efghi jkl mno", "pq"]),
-    ],
-)
-def test_the_training_text_decides_where_lines_are_split(vocab, share, line, parts):
-    """Single sentences: at each end. Otherwise above the percentile; words above the maximum."""
-    statistics = SourceStatistics(longest=15, percentile=11, several_sentences=share)
-    assert split(vocab, line, statistics, data_max_length=20) == parts
+    Up to eleven pieces are usual in this training text, twenty are the limit.
+    """
+    statistics = SourceStatistics(*options.get("seen", (15, 11)), options.get("share", SINGLE))
+    given = options.get("max_length"), 20, options.get("mode", "auto")
+    assert split(vocab, line, statistics, *given) == parts
 
 
 def test_what_is_said_of_where_lines_are_split(vocab):
@@ -267,20 +268,6 @@ def test_what_is_said_of_where_lines_are_split(vocab):
             f"{sentences}, a sentence of more than 11 pieces into clauses, and what has more than"
             " 20 pieces after a word"
         )
-
-
-def test_an_explicit_limit_replaces_both(vocab):
-    statistics = SourceStatistics(longest=15, percentile=11, several_sentences=SEVERAL)
-    assert split(vocab, "ab, cd. ef, gh ij", statistics, 30) == ["ab, cd. ef, gh ij"]
-    assert split(vocab, "ab, cd. ef, gh ij", statistics, 5) == ["ab,", "cd.", "ef,", "gh", "ij"]
-
-
-def test_a_model_that_has_seen_longer_lines_splits_later(vocab):
-    """In earlier text, than `data.max_length` keeps. Sabotage: cut at that limit."""
-    line = "ab cd efghi jkl mno pq"
-    known = SourceStatistics(longest=30, percentile=25, several_sentences=SEVERAL)
-    assert split(vocab, line, data_max_length=20) == ["ab cd efghi jkl mno", "pq"]
-    assert split(vocab, line, known, data_max_length=20) == [line]
 
 
 def test_statistics_of_several_texts():
