@@ -7,7 +7,6 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
-from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -22,7 +21,6 @@ from transformer_mt.checkpoints.run_directory import find_checkpoint
 from transformer_mt.config.keys import VocabConfig
 from transformer_mt.errors import CheckpointError, ConfigError, DataError
 from transformer_mt.text.vocabulary import EOS_ID, Vocabulary, train_vocabulary
-from transformer_mt.translation.options import Sampling, SearchOptions
 
 GUIDE = Path(__file__).parents[1] / "docs" / "translating.md"
 LINES = [*copy_lines(30, 21), ""]
@@ -179,20 +177,6 @@ def test_translate(model):
     [[only]] = model.n_best(["abc"], n=1, length_penalty=0.0)
     assert only.text == model.translate(["abc"])[0]
     assert [only.score] == pytest.approx(model.score(["abc"], [only.text]), abs=1e-3)
-
-
-def test_options_reach_the_search(model, monkeypatch):
-    monkeypatch.setattr(transformer_mt.TranslationModel, "translator", taken := Mock())
-    model.translate([], beam_size=3, length_penalty=0.5)
-    model.n_best([], n=2, length_penalty=0.5)
-    model.n_best([], n=2, beam_size=3)
-    model.sample([], top_k=5, temperature=0.5, seed=7)
-    assert [options for [options] in (each.args for each in taken.call_args_list)] == [
-        SearchOptions(3, 0.5),
-        SearchOptions(2, 0.5, with_scores=True, n_best=2),
-        SearchOptions(3, with_scores=True, n_best=2),
-        SearchOptions(sampling=Sampling(5, 0.5, 7)),
-    ]
 
 
 def test_score_does_not_depend_on_the_batch(model, monkeypatch):

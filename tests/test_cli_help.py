@@ -34,16 +34,6 @@ def test_help_is_plain_and_fits_a_terminal(command, call):
     assert all(len(line) <= 80 for line in text.splitlines() if "transformer-mt" not in line)
 
 
-def test_options_are_listed_by_group(call):
-    """After the arguments; those of no group come last."""
-    usage, *text = call("translate", "--help").out.decode().splitlines()
-    assert usage == "Usage: transformer-mt translate [OPTIONS] RUN_OR_CHECKPOINT..."
-    groups = [line for line in text if re.fullmatch(r"\w.*:", line)]
-    assert groups == ["Arguments:", "Input and output:", "Model and search:", "Options:"]
-    [line] = [line.split() for line in text if line.startswith("  RUN_OR_CHECKPOINT")]
-    assert line[1:4] == ["A", "run", "(its"]
-
-
 @pytest.mark.parametrize("arguments", [[], ["-h"], ["--help"]])
 def test_the_commands_are_listed(arguments, call):
     code, out, err = call(*arguments)

@@ -1,7 +1,6 @@
 """Messages: the work does not depend on them, and terminals do not obey them."""
 
 import errno
-import io
 import os
 import sys
 from types import SimpleNamespace
@@ -106,26 +105,6 @@ def test_lines_of_progress(monkeypatch, capsys):
         interval.restart()
     for clock[0], is_due in ((669.0, False), (670.0, True)):
         assert interval.has_passed() == is_due
-
-
-def test_a_bar_at_a_terminal(monkeypatch):
-    """With the end of a long name and what was done before; it is wiped out at the end.
-
-    Sabotage: show a bar that is hidden, or if quiet.
-    """
-    terminal = io.StringIO()
-    monkeypatch.setattr(terminal, "isatty", lambda: True)
-    monkeypatch.setattr(sys, "stderr", terminal)
-    show_messages()
-    with ProgressBar("x" * 30 + "the end of a long name", "lines", 8, done=2) as bar:
-        bar.update(6)
-    shown = terminal.getvalue()
-    assert shown.startswith("\rxxthe end of a long name: ") and " 2/8 [" in shown
-    assert shown.endswith("\r") and shown.split("\r")[-2].strip() == ""
-    ProgressBar("hidden", "lines", 8, hidden=True).update(8)
-    show_messages(quiet=True)
-    ProgressBar("quiet", "lines", 8).update(8)
-    assert terminal.getvalue() == shown
 
 
 HOSTILE = "a\x1b[2J\x9bb\nc\x7f"

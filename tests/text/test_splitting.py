@@ -257,19 +257,6 @@ def test_the_training_text_and_options_decide_where_lines_are_split(vocab, optio
     assert split(vocab, line, statistics, *given) == parts
 
 
-def test_what_is_said_of_where_lines_are_split(vocab):
-    data = DataConfig(path="none", max_length=20)
-    for share, sentences in (
-        (SINGLE, "after every sentence"),
-        (SEVERAL, "of more than 11 pieces into sentences"),
-    ):
-        statistics = SourceStatistics(longest=15, percentile=11, several_sentences=share)
-        assert LineSplitter(vocab.src, data, statistics).describe() == (
-            f"{sentences}, a sentence of more than 11 pieces into clauses, and what has more than"
-            " 20 pieces after a word"
-        )
-
-
 def test_statistics_of_several_texts():
     """Each value is chosen for itself; what is not known does not count."""
     texts = [SourceStatistics(9, 8, 0.25), None, SourceStatistics(7, 7, 0.5)]

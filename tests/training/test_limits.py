@@ -16,8 +16,6 @@ from transformer_mt.training.run import train
 
 PROGRESS = Progress(step=7, epoch=1, epoch_step=3, validations_since_best=2)
 
-COLUMNS = 80
-
 
 def config_of(train: dict[str, object], patience: int = 0):
     values = {"every": 5, "patience": patience}
@@ -66,43 +64,6 @@ def test_the_time_left_follows_from_the_time_so_far(capsys, monkeypatch, loss, s
     with StepDisplay(config_of({"max_steps": 20}), PROGRESS, 30.0) as bar:
         bar.show(9, metrics | {"loss": loss})
     assert bar._interval._seconds == 10.0
-
-
-def screen_lines(output: str) -> list[str]:
-    """Gives the lines that a terminal is left with, if none is wrapped."""
-    lines = []
-    for line in output.split("\n"):
-        shown = ""
-        for part in line.split("\r"):
-            shown = part + shown[len(part) :]
-        lines.append(shown.rstrip())
-    return lines
-
-
-def test_the_bar_at_a_terminal_of_80_columns(corpus_dir, tmp_path, monkeypatch, capsys):
-    """It shows the time left, loss, speed and skipped steps, and ends where the epochs end.
-
-    It leaves room for an echoed ^C, and is left on the screen once, at the end. The training
-    diverges, because its text is the longest.
-    """
-    changes = {"optim__lr_scale": 1e30, "train__max_epochs": 1, "train__max_steps": 100_000}
-    text = {"data__train": "train[:900]", "vocab__size": 288, "train__log_every": 7}
-    monkeypatch.setenv("COLUMNS", str(COLUMNS))
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    show_messages()
-    train(tiny_config(corpus_dir, **changes, **text), tmp_path / "run")
-    output = capsys.readouterr().err
-    drawn = re.findall(r"[\r\n](\d+/\d+ [^\r\n]*)", output)
-    assert len(drawn) > 3 and max(map(len, drawn)) <= COLUMNS - 4
-    lines = screen_lines(output)
-    left = [line for line in lines if re.match(r"\d+/\d+ ", line)]
-    assert left == [lines[-3]] and lines[-2].startswith("done: ")
-    assert all(line.count(" left, ") <= 1 for line in lines)
-    *_, (done, total, text) = re.findall(r"\r(\d+)/(\d+) \S+ +([^\r\n]*)", output)
-    assert done == total and int(total) < 1000
-    speed = r"[\d,]+ tokens/s"
-    assert re.fullmatch(rf"00:00 left, loss not finite, {speed}, \d+ skipped\s*", text)
-    assert any(re.search(rf"\d left, loss \d\.\d+, {speed}\s*$", line) for line in drawn)
 
 
 def test_loss_is_shown_from_the_first_step_on(corpus_dir, tmp_path, monkeypatch, capsys):

@@ -10,7 +10,6 @@ import sentencepiece
 from conftest import copy_lines, tiny_config
 
 import transformer_mt
-from transformer_mt.checkpoints import checkpoint as checkpoint_module
 from transformer_mt.checkpoints.exported import load_exported
 from transformer_mt.checkpoints.run_directory import find_checkpoint
 from transformer_mt.errors import ConfigError
@@ -148,14 +147,3 @@ def test_the_card_names_only_a_bleu_of_the_exported_weights(corpus_dir, tmp_path
     assert f"BLEU {bleu:.2f}, `nrefs:1|case:mixed" in cards[0]
     assert "BLEU" not in cards[1] and models[0] != models[1]
     assert "before they were rounded to int8" in cards[2] and f"{bleu:.2f}" in cards[2]
-
-
-def test_a_model_trained_with_other_source_is_reported(copy_run, tmp_path, caplog, monkeypatch):
-    """Its weights may mean something else to the code of today."""
-    checkpoint = find_checkpoint(copy_run)
-    monkeypatch.setattr(checkpoint_module, "source_digest", lambda package: 32 * "0")
-    export(checkpoint, tmp_path / "exported", "int8")
-    assert caplog.messages == [
-        f"{checkpoint.path}: the source of model/ has changed since it was trained; it may"
-        " translate differently"
-    ]

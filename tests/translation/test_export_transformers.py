@@ -124,7 +124,7 @@ def test_it_translates_as_ours_does(copy_run, tmp_path, monkeypatch, count):
         assert file.metadata() == {"format": "pt"}
 
 
-@pytest.mark.parametrize("count", [1000, pytest.param(5_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [400, pytest.param(5_000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("symbols", [[], ["<bt>", "<bt>x", "[a|b]"]])
 @pytest.mark.parametrize(
     ("kind", "form"), [("bpe", "nfc"), ("unigram", "nfc"), ("unigram", "none")]

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from conftest import assert_one_error, copy_lines
+from conftest import copy_lines
 
 from transformer_mt import load
 from transformer_mt.errors import ConfigError
@@ -30,10 +30,10 @@ def test_tokens_are_drawn_by_their_probabilities(temperature, top_k):
     logits = torch.tensor([0.3, -4.0, 1.2, 0.9, -torch.inf, -1.0, 1.0, 0.0])
     kept = logits >= logits.sort(descending=True).values[min(top_k or 8, 8) - 1]
     expected = (logits / temperature).masked_fill(~kept, -torch.inf).softmax(0)
-    drawn = draw(logits, 40_000, temperature=temperature, top_k=top_k)
+    drawn = draw(logits, 20_000, temperature=temperature, top_k=top_k)
     shares = drawn.bincount(minlength=8) / len(drawn)
     assert torch.all(shares[expected == 0] == 0)
-    assert torch.allclose(shares, expected, atol=0.012)
+    assert torch.allclose(shares, expected, atol=0.016)
 
 
 def test_draws_are_independent_and_nearly_equal_logits_give_the_same():
@@ -92,24 +92,6 @@ def test_scores_are_those_of_the_model(untrained_run, alpha):
             total = each.score * length_penalty(len(each.ids) + has_end, alpha)
             assert (total == pytest.approx(score, abs=1e-3)) == has_end
             assert has_end or total > score + 1
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ("--top-k 5", "--top-k has an effect only on sampling: add --sample"),
-        ("--temperature 0.5", "--temperature has an effect only"),
-        ("--seed 1", "--seed has an effect only"),
-        ("--sample --beam-size 4", "--sample draws one translation per line"),
-        ("--sample --n-best 2", "--sample draws one translation per line"),
-        ("--sample --temperature 0", "temperature 0: choose more than 0 and at most 100"),
-        ("--sample --temperature 100.5", "temperature 100.5: choose more than 0 and at most 100"),
-        ("--sample --seed 4294967296", "seed 4294967296: choose 0 to 4294967295"),
-    ],
-)
-def test_mistakes(untrained_run, call, options, message):
-    """Each in one line."""
-    assert_one_error(call("translate", untrained_run, *options.split()), message)
 
 
 def test_mistakes_from_python(untrained_run, exported_run):

@@ -139,7 +139,7 @@ def test_greedy_equals_the_naive_search(model, sources):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize(("beam_size", "alpha"), [(1, 0.6), (2, 0.0), (3, 0.6), (5, 1.0)])
+@pytest.mark.parametrize(("beam_size", "alpha"), [(1, 0.6), (2, 0.0), (4, 1.0)])
 def test_beam_equals_the_naive_search(model, sources, beam_size, alpha):
     """Also as it shrinks. A beam of one is greedy search."""
     state, limits = model.begin_decoding(pad(sources), max(LIMITS)), torch.tensor(LIMITS)

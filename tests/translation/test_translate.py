@@ -8,7 +8,6 @@ import os
 import select
 import signal
 import subprocess
-import sys
 import threading
 from pathlib import Path
 
@@ -192,13 +191,13 @@ def test_a_stream_is_not_read_on_after_a_restart(
         assert_one_error(done, "were restarted, cannot translate a stream, since it")
 
 
-def test_more_files_than_a_shell_lets_open(untrained_run, source, tmp_path):
+def test_more_files_than_a_shell_lets_open(exported_run, source, tmp_path):
     """By default; the program may raise the limit. Sabotage: leave it."""
     inputs = []
     for i in range(25):
         inputs += ["--input", tmp_path / f"{i}.de"]
         inputs[-1].write_text("a\n")
-    words = map(str, command("translate", untrained_run, *inputs, "--output-dir", tmp_path / "out"))
+    words = map(str, command("translate", exported_run, *inputs, "--output-dir", tmp_path / "out"))
     limited = ["bash", "-c", 'ulimit -S -n 20; exec "$@"', "bash", *words]
     done = subprocess.run(limited, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
@@ -254,23 +253,11 @@ def test_two_names_of_one_output(translate, source, no_model, tmp_path):
     assert_one_error(done, f"out/x.en: would be the output of both {source} and {tmp_path}/x.de")
 
 
-def test_progress_has_a_total(translate, source, monkeypatch, tmp_path):
-    """Of a file as `--input` or as stdin. It is not mixed with the lines at a terminal."""
-    monkeypatch.setattr("transformer_mt.system.console.SECONDS_BETWEEN_LINES", 0)
-    files = ("--input", source, "--output", tmp_path / "out")
-    for name, done in (("in.de", translate(*files[:2])), ("translating", translate(stdin=source))):
-        assert f"\n{name}: 12 of 12 lines, " in done.err
-        assert " left\n" in done.err and "\r" not in done.err
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    shown = [" of 12 lines, " in translate(*words).err for words in (files[:2], files)]
-    assert shown == [False, True]
-
-
-def test_a_coprocess_gets_its_answer(untrained_run):
+def test_a_coprocess_gets_its_answer(exported_run):
     """A program that writes a line and waits. Once it no longer reads, SIGPIPE ends the process."""
     pipe = subprocess.PIPE
     with subprocess.Popen(
-        command("translate", untrained_run, "--quiet"), stdin=pipe, stdout=pipe, stderr=pipe
+        command("translate", exported_run, "--quiet"), stdin=pipe, stdout=pipe, stderr=pipe
     ) as process:
         for line in (b"\n", b"abc de\n", b"\n"):
             process.stdin.write(line)

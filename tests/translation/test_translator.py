@@ -207,25 +207,6 @@ def test_batches_are_cut_chunk_by_chunk(vocab):
     assert batches == [["a"], ["ghijk", "bcd", "ef"], ["lm"]]
 
 
-def test_the_next_chunk_is_begun_before_the_end_of_one(vocab):
-    """So that no thread waits at its end; one of empty lines too, and in order.
-
-    Sabotage: decode each chunk by itself.
-    """
-    taken = []
-
-    def chunks():
-        for lines in (["a", "bcd"], [""], ["ef"]):
-            taken.append(lines)
-            yield lines
-
-    translator = build_translator(vocab, SearchOptions())
-    translated = translator.translate_chunks(chunks(), lambda lines: None)
-    first = next(translated)
-    assert len(taken) == 3
-    assert [first, *translated] == [translator.n_best(lines) for lines in taken]
-
-
 def test_equal_lines_of_a_chunk_are_translated_once(vocab):
     """Parts of lines too, but not those of another chunk; each counts as a line.
 
