@@ -297,10 +297,6 @@ def test_a_figure_of_attention_is_shown_inline(model):
     figure = transformer_mt.plot_attention(attention, "encoder", heads=True)
     assert figure._repr_png_().startswith(b"\x89PNG") and len(figure.axes) == 5
     assert "\nabc de" in figure.get_suptitle()
-    with pytest.raises(ConfigError, match="layer 2"):
-        transformer_mt.plot_attention(attention, layer=2)
-    with pytest.raises(ConfigError, match="kind foo: choose cross, encoder or decoder"):
-        transformer_mt.plot_attention(attention, kind="foo")
 
 
 def test_arguments(copy_run, model, monkeypatch):
