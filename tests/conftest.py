@@ -1,11 +1,13 @@
 """A corpus to copy, a model that has learned to copy it, and ways to run the program."""
 
 import gc
+import io
 import logging
 import os
 import random
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
@@ -22,6 +24,7 @@ os.environ["XDG_STATE_HOME"] = _STATE.name  # what is trained in tests is not th
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
+from sentencepiece import SentencePieceTrainer
 
 from transformer_mt.checkpoints.layout import MODEL
 from transformer_mt.checkpoints.run_directory import find_checkpoint
@@ -161,6 +164,13 @@ def pairs_of(config: DataConfig, split: object) -> list[tuple[str, str]]:
     """Reads a split as pairs."""
     pairs = load_split(config, split)
     return list(zip(pairs.src, pairs.tgt, strict=True))
+
+
+def learn_elsewhere(text: Iterable[str], **options: object) -> bytes:
+    """Trains a SentencePiece model as another program may; gives its file."""
+    writer = io.BytesIO()
+    SentencePieceTrainer.train(sentence_iterator=iter(text), model_writer=writer, **options)
+    return writer.getvalue()
 
 
 def replace_file(checkpoint: Path, name: str, content: bytes) -> None:

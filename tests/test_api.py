@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from checkpoints.small_checkpoint import VOCAB, build_model, small_config
+from checkpoints.small_checkpoint import VOCAB, build_model, save_model, small_config
 from conftest import copy_lines, equal, records
 
 import transformer_mt
@@ -219,8 +219,7 @@ def test_a_vocabulary_for_each_language(tmp_path):
     vocab = Vocabulary(VOCAB.src_model, other.src_model)
     config = small_config(model__tie_embeddings=False)
     torch.manual_seed(1)
-    weights = build_model(config, vocab).state_dict()
-    save_checkpoint(tmp_path / "step", {MODEL: weights}, RunState(), config, vocab)
+    save_model(tmp_path / "step", config, vocab)
     model = transformer_mt.load(tmp_path / "step")
     attention = model.attention("ab", "xyz")
     assert attention.src_pieces == ["▁", "a", "b", "</s>"]
@@ -271,10 +270,7 @@ def test_encoder_output_and_logits(model):
 
 def test_a_model_in_training_mode(tmp_path):
     """As in a notebook that trains it: nothing is dropped meanwhile. Sabotage: keep the mode."""
-    config = small_config(model__dropout=0.5)
-    save_checkpoint(
-        tmp_path / "step", {MODEL: build_model(config).state_dict()}, RunState(), config, VOCAB
-    )
+    save_model(tmp_path / "step", small_config(model__dropout=0.5))
     model = transformer_mt.load(tmp_path / "step")
 
     def compute() -> list:

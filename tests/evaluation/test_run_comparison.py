@@ -50,7 +50,10 @@ def write_run(
         lines.append({"kind": "train", **position, "loss": 2.0, "tokens_per_second": speed})
         valid = {"bleu": 50.0 - bleu, "ema_bleu": bleu - abs(step - 20), "perplexity": step / 10}
         lines.append({"kind": "valid", **position, **valid})
-    lines.append({**lines[-1], "step": 40, "ema_bleu": 99.0, "perplexity": None})  # diverged
+    lines.append({"kind": "train", **position, "loss": None, "tokens_per_second": None})
+    lines.append(
+        {**valid, "kind": "valid", **position, "step": 40, "ema_bleu": 99.0, "perplexity": None}
+    )  # diverged
     (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     write_score(path, bleu + 1)
     write_score(path, bleu + 2, SearchSetting(4, 0.6))

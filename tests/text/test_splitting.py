@@ -1,12 +1,11 @@
 """Where lines are split: ends of sentences in German and English, limits, time."""
 
-import io
 import time
 from collections import Counter
 
 import numpy as np
 import pytest
-import sentencepiece
+from conftest import learn_elsewhere
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -171,23 +170,14 @@ def test_where_a_long_line_is_split(vocab, line, parts):
     assert sum(rows, []) == vocab.src.encode([line])[0] and max(map(len, rows), default=0) <= 12
 
 
-def test_a_clause_ends_at_a_full_width_mark(vocab):
-    """And nothing is a part after a mark at the end."""
+def test_a_clause_ends_at_a_full_width_mark_and_has_pieces(vocab, tmp_path):
+    """Nothing is a part after a mark at the end, nor where a vocabulary normalises q to nothing."""
     assert split(vocab, "ab cd，ef gh ij") == ["ab cd ⁇ ", "ef gh ij"]
     assert split(vocab, "ab cd efgh ij：") == ["ab cd efgh", "ij ⁇ "]
-
-
-def test_a_clause_that_the_vocabulary_drops_is_no_part(tmp_path):
-    """Here it normalises q to nothing."""
     (tmp_path / "rules.tsv").write_text("71\t\n")
-    writer = io.BytesIO()
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter([LETTERS]),
-        model_writer=writer,
-        model_type="char",
-        normalization_rule_tsv=str(tmp_path / "rules.tsv"),
-    )
-    vocab = Vocabulary(writer.getvalue(), writer.getvalue())
+    rules = {"normalization_rule_tsv": str(tmp_path / "rules.tsv")}
+    model = learn_elsewhere([LETTERS], model_type="char", **rules)
+    vocab = Vocabulary(model, model)
     assert split(vocab, "abcdefghijklmnop, qqqq") == ["abcdefghijk", "lmnop,"]
     assert split(vocab, "qqqq") == []
 
@@ -207,17 +197,11 @@ def test_what_has_no_words_is_copied(vocab):
     assert parts_of(vocab, "1\t2\r") == ["1 2"] and parts_of(vocab, " \t\r") == []
     [ids, *copied] = parts_of(vocab, f"ab cd {'.' * 50}")
     assert vocab.src.decode([ids]) == ["ab cd"] and copied == ["." * 19, "." * 20, "." * 11]
-
-
-def test_characters_that_are_cut_apart_are_not_copied(vocab):
-    """A row of bytes would be other text. Sabotage: copy it."""
+    # A row of the bytes of characters that are cut apart would be other text.
     with_bytes = train_vocabulary([Counter({LETTERS: 1})], VocabConfig(size=292))
     parts = parts_of(with_bytes, f"ab {chr(0x1F600) * 40}")
     assert len(parts) > 1 and all(isinstance(part, list) for part in parts)
-
-
-def test_the_training_text_may_change_what_has_no_words(vocab):
-    """From one line in a thousand, such lines are translated."""
+    # From one line in a thousand of the training text on, such lines are translated.
     assert parts_of(vocab, "...", changed=0.001) == ["..."]
     assert parts_of(vocab, "...", changed=0.0011) == vocab.src.encode(["..."])
 

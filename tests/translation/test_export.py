@@ -6,8 +6,7 @@ import textwrap
 from dataclasses import replace
 
 import pytest
-import sentencepiece
-from conftest import copy_lines, tiny_config
+from conftest import copy_lines, learn_elsewhere, tiny_config
 
 import transformer_mt
 from transformer_mt.checkpoints.exported import load_exported
@@ -51,13 +50,8 @@ def test_every_model_it_can_express(corpus_dir, tmp_path, norm, tied):
         ("src", {"unk_id": 1, "bos_id": -1, "eos_id": 0}),
         ("tgt", {"pad_id": 9, "bos_piece": "<start>", "eos_piece": "<end>"}),
     ):
-        sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=iter(copy_lines(500, 1)),
-            model_prefix=str(tmp_path / side),
-            vocab_size=100,
-            minloglevel=2,
-            **special,
-        )
+        model = learn_elsewhere(copy_lines(500, 1), vocab_size=100, minloglevel=2, **special)
+        (tmp_path / f"{side}.model").write_bytes(model)
     config = tiny_config(
         corpus_dir,
         model__norm=norm,

@@ -1,6 +1,5 @@
 """A checkpoint as a model of Hugging Face's transformers."""
 
-import io
 import json
 import math
 import random
@@ -9,19 +8,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-import sentencepiece
 import torch
 import yaml
-from checkpoints.small_checkpoint import VOCAB, build_model, small_config
-from conftest import NASTY, copy_lines
+from checkpoints.small_checkpoint import VOCAB, build_model, save_model, small_config
+from conftest import NASTY, copy_lines, learn_elsewhere
 from safetensors import safe_open
 
 from transformer_mt.checkpoints.checkpoint import (
     Checkpoint,
-    Progress,
-    RunState,
-    load_checkpoint,
-    save_checkpoint,
 )
 from transformer_mt.checkpoints.layout import MODEL
 from transformer_mt.checkpoints.run_directory import find_checkpoint
@@ -52,8 +46,7 @@ def random_checkpoint(folder: Path, vocab: Vocabulary, **changes: object) -> Che
     torch.manual_seed(1)
     model = build_model(config, vocab).state_dict()
     weights = {name: tensor + 0.3 * torch.randn_like(tensor) for name, tensor in model.items()}
-    save_checkpoint(folder, {MODEL: weights}, RunState(Progress(step=1)), config, vocab)
-    return load_checkpoint(folder)
+    return save_model(folder, config, vocab, weights)
 
 
 def subwords(kind: str = "bpe", size: int = 600, symbols: Sequence[str] = ()) -> Vocabulary:
@@ -187,16 +180,9 @@ def test_what_it_refuses(tmp_path):
 
 def other_vocabulary(**options: object) -> Vocabulary:
     """Trains a vocabulary as another program may, with SentencePiece's own ids."""
-    writer = io.BytesIO()
     options = {"normalization_rule_name": "identity", "hard_vocab_limit": False, **options}
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(WORDS),
-        model_writer=writer,
-        vocab_size=500,
-        model_type="bpe",
-        **options,
-    )
-    return Vocabulary(writer.getvalue(), writer.getvalue())
+    model = learn_elsewhere(WORDS, vocab_size=500, model_type="bpe", **options)
+    return Vocabulary(model, model)
 
 
 @pytest.mark.parametrize("special", [{}, {"unk_id": 1, "bos_id": -1, "eos_id": 0}])
