@@ -307,20 +307,17 @@ def test_arguments(copy_run, model, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(torch.cuda, "is_available", lambda: True)
         assert transformer_mt.load(copy_run, max_length=5, device="cpu").splitter.max_length == 5
-    ensemble = transformer_mt.load(copy_run, str(copy_run))
+    load, run = transformer_mt.load, copy_run
+    ensemble = load(run, str(run))
     for error, message, call in (
-        (CheckpointError, "nowhere: no such run", lambda: transformer_mt.load("nowhere")),
+        (CheckpointError, "nowhere: no such run", lambda: load("nowhere")),
         (
             ConfigError,
             "precision int8: choose fp32, bf16, fp16",
-            lambda: transformer_mt.load(copy_run, precision="int8"),
+            lambda: load(run, precision="int8"),
         ),
-        (
-            ConfigError,
-            "split no: choose auto, long, never",
-            lambda: transformer_mt.load(copy_run, split="no"),
-        ),
-        (ConfigError, "maximum length 0", lambda: transformer_mt.load(copy_run, max_length=0)),
+        (ConfigError, "split no: choose auto, long, never", lambda: load(run, split="no")),
+        (ConfigError, "maximum length 0", lambda: load(run, max_length=0)),
         (ConfigError, "n = 3: choose 1 to 2", lambda: model.n_best(["a"], n=3, beam_size=2)),
         (ConfigError, "n = 0: choose 1 or more", lambda: model.n_best(["a"], n=0)),
         (ConfigError, "beam size 200", lambda: model.translate(["a"], beam_size=200)),

@@ -48,12 +48,16 @@ def write_run(
     for step, speed in zip((10, 20, 30), SPEEDS, strict=True):
         position = {"step": step, "epoch": 0, "seconds": 9.0 * step}
         lines.append({"kind": "train", **position, "loss": 2.0, "tokens_per_second": speed})
-        valid = {"bleu": 50.0 - bleu, "ema_bleu": bleu - abs(step - 20), "perplexity": step / 10}
+        valid = {
+            "bleu": 50.0 - bleu,
+            "ema_bleu": bleu - abs(step - 20),
+            "perplexity": step / 10,
+            "nll": 1.0,
+        }
         lines.append({"kind": "valid", **position, **valid})
     lines.append({"kind": "train", **position, "loss": None, "tokens_per_second": None})
-    lines.append(
-        {**valid, "kind": "valid", **position, "step": 40, "ema_bleu": 99.0, "perplexity": None}
-    )  # diverged
+    lines.append({"kind": "valid", **position, **valid, "ema_bleu": bleu, "nll": 2.0})
+    lines.append({**lines[-1], "step": 40, "ema_bleu": 99.0, "perplexity": None})  # diverged
     (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     write_score(path, bleu + 1)
     write_score(path, bleu + 2, SearchSetting(4, 0.6))

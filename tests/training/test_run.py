@@ -140,21 +140,6 @@ def test_what_a_run_records_of_itself(corpus_dir, first, prepared):
     }
 
 
-def test_empty_validation_lines_are_counted(corpus_dir, tmp_path, caplog):
-    """They are scored, not dropped."""
-    folder = shutil.copytree(corpus_dir, tmp_path / "corpus")
-    lines = (folder / "validation.en").read_text().splitlines()
-    text = "".join(f"{line}\n" for line in ["", lines[1], " ", *lines[3:]])
-    (folder / "validation.en").write_text(text)
-    config = small_config(folder, train__max_steps=0, vocab__kind="char")
-    train(config, tmp_path / "run")
-    warning = (
-        "data.valid = validation[:12]: 2 of 12 pairs have an empty side and count in the scores"
-    )
-    assert any(message.startswith(warning) for message in caplog.messages)
-    assert warning in (tmp_path / "run/train.log").read_text()
-
-
 def test_fine_tuning_needs_the_same_shapes(corpus_dir, first, tmp_path):
     """And the same vocabulary. The keys that differ are named with both values; dropout is free.
 
