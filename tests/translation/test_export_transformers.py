@@ -143,7 +143,8 @@ def test_ids_are_ours(tmp_path, kind, form, symbols, count):
         )
         line = "".join(rng.choices(alphabet, k=rng.randint(1, 40)))
         lines.append(line + rng.choice(["", *symbols]) + rng.choice(lines))
-    lines = [line for line in lines if line.strip() not in symbols]  # alone, one has no space mark
+    # A symbol alone, but for invisible characters, has no space mark.
+    lines = [line for line in lines if vocab.fold(line) not in symbols]
     scores = vocab.table().scores
     for line, ids, expected in zip(
         lines, tokenizer(lines).input_ids, vocab.encode(lines), strict=True
