@@ -142,9 +142,10 @@ def test_greedy_equals_the_naive_search(model, sources):
 @pytest.mark.parametrize(("beam_size", "alpha"), [(1, 0.6), (2, 0.0), (4, 1.0)])
 def test_beam_equals_the_naive_search(model, sources, beam_size, alpha):
     """Also as it shrinks. A beam of one is greedy search."""
-    state, limits = model.begin_decoding(pad(sources), max(LIMITS)), torch.tensor(LIMITS)
+    sources, limits = sources[:5], torch.tensor(LIMITS[:5])
+    state = model.begin_decoding(pad(sources), max(LIMITS))
     searched = beam_search(model.next_logits, state, limits, BOS, EOS, beam_size, alpha)
-    for source, limit, hypotheses in zip(sources, LIMITS, searched, strict=True):
+    for source, limit, hypotheses in zip(sources, LIMITS[:5], searched, strict=True):
         expected = naive_beam(model, source, limit, beam_size, alpha)
         assert [h.ids for h in hypotheses] == [ids for ids, _ in expected]
         scores = torch.tensor([h.score for h in hypotheses])
