@@ -1,11 +1,13 @@
 """A corpus to copy, a model that has learned to copy it, and ways to run the program."""
 
 import gc
+import io
 import logging
 import os
 import random
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
@@ -22,15 +24,17 @@ os.environ["XDG_STATE_HOME"] = _STATE.name  # what is trained in tests is not th
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
+from sentencepiece import SentencePieceTrainer
 
 from transformer_mt.checkpoints.layout import MODEL
 from transformer_mt.checkpoints.run_directory import find_checkpoint
 from transformer_mt.cli.program import main
-from transformer_mt.config.keys import Config
+from transformer_mt.config.keys import Config, DataConfig
 from transformer_mt.config.loading import parse_config
 from transformer_mt.model.transformer import Transformer
 from transformer_mt.system.console import PACKAGE_LOGGER
 from transformer_mt.system.files import parse_json, read_manifest, sha256, write_manifest
+from transformer_mt.text.corpus import load_split
 from transformer_mt.text.prepared import PreparedCorpus, prepare
 from transformer_mt.training import flops
 from transformer_mt.training.run import train
@@ -154,6 +158,19 @@ def weights(path: Path, name: str = MODEL) -> dict[str, torch.Tensor]:
 
 def equal(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> bool:
     return left.keys() == right.keys() and all(torch.equal(left[k], right[k]) for k in left)
+
+
+def pairs_of(config: DataConfig, split: object) -> list[tuple[str, str]]:
+    """Reads a split as pairs."""
+    pairs = load_split(config, split)
+    return list(zip(pairs.src, pairs.tgt, strict=True))
+
+
+def learn_elsewhere(text: Iterable[str], **options: object) -> bytes:
+    """Trains a SentencePiece model as another program may; gives its file."""
+    writer = io.BytesIO()
+    SentencePieceTrainer.train(sentence_iterator=iter(text), model_writer=writer, **options)
+    return writer.getvalue()
 
 
 def replace_file(checkpoint: Path, name: str, content: bytes) -> None:

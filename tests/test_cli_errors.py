@@ -69,6 +69,19 @@ def test_a_wrong_setting(corpus_dir, tmp_path, call, setting, culprit):
         (["evaluate", "run", "other", "--hypotheses", "h"], "--hypotheses works with one run"),
         (["evaluate", "RUN", "--tokenize", "15a"], "--tokenize 15a: choose none, zh, 13a"),
         (["average", "nowhere", "--last", "2"], "nowhere"),
+        *(
+            (["translate", "RUN", *words.split()], message)
+            for words, message in (
+                ("--top-k 5", "--top-k has an effect only on sampling: add --sample"),
+                ("--temperature 0.5", "--temperature has an effect only"),
+                ("--seed 1", "--seed has an effect only"),
+                ("--sample --beam-size 4", "--sample draws one translation per line"),
+                ("--sample --n-best 2", "--sample draws one translation per line"),
+                ("--sample --temperature 0", "temperature 0: choose more than 0 and at most 100"),
+                ("--sample --temperature 100.5", "temperature 100.5: choose more than 0 and at"),
+                ("--sample --seed 4294967296", "seed 4294967296: choose 0 to 4294967295"),
+            )
+        ),
     ],
 )
 def test_wrong_usage(copy_run, call, arguments, culprit):

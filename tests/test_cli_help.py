@@ -2,13 +2,23 @@
 
 import re
 from importlib.metadata import version
+from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
 from conftest import assert_one_error, write_config
 
+from transformer_mt.checkpoints.checkpoint import Checkpoint
 from transformer_mt.config.keys import DEFAULTS, Config
 from transformer_mt.system.console import shows_progress
+from transformer_mt.translation.options import (
+    FileOptions,
+    LoadOptions,
+    OutputOptions,
+    Sampling,
+    SearchOptions,
+    TranslateOptions,
+)
 
 COMMANDS = "init train prepare translate evaluate config average export".split()
 COMMANDS += "diagnose report compare plot".split()
@@ -22,16 +32,6 @@ def test_help_is_plain_and_fits_a_terminal(command, call):
     assert code == 0 and not err
     assert not re.search(r"<|\{|\]\.\.\.", text)
     assert all(len(line) <= 80 for line in text.splitlines() if "transformer-mt" not in line)
-
-
-def test_options_are_listed_by_group(call):
-    """After the arguments; those of no group come last."""
-    usage, *text = call("translate", "--help").out.decode().splitlines()
-    assert usage == "Usage: transformer-mt translate [OPTIONS] RUN_OR_CHECKPOINT..."
-    groups = [line for line in text if re.fullmatch(r"\w.*:", line)]
-    assert groups == ["Arguments:", "Input and output:", "Model and search:", "Options:"]
-    [line] = [line.split() for line in text if line.startswith("  RUN_OR_CHECKPOINT")]
-    assert line[1:4] == ["A", "run", "(its"]
 
 
 @pytest.mark.parametrize("arguments", [[], ["-h"], ["--help"]])
@@ -98,32 +98,61 @@ def test_quiet_hides_progress(call, words):
         assert shows_progress() == is_shown
 
 
-@pytest.mark.parametrize(
-    ("words", "function", "given"),
-    [
-        ("train CONFIG", "training.run.train", "7 checkpoints/tiny"),
-        ("train CONFIG --run x --dry-run", "training.dry_run.dry_run", "7 x"),
-        ("prepare CONFIG", "text.prepared.prepare", "7 None"),
-        (
-            "plot schedule -o x.png CONFIG",
-            "figures.schedule_and_positions.schedule_figure",
-            "7 tiny",
-        ),
-        (
-            "plot positions -o x.png CONFIG",
-            "figures.schedule_and_positions.positions_figure",
-            "7 tiny",
-        ),
-        ("average x", "checkpoints.averaging.average", "x 5 None"),
-        ("average x --last 2 -o y", "checkpoints.averaging.average", "x 2 y"),
-    ],
+ALL = (
+    "run other --ensemble --input a --output b --device cpu --precision bf16 --max-length 9 --raw"
+    " --split never --beam-size 4 --length-penalty 2 --scores --batch-tokens 7 --n-best 3"
+    " --format jsonl"
 )
+MODEL, SEARCH = LoadOptions("cpu", "bf16", 9, True, "never"), SearchOptions(4, 2.0, True, 3, 7)
+FILES, OUTPUT = FileOptions([Path("a")], Path("b")), OutputOptions(True, "jsonl")
+DRAWN = "--sample --top-k 5 --temperature 0.5 --seed 0"
+EXPORTED = "--raw --format transformers --license mit --quantization int8"
+EXPORT, TRANSLATE = "translation.export.export", "translation.run.translate"
+FIGURES, STEP = "figures.schedule_and_positions", "step-00000001"
+
+
+def drawing(sampling: Sampling) -> list[object]:
+    """Gives what `translate run` passes on."""
+    search = SearchOptions(sampling=sampling)
+    return [
+        [Path("run")],
+        FileOptions([]),
+        TranslateOptions(LoadOptions(), search, OutputOptions()),
+    ]
+
+
+OPTIONS = [
+    ("train CONFIG", "training.run.train", [7, Path("checkpoints/tiny")]),
+    ("train CONFIG --run x --dry-run", "training.dry_run.dry_run", [7, Path("x")]),
+    ("prepare CONFIG", "text.prepared.prepare", [7, None]),
+    ("plot schedule -o x.png CONFIG", f"{FIGURES}.schedule_figure", [7, "tiny"]),
+    ("plot positions -o x.png CONFIG", f"{FIGURES}.positions_figure", [7, "tiny"]),
+    ("average x", "checkpoints.averaging.average", [Path("x"), 5, None]),
+    ("average x --last 2 -o y", "checkpoints.averaging.average", [Path("x"), 2, Path("y")]),
+    ("export RUN -o y", EXPORT, [STEP, Path("y"), None, False, "ctranslate2", None]),
+    (f"export RUN -o y {EXPORTED}", EXPORT, [STEP, Path("y"), "int8", True, "transformers", "mit"]),
+    (
+        f"translate {ALL}",
+        TRANSLATE,
+        [[Path("run"), Path("other")], FILES, TranslateOptions(MODEL, SEARCH, OUTPUT)],
+    ),
+    ("translate run --sample", TRANSLATE, drawing(Sampling())),
+    (
+        f"translate run {DRAWN}",
+        TRANSLATE,
+        drawing(Sampling(5, 0.5, 0)),
+    ),
+]
+
+
+@pytest.mark.parametrize(("words", "function", "given"), OPTIONS, ids=[o[0][:40] for o in OPTIONS])
 def test_options_reach_the_functions(
-    corpus_dir, tmp_path, monkeypatch, call, words, function, given
+    corpus_dir, copy_run, tmp_path, monkeypatch, call, words, function, given
 ):
     """The seed stands for the whole configuration."""
     monkeypatch.setattr(f"transformer_mt.{function}", called := Mock(side_effect=SystemExit))
     config = f"{write_config(tmp_path, corpus_dir)} --set train.seed=7"
-    call(*words.replace("CONFIG", config).split())
-    taken = (each.train.seed if isinstance(each, Config) else each for each in called.call_args[0])
-    assert " ".join(map(str, taken)) == given
+    call(*words.replace("CONFIG", config).replace("RUN", str(copy_run)).split())
+    first, *others = called.call_args.args
+    shown = {Config: lambda x: x.train.seed, Checkpoint: lambda x: x.path.name}
+    assert [shown.get(type(first), lambda x: x)(first), *others] == given

@@ -8,7 +8,14 @@ import numpy as np
 import torch
 from conftest import tiny_config
 
-from transformer_mt.checkpoints.checkpoint import MOMENTS, Progress, RunState, save_checkpoint
+from transformer_mt.checkpoints.checkpoint import (
+    MOMENTS,
+    Checkpoint,
+    Progress,
+    RunState,
+    load_checkpoint,
+    save_checkpoint,
+)
 from transformer_mt.checkpoints.layout import MODEL, TRAINING, checkpoint_path
 from transformer_mt.checkpoints.run_description import (
     LengthCounts,
@@ -35,6 +42,13 @@ def small_config(**changes: object) -> Config:
 def build_model(config: Config, vocab: Vocabulary = VOCAB) -> Transformer:
     """Builds the model of a configuration with random weights."""
     return Transformer(config.model, vocab.src.size, vocab.tgt.size, PAD_ID)
+
+
+def save_model(folder: Path, config: Config, vocab: Vocabulary = VOCAB, weights=None) -> Checkpoint:
+    """Saves the weights of a model that was not trained, or those given."""
+    weights = weights or build_model(config, vocab).state_dict()
+    save_checkpoint(folder, {MODEL: weights}, RunState(Progress(step=1)), config, vocab)
+    return load_checkpoint(folder)
 
 
 def moments(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

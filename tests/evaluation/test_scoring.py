@@ -196,12 +196,6 @@ def test_no_difference_is_surer_than_its_sentences_allow():
         assert [difference.p_value for difference in differences] == [p_value] * 2
 
 
-def test_text_that_looks_tokenized(caplog):
-    """As that of a young model does; sacreBLEU's advice is not for our users."""
-    corpus_score(["a ."] * 100, [["a ."] * 100], choose_metrics("en")[0])
-    assert not caplog.messages
-
-
 def test_the_best_reference_counts_for_a_sentence():
     """Sabotage: score each sentence against the first reference."""
     hypotheses, references = ["a b c", "x y z"], [["a b c", "nothing"], ["else", "x y z"]]

@@ -69,24 +69,6 @@ def test_cross_attention_has_the_pieces_on_its_axes():
         assert axes.images[0].get_clim() == (0.0, attention.encoder[0].max())
 
 
-@pytest.mark.parametrize(
-    ("heads", "keys", "queries", "rows", "columns", "cell"),
-    [(4, 3, 2, 2, 2, 0.8), (5, 24, 4, 1, 5, 0.17), (6, 20, 21, 2, 3, 0.17)],
-)
-def test_sizes_of_maps(heads, keys, queries, rows, columns, cell):
-    """A cell for each pair of pieces, a gap between maps, which are nearly in a square."""
-    cross, pieces = [weights(heads, queries, keys)], ["a"] * queries
-    figure = attention_figure(
-        PairAttention("", ["b"] * keys, pieces, pieces, [], [], cross), by_head=True
-    )
-    width, height = figure.get_size_inches()
-    assert width == pytest.approx(columns * (cell * keys + 0.4) - 0.4)
-    assert height == pytest.approx(rows * (cell * queries + 0.4) - 0.4)
-    *maps, _ = figure.axes
-    sizes = [axes.get_position().size * (width, height) for axes in maps]
-    np.testing.assert_allclose(sizes, [(cell * keys, cell * queries)] * heads)
-
-
 @pytest.mark.parametrize(("repeats", "by_head", "rows"), [(1, True, 2), (9, False, 1)])
 def test_nothing_overlaps_or_is_cut_off(repeats, by_head, rows):
     """Long sentences, long pieces, other scripts, and what looks like mathematics."""

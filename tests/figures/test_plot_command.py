@@ -14,8 +14,7 @@ from drawn import overlapping
 from matplotlib.figure import Figure
 from test_training_figure import write_run
 
-from transformer_mt.figures.canvas import FOREGROUND, GRID, UNDRAWABLE, drawable, render
-from transformer_mt.figures.report import inline
+from transformer_mt.figures.canvas import UNDRAWABLE, drawable, render
 from transformer_mt.figures.schedule_and_positions import (
     POSITIONS,
     positions_figure,
@@ -104,20 +103,6 @@ def test_settings_of_the_user_change_nothing_and_are_kept(tmp_path):
         assert dict(matplotlib.rcParams) == before
 
 
-def test_the_style_of_figures(tmp_path):
-    """A light grid behind the curves, no frame, no background; a page has the same every time."""
-    config = tiny_config(tmp_path)
-    [axes] = schedule_figure(config, "a").axes
-    spines = {name for name, spine in axes.spines.items() if spine.get_visible()}
-    assert spines == {"left", "bottom"} and axes.get_facecolor() == (0, 0, 0, 0)
-    line, label = axes.xaxis.get_gridlines()[0], axes.xaxis.get_ticklabels()[0]
-    assert line.get_visible() and line.get_color() == GRID and axes.get_axisbelow() is True
-    assert label.get_color() == axes.title.get_color() == FOREGROUND
-    assert axes.xaxis.get_major_formatter()(10_000) == "10,000"
-    pages = [inline(schedule_figure(config, "a"), "x") for _ in range(2)]
-    assert pages[0] == pages[1]
-
-
 @pytest.mark.parametrize("file_format", ["png", "svg", "pdf"])
 def test_a_character_without_a_font_is_a_box(tmp_path, file_format):
     """Without a warning, which would be an error; control characters, which SVG forbids, too.
@@ -163,14 +148,6 @@ def test_the_rate_is_the_papers(tmp_path, warmup, steps, shown):
         assert math.isclose(rate, expected)
     assert peak.get_ydata() == [max(curve.get_ydata())] and peak.get_xdata() == [min(warmup, last)]
     assert not overlapping(figure)
-
-
-def test_a_limit_that_may_end_training_before_the_last_step_is_named(tmp_path):
-    """Its number of steps depends on the text and the machine."""
-    limits = {"train__max_epochs": 3, "train__max_minutes": 1.5}
-    [axes] = schedule_figure(tiny_config(tmp_path, **limits), "a").axes
-    label = "step (earlier end: train.max_epochs = 3 or train.max_minutes = 1.5)"
-    assert axes.get_xlabel() == label and axes.get_xlim() == (0, 20)
 
 
 @pytest.mark.parametrize(("width", "drawn"), [(2, [0, 1]), (64, [8, 9, 16, 17])])

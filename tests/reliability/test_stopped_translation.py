@@ -82,22 +82,24 @@ def texts(untrained_run, tmp_path) -> tuple[Path, Path, bytes]:
     return untrained_run, folder / "in.de", reversed_lines.encode()
 
 
-def test_stopped_and_run_again(texts, tmp_path, stopped):
-    """Equal bytes, nothing left behind, finished chunks not translated again.
+@pytest.mark.parametrize("search", [(), ("--sample",)])
+def test_stopped_and_run_again(texts, tmp_path, stopped, monkeypatch, search):
+    """Equal bytes, nothing left behind, finished chunks not translated again; draws go on.
 
     Sabotage: do not skip the finished lines; open the partial file at its end.
     """
     run_dir, source, _ = texts
     (tmp_path / "out").mkdir()
     output = tmp_path / "out" / "text.gz"
-    command = ["translate", run_dir, "--input", source, "--output", output]
+    monkeypatch.setattr("transformer_mt.system.console.SECONDS_BETWEEN_LINES", 0)
+    command = ["translate", run_dir, *search, "--input", source, "--output", output]
     assert stopped(*command, place="written:4", fake=False).code == 143 and not output.exists()
     with output.with_name(".text.gz.partial").open("ab") as file:
         file.write(b"half a chu")  # was not yet counted
     done = stopped(*command, fake=False)
     assert done.code == 0, done.err
     assert f"{output}: continuing after {4 * CHUNK} finished lines" in done.err
-    assert f"{5 * CHUNK + 3} lines in " in done.err
+    assert f"{5 * CHUNK + 3} lines in " in done.err and "\nin.de: 39 of 39 lines, " in done.err
     assert "1 line translated in parts" in done.err
     assert os.listdir(output.parent) == [output.name]
     undisturbed = tmp_path / "undisturbed.gz"
@@ -200,11 +202,14 @@ def test_anything_changed_starts_over(texts, copy_run, tmp_path, stopped):
     files = ["--input", source, "--output", tmp_path / "out"]
     assert stopped("translate", run_dir, *files, place="written:2").code == 143
     source.write_bytes(b"another line\n")  # shorter than what is kept
-    options = "--format", "jsonl", "--length-penalty", 0, "--raw"
+    options = "--format", "jsonl", "--length-penalty", 0, "--raw", "--sample"
     done = stopped("translate", copy_run, *files, *options)
     assert done.code == 0, done.err
     assert f"starting over; {2 * CHUNK} finished lines were made with another" in done.err
-    assert " another checkpoint and format and input and length penalty and raw\n" in done.err
+    assert (
+        " another checkpoint and format and input and length penalty and raw and sampling\n"
+        in done.err
+    )
     assert json.loads((tmp_path / "out").read_bytes())["text"] == "enil rehtona"
 
 

@@ -13,7 +13,6 @@ from transformer_mt.system.device import (
     choose_precision,
     compute_settings,
     cpu_maker,
-    has_fast_mkl,
     is_out_of_memory,
     total_memory,
 )
@@ -102,25 +101,6 @@ def test_the_maker_of_the_cpu(monkeypatch, text, maker):
     monkeypatch.setattr(Path, "exists", lambda path: bool(text))
     monkeypatch.setattr(Path, "read_text", lambda path: text)
     assert cpu_maker.__wrapped__() == maker
-
-
-@pytest.mark.parametrize(
-    ("maker", "capability", "is_fast"),
-    [
-        ("GenuineIntel", "AVX512", True),
-        ("GenuineIntel", "AVX2", True),
-        ("AuthenticAMD", "AVX512", False),
-        ("AuthenticAMD", "AVX2", True),
-    ],
-)
-def test_where_mkl_is_fast(monkeypatch, maker, capability, is_fast):
-    """Everywhere but on other makers' CPUs with AVX-512. Where MKL is missing it is not fast."""
-    monkeypatch.setattr(device_module, "cpu_maker", lambda: maker)
-    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
-    monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: True)
-    assert has_fast_mkl() == is_fast
-    monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: False)
-    assert not has_fast_mkl()
 
 
 @pytest.mark.parametrize(

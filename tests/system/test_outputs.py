@@ -191,21 +191,6 @@ def test_a_state_that_does_not_fit_is_not_used(tmp_path, damage):
     assert write_two(output) == 0 and output.target.read_text() == "a\nb\nc\n"
 
 
-def test_what_has_changed_is_said(tmp_path, caplog):
-    output = check_output(tmp_path / "out")
-    with pytest.raises(DataError):
-        write_two(output, error=DataError("broken"))
-    assert write_two(output, {"input": "other", "beam_size": 1}) == 0
-    assert caplog.messages[-1] == (
-        f"{output.name}: starting over; 3 finished lines were made with another beam size and input"
-    )
-    with pytest.raises(DataError):
-        write_two(output, error=DataError("broken"))
-    output.state.write_text("{}")
-    write_two(output)
-    assert caplog.messages[-1] == f"{output.name}: starting over; {output.state} is damaged"
-
-
 def test_another_writer_of_the_file_ends_the_state(tmp_path):
     """Its bytes would be taken for chunks; without a fingerprint nothing is kept."""
     output = check_output(tmp_path / "out")

@@ -1,10 +1,8 @@
 """Messages: the work does not depend on them, and terminals do not obey them."""
 
 import errno
-import io
 import os
 import sys
-from types import SimpleNamespace
 from unittest.mock import Mock
 
 import fork_server
@@ -16,10 +14,8 @@ from transformer_mt.cli.program import main
 from transformer_mt.evaluation.baseline import format_sentence
 from transformer_mt.evaluation.evaluate import SystemOutput
 from transformer_mt.evaluation.run_comparison import format_rows
-from transformer_mt.system import console
 from transformer_mt.system.console import (
     PACKAGE_LOGGER,
-    GrowingInterval,
     ProgressBar,
     escape_controls,
     show_messages,
@@ -74,58 +70,6 @@ def test_a_bar_at_a_lost_terminal(monkeypatch):
         progress.update(2)
     PACKAGE_LOGGER.warning("lost")
     assert sys.stderr.write("lost") == 4
-
-
-def test_lines_of_progress(monkeypatch, capsys):
-    """After 10 seconds, then more and more seldom, at most every 10 minutes; none if quiet.
-
-    Sabotage: count what had been done before towards the speed; let the interval stay, or grow on.
-    """
-    clock = [0.0]
-    monkeypatch.setattr(console, "time", SimpleNamespace(monotonic=lambda: clock[0]))
-    show_messages()
-    bars = [
-        ProgressBar("a\x1b", "lines", 1000, done=100, hidden=hidden) for hidden in (False, True)
-    ]
-    for clock[0] in range(1, 61):
-        for bar in bars:
-            bar.update(10)
-    assert capsys.readouterr().err == (
-        "a\\x1b: 200 of 1,000 lines, 10 per second, 01:20 left\n"
-        "a\\x1b: 350 of 1,000 lines, 10 per second, 01:05 left\n"
-        "a\\x1b: 580 of 1,000 lines, 10 per second, 00:42 left\n"
-    )
-    show_messages(quiet=True)
-    ProgressBar("b", "lines", 9).update(9)
-    assert capsys.readouterr().err == ""
-    interval = GrowingInterval(60.0)
-    interval.restart(grows=False)
-    clock[0] = 70.0
-    assert interval.has_passed()
-    for _ in range(20):
-        interval.restart()
-    for clock[0], is_due in ((669.0, False), (670.0, True)):
-        assert interval.has_passed() == is_due
-
-
-def test_a_bar_at_a_terminal(monkeypatch):
-    """With the end of a long name and what was done before; it is wiped out at the end.
-
-    Sabotage: show a bar that is hidden, or if quiet.
-    """
-    terminal = io.StringIO()
-    monkeypatch.setattr(terminal, "isatty", lambda: True)
-    monkeypatch.setattr(sys, "stderr", terminal)
-    show_messages()
-    with ProgressBar("x" * 30 + "the end of a long name", "lines", 8, done=2) as bar:
-        bar.update(6)
-    shown = terminal.getvalue()
-    assert shown.startswith("\rxxthe end of a long name: ") and " 2/8 [" in shown
-    assert shown.endswith("\r") and shown.split("\r")[-2].strip() == ""
-    ProgressBar("hidden", "lines", 8, hidden=True).update(8)
-    show_messages(quiet=True)
-    ProgressBar("quiet", "lines", 8).update(8)
-    assert terminal.getvalue() == shown
 
 
 HOSTILE = "a\x1b[2J\x9bb\nc\x7f"

@@ -2,7 +2,6 @@
 
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
 import pytest
@@ -44,21 +43,6 @@ def test_several_run_at_once_in_threads_that_end_with_their_owner():
     for worker in workers:
         worker.join(SECONDS)
         assert not worker.is_alive()
-
-
-@pytest.mark.parametrize(
-    ("threads", "items", "each"),
-    [(4, 2, 2), (4, 1, 4), (4, 9, 1), (5, 2, 2), (1, 3, 1), (2 * MAX_WORKERS, 99, 2)],
-)
-def test_threads_are_divided_among_the_workers(threads, items, each):
-    torch.set_num_threads(threads)
-
-    def count(item: int, check) -> int:
-        return torch.get_num_threads()
-
-    assert set(WorkerThreads().map(count, range(items))) == {each}
-    with ThreadPoolExecutor(1) as pool:
-        assert pool.submit(torch.get_num_threads).result() == threads == torch.get_num_threads()
 
 
 class Waiting:

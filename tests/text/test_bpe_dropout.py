@@ -1,7 +1,6 @@
 """Subword regularisation: what is drawn, that it is the same text, and what it depends on."""
 
 import hashlib
-import io
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,7 +9,7 @@ import numpy as np
 import pytest
 import sentencepiece
 import torch
-from conftest import copy_lines, tiny_config
+from conftest import copy_lines, learn_elsewhere, tiny_config
 
 from transformer_mt.config.keys import VocabConfig
 from transformer_mt.errors import ConfigError
@@ -91,16 +90,9 @@ def test_every_segmentation_decodes_to_the_same_text(vocab):
 
 
 def test_a_word_with_an_unknown_piece_keeps_its_segmentation():
-    model = io.BytesIO()
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(copy_lines(800, 1)),
-        model_writer=model,
-        model_type="bpe",
-        vocab_size=120,
-        user_defined_symbols=["<ab>"],
-        minloglevel=2,
-    )
-    vocab = Vocabulary(model.getvalue(), model.getvalue())  # without padding: its ids are moved up
+    options = {"model_type": "bpe", "vocab_size": 120, "minloglevel": 2}
+    model = learn_elsewhere(copy_lines(800, 1), user_defined_symbols=["<ab>"], **options)
+    vocab = Vocabulary(model, model)  # without padding: its ids are moved up
     line = " ".join(["abé <ab>cd", *copy_lines(20, 1)])
     pairs = encode_pairs([line], [line], vocab)
     [(plain, _)], [(drawn, _)] = rows(pairs), rows(sample(pairs, vocab, rate=0.9))

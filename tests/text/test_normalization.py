@@ -5,14 +5,12 @@ import unicodedata
 from collections import Counter
 
 import pytest
-from checkpoints.small_checkpoint import build_model, small_config
+from checkpoints.small_checkpoint import save_model, small_config
 from conftest import tiny_config
 from hypothesis import given
 from hypothesis import strategies as st
 
 import transformer_mt
-from transformer_mt.checkpoints.checkpoint import RunState, save_checkpoint
-from transformer_mt.checkpoints.layout import MODEL
 from transformer_mt.checkpoints.run_directory import load_newest
 from transformer_mt.config.keys import DataConfig, VocabConfig
 from transformer_mt.errors import CheckpointError, ConfigError
@@ -126,17 +124,11 @@ def test_training_text_is_the_same_in_every_variant(tmp_path):
     assert other.digest != plain.digest and other.report.kept > len(rows)
 
 
-def save(folder, form: str, vocab: Vocabulary) -> None:
-    config = small_config(data__normalize=form)
-    weights = build_model(config, vocab).state_dict()
-    save_checkpoint(folder, {MODEL: weights}, RunState(), config, vocab)
-
-
 def test_a_model_reads_every_variant_alike(tmp_path):
     """Translations, scores of sources and of given translations, and attention."""
     vocab = learn()
-    save(tmp_path / "nfc", "nfc", vocab)
-    save(tmp_path / "none", "none", vocab)
+    save_model(tmp_path / "nfc", small_config(data__normalize="nfc"), vocab)
+    save_model(tmp_path / "none", small_config(data__normalize="none"), vocab)
     model = transformer_mt.load(tmp_path / "nfc", device="cpu")
     old = transformer_mt.load(tmp_path / "none", device="cpu")
     [translation], [score] = model.translate([PLAIN]), model.score([PLAIN], [PLAIN])

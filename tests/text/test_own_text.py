@@ -7,7 +7,7 @@ import shlex
 from pathlib import Path
 
 import pytest
-from conftest import copy_lines, tiny_config
+from conftest import copy_lines, pairs_of, tiny_config
 
 from transformer_mt.config.keys import DataConfig
 from transformer_mt.config.loading import load_config, parse_config
@@ -36,11 +36,6 @@ def table(part: str | None = None) -> SplitFiles:
     return SplitFiles(src="deutsch.txt", tgt="english.txt", slice=part)
 
 
-def pairs_of(config: DataConfig, split: object) -> list[tuple[str, str]]:
-    pairs = load_split(config, split)
-    return list(zip(pairs.src, pairs.tgt, strict=True))
-
-
 def test_pairs_with_an_empty_side_are_left_out_before_a_slice(own_text):
     """Of either side, white space and invisible characters too. Sabotage: take the slice first."""
     for name, lines in (
@@ -61,22 +56,15 @@ def test_pairs_with_an_empty_side_are_left_out_before_a_slice(own_text):
         pairs_of(config, split)
 
 
-@pytest.mark.parametrize(
-    ("text", "part"),
-    [
-        (None, slice(None)),
-        ("[:3]", slice(3)),
-        ("[2:]", slice(2, None)),
-        ("[:-4]", slice(None, -4)),
-        ("[-4:-2]", slice(-4, -2)),
-        ("[-2:]", slice(-2, None)),
-        ("[-30:2]", slice(-30, 2)),
-        ("[8:999999999999999999]", slice(8, None)),
-        ("[:]", slice(None)),
-    ],
-)
-def test_a_split_may_be_a_table_of_two_files(own_text, text, part):
-    assert pairs_of(DataConfig(path=str(own_text)), table(text)) == NUMBERS[part]
+SLICES = "[:] [:3] [2:] [:-4] [-4:-2] [-2:] [-30:2] [8:999999999999999999]".split()
+
+
+def test_a_split_may_be_a_table_of_two_files(own_text):
+    """Its slice is one of Python's."""
+    config = DataConfig(path=str(own_text))
+    assert pairs_of(config, table()) == NUMBERS
+    for part in SLICES:
+        assert pairs_of(config, table(part)) == eval(f"NUMBERS{part}")
 
 
 def test_the_files_of_a_table_may_be_packed_and_lie_elsewhere(own_text, tmp_path, monkeypatch):

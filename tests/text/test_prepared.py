@@ -271,15 +271,6 @@ def test_targets_with_a_symbol_are_refused(folder, caplog):
     assert prepare(tiny_config(folder, vocab__kind="char")).report.kept == 5
 
 
-def test_text_that_is_cut_into_pieces_is_counted(folder, caplog):
-    write_pairs(folder, [("a@@ b", "c d"), ("a", "c@@"), ("a", "b"), ("▁a b", "▁c"), ("", "c@@ d")])
-    prepare(tiny_config(folder, vocab__kind="char"))
-    assert [text.split(" (")[0] for text in caplog.messages] == [
-        "data.train = train: 2 pairs are cut into pieces with @@",
-        "data.train = train: 1 pairs are cut into pieces with U+2581",
-    ]
-
-
 def test_the_report_by_hand(folder, caplog):
     """Over both sides of what is kept; the vocabulary lacks the letter q."""
     write_pairs(folder, [("ab", "abc de"), ("a b", "c d e"), ("e", "a"), ("f g h", "f")])

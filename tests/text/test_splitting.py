@@ -1,12 +1,11 @@
 """Where lines are split: ends of sentences in German and English, limits, time."""
 
-import io
 import time
 from collections import Counter
 
 import numpy as np
 import pytest
-import sentencepiece
+from conftest import learn_elsewhere
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -25,9 +24,9 @@ def vocab() -> Vocabulary:
     return train_vocabulary([Counter({LETTERS: 1})], VocabConfig(kind="char", size=40))
 
 
-def split(vocab, line: str, statistics=None, max_length=None, data_max_length=12) -> list[str]:
-    data = DataConfig(path="none", max_length=data_max_length)
-    [parts] = LineSplitter(vocab.src, data, statistics, max_length).split([line])
+def split(vocab, line: str, statistics=None, max_length=None, limit=12, mode="auto") -> list[str]:
+    data = DataConfig(path="none", max_length=limit)
+    [parts] = LineSplitter(vocab.src, data, statistics, max_length, mode).split([line])
     return vocab.src.decode(parts)
 
 
@@ -171,23 +170,14 @@ def test_where_a_long_line_is_split(vocab, line, parts):
     assert sum(rows, []) == vocab.src.encode([line])[0] and max(map(len, rows), default=0) <= 12
 
 
-def test_a_clause_ends_at_a_full_width_mark(vocab):
-    """And nothing is a part after a mark at the end."""
+def test_a_clause_ends_at_a_full_width_mark_and_has_pieces(vocab, tmp_path):
+    """Nothing is a part after a mark at the end, nor where a vocabulary normalises q to nothing."""
     assert split(vocab, "ab cd，ef gh ij") == ["ab cd ⁇ ", "ef gh ij"]
     assert split(vocab, "ab cd efgh ij：") == ["ab cd efgh", "ij ⁇ "]
-
-
-def test_a_clause_that_the_vocabulary_drops_is_no_part(tmp_path):
-    """Here it normalises q to nothing."""
     (tmp_path / "rules.tsv").write_text("71\t\n")
-    writer = io.BytesIO()
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter([LETTERS]),
-        model_writer=writer,
-        model_type="char",
-        normalization_rule_tsv=str(tmp_path / "rules.tsv"),
-    )
-    vocab = Vocabulary(writer.getvalue(), writer.getvalue())
+    rules = {"normalization_rule_tsv": str(tmp_path / "rules.tsv")}
+    model = learn_elsewhere([LETTERS], model_type="char", **rules)
+    vocab = Vocabulary(model, model)
     assert split(vocab, "abcdefghijklmnop, qqqq") == ["abcdefghijk", "lmnop,"]
     assert split(vocab, "qqqq") == []
 
@@ -207,80 +197,48 @@ def test_what_has_no_words_is_copied(vocab):
     assert parts_of(vocab, "1\t2\r") == ["1 2"] and parts_of(vocab, " \t\r") == []
     [ids, *copied] = parts_of(vocab, f"ab cd {'.' * 50}")
     assert vocab.src.decode([ids]) == ["ab cd"] and copied == ["." * 19, "." * 20, "." * 11]
-
-
-def test_characters_that_are_cut_apart_are_not_copied(vocab):
-    """A row of bytes would be other text. Sabotage: copy it."""
+    # A row of the bytes of characters that are cut apart would be other text.
     with_bytes = train_vocabulary([Counter({LETTERS: 1})], VocabConfig(size=292))
     parts = parts_of(with_bytes, f"ab {chr(0x1F600) * 40}")
     assert len(parts) > 1 and all(isinstance(part, list) for part in parts)
-
-
-def test_the_training_text_may_change_what_has_no_words(vocab):
-    """From one line in a thousand, such lines are translated."""
+    # From one line in a thousand of the training text on, such lines are translated.
     assert parts_of(vocab, "...", changed=0.001) == ["..."]
     assert parts_of(vocab, "...", changed=0.0011) == vocab.src.encode(["..."])
 
 
 @pytest.mark.parametrize(
-    ("mode", "line", "parts"),
+    ("options", "line", "parts"),
     [
-        ("auto", "ab. cd.", ["ab.", "cd."]),
-        ("long", "ab. cd.", ["ab. cd."]),
-        ("long", "ab. cd. efghi. jkl", ["ab. cd.", "efghi. jkl"]),
-        ("never", "ab. cd. efghi. jkl", ["ab. cd. efghi. jkl"]),
-        ("never", "ab. cd. efghi. jkl. mno", ["ab. cd. efghi. jkl.", "mno"]),
+        ({}, "ab. cd. ef", ["ab.", "cd.", "ef"]),
+        ({}, "ab, cd, efghi, jkl", ["ab, cd,", "efghi, jkl"]),
+        ({}, "op. ab, cd, efghi, jkl", ["op.", "ab, cd,", "efghi, jkl"]),
+        ({}, "ab cd efghi jkl", ["ab cd efghi jkl"]),  # no mark: only above 20 pieces
+        ({"share": SEVERAL}, "ab. cd. ef", ["ab. cd. ef"]),
+        ({"share": SEVERAL}, "ab. cd. efghi. jkl", ["ab. cd.", "efghi. jkl"]),
+        ({"share": SEVERAL}, "ab, cd, efghi, jkl", ["ab, cd,", "efghi, jkl"]),
+        ({"share": SEVERAL}, "ab cd efghi jkl mno pq", ["ab cd efghi jkl mno", "pq"]),
+        # It has seen longer lines, in earlier text, than `data.max_length` keeps.
+        (
+            {"share": SEVERAL, "seen": (30, 25)},
+            "ab cd efghi jkl mno pq",
+            ["ab cd efghi jkl mno pq"],
+        ),
+        ({"mode": "long"}, "ab. cd.", ["ab. cd."]),
+        ({"mode": "long"}, "ab. cd. efghi. jkl", ["ab. cd.", "efghi. jkl"]),
+        ({"mode": "never"}, "ab. cd. efghi. jkl", ["ab. cd. efghi. jkl"]),
+        ({"mode": "never"}, "ab. cd. efghi. jkl. mno", ["ab. cd. efghi. jkl.", "mno"]),
+        ({"share": SEVERAL, "max_length": 30}, "ab, cd. ef, gh ij", ["ab, cd. ef, gh ij"]),
+        ({"share": SEVERAL, "max_length": 5}, "ab, cd. ef, gh", ["ab,", "cd.", "ef,", "gh"]),
     ],
 )
-def test_which_lines_are_split(vocab, mode, line, parts):
-    """Up to eleven pieces are usual in this training text, twenty are the limit."""
-    assert vocab.src.decode(parts_of(vocab, line, split=mode)) == parts
+def test_the_training_text_and_options_decide_where_lines_are_split(vocab, options, line, parts):
+    """Single sentences: at each end. Otherwise above the percentile; words above the maximum.
 
-
-@pytest.mark.parametrize(
-    ("share", "line", "parts"),
-    [
-        (SINGLE, "ab. cd. ef", ["ab.", "cd.", "ef"]),
-        (SEVERAL, "ab. cd. ef", ["ab. cd. ef"]),
-        (SEVERAL, "ab. cd. efghi. jkl", ["ab. cd.", "efghi. jkl"]),
-        (SINGLE, "ab, cd, efghi, jkl", ["ab, cd,", "efghi, jkl"]),
-        (SINGLE, "op. ab, cd, efghi, jkl", ["op.", "ab, cd,", "efghi, jkl"]),
-        (SEVERAL, "ab, cd, efghi, jkl", ["ab, cd,", "efghi, jkl"]),
-        (SINGLE, "ab cd efghi jkl", ["ab cd efghi jkl"]),  # no mark: only above 20 pieces
-        (SEVERAL, "ab cd efghi jkl mno pq", ["ab cd efghi jkl mno", "pq"]),
-    ],
-)
-def test_the_training_text_decides_where_lines_are_split(vocab, share, line, parts):
-    """Single sentences: at each end. Otherwise above the percentile; words above the maximum."""
-    statistics = SourceStatistics(longest=15, percentile=11, several_sentences=share)
-    assert split(vocab, line, statistics, data_max_length=20) == parts
-
-
-def test_what_is_said_of_where_lines_are_split(vocab):
-    data = DataConfig(path="none", max_length=20)
-    for share, sentences in (
-        (SINGLE, "after every sentence"),
-        (SEVERAL, "of more than 11 pieces into sentences"),
-    ):
-        statistics = SourceStatistics(longest=15, percentile=11, several_sentences=share)
-        assert LineSplitter(vocab.src, data, statistics).describe() == (
-            f"{sentences}, a sentence of more than 11 pieces into clauses, and what has more than"
-            " 20 pieces after a word"
-        )
-
-
-def test_an_explicit_limit_replaces_both(vocab):
-    statistics = SourceStatistics(longest=15, percentile=11, several_sentences=SEVERAL)
-    assert split(vocab, "ab, cd. ef, gh ij", statistics, 30) == ["ab, cd. ef, gh ij"]
-    assert split(vocab, "ab, cd. ef, gh ij", statistics, 5) == ["ab,", "cd.", "ef,", "gh", "ij"]
-
-
-def test_a_model_that_has_seen_longer_lines_splits_later(vocab):
-    """In earlier text, than `data.max_length` keeps. Sabotage: cut at that limit."""
-    line = "ab cd efghi jkl mno pq"
-    known = SourceStatistics(longest=30, percentile=25, several_sentences=SEVERAL)
-    assert split(vocab, line, data_max_length=20) == ["ab cd efghi jkl mno", "pq"]
-    assert split(vocab, line, known, data_max_length=20) == [line]
+    Up to eleven pieces are usual in this training text, twenty are the limit.
+    """
+    statistics = SourceStatistics(*options.get("seen", (15, 11)), options.get("share", SINGLE))
+    given = options.get("max_length"), 20, options.get("mode", "auto")
+    assert split(vocab, line, statistics, *given) == parts
 
 
 def test_statistics_of_several_texts():

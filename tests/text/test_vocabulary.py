@@ -1,13 +1,12 @@
 """Vocabularies: ids, round trips, and text that was not in the training text."""
 
-import io
 import random
 import re
 from collections import Counter
 
 import pytest
 import sentencepiece
-from conftest import ALPHABET
+from conftest import ALPHABET, learn_elsewhere
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -137,14 +136,6 @@ def test_the_kind_is_that_of_the_model(kind):
     counts = Counter(" ".join(lines(1)).split())
     vocab = train_vocabulary([counts], VocabConfig(kind=kind, size=320, symbols=symbols))
     assert vocab.tgt.kind == kind
-
-
-def learn_elsewhere(text: list[str], **options: object) -> bytes:
-    writer, iterator = io.BytesIO(), iter(text)
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iterator, model_writer=writer, **options
-    )
-    return writer.getvalue()
 
 
 @pytest.mark.parametrize("kind", ["bpe", "unigram"])

@@ -147,7 +147,7 @@ def test_a_signal_interrupts_a_validation(corpus_dir, tmp_path, monkeypatch):
     assert load_newest(tmp_path / "run").progress.valid_step == 0
 
 
-def test_a_run_without_steps(corpus_dir, tmp_path, scores):
+def test_a_run_without_steps(corpus_dir, tmp_path, scores, caplog):
     """With max_steps = 0 the initial weights are validated and saved; the run can be resumed.
 
     Resumed, it equals a run that was never stopped. Sabotage: require moments to resume.
@@ -161,6 +161,7 @@ def test_a_run_without_steps(corpus_dir, tmp_path, scores):
         assert train(build_config(corpus_dir, train__max_steps=2), tmp_path / name).step == 2
     assert saved_steps(tmp_path / "run") == [0, 2] and scores == []
     assert logged_steps(tmp_path / "run", "valid") == [0, 2]
+    assert "has no checkpoint" not in caplog.text
     resumed, uninterrupted = (
         load_newest(tmp_path / name).build_model() for name in ("run", "uninterrupted")
     )
@@ -195,7 +196,7 @@ def test_training_goes_on_while_a_checkpoint_is_written(corpus_dir, tmp_path, sc
 
     def save(path, tensors, state, *arguments) -> None:
         assert state.progress.step != 2 or is_later.wait(30)
-        time.sleep(0.3)
+        time.sleep(0.1)
         real(path, tensors, state, *arguments)
 
     def train_step(engine, step, *arguments) -> None:

@@ -36,7 +36,6 @@ from transformer_mt.errors import CheckpointError, ConfigError, DataError, Devic
 from transformer_mt.system.files import locked
 from transformer_mt.system.processes import Processes
 from transformer_mt.text.corpus import load_split
-from transformer_mt.training import description
 from transformer_mt.training import run as run_module
 from transformer_mt.training.dry_run import dry_run
 from transformer_mt.training.environment import describe_software
@@ -139,21 +138,6 @@ def test_what_a_run_records_of_itself(corpus_dir, first, prepared):
         "configuration": config.model_dump_json(),
         "software": describe_software(),
     }
-
-
-def test_empty_validation_lines_are_counted(corpus_dir, tmp_path, caplog):
-    """They are scored, not dropped."""
-    folder = shutil.copytree(corpus_dir, tmp_path / "corpus")
-    lines = (folder / "validation.en").read_text().splitlines()
-    text = "".join(f"{line}\n" for line in ["", lines[1], " ", *lines[3:]])
-    (folder / "validation.en").write_text(text)
-    config = small_config(folder, train__max_steps=0, vocab__kind="char")
-    train(config, tmp_path / "run")
-    warning = (
-        "data.valid = validation[:12]: 2 of 12 pairs have an empty side and count in the scores"
-    )
-    assert any(message.startswith(warning) for message in caplog.messages)
-    assert warning in (tmp_path / "run/train.log").read_text()
 
 
 def test_fine_tuning_needs_the_same_shapes(corpus_dir, first, tmp_path):
@@ -402,13 +386,6 @@ def test_what_is_said_when_a_run_is_resumed(corpus_dir, run_dir, caplog):
     assert [record["step"] for record in records(run_dir)] == [1, 1]
 
 
-def test_a_run_that_ended_before_its_first_step(corpus_dir, tmp_path, caplog):
-    """Has a checkpoint. Sabotage: ask for the number of steps instead."""
-    for steps in (0, 1):
-        train(small_config(corpus_dir, train__max_steps=steps), tmp_path / "run")
-    assert "has no checkpoint" not in caplog.text
-
-
 class Two(Processes):
     """One of two processes: what the first sends, the second receives."""
 
@@ -521,13 +498,3 @@ def test_a_run_that_went_on_without_compilation_stays_so(corpus_dir, tmp_path, m
         train(config, tmp_path / "run")
     assert build_trainer(config, tmp_path / "run").fitter.compile_failed
     assert not build_trainer(config, tmp_path / "other").fitter.compile_failed
-
-
-def test_several_processes_are_suggested(caplog, corpus_dir, run_dir, monkeypatch):
-    """On a CPU of more than 16 threads, unless there are several already."""
-    for threads, is_launched, hints in ((16, False, 0), (17, True, 0), (17, False, 1)):
-        monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
-        monkeypatch.setattr(description, "is_launched", lambda it=is_launched: it)
-        with caplog.at_level("INFO"):
-            train(small_config(corpus_dir), run_dir)
-        assert caplog.text.count(": several processes are faster") == hints

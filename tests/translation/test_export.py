@@ -4,14 +4,11 @@ import contextlib
 import json
 import textwrap
 from dataclasses import replace
-from unittest.mock import Mock
 
 import pytest
-import sentencepiece
-from conftest import copy_lines, tiny_config
+from conftest import copy_lines, learn_elsewhere, tiny_config
 
 import transformer_mt
-from transformer_mt.checkpoints import checkpoint as checkpoint_module
 from transformer_mt.checkpoints.exported import load_exported
 from transformer_mt.checkpoints.run_directory import find_checkpoint
 from transformer_mt.errors import ConfigError
@@ -53,13 +50,8 @@ def test_every_model_it_can_express(corpus_dir, tmp_path, norm, tied):
         ("src", {"unk_id": 1, "bos_id": -1, "eos_id": 0}),
         ("tgt", {"pad_id": 9, "bos_piece": "<start>", "eos_piece": "<end>"}),
     ):
-        sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=iter(copy_lines(500, 1)),
-            model_prefix=str(tmp_path / side),
-            vocab_size=100,
-            minloglevel=2,
-            **special,
-        )
+        model = learn_elsewhere(copy_lines(500, 1), vocab_size=100, minloglevel=2, **special)
+        (tmp_path / f"{side}.model").write_bytes(model)
     config = tiny_config(
         corpus_dir,
         model__norm=norm,
@@ -134,20 +126,6 @@ def test_a_link_to_a_checkpoint(copy_run, tmp_path):
     assert names == ["<unk>", "<s>", "</s>", "<s>"]
 
 
-def test_options_reach_the_export(copy_run, tmp_path, call, monkeypatch):
-    monkeypatch.setattr("transformer_mt.translation.export.export", taken := Mock())
-    arguments = "export", copy_run, "-o", tmp_path
-    options = "--raw", "--format", "transformers", "--license", "mit", "--quantization", "int8"
-    for words, given in (
-        ((), (None, False, "ctranslate2", None)),
-        (options, ("int8", True, "transformers", "mit")),
-    ):
-        assert call(*arguments, *words).code == 0
-        checkpoint, *others = taken.call_args.args
-        assert checkpoint.path == find_checkpoint(copy_run).path
-        assert others == [tmp_path, *given]
-
-
 def test_the_card_names_only_a_bleu_of_the_exported_weights(corpus_dir, tmp_path):
     """The moving average's: not that of the raw weights; of rounded ones only with a note."""
     config = tiny_config(corpus_dir, train__max_steps=3, train__ema_decay=0.5, valid__every=3)
@@ -163,14 +141,3 @@ def test_the_card_names_only_a_bleu_of_the_exported_weights(corpus_dir, tmp_path
     assert f"BLEU {bleu:.2f}, `nrefs:1|case:mixed" in cards[0]
     assert "BLEU" not in cards[1] and models[0] != models[1]
     assert "before they were rounded to int8" in cards[2] and f"{bleu:.2f}" in cards[2]
-
-
-def test_a_model_trained_with_other_source_is_reported(copy_run, tmp_path, caplog, monkeypatch):
-    """Its weights may mean something else to the code of today."""
-    checkpoint = find_checkpoint(copy_run)
-    monkeypatch.setattr(checkpoint_module, "source_digest", lambda package: 32 * "0")
-    export(checkpoint, tmp_path / "exported", "int8")
-    assert caplog.messages == [
-        f"{checkpoint.path}: the source of model/ has changed since it was trained; it may"
-        " translate differently"
-    ]

@@ -1,6 +1,5 @@
 """A checkpoint as a model of Hugging Face's transformers."""
 
-import io
 import json
 import math
 import random
@@ -9,19 +8,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-import sentencepiece
 import torch
 import yaml
-from checkpoints.small_checkpoint import VOCAB, build_model, small_config
-from conftest import NASTY, copy_lines
+from checkpoints.small_checkpoint import VOCAB, build_model, save_model, small_config
+from conftest import NASTY, copy_lines, learn_elsewhere
 from safetensors import safe_open
 
 from transformer_mt.checkpoints.checkpoint import (
     Checkpoint,
-    Progress,
-    RunState,
-    load_checkpoint,
-    save_checkpoint,
 )
 from transformer_mt.checkpoints.layout import MODEL
 from transformer_mt.checkpoints.run_directory import find_checkpoint
@@ -52,8 +46,7 @@ def random_checkpoint(folder: Path, vocab: Vocabulary, **changes: object) -> Che
     torch.manual_seed(1)
     model = build_model(config, vocab).state_dict()
     weights = {name: tensor + 0.3 * torch.randn_like(tensor) for name, tensor in model.items()}
-    save_checkpoint(folder, {MODEL: weights}, RunState(Progress(step=1)), config, vocab)
-    return load_checkpoint(folder)
+    return save_model(folder, config, vocab, weights)
 
 
 def subwords(kind: str = "bpe", size: int = 600, symbols: Sequence[str] = ()) -> Vocabulary:
@@ -124,7 +117,7 @@ def test_it_translates_as_ours_does(copy_run, tmp_path, monkeypatch, count):
         assert file.metadata() == {"format": "pt"}
 
 
-@pytest.mark.parametrize("count", [1000, pytest.param(5_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [400, pytest.param(5_000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("symbols", [[], ["<bt>", "<bt>x", "[a|b]"]])
 @pytest.mark.parametrize(
     ("kind", "form"), [("bpe", "nfc"), ("unigram", "nfc"), ("unigram", "none")]
@@ -150,7 +143,8 @@ def test_ids_are_ours(tmp_path, kind, form, symbols, count):
         )
         line = "".join(rng.choices(alphabet, k=rng.randint(1, 40)))
         lines.append(line + rng.choice(["", *symbols]) + rng.choice(lines))
-    lines = [line for line in lines if line.strip() not in symbols]  # alone, one has no space mark
+    # A symbol alone, but for invisible characters, has no space mark.
+    lines = [line for line in lines if vocab.fold(line) not in symbols]
     scores = vocab.table().scores
     for line, ids, expected in zip(
         lines, tokenizer(lines).input_ids, vocab.encode(lines), strict=True
@@ -187,16 +181,9 @@ def test_what_it_refuses(tmp_path):
 
 def other_vocabulary(**options: object) -> Vocabulary:
     """Trains a vocabulary as another program may, with SentencePiece's own ids."""
-    writer = io.BytesIO()
     options = {"normalization_rule_name": "identity", "hard_vocab_limit": False, **options}
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(WORDS),
-        model_writer=writer,
-        vocab_size=500,
-        model_type="bpe",
-        **options,
-    )
-    return Vocabulary(writer.getvalue(), writer.getvalue())
+    model = learn_elsewhere(WORDS, vocab_size=500, model_type="bpe", **options)
+    return Vocabulary(model, model)
 
 
 @pytest.mark.parametrize("special", [{}, {"unk_id": 1, "bos_id": -1, "eos_id": 0}])

@@ -136,9 +136,9 @@ def test_lines_are_numbered(model, monkeypatch, capsys):
     assert shown.err.endswith("d\\x1b> ")
 
 
-def test_lines_are_edited_and_recalled(copy_run, terminal):
+def test_lines_are_edited_and_recalled(exported_run, terminal):
     """Arrow keys are not part of the text; several lines may be pasted; `--output -` is allowed."""
-    prompt = terminal("translate", copy_run, "--output", "-", "--scores")
+    prompt = terminal("translate", exported_run, "--output", "-", "--scores")
     prompt.wait_for("de> ")
     for keys, answer in (
         (b"ac" + LEFT + b"b", "abc"),
@@ -163,9 +163,9 @@ def test_lines_are_edited_and_recalled(copy_run, terminal):
     assert end == 130 and shown.endswith("\n") and "Traceback" not in shown
 
 
-def test_after_ctrl_z_and_fg_the_prompt_goes_on(copy_run, terminal):
+def test_after_ctrl_z_and_fg_the_prompt_goes_on(exported_run, terminal):
     """It is shown again, and lines are edited. Sabotage: leave Ctrl-Z to the terminal."""
-    prompt = terminal("translate", copy_run)
+    prompt = terminal("translate", exported_run)
     at_shell = prompt.attributes()
     for _ in range(2):
         prompt.wait_for("de> ")
@@ -183,10 +183,10 @@ def test_after_ctrl_z_and_fg_the_prompt_goes_on(copy_run, terminal):
     assert prompt.end()[0] == 0
 
 
-def test_the_prompt_is_not_in_redirected_output(copy_run, terminal, tmp_path):
+def test_the_prompt_is_not_in_redirected_output(exported_run, terminal, tmp_path):
     """Translations are in the file at once; the prompt is at the terminal."""
     with (tmp_path / "out").open("wb") as out:
-        prompt = terminal("translate", copy_run, stdout=out)
+        prompt = terminal("translate", exported_run, stdout=out)
         prompt.wait_for("de> ")
         prompt.type(b"abc\n")
         prompt.wait_for("de> ")

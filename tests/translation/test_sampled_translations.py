@@ -1,22 +1,15 @@
 """Sampling: what is drawn, what it depends on, and what is refused."""
 
-import json
-
 import pytest
 import torch
-from conftest import assert_one_error, copy_lines
+from conftest import copy_lines
 
 from transformer_mt import load
-from transformer_mt.checkpoints.run_directory import find_checkpoint
 from transformer_mt.errors import ConfigError
-from transformer_mt.system.files import sha256
 from transformer_mt.text.vocabulary import PAD_ID
-from transformer_mt.translation import run
 from transformer_mt.translation.options import Sampling, SearchOptions
-from transformer_mt.translation.pytorch_runtime import PyTorchRuntime
 from transformer_mt.translation.runtime import Source, length_penalty
 from transformer_mt.translation.search import Sampler
-from transformer_mt.translation.translator import format_lines
 
 LINES = [*copy_lines(14, 5), "", "ab cd"]
 LINES += ["ab cd", " ".join([*LINES[:4], "xyz."] * 2)]  # a repeated one, and one of equal parts
@@ -37,10 +30,10 @@ def test_tokens_are_drawn_by_their_probabilities(temperature, top_k):
     logits = torch.tensor([0.3, -4.0, 1.2, 0.9, -torch.inf, -1.0, 1.0, 0.0])
     kept = logits >= logits.sort(descending=True).values[min(top_k or 8, 8) - 1]
     expected = (logits / temperature).masked_fill(~kept, -torch.inf).softmax(0)
-    drawn = draw(logits, 40_000, temperature=temperature, top_k=top_k)
+    drawn = draw(logits, 20_000, temperature=temperature, top_k=top_k)
     shares = drawn.bincount(minlength=8) / len(drawn)
     assert torch.all(shares[expected == 0] == 0)
-    assert torch.allclose(shares, expected, atol=0.012)
+    assert torch.allclose(shares, expected, atol=0.016)
 
 
 def test_draws_are_independent_and_nearly_equal_logits_give_the_same():
@@ -99,78 +92,6 @@ def test_scores_are_those_of_the_model(untrained_run, alpha):
             total = each.score * length_penalty(len(each.ids) + has_end, alpha)
             assert (total == pytest.approx(score, abs=1e-3)) == has_end
             assert has_end or total > score + 1
-
-
-def test_a_stopped_translation_goes_on_with_the_same_draws(
-    untrained_run, call, tmp_path, monkeypatch
-):
-    """And not with those of another seed. The state records all that they depend on."""
-    monkeypatch.setattr(PyTorchRuntime, "chunk_lines", (8, 8))
-    (tmp_path / "in").write_text("".join(f"{line}\n" for line in LINES))
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    arguments = ("translate", untrained_run, "--sample", "--input", tmp_path / "in", "--output")
-    assert call(*arguments, tmp_path / "whole").code == 0
-    texts = "".join(f"{text}\n" for text in load(untrained_run).sample(LINES))
-    assert (tmp_path / "whole").read_text("utf-8") == texts
-
-    def stopping(translations, first_line, options):
-        if first_line > 16:
-            raise OSError("full")
-        return format_lines(translations, first_line, options)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(run, "format_lines", stopping)
-        assert call(*arguments, tmp_path / "out").code == 2
-    kept = (tmp_path / ".out.partial").read_bytes(), (tmp_path / ".out.state").read_bytes()
-    assert json.loads(kept[1])["fingerprint"] == {
-        "input": sha256(tmp_path / "in"),
-        "checkpoint": [find_checkpoint(untrained_run).digest],
-        **{
-            "device": "auto",
-            "precision": "fp32",
-            "max_length": None,
-            "raw": False,
-            "split": "auto",
-        },
-        **{"beam_size": 1, "length_penalty": 1.0, "with_scores": False, "n_best": 1},
-        **{"batch_tokens": None, "chunk_size": [8, 8, 2**22], "format": "text"},
-        "sampling": {"top_k": None, "temperature": 1.0, "seed": 1},
-    }
-    monkeypatch.setattr("transformer_mt.system.console.SECONDS_BETWEEN_LINES", 0)
-    done = call(*arguments, tmp_path / "out").err
-    assert "continuing after 16 finished lines" in done and "\nin: 18 of 18 lines, " in done
-    assert (tmp_path / "out").read_bytes() == (tmp_path / "whole").read_bytes()
-    for name, data in zip((".out.partial", ".out.state"), kept, strict=True):
-        (tmp_path / name).write_bytes(data)
-    assert "made with another sampling" in call(*arguments, tmp_path / "out", "--seed", 2).err
-    assert (tmp_path / "out").read_bytes() != (tmp_path / "whole").read_bytes()
-
-
-def test_the_command_s_options(call, monkeypatch):
-    taken = []
-    monkeypatch.setattr(run, "translate", lambda *arguments: taken.append(arguments[2]))
-    assert call("translate", "run", "--sample").code == 0
-    options = "--sample --top-k 5 --temperature 0.5 --seed 0 --format jsonl"
-    assert call("translate", "run", *options.split()).code == 0
-    assert [each.search.sampling for each in taken] == [Sampling(), Sampling(5, 0.5, 0)]
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ("--top-k 5", "--top-k has an effect only on sampling: add --sample"),
-        ("--temperature 0.5", "--temperature has an effect only"),
-        ("--seed 1", "--seed has an effect only"),
-        ("--sample --beam-size 4", "--sample draws one translation per line"),
-        ("--sample --n-best 2", "--sample draws one translation per line"),
-        ("--sample --temperature 0", "temperature 0: choose more than 0 and at most 100"),
-        ("--sample --temperature 100.5", "temperature 100.5: choose more than 0 and at most 100"),
-        ("--sample --seed 4294967296", "seed 4294967296: choose 0 to 4294967295"),
-    ],
-)
-def test_mistakes(untrained_run, call, options, message):
-    """Each in one line."""
-    assert_one_error(call("translate", untrained_run, *options.split()), message)
 
 
 def test_mistakes_from_python(untrained_run, exported_run):

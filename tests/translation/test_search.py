@@ -56,41 +56,38 @@ class Script:
         return torch.nn.functional.one_hot(torch.tensor(tokens), V).float()
 
 
-def play(texts: list[list[int]], limits: list[int]) -> tuple[list[list[int]], list[list[int]]]:
-    """Decodes a script; gives the hypotheses and the ids of each call."""
-    script = Script(texts)
-    return greedy(script.next_logits, script, torch.tensor(limits), BOS, EOS), script.calls
+ENDING = [[7, EOS, 9, 9], [EOS, 9, 9, 9], [6, 8, 7, EOS], [8, 8, EOS, 9]]
+LIMITED = [[7, 7, 7], [6, 6, 6], [8, 8, EOS], [9, 9, 9]]
+MANY, KEPT = [[8, 8, 8, EOS]] * 18, [[8, 8, 8]] * 18
 
 
 @pytest.mark.parametrize(
-    ("multiple", "calls"),
-    [(1, [[BOS] * 4, [7, 6, 8], [8, 8], [7]]), (2, [[BOS] * 4, [7, EOS, 6, 8], [8, 8], [7, EOS]])],
+    ("multiple", "texts", "limits", "hypotheses", "calls"),
+    [
+        (1, ENDING, [10] * 4, [[7], [], [6, 8, 7], [8, 8]], [[BOS] * 4, [7, 6, 8], [8, 8], [7]]),
+        (2, ENDING, [10] * 4, [[7], [], [6, 8, 7], [8, 8]], [4, 4, 2, 2]),
+        (1, LIMITED, [2, 1, 3, 3], [[7, 7], [6], [8, 8], [9, 9, 9]], [4, 3, 2]),
+        # Rows are removed once nine tenths of them are enough, not before.
+        (
+            1,
+            [[EOS] + [9] * 3, [7, EOS, 9, 9], *MANY],
+            [10] * 20,
+            [[], [7], *KEPT],
+            [20, 20, 18, 18],
+        ),
+    ],
 )
-def test_ended_rows_leave_and_disturb_no_other(monkeypatch, multiple, calls):
-    """What an ended row would go on with is in no hypothesis; row counts are multiples."""
+def test_ended_rows_leave_and_disturb_no_other(
+    monkeypatch, multiple, texts, limits, hypotheses, calls
+):
+    """What an ended row would go on with is in no hypothesis; row counts are multiples.
+
+    A row gives at most its own number of tokens and may end exactly there; then it leaves.
+    """
     monkeypatch.setattr(decoding, "ROW_MULTIPLE", multiple)
-    texts = [[7, EOS, 9, 9], [EOS, 9, 9, 9], [6, 8, 7, EOS], [8, 8, EOS, 9]]
-    hypotheses, actual = play(texts, [10, 10, 10, 10])
-    assert hypotheses == [[7], [], [6, 8, 7], [8, 8]]
-    assert actual == calls
-
-
-def test_each_row_has_its_own_limit(monkeypatch):
-    """A row gives at most its own number of tokens and may end exactly there; then it leaves."""
-    monkeypatch.setattr(decoding, "ROW_MULTIPLE", 1)
-    texts = [[7, 7, 7], [6, 6, 6], [8, 8, EOS], [9, 9, 9]]
-    hypotheses, calls = play(texts, [2, 1, 3, 3])
-    assert hypotheses == [[7, 7], [6], [8, 8], [9, 9, 9]]
-    assert [len(ids) for ids in calls] == [4, 3, 2]
-
-
-def test_a_few_ended_rows_stay(monkeypatch):
-    """Rows are removed once nine tenths of them are enough, not before."""
-    monkeypatch.setattr(decoding, "ROW_MULTIPLE", 1)
-    texts = [[EOS, 9, 9, 9], [7, EOS, 9, 9], *([[8, 8, 8, EOS]] * 18)]
-    hypotheses, calls = play(texts, [10] * 20)
-    assert hypotheses == [[], [7], *([[8, 8, 8]] * 18)]
-    assert [len(ids) for ids in calls] == [20, 20, 18, 18]
+    script = Script(texts)
+    assert greedy(script.next_logits, script, torch.tensor(limits), BOS, EOS) == hypotheses
+    assert calls in (script.calls, [len(ids) for ids in script.calls])
 
 
 def test_continuations_of_probability_zero_are_told_apart():
@@ -142,12 +139,13 @@ def test_greedy_equals_the_naive_search(model, sources):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize(("beam_size", "alpha"), [(1, 0.6), (2, 0.0), (3, 0.6), (5, 1.0)])
+@pytest.mark.parametrize(("beam_size", "alpha"), [(1, 0.6), (2, 0.0), (4, 1.0)])
 def test_beam_equals_the_naive_search(model, sources, beam_size, alpha):
     """Also as it shrinks. A beam of one is greedy search."""
-    state, limits = model.begin_decoding(pad(sources), max(LIMITS)), torch.tensor(LIMITS)
+    sources, limits = sources[:5], torch.tensor(LIMITS[:5])
+    state = model.begin_decoding(pad(sources), max(LIMITS))
     searched = beam_search(model.next_logits, state, limits, BOS, EOS, beam_size, alpha)
-    for source, limit, hypotheses in zip(sources, LIMITS, searched, strict=True):
+    for source, limit, hypotheses in zip(sources, LIMITS[:5], searched, strict=True):
         expected = naive_beam(model, source, limit, beam_size, alpha)
         assert [h.ids for h in hypotheses] == [ids for ids, _ in expected]
         scores = torch.tensor([h.score for h in hypotheses])

@@ -6,18 +6,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from checkpoints.small_checkpoint import build_model, small_config
+from checkpoints.small_checkpoint import build_model, save_model, small_config
 from conftest import copy_lines, tiny_config
 
 from transformer_mt import load
 from transformer_mt.checkpoints.checkpoint import (
     Checkpoint,
-    Progress,
-    RunState,
-    load_checkpoint,
-    save_checkpoint,
 )
-from transformer_mt.checkpoints.layout import MODEL
 from transformer_mt.config.keys import VocabConfig
 from transformer_mt.errors import CheckpointError, ConfigError
 from transformer_mt.text.batching import EncodedLines, flatten
@@ -76,8 +71,7 @@ def favouring(folder: Path, symbols: list[str]) -> Checkpoint:
     weights = build_model(config, vocab).state_dict()
     weights["decoder_norm.bias"] += 1
     weights["out_embedding"][vocab.symbol_ids(SYMBOLS)] = 1.0
-    save_checkpoint(folder, {MODEL: weights}, RunState(Progress(step=1)), config, vocab)
-    return load_checkpoint(folder)
+    return save_model(folder, config, vocab, weights)
 
 
 def test_a_symbol_is_in_no_translation(tmp_path):

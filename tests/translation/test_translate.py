@@ -8,7 +8,6 @@ import os
 import select
 import signal
 import subprocess
-import sys
 import threading
 from pathlib import Path
 
@@ -18,13 +17,6 @@ from conftest import assert_one_error, command, copy_lines
 from transformer_mt.system.outputs import check_output
 from transformer_mt.system.streams import compress, open_input, read_blocks
 from transformer_mt.translation import run
-from transformer_mt.translation.options import (
-    FileOptions,
-    LoadOptions,
-    OutputOptions,
-    SearchOptions,
-    TranslateOptions,
-)
 
 LINES = copy_lines(12, 31)
 TEXT = "".join(f"{line}\n" for line in LINES).encode()
@@ -87,6 +79,10 @@ MISTAKES = [
         ["--input", "in.de", "--input", "folder/in.en", "--output-dir", "folder"],
         "folder/in.en: is also an input; name another output",
     ),
+    (
+        ["--input", "in.de", "--input", "folder/x.de", "--output-dir", "linked"],
+        "linked/x.en: would be the output of both in.de and folder/x.de",
+    ),
 ]
 
 
@@ -96,8 +92,10 @@ def test_mistakes_are_found_before_a_model_is_loaded(
 ):
     """One line that names the path as it was typed; nothing is made."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "folder").mkdir()
-    for name in ("in.de", "in.en", "in.txt", "in.txt.en"):
+    for folder in ("folder", "linked"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "linked" / "x.en").symlink_to("in.en")
+    for name in ("in.de", "in.en", "in.txt", "in.txt.en", "x.de"):
         (tmp_path / "folder" / name).write_bytes(TEXT)
     done = translate(*arguments)
     assert_one_error(done, message)
@@ -142,21 +140,6 @@ def test_several_runs_need_a_word(translate, call, untrained_run, source):
         done = call("evaluate", untrained_run, untrained_run, *texts, *options)
         names = [json.loads(line)["checkpoint"] for line in done.out.splitlines()]
         assert len(names) == rows and (" and " in names[0]) == (rows == 1)
-
-
-def test_options_reach_the_translation(call, monkeypatch):
-    taken = []
-    monkeypatch.setattr(run, "translate", lambda *arguments: taken.append(arguments))
-    options = (
-        "run other --ensemble --input a --output b --device cpu --precision bf16 --max-length 9"
-        " --raw --split never --beam-size 4 --length-penalty 2 --scores --batch-tokens 7 --n-best 3"
-        " --format jsonl"
-    )
-    assert call("translate", *options.split()).code == 0
-    files = FileOptions([Path("a")], Path("b"))
-    load, search = LoadOptions("cpu", "bf16", 9, True, "never"), SearchOptions(4, 2.0, True, 3, 7)
-    expected = TranslateOptions(load, search, OutputOptions(True, "jsonl"))
-    assert taken == [([Path("run"), Path("other")], files, expected)]
 
 
 def test_the_length_penalty_of_greedy_search_is_for_scores(translate, source):
@@ -214,13 +197,13 @@ def test_a_stream_is_not_read_on_after_a_restart(
         assert_one_error(done, "were restarted, cannot translate a stream, since it")
 
 
-def test_more_files_than_a_shell_lets_open(untrained_run, source, tmp_path):
+def test_more_files_than_a_shell_lets_open(exported_run, source, tmp_path):
     """By default; the program may raise the limit. Sabotage: leave it."""
     inputs = []
     for i in range(25):
         inputs += ["--input", tmp_path / f"{i}.de"]
         inputs[-1].write_text("a\n")
-    words = map(str, command("translate", untrained_run, *inputs, "--output-dir", tmp_path / "out"))
+    words = map(str, command("translate", exported_run, *inputs, "--output-dir", tmp_path / "out"))
     limited = ["bash", "-c", 'ulimit -S -n 20; exec "$@"', "bash", *words]
     done = subprocess.run(limited, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
@@ -265,34 +248,11 @@ def test_many_files(translate, source, tmp_path):
     assert done.err.startswith(f"error: {tmp_path}/broken.de.gz: cannot be read: it ends before")
 
 
-def test_two_names_of_one_output(translate, source, no_model, tmp_path):
-    """A link in the folder of outputs: one translation would replace the other."""
-    (tmp_path / "x.de").write_bytes(TEXT)
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "x.en").symlink_to("in.en")
-    done = translate(
-        "--input", source, "--input", tmp_path / "x.de", "--output-dir", tmp_path / "out"
-    )
-    assert_one_error(done, f"out/x.en: would be the output of both {source} and {tmp_path}/x.de")
-
-
-def test_progress_has_a_total(translate, source, monkeypatch, tmp_path):
-    """Of a file as `--input` or as stdin. It is not mixed with the lines at a terminal."""
-    monkeypatch.setattr("transformer_mt.system.console.SECONDS_BETWEEN_LINES", 0)
-    files = ("--input", source, "--output", tmp_path / "out")
-    for name, done in (("in.de", translate(*files[:2])), ("translating", translate(stdin=source))):
-        assert f"\n{name}: 12 of 12 lines, " in done.err
-        assert " left\n" in done.err and "\r" not in done.err
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    shown = [" of 12 lines, " in translate(*words).err for words in (files[:2], files)]
-    assert shown == [False, True]
-
-
-def test_a_coprocess_gets_its_answer(untrained_run):
+def test_a_coprocess_gets_its_answer(exported_run):
     """A program that writes a line and waits. Once it no longer reads, SIGPIPE ends the process."""
     pipe = subprocess.PIPE
     with subprocess.Popen(
-        command("translate", untrained_run, "--quiet"), stdin=pipe, stdout=pipe, stderr=pipe
+        command("translate", exported_run, "--quiet"), stdin=pipe, stdout=pipe, stderr=pipe
     ) as process:
         for line in (b"\n", b"abc de\n", b"\n"):
             process.stdin.write(line)

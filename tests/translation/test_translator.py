@@ -1,6 +1,5 @@
 """The translator by hand: limits, splitting, batches and scores, with a model not trained."""
 
-import logging
 import math
 from collections import Counter
 from concurrent.futures import CancelledError
@@ -22,7 +21,6 @@ from transformer_mt.translation.translator import (
     Translation,
     Translator,
     count_kinds,
-    log_kinds,
 )
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz.,;!"
@@ -207,25 +205,6 @@ def test_batches_are_cut_chunk_by_chunk(vocab):
     assert batches == [["a"], ["ghijk", "bcd", "ef"], ["lm"]]
 
 
-def test_the_next_chunk_is_begun_before_the_end_of_one(vocab):
-    """So that no thread waits at its end; one of empty lines too, and in order.
-
-    Sabotage: decode each chunk by itself.
-    """
-    taken = []
-
-    def chunks():
-        for lines in (["a", "bcd"], [""], ["ef"]):
-            taken.append(lines)
-            yield lines
-
-    translator = build_translator(vocab, SearchOptions())
-    translated = translator.translate_chunks(chunks(), lambda lines: None)
-    first = next(translated)
-    assert len(taken) == 3
-    assert [first, *translated] == [translator.n_best(lines) for lines in taken]
-
-
 def test_equal_lines_of_a_chunk_are_translated_once(vocab):
     """Parts of lines too, but not those of another chunk; each counts as a line.
 
@@ -242,7 +221,7 @@ def test_equal_lines_of_a_chunk_are_translated_once(vocab):
     assert texts(vocab, part.runtime.model.sources) == ["ef gh ij", "ab cd."]
 
 
-def test_lines_gone_wrong_are_told_apart(caplog):
+def test_lines_gone_wrong_are_told_apart():
     """An empty output of a line with words, one that was cut or copied, an empty line."""
     translations = [
         Translation("a", 0.0),
@@ -255,14 +234,6 @@ def test_lines_gone_wrong_are_told_apart(caplog):
     assert [each.status for each in translations] == ["ok", "ok", "cut", "empty", "ok", "copied"]
     counts = count_kinds(translations)
     assert counts == {"split": 2, "copied": 1, "cut": 1, "empty": 1}
-    with caplog.at_level(logging.INFO, "transformer_mt"):
-        log_kinds(counts, "in: ")
-    assert [(record.levelname, record.getMessage()) for record in caplog.records] == [
-        ("INFO", "in: 2 lines translated in parts"),
-        ("INFO", "in: 1 line without words copied"),
-        ("WARNING", "in: 1 line cut at the length limit; such text usually repeats itself"),
-        ("WARNING", "in: 1 line with words translated into nothing"),
-    ]
 
 
 def test_limits_of_the_options(vocab):

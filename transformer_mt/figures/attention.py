@@ -30,6 +30,8 @@ _TITLE_WIDTH, _TITLE_LINES = 60, 3
 """Characters of a line, and lines, of the sentence in the title."""
 _DRAWN_MARK = "◦"
 """Stands for SentencePiece's mark, which hangs below the line and touches the next label."""
+_COLORS = LinearSegmentedColormap.from_list("attention", [f"{ACCENT}00", ACCENT])
+"""Transparent at 0, so that they suit any background."""
 _AXES = {
     "cross": ("source piece", "target piece being predicted"),
     "encoder": ("source piece attended to", "source piece"),
@@ -80,13 +82,11 @@ def attention_figure(
     maps = weights if by_head else weights.mean(axis=0, keepdims=True)
     keys = attention.tgt_pieces if kind == "decoder" else attention.src_pieces
     queries = attention.src_pieces if kind == "encoder" else attention.predicted_pieces
-    # Transparent at 0, so that it suits any background.
-    colors = LinearSegmentedColormap.from_list("attention", [f"{ACCENT}00", ACCENT])
     with figure_style():
         figure, grid, scale_axes = _layout(len(maps), len(keys), len(queries), _AXES[kind])
         for head, (axes, values) in enumerate(zip(grid.flat, maps, strict=True), 1):
             image = axes.imshow(
-                values, colors, vmin=0, vmax=maps.max(), aspect="auto", interpolation="nearest"
+                values, _COLORS, vmin=0, vmax=maps.max(), aspect="auto", interpolation="nearest"
             )
             axes.tick_params(length=2, labelsize=_FONT_SIZE)
             axes.set_xticks(range(len(keys)), _labels(keys), rotation=90)
@@ -100,11 +100,15 @@ def attention_figure(
         figure.colorbar(image, cax=scale_axes).ax.tick_params(labelsize=_FONT_SIZE)
         heads = "each head" if by_head else f"mean of {len(weights)} heads"
         what = "Cross-attention" if kind == "cross" else f"{kind.capitalize()} self-attention"
-        source = drawable(attention.source)
-        lines = textwrap.wrap(source, _TITLE_WIDTH, max_lines=_TITLE_LINES, placeholder=" …")
-        title = "\n".join([f"{what}, layer {number} of {len(layers)}, {heads}", *lines])
+        shown = f"{what}, layer {number} of {len(layers)}, {heads}"
+        title = "\n".join([shown, *_wrap(attention.source)])
         figure.suptitle(title, y=1 + 0.3 / figure.get_figheight(), va="bottom")
         return figure
+
+
+def _wrap(sentence: str) -> list[str]:
+    text = drawable(sentence)
+    return textwrap.wrap(text, _TITLE_WIDTH, max_lines=_TITLE_LINES, placeholder=" …")
 
 
 def _labels(pieces: Sequence[str]) -> list[str]:

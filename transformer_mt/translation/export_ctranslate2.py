@@ -73,19 +73,7 @@ def write_ctranslate2(
     spec.optimize(quantization=quantization)
     spec.save(str(folder))
     vocab_files = checkpoint.vocab.save(folder)
-    record = ExportRecord(
-        checkpoint=checkpoint.path.resolve().name,
-        checkpoint_digest=checkpoint.digest,
-        step=checkpoint.step,
-        moving_average=checkpoint.is_averaged(raw),
-        raw=checkpoint.is_raw(raw),
-        quantization=quantization,
-        positions=len(positions),
-        config=checkpoint.config,
-        sources=checkpoint.sources,
-        files={},
-    )
-    write_record(folder, record)
+    write_record(folder, _record(checkpoint, quantization, len(positions), raw))
     symbols = checkpoint.config.vocab.symbols
     return _USAGE.format(
         src_model=vocab_files[0].name,
@@ -93,6 +81,24 @@ def write_ctranslate2(
         never=f", suppress_sequences={[[each] for each in symbols]}" if symbols else "",
         extra=EXTRA_LENGTH,
         read=_COMPOSED if checkpoint.vocab.form == "nfc" else '"..."',
+    )
+
+
+def _record(
+    checkpoint: Checkpoint, quantization: Quantization, positions: int, raw: bool
+) -> ExportRecord:
+    """Describes what is exported; `write_record` adds the digests of its files."""
+    return ExportRecord(
+        checkpoint=checkpoint.path.resolve().name,
+        checkpoint_digest=checkpoint.digest,
+        step=checkpoint.step,
+        moving_average=checkpoint.is_averaged(raw),
+        raw=checkpoint.is_raw(raw),
+        quantization=quantization,
+        positions=positions,
+        config=checkpoint.config,
+        sources=checkpoint.sources,
+        files={},
     )
 
 

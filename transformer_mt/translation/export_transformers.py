@@ -20,7 +20,7 @@ from transformer_mt.config.keys import Config, ModelConfig
 from transformer_mt.errors import ConfigError
 from transformer_mt.model.transformer import Transformer
 from transformer_mt.text.tokenizer_json import tokenizer_json
-from transformer_mt.text.vocabulary import BOS_ID, EOS_ID, PAD_ID, UNK_ID
+from transformer_mt.text.vocabulary import BOS_ID, EOS_ID, PAD_ID, UNK_ID, SentencePieceModel
 from transformer_mt.translation.agreement import require_same_scores, score_with_transformers
 from transformer_mt.translation.runtime import EXTRA_LENGTH
 
@@ -85,7 +85,7 @@ def write_transformers(
         )
     if not checkpoint.vocab.shared:
         raise ConfigError("vocab.shared = false: tokenizer.json holds only one vocabulary")
-    names, symbols = vocab.pieces(range(EOS_ID + 1)), config.vocab.symbols
+    symbols = config.vocab.symbols
     never: dict[str, Any] = {}
     if symbols:  # which our search leaves out before it computes probabilities
         suppressed = checkpoint.vocab.symbol_ids(symbols)
@@ -97,17 +97,7 @@ def write_transformers(
         CONFIG: _model_config(config, vocab.size, len(positions)) | ids,
         "generation_config.json": {**ids, "max_new_tokens": max_new_tokens, **never},
         "tokenizer.json": tokenizer_json(vocab, symbols),
-        "tokenizer_config.json": {
-            "tokenizer_class": "PreTrainedTokenizerFast",
-            "pad_token": names[PAD_ID],
-            "unk_token": names[UNK_ID],
-            "bos_token": names[BOS_ID],
-            "eos_token": names[EOS_ID],
-            "split_special_tokens": True,  # <s> in a line is text
-            "clean_up_tokenization_spaces": False,
-            "model_input_names": ["input_ids", "attention_mask"],
-            "model_max_length": len(positions),
-        },
+        "tokenizer_config.json": _tokenizer_config(vocab, len(positions)),
     }
     for name, content in files.items():
         text = json.dumps(content, indent=1, ensure_ascii=False)
@@ -117,6 +107,21 @@ def write_transformers(
     if find_spec("transformers"):
         require_same_scores(checkpoint, model, score_with_transformers(folder))
     return _USAGE.format(extra=EXTRA_LENGTH, default=max_new_tokens)
+
+
+def _tokenizer_config(vocab: SentencePieceModel, max_positions: int) -> dict[str, Any]:
+    names = vocab.pieces(range(EOS_ID + 1))
+    return {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "pad_token": names[PAD_ID],
+        "unk_token": names[UNK_ID],
+        "bos_token": names[BOS_ID],
+        "eos_token": names[EOS_ID],
+        "split_special_tokens": True,  # <s> in a line is text
+        "clean_up_tokenization_spaces": False,
+        "model_input_names": ["input_ids", "attention_mask"],
+        "model_max_length": max_positions,
+    }
 
 
 def _model_config(config: Config, vocab_size: int, max_positions: int) -> dict[str, Any]:

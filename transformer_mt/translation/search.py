@@ -198,11 +198,9 @@ def beam_search(
         count = int(is_running.sum())  # the only wait for the device at a position
         if not count:
             break
-        kept = None
-        if count < len(running):
-            kept = is_running.sort(descending=True, stable=True).indices[:count]
-            running = running[kept]
-        places = torch.arange(count, device=running.device) if kept is None else kept
+        places = is_running.sort(descending=True, stable=True).indices[:count]
+        kept = places if count < len(running) else None
+        running = running[places]
         state.select((places[:, None] * beam_size + beam.parents[running]).flatten(), kept)
     return ended.best()
 
