@@ -40,7 +40,6 @@ from transformer_mt.system.files import (
     atomic_directory,
     canonical_json,
     read_json,
-    read_manifest,
     sha256,
     verify_manifest,
     write_manifest,
@@ -274,16 +273,6 @@ def load_checkpoint(path: Path) -> Checkpoint:
         ChangedModelError: If a tensor does not fit and the source of the model has changed.
         EarlierFormatError: If an earlier version wrote it.
     """
-    listed = read_manifest(path)
-    try:
-        return _load(path)
-    except CheckpointError:
-        if read_manifest(path) == listed:
-            raise
-        return load_checkpoint(path)  # its trainer has deleted the moments meanwhile
-
-
-def _load(path: Path) -> Checkpoint:
     files, digest = verify_manifest(path), checkpoint_digest(path)
     names = (SHARED, SHARED) if SHARED in files else ("src.model", "tgt.model")
     if missing := {MODEL, STATE, CONFIG, *names} - files:
