@@ -148,7 +148,7 @@ def test_what_a_lock_file_tells(tmp_path, monkeypatch):
     [
         (
             '{"files": {}, "format": 2, "sha256": ""}',
-            "format 2 is unknown; use a newer transformer",
+            "format 2, not 1; use the version of transformer-mt that wrote it",
         ),
         ('{"files": 5, "format": 1, "new": 5}', "unknown key new; use a newer transformer-mt"),
     ],

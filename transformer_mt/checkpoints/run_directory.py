@@ -22,7 +22,7 @@ from transformer_mt.checkpoints.layout import (
 from transformer_mt.checkpoints.metrics import RunMetrics, read_metrics
 from transformer_mt.checkpoints.run_description import RunDescription, read_description
 from transformer_mt.config.keys import Config
-from transformer_mt.errors import ChangedModelError, CheckpointError, EarlierFormatError
+from transformer_mt.errors import CheckpointError
 from transformer_mt.system.files import MANIFEST, delete_directory, read_manifest, write_manifest
 
 if TYPE_CHECKING:
@@ -82,15 +82,11 @@ def load_newest(run_dir: Path) -> "Checkpoint | None":
 
     Raises:
         CheckpointError: If there are checkpoints and none is usable.
-        ChangedModelError: If the newest undamaged one does not fit the changed source of the model.
-        EarlierFormatError: If an earlier version wrote it.
     """
     paths, description = list_checkpoints(run_dir), description_if_sound(run_dir)
     for path in paths:
         try:
             return load_step(path, description)
-        except (ChangedModelError, EarlierFormatError):
-            raise  # the checkpoints before it cannot be used either
         except CheckpointError as error:
             logger.warning("%s; trying the checkpoint before it", error)
     if paths:

@@ -18,7 +18,7 @@ from typing import Any, BinaryIO, ClassVar, NoReturn, TextIO
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from transformer_mt.errors import CheckpointError, EarlierFormatError
+from transformer_mt.errors import CheckpointError
 
 MANIFEST = "manifest.json"
 MANIFEST_FORMAT = 1
@@ -248,7 +248,6 @@ def read_json(
 
     Raises:
         CheckpointError: Naming the file, and the key that is wrong or unknown.
-        EarlierFormatError: If its format is older than `version`.
     """
     try:
         status = path.stat()
@@ -260,13 +259,10 @@ def read_json(
         values = parse_json(content.decode())
         written = values.get("format") if isinstance(values, dict) else version
         if version not in (None, written):
-            if isinstance(written, int) and written < version:
-                raise EarlierFormatError(
-                    f"{path}: format {written} of an earlier transformer-mt; use that version, or"
-                    " make it again"
-                )
-            reason = f"format {written!r:.20} is unknown; use a newer transformer-mt"
-            raise CheckpointError(f"{path}: {reason}")
+            raise CheckpointError(
+                f"{path}: format {written!r:.20}, not {version}; use the version of transformer-mt"
+                " that wrote it, or make it again"
+            )
         return adapter.validate_json(content, strict=True)
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from None
