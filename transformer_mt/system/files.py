@@ -4,7 +4,6 @@ import errno
 import fcntl
 import hashlib
 import json
-import math
 import os
 import re
 import shutil
@@ -14,9 +13,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO, ClassVar, NoReturn, TextIO
+from typing import Any, BinaryIO, ClassVar, TextIO
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic_core import from_json
 
 from transformer_mt.errors import CheckpointError
 
@@ -30,21 +30,6 @@ _PLAIN_NAME = re.compile(r"\w[\w.-]*", re.ASCII)
 _UNKNOWN_KEY = "extra_forbidden", "unexpected_keyword_argument"
 """Pydantic's names for a key that a model, and a dataclass, does not have."""
 _ANYTHING: TypeAdapter[Any] = TypeAdapter(Any)
-
-
-def _refuse(constant: str) -> NoReturn:
-    raise ValueError(f"{constant} is not JSON")
-
-
-def _parse_float(text: str) -> float:
-    return float(text) if math.isfinite(float(text)) else _refuse(text)
-
-
-def _parse_int(text: str) -> int:
-    return int(text) if abs(int(text)) < 2**63 else _refuse(text)
-
-
-_DECODER = json.JSONDecoder(parse_constant=_refuse, parse_float=_parse_float, parse_int=_parse_int)
 
 
 @dataclass(frozen=True)
@@ -217,16 +202,13 @@ def json_digest(value: Any) -> str:
     return hashlib.sha256(canonical_json(value)).hexdigest()
 
 
-def parse_json(text: str) -> Any:
+def parse_json(text: str | bytes) -> Any:
     """Parses JSON that this program wrote.
 
     Raises:
-        ValueError: If it is not JSON, or has a number that is not finite or exceeds 64 bits.
+        ValueError: If it is not JSON, nested too deeply, or has NaN or Infinity.
     """
-    try:
-        return _DECODER.decode(text)
-    except RecursionError:
-        raise ValueError("nested too deeply") from None
+    return from_json(text, allow_inf_nan=False)
 
 
 def read_json(
@@ -256,7 +238,7 @@ def read_json(
         if status.st_size > max_bytes:
             raise CheckpointError(f"{path}: damaged ({status.st_size:,} bytes)")
         content = path.read_bytes()
-        values = parse_json(content.decode())
+        values = parse_json(content)
         written = values.get("format") if isinstance(values, dict) else version
         if version not in (None, written):
             raise CheckpointError(
