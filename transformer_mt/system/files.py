@@ -22,9 +22,6 @@ from transformer_mt.errors import CheckpointError
 
 MANIFEST = "manifest.json"
 MANIFEST_FORMAT = 1
-MAX_JSON_BYTES = 2**26
-"""A larger JSON file is treated as damaged. Most have a few thousand bytes, but a configuration may
-name many files of text."""
 
 _PLAIN_NAME = re.compile(r"\w[\w.-]*", re.ASCII)
 _UNKNOWN_KEY = "extra_forbidden", "unexpected_keyword_argument"
@@ -211,19 +208,13 @@ def parse_json(text: str | bytes) -> Any:
     return from_json(text, allow_inf_nan=False)
 
 
-def read_json(
-    path: Path,
-    adapter: TypeAdapter[Any] = _ANYTHING,
-    version: int | None = None,
-    max_bytes: int = MAX_JSON_BYTES,
-) -> Any:
+def read_json(path: Path, adapter: TypeAdapter[Any] = _ANYTHING, version: int | None = None) -> Any:
     """Reads a JSON file that this program wrote.
 
     Args:
         path: A regular file; reading anything else, such as a named pipe, could wait for ever.
         adapter: The type that the content must have.
         version: What its key `format` must be, if it has one.
-        max_bytes: A larger file is treated as damaged.
 
     Returns:
         A value of the adapter's type.
@@ -232,11 +223,8 @@ def read_json(
         CheckpointError: Naming the file, and the key that is wrong or unknown.
     """
     try:
-        status = path.stat()
-        if not stat.S_ISREG(status.st_mode):
+        if not stat.S_ISREG(path.stat().st_mode):
             raise CheckpointError(f"{path}: not a regular file")
-        if status.st_size > max_bytes:
-            raise CheckpointError(f"{path}: damaged ({status.st_size:,} bytes)")
         content = path.read_bytes()
         values = parse_json(content)
         written = values.get("format") if isinstance(values, dict) else version
