@@ -96,7 +96,7 @@ def test_what_the_configuration_holds(work, call, monkeypatch):
             "train": {**files, "slice": "[:-120]"},
             "valid": {**files, "slice": "[-120:-60]"},
             "test": {**files, "slice": "[-60:]"},
-            "max_length": 64,
+            "max_length": 256,
         },
         "vocab": {"size": 260 + 4 + 4 // 2, "sampling": 0.05},
         "model": {**sizes, **layers, "dropout": 0.3, "norm": "pre"},
@@ -108,7 +108,6 @@ def test_what_the_configuration_holds(work, call, monkeypatch):
     for sentence in (
         "Text: 1,200 pairs, 4 different words in all, 2.0 per line. 1,200 pairs are too few",
         "Machine: a slow machine. On another, ",
-        "99.9% of the pairs have at most 8 bytes per side, about 2 pieces.",
         "For 1,080 training pairs with 4 different words and 4 different characters.",
         "3 + 3 layers of width 256 for 1,080 training pairs;",
         "At most 667 pairs of the mean length in a step.",
@@ -222,9 +221,9 @@ CPU = Machine("a CPU with bf16", has_gpu=False, is_fast=True)
 GPU = Machine("a GPU", has_gpu=True, is_fast=True)
 
 
-def text_of(pairs: int, longest: int = 300) -> TextStatistics:
+def text_of(pairs: int) -> TextStatistics:
     """Makes statistics of a text with many words."""
-    return TextStatistics(pairs, 0, 12.0, longest, distinct_words=10**6, characters=100)
+    return TextStatistics(pairs, 0, 12.0, distinct_words=10**6, characters=100)
 
 
 def chosen(pairs: int, machine: Machine) -> Config:
@@ -333,27 +332,22 @@ def test_this_machine(monkeypatch, threads, bf16):
 
 
 def test_counts_of_a_text():
-    """Words, characters, and bytes of the longer side."""
+    """Words and characters."""
     pairs = [("üü üü", "c"), ("a", " "), ("", "d e f"), ("x", "y\tz")]
     words = {"words_per_line": 1.25, "distinct_words": 9}
     problems = {"src_problems": "1 empty", "tgt_problems": "1 empty, 1 with tabs"}
     assert measure_text(pairs) == TextStatistics(
-        pairs=4, empty=2, **words, longest_bytes=9, characters=9, **problems
+        pairs=4, empty=2, **words, characters=9, **problems
     )
 
 
-def test_limits_by_the_longest_and_by_the_characters():
-    """A piece has three bytes or more; a script with many characters needs a piece for each."""
-    limits = {0: 64, 192: 64, 193: 128, 384: 128, 385: 256, 769: 512, 1537: 512}
-    assert {longest: text_of(40, longest).max_length for longest in limits} == limits
+def test_sizes_by_the_characters():
+    """A script with many characters needs a piece for each."""
     for characters, words, size in ((1000, 10**6, 2000), (1001, 10**6, 3001), (100, 3001, 1860)):
         text = replace(text_of(40), characters=characters, distinct_words=words)
         assert choose_keys(text, CPU)["vocab.size"] == size
 
 
 def test_what_is_rare_is_not_counted():
-    """Characters, which become bytes, and long lines."""
+    """Characters, which become bytes."""
     assert measure_text([("a" * 9_000 + "b" * 1_000, "€")]).characters == 2
-    for long_lines, longest in ((1, 3), (2, 50)):
-        text = [("a", "abc")] * (1_000 - long_lines) + [("a" * 50, "b")] * long_lines
-        assert measure_text(text).longest_bytes == longest
