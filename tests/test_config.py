@@ -211,28 +211,6 @@ def test_a_byte_order_mark_is_ignored(tmp_path):
     assert load_config(path).data.path == "Übung"
 
 
-def test_a_mistake_in_an_override_is_said_to_be_there(tmp_path):
-    path = tmp_path / "a.toml"
-    path.write_text("[data]\npath = 'x'\n[train]\nmax_stepz = 3\n", encoding="utf-8")
-    with pytest.raises(ConfigError) as error:
-        load_config(path, ["train.max_step=5", "train.seed=x", 'data.valid={src="a"}'])
-    in_file, in_override = str(error.value).split("; --set: ")
-    assert in_file.startswith(f"{path}: unknown key train.max_stepz") and ";" not in in_file
-    assert "unknown key train.max_step " in in_override and "train.seed = 'x'" in in_override
-    assert "data.valid.tgt is missing" in in_override and "max_stepz" not in in_override
-
-
-def test_a_mistake_between_keys_may_be_of_both(tmp_path, corpus_dir):
-    """The file alone is named if nothing is overridden."""
-    path = write_toml(tmp_path / "x.toml", tiny_values(corpus_dir))
-    text = "model.d_model = 16 is not divisible by n_heads = 3"
-    with pytest.raises(ConfigError, match=f"^{path} with --set: {text}$"):
-        load_config(path, ["model.n_heads=3"])
-    path = write_toml(tmp_path / "x.toml", tiny_values(corpus_dir, model__n_heads=3))
-    with pytest.raises(ConfigError, match=f"^{path}: {text}$"):
-        load_config(path)
-
-
 def test_what_shapes_the_prepared_corpus():
     """Another key here would prepare it in vain; docs/reference.md lists what else may change."""
     sections = [field.annotation.model_fields for field in Config.model_fields.values()]
