@@ -154,10 +154,7 @@ def _describe(mistake: ErrorDetails) -> str:
             expected = "should be a section, not a value"
         case _:
             expected = re.sub(r"^\w+ (?=should)", "", mistake["msg"])
-    try:
-        shown = repr(value)
-    except ValueError:
-        shown = "a number of thousands of digits"
+    shown = repr(value)
     shown = shown if len(shown) <= 60 else f"{shown[:60]}..."
     return f"{key or 'configuration'} = {shown} {expected}"
 
