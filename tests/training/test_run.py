@@ -36,7 +36,6 @@ from transformer_mt.errors import CheckpointError, ConfigError, DataError, Devic
 from transformer_mt.system.files import locked
 from transformer_mt.system.processes import Processes
 from transformer_mt.text.corpus import load_split
-from transformer_mt.training import description
 from transformer_mt.training import run as run_module
 from transformer_mt.training.dry_run import dry_run
 from transformer_mt.training.environment import describe_software
@@ -516,13 +515,3 @@ def test_a_run_that_went_on_without_compilation_stays_so(corpus_dir, tmp_path, m
         train(config, tmp_path / "run")
     assert build_trainer(config, tmp_path / "run").fitter.compile_failed
     assert not build_trainer(config, tmp_path / "other").fitter.compile_failed
-
-
-def test_several_processes_are_suggested(caplog, corpus_dir, run_dir, monkeypatch):
-    """On a CPU of more than 16 threads, unless there are several already."""
-    for threads, is_launched, hints in ((16, False, 0), (17, True, 0), (17, False, 1)):
-        monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
-        monkeypatch.setattr(description, "is_launched", lambda it=is_launched: it)
-        with caplog.at_level("INFO"):
-            train(small_config(corpus_dir), run_dir)
-        assert caplog.text.count(": several processes are faster") == hints
