@@ -192,7 +192,7 @@ LINES = b"a\n" * 300
         ({"a.en": b"a\nGr\xfc\xdfe\n" * 150}, "new", "text.de", "a.en", "a.en, line 2: not UTF-8"),
         ({"a.en.gz": gzip.compress(LINES)[:-10]}, "new", "text.de", "a.en.gz", "cannot be read"),
         ({"new.toml": b"mine"}, "new", "text.de", "text.en", "new.toml: exists already"),
-        ({}, "none/new", "text.de", "text.en", "none/new.toml: there is no folder none"),
+        ({}, "none/new", "text.de", "text.en", "none/new.toml: there is no folder /"),
         ({}, "a\nb", "text.de", "text.en", "'a\\nb.toml' cannot be written in a configuration"),
         ({"b\udcff.en": LINES}, "new", "text.de", "b\udcff.en", "'b\\udcff.en' cannot be written"),
         ({}, "new", "text.txt", "text.en", "text.txt: its name does not end in a language"),
