@@ -101,7 +101,7 @@ MISTAKES = {
     "data.path=": "data.path = '' should have at least 1 character",
     "vocab.path=": "vocab.path = '' should have at least 1 character",
     "train.init_from=": "train.init_from = '' should have at least 1 character",
-    "data.tgt_lang='../x'": "data.tgt_lang = '../x' should be part of a file's name, such as de",
+    "data.tgt_lang='../x'": "data.tgt_lang = '../x' should match pattern",
     "data.train=3": f"data.train = 3 {SPLIT}",
     "data.train=[]": "data.train = [] should have at least",
     "data.train=['a', 3]": f"data.train[1] = 3 {SPLIT}",

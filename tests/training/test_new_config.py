@@ -172,7 +172,7 @@ def test_languages(work, call):
     assert pairs_of(config, config.data.test) == [pair[::-1] for pair in PAIRS[-15:]]
     Path("text.de").rename("src.txt")
     wrong = call("init", "b", "--src", "src.txt", "--tgt", "text.en", "--src-lang", "d\te")
-    assert_one_error(wrong, "b.toml: data.src_lang = 'd\\te' should be part of a file's name")
+    assert_one_error(wrong, "b.toml: data.src_lang = 'd\\te' should match pattern")
     languages = "--src-lang", "gsw", "--tgt-lang", "pt-BR"
     assert call("init", "b", "--src", "src.txt", "--tgt", "text.en", *languages).code == 0
     config = load_config(Path("b.toml")).data
