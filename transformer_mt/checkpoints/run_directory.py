@@ -119,8 +119,6 @@ def find_checkpoint(path: Path) -> "Checkpoint":
     if checkpoints := _load_newest_and_best(path):
         return checkpoints[1]
     reason = "contains no checkpoint" if path.is_dir() else "no such run or checkpoint"
-    if (path / "model.bin").exists():
-        reason = "not written by `export`, or by an earlier version's: export it again"
     raise CheckpointError(f"{path}: {reason}")
 
 
