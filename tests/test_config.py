@@ -97,7 +97,7 @@ MISTAKES = {
     "train.keep_last=" + "[" * 5000: "train.keep_last = '[[[",
     "optim.betas=[1, 0.5]": "optim.betas[0] = 1 should be less than 1",
     "optim.lr_scale=inf": "optim.lr_scale = inf should be a finite number",
-    "valid=3": "valid = 3 should be a section, not a value",
+    "valid=3": "valid = 3 should be a valid dictionary",
     "data.path=": "data.path = '' should have at least 1 character",
     "vocab.path=": "vocab.path = '' should have at least 1 character",
     "train.init_from=": "train.init_from = '' should have at least 1 character",
@@ -182,8 +182,14 @@ def test_an_existing_vocabulary_has_its_own_kind():
 @pytest.mark.parametrize(
     ("data", "expected"),
     [
-        ("[data]\npath = 'Übung'".encode("utf-16"), ", line 1: not UTF-8, perhaps Latin-1 or"),
-        ("[data]\npath = 'Übung'".encode("latin-1"), ", line 2: not UTF-8, perhaps Latin-1 or"),
+        (
+            "[data]\npath = 'Übung'".encode("utf-16"),
+            ": not valid TOML: 'utf-8' codec can't",
+        ),
+        (
+            "[data]\npath = 'Übung'".encode("latin-1"),
+            ": not valid TOML: 'utf-8' codec can't",
+        ),
         (b"[data]\npath = x", ": not valid TOML: Invalid value (at line 2, column 8)"),
         (b"x = " + b"9" * 5000, ": not valid TOML: Exceeds the limit"),
         (b"x = " + b"[" * 5000, ": not valid TOML: maximum recursion depth exceeded"),

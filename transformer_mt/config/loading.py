@@ -94,12 +94,7 @@ def _read_toml(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path}: cannot read the configuration: {error.strerror}") from None
     try:
         return tomllib.loads(data.decode("utf-8-sig"))
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        raise ConfigError(
-            f"{path}, line {line}: not UTF-8, perhaps Latin-1 or UTF-16; save it as UTF-8 text"
-        ) from None
-    except (ValueError, RecursionError) as error:  # also an integer of thousands of digits
+    except (ValueError, RecursionError) as error:  # also bytes that are not UTF-8
         raise ConfigError(f"{path}: not valid TOML: {error}") from None
 
 
@@ -150,10 +145,7 @@ def _describe(mistake: ErrorDetails) -> str:
             return f"{kind} {key} is missing"
         case "value_error":
             return str(mistake["ctx"]["error"])
-        case "model_type":
-            expected = "should be a section, not a value"
-        case _:
-            expected = re.sub(r"^\w+ (?=should)", "", mistake["msg"])
+    expected = re.sub(r"^\w+ (?=should)", "", mistake["msg"])
     shown = repr(value)
     shown = shown if len(shown) <= 60 else f"{shown[:60]}..."
     return f"{key or 'configuration'} = {shown} {expected}"
