@@ -53,12 +53,17 @@ def main() -> None:
     except MemoryError:  # there may be too little for the import below, too
         _fail("out of memory: free memory, or read less text or smaller batches at once")
     except RuntimeError as error:
-        from transformer_mt.system.device import OUT_OF_MEMORY_ADVICE, is_out_of_memory
+        _fail(f"out of memory: {_memory_advice(error)}")
 
-        if not is_out_of_memory(error):
-            raise
-        reason, *_ = str(error).split("\n")  # CUDA's goes on with advice for programmers
-        _fail(f"out of memory: {OUT_OF_MEMORY_ADVICE} ({reason})")
+
+def _memory_advice(error: RuntimeError) -> str:
+    """Says what to do if memory ran out; raises any other error again."""
+    from transformer_mt.system.device import OUT_OF_MEMORY_ADVICE, is_out_of_memory
+
+    if not is_out_of_memory(error):
+        raise error
+    reason, *_ = str(error).split("\n")  # CUDA's goes on with advice for programmers
+    return f"{OUT_OF_MEMORY_ADVICE} ({reason})"
 
 
 def _fail(message: str) -> None:
