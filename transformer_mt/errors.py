@@ -5,7 +5,6 @@
   + DataError
   + OutputError
   + CheckpointError
-    - ChangedModelError
   + DeviceError
     - OutOfMemoryError
     - CompileError
@@ -34,14 +33,6 @@ class OutputError(TransformerMTError):
 
 class CheckpointError(TransformerMTError):
     """A run or checkpoint directory that is missing, damaged or has a different configuration."""
-
-
-class EarlierFormatError(CheckpointError):
-    """A file of a format that only earlier versions read."""
-
-
-class ChangedModelError(CheckpointError):
-    """A sound checkpoint that does not fit the model, whose source has changed since."""
 
 
 class DeviceError(TransformerMTError):

@@ -71,10 +71,10 @@ def test_precisions(monkeypatch, maker, instructions, bf16):
     assert choose_precision("auto", CPU, "fp32") == choose_precision("fp32", CPU, "bf16") == "fp32"
     assert choose_precision("fp16", CUDA, None) == "fp16"
     with pytest.raises(
-        DeviceError, match="precision = fp16: this cpu device does not support fp16"
+        DeviceError, match="precision = fp16: this cpu device does not support it; use auto"
     ):
         choose_precision("fp16", CPU, None)
-    with pytest.raises(DeviceError, match="was trained in fp16, which this cpu device does not"):
+    with pytest.raises(DeviceError, match="fp16: .* support it; resume it where it was trained"):
         choose_precision("auto", CPU, "fp16")
 
 
@@ -107,21 +107,14 @@ def test_the_maker_of_the_cpu(monkeypatch, text, maker):
     ("text", "is_limit"), [("1000000\n", True), ("max\n", False), ("9223372036854771712", False)]
 )
 @pytest.mark.parametrize("group", ["", "job_7", "job_7/step_0"])
-@pytest.mark.parametrize(
-    ("own", "file"),
-    [("0::/job_7/step_0\n", "memory.max"), ("1:cpu:/\n4:cpu,memory:/job_7/step_0\n", "limit")],
-)
-def test_a_control_group_limits_the_memory_of_a_cpu(
-    tmp_path, monkeypatch, group, own, file, text, is_limit
-):
+def test_a_control_group_limits_the_memory_of_a_cpu(tmp_path, monkeypatch, group, text, is_limit):
     """If it has a limit, that of a container (the root), of a job, or of a part of it."""
-    (tmp_path / "own").write_text(own)
+    (tmp_path / "own").write_text("0::/job_7/step_0\n")
     (tmp_path / group).mkdir(parents=True, exist_ok=True)
-    monkeypatch.setattr(device_module, "_OWN_GROUPS", tmp_path / "own")
-    limits = {"": (tmp_path, "memory.max"), "memory": (tmp_path, "limit")}
-    monkeypatch.setattr(device_module, "_GROUP_LIMITS", limits)
+    monkeypatch.setattr(device_module, "_OWN_GROUP", tmp_path / "own")
+    monkeypatch.setattr(device_module, "_GROUPS", tmp_path)
     whole = total_memory(CPU)
-    (tmp_path / group / file).write_text(text)
+    (tmp_path / group / "memory.max").write_text(text)
     assert total_memory(CPU) == (1_000_000 if is_limit else whole)
 
 

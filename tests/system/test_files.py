@@ -18,7 +18,6 @@ from transformer_mt.system.files import (
     delete_directory,
     locked,
     read_manifest,
-    restore_replaced,
 )
 
 
@@ -65,7 +64,7 @@ def test_a_file_system_that_cannot_sync_folders(tmp_path, monkeypatch):
 
 
 def test_a_directory_is_replaced_only_when_it_is_whole(tmp_path, monkeypatch):
-    """After an error, or a kill between the two renames, the old one is there or brought back."""
+    """After an error the old one is there."""
     parent = tmp_path / "folder"
     path = parent / "directory"
 
@@ -79,14 +78,7 @@ def test_a_directory_is_replaced_only_when_it_is_whole(tmp_path, monkeypatch):
     def holds(content: str) -> bool:
         return (path / "file").read_text() == content and list(parent.iterdir()) == [path]
 
-    rename, sources, synced = Path.rename, [], []
-
-    def killed_at_the_second(source, target):
-        sources.append(source)
-        if len(sources) >= 2:
-            raise SystemExit("killed")
-        return rename(source, target)
-
+    synced = []
     with monkeypatch.context() as patch:
         patch.setattr(files, "sync", lambda path: synced.append(path.name))
         write("old")
@@ -94,21 +86,8 @@ def test_a_directory_is_replaced_only_when_it_is_whole(tmp_path, monkeypatch):
     with pytest.raises(RuntimeError):
         write("new", RuntimeError())
     assert holds("old")
-    with monkeypatch.context() as patch, pytest.raises(SystemExit):
-        patch.setattr(Path, "rename", killed_at_the_second)
-        write("new")
-    assert not path.exists()
-    restore_replaced(parent)
-    assert holds("old")
-    replaced = parent / ".directory.replaced"
-    replaced.mkdir()  # left over from a replacement that has ended
-    (replaced / "file").touch()
     write("new")
     assert holds("new")
-    for name in ("directory", "a", "b"):
-        replaced.with_name(f".{name}.replaced").mkdir()
-    restore_replaced(parent)
-    assert sorted(path.name for path in parent.iterdir()) == ["a", "b", "directory"]
 
 
 def test_a_deleted_directory_loses_its_name_first(tmp_path, monkeypatch):
@@ -169,7 +148,7 @@ def test_what_a_lock_file_tells(tmp_path, monkeypatch):
     [
         (
             '{"files": {}, "format": 2, "sha256": ""}',
-            "format 2 is unknown; use a newer transformer",
+            "format 2, not 1; use the version of transformer-mt that wrote it",
         ),
         ('{"files": 5, "format": 1, "new": 5}', "unknown key new; use a newer transformer-mt"),
     ],

@@ -105,7 +105,7 @@ def test_outputs_that_are_refused(tmp_path, monkeypatch):
     Path("dead").symlink_to("nodir/x")
     Path("folder").mkdir()
     refused = {
-        "nodir/x": "nodir/x: there is no folder nodir",
+        "nodir/x": f"nodir/x: there is no folder {tmp_path}/nodir",
         "dead": f"dead: there is no folder {tmp_path}/nodir",
         "folder": "folder: is a directory; name a file",
         "./in": "in: is also an input",
@@ -114,9 +114,9 @@ def test_outputs_that_are_refused(tmp_path, monkeypatch):
     for name, message in refused.items():
         with pytest.raises(OutputError, match=f"^{message}"):
             check_output(Path(name), resolve_inputs([None, Path("in")]))
-    for denied, message in ((Path("in"), "in: not writable"), (tmp_path, "in: its folder is not")):
+    for denied in (tmp_path / "in", tmp_path):
         monkeypatch.setattr("os.access", lambda path, mode, denied=denied: Path(path) != denied)
-        with pytest.raises(OutputError, match=message):
+        with pytest.raises(OutputError, match="in: it or its folder is not writable"):
             check_output(Path("in"))
 
 

@@ -40,7 +40,7 @@ def test_loss_is_shown_from_the_first_step_on(corpus_dir, tmp_path, monkeypatch,
     show_messages()
     train(config, tmp_path / "seldom")
     assert re.findall(r"^step (\d+): loss", capsys.readouterr().err, re.M) == ["1"]
-    monkeypatch.setattr("transformer_mt.system.console.SECONDS_BETWEEN_LINES", 0.0)
+    monkeypatch.setattr("transformer_mt.training.limits.SECONDS_BETWEEN_LINES", 0.0)
     train(config, tmp_path / "shown")
     lines = re.findall(
         r"^step (\d+): loss \d\.\d{3}, .* tokens/s, .*, \d\d:\d\d left$",

@@ -345,17 +345,12 @@ def test_moved_text_is_the_same_and_changed_text_is_refused(corpus_dir, tmp_path
 
 
 def test_what_stands_in_the_run_directory(corpus_dir, run_dir):
-    """Another trainer, a checkpoint that was being replaced, checkpoints without moments alone."""
+    """Another trainer, checkpoints without moments alone."""
     with locked(run_dir / ".lock", pytest.fail):
         message = f"process {os.getpid()} is training this run; stop it"
         with pytest.raises(CheckpointError, match=message):
             train(small_config(corpus_dir), run_dir)
-    newest, *_ = list_checkpoints(run_dir)
-    newest.rename(newest.with_name(f".{newest.name}.replaced"))
-    train(small_config(corpus_dir), run_dir)
-    assert "nothing to do" in (run_dir / "train.log").read_text()
     *newer, oldest = list_checkpoints(run_dir)
-    assert newer[0] == newest
     for path in newer:
         shutil.rmtree(path)
     message = f"{oldest.name}: has no training.safetensors, so training cannot resume"
@@ -477,7 +472,7 @@ def test_a_precision_that_the_machine_cannot_keep(corpus_dir, tmp_path, monkeypa
     assert train(config, tmp_path / "run").precision == "bf16"
     has["bf16"] = False
     longer = small_config(corpus_dir, train__max_steps=2, **changes)
-    with pytest.raises(DeviceError, match="the run was trained in bf16, which this cpu"):
+    with pytest.raises(DeviceError, match="bf16: .* resume it where it was trained"):
         train(longer, tmp_path / "run")
     wanted = small_config(corpus_dir, train__precision="bf16")
     with pytest.raises(DeviceError, match="train.precision = bf16: this cpu device does not"):

@@ -29,18 +29,12 @@ from transformer_mt.checkpoints.layout import CONFIG, EMA, MODEL, STATE, TRAININ
 from transformer_mt.config.changes import changed_keys
 from transformer_mt.config.keys import Config, flat_values
 from transformer_mt.config.section import OnChange
-from transformer_mt.errors import (
-    ChangedModelError,
-    CheckpointError,
-    DataError,
-    EarlierFormatError,
-)
+from transformer_mt.errors import CheckpointError, DataError
 from transformer_mt.model.transformer import Transformer, parameter_shapes
 from transformer_mt.system.files import (
     atomic_directory,
     canonical_json,
     read_json,
-    read_manifest,
     sha256,
     verify_manifest,
     write_manifest,
@@ -271,30 +265,12 @@ def load_checkpoint(path: Path) -> Checkpoint:
 
     Raises:
         CheckpointError: Naming the file, and the tensor or key, that is missing or damaged.
-        ChangedModelError: If a tensor does not fit and the source of the model has changed.
-        EarlierFormatError: If an earlier version wrote it.
     """
-    listed = read_manifest(path)
-    try:
-        return _load(path)
-    except CheckpointError:
-        if read_manifest(path) == listed:
-            raise
-        return load_checkpoint(path)  # its trainer has deleted the moments meanwhile
-
-
-def _load(path: Path) -> Checkpoint:
     files, digest = verify_manifest(path), checkpoint_digest(path)
     names = (SHARED, SHARED) if SHARED in files else ("src.model", "tgt.model")
     if missing := {MODEL, STATE, CONFIG, *names} - files:
         raise CheckpointError(f"{path}: its manifest does not list {min(missing)}")
     state: RunState = read_json(path / STATE, _STATE, FORMAT)
-    if not state.vocabulary:
-        version = state.environment.get("program version", "unknown")
-        raise EarlierFormatError(
-            f"{path / STATE}: written by an earlier transformer-mt (version {version}); use that"
-            " version, or train again"
-        )
     config: Config = read_json(path / CONFIG, _CONFIG)
     src_path, tgt_path = (path / name for name in names)
     if state.vocabulary != [sha256(path / name) for name in dict.fromkeys(names)]:
@@ -341,10 +317,7 @@ def _verify_tensors(path: Path, shapes: Mapping[str, tuple[int, ...]], state: Ru
                 return
             if mismatch := _find_mismatch(file, shapes):
                 if _has_changed_model(state):
-                    raise ChangedModelError(
-                        f"{path}: {mismatch}; the source of model/ has changed since it was"
-                        " trained: undo the change, or train a new run with another --run directory"
-                    )
+                    mismatch += "; the source of model/ has changed since it was trained"
                 raise CheckpointError(f"{path}: {mismatch}")
             if bad := find_nonfinite({name: file.get_tensor(name) for name in shapes}):
                 raise CheckpointError(f"{path}: {bad} is not finite: training has diverged")

@@ -23,7 +23,6 @@ from transformer_mt.system.files import atomic_file, canonical_json, json_digest
 logger = logging.getLogger(__name__)
 
 FOLDER = "evaluations"
-_MAX_BYTES = 2**28
 VALIDATION = "validation"
 """Name of a run's validation text as a test set."""
 
@@ -129,17 +128,10 @@ def write_evaluation(checkpoint: Path, record: EvaluationRecord) -> None:
     folder = record_folder(checkpoint)
     if folder is None:
         return
-    content = canonical_json(_RECORD.dump_python(record))
-    if len(content) > _MAX_BYTES:
-        logger.warning("%s: the scores are not recorded: the text is too long", folder)
-        return
-    if folder.is_symlink():
-        logger.warning("%s: the scores are not recorded: it is a symbolic link", folder)
-        return
     try:
         folder.mkdir(exist_ok=True)
         with atomic_file(folder / record.file_name) as file:
-            file.write(content)
+            file.write(canonical_json(_RECORD.dump_python(record)))
     except OSError as error:
         logger.warning("%s: the scores are not recorded: %s", folder, error.strerror or error)
 
@@ -153,7 +145,7 @@ def read_evaluations(directory: Path) -> list[EvaluationRecord]:
     own = directory.glob(f"{FOLDER}/[!.]*.json")
     for path in sorted((*own, *directory.glob(f"*/{FOLDER}/[!.]*.json"))):
         try:
-            record = read_json(path, _RECORD, max_bytes=_MAX_BYTES)
+            record = read_json(path, _RECORD)
             if _is_replaced(record, path.parent.parent):
                 raise CheckpointError(
                     f"{path}: {record.checkpoint} was saved again since; evaluate it again"

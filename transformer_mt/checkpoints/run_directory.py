@@ -22,7 +22,7 @@ from transformer_mt.checkpoints.layout import (
 from transformer_mt.checkpoints.metrics import RunMetrics, read_metrics
 from transformer_mt.checkpoints.run_description import RunDescription, read_description
 from transformer_mt.config.keys import Config
-from transformer_mt.errors import ChangedModelError, CheckpointError, EarlierFormatError
+from transformer_mt.errors import CheckpointError
 from transformer_mt.system.files import MANIFEST, delete_directory, read_manifest, write_manifest
 
 if TYPE_CHECKING:
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-RETRIES = 5  # of reading a run whose trainer has saved or deleted checkpoints meanwhile
 RESUMABLE_CHECKPOINTS = 2
 """Checkpoints that keep the optimizer's moments: the newest, and the one to fall back to."""
 
@@ -76,25 +75,19 @@ def load_step(path: Path, description: RunDescription | None = None) -> "Checkpo
     return checkpoint
 
 
-def load_newest(run_dir: Path, retries: int = RETRIES) -> "Checkpoint | None":
-    """Reads the newest usable checkpoint of a run and warns about newer ones.
+def load_newest(run_dir: Path) -> "Checkpoint | None":
+    """Reads the newest usable checkpoint of a run and warns about newer ones; None without any.
 
-    Begins again if a trainer has saved or deleted some meanwhile. Returns None if the run has none.
+    Beside a trainer, one of them may have been deleted since they were listed.
 
     Raises:
         CheckpointError: If there are checkpoints and none is usable.
-        ChangedModelError: If the newest undamaged one does not fit the changed source of the model.
-        EarlierFormatError: If an earlier version wrote it.
     """
     paths, description = list_checkpoints(run_dir), description_if_sound(run_dir)
     for path in paths:
         try:
             return load_step(path, description)
-        except (ChangedModelError, EarlierFormatError):
-            raise  # the checkpoints before it cannot be used either
         except CheckpointError as error:
-            if retries and list_checkpoints(run_dir) != paths:
-                return load_newest(run_dir, retries - 1)
             logger.warning("%s; trying the checkpoint before it", error)
     if paths:
         raise CheckpointError(
@@ -126,14 +119,10 @@ def find_checkpoint(path: Path) -> "Checkpoint":
     if checkpoints := _load_newest_and_best(path):
         return checkpoints[1]
     reason = "contains no checkpoint" if path.is_dir() else "no such run or checkpoint"
-    if (path / "model.bin").exists():
-        reason = "not written by `export`, or by an earlier version's: export it again"
     raise CheckpointError(f"{path}: {reason}")
 
 
-def _load_newest_and_best(
-    run_dir: Path, retries: int = RETRIES
-) -> "tuple[Checkpoint, Checkpoint] | None":
+def _load_newest_and_best(run_dir: Path) -> "tuple[Checkpoint, Checkpoint] | None":
     """Reads the newest checkpoint of a run, if there is one, and the best by what it records.
 
     The newest is also given for the best if there is none yet, or, with a warning, if that is
@@ -151,8 +140,6 @@ def _load_newest_and_best(
         # The text may have moved since the best checkpoint was saved.
         return newest, replace(checkpoint, config=newest.config)
     except CheckpointError as error:
-        if retries and list_checkpoints(run_dir)[:1] != [newest.path]:
-            return _load_newest_and_best(run_dir, retries - 1)
         logger.warning("%s; using the newest checkpoint instead of the best", error)
         return newest, newest
 

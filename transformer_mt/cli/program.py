@@ -48,18 +48,16 @@ def main() -> None:
         # Python flushes stdout when it exits, and would fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         _fail(f"{error.filename or 'output'}: {error.strerror or error}")
-    except (ImportError, RuntimeError, MemoryError) as error:
+    except ImportError as error:
+        _fail(f"cannot load a library: {error}")  # or there is too little memory for it
+    except MemoryError:  # there may be too little for the import below, too
+        _fail("out of memory: free memory, or read less text or smaller batches at once")
+    except RuntimeError as error:
         _fail(f"out of memory: {_memory_advice(error)}")
 
 
-def _memory_advice(error: Exception) -> str:
+def _memory_advice(error: RuntimeError) -> str:
     """Says what to do if memory ran out; raises any other error again."""
-    if isinstance(error, ImportError):
-        if "failed to map" in str(error):
-            return "the address space is too small to load a library: raise ulimit -v"
-        raise error
-    if isinstance(error, MemoryError):  # there may be too little for the import, too
-        return "free memory, raise ulimit -v, or read less text or smaller batches at once"
     from transformer_mt.system.device import OUT_OF_MEMORY_ADVICE, is_out_of_memory
 
     if not is_out_of_memory(error):

@@ -7,20 +7,11 @@ import re
 from collections.abc import Iterator
 from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from transformer_mt.config.section import OnChange, Section
 from transformer_mt.config.splits import Split, Splits
-
-
-def _check_language(value: str) -> str:
-    # Outputs are named by it: never in another folder.
-    if not value.strip() or "/" in value or not value.isprintable():
-        raise PydanticCustomError(
-            "language", "should be part of a file's name, such as de or pt_BR"
-        )
-    return value
 
 
 def _as_tuple(value: object) -> object:
@@ -28,8 +19,8 @@ def _as_tuple(value: object) -> object:
     return tuple(value) if isinstance(value, list) else value
 
 
-Language = Annotated[str, AfterValidator(_check_language)]
-"""A language as files and columns name it."""
+Language = Annotated[str, Field(pattern=r"^\w[^/\p{C}]*$")]
+"""A language as files and columns name it. Outputs are named by it: never in another folder."""
 NormalForm = Literal["nfc", "none"]
 
 

@@ -16,10 +16,8 @@ from transformer_mt.system.launcher import is_main_process
 
 PACKAGE_LOGGER = logging.getLogger("transformer_mt")
 
-SECONDS_BETWEEN_LINES = 10.0
+SECONDS_BETWEEN_LINES = 30.0
 """Minimum time between printed progress lines, used where there is no progress bar."""
-_INTERVAL_GROWTH, _LONGEST_INTERVAL = 1.5, 600.0
-"""How the time between lines grows in a long task, up to so many seconds."""
 _BAR_NAME = 24
 """Last characters of a name beside a bar, which needs the width of the terminal itself."""
 
@@ -72,29 +70,8 @@ def shows_bars() -> bool:
     return shows_progress() and sys.stderr.isatty()
 
 
-class GrowingInterval:
-    """The time until the next line of progress: lines become rarer in a long task.
-
-    Args:
-        last: When the last line was printed, by the monotonic clock.
-    """
-
-    def __init__(self, last: float) -> None:
-        self._last, self._seconds = last, SECONDS_BETWEEN_LINES
-
-    def has_passed(self) -> bool:
-        """Tells whether a line is due."""
-        return time.monotonic() - self._last >= self._seconds
-
-    def restart(self, grows: bool = True) -> None:
-        """Begins the next interval, which is longer if it `grows`."""
-        self._last = time.monotonic()
-        if grows:
-            self._seconds = min(self._seconds * _INTERVAL_GROWTH, _LONGEST_INTERVAL)
-
-
 class ProgressBar(tqdm):  # type: ignore[misc]
-    """Progress of a task: a bar on a terminal, otherwise lines at growing intervals.
+    """Progress of a task: a bar on a terminal, otherwise lines.
 
     Nothing is shown unless progress messages are. Without `items` the caller moves the bar with
     `update`; only then are lines printed.
@@ -130,16 +107,16 @@ class ProgressBar(tqdm):  # type: ignore[misc]
         )
         self._prints_lines = self.disable and shows_progress() and not hidden
         self._done = self._done_before = done
-        self._began = time.monotonic()
-        self._interval = GrowingInterval(self._began)
+        self._began = self._last_line = time.monotonic()
 
     def update(self, count: int) -> None:
         """Adds to the number of items done."""
         super().update(count)
         self._done += count
-        if self._prints_lines and self._interval.has_passed():
-            self._interval.restart()
-            speed = (self._done - self._done_before) / (time.monotonic() - self._began)
+        now = time.monotonic()
+        if self._prints_lines and now - self._last_line >= SECONDS_BETWEEN_LINES:
+            self._last_line = now
+            speed = (self._done - self._done_before) / (now - self._began)
             done, left = f"{self._name}: {self._done:,}", ""
             if self.total and speed:
                 done += f" of {self.total:,}"

@@ -12,13 +12,8 @@ import torch
 from transformer_mt.errors import DeviceError
 from transformer_mt.system.private_torch import cpu_bf16_instructions
 
-_OWN_GROUPS = Path("/proc/self/cgroup")
-"""Lists the control groups of this process, one per line."""
-_GROUP_LIMITS = {
-    "": (Path("/sys/fs/cgroup"), "memory.max"),
-    "memory": (Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes"),
-}
-"""Folder of the groups, and the file with the limit of one, in versions 2 and 1 of cgroups."""
+_OWN_GROUP, _GROUPS = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
+"""Names the control group of this process (version 2 of cgroups), and the folder of all groups."""
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -55,14 +50,9 @@ def choose_precision(name: str, device: torch.device, recorded: str | None) -> s
             return "bf16" if supports("bf16", device) else "fp16"
         return "bf16" if _has_fast_bf16() else "fp32"
     if not supports(name, device):
-        if recorded:
-            raise DeviceError(
-                f"train.precision: the run was trained in {recorded}, which this {device.type}"
-                " device does not support; resume it on its original device or start a new run"
-            )
+        advice = "resume it where it was trained" if recorded else "use auto or fp32"
         raise DeviceError(
-            f"train.precision = {name}: this {device.type} device does not support {name};"
-            " use auto or fp32"
+            f"train.precision = {name}: this {device.type} device does not support it; {advice}"
         )
     return name
 
@@ -113,18 +103,15 @@ def total_memory(device: torch.device) -> int:
 
 
 def _memory_limits() -> Iterator[int]:
-    """Reads the limits of this process's control groups, such as a container's or a Slurm job's."""
-    groups = _OWN_GROUPS.read_text().splitlines() if _OWN_GROUPS.exists() else []
-    for group in groups:
-        _, controllers, name = group.split(":", 2)
-        for controller in _GROUP_LIMITS.keys() & controllers.split(","):
-            root, file = _GROUP_LIMITS[controller]
-            # A container may see the name outside it; its own group is then the root.
-            folder = root / name.removeprefix("/")
-            for path in (folder / file, *(parent / file for parent in folder.parents)):
-                text = path.read_text().strip() if path.exists() else "max"
-                if text.isdecimal():
-                    yield int(text)
+    """Reads the limits of this process's control group, such as a container's or a Slurm job's."""
+    text = _OWN_GROUP.read_text() if _OWN_GROUP.exists() else ""
+    name = re.search("^0::/(.*)", text, re.MULTILINE)
+    # A container may see the name outside it; its own group is then the root.
+    folder = _GROUPS / name[1] if name else _GROUPS
+    for path in (folder, *folder.parents):
+        limit = path / "memory.max"
+        if limit.exists() and (value := limit.read_text().strip()).isdecimal():
+            yield int(value)
 
 
 def copy_to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:

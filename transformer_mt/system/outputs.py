@@ -115,16 +115,13 @@ def check_output(
         return Output(name, None, suffix, int(match[1]))
     if path.is_dir():
         raise OutputError(f"{path}: is a directory; name a file")
-    if path.exists() and not os.access(path, os.W_OK):
-        raise OutputError(f"{path}: not writable")
     target = Path(os.path.realpath(path))
     if path.exists() and not target.is_file():
         return Output(name, None, suffix)
     if not target.parent.is_dir():
-        folder = path.parent if target.name == path.name else target.parent
-        raise OutputError(f"{path}: there is no folder {folder}")
-    if not os.access(target.parent, os.W_OK):
-        raise OutputError(f"{path}: its folder is not writable")
+        raise OutputError(f"{path}: there is no folder {target.parent}")
+    if not all(os.access(place, os.W_OK) for place in (target.parent, target) if place.exists()):
+        raise OutputError(f"{path}: it or its folder is not writable")
     if str(target) in inputs and not overwrite:
         raise OutputError(f"{path}: is also an input; name another output")
     return Output(name, target, suffix, overwrites=overwrite)

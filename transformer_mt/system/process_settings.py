@@ -50,10 +50,8 @@ def open_closed_streams() -> None:
     """
     for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:
-            null = os.open(os.devnull, os.O_WRONLY if name == "stderr" else os.O_RDONLY)
-            if null != descriptor:
-                os.dup2(null, descriptor)
-                os.close(null)
+            # It gets the lowest free descriptor, that of the stream.
+            os.open(os.devnull, os.O_WRONLY if name == "stderr" else os.O_RDONLY)
             mode = "r" if name == "stdin" else "w"
             setattr(sys, name, open(descriptor, mode, encoding="utf-8", closefd=False))
 

@@ -4,7 +4,6 @@ import logging
 import sys
 
 import numpy as np
-import torch
 
 from transformer_mt.checkpoints.layout import RUN_FILE
 from transformer_mt.checkpoints.run_description import (
@@ -15,7 +14,6 @@ from transformer_mt.checkpoints.run_description import (
     VocabularySizes,
     write_description,
 )
-from transformer_mt.system.launcher import is_launched
 from transformer_mt.text.batching import Lengths
 from transformer_mt.training.environment import describe_software
 from transformer_mt.training.run_log import RunLog
@@ -24,7 +22,6 @@ from transformer_mt.training.trainer import Trainer
 logger = logging.getLogger(__name__)
 
 _BINS = 40
-_MANY_THREADS = 16
 
 
 def log_start(log: RunLog, trainer: Trainer, environment: dict[str, str]) -> None:
@@ -40,9 +37,6 @@ def log_start(log: RunLog, trainer: Trainer, environment: dict[str, str]) -> Non
     elif progress.init_digest:
         origin = f"{trainer.config.train.init_from} at step {progress.init_step}"
         logger.info("starting from %s (digest %s)", origin, progress.init_digest)
-    threads = torch.get_num_threads() if trainer.engine.device.type == "cpu" else 1
-    if threads > _MANY_THREADS and not is_launched():
-        logger.info("%d threads: several processes are faster, as in docs/scaling.md", threads)
 
 
 def describe_run(trainer: Trainer, environment: dict[str, str], complete: bool = False) -> None:

@@ -2,13 +2,14 @@
 
 import math
 import sys
+import time
 from collections.abc import Mapping
 
 from tqdm import tqdm
 
 from transformer_mt.checkpoints.checkpoint import Progress
 from transformer_mt.config.keys import Config, flat_values
-from transformer_mt.system.console import GrowingInterval, shows_bars, shows_progress
+from transformer_mt.system.console import SECONDS_BETWEEN_LINES, shows_bars, shows_progress
 
 
 def reached_limit(config: Config, progress: Progress, seconds: float) -> str | None:
@@ -52,14 +53,14 @@ def steps_left(
 
 
 class StepDisplay(tqdm):  # type: ignore[misc]
-    """Progress of training on stderr: a bar on a terminal, otherwise lines at growing intervals.
+    """Progress of training on stderr: a bar on a terminal, otherwise lines.
 
     This process begins at `progress`, after `seconds` of training.
     """
 
     def __init__(self, config: Config, progress: Progress, seconds: float) -> None:
         self._config, self._first_step, self._began = config, progress.step, seconds
-        self._shows_progress, self._interval = shows_progress(), GrowingInterval(-math.inf)
+        self._shows_progress, self._last_shown = shows_progress(), -math.inf
         super().__init__(
             total=config.train.max_steps,
             initial=progress.step,
@@ -86,13 +87,14 @@ class StepDisplay(tqdm):  # type: ignore[misc]
 
     def is_due(self) -> bool:
         """Tells whether metrics are to be shown even though no log line is due yet."""
-        return self._shows_progress and self._interval.has_passed()
+        passed = time.monotonic() - self._last_shown
+        return self._shows_progress and passed >= SECONDS_BETWEEN_LINES
 
     def show(self, step: int, metrics: Mapping[str, float]) -> None:
         """Shows the metrics up to a step beside the bar, or as a line where one is due."""
         if self.disable and not self.is_due():
             return
-        self._interval.restart(grows=self.disable)
+        self._last_shown = time.monotonic()
         loss, speed = _format_loss(metrics["loss"]), f"{metrics['tokens_per_second']:,.0f} tokens/s"
         skipped = f", {metrics['skipped']} skipped" if metrics["skipped"] else ""
         if not self.disable:

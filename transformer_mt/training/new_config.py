@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib import resources
-from itertools import islice
+from itertools import accumulate, islice
 from os.path import relpath
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -40,15 +40,9 @@ _LITTLE_TEXT = 20_000
 """With fewer pairs, any text is too little to train a translator."""
 _CHARACTER_COVERAGE = 0.9999
 """Share of the text that the counted characters cover; the rest are encoded as bytes."""
-_COVERED = 0.999
-"""Share of the pairs that must not be longer than `data.max_length`."""
 _MIN_PAIRS = 20
 """The share of the text that is held out is one pair in so many."""
 _MAX_HELD_OUT = 1_000
-_MAX_LENGTHS = (64, 128, 256, 512)
-_BYTES_PER_PIECE = 3
-"""A low estimate for long lines: mean lengths are 3.4 to 4.7 bytes for German and English with
-2,000 to 16,000 pieces, and a character of Chinese has 3."""
 _COMMAND = "#     "
 """Begins a line of the template with a command."""
 _SPECIAL_PIECES = 260
@@ -90,7 +84,6 @@ class TextStatistics:
         pairs: Number of pairs.
         empty: Pairs of which at least one side is empty.
         words_per_line: Mean of both languages; words are separated by white space.
-        longest_bytes: UTF-8 bytes that the longer side of `_COVERED` of the pairs does not exceed.
         distinct_words: Number of distinct words of both languages together.
         characters: Number of distinct characters of both languages, without the rarest, which make
             up 1 - `_CHARACTER_COVERAGE` of the text.
@@ -100,7 +93,6 @@ class TextStatistics:
     pairs: int
     empty: int
     words_per_line: float
-    longest_bytes: int
     distinct_words: int
     characters: int
     src_problems: str = ""
@@ -121,48 +113,36 @@ class TextStatistics:
         """Pairs with text that are not held out."""
         return self.usable - 2 * self.held_out
 
-    @property
-    def max_length(self) -> int:
-        """A limit in pieces for `data.max_length`."""
-        pieces = self.longest_bytes / _BYTES_PER_PIECE
-        return next((length for length in _MAX_LENGTHS if pieces <= length), _MAX_LENGTHS[-1])
-
 
 def measure_text(pairs: Iterable[Pair]) -> TextStatistics:
     """Reads a text once; memory grows with its distinct words, not with its length."""
-    words, characters, lengths = Counter[str](), Counter[str](), Counter[int]()
-    src_problems, tgt_problems, empty = LineProblems(), LineProblems(), 0
+    words, characters = Counter[str](), Counter[str]()
+    src_problems, tgt_problems, total, empty = LineProblems(), LineProblems(), 0, 0
     for src, tgt in pairs:
+        total += 1
         src_problems.add(src)
         tgt_problems.add(tgt)
         empty += is_blank(src) or is_blank(tgt)
         words.update(src.split() + tgt.split())
-        lengths[max(len(src.encode()), len(tgt.encode()))] += 1
     for word, count in words.items():
         for character in word:
             characters[character] += count
-    by_frequency = [count for _, count in characters.most_common()]
-    total = lengths.total()
     return TextStatistics(
         pairs=total,
         empty=empty,
         words_per_line=words.total() / max(2 * total, 1),
-        longest_bytes=_first_covering(sorted(lengths.items()), _COVERED),
         distinct_words=len(words),
-        characters=_first_covering(list(enumerate(by_frequency, 1)), _CHARACTER_COVERAGE),
+        characters=_count_covering(characters),
         src_problems=str(src_problems),
         tgt_problems=str(tgt_problems),
     )
 
 
-def _first_covering(counts: list[tuple[int, int]], share: float) -> int:
-    """Returns the first value up to which the counts are at least a share of their sum."""
-    left = share * sum(count for _, count in counts)
-    for value, count in counts:
-        left -= count
-        if left <= 0:
-            return value
-    return 0
+def _count_covering(characters: Counter[str]) -> int:
+    """Counts the most frequent characters that make up `_CHARACTER_COVERAGE` of the text."""
+    covered = accumulate(count for _, count in characters.most_common())
+    needed = _CHARACTER_COVERAGE * characters.total()
+    return next((number for number, total in enumerate(covered, 1) if total >= needed), 0)
 
 
 # fmt: off
@@ -224,7 +204,7 @@ def choose_keys(text: TextStatistics, machine: Machine) -> dict[str, Any]:
     if text.characters > _MANY_CHARACTERS:
         keys["vocab.size"] += text.characters
     most = _SPECIAL_PIECES + text.characters + text.distinct_words // 2
-    return keys | {"vocab.size": min(keys["vocab.size"], most), "data.max_length": text.max_length}
+    return keys | {"vocab.size": min(keys["vocab.size"], most)}
 
 
 def write_config(
@@ -356,8 +336,6 @@ def _fill_in(
         warnings=warnings,
         config=shlex.quote(str(path)),
         run=shlex.quote(f"checkpoints/{path.stem}"),
-        covered=_COVERED,
-        pieces=text.longest_bytes // _BYTES_PER_PIECE,
         pairs_per_step=config.train.batch_tokens / (text.words_per_line + 1),
     )
     return "".join(f"{_wrap(line)}\n" for line in filled_in.splitlines())
