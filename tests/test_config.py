@@ -192,6 +192,8 @@ def test_an_existing_vocabulary_has_its_own_kind():
         ),
         (b"[data]\npath = x", ": not valid TOML: Invalid value (at line 2, column 8)"),
         (b"x = " + b"9" * 5000, ": not valid TOML: Exceeds the limit"),
+        (b"data = 0x" + b"f" * 5000, ": data = a number of thousands of digits should be less"),
+        (b"[data]\npath = 0x" + b"f" * 5000, ": data.path = a number of thousands of digits"),
         (b"x = " + b"[" * 5000, ": not valid TOML: maximum recursion depth exceeded"),
         (b"[data]\npath = 2026-01-01", ": data.path = datetime.date(2026, 1, 1) should be a"),
         (None, ": cannot read the configuration: No such file or directory"),
