@@ -60,7 +60,7 @@ def test_streams(translate, source, monkeypatch, tmp_path):
 MISTAKES = [
     (["--input", "in.de", "--output", "./in.de"], "in.de: is also an input"),
     (["--input", "nope.de", "--output", "x"], "nope.de: no such file"),
-    (["--input", "folder"], "folder: not a readable file"),
+    (["--input", "folder"], "folder: is a directory; name a file"),
     (["--input", "in.de", "--input", "in.de"], "several --input options need --output-dir"),
     (["--input", "in.de", "--output", "x", "--output-dir", "out"], "choose one"),
     (["--output-dir", "out"], "--output-dir needs files"),

@@ -28,7 +28,10 @@ _NO_TEXT = re.compile(
     rb"(?P<gzip>\x1f\x8b\x08)|(?P<xz>\xfd7zXZ\0)|(?P<zstd>\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18)"
     rb"|(?P<bzip2>BZh[1-9](?:1AY&SY|\x17rE8P))|(?P<PDF>%PDF-)"
     rb"|(?P<Zip_or_Office>PK(?:\x03\x04|\x05\x06|\x07\x08)|\xd0\xcf\x11\xe0|\{\\rtf)"
-    rb"|(?P<archive>7z\xbc\xaf|Rar!\x1a|.{257}ustar)|(?P<Parquet>PAR1\x15)"
+    rb"|(?P<archive>\x1f[\x9d\xa0]|LZIP\x01|\x04\"M\x18|]\0\0.\0|7z\xbc\xaf|Rar!\x1a|.{257}ustar)"
+    rb"|(?P<picture>\x89PNG|\xff\xd8\xff|GIF8[79]a.[\0-\x08]|II\*\0|MM\0\*|RIFF.{4}WEBP)"
+    rb"|(?P<binary>\n.\n.<\w+>\x15|.{4}\0{4}\{\"|\x80[\x02-\x05][]}(KX\x8a\x95]|\x93NUMPY|\x89HDF"
+    rb"|PAR1\x15|ARROW1\0|SQLite format 3\0|\x7fELF|ID3[\2-\4]\0)"
     rb"|(?P<UTF_16LE>(?:[^\0\n]\0){8})|(?P<UTF_16BE>(?:\0[^\0\n]){8})",
     re.DOTALL,
 )
@@ -281,9 +284,12 @@ def require_input(path: Path | None) -> None:
     """
     if path is None:
         return
-    if path.is_dir() or not os.access(path, os.R_OK):
-        reason = "not a readable file" if path.exists() else "no such file"
-        raise DataError(f"{path}: {reason}")
+    if path.is_dir():
+        raise DataError(f"{path}: is a directory; name a file")
+    if not path.exists():
+        raise DataError(f"{path}: no such file")
+    if not os.access(path, os.R_OK):
+        raise DataError(f"{path}: not readable")
 
 
 def count_lines(path: Path | None) -> int | None:
