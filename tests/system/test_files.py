@@ -18,6 +18,7 @@ from transformer_mt.system.files import (
     delete_directory,
     locked,
     read_manifest,
+    restore_replaced,
 )
 
 
@@ -64,7 +65,7 @@ def test_a_file_system_that_cannot_sync_folders(tmp_path, monkeypatch):
 
 
 def test_a_directory_is_replaced_only_when_it_is_whole(tmp_path, monkeypatch):
-    """After an error the old one is there."""
+    """After an error, or a kill between the two renames, the old one is there or brought back."""
     parent = tmp_path / "folder"
     path = parent / "directory"
 
@@ -78,7 +79,14 @@ def test_a_directory_is_replaced_only_when_it_is_whole(tmp_path, monkeypatch):
     def holds(content: str) -> bool:
         return (path / "file").read_text() == content and list(parent.iterdir()) == [path]
 
-    synced = []
+    rename, sources, synced = Path.rename, [], []
+
+    def killed_at_the_second(source, target):
+        sources.append(source)
+        if len(sources) >= 2:
+            raise SystemExit("killed")
+        return rename(source, target)
+
     with monkeypatch.context() as patch:
         patch.setattr(files, "sync", lambda path: synced.append(path.name))
         write("old")
@@ -86,8 +94,21 @@ def test_a_directory_is_replaced_only_when_it_is_whole(tmp_path, monkeypatch):
     with pytest.raises(RuntimeError):
         write("new", RuntimeError())
     assert holds("old")
+    with monkeypatch.context() as patch, pytest.raises(SystemExit):
+        patch.setattr(Path, "rename", killed_at_the_second)
+        write("new")
+    assert not path.exists()
+    restore_replaced(parent)
+    assert holds("old")
+    replaced = parent / ".directory.replaced"
+    replaced.mkdir()  # left over from a replacement that has ended
+    (replaced / "file").touch()
     write("new")
     assert holds("new")
+    for name in ("directory", "a", "b"):
+        replaced.with_name(f".{name}.replaced").mkdir()
+    restore_replaced(parent)
+    assert sorted(path.name for path in parent.iterdir()) == ["a", "b", "directory"]
 
 
 def test_a_deleted_directory_loses_its_name_first(tmp_path, monkeypatch):

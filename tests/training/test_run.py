@@ -345,12 +345,17 @@ def test_moved_text_is_the_same_and_changed_text_is_refused(corpus_dir, tmp_path
 
 
 def test_what_stands_in_the_run_directory(corpus_dir, run_dir):
-    """Another trainer, checkpoints without moments alone."""
+    """Another trainer, a checkpoint that was being replaced, checkpoints without moments alone."""
     with locked(run_dir / ".lock", pytest.fail):
         message = f"process {os.getpid()} is training this run; stop it"
         with pytest.raises(CheckpointError, match=message):
             train(small_config(corpus_dir), run_dir)
+    newest, *_ = list_checkpoints(run_dir)
+    newest.rename(newest.with_name(f".{newest.name}.replaced"))
+    train(small_config(corpus_dir), run_dir)
+    assert "nothing to do" in (run_dir / "train.log").read_text()
     *newer, oldest = list_checkpoints(run_dir)
+    assert newer[0] == newest
     for path in newer:
         shutil.rmtree(path)
     message = f"{oldest.name}: has no training.safetensors, so training cannot resume"

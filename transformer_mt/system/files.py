@@ -92,13 +92,15 @@ def naming(path: Path | str) -> Iterator[None]:
 def atomic_directory(path: Path) -> Iterator[Path]:
     """Yields an empty directory that becomes `path` if the block ends without an error.
 
-    Its files are on disk before it is renamed. After an error, the previous directory is unchanged;
-    after a kill while it is replaced, it may be incomplete or missing. A link to a directory is
-    replaced, and the directory is not.
+    Its files are on disk before it is renamed. An existing directory is first moved to
+    `.NAME.replaced`; `restore_replaced` moves it back if the process was killed between the two
+    renames. After an error, the previous directory is unchanged. A link to a directory is replaced,
+    and the directory is not.
     """
-    temporary = beside(path, "partial")
+    temporary, replaced = beside(path, "partial"), beside(path, "replaced")
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
+    _restore(replaced, path)
     try:
         with naming(path):
             yield temporary
@@ -107,11 +109,26 @@ def atomic_directory(path: Path) -> Iterator[Path]:
         if path.is_symlink():
             path.unlink()  # what it links to is left alone
         elif path.exists():
-            shutil.rmtree(path)
+            path.rename(replaced)
         temporary.rename(path)
         sync(path.parent)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+        _restore(replaced, path)
+
+
+def restore_replaced(directory: Path) -> None:
+    """Restores subdirectories that `atomic_directory` was replacing when the process was killed."""
+    for replaced in directory.glob(".*.replaced"):
+        _restore(replaced, directory / replaced.name.removeprefix(".").removesuffix(".replaced"))
+
+
+def _restore(replaced: Path, path: Path) -> None:
+    """Moves a replaced directory back, or deletes it if its replacement is in place."""
+    if path.exists():
+        shutil.rmtree(replaced, ignore_errors=True)
+    elif replaced.exists():
+        replaced.rename(path)
 
 
 def delete_directory(path: Path) -> None:

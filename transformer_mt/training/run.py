@@ -21,7 +21,7 @@ from transformer_mt.evaluation.scoring import choose_metrics
 from transformer_mt.system.console import PACKAGE_LOGGER
 from transformer_mt.system.device import choose_device, choose_precision
 from transformer_mt.system.extras import require_package
-from transformer_mt.system.files import MANIFEST, locked
+from transformer_mt.system.files import MANIFEST, locked, restore_replaced
 from transformer_mt.system.processes import ALONE, Processes, join_processes
 from transformer_mt.text.cleaning import warn_of_held_out
 from transformer_mt.text.corpus import load_split
@@ -87,6 +87,7 @@ def _train_main(config: Config, run_dir: Path, processes: Processes) -> Progress
         existed = run_dir.is_dir()
         if existed:  # a new directory appears only once everything it needs is there
             is_own = stack.enter_context(_lock_run(run_dir))
+            restore_replaced(run_dir)
         trainer = build_trainer(config, run_dir, processes=processes)
         if not list_checkpoints(run_dir) and (run_dir / METRICS).exists():
             logger.warning("%s: has no checkpoint, so training starts at step 1 again", run_dir)
