@@ -1,15 +1,19 @@
 """The checkpoints of a run: which are listed, used and kept."""
 
 import errno
+import itertools
 import os
+import pkgutil
 import re
 import shutil
 from collections import Counter
+from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
 from small_checkpoint import VOCAB, build_model, describe, save_step, small_config
 
+from transformer_mt.checkpoints import run_directory
 from transformer_mt.checkpoints.averaging import average
 from transformer_mt.checkpoints.checkpoint import (
     Progress,
@@ -27,7 +31,8 @@ from transformer_mt.checkpoints.run_directory import (
 )
 from transformer_mt.config.keys import VocabConfig
 from transformer_mt.errors import CheckpointError
-from transformer_mt.system.files import MANIFEST
+from transformer_mt.system import files
+from transformer_mt.system.files import MANIFEST, read_manifest
 from transformer_mt.text.vocabulary import train_vocabulary
 
 
@@ -65,6 +70,22 @@ def test_a_best_checkpoint_to_fall_back_to_keeps_its_moments(tmp_path):
     assert saved_steps(tmp_path) == [4, 1]
     (tmp_path / "step-00000004" / MODEL).write_bytes(b"")
     assert TRAINING in load_newest(tmp_path).files
+
+
+@pytest.mark.parametrize("name", ["transformer_mt.system.files.sha256", "safetensors.safe_open"])
+def test_moments_deleted_while_a_checkpoint_is_read(tmp_path, monkeypatch, name):
+    """The reader finds that the manifest has changed. Sabotage: read the manifest once."""
+    path, function = save_step(tmp_path, 1), pkgutil.resolve_name(name)
+    for step in (2, 3):
+        save_step(tmp_path, step)
+
+    def prune_first(*arguments: object) -> object:
+        monkeypatch.undo()
+        prune(tmp_path, 3, keep_last=3, best_step=1)
+        return function(*arguments)
+
+    monkeypatch.setattr(name, prune_first)
+    assert TRAINING not in load_checkpoint(path).files
 
 
 def test_the_best_is_used_or_else_the_newest(tmp_path, caplog):
@@ -274,3 +295,44 @@ def test_the_newest_checkpoint_is_of_the_run_that_is_described(
         (run_dir / "run.json").write_text(damaged)
         assert find_checkpoint(run_dir).path == copied
         assert refused(caplog).startswith(f"{run_dir}/run.json: damaged")
+
+
+def train_on(monkeypatch, run_dir, steps: range, verified: int = 0, **progress: int) -> None:
+    """Saves and prunes checkpoints, keeping one, once so many files of a reader are verified."""
+    real, calls = files.sha256, itertools.count()
+
+    def save_before(path: Path) -> str:
+        if next(calls) == verified:
+            monkeypatch.undo()
+            for step in steps:
+                save_step(run_dir, step, **progress)
+                prune(run_dir, step, 1, progress.get("best_step", 0))
+        return real(path)
+
+    monkeypatch.setattr(files, "sha256", save_before)
+
+
+def test_readers_beside_a_trainer_that_deletes_what_they_read(tmp_path, monkeypatch, caplog):
+    """They read again and do not speak of damage. Sabotage: list the checkpoints once."""
+    save_step(tmp_path, 1)
+    train_on(monkeypatch, tmp_path, range(2, 5))
+    assert load_newest(tmp_path).step == 4
+    best = {"best_bleu": 1.0, "best_step": 5}
+    save_step(tmp_path, 5, **best)
+    newest = save_step(tmp_path, 6, **best)
+    later = {"best_bleu": 2.0, "best_step": 7}
+    train_on(monkeypatch, tmp_path, range(7, 9), len(read_manifest(newest)), **later)
+    assert find_checkpoint(tmp_path).step == 7
+    train_on(monkeypatch, tmp_path, range(9, 11), best_bleu=2.0, best_step=9)
+    assert load_checkpoint(average(tmp_path, 2, None)).step == 10 and not caplog.messages
+
+
+def test_a_run_that_is_never_still_is_given_up(tmp_path, monkeypatch):
+    """After a few attempts. Sabotage: try for ever."""
+    listings = itertools.count()
+    monkeypatch.setattr(
+        run_directory, "list_checkpoints", lambda _: [tmp_path / f"{next(listings)}"]
+    )
+    with pytest.raises(CheckpointError, match="no checkpoint can be used"):
+        load_newest(tmp_path)
+    assert next(listings) < 20

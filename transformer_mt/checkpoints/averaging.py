@@ -11,6 +11,7 @@ from transformer_mt.checkpoints.checkpoint import Checkpoint, save_checkpoint
 from transformer_mt.checkpoints.layout import MODEL
 from transformer_mt.checkpoints.run_description import write_description
 from transformer_mt.checkpoints.run_directory import (
+    RETRIES,
     description_if_sound,
     list_checkpoints,
     load_step,
@@ -21,7 +22,7 @@ from transformer_mt.system.files import atomic_directory
 logger = logging.getLogger(__name__)
 
 
-def average(run_dir: Path, last: int, output: Path | None) -> Path:
+def average(run_dir: Path, last: int, output: Path | None, retries: int = RETRIES) -> Path:
     """Averages the weights of the newest checkpoints of a run.
 
     The result is a complete checkpoint, for translation or to start another run from. It cannot be
@@ -43,11 +44,16 @@ def average(run_dir: Path, last: int, output: Path | None) -> Path:
     output = output or run_dir / f"averaged-{last}"
     if output.exists():
         raise CheckpointError(f"{output}: already exists; name another directory with -o")
-    description = description_if_sound(run_dir)
-    newest, *others = checkpoints = [load_step(path, description) for path in paths[:last]]
-    for checkpoint in others:
-        newest.require_same_run(checkpoint)
-    weights = _mean_weights(checkpoints)
+    try:
+        description = description_if_sound(run_dir)
+        newest, *others = checkpoints = [load_step(path, description) for path in paths[:last]]
+        for checkpoint in others:
+            newest.require_same_run(checkpoint)
+        weights = _mean_weights(checkpoints)
+    except CheckpointError:
+        if retries and list_checkpoints(run_dir) != paths:
+            return average(run_dir, last, output, retries - 1)
+        raise
     # The scores of the run were not measured on the averaged weights.
     progress = replace(
         newest.progress, best_bleu=-1.0, best_step=0, validations_since_best=0, valid_step=0

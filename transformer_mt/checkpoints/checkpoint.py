@@ -35,6 +35,7 @@ from transformer_mt.system.files import (
     atomic_directory,
     canonical_json,
     read_json,
+    read_manifest,
     sha256,
     verify_manifest,
     write_manifest,
@@ -266,6 +267,16 @@ def load_checkpoint(path: Path) -> Checkpoint:
     Raises:
         CheckpointError: Naming the file, and the tensor or key, that is missing or damaged.
     """
+    listed = read_manifest(path)
+    try:
+        return _load(path)
+    except CheckpointError:
+        if read_manifest(path) == listed:
+            raise
+        return load_checkpoint(path)  # its trainer has deleted the moments meanwhile
+
+
+def _load(path: Path) -> Checkpoint:
     files, digest = verify_manifest(path), checkpoint_digest(path)
     names = (SHARED, SHARED) if SHARED in files else ("src.model", "tgt.model")
     if missing := {MODEL, STATE, CONFIG, *names} - files:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+RETRIES = 5  # of reading a run whose trainer has saved or deleted checkpoints meanwhile
 RESUMABLE_CHECKPOINTS = 2
 """Checkpoints that keep the optimizer's moments: the newest, and the one to fall back to."""
 
@@ -75,10 +76,10 @@ def load_step(path: Path, description: RunDescription | None = None) -> "Checkpo
     return checkpoint
 
 
-def load_newest(run_dir: Path) -> "Checkpoint | None":
-    """Reads the newest usable checkpoint of a run and warns about newer ones; None without any.
+def load_newest(run_dir: Path, retries: int = RETRIES) -> "Checkpoint | None":
+    """Reads the newest usable checkpoint of a run and warns about newer ones.
 
-    Beside a trainer, one of them may have been deleted since they were listed.
+    Begins again if a trainer has saved or deleted some meanwhile. Returns None if the run has none.
 
     Raises:
         CheckpointError: If there are checkpoints and none is usable.
@@ -88,6 +89,8 @@ def load_newest(run_dir: Path) -> "Checkpoint | None":
         try:
             return load_step(path, description)
         except CheckpointError as error:
+            if retries and list_checkpoints(run_dir) != paths:
+                return load_newest(run_dir, retries - 1)
             logger.warning("%s; trying the checkpoint before it", error)
     if paths:
         raise CheckpointError(
@@ -122,7 +125,9 @@ def find_checkpoint(path: Path) -> "Checkpoint":
     raise CheckpointError(f"{path}: {reason}")
 
 
-def _load_newest_and_best(run_dir: Path) -> "tuple[Checkpoint, Checkpoint] | None":
+def _load_newest_and_best(
+    run_dir: Path, retries: int = RETRIES
+) -> "tuple[Checkpoint, Checkpoint] | None":
     """Reads the newest checkpoint of a run, if there is one, and the best by what it records.
 
     The newest is also given for the best if there is none yet, or, with a warning, if that is
@@ -140,6 +145,8 @@ def _load_newest_and_best(run_dir: Path) -> "tuple[Checkpoint, Checkpoint] | Non
         # The text may have moved since the best checkpoint was saved.
         return newest, replace(checkpoint, config=newest.config)
     except CheckpointError as error:
+        if retries and list_checkpoints(run_dir)[:1] != [newest.path]:
+            return _load_newest_and_best(run_dir, retries - 1)
         logger.warning("%s; using the newest checkpoint instead of the best", error)
         return newest, newest
 
