@@ -104,16 +104,6 @@ def test_quiet_hides_progress(call, words):
         ("train CONFIG", "training.run.train", "7 checkpoints/tiny"),
         ("train CONFIG --run x --dry-run", "training.dry_run.dry_run", "7 x"),
         ("prepare CONFIG", "text.prepared.prepare", "7 None"),
-        (
-            "plot schedule -o x.png CONFIG",
-            "figures.schedule_and_positions.schedule_figure",
-            "7 tiny",
-        ),
-        (
-            "plot positions -o x.png CONFIG",
-            "figures.schedule_and_positions.positions_figure",
-            "7 tiny",
-        ),
         ("average x", "checkpoints.averaging.average", "x 5 None"),
         ("average x --last 2 -o y", "checkpoints.averaging.average", "x 2 y"),
     ],

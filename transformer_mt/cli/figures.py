@@ -8,12 +8,10 @@ import typer
 
 from transformer_mt.cli.options import (
     CHECKPOINT,
-    CONFIG,
     QUIET,
     RAW,
     RUN,
     RUNS,
-    SET,
     argument,
     flag,
     option,
@@ -29,7 +27,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 plot = typer.Typer(
-    help="Draw curves, attention, the learning rate or positions.",
+    help="Draw training curves or attention.",
     subcommand_metavar="COMMAND",
     rich_markup_mode=None,
 )
@@ -106,37 +104,6 @@ def attention(
     model = build_translation_model(find_models([path]), LoadOptions("cpu", raw=raw))
     figure = attention_figure(sentence_attention(model, sentence), kind, layer, heads)
     _write(figure, checked)
-
-
-@plot.command()
-def schedule(config: Path = CONFIG, output: Path = FIGURE, set_: list[str] | None = SET) -> None:
-    """Draw the learning rate of a configuration over its steps.
-
-    \b
-    transformer-mt plot schedule configs/wmt16-base.toml -o schedule.png
-    """
-    _draw_recipe("schedule_figure", config, set_, output)
-
-
-@plot.command()
-def positions(config: Path = CONFIG, output: Path = FIGURE, set_: list[str] | None = SET) -> None:
-    """Draw the positional encodings of a configuration's model.
-
-    \b
-    transformer-mt plot positions configs/wmt16-base.toml -o positions.png
-    """
-    _draw_recipe("positions_figure", config, set_, output)
-
-
-def _draw_recipe(drawing: str, config: Path, overrides: list[str] | None, output: Path) -> None:
-    """Draws a configuration with the function of this name."""
-    checked = _check_plot(output)
-    from transformer_mt.config.loading import load_config
-
-    settings = load_config(config, overrides or ())  # before torch, so that a mistake shows at once
-    from transformer_mt.figures import schedule_and_positions
-
-    _write(getattr(schedule_and_positions, drawing)(settings, config.stem), checked)
 
 
 def _check_plot(output: Path) -> Output:
