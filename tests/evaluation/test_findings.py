@@ -130,9 +130,6 @@ def test_text_is_compared_as_it_is_read():
     [
         (findings.unknown_pieces, ("it", 0.009), None),
         (findings.unknown_pieces, ("it", 0.01), "1.0% of the pieces of it are unknown"),
-        (findings.known_pairs, ("it", 1, 101), None),
-        (findings.known_pairs, ("it", 1, 100), "1 of 100 longer pairs of it are also"),
-        (findings.known_pairs, ("it", 0, 0), None),
         (findings.copied_pairs, (0.09, 0.0), None),
         (findings.copied_pairs, (1.0, 1.0), None),
         (findings.copied_pairs, (0.35, 0.2), "in 35.0% of the training pairs both"),

@@ -34,8 +34,6 @@ EQUALLY_SIMILAR = 0.03
 """Difference in similarity that two samples of one text may have."""
 LEAST_LINES = 20
 """Fewer lines have too few pairs of letters to tell their language."""
-KNOWN_PAIRS = 0.01
-"""Share of held-out pairs that are also in the training text: Multi30k and newstest have none."""
 LENGTH_CHANGE = 0.1
 """Relative difference in length at which BLEU's brevity penalty, or its precision, loses 10%."""
 BAD_LINES = 0.02
@@ -182,15 +180,6 @@ def similarity(lines: Sequence[str], others: Sequence[str]) -> float:
 def _as_read(line: str) -> str:
     """Gives a line as training lines are, which were encoded and decoded: U+2581 is a space."""
     return " ".join(normalize_text(line, "nfc").replace("\u2581", " ").lower().split())
-
-
-def known_pairs(name: str, known: int, total: int) -> Iterator[str]:
-    """Checks how many pairs of a held-out text are also in the training text."""
-    if known and known >= KNOWN_PAIRS * total:
-        yield (
-            f"known text: {known:,} of {total:,} longer pairs of {name} are also in the training"
-            " text, so its score is too high; remove them from either text"
-        )
 
 
 def copied_pairs(copied: float, held_out: float) -> Iterator[str]:
