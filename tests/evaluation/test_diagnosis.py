@@ -130,26 +130,6 @@ def test_a_share_of_a_text_in_another_script(run, tmp_path, diagnose):
     ]
 
 
-def test_each_side_is_compared_with_its_own(tmp_path, call):
-    """Sabotage: compare the targets of a text with the sources of the training text."""
-    sample = Path(__file__).parents[2] / "data" / "sample"
-    config = tiny_config(
-        sample,
-        data__prepared_dir=str(tmp_path / "prepared"),
-        data__train="train[:600]",
-        data__test={"src": "test.en", "tgt": "test.de"},
-        vocab__size=400,
-        train__max_steps=1,
-    )
-    train(config, tmp_path / "run")
-    found = call("diagnose", tmp_path / "run", "-q").out.decode().splitlines()
-    causes = [finding.partition(" have ")[0] for finding in found if "language" in finding]
-    assert causes == [
-        f"wrong language: the letter pairs of the {side} of the test text"
-        for side in ("sources", "targets")
-    ]
-
-
 def test_text_that_has_moved_or_changed(run, tmp_path, diagnose):
     moved, prepared = tmp_path / "moved", tmp_path / "prepared"
     change_data(run, path=str(moved), prepared_dir=str(prepared))

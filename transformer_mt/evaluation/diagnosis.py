@@ -52,7 +52,7 @@ def diagnose(run_dir: Path) -> list[str]:
         texts = {name: _sample(raw) for name, raw in _load_held_out(run).items()}
         if corpus:
             training = _sample_training(corpus)
-            results += _check_languages(training, texts)
+            results += _check_scripts(training, texts)
             texts = {_TRAINING: training, **texts}
         if source := run.checkpoint or corpus:
             results += _check_pieces(texts, source.vocab)
@@ -150,15 +150,11 @@ def _check_pieces(texts: Mapping[str, RawPairs], vocab: Vocabulary) -> Iterator[
             yield from findings.unknown_pieces(f"the {side} of {name}", share)
 
 
-def _check_languages(training: RawPairs, others: Mapping[str, RawPairs]) -> Iterator[str]:
-    """Checks script and language of each side of each text, and how many pairs are copies."""
+def _check_scripts(training: RawPairs, others: Mapping[str, RawPairs]) -> Iterator[str]:
+    """Checks the script of each side of each text, and how many training pairs are copies."""
     for text, raw in {_TRAINING: training, **others}.items():
-        for name, lines, own, other in (
-            (f"the sources of {text}", raw.src, training.src, training.tgt),
-            (f"the targets of {text}", raw.tgt, training.tgt, training.src),
-        ):
-            wrong_script = list(findings.wrong_script(name, lines, own))
-            yield from wrong_script or findings.wrong_language(name, lines, own, other)
+        yield from findings.wrong_script(f"the sources of {text}", raw.src, training.src)
+        yield from findings.wrong_script(f"the targets of {text}", raw.tgt, training.tgt)
     usual = max(map(_copied, others.values()), default=0.0)
     yield from findings.copied_pairs(_copied(training), usual)
 
