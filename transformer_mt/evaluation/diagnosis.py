@@ -151,17 +151,10 @@ def _check_pieces(texts: Mapping[str, RawPairs], vocab: Vocabulary) -> Iterator[
 
 
 def _check_scripts(training: RawPairs, others: Mapping[str, RawPairs]) -> Iterator[str]:
-    """Checks the script of each side of each text, and how many training pairs are copies."""
+    """Checks the script of each side of each text."""
     for text, raw in {_TRAINING: training, **others}.items():
         yield from findings.wrong_script(f"the sources of {text}", raw.src, training.src)
         yield from findings.wrong_script(f"the targets of {text}", raw.tgt, training.tgt)
-    usual = max(map(_copied, others.values()), default=0.0)
-    yield from findings.copied_pairs(_copied(training), usual)
-
-
-def _copied(raw: RawPairs) -> float:
-    """Computes the share of pairs whose sides are the same."""
-    return sum(src == tgt for src, tgt in zip(raw.src, raw.tgt, strict=True)) / len(raw)
 
 
 def _check_sides(checkpoint: Checkpoint, texts: Mapping[str, RawPairs]) -> Iterator[str]:

@@ -22,7 +22,7 @@ LAST_LOSSES = 5
 MANY_UNKNOWN = 0.01
 """Share of unknown and byte pieces. A vocabulary covers 99.99% of the characters of its text."""
 MANY_LINES = 0.1
-"""Share of lines in another script, or of copied training pairs, that is more than names."""
+"""Share of lines in another script that is more than names."""
 LENGTH_CHANGE = 0.1
 """Relative difference in length at which BLEU's brevity penalty, or its precision, loses 10%."""
 BAD_LINES = 0.02
@@ -129,15 +129,6 @@ def wrong_script(name: str, lines: Sequence[str], training: Sequence[str]) -> It
             f"wrong script: {share:.1%} of the lines of {name} are not in {expected} script, as"
             " most of the training text is; remove them, or correct the file or data.src_lang and"
             " data.tgt_lang"
-        )
-
-
-def copied_pairs(copied: float, held_out: float) -> Iterator[str]:
-    """Checks the share of training pairs with equal sides, against that of the validation text."""
-    if copied - held_out >= MANY_LINES:
-        yield (
-            f"untranslated text: in {copied:.1%} of the training pairs both sides are the same;"
-            " start a new run with data.drop_identical = true"
         )
 
 
