@@ -95,19 +95,6 @@ def test_scripts(lines, training, figures):
     assert not found if figures is None else figures in found
 
 
-@pytest.mark.parametrize(
-    ("check", "values", "figures"),
-    [
-        (findings.unknown_pieces, ("it", 0.009), None),
-        (findings.unknown_pieces, ("it", 0.01), "1.0% of the pieces of it are unknown"),
-    ],
-)
-def test_shares(check, values, figures):
-    """Just below the limit nothing is found."""
-    found = text(check(*values))
-    assert not found if figures is None else figures in found
-
-
 GOOD, BAD = ["a good line of words"] * 98, ["the old the old the old man", "的的的的的的"]
 LONG = "a phrase of just under 40 characters - "
 NAMES, REFERENCES = ["ein Satz", "Berlin", *GOOD[:48]], ["a", "Berlin", *GOOD[:48]]

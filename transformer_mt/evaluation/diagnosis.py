@@ -13,11 +13,10 @@ from transformer_mt.checkpoints.evaluations import VALIDATION, read_evaluations
 from transformer_mt.checkpoints.run_directory import RecordedRun, read_run
 from transformer_mt.errors import DataError, TransformerMTError
 from transformer_mt.evaluation import findings
-from transformer_mt.text.batching import Indices, encode_pairs, flatten
+from transformer_mt.text.batching import Indices, encode_pairs
 from transformer_mt.text.corpus import RawPairs, load_split
 from transformer_mt.text.prepared import PreparedCorpus, prepare
 from transformer_mt.text.trained_here import readable_corpus
-from transformer_mt.text.vocabulary import Vocabulary
 from transformer_mt.translation.options import LoadOptions
 from transformer_mt.translation.pytorch_runtime import load_checkpoints, log_probabilities
 
@@ -54,8 +53,6 @@ def diagnose(run_dir: Path) -> list[str]:
             training = _sample_training(corpus)
             results += _check_scripts(training, texts)
             texts = {_TRAINING: training, **texts}
-        if source := run.checkpoint or corpus:
-            results += _check_pieces(texts, source.vocab)
     if run.checkpoint is None:
         logger.warning("not checked: whether sides match, since the run has no checkpoint yet")
     elif untrained:
@@ -136,18 +133,6 @@ def _check_translations(run_dir: Path) -> Iterator[str]:
         yield from findings.wrong_length(name, references, hypotheses)
         yield from findings.repeated_words(name, references, hypotheses)
         yield from findings.untranslated(name, record.sources, references, hypotheses)
-
-
-def _check_pieces(texts: Mapping[str, RawPairs], vocab: Vocabulary) -> Iterator[str]:
-    """Checks how well the vocabulary covers each side of each text."""
-    for name, raw in texts.items():
-        for side, lines, model in (
-            ("sources", raw.src, vocab.src),
-            ("targets", raw.tgt, vocab.tgt),
-        ):
-            ids = flatten(model.encode(lines)).ids
-            share = float(np.isin(ids, model.unknown_ids()).mean()) if len(ids) else 0.0
-            yield from findings.unknown_pieces(f"the {side} of {name}", share)
 
 
 def _check_scripts(training: RawPairs, others: Mapping[str, RawPairs]) -> Iterator[str]:

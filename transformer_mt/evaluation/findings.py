@@ -19,8 +19,6 @@ DIVERGENCE = 0.5
 """Nats per token above the lowest training loss at which it has diverged, if all of the last five
 are. Single ones differ by up to 0.6, since the pairs of a step have similar lengths."""
 LAST_LOSSES = 5
-MANY_UNKNOWN = 0.01
-"""Share of unknown and byte pieces. A vocabulary covers 99.99% of the characters of its text."""
 MANY_LINES = 0.1
 """Share of lines in another script that is more than names."""
 LENGTH_CHANGE = 0.1
@@ -106,16 +104,6 @@ def overfitting(metrics: RunMetrics) -> Iterator[str]:
 
 def _perplexity(nll: float) -> str:
     return f"{math.exp(min(nll, 700)):.3g}"  # more is beyond the range of a float
-
-
-def unknown_pieces(name: str, share: float) -> Iterator[str]:
-    """Checks the share of unknown and byte pieces in a text."""
-    if share >= MANY_UNKNOWN:
-        yield (
-            f"unknown pieces: {share:.1%} of the pieces of {name} are unknown or single bytes;"
-            " correct the text, or start a new run with a vocabulary from text that has their"
-            " characters (vocab.kind = bpe has a piece for each byte)"
-        )
 
 
 def wrong_script(name: str, lines: Sequence[str], training: Sequence[str]) -> Iterator[str]:
