@@ -144,7 +144,7 @@ def report(
     """Write the report of a run: an HTML page that needs no network.
 
     It shows what the run directory holds: text, configuration, curves, scores, translations,
-    attention, speed. Run `evaluate` before it for scores on the test set.
+    speed. Run `evaluate` before it for scores on the test set.
 
     \b
     transformer-mt report checkpoints/wmt16-base -o report.html
