@@ -17,7 +17,7 @@ from transformer_mt.config.keys import DEFAULTS, flat_values
 from transformer_mt.config.reference import format_value
 from transformer_mt.evaluation.scoring import sentence_chrf
 from transformer_mt.figures.canvas import ACCENT, FOREGROUND, GRID, render
-from transformer_mt.figures.training import PANELS, lengths_figure, training_figure
+from transformer_mt.figures.training import PANELS, training_figure
 from transformer_mt.system.files import read_manifest
 from transformer_mt.version import __version__
 
@@ -50,8 +50,6 @@ def build_report(run_dir: Path) -> str:
     tests = [each for each in tests if f"{each.test_set} (".startswith(own)] or tests
     translated = next(reversed(tests or evaluations), None)
     groups = _rank(translated) if translated else {}
-    lengths = run.description and run.description.lengths
-    languages = config.data.src_lang, config.data.tgt_lang
     seconds = max(run.progress.seconds, 60 * metrics.end("minutes"))
     values = flat_values(config)
     # The folders of this machine mean nothing to readers elsewhere.
@@ -72,7 +70,6 @@ def build_report(run_dir: Path) -> str:
             inline(training_figure([metrics], panels=[name], title=""), panel.title)
             for name, panel in PANELS.items()
         ],
-        lengths_chart=lengths and inline(lengths_figure(lengths, languages), "Lengths"),
         has_diverged=any(map(math.isnan, metrics.series("train", "loss")[1][-1:])),
         translated=translated,
         groups=groups,
