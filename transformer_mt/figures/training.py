@@ -19,12 +19,9 @@ from transformer_mt.figures.canvas import (
     figure_style,
 )
 
-_COLORS = (
-    *(ACCENT, "#d55e00", FOREGROUND, "#009e73", "#cc79a7", "#e69f00", "#56b4e9"),
-    *("#6a3d9a", "#8b4513", "#7fbf3f", "#8c8c8c", "#e6007e", "#00b8b8", "#808000"),
-)
+_COLORS = (ACCENT, "#d55e00", FOREGROUND, "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
-"""Nine, so that with 14 colours the first 126 runs look different."""
+"""Nine, so that with seven colours the first 63 runs look different."""
 _MARKS = 12
 """Markers per curve, which tell several runs apart if colours cannot."""
 _DASHES: Any = "-", (0, (4, 2))
