@@ -16,16 +16,10 @@ from transformer_mt.checkpoints.layout import MODEL
 from transformer_mt.checkpoints.run_directory import load_newest
 from transformer_mt.config.keys import DataConfig, VocabConfig
 from transformer_mt.errors import CheckpointError, ConfigError
+from transformer_mt.text.normalization import INVISIBLE, is_blank, normalize_text
 from transformer_mt.text.prepared import prepare
 from transformer_mt.text.splitting import LineSplitter, SourceStatistics
-from transformer_mt.text.vocabulary import (
-    INVISIBLE,
-    SentencePieceModel,
-    Vocabulary,
-    is_blank,
-    normalize_text,
-    train_vocabulary,
-)
+from transformer_mt.text.vocabulary import SentencePieceModel, Vocabulary, train_vocabulary
 from transformer_mt.training.run import train
 from transformer_mt.translation.translation_model import find_models
 

@@ -5,11 +5,7 @@ from dataclasses import dataclass
 
 from sacrebleu.metrics.base import Metric
 
-from transformer_mt.evaluation.scoring import (
-    Difference,
-    compare_scores,
-    sentence_chrf,
-)
+from transformer_mt.evaluation.scoring import Difference, compare_scores, sentence_chrf
 from transformer_mt.system.console import escape_controls
 from transformer_mt.text.test_sets import EvaluationSet
 

@@ -9,7 +9,7 @@ from transformer_mt.errors import DataError
 from transformer_mt.system.console import ProgressBar
 from transformer_mt.text.cleaning import PIECE_MARKS, describe_dropped, reason_to_drop_text
 from transformer_mt.text.corpus import CorpusSplit
-from transformer_mt.text.vocabulary import normalize_text
+from transformer_mt.text.normalization import normalize_text
 
 logger = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 
 from transformer_mt.config.keys import DataConfig, NormalForm
-from transformer_mt.text.vocabulary import is_blank, normalize_text
+from transformer_mt.text.normalization import is_blank, normalize_text
 
 logger = logging.getLogger(__name__)
 

@@ -26,8 +26,8 @@ from transformer_mt.system.streams import (
 )
 from transformer_mt.text.data_files import DATA_SUFFIXES, data_suffix, read_data_file
 from transformer_mt.text.hub import MOVED_TEXT, load_dataset, read_pairs
+from transformer_mt.text.normalization import is_blank
 from transformer_mt.text.tmx import is_tmx, read_tmx
-from transformer_mt.text.vocabulary import is_blank
 
 Pair = tuple[str, str]
 PairReader = Callable[[], Iterator[Pair]]

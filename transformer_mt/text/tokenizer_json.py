@@ -8,10 +8,10 @@ import sys
 from typing import Any
 
 from transformer_mt.errors import ConfigError
+from transformer_mt.text.normalization import INVISIBLE
 from transformer_mt.text.vocabulary import (
     BOS_ID,
     EOS_ID,
-    INVISIBLE,
     PAD_ID,
     UNK_ID,
     WORD_MARK,

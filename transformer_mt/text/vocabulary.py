@@ -1,4 +1,4 @@
-"""SentencePiece vocabularies: train, load, encode, decode; text as they read it.
+"""SentencePiece vocabularies: train, load, encode, decode.
 
 Between encoding and decoding, the program works with ids only.
 """
@@ -6,7 +6,6 @@ Between encoding and decoding, the program works with ids only.
 import heapq
 import io
 import re
-import unicodedata
 import zlib
 from collections import Counter
 from collections.abc import Sequence
@@ -20,6 +19,7 @@ import sentencepiece
 
 from transformer_mt.config.keys import NormalForm, VocabConfig
 from transformer_mt.errors import ConfigError, DataError
+from transformer_mt.text.normalization import normalize_text
 
 PAD_ID, UNK_ID, BOS_ID, EOS_ID = 0, 1, 2, 3
 
@@ -30,10 +30,6 @@ _BYTE = re.compile("<0x[0-9A-F]{2}>")
 
 WORD_MARK = "▁"
 """Stands for the space before a word, at the beginning of the word's first piece."""
-
-INVISIBLE = "\u00ad\u200b\u2060\ufeff"
-"""Soft hyphen, zero-width space, word joiner, byte order mark; some scripts need the joiners."""
-_WITHOUT_INVISIBLE = str.maketrans("", "", INVISIBLE)
 
 
 class Vocabulary:
@@ -224,21 +220,6 @@ class SentencePieceModel:
             self._processor.encode("a", enable_sampling=True, alpha=1.0)
             return "bpe"
         return None
-
-
-def normalize_text(text: str, form: NormalForm) -> str:
-    """Applies a value of `data.normalize`; text that is normalised stays as it is."""
-    if form == "none" or text.isascii():
-        return text
-    if not text.isprintable():  # true of most lines, and invisible characters are not printable
-        text = text.translate(_WITHOUT_INVISIBLE)
-    # Last, since an invisible character may stand between a letter and its accent.
-    return unicodedata.normalize("NFC", text)
-
-
-def is_blank(text: str) -> bool:
-    """Tells whether a text has only white space and invisible characters."""
-    return not normalize_text(text, "nfc").strip()
 
 
 def fold_whitespace(text: str) -> str:

@@ -31,7 +31,7 @@ from transformer_mt.system.outputs import check_output
 from transformer_mt.system.streams import COMPRESSION_SUFFIXES
 from transformer_mt.text.cleaning import LineProblems
 from transformer_mt.text.corpus import Pair, open_split
-from transformer_mt.text.vocabulary import is_blank
+from transformer_mt.text.normalization import is_blank
 
 logger = logging.getLogger(__name__)
 
