@@ -132,7 +132,7 @@ def test_what_works_in_one_process(monkeypatch):
     """The files, which are missing here, are not looked for."""
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    commands = "init x --src a.de --tgt a.en", "prepare x", "export x -o y", "plot schedule x -o y"
+    commands = "init x --src a.de --tgt a.en", "prepare x", "export x -o y"
     for words in (*commands, "diagnose x", "report x -o y", "compare x", "average x"):
         message = f"^{words.split()[0]} works in one process: start it without torchrun$"
         with pytest.raises(ConfigError, match=message):

@@ -64,10 +64,8 @@ def test_nothing_is_found_in_a_healthy_run(tmp_path, settings):
 @pytest.mark.parametrize(("split", "change", "steps", "settings", "causes"), [
     ("train", lambda src, tgt: (src, random.Random(1).sample(tgt, len(tgt))), 500,
      ["valid.every=350"], {"sides do not match"}),
-    ("validation", lambda src, tgt: (tgt, src), 20,
-     ['data.train=["train", "test[:50]"]'], {"known text", "wrong language", "too few steps"}),
     ("test", lambda src, tgt: ([line.lower().translate(CYRILLIC) for line in src], tgt), 20,
-     [], {"wrong script", "unknown pieces"}),
+     [], {"wrong script"}),
     ("train", lambda src, tgt: (src[:600], tgt[:600]), 250,
      ["valid.every=100", "vocab.size=500", "train.batch_tokens=1500"], {"overfitting"}),
     ("train", lambda src, tgt: (src, tgt), 150,
@@ -76,7 +74,7 @@ def test_nothing_is_found_in_a_healthy_run(tmp_path, settings):
     ("train", lambda src, tgt: (src, list(map(repeat, tgt))), 150,
      [], {"too long", "repeated words"}),
     ("train", lambda src, tgt: (src, src), 200,
-     [], {"untranslated text", "untranslated copies", "wrong language", "unknown pieces"}),
+     [], {"untranslated copies"}),
 ])
 # fmt: on
 def test_each_cause_is_found(tmp_path, split, change, steps, settings, causes):

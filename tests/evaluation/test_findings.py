@@ -1,7 +1,6 @@
 """Each check, on small records made by hand: what it finds, and what it does not."""
 
 import math
-import unicodedata
 from collections.abc import Iterable
 
 import pytest
@@ -18,7 +17,7 @@ ENGLISH = [
     "Tomorrow we will go to the market to buy fresh vegetables.",
 ] * 10
 RUSSIAN = ["Кошка сидит на коврике и смотрит на улицу."] * 20
-CHINESE, MORE_CHINESE = ["猫坐在垫子上看着外面。"] * 20, ["明天我们去市场买新鲜的蔬菜。"] * 20
+CHINESE = ["猫坐在垫子上看着外面。"] * 20
 
 
 def text(found: Iterable[str]) -> str:
@@ -93,54 +92,6 @@ CHINESE_NAMES = ["iPhone 15 Pro Max正式发布"] * 9  # mostly Latin letters
 def test_scripts(lines, training, figures):
     """Of a side, by its training text; too little text says nothing."""
     found = text(findings.wrong_script("it", lines, training))
-    assert not found if figures is None else figures in found
-
-
-@pytest.mark.parametrize(
-    ("lines", "training", "other", "figures"),
-    [
-        (GERMAN, GERMAN, ENGLISH, None),
-        (GERMAN, GERMAN, GERMAN, None),  # a task of one language
-        (GERMAN, [*GERMAN, "Ein anderer Satz."], GERMAN, None),
-        (ENGLISH, GERMAN, ENGLISH, "similarity of 0.37 to the training text of their side and of"),
-        (ENGLISH, GERMAN, ENGLISH, "side and of 1.00 to that of the other side"),
-        (ENGLISH[:19], GERMAN, ENGLISH, None),
-        (GERMAN, RUSSIAN, CHINESE, "wrong language"),  # like neither side
-        (CHINESE, MORE_CHINESE, GERMAN, None),
-        (["고양이가 앉아 있다"] * 20, ["내일 시장에 간다"] * 20, GERMAN, None),
-    ],
-)
-def test_languages(lines, training, other, figures):
-    """Of a side, by the training text of both; too little text, or no alphabet, says nothing."""
-    found = text(findings.wrong_language("it", lines, training, other))
-    assert not found if figures is None else figures in found
-
-
-def test_text_is_compared_as_it_is_read():
-    """As SentencePiece cuts it, and as macOS decomposes it, against what a vocabulary decodes."""
-    assert findings.similarity(["aB"], ["", "ab", "ab"]) == pytest.approx(6 / 39**0.5)
-    cut = [f"▁{line.replace(' ', ' ▁').replace('tz', 't z')}" for line in GERMAN]
-    decoded = [line.replace("tz", "t z").replace(" ", "  ") for line in GERMAN]
-    for lines in (cut, [unicodedata.normalize("NFD", line) for line in decoded]):
-        assert findings.similarity(lines, decoded) == pytest.approx(1)
-
-
-@pytest.mark.parametrize(
-    ("check", "values", "figures"),
-    [
-        (findings.unknown_pieces, ("it", 0.009), None),
-        (findings.unknown_pieces, ("it", 0.01), "1.0% of the pieces of it are unknown"),
-        (findings.known_pairs, ("it", 1, 101), None),
-        (findings.known_pairs, ("it", 1, 100), "1 of 100 longer pairs of it are also"),
-        (findings.known_pairs, ("it", 0, 0), None),
-        (findings.copied_pairs, (0.09, 0.0), None),
-        (findings.copied_pairs, (1.0, 1.0), None),
-        (findings.copied_pairs, (0.35, 0.2), "in 35.0% of the training pairs both"),
-    ],
-)
-def test_shares(check, values, figures):
-    """Just below the limit nothing is found; copies count only beyond those of held-out text."""
-    found = text(check(*values))
     assert not found if figures is None else figures in found
 
 

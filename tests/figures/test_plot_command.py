@@ -1,25 +1,25 @@
-"""The commands `plot ...`, what all figures have in common, and the figures of a recipe."""
+"""The commands `plot ...`, and what all figures have in common."""
 
-import math
 import re
 import struct
 import sys
 from pathlib import Path
 
 import matplotlib
-import numpy as np
 import pytest
-from conftest import assert_one_error, tiny_config, write_config
-from drawn import overlapping
+from conftest import assert_one_error
 from matplotlib.figure import Figure
 from test_training_figure import write_run
 
+from transformer_mt.checkpoints.metrics import RunMetrics
 from transformer_mt.figures.canvas import UNDRAWABLE, drawable, render
-from transformer_mt.figures.schedule_and_positions import (
-    POSITIONS,
-    positions_figure,
-    schedule_figure,
-)
+from transformer_mt.figures.training import training_figure
+
+
+def picture(title: str = "a") -> Figure:
+    """Draws one curve."""
+    records = [{"kind": "train", "step": step, "lr": step} for step in (10, 20_000)]
+    return training_figure([RunMetrics("run", records)], panels=["lr"], title=title)
 
 
 def texts_in(svg: Path) -> set[str]:
@@ -29,19 +29,14 @@ def texts_in(svg: Path) -> set[str]:
 
 @pytest.mark.parametrize(
     ("name", "ending"),
-    [("training", ".png"), ("attention", ".SVG"), ("schedule", ".pdf"), ("positions", ".png")],
+    [("training", ".png"), ("attention", ".SVG"), ("training", ".pdf")],
 )
-def test_every_command_writes_its_file(
-    corpus_dir, untrained_run, tmp_path, monkeypatch, call, name, ending
-):
+def test_every_command_writes_its_file(untrained_run, tmp_path, monkeypatch, call, name, ending):
     """The path on stdout, nothing on stderr, without pyplot, which would look for a display."""
     monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)
-    config = write_config(tmp_path, corpus_dir)
     command = {
         "training": ["training", write_run(tmp_path / "run")],
         "attention": ["attention", untrained_run, "ab cd", "--heads", "--quiet"],
-        "schedule": ["schedule", config],
-        "positions": ["positions", config],
     }[name]
     path = tmp_path / f"{name}{ending}"
     assert call("plot", *command, "-o", path) == (0, f"{path}\n".encode(), "")
@@ -74,7 +69,7 @@ def test_an_output_is_checked_before_anything_else(tmp_path, call):
         "x": "name a file that ends in .png, .svg or .pdf",
         "none/x.png": "there is no folder",
     }.items():
-        for command in (["training", "none"], ["attention", "none", "a"], ["schedule", "none"]):
+        for command in (["training", "none"], ["attention", "none", "a"]):
             assert_one_error(call("plot", *command, "-o", tmp_path / name), message)
     result = call("plot", "training", "none", "-o", tmp_path / "x.png")
     assert_one_error(result, "none: no such run")
@@ -83,7 +78,7 @@ def test_an_output_is_checked_before_anything_else(tmp_path, call):
 
 @pytest.mark.parametrize(
     ("command", "package"),
-    [("plot schedule", "Matplotlib"), ("report", "Matplotlib"), ("report", "Jinja2")],
+    [("plot training", "Matplotlib"), ("report", "Matplotlib"), ("report", "Jinja2")],
 )
 def test_packages_are_optional(tmp_path, monkeypatch, call, command, package):
     monkeypatch.setitem(sys.modules, package.lower(), None)
@@ -93,25 +88,24 @@ def test_packages_are_optional(tmp_path, monkeypatch, call, command, package):
     assert (done.code, done.err) == (2, message)
 
 
-def test_settings_of_the_user_change_nothing_and_are_kept(tmp_path):
-    config = tiny_config(tmp_path)
-    plain = render(schedule_figure(config, "a"), "png")
+def test_settings_of_the_user_change_nothing_and_are_kept():
+    plain = render(picture(), "png")
     own = {"text.usetex": True, "lines.linewidth": 9, "font.size": 30, "savefig.facecolor": "red"}
     with matplotlib.rc_context(own):
         before = dict(matplotlib.rcParams)
-        assert render(schedule_figure(config, "a"), "png") == plain
+        assert render(picture(), "png") == plain
         assert dict(matplotlib.rcParams) == before
 
 
 @pytest.mark.parametrize("file_format", ["png", "svg", "pdf"])
-def test_a_character_without_a_font_is_a_box(tmp_path, file_format):
+def test_a_character_without_a_font_is_a_box(file_format):
     """Without a warning, which would be an error; control characters, which SVG forbids, too.
 
     Sabotage: draw control characters as they are.
     """
     hieroglyph, blank = chr(0x14400), " "  # of Anatolia, in no usual font
-    pictures = (schedule_figure(tiny_config(tmp_path), f"a{c}a") for c in (hieroglyph, blank))
-    assert len({render(picture, file_format) for picture in pictures}) == 2
+    pictures = (picture(f"a{c}a") for c in (hieroglyph, blank))
+    assert len({render(each, file_format) for each in pictures}) == 2
     assert drawable("a\n b\x1b\u200b") == f"a b{UNDRAWABLE}{UNDRAWABLE}"
 
 
@@ -121,53 +115,3 @@ def test_a_large_picture_has_fewer_dots_per_inch():
         figure = Figure(size)
         figure.add_axes((0, 0, 1, 1), xticks=[], yticks=[])
         assert struct.unpack(">II", render(figure, "png")[16:24]) == pytest.approx(drawn, abs=4)
-
-
-@pytest.mark.parametrize(
-    ("warmup", "steps", "shown"),
-    [
-        (400, 3000, "warm-up 400 steps, lr_scale 2: highest rate 0.025 at step 400"),
-        (4000, 2500, "warm-up 4,000 steps, lr_scale 2: highest rate 0.00494 at step 2,500"),
-        (100, 0, "warm-up 100 steps, lr_scale 2: highest rate 0.05 at step 100"),
-    ],
-)
-def test_the_rate_is_the_papers(tmp_path, warmup, steps, shown):
-    """At every step drawn, its peak included, which the title names."""
-    recipe = {"optim__warmup_steps": warmup, "optim__lr_scale": 2.0, "train__max_steps": steps}
-    figure = schedule_figure(tiny_config(tmp_path, **recipe), "tiny_$x$" * 20)
-    [axes] = figure.axes
-    curve, peak = axes.lines
-    last = steps or 4 * warmup
-    name, settings = axes.get_title().split("\n")
-    assert name == "…" + ("tiny_$x$" * 20)[-47:] and settings == f"width 16, {shown}"
-    assert axes.get_xlabel() == "step" and axes.get_xlim() == (0, last)
-    drawn = curve.get_xdata()
-    assert drawn[0] == 1 and drawn[-1] == last and min(warmup, last) in drawn
-    for step, rate in zip(drawn, curve.get_ydata(), strict=True):
-        expected = 2 * 16**-0.5 * min(step**-0.5, step * warmup**-1.5)
-        assert math.isclose(rate, expected)
-    assert peak.get_ydata() == [max(curve.get_ydata())] and peak.get_xdata() == [min(warmup, last)]
-    assert not overlapping(figure)
-
-
-@pytest.mark.parametrize(("width", "drawn"), [(2, [0, 1]), (64, [8, 9, 16, 17])])
-def test_the_positions_are_the_papers(tmp_path, width, drawn):
-    """Sines and cosines of section 3.5, as maps and as curves."""
-    config = tiny_config(tmp_path, model__d_model=width, model__n_heads=1)
-    figure = positions_figure(config, "a_$b$" * 20)
-    position, dimension = np.arange(POSITIONS)[:, None], np.arange(width)
-    angles = position / 10000 ** ((dimension - dimension % 2) / width)
-    encodings = np.where(dimension % 2, np.cos(angles), np.sin(angles))
-    sines, cosines, _, curves = figure.axes
-    for axes, first, title in ((sines, 0, "even dimensions: s"), (cosines, 1, "odd dimensions: c")):
-        [image] = axes.images
-        np.testing.assert_allclose(image.get_array(), encodings[:, first::2].T, atol=1e-4)
-        assert tuple(image.get_extent()) == (-0.5, POSITIONS - 0.5, -0.5, width - 0.5)
-        assert axes.get_title().startswith(title) and image.origin == "lower"
-        assert (axes.get_xlabel(), axes.get_ylabel()) == ("position", "dimension")
-    assert figure.get_suptitle().endswith(f"\npositional encodings of width {width}")
-    labels = [text.get_text() for text in curves.get_legend().get_texts()]
-    assert labels == [f"dimension {dimension}" for dimension in drawn]
-    for dimension, line in zip(drawn, curves.lines, strict=True):
-        np.testing.assert_allclose(line.get_ydata(), encodings[:, dimension], atol=1e-4)
-    assert not overlapping(figure)

@@ -7,11 +7,8 @@ from dataclasses import replace
 from html import unescape
 from pathlib import Path
 
-import numpy as np
 import pytest
-import torch
 from conftest import HOSTILE_JSON, assert_one_error, records, replace_file, tiny_config
-from drawn import overlapping
 
 from transformer_mt.checkpoints.evaluations import read_evaluations
 from transformer_mt.checkpoints.run_description import (
@@ -25,9 +22,7 @@ from transformer_mt.errors import CheckpointError
 from transformer_mt.evaluation.scoring import sentence_chrf
 from transformer_mt.figures.canvas import ACCENT, FOREGROUND, GRID
 from transformer_mt.figures.report import build_report
-from transformer_mt.figures.training import lengths_figure
 from transformer_mt.system.files import read_manifest
-from transformer_mt.text.prepared import prepare
 from transformer_mt.training.run import train
 
 
@@ -86,7 +81,6 @@ def test_the_page_is_whole_and_needs_no_network(html, run):
     assert "currentColor" in html and "var(--line)" in html and "<metadata" not in html
     assert not re.search(f"{FOREGROUND}|{GRID}|{ACCENT}|fill: #ffffff|stroke: #000000", html)
     assert '<svg role="img" aria-label="Validation BLEU"' in html
-    assert re.findall(r"<!-- (de|en) -->", html) == ["de", "en"]
     text = visible(html)
     assert "<script>alert(1)</script>" in text and "run<b>" in text
     assert str(run.parents[1]) not in text
@@ -125,15 +119,13 @@ def test_what_it_shows_is_what_the_run_recorded(run, html):
         assert f"{checkpoint.path.name}/{name} {digest} " in text
     seconds = round(max(checkpoint.progress.seconds, records(run)[-1]["seconds"]))
     assert f" steps 12 training time 0:00:{seconds:02} " in text
-    assert f"Cross-attention of {checkpoint.path.name}" in text
     changed = text[text.index(" Configuration ") : text.index(" Keys that have their defaults ")]
     assert "model.d_model 16 " in changed and "model.n_heads 4 " in changed
     assert "model.dropout " not in changed and "model.dropout 0.1 " in text
 
 
-def test_the_best_and_the_worst_translations(run, tmp_path, monkeypatch):
-    """Of the newest test, ranked by chrF2, each group drawn once if it can be, on the CPU."""
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+def test_the_best_and_the_worst_translations(run, tmp_path):
+    """Of the newest test, ranked by chrF2."""
     run = shutil.copytree(run, tmp_path / "run")
     validation, record = read_evaluations(run)
     newer = run / "evaluations" / validation.file_name
@@ -147,13 +139,10 @@ def test_the_best_and_the_worst_translations(run, tmp_path, monkeypatch):
     assert scores[0] > scores[3] > scores[4] > scores[1] == scores[2]
     text = report_text(run)
     groups = {"Best": order[:3], "Median": order[1:4], "Worst": order[:1:-1]}
-    for name, end in (("Best", "Median"), ("Median", "Worst"), ("Worst", "Attention")):
+    for name, end in (("Best", "Median"), ("Median", "Worst"), ("Worst", "Configuration")):
         section = text[text.index(f" {name} line ") : text.index(f" {end} ")]
         shown = re.findall(r"line (\d) chrF2 ([\d.]+) ", section)
         assert shown == [(str(i + 1), f"{scores[i]:.1f}") for i in groups[name]]
-    attention = text[text.index(" Attention ") : text.index(" Configuration ")]
-    assert re.findall(r"(\w+: line \d) ", attention) == ["Best: line 1", "Median: line 4"]
-    assert "Worst: line 3: to be drawn, a sentence must have 1 to 200 pieces." in attention
 
 
 def test_the_headline_is_the_score_of_the_test_set(run, tmp_path):
@@ -167,8 +156,6 @@ def test_the_headline_is_the_score_of_the_test_set(run, tmp_path):
     values = json.loads((folder / record.file_name).read_text())
     shutil.rmtree(folder)
     assert "-norm. best validation BLEU " in report_text(run)
-    for path in list_checkpoints(run):  # so that no attention is drawn, which takes seconds
-        shutil.rmtree(path)
     folder.mkdir()
     score = {**values["scores"][0], "value": 12.34}
     own = {"test_set": f"{corpus}, split test (0123abcd)", "scores": [score], "time": 1.0}
@@ -188,23 +175,6 @@ def test_what_a_run_began_with_is_named(run, tmp_path):
     assert f" initial checkpoint {'d' * 64} training text of the initial checkpoint, x, " in text
 
 
-def test_lengths_are_those_of_the_training_text(run):
-    pairs = prepare(find_checkpoint(run).config).pairs
-    recorded = read_description(run).lengths
-    figure = lengths_figure(recorded, ("de", "en"))
-    [axes] = figure.axes
-    for side, patch in zip((pairs.src, pairs.tgt), axes.patches, strict=True):
-        counts, edges, _ = patch.get_data()
-        lengths = [len(side[i]) + 1 for i in range(len(pairs))]
-        assert list(counts) == list(np.histogram(lengths, edges)[0]) and sum(counts) == len(pairs)
-    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["de", "en"]
-    assert (axes.get_xlabel(), axes.get_ylabel()) == (
-        "pieces, end of sentence included",
-        "sentences",
-    )
-    assert not overlapping(figure)
-
-
 def test_a_run_may_lack_parts(run, tmp_path):
     young = tmp_path / "young"
     young.mkdir()
@@ -213,7 +183,6 @@ def test_a_run_may_lack_parts(run, tmp_path):
     text = visible(page)
     assert page.count("no finite value yet") == 6
     assert "None are recorded with a signature" in text and "pairs read" in text
-    assert "There is no translation to draw it of." in text
     names = {"loss", "mfu", "nll", "perplexity", "grad_norm"}
     lines = [{k: None if k in names else v for k, v in line.items()} for line in records(run)]
     changes = {"skipped": 7, "seconds": 3700.4}

@@ -13,7 +13,6 @@ from conftest import pairs_of
 from transformer_mt.config.keys import DataConfig
 from transformer_mt.errors import DataError
 from transformer_mt.system.streams import compress
-from transformer_mt.text import hub
 from transformer_mt.text.corpus import RawPairs, load_split, open_split, read_lines
 from transformer_mt.text.test_sets import load_test_set
 
@@ -34,41 +33,41 @@ def numbers(tmp_path) -> DataConfig:
 
 
 @pytest.mark.parametrize("nested", [True, False])
-def test_a_folder_laid_out_like_a_hub_repository(tmp_path, monkeypatch, nested):
+def test_parquet_and_json_lines(tmp_path, nested):
     """Either language may be the source, either side may be missing, and the order is kept."""
-    monkeypatch.setattr(hub, "_why_offline", None)  # is not asked
     rows = [{"de": f"d{i}", "en": f"e{i}"} for i in range(25)]
     rows += [{"de": "", "en": "NA"}, {"de": '"x', "en": "a\u2028b"}]
     rows += [{"de": None, "en": " x "}, {"de": "y", "en": None}]
-    repository = tmp_path / "corpus"
-    repository.mkdir()
+    corpus = tmp_path / "corpus"
+    corpus.mkdir()
+    name = "train-00000.parquet" if nested else "train.jsonl"
     if nested:  # a pair may be missing too
         table = pa.Table.from_pylist([{"translation": row} for row in [*rows, None]])
-        pq.write_table(table, repository / "train-00000.parquet")
+        pq.write_table(table, corpus / name)
         rows.append({"de": None, "en": None})
     else:
         lines = "".join(json.dumps(row) + "\n" for row in rows)
-        (repository / "train.jsonl").write_text(lines)
-    options = {"path": str(repository), "cache_dir": str(tmp_path / "cache")}
+        (corpus / name).write_text(lines)
+    options = {"path": str(corpus), "cache_dir": str(tmp_path / "cache")}
     for src, tgt in (("de", "en"), ("en", "de")):
         config = DataConfig(**options, src_lang=src, tgt_lang=tgt)
-        pairs = load_split(config, "train")
+        pairs = load_split(config, name)
         assert pairs.src == [(row[src] or "").strip() for row in rows]
         assert pairs.tgt == [(row[tgt] or "").strip() for row in rows]
-        assert load_split(config, "train[:2]").src == pairs.src[:2]
+        assert load_split(config, f"{name}[:2]").src == pairs.src[:2]
         for key in ("src_lang", "tgt_lang"):
             wrong = config.model_copy(update={key: "fr"})
             with pytest.raises(DataError, match=rf"data.{key} = fr.*de, en"):
-                load_split(wrong, "train")
+                load_split(wrong, name)
     with pytest.raises(DataError, match="nope"):
         load_split(config, "nope")
-    pattern = str(repository / ("*.parquet" if nested else "*.jsonl"))
+    pattern = str(corpus / ("*.parquet" if nested else "*.jsonl"))
     assert load_split(config, pattern).src == pairs.src
     assert load_split(config, f"{pattern}[-3:]").src == pairs.src[-3:]
     assert not (tmp_path / "cache").exists()
-    pq.write_table(pa.table({"de": [1], "en": ["one"]}), repository / "other.parquet")
+    pq.write_table(pa.table({"de": [1], "en": ["one"]}), corpus / "other.parquet")
     with pytest.raises(DataError, match="1 in the column de is not text"):
-        load_split(config, str(repository / "other.parquet"))
+        load_split(config, str(corpus / "other.parquet"))
 
 
 def test_lines_end_at_line_feeds_alone(tmp_path):
@@ -179,39 +178,23 @@ def test_a_byte_order_mark(tmp_path):
 def test_the_digest_of_every_kind_of_split(tmp_path):
     """All content counts; a run is not resumed with other validation pairs."""
     assert RawPairs(["a", "b"], ["c", "d"]).digest().startswith("f729ae0cbcc8")
-    (tmp_path / "hub" / "deep").mkdir(parents=True)
     for name in ("a", "b"):
         for language in ("de", "en"):
             (tmp_path / f"{name}.{language}").write_text(f"{name}{language}\n")
         (tmp_path / f"{name}.jsonl").write_text(json.dumps({"de": name, "en": name}) + "\n")
-        (tmp_path / "hub" / "deep" / f"{name}.jsonl").write_text(f"{name}\n")
     config = DataConfig(path=str(tmp_path), cache_dir=str(tmp_path.parent / "cache"))
-    hub = config.model_copy(update={"path": str(tmp_path / "hub")})
-    splits = [(config, ["a", "b"]), (config, ["b", "a"]), (config, "*.jsonl"), (hub, "train")]
+    splits = ["a", "b"], ["b", "a"], "*.jsonl"
 
     def digests() -> list[str]:
-        return [open_split(*arguments).digest() for arguments in splits]
+        return [open_split(config, split).digest() for split in splits]
 
     first = digests()
-    assert first == digests() and len(set(first)) == 4
-    changes = [("b.en", [0, 1]), ("b.jsonl", [2]), ("hub/deep/b.jsonl", [3])]
-    for name, changed in changes:
+    assert first == digests() and len(set(first)) == 3
+    for name, changed in (("b.en", [0, 1]), ("b.jsonl", [2])):
         before, path = digests(), tmp_path / name
         path.write_text(path.read_text().replace("b", "c"))
         after = digests()
-        assert [i for i in range(4) if before[i] != after[i]] == changed
-
-
-def test_what_is_made_in_a_folder_of_data_is_no_part_of_its_splits(tmp_path):
-    (tmp_path / "train.jsonl").write_text(as_jsonl(PAIRS))
-    made = {"cache_dir": f"{tmp_path}/cache", "prepared_dir": f"{tmp_path}/prepared"}
-    config = DataConfig(path=str(tmp_path), **made)
-    digest = open_split(config, "train").digest()
-    for name in ("cache/downloads/1.json", "prepared/0/report.json", "prepared/0/manifest.json"):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text("{}")
-    assert pairs_of(config, "train") == PAIRS
-    assert open_split(config, "train").digest() == digest
+        assert [i for i in range(3) if before[i] != after[i]] == changed
 
 
 def as_jsonl(pairs) -> str:
@@ -234,29 +217,17 @@ def write_data(path, pairs) -> None:
     os.utime(path, (1e9, 1e9))
 
 
-README = """---
-configs:
-- config_name: default
-  data_files:
-  - {split: train, path: "PATH"}
----
-"""
-
-
 @pytest.mark.parametrize("suffix", [".jsonl", ".parquet", ".csv", ".tsv"])
-@pytest.mark.parametrize("layout", ["named", "by names", "by README.md"])
-def test_text_that_changes_is_read_anew(tmp_path, layout, suffix):
+def test_text_that_changes_is_read_anew(tmp_path, suffix):
     """Also if names, times and sizes stay, or another folder has the same name.
 
     Sabotage: read by `datasets.load_dataset`, which takes the text of its cache.
     """
-    split = f"data/train{suffix}" if layout == "named" else "train"
+    split = f"data/train{suffix}"
 
     def read(folder: str, pairs: list) -> str:
         corpus = tmp_path / folder / "corpus"
-        write_data(corpus / f"data/train{suffix}", pairs)
-        if layout == "by README.md":
-            (corpus / "README.md").write_text(README.replace("PATH", f"data/train{suffix}"))
+        write_data(corpus / split, pairs)
         config = DataConfig(path=str(corpus), cache_dir=str(tmp_path / "cache"))
         assert pairs_of(config, split) == pairs
         return open_split(config, split).digest()
@@ -266,46 +237,8 @@ def test_text_that_changes_is_read_anew(tmp_path, layout, suffix):
     assert digests[0] == digests[3] and len(set(digests)) == 3
 
 
-def test_readme_decides_what_is_read(tmp_path):
-    """Its files count, wherever they are; so does which of them is a split's."""
-    corpus, config = tmp_path / "corpus", DataConfig(path=f"{tmp_path}/corpus")
-    for number, name in enumerate(["corpus/a.jsonl", "corpus/b.jsonl", "elsewhere/c.jsonl"]):
-        write_data(tmp_path / name, PAIRS[number:])
-    digests = set()
-    for number, name in enumerate(["a.jsonl", "b.jsonl", "../elsewhere/c.jsonl"]):
-        (corpus / "README.md").write_text(README.replace("PATH", name))
-        assert pairs_of(config, "train") == PAIRS[number:]
-        digests.add(open_split(config, "train").digest())
-    write_data(tmp_path / "elsewhere/c.jsonl", PAIRS)
-    assert open_split(config, "train").digest() not in digests and len(digests) == 3
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (("{split", "{sep: x, split"), "Expected data_files"),
-        (("- config_name: default", "- config_name: default\n  sep: ;"), "sep is not supported"),
-        (("train.csv", "none.csv"), "none.csv"),
-        (("train.csv", "none*.csv"), "no such file ends in .parquet, "),
-        (("split: train", "split: other"), "the splits are other"),
-        (("default", "de-en"), ""),
-        (("configs:", "configs: ["), "while parsing"),
-    ],
-)
-def test_a_readme_that_cannot_be_followed(tmp_path, change, message):
-    write_data(tmp_path / "train.csv", PAIRS)
-    (tmp_path / "README.md").write_text(README.replace("PATH", "train.csv").replace(*change))
-    config = DataConfig(path=str(tmp_path))
-    if not message:  # a single configuration needs no name
-        assert pairs_of(config, "train") == PAIRS
-        config = config.model_copy(update={"name": "x"})
-        message = "data.name = x, but should be one of de-en"
-    with pytest.raises(DataError, match=f"^data.path = {tmp_path}, split train: .*{message}"):
-        load_split(config, "train")
-
-
 @pytest.mark.parametrize("name", ["corpus [v2]", "corpus*", "corpu?", "c[!x]"])
-@pytest.mark.parametrize("split", ["train", "train.jsonl", "tr*.jsonl", "**/train.jsonl"])
+@pytest.mark.parametrize("split", ["train.jsonl", "tr*.jsonl", "**/train.jsonl"])
 def test_the_name_of_a_folder_is_literal(tmp_path, name, split):
     """Another folder, which it would match as a pattern, is not read."""
     for folder in ("corpus v", "corpus2", "corpus", "cc"):
@@ -330,27 +263,20 @@ def test_the_name_of_a_file_comes_before_a_pattern(tmp_path, suffix):
     assert pairs_of(config, exact) == PAIRS
     assert pairs_of(config, f"{exact}[-1:]") == PAIRS[-1:]
     assert pairs_of(config, pattern) == PAIRS[1:3]
-    write_data(tmp_path / "hub" / exact, PAIRS[2:])
-    write_data(tmp_path / "hub" / f"train 1{suffix}", PAIRS[:1])
-    (tmp_path / "hub" / "README.md").write_text(README.replace("PATH", exact))
-    assert pairs_of(DataConfig(path=f"{tmp_path}/hub"), "train[:]") == PAIRS[2:]
 
 
 WORDS = "null NULL NA N/A n/a None nan NaN <NA> #N/A 007 1e5 True 2024-01-01 \U0001f600".split()
 
 
-@pytest.mark.parametrize("folder", ["", "data/"])
-@pytest.mark.parametrize("suffix", ["csv", "tsv", "json", "jsonl"])
-def test_words_in_tables_are_text(tmp_path, folder, suffix):
-    """Only an empty cell is empty, whether the file is named or found in a folder like the hub's.
+WORDS = "null NULL NA N/A n/a None nan NaN <NA> #N/A 007 1e5 True".split()
 
-    Sabotage: read it by pandas.
-    """
+
+@pytest.mark.parametrize("name", ["train.csv", "data/train.tsv"])
+def test_words_in_tables_are_text(tmp_path, name):
+    """Only an empty cell is empty. Sabotage: read it by pandas."""
     pairs = [*((word, f"x {word}") for word in WORDS), ("", "empty"), ("empty", "")]
-    write_data(tmp_path / f"{folder}train.{suffix}", pairs)
-    config = DataConfig(path=str(tmp_path))
-    for split in (f"{folder}train.{suffix}", "train"):
-        assert pairs_of(config, split) == pairs
+    write_data(tmp_path / name, pairs)
+    assert pairs_of(DataConfig(path=str(tmp_path)), name) == pairs
 
 
 def test_quotation_marks(tmp_path):
@@ -361,10 +287,8 @@ def test_quotation_marks(tmp_path):
     assert pairs_of(config, "a.csv.gz") == [('a, "b"', 'c "d"'), ("e\nf", "g"), ("h", "i")]
     lines = [("de", "en"), ('"Er sagte', "He said"), ("ja", 'yes"'), ("a\rb\u2028c", "d")]
     raw = "".join(f"{number}\t{de}\t{en}\r\n" for number, (de, en) in enumerate(lines)).encode()
-    (tmp_path / "data").mkdir()
-    (tmp_path / "data" / "train.tsv").write_bytes(raw)
-    for split in ("train", "data/train.tsv"):
-        assert pairs_of(config, split) == lines[1:]
+    (tmp_path / "a.tsv").write_bytes(raw)
+    assert pairs_of(config, "a.tsv") == lines[1:]
 
 
 def test_a_table_whose_name_says_its_columns(tmp_path):
@@ -428,11 +352,7 @@ ROW = b'{"de": "a", "en": "b"}\n'
     ],
 )
 def test_a_data_file_that_cannot_be_used(tmp_path, name, raw, message):
-    """Ends in a line that names it, also where a folder laid out like the hub's has it."""
+    """Ends in a line that names it."""
     (tmp_path / name).write_bytes(raw)
-    (tmp_path / "hub").mkdir()
-    (tmp_path / "hub" / name).write_bytes(raw)
-    (tmp_path / "hub" / "README.md").write_text(README.replace("PATH", name))
-    for folder, split in ((tmp_path, name), (tmp_path / "hub", "train")):
-        with pytest.raises(DataError, match=message):
-            load_split(DataConfig(path=str(folder)), split)
+    with pytest.raises(DataError, match=message):
+        load_split(DataConfig(path=str(tmp_path)), name)

@@ -205,7 +205,7 @@ def test_chunks_change_nothing(folder, monkeypatch, tmp_path):
 
 
 def test_characters_that_become_bytes_are_counted_as_unknown(folder, caplog, prepared):
-    """On the side that has them, as `diagnose` does. Sabotage: count unknown pieces alone."""
+    """On the side that has them. Sabotage: count unknown pieces alone."""
     write_pairs(folder, [("ab", "ดี"), ("cd", "ขาว a")])
     caplog.set_level(logging.INFO)
     corpus = prepare(tiny_config(folder), prepared.vocab)

@@ -188,28 +188,6 @@ def test_another_metric_decides_which_is_best(corpus_dir, tmp_path, monkeypatch,
     assert load_newest(tmp_path / "nll").progress.best_nll == 1.0
 
 
-def test_a_long_validation_is_said_once(corpus_dir, tmp_path, clock, caplog, monkeypatch):
-    """If it is longer than the steps since the one before; not after a few steps of a resumed run.
-
-    Sabotage: say it each time; compare with any number of steps.
-    """
-    durations: list[float] = []
-
-    def translate(self, advance) -> tuple[list[str], float]:
-        clock.seconds += durations.pop(0)
-        return list(self._pairs.src), 1.0
-
-    monkeypatch.setattr(validation_module.Validator, "_translate", translate)
-    for last in (7, 10):  # of 30 s each; the step 7 and the step 8 after it are not two steps
-        durations += [59.0, 100.0, 200.0, 900.0] if last == 7 else [900.0, 59.0]
-        train(build_config(corpus_dir, valid__every=2, train__max_steps=last), tmp_path / "run")
-    assert not durations
-    assert [message for message in caplog.messages if "validating took" in message] == [
-        "validating took 100 s, longer than the 2 steps before it, 60 s: set valid.every = 14, or"
-        " in a new run a slice of data.valid, such as [:2]"
-    ]
-
-
 def test_if_the_best_cannot_be_saved_the_one_before_stays(
     corpus_dir, tmp_path, scores, monkeypatch
 ):

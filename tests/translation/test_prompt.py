@@ -6,10 +6,8 @@ import os
 import pty
 import re
 import select
-import signal
 import subprocess
 import sys
-import termios
 import time
 from collections.abc import Callable, Iterator
 from unittest.mock import Mock
@@ -23,7 +21,7 @@ from transformer_mt.translation.prompt import translate_interactively
 
 LINES = copy_lines(10, 4)
 LEFT, UP, CTRL_A = b"\x1b[D", b"\x1b[A", b"\x01"
-CTRL_C, CTRL_D, CTRL_Z = b"\x03", b"\x04", b"\x1a"
+CTRL_C, CTRL_D = b"\x03", b"\x04"
 PASTE_BEGIN, PASTE_END = b"\x1b[200~", b"\x1b[201~"
 SECONDS = 120.0
 
@@ -68,9 +66,6 @@ class Terminal:
             self.type(CTRL_C)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.process.wait(3)
-
-    def attributes(self) -> list:
-        return termios.tcgetattr(self._master)
 
     def end(self) -> tuple[int, str]:
         """Waits for the end; gives the exit code and the rest of what was shown."""
@@ -161,26 +156,6 @@ def test_lines_are_edited_and_recalled(exported_run, terminal):
     prompt.interrupt()
     end, shown = prompt.end()
     assert end == 130 and shown.endswith("\n") and "Traceback" not in shown
-
-
-def test_after_ctrl_z_and_fg_the_prompt_goes_on(exported_run, terminal):
-    """It is shown again, and lines are edited. Sabotage: leave Ctrl-Z to the terminal."""
-    prompt = terminal("translate", exported_run)
-    at_shell = prompt.attributes()
-    for _ in range(2):
-        prompt.wait_for("de> ")
-        prompt.type(b"x")
-        prompt.wait_for("x")
-        time.sleep(0.2)
-        prompt.type(CTRL_Z)
-        os.waitpid(prompt.process.pid, os.WUNTRACED)
-        assert prompt.attributes() == at_shell
-        prompt.process.send_signal(signal.SIGCONT)
-    prompt.wait_for("de> ")
-    prompt.type(b"ac" + LEFT + b"b\r")
-    assert "\nabc\n" in prompt.wait_for("de> ")
-    prompt.type(CTRL_D)
-    assert prompt.end()[0] == 0
 
 
 def test_the_prompt_is_not_in_redirected_output(exported_run, terminal, tmp_path):

@@ -8,12 +8,10 @@ import typer
 
 from transformer_mt.cli.options import (
     CHECKPOINT,
-    CONFIG,
     QUIET,
     RAW,
     RUN,
     RUNS,
-    SET,
     argument,
     flag,
     option,
@@ -29,7 +27,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 plot = typer.Typer(
-    help="Draw curves, attention, the learning rate or positions.",
+    help="Draw training curves or attention.",
     subcommand_metavar="COMMAND",
     rich_markup_mode=None,
 )
@@ -108,37 +106,6 @@ def attention(
     _write(figure, checked)
 
 
-@plot.command()
-def schedule(config: Path = CONFIG, output: Path = FIGURE, set_: list[str] | None = SET) -> None:
-    """Draw the learning rate of a configuration over its steps.
-
-    \b
-    transformer-mt plot schedule configs/wmt16-base.toml -o schedule.png
-    """
-    _draw_recipe("schedule_figure", config, set_, output)
-
-
-@plot.command()
-def positions(config: Path = CONFIG, output: Path = FIGURE, set_: list[str] | None = SET) -> None:
-    """Draw the positional encodings of a configuration's model.
-
-    \b
-    transformer-mt plot positions configs/wmt16-base.toml -o positions.png
-    """
-    _draw_recipe("positions_figure", config, set_, output)
-
-
-def _draw_recipe(drawing: str, config: Path, overrides: list[str] | None, output: Path) -> None:
-    """Draws a configuration with the function of this name."""
-    checked = _check_plot(output)
-    from transformer_mt.config.loading import load_config
-
-    settings = load_config(config, overrides or ())  # before torch, so that a mistake shows at once
-    from transformer_mt.figures import schedule_and_positions
-
-    _write(getattr(schedule_and_positions, drawing)(settings, config.stem), checked)
-
-
 def _check_plot(output: Path) -> Output:
     """Checks that a figure can be drawn and written, before any work is done for it."""
     require_package("Matplotlib", "plots", "plot")
@@ -177,7 +144,7 @@ def report(
     """Write the report of a run: an HTML page that needs no network.
 
     It shows what the run directory holds: text, configuration, curves, scores, translations,
-    attention, speed. Run `evaluate` before it for scores on the test set.
+    speed. Run `evaluate` before it for scores on the test set.
 
     \b
     transformer-mt report checkpoints/wmt16-base -o report.html

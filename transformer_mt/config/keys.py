@@ -28,8 +28,7 @@ class DataConfig(Section):
     """The parallel text, and which of its pairs are trained on."""
 
     path: Annotated[str, Field(min_length=1), OnChange.ALLOWED]
-    """A data set on the Hugging Face Hub, such as "wmt/wmt16", a local folder laid out like one, or
-    a folder of text files."""
+    """A data set on the Hugging Face Hub, such as "wmt/wmt16", or a folder of text files."""
     name: Annotated[str | None, OnChange.ALLOWED] = None
     """The corpus's configuration on the hub, such as "de-en"."""
     train: Annotated[Splits, OnChange.SHAPES_CORPUS] = "train"

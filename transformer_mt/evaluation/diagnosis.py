@@ -3,7 +3,6 @@
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -14,12 +13,10 @@ from transformer_mt.checkpoints.evaluations import VALIDATION, read_evaluations
 from transformer_mt.checkpoints.run_directory import RecordedRun, read_run
 from transformer_mt.errors import DataError, TransformerMTError
 from transformer_mt.evaluation import findings
-from transformer_mt.system.console import ProgressBar
-from transformer_mt.text.batching import EncodedPairs, Indices, encode_pairs, flatten
+from transformer_mt.text.batching import Indices, encode_pairs
 from transformer_mt.text.corpus import RawPairs, load_split
 from transformer_mt.text.prepared import PreparedCorpus, prepare
 from transformer_mt.text.trained_here import readable_corpus
-from transformer_mt.text.vocabulary import Vocabulary
 from transformer_mt.translation.options import LoadOptions
 from transformer_mt.translation.pytorch_runtime import load_checkpoints, log_probabilities
 
@@ -27,9 +24,6 @@ logger = logging.getLogger(__name__)
 
 _SAMPLE = 1_000
 """Pairs of each text that are looked at, evenly spaced: shares of 5% are then known to 1%."""
-_LEAST_TOKENS, _LEAST_CHARACTERS = 8, 30
-"""Tokens of each side of a pair, EOS included, that is not in two texts by chance; the second if a
-token is a character."""
 _TRAINING, _VALID = "the training text", "the validation text"
 
 
@@ -53,17 +47,12 @@ def diagnose(run_dir: Path) -> list[str]:
     ]
     results: list[str] = []
     with TemporaryDirectory() as scratch:
-        corpus, held_out = _load_training_text(run, Path(scratch)), _load_held_out(run)
-        texts = {name: _sample(raw) for name, raw in held_out.items()}
+        corpus = _load_training_text(run, Path(scratch))
+        texts = {name: _sample(raw) for name, raw in _load_held_out(run).items()}
         if corpus:
             training = _sample_training(corpus)
-            results += _check_languages(training, texts)
-            by_characters = run.config.vocab.kind == "char"
-            least = _LEAST_CHARACTERS if by_characters else _LEAST_TOKENS
-            results += _check_known(corpus, held_out, least)
+            results += _check_scripts(training, texts)
             texts = {_TRAINING: training, **texts}
-        if source := run.checkpoint or corpus:
-            results += _check_pieces(texts, source.vocab)
     if run.checkpoint is None:
         logger.warning("not checked: whether sides match, since the run has no checkpoint yet")
     elif untrained:
@@ -146,55 +135,11 @@ def _check_translations(run_dir: Path) -> Iterator[str]:
         yield from findings.untranslated(name, record.sources, references, hypotheses)
 
 
-def _check_pieces(texts: Mapping[str, RawPairs], vocab: Vocabulary) -> Iterator[str]:
-    """Checks how well the vocabulary covers each side of each text."""
-    for name, raw in texts.items():
-        for side, lines, model in (
-            ("sources", raw.src, vocab.src),
-            ("targets", raw.tgt, vocab.tgt),
-        ):
-            ids = flatten(model.encode(lines)).ids
-            share = float(np.isin(ids, model.unknown_ids()).mean()) if len(ids) else 0.0
-            yield from findings.unknown_pieces(f"the {side} of {name}", share)
-
-
-def _check_languages(training: RawPairs, others: Mapping[str, RawPairs]) -> Iterator[str]:
-    """Checks script and language of each side of each text, and how many pairs are copies."""
+def _check_scripts(training: RawPairs, others: Mapping[str, RawPairs]) -> Iterator[str]:
+    """Checks the script of each side of each text."""
     for text, raw in {_TRAINING: training, **others}.items():
-        for name, lines, own, other in (
-            (f"the sources of {text}", raw.src, training.src, training.tgt),
-            (f"the targets of {text}", raw.tgt, training.tgt, training.src),
-        ):
-            wrong_script = list(findings.wrong_script(name, lines, own))
-            yield from wrong_script or findings.wrong_language(name, lines, own, other)
-    usual = max(map(_copied, others.values()), default=0.0)
-    yield from findings.copied_pairs(_copied(training), usual)
-
-
-def _copied(raw: RawPairs) -> float:
-    """Computes the share of pairs whose sides are the same."""
-    return sum(src == tgt for src, tgt in zip(raw.src, raw.tgt, strict=True)) / len(raw)
-
-
-def _check_known(
-    corpus: PreparedCorpus, held_out: Mapping[str, RawPairs], least: int
-) -> Iterator[str]:
-    """Looks for the pairs of held-out texts with `least` tokens a side among all training pairs."""
-    keys = {
-        name: list(_keys(encode_pairs(raw.src, raw.tgt, corpus.vocab), least))
-        for name, raw in held_out.items()
-    }
-    wanted = set(chain.from_iterable(keys.values()))
-    known = wanted.intersection(_keys(corpus.pairs, least))
-    for name, own in keys.items():
-        yield from findings.known_pairs(name, sum(key in known for key in own), len(own))
-
-
-def _keys(pairs: EncodedPairs, least: int) -> Iterator[tuple[bytes, bytes]]:
-    """Yields the ids of each longer pair in a form that can be looked up."""
-    longer = np.flatnonzero(np.minimum(*pairs.lengths) >= least)
-    for i in ProgressBar("comparing", "pairs", items=longer):
-        yield pairs.src[i].astype(np.int32).tobytes(), pairs.tgt[i].astype(np.int32).tobytes()
+        yield from findings.wrong_script(f"the sources of {text}", raw.src, training.src)
+        yield from findings.wrong_script(f"the targets of {text}", raw.tgt, training.tgt)
 
 
 def _check_sides(checkpoint: Checkpoint, texts: Mapping[str, RawPairs]) -> Iterator[str]:

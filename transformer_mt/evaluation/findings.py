@@ -6,14 +6,11 @@ A check yields its finding, one line with the figure and what to do, or nothing.
 import math
 import re
 import textwrap
-from collections import Counter
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
 from operator import itemgetter
 
 from transformer_mt.checkpoints.metrics import RunMetrics
-from transformer_mt.text.cleaning import EAST_ASIAN, has_script, script_of, usual_script
-from transformer_mt.text.normalization import normalize_text
+from transformer_mt.text.cleaning import has_script, script_of, usual_script
 
 PERPLEXITY_CHANGE = 0.25
 """Nats per token by which a loss has clearly changed: perplexity by a fifth. When the steps double,
@@ -22,20 +19,8 @@ DIVERGENCE = 0.5
 """Nats per token above the lowest training loss at which it has diverged, if all of the last five
 are. Single ones differ by up to 0.6, since the pairs of a step have similar lengths."""
 LAST_LOSSES = 5
-MANY_UNKNOWN = 0.01
-"""Share of unknown and byte pieces. A vocabulary covers 99.99% of the characters of its text."""
 MANY_LINES = 0.1
-"""Share of lines in another script, or of copied training pairs, that is more than names."""
-SIMILAR = 0.6
-"""Least similarity of two texts of one language. Captions, parliament, manuals and news in German
-or in English have 0.73 to 1; German and English 0.5 to 0.72, a little French and either 0.46 to
-0.62."""
-EQUALLY_SIMILAR = 0.03
-"""Difference in similarity that two samples of one text may have."""
-LEAST_LINES = 20
-"""Fewer lines have too few pairs of letters to tell their language."""
-KNOWN_PAIRS = 0.01
-"""Share of held-out pairs that are also in the training text: Multi30k and newstest have none."""
+"""Share of lines in another script that is more than names."""
 LENGTH_CHANGE = 0.1
 """Relative difference in length at which BLEU's brevity penalty, or its precision, loses 10%."""
 BAD_LINES = 0.02
@@ -49,8 +34,6 @@ SHOWN = 3
 
 _REPEATED = re.compile(r"(.{2,40}?)\1{2,}")
 """The same two characters or more, three times in a row."""
-_WITHOUT_ALPHABET = (EAST_ASIAN, "Hangul")
-"""Scripts with so many characters that pairs of them do not tell the language."""
 
 
 def divergence(metrics: RunMetrics) -> Iterator[str]:
@@ -123,16 +106,6 @@ def _perplexity(nll: float) -> str:
     return f"{math.exp(min(nll, 700)):.3g}"  # more is beyond the range of a float
 
 
-def unknown_pieces(name: str, share: float) -> Iterator[str]:
-    """Checks the share of unknown and byte pieces in a text."""
-    if share >= MANY_UNKNOWN:
-        yield (
-            f"unknown pieces: {share:.1%} of the pieces of {name} are unknown or single bytes;"
-            " correct the text, or start a new run with a vocabulary from text that has their"
-            " characters (vocab.kind = bpe has a piece for each byte)"
-        )
-
-
 def wrong_script(name: str, lines: Sequence[str], training: Sequence[str]) -> Iterator[str]:
     """Finds lines without words of the script of most training lines of their side."""
     written, expected = list(filter(script_of, lines)), usual_script(training)
@@ -144,61 +117,6 @@ def wrong_script(name: str, lines: Sequence[str], training: Sequence[str]) -> It
             f"wrong script: {share:.1%} of the lines of {name} are not in {expected} script, as"
             " most of the training text is; remove them, or correct the file or data.src_lang and"
             " data.tgt_lang"
-        )
-
-
-def wrong_language(
-    name: str, lines: Sequence[str], training: Sequence[str], other: Sequence[str]
-) -> Iterator[str]:
-    """Finds text that is less like the training text of its side than of the other side.
-
-    Args:
-        name: What the lines are, for people.
-        lines: The text.
-        training: Training lines of the same side.
-        other: Training lines of the other side.
-    """
-    if len(lines) < LEAST_LINES or usual_script(training) in ("", *_WITHOUT_ALPHABET):
-        return
-    own, others = similarity(lines, training), similarity(lines, other)
-    if own < max(others - EQUALLY_SIMILAR, SIMILAR):
-        yield (
-            f"wrong language: the letter pairs of {name} have a similarity of {own:.2f} to the"
-            f" training text of their side and of {others:.2f} to that of the other side (1 is"
-            " identical); correct data.src_lang and data.tgt_lang, or the files"
-        )
-
-
-def similarity(lines: Sequence[str], others: Sequence[str]) -> float:
-    """Computes the cosine of two texts' counts of pairs of neighbouring characters, 0 to 1."""
-    left, right = (
-        Counter(pair for line in text for pair in pairwise(f" {_as_read(line)} "))
-        for text in (lines, others)
-    )
-    norm = math.hypot(*left.values()) * math.hypot(*right.values())
-    return sum(count * right[pair] for pair, count in left.items()) / norm if norm else 0.0
-
-
-def _as_read(line: str) -> str:
-    """Gives a line as training lines are, which were encoded and decoded: U+2581 is a space."""
-    return " ".join(normalize_text(line, "nfc").replace("\u2581", " ").lower().split())
-
-
-def known_pairs(name: str, known: int, total: int) -> Iterator[str]:
-    """Checks how many pairs of a held-out text are also in the training text."""
-    if known and known >= KNOWN_PAIRS * total:
-        yield (
-            f"known text: {known:,} of {total:,} longer pairs of {name} are also in the training"
-            " text, so its score is too high; remove them from either text"
-        )
-
-
-def copied_pairs(copied: float, held_out: float) -> Iterator[str]:
-    """Checks the share of training pairs with equal sides, against that of the validation text."""
-    if copied - held_out >= MANY_LINES:
-        yield (
-            f"untranslated text: in {copied:.1%} of the training pairs both sides are the same;"
-            " start a new run with data.drop_identical = true"
         )
 
 

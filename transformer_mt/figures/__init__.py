@@ -1,1 +1,1 @@
-"""Plots of runs, recipes and attention, and the report of a run."""
+"""Plots of runs and attention, and the report of a run."""

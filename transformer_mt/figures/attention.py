@@ -40,19 +40,16 @@ _AXES = {
 """Labels of the horizontal and the vertical axis."""
 
 
-def sentence_attention(
-    model: TranslationModel, sentence: str, translation: str | None = None
-) -> PairAttention:
-    """Computes the attention of a sentence and a translation, by default the greedy one.
+def sentence_attention(model: TranslationModel, sentence: str) -> PairAttention:
+    """Computes the attention of a sentence and its greedy translation.
 
     Raises:
-        DataError: If the sentence is empty, or either is too long to draw.
+        DataError: If the sentence is empty, or too long to draw.
     """
     [src_ids] = model.vocab.src.encode([sentence])
-    [tgt_ids] = model.vocab.tgt.encode([translation or ""])
-    if not src_ids or max(len(src_ids), len(tgt_ids)) > MAX_PIECES:
+    if not 1 <= len(src_ids) <= MAX_PIECES:
         raise DataError(f"to be drawn, a sentence must have 1 to {MAX_PIECES} pieces")
-    return model.attention(sentence, translation)
+    return model.attention(sentence)
 
 
 def attention_figure(

@@ -10,20 +10,15 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
-from transformer_mt.checkpoints.checkpoint import Checkpoint
 from transformer_mt.checkpoints.evaluations import VALIDATION, EvaluationRecord, read_evaluations
 from transformer_mt.checkpoints.run_directory import read_run
 from transformer_mt.config.changes import without_folder
 from transformer_mt.config.keys import DEFAULTS, flat_values
 from transformer_mt.config.reference import format_value
-from transformer_mt.errors import DataError
 from transformer_mt.evaluation.scoring import sentence_chrf
-from transformer_mt.figures.attention import attention_figure, sentence_attention
 from transformer_mt.figures.canvas import ACCENT, FOREGROUND, GRID, render
-from transformer_mt.figures.training import PANELS, lengths_figure, training_figure
+from transformer_mt.figures.training import PANELS, training_figure
 from transformer_mt.system.files import read_manifest
-from transformer_mt.translation.options import LoadOptions
-from transformer_mt.translation.translation_model import build_translation_model
 from transformer_mt.version import __version__
 
 _SENTENCES = 3
@@ -55,9 +50,6 @@ def build_report(run_dir: Path) -> str:
     tests = [each for each in tests if f"{each.test_set} (".startswith(own)] or tests
     translated = next(reversed(tests or evaluations), None)
     groups = _rank(translated) if translated else {}
-    attention, attention_note = _draw_attention(checkpoint, translated, groups)
-    lengths = run.description and run.description.lengths
-    languages = config.data.src_lang, config.data.tgt_lang
     seconds = max(run.progress.seconds, 60 * metrics.end("minutes"))
     values = flat_values(config)
     # The folders of this machine mean nothing to readers elsewhere.
@@ -78,12 +70,9 @@ def build_report(run_dir: Path) -> str:
             inline(training_figure([metrics], panels=[name], title=""), panel.title)
             for name, panel in PANELS.items()
         ],
-        lengths_chart=lengths and inline(lengths_figure(lengths, languages), "Lengths"),
         has_diverged=any(map(math.isnan, metrics.series("train", "loss")[1][-1:])),
         translated=translated,
         groups=groups,
-        attention=attention,
-        attention_note=attention_note,
         keys={key: folder.sub('"', format_value(value)) for key, value in values.items()},
         default_keys=[key for key, value in values.items() if value == DEFAULTS[key]],
         files=read_manifest(checkpoint.path) if checkpoint else {},
@@ -118,26 +107,3 @@ def _rank(record: EvaluationRecord) -> dict[str, list[tuple[int, float]]]:
         "Median": ranked[middle : middle + _SENTENCES],
         "Worst": ranked[::-1][:_SENTENCES],
     }
-
-
-def _draw_attention(
-    checkpoint: Checkpoint | None,
-    translated: EvaluationRecord | None,
-    groups: dict[str, list[tuple[int, float]]],
-) -> tuple[dict[str, Markup], str]:
-    """Draws the cross-attention of one sentence of each group; says what could not be drawn."""
-    if translated is None:
-        return {}, "There is no translation to draw it of."
-    if checkpoint is None:
-        return {}, "The run has no checkpoint yet."
-    model = build_translation_model([checkpoint], LoadOptions("cpu"))
-    maps, notes = {}, [f"Cross-attention of {checkpoint.path.name}."]
-    for group, [(i, _), *_] in groups.items():
-        title = f"{group}: line {i + 1}"
-        try:
-            pair = sentence_attention(model, translated.sources[i], translated.hypotheses[i])
-        except DataError as error:
-            notes.append(f"{title}: {error}.")
-            continue
-        maps[title] = inline(attention_figure(pair), f"Attention of {title}")
-    return maps, " ".join(notes)

@@ -10,7 +10,6 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from transformer_mt.checkpoints.metrics import RunMetrics
-from transformer_mt.checkpoints.run_description import LengthCounts
 from transformer_mt.figures.canvas import (
     ACCENT,
     FOREGROUND,
@@ -20,12 +19,9 @@ from transformer_mt.figures.canvas import (
     figure_style,
 )
 
-_COLORS = (
-    *(ACCENT, "#d55e00", FOREGROUND, "#009e73", "#cc79a7", "#e69f00", "#56b4e9"),
-    *("#6a3d9a", "#8b4513", "#7fbf3f", "#8c8c8c", "#e6007e", "#00b8b8", "#808000"),
-)
+_COLORS = (ACCENT, "#d55e00", FOREGROUND, "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
-"""Nine, so that with 14 colours the first 126 runs look different."""
+"""Nine, so that with seven colours the first 63 runs look different."""
 _MARKS = 12
 """Markers per curve, which tell several runs apart if colours cannot."""
 _DASHES: Any = "-", (0, (4, 2))
@@ -95,23 +91,6 @@ def training_figure(
             return figure
         handles = [Line2D([], [], label=name, **_look(i, 0)) for i, name in enumerate(names)]
         figure.legend(handles=handles, loc="outside lower center", ncols=columns, fontsize="medium")
-        return figure
-
-
-def lengths_figure(lengths: LengthCounts, languages: tuple[str, str]) -> Figure:
-    """Draws the distributions of source and target lengths, from `lengths` in run.json."""
-    with figure_style():
-        figure = Figure(_PANEL_SIZE, layout="constrained")
-        axes = figure.subplots()
-        looks = ((lengths.src, ACCENT, "-"), (lengths.tgt, FOREGROUND, "--"))
-        for language, (counts, color, dashes) in zip(languages, looks, strict=True):
-            edges = [i * lengths.width for i in range(len(counts) + 1)]
-            axes.stairs(counts, edges, label=language, color=color, linestyle=dashes)
-        axes.set(title="Training sentences by length", ylabel="sentences")
-        axes.set_xlabel("pieces, end of sentence included")
-        axes.yaxis.set_major_formatter(THOUSANDS)
-        axes.set_xlim(left=0)
-        axes.legend()
         return figure
 
 

@@ -20,13 +20,12 @@ from transformer_mt.errors import DataError
 from transformer_mt.system.files import sha256
 from transformer_mt.system.streams import (
     COMPRESSION_SUFFIXES,
-    compression_suffix,
     open_input,
     split_lines,
     watch,
 )
 from transformer_mt.text.data_files import DATA_SUFFIXES, data_suffix, read_data_file
-from transformer_mt.text.hub import MOVED_TEXT, find_split, load_dataset, read_pairs
+from transformer_mt.text.hub import MOVED_TEXT, load_dataset, read_pairs
 from transformer_mt.text.normalization import is_blank
 from transformer_mt.text.tmx import is_tmx, read_tmx
 
@@ -98,8 +97,8 @@ def open_split(config: DataConfig, split: Splits) -> CorpusSplit:
         config: Where the corpus is stored and which languages to take.
         split: A split's name, a slice of it such as `train[:5000]`, its two files, or a list of
             these. In a local folder NAME stands for NAME.de and NAME.en, NAME.de-en.tsv or NAME.tmx
-            (each also .gz, .xz or .zst), a path or pattern of Parquet or JSONL files, or else a
-            split as on the hub.
+            (each also .gz, .xz or .zst); or it is a path or pattern of Parquet, JSON, CSV or
+            TSV files.
 
     Raises:
         DataError: Naming the file, split, column or language that is missing or malformed; some
@@ -139,7 +138,7 @@ def _open_one(config: DataConfig, split: Split) -> CorpusPart:
 
 
 def _open_name(config: DataConfig, folder: Path, split: str) -> CorpusPart:
-    """Chooses between files, the hub, a folder laid out like a repository, and text in a folder."""
+    """Chooses between files, the hub, and text in a folder."""
     name = _SLICE_AT_END.sub("", split)
     part = split.removeprefix(name)
     if is_tmx(path := folder / name):
@@ -153,18 +152,8 @@ def _open_name(config: DataConfig, folder: Path, split: str) -> CorpusPart:
         return _open_hub(config, split)
     if data_suffix(name):
         paths = _find_files(folder, name)
-    elif _has_text(folder, config) or not any(data_suffix(path.name) for path in folder.rglob("*")):
-        return _open_text(config, name, part)
-    else:
-        paths = find_split(config, name)
-    return _open_files(config, paths, partial(_read_data_files, config, paths), part)
-
-
-def _has_text(folder: Path, config: DataConfig) -> bool:
-    src, tgt = config.src_lang, config.tgt_lang
-    endings = f".{src}", f".{tgt}", f".{src}-{tgt}.tsv", f".{tgt}-{src}.tsv", ".tmx"
-    names = (path.name.removesuffix(compression_suffix(path)) for path in folder.iterdir())
-    return any(name.endswith(endings) for name in names)
+        return _open_files(config, paths, partial(_read_data_files, config, paths), part)
+    return _open_text(config, name, part)
 
 
 def _open_text(config: DataConfig, name: str, part: str) -> CorpusPart:

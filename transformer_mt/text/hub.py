@@ -1,20 +1,18 @@
-"""Corpora on the hub, by the `datasets` library, and in folders laid out like its repositories."""
+"""Corpora on the hub, by the `datasets` library."""
 
-import glob
 import logging
 import ssl
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 from transformer_mt.config.keys import DataConfig
 from transformer_mt.config.loading import searched_folders
 from transformer_mt.errors import DataError
 from transformer_mt.system.console import shows_bars
-from transformer_mt.text.data_files import DATA_SUFFIXES, columns_of_pairs, pairs_of_rows
+from transformer_mt.text.data_files import columns_of_pairs, pairs_of_rows
 
 MOVED_TEXT = (
     "if the text has moved, train with --set data.path=NEW, and evaluate with --src and --ref"
@@ -23,52 +21,10 @@ MOVED_TEXT = (
 
 _ROWS_PER_BATCH = 10_000
 _SECONDS_TO_ANSWER = 5.0
-_OPTIONS = {"data_files", "data_dir", "default", "description", "features", "version"}
-"""What README.md may say of a configuration without changing how its files are read."""
-
 _CSV_ON_HUB = (
     "CSV is only read from a folder, since the library would make words such as null empty: run hf"
-    " download NAME --repo-type dataset --local-dir DIR, and set data.path = DIR"
+    " download NAME --repo-type dataset --local-dir DIR, set data.path = DIR, and name the files"
 )
-
-
-def find_split(config: DataConfig, split: str) -> list[Path]:
-    """Finds the files of a split in the folder `data.path`, by README.md or else by their names.
-
-    Raises:
-        DataError: If there are none, or README.md says how to read them.
-    """
-    import yaml
-    from datasets.data_files import DataFilesList, get_data_patterns, sanitize_patterns
-    from datasets.utils.metadata import MetadataConfigs
-    from huggingface_hub import metadata_load
-
-    folder = Path(config.path).resolve()
-    readme = folder / "README.md"
-    try:
-        card = metadata_load(readme) if readme.is_file() else None
-        configs = MetadataConfigs.from_dataset_card_data(card or {})
-        name = config.name or configs.get_default_config_name()
-        if configs and name not in configs:
-            raise ValueError(f"data.name = {name}, but should be one of {', '.join(configs)}")
-        said = configs.get(name, {})
-        if unknown := said.keys() - _OPTIONS:
-            raise ValueError(f"{readme}: {min(unknown)} is not supported; name the files instead")
-        base = folder / (said.get("data_dir") or "")
-        escaped = glob.escape(str(base))
-        patterns = sanitize_patterns(said.get("data_files") or get_data_patterns(escaped))
-        if split not in patterns:
-            raise ValueError(f"the splits are {', '.join(patterns)}")
-        names = [  # the name of a file is no pattern
-            glob.escape(name) if (base / name).is_file() else name for name in patterns[split]
-        ]
-        files = DataFilesList.from_patterns(names, escaped, [*DATA_SUFFIXES])
-        if not files:
-            raise ValueError(f"no such file ends in {', '.join(DATA_SUFFIXES)}")
-    except (ValueError, OSError, yaml.YAMLError) as error:
-        reason = " ".join(str(error).split())
-        raise DataError(f"data.path = {config.path}, split {split}: {reason}") from None
-    return list(map(Path, dict.fromkeys(files)))
 
 
 def load_dataset(config: DataConfig, split: str) -> Any:

@@ -1,8 +1,7 @@
 """A SentencePiece vocabulary as `tokenizer.json`, the format of Hugging Face's tokenizers.
 
-The ids of a text are those of `SentencePieceModel.encode` with EOS added. Only sums of scores that
-differ by less than float32 can tell may choose other pieces, in unigram vocabularies: SentencePiece
-adds in float32, tokenizers in float64.
+The ids of a text are those of `SentencePieceModel.encode` with EOS added. Only BPE is written: the
+ids of a unigram vocabulary would differ where float32, in which SentencePiece adds, decides.
 """
 
 import sys
@@ -32,12 +31,11 @@ def tokenizer_json(model: SentencePieceModel, symbols: list[str]) -> dict[str, A
             space mark before it.
 
     Raises:
-        ConfigError: If tokenizers would give other ids: the pieces are words or characters, bytes
-            are missing, or the text is normalised in another way than `train_vocabulary` does.
+        ConfigError: If tokenizers would give other ids: the vocabulary is not one of BPE, bytes are
+            missing, or the text is normalised in another way than `train_vocabulary` does.
     """
     names, table = model.pieces(range(model.size)), model.table()
     _check(model, names, table, symbols)
-    describe = _bpe if table.kind == "bpe" else _unigram
     special = [PAD_ID, UNK_ID, BOS_ID, EOS_ID]
     return {
         "version": "1.0",
@@ -48,18 +46,21 @@ def tokenizer_json(model: SentencePieceModel, symbols: list[str]) -> dict[str, A
             *(_added_token(names.index(symbol), symbol, is_symbol=True) for symbol in symbols),
         ],
         "normalizer": {"type": "Sequence", "normalizers": _normalizers(model, symbols)},
-        "pre_tokenizer": _isolate_unknown(names, table),
+        "pre_tokenizer": None,
         "post_processor": _append(names[EOS_ID]),
         "decoder": {"type": "Sequence", "decoders": _decoders()},
-        "model": describe(names, table),
+        "model": _bpe(names, table),
     }
 
 
 def _check(
     model: SentencePieceModel, names: list[str], table: PieceTable, symbols: list[str]
 ) -> None:
-    if table.kind is None:
-        raise ConfigError("a vocabulary of words or characters: transformers reads bpe and unigram")
+    if table.kind != "bpe":
+        raise ConfigError(
+            f"vocab.kind = {model.kind}: only bpe gives the same ids in transformers; export for"
+            " CTranslate2"
+        )
     other = [name for name, text in zip(names, table.texts, strict=True) if not text]
     if sorted(set(other[EOS_ID + 1 :]) - set(symbols)) != _BYTES:
         raise ConfigError(
@@ -151,31 +152,4 @@ def _bpe(names: list[str], table: PieceTable) -> dict[str, Any]:
         "byte_fallback": True,
         "vocab": {name: i for i, name in enumerate(names)},
         "merges": merges,
-    }
-
-
-def _unigram(names: list[str], table: PieceTable) -> dict[str, Any]:
-    """Lists pieces with scores, so low for those that are not text that text never becomes them."""
-    never = 100 * float(table.scores.min())
-    pairs = zip(table.texts, table.scores.tolist(), strict=True)
-    scores = [score if text else never for text, score in pairs]
-    vocab = list(zip(names, scores, strict=True))
-    return {"type": "Unigram", "unk_id": UNK_ID, "byte_fallback": True, "vocab": vocab}
-
-
-def _isolate_unknown(names: list[str], table: PieceTable) -> dict[str, Any] | None:
-    """Separates from their neighbours the characters of `</s>`, `<0x41>` ... that no piece has.
-
-    Otherwise the name of a piece that is not text, all of whose alternatives have such a
-    character, would become that piece.
-    """
-    pieces = zip(names, table.texts, strict=True)
-    characters = {character for name, text in pieces if not text for character in name}
-    if table.kind == "bpe" or not (unknown := characters - set("".join(table.texts))):
-        return None
-    return {
-        "type": "Split",
-        "pattern": {"Regex": f"[{_hex(''.join(sorted(unknown)))}]"},
-        "behavior": "Isolated",
-        "invert": False,
     }

@@ -80,7 +80,6 @@ class Trainer:
         self._signum, self._agreed_seconds = 0, progress.seconds
         self._saved_at = time.monotonic()
         self._started = self._saved_at - progress.seconds
-        self._interval = progress.step, self._saved_at  # the last validation, or the start
         # The line being logged: when it began, and what an earlier process has done for it.
         self._line_began, self._earlier = self._saved_at, self.engine.read_window()
 
@@ -243,11 +242,8 @@ class Trainer:
     def _validate(self) -> None:
         """Scores the weights; if a signal interrupts this, it is repeated on resuming."""
         with self._untimed():
-            (first, since), began = self._interval, time.monotonic()
             result = self._validator.validate(self._raise_if_stopping)
         step, previous = self.progress.step, self.progress
-        self._interval = step, time.monotonic()
-        self._validator.warn_if_long(step - first, began - since, self._interval[1] - began)
         # A validation made only because training ends does not count: training may be continued.
         # Nor does one within the warm-up, when the score may not have begun to rise.
         counts = step % self.config.valid.every == 0 and step > self.config.optim.warmup_steps

@@ -72,7 +72,6 @@ class Validator:
         self._metrics = choose_metrics(
             tgt_lang, references=[pairs.tgt], configured=self._valid.tokenize
         )
-        self._least_seconds = 1.0  # of a validation that is called long
         splitter = LineSplitter(vocab.src, engine.config.data, corpus.sources)
         runtime = PyTorchRuntime(engine.model, vocab.symbol_ids(engine.config.vocab.symbols))
         self._shared = SharedRuntime(runtime, engine.processes)
@@ -128,23 +127,6 @@ class Validator:
             hypotheses=result.hypotheses,
         )
         write_evaluation(checkpoint, record)
-
-    def warn_if_long(self, steps: int, training: float, validating: float) -> None:
-        """Says once, with what to set, that validating took longer than the steps before it.
-
-        Args:
-            steps: The steps that this process took since the last validation or its start.
-            training: Seconds that they took.
-            validating: Seconds that the validation took.
-        """
-        if steps >= self._valid.every and validating > max(training, self._least_seconds):
-            self._least_seconds = math.inf
-            factor = 4 * validating / max(training, 1e-3)
-            logger.warning(
-                f"validating took {validating:.0f} s, longer than the {steps:,} steps before it,"
-                f" {training:.0f} s: set valid.every = {math.ceil(steps * factor)}, or in a new run"
-                f" a slice of data.valid, such as [:{math.ceil(len(self._pairs) / factor)}]"
-            )
 
     def log(self, result: Validation, step: int, previous: Progress) -> None:
         """Logs the scores of a step, with a few translations of the same sentences each time."""

@@ -68,7 +68,7 @@ def model_card(
         weights=_weights(checkpoint, description, raw),
         scores=_scores(_measured(checkpoint, raw), stored),
         usage=usage,
-        limits=_limits(checkpoint),
+        splitting=LineSplitter(checkpoint.vocab.src, data, checkpoint.sources).describe(),
     )
 
 
@@ -113,22 +113,6 @@ def _weights(checkpoint: Checkpoint, description: RunDescription | None, raw: bo
         decay = checkpoint.config.train.ema_decay
         text += f"\nThe weights are a moving average with decay {decay:g}."
     return text
-
-
-def _limits(checkpoint: Checkpoint) -> str:
-    data, sources = checkpoint.config.data, checkpoint.state.sources
-    splitter = LineSplitter(checkpoint.vocab.src, data, sources)
-    seen = f"None of the sources that it was trained on has more than {data.max_length} pieces."
-    if sources:
-        seen = (
-            f"The sources that it was trained on have at\nmost {sources.longest} pieces, 99.9% of"
-            f" them at most {sources.percentile}, and {sources.several_sentences:.1%} have several"
-            " sentences."
-        )
-    return (
-        f"It translates each line independently of the others. {seen}\ntransformer-mt splits lines"
-        f" {splitter.describe()}.\nIts quality on other text was not measured."
-    )
 
 
 def _scores(records: Sequence[EvaluationRecord], stored: str) -> str:

@@ -1,10 +1,8 @@
 """Translation of lines typed at a terminal."""
 
-import os
 import signal
 import sys
 from contextlib import suppress
-from types import FrameType
 
 from transformer_mt.errors import Interrupted
 from transformer_mt.system.console import escape_controls
@@ -34,31 +32,20 @@ def translate_interactively(translator: Translator, src_lang: str, options: Outp
 
 def _read(prompt: str) -> str | None:
     """Reads input up to Enter; None is the end of input."""
-    at_suspend = signal.signal(signal.SIGTSTP, _leave_input)
-    try:
-        while True:
-            try:
-                if sys.stdout.isatty():
-                    return input(prompt)
-                print(prompt, end="", file=sys.stderr, flush=True)  # input() would redirect it
-                return input()
-            except InterruptedError:  # the terminal is now as it was before input()
-                os.kill(os.getpid(), signal.SIGSTOP)
-            except EOFError:
-                print(file=sys.stderr)
-                return None
-            except UnicodeDecodeError:
-                print("not valid UTF-8; check the encoding of the terminal", file=sys.stderr)
-            except Interrupted as stop:
-                print(file=sys.stderr)
-                readline = sys.modules.get("readline")
-                is_half_typed = readline and readline.get_line_buffer()
-                if stop.exit_code != 128 + signal.SIGINT or not is_half_typed:
-                    raise
-    finally:
-        signal.signal(signal.SIGTSTP, at_suspend)
-
-
-def _leave_input(signum: int, frame: FrameType | None) -> None:
-    """On Ctrl-Z, so that the prompt is shown again after `fg`."""
-    raise InterruptedError
+    while True:
+        try:
+            if sys.stdout.isatty():
+                return input(prompt)
+            print(prompt, end="", file=sys.stderr, flush=True)  # input() would redirect it
+            return input()
+        except EOFError:
+            print(file=sys.stderr)
+            return None
+        except UnicodeDecodeError:
+            print("not valid UTF-8; check the encoding of the terminal", file=sys.stderr)
+        except Interrupted as stop:
+            print(file=sys.stderr)
+            readline = sys.modules.get("readline")
+            is_half_typed = readline and readline.get_line_buffer()
+            if stop.exit_code != 128 + signal.SIGINT or not is_half_typed:
+                raise

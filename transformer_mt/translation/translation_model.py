@@ -2,7 +2,6 @@
 
 import math
 import os
-import reprlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -53,16 +52,9 @@ class PairAttention:
     src_pieces: list[str]
     tgt_pieces: list[str]
     predicted_pieces: list[str]
-    encoder: "list[Array]"
-    decoder: "list[Array]"
-    cross: "list[Array]"
-
-    def __repr__(self) -> str:
-        return (
-            f"<PairAttention of {reprlib.repr(self.source)}: {len(self.src_pieces)} source and"
-            f" {len(self.tgt_pieces)} target pieces, {len(self.encoder)} + {len(self.decoder)}"
-            f" layers, {len(self.cross[0])} heads>"
-        )
+    encoder: "list[Array]" = field(repr=False)
+    decoder: "list[Array]" = field(repr=False)
+    cross: "list[Array]" = field(repr=False)
 
 
 @dataclass(frozen=True)
@@ -168,14 +160,11 @@ class TranslationModel:
                 the vocabulary.
         """
         _require_lines(lines)
-        if n < 1:
-            raise ConfigError(f"n = {n}: choose 1 or more")
         beam_size = n if beam_size is None else beam_size
+        if not 1 <= n <= beam_size:
+            raise ConfigError(f"n = {n}: choose 1 or more, and at most the beam size")
         options = SearchOptions(beam_size, length_penalty, with_scores=True, n_best=n)
-        translator = self.translator(options)
-        if n > beam_size:
-            raise ConfigError(f"n = {n}: choose 1 to {beam_size}, the beam size")
-        return translator.n_best(lines)
+        return self.translator(options).n_best(lines)
 
     def sample(
         self,
