@@ -64,6 +64,8 @@ def test_nothing_is_found_in_a_healthy_run(tmp_path, settings):
 @pytest.mark.parametrize(("split", "change", "steps", "settings", "causes"), [
     ("train", lambda src, tgt: (src, random.Random(1).sample(tgt, len(tgt))), 500,
      ["valid.every=350"], {"sides do not match"}),
+    ("validation", lambda src, tgt: (src, tgt), 20,
+     ['data.train=["train", "test[:50]"]'], {"known text", "too few steps"}),
     ("test", lambda src, tgt: ([line.lower().translate(CYRILLIC) for line in src], tgt), 20,
      [], {"wrong script"}),
     ("train", lambda src, tgt: (src[:600], tgt[:600]), 250,

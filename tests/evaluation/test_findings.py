@@ -95,6 +95,16 @@ def test_scripts(lines, training, figures):
     assert not found if figures is None else figures in found
 
 
+@pytest.mark.parametrize(
+    ("known", "total", "figures"),
+    [(1, 101, None), (1, 100, "1 of 100 longer pairs of it are also"), (0, 0, None)],
+)
+def test_known_pairs(known, total, figures):
+    """Just below the limit nothing is found."""
+    found = text(findings.known_pairs("it", known, total))
+    assert not found if figures is None else figures in found
+
+
 GOOD, BAD = ["a good line of words"] * 98, ["the old the old the old man", "的的的的的的"]
 LONG = "a phrase of just under 40 characters - "
 NAMES, REFERENCES = ["ein Satz", "Berlin", *GOOD[:48]], ["a", "Berlin", *GOOD[:48]]

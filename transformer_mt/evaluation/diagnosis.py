@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -13,7 +14,8 @@ from transformer_mt.checkpoints.evaluations import VALIDATION, read_evaluations
 from transformer_mt.checkpoints.run_directory import RecordedRun, read_run
 from transformer_mt.errors import DataError, TransformerMTError
 from transformer_mt.evaluation import findings
-from transformer_mt.text.batching import Indices, encode_pairs
+from transformer_mt.system.console import ProgressBar
+from transformer_mt.text.batching import EncodedPairs, Indices, encode_pairs
 from transformer_mt.text.corpus import RawPairs, load_split
 from transformer_mt.text.prepared import PreparedCorpus, prepare
 from transformer_mt.text.trained_here import readable_corpus
@@ -24,6 +26,9 @@ logger = logging.getLogger(__name__)
 
 _SAMPLE = 1_000
 """Pairs of each text that are looked at, evenly spaced: shares of 5% are then known to 1%."""
+_LEAST_TOKENS, _LEAST_CHARACTERS = 8, 30
+"""Tokens of each side of a pair, EOS included, that is not in two texts by chance; the second if a
+token is a character."""
 _TRAINING, _VALID = "the training text", "the validation text"
 
 
@@ -47,11 +52,14 @@ def diagnose(run_dir: Path) -> list[str]:
     ]
     results: list[str] = []
     with TemporaryDirectory() as scratch:
-        corpus = _load_training_text(run, Path(scratch))
-        texts = {name: _sample(raw) for name, raw in _load_held_out(run).items()}
+        corpus, held_out = _load_training_text(run, Path(scratch)), _load_held_out(run)
+        texts = {name: _sample(raw) for name, raw in held_out.items()}
         if corpus:
             training = _sample_training(corpus)
             results += _check_scripts(training, texts)
+            by_characters = run.config.vocab.kind == "char"
+            least = _LEAST_CHARACTERS if by_characters else _LEAST_TOKENS
+            results += _check_known(corpus, held_out, least)
             texts = {_TRAINING: training, **texts}
     if run.checkpoint is None:
         logger.warning("not checked: whether sides match, since the run has no checkpoint yet")
@@ -140,6 +148,27 @@ def _check_scripts(training: RawPairs, others: Mapping[str, RawPairs]) -> Iterat
     for text, raw in {_TRAINING: training, **others}.items():
         yield from findings.wrong_script(f"the sources of {text}", raw.src, training.src)
         yield from findings.wrong_script(f"the targets of {text}", raw.tgt, training.tgt)
+
+
+def _check_known(
+    corpus: PreparedCorpus, held_out: Mapping[str, RawPairs], least: int
+) -> Iterator[str]:
+    """Looks for the pairs of held-out texts with `least` tokens a side among all training pairs."""
+    keys = {
+        name: list(_keys(encode_pairs(raw.src, raw.tgt, corpus.vocab), least))
+        for name, raw in held_out.items()
+    }
+    wanted = set(chain.from_iterable(keys.values()))
+    known = wanted.intersection(_keys(corpus.pairs, least))
+    for name, own in keys.items():
+        yield from findings.known_pairs(name, sum(key in known for key in own), len(own))
+
+
+def _keys(pairs: EncodedPairs, least: int) -> Iterator[tuple[bytes, bytes]]:
+    """Yields the ids of each longer pair in a form that can be looked up."""
+    longer = np.flatnonzero(np.minimum(*pairs.lengths) >= least)
+    for i in ProgressBar("comparing", "pairs", items=longer):
+        yield pairs.src[i].astype(np.int32).tobytes(), pairs.tgt[i].astype(np.int32).tobytes()
 
 
 def _check_sides(checkpoint: Checkpoint, texts: Mapping[str, RawPairs]) -> Iterator[str]:

@@ -21,6 +21,8 @@ are. Single ones differ by up to 0.6, since the pairs of a step have similar len
 LAST_LOSSES = 5
 MANY_LINES = 0.1
 """Share of lines in another script that is more than names."""
+KNOWN_PAIRS = 0.01
+"""Share of held-out pairs that are also in the training text: Multi30k and newstest have none."""
 LENGTH_CHANGE = 0.1
 """Relative difference in length at which BLEU's brevity penalty, or its precision, loses 10%."""
 BAD_LINES = 0.02
@@ -117,6 +119,15 @@ def wrong_script(name: str, lines: Sequence[str], training: Sequence[str]) -> It
             f"wrong script: {share:.1%} of the lines of {name} are not in {expected} script, as"
             " most of the training text is; remove them, or correct the file or data.src_lang and"
             " data.tgt_lang"
+        )
+
+
+def known_pairs(name: str, known: int, total: int) -> Iterator[str]:
+    """Checks how many pairs of a held-out text are also in the training text."""
+    if known and known >= KNOWN_PAIRS * total:
+        yield (
+            f"known text: {known:,} of {total:,} longer pairs of {name} are also in the training"
+            " text, so its score is too high; remove them from either text"
         )
 
 
