@@ -108,7 +108,7 @@ FILES, OUTPUT = FileOptions([Path("a")], Path("b")), OutputOptions(True, "jsonl"
 DRAWN = "--sample --top-k 5 --temperature 0.5 --seed 0"
 EXPORTED = "--raw --format transformers --license mit --quantization int8"
 EXPORT, TRANSLATE = "translation.export.export", "translation.run.translate"
-FIGURES, STEP = "figures.schedule_and_positions", "step-00000001"
+STEP = "step-00000001"
 
 
 def drawing(sampling: Sampling) -> list[object]:
@@ -125,8 +125,6 @@ OPTIONS = [
     ("train CONFIG", "training.run.train", [7, Path("checkpoints/tiny")]),
     ("train CONFIG --run x --dry-run", "training.dry_run.dry_run", [7, Path("x")]),
     ("prepare CONFIG", "text.prepared.prepare", [7, None]),
-    ("plot schedule -o x.png CONFIG", f"{FIGURES}.schedule_figure", [7, "tiny"]),
-    ("plot positions -o x.png CONFIG", f"{FIGURES}.positions_figure", [7, "tiny"]),
     ("average x", "checkpoints.averaging.average", [Path("x"), 5, None]),
     ("average x --last 2 -o y", "checkpoints.averaging.average", [Path("x"), 2, Path("y")]),
     ("export RUN -o y", EXPORT, [STEP, Path("y"), None, False, "ctranslate2", None]),

@@ -34,7 +34,10 @@ def test_a_full_disk_names_what_was_written(tmp_path):
 
 
 def test_no_symbolic_link_is_followed(tmp_path):
-    """As a run from elsewhere may hold one. Sabotage: open temporary files and locks as others."""
+    """As a run from elsewhere may hold one. Sabotage: open temporary files or locks as others.
+
+    Or let the folder to be written exist, in which others may have put files.
+    """
     (tmp_path / "other").write_text("text")
     for name in (".new.partial", ".lock"):
         (tmp_path / name).symlink_to("other")
@@ -42,6 +45,9 @@ def test_no_symbolic_link_is_followed(tmp_path):
         with pytest.raises(OSError, match="symbolic links"), opened:
             pass
     assert (tmp_path / "other").read_text() == "text"
+    (tmp_path / ".whole.partial").symlink_to(tmp_path)
+    with pytest.raises(FileExistsError), atomic_directory(tmp_path / "whole"):
+        pass
 
 
 def test_a_lock_that_cannot_be_taken_is_named(tmp_path, monkeypatch):

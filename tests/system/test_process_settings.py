@@ -26,11 +26,11 @@ def test_a_closed_stream(untrained_run, words, closed, code, message):
     assert (done.returncode, done.stdout, done.stderr.decode()) == (code, b"", message)
 
 
-def test_any_file_name_is_printed(tmp_path, monkeypatch):
+def test_any_file_name_is_printed(copy_run, tmp_path, monkeypatch):
     """Sabotage: leave stdout as Python opens it."""
     monkeypatch.setenv("PYTHONIOENCODING", "ascii")
     name = f"{tmp_path}/caf\udce9 é.svg"
-    words = command("plot", "schedule", "configs/sample.toml", "-o", name)
+    words = command("plot", "training", copy_run, "-o", name)
     done = subprocess.run(words, capture_output=True, timeout=60)
     assert (done.returncode, done.stdout, done.stderr) == (0, os.fsencode(name) + b"\n", b"")
 

@@ -1,9 +1,11 @@
 """Perplexity against its definition."""
 
 import math
+import re
 
 import pytest
 import torch
+from conftest import tiny_config
 
 import transformer_mt
 from transformer_mt.checkpoints.run_directory import find_checkpoint
@@ -12,7 +14,7 @@ from transformer_mt.model.transformer import Transformer, evaluation_mode
 from transformer_mt.text.batching import EncodedPairs, flatten
 from transformer_mt.text.corpus import RawPairs
 from transformer_mt.text.vocabulary import BOS_ID, EOS_ID, PAD_ID
-from transformer_mt.training.run import build_trainer
+from transformer_mt.training.run import build_trainer, train
 from transformer_mt.training.validation import Validator, mean_nll, perplexity
 from transformer_mt.translation import pytorch_runtime
 
@@ -69,6 +71,18 @@ def test_validation_translates_as_the_saved_model(untrained_run):
     validator = Validator(trainer.engine, RawPairs(lines, lines), trainer.corpus)
     result = validator.validate(lambda count: None)
     assert result.hypotheses == transformer_mt.load(untrained_run, device="cpu").translate(lines)
+
+
+def test_vocabularies_of_two_sizes(corpus_dir, tmp_path):
+    """The source has one letter. Sabotage: swap the sides that are compared with decoding."""
+    for split in ("train", "validation"):
+        lines = (corpus_dir / f"{split}.en").read_text()
+        (tmp_path / f"{split}.en").write_text(lines)
+        (tmp_path / f"{split}.de").write_text(re.sub(r"\S", "a", lines))
+    changes = {"vocab__kind": "char", "vocab__shared": False, "model__tie_embeddings": False}
+    changes |= {"data__prepared_dir": str(tmp_path / "prepared")}
+    config = tiny_config(tmp_path, train__max_steps=1, valid__every=1, **changes)
+    assert train(config, tmp_path / "run").best_step == 1
 
 
 def test_perplexity_is_the_exponential():
