@@ -161,7 +161,8 @@ class Engine:
         ]
         losses = torch.zeros(2, device=self.device)
         for seed, pack in seeded:
-            if self.packed and isinstance(pack, Pack):
+            if isinstance(pack, Pack):
+                assert self.packed
                 losses += self.packed.add_gradients(pack, seed, scale)
         padded = [(seed, batch) for seed, batch in seeded if isinstance(batch, Batch)]
 
