@@ -287,6 +287,7 @@ def _replacements(cuda: SimulatedCuda) -> list[Any]:
             "is_autocast_enabled": on_cpu(torch.is_autocast_enabled),
             "get_autocast_dtype": on_cpu(torch.get_autocast_dtype),
         },
+        torch.compiler: {"reset": lambda: None},
         torch.accelerator: {"is_available": lambda: False},  # else CUDA builds look for a driver
         torch.amp: {"GradScaler": on_cpu(torch.amp.GradScaler)},
         torch.cuda: {

@@ -15,6 +15,7 @@ class Adam(torch.optim.Adam):
 
     add_param_group = inspect.unwrap(torch.optim.Adam.add_param_group)
     step = torch.no_grad()(inspect.unwrap(torch.optim.Adam.step))
+    zero_grad = inspect.unwrap(torch.optim.Adam.zero_grad)
 
 
 def has_onednn_linear() -> bool:

@@ -161,7 +161,8 @@ class Engine:
         ]
         losses = torch.zeros(2, device=self.device)
         for seed, pack in seeded:
-            if self.packed and isinstance(pack, Pack):
+            if isinstance(pack, Pack):
+                assert self.packed
                 losses += self.packed.add_gradients(pack, seed, scale)
         padded = [(seed, batch) for seed, batch in seeded if isinstance(batch, Batch)]
 
@@ -191,7 +192,7 @@ class Engine:
 
     def zero_gradients(self) -> None:
         """Forgets the gradients; those of packs stay at their addresses."""
-        self.model.zero_grad(set_to_none=self.packed is None)
+        self.optimizer.zero_grad(set_to_none=self.packed is None)  # a few kernels
 
     def _autocast(self) -> torch.autocast:
         return torch.autocast(

@@ -18,7 +18,9 @@ from transformer_mt.version import __version__, describe_commit, source_digests
 
 COMPILE_FAILED = "failed"
 """Value of torch.compile in the environment of a run that continues without it."""
-CUT_BY = frozenset(("train.micro_batch_tokens", "device", "threads", "processes"))
+CUT_BY = frozenset(
+    ("train.micro_batch_tokens", "device", "threads", "processes", "torch.compile"),
+)
 """What decides the micro-batches of a step; if one of them has changed, their bound is not kept."""
 _RECORDED = frozenset(("train.device", "train.compile"))
 """Keys whose effect is recorded: other values, such as "auto" and "cpu", may mean the same."""

@@ -23,7 +23,7 @@ from transformer_mt.text.batching import (
     deal_micro_batches,
     padded_size,
 )
-from transformer_mt.text.packing import Pack, cut_into_packs, pack_capacity, pack_pairs
+from transformer_mt.text.packing import BLOCK, Pack, cut_into_packs, pack_capacity, pack_pairs
 from transformer_mt.training.engine import Engine
 from transformer_mt.training.flops import FLOPS_PER_WEIGHT, flops_per_token
 from transformer_mt.training.loss import CHUNK_ROWS
@@ -167,12 +167,10 @@ class StepFitter:
         It is a function of the configuration, the processes and the limit, so that a resumed run
         has the same packs.
         """
-        tokens, packs = self.engine.config.train.batch_tokens, 0
-        while True:
-            packs += self.workers
-            capacity = pack_capacity(math.ceil(tokens / packs), self._longest)
-            if capacity <= progress.micro_batch_tokens or packs >= tokens:
-                return capacity
+        tokens, limit = self.engine.config.train.batch_tokens, progress.micro_batch_tokens
+        share = max(1, limit - limit % BLOCK - self._longest - 1)  # as `pack_capacity` has it
+        packs = self.workers * math.ceil(tokens / (self.workers * share))
+        return pack_capacity(math.ceil(tokens / packs), self._longest)
 
     def fit_step(self, progress: Progress, pairs: EncodedPairs, step_pairs: Indices) -> Progress:
         """Takes the step after `progress`, on some of the pairs, which the processes share.
@@ -185,6 +183,7 @@ class StepFitter:
             return self.cut_step(progress, pairs, step_pairs)
 
         def attempt(progress: Progress, parts: list[Indices]) -> None:
+            self._capture_packs(progress)
             sizes = [self.count_positions(progress, pairs, indices) for indices in parts]
             own = deal_micro_batches(sizes, self._processes.world_size)[self._processes.rank]
             micro_batches = [
@@ -223,6 +222,7 @@ class StepFitter:
                     parameter.grad = torch.zeros_like(parameter)
             skip_step_if(engine.optimizer, torch.ones((), device=engine.device))
             engine.optimizer.step()  # allocates the moments, and changes nothing
+            self._capture_packs(progress)
             for trial in trials:
                 with self._failing_together():
                     losses = engine.add_gradients(1, [pairs.batch(trial)] * at_once, 1)
@@ -247,7 +247,6 @@ class StepFitter:
         while True:
             micro_batches = cut(progress)
             try:
-                self._capture_packs(progress)
                 attempt(progress, micro_batches)
                 return progress
             except (_OutOfMemory, _CompilationFailed) as error:
@@ -301,16 +300,17 @@ class StepFitter:
         self, progress: Progress, pairs: EncodedPairs, micro_batches: list[Indices], reason: str
     ) -> Progress:
         """Lowers the bound on micro-batches, of which these need too much memory."""
-        src, tgt = pairs.lengths
-        sizes = [
-            len(indices) * int(max(src[indices].max(), tgt[indices].max()))
-            for indices in micro_batches
-            if len(indices) > 1
-        ]
-        limit = 1 << (max(sizes) // 2).bit_length() - 1 if sizes else 0
         if self.packs:
             limit = self._pack_capacity(progress) - 1
             limit = limit if limit >= pack_capacity(1, self._longest) else 0
+        else:
+            src, tgt = pairs.lengths
+            sizes = [
+                len(indices) * int(max(src[indices].max(), tgt[indices].max()))
+                for indices in micro_batches
+                if len(indices) > 1
+            ]
+            limit = 1 << (max(sizes) // 2).bit_length() - 1 if sizes else 0
         if not limit:
             raise DeviceError(f"{reason} with a single pair: {OUT_OF_MEMORY_ADVICE}")
         # A run that begins has not taken a step with other micro-batches.

@@ -4,6 +4,9 @@ The processor copies a pack to fixed addresses and launches the graph, whatever 
 kernel by kernel it would take longer to launch a step than the GPU takes to compute it.
 """
 
+import gc
+from collections.abc import Callable, Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -49,7 +52,6 @@ class PackedStep:
         self._encodings = model.positions_up_to(capacity)
         self._scale = torch.ones((), device=model.device)
         self._losses = torch.zeros(2, device=model.device)
-        self._compiled = torch.compile(self._sum_losses, dynamic=False, fullgraph=True)
         self._graph = torch.cuda.CUDAGraph()
         self._capture()
 
@@ -74,19 +76,24 @@ class PackedStep:
     def _capture(self) -> None:
         for parameter in self._parameters:
             parameter.grad = torch.zeros_like(parameter)
+        torch.compiler.reset()  # a process may compile a function for only eight shapes
+        # Not an attribute, which would refer to its object: memory would outlive the last use.
+        compiled = torch.compile(self._sum_losses, dynamic=False, fullgraph=True)
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
+        # One stream for both, as autograd needs. If capturing fails, only this block leaves it.
         with torch.cuda.stream(stream):
             for _ in range(_WARM_UPS):
-                self._run()
+                self._run(compiled)
+            gc.collect()  # garbage with kernels or graphs, freed during a capture, would end it
+            # Other threads may use the device meanwhile.
+            with torch.cuda.graph(self._graph, stream=stream, capture_error_mode="thread_local"):
+                self._run(compiled)
         torch.cuda.current_stream().wait_stream(stream)
-        # Other threads, such as the one that saves checkpoints, may use the device meanwhile.
-        with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
-            self._run()
 
-    def _run(self) -> None:
+    def _run(self, compiled: Callable[..., Sequence[Tensor]]) -> None:
         """Adds the gradient of what the fixed inputs hold; this is what the graph repeats."""
-        loss, nll = self._compiled(*self._inputs)
+        loss, nll = compiled(*self._inputs)
         gradients = torch.autograd.grad(loss * self._scale, self._parameters)
         add_all_([p.grad for p in self._parameters if p.grad is not None], list(gradients))
         self._losses.copy_(torch.stack((loss.detach(), nll)))
