@@ -33,7 +33,8 @@ from transformer_mt.config.keys import Config, DataConfig
 from transformer_mt.config.loading import parse_config
 from transformer_mt.model.transformer import Transformer
 from transformer_mt.system.console import PACKAGE_LOGGER
-from transformer_mt.system.files import parse_json, read_manifest, sha256, write_manifest
+from transformer_mt.system.files import parse_json, sha256
+from transformer_mt.system.manifest import read_manifest, write_manifest
 from transformer_mt.text.corpus import load_split
 from transformer_mt.text.prepared import PreparedCorpus, prepare
 from transformer_mt.training import flops

@@ -35,7 +35,7 @@ from transformer_mt.checkpoints.layout import TRAINING
 from transformer_mt.checkpoints.run_directory import find_checkpoint, list_checkpoints, load_newest
 from transformer_mt.errors import CheckpointError, TrainingError
 from transformer_mt.system.device import supports
-from transformer_mt.system.files import MANIFEST
+from transformer_mt.system.manifest import MANIFEST
 from transformer_mt.text.batching import plan_epoch
 from transformer_mt.training import run, saving
 from transformer_mt.training.run import train

@@ -6,12 +6,12 @@
   + OutputError
   + CheckpointError
   + DeviceError
-    - OutOfMemoryError
-    - CompileError
   + ForkError
   + LostProcessError
   + TrainingError
 * Interrupted: not an error, and no Exception
+
+`cli/program.py` makes of them a line on stderr and an exit code.
 """
 
 

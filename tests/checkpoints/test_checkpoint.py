@@ -28,7 +28,7 @@ from transformer_mt.checkpoints.run_directory import find_checkpoint
 from transformer_mt.config.keys import VocabConfig
 from transformer_mt.errors import CheckpointError
 from transformer_mt.system.device import is_out_of_memory
-from transformer_mt.system.files import MANIFEST, read_manifest, write_manifest
+from transformer_mt.system.manifest import MANIFEST, read_manifest, write_manifest
 from transformer_mt.text.splitting import SourceStatistics
 from transformer_mt.text.vocabulary import Vocabulary, train_vocabulary
 from transformer_mt.version import source_digest

@@ -18,7 +18,7 @@ from transformer_mt.checkpoints.evaluations import (
     write_evaluation,
 )
 from transformer_mt.checkpoints.layout import METRICS, checkpoint_digest
-from transformer_mt.system.files import MANIFEST, write_manifest
+from transformer_mt.system.manifest import MANIFEST, write_manifest
 
 VALUES = {
     "test_set": "a/b c",

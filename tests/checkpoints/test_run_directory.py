@@ -31,8 +31,8 @@ from transformer_mt.checkpoints.run_directory import (
 )
 from transformer_mt.config.keys import VocabConfig
 from transformer_mt.errors import CheckpointError
-from transformer_mt.system import files
-from transformer_mt.system.files import MANIFEST, read_manifest
+from transformer_mt.system import manifest
+from transformer_mt.system.manifest import MANIFEST, read_manifest
 from transformer_mt.text.vocabulary import train_vocabulary
 
 
@@ -72,7 +72,7 @@ def test_a_best_checkpoint_to_fall_back_to_keeps_its_moments(tmp_path):
     assert TRAINING in load_newest(tmp_path).files
 
 
-@pytest.mark.parametrize("name", ["transformer_mt.system.files.sha256", "safetensors.safe_open"])
+@pytest.mark.parametrize("name", ["transformer_mt.system.manifest.sha256", "safetensors.safe_open"])
 def test_moments_deleted_while_a_checkpoint_is_read(tmp_path, monkeypatch, name):
     """The reader finds that the manifest has changed. Sabotage: read the manifest once."""
     path, function = save_step(tmp_path, 1), pkgutil.resolve_name(name)
@@ -299,7 +299,7 @@ def test_the_newest_checkpoint_is_of_the_run_that_is_described(
 
 def train_on(monkeypatch, run_dir, steps: range, verified: int = 0, **progress: int) -> None:
     """Saves and prunes checkpoints, keeping one, once so many files of a reader are verified."""
-    real, calls = files.sha256, itertools.count()
+    real, calls = manifest.sha256, itertools.count()
 
     def save_before(path: Path) -> str:
         if next(calls) == verified:
@@ -309,7 +309,7 @@ def train_on(monkeypatch, run_dir, steps: range, verified: int = 0, **progress: 
                 prune(run_dir, step, 1, progress.get("best_step", 0))
         return real(path)
 
-    monkeypatch.setattr(files, "sha256", save_before)
+    monkeypatch.setattr(manifest, "sha256", save_before)
 
 
 def test_readers_beside_a_trainer_that_deletes_what_they_read(tmp_path, monkeypatch, caplog):

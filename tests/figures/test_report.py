@@ -22,7 +22,7 @@ from transformer_mt.errors import CheckpointError
 from transformer_mt.evaluation.scoring import sentence_chrf
 from transformer_mt.figures.canvas import ACCENT, FOREGROUND, GRID
 from transformer_mt.figures.report import build_report
-from transformer_mt.system.files import read_manifest
+from transformer_mt.system.manifest import read_manifest
 from transformer_mt.training.run import train
 
 

@@ -12,7 +12,8 @@ from conftest import replace_file, tiny_config
 from transformer_mt.checkpoints.checkpoint import load_checkpoint
 from transformer_mt.checkpoints.run_directory import list_checkpoints, load_newest
 from transformer_mt.errors import CheckpointError
-from transformer_mt.system.files import sha256, write_manifest
+from transformer_mt.system.files import sha256
+from transformer_mt.system.manifest import write_manifest
 from transformer_mt.training.run import train
 
 NAMES = [

@@ -16,7 +16,8 @@ from transformer_mt.checkpoints.run_directory import list_checkpoints
 from transformer_mt.config.keys import Config
 from transformer_mt.config.loading import load_config, parse_config
 from transformer_mt.errors import TransformerMTError
-from transformer_mt.system.files import MANIFEST, canonical_json, write_manifest
+from transformer_mt.system.files import canonical_json
+from transformer_mt.system.manifest import MANIFEST, write_manifest
 from transformer_mt.training.run import train
 
 pytestmark = pytest.mark.slow

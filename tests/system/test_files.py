@@ -17,9 +17,9 @@ from transformer_mt.system.files import (
     atomic_file,
     delete_directory,
     locked,
-    read_manifest,
     restore_replaced,
 )
+from transformer_mt.system.manifest import read_manifest
 
 
 def test_a_full_disk_names_what_was_written(tmp_path):

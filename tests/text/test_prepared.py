@@ -15,7 +15,8 @@ from conftest import tiny_config, write_copy_corpus
 
 from transformer_mt.config.keys import VocabConfig
 from transformer_mt.errors import ConfigError, DataError
-from transformer_mt.system.files import MANIFEST, read_manifest, sha256, write_manifest
+from transformer_mt.system.files import sha256
+from transformer_mt.system.manifest import MANIFEST, read_manifest, write_manifest
 from transformer_mt.text import prepared as prepared_module
 from transformer_mt.text.prepared import _fingerprint, prepare
 from transformer_mt.text.vocabulary import Vocabulary, train_vocabulary

@@ -35,11 +35,9 @@ from transformer_mt.system.files import (
     atomic_directory,
     canonical_json,
     read_json,
-    read_manifest,
     sha256,
-    verify_manifest,
-    write_manifest,
 )
+from transformer_mt.system.manifest import read_manifest, verify_manifest, write_manifest
 from transformer_mt.text.splitting import SourceStatistics
 from transformer_mt.text.vocabulary import PAD_ID, SHARED, Vocabulary
 from transformer_mt.version import source_digest

@@ -19,14 +19,8 @@ from pydantic import ConfigDict, PositiveInt, TypeAdapter
 from transformer_mt.checkpoints.layout import EXPORT, checkpoint_digest
 from transformer_mt.config.keys import Config
 from transformer_mt.errors import CheckpointError, DataError
-from transformer_mt.system.files import (
-    canonical_json,
-    read_json,
-    read_manifest,
-    sha256,
-    verify_manifest,
-    write_manifest,
-)
+from transformer_mt.system.files import canonical_json, read_json, sha256
+from transformer_mt.system.manifest import read_manifest, verify_manifest, write_manifest
 from transformer_mt.text.splitting import SourceStatistics
 from transformer_mt.text.vocabulary import SHARED, Vocabulary
 

@@ -4,7 +4,8 @@ import re
 from pathlib import Path
 
 from transformer_mt.errors import CheckpointError
-from transformer_mt.system.files import json_digest, read_manifest
+from transformer_mt.system.files import json_digest
+from transformer_mt.system.manifest import read_manifest
 
 METRICS = "metrics.jsonl"
 """Metrics of a run, one JSON object per line."""

@@ -6,6 +6,8 @@ quickly.
 
 import logging
 import shutil
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,7 +25,8 @@ from transformer_mt.checkpoints.metrics import RunMetrics, read_metrics
 from transformer_mt.checkpoints.run_description import RunDescription, read_description
 from transformer_mt.config.keys import Config
 from transformer_mt.errors import CheckpointError
-from transformer_mt.system.files import MANIFEST, delete_directory, read_manifest, write_manifest
+from transformer_mt.system.files import delete_directory, locked
+from transformer_mt.system.manifest import MANIFEST, read_manifest, write_manifest
 
 if TYPE_CHECKING:
     from transformer_mt.checkpoints.checkpoint import Checkpoint, Progress
@@ -217,3 +220,15 @@ def read_run(run_dir: Path) -> RecordedRun:
     progress = newest.progress if newest else Progress()
     metrics = RunMetrics(run_dir.resolve().name, records)
     return RecordedRun(recorded.config, checkpoint, progress, description, metrics)
+
+
+def lock_run(run_dir: Path) -> AbstractContextManager[Callable[[], bool]]:
+    """Holds the lock of a run; refuses if another trainer holds it."""
+
+    def refuse(holder: str) -> None:
+        raise CheckpointError(
+            f"{run_dir}: process {holder} is training this run; stop it, or name another --run"
+            " directory"
+        )
+
+    return locked(run_dir / ".lock", refuse)

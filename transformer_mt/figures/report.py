@@ -18,7 +18,7 @@ from transformer_mt.config.reference import format_value
 from transformer_mt.evaluation.scoring import sentence_chrf
 from transformer_mt.figures.canvas import ACCENT, FOREGROUND, GRID, render
 from transformer_mt.figures.training import PANELS, training_figure
-from transformer_mt.system.files import read_manifest
+from transformer_mt.system.manifest import read_manifest
 from transformer_mt.version import __version__
 
 _SENTENCES = 3

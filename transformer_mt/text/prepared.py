@@ -36,11 +36,9 @@ from transformer_mt.system.files import (
     canonical_json,
     locked,
     read_json,
-    read_manifest,
     sha256,
-    verify_manifest,
-    write_manifest,
 )
+from transformer_mt.system.manifest import read_manifest, verify_manifest, write_manifest
 from transformer_mt.text.batching import EncodedLines, EncodedPairs, flatten
 from transformer_mt.text.cleaned_split import CleanedSplit, clean_split
 from transformer_mt.text.cleaning import CLEANING_VERSION, describe_dropped, reason_to_drop_pieces

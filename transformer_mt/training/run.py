@@ -2,8 +2,7 @@
 
 import logging
 import os
-from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 from dataclasses import replace
 from logging.handlers import MemoryHandler
 from pathlib import Path
@@ -12,7 +11,7 @@ from torch import Tensor
 
 from transformer_mt.checkpoints.checkpoint import TEXTS, Progress
 from transformer_mt.checkpoints.layout import METRICS, STATE
-from transformer_mt.checkpoints.run_directory import list_checkpoints, load_newest
+from transformer_mt.checkpoints.run_directory import list_checkpoints, load_newest, lock_run
 from transformer_mt.config.changes import without_folders
 from transformer_mt.config.keys import Config, flat_values
 from transformer_mt.config.loading import PATH_KEYS
@@ -21,7 +20,8 @@ from transformer_mt.evaluation.scoring import choose_metrics
 from transformer_mt.system.console import PACKAGE_LOGGER
 from transformer_mt.system.device import choose_device, choose_precision
 from transformer_mt.system.extras import require_package
-from transformer_mt.system.files import MANIFEST, locked, restore_replaced
+from transformer_mt.system.files import restore_replaced
+from transformer_mt.system.manifest import MANIFEST
 from transformer_mt.system.processes import ALONE, Processes, join_processes
 from transformer_mt.text.cleaning import warn_of_held_out
 from transformer_mt.text.corpus import load_split
@@ -86,14 +86,14 @@ def _train_main(config: Config, run_dir: Path, processes: Processes) -> Progress
         stack.callback(PACKAGE_LOGGER.removeHandler, early_messages)
         existed = run_dir.is_dir()
         if existed:  # a new directory appears only once everything it needs is there
-            is_own = stack.enter_context(_lock_run(run_dir))
+            is_own = stack.enter_context(lock_run(run_dir))
             restore_replaced(run_dir)
         trainer = build_trainer(config, run_dir, processes=processes)
         if not list_checkpoints(run_dir) and (run_dir / METRICS).exists():
             logger.warning("%s: has no checkpoint, so training starts at step 1 again", run_dir)
         if not existed:
             run_dir.mkdir(parents=True, exist_ok=True)
-            is_own = stack.enter_context(_lock_run(run_dir))
+            is_own = stack.enter_context(lock_run(run_dir))
             if list_checkpoints(run_dir):
                 raise CheckpointError(f"{run_dir}: another process has just started this run")
         log = stack.enter_context(RunLog(run_dir, trainer.progress, config.train.tensorboard))
@@ -192,18 +192,6 @@ def _share_state(engine: Engine) -> None:
         state[part] = processes.broadcast(on_cpu)
     if not processes.is_main:
         engine.load_state_dict(state)
-
-
-def _lock_run(run_dir: Path) -> AbstractContextManager[Callable[[], bool]]:
-    """Holds the lock of a run; refuses if another trainer holds it."""
-
-    def refuse(holder: str) -> None:
-        raise CheckpointError(
-            f"{run_dir}: process {holder} is training this run; stop it, or name another --run"
-            " directory"
-        )
-
-    return locked(run_dir / ".lock", refuse)
 
 
 def require_writable(run_dir: Path) -> None:

@@ -1,0 +1,80 @@
+"""The manifest of a directory: the digests of its files, and its own."""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from pydantic import ConfigDict, TypeAdapter
+
+from transformer_mt.errors import CheckpointError
+from transformer_mt.system.files import (
+    atomic_file,
+    canonical_json,
+    json_digest,
+    read_json,
+    sha256,
+)
+
+MANIFEST = "manifest.json"
+MANIFEST_FORMAT = 1
+_PLAIN_NAME = re.compile(r"\w[\w.-]*", re.ASCII)
+
+
+@dataclass(frozen=True)
+class _Manifest:
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
+
+    files: dict[str, str]
+    format: int
+    sha256: str
+
+
+_MANIFEST = TypeAdapter(_Manifest)
+
+
+def write_manifest(directory: Path, files: dict[str, str]) -> None:
+    """Writes or replaces the manifest of a directory: SHA-256 digests by file name, and its own."""
+    with atomic_file(directory / MANIFEST) as file:
+        file.write(_encode_manifest(files))
+
+
+def _encode_manifest(files: dict[str, str]) -> bytes:
+    body: dict[str, Any] = {"files": files, "format": MANIFEST_FORMAT}
+    return canonical_json({**body, "sha256": json_digest(body)})
+
+
+def read_manifest(directory: Path) -> dict[str, str]:
+    """Reads the file names and digests of a manifest, without checking the files.
+
+    Raises:
+        CheckpointError: If the manifest is missing, damaged, of another format, or names a
+            file outside the directory.
+    """
+    path = directory / MANIFEST
+    files: dict[str, str] = read_json(path, _MANIFEST, MANIFEST_FORMAT).files
+    if path.read_bytes() != _encode_manifest(files):
+        raise CheckpointError(f"{path}: damaged (its own SHA-256 does not match)")
+    if not all(map(_PLAIN_NAME.fullmatch, files)):
+        raise CheckpointError(f"{path}: names a file outside its directory")
+    return files
+
+
+def verify_manifest(directory: Path) -> frozenset[str]:
+    """Compares every file with its digest; returns their names, and no others must be read.
+
+    Raises:
+        CheckpointError: Naming the file that is missing or damaged.
+    """
+    files = read_manifest(directory)
+    for name, digest in sorted(files.items()):
+        path = directory / name
+        if not path.is_file():
+            raise CheckpointError(f"{path}: missing from the checkpoint")
+        try:
+            is_same = sha256(path) == digest
+        except OSError as error:
+            raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from None
+        if not is_same:
+            raise CheckpointError(f"{path}: damaged (its SHA-256 is not the manifest's)")
+    return frozenset(files)
