@@ -3,7 +3,10 @@
 * TransformerMTError
   + ConfigError
   + DataError
+    - NotTextError
   + OutputError
+    - FullDiskError
+  + FailedFilesError
   + CheckpointError
   + DeviceError
   + ForkError
@@ -16,7 +19,9 @@
 
 
 class TransformerMTError(Exception):
-    """An error that the user can correct: a line that says what to do, and exit code 2."""
+    """An error that the user can correct: a line that says what to do, and an exit code."""
+
+    exit_code = 2
 
 
 class ConfigError(TransformerMTError):
@@ -27,8 +32,22 @@ class DataError(TransformerMTError):
     """A corpus, text file or vocabulary that is missing or malformed."""
 
 
+class NotTextError(DataError):
+    """A file that holds something else than text, such as a picture."""
+
+
 class OutputError(TransformerMTError):
     """An output that cannot be written: a missing folder, a full disk, another process."""
+
+
+class FullDiskError(OutputError):
+    """An output that cannot be written, as no other could be: the disk or the quota is full."""
+
+
+class FailedFilesError(TransformerMTError):
+    """Some files of a job could not be translated; the others were."""
+
+    exit_code = 3
 
 
 class CheckpointError(TransformerMTError):

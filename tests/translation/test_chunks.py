@@ -11,12 +11,12 @@ from itertools import chain, pairwise
 from types import SimpleNamespace
 
 import pytest
+from transformer_mt.translation.run import FilePair, translate_file
 
 from transformer_mt.errors import DataError
 from transformer_mt.system.outputs import check_output
 from transformer_mt.translation import run
 from transformer_mt.translation.options import OutputOptions
-from transformer_mt.translation.run import FilePair, translate_file
 from transformer_mt.translation.translator import Translation, format_lines
 
 CHUNK, FIRST = 10, 4

@@ -41,7 +41,7 @@ def main() -> None:
         command = context.command_path if context else "transformer-mt"
         _fail(f"{message} (see {command} --help)")
     except TransformerMTError as error:
-        _fail(str(error))
+        _fail(str(error), error.exit_code)
     except Interrupted as stop:
         exit_process(stop.exit_code)
     except OSError as error:
@@ -66,8 +66,8 @@ def _memory_advice(error: RuntimeError) -> str:
     return f"{OUT_OF_MEMORY_ADVICE} ({reason})"
 
 
-def _fail(message: str) -> None:
-    exit_with_error(f"error: {escape_controls(' '.join(message.split()))}")
+def _fail(message: str, code: int = TransformerMTError.exit_code) -> None:
+    exit_with_error(f"error: {escape_controls(' '.join(message.split()))}", code)
 
 
 def _print_version(requested: bool) -> None:

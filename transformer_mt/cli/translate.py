@@ -30,9 +30,9 @@ from transformer_mt.translation.options import (
 )
 
 MODELS = argument(
-    "RUN_OR_CHECKPOINT...",
+    "RUN_OR_CHECKPOINT... [FILE...]",
     "A run (its best checkpoint), a checkpoint, or what `export` wrote for CTranslate2; several"
-    " runs with --ensemble.",
+    " runs with --ensemble. Then files to translate, as with --input.",
 )
 SPLIT = search_option(
     values_of(Split),
@@ -47,30 +47,40 @@ class FileGroup:
     """What is read and written."""
 
     input_: list[Path] | None = file_option(
-        "FILE",
-        "Text, one sentence per line; also compressed by gzip, xz or zstd; may be repeated with"
-        " --output-dir. Default: stdin.",
+        "FILE_OR_DIR",
+        "Text, one sentence per line; also compressed by gzip, xz or zstd. With --output-dir it may"
+        " be repeated, and a folder stands for all text in it. Default: stdin.",
         "-i",
         "--input",
+    )
+    files_from: Path | None = file_option(
+        "FILE",
+        "Translate the files that this file (- for stdin) names, one per line or each ended by a"
+        " zero byte, as from find -print0.",
     )
     output: Path | None = file_option(
         "FILE", "File for the translation. Default: stdout (also -).", "-o", "--output"
     )
     output_dir: Path | None = file_option(
-        "DIR", "Folder for the translation of each --input: a.de.gz gives a.en.gz."
+        "DIR",
+        "Folder for the translation of each file: a.de.gz gives a.en.gz; below it are the folders"
+        " of an --input folder or of --files-from.",
     )
     overwrite: bool = OVERWRITE
+    summary: Path | None = file_option("FILE", "Write what became of the files, as JSON.")
 
-    def options(self) -> FileOptions:
-        """Refuses files that do not belong together."""
-        inputs = self.input_ or []
+    def options(self, texts: list[Path]) -> FileOptions:
+        """Adds files that were named without an option; refuses what does not belong together."""
+        inputs = [*texts, *(self.input_ or [])]
         if self.output and self.output_dir:
             raise ConfigError("--output and --output-dir: choose one")
-        if self.output_dir and (not inputs or Path("-") in inputs):
-            raise ConfigError("--output-dir needs files as --input")
-        if len(inputs) > 1 and not self.output_dir:
-            raise ConfigError("several --input options need --output-dir")
-        return FileOptions(inputs, self.output, self.output_dir, self.overwrite)
+        if self.output_dir and (Path("-") in inputs or not (inputs or self.files_from)):
+            raise ConfigError("--output-dir needs files as --input or --files-from")
+        if (len(inputs) > 1 or self.files_from) and not self.output_dir:
+            raise ConfigError("several inputs need --output-dir")
+        return FileOptions(
+            inputs, self.files_from, self.output, self.output_dir, self.overwrite, self.summary
+        )
 
 
 @dataclass(frozen=True)
@@ -142,23 +152,20 @@ def translate(
     """Translate text line by line.
 
     As many lines come out as go in, or --n-best times as many. With --input and --output or
-    --output-dir, the same command again continues a stopped one.
+    --output-dir, the same command again continues a stopped one. The exit code is 3 if some files
+    of a folder could not be translated.
 
     \b
     transformer-mt translate checkpoints/wmt16-base --input in.de --output out.en
     transformer-mt translate checkpoints/wmt16-base --beam-size 4 < in.de > out.en
-    transformer-mt translate checkpoints/wmt16-base --input a.de --input b.de.gz --output-dir out
+    transformer-mt translate checkpoints/wmt16-base *.de --output-dir out
     """
-    if len(paths) > 1 and not search.ensemble:
-        raise ConfigError(
-            f"translate takes one run: add --ensemble to decode with several, or --input to"
-            f" translate the text in {paths[1]}"
-        )
+    models, texts = _split_arguments(paths, search.ensemble)
     beam_size, n_best = search.beam_size, lines.n_best
     sampling = draws.options(max(beam_size, n_best))
     if n_best > beam_size:
         raise ConfigError(f"--n-best {n_best} needs --beam-size {n_best} or more")
-    file_options = files.options()
+    file_options = files.options(texts)
     with_scores = lines.scores or lines.format_ == "jsonl"
     penalty = search.choose_length_penalty(with_scores)
     options = TranslateOptions(
@@ -166,6 +173,17 @@ def translate(
         SearchOptions(beam_size, penalty, with_scores, n_best, model.batch_tokens, sampling),
         OutputOptions(lines.scores, lines.format_),
     )
-    from transformer_mt.translation import run as runs
+    from transformer_mt.translation import job
 
-    runs.translate(paths, file_options, options)
+    job.translate(models, file_options, options)
+
+
+def _split_arguments(paths: list[Path], ensemble: bool) -> tuple[list[Path], list[Path]]:
+    """Tells models, the first argument and further folders, from files to translate."""
+    models = [path for path in paths[1:] if path.is_dir() or (ensemble and not path.exists())]
+    if models and not ensemble:
+        raise ConfigError(
+            "translate takes one run: add --ensemble to decode with several, or --input to"
+            f" translate the text in {models[0]}"
+        )
+    return [paths[0], *models], [path for path in paths[1:] if path not in models]

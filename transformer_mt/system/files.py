@@ -20,6 +20,7 @@ from transformer_mt.errors import CheckpointError
 
 _UNKNOWN_KEY = "extra_forbidden", "unexpected_keyword_argument"
 """Pydantic's names for a key that a model, and a dataclass, does not have."""
+_NAME_BYTES = 255
 _ANYTHING: TypeAdapter[Any] = TypeAdapter(Any)
 
 
@@ -35,14 +36,9 @@ def atomic_file(path: Path, kept_bytes: int | None = None) -> Iterator[BinaryIO]
             errors. None keeps neither.
     """
     temporary = beside(path, "partial")
-    mode = 0o600 if path.exists() else 0o666  # the copy of a private file is never readable
     try:
         with naming(path):
-            with open(open_no_link(temporary, os.O_RDWR | os.O_CREAT, mode), "r+b") as file:
-                if path.exists():
-                    shutil.copymode(path, temporary)
-                file.truncate(kept_bytes or 0)
-                file.seek(kept_bytes or 0)
+            with open_temporary(path, kept_bytes or 0) as file:
                 yield file
             sync(temporary)
             temporary.replace(path)
@@ -50,6 +46,22 @@ def atomic_file(path: Path, kept_bytes: int | None = None) -> Iterator[BinaryIO]
     finally:
         if kept_bytes is None:
             temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def open_temporary(path: Path, kept_bytes: int = 0) -> Iterator[BinaryIO]:
+    """Opens the file that is to replace `path`, `.NAME.partial`, with the mode of what it replaces.
+
+    So many bytes of an earlier one are kept.
+    """
+    temporary = beside(path, "partial")
+    mode = 0o600 if path.exists() else 0o666  # the copy of a private file is never readable
+    with open(open_no_link(temporary, os.O_RDWR | os.O_CREAT, mode), "r+b") as file:
+        if path.exists():
+            shutil.copymode(path, temporary)
+        file.truncate(kept_bytes)
+        file.seek(kept_bytes)
+        yield file
 
 
 def open_no_link(path: Path | str, flags: int, mode: int = 0o666) -> int:
@@ -121,8 +133,14 @@ def delete_directory(path: Path) -> None:
 
 
 def beside(path: Path, suffix: str) -> Path:
-    """Returns the path of a hidden file that belongs to another: `.NAME.SUFFIX`."""
-    return path.with_name(f".{path.name}.{suffix}")
+    """Returns the path of a hidden file that belongs to another: `.NAME.SUFFIX`.
+
+    The digest of a long name stands for it, since a name has at most 255 bytes.
+    """
+    hidden = f".{path.name}.{suffix}"
+    if len(os.fsencode(hidden)) > _NAME_BYTES:
+        hidden = f".{hashlib.sha256(os.fsencode(path.name)).hexdigest()}.{suffix}"
+    return path.with_name(hidden)
 
 
 def sync(path: Path) -> None:

@@ -12,7 +12,7 @@ from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, NoReturn
 
-from transformer_mt.errors import ConfigError
+from transformer_mt.errors import ConfigError, TransformerMTError
 from transformer_mt.system.signals import handle_signals
 
 if TYPE_CHECKING:
@@ -88,8 +88,8 @@ def connect_to_store(timeout: timedelta, serves: bool = False) -> "Store":
     return PrefixStore(f"transformer-mt/{attempt}", store)
 
 
-def exit_with_error(message: str) -> NoReturn:
-    """Prints an error and ends the process with code 2.
+def exit_with_error(message: str, code: int = TransformerMTError.exit_code) -> NoReturn:
+    """Prints an error and ends the process with a code.
 
     Most errors are those of all processes: the main one prints its own and ends, and the launcher
     ends the others. One that still runs after two seconds prints its own error with its number.
@@ -100,7 +100,7 @@ def exit_with_error(message: str) -> NoReturn:
             time.sleep(SECONDS_TO_END)
         message = f"process {rank} of {os.environ['WORLD_SIZE']}: {message}"
     print(message, file=sys.stderr, flush=True)
-    exit_process(2)
+    exit_process(code)
 
 
 def exit_process(code: int) -> NoReturn:

@@ -5,6 +5,7 @@ written to directly. A file may be written chunk by chunk: if the program is sto
 kept in `.NAME.partial`, and `.NAME.state` says how many they are and what they were made from.
 """
 
+import errno
 import logging
 import os
 import re
@@ -17,7 +18,7 @@ from typing import Any, BinaryIO, ClassVar, cast
 
 from pydantic import ConfigDict, TypeAdapter
 
-from transformer_mt.errors import CheckpointError, OutputError
+from transformer_mt.errors import CheckpointError, FullDiskError, OutputError
 from transformer_mt.system.files import (
     atomic_file,
     beside,
@@ -151,7 +152,13 @@ def open_output(output: Output, kept_bytes: int | None = None) -> Iterator[Binar
         with atomic_file(output.target, kept_bytes) as file:
             yield file
     except OSError as error:
-        raise OutputError(f"{output.name}: {error.strerror or error}") from None
+        raise output_error(output.name, error) from None
+
+
+def output_error(name: str, error: OSError) -> OutputError:
+    """Says that an output cannot be written; a full disk concerns all outputs."""
+    is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    return (FullDiskError if is_full else OutputError)(f"{name}: {error.strerror or error}")
 
 
 def write_lines(lines: Iterable[str], output: Output) -> None:
@@ -237,7 +244,7 @@ def open_chunk_writer(output: Output, fingerprint: Fingerprint | None) -> Iterat
             state.sha256 = sha256(output.partial)
             _write_state(output, state)
     except BaseException:
-        written = _read_state(output)  # `state` may count a chunk that could not be recorded
+        written = read_state(output)  # `state` may count a chunk that could not be recorded
         if written and written.lines:
             logger.warning(
                 f"stopped: {written.lines:,} finished lines are kept in {output.partial};"
@@ -250,7 +257,7 @@ def open_chunk_writer(output: Output, fingerprint: Fingerprint | None) -> Iterat
 
 def _usable_state(output: Output, fingerprint: Fingerprint) -> OutputState:
     """Reads how far an earlier process came; says why if that cannot be used."""
-    state = _read_state(output)
+    state = read_state(output)
     if state and (changes := _changes(state, fingerprint)):
         logger.warning(
             f"{output.name}: starting over; {state.lines:,} finished lines were made"
@@ -271,18 +278,11 @@ def is_complete(output: Output, fingerprint: Fingerprint | None = None) -> bool:
 
     It had this fingerprint; None is any.
     """
-    state, target = _read_state(output), output.target
+    state, target = read_state(output), output.target
     if not state or not target or not target.is_file():
         return False
     changes = _changes(state, fingerprint or state.fingerprint)
     return not changes and sha256(target) == state.sha256
-
-
-def require_own(outputs: Iterable[Output]) -> None:
-    """Raises OutputError if one would replace a file that is not the work of an unfinished job."""
-    existing = (each for each in outputs if each.target and each.target.exists())
-    if foreign := [each.name for each in existing if not is_complete(each)]:
-        raise OutputError(f"{', '.join(foreign)}: exists; to replace such files, add --overwrite")
 
 
 def _changes(state: OutputState, fingerprint: Fingerprint) -> list[str]:
@@ -296,7 +296,7 @@ def _write_state(output: Output, state: OutputState) -> None:
         file.write(canonical_json(asdict(state)))
 
 
-def _read_state(output: Output) -> OutputState | None:
+def read_state(output: Output) -> OutputState | None:
     """Reads the state of an output; None if there is none, or another version wrote it."""
     try:
         return cast(OutputState, read_json(output.state, _STATE))

@@ -21,7 +21,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
-from transformer_mt.errors import DataError
+from transformer_mt.errors import DataError, NotTextError
 
 COMPRESSION_SUFFIXES = (".gz", ".xz", ".zst")
 _NO_TEXT = re.compile(
@@ -71,7 +71,7 @@ def read_blocks(stream: io.BufferedIOBase, name: object) -> Iterator[bytes]:
         if kind.startswith("UTF"):
             raise _not_utf_8(name, kind.replace("_", "-"))
         if kind:
-            raise DataError(
+            raise NotTextError(
                 f"{name}: holds {kind.replace('_', ' ')} data, not text; convert it first, such as"
                 " with bzip2 -dc, unzip -p, pdftotext or pandoc -t plain"
             )

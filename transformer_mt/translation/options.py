@@ -109,14 +109,24 @@ class FileOptions:
     """The files to translate and their outputs, as the user typed them.
 
     Without an input, or with `-`, stdin is translated; without an output, to stdout. Several
-    inputs, none of them stdin, have a folder of outputs; in it, files that this program did not
-    write are replaced only with `overwrite`.
+    inputs, none of them stdin, have a folder of outputs.
+
+    Attributes:
+        inputs: Files, or folders of files.
+        files_from: A list of further files.
+        output: The output of a single input.
+        output_dir: The folder of outputs.
+        overwrite: Whether to translate what is complete in it anew, and to replace files that this
+            program did not write.
+        summary: Where to write what became of the files.
     """
 
     inputs: Sequence[Path] = ()
+    files_from: Path | None = None
     output: Path | None = None
     output_dir: Path | None = None
     overwrite: bool = False
+    summary: Path | None = None
 
 
 @dataclass(frozen=True)

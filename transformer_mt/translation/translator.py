@@ -33,6 +33,7 @@ _KINDS = {
     "copied": (logging.INFO, "without words copied"),
     "cut": (logging.WARNING, "cut at the length limit; such text usually repeats itself"),
     "empty": (logging.WARNING, "with words translated into nothing"),
+    "replaced": (logging.WARNING, "not in UTF-8; invalid bytes were replaced by U+FFFD"),
 }
 """Kinds of lines that are counted, each with the level and text of its message."""
 
@@ -77,7 +78,7 @@ class _Plan(NamedTuple):
 
 def count_kinds(translations: Iterable[Translation]) -> dict[str, int]:
     """Counts the lines that were split, copied, or gone wrong, given their best translations."""
-    counts = dict.fromkeys(_KINDS, 0)
+    counts = dict.fromkeys(("split", "copied", "cut", "empty"), 0)
     for translation in translations:
         counts["split"] += translation.parts > 1
         if translation.status != "ok":

@@ -1,0 +1,151 @@
+"""The files of a job: those that are named, listed or in a folder, and where each is written."""
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from transformer_mt.errors import DataError, OutputError
+from transformer_mt.system.output_record import OutputRecord
+from transformer_mt.system.outputs import Output, check_output, resolve_inputs
+from transformer_mt.system.streams import compression_suffix, open_input, reading, require_input
+from transformer_mt.translation.options import FileOptions
+from transformer_mt.translation.summary import Summary
+
+
+@dataclass(frozen=True)
+class FilePair:
+    """An input, None for stdin, and the output of its translation.
+
+    Attributes:
+        skips_binary: Whether the input is passed over if it is not text: nobody named it.
+    """
+
+    input: Path | None
+    output: Output
+    skips_binary: bool = False
+
+    @property
+    def path(self) -> Path:
+        """The input of a job, which is never stdin."""
+        assert self.input
+        return self.input
+
+    @property
+    def is_resumable(self) -> bool:
+        """Whether its translation can be resumed: neither input nor output is a stream."""
+        return bool(self.input and self.input.is_file() and self.output.target)
+
+
+@dataclass(frozen=True)
+class _Found:
+    """A file to translate; `name` is that of its translation, but for the endings."""
+
+    path: Path
+    name: Path
+    skips_binary: bool = False
+
+
+def plan_single(options: FileOptions) -> FilePair:
+    """Checks the one input and output of a command without a folder of outputs.
+
+    Raises:
+        DataError: If the input cannot be read.
+        OutputError: If the output cannot be written, or is the input.
+    """
+    path = next(iter(options.inputs), None)
+    if path is None or str(path) == "-":
+        return FilePair(None, check_output(options.output))
+    require_input(path)
+    return FilePair(path, check_output(options.output, resolve_inputs([path])))
+
+
+def plan_folder(
+    options: FileOptions, record: OutputRecord, languages: tuple[str, str], summary: Summary
+) -> list[FilePair]:
+    """Finds the inputs of a job and checks their outputs; those that cannot be used are failures.
+
+    Args:
+        options: Has a folder of outputs.
+        record: That of the folder; files which it names are no inputs that a folder contains.
+        languages: Source and target, which names of files end in.
+        summary: Takes failures, and what folders contain beside text.
+
+    Raises:
+        DataError: If a list of files cannot be read.
+    """
+    assert options.output_dir
+    found = list(_find_files(options, record, summary))
+    inputs, pairs = resolve_inputs(each.path for each in found), dict[str, FilePair]()
+    for each in found:
+        with summary.one_file(each.path):
+            require_input(each.path)
+            name = options.output_dir / each.name.parent / output_name(each.name, *languages)
+            _make_folder(name.parent)
+            pair = FilePair(each.path, check_output(name, inputs), each.skips_binary)
+            other = pairs.setdefault(str(pair.output.target or name), pair)
+            if other.input != each.path:
+                raise OutputError(f"{name}: is already the output of {other.input}; rename one")
+    return list(pairs.values())
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OutputError(f"{folder}: {error.strerror}") from None
+
+
+def _find_files(options: FileOptions, record: OutputRecord, summary: Summary) -> Iterator[_Found]:
+    for path in options.inputs:
+        if path.is_dir():
+            yield from _walk(path, record, summary)
+        else:
+            yield _Found(path, Path(path.name))
+    if options.files_from:
+        for path in _read_list(options.files_from):
+            relative = Path(os.path.normpath(path)).relative_to(path.anchor)
+            if ".." in relative.parts:
+                reason = (
+                    f"{path}: lies outside of this folder; run the command in a folder above it"
+                )
+                summary.fail(path, DataError(reason))
+            else:
+                yield _Found(path, relative)
+
+
+def _walk(root: Path, record: OutputRecord, summary: Summary) -> Iterator[_Found]:
+    """Finds the files of a folder and of those in it, in a fixed order, without hidden ones."""
+
+    def report(error: OSError) -> None:
+        summary.fail(Path(error.filename), DataError(f"{error.filename}: {error.strerror}"))
+
+    for folder, folders, files in os.walk(root, onerror=report):
+        visible = [name for name in folders if not name.startswith(".")]
+        summary.hidden += len(folders) - len(visible)
+        folders[:] = sorted(n for n in visible if not record.is_folder(Path(folder, n)))
+        for name in sorted(files):
+            path = Path(folder, name)
+            if name.startswith("."):
+                summary.hidden += 1
+            elif not path.is_file():  # a named pipe, or a link to nothing
+                summary.not_text += 1
+            elif not record.names(path):
+                yield _Found(path, path.relative_to(root), skips_binary=True)
+
+
+def _read_list(path: Path) -> list[Path]:
+    """Reads names of files that end in a zero byte, as `find -print0` writes them, or a line."""
+    source = None if str(path) == "-" else path
+    require_input(source)
+    with open_input(source) as file, reading(source or "stdin"):
+        data = file.read()
+    names = data.split(b"\0" if b"\0" in data else b"\n")
+    return [Path(os.fsdecode(name)) for name in names if name]
+
+
+def output_name(path: Path, src_lang: str, tgt_lang: str) -> str:
+    """Names the translation of a file: a.de -> a.en, b.de.gz -> b.en.gz, c.txt -> c.txt.en."""
+    compression = compression_suffix(path)
+    base = path.name.removesuffix(compression).removesuffix(f".{src_lang}")
+    return f"{base}.{tgt_lang}{compression}"

@@ -1,0 +1,154 @@
+"""The command `translate`: a prompt, one file or stream, or all files of a job."""
+
+import logging
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from transformer_mt.errors import ConfigError, DataError, OutputError
+from transformer_mt.system.launcher import require_single_process
+from transformer_mt.system.output_record import OutputRecord
+from transformer_mt.system.outputs import Fingerprint, check_output, read_state
+from transformer_mt.system.streams import CHUNK_BYTES
+from transformer_mt.translation.file_translation import translate_file
+from transformer_mt.translation.inputs import FilePair, plan_folder, plan_single
+from transformer_mt.translation.options import FileOptions, TranslateOptions
+from transformer_mt.translation.prompt import translate_interactively
+from transformer_mt.translation.sharing import LoadModels, require_first_attempt, share_work
+from transformer_mt.translation.small_files import SmallFiles
+from transformer_mt.translation.summary import Summary, written_summary
+from transformer_mt.translation.translation_model import find_models
+from transformer_mt.translation.translator import Translator
+
+if TYPE_CHECKING:
+    from transformer_mt.translation.translation_model import SavedModels
+
+logger = logging.getLogger(__name__)
+
+
+def translate(paths: Sequence[Path], files: FileOptions, options: TranslateOptions) -> None:
+    """Translates the user's input, with all processes that `torchrun` started.
+
+    Args:
+        paths: Each is a run or a checkpoint, and several form an ensemble; or an exported model.
+        files: The files to read and write; without an input, lines typed at a terminal are read.
+        options: How to translate.
+
+    Raises:
+        TransformerMTError: If a path or an option is wrong, or a file cannot be read or written.
+        OSError: If a stream cannot be written.
+    """
+    with share_work(paths, options.load.device) as load:
+        if load and not files.inputs and not files.files_from and sys.stdin.isatty():
+            _translate_prompt(paths, files.output, options, load)
+        elif load:
+            output = check_output(files.summary) if files.summary else None
+            with written_summary(output) as summary:
+                translate = _translate_folder if files.output_dir else _translate_single
+                translate(find_models(paths), files, options, load, summary)
+
+
+def _translate_prompt(
+    paths: Sequence[Path], output: Path | None, options: TranslateOptions, load: LoadModels
+) -> None:
+    if output and str(output) != "-":
+        raise ConfigError(
+            f"--output {output}: name a file as --input, or redirect stdin (< in.de); the prompt"
+            " writes to stdout"
+        )
+    require_single_process("a prompt")
+    checkpoints = find_models(paths)
+    model = load(checkpoints, options.load)
+    logger.info(f"translating with {model.name}")
+    src_lang = checkpoints[0].config.data.src_lang
+    translate_interactively(model.translator(options.search), src_lang, options.output)
+
+
+def _translate_single(
+    models: "SavedModels",
+    files: FileOptions,
+    options: TranslateOptions,
+    load: LoadModels,
+    summary: Summary,
+) -> None:
+    """Translates a file or stdin."""
+    pair = plan_single(files)
+    with pair.output.lock():
+        if not pair.is_resumable:
+            require_first_attempt(pair.output.name)
+        translator, made_from = _load_translator(models, options, load, summary)
+        try:
+            summary.counts.update(translate_file(translator, pair, options.output, made_from))
+        except (DataError, OutputError) as error:
+            summary.failed[str(pair.input or "stdin")] = str(error)
+            raise
+        summary.done += 1
+        pair.output.discard()
+
+
+def _translate_folder(
+    models: "SavedModels",
+    files: FileOptions,
+    options: TranslateOptions,
+    load: LoadModels,
+    summary: Summary,
+) -> None:
+    """Translates files into a folder; one that cannot be translated does not stop the others.
+
+    Raises:
+        FailedFilesError: At the end, if there are such files.
+    """
+    assert files.output_dir
+    record, data = OutputRecord(files.output_dir), models[0].config.data
+    pairs = plan_folder(files, record, (data.src_lang, data.tgt_lang), summary)
+    if pairs:
+        translator, made_from = _load_translator(models, options, load, summary)
+        small = SmallFiles(translator, options, made_from, record, summary, files.overwrite)
+        for pair in small.translate(pairs):
+            with summary.one_file(pair.path):
+                counts = _translate_large(translator, pair, options, made_from, record)
+                summary.counts.update(counts)
+                summary.done += 1
+    summary.report()
+
+
+def _translate_large(
+    translator: Translator,
+    pair: FilePair,
+    options: TranslateOptions,
+    made_from: Fingerprint,
+    record: OutputRecord,
+) -> dict[str, int]:
+    """Translates a file of a folder that is not small; it may have been stopped before."""
+    with pair.output.lock():
+        if not pair.is_resumable:
+            require_first_attempt(pair.output.name)
+        counts = translate_file(translator, pair, options.output, made_from, f"{pair.input}: ")
+        if state := read_state(pair.output):
+            record.append([(pair.output, str(state.sha256), state.fingerprint)])
+        pair.output.discard()
+    return counts
+
+
+def _load_translator(
+    models: "SavedModels", options: TranslateOptions, load: LoadModels, summary: Summary
+) -> tuple[Translator, Fingerprint]:
+    """Loads the models; gives what the bytes of an output depend on beside its input, too.
+
+    Not the device and the batch size that `auto` and defaults stand for, which only decide between
+    equally likely translations: a machine with more or less memory can continue.
+    """
+    model = load(models, options.load)
+    logger.info(f"translating with {model.name}")
+    translator = model.translator(options.search)
+    summary.models = [checkpoint.digest for checkpoint in model.checkpoints]
+    return translator, {
+        "checkpoint": summary.models,
+        **asdict(options.load),
+        **asdict(options.search),
+        **asdict(options.output),
+        "precision": model.runtime.precision,
+        "chunk_size": [translator.first_chunk_lines, translator.chunk_lines, CHUNK_BYTES],
+    }

@@ -1,0 +1,185 @@
+"""The small files of a job, translated together, as many lines at once as a chunk of a large one.
+
+One by one, each would give the processor a few lines, and wait for the disk.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from itertools import islice
+
+from transformer_mt.errors import NotTextError, OutputError
+from transformer_mt.system.console import ProgressBar
+from transformer_mt.system.files import sha256
+from transformer_mt.system.output_record import CompleteFile, OutputRecord
+from transformer_mt.system.outputs import Fingerprint
+from transformer_mt.system.streams import (
+    CHUNK_BYTES,
+    LineReader,
+    compress,
+    open_input,
+    reading,
+    watch,
+)
+from transformer_mt.translation.formats import Chunk, choose_format
+from transformer_mt.translation.inputs import FilePair
+from transformer_mt.translation.options import TranslateOptions
+from transformer_mt.translation.summary import Summary
+from transformer_mt.translation.translator import Translation, Translator, count_kinds
+
+
+@dataclass(frozen=True)
+class _SmallFile:
+    """A file that has been read.
+
+    Attributes:
+        pair: The file and its output.
+        fingerprint: What the output depends on.
+        chunks: All of its text.
+        lines_replaced: Lines that were not in UTF-8.
+        require_unchanged: Raises DataError if it has changed since.
+    """
+
+    pair: FilePair
+    fingerprint: Fingerprint
+    chunks: list[Chunk]
+    lines_replaced: int
+    require_unchanged: Callable[[], None]
+
+    @property
+    def texts(self) -> list[str]:
+        """All texts that are translated."""
+        return [text for chunk in self.chunks for text in chunk.texts]
+
+    def write(self, translations: Sequence[list[Translation]]) -> bytes:
+        """Gives the content of the output, given the n-best translations of each text."""
+        ranked = iter(translations)
+        texts = (chunk.write(list(islice(ranked, len(chunk.texts)))) for chunk in self.chunks)
+        return compress("".join(texts).encode("utf-8"), self.pair.output.suffix)
+
+
+class SmallFiles:
+    """Translates the small files of a job.
+
+    Args:
+        translator: Translates their lines.
+        options: How.
+        made_from: What each output depends on beside its input.
+        record: That of the folder of outputs.
+        summary: Takes what becomes of the files.
+        overwrite: Whether to make complete files anew, and to replace those of others.
+    """
+
+    def __init__(
+        self,
+        translator: Translator,
+        options: TranslateOptions,
+        made_from: Fingerprint,
+        record: OutputRecord,
+        summary: Summary,
+        overwrite: bool,
+    ) -> None:
+        self._translator, self._options, self._made_from = translator, options, made_from
+        self._record, self._summary, self._overwrite = record, summary, overwrite
+
+    def translate(self, pairs: Sequence[FilePair]) -> list[FilePair]:
+        """Translates those that are small and not complete; returns the others, which are large."""
+        large, groups = list[FilePair](), deque[list[_SmallFile]]()
+        with ProgressBar("translating", "files", len(pairs)) as progress:
+
+            def read_texts() -> Iterator[list[str]]:
+                for group in self._cut_groups(self._read_all(pairs, large, progress.update)):
+                    groups.append(group)
+                    yield [text for file in group for text in file.texts]
+
+            chunks = self._translator.translate_chunks(read_texts(), lambda lines: None)
+            with closing(chunks):
+                for translations in chunks:
+                    group = groups.popleft()
+                    self._publish(group, iter(translations))
+                    progress.update(len(group))
+        return large
+
+    def _cut_groups(self, files: Iterable[_SmallFile]) -> Iterator[list[_SmallFile]]:
+        """Cuts files into groups of about as many lines as a chunk has, in their order.
+
+        A job that was killed so forms the same groups of the remaining files.
+        """
+        group, lines, size = list[_SmallFile](), 0, 0
+        for file in files:
+            group.append(file)
+            lines += max(1, len(file.texts))
+            size += sum(map(len, file.texts))
+            if lines >= self._translator.chunk_lines or size >= CHUNK_BYTES:
+                yield group
+                group, lines, size = [], 0, 0
+        if group:
+            yield group
+
+    def _read_all(
+        self, pairs: Iterable[FilePair], large: list[FilePair], advance: Callable[[int], object]
+    ) -> Iterator[_SmallFile]:
+        """Reads the small files; adds those that are large to a list."""
+        for pair in pairs:
+            file = None
+            with self._summary.one_file(pair.path, pair.skips_binary):
+                file = self._read(pair, large)
+            if file:
+                yield file
+            else:
+                advance(1)
+
+    def _read(self, pair: FilePair, large: list[FilePair]) -> _SmallFile | None:
+        if not self._overwrite and not self._record.is_own(pair.output):
+            raise OutputError(
+                f"{pair.output.name}: exists, and is not an unchanged output of this program;"
+                " add --overwrite to replace it"
+            )
+        if not pair.is_resumable:
+            large.append(pair)
+            return None
+        require_unchanged = watch(pair.path)
+        with reading(pair.path):
+            fingerprint = {"input": sha256(pair.path), **self._made_from}
+        if not self._overwrite and self._record.is_complete(pair.output, fingerprint):
+            self._summary.skipped += 1
+            return None
+        # What is drawn for a line depends on its number in the file; a stopped file goes on.
+        is_alone = self._options.search.sampling or pair.output.state.exists()
+        content = None if is_alone else self._read_chunks(pair)
+        if content is None:
+            large.append(pair)
+            return None
+        return _SmallFile(pair, fingerprint, *content, require_unchanged)
+
+    def _read_chunks(self, pair: FilePair) -> tuple[list[Chunk], int] | None:
+        """Reads a file, and how many lines were not in UTF-8; None if it has several chunks."""
+        size = self._translator.chunk_lines
+        with open_input(pair.path) as source:
+            lines = LineReader(source, str(pair.path)).chunks(size, size)
+            text_format = choose_format(pair.path, self._options)
+            chunks = list(text_format.chunks(islice(lines, 1)))
+            if pair.skips_binary and any("\0" in text for each in chunks for text in each.texts):
+                raise NotTextError(f"{pair.path}: holds zero bytes")
+            return None if next(lines, None) else (chunks, text_format.lines_replaced)
+
+    def _publish(
+        self, group: Sequence[_SmallFile], translations: Iterator[list[Translation]]
+    ) -> None:
+        """Writes the translations of a group, and counts them."""
+        written = list[tuple[_SmallFile, CompleteFile]]()
+        for file in group:
+            ranked = list(islice(translations, len(file.texts)))
+            counts = {"lines": len(ranked), "replaced": file.lines_replaced}
+            self._summary.counts.update({**counts, **count_kinds(best for best, *_ in ranked)})
+            with self._summary.one_file(file.pair.path):
+                file.require_unchanged()
+                complete = CompleteFile(file.pair.output, file.write(ranked), file.fingerprint)
+                written.append((file, complete))
+        failures = self._record.publish([complete for _, complete in written])
+        for file, complete in written:
+            if error := failures.get(complete.output.name):
+                self._summary.fail(file.pair.path, error)
+            else:
+                self._summary.done += 1

@@ -1,0 +1,109 @@
+"""What became of the files of a job: for people at its end, for programs as JSON."""
+
+import json
+import logging
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from transformer_mt.errors import (
+    DataError,
+    FailedFilesError,
+    FullDiskError,
+    Interrupted,
+    NotTextError,
+    OutputError,
+    TransformerMTError,
+)
+from transformer_mt.system.outputs import Output, write_lines
+from transformer_mt.translation.translator import lines_text, log_kinds
+
+logger = logging.getLogger(__name__)
+
+_NAMED_FAILURES = 3
+"""Failures that the last message repeats."""
+
+
+@dataclass
+class Summary:
+    """What became of the files of a job; what is written as JSON has these keys.
+
+    Attributes:
+        done: Files that were translated.
+        skipped: Files whose translation was complete, and unchanged since.
+        not_text: Files in a folder that hold something else.
+        hidden: Files and folders in a folder whose names begin with a dot.
+        failed: Reasons by file.
+        counts: The `lines` that were translated, and those that were `split`, `copied`, `cut`,
+            `empty`, or not in UTF-8 (`replaced`); as JSON, keys of their own.
+        models: Digests of the checkpoints.
+        seconds: All the time that the job took.
+        exit_code: That of the main process; `torchrun` has its own.
+    """
+
+    done: int = 0
+    skipped: int = 0
+    not_text: int = 0
+    hidden: int = 0
+    failed: dict[str, str] = field(default_factory=dict)
+    counts: Counter[str] = field(default_factory=Counter)
+    models: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+    exit_code: int = 1
+
+    @contextmanager
+    def one_file(self, path: Path, skips_binary: bool = False) -> Iterator[None]:
+        """Makes an error that concerns one file a failure of that file alone."""
+        try:
+            yield
+        except FullDiskError:
+            raise
+        except (DataError, OutputError) as error:
+            if skips_binary and isinstance(error, NotTextError):
+                self.not_text += 1
+            else:
+                self.fail(path, error)
+
+    def fail(self, path: Path, error: TransformerMTError) -> None:
+        """Counts a file that could not be translated, and reports it at once."""
+        self.failed[str(path)] = str(error).removeprefix(f"{path}: ")
+        logger.warning("%s; translating the other files", error)
+
+    def report(self) -> None:
+        """Logs it for people.
+
+        Raises:
+            FailedFilesError: If there are failures.
+        """
+        log_kinds(self.counts)
+        kinds = {"translated": self.done, "already complete": self.skipped}
+        kinds |= {"not text": self.not_text, "hidden": self.hidden}
+        named = [f"{count:,} {kind}" for kind, count in kinds.items() if count]
+        logger.info(f"files: {', '.join(named) or 'none'}; {lines_text(self.counts['lines'])}")
+        if self.failed:
+            failures, total = len(self.failed), len(self.failed) + self.done + self.skipped
+            reasons = [f"{path}: {reason}" for path, reason in self.failed.items()]
+            reasons[_NAMED_FAILURES:] = ["..."] if failures > _NAMED_FAILURES else []
+            raise FailedFilesError(
+                f"{failures:,} of {total:,} files not translated: {'; '.join(reasons)}"
+            )
+
+
+@contextmanager
+def written_summary(output: Output | None) -> Iterator[Summary]:
+    """Gives a summary to fill, and writes it when the block ends, by an error or a signal, too."""
+    summary, began = Summary(), time.monotonic()
+    try:
+        yield summary
+        summary.exit_code = 0
+    except (TransformerMTError, Interrupted) as error:
+        summary.exit_code = error.exit_code
+        raise
+    finally:
+        summary.seconds = round(time.monotonic() - began, 3)
+        if output:
+            values = vars(summary) | summary.counts
+            write_lines([json.dumps({k: v for k, v in values.items() if k != "counts"})], output)
