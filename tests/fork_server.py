@@ -25,7 +25,7 @@ IMPORTED = (
     "transformer_mt.cli.program",
     "transformer_mt.training.run",
     "transformer_mt.evaluation.evaluate",
-    "transformer_mt.translation.run",
+    "transformer_mt.translation.job",
     "transformer_mt.text.test_sets",
     "torch.optim",
 )

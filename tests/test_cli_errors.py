@@ -114,7 +114,7 @@ def test_numbers_that_are_too_small(call, words, smallest, names):
         ("diagnose x", "evaluation.diagnosis.diagnose"),
         ("evaluate x", "evaluation.evaluate.evaluate_systems"),
         ("average x", "checkpoints.averaging.average"),
-        ("translate x", "translation.run.find_models"),
+        ("translate x", "translation.job.find_models"),
     ],
 )
 def test_a_signal_ends_a_command(monkeypatch, call, words, function, number, code):

@@ -107,7 +107,7 @@ MODEL, SEARCH = LoadOptions("cpu", "bf16", 9, True, "never"), SearchOptions(4, 2
 FILES, OUTPUT = FileOptions([Path("a")], Path("b")), OutputOptions(True, "jsonl")
 DRAWN = "--sample --top-k 5 --temperature 0.5 --seed 0"
 EXPORTED = "--raw --format transformers --license mit --quantization int8"
-EXPORT, TRANSLATE = "translation.export.export", "translation.run.translate"
+EXPORT, TRANSLATE = "translation.export.export", "translation.job.translate"
 STEP = "step-00000001"
 
 

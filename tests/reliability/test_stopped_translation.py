@@ -13,7 +13,7 @@ from conftest import copy_lines
 
 from transformer_mt import load
 from transformer_mt.system.outputs import ChunkWriter
-from transformer_mt.translation import run
+from transformer_mt.translation import job
 from transformer_mt.translation.options import (
     LoadOptions,
     OutputOptions,
@@ -217,39 +217,11 @@ def test_what_its_bytes_depend_on(texts, monkeypatch):
     """The precision that a default stands for, but not the batches of another machine's memory."""
     model = load(texts[0], device="cpu")
     options = TranslateOptions(LoadOptions(), SearchOptions(), OutputOptions())
-    before = run._fingerprint(model, model.translator(), options)
+    before = job._fingerprint(model, model.translator(), options)
     assert before["precision"] == "fp32" and before["chunk_size"][:2] == [128, 4096]
     monkeypatch.setattr(model.runtime, "batch_tokens", 7)
     monkeypatch.setattr(model.runtime, "device_type", "cuda")
-    assert run._fingerprint(model, model.translator(), options) == before
-
-
-def test_finished_files_are_skipped(texts, tmp_path, stopped):
-    """Of several, stopped in the second: the first is not translated again, unless it changed.
-
-    Sabotage: take any file that has a state for one that this program wrote.
-    """
-    run_dir, source, expected = texts
-    inputs = []
-    for name in ("a.de", "b.de", "c.de"):
-        (tmp_path / name).write_bytes(source.read_bytes())
-        inputs += ["--input", tmp_path / name]
-    out = tmp_path / "out"
-    command = ["translate", run_dir, *inputs, "--output-dir", out]
-    assert stopped(*command, place="written:13").code == 143
-    assert (out / "a.en").read_bytes() == expected
-    done = stopped(*command, place="written:15")
-    assert done.code == 143 and f"{out / 'a.en'}: already complete" in done.err
-    with (out / "a.en").open("ab") as file:
-        file.write(b"changed")
-    done = stopped(*command)  # a user may have corrected it
-    assert done.code == 2 and f"error: {out / 'a.en'}: exists; to replace such" in done.err
-    done = stopped(*command, "--overwrite")
-    assert done.code == 0, done.err
-    assert f"{out / 'b.en'}: already complete" in done.err and "a.en: already" not in done.err
-    assert done.err.count("lines in ") == 2
-    assert sorted(os.listdir(out)) == ["a.en", "b.en", "c.en"]
-    assert all((out / f"{x}.en").read_bytes() == expected for x in "abc")
+    assert job._fingerprint(model, model.translator(), options) == before
 
 
 def test_a_stream_as_input_keeps_nothing(texts, tmp_path, stopped):

@@ -11,11 +11,12 @@ from itertools import chain, pairwise
 from types import SimpleNamespace
 
 import pytest
-from transformer_mt.translation.run import FilePair, translate_file
+from transformer_mt.translation.file_translation import translate_file
+from transformer_mt.translation.inputs import FilePair
 
 from transformer_mt.errors import DataError
 from transformer_mt.system.outputs import check_output
-from transformer_mt.translation import run
+from transformer_mt.translation import file_translation
 from transformer_mt.translation.options import OutputOptions
 from transformer_mt.translation.translator import Translation, format_lines
 
@@ -148,7 +149,7 @@ def test_what_was_read_before_an_error_is_kept(tmp_path, caplog):
 def test_what_is_reported(tmp_path, caplog, monkeypatch):
     """Lines read, split and repaired; those that an earlier process split count too."""
     times = iter([7.0, 9.0, 20.0, 20.5])
-    monkeypatch.setattr(run, "time", SimpleNamespace(monotonic=times.__next__))
+    monkeypatch.setattr(file_translation, "time", SimpleNamespace(monotonic=times.__next__))
     source, output = tmp_path / "in", tmp_path / "out"
     source.write_bytes(b"\xef\xbb\xbfab\xff\n" + b"abcd\n" * 10 + b"\n" + b"cd")
     with caplog.at_level(logging.INFO, "transformer_mt"):

@@ -16,7 +16,7 @@ from conftest import assert_one_error, command, copy_lines
 
 from transformer_mt.system.outputs import check_output
 from transformer_mt.system.streams import compress, open_input, read_blocks
-from transformer_mt.translation import run
+from transformer_mt.translation import file_translation
 
 LINES = copy_lines(12, 31)
 TEXT = "".join(f"{line}\n" for line in LINES).encode()
@@ -50,7 +50,7 @@ def test_streams(translate, source, monkeypatch, tmp_path):
     assert expected.count(b"\n") == 12 and "\n12 lines in " in done.err
     assert translate("--input", "-", "--output", "-", stdin=source).out == expected
     assert translate(stdin=source).out == expected
-    monkeypatch.setattr(run, "sha256", None)
+    monkeypatch.setattr(file_translation, "sha256", None)
     os.mkfifo(tmp_path / "pipe")
     threading.Thread(target=(tmp_path / "pipe").write_bytes, args=[TEXT], daemon=True).start()
     translate("--input", tmp_path / "pipe", "--output", tmp_path / "out")
@@ -60,29 +60,16 @@ def test_streams(translate, source, monkeypatch, tmp_path):
 MISTAKES = [
     (["--input", "in.de", "--output", "./in.de"], "in.de: is also an input"),
     (["--input", "nope.de", "--output", "x"], "nope.de: no such file"),
-    (["--input", "folder"], "folder: is a directory; name a file"),
-    (["--input", "in.de", "--input", "in.de"], "several --input options need --output-dir"),
+    (["--input", "folder"], "folder: is a directory; add --output-dir to "),
+    (["in.de", "--input", "in.de"], "several inputs need --output-dir"),
+    (["--files-from", "in.de"], "several inputs need --output-dir"),
     (["--input", "in.de", "--output", "x", "--output-dir", "out"], "choose one"),
     (["--output-dir", "out"], "--output-dir needs files"),
     (["--input", "-", "--output-dir", "out"], "--output-dir needs files"),
-    (["--input", "in.de", "--output-dir", "no/out"], "no/out: No such file or directory"),
+    (["--files-from", "nope", "--output-dir", "out"], "nope: no such file"),
     (["--input", "in.de", "--output-dir", "in.de"], "in.de: File exists"),
-    (
-        ["--input", "in.de", "--input", "folder/in.de", "--output-dir", "out"],
-        "out/in.en: would be the output of both in.de and folder/in.de",
-    ),
-    (
-        ["--input", "in.de", "--input", "folder/in.txt", "--output-dir", "folder"],
-        "folder/in.en, folder/in.txt.en: exists; to replace such files, add --overwrite",
-    ),
-    (
-        ["--input", "in.de", "--input", "folder/in.en", "--output-dir", "folder"],
-        "folder/in.en: is also an input; name another output",
-    ),
-    (
-        ["--input", "in.de", "--input", "folder/x.de", "--output-dir", "linked"],
-        "linked/x.en: would be the output of both in.de and folder/x.de",
-    ),
+    (["folder"], "folder: is a directory; add --output-dir to "),
+    (["run"], "translate takes one run: add --ensemble "),
 ]
 
 
@@ -92,28 +79,15 @@ def test_mistakes_are_found_before_a_model_is_loaded(
 ):
     """One line that names the path as it was typed; nothing is made."""
     monkeypatch.chdir(tmp_path)
-    for folder in ("folder", "linked"):
+    for folder in ("folder", "run"):
         (tmp_path / folder).mkdir()
-    (tmp_path / "linked" / "x.en").symlink_to("in.en")
+    (tmp_path / "run" / "run.json").touch()
     for name in ("in.de", "in.en", "in.txt", "in.txt.en", "x.de"):
         (tmp_path / "folder" / name).write_bytes(TEXT)
     done = translate(*arguments)
     assert_one_error(done, message)
     assert ".partial" not in done.err
     assert source.read_bytes() == TEXT and not list(tmp_path.glob("*/.*"))
-
-
-def test_what_others_wrote_is_replaced_if_asked(translate, source, tmp_path):
-    """By `--output`, whose name was typed, or `--overwrite`. Sabotage: ignore the option."""
-    expected, reference = translate("--input", source).out, tmp_path / "in.en"
-    for words in (["--output", reference], ["--output-dir", tmp_path, "--overwrite"]):
-        reference.write_text("a human translation\n")
-        assert translate("--input", source, *words).code == 0
-        assert reference.read_bytes() == expected
-    (tmp_path / "link.de").symlink_to(source)
-    (tmp_path / "link.en").symlink_to(reference)
-    done = translate("--input", tmp_path / "link.de", "--output-dir", tmp_path)
-    assert_one_error(done, f"{tmp_path}/link.en: exists; ")
 
 
 @pytest.mark.parametrize("ending", ["", ".gz"])
@@ -125,10 +99,6 @@ def test_an_input_that_is_not_text(translate, tmp_path, ending):
     message = "holds bzip2 data, not text; convert it first, such as with bzip2 -dc, "
     assert_one_error(translate("-q", "-i", source, "-o", tmp_path / "out"), f"{source}: {message}")
     assert_one_error(translate("-q", stdin=source), f"stdin: {message}")
-    (tmp_path / "b.de").write_bytes(TEXT)
-    inputs = "-i", source, "-i", tmp_path / "b.de", "--output-dir", tmp_path / "out"
-    assert "1 of 2 files not translated: " in translate(*inputs).err
-    assert os.listdir(tmp_path / "out") and not (tmp_path / f"out/in.en{ending}").exists()
 
 
 def test_several_runs_need_a_word(translate, call, untrained_run, source):
@@ -227,12 +197,11 @@ def test_many_files(translate, source, tmp_path):
         inputs += ["--input", tmp_path / name]
     done = translate(*inputs, "--output-dir", tmp_path / "out")
     last = done.err.splitlines()[-1]
-    assert done.code == 2 and last.startswith("error: 2 of 8 files not translated: ")
+    assert done.code == 3 and last.startswith("error: 2 of 8 files not translated: ")
     assert "missing.de: no such file" in last and "broken.de.gz: cannot be read" in last
     assert done.err.count("; translating the other files") == 2
     assert done.err.count("translating with") == 1
-    for name, lines in (("in.de", 12), ("b.de.gz", 12), ("e.txt", 0)):
-        assert f"{tmp_path / name}: {lines} lines in " in done.err
+    assert "\nfiles: 6 translated; 48 lines\n" in done.err
     names = ["b.en.gz", "c.en.xz", "d.en.zst", "e.txt.en", "f.en.gz", "in.en"]
     assert sorted(path.name for path in (tmp_path / "out").glob("[!.]*")) == names
     for name in names:
@@ -241,7 +210,7 @@ def test_many_files(translate, source, tmp_path):
         assert written == (b"" if name[0] in "ef" else expected)
     assert translate("--input", tmp_path / "b.de.gz").out == expected
     done = translate(*inputs, "--output-dir", tmp_path / "out")
-    assert done.err.count(": already complete\n") == 6
+    assert "\nfiles: 6 already complete; 0 lines\n" in done.err
     (tmp_path / "broken.de.gz").write_bytes(gzip.compress(TEXT)[:-9])
     done = translate("--input", tmp_path / "broken.de.gz", "--quiet")
     assert_one_error(done, "")

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from transformer_mt.checkpoints.layout import RUN_FILE
 from transformer_mt.cli.options import (
     OVERWRITE,
     QUIET,
@@ -18,6 +19,7 @@ from transformer_mt.cli.options import (
     with_groups,
 )
 from transformer_mt.errors import ConfigError
+from transformer_mt.system.manifest import MANIFEST
 from transformer_mt.translation.options import (
     FileOptions,
     LoadOptions,
@@ -179,8 +181,13 @@ def translate(
 
 
 def _split_arguments(paths: list[Path], ensemble: bool) -> tuple[list[Path], list[Path]]:
-    """Tells models, the first argument and further folders, from files to translate."""
-    models = [path for path in paths[1:] if path.is_dir() or (ensemble and not path.exists())]
+    """Tells models, which are the first argument and further runs, from files to translate."""
+    models = [
+        path
+        for path in paths[1:]
+        if (ensemble and not path.is_file())
+        or any((path / name).exists() for name in (RUN_FILE, MANIFEST))
+    ]
     if models and not ensemble:
         raise ConfigError(
             "translate takes one run: add --ensemble to decode with several, or --input to"

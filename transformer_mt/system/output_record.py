@@ -22,13 +22,12 @@ from transformer_mt.system.files import (
     beside,
     json_digest,
     locked,
-    naming,
     open_no_link,
     open_temporary,
     sha256,
     sync,
 )
-from transformer_mt.system.outputs import Fingerprint, Output, is_complete, output_error
+from transformer_mt.system.outputs import Fingerprint, Output, is_complete, naming_output
 
 RECORD = ".transformer-mt.jsonl"
 _SYNC_THREADS = 8
@@ -80,7 +79,7 @@ class OutputRecord:
     def __init__(self, folder: Path) -> None:
         self._folder, self._path = os.path.realpath(folder), folder / RECORD
         self._versions: dict[str, dict[str, str]] = {}
-        with _naming_output(self._path):
+        with naming_output(self._path):
             lines = self._path.read_bytes().splitlines() if self._path.exists() else []
         for line in lines:
             try:
@@ -140,7 +139,7 @@ class OutputRecord:
             OutputError: If no file can be written.
         """
         written, errors = list[CompleteFile](), dict[str, OutputError]()
-        with _naming_output(self._path), self._lock():
+        with naming_output(self._path), self._lock():
             try:
                 for file in files:
                     with _noting(errors, file.output):
@@ -172,7 +171,7 @@ class OutputRecord:
         ]
         # The empty line ends one that an earlier process could not write whole.
         lines = ["", *(json.dumps(asdict(entry)) for entry in entries), ""]
-        with _naming_output(self._path), open(self._path, "ab", opener=open_no_link) as file:
+        with naming_output(self._path), open(self._path, "ab", opener=open_no_link) as file:
             file.write("\n".join(lines).encode())
             file.flush()
             os.fsync(file.fileno())
@@ -185,21 +184,12 @@ class OutputRecord:
 
 
 @contextmanager
-def _naming_output(path: Path) -> Iterator[None]:
-    """Makes an OSError an OutputError, which names the path if the OSError names none."""
-    try:
-        with naming(path):
-            yield
-    except OSError as error:
-        raise output_error(error.filename, error) from None
-
-
-@contextmanager
 def _noting(errors: dict[str, OutputError], output: Output) -> Iterator[None]:
     """Notes an error that concerns one output alone."""
     try:
-        yield
-    except OSError as error:
-        errors[output.name] = output_error(output.name, error)
-        if isinstance(errors[output.name], FullDiskError):
-            raise
+        with naming_output(output.name):
+            yield
+    except FullDiskError:
+        raise
+    except OutputError as error:
+        errors[output.name] = error

@@ -109,12 +109,12 @@ def check_output(
     name, suffix = str(path), compression_suffix(path)
     # Opening or replacing such a path would truncate the file that the shell opened.
     if match := _DESCRIPTOR.fullmatch(_STANDARD.get(name, name)):
-        try:
+        with naming_output(path):
             os.fstat(int(match[1]))
-        except OSError as error:
-            raise OutputError(f"{path}: {error.strerror}") from None
         return Output(name, None, suffix, int(match[1]))
-    if path.is_dir():
+    with naming_output(path):  # also of a name that is too long
+        is_directory = path.is_dir()
+    if is_directory:
         raise OutputError(f"{path}: is a directory; name a file")
     target = Path(os.path.realpath(path))
     if path.exists() and not target.is_file():
@@ -148,17 +148,19 @@ def open_output(output: Output, kept_bytes: int | None = None) -> Iterator[Binar
         return
     if kept_bytes is None:
         output.discard()  # an earlier state would describe another partial file
+    with naming_output(output.name), atomic_file(output.target, kept_bytes) as file:
+        yield file
+
+
+@contextmanager
+def naming_output(name: object) -> Iterator[None]:
+    """Raises OutputError, naming the output, if it cannot be written."""
     try:
-        with atomic_file(output.target, kept_bytes) as file:
-            yield file
+        yield
     except OSError as error:
-        raise output_error(output.name, error) from None
-
-
-def output_error(name: str, error: OSError) -> OutputError:
-    """Says that an output cannot be written; a full disk concerns all outputs."""
-    is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-    return (FullDiskError if is_full else OutputError)(f"{name}: {error.strerror or error}")
+        is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        kind = FullDiskError if is_full else OutputError  # a full disk concerns all outputs
+        raise kind(f"{name}: {error.strerror or error}") from None
 
 
 def write_lines(lines: Iterable[str], output: Output) -> None:

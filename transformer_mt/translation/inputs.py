@@ -7,7 +7,7 @@ from pathlib import Path
 
 from transformer_mt.errors import DataError, OutputError
 from transformer_mt.system.output_record import OutputRecord
-from transformer_mt.system.outputs import Output, check_output, resolve_inputs
+from transformer_mt.system.outputs import Output, check_output, naming_output, resolve_inputs
 from transformer_mt.system.streams import compression_suffix, open_input, reading, require_input
 from transformer_mt.translation.options import FileOptions
 from transformer_mt.translation.summary import Summary
@@ -56,6 +56,8 @@ def plan_single(options: FileOptions) -> FilePair:
     path = next(iter(options.inputs), None)
     if path is None or str(path) == "-":
         return FilePair(None, check_output(options.output))
+    if path.is_dir():
+        raise DataError(f"{path}: is a directory; add --output-dir to translate the text in it")
     require_input(path)
     return FilePair(path, check_output(options.output, resolve_inputs([path])))
 
@@ -80,20 +82,16 @@ def plan_folder(
     for each in found:
         with summary.one_file(each.path):
             require_input(each.path)
+            if not each.path.is_file():  # nobody may ever write into a named pipe
+                raise DataError(f"{each.path}: is not a regular file")
             name = options.output_dir / each.name.parent / output_name(each.name, *languages)
-            _make_folder(name.parent)
+            with naming_output(name.parent):
+                name.parent.mkdir(parents=True, exist_ok=True)
             pair = FilePair(each.path, check_output(name, inputs), each.skips_binary)
             other = pairs.setdefault(str(pair.output.target or name), pair)
             if other.input != each.path:
                 raise OutputError(f"{name}: is already the output of {other.input}; rename one")
     return list(pairs.values())
-
-
-def _make_folder(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise OutputError(f"{folder}: {error.strerror}") from None
 
 
 def _find_files(options: FileOptions, record: OutputRecord, summary: Summary) -> Iterator[_Found]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from transformer_mt.errors import ConfigError, DataError, OutputError
 from transformer_mt.system.launcher import require_single_process
 from transformer_mt.system.output_record import OutputRecord
-from transformer_mt.system.outputs import Fingerprint, check_output, read_state
+from transformer_mt.system.outputs import Fingerprint, check_output, naming_output, read_state
 from transformer_mt.system.streams import CHUNK_BYTES
 from transformer_mt.translation.file_translation import translate_file
 from transformer_mt.translation.inputs import FilePair, plan_folder, plan_single
@@ -19,7 +19,7 @@ from transformer_mt.translation.prompt import translate_interactively
 from transformer_mt.translation.sharing import LoadModels, require_first_attempt, share_work
 from transformer_mt.translation.small_files import SmallFiles
 from transformer_mt.translation.summary import Summary, written_summary
-from transformer_mt.translation.translation_model import find_models
+from transformer_mt.translation.translation_model import TranslationModel, find_models
 from transformer_mt.translation.translator import Translator
 
 if TYPE_CHECKING:
@@ -101,6 +101,8 @@ def _translate_folder(
         FailedFilesError: At the end, if there are such files.
     """
     assert files.output_dir
+    with naming_output(files.output_dir):
+        files.output_dir.mkdir(parents=True, exist_ok=True)
     record, data = OutputRecord(files.output_dir), models[0].config.data
     pairs = plan_folder(files, record, (data.src_lang, data.tgt_lang), summary)
     if pairs:
@@ -135,17 +137,23 @@ def _translate_large(
 def _load_translator(
     models: "SavedModels", options: TranslateOptions, load: LoadModels, summary: Summary
 ) -> tuple[Translator, Fingerprint]:
-    """Loads the models; gives what the bytes of an output depend on beside its input, too.
+    model = load(models, options.load)
+    logger.info(f"translating with {model.name}")
+    summary.models = [checkpoint.digest for checkpoint in model.checkpoints]
+    translator = model.translator(options.search)
+    return translator, _fingerprint(model, translator, options)
+
+
+def _fingerprint(
+    model: TranslationModel, translator: Translator, options: TranslateOptions
+) -> Fingerprint:
+    """Lists what the bytes of an output depend on beside its input.
 
     Not the device and the batch size that `auto` and defaults stand for, which only decide between
     equally likely translations: a machine with more or less memory can continue.
     """
-    model = load(models, options.load)
-    logger.info(f"translating with {model.name}")
-    translator = model.translator(options.search)
-    summary.models = [checkpoint.digest for checkpoint in model.checkpoints]
-    return translator, {
-        "checkpoint": summary.models,
+    return {
+        "checkpoint": [checkpoint.digest for checkpoint in model.checkpoints],
         **asdict(options.load),
         **asdict(options.search),
         **asdict(options.output),

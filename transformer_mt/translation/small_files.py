@@ -133,7 +133,7 @@ class SmallFiles:
     def _read(self, pair: FilePair, large: list[FilePair]) -> _SmallFile | None:
         if not self._overwrite and not self._record.is_own(pair.output):
             raise OutputError(
-                f"{pair.output.name}: exists, and is not an unchanged output of this program;"
+                f"{pair.output.name}: exists, and was edited or written by another program;"
                 " add --overwrite to replace it"
             )
         if not pair.is_resumable:

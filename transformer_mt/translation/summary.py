@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from transformer_mt.errors import (
+    ConfigError,
     DataError,
     FailedFilesError,
     FullDiskError,
@@ -61,7 +62,7 @@ class Summary:
             yield
         except FullDiskError:
             raise
-        except (DataError, OutputError) as error:
+        except (ConfigError, DataError, OutputError) as error:
             if skips_binary and isinstance(error, NotTextError):
                 self.not_text += 1
             else:
@@ -99,8 +100,8 @@ def written_summary(output: Output | None) -> Iterator[Summary]:
     try:
         yield summary
         summary.exit_code = 0
-    except (TransformerMTError, Interrupted) as error:
-        summary.exit_code = error.exit_code
+    except (TransformerMTError, Interrupted, OSError) as error:
+        summary.exit_code = getattr(error, "exit_code", TransformerMTError.exit_code)
         raise
     finally:
         summary.seconds = round(time.monotonic() - began, 3)

@@ -1,0 +1,249 @@
+"""Jobs of many files: which are translated, what becomes of bad ones, what is made again."""
+
+import gzip
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import assert_one_error, command, copy_lines
+
+from transformer_mt.errors import FullDiskError
+from transformer_mt.system.output_record import RECORD, CompleteFile, OutputRecord
+from transformer_mt.system.outputs import check_output
+from transformer_mt.translation.translator import Translator
+
+LINES = copy_lines(40, 31)
+
+
+@pytest.fixture
+def translate(untrained_run, call, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    return lambda *arguments, **options: call("translate", untrained_run, *arguments, **options)
+
+
+def write(path: str, *lines: str) -> Path:
+    """Writes lines to a file, in new folders."""
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    Path(path).write_text("".join(f"{line}\n" for line in lines))
+    return Path(path)
+
+
+def tree(folder: str) -> dict[str, str]:
+    """Reads all files of a folder but the record."""
+    files = sorted(path for path in Path(folder).rglob("*") if path.is_file())
+    return {str(p.relative_to(folder)): p.read_text() for p in files if p.name != RECORD}
+
+
+@pytest.fixture
+def texts(translate) -> dict[str, str]:
+    """Writes three texts; gives the translations that each has by itself."""
+    write("in/a/x.de", *LINES[:3])
+    write("in/b/x.de", *LINES[3:4])
+    write("in/b/empty.txt")
+    names = {"a/x.en": "a/x.de", "b/x.en": "b/x.de", "b/empty.txt.en": "b/empty.txt"}
+    return {to: translate("-i", f"in/{name}").out.decode() for to, name in names.items()}
+
+
+FORMS = {
+    "folder": (["-i", "in"], ""),
+    "two folders": (["-i", "in/b", "--input", "in"], ""),
+    "list of lines": (["--files-from", "list"], "in/"),
+    "list of zero bytes": (["--files-from", "-"], "in/"),
+    "arguments": (["in/a/x.de", "in/b/empty.txt"], None),
+}
+
+
+@pytest.mark.parametrize(("words", "prefix"), FORMS.values(), ids=FORMS)
+def test_forms_of_inputs(translate, texts, words, prefix):
+    """Those of a folder or list keep their folders; nothing that is no text is translated."""
+    write("list", "in/a/x.de", "./in/b/../b/x.de", "in/b/empty.txt")
+    Path("zeros").write_bytes(Path("list").read_bytes().replace(b"\n", b"\0"))
+    for name in ("in/.hidden", "in/.git/x.de"):
+        write(name, "nicht")
+    Path("in/b/picture").write_bytes(b"\x89PNG\n")
+    Path("in/b/bytes").write_bytes(b"a\nb\0c\n")
+    os.mkfifo("in/pipe")
+    done = translate(*words, "--output-dir", "in/out", "--summary", "s", stdin="zeros")
+    assert done.code == 0, done.err
+    expected = {f"{prefix}{name}": text for name, text in texts.items()}
+    if prefix is None:
+        expected = {"x.en": texts["a/x.en"], "empty.txt.en": ""}
+    elif words[0] == "-i" and len(words) > 2:
+        expected |= {"x.en": texts["b/x.en"], "empty.txt.en": ""}
+    assert tree("in/out") == expected
+    summary = json.loads(Path("s").read_text())
+    in_folder = "in" in words
+    assert [summary["done"], summary["exit_code"]] == [len(expected), 0]
+    assert (summary["not_text"] > 2, summary["hidden"]) == (in_folder, 2 * in_folder)
+
+
+def test_outputs_are_no_inputs(translate, texts):
+    """Beside them, and run again; sabotage: walk into the folder of outputs, or do not ask."""
+    for _ in range(2):
+        assert translate("-i", "in", "--output-dir", "in").code == 0
+    written = {name: text for name, text in tree("in").items() if name.endswith(".en")}
+    assert written == texts
+    done = translate("-i", "in/a/x.de", "-i", "in/a/x.en", "--output-dir", "in/a")
+    assert done.code == 3 and "in/a/x.en: is also an input; name another" in done.err
+
+
+BAD = {
+    "missing.de": (lambda path: path.unlink(), "no such file"),
+    "folder.de": (lambda path: (path.unlink(), path.mkdir()), None),
+    "bzip2.de": (lambda path: path.write_bytes(b"BZh91AY&SY"), "holds bzip2 data, not text; "),
+    "cut.de.gz": (lambda path: path.write_bytes(gzip.compress(b"a\n" * 99)[:-9]), "cannot be read"),
+    "utf16.de": (lambda path: path.write_bytes("\ufeffab\n".encode("utf-16-le")), "is UTF-16; "),
+    "pipe.de": (lambda path: (path.unlink(), os.mkfifo(path)), "is not a regular file"),
+    "same.gz": (lambda path: write("in/same.de.gz", "x"), "is not compressed, although its name "),
+    "target.de": (lambda path: Path("out/target.en").mkdir(parents=True), "is a directory; "),
+    "own.de": (lambda path: write("out/own.en", "mine"), "was edited or written by another "),
+    "twice": (lambda path: write("in/twice.de", "a"), None),
+    "n" * 253: (lambda path: None, "File name too long"),
+}
+
+
+def test_a_bad_file_costs_one_file(translate):
+    """Its reason is reported, also in the summary; the exit code is 3, the others are complete."""
+    names = [*BAD, "good.de", "m" * 250]
+    for name in names:
+        write(f"in/{name}", LINES[0])
+    for name, (spoil, _) in BAD.items():
+        spoil(Path("in", name))
+    inputs = [f"in/{name}" for name in [*names, "twice.de"]]
+    done = translate(*inputs, "--output-dir", "out", "--summary", "s")
+    assert done.code == 3 and "Traceback" not in done.err, done.err
+    summary = json.loads(Path("s").read_text())
+    reasons = {name: reason for name, (_, reason) in BAD.items() if reason}
+    reasons["twice.de"] = "out/twice.en: is already the output of in/twice; rename one"
+    assert summary["failed"].keys() == {f"in/{name}" for name in reasons}
+    for name, reason in reasons.items():
+        assert reason in summary["failed"][f"in/{name}"]
+    total = len(reasons) + 3
+    assert f"\nerror: {len(reasons)} of {total} files not translated: in/missing.de: no" in done.err
+    assert tree("out").keys() == {"good.en", "m" * 250 + ".en", "twice.en", "own.en"}
+    assert summary["done"] == summary["lines"] == 3 and summary["exit_code"] == 3
+    assert Path("out/own.en").read_text() == "mine\n"
+
+
+def test_what_is_made_again(translate, texts):
+    """What changed, or was made with other options; what somebody edited only if asked.
+
+    Sabotage: compare names alone; leave the options out of the fingerprint.
+    """
+
+    def run(*options, code=0):
+        done = translate("-i", "in", "--output-dir", "out", "--summary", "s", *options)
+        assert done.code == code, done.err
+        summary = json.loads(Path("s").read_text())
+        return summary["done"], summary["skipped"], len(summary["failed"])
+
+    assert [run(), run()] == [(3, 0, 0), (0, 3, 0)]
+    write("in/a/x.de", *LINES[5:9])
+    assert [run(), run("--beam-size", "2"), run("--overwrite")] == [(1, 2, 0), (3, 0, 0), (3, 0, 0)]
+    write("out/b/x.en", "corrected")
+    assert run(code=3) == (0, 2, 1) and Path("out/b/x.en").read_text() == "corrected\n"
+    assert [run("--overwrite"), run()] == [(3, 0, 0), (0, 3, 0)]
+    assert tree("out")["b/x.en"] == texts["b/x.en"]
+    Path("out/b/x.en").unlink()
+    assert run() == (1, 2, 0)
+    record = Path("out", RECORD)
+    record.write_bytes(record.read_bytes().replace(b'b/x.en"', b"\xff\n[]\n{\n"))
+    assert run(code=3) == (0, 2, 1)
+    record.unlink()
+    assert run(code=3) == (0, 0, 3)
+
+
+def test_files_of_several_chunks(translate, monkeypatch):
+    """Each by itself, after the small ones; with draws each file is, as its lines are numbered."""
+    monkeypatch.setattr("transformer_mt.translation.pytorch_runtime.PyTorchRuntime.chunk_lines", (2, 4))
+    for name, begin, end in (("a", 0, 9), ("b", 9, 12), ("c", 12, 13), ("d", 13, 17), ("e", 17, 22)):
+        write(f"in/{name}.de", *LINES[begin:end])
+    for options in ((), ("--sample",)):
+        alone = {f"{n}.en": translate("-i", f"in/{n}.de", *options).out.decode() for n in "abcde"}
+        done = translate("-i", "in", "--output-dir", f"out{len(options)}", *options)
+        assert done.code == 0 and tree(f"out{len(options)}") == alone
+        assert done.err.count("lines in ") == (5 if options else 2)
+        assert translate("-i", "in", "--output-dir", f"out{len(options)}", *options).code == 0
+
+
+def test_an_input_that_changes(translate, texts, monkeypatch):
+    """While others of its group are translated; sabotage: do not ask again."""
+    translate_chunks = Translator.translate_chunks
+
+    def change(*arguments):
+        for translations in translate_chunks(*arguments):
+            write("in/a/x.de", "anders")
+            yield translations
+
+    monkeypatch.setattr(Translator, "translate_chunks", change)
+    done = translate("-i", "in", "--output-dir", "out")
+    assert done.code == 3 and "in/a/x.de: changed while it was read; " in done.err
+    assert tree("out").keys() == texts.keys() - {"a/x.en"}
+
+
+def test_more_files_than_a_process_can_open(untrained_run, tmp_path):
+    for number in range(150):
+        write(str(tmp_path / f"in/{number}.de"), LINES[0])
+    words = command("translate", untrained_run, "-i", tmp_path / "in", "--output-dir", tmp_path / "o")
+    shell = ["bash", "-c", 'ulimit -n 100; exec "$@"', "-", *map(str, words)]
+    done = subprocess.run(shell, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    assert done.returncode == 0 and "150 translated" in done.stderr, done.stderr
+
+
+KILLED_AT_ANY_LINE = """
+import itertools, os, signal, sys
+from pathlib import Path
+from transformer_mt.system import files, output_record, outputs
+
+os.fsync = lambda descriptor: None  # a killed process loses nothing that the system holds
+folder = Path(sys.argv[1])
+
+def publish(content):
+    record = output_record.OutputRecord(folder)
+    checked = [outputs.check_output(folder / name) for name in "ab"]
+    left = [each for each in checked if not record.is_complete(each, {"from": content})]
+    assert all(map(record.is_own, left))
+    complete = output_record.CompleteFile
+    assert not record.publish([complete(each, content.encode(), {"from": content}) for each in left])
+    return len(left)
+
+def publish_until(limit):
+    lines = itertools.count(1)
+    def trace(frame, event, argument):
+        if frame.f_code.co_filename not in (files.__file__, output_record.__file__):
+            return None
+        if event == "line" and next(lines) == limit:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return trace
+    sys.settrace(trace)
+    publish("new")
+    os._exit(0)
+
+for limit in itertools.count(1):
+    publish("old")
+    pid = os.fork()
+    if not pid:
+        publish_until(limit)
+    ended = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert {path.read_text() for path in (folder / "a", folder / "b")} <= {"old", "new"}
+    left = publish("new")
+    assert [(folder / name).read_text() for name in "ab"] == ["new", "new"]
+    assert sorted(os.listdir(folder)) == [output_record.RECORD, "a", "b"], os.listdir(folder)
+    if ended:
+        break
+print(limit)
+"""
+
+
+def test_killed_at_any_line_of_code(tmp_path):
+    """SIGKILL while files are published: each is old or new, and known; the same command goes on.
+
+    Sabotage: record the files after they are renamed.
+    """
+    words = [sys.executable, "-c", KILLED_AT_ANY_LINE, str(tmp_path)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) > 60, done.stdout
