@@ -12,6 +12,7 @@ from transformer_mt.errors import ConfigError
 
 Device = Literal["auto", "cpu", "cuda"]
 Precision = Literal["fp32", "bf16", "fp16"]
+InputFormat = Literal["auto", "text", "tsv", "csv", "jsonl", "srt", "vtt"]
 OutputFormat = Literal["text", "jsonl"]
 ExportFormat = Literal["ctranslate2", "transformers"]
 Split = Literal["auto", "long", "never"]
@@ -92,6 +93,32 @@ class LoadOptions:
 
 
 @dataclass(frozen=True)
+class InputOptions:
+    """Which texts of an input are translated, and where their translations go.
+
+    Attributes:
+        format: `auto` is that of the ending of the input's name, and text for others and stdin.
+        column: Of a table, the column to translate: its name in the first row, or its number from 1
+            if there is no such row; of JSON objects the key, whose dots lead into objects.
+        output_column: The column, or key, of the translation; None is the same.
+
+    Raises:
+        ConfigError: If a column is missing or 0.
+    """
+
+    format: InputFormat = "auto"
+    column: str | None = None
+    output_column: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.output_column and not self.column:
+            raise ConfigError("--output-column: add --column, which names the text to translate")
+        for column in (self.column, self.output_column):
+            if column and column.isdecimal() and int(column) == 0:
+                raise ConfigError(f"column {column}: columns are counted from 1")
+
+
+@dataclass(frozen=True)
 class OutputOptions:
     """What is written for each line.
 
@@ -126,6 +153,7 @@ class TranslateOptions:
     load: LoadOptions
     search: SearchOptions
     output: OutputOptions = OutputOptions()
+    input: InputOptions = InputOptions()
 
 
 DEFAULT_SEARCH = SearchOptions()
