@@ -20,6 +20,8 @@ from transformer_mt.cli.options import (
 from transformer_mt.errors import ConfigError
 from transformer_mt.translation.options import (
     FileOptions,
+    InputFormat,
+    InputOptions,
     LoadOptions,
     OutputFormat,
     OutputOptions,
@@ -60,6 +62,24 @@ class FileGroup:
         "DIR", "Folder for the translation of each --input: a.de.gz gives a.en.gz."
     )
     overwrite: bool = OVERWRITE
+    input_format: InputFormat = file_option(
+        values_of(InputFormat),
+        "auto: by the ending of --input, such as a.csv or a.srt.gz; text for others and stdin.",
+        default=InputOptions.format,
+    )
+    column: str | None = file_option(
+        "NAME_OR_NUMBER",
+        "Column of a table to translate: its name in the first row, its number if there are no"
+        " names, or a key of JSON objects such as translation.de.",
+        "--column",
+        "--key",
+    )
+    output_column: str | None = file_option(
+        "NAME_OR_NUMBER",
+        "Column or key for the translation, a new one if there is none. Default: --column.",
+        "--output-column",
+        "--output-key",
+    )
 
     def options(self) -> FileOptions:
         """Refuses files that do not belong together."""
@@ -165,6 +185,7 @@ def translate(
         LoadOptions(model.device, model.precision, model.max_length, model.raw, split),
         SearchOptions(beam_size, penalty, with_scores, n_best, model.batch_tokens, sampling),
         OutputOptions(lines.scores, lines.format_),
+        InputOptions(files.input_format, files.column, files.output_column),
     )
     from transformer_mt.translation import run as runs
 

@@ -5,13 +5,13 @@ import re
 import sys
 from collections.abc import Callable
 from functools import partial
-from json.decoder import JSONDecoder, scanstring
 from typing import NamedTuple
 
 from transformer_mt.errors import DataError
 
 _dump = partial(json.dumps, ensure_ascii=False)
-_decode_at = JSONDecoder().raw_decode
+_OBJECT = re.compile(r"\s*\{")
+_KEY = re.compile(r'[\s,]*("(?:[^"\\]++|\\.)*+")\s*:\s*')
 
 
 class Cell(NamedTuple):
@@ -30,34 +30,16 @@ class Cell(NamedTuple):
     encode: Callable[[str], str]
 
 
-class OpenQuoteError(ValueError):
-    """A row that ends within quotes, so the next line belongs to it."""
-
-
-def split_csv(row: str, delimiter: str) -> list[str]:
-    """Splits a row of CSV, without its line end, into cells with their quotes.
-
-    A quote within a cell that does not begin with one is text, as for Python's strict `csv`, which
-    tells neither where a cell stands nor how it is quoted.
-
-    Raises:
-        OpenQuoteError: If a quote is open at its end.
-        ValueError: If text follows a closing quote, or a line break is not quoted.
-    """
-    quoted, unquoted = r'"(?:[^"]++|"")*+(?:"|\Z)', rf'(?!")[^{delimiter}\r\n]*+'
-    cells: list[str] = re.findall(rf"(?:^|{delimiter})({quoted}|{unquoted})", row)
-    if delimiter.join(cells) != row:
-        raise ValueError("is not CSV")
-    if cells[-1].startswith('"') and cells[-1].count('"') % 2:
-        raise OpenQuoteError("ends within quotes")
-    return cells
+def line_end(text: str, place: int) -> int:
+    """Gives where the line that a place belongs to ends, after its line feed."""
+    return text.find("\n", place) + 1 or len(text)
 
 
 class DelimitedTable:
     """Rows of TSV, where quotes are text and a tab always ends a cell, or of CSV.
 
     Commas or semicolons delimit CSV: which of them is more frequent outside quotes in the first
-    row.
+    line. Python's `csv` tells neither where a cell stands nor how it is quoted.
 
     Args:
         name: The file's name, for messages.
@@ -67,33 +49,39 @@ class DelimitedTable:
     """
 
     def __init__(self, name: str, is_csv: bool, column: str, output_column: str) -> None:
-        self._name, self._is_csv = name, is_csv
-        self._names = column, output_column
-        self._delimiter = "" if is_csv else "\t"
-        self._has_header, self._width = not column.isdecimal(), 0
+        self._name, self._is_csv, self._delimiter = name, is_csv, "" if is_csv else "\t"
+        self._names, self._width = (column, output_column), 0
         self._source, self._target = (
             int(name) - 1 if name.isdecimal() else sys.maxsize for name in self._names
         )
 
+    def row_end(self, text: str, place: int) -> int:
+        """Gives where the row that begins at a place ends; 0 if a quote is open at the end."""
+        if not self._is_csv:
+            return line_end(text, place)
+        if not self._delimiter:
+            unquoted = re.sub(r'"[^"]*(?:"|\Z)', "", text[: line_end(text, place)])
+            self._delimiter = max(",;", key=unquoted.count)
+        cell = rf'(?:"(?:[^"]++|"")*+"?|(?!")[^{self._delimiter}\r\n]*+)'
+        cells = re.compile(f"(?:{cell}{self._delimiter}?)*+").match(text, place)
+        end = cells.end() if cells else place
+        # Only an open quote takes a line feed at the end.
+        return 0 if text.endswith("\n", place, end) else line_end(text, end)
+
     def find(self, row: str) -> Cell | str:
-        """Finds the text of a row without its line end; gives the whole row if it has none.
+        """Finds the text of a row without its line end; of one with names, gives the new names.
 
         Raises:
             DataError: If the row should name the column and does not.
             ValueError: If it cannot be parsed, or has another number of cells than the first row.
             IndexError: If it has no such column.
         """
-        if not row:
-            return row
-        if not self._delimiter:
-            unquoted = re.sub(r'"[^"]*(?:"|\Z)', "", row)
-            self._delimiter = max(",;", key=unquoted.count)
-        cells = split_csv(row, self._delimiter) if self._is_csv else row.split(self._delimiter)
-        if self._has_header and not self._width:
-            return self._read_header(row, cells)
+        delimiter, cells = self._delimiter, self._split(row)
+        if not self._width and not self._names[0].isdecimal():
+            return self._read_names(row, cells)
         if self._width not in (0, len(cells)):
             raise ValueError("has another number of cells than the first row")
-        source, begin, end, before = cells[self._source], len(row), len(row), self._delimiter
+        source, begin, end, before = cells[self._source], len(row), len(row), delimiter
         if self._target < len(cells):
             begin = sum(len(cell) + 1 for cell in cells[: self._target])
             end, before = begin + len(cells[self._target]), ""
@@ -101,12 +89,22 @@ class DelimitedTable:
         text = source[1:-1].replace('""', '"') if is_quoted else source
         return Cell(text, begin, end, lambda new: before + self._encode(new, is_quoted))
 
-    def _read_header(self, row: str, cells: list[str]) -> str:
+    def _split(self, row: str) -> list[str]:
+        """Splits a row into cells with their quotes."""
+        delimiter = self._delimiter
+        if not self._is_csv:
+            return row.split(delimiter)
+        cell = rf'"(?:[^"]++|"")*+"|(?!")[^{delimiter}\r\n]*+'
+        cells: list[str] = re.findall(f"(?:^|{delimiter})({cell})", row)
+        if delimiter.join(cells) != row:
+            raise ValueError("has an open quote, or text after a closing quote")
+        return cells
+
+    def _read_names(self, row: str, cells: list[str]) -> str:
         names = [cell.strip('" ') for cell in cells]
         column, output_column = self._names
         if names.count(column) != 1:
-            how_often = "more than one column" if column in names else "no column"
-            raise DataError(f"{self._name}: has {how_often} {column}, but {', '.join(names)}")
+            raise DataError(f"{self._name}: has not one column {column}, but {', '.join(names)}")
         self._width, self._source = len(names), names.index(column)
         if output_column in names:
             self._target = names.index(output_column)
@@ -128,56 +126,41 @@ class JsonLines:
     """
 
     def __init__(self, key: str, output_key: str) -> None:
-        self._key, self._output_key = key, output_key
+        self._path, self._output_path = key.split("."), output_key.split(".")
+        self.row_end = line_end
 
     def find(self, row: str) -> Cell | str:
-        """Finds the text of a row; gives the whole row if it is blank.
+        """Finds the text of a row.
 
         Raises:
             ValueError: If it is not an object, or the value is not a text.
-            KeyError: If it does not have the key, or no object that could have the output key.
+            KeyError: If an object that the path of a key leads through is missing.
             RecursionError: If it is too deep.
         """
-        if not row.strip():
-            return row
         json.loads(row)
-        begin, end, _ = _find_value(row, self._key)
-        text = json.loads(row[begin:end])
+        begin, end, _ = _find_value(row, 0, self._path)
+        text = json.loads(row[begin:end])  # nothing, if the key is missing
         if not isinstance(text, str):
             raise ValueError("is not a text")
-        begin, end, before = _find_value(row, self._output_key)
+        begin, end, before = _find_value(row, 0, self._output_path)
         return Cell(text, begin, end, lambda new: before + _dump(new))
 
 
-def _find_value(row: str, key: str) -> tuple[int, int, str]:
-    """Gives where a value begins and ends; for a new key, where it can be, and what precedes it."""
-    begin = _skip(row, 0)
-    *path, last = key.split(".")
-    for name in path:
-        begin, _ = _members(row, begin)[name]
-    members = _members(row, begin)
-    if last in members:
-        return *members[last], ""
-    place = max((end for _, end in members.values()), default=begin + 1)
-    return place, place, f"{', ' if members else ''}{_dump(last)}: "
+def _find_value(row: str, begin: int, path: list[str]) -> tuple[int, int, str]:
+    """Finds a value in the object that begins at a place of valid JSON.
 
-
-def _members(row: str, begin: int) -> dict[str, tuple[int, int]]:
-    """Gives where the values of the object that begins at a place of valid JSON begin and end."""
-    if row[begin] != "{":
+    Returns:
+        Where the value begins and ends; of a new key, where it can be written, after which text.
+    """
+    if not (brace := _OBJECT.match(row, begin)):
         raise ValueError("is not an object")
-    members, place = dict[str, tuple[int, int]](), _skip(row, begin + 1)
-    while row[place] == '"':
-        key, place = scanstring(row, place + 1)
-        begin = _skip(row, place)
-        _, place = _decode_at(row, begin)
-        members[key] = begin, place
-        place = _skip(row, place)
-    return members
-
-
-def _skip(row: str, place: int) -> int:
-    """Gives the place of the next token, after spaces, colons and commas."""
-    while row[place] in " \t\r\n:,":
-        place += 1
-    return place
+    members, place = dict[str, tuple[int, int]](), brace.end()
+    while match := _KEY.match(row, place):
+        _, place = json.JSONDecoder().raw_decode(row, match.end())
+        members[json.loads(match[1])] = match.end(), place
+    name, *rest = path
+    if rest:
+        return _find_value(row, members[name][0], rest)
+    if name in members:
+        return *members[name], ""
+    return place, place, f"{', ' if members else ''}{_dump(name)}: "

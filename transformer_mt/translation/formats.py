@@ -1,37 +1,37 @@
 """What of an input is translated, and how its translations are written: text, tables, subtitles."""
 
+import logging
 import re
 from codecs import BOM_UTF8
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import chain, islice, zip_longest
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from transformer_mt.errors import ConfigError
 from transformer_mt.system.streams import compression_suffix
-from transformer_mt.text.tables import DelimitedTable, JsonLines, OpenQuoteError
-from transformer_mt.translation.options import InputFormat, InputOptions, OutputOptions
+from transformer_mt.text.tables import Cell, DelimitedTable, JsonLines, line_end
+from transformer_mt.translation.options import (
+    STRUCTURED_FORMATS,
+    InputFormat,
+    InputOptions,
+    OutputOptions,
+)
 from transformer_mt.translation.translator import Translation, format_lines
 
-MAX_ROW_LINES = 1000
-"""A row of CSV with more lines has a quote that nothing closes."""
-_ROWS_NAMED = 5
-_FORMATS: dict[str, InputFormat] = {
-    ".tsv": "tsv",
-    ".csv": "csv",
-    ".jsonl": "jsonl",
-    ".ndjson": "jsonl",
-    ".srt": "srt",
-    ".vtt": "vtt",
-}
-"""By the ending of a file's name."""
-_SURROGATE = re.compile("[\ud800-\udfff]")
-_LINE_BREAK = re.compile(r"(\r\n|\r|\n)")
-_TIME_CODE = re.compile(r"\d\s*-->\s*\d")
-_MARKUP = r"<[^>]*>|\{[^}]*\}|\s"
-_CUE_LINE = re.compile(rf"((?:{_MARKUP}|[-–—](?![-–—]))*)(.*?)((?:{_MARKUP})*)", re.DOTALL)
-"""Tags, spaces and the dash of a speaker; the text; tags, spaces and the line end."""
+logger = logging.getLogger(__name__)
+
+MAX_INCOMPLETE = 2**20
+"""So many characters do not wait for the end of a row or cue: its quote is open by mistake."""
+ROWS_NAMED = 5
+"""Most rows that are reported by their numbers."""
+_MARKUP = r"<[^>\n]*>|\{[^}\n]*\}|[^\S\n]"
+_TIMES = r"\d *--> *\d.*\n"
+_CUE = re.compile(rf"{_TIMES}((?:(?!(?:\d+\r?\n)?.*{_TIMES}).*\S.*(?:\n|\Z))+)")
+"""A line of times and the lines up to a blank one, or to the next cue."""
+_CUE_LINE = re.compile(rf"(?=.)((?:{_MARKUP}|[-–—])*)(.*?)((?:{_MARKUP})*(?:\n|\Z))")
+"""Tags and the dash of a speaker; the text; tags and the line end."""
 
 
 class Chunk(NamedTuple):
@@ -69,26 +69,19 @@ class PlainText:
         lines_replaced: Number of texts so far whose invalid UTF-8 was replaced by U+FFFD.
     """
 
-    name: InputFormat = "text"
-
     def __init__(self, options: OutputOptions) -> None:
         self._options, self.lines_replaced = options, 0
 
     def chunks(self, lines: Iterable[list[bytes]]) -> Iterator[Chunk]:
         """Yields a chunk for each list of lines."""
-        first_line = 1
+        first_line, mark = 1, BOM_UTF8
         for raw in lines:
-            if first_line == 1:
-                raw = [raw[0].removeprefix(BOM_UTF8), *raw[1:]]
-            texts = self._decode([line.removesuffix(b"\n") for line in raw])
+            texts = self._decode([raw[0].removeprefix(mark), *raw[1:]])
             yield Chunk(texts, partial(format_lines, first_line=first_line, options=self._options))
-            first_line += len(texts)
-
-    def warnings(self) -> list[str]:
-        """Gives no warnings: any line is text."""
-        return []
+            first_line, mark = first_line + len(texts), b""
 
     def _decode(self, lines: list[bytes]) -> list[str]:
+        lines = [line.removesuffix(b"\n") for line in lines]
         try:
             return [line.decode("utf-8") for line in lines]
         except UnicodeDecodeError:
@@ -101,29 +94,33 @@ class PlainText:
 class StructuredText:
     """A table or subtitles: texts among other text, which is written as it is.
 
+    Args:
+        read: Takes text from the beginning of a row or cue, and whether it is the last; gives its
+            pieces and the text that is incomplete.
+
     Attributes:
-        name: Name of the format.
         lines_replaced: Number of texts so far whose invalid UTF-8 was replaced by U+FFFD.
     """
 
-    def __init__(self, name: InputFormat, reader: "TableReader | SubtitleReader") -> None:
-        self.name, self._reader, self.lines_replaced = name, reader, 0
-        self.warnings = reader.warnings
+    def __init__(self, read: Callable[[str, bool], tuple[list[Piece], str]]) -> None:
+        self._read, self.lines_replaced = read, 0
 
     def chunks(self, lines: Iterable[list[bytes]]) -> Iterator[Chunk]:
         """Yields a chunk for each list of lines, then one of what these have left incomplete."""
-        for raw in lines:
-            text = (line.decode("utf-8", "surrogateescape") for line in raw)
-            yield self._chunk(chain.from_iterable(map(self._reader.take, text)))
-        if rest := list(self._reader.finish()):
-            yield self._chunk(rest)
+        rest = ""
+        for raw in chain(lines, [[]]):
+            text = rest + b"".join(raw).decode("utf-8", "surrogateescape")
+            pieces, rest = self._read(text, not raw)
+            if raw or any(pieces):
+                fields = [piece for piece in pieces if isinstance(piece, Field)]
+                texts = list(map(self._replace, chain.from_iterable(f.texts for f in fields)))
+                yield Chunk(texts, partial(_write, pieces))
 
-    def _chunk(self, pieces: Iterable[Piece]) -> Chunk:
-        pieces, texts = list(pieces), list[str]()
-        for text in chain.from_iterable(piece.texts for piece in pieces if type(piece) is Field):
-            texts.append(_SURROGATE.sub("\ufffd", text))
-            self.lines_replaced += texts[-1] != text
-        return Chunk(texts, partial(_write, pieces))
+    def _replace(self, text: str) -> str:
+        """Replaces surrogates, which stand for invalid UTF-8 or come from JSON."""
+        replaced = re.sub("[\ud800-\udfff]", "\ufffd", text)
+        self.lines_replaced += replaced != text
+        return replaced
 
 
 def _write(pieces: list[Piece], translations: Sequence[Sequence[Translation]]) -> str:
@@ -135,129 +132,85 @@ def _write(pieces: list[Piece], translations: Sequence[Sequence[Translation]]) -
 
 
 class TableReader:
-    """Lines to the rows of a table; a row that has no text to translate is kept as it is.
+    """Text to the pieces of a table; rows without a text to translate are kept and reported.
 
     Args:
+        name: The file's name, for messages.
         table: Finds the text of a row.
     """
 
-    def __init__(self, table: DelimitedTable | JsonLines) -> None:
-        self._table, self._lines, self._lines_before = table, list[str](), 0
-        self._kept, self._first_kept = 0, list[int]()
+    def __init__(self, name: str, table: DelimitedTable | JsonLines) -> None:
+        self._name, self._table, self._lines, self._kept = name, table, 0, list[int]()
 
-    def take(self, line: str) -> Iterator[Piece]:
-        """Takes a line; gives the pieces of the row that it ends."""
-        if not self._lines_before and not self._lines and line.startswith("\ufeff"):
-            yield line[0]
-            line = line[1:]
-        self._lines.append(line)
-        is_long = len(self._lines) >= MAX_ROW_LINES
-        if len(self._lines) == 1 or '"' in line or is_long:
-            yield from self._read_row(is_long)
-
-    def finish(self) -> Iterator[Piece]:
-        """Gives the pieces of what is left, in which a quote is open."""
-        while self._lines:
-            yield from self._read_row(True)
-
-    def warnings(self) -> list[str]:
-        """Reports the rows that were kept, by the numbers of their lines."""
-        if not self._kept:
-            return []
-        more = ", ..." if self._kept > _ROWS_NAMED else ""
-        return [
-            f"{self._kept:,} {'row' if self._kept == 1 else 'rows'} kept as they are, since they"
-            " cannot be parsed or have no text in the column: line"
-            f" {', '.join(f'{number:,}' for number in self._first_kept)}{more}"
-        ]
-
-    def _read_row(self, is_complete: bool) -> Iterator[Piece]:
-        """Reads a row; if it is bad, its first line alone is, since an open quote may be the fault.
-
-        A row that must be complete is bad if a quote is open at its end.
-        """
-        lines = self._lines
-        row = "".join(lines)
-        content = row.rstrip("\r\n")
-        try:
-            cell = self._table.find(content)
-        except (ValueError, LookupError, RecursionError) as error:
-            if isinstance(error, OpenQuoteError) and not is_complete:
-                return
-            self._lines, self._lines_before = [], self._lines_before + 1
-            self._kept += 1
-            self._first_kept += [self._lines_before][: self._kept <= _ROWS_NAMED]
-            yield lines[0]
-            for line in lines[1:]:
-                yield from self.take(line)
-            return
-        self._lines, self._lines_before = [], self._lines_before + len(lines)
-        if isinstance(cell, str):
-            yield cell + row[len(content) :]
-        else:
-            yield row[: cell.begin]
-            yield _field(cell.text, cell.encode)
-            yield row[cell.end :]
+    def read(self, text: str, is_last: bool) -> tuple[list[Piece], str]:
+        """Gives the pieces of the rows, and the text of one that is incomplete."""
+        place = int(not self._lines and text.startswith("\ufeff"))
+        pieces: list[Piece] = [text[:place]]
+        while place < len(text):
+            end = self._table.row_end(text, place)
+            if not end and not is_last and len(text) - place < MAX_INCOMPLETE:
+                break
+            row = text[place : end or line_end(text, place)]
+            content = row.rstrip("\r\n")
+            try:
+                cell = self._table.find(content) if content else ""
+            except (ValueError, LookupError, RecursionError):
+                cell, row = "", row[: line_end(row, 0)]  # the fault may be a quote in this line
+                content = ""
+                self._kept.append(self._lines + 1)
+            if isinstance(cell, str):
+                pieces.append(cell + row[len(content) :])
+            else:
+                pieces += [row[: cell.begin], _field(cell), row[cell.end :]]
+            place += len(row)
+            self._lines += row.count("\n")
+        if is_last and self._kept:
+            numbers = ", ".join(f"{line:,}" for line in self._kept[:ROWS_NAMED])
+            logger.warning(
+                f"{self._name}: {len(self._kept):,} rows kept as they are, which cannot be parsed"
+                f" or have no text in the column, first in line {numbers}"
+            )
+        return pieces, text[place:]
 
 
-def _field(text: str, encode: Callable[[str], str]) -> Field:
+def _field(cell: Cell) -> Field:
     """Makes a field of a text that is translated by lines."""
-    parts = _LINE_BREAK.split(text)
-    breaks = parts[1::2]
-    return Field(
-        parts[::2],
-        lambda lines: encode("".join(chain(*zip_longest(lines, breaks, fillvalue="")))),
-    )
+    parts = re.split(r"(\r\n|\r|\n)", cell.text)
+
+    def encode(lines: Sequence[str]) -> str:
+        return cell.encode("".join(chain(*zip_longest(lines, parts[1::2], fillvalue=""))))
+
+    return Field(parts[::2], encode)
 
 
-class SubtitleReader:
-    """Lines to cues: the text that follows a line of time codes, up to a blank line."""
-
-    def __init__(self) -> None:
-        self._in_cue, self._cue = False, list[str]()
-
-    def take(self, line: str) -> Iterator[Piece]:
-        """Takes a line; gives the pieces of what it ends."""
-        if _TIME_CODE.search(line):
-            # The number of this cue, if no blank line precedes it.
-            number = self._cue.pop() if self._cue and self._cue[-1].strip().isdecimal() else ""
-            yield from self.finish()
-            yield number + line
-            self._in_cue = True
-        elif self._in_cue and line.strip():
-            self._cue.append(line)
-        else:
-            yield from self.finish()
-            yield line
-            self._in_cue = False
-
-    def finish(self) -> Iterator[Piece]:
-        """Gives the cue that has been taken, if there is one."""
-        if self._cue:
-            yield _cue_field(self._cue)
-        self._cue = []
-
-    def warnings(self) -> list[str]:
-        """Gives no warnings: what is no cue is kept."""
-        return []
+def read_subtitles(text: str, is_last: bool) -> tuple[list[Piece], str]:
+    """Gives the pieces of the blocks between blank lines, and the text of an incomplete one."""
+    end, place = len(text), 0
+    if not is_last and end < MAX_INCOMPLETE:
+        blank_lines = re.finditer(r"^[^\S\n]*\n", text, re.MULTILINE)
+        end = max((match.end() for match in blank_lines), default=0)
+    pieces = list[Piece]()
+    for match in _CUE.finditer(text, 0, end):
+        pieces += [text[place : match.start(1)], _cue_field(match[1])]
+        place = match.end()
+    return [*pieces, text[place:end]], text[end:]
 
 
-def _cue_field(lines: list[str]) -> Field:
+def _cue_field(cue: str) -> Field:
     """Makes a field of a cue: one text, or one per line if each begins with a speaker's dash."""
-    matches = [match for line in lines if (match := _CUE_LINE.fullmatch(line))]
-    starts, texts, ends = (list(group) for group in zip(*(m.groups() for m in matches), strict=True))
+    starts, texts, ends = zip(*_CUE_LINE.findall(cue), strict=True)
     by_lines = all(re.search("[-–—]", start) for start in starts)
 
     def encode(translations: Sequence[str]) -> str:
-        new = translations if by_lines else _break_lines(translations[0], len(lines))
-        rows = (start + text + end for start, text, end in zip(starts, new, ends, strict=True))
-        return "".join(row for row in rows if row.strip())  # a blank line would end the cue
+        new = translations if by_lines else _break_lines(translations[0], len(texts))
+        lines = map("".join, zip(starts, new, ends, strict=True))
+        return "".join(line for line in lines if line.strip())  # a blank one would end the cue
 
-    return Field(texts if by_lines else [" ".join(filter(None, texts))], encode)
+    return Field(list(texts) if by_lines else [" ".join(filter(None, texts))], encode)
 
 
 def _break_lines(text: str, count: int) -> list[str]:
-    """Breaks a text into so many lines of similar length, at spaces."""
+    """Breaks a text at spaces into lines of similar length."""
     lines = []
     for left in range(count, 1, -1):
         spaces = (match.start() for match in re.finditer(" ", text))
@@ -267,50 +220,41 @@ def _break_lines(text: str, count: int) -> list[str]:
     return [*lines, text]
 
 
-Format = PlainText | StructuredText
-"""Reads one input: it knows what it has read so far."""
-
-
 def format_suffix(path: Path) -> str:
     """Returns the ending of a file's name that tells a table or subtitles; empty for others."""
     suffix = Path(path.name.removesuffix(compression_suffix(path))).suffix
-    return suffix if suffix.lower() in _FORMATS else ""
+    return suffix if suffix[1:].lower() in STRUCTURED_FORMATS else ""
 
 
 def choose_format(
     path: Path | None, options: InputOptions, output: OutputOptions, n_best: int = 1
-) -> Format:
+) -> PlainText | StructuredText:
     """Chooses the format of an input; None is stdin.
 
     Raises:
         ConfigError: If the options do not fit it.
     """
-    name, kind, place = str(path or "stdin"), options.format, ""
+    name, kind, column = str(path or "stdin"), options.format, options.column
     if kind == "auto":
-        place = format_suffix(path) if path else ""
-        kind = _FORMATS.get(place.lower(), "text")
+        kind = cast(InputFormat, path and format_suffix(path)[1:].lower()) or "text"
     if kind == "text":
-        if options.column:
+        if column:
             raise ConfigError(
-                f"{name}: is read as text, which has no columns: leave out --column, or add"
-                " --input-format tsv, csv or jsonl"
+                f"{name}: --column needs a table: add --input-format tsv, csv or jsonl"
             )
         return PlainText(output)
-    whole_lines = "to translate it as lines of text, add --input-format text"
+    as_text = "to translate whole lines, add --input-format text"
     if n_best > 1 or output != OutputOptions():
         raise ConfigError(
-            f"{name}: {kind} has one translation per text, without --n-best, --scores and --format"
-            f" jsonl; {whole_lines}"
+            f"{name}: --n-best, --scores and --format jsonl are not for {kind}; {as_text}"
         )
     if kind in ("srt", "vtt"):
-        return StructuredText(kind, SubtitleReader())
-    column = options.column
+        return StructuredText(read_subtitles)
     if not column:
         raise ConfigError(
-            f"{name}: is a table ({kind}): add --column NAME, or --column NUMBER if its first row"
-            f" has no names; {whole_lines}"
+            f"{name}: add --column NAME for a table ({kind}), or --column NUMBER if its first row"
+            f" has no names; {as_text}"
         )
-    target = options.output_column or column
-    if kind == "jsonl":
-        return StructuredText(kind, TableReader(JsonLines(column, target)))
-    return StructuredText(kind, TableReader(DelimitedTable(name, kind == "csv", column, target)))
+    names = column, options.output_column or column
+    table = JsonLines(*names) if kind == "jsonl" else DelimitedTable(name, kind == "csv", *names)
+    return StructuredText(TableReader(name, table).read)

@@ -6,13 +6,15 @@ Imports no slow modules, since --help needs this one.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from transformer_mt.errors import ConfigError
 
 Device = Literal["auto", "cpu", "cuda"]
 Precision = Literal["fp32", "bf16", "fp16"]
 InputFormat = Literal["auto", "text", "tsv", "csv", "jsonl", "srt", "vtt"]
+STRUCTURED_FORMATS = get_args(InputFormat)[2:]
+"""Those that are also endings of names."""
 OutputFormat = Literal["text", "jsonl"]
 ExportFormat = Literal["ctranslate2", "transformers"]
 Split = Literal["auto", "long", "never"]

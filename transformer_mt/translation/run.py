@@ -6,10 +6,11 @@ Files and streams are translated chunk by chunk: read, translated, written.
 import logging
 import sys
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections import deque
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass
-from itertools import dropwhile
+from itertools import islice
 from pathlib import Path
 
 from transformer_mt.errors import ConfigError, DataError, OutputError
@@ -17,9 +18,9 @@ from transformer_mt.system.console import ProgressBar, shows_progress
 from transformer_mt.system.files import sha256
 from transformer_mt.system.launcher import require_single_process
 from transformer_mt.system.outputs import (
-    ChunkWriter,
     Fingerprint,
     Output,
+    OutputState,
     check_output,
     is_complete,
     open_chunk_writer,
@@ -36,7 +37,14 @@ from transformer_mt.system.streams import (
     require_input,
     watch,
 )
-from transformer_mt.translation.options import FileOptions, OutputOptions, TranslateOptions
+from transformer_mt.translation.formats import (
+    Chunk,
+    PlainText,
+    StructuredText,
+    choose_format,
+    format_suffix,
+)
+from transformer_mt.translation.options import FileOptions, TranslateOptions
 from transformer_mt.translation.prompt import translate_interactively
 from transformer_mt.translation.sharing import LoadModels, require_first_attempt, share_work
 from transformer_mt.translation.translation_model import TranslationModel, find_models
@@ -44,7 +52,6 @@ from transformer_mt.translation.translator import (
     Translation,
     Translator,
     count_kinds,
-    format_lines,
     lines_text,
     log_kinds,
 )
@@ -178,10 +185,10 @@ def plan_files(
 
 
 def output_name(path: Path, src_lang: str, tgt_lang: str) -> str:
-    """Names the translation of a file: a.de -> a.en, b.de.gz -> b.en.gz, c.txt -> c.txt.en."""
-    compression = compression_suffix(path)
-    base = path.name.removesuffix(compression).removesuffix(f".{src_lang}")
-    return f"{base}.{tgt_lang}{compression}"
+    """Names the translation of a file: a.de -> a.en, b.de.srt.gz -> b.en.srt.gz, c -> c.en."""
+    suffix = format_suffix(path) + compression_suffix(path)
+    base = path.name.removesuffix(suffix).removesuffix(f".{src_lang}")
+    return f"{base}.{tgt_lang}{suffix}"
 
 
 def _translate_pairs(
@@ -193,7 +200,10 @@ def _translate_pairs(
     for pair in pairs:
         prefix = f"{pair.input}: " if len(pairs) > 1 else ""
         try:
-            translate_file(translator, pair, options.output, made_from, prefix)
+            text_format = choose_format(
+                pair.input, options.input, options.output, options.search.n_best
+            )
+            translate_file(translator, pair, text_format, made_from, prefix)
         except DataError as error:
             failures.append(str(error))
             if len(pairs) > 1:
@@ -214,6 +224,7 @@ def _fingerprint(
         **asdict(options.load),
         **asdict(options.search),
         **asdict(options.output),
+        **{key.removeprefix("output_"): v for key, v in asdict(options.input).items()},
         "precision": model.runtime.precision,
         "chunk_size": [translator.first_chunk_lines, translator.chunk_lines, CHUNK_BYTES],
     }
@@ -222,7 +233,7 @@ def _fingerprint(
 def translate_file(
     translator: Translator,
     pair: FilePair,
-    options: OutputOptions,
+    text_format: PlainText | StructuredText,
     made_from: Fingerprint,
     prefix: str = "",
 ) -> None:
@@ -231,7 +242,7 @@ def translate_file(
     Args:
         translator: Its beam size is at least the number of translations to write per line.
         pair: A file appears once it is complete.
-        options: What to write for each line.
+        text_format: What of it to translate, and what to write.
         made_from: What the output depends on beside the input; a stopped translation is resumed if
             both are the same.
         prefix: Precedes each line of the report.
@@ -258,51 +269,61 @@ def translate_file(
         reader, resumed = LineReader(source, str(pair.input or "stdin")), writer.state.lines
         with (
             ProgressBar(name, "lines", total, done=resumed, hidden=hidden) as progress,
-            closing(_translate_chunks(translator, reader, resumed, progress.update)) as chunks,
+            closing(
+                _translate_chunks(translator, reader, text_format, writer.state, progress.update)
+            ) as chunks,
         ):
-            for translations in chunks:
+            for chunk, translations in chunks:
                 require_unchanged()  # so the lines that are kept are those of the fingerprint
-                text = format_lines(translations, writer.state.lines + 1, options)
                 counts = count_kinds(best for best, *_ in translations)
-                writer.write(text, len(translations), counts)
+                writer.write(chunk.write(translations), len(translations), counts)
         require_unchanged()
-        if not reader.lines_read:
+        if not writer.state.chunks:
             writer.write("", 0, {})  # a compressed file is valid only with a member
-    _report(reader, writer, resumed, time.monotonic() - began, prefix)
+    lines, seconds = writer.state.lines - resumed, time.monotonic() - began
+    _report(lines, seconds, text_format.lines_replaced, writer.state.counts, prefix)
 
 
 def _translate_chunks(
-    translator: Translator, reader: LineReader, resumed: int, advance: Callable[[int], object]
-) -> Generator[list[list[Translation]]]:
-    """Translates what follows the lines that an earlier process has finished, in whole chunks."""
-    failures, first_line = list[DataError](), resumed + 1
+    translator: Translator,
+    reader: LineReader,
+    text_format: PlainText | StructuredText,
+    state: OutputState,
+    advance: Callable[[int], object],
+) -> Generator[tuple[Chunk, list[list[Translation]]]]:
+    """Translates what follows the chunks that an earlier process has finished."""
+    failures, first_line, finished = list[DataError](), state.lines + 1, state.chunks
+    taken = deque[Chunk]()
 
-    def read_chunks() -> Generator[list[str]]:
-        chunks = reader.chunks(translator.chunk_lines, translator.first_chunk_lines)
+    def read_texts() -> Generator[list[str]]:
+        lines = reader.chunks(translator.chunk_lines, translator.first_chunk_lines)
         try:
-            yield from dropwhile(lambda _: reader.lines_read <= resumed, chunks)
+            # Finished chunks are read, too: what follows may be within a row that began in them.
+            for chunk in islice(text_format.chunks(lines), finished, None):
+                taken.append(chunk)
+                yield chunk.texts
         except DataError as error:  # the chunks before it are still to be translated
             failures.append(error)
 
     if reader.is_pipe:
         # Its writer may wait for an answer before it writes the next chunk.
-        for lines in read_chunks():
-            yield translator.n_best(lines, advance, first_line)
-            first_line += len(lines)
+        for texts in read_texts():
+            yield taken.popleft(), translator.n_best(texts, advance, first_line)
+            first_line += len(texts)
     else:
-        yield from translator.translate_chunks(read_chunks(), advance, first_line)
+        for translations in translator.translate_chunks(read_texts(), advance, first_line):
+            yield taken.popleft(), translations
     if failures:
         raise failures[0]
 
 
 def _report(
-    reader: LineReader, writer: ChunkWriter, resumed: int, seconds: float, prefix: str
+    lines: int, seconds: float, replaced: int, counts: Mapping[str, int], prefix: str
 ) -> None:
-    lines = reader.lines_read - resumed
     rate = lines / max(seconds, 1e-9)
     logger.info(f"{prefix}{lines_text(lines)} in {seconds:.1f} s, {rate:,.0f} per second")
-    log_kinds(writer.state.counts, prefix)
-    if replaced := reader.lines_replaced:
+    log_kinds(counts, prefix)
+    if replaced:
         logger.warning(
             f"{prefix}{lines_text(replaced)} not in UTF-8; invalid bytes were replaced by U+FFFD"
         )
