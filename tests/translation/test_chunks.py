@@ -15,8 +15,8 @@ import pytest
 from transformer_mt.errors import DataError
 from transformer_mt.system.outputs import check_output
 from transformer_mt.translation import run
-from transformer_mt.translation.formats import PlainText
-from transformer_mt.translation.options import OutputOptions
+from transformer_mt.translation.formats import choose_format
+from transformer_mt.translation.options import InputOptions, OutputOptions
 from transformer_mt.translation.run import FilePair, translate_file
 from transformer_mt.translation.translator import Translation, format_lines
 
@@ -53,7 +53,8 @@ def translate(source, output, options=JSONL, made_from=MADE_FROM, prefix="") -> 
     """Translates a file; gives the number of lines of each chunk."""
     translator = Reverser()
     pair = FilePair(source, check_output(output))
-    translate_file(translator, pair, PlainText(options), made_from, prefix)
+    text_format = choose_format(None, InputOptions(), options)
+    translate_file(translator, pair, text_format, made_from, prefix)
     resumed = (translator.first_lines or [1])[0]
     expected = [resumed + sum(translator.chunks[:i]) for i in range(len(translator.chunks))]
     assert translator.first_lines == expected

@@ -194,7 +194,6 @@ class LineReader:
 
     Attributes:
         is_pipe: Whether bytes arrive as they are written, not from a file.
-        lines_read: Number of lines read so far.
     """
 
     def __init__(self, stream: io.BufferedIOBase, name: str = "stdin") -> None:
@@ -202,7 +201,6 @@ class LineReader:
         # A regular file never pauses: its chunks are the same each time it is read.
         raw = getattr(stream, "raw", None)
         self.is_pipe = isinstance(raw, io.FileIO) and not os.path.isfile(raw.fileno())
-        self.lines_read = 0
 
     def chunks(self, size: int, first_size: int) -> Iterator[list[bytes]]:
         """Yields lists of 1 to `size` lines, the first of `first_size`, with their line feeds.
@@ -215,22 +213,18 @@ class LineReader:
         for lines in split_lines(self._stream, self._name):
             ready += lines
             while end := _end_of_chunk(ready, limit):
-                yield self._count(ready[:end])
+                yield ready[:end]
                 ready, limit = ready[end:], size
             if ready and self.is_pipe and not self._has_more():
-                yield self._count(ready)
+                yield ready
                 ready = []
         if ready:
-            yield self._count(ready)
+            yield ready
 
     def _has_more(self) -> bool:
         poll = select.poll()  # unlike select, it takes descriptors above 1,023
         poll.register(self._stream.fileno(), select.POLLIN)
         return bool(poll.poll(1_000 * IDLE_SECONDS))
-
-    def _count(self, lines: list[bytes]) -> list[bytes]:
-        self.lines_read += len(lines)
-        return lines
 
 
 def open_input(path: Path | None) -> AbstractContextManager[io.BufferedIOBase]:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from transformer_mt.errors import DataError
 
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _dump = partial(json.dumps, ensure_ascii=False)
 _OBJECT = re.compile(r"\s*\{")
 _KEY = re.compile(r'[\s,]*("(?:[^"\\]++|\\.)*+")\s*:\s*')
@@ -19,14 +20,16 @@ class Cell(NamedTuple):
 
     Attributes:
         text: The text, without quotes and escapes.
-        begin: Where in the row what the translation replaces begins.
+        begin: Where what the translation replaces begins.
         end: Where it ends.
-        encode: Gives what is written there for a translation.
+        row_end: Where the row ends, after its line feed.
+        encode: Gives what is written for a translation.
     """
 
     text: str
     begin: int
     end: int
+    row_end: int
     encode: Callable[[str], str]
 
 
@@ -50,66 +53,68 @@ class DelimitedTable:
 
     def __init__(self, name: str, is_csv: bool, column: str, output_column: str) -> None:
         self._name, self._is_csv, self._delimiter = name, is_csv, "" if is_csv else "\t"
-        self._names, self._width = (column, output_column), 0
+        self._columns, self._width = (column, output_column), 0
         self._source, self._target = (
-            int(name) - 1 if name.isdecimal() else sys.maxsize for name in self._names
+            int(name) - 1 if re.fullmatch("[1-9][0-9]*", name) else sys.maxsize
+            for name in self._columns
         )
+        self._has_names = self._source == sys.maxsize
 
-    def row_end(self, text: str, place: int) -> int:
-        """Gives where the row that begins at a place ends; 0 if a quote is open at the end."""
-        if not self._is_csv:
-            return line_end(text, place)
-        if not self._delimiter:
-            unquoted = re.sub(r'"[^"]*(?:"|\Z)', "", text[: line_end(text, place)])
-            self._delimiter = max(",;", key=unquoted.count)
-        cell = rf'(?:"(?:[^"]++|"")*+"?|(?!")[^{self._delimiter}\r\n]*+)'
-        cells = re.compile(f"(?:{cell}{self._delimiter}?)*+").match(text, place)
-        end = cells.end() if cells else place
-        # Only an open quote takes a line feed at the end.
-        return 0 if text.endswith("\n", place, end) else line_end(text, end)
-
-    def find(self, row: str) -> Cell | str:
-        """Finds the text of a row without its line end; of one with names, gives the new names.
+    def find(self, text: str, place: int) -> Cell:
+        """Finds the cell of the row that begins at a place; that of names or no cells is empty.
 
         Raises:
             DataError: If the row should name the column and does not.
-            ValueError: If it cannot be parsed, or has another number of cells than the first row.
+            EOFError: If a quote is open at the end of the text.
+            ValueError: If the row cannot be parsed, or has another number of cells than the first.
             IndexError: If it has no such column.
         """
-        delimiter, cells = self._delimiter, self._split(row)
-        if not self._width and not self._names[0].isdecimal():
-            return self._read_names(row, cells)
-        if self._width not in (0, len(cells)):
+        spans, row_end = self._split(text, place)
+        cells = [text[begin:end] for begin, end in spans]
+        end = spans[-1][1]
+        if cells == [""]:
+            return Cell("", end, end, row_end, str)
+        if self._has_names and not self._width:
+            new_name = self._read_names(cells)
+            return Cell("", end, end, row_end, lambda _: new_name)
+        if self._has_names and len(cells) != self._width:
             raise ValueError("has another number of cells than the first row")
-        source, begin, end, before = cells[self._source], len(row), len(row), delimiter
+        source, begin, before = cells[self._source], end, self._delimiter
         if self._target < len(cells):
-            begin = sum(len(cell) + 1 for cell in cells[: self._target])
-            end, before = begin + len(cells[self._target]), ""
+            (begin, end), before = spans[self._target], ""
         is_quoted = self._is_csv and source.startswith('"')
-        text = source[1:-1].replace('""', '"') if is_quoted else source
-        return Cell(text, begin, end, lambda new: before + self._encode(new, is_quoted))
+        value = source[1:-1].replace('""', '"') if is_quoted else source
+        return Cell(value, begin, end, row_end, lambda new: before + self._encode(new, is_quoted))
 
-    def _split(self, row: str) -> list[str]:
-        """Splits a row into cells with their quotes."""
-        delimiter = self._delimiter
-        if not self._is_csv:
-            return row.split(delimiter)
-        cell = rf'"(?:[^"]++|"")*+"|(?!")[^{delimiter}\r\n]*+'
-        cells: list[str] = re.findall(f"(?:^|{delimiter})({cell})", row)
-        if delimiter.join(cells) != row:
-            raise ValueError("has an open quote, or text after a closing quote")
-        return cells
+    def _split(self, text: str, place: int) -> tuple[list[tuple[int, int]], int]:
+        """Gives where the cells of a row begin and end, quotes included, and where the row ends."""
+        if not self._delimiter:
+            unquoted = re.sub(r'"[^"]*(?:"|\Z)', "", text[: line_end(text, place)])
+            self._delimiter = max(",;", key=unquoted.count)
+        cell = rf'"(?:[^"]++|"")*+(?:"|\Z)|(?!")[^{self._delimiter}\r\n]*+'
+        cell = cell if self._is_csv else r"[^\t\n]*?"
+        pattern = re.compile(rf"({cell})({self._delimiter}|\r*(?:\n|\Z))")
+        spans = list[tuple[int, int]]()
+        while match := pattern.match(text, place):
+            spans.append(match.span(1))
+            place = match.end()
+            if match[2] != self._delimiter:
+                if self._is_csv and match[1].startswith('"') and match[1].count('"') % 2:
+                    raise EOFError("has an open quote")
+                return spans, place
+        raise ValueError("has text after a closing quote")
 
-    def _read_names(self, row: str, cells: list[str]) -> str:
+    def _read_names(self, cells: list[str]) -> str:
+        """Finds the columns in the first row; gives what is added to it."""
         names = [cell.strip('" ') for cell in cells]
-        column, output_column = self._names
+        column, output_column = self._columns
         if names.count(column) != 1:
             raise DataError(f"{self._name}: has not one column {column}, but {', '.join(names)}")
         self._width, self._source = len(names), names.index(column)
         if output_column in names:
             self._target = names.index(output_column)
-            return row
-        return row + self._delimiter + self._encode(output_column, cells[0].startswith('"'))
+            return ""
+        return self._delimiter + self._encode(output_column, cells[0].startswith('"'))
 
     def _encode(self, text: str, is_quoted: bool) -> str:
         if is_quoted or (self._is_csv and re.search(rf'["\r\n{self._delimiter}]', text)):
@@ -127,40 +132,43 @@ class JsonLines:
 
     def __init__(self, key: str, output_key: str) -> None:
         self._path, self._output_path = key.split("."), output_key.split(".")
-        self.row_end = line_end
 
-    def find(self, row: str) -> Cell | str:
-        """Finds the text of a row.
+    def find(self, text: str, place: int) -> Cell:
+        """Finds the value of the row that begins at a place; that of a blank one is empty.
 
         Raises:
             ValueError: If it is not an object, or the value is not a text.
             KeyError: If an object that the path of a key leads through is missing.
             RecursionError: If it is too deep.
         """
-        json.loads(row)
-        begin, end, _ = _find_value(row, 0, self._path)
-        text = json.loads(row[begin:end])  # nothing, if the key is missing
-        if not isinstance(text, str):
+        row_end = line_end(text, place)
+        if not text[place:row_end].strip():
+            return Cell("", place, place, row_end, str)
+        json.loads(text[place:row_end])
+        begin, end, _ = _find_value(text, place, self._path)
+        value = json.loads(text[begin:end])  # of nothing, if the key is missing
+        if not isinstance(value, str):
             raise ValueError("is not a text")
-        begin, end, before = _find_value(row, 0, self._output_path)
-        return Cell(text, begin, end, lambda new: before + _dump(new))
+        value = _SURROGATE.sub("\udcff", value)  # half of a pair is as wrong as an invalid byte
+        begin, end, before = _find_value(text, place, self._output_path)
+        return Cell(value, begin, end, row_end, lambda new: before + _dump(new))
 
 
-def _find_value(row: str, begin: int, path: list[str]) -> tuple[int, int, str]:
+def _find_value(text: str, place: int, path: list[str]) -> tuple[int, int, str]:
     """Finds a value in the object that begins at a place of valid JSON.
 
     Returns:
         Where the value begins and ends; of a new key, where it can be written, after which text.
     """
-    if not (brace := _OBJECT.match(row, begin)):
+    if not (brace := _OBJECT.match(text, place)):
         raise ValueError("is not an object")
     members, place = dict[str, tuple[int, int]](), brace.end()
-    while match := _KEY.match(row, place):
-        _, place = json.JSONDecoder().raw_decode(row, match.end())
+    while match := _KEY.match(text, place):
+        _, place = json.JSONDecoder().raw_decode(text, match.end())
         members[json.loads(match[1])] = match.end(), place
     name, *rest = path
     if rest:
-        return _find_value(row, members[name][0], rest)
+        return _find_value(text, members[name][0], rest)
     if name in members:
         return *members[name], ""
     return place, place, f"{', ' if members else ''}{_dump(name)}: "

@@ -2,22 +2,16 @@
 
 import logging
 import re
-from codecs import BOM_UTF8
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import chain, islice, zip_longest
 from pathlib import Path
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 from transformer_mt.errors import ConfigError
 from transformer_mt.system.streams import compression_suffix
 from transformer_mt.text.tables import Cell, DelimitedTable, JsonLines, line_end
-from transformer_mt.translation.options import (
-    STRUCTURED_FORMATS,
-    InputFormat,
-    InputOptions,
-    OutputOptions,
-)
+from transformer_mt.translation.options import STRUCTURED_FORMATS, InputOptions, OutputOptions
 from transformer_mt.translation.translator import Translation, format_lines
 
 logger = logging.getLogger(__name__)
@@ -51,52 +45,23 @@ class Field(NamedTuple):
 
     Attributes:
         texts: What is to be translated for it.
-        encode: Gives what is written, given the best translations.
+        encode: Gives what is written, given the translations of each text, the best first.
     """
 
-    texts: list[str]
-    encode: Callable[[Sequence[str]], str]
+    texts: Sequence[str]
+    encode: Callable[[Sequence[Sequence[Translation]]], str]
 
 
 Piece = str | Field
 """A part of a file; a string is written as it is."""
 
 
-class PlainText:
-    """Text, one sentence per line; a byte order mark at its start is dropped.
-
-    Attributes:
-        lines_replaced: Number of texts so far whose invalid UTF-8 was replaced by U+FFFD.
-    """
-
-    def __init__(self, options: OutputOptions) -> None:
-        self._options, self.lines_replaced = options, 0
-
-    def chunks(self, lines: Iterable[list[bytes]]) -> Iterator[Chunk]:
-        """Yields a chunk for each list of lines."""
-        first_line, mark = 1, BOM_UTF8
-        for raw in lines:
-            texts = self._decode([raw[0].removeprefix(mark), *raw[1:]])
-            yield Chunk(texts, partial(format_lines, first_line=first_line, options=self._options))
-            first_line, mark = first_line + len(texts), b""
-
-    def _decode(self, lines: list[bytes]) -> list[str]:
-        lines = [line.removesuffix(b"\n") for line in lines]
-        try:
-            return [line.decode("utf-8") for line in lines]
-        except UnicodeDecodeError:
-            texts = [line.decode("utf-8", errors="replace") for line in lines]
-            pairs = zip(lines, texts, strict=True)
-            self.lines_replaced += sum(line != text.encode("utf-8") for line, text in pairs)
-            return texts
-
-
-class StructuredText:
-    """A table or subtitles: texts among other text, which is written as it is.
+class InputFormat:
+    """Cuts an input into chunks; for one input alone.
 
     Args:
-        read: Takes text from the beginning of a row or cue, and whether it is the last; gives its
-            pieces and the text that is incomplete.
+        read: Takes text from the beginning of a line, row or cue, and whether it is the last; gives
+            its pieces and the text that is incomplete.
 
     Attributes:
         lines_replaced: Number of texts so far whose invalid UTF-8 was replaced by U+FFFD.
@@ -113,22 +78,40 @@ class StructuredText:
             pieces, rest = self._read(text, not raw)
             if raw or any(pieces):
                 fields = [piece for piece in pieces if isinstance(piece, Field)]
-                texts = list(map(self._replace, chain.from_iterable(f.texts for f in fields)))
+                texts = [self._replace(text) for field in fields for text in field.texts]
                 yield Chunk(texts, partial(_write, pieces))
 
     def _replace(self, text: str) -> str:
-        """Replaces surrogates, which stand for invalid UTF-8 or come from JSON."""
-        replaced = re.sub("[\ud800-\udfff]", "\ufffd", text)
+        """Replaces surrogates, which stand for bytes that are not UTF-8."""
+        replaced = text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
         self.lines_replaced += replaced != text
         return replaced
 
 
 def _write(pieces: list[Piece], translations: Sequence[Sequence[Translation]]) -> str:
-    best = iter([ranked[0].text for ranked in translations])
+    left = iter(translations)
     return "".join(
-        piece if isinstance(piece, str) else piece.encode(list(islice(best, len(piece.texts))))
+        piece if isinstance(piece, str) else piece.encode(list(islice(left, len(piece.texts))))
         for piece in pieces
     )
+
+
+class PlainTextReader:
+    """Text to one field; a byte order mark at its start is dropped."""
+
+    def __init__(self, options: OutputOptions) -> None:
+        self._options, self._lines = options, 0
+
+    def read(self, text: str, is_last: bool) -> tuple[list[Piece], str]:
+        """Gives the field of all lines."""
+        if is_last:
+            return [], ""
+        texts = text.removesuffix("\n").split("\n")
+        if not self._lines:
+            texts[0] = texts[0].removeprefix("\ufeff")
+        encode = partial(format_lines, first_line=self._lines + 1, options=self._options)
+        self._lines += len(texts)
+        return [Field(texts, encode)], ""
 
 
 class TableReader:
@@ -136,7 +119,7 @@ class TableReader:
 
     Args:
         name: The file's name, for messages.
-        table: Finds the text of a row.
+        table: Finds the texts of rows.
     """
 
     def __init__(self, name: str, table: DelimitedTable | JsonLines) -> None:
@@ -147,28 +130,25 @@ class TableReader:
         place = int(not self._lines and text.startswith("\ufeff"))
         pieces: list[Piece] = [text[:place]]
         while place < len(text):
-            end = self._table.row_end(text, place)
-            if not end and not is_last and len(text) - place < MAX_INCOMPLETE:
-                break
-            row = text[place : end or line_end(text, place)]
-            content = row.rstrip("\r\n")
             try:
-                cell = self._table.find(content) if content else ""
-            except (ValueError, LookupError, RecursionError):
-                cell, row = "", row[: line_end(row, 0)]  # the fault may be a quote in this line
-                content = ""
+                cell = self._table.find(text, place)
+            except (EOFError, ValueError, LookupError, RecursionError) as error:
+                may_go_on = not is_last and len(text) - place < MAX_INCOMPLETE
+                if isinstance(error, EOFError) and may_go_on:
+                    break
+                end = line_end(text, place)  # the fault may be a quote in its first line
+                pieces.append(text[place:end])
                 self._kept.append(self._lines + 1)
-            if isinstance(cell, str):
-                pieces.append(cell + row[len(content) :])
             else:
-                pieces += [row[: cell.begin], _field(cell), row[cell.end :]]
-            place += len(row)
-            self._lines += row.count("\n")
+                end = cell.row_end
+                pieces += [text[place : cell.begin], _field(cell), text[cell.end : end]]
+            self._lines += text.count("\n", place, end)
+            place = end
         if is_last and self._kept:
-            numbers = ", ".join(f"{line:,}" for line in self._kept[:ROWS_NAMED])
             logger.warning(
                 f"{self._name}: {len(self._kept):,} rows kept as they are, which cannot be parsed"
-                f" or have no text in the column, first in line {numbers}"
+                " or have no text in the column, in line"
+                f" {', '.join(map(str, self._kept[:ROWS_NAMED]))}"
             )
         return pieces, text[place:]
 
@@ -177,7 +157,8 @@ def _field(cell: Cell) -> Field:
     """Makes a field of a text that is translated by lines."""
     parts = re.split(r"(\r\n|\r|\n)", cell.text)
 
-    def encode(lines: Sequence[str]) -> str:
+    def encode(translations: Sequence[Sequence[Translation]]) -> str:
+        lines = (best.text for best, *_ in translations)
         return cell.encode("".join(chain(*zip_longest(lines, parts[1::2], fillvalue=""))))
 
     return Field(parts[::2], encode)
@@ -201,12 +182,14 @@ def _cue_field(cue: str) -> Field:
     starts, texts, ends = zip(*_CUE_LINE.findall(cue), strict=True)
     by_lines = all(re.search("[-–—]", start) for start in starts)
 
-    def encode(translations: Sequence[str]) -> str:
-        new = translations if by_lines else _break_lines(translations[0], len(texts))
+    def encode(translations: Sequence[Sequence[Translation]]) -> str:
+        new = [best.text for best, *_ in translations]
+        if not by_lines:
+            new = _break_lines(new[0], len(texts))
         lines = map("".join, zip(starts, new, ends, strict=True))
         return "".join(line for line in lines if line.strip())  # a blank one would end the cue
 
-    return Field(list(texts) if by_lines else [" ".join(filter(None, texts))], encode)
+    return Field(texts if by_lines else [" ".join(filter(None, texts))], encode)
 
 
 def _break_lines(text: str, count: int) -> list[str]:
@@ -228,7 +211,7 @@ def format_suffix(path: Path) -> str:
 
 def choose_format(
     path: Path | None, options: InputOptions, output: OutputOptions, n_best: int = 1
-) -> PlainText | StructuredText:
+) -> InputFormat:
     """Chooses the format of an input; None is stdin.
 
     Raises:
@@ -236,25 +219,19 @@ def choose_format(
     """
     name, kind, column = str(path or "stdin"), options.format, options.column
     if kind == "auto":
-        kind = cast(InputFormat, path and format_suffix(path)[1:].lower()) or "text"
+        kind = cast(Any, format_suffix(path)[1:].lower() if path else "") or "text"
+    names = column or "", options.output_column or column or ""
     if kind == "text":
-        if column:
-            raise ConfigError(
-                f"{name}: --column needs a table: add --input-format tsv, csv or jsonl"
-            )
-        return PlainText(output)
-    as_text = "to translate whole lines, add --input-format text"
+        if any(names):
+            raise ConfigError(f"{name}: columns need --input-format tsv, csv or jsonl")
+        return InputFormat(PlainTextReader(output).read)
+    as_text = "to translate its lines as text, add --input-format text"
     if n_best > 1 or output != OutputOptions():
-        raise ConfigError(
-            f"{name}: --n-best, --scores and --format jsonl are not for {kind}; {as_text}"
-        )
+        raise ConfigError(f"{name}: {kind} allows no --n-best, --scores or --format; {as_text}")
     if kind in ("srt", "vtt"):
-        return StructuredText(read_subtitles)
+        return InputFormat(read_subtitles)
     if not column:
-        raise ConfigError(
-            f"{name}: add --column NAME for a table ({kind}), or --column NUMBER if its first row"
-            f" has no names; {as_text}"
-        )
-    names = column, options.output_column or column
+        message = "add --column NAME, or --column NUMBER if its first row has no names"
+        raise ConfigError(f"{name}: is a table ({kind}): {message}; {as_text}")
     table = JsonLines(*names) if kind == "jsonl" else DelimitedTable(name, kind == "csv", *names)
-    return StructuredText(TableReader(name, table).read)
+    return InputFormat(TableReader(name, table).read)

@@ -103,21 +103,11 @@ class InputOptions:
         column: Of a table, the column to translate: its name in the first row, or its number from 1
             if there is no such row; of JSON objects the key, whose dots lead into objects.
         output_column: The column, or key, of the translation; None is the same.
-
-    Raises:
-        ConfigError: If a column is missing or 0.
     """
 
     format: InputFormat = "auto"
     column: str | None = None
     output_column: str | None = None
-
-    def __post_init__(self) -> None:
-        if self.output_column and not self.column:
-            raise ConfigError("--output-column: add --column, which names the text to translate")
-        for column in (self.column, self.output_column):
-            if column and column.isdecimal() and int(column) == 0:
-                raise ConfigError(f"column {column}: columns are counted from 1")
 
 
 @dataclass(frozen=True)

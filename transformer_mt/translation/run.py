@@ -7,7 +7,7 @@ import logging
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass
 from itertools import islice
@@ -18,9 +18,9 @@ from transformer_mt.system.console import ProgressBar, shows_progress
 from transformer_mt.system.files import sha256
 from transformer_mt.system.launcher import require_single_process
 from transformer_mt.system.outputs import (
+    ChunkWriter,
     Fingerprint,
     Output,
-    OutputState,
     check_output,
     is_complete,
     open_chunk_writer,
@@ -37,13 +37,7 @@ from transformer_mt.system.streams import (
     require_input,
     watch,
 )
-from transformer_mt.translation.formats import (
-    Chunk,
-    PlainText,
-    StructuredText,
-    choose_format,
-    format_suffix,
-)
+from transformer_mt.translation.formats import Chunk, InputFormat, choose_format, format_suffix
 from transformer_mt.translation.options import FileOptions, TranslateOptions
 from transformer_mt.translation.prompt import translate_interactively
 from transformer_mt.translation.sharing import LoadModels, require_first_attempt, share_work
@@ -224,7 +218,7 @@ def _fingerprint(
         **asdict(options.load),
         **asdict(options.search),
         **asdict(options.output),
-        **{key.removeprefix("output_"): v for key, v in asdict(options.input).items()},
+        "input_options": asdict(options.input),
         "precision": model.runtime.precision,
         "chunk_size": [translator.first_chunk_lines, translator.chunk_lines, CHUNK_BYTES],
     }
@@ -233,7 +227,7 @@ def _fingerprint(
 def translate_file(
     translator: Translator,
     pair: FilePair,
-    text_format: PlainText | StructuredText,
+    text_format: InputFormat,
     made_from: Fingerprint,
     prefix: str = "",
 ) -> None:
@@ -256,7 +250,8 @@ def translate_file(
     if pair.input and pair.is_resumable:
         with reading(pair.input):
             # The whole file is hashed: even at 200 MB/s, this takes a thousandth of the time.
-            fingerprint = {"input": sha256(pair.input), **made_from}
+            digest, suffix = sha256(pair.input), format_suffix(pair.input)
+            fingerprint = {"input": digest, "input_format": suffix, **made_from}
         if is_complete(output, fingerprint):
             logger.info(f"{output.name}: already complete")
             return
@@ -267,10 +262,13 @@ def translate_file(
     name = pair.input.name if pair.input else "translating"
     with open_input(pair.input) as source, open_chunk_writer(output, fingerprint) as writer:
         reader, resumed = LineReader(source, str(pair.input or "stdin")), writer.state.lines
+        lines = reader.chunks(translator.chunk_lines, translator.first_chunk_lines)
+        # Finished chunks are read, too: what follows may be within a row that began in them.
+        left = islice(text_format.chunks(lines), writer.state.chunks, None)
         with (
             ProgressBar(name, "lines", total, done=resumed, hidden=hidden) as progress,
             closing(
-                _translate_chunks(translator, reader, text_format, writer.state, progress.update)
+                _translate_chunks(translator, left, reader.is_pipe, resumed, progress.update)
             ) as chunks,
         ):
             for chunk, translations in chunks:
@@ -280,32 +278,29 @@ def translate_file(
         require_unchanged()
         if not writer.state.chunks:
             writer.write("", 0, {})  # a compressed file is valid only with a member
-    lines, seconds = writer.state.lines - resumed, time.monotonic() - began
-    _report(lines, seconds, text_format.lines_replaced, writer.state.counts, prefix)
+    seconds = time.monotonic() - began
+    _report(writer, resumed, text_format.lines_replaced, seconds, prefix)
 
 
 def _translate_chunks(
     translator: Translator,
-    reader: LineReader,
-    text_format: PlainText | StructuredText,
-    state: OutputState,
+    chunks: Iterator[Chunk],
+    is_pipe: bool,
+    resumed: int,
     advance: Callable[[int], object],
 ) -> Generator[tuple[Chunk, list[list[Translation]]]]:
-    """Translates what follows the chunks that an earlier process has finished."""
-    failures, first_line, finished = list[DataError](), state.lines + 1, state.chunks
-    taken = deque[Chunk]()
+    """Translates chunks, which follow the lines that an earlier process has finished."""
+    failures, taken, first_line = list[DataError](), deque[Chunk](), resumed + 1
 
     def read_texts() -> Generator[list[str]]:
-        lines = reader.chunks(translator.chunk_lines, translator.first_chunk_lines)
         try:
-            # Finished chunks are read, too: what follows may be within a row that began in them.
-            for chunk in islice(text_format.chunks(lines), finished, None):
+            for chunk in chunks:
                 taken.append(chunk)
                 yield chunk.texts
         except DataError as error:  # the chunks before it are still to be translated
             failures.append(error)
 
-    if reader.is_pipe:
+    if is_pipe:
         # Its writer may wait for an answer before it writes the next chunk.
         for texts in read_texts():
             yield taken.popleft(), translator.n_best(texts, advance, first_line)
@@ -317,12 +312,11 @@ def _translate_chunks(
         raise failures[0]
 
 
-def _report(
-    lines: int, seconds: float, replaced: int, counts: Mapping[str, int], prefix: str
-) -> None:
+def _report(writer: ChunkWriter, resumed: int, replaced: int, seconds: float, prefix: str) -> None:
+    lines = writer.state.lines - resumed
     rate = lines / max(seconds, 1e-9)
     logger.info(f"{prefix}{lines_text(lines)} in {seconds:.1f} s, {rate:,.0f} per second")
-    log_kinds(counts, prefix)
+    log_kinds(writer.state.counts, prefix)
     if replaced:
         logger.warning(
             f"{prefix}{lines_text(replaced)} not in UTF-8; invalid bytes were replaced by U+FFFD"
