@@ -69,8 +69,7 @@ class FileGroup:
     )
     column: str | None = file_option(
         "NAME_OR_NUMBER",
-        "Column of a table to translate: its name in the first row, its number if there are no"
-        " names, or a key of JSON objects such as translation.de.",
+        "Column of a table: a name in its first row, a number if it has no names, or a JSON key.",
         "--column",
         "--key",
     )

@@ -20,11 +20,11 @@ MAX_INCOMPLETE = 2**20
 """So many characters do not wait for the end of a row or cue: its quote is open by mistake."""
 ROWS_NAMED = 5
 """Most rows that are reported by their numbers."""
-_MARKUP = r"<[^>\n]*>|\{[^}\n]*\}|[^\S\n]"
+_MARKUP = r"<[^>\n]*>|\{[^}\n]*\}|[^\S\r\n]"
 _TIMES = r"\d *--> *\d.*\n"
 _CUE = re.compile(rf"{_TIMES}((?:(?!(?:\d+\r?\n)?.*{_TIMES}).*\S.*(?:\n|\Z))+)")
 """A line of times and the lines up to a blank one, or to the next cue."""
-_CUE_LINE = re.compile(rf"(?=.)((?:{_MARKUP}|[-–—])*)(.*?)((?:{_MARKUP})*(?:\n|\Z))")
+_CUE_LINE = re.compile(rf"(?=.)((?:{_MARKUP}|[-–—])*)(.*?)((?:{_MARKUP})*\r*(?:\n|\Z))")
 """Tags and the dash of a speaker; the text; tags and the line end."""
 
 
@@ -145,10 +145,10 @@ class TableReader:
             self._lines += text.count("\n", place, end)
             place = end
         if is_last and self._kept:
+            lines = ", ".join(map(str, self._kept[:ROWS_NAMED]))
             logger.warning(
-                f"{self._name}: {len(self._kept):,} rows kept as they are, which cannot be parsed"
-                " or have no text in the column, in line"
-                f" {', '.join(map(str, self._kept[:ROWS_NAMED]))}"
+                f"{self._name}: rows kept as they are, without a text in the column or not in the"
+                f" format: {len(self._kept):,}, in line {lines}"
             )
         return pieces, text[place:]
 
