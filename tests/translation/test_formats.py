@@ -14,15 +14,26 @@ from hypothesis import strategies as st
 
 from transformer_mt.errors import DataError
 from transformer_mt.system.outputs import check_output
-from transformer_mt.translation.formats import choose_format
-from transformer_mt.translation.options import InputOptions, OutputOptions
+from transformer_mt.translation.formats import InputFormat, choose_format
+from transformer_mt.translation.options import (
+    InputOptions,
+    LoadOptions,
+    OutputOptions,
+    SearchOptions,
+    TranslateOptions,
+)
 from transformer_mt.translation.run import FilePair, output_name, translate_file
 from transformer_mt.translation.translator import Translation
 
 
+def new_format(options: InputOptions) -> InputFormat:
+    load_and_search = LoadOptions(), SearchOptions()
+    return choose_format(Path("in"), TranslateOptions(*load_and_search, OutputOptions(), options))
+
+
 def translated(kind: str, data: bytes, *columns, translate=str.upper) -> bytes:
     """Gives the translation of what a file holds."""
-    text_format = choose_format(Path("in"), InputOptions(kind, *columns), OutputOptions())
+    text_format = new_format(InputOptions(kind, *columns))
     lines = io.BytesIO(data).readlines()
     chunks = list(text_format.chunks(iter([lines[i : i + 2] for i in range(0, len(lines), 2)])))
     assert len(chunks) in ((len(lines) + 1) // 2, (len(lines) + 1) // 2 + 1)
@@ -192,7 +203,7 @@ def test_stopped_after_any_line_and_run_again(tmp_path, monkeypatch, options, da
     for stop in range(data.count(b"\n")):
         pair = FilePair(tmp_path / "in", check_output(tmp_path / str(stop)))
         for translator in (Stopped(stop), Stopped()):
-            text_format = choose_format(pair.input, options, OutputOptions())
+            text_format = new_format(options)
             with contextlib.suppress(KeyboardInterrupt):
                 translate_file(translator, pair, text_format, {})
         assert (tmp_path / str(stop)).read_bytes() == expected, stop

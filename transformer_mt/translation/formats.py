@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, cast
 from transformer_mt.errors import ConfigError
 from transformer_mt.system.streams import compression_suffix
 from transformer_mt.text.tables import Cell, DelimitedTable, JsonLines, line_end
-from transformer_mt.translation.options import STRUCTURED_FORMATS, InputOptions, OutputOptions
+from transformer_mt.translation.options import STRUCTURED_FORMATS, OutputOptions, TranslateOptions
 from transformer_mt.translation.translator import Translation, format_lines
 
 logger = logging.getLogger(__name__)
@@ -209,24 +209,22 @@ def format_suffix(path: Path) -> str:
     return suffix if suffix[1:].lower() in STRUCTURED_FORMATS else ""
 
 
-def choose_format(
-    path: Path | None, options: InputOptions, output: OutputOptions, n_best: int = 1
-) -> InputFormat:
+def choose_format(path: Path | None, options: TranslateOptions) -> InputFormat:
     """Chooses the format of an input; None is stdin.
 
     Raises:
         ConfigError: If the options do not fit it.
     """
-    name, kind, column = str(path or "stdin"), options.format, options.column
+    name, kind, column = str(path or "stdin"), options.input.format, options.input.column
     if kind == "auto":
         kind = cast(Any, format_suffix(path)[1:].lower() if path else "") or "text"
-    names = column or "", options.output_column or column or ""
+    names = column or "", options.input.output_column or column or ""
     if kind == "text":
         if any(names):
             raise ConfigError(f"{name}: columns need --input-format tsv, csv or jsonl")
-        return InputFormat(PlainTextReader(output).read)
+        return InputFormat(PlainTextReader(options.output).read)
     as_text = "to translate its lines as text, add --input-format text"
-    if n_best > 1 or output != OutputOptions():
+    if options.search.n_best > 1 or options.output != OutputOptions():
         raise ConfigError(f"{name}: {kind} allows no --n-best, --scores or --format; {as_text}")
     if kind in ("srt", "vtt"):
         return InputFormat(read_subtitles)

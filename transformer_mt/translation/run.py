@@ -7,7 +7,7 @@ import logging
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass
 from itertools import islice
@@ -21,6 +21,7 @@ from transformer_mt.system.outputs import (
     ChunkWriter,
     Fingerprint,
     Output,
+    OutputState,
     check_output,
     is_complete,
     open_chunk_writer,
@@ -193,11 +194,10 @@ def _translate_pairs(
     made_from = _fingerprint(model, translator, options)
     for pair in pairs:
         prefix = f"{pair.input}: " if len(pairs) > 1 else ""
+        ending = format_suffix(pair.input) if pair.input else ""
         try:
-            text_format = choose_format(
-                pair.input, options.input, options.output, options.search.n_best
-            )
-            translate_file(translator, pair, text_format, made_from, prefix)
+            format_ = choose_format(pair.input, options)
+            translate_file(translator, pair, format_, {**made_from, "ending": ending}, prefix)
         except DataError as error:
             failures.append(str(error))
             if len(pairs) > 1:
@@ -227,7 +227,7 @@ def _fingerprint(
 def translate_file(
     translator: Translator,
     pair: FilePair,
-    text_format: InputFormat,
+    format_: InputFormat,
     made_from: Fingerprint,
     prefix: str = "",
 ) -> None:
@@ -236,7 +236,7 @@ def translate_file(
     Args:
         translator: Its beam size is at least the number of translations to write per line.
         pair: A file appears once it is complete.
-        text_format: What of it to translate, and what to write.
+        format_: What of it to translate, and what to write.
         made_from: What the output depends on beside the input; a stopped translation is resumed if
             both are the same.
         prefix: Precedes each line of the report.
@@ -250,8 +250,7 @@ def translate_file(
     if pair.input and pair.is_resumable:
         with reading(pair.input):
             # The whole file is hashed: even at 200 MB/s, this takes a thousandth of the time.
-            digest, suffix = sha256(pair.input), format_suffix(pair.input)
-            fingerprint = {"input": digest, "input_format": suffix, **made_from}
+            fingerprint = {"input": sha256(pair.input), **made_from}
         if is_complete(output, fingerprint):
             logger.info(f"{output.name}: already complete")
             return
@@ -261,46 +260,44 @@ def translate_file(
     total = count_lines(pair.input) if shows_progress() and not hidden else None
     name = pair.input.name if pair.input else "translating"
     with open_input(pair.input) as source, open_chunk_writer(output, fingerprint) as writer:
-        reader, resumed = LineReader(source, str(pair.input or "stdin")), writer.state.lines
-        lines = reader.chunks(translator.chunk_lines, translator.first_chunk_lines)
-        # Finished chunks are read, too: what follows may be within a row that began in them.
-        left = islice(text_format.chunks(lines), writer.state.chunks, None)
+        reader, state = LineReader(source, str(pair.input or "stdin")), writer.state
+        resumed = state.lines
         with (
-            ProgressBar(name, "lines", total, done=resumed, hidden=hidden) as progress,
-            closing(
-                _translate_chunks(translator, left, reader.is_pipe, resumed, progress.update)
-            ) as chunks,
+            ProgressBar(name, "lines", total, done=resumed, hidden=hidden) as bar,
+            closing(_translate_chunks(translator, reader, format_, state, bar.update)) as chunks,
         ):
             for chunk, translations in chunks:
                 require_unchanged()  # so the lines that are kept are those of the fingerprint
                 counts = count_kinds(best for best, *_ in translations)
                 writer.write(chunk.write(translations), len(translations), counts)
         require_unchanged()
-        if not writer.state.chunks:
+        if not state.chunks:
             writer.write("", 0, {})  # a compressed file is valid only with a member
-    seconds = time.monotonic() - began
-    _report(writer, resumed, text_format.lines_replaced, seconds, prefix)
+    _report(writer, resumed, format_.lines_replaced, time.monotonic() - began, prefix)
 
 
 def _translate_chunks(
     translator: Translator,
-    chunks: Iterator[Chunk],
-    is_pipe: bool,
-    resumed: int,
+    reader: LineReader,
+    format_: InputFormat,
+    state: OutputState,
     advance: Callable[[int], object],
 ) -> Generator[tuple[Chunk, list[list[Translation]]]]:
-    """Translates chunks, which follow the lines that an earlier process has finished."""
-    failures, taken, first_line = list[DataError](), deque[Chunk](), resumed + 1
+    """Translates what follows the chunks that an earlier process has finished."""
+    failures, taken = list[DataError](), deque[Chunk]()
+    finished, first_line = state.chunks, state.lines + 1
 
     def read_texts() -> Generator[list[str]]:
+        lines = reader.chunks(translator.chunk_lines, translator.first_chunk_lines)
         try:
-            for chunk in chunks:
+            # Finished chunks are read, too: the next one may begin within a row or cue.
+            for chunk in islice(format_.chunks(lines), finished, None):
                 taken.append(chunk)
                 yield chunk.texts
         except DataError as error:  # the chunks before it are still to be translated
             failures.append(error)
 
-    if is_pipe:
+    if reader.is_pipe:
         # Its writer may wait for an answer before it writes the next chunk.
         for texts in read_texts():
             yield taken.popleft(), translator.n_best(texts, advance, first_line)
