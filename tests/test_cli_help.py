@@ -13,6 +13,7 @@ from transformer_mt.config.keys import DEFAULTS, Config
 from transformer_mt.system.console import shows_progress
 from transformer_mt.translation.options import (
     FileOptions,
+    InputOptions,
     LoadOptions,
     OutputOptions,
     Sampling,
@@ -101,11 +102,12 @@ def test_quiet_hides_progress(call, words):
 ALL = (
     "run other --ensemble --input a --output b --device cpu --precision bf16 --max-length 9 --raw"
     " --split never --beam-size 4 --length-penalty 2 --scores --batch-tokens 7 --n-best 3"
-    " --format jsonl"
+    " --format jsonl --input-format csv --key 2 --output-key 3"
 )
 MODEL, SEARCH = LoadOptions("cpu", "bf16", 9, True, "never"), SearchOptions(4, 2.0, True, 3, 7)
 FILES, OUTPUT = FileOptions([Path("a")], Path("b")), OutputOptions(True, "jsonl")
 DRAWN = "--sample --top-k 5 --temperature 0.5 --seed 0"
+INPUT = InputOptions("csv", "2", "3")
 EXPORTED = "--raw --format transformers --license mit --quantization int8"
 EXPORT, TRANSLATE = "translation.export.export", "translation.job.translate"
 STEP = "step-00000001"
@@ -132,7 +134,7 @@ OPTIONS = [
     (
         f"translate {ALL}",
         TRANSLATE,
-        [[Path("run"), Path("other")], FILES, TranslateOptions(MODEL, SEARCH, OUTPUT)],
+        [[Path("run"), Path("other")], FILES, TranslateOptions(MODEL, SEARCH, OUTPUT, INPUT)],
     ),
     ("translate run --sample", TRANSLATE, drawing(Sampling())),
     (

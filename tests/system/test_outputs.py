@@ -142,6 +142,7 @@ def test_chunks_are_kept_and_counted(tmp_path, caplog):
     assert output.partial.read_bytes() == data and not output.target.exists()
     assert json.loads(output.state.read_bytes()) == {
         "fingerprint": MADE_FROM,
+        "chunks": 2,
         "bytes": len(data),
         "lines": 3,
         "counts": {"cut": 2, "split": 1},

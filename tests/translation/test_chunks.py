@@ -11,13 +11,19 @@ from itertools import chain, pairwise
 from types import SimpleNamespace
 
 import pytest
-from transformer_mt.translation.file_translation import translate_file
-from transformer_mt.translation.inputs import FilePair
 
 from transformer_mt.errors import DataError
 from transformer_mt.system.outputs import check_output
 from transformer_mt.translation import file_translation
-from transformer_mt.translation.options import OutputOptions
+from transformer_mt.translation.file_translation import translate_file
+from transformer_mt.translation.formats import choose_format
+from transformer_mt.translation.inputs import FilePair
+from transformer_mt.translation.options import (
+    LoadOptions,
+    OutputOptions,
+    SearchOptions,
+    TranslateOptions,
+)
 from transformer_mt.translation.translator import Translation, format_lines
 
 CHUNK, FIRST = 10, 4
@@ -52,7 +58,9 @@ class Reverser:
 def translate(source, output, options=JSONL, made_from=MADE_FROM, prefix="") -> list[int]:
     """Translates a file; gives the number of lines of each chunk."""
     translator = Reverser()
-    translate_file(translator, FilePair(source, check_output(output)), options, made_from, prefix)
+    pair = FilePair(source, check_output(output))
+    text_format = choose_format(None, TranslateOptions(LoadOptions(), SearchOptions(), options))
+    translate_file(translator, pair, text_format, made_from, prefix)
     resumed = (translator.first_lines or [1])[0]
     expected = [resumed + sum(translator.chunks[:i]) for i in range(len(translator.chunks))]
     assert translator.first_lines == expected

@@ -8,11 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import assert_one_error, command, copy_lines
+from conftest import command, copy_lines
 
-from transformer_mt.errors import FullDiskError
-from transformer_mt.system.output_record import RECORD, CompleteFile, OutputRecord
-from transformer_mt.system.outputs import check_output
+from transformer_mt.system.output_record import RECORD
 from transformer_mt.translation.translator import Translator
 
 LINES = copy_lines(40, 31)
@@ -158,8 +156,16 @@ def test_what_is_made_again(translate, texts):
 
 def test_files_of_several_chunks(translate, monkeypatch):
     """Each by itself, after the small ones; with draws each file is, as its lines are numbered."""
-    monkeypatch.setattr("transformer_mt.translation.pytorch_runtime.PyTorchRuntime.chunk_lines", (2, 4))
-    for name, begin, end in (("a", 0, 9), ("b", 9, 12), ("c", 12, 13), ("d", 13, 17), ("e", 17, 22)):
+    monkeypatch.setattr(
+        "transformer_mt.translation.pytorch_runtime.PyTorchRuntime.chunk_lines", (2, 4)
+    )
+    for name, begin, end in (
+        ("a", 0, 9),
+        ("b", 9, 12),
+        ("c", 12, 13),
+        ("d", 13, 17),
+        ("e", 17, 22),
+    ):
         write(f"in/{name}.de", *LINES[begin:end])
     for options in ((), ("--sample",)):
         alone = {f"{n}.en": translate("-i", f"in/{n}.de", *options).out.decode() for n in "abcde"}
@@ -187,7 +193,9 @@ def test_an_input_that_changes(translate, texts, monkeypatch):
 def test_more_files_than_a_process_can_open(untrained_run, tmp_path):
     for number in range(150):
         write(str(tmp_path / f"in/{number}.de"), LINES[0])
-    words = command("translate", untrained_run, "-i", tmp_path / "in", "--output-dir", tmp_path / "o")
+    words = command(
+        "translate", untrained_run, "-i", tmp_path / "in", "--output-dir", tmp_path / "o"
+    )
     shell = ["bash", "-c", 'ulimit -n 100; exec "$@"', "-", *map(str, words)]
     done = subprocess.run(shell, capture_output=True, text=True, stdin=subprocess.DEVNULL)
     assert done.returncode == 0 and "150 translated" in done.stderr, done.stderr
@@ -206,8 +214,9 @@ def publish(content):
     checked = [outputs.check_output(folder / name) for name in "ab"]
     left = [each for each in checked if not record.is_complete(each, {"from": content})]
     assert all(map(record.is_own, left))
-    complete = output_record.CompleteFile
-    assert not record.publish([complete(each, content.encode(), {"from": content}) for each in left])
+    made_from = {"from": content}
+    complete = [output_record.CompleteFile(each, content.encode(), made_from) for each in left]
+    assert not record.publish(complete)
     return len(left)
 
 def publish_until(limit):

@@ -22,6 +22,8 @@ from transformer_mt.errors import ConfigError
 from transformer_mt.system.manifest import MANIFEST
 from transformer_mt.translation.options import (
     FileOptions,
+    InputFormat,
+    InputOptions,
     LoadOptions,
     OutputFormat,
     OutputOptions,
@@ -70,6 +72,23 @@ class FileGroup:
     )
     overwrite: bool = OVERWRITE
     summary: Path | None = file_option("FILE", "Write what became of the files, as JSON.")
+    input_format: InputFormat = file_option(
+        values_of(InputFormat),
+        "auto: by the ending of --input, such as a.csv or a.srt.gz; text for others and stdin.",
+        default=InputOptions.format,
+    )
+    column: str | None = file_option(
+        "NAME_OR_NUMBER",
+        "Column of a table: a name in its first row, a number if it has no names, or a JSON key.",
+        "--column",
+        "--key",
+    )
+    output_column: str | None = file_option(
+        "NAME_OR_NUMBER",
+        "Column or key for the translation, a new one if there is none. Default: --column.",
+        "--output-column",
+        "--output-key",
+    )
 
     def options(self, texts: list[Path]) -> FileOptions:
         """Adds files that were named without an option; refuses what does not belong together."""
@@ -174,6 +193,7 @@ def translate(
         LoadOptions(model.device, model.precision, model.max_length, model.raw, split),
         SearchOptions(beam_size, penalty, with_scores, n_best, model.batch_tokens, sampling),
         OutputOptions(lines.scores, lines.format_),
+        InputOptions(files.input_format, files.column, files.output_column),
     )
     from transformer_mt.translation import job
 

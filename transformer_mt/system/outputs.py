@@ -176,8 +176,9 @@ class OutputState:
 
     Attributes:
         fingerprint: What the output depends on.
-        bytes: Size of the finished chunks.
-        lines: Their input lines.
+        chunks: Number of the finished chunks.
+        bytes: Their size.
+        lines: The lines of text that were translated for them.
         counts: Those of them that are reported, by kind.
         sha256: Digest of the whole output once it is complete.
     """
@@ -185,6 +186,7 @@ class OutputState:
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
 
     fingerprint: Fingerprint
+    chunks: int  # without a default, so that the states of older versions are not resumed
     bytes: int = 0
     lines: int = 0
     counts: dict[str, int] = field(default_factory=dict)
@@ -203,16 +205,18 @@ class ChunkWriter:
 
     def __init__(self, output: Output, file: BinaryIO, state: OutputState | None = None) -> None:
         self._output, self._file, self._keeps_state = output, file, state is not None
-        self.state = state or OutputState({})
+        self.state = state or OutputState({}, 0)
 
     def write(self, text: str, lines: int, counts: Mapping[str, int]) -> None:
         """Writes the text of a translated chunk; that of a file then outlives the process.
 
-        It is the translation of `lines` input lines, with so many of each kind.
+        It has the translations of so many lines of text, and so many of each kind. Surrogates stand
+        for bytes that were not UTF-8.
         """
-        data = compress(text.encode("utf-8"), self._output.suffix)
+        data = compress(text.encode("utf-8", "surrogateescape"), self._output.suffix)
         self._file.write(data)
         self._file.flush()  # the reader of a pipe may be waiting for these lines
+        self.state.chunks += 1
         self.state.bytes += len(data)
         self.state.lines += lines
         self.state.counts = dict(Counter(self.state.counts) + Counter(counts))
@@ -272,7 +276,7 @@ def _usable_state(output: Output, fingerprint: Fingerprint) -> OutputState:
     elif not state and output.state.exists():
         logger.warning(f"{output.name}: starting over; {output.state} is damaged")
     output.discard()  # before other bytes are written to the file that the state describes
-    return OutputState(fingerprint)
+    return OutputState(fingerprint, 0)
 
 
 def is_complete(output: Output, fingerprint: Fingerprint | None = None) -> bool:

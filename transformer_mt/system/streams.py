@@ -1,4 +1,4 @@
-r"""Lines from a byte stream: split only at `\n`, passed on as they arrive.
+r"""Lines from a byte stream: split only at `\n`, which stays, and passed on as they arrive.
 
 The first bytes tell what is compressed, whatever its name, and what is not text.
 """
@@ -12,7 +12,6 @@ import select
 import stat
 import sys
 import zlib
-from codecs import BOM_UTF8
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
@@ -151,7 +150,7 @@ def _end_of_chunk(lines: Sequence[bytes], limit: int) -> int:
     """Gives how many of the lines are the first chunk; 0 if it may become longer."""
     read = 0
     for count, line in enumerate(lines[:limit], 1):
-        read += len(line)
+        read += len(line) - line.endswith(b"\n")
         if count == limit or read >= CHUNK_BYTES:
             return count
     return 0
@@ -164,6 +163,8 @@ def _not_utf_8(name: object, encoding: str) -> DataError:
 def split_lines(stream: io.BufferedIOBase, name: object) -> Iterator[list[bytes]]:
     """Yields the lines that end in each block of a file or pipe, then a last one without an end.
 
+    All but that one keep their line feeds.
+
     Raises:
         DataError: As `read_blocks`, or if a line is too long to be text.
     """
@@ -174,7 +175,7 @@ def split_lines(stream: io.BufferedIOBase, name: object) -> Iterator[list[bytes]
     for block in chain([first], blocks):
         head, newline, rest = block.rpartition(b"\n")
         if newline:
-            yield b"".join((*incomplete, head)).split(b"\n")
+            yield io.BytesIO(b"".join((*incomplete, head, newline))).readlines()
             incomplete, size = [], 0
         incomplete.append(rest)
         size += len(rest)
@@ -187,16 +188,12 @@ def split_lines(stream: io.BufferedIOBase, name: object) -> Iterator[list[bytes]
 class LineReader:
     """Reads lines in chunks of a fixed size, or of fewer lines if they are long or a pipe pauses.
 
-    A byte order mark at the start is dropped.
-
     Args:
         stream: A file or pipe opened in binary mode.
         name: The input's name, for messages.
 
     Attributes:
         is_pipe: Whether bytes arrive as they are written, not from a file.
-        lines_read: Number of lines read so far.
-        lines_replaced: Number of those whose invalid UTF-8 was replaced by U+FFFD.
     """
 
     def __init__(self, stream: io.BufferedIOBase, name: str = "stdin") -> None:
@@ -204,10 +201,9 @@ class LineReader:
         # A regular file never pauses: its chunks are the same each time it is read.
         raw = getattr(stream, "raw", None)
         self.is_pipe = isinstance(raw, io.FileIO) and not os.path.isfile(raw.fileno())
-        self.lines_read, self.lines_replaced = 0, 0
 
-    def chunks(self, size: int, first_size: int) -> Iterator[list[str]]:
-        """Yields lists of 1 to `size` lines, the first of `first_size`; all lines are in them.
+    def chunks(self, size: int, first_size: int) -> Iterator[list[bytes]]:
+        """Yields lists of 1 to `size` lines, the first of `first_size`, with their line feeds.
 
         Raises:
             DataError: If the input cannot be read or decompressed to its end, or is not text.
@@ -217,30 +213,18 @@ class LineReader:
         for lines in split_lines(self._stream, self._name):
             ready += lines
             while end := _end_of_chunk(ready, limit):
-                yield self._decode(ready[:end])
+                yield ready[:end]
                 ready, limit = ready[end:], size
             if ready and self.is_pipe and not self._has_more():
-                yield self._decode(ready)
+                yield ready
                 ready = []
         if ready:
-            yield self._decode(ready)
+            yield ready
 
     def _has_more(self) -> bool:
         poll = select.poll()  # unlike select, it takes descriptors above 1,023
         poll.register(self._stream.fileno(), select.POLLIN)
         return bool(poll.poll(1_000 * IDLE_SECONDS))
-
-    def _decode(self, lines: list[bytes]) -> list[str]:
-        if not self.lines_read:
-            lines = [lines[0].removeprefix(BOM_UTF8), *lines[1:]]
-        self.lines_read += len(lines)
-        try:
-            return [line.decode("utf-8") for line in lines]
-        except UnicodeDecodeError:
-            texts = [line.decode("utf-8", errors="replace") for line in lines]
-            pairs = zip(lines, texts, strict=True)
-            self.lines_replaced += sum(line != text.encode("utf-8") for line, text in pairs)
-            return texts
 
 
 def open_input(path: Path | None) -> AbstractContextManager[io.BufferedIOBase]:

@@ -261,7 +261,7 @@ def read_lines(path: Path) -> Iterator[str]:
         with open_input(path) as stream:
             for line in chain.from_iterable(split_lines(stream, path)):
                 number += 1
-                yield line.decode("utf-8")
+                yield line.decode("utf-8").removesuffix("\n")
         require_unchanged()
     except UnicodeDecodeError:
         raise DataError(

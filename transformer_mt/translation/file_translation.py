@@ -3,22 +3,22 @@
 import logging
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Generator
 from contextlib import closing
-from itertools import dropwhile
+from itertools import islice
 
 from transformer_mt.errors import DataError
 from transformer_mt.system.console import ProgressBar, shows_progress
-from transformer_mt.system.files import sha256
-from transformer_mt.system.outputs import Fingerprint, is_complete, open_chunk_writer
-from transformer_mt.system.streams import LineReader, count_lines, open_input, reading, watch
+from transformer_mt.system.outputs import Fingerprint, OutputState, is_complete, open_chunk_writer
+from transformer_mt.system.streams import LineReader, count_lines, open_input
+from transformer_mt.translation.formats import Chunk, InputFormat, choose_format
 from transformer_mt.translation.inputs import FilePair
-from transformer_mt.translation.options import OutputOptions
+from transformer_mt.translation.options import TranslateOptions
 from transformer_mt.translation.translator import (
     Translation,
     Translator,
     count_kinds,
-    format_lines,
     lines_text,
     log_kinds,
 )
@@ -29,16 +29,16 @@ logger = logging.getLogger(__name__)
 def translate_file(
     translator: Translator,
     pair: FilePair,
-    options: OutputOptions,
+    options: TranslateOptions,
     made_from: Fingerprint,
     prefix: str = "",
 ) -> dict[str, int]:
-    """Translates line by line, and reports counts and speed, unless it is already complete.
+    """Translates a file or stream, and reports counts and speed, unless it is already complete.
 
     Args:
         translator: Its beam size is at least the number of translations to write per line.
         pair: A file appears once it is complete.
-        options: What to write for each line.
+        options: What to translate, and what to write.
         made_from: What the output depends on beside the input; a stopped translation is resumed if
             both are the same.
         prefix: Precedes each line of the report.
@@ -52,60 +52,72 @@ def translate_file(
         OutputError: If a file cannot be written.
         OSError: If a stream cannot be written.
     """
-    require_unchanged, fingerprint, output = watch(pair.input), None, pair.output
-    if pair.input and pair.is_resumable:
-        with reading(pair.input):
-            # The whole file is hashed: even at 200 MB/s, this takes a thousandth of the time.
-            fingerprint = {"input": sha256(pair.input), **made_from}
-        if is_complete(output, fingerprint):
-            logger.info(f"{output.name}: already complete")
-            return {}
+    input_format = choose_format(pair.input, options)
+    require_unchanged, fingerprint = pair.watch(made_from)
+    if fingerprint and is_complete(pair.output, fingerprint):
+        logger.info(f"{pair.output.name}: already complete")
+        return {}
     began = time.monotonic()
-    # At a terminal, a bar would be mixed with the lines on stdout.
-    hidden = output.descriptor == 1 and sys.stdout.isatty()
-    total = count_lines(pair.input) if shows_progress() and not hidden else None
-    name = pair.input.name if pair.input else "translating"
-    with open_input(pair.input) as source, open_chunk_writer(output, fingerprint) as writer:
-        reader, resumed = LineReader(source, str(pair.input or "stdin")), writer.state.lines
+    with open_input(pair.input) as source, open_chunk_writer(pair.output, fingerprint) as writer:
+        state = writer.state
+        resumed, reader = state.lines, LineReader(source, str(pair.input or "stdin"))
         with (
-            ProgressBar(name, "lines", total, done=resumed, hidden=hidden) as progress,
-            closing(_translate_chunks(translator, reader, resumed, progress.update)) as chunks,
+            _progress_bar(pair, resumed) as bar,
+            closing(
+                _translate_chunks(translator, reader, input_format, state, bar.update)
+            ) as chunks,
         ):
-            for translations in chunks:
+            for chunk, translations in chunks:
                 require_unchanged()  # so the lines that are kept are those of the fingerprint
-                text = format_lines(translations, writer.state.lines + 1, options)
                 counts = count_kinds(best for best, *_ in translations)
-                writer.write(text, len(translations), counts)
+                writer.write(chunk.write(translations), len(translations), counts)
         require_unchanged()
-        if not reader.lines_read:
+        if not state.chunks:
             writer.write("", 0, {})  # a compressed file is valid only with a member
-    lines, seconds = reader.lines_read - resumed, time.monotonic() - began
+    lines, seconds = state.lines - resumed, time.monotonic() - began
     rate = lines / max(seconds, 1e-9)
     logger.info(f"{prefix}{lines_text(lines)} in {seconds:.1f} s, {rate:,.0f} per second")
-    counts = {**writer.state.counts, "replaced": reader.lines_replaced}
+    counts = {**state.counts, "replaced": input_format.lines_replaced}
     log_kinds(counts, prefix)
     return {"lines": lines, **counts}
 
 
-def _translate_chunks(
-    translator: Translator, reader: LineReader, resumed: int, advance: Callable[[int], object]
-) -> Generator[list[list[Translation]]]:
-    """Translates what follows the lines that an earlier process has finished, in whole chunks."""
-    failures, first_line = list[DataError](), resumed + 1
+def _progress_bar(pair: FilePair, done: int) -> ProgressBar:
+    # At a terminal, a bar would be mixed with the lines on stdout.
+    hidden = pair.output.descriptor == 1 and sys.stdout.isatty()
+    total = count_lines(pair.input) if shows_progress() and not hidden else None
+    name = pair.input.name if pair.input else "translating"
+    return ProgressBar(name, "lines", total, done=done, hidden=hidden)
 
-    def read_chunks() -> Generator[list[str]]:
-        chunks = reader.chunks(translator.chunk_lines, translator.first_chunk_lines)
+
+def _translate_chunks(
+    translator: Translator,
+    reader: LineReader,
+    input_format: InputFormat,
+    state: OutputState,
+    advance: Callable[[int], object],
+) -> Generator[tuple[Chunk, list[list[Translation]]]]:
+    """Translates what follows the chunks that an earlier process has finished."""
+    failures, taken = list[DataError](), deque[Chunk]()
+    finished, first_line = state.chunks, state.lines + 1
+
+    def read_texts() -> Generator[list[str]]:
+        lines = reader.chunks(translator.chunk_lines, translator.first_chunk_lines)
         try:
-            yield from dropwhile(lambda _: reader.lines_read <= resumed, chunks)
+            # Finished chunks are read, too: the next one may begin within a row or cue.
+            for chunk in islice(input_format.chunks(lines), finished, None):
+                taken.append(chunk)
+                yield chunk.texts
         except DataError as error:  # the chunks before it are still to be translated
             failures.append(error)
 
     if reader.is_pipe:
         # Its writer may wait for an answer before it writes the next chunk.
-        for lines in read_chunks():
-            yield translator.n_best(lines, advance, first_line)
-            first_line += len(lines)
+        for texts in read_texts():
+            yield taken.popleft(), translator.n_best(texts, advance, first_line)
+            first_line += len(texts)
     else:
-        yield from translator.translate_chunks(read_chunks(), advance, first_line)
+        for translations in translator.translate_chunks(read_texts(), advance, first_line):
+            yield taken.popleft(), translations
     if failures:
         raise failures[0]

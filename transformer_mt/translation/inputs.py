@@ -1,14 +1,28 @@
 """The files of a job: those that are named, listed or in a folder, and where each is written."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from transformer_mt.errors import DataError, OutputError
+from transformer_mt.system.files import sha256
 from transformer_mt.system.output_record import OutputRecord
-from transformer_mt.system.outputs import Output, check_output, naming_output, resolve_inputs
-from transformer_mt.system.streams import compression_suffix, open_input, reading, require_input
+from transformer_mt.system.outputs import (
+    Fingerprint,
+    Output,
+    check_output,
+    naming_output,
+    resolve_inputs,
+)
+from transformer_mt.system.streams import (
+    compression_suffix,
+    open_input,
+    reading,
+    require_input,
+    watch,
+)
+from transformer_mt.translation.formats import format_suffix
 from transformer_mt.translation.options import FileOptions
 from transformer_mt.translation.summary import Summary
 
@@ -35,6 +49,21 @@ class FilePair:
     def is_resumable(self) -> bool:
         """Whether its translation can be resumed: neither input nor output is a stream."""
         return bool(self.input and self.input.is_file() and self.output.target)
+
+    def watch(self, made_from: Fingerprint) -> tuple[Callable[[], None], Fingerprint | None]:
+        """Gives a function that raises DataError once the input has changed, and a fingerprint.
+
+        This says what the output depends on: the input and `made_from`; None if its translation
+        cannot be resumed.
+        """
+        require_unchanged = watch(self.input)
+        if not self.input or not self.is_resumable:
+            return require_unchanged, None
+        with reading(self.input):
+            # The whole file is hashed: even at 200 MB/s, this takes a thousandth of the time.
+            digest = sha256(self.input)
+        ending = format_suffix(self.input)
+        return require_unchanged, {"input": digest, "ending": ending, **made_from}
 
 
 @dataclass(frozen=True)
@@ -143,7 +172,7 @@ def _read_list(path: Path) -> list[Path]:
 
 
 def output_name(path: Path, src_lang: str, tgt_lang: str) -> str:
-    """Names the translation of a file: a.de -> a.en, b.de.gz -> b.en.gz, c.txt -> c.txt.en."""
-    compression = compression_suffix(path)
-    base = path.name.removesuffix(compression).removesuffix(f".{src_lang}")
-    return f"{base}.{tgt_lang}{compression}"
+    """Names the translation of a file: a.de -> a.en, b.de.srt.gz -> b.en.srt.gz, c -> c.en."""
+    suffix = format_suffix(path) + compression_suffix(path)
+    base = path.name.removesuffix(suffix).removesuffix(f".{src_lang}")
+    return f"{base}.{tgt_lang}{suffix}"

@@ -80,7 +80,7 @@ def _translate_single(
             require_first_attempt(pair.output.name)
         translator, made_from = _load_translator(models, options, load, summary)
         try:
-            summary.counts.update(translate_file(translator, pair, options.output, made_from))
+            summary.counts.update(translate_file(translator, pair, options, made_from))
         except (DataError, OutputError) as error:
             summary.failed[str(pair.input or "stdin")] = str(error)
             raise
@@ -127,7 +127,7 @@ def _translate_large(
     with pair.output.lock():
         if not pair.is_resumable:
             require_first_attempt(pair.output.name)
-        counts = translate_file(translator, pair, options.output, made_from, f"{pair.input}: ")
+        counts = translate_file(translator, pair, options, made_from, f"{pair.input}: ")
         if state := read_state(pair.output):
             record.append([(pair.output, str(state.sha256), state.fingerprint)])
         pair.output.discard()
@@ -157,6 +157,7 @@ def _fingerprint(
         **asdict(options.load),
         **asdict(options.search),
         **asdict(options.output),
+        "input_options": asdict(options.input),
         "precision": model.runtime.precision,
         "chunk_size": [translator.first_chunk_lines, translator.chunk_lines, CHUNK_BYTES],
     }

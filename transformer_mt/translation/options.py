@@ -6,12 +6,15 @@ Imports no slow modules, since --help needs this one.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from transformer_mt.errors import ConfigError
 
 Device = Literal["auto", "cpu", "cuda"]
 Precision = Literal["fp32", "bf16", "fp16"]
+InputFormat = Literal["auto", "text", "tsv", "csv", "jsonl", "srt", "vtt"]
+STRUCTURED_FORMATS = get_args(InputFormat)[2:]
+"""Those that are also endings of names."""
 OutputFormat = Literal["text", "jsonl"]
 ExportFormat = Literal["ctranslate2", "transformers"]
 Split = Literal["auto", "long", "never"]
@@ -92,6 +95,22 @@ class LoadOptions:
 
 
 @dataclass(frozen=True)
+class InputOptions:
+    """Which texts of an input are translated, and where their translations go.
+
+    Attributes:
+        format: `auto` is that of the ending of the input's name, and text for others and stdin.
+        column: Of a table, the column to translate: its name in the first row, or its number from 1
+            if there is no such row; of JSON objects the key, whose dots lead into objects.
+        output_column: The column, or key, of the translation; None is the same.
+    """
+
+    format: InputFormat = "auto"
+    column: str | None = None
+    output_column: str | None = None
+
+
+@dataclass(frozen=True)
 class OutputOptions:
     """What is written for each line.
 
@@ -136,6 +155,7 @@ class TranslateOptions:
     load: LoadOptions
     search: SearchOptions
     output: OutputOptions = OutputOptions()
+    input: InputOptions = InputOptions()
 
 
 DEFAULT_SEARCH = SearchOptions()

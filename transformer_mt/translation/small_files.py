@@ -11,7 +11,6 @@ from itertools import islice
 
 from transformer_mt.errors import NotTextError, OutputError
 from transformer_mt.system.console import ProgressBar
-from transformer_mt.system.files import sha256
 from transformer_mt.system.output_record import CompleteFile, OutputRecord
 from transformer_mt.system.outputs import Fingerprint
 from transformer_mt.system.streams import (
@@ -19,8 +18,6 @@ from transformer_mt.system.streams import (
     LineReader,
     compress,
     open_input,
-    reading,
-    watch,
 )
 from transformer_mt.translation.formats import Chunk, choose_format
 from transformer_mt.translation.inputs import FilePair
@@ -56,7 +53,7 @@ class _SmallFile:
         """Gives the content of the output, given the n-best translations of each text."""
         ranked = iter(translations)
         texts = (chunk.write(list(islice(ranked, len(chunk.texts)))) for chunk in self.chunks)
-        return compress("".join(texts).encode("utf-8"), self.pair.output.suffix)
+        return compress("".join(texts).encode("utf-8", "surrogateescape"), self.pair.output.suffix)
 
 
 class SmallFiles:
@@ -136,12 +133,10 @@ class SmallFiles:
                 f"{pair.output.name}: exists, and was edited or written by another program;"
                 " add --overwrite to replace it"
             )
-        if not pair.is_resumable:
+        require_unchanged, fingerprint = pair.watch(self._made_from)
+        if not fingerprint:
             large.append(pair)
             return None
-        require_unchanged = watch(pair.path)
-        with reading(pair.path):
-            fingerprint = {"input": sha256(pair.path), **self._made_from}
         if not self._overwrite and self._record.is_complete(pair.output, fingerprint):
             self._summary.skipped += 1
             return None

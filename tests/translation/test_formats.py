@@ -1,0 +1,247 @@
+"""Tables and subtitles: what is translated changes, all else stays byte for byte."""
+
+import contextlib
+import csv
+import io
+import json
+import re
+from pathlib import Path
+
+import pytest
+from conftest import assert_one_error
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from transformer_mt.errors import DataError
+from transformer_mt.system.outputs import check_output
+from transformer_mt.translation.file_translation import translate_file
+from transformer_mt.translation.formats import InputFormat, choose_format
+from transformer_mt.translation.inputs import FilePair, output_name
+from transformer_mt.translation.options import (
+    InputOptions,
+    LoadOptions,
+    OutputOptions,
+    SearchOptions,
+    TranslateOptions,
+)
+from transformer_mt.translation.translator import Translation
+
+
+def new_format(options: InputOptions) -> InputFormat:
+    load_and_search = LoadOptions(), SearchOptions()
+    return choose_format(Path("in"), TranslateOptions(*load_and_search, OutputOptions(), options))
+
+
+def translated(kind: str, data: bytes, *columns, translate=str.upper) -> bytes:
+    """Gives the translation of what a file holds."""
+    text_format = new_format(InputOptions(kind, *columns))
+    lines = io.BytesIO(data).readlines()
+    chunks = list(text_format.chunks(iter([lines[i : i + 2] for i in range(0, len(lines), 2)])))
+    assert len(chunks) in ((len(lines) + 1) // 2, (len(lines) + 1) // 2 + 1)
+    text = "".join(
+        chunk.write([[Translation(translate(text), -1.0)] for text in chunk.texts])
+        for chunk in chunks
+    )
+    return text.encode("utf-8", "surrogateescape")
+
+
+@given(st.binary(), st.sampled_from(["tsv", "csv", "jsonl", "srt", "vtt"]))
+def test_any_bytes_survive(data, kind):
+    """What is no row or cue is kept: only texts change, here to one of as many letters."""
+    data = data.replace(b" ", b"-->")
+    columns = [] if kind in ("srt", "vtt") else ["1"]
+    changed = translated(kind, data, *columns, translate=lambda text: re.sub("[^ ]", "x", text))
+    if kind in ("srt", "vtt", "tsv"):
+        assert changed.count(b"\n") == data.count(b"\n")
+
+
+CELLS = st.text(st.sampled_from('aä",;\n\r\t 5'))
+
+
+@given(
+    st.lists(st.tuples(CELLS, CELLS, CELLS), min_size=1),
+    st.sampled_from(["\n", "\r\n"]),
+    st.sampled_from(["", '[",\r\n]']),
+    st.booleans(),
+)
+def test_csv_is_what_python_reads(rows, line_end, needs_quotes, has_mark):
+    """Only the column changes, and a new one is what a reader of CSV sees there.
+
+    Sabotage: end a row at any line feed; do not double the quotes.
+    """
+
+    def encode(text: str) -> str:
+        doubled = text.replace('"', '""')
+        return f'"{doubled}"' if re.search(needs_quotes, text) else text
+
+    lines = [",".join(map(encode, row)) + line_end for row in [("a", "b", "c"), *rows]]
+    data = "".join(["\ufeff" * has_mark, *lines]).encode()
+    assert translated("csv", data, "b", translate=str) == data
+    for columns, expected in (
+        (["b"], [[a, b.upper(), c] for a, b, c in rows]),
+        (["b", "a"], [[b.upper(), b, c] for a, b, c in rows]),
+        (["b", "new,"], [[a, b, c, b.upper()] for a, b, c in rows]),
+    ):
+        text = translated("csv", data, *columns).decode().removeprefix("\ufeff")
+        names, *actual = csv.reader(io.StringIO(text, newline=""), strict=True)
+        assert names == ["a", "b", "c", "new,"][: len(actual[0])] and actual == expected
+
+
+KEYS = st.text(max_size=3)
+VALUES = st.none() | st.floats() | KEYS | st.lists(KEYS, max_size=2) | st.dictionaries(KEYS, KEYS)
+
+
+@settings(max_examples=50)
+@given(st.dictionaries(KEYS, VALUES, max_size=3), st.text(), st.booleans(), st.booleans())
+def test_jsonl_is_what_python_reads(others, text, ascii_only, spaces):
+    """Only the value changes; a new key comes last in its object.
+
+    Sabotage: look for the key anywhere in the line.
+    """
+    row = {**others, "x": {"y": text, "z": [1]}}
+    line = json.dumps(row, ensure_ascii=ascii_only, separators=None if spaces else (",", ":"))
+    data = f" {line} \r\n".encode()
+    upper = translated("jsonl", data, "x.y", "x.new")
+    x = {"y": text, "z": [1], "new": re.sub("[^\n\r]+", lambda line: line[0].upper(), text)}
+    assert repr(json.loads(upper)) == repr({**row, "x": x})
+    assert upper.startswith(data[: data.rindex(b"[1]")])
+    assert len(json.loads(translated("jsonl", data, "x.y"))) == len(row)
+
+
+ROWS = b"""\xef\xbb\xbfid;"de";n\xff\r
+1;ein ;"a;""x"
+2;"zwei, ""zwei""
+
+drei";\xe4\r
+3;;
+4;"offen;c
+5;f\xc3nf;\xc3;zu viel
+
+6;"";'
+7;s\xc3;\xc3"""
+UPPER = ROWS.replace(b"ein", b"EIN").replace(b'zwei, ""zwei""', b'ZWEI, ""ZWEI""')
+UPPER = UPPER.replace(b"drei", b"DREI").replace(b"s\xc3;", b"S\xef\xbf\xbd;")
+
+FILM = """WEBVTT - ein Film\r\n\r\nNOTE a\nb\n\n1\n00:01.000 --> 00:03.200 align:start
+Die Königin geht\r\num zu danken.\r\n\r\n2\n00:03,400 --> 00:05,000\n<i>Sie haben</i>\n
+00:05.500 --> 00:07.000\n- Wo?\n{\\an8}- Er ist hier.\n3\n00:08.000 --> 00:09.000
+<v Eva>Ja,\nja</v>\n\n00:09.500 --> 00:09.600\n<i></i>\n<b>zu</b>\n"""
+NEW_FILM = """WEBVTT - ein Film\r\n\r\nNOTE a\nb\n\n1\n00:01.000 --> 00:03.200 align:start
+DIE KÖNIGIN GEHT\r\nUM ZU DANKEN.\r\n\r\n2\n00:03,400 --> 00:05,000\n<i>SIE HABEN</i>\n
+00:05.500 --> 00:07.000\n- WO?\n{\\an8}- ER IST HIER.\n3\n00:08.000 --> 00:09.000
+<v Eva>JA,\nJA</v>\n\n00:09.500 --> 00:09.600\n<i></i>ZU\n<b></b>\n"""
+
+
+def test_rows_that_cannot_be_translated_are_kept(caplog):
+    """And reported; an open quote takes no other row with it; only texts that are read count.
+
+    Sabotage: give up the whole rest at an open quote; count rows instead of lines.
+    """
+    assert translated("csv", ROWS, "de") == UPPER
+    assert caplog.messages == [
+        "in: rows kept as they are, without a text in the column or not in the format: 2, in line"
+        " 7, 8"
+    ]
+    with pytest.raises(DataError, match="^in: has not one column DE, but id, de, n"):
+        translated("csv", ROWS, "DE")
+    assert translated("tsv", b'a\t"b\r\n\nc', "2", "9") == b'a\t"b\t"B\r\n\nc'
+
+
+def test_json_objects():
+    """Only the text changes; a pair that is cut in half is no text that a model could read."""
+    data = b"""{"a": {"b" : "\\u00e4\\n\\ud83d", "c":1.0}}\n\n[1]\n{"a": {}}\n{"a": {"b": null}}"""
+    new = '{"a": {"b" : "Ä\\n\ufffd", "c":1.0}}'.encode()
+    assert translated("jsonl", data, "a.b") == data.replace(data.split(b"\n")[0], new)
+    new = b'{"x": "y", "z": ["x"], "e": "Y"}'
+    assert translated("jsonl", b'{"x": "y", "z": ["x"]}', "x", "e") == new
+
+
+@pytest.mark.parametrize("line_end", ["\n", "\r\n"])
+def test_subtitles(line_end):
+    """Numbers, times, notes and tags stay; two lines are one text, but not those of two speakers.
+
+    Sabotage: take the number of a cue without a blank line before it for text.
+    """
+    film, new = (re.sub("\r?\n", line_end, "\ufeff" + each).encode() for each in (FILM, NEW_FILM))
+    assert translated("srt", film) == new
+    texts = []
+    translated("vtt", film, translate=lambda text: texts.append(text) or text)
+    assert texts[:4] == ["Die Königin geht um zu danken.", "Sie haben", "Wo?", "Er ist hier."]
+    cue = b"1:0 --> 1:1\na\nb\n\n"
+    assert translated("srt", cue * 2, translate=lambda text: "") == b"1:0 --> 1:1\n\n" * 2
+
+
+class Stopped:
+    """Stands for a translator, of which the process is killed after some chunks."""
+
+    chunk_lines = first_chunk_lines = 1
+
+    def __init__(self, chunks=None):
+        self.left = chunks
+
+    def translate_chunks(self, chunks, advance, first_line):
+        for texts in chunks:
+            if self.left == 0:
+                raise KeyboardInterrupt
+            self.left = self.left and self.left - 1
+            yield [[Translation(text.upper(), -1.0)] for text in texts]
+
+
+@pytest.mark.parametrize(
+    ("options", "data", "expected"),
+    [
+        (InputOptions("csv", "de"), ROWS, UPPER),
+        (InputOptions("srt"), FILM.encode(), NEW_FILM.encode()),
+    ],
+)
+def test_stopped_after_any_line_and_run_again(tmp_path, monkeypatch, options, data, expected):
+    """Within a field of several lines, or a cue, too.
+
+    Sabotage: skip lines instead of chunks.
+    """
+    monkeypatch.setattr("os.fsync", lambda descriptor: None)
+    (tmp_path / "in").write_bytes(data)
+    for stop in range(data.count(b"\n")):
+        pair = FilePair(tmp_path / "in", check_output(tmp_path / str(stop)))
+        for translator in (Stopped(stop), Stopped()):
+            text_format = new_format(options)
+            with contextlib.suppress(KeyboardInterrupt):
+                translate_file(translator, pair, text_format, {})
+        assert (tmp_path / str(stop)).read_bytes() == expected, stop
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("film.de.srt", "film.en.srt"),
+        ("FILM.SRT", "FILM.en.SRT"),
+        ("t.de.csv.gz", "t.en.csv.gz"),
+        ("a.de.gz", "a.en.gz"),
+        ("c.txt", "c.txt.en"),
+    ],
+)
+def test_names_of_outputs(name, expected):
+    assert output_name(Path(name), "de", "en") == expected
+
+
+def test_from_the_command_line(copy_run, tmp_path, call):
+    """A table, subtitles, and what is refused, each in one line that says what to add."""
+    (tmp_path / "t.de.tsv").write_bytes(b"id\tde\n1\tab cd\r\n")
+    (tmp_path / "f.srt").write_bytes(b"1\n0:01 --> 0:02\n<i>ab</i>\ncd\n")
+    table, film = (["--input", tmp_path / name] for name in ("t.de.tsv", "f.srt"))
+    into = ["--output-dir", tmp_path / "out"]
+    columns = ["--column", "de", "--output-column", "en"]
+    done = call("translate", copy_run, *table, *film, *columns, *into)
+    assert done.code == 0, done.err
+    assert (tmp_path / "out/t.en.tsv").read_bytes() == b"id\tde\ten\n1\tab cd\tab cd\r\n"
+    assert (tmp_path / "out/f.en.srt").read_bytes() == (tmp_path / "f.srt").read_bytes()
+    for arguments, message in (
+        (
+            table,
+            "t.de.tsv: is a table (tsv): add --column NAME, or --column NUMBER if its first row",
+        ),
+        ([*film, "--scores"], "f.srt: srt allows no --n-best, --scores or --format; to translate"),
+        ([*table, "--column", "xx"], "t.de.tsv: has not one column xx, but id, de"),
+        (["--key", "a"], "stdin: columns need --input-format tsv, csv or jsonl"),
+    ):
+        assert_one_error(call("translate", copy_run, *arguments), message)
