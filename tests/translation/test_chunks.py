@@ -16,7 +16,6 @@ from transformer_mt.errors import DataError
 from transformer_mt.system.outputs import check_output
 from transformer_mt.translation import file_translation
 from transformer_mt.translation.file_translation import translate_file
-from transformer_mt.translation.formats import choose_format
 from transformer_mt.translation.inputs import FilePair
 from transformer_mt.translation.options import (
     LoadOptions,
@@ -59,8 +58,8 @@ def translate(source, output, options=JSONL, made_from=MADE_FROM, prefix="") -> 
     """Translates a file; gives the number of lines of each chunk."""
     translator = Reverser()
     pair = FilePair(source, check_output(output))
-    text_format = choose_format(None, TranslateOptions(LoadOptions(), SearchOptions(), options))
-    translate_file(translator, pair, text_format, made_from, prefix)
+    options = TranslateOptions(LoadOptions(), SearchOptions(), options)
+    translate_file(translator, pair, options, made_from, prefix)
     resumed = (translator.first_lines or [1])[0]
     expected = [resumed + sum(translator.chunks[:i]) for i in range(len(translator.chunks))]
     assert translator.first_lines == expected

@@ -27,9 +27,12 @@ from transformer_mt.translation.options import (
 from transformer_mt.translation.translator import Translation
 
 
+def all_options(options: InputOptions) -> TranslateOptions:
+    return TranslateOptions(LoadOptions(), SearchOptions(), OutputOptions(), options)
+
+
 def new_format(options: InputOptions) -> InputFormat:
-    load_and_search = LoadOptions(), SearchOptions()
-    return choose_format(Path("in"), TranslateOptions(*load_and_search, OutputOptions(), options))
+    return choose_format(Path("in"), all_options(options))
 
 
 def translated(kind: str, data: bytes, *columns, translate=str.upper) -> bytes:
@@ -204,9 +207,8 @@ def test_stopped_after_any_line_and_run_again(tmp_path, monkeypatch, options, da
     for stop in range(data.count(b"\n")):
         pair = FilePair(tmp_path / "in", check_output(tmp_path / str(stop)))
         for translator in (Stopped(stop), Stopped()):
-            text_format = new_format(options)
             with contextlib.suppress(KeyboardInterrupt):
-                translate_file(translator, pair, text_format, {})
+                translate_file(translator, pair, all_options(options), {})
         assert (tmp_path / str(stop)).read_bytes() == expected, stop
 
 
