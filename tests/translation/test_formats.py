@@ -132,7 +132,7 @@ Die Königin geht\r\num zu danken.\r\n\r\n2\n00:03,400 --> 00:05,000\n<i>Sie hab
 NEW_FILM = """WEBVTT - ein Film\r\n\r\nNOTE a\nb\n\n1\n00:01.000 --> 00:03.200 align:start
 DIE KÖNIGIN GEHT\r\nUM ZU DANKEN.\r\n\r\n2\n00:03,400 --> 00:05,000\n<i>SIE HABEN</i>\n
 00:05.500 --> 00:07.000\n- WO?\n{\\an8}- ER IST HIER.\n3\n00:08.000 --> 00:09.000
-<v Eva>JA,\nJA</v>\n\n00:09.500 --> 00:09.600\n<i></i>ZU\n<b></b>\n"""
+<v Eva>JA,\nJA</v>\n\n00:09.500 --> 00:09.600\n<i></i>\n<b>ZU</b>\n"""
 
 
 def test_rows_that_cannot_be_translated_are_kept(caplog):
@@ -147,6 +147,7 @@ def test_rows_that_cannot_be_translated_are_kept(caplog):
     ]
     with pytest.raises(DataError, match="^in: has not one column DE, but id, de, n"):
         translated("csv", ROWS, "DE")
+    assert translated("csv", b"a,b\n1,2", "b", "1") == b"a,b,1\n1,2,2"
     assert translated("tsv", b'a\t"b\r\n\nc', "2", "9") == b'a\t"b\t"B\r\n\nc'
 
 

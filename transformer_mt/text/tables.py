@@ -10,6 +10,7 @@ from typing import NamedTuple
 from transformer_mt.errors import DataError
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
+_decode_at = json.JSONDecoder().raw_decode
 _dump = partial(json.dumps, ensure_ascii=False)
 _OBJECT = re.compile(r"\s*\{")
 _KEY = re.compile(r'[\s,]*("(?:[^"\\]++|\\.)*+")\s*:\s*')
@@ -111,8 +112,8 @@ class DelimitedTable:
         if names.count(column) != 1:
             raise DataError(f"{self._name}: has not one column {column}, but {', '.join(names)}")
         self._width, self._source = len(names), names.index(column)
-        if output_column in names:
-            self._target = names.index(output_column)
+        self._target = [*names, output_column].index(output_column)
+        if self._target < len(names):
             return ""
         return self._delimiter + self._encode(output_column, cells[0].startswith('"'))
 
@@ -164,7 +165,7 @@ def _find_value(text: str, place: int, path: list[str]) -> tuple[int, int, str]:
         raise ValueError("is not an object")
     members, place = dict[str, tuple[int, int]](), brace.end()
     while match := _KEY.match(text, place):
-        _, place = json.JSONDecoder().raw_decode(text, match.end())
+        _, place = _decode_at(text, match.end())
         members[json.loads(match[1])] = match.end(), place
     name, *rest = path
     if rest:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import chain, islice, zip_longest
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple
 
 from transformer_mt.errors import ConfigError
 from transformer_mt.system.streams import compression_suffix
@@ -20,11 +20,14 @@ MAX_INCOMPLETE = 2**20
 """So many characters do not wait for the end of a row or cue: its quote is open by mistake."""
 ROWS_NAMED = 5
 """Most rows that are reported by their numbers."""
-_MARKUP = r"<[^>\n]*>|\{[^}\n]*\}|[^\S\r\n]"
+_MARKUP = r"(?:<[^<>\n]*>|\{[^{}\n]*\}|[^\S\r\n])"
 _TIMES = r"\d *--> *\d.*\n"
 _CUE = re.compile(rf"{_TIMES}((?:(?!(?:\d+\r?\n)?.*{_TIMES}).*\S.*(?:\n|\Z))+)")
 """A line of times and the lines up to a blank one, or to the next cue."""
-_CUE_LINE = re.compile(rf"(?=.)((?:{_MARKUP}|[-–—])*)(.*?)((?:{_MARKUP})*\r*(?:\n|\Z))")
+_LINE_END = r"\r?(?:\n|\Z)"
+_CUE_LINE = re.compile(
+    rf"(?=.)((?:{_MARKUP}|[-–—])*+)((?:{_MARKUP}*+(?!{_LINE_END}).)*+)({_MARKUP}*+{_LINE_END})"
+)
 """Tags and the dash of a speaker; the text; tags and the line end."""
 
 
@@ -133,8 +136,8 @@ class TableReader:
             try:
                 cell = self._table.find(text, place)
             except (EOFError, ValueError, LookupError, RecursionError) as error:
-                may_go_on = not is_last and len(text) - place < MAX_INCOMPLETE
-                if isinstance(error, EOFError) and may_go_on:
+                is_cut = isinstance(error, EOFError) and not is_last
+                if is_cut and len(text) - place < MAX_INCOMPLETE:
                     break
                 end = line_end(text, place)  # the fault may be a quote in its first line
                 pieces.append(text[place:end])
@@ -193,14 +196,13 @@ def _cue_field(cue: str) -> Field:
 
 
 def _break_lines(text: str, count: int) -> list[str]:
-    """Breaks a text at spaces into lines of similar length."""
-    lines = []
-    for left in range(count, 1, -1):
-        spaces = (match.start() for match in re.finditer(" ", text))
-        place = min(spaces, key=lambda space: abs(space - len(text) / left), default=len(text))
-        lines.append(text[:place])
-        text = text[place + 1 :]
-    return [*lines, text]
+    """Breaks a text at spaces into lines of similar length: a word is where its middle falls."""
+    lines, place = [list[str]() for _ in range(count)], 0
+    for word in text.split(" "):
+        middle = place + len(word) / 2
+        lines[int(count * middle / max(len(text), 1))].append(word)
+        place += len(word) + 1
+    return [" ".join(words) for words in lines]
 
 
 def format_suffix(path: Path) -> str:
@@ -215,9 +217,10 @@ def choose_format(path: Path | None, options: TranslateOptions) -> InputFormat:
     Raises:
         ConfigError: If the options do not fit it.
     """
-    name, kind, column = str(path or "stdin"), options.input.format, options.input.column
+    name, column = str(path or "stdin"), options.input.column
+    kind: str = options.input.format
     if kind == "auto":
-        kind = cast(Any, format_suffix(path)[1:].lower() if path else "") or "text"
+        kind = (format_suffix(path)[1:].lower() if path else "") or "text"
     names = column or "", options.input.output_column or column or ""
     if kind == "text":
         if any(names):
