@@ -64,7 +64,6 @@ def test_a_wrong_setting(corpus_dir, tmp_path, call, setting, culprit):
         (["evaluate", "run", "--length-penalty", "x"], "--length-penalty"),
         (["evaluate", "run", "--length-penalty", "1"], "--length-penalty has no effect on greedy"),
         (["translate", "run", "--length-penalty", "1"], "--length-penalty has no effect on greedy"),
-        (["translate", "run", "other"], "--ensemble"),
         (["evaluate", "run", "other", "--save", "out"], "--save works with one run or --ensemble"),
         (["evaluate", "run", "other", "--hypotheses", "h"], "--hypotheses works with one run"),
         (["evaluate", "RUN", "--tokenize", "15a"], "--tokenize 15a: choose none, zh, 13a"),

@@ -105,7 +105,7 @@ ALL = (
     " --format jsonl --input-format csv --key 2 --output-key 3"
 )
 MODEL, SEARCH = LoadOptions("cpu", "bf16", 9, True, "never"), SearchOptions(4, 2.0, True, 3, 7)
-FILES, OUTPUT = FileOptions([Path("a")], Path("b")), OutputOptions(True, "jsonl")
+FILES, OUTPUT = FileOptions([Path("a")], output=Path("b")), OutputOptions(True, "jsonl")
 DRAWN = "--sample --top-k 5 --temperature 0.5 --seed 0"
 INPUT = InputOptions("csv", "2", "3")
 EXPORTED = "--raw --format transformers --license mit --quantization int8"

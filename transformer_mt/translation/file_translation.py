@@ -4,7 +4,7 @@ import logging
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from contextlib import closing
 from itertools import islice
 
@@ -74,12 +74,15 @@ def translate_file(
         require_unchanged()
         if not state.chunks:
             writer.write("", 0, {})  # a compressed file is valid only with a member
-    lines, seconds = state.lines - resumed, time.monotonic() - began
+    counts = {**state.counts, "replaced": input_format.lines_replaced}
+    _report(state.lines - resumed, time.monotonic() - began, counts, prefix)
+    return {"lines": state.lines - resumed, **counts}
+
+
+def _report(lines: int, seconds: float, counts: Mapping[str, int], prefix: str) -> None:
     rate = lines / max(seconds, 1e-9)
     logger.info(f"{prefix}{lines_text(lines)} in {seconds:.1f} s, {rate:,.0f} per second")
-    counts = {**state.counts, "replaced": input_format.lines_replaced}
     log_kinds(counts, prefix)
-    return {"lines": lines, **counts}
 
 
 def _progress_bar(pair: FilePair, done: int) -> ProgressBar:
