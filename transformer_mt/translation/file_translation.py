@@ -4,7 +4,7 @@ import logging
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import closing
 from itertools import islice
 
@@ -63,9 +63,7 @@ def translate_file(
         resumed, reader = state.lines, LineReader(source, str(pair.input or "stdin"))
         with (
             _progress_bar(pair, resumed) as bar,
-            closing(
-                _translate_chunks(translator, reader, input_format, state, bar.update)
-            ) as chunks,
+            closing(_translate_chunks(translator, reader, input_format, state, bar)) as chunks,
         ):
             for chunk, translations in chunks:
                 require_unchanged()  # so the lines that are kept are those of the fingerprint
@@ -98,7 +96,7 @@ def _translate_chunks(
     reader: LineReader,
     input_format: InputFormat,
     state: OutputState,
-    advance: Callable[[int], object],
+    progress: ProgressBar,
 ) -> Generator[tuple[Chunk, list[list[Translation]]]]:
     """Translates what follows the chunks that an earlier process has finished."""
     failures, taken = list[DataError](), deque[Chunk]()
@@ -117,10 +115,11 @@ def _translate_chunks(
     if reader.is_pipe:
         # Its writer may wait for an answer before it writes the next chunk.
         for texts in read_texts():
-            yield taken.popleft(), translator.n_best(texts, advance, first_line)
+            yield taken.popleft(), translator.n_best(texts, progress.update, first_line)
             first_line += len(texts)
     else:
-        for translations in translator.translate_chunks(read_texts(), advance, first_line):
+        translated = translator.translate_chunks(read_texts(), progress.update, first_line)
+        for translations in translated:
             yield taken.popleft(), translations
     if failures:
         raise failures[0]
