@@ -44,10 +44,12 @@ def read_data_file(path: Path, lines: Iterator[str], columns: Columns) -> Iterat
     first two by the name of the file, such as x.de-en.tsv.
 
     Raises:
-        DataError: As in `texts_of_rows`.
+        DataError: If its name is of no format with such columns; else as in `texts_of_rows`.
     """
     suffix, wanted = data_suffix(path.name), list(columns.values())
     numbers = [column for column in wanted if isinstance(column, int)]
+    if not suffix or (numbers and suffix not in (".csv", ".tsv")):
+        raise DataError(f"{path}: columns need {', '.join(DATA_SUFFIXES)}, numbers .csv or .tsv")
     stem = path.name.removesuffix(compression_suffix(path))
     pairs = (pair for pair in permutations(wanted, 2) if stem.endswith(".{}-{}.tsv".format(*pair)))
     names = next(map(list, pairs), range(1, max(numbers, default=0) + 1))
@@ -157,7 +159,7 @@ def _name_columns(cells: Rows, wanted: Sequence[Column], names: Sequence[Column]
         row = row[:width]
         if any(names.count(column) != 1 for column in wanted):
             columns = " and ".join(map(str, wanted))
-            raise ValueError(f"it must name the columns {columns}, unless all are numbers from 1")
+            raise ValueError(f"it must name the columns {columns}, unless all are numbers")
         if row and len(row) != len(names):
             raise ValueError(f"the number of columns is {len(row):,}, not {len(names):,}")
         yield number, dict(zip(names, row, strict=True)) if row and not is_header else None

@@ -20,7 +20,7 @@ from transformer_mt.errors import DataError, OutputError
 from transformer_mt.system.outputs import Output, resolve_inputs
 from transformer_mt.system.streams import require_input
 from transformer_mt.text.corpus import load_split, open_split, read_lines, read_source_lines
-from transformer_mt.text.data_files import DATA_SUFFIXES, data_suffix, read_data_file
+from transformer_mt.text.data_files import data_suffix, read_data_file
 from transformer_mt.text.trained_here import readable_corpus
 
 logger = logging.getLogger(__name__)
@@ -63,12 +63,11 @@ def load_test_set(
         refs: Files of reference translations, of `src` if it is given.
         test_set: The name of one of sacreBLEU's sets, such as wmt16, instead of a split or files.
         save: Where a translation of a split will be saved.
-        columns: The column of `src` and that of each of `refs`, by name or number, of tables.
+        columns: Those of `src` and of each of `refs`, by name or number, if they are tables.
 
     Raises:
         OutputError: If this is a file of the split.
-        DataError: If more than one test set is given, it does not exist or cannot be read, or its
-            files differ in length.
+        DataError: If not one test set is given, or it cannot be read or its files differ in length.
     """
     if (src and not refs) or (columns[0] and not src) or (columns[1] and not refs):
         raise DataError("--src needs --ref, and --src-column and --ref-column need their files")
@@ -133,8 +132,6 @@ def _read_side(path: Path, option: str, column: str | None) -> list[str]:
         return [line.strip() for line in read(path)]
     if not column:
         raise DataError(f"{path}: is a table; add {option} and the name or number of its column")
-    if not suffix:
-        raise DataError(f"{path}: {option} is for names that end in {', '.join(DATA_SUFFIXES)}")
     name = int(column) if column.isdecimal() and suffix in (".csv", ".tsv") else column
     rows = read_data_file(path, read_source_lines(path), {option: name})
     return [re.sub(r"[\r\n]+", " ", text) for [text] in rows]
