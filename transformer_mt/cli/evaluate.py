@@ -53,8 +53,8 @@ class ScoredGroup:
     ref: list[Path] | None = scored_option(
         "FILE", "Reference translation; may be repeated for several references."
     )
-    src_column: str | None = scored_option("NAME_OR_NUMBER", "Column of --src, if it is a table.")
-    ref_column: str | None = scored_option("NAME_OR_NUMBER", "Column of --ref, likewise.")
+    src_column: str | None = scored_option("NAME_OR_NUMBER", "Column of --src, if that is a table.")
+    ref_column: str | None = scored_option("NAME_OR_NUMBER", "Column of each --ref, likewise.")
     hypotheses: Path | None = scored_option("FILE", "Score this translation instead of making one.")
     baseline: Path | None = scored_option("RUN_OR_FILE", "Compare with this run or translation.")
     src_lang: str | None = scored_option("NAME", "Language of the source, if no run tells it.")
