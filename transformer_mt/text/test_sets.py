@@ -101,9 +101,8 @@ def _load_files(
 ) -> EvaluationSet:
     """Reads line-aligned files, each once, since one may be a pipe."""
     paths = [*([src] if src else []), *refs]
-    texts = [_read_side(ref, "--ref-column", columns[1]) for ref in refs]
-    if src:
-        texts.insert(0, _read_side(src, "--src-column", columns[0]))
+    texts = [_read_side(src, "--src-column", columns[0])] if src else []
+    texts += [_read_side(ref, "--ref-column", columns[1]) for ref in refs]
     for path, text in zip(paths, texts, strict=True):
         check_text(path, text)
         if len(text) != len(texts[0]):
@@ -132,7 +131,8 @@ def _read_side(path: Path, option: str, column: str | None) -> list[str]:
         return [line.strip() for line in read(path)]
     if not column:
         raise DataError(f"{path}: is a table; add {option} and the name or number of its column")
-    name = int(column) if column.isdecimal() and suffix in (".csv", ".tsv") else column
+    is_number = suffix in (".csv", ".tsv") and re.fullmatch(r"\d{1,9}", column)
+    name = int(column) if is_number else column
     rows = read_data_file(path, read_source_lines(path), {option: name})
     return [re.sub(r"[\r\n]+", " ", text) for [text] in rows]
 
