@@ -108,6 +108,8 @@ MISTAKES = {
     "data.train=['a', {src='a', tgt=3}]": "data.train[1].tgt = 3 should be a valid string",
     "data.train=[{name=''}]": "data.train[0].name = '' should have at least 1 character",
     "data.valid={src='a'}": "data.valid.tgt is missing",
+    "data.train=['a', {file='a', src=0, tgt=1}]": "data.train[1].src = 0 should be greater than",
+    "data.test={file='a', src='b', tgt=1.5}": "data.test.tgt = 1.5 should be a column's name or",
     "data.valid={src='', tgt='a'}": "data.valid.src = '' should have at least 1 character",
     "data.valid={src='a', tgt='b', from='x'}": "unknown key data.valid.from",
     "data.valid={src='a', tgt='b', slice='[:5]x'}": "data.valid.slice = '[:5]x' should be a slice",

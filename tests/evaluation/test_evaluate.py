@@ -161,6 +161,12 @@ def test_what_the_command_prints(texts, call):
     assert call("evaluate", *files, "--samples", 2).out.decode() == shown
     assert call("evaluate", *files, "--json").out.decode() == format_as_json([result]) + "\n"
     assert b" = 100.00 " in call("evaluate", *files, "--ref", texts / "hyp").out
+    table = texts / "a.tsv"
+    table.write_text("".join(f"x\t{line}\n" for line in (texts / "ref").read_text().splitlines()))
+    files = "--hypotheses", texts / "hyp", "--src", table, "--ref", table
+    shown = call("evaluate", *files, "--src-column", 1, "--ref-column", 2).out.decode()
+    assert shown.splitlines()[1:] == format_reports([result]).splitlines()[1:]
+    assert_one_error(call("evaluate", *files, "--src-column", 1), "a.tsv: is a table; add --ref")
 
 
 def test_what_was_scored_is_named(copy_run, texts, tmp_path, call, monkeypatch):

@@ -1,19 +1,23 @@
 """Own text: two files named in a table, what a folder answers, the examples of the guides."""
 
 import gzip
+import io
 import json
 import re
 import shlex
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from conftest import copy_lines, pairs_of, tiny_config
 
 from transformer_mt.config.keys import DataConfig
 from transformer_mt.config.loading import load_config, parse_config
 from transformer_mt.config.reference import format_value
-from transformer_mt.config.splits import SplitFiles
+from transformer_mt.config.splits import SplitColumns, SplitFiles
 from transformer_mt.errors import DataError
+from transformer_mt.system.streams import compress
 from transformer_mt.text.corpus import load_split, open_split
 from transformer_mt.text.prepared import _fingerprint, prepare
 
@@ -126,8 +130,57 @@ def test_a_folder_of_other_text_says_what_it_holds_and_how_to_name_it(own_text, 
         load_split(DataConfig(path=str(own_text / "empty")), split)
 
 
+def columns(file: str, src: int | str, tgt: int | str, **others: object) -> SplitColumns:
+    return SplitColumns(file=file, src=src, tgt=tgt, **others)
+
+
+ROWS = [{"id": 7, "a": {"b.c": de, "d": {"e": en}}} for de, en in NUMBERS[:2]]
+LINES = "".join(f"{json.dumps(row)}\n" for row in ROWS).encode()
+PARQUET = io.BytesIO()
+pq.write_table(pa.Table.from_pylist(ROWS), PARQUET)
+
+
+@pytest.mark.parametrize(
+    ("split", "raw"),
+    [
+        (columns("a.tsv.gz", 2, 1), b"one 0\teins 0\t\none 1 \teins 1\tmore\n"),
+        (columns("a.tsv", "Text", "1"), b"Text\t1\r\neins 0\tone 0\r\neins 1\tone 1\r\n"),
+        (columns("a.de-en.tsv", "de", "en"), b"en\t#\tde\none 0\t\teins 0\none 1\t\teins 1\n"),
+        (columns("a.csv", 2, 3), b"1,eins 0,one 0\n\n2,eins 1,one 1\n"),
+        (columns("a.csv.zst", 1, 2), b'eins 0;" one 0"\neins 1;one 1\n'),
+        (columns("a.csv", "a,,\nc", "d"), b'\xef\xbb\xbf"a,,\nc";d\neins 0;one 0\neins 1;one 1\n'),
+        (columns("a.csv", "a;;c", "d"), b'"a;;c",d\neins 0,one 0\n"eins 1",one 1\n'),
+        (columns("?.ndjson", "a.b.c", "a.d.e"), LINES),
+        (columns("a.parquet", "a.b.c", "a.d.e"), PARQUET.getvalue()),
+    ],
+    ids=str,
+)
+def test_a_split_may_be_two_columns_of_a_file(tmp_path, split, raw):
+    """Named by its first row, or numbered. Sabotage: count delimiters between quotes, too."""
+    path, config = tmp_path / split.file.replace("?", "a"), DataConfig(path=str(tmp_path))
+    path.write_bytes(compress(raw, path.suffix))
+    part = split.model_copy(update={"slice": "[-1:]", "skip_empty": True, "weight": 3})
+    assert pairs_of(config, split) == NUMBERS[:2]
+    assert list(open_split(config, [part]).read_weighted()) == [(NUMBERS[1], 3)]
+
+
+def test_columns_that_a_file_does_not_have(tmp_path):
+    for name, raw, src, tgt, message in (
+        ("a.tsv", b"x\ty\n", 1, "y", "line 1: .* the columns 1 and y, unless all are numbers"),
+        ("a.jsonl", LINES, 1, 2, "columns need .*, numbers .csv or .tsv"),
+        ("a.jsonl", LINES, "a.d.e", "a.d.f", "line 1 has e$"),
+        ("a.jsonl", LINES, "a.d", "id", "line 1: .* in the column d is not text"),
+    ):
+        (tmp_path / name).write_bytes(raw)
+        with pytest.raises(DataError, match=f"{name}.* {message}"):
+            load_split(DataConfig(path=str(tmp_path)), columns(name, src, tgt))
+
+
 def test_tables_shape_the_corpus_and_names_keep_their_fingerprint(own_text, tmp_path):
-    """A corpus is prepared again only after a change of its format; a moved folder is the same."""
+    """A corpus is prepared again only after a change of its format; a moved folder is the same.
+
+    Sabotage: a digest of the files without the columns.
+    """
     sample = CONFIGS / "sample.toml"
     listed = ['data.train=["a[:5]", "b"]', "data.max_length_ratio=3"]
     assert _fingerprint(load_config(sample), "digest", None) == "978ef0dc3f377fdf"
@@ -140,15 +193,22 @@ def test_tables_shape_the_corpus_and_names_keep_their_fingerprint(own_text, tmp_
     assert prepare(tiny_config(moved, data__train=reordered, **changes)).path == first.path
     part = {**split, "slice": "[:5]"}
     assert prepare(tiny_config(moved, data__train=part, **changes)).report.kept == 5
+    (moved / "a.tsv").write_text("".join("\t".join((*pair, pair[0])) + "\n" for pair in NUMBERS))
+    parts = [columns("a.tsv", *numbers) for numbers in ((1, 2), (2, 1), (3, 2))]
+    configs = [tiny_config(moved, data__train=part.model_dump(), **changes) for part in parts]
+    assert len({open_split(config.data, config.data.train).digest() for config in configs}) == 3
+    assert len({prepare(config).path for config in configs}) == 3
 
 
 def test_a_table_is_kept_in_the_checkpoint(own_text):
     named = {"name": "train", "weight": 2}
-    config = tiny_config(own_text, data__train=[table("[:-2]").model_dump(), named, "train"])
+    third = columns("a.csv", 1, "b").model_dump()
+    config = tiny_config(own_text, data__train=[table("[:-2]").model_dump(), named, third])
     assert parse_config(config.model_dump(mode="json"), "tests") == config
+    third = '{ file = "a.csv", src = 1, tgt = "b" }'
     first = '{ src = "deutsch.txt", tgt = "english.txt", slice = "[:-2]" }'
     assert (
-        format_value(config.data.train) == f'[{first}, {{ name = "train", weight = 2 }}, "train"]'
+        format_value(config.data.train) == f'[{first}, {{ name = "train", weight = 2 }}, {third}]'
     )
 
 

@@ -42,6 +42,38 @@ def test_files_by_name(tmp_path):
         load_test_set(ANY, refs=[tmp_path / "d"])
 
 
+def test_columns_by_name_or_number(tmp_path):
+    """Each text is a line, as in plain files. Sabotage: keep the breaks of a field."""
+    raw = '\ufeffde;en\n"ei\r\n\r\nns";"""one"""\nzwei;two\n'
+    (tmp_path / "a.csv").write_bytes(raw.encode())
+    (tmp_path / "a.tsv").write_text('"one" \teins\ntwo\t zwei\n')
+    (tmp_path / "a.jsonl").write_text('{"1": {"en": "\\"one\\""}}\n\n{"1": {"en": "two"}}\n')
+    (tmp_path / "plain").write_text("one\ntwo\n")
+
+    def load(src: str, refs: str, *columns: str | None) -> tuple[object, object]:
+        sides = {"src": tmp_path / src if src else None}
+        sides["refs"] = [tmp_path / ref for ref in refs.split()]
+        test_set = load_test_set(ANY, **sides, columns=columns)
+        return test_set.src, test_set.references
+
+    for refs, column, count in (
+        ("a.csv", "en", 1),
+        ("a.tsv a.tsv", "1", 2),
+        ("a.jsonl", "1.en", 1),
+    ):
+        assert load("a.csv", refs, "de", column) == (["ei ns", "zwei"], [['"one"', "two"]] * count)
+    assert load("a.tsv", "plain", "2", None) == (["eins", "zwei"], [["one", "two"]])
+    for choice, message in (
+        (("a.csv", "a.csv", None, "en"), "a.csv: is a table; add --src-column and the name or"),
+        (("", "a.tsv plain", None, "1"), "plain: columns need .parquet, .jsonl, "),
+        (("", "plain", "1", None), "--src-column and --ref-column need their files"),
+        (("", "a.tsv", None, "3"), "a.tsv, line 1: .* columns is 2, not 3"),
+        (("", "a.jsonl", None, "1.fr"), "^--ref-column = 1.fr: .*a.jsonl, line 1 has en"),
+    ):
+        with pytest.raises(DataError, match=message):
+            load(*choice)
+
+
 def test_a_test_set_of_a_split_has_its_name(corpus_dir, monkeypatch):
     """And a digest, unless it is the split of this name on the hub. Sabotage: leave it out."""
     monkeypatch.setattr(test_sets, "readable_corpus", lambda data, split: data)

@@ -11,7 +11,7 @@ from conftest import assert_one_error, replace_file, tiny_config
 from transformer_mt.checkpoints.layout import CONFIG
 from transformer_mt.checkpoints.run_directory import find_checkpoint
 from transformer_mt.config.keys import DataConfig
-from transformer_mt.config.splits import NamedSplit, SplitFiles
+from transformer_mt.config.splits import NamedSplit, SplitColumns, SplitFiles
 from transformer_mt.errors import DataError
 from transformer_mt.system.files import canonical_json
 from transformer_mt.text.trained_here import readable_corpus, remember_text
@@ -53,6 +53,7 @@ def test_a_text_is_known_once_it_was_trained_on(record, tmp_path):
         "../../secret",
         NamedSplit(name="/etc/x.jsonl"),
         SplitFiles(src="/etc/passwd", tgt="/etc/passwd"),
+        SplitColumns(file="/etc/passwd.tsv", src=1, tgt=2),
         [SplitFiles(src="a", tgt="~/b"), "train"],
     ],
     ids=str,

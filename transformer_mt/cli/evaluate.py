@@ -53,6 +53,8 @@ class ScoredGroup:
     ref: list[Path] | None = scored_option(
         "FILE", "Reference translation; may be repeated for several references."
     )
+    src_column: str | None = scored_option("NAME_OR_NUMBER", "Column of --src, if that is a table.")
+    ref_column: str | None = scored_option("NAME_OR_NUMBER", "Column of each --ref, likewise.")
     hypotheses: Path | None = scored_option("FILE", "Score this translation instead of making one.")
     baseline: Path | None = scored_option("RUN_OR_FILE", "Compare with this run or translation.")
     src_lang: str | None = scored_option("NAME", "Language of the source, if no run tells it.")
@@ -79,6 +81,7 @@ class ScoredGroup:
         from transformer_mt.text.test_sets import load_test_set
 
         sources: dict[str, Any] = {"split": self.split, "src": self.src, "refs": self.ref or ()}
+        sources["columns"] = self.src_column, self.ref_column
         return partial(load_test_set, **sources, test_set=self.test_set, save=save)
 
 

@@ -33,7 +33,7 @@ class DataConfig(Section):
     """The corpus's configuration on the hub, such as "de-en"."""
     train: Annotated[Splits, OnChange.SHAPES_CORPUS] = "train"
     """One split or a list of them: names, in a local folder also file names and patterns, or
-    tables of two files or with a weight (see docs/text.md)."""
+    tables of two files, of two columns of a file, or with a weight (see docs/text.md)."""
     valid: Annotated[Split, OnChange.REFUSED] = "validation"
     """The split that training is validated on."""
     test: Annotated[Split, OnChange.ALLOWED] = "test"

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from transformer_mt.config.keys import DEFAULTS, Config
-from transformer_mt.config.splits import UNION_TAGS, SplitFiles
+from transformer_mt.config.splits import UNION_TAGS, SplitColumns
 from transformer_mt.errors import ConfigError
 
 _SEARCHED_KEYS = "data.path", "vocab.path", "train.init_from"
@@ -64,7 +64,7 @@ def parse_config(values: Mapping[str, Any], origin: str) -> Config:
 def did_you_mean(unknown: str) -> str:
     """Suggests the keys of the same name, else the most similar key or section, if there is one."""
     splits = "data.train", "data.valid", "data.test"
-    keys = [*DEFAULTS, *(f"{split}.{key}" for split in splits for key in SplitFiles.model_fields)]
+    keys = [*DEFAULTS, *(f"{split}.{key}" for split in splits for key in SplitColumns.model_fields)]
     name = unknown.rpartition(".")[2]
     near = [key for key in keys if key.endswith(f".{name}")]
     known = keys if "." in unknown else [*Config.model_fields, *keys]

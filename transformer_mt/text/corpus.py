@@ -15,7 +15,7 @@ from pathlib import Path
 
 from transformer_mt.config.keys import DataConfig
 from transformer_mt.config.loading import expand_path, searched_folders
-from transformer_mt.config.splits import SLICE, NamedSplit, Split, SplitFiles, Splits
+from transformer_mt.config.splits import SLICE, Columns, NamedSplit, Split, SplitFiles, Splits
 from transformer_mt.errors import DataError
 from transformer_mt.system.files import sha256
 from transformer_mt.system.streams import (
@@ -24,7 +24,7 @@ from transformer_mt.system.streams import (
     split_lines,
     watch,
 )
-from transformer_mt.text.data_files import DATA_SUFFIXES, data_suffix, read_data_file
+from transformer_mt.text.data_files import DATA_SUFFIXES, data_suffix, pair_columns, read_data_file
 from transformer_mt.text.hub import MOVED_TEXT, load_dataset, read_pairs
 from transformer_mt.text.normalization import is_blank
 from transformer_mt.text.tmx import is_tmx, read_tmx
@@ -128,13 +128,19 @@ def _open_one(config: DataConfig, split: Split) -> CorpusPart:
     folder = Path(config.path)
     if isinstance(split, NamedSplit):
         return replace(_open_one(config, split.name), weight=split.weight)
+    if isinstance(split, str):
+        return _open_name(config, folder, expand_path(split))
+    columns: Columns = {}
     if isinstance(split, SplitFiles):
-        src, tgt = folder / expand_path(split.src), folder / expand_path(split.tgt)
-        read = partial(_read_text, src, tgt)
-        read = partial(_skip_empty, read) if split.skip_empty else read
-        part = _open_files(config, [src, tgt], read, split.slice)
-        return replace(part, weight=split.weight)
-    return _open_name(config, folder, expand_path(split))
+        paths = [folder / expand_path(side) for side in (split.src, split.tgt)]
+        read = partial(_read_text, *paths)
+    else:
+        paths = _find_files(folder, expand_path(split.file))
+        columns = {"src": split.src, "tgt": split.tgt}
+        read = partial(_read_data_files, paths, columns)
+    read = partial(_skip_empty, read) if split.skip_empty else read
+    part = _open_files(config, paths, read, split.slice)
+    return replace(part, digest=partial(_digest_files, paths, columns), weight=split.weight)
 
 
 def _open_name(config: DataConfig, folder: Path, split: str) -> CorpusPart:
@@ -152,7 +158,8 @@ def _open_name(config: DataConfig, folder: Path, split: str) -> CorpusPart:
         return _open_hub(config, split)
     if data_suffix(name):
         paths = _find_files(folder, name)
-        return _open_files(config, paths, partial(_read_data_files, config, paths), part)
+        read = partial(_read_data_files, paths, pair_columns(config))
+        return _open_files(config, paths, read, part)
     return _open_text(config, name, part)
 
 
@@ -180,7 +187,7 @@ def _text_formats(path: Path, config: DataConfig) -> Iterator[tuple[list[Path], 
         yield sides, partial(_read_text, *sides)
         for first, second in ((src, tgt), (tgt, src)):
             table = Path(f"{path}.{first}-{second}.tsv{compression}")
-            yield [table], partial(_read_data_files, config, [table])
+            yield [table], partial(_read_data_files, [table], pair_columns(config))
         memory = Path(f"{path}.tmx{compression}")
         yield [memory], partial(read_tmx, memory, src, tgt)
 
@@ -196,7 +203,7 @@ def _open_files(
                 raise _missing_folder(config)
             raise DataError(f"{path}: no such file{_list_files(path.parent)}")
     read_part = partial(_read_slice, read, part, paths) if part else read
-    return CorpusPart(read_part, partial(_digest_files, paths), files=paths)
+    return CorpusPart(read_part, partial(_digest_files, paths, {}), files=paths)
 
 
 def _read_slice(read: PairReader, part: str, paths: Sequence[Path]) -> Iterator[Pair]:
@@ -280,18 +287,17 @@ def read_source_lines(path: Path) -> Iterator[str]:
 
 
 def _find_files(folder: Path, name: str) -> list[Path]:
-    """Finds the file of this name, or else all whose names match it as a pattern."""
+    """Finds the file of this name, or else all whose names match it, if any do."""
     names = [name]
     if not (folder / name).is_file():  # not `Path.glob`, which refuses absolute patterns
         names = glob(name, root_dir=folder, recursive=True, include_hidden=True)
-    if not (paths := sorted({folder / name for name in names if (folder / name).is_file()})):
-        raise DataError(f"{folder / name}: no such file{_list_files((folder / name).parent)}")
-    return paths
+    paths = sorted({folder / name for name in names if (folder / name).is_file()})
+    return paths or [folder / name]
 
 
-def _read_data_files(config: DataConfig, paths: Sequence[Path]) -> Iterator[Pair]:
+def _read_data_files(paths: Sequence[Path], columns: Columns) -> Iterator[Pair]:
     for path in paths:
-        yield from read_data_file(path, read_source_lines(path), config)
+        yield from read_data_file(path, read_source_lines(path), columns)
 
 
 def _open_hub(config: DataConfig, split: str) -> CorpusPart:
@@ -304,9 +310,10 @@ def _open_hub(config: DataConfig, split: str) -> CorpusPart:
     )
 
 
-def _digest_files(paths: Iterable[Path]) -> str:
-    """Computes a digest of the names and contents of files."""
-    return _digest_strings(f"{path.name} {sha256(path)}" for path in paths)
+def _digest_files(paths: Iterable[Path], columns: Columns) -> str:
+    """Computes a digest of the names and contents of files, and of the columns that are read."""
+    files = (f"{path.name} {sha256(path)}" for path in paths)
+    return _digest_strings(chain(files, map(repr, columns.items())))
 
 
 def _digest_strings(strings: Iterable[str]) -> str:

@@ -6,11 +6,14 @@ reader of CSV takes words such as "null" for missing values.
 
 import csv
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain, islice, permutations
 from pathlib import Path
 from typing import Any
 
 from transformer_mt.config.keys import DataConfig
+from transformer_mt.config.splits import Column, Columns
 from transformer_mt.errors import DataError
 from transformer_mt.system.streams import compression_suffix
 
@@ -18,7 +21,9 @@ Rows = Iterable[tuple[int, Any]]
 """Rows, or None for a line without one, with the numbers of their last lines."""
 
 DATA_SUFFIXES = (".parquet", ".jsonl", ".ndjson", ".json", ".csv", ".tsv")
-_ROWS_PER_BATCH = 10_000
+BATCH_ROWS = 10_000
+_PAIR = "translation"
+"""The column of data sets on the hub whose objects have a text per language."""
 
 
 def data_suffix(name: str) -> str:
@@ -27,81 +32,104 @@ def data_suffix(name: str) -> str:
     return suffix if suffix in DATA_SUFFIXES else ""
 
 
-def read_data_file(
-    path: Path, lines: Iterator[str], config: DataConfig
-) -> Iterator[tuple[str, str]]:
-    """Reads the pairs of a file; its lines are not used if it is Parquet.
+def pair_columns(config: DataConfig) -> Columns:
+    """Returns the columns of a pair that are named by its languages."""
+    return {"data.src_lang": config.src_lang, "data.tgt_lang": config.tgt_lang}
+
+
+def read_data_file(path: Path, lines: Iterator[str], columns: Columns) -> Iterator[tuple[Any, ...]]:
+    """Reads some columns of a file; its lines are not used if it is Parquet.
+
+    The first row of a table names its columns, unless those wanted are numbered, or they are the
+    first two by the name of the file, such as x.de-en.tsv.
 
     Raises:
-        DataError: As in `pairs_of_rows`.
+        DataError: If its name is of no format with such columns; else as in `texts_of_rows`.
     """
-    suffix = data_suffix(path.name)
+    suffix, wanted = data_suffix(path.name), list(columns.values())
+    numbers = [column for column in wanted if isinstance(column, int)]
+    if not suffix or (numbers and suffix not in (".csv", ".tsv")):
+        raise DataError(f"{path}: columns need {', '.join(DATA_SUFFIXES)}, numbers .csv or .tsv")
+    stem = path.name.removesuffix(compression_suffix(path))
+    pairs = (pair for pair in permutations(wanted, 2) if stem.endswith(".{}-{}.tsv".format(*pair)))
+    names = next(map(list, pairs), range(1, max(numbers, default=0) + 1))
     unit = "row" if suffix in (".parquet", ".json") else "line"
     if suffix == ".parquet":
-        rows = _read_parquet(path, config)
+        rows = _read_parquet(path, columns)
     elif suffix == ".tsv":  # quotes are text: a tab always ends a cell
         cells = enumerate((line.removesuffix("\r").split("\t") for line in lines), start=1)
-        rows = _name_columns(cells, path, config)
+        rows = _name_columns(cells, wanted, names)
     elif suffix == ".csv":
-        table = csv.reader((f"{line}\n" for line in lines), strict=True)
-        rows = _name_columns(((table.line_num, row) for row in table), path, config)
+        rows = _name_columns(_read_csv(lines), wanted, names)
     else:
         rows = _read_json(lines)
-    return pairs_of_rows(rows, config, f"{path}, {unit}")
+    return texts_of_rows(rows, columns, f"{path}, {unit}")
 
 
-def pairs_of_rows(rows: Rows, config: DataConfig, place: str) -> Iterator[tuple[str, str]]:
-    """Takes pairs from a `translation` column, or from one column per language.
+def texts_of_rows(rows: Rows, columns: Columns, place: str) -> Iterator[tuple[Any, ...]]:
+    """Takes texts from rows, or from the objects of a column `translation`.
 
     A missing value becomes an empty text.
 
     Raises:
-        DataError: Naming the place and number of a row that cannot be read, lacks a language, or
+        DataError: Naming the place and number of a row that cannot be read, lacks a column, or
             has something else than text.
     """
-    number = 0
+    number, named = 0, columns.items()
     try:
         for number, row in rows:
             if row is not None:
-                yield _to_pair(row, config, f"{place} {number:,}")
+                at = f"{place} {number:,}"
+                yield tuple(_text(row, column, f"{key} = {column}: {at}") for key, column in named)
     except (ValueError, RecursionError, csv.Error) as error:
         line, reason = number + getattr(error, "lineno", 1), getattr(error, "msg", error)
         raise DataError(f"{place} {line:,}: cannot be read: {reason}") from None
 
 
-def _to_pair(row: Any, config: DataConfig, place: str) -> tuple[str, str]:
-    columns = row.get("translation", row) if isinstance(row, Mapping) else row
-    if columns is None:
-        return "", ""
-    if not isinstance(columns, Mapping):
-        raise DataError(f"{place}: {columns!r} has no named columns")
-    for key, language in (("src_lang", config.src_lang), ("tgt_lang", config.tgt_lang)):
-        if language not in columns:
-            raise DataError(f"data.{key} = {language}: {place} has {', '.join(columns)}")
-        if not isinstance(columns[language], str | None):
-            text = columns[language]
-            raise DataError(f"{place}: {text!r} in the column {language} is not text")
-    src, tgt = columns[config.src_lang] or "", columns[config.tgt_lang] or ""
-    return src.strip(), tgt.strip()
+def _text(row: Any, column: Column, place: str) -> str:
+    """Takes the text of a column, or else from objects: a.b is b in those of column a."""
+    if row is None:
+        return ""
+    if not isinstance(row, Mapping):
+        raise DataError(f"{place}: {row!r} has no named columns")
+    if column in row:
+        if not isinstance(row[column], str | None):
+            raise DataError(f"{place}: {row[column]!r} in the column {column} is not text")
+        return (row[column] or "").strip()
+    head, _, rest = str(column).partition(".")
+    holder, name = (head, rest) if rest and head in row else (_PAIR, column)
+    if holder in row:
+        return _text(row[holder], name, place)
+    raise DataError(f"{place} has {', '.join(map(str, row))}")
 
 
-def columns_of_pairs(names: Sequence[str], config: DataConfig) -> Sequence[str]:
-    """Returns the columns that pairs are taken from, if they exist; others may be images."""
-    wanted = ["translation"] if "translation" in names else [config.src_lang, config.tgt_lang]
-    return wanted if set(wanted) <= set(names) else names
+def wanted_columns(names: Sequence[str], columns: Columns) -> Sequence[Any]:
+    """Returns the columns that texts are taken from, if they exist; others may be images."""
+    wanted = set(columns.values()) if set(columns.values()) <= set(names) else {_PAIR}
+    return list(wanted) if wanted <= set(names) else names
 
 
-def _read_parquet(path: Path, config: DataConfig) -> Rows:
+def _read_parquet(path: Path, columns: Columns) -> Rows:
     import pyarrow as pa
     from pyarrow.parquet import ParquetFile
 
     try:
         with ParquetFile(path) as file:
-            columns = columns_of_pairs(file.schema_arrow.names, config)
-            batches = file.iter_batches(_ROWS_PER_BATCH, columns=columns)
+            names = wanted_columns(file.schema_arrow.names, columns)
+            batches = file.iter_batches(BATCH_ROWS, columns=names)
             yield from enumerate((row for batch in batches for row in batch.to_pylist()), start=1)
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path}: cannot be read: {error}") from None
+
+
+def _read_csv(lines: Iterator[str]) -> Rows:
+    """Reads cells between commas, or semicolons if the first row has more, outside quotes."""
+    head = list(islice(lines, 100))  # more than a first row has, although its cells may have breaks
+    first_row, *_ = re.findall(r'(?:[^"\n]|"[^"]*")*', "\n".join(head))
+    delimiter = max(",;", key=re.sub('"[^"]*"', "", first_row).count)
+    ended = (f"{line}\n" for line in chain(head, lines))
+    table = csv.reader(ended, delimiter=delimiter, strict=True)
+    return ((table.line_num, row) for row in table)
 
 
 def _read_json(lines: Iterator[str]) -> Rows:
@@ -120,21 +148,18 @@ def _parse_json(text: str) -> Any:
     return value
 
 
-def _name_columns(cells: Rows, path: Path, config: DataConfig) -> Rows:
-    """Names the columns by the first row, or the first two by a file's name such as x.de-en.tsv."""
-    src, tgt = config.src_lang, config.tgt_lang
-    stem = path.name.removesuffix(compression_suffix(path))
-    pairs = [src, tgt], [tgt, src]
-    names = next((pair for pair in pairs if stem.endswith(f".{'-'.join(pair)}.tsv")), [])
+def _name_columns(cells: Rows, wanted: Sequence[Column], names: Sequence[Column]) -> Rows:
+    """Names the columns by the first row, or the first ones as given if it names none of them."""
     width = len(names) or None
     for number, row in cells:
-        row = [cell.strip() for cell in row[:width]]
-        is_header, names = not names or (number == 1 and row == names), names or row
-        if names.count(src) != 1 or names.count(tgt) != 1:
-            raise ValueError(
-                f"it must name the columns {src} and {tgt}, unless the name of the file ends in"
-                f" .{src}-{tgt}.tsv"
-            )
+        row = [cell.strip() for cell in row]
+        is_header = not names or (number == 1 and set(wanted) <= set(row))
+        if is_header and row[:width] != names:
+            names, width = row, None
+        row = row[:width]
+        if any(names.count(column) != 1 for column in wanted):
+            columns = " and ".join(map(str, wanted))
+            raise ValueError(f"it must name the columns {columns}, unless all are numbers")
         if row and len(row) != len(names):
             raise ValueError(f"the number of columns is {len(row):,}, not {len(names):,}")
         yield number, dict(zip(names, row, strict=True)) if row and not is_header else None

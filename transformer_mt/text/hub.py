@@ -12,14 +12,13 @@ from transformer_mt.config.keys import DataConfig
 from transformer_mt.config.loading import searched_folders
 from transformer_mt.errors import DataError
 from transformer_mt.system.console import shows_bars
-from transformer_mt.text.data_files import columns_of_pairs, pairs_of_rows
+from transformer_mt.text.data_files import BATCH_ROWS, pair_columns, texts_of_rows, wanted_columns
 
 MOVED_TEXT = (
     "if the text has moved, train with --set data.path=NEW, and evaluate with --src and --ref"
 )
 """Advice about a missing folder."""
 
-_ROWS_PER_BATCH = 10_000
 _SECONDS_TO_ANSWER = 5.0
 _CSV_ON_HUB = (
     "CSV is only read from a folder, since the library would make words such as null empty: run hf"
@@ -67,13 +66,11 @@ def read_pairs(dataset: Any, config: DataConfig) -> Iterator[tuple[str, str]]:
     Raises:
         DataError: If there is no column for a language, or it does not hold text.
     """
-    dataset = dataset.select_columns(columns_of_pairs(dataset.column_names, config))
-    rows = (
-        dict(zip(columns, row, strict=True))
-        for columns in dataset.iter(batch_size=_ROWS_PER_BATCH)
-        for row in zip(*columns.values(), strict=True)
-    )
-    return pairs_of_rows(enumerate(rows, start=1), config, f"{config.path}, row")
+    columns = pair_columns(config)
+    dataset = dataset.select_columns(wanted_columns(dataset.column_names, columns))
+    tables = dataset.with_format("arrow").iter(batch_size=BATCH_ROWS)
+    rows = (row for table in tables for row in table.to_pylist())
+    return texts_of_rows(enumerate(rows, start=1), columns, f"{config.path}, row")
 
 
 def _why_offline() -> str:

@@ -20,6 +20,7 @@ from transformer_mt.errors import DataError, OutputError
 from transformer_mt.system.outputs import Output, resolve_inputs
 from transformer_mt.system.streams import require_input
 from transformer_mt.text.corpus import load_split, open_split, read_lines, read_source_lines
+from transformer_mt.text.data_files import data_suffix, read_data_file
 from transformer_mt.text.trained_here import readable_corpus
 
 logger = logging.getLogger(__name__)
@@ -50,6 +51,7 @@ def load_test_set(
     refs: Sequence[Path] = (),
     test_set: str | None = None,
     save: Output | None = None,
+    columns: Sequence[str | None] = (None, None),
 ) -> EvaluationSet:
     """Loads raw sources and references, by default those of the configured test split.
 
@@ -61,20 +63,20 @@ def load_test_set(
         refs: Files of reference translations, of `src` if it is given.
         test_set: The name of one of sacreBLEU's sets, such as wmt16, instead of a split or files.
         save: Where a translation of a split will be saved.
+        columns: Those of `src` and of each of `refs`, by name or number, if they are tables.
 
     Raises:
         OutputError: If this is a file of the split.
-        DataError: If more than one test set is given, it does not exist or cannot be read, or its
-            files differ in length.
+        DataError: If not one test set is given, or it cannot be read or its files differ in length.
     """
-    if src and not refs:
-        raise DataError("--src needs --ref, its reference translation")
+    if (src and not refs) or (columns[0] and not src) or (columns[1] and not refs):
+        raise DataError("--src needs --ref, and --src-column and --ref-column need their files")
     if sum((split is not None, bool(refs), test_set is not None)) > 1:
         raise DataError("choose one of --split, --test-set, and --ref with or without --src")
     if test_set is not None:
         return _load_sacrebleu(test_set, data.src_lang, data.tgt_lang)
     if refs:
-        return _load_files(src, refs)
+        return _load_files(src, refs, columns)
     split = split or "test"
     configured: dict[str, Splits] = {"train": data.train, "valid": data.valid, "test": data.test}
     configured["validation"] = data.valid
@@ -94,15 +96,13 @@ def load_test_set(
     return EvaluationSet(name, title, pairs.src, [pairs.tgt])
 
 
-def _load_files(src: Path | None, refs: Sequence[Path]) -> EvaluationSet:
+def _load_files(
+    src: Path | None, refs: Sequence[Path], columns: Sequence[str | None]
+) -> EvaluationSet:
     """Reads line-aligned files, each once, since one may be a pipe."""
     paths = [*([src] if src else []), *refs]
-    for path in paths:
-        require_input(path)
-    texts = [
-        [line.strip() for line in (read_source_lines if path is src else read_lines)(path)]
-        for path in paths
-    ]
+    texts = [_read_side(src, "--src-column", columns[0])] if src else []
+    texts += [_read_side(ref, "--ref-column", columns[1]) for ref in refs]
     for path, text in zip(paths, texts, strict=True):
         check_text(path, text)
         if len(text) != len(texts[0]):
@@ -120,6 +120,21 @@ def _load_files(src: Path | None, refs: Sequence[Path]) -> EvaluationSet:
     if src:
         name += f" (source {src})"
     return EvaluationSet(name, title, sources, texts)
+
+
+def _read_side(path: Path, option: str, column: str | None) -> list[str]:
+    """Reads a text, or a column of a table with each of its texts on one line."""
+    require_input(path)
+    suffix = data_suffix(path.name)
+    if not column and not suffix:
+        read = read_source_lines if option == "--src-column" else read_lines
+        return [line.strip() for line in read(path)]
+    if not column:
+        raise DataError(f"{path}: is a table; add {option} and the name or number of its column")
+    is_number = suffix in (".csv", ".tsv") and re.fullmatch(r"\d{1,9}", column)
+    name = int(column) if is_number else column
+    rows = read_data_file(path, read_source_lines(path), {option: name})
+    return [re.sub(r"[\r\n]+", " ", text) for [text] in rows]
 
 
 def check_text(path: Path, lines: Sequence[str]) -> None:
