@@ -165,12 +165,10 @@ def report(
 
 def compare(
     runs: list[Path] = RUNS,
-    format_: TableFormat = option(
-        values_of(TableFormat), "Format of the table.", "--format", default="text"
-    ),
-    columns: list[str] = option("NAME", "Column, such as '*BLEU'; repeatable.", default=[]),
-    metric: list[str] = option("NAME", "Metric, such as 'chrF*'; repeatable.", default=[]),
-    test_set: list[str] = option("NAME", "Test set, such as 'wmt*'; repeatable.", default=[]),
+    format_: TableFormat = option(values_of(TableFormat), "Format.", "--format", default="text"),
+    columns: list[str] = option("NAME", "Column, such as '*BLEU'; may be repeated.", default=[]),
+    metric: list[str] = option("NAME", "Metric, such as 'chrF*'; may be repeated.", default=[]),
+    test_set: list[str] = option("NAME", "Test set, such as 'wmt*'; may be repeated.", default=[]),
     baseline: Path | None = option("RUN", "Print t-tests over seeds against its setting instead."),
     quiet: bool = QUIET,
 ) -> None:

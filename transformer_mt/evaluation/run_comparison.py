@@ -150,14 +150,12 @@ def _read_exported(path: Path, name: str, scores: Sequence[str]) -> list[Row]:
     return _rows_by_search(row, path, path.name, scores)
 
 
-def _rows_by_search(
-    run: Row, path: Path, best_checkpoint: str | None, scores: Sequence[str]
-) -> list[Row]:
+def _rows_by_search(run: Row, path: Path, best: str | None, scores: Sequence[str]) -> list[Row]:
     """Adds the scores on test sets: a row for each setting of search, or one without scores."""
     rows: dict[str, Row] = {}
     for record in read_evaluations(path):
         # The score of another checkpoint must not be taken for that of the best.
-        other = "" if record.checkpoint == best_checkpoint else f", {record.checkpoint}"
+        other = "" if record.checkpoint == best else f", {record.checkpoint}"
         search = f"{record.search}{other}"
         for score in record.scores:
             tokenizer = "" if score.tokenizer in ("", "13a") else f" ({score.tokenizer})"
@@ -186,21 +184,18 @@ def compare_seeds(groups: Sequence[Sequence[Row]]) -> list[list[Row]]:
         ConfigError: If no setting has two pairs.
     """
     baseline = _settings(groups[0][0])
-    same = [group for group in groups if _settings(group[0]) == baseline]
-    baselines = {group[0].get(_SEARCH): _by_seed(group) for group in same}
+    baselines = {g[0].get(_SEARCH): _by_seed(g) for g in groups if _settings(g[0]) == baseline}
     tests = []
     for group in groups:
         new, old = _by_seed(group), baselines.get(group[0].get(_SEARCH), {})
-        for title in _titles(group) if group not in same else ():
+        for title in _titles(group) if _settings(group[0]) != baseline else ():
             seeds = [seed for seed in new if title in new[seed] and title in old.get(seed, ())]
-            if len(seeds) > 1 and title in group[0][_SIGNATURES]:
+            if len(seeds) > 1 and title in new[seeds[0]].get(_SIGNATURES, ()):
                 test = paired_t_test([new[seed][title] - old[seed][title] for seed in seeds])
                 names = {_SEED: ", ".join(map(str, seeds)), _SCORE: title}
                 tests.append([_common(group[0]) | names | test])
     if not tests:
-        raise ConfigError(
-            "--baseline: evaluate two seeds of it and of another setting, with one search"
-        )
+        raise ConfigError("--baseline: evaluate two seeds of both settings with the same search")
     return tests
 
 
@@ -240,7 +235,7 @@ def _with_statistics(group: Sequence[Row], is_merged: bool) -> list[Row]:
     if not is_merged or not rows:
         return [*group, *rows]
     mean, deviation = rows
-    for title in mean.keys() - {*_TEXT_COLUMNS, _SIGNATURES}:
+    for title in mean.keys() - {*_TEXT_COLUMNS[1:], _SIGNATURES}:  # of `run`, too
         if deviation[title]:
             mean[title] = f"{_format_cell(mean, title)} ± {_format_cell(deviation, title)}"
     return [mean, *(row for row in group if _UNFINISHED in row)]
@@ -253,8 +248,7 @@ def _titles(rows: Sequence[Row], columns: Sequence[str] = ()) -> list[str]:
         ConfigError: If a pattern matches no column.
     """
     present = dict.fromkeys(title for row in rows for title in row if title != _SIGNATURES)
-    ordered = dict.fromkeys((*_TEXT_COLUMNS, *present))
-    titles = [title for title in ordered if title in present]
+    titles = [title for title in dict.fromkeys((*_TEXT_COLUMNS, *present)) if title in present]
     for pattern in columns:
         if not any(_matches(title, [pattern]) for title in titles):
             raise ConfigError(f"--columns {pattern}: matches none of: {'; '.join(titles)}")
