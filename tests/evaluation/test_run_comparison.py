@@ -205,8 +205,7 @@ def test_the_vocabulary_is_the_one_in_use(corpus_dir, tmp_path):
 
 def test_the_formats(groups):
     lines = format_rows(groups, "text").splitlines()
-    header = lines.index("")
-    assert len({len(line) for line in lines[header:] if line}) == 1 and lines.count("") == 4
+    assert len({len(line) for line in lines[5:] if line}) == 1 and lines.count("") == 4
     table = list(csv.reader(format_rows(groups, "csv").splitlines()))
     assert table[0] == ["run", "model.norm", "train.seed", "search", *COLUMNS, TEST]
     assert table[-1][1:4] == ["post", "1", BEAM] and table[-1][4:7] == ["7065600", "40", "4.5"]
@@ -295,9 +294,9 @@ def sweep(corpus_dir, tmp_path):
     scores = {"post": (21.0, 22.5, 23.0, 99.0), "pre": (20.0, 21.0, 22.0, 20.0)}
     for norm, values in scores.items():
         for seed, bleu in enumerate(values, 1):
-            described = {"complete": (norm, seed) != ("post", 4)}
             changes = {"model__norm": norm, "train__seed": seed}
-            run = write_run(tmp_path / f"{norm}-{seed}", corpus_dir, bleu, described, **changes)
+            ended = {"complete": (norm, seed) != ("post", 4)}
+            run = write_run(tmp_path / f"{norm}-{seed}", corpus_dir, bleu, ended, **changes)
             write_score(run, 50 - bleu, test_set="wmt16")
     shutil.rmtree(tmp_path / "pre-1")
     return sorted(tmp_path.glob("p*-*"))
@@ -313,8 +312,8 @@ def test_the_baseline_is_paired_by_seed(sweep, call):
     values = [[row[key] for key in ("difference", "std. dev.", "t", "df")] for row in rows]
     assert values[0] == pytest.approx([1.25, 0.125**0.5, 5.0, 1])
     assert values[1] == pytest.approx([-1.25, 0.125**0.5, -5.0, 1])
-    message = "--baseline: evaluate two seeds of both settings with the same search"
-    assert_one_error(call("compare", *sweep[-2:], "--baseline", sweep[1]), message)
+    result = call("compare", *sweep[-2:], "--baseline", sweep[1])
+    assert_one_error(result, "--baseline: evaluate two seeds of both settings")
 
 
 @pytest.mark.parametrize(
