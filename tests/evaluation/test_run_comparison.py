@@ -25,8 +25,10 @@ from transformer_mt.checkpoints.run_description import (
 )
 from transformer_mt.evaluation.run_comparison import format_rows, read_rows
 
-COLUMNS = ["parameters", "steps", "minutes", "tokens/s", "validation BLEU", "perplexity"]
-GREEDY, BEAM = "own, split test BLEU, greedy, fp32", "own, split test BLEU, beam 4, alpha 0.6, fp32"
+BLEU, PERPLEXITY = "validation: BLEU (average)", "validation: perplexity (weights)"
+COLUMNS = ["parameters", "steps", "minutes", "tokens/s", BLEU, PERPLEXITY]
+TEST, GREEDY, BEAM = "own, split test: BLEU", "greedy, fp32", "beam 4, alpha 0.6, fp32"
+SIGNATURES = {TEST: "BLEU|nrefs:1|tok:13a"}
 GREEDY_SEARCH = SearchSetting()
 SPEEDS = 1000.0, 2000.0, 1600.0
 
@@ -90,19 +92,39 @@ def groups(corpus_dir, tmp_path):
     return read_rows([paths[0], other, *paths[1:], paths[0]])
 
 
+def read_greedy(paths):
+    """Gives the groups of greedy search."""
+    return [group for group in read_rows(paths) if group[0]["search"] == GREEDY]
+
+
+def with_statistics(groups):
+    """Gives the rows of all groups, with their means and standard deviations."""
+    return json.loads(format_rows(groups, "json"))
+
+
 def test_runs_that_differ_in_the_seed_are_a_group(groups):
-    """A run that is named twice counts once; BLEU is that of the moving average."""
-    pre, [post] = groups
-    names = [row["run"] for row in pre]
-    assert names == ["pre-1", "pre-2", "pre-3", "mean of 3", "std. dev. of 3"]
-    titles = ["run", "model.norm", "train.seed", *COLUMNS, GREEDY, BEAM]
-    values = ["post-1", "post", 1, 7_065_600, 40, 4.5, 1600.0, 20.0, 2.0, 21.0, 22.0]
-    assert post == dict(zip(titles, values, strict=True))
+    """A run that is named twice counts once, in each setting of search."""
+    names = [[row["run"] for row in group] for group in groups]
+    assert names == [*2 * [["pre-1", "pre-2", "pre-3"]], *2 * [["post-1"]]]
+    assert [{row["search"] for row in group} for group in groups] == 2 * [{GREEDY}, {BEAM}]
+    titles = ["run", "model.norm", "train.seed", *COLUMNS, "search", "signatures", TEST]
+    values = ["post-1", "post", 1, 7_065_600, 40, 4.5, 1600.0, 20.0, 2.0, GREEDY, SIGNATURES, 21.0]
+    assert groups[2] == [dict(zip(titles, values, strict=True))]
+    pre = with_statistics(groups)[:5]
+    assert [row["run"] for row in pre[3:]] == ["mean of 3", "std. dev. of 3"]
     assert [row.get("train.seed") for row in pre] == [1, 2, 3, None, None]
-    assert {row["model.norm"] for row in pre} == {"pre"}
-    assert pre[3][GREEDY] == pytest.approx(34.0)
-    assert pre[4][GREEDY] == pytest.approx(statistics.stdev([30, 32, 37]))
+    assert {(row["model.norm"], row["search"]) for row in pre} == {("pre", GREEDY)}
+    assert pre[3][TEST] == pytest.approx(34.0)
+    assert pre[4][TEST] == pytest.approx(statistics.stdev([30, 32, 37]))
     assert pre[4]["steps"] == 0
+
+
+def test_weights_are_named_only_where_there_is_an_average(corpus_dir, tmp_path):
+    run = write_run(tmp_path / "run", corpus_dir, 20.0)
+    text = (run / "metrics.jsonl").read_text()
+    (run / "metrics.jsonl").write_text(text.replace("ema_bleu", "other"))
+    row = read_rows([run])[0][0]
+    assert row["validation: BLEU"] == 30.0 and row["validation: perplexity"] == 1.0
 
 
 def test_runs_of_another_source_are_another_group(corpus_dir, tmp_path):
@@ -117,7 +139,7 @@ def test_runs_of_another_source_are_another_group(corpus_dir, tmp_path):
         )
         for seed, name in enumerate("ab")
     ]
-    [first], [second] = read_rows(runs)
+    [first], [second] = read_greedy(runs)
     assert [row["source of training/"] for row in (first, second)] == ["a" * 8, "b" * 8]
 
 
@@ -136,11 +158,11 @@ def test_seeds_of_other_text_are_another_group(corpus_dir, tmp_path, description
         write_run(tmp_path / name, corpus_dir, 20.0, description(digest), train__seed=seed)
         for seed, (name, digest) in enumerate(digests.items())
     ]
-    groups = read_rows(runs)
+    groups = read_greedy(runs)
     names = [[row["run"] for row in group] for group in groups]
-    assert names == [["a", "c", "mean of 2", "std. dev. of 2"], ["b"], ["d"]]
+    assert names == [["a", "c"], ["b"], ["d"]]
     assert [group[0][title] for group in groups] == ["a" * 8, "b" * 8, ""]
-    assert format_rows(groups, "csv").startswith(f"run,train.seed,{title},parameters,")
+    assert format_rows(groups, "csv").startswith(f"run,train.seed,{title},search,")
 
 
 def test_unfinished_runs_are_no_part_of_the_mean(corpus_dir, tmp_path):
@@ -158,17 +180,16 @@ def test_unfinished_runs_are_no_part_of_the_mean(corpus_dir, tmp_path):
         )
         for name, end in ends.items()
     ]
-    [[*rows, mean, deviation]] = groups = read_rows(runs)
+    groups = read_greedy(runs)
+    *rows, mean, deviation = with_statistics(groups)
     assert [row.get("unfinished") for row in rows] == [None, *2 * ["step 40 of 1,000", None]][:4]
-    assert (mean["run"], mean["validation BLEU"], deviation["run"]) == (
-        "mean of 2",
-        20.0,
-        "std. dev. of 2",
-    )
+    assert (mean["run"], mean[BLEU], deviation["run"]) == ("mean of 2", 20.0, "std. dev. of 2")
     assert "unfinished" not in mean
-    assert format_rows(groups, "csv").startswith("run,train.seed,unfinished,parameters,")
-    [rows] = read_rows(runs[1:3])
-    assert [row["run"] for row in rows] == ["2", "3"]
+    assert format_rows(groups, "csv").startswith("run,train.seed,unfinished,search,parameters,")
+    latex = format_rows(groups, "latex", ["run", TEST]).splitlines()
+    rows = [line.split(" & ") for line in latex if line.endswith(r"\\")][1:]
+    assert [row[1] for row in rows] == ["", *2 * ["step 40 of 1,000"]]
+    assert [row["run"] for row in with_statistics(read_greedy(runs[1:3]))] == ["2", "3"]
 
 
 def test_the_vocabulary_is_the_one_in_use(corpus_dir, tmp_path):
@@ -177,24 +198,25 @@ def test_the_vocabulary_is_the_one_in_use(corpus_dir, tmp_path):
         write_run(tmp_path / name, corpus_dir, 20.0, {"vocabulary": VocabularySizes(*sizes)})
         for name, sizes in (("a", (90, 99, "char")), ("b", (90, 80, "bpe")))
     ]
-    rows = [row for [row] in read_rows(runs)]
+    rows = [row for [row] in read_greedy(runs)]
     assert [row["vocab.size"] for row in rows] == [99, 90]
     assert [row["vocab.kind"] for row in rows] == ["char", "bpe"]
 
 
 def test_the_formats(groups):
     lines = format_rows(groups, "text").splitlines()
-    assert len({len(line) for line in lines if line}) == 1 and lines.count("") == 2
+    assert len({len(line) for line in lines[5:] if line}) == 1 and lines.count("") == 4
     table = list(csv.reader(format_rows(groups, "csv").splitlines()))
-    assert table[0] == ["run", "model.norm", "train.seed", *COLUMNS, GREEDY, BEAM]
-    assert table[-1][1:3] == ["post", "1"] and table[-1][3:7] == ["7065600", "40", "4.5", "1600.0"]
+    assert table[0] == ["run", "model.norm", "train.seed", "search", *COLUMNS, TEST]
+    assert table[-1][1:4] == ["post", "1", BEAM] and table[-1][4:7] == ["7065600", "40", "4.5"]
     markdown = format_rows(groups, "markdown").splitlines()
     assert markdown[0] == f"| {' | '.join(table[0])} |" and len(markdown) == len(table) + 1
-    assert markdown[1] == f"| {' | '.join(['---'] * 3 + ['---:'] * 8)} |"
-    assert markdown[5].startswith("| mean of 3 | pre |  | 7,065,600 | 40 | 4.5 | 1,600 | 33.00 |")
+    assert markdown[1] == f"| {' | '.join(['---'] * 4 + ['---:'] * 7)} |"
+    mean = f"| mean of 3 | pre |  | {GREEDY} | 7,065,600 | 40 | 4.5 | 1,600 | 33.00 |"
+    assert markdown[5].startswith(mean)
     objects = json.loads(format_rows(groups, "json"))
     assert [row["run"] for row in objects] == [row[0] for row in table[1:]]
-    assert objects[-1]["model.norm"] == "post" and objects[-1][BEAM] == 22.0
+    assert objects[-1]["model.norm"] == "post" and objects[-1][TEST] == 22.0
     assert format_rows([[{"run": "a", "BLEU": -0.001}]], "markdown").endswith("| a | 0.00 |")
     rows = [[{"run": "a|\x1b", "model.attention_bias": False}], [{"run": "b"}]]
     assert format_rows(rows, "markdown").splitlines()[2] == "| a\\|\x1b | false |"
@@ -202,17 +224,17 @@ def test_the_formats(groups):
     assert format_rows(rows, "text") == "run  model.attention_bias\na|\\x1b  false\nb"
 
 
-def test_a_score_of_another_checkpoint_has_its_own_column(corpus_dir, tmp_path):
+def test_a_score_of_another_checkpoint_has_its_own_row(corpus_dir, tmp_path):
     run = write_run(tmp_path / "run", corpus_dir, 20.0)
     write_score(run, 11.0, checkpoint="step-00000010")
     write_score(run, 12.0, checkpoint="averaged-2")
     write_score(run, 13.0, tokenizer="zh")
-    [[row]] = read_rows([run])
-    scores = {title: value for title, value in row.items() if "split test" in title}
-    others = {f"{GREEDY}, step-00000010": 11.0, f"{GREEDY}, averaged-2": 12.0}
-    others[GREEDY.replace("BLEU", "BLEU (zh)")] = 13.0
-    assert scores == {GREEDY: 21.0, BEAM: 22.0, **others}
-    assert row.keys() == {"run", *COLUMNS, *scores}
+    rows = [row for [row] in read_rows([run])]
+    searches = [GREEDY, BEAM, f"{GREEDY}, step-00000010", f"{GREEDY}, averaged-2"]
+    assert [row["search"] for row in rows] == searches
+    assert [row[TEST] for row in rows] == [21.0, 22.0, 11.0, 12.0]
+    assert rows[0]["own, split test: BLEU (zh)"] == 13.0
+    assert rows[1].keys() == {"run", *COLUMNS, "search", "signatures", TEST}
 
 
 def test_an_exported_model_has_the_scores_of_itself(exported_run, corpus_dir, tmp_path):
@@ -220,8 +242,9 @@ def test_an_exported_model_has_the_scores_of_itself(exported_run, corpus_dir, tm
     exported = shutil.copytree(exported_run, tmp_path / "exported")
     write_score(tmp_path, 15.0, checkpoint="exported", digest=checkpoint_digest(exported))
     run = write_run(tmp_path / "run", corpus_dir, 20.0)
-    _, [row] = read_rows([run, exported])
-    assert row == {"run": "exported", "steps": 1, GREEDY: 15.0}
+    *_, [row] = read_rows([run, exported])
+    scores = {"search": GREEDY, "signatures": SIGNATURES, TEST: 15.0}
+    assert row == {"run": "exported", "steps": 1, **scores}
 
 
 def test_runs_of_one_seed_have_no_mean(corpus_dir, tmp_path, caplog):
@@ -231,7 +254,7 @@ def test_runs_of_one_seed_have_no_mean(corpus_dir, tmp_path, caplog):
         for name, seed in (("a", 1), ("b", 2), ("copy", 2))
     ]
     for paths in (runs, runs[1:]):
-        assert [len(group) for group in read_rows(paths)] == [len(paths)]
+        assert len(with_statistics(read_greedy(paths))) == len(paths)
     assert "a, b, copy: some have the same seed, so there is no mean" in caplog.messages
 
 
@@ -247,17 +270,98 @@ def test_what_is_missing_is_blank(corpus_dir, tmp_path, caplog):
     for path in (runs[2] / "evaluations").iterdir():
         path.write_text("damaged")
     groups = read_rows(runs)
-    [[first], [second, third, _, mean, _]] = groups
-    assert first.keys() == {"run", *COLUMNS[1:], GREEDY, BEAM}
-    scores = {f"{GREEDY}, step-00000020", f"{BEAM}, step-00000020"}
-    assert second.keys() == {"run", "train.seed", "parameters", *scores}
+    [[first], _, [second], _, [third], [fourth], _] = groups
+    assert first.keys() == {"run", *COLUMNS[1:], "search", "signatures", TEST}
+    assert second.keys() == {"run", "train.seed", "parameters", "search", "signatures", TEST}
+    assert second["search"] == f"{GREEDY}, step-00000020"
     assert third == {"run": "3", "train.seed": 3, "parameters": 7_065_600}
-    assert mean == {"run": "mean of 3", "parameters": 7_065_600}
+    del second["search"]
+    mean = with_statistics([[second, fourth]])[2]
+    assert mean.keys() == {"run", "parameters", "signatures", TEST}
     assert caplog.text.count("left out") == 5
-    assert format_rows(groups, "csv").splitlines()[1].startswith("1,,40,4.5,")
+    assert format_rows(groups, "csv").splitlines()[1].startswith(f'1,,"{GREEDY}",40,4.5,')
 
 
 def test_a_path_that_is_no_run(tmp_path, call):
     message = f"{tmp_path}: is no run directory: it has no run.json and no metrics.jsonl"
     assert_one_error(call("compare", tmp_path), message)
     assert_one_error(call("compare", tmp_path / "none"), f"{tmp_path}/none: no such run")
+
+
+@pytest.fixture
+def sweep(corpus_dir, tmp_path):
+    """Gives runs of two settings and four seeds, one of them unfinished, without one of them."""
+    scores = {"post": (21.0, 22.5, 23.0, 99.0), "pre": (20.0, 21.0, 22.0, 20.0)}
+    for norm, values in scores.items():
+        for seed, bleu in enumerate(values, 1):
+            changes = {"model__norm": norm, "train__seed": seed}
+            ended = {"complete": (norm, seed) != ("post", 4)}
+            run = write_run(tmp_path / f"{norm}-{seed}", corpus_dir, bleu, ended, **changes)
+            write_score(run, 50 - bleu, test_set="wmt16")
+    shutil.rmtree(tmp_path / "pre-1")
+    return sorted(tmp_path.glob("p*-*"))
+
+
+def test_the_baseline_is_paired_by_seed(sweep, call):
+    """With the finished runs of its setting. Sabotage: pair in order; take unfinished runs."""
+    options = "--metric", "bleu", "--format", "json"
+    rows = json.loads(call("compare", *sweep, "--baseline", sweep[-1], *options).out)
+    names = [(row["model.norm"], row["train.seed"], row["search"], row["score"]) for row in rows]
+    expected = [(GREEDY, TEST), (GREEDY, "wmt16: BLEU"), (BEAM, TEST)]
+    assert names == [("post", "2, 3", *each) for each in expected]
+    values = [[row[key] for key in ("difference", "std. dev.", "t", "df")] for row in rows]
+    assert values[0] == pytest.approx([1.25, 0.125**0.5, 5.0, 1])
+    assert values[1] == pytest.approx([-1.25, 0.125**0.5, -5.0, 1])
+    result = call("compare", *sweep[-2:], "--baseline", sweep[1])
+    assert_one_error(result, "--baseline: evaluate two seeds of both settings")
+
+
+@pytest.mark.parametrize(
+    ("options", "titles"),
+    [
+        ("--test-set wmt*", ["wmt16: BLEU"]),
+        ("--metric Perplexity", [PERPLEXITY]),
+        ("--metric bleu --test-set validation --test-set wmt16", [BLEU, "wmt16: BLEU"]),
+        ("--columns *bleu --metric perplexity --metric BLEU", [BLEU, TEST, "wmt16: BLEU"]),
+    ],
+)
+def test_scores_are_chosen(sweep, call, options, titles):
+    """A run has no row for a search that none of them is of; unfinished runs stay marked."""
+    rows = json.loads(call("compare", *sweep, "--format", "json", *options.split()).out)
+    shown = {title for row in rows for title in row}
+    assert {title for title in shown if ": " in title} == {*titles}
+    assert ("run" in shown) == ("--columns" not in options) and "unfinished" in shown
+    assert len(rows) == (22 if TEST in titles else 11)
+
+
+def test_what_matches_nothing_is_an_error(sweep, call):
+    message = "no run has a score that matches 'wmt*: ter'"
+    assert_one_error(call("compare", *sweep, "--metric", "ter", "--test-set", "wmt*"), message)
+    message = "--columns norm: matches none of: run; model.norm; train.seed; unfinished"
+    assert_one_error(call("compare", *sweep, "--columns", "norm"), message)
+
+
+def test_latex():
+    """Of each text that LaTeX would take for a command. Sabotage: drop one of the escapes."""
+    name, betas = '\\ ~ ^ & % $ # _ { } < > | " * \x1b', {"optim.betas": "[0.9]"}
+    signed = {"signatures": {"x: BLEU": "BLEU|tok:a_b", "hidden": "TER|tok:c"}}
+    seeds = [{"run": str(s), "train.seed": s, "x: BLEU": 999.0 + s, **betas} for s in (1, 2)]
+    groups = [[{"run": name, "x: BLEU": -0.5, **signed}], seeds, [{"run": "*"}]]
+    escaped = (
+        r"\textbackslash{} \textasciitilde{} \textasciicircum{} \& \% \$ \# \_ \{ \} \textless{}"
+        r" \textgreater{} \textbar\allowbreak{} {\char34} {*} \textbackslash{}x1b"
+    )
+    assert format_rows(groups, "latex", ["run", "*betas", "x*"]).splitlines() == [
+        r"\begin{table}\centering  % needs \usepackage{booktabs}",
+        r"\caption{BLEU\textbar\allowbreak{}tok:a\_b}",
+        r"\begin{tabular}{llr}",
+        r"\toprule",
+        r"run & optim.betas & x: BLEU \\",
+        r"\midrule",
+        rf"{escaped} &  & $-$0.50 \\",
+        r"mean of 2 $\pm$ std. dev. of 2 & {[}0.9] & 1,000.50 $\pm$ 0.71 \\",
+        r"{*} &  &  \\",
+        r"\bottomrule",
+        r"\end{tabular}",
+        r"\end{table}",
+    ]

@@ -36,7 +36,7 @@ PanelName = StrEnum("PanelName", "loss nll bleu lr grad_norm speed")
 FIGURE = option("FILE", "The picture; ends in .png, .svg or .pdf.", "-o", "--output", default=...)
 Axis = Literal["step", "minutes"]
 Kind = Literal["cross", "encoder", "decoder"]
-TableFormat = Literal["text", "markdown", "csv", "json"]
+TableFormat = Literal["text", "markdown", "latex", "csv", "json"]
 
 
 @plot.command()
@@ -165,21 +165,26 @@ def report(
 
 def compare(
     runs: list[Path] = RUNS,
-    format_: TableFormat = option(
-        values_of(TableFormat), "Format of the table.", "--format", default="text"
-    ),
+    format_: TableFormat = option(values_of(TableFormat), "Format.", "--format", default="text"),
+    columns: list[str] = option("NAME", "Column, such as '*BLEU'; may be repeated.", default=[]),
+    metric: list[str] = option("NAME", "Metric, such as 'chrF*'; may be repeated.", default=[]),
+    test_set: list[str] = option("NAME", "Test set, such as 'wmt*'; may be repeated.", default=[]),
+    baseline: Path | None = option("RUN", "Print t-tests over seeds against its setting instead."),
     quiet: bool = QUIET,
 ) -> None:
     """Print a table of runs: settings, speed and scores.
 
-    One row per run, with the keys in which the configurations differ and every test score that
-    `evaluate` has recorded. Runs that differ in train.seed alone are followed by their mean and
-    standard deviation.
+    One row per run and setting of search, with the keys in which the configurations differ and
+    every test score that `evaluate` has recorded. Runs that differ in train.seed alone are followed
+    by their mean and standard deviation.
 
     \b
     transformer-mt compare checkpoints/pre-* checkpoints/post-*
     transformer-mt compare checkpoints/*/ --format csv > runs.csv
+    transformer-mt compare runs/* --format latex --columns model.norm --columns '*BLEU'
+    transformer-mt compare runs/* --baseline runs/pre-1
     """
-    from transformer_mt.evaluation.run_comparison import format_rows, read_rows
+    from transformer_mt.evaluation.run_comparison import compare_seeds, format_rows, read_rows
 
-    print(format_rows(read_rows(runs), format_))
+    groups = read_rows([baseline, *runs] if baseline else runs, test_set, metric)
+    print(format_rows(compare_seeds(groups) if baseline else groups, format_, columns))

@@ -1,40 +1,40 @@
-"""Runs side by side, as a table: where they differ, and what they reached."""
+"""Runs side by side, as a table: where they differ, and what they reached.
+
+A row is a run with a setting of search, a column of scores a metric on a test set.
+"""
 
 import csv
 import io
 import json
 import logging
+import re
 import statistics
 import textwrap
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from fnmatch import fnmatchcase
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from transformer_mt.checkpoints.evaluations import VALIDATION, EvaluationRecord, read_evaluations
+from transformer_mt.checkpoints.evaluations import VALIDATION, read_evaluations
 from transformer_mt.checkpoints.exported import load_exported
-from transformer_mt.checkpoints.layout import (
-    EXPORT,
-    METRICS,
-    RUN_FILE,
-    checkpoint_path,
-    not_a_run,
-)
+from transformer_mt.checkpoints.layout import EXPORT, METRICS, RUN_FILE, checkpoint_path, not_a_run
 from transformer_mt.checkpoints.metrics import RunMetrics, read_metrics, run_names
 from transformer_mt.checkpoints.run_description import read_description
 from transformer_mt.config.keys import DEFAULTS, flat_values
 from transformer_mt.config.reference import format_value
-from transformer_mt.errors import CheckpointError
+from transformer_mt.errors import CheckpointError, ConfigError
+from transformer_mt.evaluation.paired_test import paired_t_test
 from transformer_mt.system.console import escape_controls
 from transformer_mt.version import SOURCE_PACKAGES
 
 logger = logging.getLogger(__name__)
 
 Row = dict[str, Any]
-"""A run, or a statistic of several: its name as `run`, values of keys, and numbers by column.
+"""A run with a setting of search, or a statistic of several: values of keys, and numbers by column.
 
-What is unknown is missing.
+`run` is its name, `signatures` has those of sacreBLEU by column. What is unknown is missing.
 """
 
 _SEED, _SOURCES = "train.seed", [f"source of {name}/" for name in SOURCE_PACKAGES]
@@ -47,43 +47,63 @@ _DIGESTS = {
 _SETTINGS = (*DEFAULTS, *_SOURCES, *_DIGESTS)
 """Columns that tell runs apart: the keys, and the digests of the program's source and of what a run
 was trained on."""
-_UNFINISHED = "unfinished"
-_TEXT_COLUMNS = {"run", *_SETTINGS, _UNFINISHED}
-_DECIMALS = {"parameters": 0, "steps": 0, "minutes": 1, "tokens/s": 0}
+_UNFINISHED, _SEARCH, _SCORE, _SIGNATURES = "unfinished", "search", "score", "signatures"
+_TEXT_COLUMNS = ("run", *_SETTINGS, _UNFINISHED, _SEARCH, _SCORE)
+_DECIMALS = {"parameters": 0, "steps": 0, "minutes": 1, "tokens/s": 0, "df": 0, "p": 4}
 """Decimal places of a column; those of scores are two."""
 _TITLE_WIDTH = 12
 """Characters after which the title of a column is wrapped."""
+_LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+_LATEX |= {"<": r"\textless{}", ">": r"\textgreater{}", '"': r"{\char34}", "±": r"$\pm$"}
+_LATEX |= {"|": r"\textbar\allowbreak{}", "[": "{[}", "*": "{*}", "−": "$-$"}
+_LATEX |= {char: f"\\{char}" for char in "&%$#_{}"}
+"""Characters as LaTeX. A signature can be broken after its bars alone; at the start of a row, a
+bracket or an asterisk would be an argument of the command before it, which ends a row."""
 
 
-def read_rows(paths: Sequence[Path]) -> list[list[Row]]:
-    """Reads run directories, in groups of runs of one program that differ in their seeds alone.
+def read_rows(
+    paths: Sequence[Path], test_sets: Sequence[str] = (), metrics: Sequence[str] = ()
+) -> list[list[Row]]:
+    """Reads run directories, in groups that differ in their seeds alone.
 
-    Runs of a group have the same text. The mean and the standard deviation of its finished runs, if
-    there are several, are its last two rows. Only the keys in which runs differ are kept. What is
-    damaged is left out with a warning.
+    Runs of a group have the same program, text and setting of search; a run has a row for each
+    setting that it was scored with. Only the keys in which runs differ are kept. What is damaged is
+    left out with a warning. Names or patterns choose test sets and metrics; without any, all.
 
     Raises:
         CheckpointError: If a path is not a run.
+        ConfigError: If no run has a score that is chosen.
     """
+    scores = [f"{name}: {metric}" for name in test_sets or ["*"] for metric in metrics or ["*"]]
     paths = list({path.resolve(): path for path in paths}.values())
     runs = [
-        _read_exported(path, name) if (path / EXPORT).exists() else _read_run(path, name)
+        (_read_exported if (path / EXPORT).exists() else _read_run)(path, name, scores)
         for path, name in zip(paths, run_names(paths), strict=True)
     ]
-    known = [run for run in runs if _SEED in run]
-    equal = {key for key in _SETTINGS if len({str(run[key]) for run in known}) == 1}
-    groups: dict[str, list[Row]] = {}
-    for run in runs:
-        row = {title: value for title, value in run.items() if title not in equal}
-        settings = [row[key] for key in _SETTINGS if key in row and key != _SEED]
-        groups.setdefault(str(settings) if _SEED in run else run["run"], []).append(row)
-    return [
-        [*group, *_statistics([row for row in group if _UNFINISHED not in row])]
-        for group in groups.values()
-    ]
+    rows = [row for run in runs for row in run]
+    if (test_sets or metrics) and not any(": " in title for row in rows for title in row):
+        raise ConfigError(f"no run has a score that matches {' or '.join(map(repr, scores))}")
+    known = [row for row in rows if _SEED in row]
+    equal = {key for key in _SETTINGS if len({str(row[key]) for row in known}) == 1}
+    groups: dict[tuple[str, str], list[Row]] = {}
+    for each in rows:
+        row = {title: value for title, value in each.items() if title not in equal}
+        settings = str(_settings(row)) if _SEED in each else row["run"]
+        groups.setdefault((settings, row.get(_SEARCH, "")), []).append(row)
+    return list(groups.values())
 
 
-def _read_run(path: Path, name: str) -> Row:
+def _settings(row: Row) -> Row:
+    return {key: row[key] for key in _SETTINGS if key in row and key != _SEED}
+
+
+def _matches(title: str, patterns: Sequence[str]) -> bool:
+    """Tells whether a pattern matches, or there is none; case and parentheses need not be given."""
+    titles = title.lower(), re.sub(r" \(.*?\)", "", title.lower())
+    return not patterns or any(fnmatchcase(t, p.lower()) for t in titles for p in patterns)
+
+
+def _read_run(path: Path, name: str, scores: Sequence[str]) -> list[Row]:
     if not any((path / file).is_file() for file in (RUN_FILE, METRICS)):
         raise not_a_run(path, f"{RUN_FILE} and no {METRICS}")
     row, metrics = Row(run=name), RunMetrics(name, [])
@@ -98,13 +118,12 @@ def _read_run(path: Path, name: str) -> Row:
         row["tokens/s"] = statistics.median(speeds)
     best_checkpoint = None
     if best := metrics.best_validation(row.get("valid.metric", "bleu")):
-        row["validation BLEU"] = best.get("ema_bleu", best["bleu"])
-        row["perplexity"] = best["perplexity"]
+        average, weights = (" (average)", " (weights)") if "ema_bleu" in best else ("", "")
+        titles = {f"{VALIDATION}: BLEU{average}": best.get("ema_bleu", best["bleu"])}
+        titles[f"{VALIDATION}: perplexity{weights}"] = best["perplexity"]
+        row |= {title: titles[title] for title in titles if _matches(title, scores)}
         best_checkpoint = checkpoint_path(path, int(best["step"])).name
-    for record in read_evaluations(path):
-        if record.test_set != VALIDATION:
-            row |= _scores(record, best_checkpoint)
-    return row
+    return _rows_by_search(row, path, best_checkpoint, scores)
 
 
 def _read_settings(path: Path, metrics: RunMetrics) -> Row:
@@ -125,23 +144,27 @@ def _read_settings(path: Path, metrics: RunMetrics) -> Row:
     return {**row, "parameters": description.parameters}
 
 
-def _read_exported(path: Path, name: str) -> Row:
+def _read_exported(path: Path, name: str, scores: Sequence[str]) -> list[Row]:
     """Reads scores and step; with settings, it would be grouped with the run it was made from."""
     row: Row = {"run": name, "steps": load_exported(path).step}
+    return _rows_by_search(row, path, path.name, scores)
+
+
+def _rows_by_search(run: Row, path: Path, best: str | None, scores: Sequence[str]) -> list[Row]:
+    """Adds the scores on test sets: a row for each setting of search, or one without scores."""
+    rows: dict[str, Row] = {}
     for record in read_evaluations(path):
-        row |= _scores(record, path.name)
-    return row
-
-
-def _scores(record: EvaluationRecord, best_checkpoint: str | None) -> Row:
-    # The score of another checkpoint must not be taken for that of the best.
-    other = "" if record.checkpoint == best_checkpoint else f", {record.checkpoint}"
-    scores = {}
-    for score in record.scores:
-        tokenizer = "" if score.tokenizer in ("", "13a") else f" ({score.tokenizer})"
-        title = f"{record.test_set} {score.title}{tokenizer}, {record.search}{other}"
-        scores[title] = score.value
-    return scores
+        # The score of another checkpoint must not be taken for that of the best.
+        other = "" if record.checkpoint == best else f", {record.checkpoint}"
+        search = f"{record.search}{other}"
+        for score in record.scores:
+            tokenizer = "" if score.tokenizer in ("", "13a") else f" ({score.tokenizer})"
+            title = f"{record.test_set}: {score.title}{tokenizer}"
+            if record.test_set != VALIDATION and _matches(title, scores):
+                row = rows.setdefault(search, {**run, _SEARCH: search, _SIGNATURES: {}})
+                row[title] = score.value
+                row[_SIGNATURES][title] = f"{score.title}|{score.signature}"
+    return list(rows.values()) or [run]
 
 
 @contextmanager
@@ -152,44 +175,120 @@ def _left_out_if_damaged() -> Iterator[None]:
         logger.warning("%s; left out", error)
 
 
+def compare_seeds(groups: Sequence[Sequence[Row]]) -> list[list[Row]]:
+    """Tests each setting against that of the first run: a row for each score on a test set.
+
+    Pairs are the finished runs of one seed, with the same setting of search.
+
+    Raises:
+        ConfigError: If no setting has two pairs.
+    """
+    baseline = _settings(groups[0][0])
+    baselines = {g[0].get(_SEARCH): _by_seed(g) for g in groups if _settings(g[0]) == baseline}
+    tests = []
+    for group in groups:
+        new, old = _by_seed(group), baselines.get(group[0].get(_SEARCH), {})
+        for title in _titles(group) if _settings(group[0]) != baseline else ():
+            seeds = [seed for seed in new if title in new[seed] and title in old.get(seed, ())]
+            if len(seeds) > 1 and title in new[seeds[0]].get(_SIGNATURES, ()):
+                test = paired_t_test([new[seed][title] - old[seed][title] for seed in seeds])
+                names = {_SEED: ", ".join(map(str, seeds)), _SCORE: title}
+                tests.append([_common(group[0]) | names | test])
+    if not tests:
+        raise ConfigError("--baseline: evaluate two seeds of both settings with the same search")
+    return tests
+
+
+def _by_seed(group: Sequence[Row]) -> dict[int | None, Row]:
+    """Gives the finished runs by their seeds; none if several have the same."""
+    finished = [row for row in group if _UNFINISHED not in row]
+    seeds = {row.get(_SEED): row for row in finished}
+    if len(seeds) == len(finished):
+        return seeds
+    names = ", ".join(row["run"] for row in finished)
+    logger.warning("%s: some have the same seed, so there is no mean", names)
+    return {}
+
+
 def _statistics(group: Sequence[Row]) -> list[Row]:
-    """Computes mean and sample standard deviation of several runs, where all have a number."""
-    if len(group) < 2:
+    """Computes mean and sample standard deviation of finished runs, where all have a number."""
+    rows = list(_by_seed(group).values())
+    if len(rows) < 2:
         return []
-    if len({row.get(_SEED) for row in group}) < len(group):
-        names = ", ".join(row["run"] for row in group)
-        logger.warning("%s: some have the same seed, so there is no mean", names)
-        return []
-    first = group[0]
-    settings = {key: first[key] for key in first if key in _SETTINGS and key != _SEED}
-    mean = {"run": f"mean of {len(group)}", **settings}
-    deviation = {"run": f"std. dev. of {len(group)}", **settings}
-    for title in first:
-        if title not in _TEXT_COLUMNS and all(title in row for row in group):
-            values = [row[title] for row in group]
+    mean = {"run": f"mean of {len(rows)}", **_common(rows[0])}
+    deviation = {"run": f"std. dev. of {len(rows)}", **_common(rows[0])}
+    for title in rows[0]:
+        if title not in (*_TEXT_COLUMNS, _SIGNATURES) and all(title in row for row in rows):
+            values = [row[title] for row in rows]
             mean[title], deviation[title] = statistics.fmean(values), statistics.stdev(values)
     return [mean, deviation]
 
 
-def format_rows(groups: Sequence[Sequence[Row]], file_format: str) -> str:
-    """Formats groups of rows as `text`, `markdown`, `csv`, or a `json` list with an object each."""
-    rows = [row for group in groups for row in group]
+def _common(row: Row) -> Row:
+    """Gives what the rows of a group have in common."""
+    return _settings(row) | {key: row[key] for key in (_SEARCH, _SIGNATURES) if key in row}
+
+
+def _with_statistics(group: Sequence[Row], is_merged: bool) -> list[Row]:
+    """Adds mean and deviation to a group; or merges them, and its finished runs, to one row."""
+    rows = _statistics(group)
+    if not is_merged or not rows:
+        return [*group, *rows]
+    mean, deviation = rows
+    for title in mean.keys() - {*_TEXT_COLUMNS[1:], _SIGNATURES}:  # of `run`, too
+        if deviation[title]:
+            mean[title] = f"{_format_cell(mean, title)} ± {_format_cell(deviation, title)}"
+    return [mean, *(row for row in group if _UNFINISHED in row)]
+
+
+def _titles(rows: Sequence[Row], columns: Sequence[str] = ()) -> list[str]:
+    """Gives the columns that match a pattern, text before numbers; without a pattern, all.
+
+    Raises:
+        ConfigError: If a pattern matches no column.
+    """
+    present = dict.fromkeys(title for row in rows for title in row if title != _SIGNATURES)
+    titles = [title for title in dict.fromkeys((*_TEXT_COLUMNS, *present)) if title in present]
+    for pattern in columns:
+        if not any(_matches(title, [pattern]) for title in titles):
+            raise ConfigError(f"--columns {pattern}: matches none of: {'; '.join(titles)}")
+    # Whatever is chosen, a run that is not finished is marked.
+    return [title for title in titles if _matches(title, columns) or title == _UNFINISHED]
+
+
+def format_rows(
+    groups: Sequence[Sequence[Row]], file_format: str, columns: Sequence[str] = ()
+) -> str:
+    """Formats groups of rows, with mean and standard deviation of each, as a table.
+
+    It is `text`, `markdown`, `csv`, a `json` list with an object for each row, or `latex`, with one
+    row for the finished runs of a group. `columns` are names or patterns; without any, all.
+
+    Raises:
+        ConfigError: If a pattern matches no column.
+    """
+    titles = _titles([row for group in groups for row in group], columns)
+    shown = [_with_statistics(group, file_format == "latex") for group in groups]
+    rows = [row for group in shown for row in group]
     if file_format == "json":
-        return json.dumps(rows, indent=1, ensure_ascii=False)
-    columns = dict.fromkeys(title for row in rows for title in row)
-    texts = ["run", *(key for key in (*_SETTINGS, _UNFINISHED) if key in columns)]
-    titles = [*texts, *(title for title in columns if title not in _TEXT_COLUMNS)]
+        objects = [{t: row[t] for t in (*titles, _SIGNATURES) if t in row} for row in rows]
+        return json.dumps(objects, indent=1, ensure_ascii=False)
     if file_format == "csv":
         content = io.StringIO()
-        writer = csv.DictWriter(content, titles, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
+        cells = [[row.get(title, "") for title in titles] for row in rows]
+        csv.writer(content, lineterminator="\n").writerows([titles, *cells])
         return content.getvalue().removesuffix("\n")
-    table = [[[_format_cell(row, title) for title in titles] for row in group] for group in groups]
+    table = [[[_format_cell(row, title) for title in titles] for row in group] for group in shown]
+    texts = sum(title in _TEXT_COLUMNS for title in titles)
     if file_format == "text":
-        return _align(titles, table, len(texts))
-    rule = ["---"] * len(texts) + ["---:"] * (len(titles) - len(texts))
-    lines = [[cell.replace("|", r"\|") for cell in row] for group in table for row in group]
+        return _align(titles, table, texts)
+    lines = [row for group in table for row in group]
+    if file_format == "latex":
+        known = dict.fromkeys(item for row in rows for item in row.get(_SIGNATURES, {}).items())
+        signatures = [text for title, text in known if title in titles or _SCORE in titles]
+        return _latex(titles, lines, texts, list(dict.fromkeys(signatures)))
+    rule = ["---"] * texts + ["---:"] * (len(titles) - texts)
+    lines = [[cell.replace("|", r"\|") for cell in row] for row in lines]
     return "\n".join(f"| {' | '.join(row)} |" for row in (titles, rule, *lines))
 
 
@@ -207,13 +306,30 @@ def _align(titles: list[str], groups: list[list[list[str]]], text_columns: int) 
     header.reverse()  # the last lines of all titles are at the same height
     columns = zip(*header, *(row for group in groups for row in group), strict=True)
     widths = [max(map(len, column)) for column in columns]
+    sides = "<" * text_columns + ">" * (len(titles) - text_columns)
+    line = "  ".join(f"{{:{side}{width}}}" for side, width in zip(sides, widths, strict=True))
 
     def join(row: list[str]) -> str:
-        cells = [
-            cell.ljust(width) if i < text_columns else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        return escape_controls("  ".join(cells).rstrip())
+        return escape_controls(line.format(*row).rstrip())
 
     gap = "\n\n" if any(len(group) > 1 for group in groups) else "\n"
     return gap.join("\n".join(map(join, block)) for block in (header, *groups))
+
+
+def _latex(titles: list[str], rows: list[list[str]], texts: int, signatures: list[str]) -> str:
+    """Formats a table for the package booktabs, with sacreBLEU's signatures in the caption."""
+
+    def escape(text: str) -> str:
+        return "".join(_LATEX.get(char, char) for char in escape_controls(text))
+
+    rows = [[*row[:texts], *(cell.replace("-", "−") for cell in row[texts:])] for row in rows]
+    header, *body = [" & ".join(map(escape, row)) + r" \\" for row in (titles, *rows)]
+    table = [
+        r"\begin{table}\centering  % needs \usepackage{booktabs}",
+        rf"\caption{{{escape(', '.join(signatures))}}}",
+        rf"\begin{{tabular}}{{{'l' * texts}{'r' * (len(titles) - texts)}}}",
+        *(r"\toprule", header, r"\midrule", *body, r"\bottomrule"),
+        r"\end{tabular}",
+        r"\end{table}",
+    ]
+    return "\n".join(table)
