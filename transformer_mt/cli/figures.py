@@ -18,6 +18,7 @@ from transformer_mt.cli.options import (
     values_of,
 )
 from transformer_mt.errors import ConfigError
+from transformer_mt.figures.panels import PANELS
 from transformer_mt.system.console import escape_controls
 from transformer_mt.system.extras import require_package
 from transformer_mt.system.outputs import Output, check_output, open_output
@@ -32,7 +33,7 @@ plot = typer.Typer(
     rich_markup_mode=None,
 )
 
-PanelName = StrEnum("PanelName", "loss nll bleu lr grad_norm speed")
+PanelName = StrEnum("PanelName", list(PANELS))  # type: ignore[misc]  # mypy reads no table
 FIGURE = option("FILE", "The picture; ends in .png, .svg or .pdf.", "-o", "--output", default=...)
 Axis = Literal["step", "minutes"]
 Kind = Literal["cross", "encoder", "decoder"]
@@ -74,7 +75,7 @@ def training(
 @plot.command()
 def attention(
     path: Path = CHECKPOINT,
-    sentence: str = argument("SENTENCE", "Text to translate, in quotes."),
+    sentence: str = argument("SENTENCE", "A source sentence, in quotes."),
     output: Path = FIGURE,
     kind: Kind = option(
         values_of(Kind),
@@ -82,17 +83,17 @@ def attention(
         default="cross",
     ),
     layer: int | None = option("N", "Layer, from 1. Default: the last.", min=1),
+    tgt: str | None = option("TEXT", "The translation, in quotes. Default: by greedy search."),
     heads: bool = flag("Draw each head by itself, not their mean.", "--heads"),
     raw: bool = RAW,
     quiet: bool = QUIET,
 ) -> None:
-    """Draw the attention weights of a sentence.
-
-    The sentence is translated by greedy search.
+    """Draw the attention weights of a sentence and its translation.
 
     \b
     transformer-mt plot attention checkpoints/wmt16-base "Ein Satz." -o attention.png
     transformer-mt plot attention RUN "Ein Satz." --kind encoder --layer 1 --heads -o heads.pdf
+    transformer-mt plot attention RUN "Ein Satz." --tgt "A sentence." -o given.png
     """
     checked = _check_plot(output)
     from transformer_mt.figures.attention import attention_figure, sentence_attention
@@ -102,8 +103,8 @@ def attention(
     )
 
     model = build_translation_model(find_models([path]), LoadOptions("cpu", raw=raw))
-    figure = attention_figure(sentence_attention(model, sentence), kind, layer, heads)
-    _write(figure, checked)
+    weights = sentence_attention(model, sentence, tgt)
+    _write(attention_figure(weights, kind, layer, heads), checked)
 
 
 def _check_plot(output: Path) -> Output:

@@ -17,7 +17,8 @@ from transformer_mt.config.keys import DEFAULTS, flat_values
 from transformer_mt.config.reference import format_value
 from transformer_mt.evaluation.scoring import sentence_chrf
 from transformer_mt.figures.canvas import ACCENT, FOREGROUND, GRID, render
-from transformer_mt.figures.training import PANELS, training_figure
+from transformer_mt.figures.panels import PANELS
+from transformer_mt.figures.training import training_figure
 from transformer_mt.system.manifest import read_manifest
 from transformer_mt.version import __version__
 

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -18,6 +17,7 @@ from transformer_mt.figures.canvas import (
     drawable_name,
     figure_style,
 )
+from transformer_mt.figures.panels import LOSS_UNIT, PANELS, Panel
 
 _COLORS = (ACCENT, "#d55e00", FOREGROUND, "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
@@ -28,38 +28,6 @@ _DASHES: Any = "-", (0, (4, 2))
 """Line styles of the two curves of a panel."""
 _PANEL_SIZE = 5.0, 3.1
 """Inches of a figure of one panel."""
-
-
-@dataclass(frozen=True)
-class Panel:
-    """One chart of training curves.
-
-    A curve has the kind and the name of its metric in metrics.jsonl, and a label if there are two;
-    the second is dashed.
-    """
-
-    title: str
-    unit: str
-    curves: tuple[tuple[str, str, str], ...]
-
-
-_LOSS_UNIT = "nats per target token"
-PANELS: dict[str, Panel] = {
-    "loss": Panel("Training loss, label-smoothed", _LOSS_UNIT, (("train", "loss", ""),)),
-    "nll": Panel(
-        "Loss without label smoothing (NLL)",
-        _LOSS_UNIT,
-        (("train", "nll", "training"), ("valid", "nll", "validation")),
-    ),
-    "bleu": Panel(
-        "Validation BLEU",
-        "BLEU",
-        (("valid", "bleu", "weights"), ("valid", "ema_bleu", "moving average")),
-    ),
-    "lr": Panel("Learning rate", "rate", (("train", "lr", ""),)),
-    "grad_norm": Panel("Gradient norm before clipping", "norm", (("train", "grad_norm", ""),)),
-    "speed": Panel("Speed", "target tokens per second", (("train", "tokens_per_second", ""),)),
-}
 
 
 def training_figure(
@@ -118,7 +86,7 @@ def _draw_panel(axes: Axes, panel: Panel, runs: Sequence[RunMetrics], x: str) ->
     axes.locator_params(axis="x", nbins=6, integer=x == "step")
     axes.xaxis.set_major_formatter(THOUSANDS)
     axes.yaxis.set_major_formatter(THOUSANDS)
-    if panel.unit != _LOSS_UNIT:
+    if panel.unit != LOSS_UNIT:
         axes.set_ylim(0, 1.1 * axes.dataLim.y1 or 1.0)
     if len(drawn) > 1:
         axes.legend(handles=[*drawn.values()])
