@@ -94,14 +94,14 @@ def _parse(line: str, place: str) -> dict[str, Any]:
     return {**values, "minutes": record["seconds"] / 60}
 
 
-def read_runs(paths: Sequence[Path], names: Sequence[str] | None = None) -> list[RunMetrics]:
-    """Reads the metrics of runs; without names, they get those of `run_names`.
+def read_runs(paths: Sequence[Path]) -> list[RunMetrics]:
+    """Reads the metrics of runs, with the names of `run_names`.
 
     Raises:
         CheckpointError: If one does not exist or has no metrics yet.
     """
     runs = []
-    for path, name in zip(paths, names or run_names(paths), strict=True):
+    for path, name in zip(paths, run_names(paths), strict=True):
         runs.append(RunMetrics(name, read_metrics(path)))
         if not runs[-1].records:
             raise CheckpointError(f"{path}: its {METRICS} has no complete line yet")

@@ -28,9 +28,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 plot = typer.Typer(
-    help="Draw training curves or attention.",
-    subcommand_metavar="COMMAND",
-    rich_markup_mode=None,
+    help="Draw training curves or attention.", subcommand_metavar="COMMAND", rich_markup_mode=None
 )
 
 PanelName = StrEnum("PanelName", list(PANELS))  # type: ignore[misc]  # mypy reads no table
@@ -48,9 +46,8 @@ def training(
     panel: list[PanelName] | None = option(
         f"[{'|'.join(PanelName)}]", "What to draw; may be repeated. Default: all."
     ),
-    label: list[str] | None = option(
-        "NAME", "Name of a run in the legend; repeated, one for each run, in order."
-    ),
+    mean: bool = flag("Average runs that differ in train.seed alone, with a band of SD.", "--mean"),
+    label: list[str] | None = option("NAME", "Name in the legend; once for each curve, in order."),
     title: str | None = option("TEXT", "Title of the figure."),
 ) -> None:
     """Draw the training curves of one or more runs.
@@ -61,15 +58,16 @@ def training(
     transformer-mt plot training checkpoints/wmt16-base -o curves.png
     transformer-mt plot training runs/a runs/b --x minutes -o both.pdf
     transformer-mt plot training runs/a runs/b --panel nll --label pre --label post -o nll.png
+    transformer-mt plot training runs/pre-* runs/post-* --mean -o means.png
     """
     checked = _check_plot(output)
-    if label and len(label) != len(runs):
-        raise ConfigError(f"{len(runs)} runs need as many --label; {len(label)} given")
     from transformer_mt.checkpoints.metrics import read_runs
-    from transformer_mt.figures.training import training_figure
+    from transformer_mt.figures.training import read_means, training_figure
 
-    metrics = read_runs(runs, label)
-    _write(training_figure(metrics, x, panel or (), title), checked)
+    metrics = read_means(runs) if mean else read_runs(runs)
+    if label and len(label) != len(metrics):
+        raise ConfigError(f"{len(metrics)} curves need as many --label; {len(label)} given")
+    _write(training_figure(metrics, x, panel or (), title, label or ()), checked)
 
 
 @plot.command()
@@ -97,10 +95,7 @@ def attention(
     """
     checked = _check_plot(output)
     from transformer_mt.figures.attention import attention_figure, sentence_attention
-    from transformer_mt.translation.translation_model import (
-        build_translation_model,
-        find_models,
-    )
+    from transformer_mt.translation.translation_model import build_translation_model, find_models
 
     model = build_translation_model(find_models([path]), LoadOptions("cpu", raw=raw))
     weights = sentence_attention(model, sentence, tgt)

@@ -75,12 +75,17 @@ def read_rows(paths: Sequence[Path]) -> list[list[Row]]:
     groups: dict[str, list[Row]] = {}
     for run in runs:
         row = {title: value for title, value in run.items() if title not in equal}
-        settings = [row[key] for key in _SETTINGS if key in row and key != _SEED]
-        groups.setdefault(str(settings) if _SEED in run else run["run"], []).append(row)
+        groups.setdefault(describe_settings(row) if _SEED in run else run["run"], []).append(row)
     return [
         [*group, *_statistics([row for row in group if _UNFINISHED not in row])]
         for group in groups.values()
     ]
+
+
+def describe_settings(row: Row) -> str:
+    """Gives the settings of a row, which are those in which runs differ, but for the seed."""
+    keys = (key for key in _SETTINGS if key in row and key != _SEED)
+    return ", ".join(f"{key}={_format_cell(row, key)}" for key in keys)
 
 
 def _read_run(path: Path, name: str) -> Row:
