@@ -62,7 +62,9 @@ def test_what_to_draw(untrained_run, tmp_path, call):
     call(*training, *options.split())
     shown = {"minutes of training", "Learning rate", "Training loss, label-smoothed", "both"}
     assert shown | {"one", "two"} <= texts_in(path) and "Speed" not in texts_in(path)
-    assert_one_error(call(*training, "--label", "one"), "2 runs need as many --label; 1 given")
+    assert_one_error(call(*training, "--label", "one"), "2 curves need as many --label; 1 given")
+    call(*training, "--mean")  # of a run that is named twice
+    assert "run" in texts_in(path) and "one" not in texts_in(path)
 
 
 def test_an_output_is_checked_before_anything_else(tmp_path, call):

@@ -2,16 +2,20 @@
 
 import json
 import math
+import statistics
 from pathlib import Path
 
+import numpy as np
 import pytest
-from conftest import HOSTILE_JSON, records
+from checkpoints.small_checkpoint import describe
+from conftest import HOSTILE_JSON, records, tiny_config
 from drawn import overlapping
 
 from transformer_mt.checkpoints.metrics import read_runs
-from transformer_mt.errors import CheckpointError
+from transformer_mt.checkpoints.run_description import write_description
+from transformer_mt.errors import CheckpointError, ConfigError
 from transformer_mt.figures.panels import PANELS
-from transformer_mt.figures.training import training_figure
+from transformer_mt.figures.training import read_means, training_figure
 
 
 def write_run(path: Path, steps: int = 40, bleu: bool = True, scale: float = 1.0) -> Path:
@@ -94,7 +98,10 @@ def test_chosen_panels_are_in_one_row(tmp_path):
     assert [run.name for run in read_runs(same)] == ["one/run", "two/run"]
     assert [run.name for run in read_runs(same[:1] * 2)] == ["run", "run"]
     paths = [write_run(tmp_path / name, steps) for name, steps in (("a", 20), ("b", 40))]
-    figure = training_figure(read_runs(paths, ["one", "two"]), panels=["nll"], title="both\n")
+    labels = ["one", "two"]
+    figure = training_figure(read_runs(paths), panels=["nll"], title="both\n", labels=labels)
+    [legend] = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == labels
     assert [axes.get_title() for axes in figure.axes] == [PANELS["nll"].title]
     assert figure.axes[0].get_xlim() == (0.0, 1.02 * 400)
     assert len(figure.axes[0].lines) == 4 and figure.get_suptitle() == "both"
@@ -102,6 +109,61 @@ def test_chosen_panels_are_in_one_row(tmp_path):
     two = training_figure(read_runs(paths), panels=["speed", "loss"])
     assert [axes.get_title() for axes in two.axes] == [PANELS["speed"].title, PANELS["loss"].title]
     assert two.get_suptitle() == "" and two.get_size_inches().tolist() == pytest.approx([10.0, 3.3])
+
+
+def write_described_run(path: Path, corpus_dir: Path, scale: float, steps: int, **keys) -> Path:
+    write_description(
+        write_run(path, steps, scale=scale), describe(tiny_config(corpus_dir, **keys))
+    )
+    return path
+
+
+@pytest.mark.parametrize("x", ["step", "minutes"])
+def test_a_mean_is_over_seeds(tmp_path, corpus_dir, x):
+    """At the steps that all runs have; a band is the sample deviation; a single run stays.
+
+    Sabotage: divide by n, pool settings, or take the steps of the first run.
+    """
+    runs = [
+        write_described_run(tmp_path / f"{norm}-{seed}", corpus_dir, scale, steps, **keys)
+        for norm, seed, scale, steps in (
+            ("pre", 1, 1.0, 40), ("pre", 2, 2.0, 20), ("pre", 3, 6.0, 30), ("post", 1, 1.0, 10)
+        )
+        for keys in [{"model__norm": norm, "train__seed": seed}]
+    ]  # fmt: skip
+    mean, single = read_means(runs)
+    assert [mean.name, single.name] == ["model.norm=pre: mean ± SD of 3", "post-1"]
+    figure = training_figure([mean, single], x)
+    axes = figure.axes[list(PANELS).index("nll")]
+    line, _, valid, _ = axes.lines
+    at = np.arange(1, 21) * (10 if x == "step" else 0.1)
+    np.testing.assert_allclose(line.get_xydata(), np.stack((at, 2.7 * np.arange(1, 21)), 1))
+    np.testing.assert_allclose(valid.get_xdata(), at[4::5])
+    band, _ = axes.collections
+    edges = {tuple(point) for point in band.get_paths()[0].vertices.round(6)}
+    deviation = 0.9 * statistics.stdev([1, 2, 6])
+    for i, place in enumerate(at, 1):
+        for sign in (-1, 1):
+            assert (round(place, 6), round(2.7 * i + sign * deviation * i, 6)) in edges
+    loss = figure.axes[0].lines[0].get_ydata()
+    assert np.isnan(loss).tolist() == [i == 7 for i in range(1, 21)]
+    assert not overlapping(figure)
+    assert [each.name for each in read_means(runs[:3])] == ["all runs: mean ± SD of 3"]
+
+
+def test_runs_without_a_seed_of_their_own_have_no_mean(tmp_path, corpus_dir):
+    """They are copies, or have no run.json. Sabotage: average them."""
+    first, copy, other = (
+        write_described_run(tmp_path / name, corpus_dir, 1.0, 10, train__seed=seed)
+        for name, seed in (("a", 1), ("b", 1), ("c", 2))
+    )
+    for _ in range(2):
+        with pytest.raises(
+            ConfigError, match="^a, .*: a mean needs another train.seed"
+        ):
+            read_means([first, copy, other])
+        (copy / "run.json").unlink(missing_ok=True)
+    assert [each.name for each in read_means([copy, copy])] == ["b"]
 
 
 def test_what_is_missing_is_said(tmp_path):
