@@ -98,10 +98,7 @@ def test_chosen_panels_are_in_one_row(tmp_path):
     assert [run.name for run in read_runs(same)] == ["one/run", "two/run"]
     assert [run.name for run in read_runs(same[:1] * 2)] == ["run", "run"]
     paths = [write_run(tmp_path / name, steps) for name, steps in (("a", 20), ("b", 40))]
-    labels = ["one", "two"]
-    figure = training_figure(read_runs(paths), panels=["nll"], title="both\n", labels=labels)
-    [legend] = figure.legends
-    assert [text.get_text() for text in legend.get_texts()] == labels
+    figure = training_figure(read_runs(paths), panels=["nll"], title="both\n")
     assert [axes.get_title() for axes in figure.axes] == [PANELS["nll"].title]
     assert figure.axes[0].get_xlim() == (0.0, 1.02 * 400)
     assert len(figure.axes[0].lines) == 4 and figure.get_suptitle() == "both"
@@ -111,59 +108,50 @@ def test_chosen_panels_are_in_one_row(tmp_path):
     assert two.get_suptitle() == "" and two.get_size_inches().tolist() == pytest.approx([10.0, 3.3])
 
 
-def write_described_run(path: Path, corpus_dir: Path, scale: float, steps: int, **keys) -> Path:
-    write_description(
-        write_run(path, steps, scale=scale), describe(tiny_config(corpus_dir, **keys))
-    )
+def write_described_run(path: Path, corpus_dir: Path, steps: int, scale: float, **keys) -> Path:
+    config = tiny_config(corpus_dir, **keys)
+    write_description(write_run(path, steps, scale=scale), describe(config))
     return path
 
 
-@pytest.mark.parametrize("x", ["step", "minutes"])
-def test_a_mean_is_over_seeds(tmp_path, corpus_dir, x):
-    """At the steps that all runs have; a band is the sample deviation; a single run stays.
+@pytest.mark.parametrize(("x", "unit"), [("step", 10), ("minutes", 0.1)])
+def test_a_mean_is_over_seeds(tmp_path, corpus_dir, x, unit):
+    """At the steps that all runs have; the band is the sample deviation; a single run stays.
 
     Sabotage: divide by n, pool settings, or take the steps of the first run.
     """
-    runs = [
-        write_described_run(tmp_path / f"{norm}-{seed}", corpus_dir, scale, steps, **keys)
-        for norm, seed, scale, steps in (
-            ("pre", 1, 1.0, 40), ("pre", 2, 2.0, 20), ("pre", 3, 6.0, 30), ("post", 1, 1.0, 10)
-        )
-        for keys in [{"model__norm": norm, "train__seed": seed}]
-    ]  # fmt: skip
-    mean, single = read_means(runs)
-    assert [mean.name, single.name] == ["model.norm=pre: mean ± SD of 3", "post-1"]
-    figure = training_figure([mean, single], x)
-    axes = figure.axes[list(PANELS).index("nll")]
-    line, _, valid, _ = axes.lines
-    at = np.arange(1, 21) * (10 if x == "step" else 0.1)
-    np.testing.assert_allclose(line.get_xydata(), np.stack((at, 2.7 * np.arange(1, 21)), 1))
-    np.testing.assert_allclose(valid.get_xdata(), at[4::5])
+    paths = [
+        write_described_run(tmp_path / f"{i}", corpus_dir, 50 - 10 * i, i**2, train__seed=i)
+        for i in (1, 2, 3)
+    ]
+    assert [each.name for each in read_means(paths)] == ["all runs: mean ± SD of 3"]
+    paths.append(write_described_run(tmp_path / "post", corpus_dir, 10, 1.0, model__norm="post"))
+    runs = read_means(paths)
+    assert [run.name for run in runs] == ["model.norm=pre: mean ± SD of 3", "post"]
+    figure = training_figure(runs, x)
+    axes, at = figure.axes[list(PANELS).index("nll")], np.arange(1, 21)
+    means, deviations = 0.9 * 14 / 3 * at, 0.9 * statistics.stdev([1, 4, 9]) * at
+    np.testing.assert_allclose(axes.lines[0].get_xydata(), np.stack((at * unit, means), 1))
+    np.testing.assert_allclose(axes.lines[2].get_xdata(), at[4::5] * unit)  # of validation
     band, _ = axes.collections
-    edges = {tuple(point) for point in band.get_paths()[0].vertices.round(6)}
-    deviation = 0.9 * statistics.stdev([1, 2, 6])
-    for i, place in enumerate(at, 1):
-        for sign in (-1, 1):
-            assert (round(place, 6), round(2.7 * i + sign * deviation * i, 6)) in edges
-    loss = figure.axes[0].lines[0].get_ydata()
-    assert np.isnan(loss).tolist() == [i == 7 for i in range(1, 21)]
+    low, high = (np.stack((at * unit, means + s * deviations), 1).round(6) for s in (-1, 1))
+    edges = set(map(tuple, band.get_paths()[0].vertices.round(6)))
+    assert {*map(tuple, low), *map(tuple, high)} <= edges
+    assert np.isnan(figure.axes[0].lines[0].get_ydata()).tolist() == [i == 7 for i in at]
     assert not overlapping(figure)
-    assert [each.name for each in read_means(runs[:3])] == ["all runs: mean ± SD of 3"]
 
 
 def test_runs_without_a_seed_of_their_own_have_no_mean(tmp_path, corpus_dir):
     """They are copies, or have no run.json. Sabotage: average them."""
-    first, copy, other = (
-        write_described_run(tmp_path / name, corpus_dir, 1.0, 10, train__seed=seed)
+    runs = [
+        write_described_run(tmp_path / name, corpus_dir, 10, 1.0, train__seed=seed)
         for name, seed in (("a", 1), ("b", 1), ("c", 2))
-    )
+    ]
     for _ in range(2):
-        with pytest.raises(
-            ConfigError, match="^a, .*: a mean needs another train.seed"
-        ):
-            read_means([first, copy, other])
-        (copy / "run.json").unlink(missing_ok=True)
-    assert [each.name for each in read_means([copy, copy])] == ["b"]
+        with pytest.raises(ConfigError, match="^a, .*: a mean needs another train.seed"):
+            read_means(runs)
+        (runs[1] / "run.json").unlink(missing_ok=True)
+    assert [each.name for each in read_means(runs[1:2] * 2)] == ["b"]
 
 
 def test_what_is_missing_is_said(tmp_path):

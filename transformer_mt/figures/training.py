@@ -56,17 +56,16 @@ def read_means(paths: Sequence[Path]) -> list[RunMetrics]:
         if 1 < len(seeds) != len(set(seeds.values()) - {None}):
             raise ConfigError(f"{', '.join(seeds)}: a mean needs another train.seed for each run")
         name = f"{settings or 'all runs'}: mean ± SD of {len(seeds)}"
-        means.append(_average(name, [runs[each] for each in seeds]))
+        same = [runs[each] for each in seeds]
+        means.append(_average(name, same) if len(same) > 1 else same[0])
     return means
 
 
 def _average(name: str, runs: Sequence[RunMetrics]) -> RunMetrics:
     """Averages the records at the steps that all runs have, with sample standard deviations.
 
-    Neither is finite where a run's value is not. A single run stays as it is.
+    Neither is finite where a run's value is not.
     """
-    if len(runs) == 1:
-        return runs[0]
     by_step = [{(record["kind"], record["step"]): record for record in run.records} for run in runs]
     records = []
     for place, first in by_step[0].items():
