@@ -11,10 +11,9 @@ from checkpoints.small_checkpoint import describe
 from conftest import HOSTILE_JSON, records, tiny_config
 from drawn import overlapping
 
-from transformer_mt.checkpoints.metrics import read_runs
+from transformer_mt.checkpoints.metrics import PANELS, read_runs
 from transformer_mt.checkpoints.run_description import write_description
 from transformer_mt.errors import CheckpointError, ConfigError
-from transformer_mt.figures.panels import PANELS
 from transformer_mt.figures.training import read_means, training_figure
 
 

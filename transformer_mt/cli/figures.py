@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Literal
 
 import typer
 
+from transformer_mt.checkpoints.metrics import PANELS, read_runs
 from transformer_mt.cli.options import (
     CHECKPOINT,
     QUIET,
@@ -18,7 +19,6 @@ from transformer_mt.cli.options import (
     values_of,
 )
 from transformer_mt.errors import ConfigError
-from transformer_mt.figures.panels import PANELS
 from transformer_mt.system.console import escape_controls
 from transformer_mt.system.extras import require_package
 from transformer_mt.system.outputs import Output, check_output, open_output
@@ -61,7 +61,6 @@ def training(
     transformer-mt plot training runs/pre-* runs/post-* --mean -o means.png
     """
     checked = _check_plot(output)
-    from transformer_mt.checkpoints.metrics import read_runs
     from transformer_mt.figures.training import read_means, training_figure
 
     metrics = read_means(runs) if mean else read_runs(runs)

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from transformer_mt.checkpoints.metrics import RunMetrics, read_runs
+from transformer_mt.checkpoints.metrics import LOSS_UNIT, PANELS, Panel, RunMetrics, read_runs
 from transformer_mt.errors import ConfigError
 from transformer_mt.evaluation.run_comparison import describe_settings, read_rows
 from transformer_mt.figures.canvas import (
@@ -22,7 +22,6 @@ from transformer_mt.figures.canvas import (
     drawable_name,
     figure_style,
 )
-from transformer_mt.figures.panels import LOSS_UNIT, PANELS, Panel
 
 _COLORS = (ACCENT, "#d55e00", FOREGROUND, "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
