@@ -1,9 +1,11 @@
 """What the guides say: the tutorial's commands, the model page, code for Python, the reference."""
 
+import os
 import re
 import runpy
 import shlex
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -74,6 +76,43 @@ def test_its_pictures_are_there():
         assert pictures
         for picture in pictures:
             assert (page.parent / picture).stat().st_size < 200_000
+
+
+TINY = (
+    "model.d_model=16 model.d_ff=16 model.encoder_layers=1 model.decoder_layers=1 vocab.size=400"
+    " data.valid=validation[:40] data.test=test[:40] valid.every=10 train.save_every=10"
+    " train.max_steps=10"  # the last one counts
+).split()
+"""A run of a few seconds."""
+
+
+@pytest.mark.slow
+def test_from_runs_to_a_table(tmp_path):
+    """The commands of the page on experiments, with tiny runs on the sample text."""
+    for name in ("data", "configs"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    page = (ROOT / "docs" / "experiments.md").read_text("utf-8")
+    commands = "".join(re.findall(r"```bash\n(.*?)```", page, re.DOTALL))
+    script = f"""
+        set -eu
+        transformer-mt() {{
+            if [ "$1" = train ]; then set -- "$@" {" ".join(f"--set {key}" for key in TINY)}; fi
+            {shlex.quote(sys.executable)} -m transformer_mt "$@"
+        }}
+        {commands.replace("configs/multi30k", "configs/sample")}"""
+    done = subprocess.run(
+        ["bash", "-c", script],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    assert (tmp_path / "nll.png").exists()
+    assert re.search("^0.0 .*split test.*: chrF2", done.stdout, re.MULTILINE)  # the paired test
+    table = (tmp_path / "table.tex").read_text("utf-8")
+    assert re.findall(r"^(0\..) &.*\\\\$", table, re.MULTILINE) == ["0.0", "0.1"]
+    assert "BLEU" in table and "nrefs:1" in table
 
 
 def test_training_from_python(corpus_dir, tmp_path, monkeypatch, capfd):

@@ -94,6 +94,7 @@ def test_what_cannot_be_drawn(untrained_run):
             attention_figure(fake_attention(SRC, TGT), **choice)
     model = transformer_mt.load(untrained_run)
     too_long = "é" * (MAX_PIECES // 2)
-    for sentence in ("  ", too_long):
-        with pytest.raises(DataError, match=f"a sentence must have 1 to {MAX_PIECES} pieces"):
-            sentence_attention(model, sentence)
+    for text in ("  ", too_long):
+        for name, pair in (("source", (text,)), ("translation", ("ab", text))):
+            with pytest.raises(DataError, match=f"a {name} must have 1 to {MAX_PIECES} pieces"):
+                sentence_attention(model, *pair)

@@ -45,7 +45,7 @@ def test_every_command_writes_its_file(untrained_run, tmp_path, monkeypatch, cal
 
 
 def test_what_to_draw(untrained_run, tmp_path, call):
-    """Kind, layer and heads; panels, x axis, names and title. Sabotage: ignore an option."""
+    """Kind, layer, heads, translation; panels, x axis, names, title. Sabotage: ignore an option."""
     path, run = tmp_path / "x.svg", write_run(tmp_path / "run")
     attention = "plot", "attention", untrained_run, "ab cd", "-o", path
     assert_one_error(call(*attention, "--layer", 2), "layer 2: choose 1 to 1")
@@ -53,6 +53,8 @@ def test_what_to_draw(untrained_run, tmp_path, call):
     assert {"Cross-attention, layer 1 of 1, mean of 4 heads", "ab cd"} <= texts_in(path)
     call(*attention, "--kind", "encoder", "--layer", 1, "--heads")
     assert {"Encoder self-attention, layer 1 of 1, each head", "head 4"} <= texts_in(path)
+    call(*attention, "--tgt", "\u1234")
+    assert {"&lt;0xE1&gt;", "&lt;0x88&gt;", "&lt;0xB4&gt;"} <= texts_in(path)  # in UTF-8
     training = "plot", "training", run, run, "-o", path
     call(*training)
     assert {"step", "run", "Speed", "Validation BLEU"} <= texts_in(path)
@@ -60,7 +62,9 @@ def test_what_to_draw(untrained_run, tmp_path, call):
     call(*training, *options.split())
     shown = {"minutes of training", "Learning rate", "Training loss, label-smoothed", "both"}
     assert shown | {"one", "two"} <= texts_in(path) and "Speed" not in texts_in(path)
-    assert_one_error(call(*training, "--label", "one"), "2 runs need as many --label; 1 given")
+    assert_one_error(call(*training, "--label", "one"), "2 curves need as many --label; 1 given")
+    call(*training, "--mean")  # of a run that is named twice
+    assert "run" in texts_in(path) and "one" not in texts_in(path)
 
 
 def test_an_output_is_checked_before_anything_else(tmp_path, call):

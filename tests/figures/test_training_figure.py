@@ -2,16 +2,19 @@
 
 import json
 import math
+import statistics
 from pathlib import Path
 
+import numpy as np
 import pytest
-from conftest import HOSTILE_JSON, records
+from checkpoints.small_checkpoint import describe
+from conftest import HOSTILE_JSON, records, tiny_config
 from drawn import overlapping
 
-from transformer_mt.checkpoints.metrics import read_runs
-from transformer_mt.cli.figures import PanelName
-from transformer_mt.errors import CheckpointError
-from transformer_mt.figures.training import PANELS, training_figure
+from transformer_mt.checkpoints.metrics import PANELS, read_runs
+from transformer_mt.checkpoints.run_description import write_description
+from transformer_mt.errors import CheckpointError, ConfigError
+from transformer_mt.figures.training import read_means, training_figure
 
 
 def write_run(path: Path, steps: int = 40, bleu: bool = True, scale: float = 1.0) -> Path:
@@ -94,14 +97,60 @@ def test_chosen_panels_are_in_one_row(tmp_path):
     assert [run.name for run in read_runs(same)] == ["one/run", "two/run"]
     assert [run.name for run in read_runs(same[:1] * 2)] == ["run", "run"]
     paths = [write_run(tmp_path / name, steps) for name, steps in (("a", 20), ("b", 40))]
-    figure = training_figure(read_runs(paths, ["one", "two"]), panels=["nll"], title="both\n")
+    figure = training_figure(read_runs(paths), panels=["nll"], title="both\n")
     assert [axes.get_title() for axes in figure.axes] == [PANELS["nll"].title]
     assert figure.axes[0].get_xlim() == (0.0, 1.02 * 400)
     assert len(figure.axes[0].lines) == 4 and figure.get_suptitle() == "both"
-    assert not overlapping(figure) and list(PanelName) == list(PANELS)
+    assert not overlapping(figure)
     two = training_figure(read_runs(paths), panels=["speed", "loss"])
     assert [axes.get_title() for axes in two.axes] == [PANELS["speed"].title, PANELS["loss"].title]
     assert two.get_suptitle() == "" and two.get_size_inches().tolist() == pytest.approx([10.0, 3.3])
+
+
+def write_described_run(path: Path, corpus_dir: Path, steps: int, scale: float, **keys) -> Path:
+    config = tiny_config(corpus_dir, **keys)
+    write_description(write_run(path, steps, scale=scale), describe(config))
+    return path
+
+
+@pytest.mark.parametrize(("x", "unit"), [("step", 10), ("minutes", 0.1)])
+def test_a_mean_is_over_seeds(tmp_path, corpus_dir, x, unit):
+    """At the steps that all runs have; the band is the sample deviation; a single run stays.
+
+    Sabotage: divide by n, pool settings, or take the steps of the first run.
+    """
+    paths = [
+        write_described_run(tmp_path / f"{i}", corpus_dir, 50 - 10 * i, i**2, train__seed=i)
+        for i in (1, 2, 3)
+    ]
+    assert [each.name for each in read_means(paths)] == ["all runs: mean ± SD of 3"]
+    paths.append(write_described_run(tmp_path / "post", corpus_dir, 10, 1.0, model__norm="post"))
+    runs = read_means(paths)
+    assert [run.name for run in runs] == ["model.norm=pre: mean ± SD of 3", "post"]
+    figure = training_figure(runs, x)
+    axes, at = figure.axes[list(PANELS).index("nll")], np.arange(1, 21)
+    means, deviations = 0.9 * 14 / 3 * at, 0.9 * statistics.stdev([1, 4, 9]) * at
+    np.testing.assert_allclose(axes.lines[0].get_xydata(), np.stack((at * unit, means), 1))
+    np.testing.assert_allclose(axes.lines[2].get_xdata(), at[4::5] * unit)  # of validation
+    band, _ = axes.collections
+    low, high = (np.stack((at * unit, means + s * deviations), 1).round(6) for s in (-1, 1))
+    edges = set(map(tuple, band.get_paths()[0].vertices.round(6)))
+    assert {*map(tuple, low), *map(tuple, high)} <= edges
+    assert np.isnan(figure.axes[0].lines[0].get_ydata()).tolist() == [i == 7 for i in at]
+    assert not overlapping(figure)
+
+
+def test_runs_without_a_seed_of_their_own_have_no_mean(tmp_path, corpus_dir):
+    """They are copies, or have no run.json. Sabotage: average them."""
+    runs = [
+        write_described_run(tmp_path / name, corpus_dir, 10, 1.0, train__seed=seed)
+        for name, seed in (("a", 1), ("b", 1), ("c", 2))
+    ]
+    for _ in range(2):
+        with pytest.raises(ConfigError, match="^a, .*: a mean needs another train.seed"):
+            read_means(runs)
+        (runs[1] / "run.json").unlink(missing_ok=True)
+    assert [each.name for each in read_means(runs[1:2] * 2)] == ["b"]
 
 
 def test_what_is_missing_is_said(tmp_path):

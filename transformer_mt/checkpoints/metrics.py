@@ -1,4 +1,7 @@
-"""metrics.jsonl: the records that training has written, for curves and for programs."""
+"""metrics.jsonl: the records that training has written, for curves and for programs.
+
+PANELS has the charts that show them.
+"""
 
 import math
 from collections.abc import Sequence
@@ -11,6 +14,38 @@ from pydantic import BaseModel, ConfigDict, NonNegativeFloat, NonNegativeInt
 from transformer_mt.checkpoints.layout import METRICS, not_a_run
 from transformer_mt.errors import CheckpointError
 from transformer_mt.system.files import parse_json
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One chart of training curves; here, since the command line names them without Matplotlib.
+
+    A curve has the kind and the name of its metric in metrics.jsonl, and a label if there are two;
+    the second is dashed.
+    """
+
+    title: str
+    unit: str
+    curves: tuple[tuple[str, str, str], ...]
+
+
+LOSS_UNIT = "nats per target token"
+PANELS: dict[str, Panel] = {
+    "loss": Panel("Training loss, label-smoothed", LOSS_UNIT, (("train", "loss", ""),)),
+    "nll": Panel(
+        "Loss without label smoothing (NLL)",
+        LOSS_UNIT,
+        (("train", "nll", "training"), ("valid", "nll", "validation")),
+    ),
+    "bleu": Panel(
+        "Validation BLEU",
+        "BLEU",
+        (("valid", "bleu", "weights"), ("valid", "ema_bleu", "moving average")),
+    ),
+    "lr": Panel("Learning rate", "rate", (("train", "lr", ""),)),
+    "grad_norm": Panel("Gradient norm before clipping", "norm", (("train", "grad_norm", ""),)),
+    "speed": Panel("Speed", "target tokens per second", (("train", "tokens_per_second", ""),)),
+}
 
 
 @dataclass(frozen=True)
@@ -94,14 +129,14 @@ def _parse(line: str, place: str) -> dict[str, Any]:
     return {**values, "minutes": record["seconds"] / 60}
 
 
-def read_runs(paths: Sequence[Path], names: Sequence[str] | None = None) -> list[RunMetrics]:
-    """Reads the metrics of runs; without names, they get those of `run_names`.
+def read_runs(paths: Sequence[Path]) -> list[RunMetrics]:
+    """Reads the metrics of runs, with the names of `run_names`.
 
     Raises:
         CheckpointError: If one does not exist or has no metrics yet.
     """
     runs = []
-    for path, name in zip(paths, names or run_names(paths), strict=True):
+    for path, name in zip(paths, run_names(paths), strict=True):
         runs.append(RunMetrics(name, read_metrics(path)))
         if not runs[-1].records:
             raise CheckpointError(f"{path}: its {METRICS} has no complete line yet")

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Literal
 
 import typer
 
+from transformer_mt.checkpoints.metrics import PANELS, read_runs
 from transformer_mt.cli.options import (
     CHECKPOINT,
     QUIET,
@@ -27,12 +28,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 plot = typer.Typer(
-    help="Draw training curves or attention.",
-    subcommand_metavar="COMMAND",
-    rich_markup_mode=None,
+    help="Draw training curves or attention.", subcommand_metavar="COMMAND", rich_markup_mode=None
 )
 
-PanelName = StrEnum("PanelName", "loss nll bleu lr grad_norm speed")
+PanelName = StrEnum("PanelName", list(PANELS))  # type: ignore[misc]  # mypy reads no table
 FIGURE = option("FILE", "The picture; ends in .png, .svg or .pdf.", "-o", "--output", default=...)
 Axis = Literal["step", "minutes"]
 Kind = Literal["cross", "encoder", "decoder"]
@@ -47,9 +46,8 @@ def training(
     panel: list[PanelName] | None = option(
         f"[{'|'.join(PanelName)}]", "What to draw; may be repeated. Default: all."
     ),
-    label: list[str] | None = option(
-        "NAME", "Name of a run in the legend; repeated, one for each run, in order."
-    ),
+    mean: bool = flag("Average runs that differ in train.seed alone, with a band of SD.", "--mean"),
+    label: list[str] | None = option("NAME", "Name in the legend; once for each curve, in order."),
     title: str | None = option("TEXT", "Title of the figure."),
 ) -> None:
     """Draw the training curves of one or more runs.
@@ -60,21 +58,21 @@ def training(
     transformer-mt plot training checkpoints/wmt16-base -o curves.png
     transformer-mt plot training runs/a runs/b --x minutes -o both.pdf
     transformer-mt plot training runs/a runs/b --panel nll --label pre --label post -o nll.png
+    transformer-mt plot training runs/pre-* runs/post-* --mean -o means.png
     """
     checked = _check_plot(output)
-    if label and len(label) != len(runs):
-        raise ConfigError(f"{len(runs)} runs need as many --label; {len(label)} given")
-    from transformer_mt.checkpoints.metrics import read_runs
-    from transformer_mt.figures.training import training_figure
+    from transformer_mt.figures.training import read_means, training_figure
 
-    metrics = read_runs(runs, label)
-    _write(training_figure(metrics, x, panel or (), title), checked)
+    metrics = read_means(runs) if mean else read_runs(runs)
+    if label and len(label) != len(metrics):
+        raise ConfigError(f"{len(metrics)} curves need as many --label; {len(label)} given")
+    _write(training_figure(metrics, x, panel or (), title, label or ()), checked)
 
 
 @plot.command()
 def attention(
     path: Path = CHECKPOINT,
-    sentence: str = argument("SENTENCE", "Text to translate, in quotes."),
+    sentence: str = argument("SENTENCE", "A source sentence, in quotes."),
     output: Path = FIGURE,
     kind: Kind = option(
         values_of(Kind),
@@ -82,28 +80,25 @@ def attention(
         default="cross",
     ),
     layer: int | None = option("N", "Layer, from 1. Default: the last.", min=1),
+    tgt: str | None = option("TEXT", "The translation, in quotes. Default: by greedy search."),
     heads: bool = flag("Draw each head by itself, not their mean.", "--heads"),
     raw: bool = RAW,
     quiet: bool = QUIET,
 ) -> None:
-    """Draw the attention weights of a sentence.
-
-    The sentence is translated by greedy search.
+    """Draw the attention weights of a sentence and its translation.
 
     \b
     transformer-mt plot attention checkpoints/wmt16-base "Ein Satz." -o attention.png
     transformer-mt plot attention RUN "Ein Satz." --kind encoder --layer 1 --heads -o heads.pdf
+    transformer-mt plot attention RUN "Ein Satz." --tgt "A sentence." -o given.png
     """
     checked = _check_plot(output)
     from transformer_mt.figures.attention import attention_figure, sentence_attention
-    from transformer_mt.translation.translation_model import (
-        build_translation_model,
-        find_models,
-    )
+    from transformer_mt.translation.translation_model import build_translation_model, find_models
 
     model = build_translation_model(find_models([path]), LoadOptions("cpu", raw=raw))
-    figure = attention_figure(sentence_attention(model, sentence), kind, layer, heads)
-    _write(figure, checked)
+    weights = sentence_attention(model, sentence, tgt)
+    _write(attention_figure(weights, kind, layer, heads), checked)
 
 
 def _check_plot(output: Path) -> Output:

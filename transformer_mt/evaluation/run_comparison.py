@@ -93,6 +93,11 @@ def read_rows(
     return list(groups.values())
 
 
+def describe_settings(row: Row) -> str:
+    """Gives the settings of a row, which are those in which runs differ, but for the seed."""
+    return ", ".join(f"{key}={_format_cell(row, key)}" for key in _settings(row))
+
+
 def _settings(row: Row) -> Row:
     return {key: row[key] for key in _SETTINGS if key in row and key != _SEED}
 

@@ -40,16 +40,17 @@ _AXES = {
 """Labels of the horizontal and the vertical axis."""
 
 
-def sentence_attention(model: TranslationModel, sentence: str) -> PairAttention:
-    """Computes the attention of a sentence and its greedy translation.
+def sentence_attention(model: TranslationModel, src: str, tgt: str | None = None) -> PairAttention:
+    """Computes the attention of a sentence and its translation, by default the greedy one.
 
     Raises:
-        DataError: If the sentence is empty, or too long to draw.
+        DataError: If one of the two is empty, or too long to draw.
     """
-    [src_ids] = model.vocab.src.encode([sentence])
-    if not 1 <= len(src_ids) <= MAX_PIECES:
-        raise DataError(f"to be drawn, a sentence must have 1 to {MAX_PIECES} pieces")
-    return model.attention(sentence)
+    texts = ("source", model.vocab.src, src), ("translation", model.vocab.tgt, tgt)
+    for name, vocab, text in texts:
+        if text is not None and not 1 <= len(vocab.encode([text])[0]) <= MAX_PIECES:
+            raise DataError(f"to be drawn, a {name} must have 1 to {MAX_PIECES} pieces")
+    return model.attention(src, tgt)
 
 
 def attention_figure(

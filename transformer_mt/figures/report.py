@@ -11,13 +11,14 @@ from markupsafe import Markup
 from matplotlib.figure import Figure
 
 from transformer_mt.checkpoints.evaluations import VALIDATION, EvaluationRecord, read_evaluations
+from transformer_mt.checkpoints.metrics import PANELS
 from transformer_mt.checkpoints.run_directory import read_run
 from transformer_mt.config.changes import without_folder
 from transformer_mt.config.keys import DEFAULTS, flat_values
 from transformer_mt.config.reference import format_value
 from transformer_mt.evaluation.scoring import sentence_chrf
 from transformer_mt.figures.canvas import ACCENT, FOREGROUND, GRID, render
-from transformer_mt.figures.training import PANELS, training_figure
+from transformer_mt.figures.training import training_figure
 from transformer_mt.system.manifest import read_manifest
 from transformer_mt.version import __version__
 

@@ -1,15 +1,19 @@
-"""Training curves, from metrics.jsonl: loss, BLEU, learning rate and speed."""
+"""Training curves, from metrics.jsonl: loss, BLEU, learning rate and speed, of runs or means."""
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from transformer_mt.checkpoints.metrics import RunMetrics
+from transformer_mt.checkpoints.metrics import LOSS_UNIT, PANELS, Panel, RunMetrics, read_runs
+from transformer_mt.errors import ConfigError
+from transformer_mt.evaluation.run_comparison import describe_settings, read_rows
 from transformer_mt.figures.canvas import (
     ACCENT,
     FOREGROUND,
@@ -28,38 +32,49 @@ _DASHES: Any = "-", (0, (4, 2))
 """Line styles of the two curves of a panel."""
 _PANEL_SIZE = 5.0, 3.1
 """Inches of a figure of one panel."""
+_DEVIATION = "_std_dev"
+"""Suffix of a metric: its standard deviation over several runs."""
 
 
-@dataclass(frozen=True)
-class Panel:
-    """One chart of training curves.
+def read_means(paths: Sequence[Path]) -> list[RunMetrics]:
+    """Reads the metrics of runs, and averages those of runs that differ in train.seed alone.
 
-    A curve has the kind and the name of its metric in metrics.jsonl, and a label if there are two;
-    the second is dashed.
+    A mean is named by the settings that its runs share and others do not.
+
+    Raises:
+        CheckpointError: If a run does not exist or has no metrics yet.
+        ConfigError: If runs of a mean do not differ in their seeds.
     """
+    runs = {run.name: run for run in read_runs(paths)}
+    groups: dict[str, dict[str, object]] = {}  # seeds by run, by settings
+    for row in chain(*read_rows(paths)):
+        if row["run"] in runs:
+            groups.setdefault(describe_settings(row), {})[row["run"]] = row.get("train.seed")
+    means = []
+    for settings, seeds in groups.items():
+        if 1 < len(seeds) != len(set(seeds.values()) - {None}):
+            raise ConfigError(f"{', '.join(seeds)}: a mean needs another train.seed for each run")
+        name = f"{settings or 'all runs'}: mean ± SD of {len(seeds)}"
+        same = [runs[each] for each in seeds]
+        means.append(_average(name, same) if len(same) > 1 else same[0])
+    return means
 
-    title: str
-    unit: str
-    curves: tuple[tuple[str, str, str], ...]
 
+def _average(name: str, runs: Sequence[RunMetrics]) -> RunMetrics:
+    """Averages the records at the steps that all runs have, with sample standard deviations.
 
-_LOSS_UNIT = "nats per target token"
-PANELS: dict[str, Panel] = {
-    "loss": Panel("Training loss, label-smoothed", _LOSS_UNIT, (("train", "loss", ""),)),
-    "nll": Panel(
-        "Loss without label smoothing (NLL)",
-        _LOSS_UNIT,
-        (("train", "nll", "training"), ("valid", "nll", "validation")),
-    ),
-    "bleu": Panel(
-        "Validation BLEU",
-        "BLEU",
-        (("valid", "bleu", "weights"), ("valid", "ema_bleu", "moving average")),
-    ),
-    "lr": Panel("Learning rate", "rate", (("train", "lr", ""),)),
-    "grad_norm": Panel("Gradient norm before clipping", "norm", (("train", "grad_norm", ""),)),
-    "speed": Panel("Speed", "target tokens per second", (("train", "tokens_per_second", ""),)),
-}
+    Neither is finite where a run's value is not.
+    """
+    by_step = [{(record["kind"], record["step"]): record for record in run.records} for run in runs]
+    records = []
+    for place, first in by_step[0].items():
+        if all(place in run for run in by_step):
+            mean = dict(first)
+            for key in first.keys() - {"kind"}:
+                values = [run[place].get(key, math.nan) for run in by_step]
+                mean[key], mean[key + _DEVIATION] = np.mean(values), np.std(values, ddof=1)
+            records.append(mean)
+    return RunMetrics(name, records)
 
 
 def training_figure(
@@ -67,13 +82,15 @@ def training_figure(
     x: str = "step",
     panels: Sequence[str] = (),
     title: str | None = None,
+    labels: Sequence[str] = (),
 ) -> Figure:
     """Draws the curves of runs over `step` or `minutes`, with a legend if there are several.
 
-    Draws all panels in two rows, or the named ones in one row. If `title` is None, a figure of one
-    run has its name.
+    Draws all panels in two rows, or the named ones in one row. Around a mean is a band of its
+    standard deviation. If `title` is None, a figure of one run has its name. Without labels, runs
+    have their names.
     """
-    names = [drawable_name(run.name) for run in runs]
+    names = [drawable_name(name) for name in labels or (run.name for run in runs)]
     columns = 3 if max(map(len, names)) < 30 else 2
     width, height, rows = 13.0, 6.4, 2
     if panels:
@@ -106,7 +123,10 @@ def _draw_panel(axes: Axes, panel: Panel, runs: Sequence[RunMetrics], x: str) ->
                 if len(runs) > 1 and count > 1:
                     # At different positions for each run, so that equal curves do not hide them.
                     marks = number / len(runs) / _MARKS, 1 / _MARKS
-                axes.plot(positions, values, markevery=marks, **_look(number, curve))
+                [line] = axes.plot(positions, values, markevery=marks, **_look(number, curve))
+                if deviations := run.series(kind, key + _DEVIATION, x)[1]:
+                    low, high = np.subtract(values, deviations), np.add(values, deviations)
+                    axes.fill_between(positions, low, high, color=line.get_color(), alpha=0.2, lw=0)
                 dashes = _DASHES[curve]
                 drawn[label] = Line2D([], [], color=FOREGROUND, linestyle=dashes, label=label)
     if not drawn:
@@ -118,7 +138,7 @@ def _draw_panel(axes: Axes, panel: Panel, runs: Sequence[RunMetrics], x: str) ->
     axes.locator_params(axis="x", nbins=6, integer=x == "step")
     axes.xaxis.set_major_formatter(THOUSANDS)
     axes.yaxis.set_major_formatter(THOUSANDS)
-    if panel.unit != _LOSS_UNIT:
+    if panel.unit != LOSS_UNIT:
         axes.set_ylim(0, 1.1 * axes.dataLim.y1 or 1.0)
     if len(drawn) > 1:
         axes.legend(handles=[*drawn.values()])
