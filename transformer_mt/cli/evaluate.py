@@ -1,18 +1,22 @@
-"""The command `evaluate`: check what was typed, call, print."""
+"""The commands `evaluate` and `tune`: check what was typed, call, print."""
 
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from transformer_mt.cli.options import (
     OVERWRITE,
     QUIET,
+    RUNS,
     ModelGroup,
     SearchGroup,
     argument,
     flag,
     option,
+    search_option,
+    values_of,
     with_groups,
 )
 from transformer_mt.errors import ConfigError
@@ -35,6 +39,8 @@ SYSTEMS = argument(
 )
 scored_option = partial(option, group="What to score")
 report_option, report_flag = (partial(f, group="What to report") for f in (option, flag))
+JSON = report_flag("Print JSON: one object for each translation, one per line.", "--json")
+MetricName = Literal["chrf++", "ter"]
 
 
 @dataclass(frozen=True)
@@ -88,7 +94,13 @@ class ReportGroup:
 
     save: Path | None = report_option("FILE", "File to save the translation to.")
     overwrite: bool = OVERWRITE
-    ter: bool = report_flag("Compute TER too.", "--ter")
+    metric: list[MetricName] | None = report_option(
+        values_of(MetricName), "Compute this metric too; may be repeated."
+    )
+    lowercase: bool = report_flag("Compute BLEU of lower-cased text.", "--lowercase")
+    confidence: bool = report_flag(
+        "Compute 95% confidence intervals by sacreBLEU's bootstrap.", "--confidence"
+    )
     tokenize: str | None = report_option(
         "NAME",
         "sacreBLEU's tokenizer for BLEU, such as 13a, intl, char, zh, ja-mecab or flores200."
@@ -97,7 +109,7 @@ class ReportGroup:
     samples: int | None = report_option(
         "N", "Sentences to show. Default: 0; with --baseline the 3 best and worst changes.", min=0
     )
-    json_: bool = report_flag("Print JSON: one object for each run, one per line.", "--json")
+    json_: bool = JSON
 
 
 @with_groups
@@ -138,10 +150,55 @@ def evaluate(
         hypotheses=scored.hypotheses,
         baseline=scored.baseline,
         load_test_set=scored.test_set_loader(output),
-        choose_metrics=partial(choose_metrics, tokenizer=report.tokenize, ter=report.ter),
+        choose_metrics=partial(
+            choose_metrics,
+            tokenizer=report.tokenize,
+            also=report.metric or (),
+            lowercase=report.lowercase,
+            confidence=report.confidence,
+        ),
         options=options,
         languages={"src_lang": scored.src_lang or "", "tgt_lang": scored.tgt_lang or ""},
         save=output,
     )
     if reports:
         print(format_as_json(reports) if report.json_ else format_reports(reports, report.samples))
+
+
+@with_groups
+def tune(
+    runs: list[Path] = RUNS,
+    *,
+    beam_size: str = search_option("N,...", "Beam sizes; 1 is greedy search.", default="1,4,8"),
+    length_penalty: str = search_option(
+        "ALPHA,...", "Exponents of the length penalty of beam search.", default="0.6,1,1.4"
+    ),
+    model: ModelGroup,
+    json_: bool = JSON,
+    quiet: bool = QUIET,
+) -> None:
+    """Choose beam size and length penalty on validation text, and score the test set.
+
+    The validation text is translated with each setting, and the test set with the one that has the
+    best BLEU, for several runs the best mean.
+
+    \b
+    transformer-mt tune checkpoints/wmt16-base --beam-size 4 --length-penalty 0.6,0.8,1
+    transformer-mt tune runs/base-1 runs/base-2 runs/base-3
+    """
+    try:
+        sizes = [int(size) for size in beam_size.split(",")]
+        penalties = [float(penalty) for penalty in length_penalty.split(",")]
+    except ValueError:
+        raise ConfigError("--beam-size and --length-penalty: write numbers, such as 4,8") from None
+    searches = [
+        SearchOptions(size, penalty, batch_tokens=model.batch_tokens)
+        for size in sizes
+        for penalty in (penalties if size > 1 else penalties[:1])
+    ]
+    from transformer_mt.evaluation.evaluate import format_as_json
+    from transformer_mt.evaluation.tuning import format_tuning, tune_search
+
+    options = LoadOptions(model.device, model.precision, model.max_length, model.raw)
+    if tuned := tune_search(runs, list(dict.fromkeys(searches)), options):
+        print(format_as_json(list(chain(*tuned))) if json_ else format_tuning(tuned))

@@ -1,6 +1,7 @@
 """Arguments and options that several commands share, and groups of options."""
 
 import inspect
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass
 from functools import partial, wraps
@@ -8,7 +9,6 @@ from typing import Any, get_args
 
 import typer
 
-from transformer_mt.errors import ConfigError
 from transformer_mt.system.console import show_messages
 from transformer_mt.translation.options import (
     CPU_BATCH_TOKENS,
@@ -18,6 +18,8 @@ from transformer_mt.translation.options import (
     Precision,
     SearchOptions,
 )
+
+logger = logging.getLogger(__name__)
 
 
 def argument(metavar: str, help: str, default: object = ...) -> Any:
@@ -79,11 +81,11 @@ class SearchGroup:
     )
 
     def choose_length_penalty(self, with_scores: bool = False) -> float:
-        """Gives the length penalty or its default; refuses one that would change nothing."""
+        """Gives the length penalty or its default; warns of one that would change nothing."""
         if self.length_penalty is None:
             return SearchOptions.length_penalty
         if self.beam_size == 1 and not with_scores:
-            raise ConfigError("--length-penalty has no effect on greedy search: add --beam-size 4")
+            logger.warning("--length-penalty has no effect on greedy search: add --beam-size 4")
         return self.length_penalty
 
 

@@ -4,10 +4,11 @@ Hypotheses are detokenised text, one line per sentence; references are one or mo
 translations, each raw text with one line per sentence.
 """
 
+import json
 import logging
 import operator
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -25,6 +26,9 @@ logger = logging.getLogger(__name__)
 
 _TWO_LETTERS = {"zho": "zh", "chi": "zh", "cmn": "zh", "jpn": "ja", "kor": "ko"}
 """Two-letter codes of the languages for which sacreBLEU has a tokenizer, by three-letter ones."""
+
+_RESAMPLES = 1000
+"""Resamples of the test set for a confidence interval, as many as sacreBLEU's program takes."""
 
 
 @dataclass(frozen=True)
@@ -45,11 +49,13 @@ class Difference:
 def choose_metrics(
     tgt_lang: str,
     tokenizer: str | None = None,
-    ter: bool = False,
+    also: Collection[str] = (),
+    lowercase: bool = False,
+    confidence: bool = False,
     references: Sequence[Sequence[str]] = (),
     configured: str = "auto",
 ) -> list[Metric]:
-    """Chooses BLEU, chrF2 and, if requested, TER, in that order.
+    """Chooses BLEU, chrF2 and what else is requested, in that order.
 
     BLEU's tokenizer is by default that of the language. If sacreBLEU has none for it, and the
     references are in a script that hardly separates words, it is `char`.
@@ -57,7 +63,9 @@ def choose_metrics(
     Args:
         tgt_lang: The target language.
         tokenizer: sacreBLEU's name of another tokenizer for BLEU, from the command line.
-        ter: Whether to compute TER as well.
+        also: Other metrics, `chrf++` or `ter`.
+        lowercase: Whether BLEU is that of lower-cased text.
+        confidence: Whether `corpus_score` computes confidence intervals, too.
         references: What will be scored against.
         configured: The run's `valid.tokenize`, used without `tokenizer`.
 
@@ -82,22 +90,28 @@ def choose_metrics(
     try:
         # With both, sacreBLEU would warn that the tokenizer is not the language's. `force` only
         # drops a warning about text that looks tokenised, as that of a young model does.
-        bleu = BLEU(tokenize=name or None, trg_lang="" if name else language, force=True)
+        bleu = BLEU(lowercase, True, name or None, trg_lang="" if name else language)
     except (RuntimeError, ImportError, OSError, SystemExit) as error:
         package = re.search(r"sacrebleu\[\w+\]", str(error))
         advice = f"pip install -c constraints.txt '{package[0]}'" if package else error
         raise ConfigError(f"{cause}: cannot load sacreBLEU's tokenizer: {advice}") from None
-    return [bleu, CHRF(), TER()] if ter else [bleu, CHRF()]
+    others = {"chrf++": CHRF(word_order=2), "ter": TER()}
+    metrics = [bleu, CHRF(), *(others[each] for each in dict.fromkeys(also))]
+    for metric in metrics:
+        metric.n_bootstrap = _RESAMPLES if confidence else None
+    return metrics
 
 
 def corpus_score(
     hypotheses: Sequence[str], references: Sequence[Sequence[str]], metric: Metric
 ) -> Score:
     """Scores detokenised hypotheses against one or more raw references."""
-    result = metric.corpus_score(hypotheses, references)
+    result = metric.corpus_score(hypotheses, references, metric.n_bootstrap or 1)
     signature = metric.get_signature().format()
-    text = result.format(signature=signature)
-    return Score(type(metric).__name__.lower(), result.score, signature, text)
+    values = json.loads(result.format(width=4, signature=signature, is_json=True))
+    interval, text = values.get("confidence_var"), result.format(signature=signature)
+    name = result.name.lower().replace("chrf2", "chrf")
+    return Score(name, result.score, signature, interval, text)
 
 
 def compare_scores(
@@ -115,7 +129,7 @@ def compare_scores(
         for MT.
     """
     systems = [("baseline", baseline), ("system", hypotheses)]
-    named = {type(metric).__name__: metric for metric in metrics}
+    named = {str(i): metric for i, metric in enumerate(metrics)}  # in the results as sacreBLEU does
     signatures, results = PairedTest(systems, named, references, test_type="ar")()
     # sacreBLEU counts only larger differences. Of the 2^n ways to exchange n translations that are
     # not the same, at least those that exchange none and all have an equal one.
@@ -123,6 +137,7 @@ def compare_scores(
     smallest = min(1.0, 2.0 ** (1 - unequal))
     differences = []
     for name, signature in signatures.items():
+        signature.update("bs", None)  # the resamples of confidence intervals
         old, new = cast(list[Result], results[name])
         p_value = 1.0 if new.score == old.score else max(smallest, float(new.p_value or 0.0))
         scores = float(new.score), float(old.score)
