@@ -73,20 +73,18 @@ class SearchGroup:
     beam_size: int = search_option(
         "N", "Beam size; 1 is greedy search.", default=SearchOptions.beam_size, min=1
     )
-    length_penalty: float | None = search_option(
+    length_penalty: float = search_option(
         "ALPHA",
-        "Exponent of the length penalty of beam search, 0 to 10. Default:"
-        f" {SearchOptions.length_penalty:g}.",
+        "Exponent of the length penalty of beam search, 0 to 10.",
+        default=SearchOptions.length_penalty,
         min=0.0,
     )
 
-    def choose_length_penalty(self, with_scores: bool = False) -> float:
-        """Gives the length penalty or its default; warns of one that would change nothing."""
-        if self.length_penalty is None:
-            return SearchOptions.length_penalty
-        if self.beam_size == 1 and not with_scores:
+    def warn_of_length_penalty(self, with_scores: bool = False) -> None:
+        """Warns of a length penalty that changes nothing, which a loop over settings may give."""
+        is_default = self.length_penalty == SearchOptions.length_penalty
+        if self.beam_size == 1 and not with_scores and not is_default:
             logger.warning("--length-penalty has no effect on greedy search: add --beam-size 4")
-        return self.length_penalty
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,7 @@ from transformer_mt.translation.translation_model import find_models, require_on
 from transformer_mt.translation.translator import count_kinds, log_kinds
 
 if TYPE_CHECKING:
-    from transformer_mt.translation.translation_model import SavedModels, TranslationModel
+    from transformer_mt.translation.translation_model import SavedModels
 
 logger = logging.getLogger(__name__)
 
@@ -191,7 +191,7 @@ def evaluate_systems(
         [test_set], metrics, systems = read_inputs(
             runs, hypotheses, baseline, [load_test_set], choose_metrics, languages
         )
-        translate = partial(_translate, test_set=test_set, options=options, load=load)
+        translate = partial(translate_system, test_set=test_set, options=options, load=load)
         other = translate(systems.pop()) if baseline else None
         with save.lock() if save else nullcontext():
             reports = [
@@ -297,23 +297,17 @@ def _read_translation(path: Path, test_set: EvaluationSet) -> SystemOutput:
     return SystemOutput(lines, str(path))
 
 
-def _translate(
+def translate_system(
     system: "SystemOutput | SavedModels",
     test_set: EvaluationSet,
     options: TranslateOptions,
     load: LoadModels,
 ) -> SystemOutput:
-    """Translates with models; returns a translation as it is."""
+    """Translates a test set with models; returns a translation as it is."""
     if isinstance(system, SystemOutput):
         return system
-    return translate_test_set(load(system, options.load), test_set, options)
-
-
-def translate_test_set(
-    model: "TranslationModel", test_set: EvaluationSet, options: TranslateOptions
-) -> SystemOutput:
-    """Translates the source of a test set."""
     sources, search, raw = test_set.src or [], options.search, options.load.raw
+    model = load(system, options.load)
     translator, began = model.translator(search), time.monotonic()
     with ProgressBar("translating", "lines", len(sources)) as bar:
         translations = translator.best(sources, bar.update)

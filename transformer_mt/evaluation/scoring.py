@@ -8,7 +8,7 @@ import json
 import logging
 import operator
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -49,13 +49,14 @@ class Difference:
 def choose_metrics(
     tgt_lang: str,
     tokenizer: str | None = None,
-    also: Collection[str] = (),
-    lowercase: bool = False,
-    confidence: bool = False,
+    ter: bool = False,
     references: Sequence[Sequence[str]] = (),
     configured: str = "auto",
+    chrf_plus_plus: bool = False,
+    lowercase: bool = False,
+    confidence: bool = False,
 ) -> list[Metric]:
-    """Chooses BLEU, chrF2 and what else is requested, in that order.
+    """Chooses BLEU, chrF2 and, if requested, chrF2++ and TER, in that order.
 
     BLEU's tokenizer is by default that of the language. If sacreBLEU has none for it, and the
     references are in a script that hardly separates words, it is `char`.
@@ -63,11 +64,12 @@ def choose_metrics(
     Args:
         tgt_lang: The target language.
         tokenizer: sacreBLEU's name of another tokenizer for BLEU, from the command line.
-        also: Other metrics, `chrf++` or `ter`.
-        lowercase: Whether BLEU is that of lower-cased text.
-        confidence: Whether `corpus_score` computes confidence intervals, too.
+        ter: Whether to compute TER as well.
         references: What will be scored against.
         configured: The run's `valid.tokenize`, used without `tokenizer`.
+        chrf_plus_plus: Whether to compute chrF2++, which is chrF++ in most papers, as well.
+        lowercase: Whether BLEU is that of lower-cased text.
+        confidence: Whether `corpus_score` computes confidence intervals as well.
 
     Raises:
         ConfigError: If the tokenizer is unknown, or needs something that is not installed.
@@ -90,13 +92,14 @@ def choose_metrics(
     try:
         # With both, sacreBLEU would warn that the tokenizer is not the language's. `force` only
         # drops a warning about text that looks tokenised, as that of a young model does.
-        bleu = BLEU(lowercase, True, name or None, trg_lang="" if name else language)
+        bleu = BLEU(lowercase, tokenize=name or None, trg_lang="" if name else language, force=True)
     except (RuntimeError, ImportError, OSError, SystemExit) as error:
         package = re.search(r"sacrebleu\[\w+\]", str(error))
         advice = f"pip install -c constraints.txt '{package[0]}'" if package else error
         raise ConfigError(f"{cause}: cannot load sacreBLEU's tokenizer: {advice}") from None
-    others = {"chrf++": CHRF(word_order=2), "ter": TER()}
-    metrics = [bleu, CHRF(), *(others[each] for each in dict.fromkeys(also))]
+    metrics: list[Metric] = [bleu, CHRF()]
+    metrics += [CHRF(word_order=2)] if chrf_plus_plus else []
+    metrics += [TER()] if ter else []
     for metric in metrics:
         metric.n_bootstrap = _RESAMPLES if confidence else None
     return metrics
@@ -151,9 +154,5 @@ def sentence_chrf(hypotheses: Sequence[str], references: Sequence[Sequence[str]]
     Returns:
         One value from 0 to 100 per sentence; with several references, that of the best match.
     """
-    metric = CHRF()
-    alternatives = zip(*references, strict=True)
-    return [
-        metric.sentence_score(hypothesis, texts).score
-        for hypothesis, texts in zip(hypotheses, alternatives, strict=True)
-    ]
+    metric, lines = CHRF(), zip(hypotheses, *references, strict=True)
+    return [metric.sentence_score(hypothesis, texts).score for hypothesis, *texts in lines]
