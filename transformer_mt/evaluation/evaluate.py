@@ -260,7 +260,11 @@ def read_inputs(
         raise ConfigError(
             f"{new[0][0].path}: to translate with it, name --src, the source text of --ref"
         )
-    _warn_of_changed_models(new)
+    # Exported models do without PyTorch.
+    if checkpoints := [each for models in new for each in models if not each.is_exported]:
+        from transformer_mt.checkpoints.checkpoint import warn_of_changed_model
+
+        warn_of_changed_model(checkpoints)
     return test_sets, metrics, systems
 
 
@@ -274,14 +278,6 @@ def _common_corpus(
         raise ConfigError("--src-lang and --tgt-lang: leave them out; a run has its own languages")
     config = systems[0][0].config
     return config.data, config.valid.tokenize
-
-
-def _warn_of_changed_models(systems: "Sequence[SavedModels]") -> None:
-    """Warns of checkpoints trained with other source; exported models do without PyTorch."""
-    if checkpoints := [each for models in systems for each in models if not each.is_exported]:
-        from transformer_mt.checkpoints.checkpoint import warn_of_changed_model
-
-        warn_of_changed_model(checkpoints)
 
 
 def _read_translation(path: Path, test_set: EvaluationSet) -> SystemOutput:
