@@ -38,6 +38,11 @@ SYSTEMS = argument(
 )
 scored_option = partial(option, group="What to score")
 report_option, report_flag = (partial(f, group="What to report") for f in (option, flag))
+SPLIT = scored_option(
+    "NAME",
+    "train, valid or test, as configured, another split of the corpus, or /FOLDER/NAME for that"
+    " of a folder. Default: test.",
+)
 JSON = report_flag("Print JSON: one object for each translation, one per line.", "--json")
 
 
@@ -45,11 +50,7 @@ JSON = report_flag("Print JSON: one object for each translation, one per line.",
 class ScoredGroup:
     """What is translated and scored."""
 
-    split: str | None = scored_option(
-        "NAME",
-        "train, valid or test, as configured, another split of the corpus, or /FOLDER/NAME for that"
-        " of a folder. Default: test.",
-    )
+    split: str | None = SPLIT
     test_set: str | None = scored_option(
         "NAME", "sacreBLEU's name of a test set, such as wmt16, instead of a split."
     )
@@ -167,6 +168,8 @@ def tune(
     runs: list[Path] = RUNS,
     *,
     model: ModelGroup,
+    valid: str = scored_option("NAME", "Text to choose by, as for --split.", default="valid"),
+    split: str | None = SPLIT,
     beam_size: str = search_option("N,...", "Beam sizes; 1 is greedy search.", default="1,4,8"),
     length_penalty: str = search_option(
         "ALPHA,...", "Exponents of the length penalty of beam search.", default="0.6,1,1.4"
@@ -174,10 +177,10 @@ def tune(
     json_: bool = JSON,
     quiet: bool = QUIET,
 ) -> None:
-    """Choose beam size and length penalty on validation text, and score the test set.
+    """Choose beam size and length penalty by validation BLEU.
 
-    The validation text is translated with each setting, and the test set with the one that has the
-    best BLEU, for several runs the best mean.
+    Each setting translates the validation text; the one with the best BLEU, of several runs the
+    best mean, translates the test set.
 
     \b
     transformer-mt tune checkpoints/wmt16-base --beam-size 4 --length-penalty 0.6,0.8,1
@@ -194,5 +197,5 @@ def tune(
     from transformer_mt.evaluation.tuning import format_tuning, tune_search
 
     options = LoadOptions(model.device, model.precision, model.max_length, model.raw)
-    if tuned := tune_search(runs, searches, options):
+    if tuned := tune_search(runs, (valid, split), searches, options):
         print(format_as_json(list(chain(*tuned))) if json_ else format_tuning(tuned))

@@ -89,14 +89,7 @@ def choose_metrics(
                 f"BLEU is by characters: sacreBLEU has no tokenizer for {cause}, and {script}"
                 " script hardly separates words; valid.tokenize or --tokenize chooses another"
             )
-    try:
-        # With both, sacreBLEU would warn that the tokenizer is not the language's. `force` only
-        # drops a warning about text that looks tokenised, as that of a young model does.
-        bleu = BLEU(lowercase, tokenize=name or None, trg_lang="" if name else language, force=True)
-    except (RuntimeError, ImportError, OSError, SystemExit) as error:
-        package = re.search(r"sacrebleu\[\w+\]", str(error))
-        advice = f"pip install -c constraints.txt '{package[0]}'" if package else error
-        raise ConfigError(f"{cause}: cannot load sacreBLEU's tokenizer: {advice}") from None
+    bleu = _make_bleu(cause, lowercase, name or None, "" if name else language)
     metrics: list[Metric] = [bleu, CHRF()]
     metrics += [CHRF(word_order=2)] if chrf_plus_plus else []
     metrics += [TER()] if ter else []
@@ -105,11 +98,32 @@ def choose_metrics(
     return metrics
 
 
+def _make_bleu(cause: str, lowercase: bool, tokenizer: str | None, language: str) -> BLEU:
+    """Makes BLEU with a tokenizer or that of a language; `cause` is what chose it."""
+    try:
+        # With both, sacreBLEU would warn that the tokenizer is not the language's. `force` only
+        # drops a warning about text that looks tokenised, as that of a young model does.
+        return BLEU(lowercase, tokenize=tokenizer, trg_lang=language, force=True)
+    except (RuntimeError, ImportError, OSError, SystemExit) as error:
+        package = re.search(r"sacrebleu\[\w+\]", str(error))
+        advice = f"pip install -c constraints.txt '{package[0]}'" if package else error
+        raise ConfigError(f"{cause}: cannot load sacreBLEU's tokenizer: {advice}") from None
+
+
 def corpus_score(
     hypotheses: Sequence[str], references: Sequence[Sequence[str]], metric: Metric
 ) -> Score:
-    """Scores detokenised hypotheses against one or more raw references."""
-    result = metric.corpus_score(hypotheses, references, metric.n_bootstrap or 1)
+    """Scores detokenised hypotheses against one or more raw references.
+
+    Raises:
+        ConfigError: If too few hypotheses have text for a confidence interval.
+    """
+    try:
+        result = metric.corpus_score(hypotheses, references, metric.n_bootstrap or 1)
+    except TypeError:  # sacreBLEU's, if a resample has no text
+        if not metric.n_bootstrap:
+            raise
+        raise ConfigError("--confidence: too few translations have text; leave it out") from None
     signature = metric.get_signature().format()
     values = json.loads(result.format(width=4, signature=signature, is_json=True))
     interval, text = values.get("confidence_var"), result.format(signature=signature)

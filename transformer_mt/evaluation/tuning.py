@@ -19,7 +19,10 @@ from transformer_mt.translation.sharing import share_work
 
 
 def tune_search(
-    runs: Sequence[Path], searches: Sequence[SearchOptions], options: LoadOptions
+    runs: Sequence[Path],
+    splits: Sequence[str | None],
+    searches: Sequence[SearchOptions],
+    options: LoadOptions,
 ) -> list[list[EvaluationReport]]:
     """Chooses the search with the best mean BLEU over runs, and scores the test set with it.
 
@@ -27,6 +30,7 @@ def tune_search(
 
     Args:
         runs: Runs or checkpoints, which translate the same languages.
+        splits: The validation text and the test set, as for `load_test_set`.
         searches: The settings.
         options: How to load the models.
 
@@ -37,7 +41,7 @@ def tune_search(
     Raises:
         TransformerMTError: If a path, a text, or an option is wrong.
     """
-    loaders = [partial(load_test_set, split=split) for split in ("valid", "test")]
+    loaders = [partial(load_test_set, split=split) for split in splits]
     with share_work(runs, options.device) as load:
         if not load:
             return []
@@ -58,15 +62,15 @@ def tune_search(
 def format_tuning(tuned: Sequence[Sequence[EvaluationReport]]) -> str:
     """Formats a table of the settings, the scores of the test set, and a line to quote."""
     *validated, tested = tuned
-    valid, first, runs = validated[0][0].test_set, tested[0], len(tested)
-    kind = f" (mean ± standard deviation of {runs} runs)" if runs > 1 else ""
+    valid, first, best = validated[0][0].test_set, tested[0], tested[0].system.search
+    kind = f" (mean ± standard deviation of {len(tested)} runs)" if len(tested) > 1 else ""
     table = [f"{valid.name}, {len(valid):,} sentences: BLEU{kind}"]
     for reports in validated:
-        mark = "*" if reports[0].system.search == first.system.search else " "
-        table.append(f"{mark} {_format_row(reports)}")
+        search = reports[0].system.search
+        table.append(f"{'*' if search == best else ' '} {_format_bleu(reports)}  {search}")
     quote = (
-        f"BLEU{kind} {_format_row(tested)}, chosen on {valid.name}: {first.test_set.name},"
-        f" {first.scores[0].signature}"
+        f"BLEU {_format_bleu(tested).strip()}{kind}, {first.test_set.name}, {best}, chosen on"
+        f" {valid.name}: {first.scores[0].signature}"
     )
     return "\n\n".join(["\n".join(table), format_reports(tested), quote])
 
@@ -75,7 +79,7 @@ def _bleu(reports: Sequence[EvaluationReport]) -> list[float]:
     return [report.scores[0].value for report in reports]
 
 
-def _format_row(reports: Sequence[EvaluationReport]) -> str:
+def _format_bleu(reports: Sequence[EvaluationReport]) -> str:
     values = _bleu(reports)
     deviation = f" ± {stdev(values):.2f}" if len(values) > 1 else ""
-    return f"{fmean(values):.2f}{deviation}  {reports[0].system.search}"
+    return f"{fmean(values):6.2f}{deviation}"
