@@ -217,14 +217,15 @@ def test_a_length_penalty_of_greedy_search_is_a_warning(copy_run, texts, call):
     Sabotage: raise an error; let `translate --scores`, which prints another score, warn.
     """
     files = "--src", texts / "ref", "--ref", texts / "ref"
-    for words, warned in (
-        (("evaluate", copy_run, *files, "--length-penalty", 0.6), True),
-        (("evaluate", copy_run, *files, "--length-penalty", 1), False),
-        (("translate", copy_run, "--length-penalty", 0.6), True),
-        (("translate", copy_run, "--length-penalty", 0.6, "--scores"), False),
+    message = "warning: --length-penalty has no effect on greedy search: add --beam-size 4\n"
+    evaluates, translates = ("evaluate", copy_run, *files), ("translate", copy_run)
+    for words, alpha, warned in (
+        (evaluates, 0.6, True),
+        (evaluates, 1, False),
+        (translates, 0.6, True),
+        ((*translates, "--scores"), 0.6, False),
     ):
-        done = call(*words, stdin=texts / "ref")
-        message = "warning: --length-penalty has no effect on greedy search: add --beam-size 4\n"
+        done = call(*words, "--length-penalty", alpha, stdin=texts / "ref")
         assert done.code == 0 and done.out and done.err.count(message) == warned
 
 
