@@ -21,7 +21,7 @@ from transformer_mt.translation.options import (
     TranslateOptions,
 )
 
-COMMANDS = "init train prepare translate evaluate config average export".split()
+COMMANDS = "init train prepare translate evaluate tune config average export".split()
 COMMANDS += "diagnose report compare plot".split()
 
 

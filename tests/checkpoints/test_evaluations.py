@@ -31,7 +31,7 @@ VALUES = {
         "max_length": 60,
         "raw": True,
     },
-    "scores": [{"name": "chrf", "value": 31.25, "signature": "nrefs:1"}],
+    "scores": [{"name": "chrf", "value": 31.25, "signature": "nrefs:1", "confidence": 0.5}],
     "sources": ["ein"],
     "references": [["one"], ["an"]],
     "hypotheses": ["a"],
@@ -88,7 +88,7 @@ def test_names_and_defaults():
 
 
 def test_a_newer_record_of_the_same_kind_replaces_it(tmp_path):
-    """The same text, checkpoint, search, tokenizer; of validation also of another checkpoint."""
+    """The same text, checkpoint, search, tokenizer, case; of validation whatever checkpoint."""
     (tmp_path / METRICS).touch()
     path = tmp_path / "step-00000001"
     others = [
@@ -97,12 +97,13 @@ def test_a_newer_record_of_the_same_kind_replaces_it(tmp_path):
         replace(RECORD, time=5.0, search=SearchSetting()),
         replace(RECORD, time=7.0, test_set="validation", checkpoint="step-00000002"),
         replace(RECORD, time=8.0, scores=[Score("bleu", 1.0, "nrefs:1|tok:zh|smooth:exp")]),
+        replace(RECORD, time=9.0, scores=[Score("bleu", 1.0, "nrefs:1|case:lc|tok:13a")]),
     ]
     for record in (RECORD, replace(RECORD, time=6.0, test_set="validation"), *others):
         write_evaluation(path, record)
     write_evaluation(path, replace(RECORD, time=3.0))
     times = [record.time for record in read_evaluations(tmp_path)]
-    assert times == [1.0, 3.0, 4.0, 5.0, 7.0, 8.0]
+    assert times == [1.0, 3.0, 4.0, 5.0, 7.0, 8.0, 9.0]
 
 
 @pytest.mark.parametrize("key", VALUES)

@@ -161,6 +161,11 @@ def test_what_the_command_prints(texts, call):
     assert call("evaluate", *files, "--samples", 2).out.decode() == shown
     assert call("evaluate", *files, "--json").out.decode() == format_as_json([result]) + "\n"
     assert b" = 100.00 " in call("evaluate", *files, "--ref", texts / "hyp").out
+    named = json.loads(call("evaluate", *files, "--confidence", "--chrf++", "--json").out)
+    intervals = "bleu_confidence", "chrf_confidence", "chrf++_confidence"
+    assert (
+        all(0 < named[name] < 50 for name in intervals) and "|bs:1000|" in named["bleu_signature"]
+    )
     table = texts / "a.tsv"
     table.write_text("".join(f"x\t{line}\n" for line in (texts / "ref").read_text().splitlines()))
     files = "--hypotheses", texts / "hyp", "--src", table, "--ref", table
@@ -197,11 +202,10 @@ def test_what_was_scored_is_named(copy_run, texts, tmp_path, call, monkeypatch):
     }
     assert row.items() >= named.items() and "ter_signature" in row
     assert row["seconds"] == read_evaluations(run)[-1].seconds > 0
-    assert re.search(rf"12 sentences in \d+\.\d s with {path}\n1 line ", done.err)
-    assert call(*files, *options.split()).out.decode().splitlines()[0] == (
-        f"{path} (step 1), beam 3, alpha 0.6, bf16, lines split after 20 pieces:"
-        f" {named['test_set']}, 12 sentences"
-    )
+    described = f"{path} (step 1), beam 3, alpha 0.6, bf16, lines split after 20 pieces"
+    assert re.search(rf"12 sentences in \d+\.\d s with {re.escape(described)}\n1 line ", done.err)
+    [first, *_] = call(*files, *options.split()).out.decode().splitlines()
+    assert first == f"{described}: {named['test_set']}, 12 sentences"
     done = call(*files, copy_run, "--ensemble", "--json")
     row = json.loads(done.out)
     assert row["length_penalty"] is None and row["step"] == [1, 1]
@@ -211,6 +215,24 @@ def test_what_was_scored_is_named(copy_run, texts, tmp_path, call, monkeypatch):
     assert "(step 1), moving average, greedy" in shown and "raw" not in shown
     shown = call(*files, "--raw").out.decode()
     assert "moving average" not in shown and "fp32, raw weights" in shown
+
+
+def test_a_length_penalty_of_greedy_search_is_a_warning(copy_run, texts, call):
+    """So that loops over settings run through, also with `translate`; its default says nothing.
+
+    Sabotage: raise an error; let `translate --scores`, which prints another score, warn.
+    """
+    files = "--src", texts / "ref", "--ref", texts / "ref"
+    message = "warning: --length-penalty has no effect on greedy search: add --beam-size 4\n"
+    evaluates, translates = ("evaluate", copy_run, *files), ("translate", copy_run)
+    for words, alpha, warned in (
+        (evaluates, 0.6, True),
+        (evaluates, 1, False),
+        (translates, 0.6, True),
+        ((*translates, "--scores"), 0.6, False),
+    ):
+        done = call(*words, "--length-penalty", alpha, stdin=texts / "ref")
+        assert done.code == 0 and done.out and done.err.count(message) == warned
 
 
 def test_plain_text_is_scored(texts):
@@ -342,10 +364,11 @@ def test_several_runs_are_rows(copy_run, texts, tmp_path):
     rows = [json.loads(line) for line in format_as_json(reports).splitlines()]
     assert [row["checkpoint"] for row in rows] == names
     assert rows[1].keys() == single.to_dict().keys() and rows[1]["bleu"] == single.to_dict()["bleu"]
-    values = "".join(f"{score.value:7.2f}" for score in single.scores)
+    values = "".join(f"{score.value:8.2f}" for score in single.scores)
+    assert len(values.strip()) == 14  # copies: 100.00, which is wider than a title
     assert format_reports(reports).splitlines() == [
         f"{single.test_set.name}, 12 sentences",
-        "   BLEU  chrF2",
+        "    BLEU   chrF2",
         *(f"{values}  {name} (step 1), greedy, fp32" for name in names),
         "",
         *(f"{score.title}|{score.signature}" for score in single.scores),

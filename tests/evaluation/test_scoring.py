@@ -53,6 +53,35 @@ def test_scores_are_sacrebleus(references):
     assert [score.title for score in scores] == ["BLEU", "chrF2", "TER"]
 
 
+def test_other_metrics_and_intervals_are_sacrebleus(tmp_path):
+    """chrF++, lower-cased BLEU and bootstrap, as `sacrebleu` prints them; a test has no bootstrap.
+
+    Sabotage: leave any option out.
+    """
+    options = {"chrf_plus_plus": True, "ter": True, "lowercase": True, "confidence": True}
+    metrics, hypotheses = choose_metrics("en", **options), [*HYPOTHESES[:1], *HYPOTHESES[2:]] * 5
+    references = [*REFERENCES[:1], *REFERENCES[2:]] * 5
+    scores = [corpus_score(hypotheses, [references], metric) for metric in metrics]
+    for name, lines in (("hyp", hypotheses), ("ref", references)):
+        (tmp_path / name).write_text("".join(f"{line}\n" for line in lines))
+    tool = [sys.executable, "-m", "sacrebleu", "ref", "-i", "hyp", "-w", "2", "-ci", "-f", "text"]
+    printed = [
+        subprocess.check_output([*tool, *words.split()], cwd=tmp_path, text=True).strip()
+        for words in ("-m bleu -lc", "-m chrf", "-m chrf -cw 2", "-m ter")
+    ]
+    assert [score.text for score in scores] == printed
+    assert [score.title for score in scores] == ["BLEU lc", "chrF2", "chrF2++", "TER"]
+    assert [score.name for score in scores] == ["bleu", "chrf", "chrf++", "ter"]
+    for score in scores:
+        assert str(score) == f"{score.value:.2f} ± {score.confidence:.2f}"
+        assert f"± {score.confidence:.2f})" in score.text
+    differences = compare_scores(hypotheses, references, [references], metrics)
+    assert [each.name for each in differences] == ["BLEU", "chrF2", "chrF2++", "TER"]
+    assert not any("bs:" in each.signature for each in differences)
+    with pytest.raises(ConfigError, match="^--confidence: too few translations have text"):
+        corpus_score(["", "", "c d"], [["a", "b", "c d"]], metrics[1])
+
+
 CHINESE = ["他昨天去了北京。", "我们明天一起吃晚饭吧。"]
 CHINESE_REFERENCES = ["他昨天去北京了。", "我们明天一起吃晚饭吧!"]
 

@@ -51,21 +51,29 @@ class SearchSetting:
 
 @dataclass(frozen=True)
 class Score:
-    """The value of one metric, `bleu`, `chrf` or `ter`, for one set of hypotheses.
+    """The value of one metric, `bleu`, `chrf`, `chrf++` or `ter`, for one set of hypotheses.
 
-    It is from 0 to 100; TER is an error rate and may be larger. `text` is the line that sacreBLEU
+    It is from 0 to 100; TER is an error rate and may be larger. `confidence` is half the width of
+    its 95% confidence interval, None if that was not computed. `text` is the line that sacreBLEU
     prints, which is not stored.
     """
 
     name: str
     value: float
     signature: str
+    confidence: float | None = None
     text: Annotated[str, Field(exclude=True)] = ""
 
     @property
     def title(self) -> str:
-        """The name as written in papers."""
-        return {"bleu": "BLEU", "chrf": "chrF2", "ter": "TER"}.get(self.name, self.name)
+        """The name as written in papers, with `lc` for BLEU of lower-cased text."""
+        if self.name == "bleu" and "|case:lc|" in self.signature:
+            return "BLEU lc"
+        return {"bleu": "BLEU", "ter": "TER"}.get(self.name, self.name.replace("chrf", "chrF2"))
+
+    def __str__(self) -> str:
+        interval = "" if self.confidence is None else f" ± {self.confidence:.2f}"
+        return f"{self.value:.2f}{interval}"
 
     @property
     def tokenizer(self) -> str:
@@ -108,6 +116,7 @@ class EvaluationRecord:
         checkpoint = "" if self.test_set == VALIDATION else self.checkpoint
         kind = [self.test_set, checkpoint, asdict(self.search)]
         kind += [s.tokenizer for s in self.scores if s.name == "bleu" and s.tokenizer != "13a"]
+        kind += [s.title for s in self.scores if s.name == "bleu" and s.title != "BLEU"]
         readable = re.sub(r"[^\w.]+", "-", self.test_set, flags=re.ASCII).strip("-.")[-40:]
         return f"{readable.strip('-.')}-{json_digest(kind)[:8]}.json"
 

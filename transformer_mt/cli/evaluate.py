@@ -1,18 +1,21 @@
-"""The command `evaluate`: check what was typed, call, print."""
+"""The commands `evaluate` and `tune`: check what was typed, call, print."""
 
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from transformer_mt.cli.options import (
     OVERWRITE,
     QUIET,
+    RUNS,
     ModelGroup,
     SearchGroup,
     argument,
     flag,
     option,
+    search_option,
     with_groups,
 )
 from transformer_mt.errors import ConfigError
@@ -35,17 +38,19 @@ SYSTEMS = argument(
 )
 scored_option = partial(option, group="What to score")
 report_option, report_flag = (partial(f, group="What to report") for f in (option, flag))
+SPLIT = scored_option(
+    "NAME",
+    "train, valid or test, as configured, another split of the corpus, or /FOLDER/NAME for that"
+    " of a folder. Default: test.",
+)
+JSON = report_flag("Print JSON: one object for each translation, one per line.", "--json")
 
 
 @dataclass(frozen=True)
 class ScoredGroup:
     """What is translated and scored."""
 
-    split: str | None = scored_option(
-        "NAME",
-        "train, valid or test, as configured, another split of the corpus, or /FOLDER/NAME for that"
-        " of a folder. Default: test.",
-    )
+    split: str | None = SPLIT
     test_set: str | None = scored_option(
         "NAME", "sacreBLEU's name of a test set, such as wmt16, instead of a split."
     )
@@ -86,21 +91,31 @@ class ScoredGroup:
 
 
 @dataclass(frozen=True)
+class MetricGroup:
+    """The parameters of `choose_metrics`."""
+
+    ter: bool = report_flag("Compute TER too.", "--ter")
+    chrf_plus_plus: bool = report_flag("Compute chrF++ too.", "--chrf++")
+    lowercase: bool = report_flag("Compute BLEU of lower-cased text.", "--lowercase")
+    confidence: bool = report_flag("Compute sacreBLEU's 95% confidence interval.", "--confidence")
+    tokenizer: str | None = report_option(
+        "NAME",
+        "sacreBLEU's tokenizer for BLEU, such as 13a, intl, char, zh, ja-mecab or flores200."
+        " Default: the run's valid.tokenize; without a run 13a, or char by the script.",
+        "--tokenize",
+    )
+
+
+@dataclass(frozen=True)
 class ReportGroup:
     """What is saved and printed."""
 
     save: Path | None = report_option("FILE", "File to save the translation to.")
     overwrite: bool = OVERWRITE
-    ter: bool = report_flag("Compute TER too.", "--ter")
-    tokenize: str | None = report_option(
-        "NAME",
-        "sacreBLEU's tokenizer for BLEU, such as 13a, intl, char, zh, ja-mecab or flores200."
-        " Default: the run's valid.tokenize; without a run 13a, or char by the script.",
-    )
     samples: int | None = report_option(
         "N", "Sentences to show. Default: 0; with --baseline the 3 best and worst changes.", min=0
     )
-    json_: bool = report_flag("Print JSON: one object for each run, one per line.", "--json")
+    json_: bool = JSON
 
 
 @with_groups
@@ -110,6 +125,7 @@ def evaluate(
     scored: ScoredGroup,
     search: SearchGroup,
     model: ModelGroup,
+    metrics: MetricGroup,
     report: ReportGroup,
     quiet: bool = QUIET,
 ) -> None:
@@ -127,10 +143,10 @@ def evaluate(
     """
     runs = [paths] if paths and search.ensemble else [[path] for path in paths or ()]
     scored.check(len(runs), report.save)
-    beam_size, penalty = search.beam_size, search.choose_length_penalty()
+    search.warn_of_length_penalty()
     options = TranslateOptions(
         LoadOptions(model.device, model.precision, model.max_length, model.raw),
-        SearchOptions(beam_size, penalty, batch_tokens=model.batch_tokens),
+        SearchOptions(search.beam_size, search.length_penalty, batch_tokens=model.batch_tokens),
     )
     output = scored.check_output(report.save, report.overwrite)
     from transformer_mt.evaluation.evaluate import evaluate_systems, format_as_json, format_reports
@@ -141,10 +157,48 @@ def evaluate(
         hypotheses=scored.hypotheses,
         baseline=scored.baseline,
         load_test_set=scored.test_set_loader(output),
-        choose_metrics=partial(choose_metrics, tokenizer=report.tokenize, ter=report.ter),
+        choose_metrics=partial(choose_metrics, **vars(metrics)),
         options=options,
         languages={"src_lang": scored.src_lang or "", "tgt_lang": scored.tgt_lang or ""},
         save=output,
     )
     if reports:
         print(format_as_json(reports) if report.json_ else format_reports(reports, report.samples))
+
+
+@with_groups
+def tune(
+    runs: list[Path] = RUNS,
+    *,
+    model: ModelGroup,
+    valid: str = scored_option("NAME", "Text to choose by, as for --split.", default="valid"),
+    split: str | None = SPLIT,
+    beam_size: str = search_option("N,...", "Beam sizes; 1 is greedy search.", default="1,4,8"),
+    length_penalty: str = search_option(
+        "ALPHA,...", "Exponents of the length penalty of beam search.", default="0.6,1,1.4"
+    ),
+    json_: bool = JSON,
+    quiet: bool = QUIET,
+) -> None:
+    """Choose beam size and length penalty by validation BLEU.
+
+    Each setting translates the validation text; the one with the best BLEU, of several runs the
+    best mean, translates the test set.
+
+    \b
+    transformer-mt tune checkpoints/wmt16-base --beam-size 4 --length-penalty 0.6,0.8,1
+    transformer-mt tune runs/base-1 runs/base-2 runs/base-3
+    """
+    try:
+        grid = product(map(int, beam_size.split(",")), map(float, length_penalty.split(",")))
+        # Greedy search has no length penalty.
+        pairs = dict.fromkeys((size, alpha if size > 1 else 0.0) for size, alpha in grid)
+    except ValueError:
+        raise ConfigError("--beam-size and --length-penalty: write numbers, such as 4,8") from None
+    searches = [SearchOptions(*pair, batch_tokens=model.batch_tokens) for pair in pairs]
+    from transformer_mt.evaluation.evaluate import format_as_json
+    from transformer_mt.evaluation.tuning import format_tuning, tune_search
+
+    options = LoadOptions(model.device, model.precision, model.max_length, model.raw)
+    if tuned := tune_search(runs, (valid, split), searches, options):
+        print(format_as_json(list(chain(*tuned))) if json_ else format_tuning(tuned))

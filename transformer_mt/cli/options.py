@@ -1,6 +1,7 @@
 """Arguments and options that several commands share, and groups of options."""
 
 import inspect
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass
 from functools import partial, wraps
@@ -8,7 +9,6 @@ from typing import Any, get_args
 
 import typer
 
-from transformer_mt.errors import ConfigError
 from transformer_mt.system.console import show_messages
 from transformer_mt.translation.options import (
     CPU_BATCH_TOKENS,
@@ -18,6 +18,8 @@ from transformer_mt.translation.options import (
     Precision,
     SearchOptions,
 )
+
+logger = logging.getLogger(__name__)
 
 
 def argument(metavar: str, help: str, default: object = ...) -> Any:
@@ -71,20 +73,18 @@ class SearchGroup:
     beam_size: int = search_option(
         "N", "Beam size; 1 is greedy search.", default=SearchOptions.beam_size, min=1
     )
-    length_penalty: float | None = search_option(
+    length_penalty: float = search_option(
         "ALPHA",
-        "Exponent of the length penalty of beam search, 0 to 10. Default:"
-        f" {SearchOptions.length_penalty:g}.",
+        "Exponent of the length penalty of beam search, 0 to 10.",
+        default=SearchOptions.length_penalty,
         min=0.0,
     )
 
-    def choose_length_penalty(self, with_scores: bool = False) -> float:
-        """Gives the length penalty or its default; refuses one that would change nothing."""
-        if self.length_penalty is None:
-            return SearchOptions.length_penalty
-        if self.beam_size == 1 and not with_scores:
-            raise ConfigError("--length-penalty has no effect on greedy search: add --beam-size 4")
-        return self.length_penalty
+    def warn_of_length_penalty(self, with_scores: bool = False) -> None:
+        """Warns of a length penalty that changes nothing, which a loop over settings may give."""
+        is_default = self.length_penalty == SearchOptions.length_penalty
+        if self.beam_size == 1 and not with_scores and not is_default:
+            logger.warning("--length-penalty has no effect on greedy search: add --beam-size 4")
 
 
 @dataclass(frozen=True)

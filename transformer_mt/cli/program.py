@@ -9,7 +9,7 @@ import typer
 from typer.core import TyperCommand
 
 from transformer_mt.cli.commands import average, config, export, init, prepare, train
-from transformer_mt.cli.evaluate import evaluate
+from transformer_mt.cli.evaluate import evaluate, tune
 from transformer_mt.cli.figures import compare, diagnose, plot, report
 from transformer_mt.cli.translate import translate
 from transformer_mt.errors import Interrupted, TransformerMTError
@@ -94,7 +94,7 @@ def program(
     """
 
 
-_IN_SEVERAL_PROCESSES = "train", "translate", "evaluate"
+_IN_SEVERAL_PROCESSES = "train", "translate", "evaluate", "tune"
 """Commands that `torchrun` may start."""
 
 
@@ -133,7 +133,7 @@ class GroupedCommand(TyperCommand):
                 formatter.write_dl(records)
 
 
-COMMANDS = init, train, prepare, translate, evaluate, config, average, export
+COMMANDS = init, train, prepare, translate, evaluate, tune, config, average, export
 """In the order of --help, before the commands that show runs."""
 for command in (*COMMANDS, diagnose, report, compare):
     app.command()(command)

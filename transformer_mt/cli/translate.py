@@ -188,7 +188,8 @@ def translate(
         raise ConfigError(f"--n-best {n_best} needs --beam-size {n_best} or more")
     file_options = files.options(texts)
     with_scores = lines.scores or lines.format_ == "jsonl"
-    penalty = search.choose_length_penalty(with_scores)
+    penalty = search.length_penalty
+    search.warn_of_length_penalty(with_scores)
     options = TranslateOptions(
         LoadOptions(model.device, model.precision, model.max_length, model.raw, split),
         SearchOptions(beam_size, penalty, with_scores, n_best, model.batch_tokens, sampling),

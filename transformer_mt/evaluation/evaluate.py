@@ -93,6 +93,8 @@ class EvaluationReport:
         }
         for score in self.scores:
             result |= {score.name: score.value, f"{score.name}_signature": score.signature}
+            if score.confidence is not None:
+                result[f"{score.name}_confidence"] = score.confidence
         system = self.system
         if system.search is None:
             result["hypotheses"] = system.name
@@ -132,9 +134,11 @@ def format_reports(reports: Sequence[EvaluationReport], samples: int | None = No
                 translations = {"hypothesis": first.system.lines[i]}
             paragraphs.append("\n".join(format_sentence(test_set, i, translations)))
         if len(reports) > 1:
-            table = [heading, "".join(f"{score.title:>7}" for score in first.scores)]
+            texts = [(score.title, str(score)) for report in reports for score in report.scores]
+            width = 2 + max(map(len, chain(*texts)))
+            table = [heading, "".join(f"{score.title:>{width}}" for score in first.scores)]
             for report in reports:
-                values = "".join(f"{score.value:7.2f}" for score in report.scores)
+                values = "".join(f"{score!s:>{width}}" for score in report.scores)
                 table.append(f"{values}  {report.system.describe()}")
             signatures = [f"{score.title}|{score.signature}" for score in first.scores]
             return "\n\n".join([*paragraphs, "\n".join(table), "\n".join(signatures)])
@@ -184,24 +188,24 @@ def evaluate_systems(
     with share_work(paths, options.load.device) as load:
         if not load:
             return []
-        test_set, metrics, systems = _read_inputs(
-            runs, hypotheses, baseline, load_test_set, choose_metrics, languages
+        [test_set], metrics, systems = read_inputs(
+            runs, hypotheses, baseline, [load_test_set], choose_metrics, languages
         )
-        translate = partial(_translate, sources=test_set.src or [], options=options, load=load)
+        translate = partial(translate_system, test_set=test_set, options=options, load=load)
         other = translate(systems.pop()) if baseline else None
         with save.lock() if save else nullcontext():
             reports = [
-                _report(test_set, translate(system), metrics, other, save) for system in systems
+                score_output(test_set, translate(each), metrics, other, save) for each in systems
             ]
     return reports
 
 
-def _report(
+def score_output(
     test_set: EvaluationSet,
     output: SystemOutput,
     metrics: list[Metric],
-    baseline: SystemOutput | None,
-    save: Output | None,
+    baseline: SystemOutput | None = None,
+    save: Output | None = None,
 ) -> EvaluationReport:
     """Saves, scores and records a translation, and compares it with a baseline."""
     if save:  # first, so that no later error loses the translation
@@ -214,25 +218,35 @@ def _report(
     return EvaluationReport(test_set, output, scores, baseline, comparison)
 
 
-def _read_inputs(
+def read_inputs(
     runs: Sequence[Sequence[Path]],
     hypotheses: Path | None,
     baseline: Path | None,
-    load_test_set: Callable[[DataConfig], EvaluationSet],
+    loaders: Sequence[Callable[[DataConfig], EvaluationSet]],
     choose_metrics: Callable[..., list[Metric]],
     languages: Mapping[str, str],
-) -> "tuple[EvaluationSet, list[Metric], list[SystemOutput | SavedModels]]":
+) -> "tuple[list[EvaluationSet], list[Metric], list[SystemOutput | SavedModels]]":
     """Reads files and runs, so that mistakes show before anything is translated.
 
+    Args:
+        runs: As for `evaluate_systems`, like all but the loaders.
+        hypotheses: A translation of the first test set.
+        baseline: A translation of the first test set, or what makes one.
+        loaders: Each loads a test set.
+        choose_metrics: Gives the metrics for the first test set.
+        languages: Those of no run.
+
     Returns:
-        The test set, the metrics and the systems, of which the baseline, if there is one, is last.
+        The test sets, the metrics and the systems, of which the baseline, if there is one, is last.
     """
     named = [find_models(paths) for paths in runs]
     data, tokenize = _common_corpus(named, languages)
-    test_set = load_test_set(data)
+    test_sets = [load(data) for load in loaders]
+    test_set = test_sets[0]
     metrics = choose_metrics(data.tgt_lang, references=test_set.references, configured=tokenize)
-    sides = filter(None, [test_set.src, *test_set.references])
-    warn_of_held_out(test_set.name, *sides, form=named[0][0].vocab.form if named else "none")
+    for each in test_sets:
+        sides = filter(None, [each.src, *each.references])
+        warn_of_held_out(each.name, *sides, form=named[0][0].vocab.form if named else "none")
     systems: list[SystemOutput | SavedModels] = [*named]
     if hypotheses:
         systems = [_read_translation(hypotheses, test_set)]
@@ -246,8 +260,12 @@ def _read_inputs(
         raise ConfigError(
             f"{new[0][0].path}: to translate with it, name --src, the source text of --ref"
         )
-    _warn_of_changed_models(new)
-    return test_set, metrics, systems
+    # Exported models do without PyTorch.
+    if checkpoints := [each for models in new for each in models if not each.is_exported]:
+        from transformer_mt.checkpoints.checkpoint import warn_of_changed_model
+
+        warn_of_changed_model(checkpoints)
+    return test_sets, metrics, systems
 
 
 def _common_corpus(
@@ -260,14 +278,6 @@ def _common_corpus(
         raise ConfigError("--src-lang and --tgt-lang: leave them out; a run has its own languages")
     config = systems[0][0].config
     return config.data, config.valid.tokenize
-
-
-def _warn_of_changed_models(systems: "Sequence[SavedModels]") -> None:
-    """Warns of checkpoints trained with other source; exported models do without PyTorch."""
-    if checkpoints := [each for models in systems for each in models if not each.is_exported]:
-        from transformer_mt.checkpoints.checkpoint import warn_of_changed_model
-
-        warn_of_changed_model(checkpoints)
 
 
 def _read_translation(path: Path, test_set: EvaluationSet) -> SystemOutput:
@@ -283,16 +293,16 @@ def _read_translation(path: Path, test_set: EvaluationSet) -> SystemOutput:
     return SystemOutput(lines, str(path))
 
 
-def _translate(
+def translate_system(
     system: "SystemOutput | SavedModels",
-    sources: list[str],
+    test_set: EvaluationSet,
     options: TranslateOptions,
     load: LoadModels,
 ) -> SystemOutput:
-    """Translates with models; returns a translation as it is."""
+    """Translates a test set with models; returns a translation as it is."""
     if isinstance(system, SystemOutput):
         return system
-    search, raw = options.search, options.load.raw
+    sources, search, raw = test_set.src or [], options.search, options.load.raw
     model = load(system, options.load)
     translator, began = model.translator(search), time.monotonic()
     with ProgressBar("translating", "lines", len(sources)) as bar:
@@ -308,7 +318,7 @@ def _translate(
     seconds = time.monotonic() - began
     averaged = any(each.is_averaged(raw) for each in model.checkpoints)
     output = SystemOutput(lines, model.name, model.checkpoints, setting, averaged, seconds, counts)
-    logger.info(f"{len(sources):,} sentences in {output.seconds:.1f} s with {output.name}")
+    logger.info(f"{len(sources):,} sentences in {output.seconds:.1f} s with {output.describe()}")
     log_kinds(counts)
     return output
 

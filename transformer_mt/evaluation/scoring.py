@@ -4,6 +4,7 @@ Hypotheses are detokenised text, one line per sentence; references are one or mo
 translations, each raw text with one line per sentence.
 """
 
+import json
 import logging
 import operator
 import re
@@ -25,6 +26,9 @@ logger = logging.getLogger(__name__)
 
 _TWO_LETTERS = {"zho": "zh", "chi": "zh", "cmn": "zh", "jpn": "ja", "kor": "ko"}
 """Two-letter codes of the languages for which sacreBLEU has a tokenizer, by three-letter ones."""
+
+_RESAMPLES = 1000
+"""Resamples of the test set for a confidence interval, as many as sacreBLEU's program takes."""
 
 
 @dataclass(frozen=True)
@@ -48,8 +52,11 @@ def choose_metrics(
     ter: bool = False,
     references: Sequence[Sequence[str]] = (),
     configured: str = "auto",
+    chrf_plus_plus: bool = False,
+    lowercase: bool = False,
+    confidence: bool = False,
 ) -> list[Metric]:
-    """Chooses BLEU, chrF2 and, if requested, TER, in that order.
+    """Chooses BLEU, chrF2 and, if requested, chrF2++ and TER, in that order.
 
     BLEU's tokenizer is by default that of the language. If sacreBLEU has none for it, and the
     references are in a script that hardly separates words, it is `char`.
@@ -60,6 +67,9 @@ def choose_metrics(
         ter: Whether to compute TER as well.
         references: What will be scored against.
         configured: The run's `valid.tokenize`, used without `tokenizer`.
+        chrf_plus_plus: Whether to compute chrF2++, which is chrF++ in most papers, as well.
+        lowercase: Whether BLEU is that of lower-cased text.
+        confidence: Whether `corpus_score` computes confidence intervals as well.
 
     Raises:
         ConfigError: If the tokenizer is unknown, or needs something that is not installed.
@@ -79,25 +89,46 @@ def choose_metrics(
                 f"BLEU is by characters: sacreBLEU has no tokenizer for {cause}, and {script}"
                 " script hardly separates words; valid.tokenize or --tokenize chooses another"
             )
+    bleu = _make_bleu(cause, lowercase, name or None, "" if name else language)
+    metrics: list[Metric] = [bleu, CHRF()]
+    metrics += [CHRF(word_order=2)] if chrf_plus_plus else []
+    metrics += [TER()] if ter else []
+    for metric in metrics:
+        metric.n_bootstrap = _RESAMPLES if confidence else None
+    return metrics
+
+
+def _make_bleu(cause: str, lowercase: bool, tokenizer: str | None, language: str) -> BLEU:
+    """Makes BLEU with a tokenizer or that of a language; `cause` is what chose it."""
     try:
         # With both, sacreBLEU would warn that the tokenizer is not the language's. `force` only
         # drops a warning about text that looks tokenised, as that of a young model does.
-        bleu = BLEU(tokenize=name or None, trg_lang="" if name else language, force=True)
+        return BLEU(lowercase, tokenize=tokenizer, trg_lang=language, force=True)
     except (RuntimeError, ImportError, OSError, SystemExit) as error:
         package = re.search(r"sacrebleu\[\w+\]", str(error))
         advice = f"pip install -c constraints.txt '{package[0]}'" if package else error
         raise ConfigError(f"{cause}: cannot load sacreBLEU's tokenizer: {advice}") from None
-    return [bleu, CHRF(), TER()] if ter else [bleu, CHRF()]
 
 
 def corpus_score(
     hypotheses: Sequence[str], references: Sequence[Sequence[str]], metric: Metric
 ) -> Score:
-    """Scores detokenised hypotheses against one or more raw references."""
-    result = metric.corpus_score(hypotheses, references)
+    """Scores detokenised hypotheses against one or more raw references.
+
+    Raises:
+        ConfigError: If too few hypotheses have text for a confidence interval.
+    """
+    try:
+        result = metric.corpus_score(hypotheses, references, metric.n_bootstrap or 1)
+    except TypeError:  # sacreBLEU's, if a resample has no text
+        if not metric.n_bootstrap:
+            raise
+        raise ConfigError("--confidence: too few translations have text; leave it out") from None
     signature = metric.get_signature().format()
-    text = result.format(signature=signature)
-    return Score(type(metric).__name__.lower(), result.score, signature, text)
+    values = json.loads(result.format(width=4, signature=signature, is_json=True))
+    interval, text = values.get("confidence_var"), result.format(signature=signature)
+    name = result.name.lower().replace("chrf2", "chrf")
+    return Score(name, result.score, signature, interval, text)
 
 
 def compare_scores(
@@ -115,7 +146,7 @@ def compare_scores(
         for MT.
     """
     systems = [("baseline", baseline), ("system", hypotheses)]
-    named = {type(metric).__name__: metric for metric in metrics}
+    named = {str(i): metric for i, metric in enumerate(metrics)}  # in the results as sacreBLEU does
     signatures, results = PairedTest(systems, named, references, test_type="ar")()
     # sacreBLEU counts only larger differences. Of the 2^n ways to exchange n translations that are
     # not the same, at least those that exchange none and all have an equal one.
@@ -123,6 +154,7 @@ def compare_scores(
     smallest = min(1.0, 2.0 ** (1 - unequal))
     differences = []
     for name, signature in signatures.items():
+        signature.update("bs", None)  # the resamples of confidence intervals
         old, new = cast(list[Result], results[name])
         p_value = 1.0 if new.score == old.score else max(smallest, float(new.p_value or 0.0))
         scores = float(new.score), float(old.score)
@@ -136,9 +168,5 @@ def sentence_chrf(hypotheses: Sequence[str], references: Sequence[Sequence[str]]
     Returns:
         One value from 0 to 100 per sentence; with several references, that of the best match.
     """
-    metric = CHRF()
-    alternatives = zip(*references, strict=True)
-    return [
-        metric.sentence_score(hypothesis, texts).score
-        for hypothesis, texts in zip(hypotheses, alternatives, strict=True)
-    ]
+    metric, lines = CHRF(), zip(hypotheses, *references, strict=True)
+    return [metric.sentence_score(hypothesis, texts).score for hypothesis, *texts in lines]

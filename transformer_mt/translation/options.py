@@ -73,6 +73,9 @@ class SearchOptions:
             default for the device.
         sampling: How to draw one translation at random instead, with a beam size of 1; None is to
             search.
+
+    Raises:
+        ConfigError: If the length penalty is outside its limits.
     """
 
     beam_size: int = 1
@@ -81,6 +84,11 @@ class SearchOptions:
     n_best: int = 1
     batch_tokens: int | None = None
     sampling: Sampling | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.length_penalty <= MAX_LENGTH_PENALTY:
+            limits = f"0 to {MAX_LENGTH_PENALTY:g}"
+            raise ConfigError(f"length penalty {self.length_penalty:g}: choose {limits}")
 
 
 @dataclass(frozen=True)

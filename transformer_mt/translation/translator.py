@@ -15,12 +15,7 @@ from typing import Literal, NamedTuple
 from transformer_mt.errors import ConfigError
 from transformer_mt.text.splitting import LineSplitter, Part
 from transformer_mt.text.vocabulary import Vocabulary
-from transformer_mt.translation.options import (
-    DEFAULT_SEARCH,
-    MAX_LENGTH_PENALTY,
-    OutputOptions,
-    SearchOptions,
-)
+from transformer_mt.translation.options import DEFAULT_SEARCH, OutputOptions, SearchOptions
 from transformer_mt.translation.runtime import EXTRA_LENGTH, Hypothesis, Runtime, Source
 
 logger = logging.getLogger(__name__)
@@ -138,7 +133,7 @@ class Translator:
         batch_tokens: Padded source positions of a batch times beam size.
 
     Raises:
-        ConfigError: If the beam size or the length penalty is outside its limits.
+        ConfigError: If the beam size is outside its limits.
     """
 
     def __init__(
@@ -152,10 +147,6 @@ class Translator:
             raise ConfigError(
                 f"beam size {options.beam_size}: choose 1 to {vocab.tgt.size // 2}, half the"
                 " target vocabulary"
-            )
-        if not 0 <= options.length_penalty <= MAX_LENGTH_PENALTY:
-            raise ConfigError(
-                f"length penalty {options.length_penalty:g}: choose 0 to {MAX_LENGTH_PENALTY:g}"
             )
         self.runtime, self.vocab, self.splitter, self.options = runtime, vocab, splitter, options
         self.first_chunk_lines, self.chunk_lines = runtime.chunk_lines
