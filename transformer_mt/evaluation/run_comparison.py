@@ -24,7 +24,7 @@ from transformer_mt.checkpoints.layout import (
 from transformer_mt.checkpoints.metrics import RunMetrics, read_metrics, run_names
 from transformer_mt.checkpoints.run_description import read_description
 from transformer_mt.config.keys import DEFAULTS, flat_values
-from transformer_mt.config.reference import format_value
+from transformer_mt.config.loading import format_value
 from transformer_mt.errors import CheckpointError
 from transformer_mt.system.console import escape_controls
 from transformer_mt.version import SOURCE_PACKAGES

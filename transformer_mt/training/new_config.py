@@ -21,8 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from transformer_mt.config.keys import Config, DataConfig, flat_values
-from transformer_mt.config.loading import expand_path, parse_config
-from transformer_mt.config.reference import format_value
+from transformer_mt.config.loading import expand_path, format_value, parse_config
 from transformer_mt.config.splits import SplitFiles
 from transformer_mt.errors import ConfigError, DataError, OutputError
 from transformer_mt.system.console import ProgressBar

@@ -27,7 +27,7 @@ from transformer_mt.text.cleaning import warn_of_held_out
 from transformer_mt.text.corpus import load_split
 from transformer_mt.text.prepared import prepare
 from transformer_mt.text.trained_here import remember_text
-from transformer_mt.training.description import describe_run, log_start
+from transformer_mt.training.description import compare_with, describe_run, log_start
 from transformer_mt.training.engine import Engine
 from transformer_mt.training.environment import (
     COMPILE_FAILED,
@@ -42,7 +42,7 @@ from transformer_mt.training.trainer import Trainer
 logger = logging.getLogger(__name__)
 
 
-def train(config: Config, run_dir: str | Path) -> Progress:
+def train(config: Config, run_dir: str | Path, first_dir: Path | None = None) -> Progress:
     """Trains a run to its end, from its newest checkpoint if there is one.
 
         config = load_config("configs/sample.toml", ["train.max_steps=500"])
@@ -55,6 +55,7 @@ def train(config: Config, run_dir: str | Path) -> Progress:
     Args:
         config: The configuration; must agree with the run's own if the run exists.
         run_dir: Where logs and checkpoints go.
+        first_dir: The run that is repeated, if any; what differs is said.
 
     Returns:
         Where the run stands.
@@ -70,13 +71,15 @@ def train(config: Config, run_dir: str | Path) -> Progress:
     run_dir = Path(run_dir)
     with join_processes(choose_device(config.train.device).type) as processes:
         if processes.is_main:
-            return _train_main(config, run_dir, processes)
+            return _train_main(config, run_dir, first_dir, processes)
         trainer = build_trainer(config, run_dir, processes=processes)
         trainer.run(log=None)
         return trainer.progress
 
 
-def _train_main(config: Config, run_dir: Path, processes: Processes) -> Progress:
+def _train_main(
+    config: Config, run_dir: Path, first_dir: Path | None, processes: Processes
+) -> Progress:
     """Trains as the process that owns the run directory; the others touch no file of the run."""
     require_writable(run_dir)
     with ExitStack() as stack:
@@ -102,6 +105,8 @@ def _train_main(config: Config, run_dir: Path, processes: Processes) -> Progress
         log_start(log, trainer, environment)
         early_messages.setTarget(log)
         early_messages.flush()
+        if first_dir:
+            compare_with(first_dir, trainer, environment)
         describe_run(trainer, environment)
         remember_text(config.data)
         trainer.run(log, is_own)

@@ -35,7 +35,8 @@ def resume(fitter: StepFitter, checkpoint: Checkpoint, run_dir: Path, new: Progr
     _require_same_text(run_dir, checkpoint.progress, new)
     restore_engine(fitter.engine, checkpoint)
     environment = numeric_environment(fitter)
-    changes = reasons_against_bit_equality(checkpoint, config, environment)
+    recorded = checkpoint.state.environment
+    changes = reasons_against_bit_equality(checkpoint.config, recorded, config, environment)
     if changes:
         logger.warning(
             "from here on the run is not bit-equal to an uninterrupted one: %s",
