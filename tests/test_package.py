@@ -103,7 +103,9 @@ OTHER_FILES = (
     "translation/model_card.md",
     "figures/report.html",
     "text/abbreviations.toml",
+    "training/fine_tuning.toml",
     "training/new_config.toml",
+    "training/recipes.toml",
 )
 BUILD_SDIST = "import setuptools.build_meta as build, sys; print(build.build_sdist(sys.argv[1]))"
 

@@ -3,6 +3,7 @@
 import ast
 import hashlib
 import os
+import shutil
 import subprocess
 from functools import cache
 from pathlib import Path
@@ -51,10 +52,10 @@ def _strip(tree: object) -> object:
 
 
 def source_state(package: Path = _PACKAGE) -> tuple[str, str]:
-    """Names the commit of the package's files; gives their changes since for `git apply`.
+    """Names the commit of the package's files, and gives their uncommitted changes as a diff.
 
-    New files are among those. The commit is `unknown` unless a git repository tracks the package:
-    one may merely surround a copy.
+    New files are part of it; `git apply` takes it. The commit is `unknown` unless a git repository
+    tracks the package: one may merely surround a copy.
     """
 
     def git(*arguments: str) -> str:
@@ -62,12 +63,10 @@ def source_state(package: Path = _PACKAGE) -> tuple[str, str]:
         return subprocess.run(command, capture_output=True, text=True, errors="replace").stdout
 
     files, diff = f"{package.name}/*.py", ("diff", "--no-ext-diff", "--no-color")
-    try:
-        if not git("ls-files", f"{package.name}/version.py"):
-            return "unknown", ""
-    except OSError:
+    if not shutil.which("git") or not git("ls-files", f"{package.name}/version.py"):
         return "unknown", ""
     new = git("ls-files", "--others", "--exclude-standard", files).splitlines()
-    diffs = [git(*diff, "HEAD", "--", files)]
-    diffs += [git(*diff, "--no-index", os.devnull, name) for name in new]
-    return git("rev-parse", "--short", "HEAD").strip() or "unknown", "".join(diffs)
+    changes = git(*diff, "HEAD", "--", files)
+    changes += "".join(git(*diff, "--no-index", os.devnull, name) for name in new)
+    commit = git("rev-parse", "--short", "HEAD").strip() or "unknown"
+    return f"{commit} with uncommitted changes" if changes else commit, changes

@@ -29,6 +29,7 @@ def init(
     tgt: Path = option("FILE", "Its translation, line by line.", default=...),
     src_lang: str | None = option("NAME", "Language of --src, such as de. Default: its ending."),
     tgt_lang: str | None = option("NAME", "Language of --tgt, likewise."),
+    run: Path | None = option("RUN", "Fine-tune this run or checkpoint on the text.", "--from"),
     quiet: bool = QUIET,
 ) -> None:
     """Write a configuration for two files of text.
@@ -37,10 +38,11 @@ def init(
 
     \b
     transformer-mt init mytext --src mytext/train.de --tgt mytext/train.en
+    transformer-mt init tuned --src own.de --tgt own.en --from checkpoints/wmt16-base
     """
     from transformer_mt.training.new_config import write_config
 
-    print(write_config(name, src, tgt, src_lang, tgt_lang))
+    print(write_config(name, src, tgt, src_lang, tgt_lang, run))
 
 
 def train(

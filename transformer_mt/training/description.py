@@ -21,6 +21,7 @@ from transformer_mt.checkpoints.run_description import (
 from transformer_mt.checkpoints.run_directory import description_if_sound
 from transformer_mt.config.keys import Config
 from transformer_mt.config.loading import format_config
+from transformer_mt.system.console import escape_controls
 from transformer_mt.system.files import atomic_file
 from transformer_mt.text.batching import Lengths
 from transformer_mt.training.environment import describe_software, reasons_against_bit_equality
@@ -89,7 +90,8 @@ def _write_config(path: Path, config: Config) -> None:
     before = path.read_text("utf-8", "replace") if path.exists() else _HEAD
     commands = _HEAD + "".join(x for x in before.splitlines(True) if x.startswith(_COMMAND))
     if before.startswith(_HEAD) and before != commands + format_config(config, commands):
-        commands += f"{_COMMAND}{shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])}\n"
+        words = [Path(sys.argv[0]).name, *sys.argv[1:]]
+        commands += f"{_COMMAND}{escape_controls(shlex.join(words))}\n"
         with atomic_file(path) as file:
             file.write((commands + format_config(config, commands)).encode(errors="replace"))
 
@@ -97,23 +99,21 @@ def _write_config(path: Path, config: Config) -> None:
 def _write_diff(path: Path) -> None:
     """Writes source.diff if there are changes, and deletes that of an earlier start."""
     path.unlink(missing_ok=True)
-    _, diff = source_state()
-    if diff:
+    if diff := source_state()[1]:
         with atomic_file(path) as file:
             file.write(diff.encode()[:_DIFF_BYTES])
 
 
-def compare_with(first_dir: Path, trainer: Trainer, environment: dict[str, str]) -> None:
+def compare_with(first_dir: Path | None, trainer: Trainer, environment: dict[str, str]) -> None:
     """Warns of what differs from another run that is repeated, if that has a run.json."""
-    first = description_if_sound(first_dir)
-    if first is None or first_dir.resolve() == trainer.run_dir.resolve():
+    if first_dir is None or first_dir.resolve() == trainer.run_dir.resolve():
         return
-    own = asdict(trainer.progress)
-    texts = [f"the {text}" for key, text in ORIGINS.items() if first.digests[key] != own[key]]
-    before = first.environment
-    others = reasons_against_bit_equality(first.config, before, trainer.config, environment)
-    if differences := [*texts, *others.values()]:
-        logger.warning("differs from %s: %s", first_dir, ", ".join(differences))
+    if first := description_if_sound(first_dir):
+        config, before, own = trainer.config, first.environment, asdict(trainer.progress)
+        changes = reasons_against_bit_equality(first.config, before, config, environment)
+        texts = [f"the {text}" for key, text in ORIGINS.items() if first.digests[key] != own[key]]
+        if differences := [*texts, *changes.values()]:
+            logger.warning("differs from %s: %s", first_dir, ", ".join(differences))
 
 
 def _count_lengths(src: Lengths, tgt: Lengths) -> LengthCounts:

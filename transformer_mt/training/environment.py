@@ -25,8 +25,8 @@ CUT_BY = frozenset(
 """What decides the micro-batches of a step; if one of them has changed, their bound is not kept."""
 _RECORDED = frozenset(("train.device", "train.compile"))
 """Keys whose effect is recorded: other values, such as "auto" and "cpu", may mean the same."""
+# NumPy's random numbers order the pairs; by sacreBLEU's scores the best checkpoint is chosen.
 _LIBRARIES = torch, numpy, sentencepiece, sacrebleu
-"""NumPy's random numbers order the pairs; by sacreBLEU's scores the best checkpoint is chosen."""
 _SOURCES = source_digests()  # read while the code itself is being imported
 # By these, libraries choose among kernels that round differently. What PyTorch itself has chosen,
 # by ATEN_CPU_CAPABILITY, is in the CPU features.
@@ -87,7 +87,6 @@ def reasons_against_bit_equality(
 def describe_software() -> str:
     """Describes, for train.log, the software a run was made with, and its commit if it is known."""
     versions = ", ".join(f"{each.__name__} {each.__version__}" for each in _LIBRARIES)
-    commit, diff = source_state()
-    commit += " with uncommitted changes" if diff else ""
+    commit, _ = source_state()
     python = f"python {platform.python_version()}"
     return f"transformer-mt {__version__}, commit {commit}, {versions}, {python}"

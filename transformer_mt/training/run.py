@@ -26,7 +26,7 @@ from transformer_mt.system.processes import ALONE, Processes, join_processes
 from transformer_mt.text.cleaning import warn_of_held_out
 from transformer_mt.text.corpus import load_split
 from transformer_mt.text.prepared import prepare
-from transformer_mt.text.trained_here import remember_text
+from transformer_mt.text.trained_here import readable_corpus, remember_text
 from transformer_mt.training.description import compare_with, describe_run, log_start
 from transformer_mt.training.engine import Engine
 from transformer_mt.training.environment import (
@@ -105,8 +105,7 @@ def _train_main(
         log_start(log, trainer, environment)
         early_messages.setTarget(log)
         early_messages.flush()
-        if first_dir:
-            compare_with(first_dir, trainer, environment)
+        compare_with(first_dir, trainer, environment)
         describe_run(trainer, environment)
         remember_text(config.data)
         trainer.run(log, is_own)
@@ -129,12 +128,14 @@ def build_trainer(
     if processes.is_main:
         if checkpoint := load_newest(run_dir):
             checkpoint.require_config(config)
-        else:
+        if checkpoint is None or config.valid.old_text:
             initial = initial_checkpoint(config)
     checkpoint, initial = processes.broadcast((checkpoint, initial))
     previous = checkpoint.progress.precision if checkpoint else None
     precision = choose_precision(config.train.precision, device, previous)
     valid = load_split(config.data, config.data.valid)
+    old = initial.config.data if initial and config.valid.old_text else None
+    old_text = load_split(readable_corpus(old, old.valid), old.valid) if old else None
     name, form = f"data.valid = {config.data.valid}", config.data.normalize
     warn_of_held_out(name, valid.src, valid.tgt, form=form)
     origin = checkpoint or initial
@@ -160,7 +161,7 @@ def build_trainer(
         progress = begin_from(initial, engine, progress)
     progress = processes.broadcast(progress)
     _share_state(engine)
-    return Trainer(run_dir, corpus, valid, fitter, progress, is_saved=checkpoint is not None)
+    return Trainer(run_dir, corpus, valid, fitter, progress, checkpoint is not None, old_text)
 
 
 def _require_packages(config: Config) -> None:

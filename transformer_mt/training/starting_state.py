@@ -94,6 +94,8 @@ def initial_checkpoint(config: Config) -> Checkpoint | None:
         DataError: If there is no vocabulary at `vocab.path`.
     """
     name = config.train.init_from
+    if name is None and config.valid.old_text:
+        raise ConfigError("valid.old_text requires train.init_from")
     if name is None:
         return None
     if not Path(name).exists():
