@@ -10,7 +10,7 @@ from pydantic.fields import FieldInfo
 
 from transformer_mt.config.changes import changed_keys, on_change
 from transformer_mt.config.keys import Config, DataConfig, flat_values
-from transformer_mt.config.loading import load_config, parse_config
+from transformer_mt.config.loading import format_config, load_config, parse_config
 from transformer_mt.config.section import OnChange
 from transformer_mt.config.splits import SplitFiles
 from transformer_mt.errors import ConfigError
@@ -256,3 +256,32 @@ def test_the_declaration_of_a_new_key_is_obeyed(tmp_path, kind):
         assert changed_keys(old, new, asked) == ["data.new"] * (asked is kind)
     assert ("new" in values_that_shape_corpus(new.data)) == (kind is OnChange.SHAPES_CORPUS)
     assert flat_values(new)["data.new"] == 2
+
+
+def test_a_written_configuration_is_the_same(tmp_path, monkeypatch):
+    """Every key is written, whatever its default will be; a home is not. Sabotage: leave out lists.
+
+    A path is found from the same working directory, or from `~`.
+    """
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    for folder in ("home/te xt", "work/te\u0301xt"):
+        (tmp_path / folder).mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "work")
+    train = [
+        {"src": 'a"b\\.de', "tgt": "ü.en", "slice": "[:-9]"},
+        {"name": "x", "weight": 2},
+        "y[:5]",
+    ]
+    for path in ("~/te xt", "te\u0301xt", "wmt/wmt16", "/"):
+        values = {
+            "data": {"path": path, "train": train},
+            "optim": {"eps": 1e-12, "betas": [0.5, 0]},
+        }
+        values["vocab"] = {"symbols": ["<bt>", "é"], "size": 300}
+        before = load_config(write_toml(tmp_path / "a.toml", {"data": {"path": path}}))
+        before = parse_config(values | {"data": {**values["data"], "path": before.data.path}}, "x")
+        text = format_config(before, "")
+        (tmp_path / "b.toml").write_text(text)
+        assert load_config(tmp_path / "b.toml") == before
+        assert str(tmp_path) not in text and f'\npath = "{path}"\n' in text
+        assert text.count(" = ") >= len(flat_values(before))

@@ -42,7 +42,7 @@ def init(
     """
     from transformer_mt.training.new_config import write_config
 
-    print(write_config(name, src, tgt, src_lang, tgt_lang, run))
+    print(write_config(name, src, tgt, src_lang, tgt_lang, run=run))
 
 
 def train(
@@ -72,7 +72,7 @@ def train(
         if is_main_process():
             print(estimate)
     else:
-        runs.train(settings, run_dir, config.parent)
+        runs.train(settings, run_dir, first_dir=config.parent)
 
 
 def prepare(config: Path = CONFIG, set_: list[str] | None = SET, quiet: bool = QUIET) -> None:

@@ -172,7 +172,7 @@ def _fine_tuning_keys(run: Path, config: Path) -> dict[str, Any]:
 
     checkpoint = find_checkpoint(run)
     vocab, step, values = checkpoint.vocab, checkpoint.step, flat_values(checkpoint.config)
-    keys = {k: v for k, v in values.items() if k in _KEPT or k.startswith("model.")}
+    keys = {k: v for k, v in values.items() if k in _KEPT or re.match("model.(?!dropout)", k)}
     final_scale = values["optim.lr_scale"] * (_WARMUP / max(step, _WARMUP)) ** 0.5
     return keys | {
         "vocab.kind": vocab.tgt.kind,
