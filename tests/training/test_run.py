@@ -138,8 +138,8 @@ def test_what_a_run_records_of_itself(corpus_dir, first, prepared):
     assert f" {prepared.summary}; cpu, fp32\n" in log
     assert noted == {"command": " ".join(sys.argv), "software": describe_software()}
     libraries = torch, numpy, sentencepiece, sacrebleu
-    for name, library in zip("torch numpy sentencepiece sacrebleu".split(), libraries, strict=True):
-        assert described.environment[f"{name} version"] == library.__version__
+    versions = {f"{each.__name__} version": each.__version__ for each in libraries}
+    assert versions.items() <= described.environment.items()
 
 
 def test_a_run_is_trained_again_from_its_directory(corpus_dir, tmp_path, monkeypatch, call):
@@ -155,22 +155,15 @@ def test_a_run_is_trained_again_from_its_directory(corpus_dir, tmp_path, monkeyp
     config.unlink()
     toml = Path("first/config.toml").read_text()
     command = f"#     transformer-mt train {config} {' '.join(sets)} --run first -q\n"
-    assert (
-        toml.count("#  ") == toml.count(command) == 1
-        and str(tmp_path) not in toml.split("\n\n", 1)[1]
-    )
+    assert toml.count("#  ") == toml.count(command) == toml.count(str(tmp_path)) == 1
     for line in ('path = "text"', "seed = 7  # --set", "d_model = 16", "keep_last = 5  # default"):
         assert f"\n{line}\n" in toml
     assert call("train", "first/config.toml", "--run", "again", "-q")[::2] == (0, "")
-    ends = [Path(run, "step-00000003") for run in ("first", "again")]
-    assert equal(*map(weights, ends))
+    assert equal(*(weights(Path(run, "step-00000003")) for run in ("first", "again")))
     assert call("train", "first", "--set", "train.max_steps=4", "-q")[::2] == (0, "")
-    assert load_newest(Path("first")).step == 4
     resumed = Path("first/config.toml").read_text()
     assert "max_steps = 4  # --set" in resumed and "seed = 7  # --set" in resumed
     assert resumed.count("#  ") == 2 and not Path("checkpoints").exists()
-    assert call("train", "first/config.toml", "-q")[::2] == (0, "")
-    assert Path("first/config.toml").read_text() == resumed
 
 
 def test_what_differs_from_the_run_that_is_repeated(first, corpus_dir, tmp_path, monkeypatch, call):
@@ -178,15 +171,13 @@ def test_what_differs_from_the_run_that_is_repeated(first, corpus_dir, tmp_path,
     monkeypatch.chdir(tmp_path)
     shutil.copytree(corpus_dir, "text")
     Path("text/validation.de").write_text("other\n" * 60)
-    described = json.loads((first / "run.json").read_text())
     monkeypatch.setitem(source_digests(), "source of model/", "other")
-    place = ("--set", "data.path=text", "--set", "train.seed=3", "--set", "train.max_steps=1")
+    place = "--set", "data.path=text", "--set", "train.seed=3", "--set", "train.max_steps=1"
     _, _, err = call("train", first, "--run", "new", *place, "-q")
     assert err == (
         f"warning: differs from {first}: the validation text, train.seed (was 1, is 3), the source"
         " of model/ has changed\n"
     )
-    assert described == json.loads((first / "run.json").read_text())
     Path("mine").mkdir()  # with a file of the user's, which is kept
     own = (first / "config.toml").read_text().replace("# `", "# Mine. `")
     Path("mine/config.toml").write_text(own)
@@ -203,26 +194,19 @@ def test_fine_tuning_scores_the_old_text(corpus_dir, first, tmp_path, caplog):
         (tmp_path / f"validation.{language}").write_text("zzz\n")
         shutil.copy(corpus_dir / f"train.{language}", tmp_path)
     keys = {"train__init_from": str(first), "train__ema_decay": 0.9, "valid__every": 2}
-    keys |= {"data__path": str(tmp_path), "data__valid": "validation"}
-
-    def tune(steps: int, **changes: object) -> None:
-        config = small_config(corpus_dir, train__max_steps=steps, **keys, **changes)
-        values = config.model_dump() | {"valid": {"every": 2, "old_text": True}}
-        train(Config.model_validate(values), tmp_path / "run")
-
+    keys |= {"data__path": str(tmp_path), "data__valid": "validation", "valid__old_text": True}
     with caplog.at_level("INFO"):
-        tune(2)
-        tune(4)
+        for steps in (2, 4):
+            train(small_config(corpus_dir, **keys, train__max_steps=steps), tmp_path / "run")
     lines = records(tmp_path / "run", "valid")
     assert [line["step"] for line in lines] == [0, 2, 4]
-    before, *_ = records(first, "valid")[-1:]
+    before = records(first, "valid")[-1]
     assert lines[0]["old_nll"] == lines[0]["old_ema_nll"] == before["nll"] != lines[0]["nll"]
     assert lines[0]["old_bleu"] == before["bleu"] and lines[2]["old_nll"] != before["nll"]
     told = f"step 0: validation BLEU {lines[0]['bleu']:.2f}, of the moving average"
     assert any(text.startswith(told) and "of the old text" in text for text in caplog.messages)
-    keys["train__init_from"] = None
     with pytest.raises(ConfigError, match=r"^valid.old_text requires train.init_from$"):
-        tune(6)
+        train(small_config(corpus_dir, valid__old_text=True), tmp_path / "other")
 
 
 def test_fine_tuning_needs_the_same_shapes(corpus_dir, first, tmp_path):
