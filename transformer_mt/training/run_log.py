@@ -122,9 +122,7 @@ class RunLog(logging.Handler):
         The names are those of `FIELDS`; values that JSON cannot express become null.
         """
         position = {"kind": kind, "step": progress.step, "epoch": progress.epoch}
-        values = {
-            k: _round(v, FIELDS[re.sub("^(old_)?(ema_)?", "", k)]) for k, v in metrics.items()
-        }
+        values = {k: _round(v, FIELDS[re.sub("^(old_|ema_)+", "", k)]) for k, v in metrics.items()}
         line = {**position, "seconds": round(seconds, 3), **values}
         self._write(self._metrics, json.dumps(line, allow_nan=False) + "\n")
         if board := self._boards.get(kind):
