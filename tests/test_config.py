@@ -1,6 +1,7 @@
 """Configuration: types, overrides, mistakes, the recipes, and what a resumed run may change."""
 
 import codecs
+import tomllib
 from pathlib import Path
 from typing import Annotated
 
@@ -10,7 +11,7 @@ from pydantic.fields import FieldInfo
 
 from transformer_mt.config.changes import changed_keys, on_change
 from transformer_mt.config.keys import Config, DataConfig, flat_values
-from transformer_mt.config.loading import load_config, parse_config
+from transformer_mt.config.loading import format_config, load_config, parse_config
 from transformer_mt.config.section import OnChange
 from transformer_mt.config.splits import SplitFiles
 from transformer_mt.errors import ConfigError
@@ -258,3 +259,24 @@ def test_the_declaration_of_a_new_key_is_obeyed(tmp_path, kind):
         assert changed_keys(old, new, asked) == ["data.new"] * (asked is kind)
     assert ("new" in values_that_shape_corpus(new.data)) == (kind is OnChange.SHAPES_CORPUS)
     assert flat_values(new)["data.new"] == 2
+
+
+def test_a_written_configuration_is_the_same(tmp_path, monkeypatch):
+    """Every key is written, but no home: a path is below `~` or the working directory.
+
+    Sabotage: leave out keys that have their default.
+    """
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    for folder in ("home/te xt", "work/te\u0301xt"):
+        (tmp_path / folder).mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "work")
+    files = SplitFiles(src='a"b\\.de', tgt="ü.en", slice="[:-9]")
+    for path in ("~/te xt", "te\u0301xt", "wmt/wmt16", "/"):
+        data = f"path = '{path}'\ntrain = [{files}, {{ name = 'x', weight = 2 }}, 'y[:5]']"
+        Path("a.toml").write_text(f"[data]\n{data}\n[vocab]\nsymbols = ['<bt>', 'é']\n")
+        before = load_config("a.toml", ["optim.eps=1e-12"])
+        Path("b.toml").write_text(text := format_config(before, "train --set optim.eps=1e-12"))
+        assert load_config("b.toml") == before and f'\npath = "{path}"\n' in text
+        assert "\neps = 1e-12  # --set\n" in text and str(tmp_path) not in text
+        stated = {f"{section}.{k}" for section, keys in tomllib.loads(text).items() for k in keys}
+        assert stated == {key for key, value in flat_values(before).items() if value is not None}

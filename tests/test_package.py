@@ -13,7 +13,10 @@ from transformer_mt import version
 
 
 def test_the_commit_is_that_of_the_package(tmp_path):
-    """A repository that merely surrounds a copy says nothing; edits and new files are told."""
+    """A repository that merely surrounds a copy says nothing; edits and new files are told.
+
+    The diff makes a clone what they are. Sabotage: strip the output of git; leave out new files.
+    """
 
     def git(*words: str) -> str:
         identity = ("-c", "user.name=a", "-c", "user.email=a@b.c")
@@ -24,18 +27,25 @@ def test_the_commit_is_that_of_the_package(tmp_path):
     package.mkdir()
     shutil.copy(version.__file__, package)
     (tmp_path / "README.md").touch()
-    assert version.describe_commit(package) == "unknown"
+    assert version.source_state(package) == ("unknown", "")
     git("init", "-q"), git("add", "README.md"), git("commit", "-qm", "surrounds")
-    assert version.describe_commit(package) == "unknown"
+    assert version.source_state(package) == ("unknown", "")
     git("add", "."), git("commit", "-qm", "holds")
     commit = git("rev-parse", "--short", "HEAD")
     (tmp_path / "README.md").write_text("changed")
-    assert version.describe_commit(package) == commit
-    (package / "new.py").touch()
-    assert version.describe_commit(package) == f"{commit} with uncommitted changes"
-    (package / "new.py").unlink()
-    (package / "version.py").write_text("")
-    assert version.describe_commit(package) == f"{commit} with uncommitted changes"
+    assert version.source_state(package) == (commit, "")
+    (package / "deep").mkdir()
+    (package / "deep" / "new.py").write_text("x = 'ä'\n\n")
+    assert version.source_state(package)[0] == f"{commit} with uncommitted changes"
+    (package / "version.py").write_text("edited = True\n \n")
+    told, diff = version.source_state(package)
+    assert told == f"{commit} with uncommitted changes"
+    git("clone", "-q", ".", "clone")
+    (tmp_path / "source.diff").write_text(diff)
+    git("-C", "clone", "apply", str(tmp_path / "source.diff"))
+    for name in ("version.py", "deep/new.py"):
+        applied = tmp_path / "clone" / "package" / name
+        assert applied.read_bytes() == (package / name).read_bytes()
 
 
 def test_digests_of_the_source(tmp_path, monkeypatch):
@@ -103,7 +113,9 @@ OTHER_FILES = (
     "translation/model_card.md",
     "figures/report.html",
     "text/abbreviations.toml",
+    "training/fine_tuning.toml",
     "training/new_config.toml",
+    "training/recipes.toml",
 )
 BUILD_SDIST = "import setuptools.build_meta as build, sys; print(build.build_sdist(sys.argv[1]))"
 

@@ -2,6 +2,8 @@
 
 import ast
 import hashlib
+import os
+import shutil
 import subprocess
 from functools import cache
 from pathlib import Path
@@ -49,20 +51,22 @@ def _strip(tree: object) -> object:
     return repr(tree)
 
 
-def describe_commit(package: Path = _PACKAGE) -> str:
-    """Names the commit of the package's files, and says if they have uncommitted changes.
+def source_state(package: Path = _PACKAGE) -> tuple[str, str]:
+    """Names the commit of the package's files, and gives their uncommitted changes as a diff.
 
-    Returns `unknown` unless a git repository tracks the files: one may merely surround a copy.
+    New files are part of it; `git apply` takes it. The commit is `unknown` unless a git repository
+    tracks the package: one may merely surround a copy.
     """
 
     def git(*arguments: str) -> str:
-        command = ["git", "--no-optional-locks", "-C", str(package), *arguments]
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+        command = ["git", "--no-optional-locks", "-C", str(package.parent), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, errors="replace").stdout
 
-    try:
-        git("ls-files", "--error-unmatch", "version.py")
-        commit = git("rev-parse", "--short", "HEAD")
-        changes = git("status", "--porcelain", "--", "*.py")
-    except (OSError, subprocess.CalledProcessError):
-        return "unknown"
-    return f"{commit} with uncommitted changes" if changes else commit
+    files, diff = f"{package.name}/*.py", ("diff", "--no-ext-diff", "--no-color")
+    if not shutil.which("git") or not git("ls-files", f"{package.name}/version.py"):
+        return "unknown", ""
+    new = git("ls-files", "--others", "--exclude-standard", files).splitlines()
+    changes = git(*diff, "HEAD", "--", files)
+    changes += "".join(git(*diff, "--no-index", os.devnull, name) for name in new)
+    commit = git("rev-parse", "--short", "HEAD").strip() or "unknown"
+    return f"{commit} with uncommitted changes" if changes else commit, changes

@@ -13,8 +13,7 @@ import pytest
 from conftest import copy_lines, pairs_of, tiny_config
 
 from transformer_mt.config.keys import DataConfig
-from transformer_mt.config.loading import load_config, parse_config
-from transformer_mt.config.reference import format_value
+from transformer_mt.config.loading import format_value, load_config, parse_config
 from transformer_mt.config.splits import SplitColumns, SplitFiles
 from transformer_mt.errors import DataError
 from transformer_mt.system.streams import compress

@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import assert_one_error, copy_lines, pairs_of
+from conftest import assert_one_error, copy_lines, pairs_of, records
 from simulated_cuda import SimulatedCuda
 
+from transformer_mt.checkpoints.run_directory import find_checkpoint
 from transformer_mt.config.keys import Config, VocabConfig, flat_values
 from transformer_mt.config.loading import load_config
 from transformer_mt.system.device import total_memory
@@ -164,6 +165,28 @@ def test_languages(work, call):
     assert call("init", "b", "--src", "src.txt", "--tgt", "text.en", *languages).code == 0
     config = load_config(Path("b.toml")).data
     assert (config.src_lang, config.tgt_lang) == ("gsw", "pt-BR")
+
+
+def test_fine_tuning_a_run(work, corpus_dir, untrained_run, call):
+    """What the run has fixed is kept, the rate is low; both texts are validated.
+
+    Sabotage: keep the sizes that suit the text; start from random weights.
+    """
+    run = os.path.relpath(untrained_run)
+    done = call("init", "new", "--src", "text.de", "--tgt", "text.en", "--from", run)
+    assert done.code == 0 and done.out.splitlines()[1].startswith(b"transformer-mt train new.toml ")
+    config, old = load_config(Path("new.toml")), find_checkpoint(untrained_run).config
+    assert config.model == old.model.model_copy(update={"dropout": 0.3})
+    assert (config.vocab, config.optim.muon) == (old.vocab, old.optim.muon)
+    assert config.train.init_from == str(untrained_run) and config.valid.patience == 10
+    assert (config.optim.warmup_steps, config.optim.lr_scale) == (100, 1.0)  # after one step
+    sets = [f"--set={key}" for key in ("train.max_steps=2", "train.batch_tokens=200")]
+    assert call("train", "new.toml", *sets, "-q").code == 0
+    before, after = records(Path("checkpoints/new"), "valid")
+    assert before["step"] == 0 and {"bleu", "old_bleu"} < before.keys() == after.keys()
+    assert_one_error(
+        call("init", "b", "--src", "text.de", "--tgt", "text.en", "--from", "x"), "x: no"
+    )
 
 
 LINES = b"a\n" * 300

@@ -11,7 +11,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import ClassVar
 
+import numpy
 import pytest
+import sacrebleu
+import sentencepiece
 import torch
 from conftest import equal, records, tiny_config, weights, write_config
 from sacrebleu.metrics.bleu import BLEU
@@ -130,14 +133,80 @@ def test_what_a_run_records_of_itself(corpus_dir, first, prepared):
     for side, counts in zip(pairs.lengths, (lengths.src, lengths.tgt), strict=True):
         assert counts == [int((side // width == i).sum()) for i in range(len(counts))]
     log = (first / "train.log").read_text()
-    noted = dict(re.findall(r" (command|configuration|software|numeric environment): (.*)\n", log))
+    noted = dict(re.findall(r" (command|software|numeric environment): (.*)\n", log))
     assert noted.pop("numeric environment").startswith("{'program version': ")
     assert f" {prepared.summary}; cpu, fp32\n" in log
-    assert noted == {
-        "command": " ".join(sys.argv),
-        "configuration": config.model_dump_json(),
-        "software": describe_software(),
-    }
+    assert noted == {"command": " ".join(sys.argv), "software": describe_software()}
+    libraries = torch, numpy, sentencepiece, sacrebleu
+    versions = {f"{each.__name__} version": each.__version__ for each in libraries}
+    assert versions.items() <= described.environment.items()
+
+
+def test_a_run_is_trained_again_from_its_directory(corpus_dir, tmp_path, monkeypatch, call):
+    """Bit by bit; its own directory resumes it. Paths have no home, comments say what set a key.
+
+    Sabotage: write the defaults of the keys; load the TOML file of the command in the comments.
+    """
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(corpus_dir, "text")
+    config = write_config(tmp_path, corpus_dir, data__path="text", data__prepared_dir="prepared")
+    sets = "--set", "train.max_steps=3", "--set", "train.seed=7"
+    assert call("train", config, *sets, "--run", "first", "-q")[::2] == (0, "")
+    config.unlink()
+    toml = Path("first/config.toml").read_text()
+    command = f"#     transformer-mt train {config} {' '.join(sets)} --run first -q\n"
+    assert toml.count("#  ") == toml.count(command) == toml.count(str(tmp_path)) == 1
+    for line in ('path = "text"', "seed = 7  # --set", "d_model = 16", "keep_last = 5  # default"):
+        assert f"\n{line}\n" in toml
+    assert call("train", "first/config.toml", "--run", "again", "-q")[::2] == (0, "")
+    assert equal(*(weights(Path(run, "step-00000003")) for run in ("first", "again")))
+    assert call("train", "first", "--set", "train.max_steps=4", "-q")[::2] == (0, "")
+    resumed = Path("first/config.toml").read_text()
+    assert "max_steps = 4  # --set" in resumed and "seed = 7  # --set" in resumed
+    assert resumed.count("#  ") == 2 and not Path("checkpoints").exists()
+
+
+def test_what_differs_from_the_run_that_is_repeated(first, corpus_dir, tmp_path, monkeypatch, call):
+    """By name, with texts and source. Sabotage: compare the environments alone."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(corpus_dir, "text")
+    Path("text/validation.de").write_text("other\n" * 60)
+    monkeypatch.setitem(source_digests(), "source of model/", "other")
+    place = "--set", "data.path=text", "--set", "train.seed=3", "--set", "train.max_steps=1"
+    _, _, err = call("train", first, "--run", "new", *place, "-q")
+    assert err == (
+        f"warning: differs from {first}: the validation text, train.seed (was 1, is 3), the source"
+        " of model/ has changed\n"
+    )
+    Path("mine").mkdir()  # with a file of the user's, which is kept
+    own = (first / "config.toml").read_text().replace("# `", "# Mine. `")
+    Path("mine/config.toml").write_text(own)
+    assert call("train", "mine/config.toml", "--run", "mine", *place, "-q").code == 0
+    assert Path("mine/config.toml").read_text() == own
+
+
+def test_fine_tuning_scores_the_old_text(corpus_dir, first, tmp_path, caplog):
+    """From before the first step, of the weights and their average, also in a resumed run.
+
+    Sabotage: score the new text twice; do not validate before the first step.
+    """
+    for language in ("de", "en"):
+        (tmp_path / f"validation.{language}").write_text("zzz\n")
+        shutil.copy(corpus_dir / f"train.{language}", tmp_path)
+    keys = {"train__init_from": str(first), "train__ema_decay": 0.9, "valid__every": 2}
+    keys |= {"data__path": str(tmp_path), "data__valid": "validation", "valid__old_text": True}
+    with caplog.at_level("INFO"):
+        for steps in (2, 4):
+            train(small_config(corpus_dir, **keys, train__max_steps=steps), tmp_path / "run")
+    lines = records(tmp_path / "run", "valid")
+    assert [line["step"] for line in lines] == [0, 2, 4]
+    before = records(first, "valid")[-1]
+    assert lines[0]["old_nll"] == lines[0]["old_ema_nll"] == before["nll"] != lines[0]["nll"]
+    assert lines[0]["old_bleu"] == before["bleu"] and lines[2]["old_nll"] != before["nll"]
+    told = f"step 0: validation BLEU {lines[0]['bleu']:.2f}, of the moving average"
+    assert any(text.startswith(told) and "of the old text" in text for text in caplog.messages)
+    with pytest.raises(ConfigError, match=r"^valid.old_text requires train.init_from$"):
+        train(small_config(corpus_dir, valid__old_text=True), tmp_path / "other")
 
 
 def test_fine_tuning_needs_the_same_shapes(corpus_dir, first, tmp_path):

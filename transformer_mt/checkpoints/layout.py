@@ -11,6 +11,8 @@ METRICS = "metrics.jsonl"
 """Metrics of a run, one JSON object per line."""
 RUN_FILE = "run.json"
 """Describes the text, model and environment of a run; holds its own SHA-256."""
+RUN_CONFIG, RUN_DIFF = "config.toml", "source.diff"
+"""From which `train` repeats a run: its configuration, and changes of the program."""
 STEP_NAME = re.compile(r"step-\d{8,}")
 """The directory names of the checkpoints of steps."""
 MODEL, EMA, TRAINING = "model.safetensors", "ema.safetensors", "training.safetensors"
@@ -23,6 +25,14 @@ EXPORT = "export.json"
 def checkpoint_path(run_dir: Path, step: int) -> Path:
     """Gives the directory of a step's checkpoint."""
     return run_dir / f"step-{step:08d}"
+
+
+def find_config(config: Path, run_dir: Path | None) -> tuple[Path, Path]:
+    """Gives the TOML file of a configuration or a run, and by default where it is trained."""
+    config = config / RUN_CONFIG if config.is_dir() else config
+    is_of_run = config.name == RUN_CONFIG and (config.parent / RUN_FILE).exists()
+    default = config.parent if is_of_run else Path("checkpoints") / config.stem
+    return config, run_dir or default
 
 
 def not_a_run(path: Path, missing: str) -> CheckpointError:

@@ -29,6 +29,7 @@ def init(
     tgt: Path = option("FILE", "Its translation, line by line.", default=...),
     src_lang: str | None = option("NAME", "Language of --src, such as de. Default: its ending."),
     tgt_lang: str | None = option("NAME", "Language of --tgt, likewise."),
+    run: Path | None = option("RUN", "Fine-tune this run or checkpoint on the text.", "--from"),
     quiet: bool = QUIET,
 ) -> None:
     """Write a configuration for two files of text.
@@ -37,38 +38,41 @@ def init(
 
     \b
     transformer-mt init mytext --src mytext/train.de --tgt mytext/train.en
+    transformer-mt init tuned --src own.de --tgt own.en --from checkpoints/wmt16-base
     """
     from transformer_mt.training.new_config import write_config
 
-    print(write_config(name, src, tgt, src_lang, tgt_lang))
+    print(write_config(name, src, tgt, src_lang, tgt_lang, run=run))
 
 
 def train(
     config: Path = CONFIG,
-    run: Path | None = option("DIR", "Run directory. Default: checkpoints/NAME of NAME.toml."),
+    run: Path | None = option("DIR", "Run directory. Default: RUN, checkpoints/NAME of NAME.toml."),
     set_: list[str] | None = SET,
     dry_run: bool = flag("Take a few steps; report sizes, speed, memory and time.", "--dry-run"),
     quiet: bool = QUIET,
 ) -> None:
-    """Train a model. The same command again resumes an interrupted run.
+    """Train a model. The same command again resumes an interrupted run; so does its directory.
 
     \b
     transformer-mt train configs/wmt16-base.toml --dry-run
     transformer-mt train configs/wmt16-base.toml --set train.max_steps=50000
+    transformer-mt train checkpoints/wmt16-base --run checkpoints/again
     """
+    from transformer_mt.checkpoints.layout import find_config
     from transformer_mt.config.loading import load_config
 
+    config, run_dir = find_config(config, run)
     settings = load_config(config, set_ or ())  # before torch, so that a mistake shows at once
     from transformer_mt.training import dry_run as dry_runs
     from transformer_mt.training import run as runs
 
-    run_dir = run or Path("checkpoints") / config.stem
     if dry_run:
         estimate = dry_runs.dry_run(settings, run_dir)
         if is_main_process():
             print(estimate)
     else:
-        runs.train(settings, run_dir)
+        runs.train(settings, run_dir, first_dir=config.parent)
 
 
 def prepare(config: Path = CONFIG, set_: list[str] | None = SET, quiet: bool = QUIET) -> None:
@@ -79,9 +83,10 @@ def prepare(config: Path = CONFIG, set_: list[str] | None = SET, quiet: bool = Q
     \b
     transformer-mt prepare configs/wmt16-base.toml
     """
+    from transformer_mt.checkpoints.layout import find_config
     from transformer_mt.config.loading import load_config
 
-    settings = load_config(config, set_ or ())
+    settings = load_config(find_config(config, None)[0], set_ or ())
     from transformer_mt.text.prepared import prepare as prepare_corpus
     from transformer_mt.training.starting_state import initial_checkpoint
 

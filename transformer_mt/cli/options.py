@@ -52,7 +52,7 @@ def values_of(literal: object) -> str:
 file_option, file_flag = (partial(f, group="Input and output") for f in (option, flag))
 search_option, search_flag = (partial(f, group="Model and search") for f in (option, flag))
 
-CONFIG = argument("CONFIG", "A TOML file, such as configs/wmt16-base.toml.")
+CONFIG = argument("CONFIG_OR_RUN", "A TOML file, such as configs/wmt16-base.toml, or a run.")
 RUN = argument("RUN", "A run directory.")
 RUNS = argument("RUN...", "Run directories.")
 CHECKPOINT = argument("RUN_OR_CHECKPOINT", "A run (its best checkpoint) or one checkpoint.")

@@ -222,6 +222,9 @@ class ValidConfig(Section):
     """The score by which a checkpoint is the best; perplexity (`nll`) decides between equals."""
     tokenize: Annotated[str, OnChange.REFUSED] = "auto"
     """sacreBLEU's tokenizer for BLEU, also in `evaluate`; `auto` goes by language and script."""
+    old_text: Annotated[bool, OnChange.ALLOWED] = False
+    """Also score the validation text of the run of `train.init_from`, from before the first step,
+    to see what is forgotten; it does not decide which checkpoint is best."""
 
 
 class Config(Section):

@@ -1,6 +1,7 @@
-"""Configuration from TOML: strict, with `--set` overrides, and with all mistakes named at once."""
+"""Configuration from TOML: strict, with `--set` overrides, with all mistakes named; and as TOML."""
 
 import difflib
+import json
 import os
 import re
 import tomllib
@@ -12,7 +13,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from transformer_mt.config.keys import DEFAULTS, Config
-from transformer_mt.config.splits import UNION_TAGS, SplitColumns
+from transformer_mt.config.splits import UNION_TAGS, SplitColumns, SplitTable
 from transformer_mt.errors import ConfigError
 
 _SEARCHED_KEYS = "data.path", "vocab.path", "train.init_from"
@@ -61,6 +62,35 @@ def parse_config(values: Mapping[str, Any], origin: str) -> Config:
         raise ConfigError(f"{origin}: {mistakes}") from None
 
 
+def format_config(config: Config, commands: str) -> str:
+    """Writes a configuration as TOML, with every key, since defaults may change.
+
+    Comments tell defaults from keys that `--set` in one of the commands has set; others are from a
+    file.
+    """
+    lines = []
+    for section, keys in config:
+        lines.append(f"\n[{section}]")
+        for name, value in keys:
+            key = f"{section}.{name}"
+            shown = format_value(_without_home(value) if key in PATH_KEYS and value else value)
+            origin = "  # default" if value == DEFAULTS[key] else ""
+            origin = "  # --set" if f" {key}=" in commands else origin
+            lines.append(f"# {name} = {shown}" if value is None else f"{name} = {shown}{origin}")
+    return "\n".join(lines) + "\n"
+
+
+def format_value(value: object) -> str:
+    """Formats the value of a key as TOML; None is `(not set)`."""
+    if value is None:
+        return "(not set)"
+    if isinstance(value, SplitTable):
+        return str(value)
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(format_value, value))}]"
+    return json.dumps(value, ensure_ascii=False)
+
+
 def did_you_mean(unknown: str) -> str:
     """Suggests the keys of the same name, else the most similar key or section, if there is one."""
     splits = "data.train", "data.valid", "data.test"
@@ -78,6 +108,15 @@ def expand_path(path: str) -> str:
         return os.path.expandvars(os.path.expanduser(path))
     except ValueError:  # "~" and a name that the system cannot look up, such as one with a NUL
         return path
+
+
+def _without_home(path: str) -> str:
+    """Writes a path as it holds for others: below the working directory, or else below `~`."""
+    home = os.path.realpath(os.path.expanduser("~"))
+    for folder, prefix in ((os.getcwd(), ""), (home, "~/")):
+        if Path(path).is_relative_to(folder):
+            return prefix + os.path.relpath(path, folder)
+    return path
 
 
 def searched_folders(path: str) -> str:

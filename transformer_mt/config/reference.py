@@ -9,8 +9,7 @@ from pydantic.fields import FieldInfo
 
 from transformer_mt.config.changes import on_change
 from transformer_mt.config.keys import Config
-from transformer_mt.config.loading import did_you_mean
-from transformer_mt.config.splits import SplitTable
+from transformer_mt.config.loading import did_you_mean, format_value
 from transformer_mt.errors import ConfigError
 
 _BOUNDS = {"ge": "{} or more", "gt": "above {}", "le": "{} or less", "lt": "below {}"}
@@ -62,17 +61,6 @@ def list_sections() -> Iterator[tuple[str, str, list[KeyReference]]]:
             for name, field in model.model_fields.items()
         ]
         yield section, str(model.__doc__), keys
-
-
-def format_value(value: object) -> str:
-    """Formats the value of a key as TOML; None is `(not set)`."""
-    if value is None:
-        return "(not set)"
-    if isinstance(value, SplitTable):
-        return str(value)
-    if isinstance(value, list | tuple):
-        return f"[{', '.join(map(format_value, value))}]"
-    return json.dumps(value, ensure_ascii=False)
 
 
 def _describe(reference: KeyReference) -> str:

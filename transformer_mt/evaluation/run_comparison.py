@@ -23,7 +23,7 @@ from transformer_mt.checkpoints.layout import EXPORT, METRICS, RUN_FILE, checkpo
 from transformer_mt.checkpoints.metrics import RunMetrics, read_metrics, run_names
 from transformer_mt.checkpoints.run_description import read_description
 from transformer_mt.config.keys import DEFAULTS, flat_values
-from transformer_mt.config.reference import format_value
+from transformer_mt.config.loading import format_value
 from transformer_mt.errors import CheckpointError, ConfigError
 from transformer_mt.evaluation.paired_test import paired_t_test
 from transformer_mt.system.console import escape_controls

@@ -15,7 +15,7 @@ from transformer_mt.checkpoints.metrics import PANELS
 from transformer_mt.checkpoints.run_directory import read_run
 from transformer_mt.config.changes import without_folder
 from transformer_mt.config.keys import DEFAULTS, flat_values
-from transformer_mt.config.reference import format_value
+from transformer_mt.config.loading import format_value
 from transformer_mt.evaluation.scoring import sentence_chrf
 from transformer_mt.figures.canvas import ACCENT, FOREGROUND, GRID, render
 from transformer_mt.figures.training import training_figure

@@ -1,11 +1,15 @@
-"""What a run records of itself when it starts: the head of train.log, and run.json."""
+"""What a run records when it starts: head of train.log, run.json, config.toml, source.diff."""
 
 import logging
+import shlex
 import sys
+from dataclasses import asdict
+from pathlib import Path
 
 import numpy as np
 
-from transformer_mt.checkpoints.layout import RUN_FILE
+from transformer_mt.checkpoints.checkpoint import ORIGINS
+from transformer_mt.checkpoints.layout import RUN_CONFIG, RUN_DIFF
 from transformer_mt.checkpoints.run_description import (
     InitialWeights,
     LengthCounts,
@@ -14,21 +18,29 @@ from transformer_mt.checkpoints.run_description import (
     VocabularySizes,
     write_description,
 )
+from transformer_mt.checkpoints.run_directory import description_if_sound
+from transformer_mt.config.keys import Config
+from transformer_mt.config.loading import format_config
+from transformer_mt.system.console import escape_controls
+from transformer_mt.system.files import atomic_file
 from transformer_mt.text.batching import Lengths
-from transformer_mt.training.environment import describe_software
+from transformer_mt.training.environment import describe_software, reasons_against_bit_equality
 from transformer_mt.training.run_log import RunLog
 from transformer_mt.training.trainer import Trainer
+from transformer_mt.version import source_state
 
 logger = logging.getLogger(__name__)
 
 _BINS = 40
+_DIFF_BYTES = 1_000_000
+_HEAD = "# `transformer-mt train RUN --run NEW` trains this again. It was trained with\n"
+_COMMAND = "#     "
 
 
 def log_start(log: RunLog, trainer: Trainer, environment: dict[str, str]) -> None:
     """Logs what is trained, by which command and software, and from where it goes on."""
     progress, corpus = trainer.progress, trainer.corpus
     log.note(f"command: {' '.join(sys.argv)}")
-    log.note(f"configuration: {trainer.config.model_dump_json()}")
     log.note(f"software: {describe_software()}")
     log.note(f"numeric environment: {environment}")
     logger.info(f"{corpus.summary}; {trainer.engine.device.type}, {progress.precision}")
@@ -42,6 +54,7 @@ def log_start(log: RunLog, trainer: Trainer, environment: dict[str, str]) -> Non
 def describe_run(trainer: Trainer, environment: dict[str, str], complete: bool = False) -> None:
     """Writes run.json when a run is started, resumed, or has reached one of its limits.
 
+    Before it is trained, also config.toml, and source.diff if the program has uncommitted changes.
     Logs a warning if that fails.
     """
     corpus, progress, vocab = trainer.corpus, trainer.progress, trainer.corpus.vocab
@@ -64,9 +77,43 @@ def describe_run(trainer: Trainer, environment: dict[str, str], complete: bool =
     )
     try:
         write_description(trainer.run_dir, description)
+        if not complete:
+            _write_config(trainer.run_dir / RUN_CONFIG, trainer.config)
+            _write_diff(trainer.run_dir / RUN_DIFF)
     except OSError as error:
-        path = trainer.run_dir / RUN_FILE
+        path = error.filename2 or error.filename
         logger.warning("%s: cannot be written: %s", path, error.strerror)
+
+
+def _write_config(path: Path, config: Config) -> None:
+    """Writes config.toml, unless it says the same or was not written by the program."""
+    before = path.read_text("utf-8", "replace") if path.exists() else _HEAD
+    commands = _HEAD + "".join(x for x in before.splitlines(True) if x.startswith(_COMMAND))
+    if before.startswith(_HEAD) and before != commands + format_config(config, commands):
+        words = [Path(sys.argv[0]).name, *sys.argv[1:]]
+        commands += f"{_COMMAND}{escape_controls(shlex.join(words))}\n"
+        with atomic_file(path) as file:
+            file.write((commands + format_config(config, commands)).encode(errors="replace"))
+
+
+def _write_diff(path: Path) -> None:
+    """Writes source.diff if there are changes, and deletes that of an earlier start."""
+    path.unlink(missing_ok=True)
+    if diff := source_state()[1]:
+        with atomic_file(path) as file:
+            file.write(diff.encode()[:_DIFF_BYTES])
+
+
+def compare_with(first_dir: Path | None, trainer: Trainer, environment: dict[str, str]) -> None:
+    """Warns of what differs from another run that is repeated, if that has a run.json."""
+    if first_dir is None or first_dir.resolve() == trainer.run_dir.resolve():
+        return
+    if first := description_if_sound(first_dir):
+        config, before, own = trainer.config, first.environment, asdict(trainer.progress)
+        changes = reasons_against_bit_equality(first.config, before, config, environment)
+        texts = [f"the {text}" for key, text in ORIGINS.items() if first.digests[key] != own[key]]
+        if differences := [*texts, *changes.values()]:
+            logger.warning("differs from %s: %s", first_dir, ", ".join(differences))
 
 
 def _count_lengths(src: Lengths, tgt: Lengths) -> LengthCounts:

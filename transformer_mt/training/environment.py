@@ -4,17 +4,18 @@ import os
 import platform
 import re
 
-import numpy as np
+import numpy
+import sacrebleu
+import sentencepiece
 import torch
 
-from transformer_mt.checkpoints.checkpoint import Checkpoint
 from transformer_mt.config.changes import changed_keys
 from transformer_mt.config.keys import Config, flat_values
 from transformer_mt.config.section import OnChange
 from transformer_mt.system.device import cpu_maker
 from transformer_mt.system.private_torch import cpu_bf16_instructions
 from transformer_mt.training.fit import StepFitter
-from transformer_mt.version import __version__, describe_commit, source_digests
+from transformer_mt.version import __version__, source_digests, source_state
 
 COMPILE_FAILED = "failed"
 """Value of torch.compile in the environment of a run that continues without it."""
@@ -24,6 +25,8 @@ CUT_BY = frozenset(
 """What decides the micro-batches of a step; if one of them has changed, their bound is not kept."""
 _RECORDED = frozenset(("train.device", "train.compile"))
 """Keys whose effect is recorded: other values, such as "auto" and "cpu", may mean the same."""
+# NumPy's random numbers order the pairs; by sacreBLEU's scores the best checkpoint is chosen.
+_LIBRARIES = torch, numpy, sentencepiece, sacrebleu
 _SOURCES = source_digests()  # read while the code itself is being imported
 # By these, libraries choose among kernels that round differently. What PyTorch itself has chosen,
 # by ATEN_CPU_CAPABILITY, is in the CPU features.
@@ -51,6 +54,7 @@ def numeric_environment(fitter: StepFitter) -> dict[str, str]:
         "CPU maker": cpu_maker(),
         "environment variables": ", ".join(variables) or "none",
         "processes": str(engine.processes.world_size),
+        "precision": engine.precision,
         "torch.compile": compiled,
     }
     if device.type == "cpu":
@@ -62,19 +66,17 @@ def numeric_software() -> dict[str, str]:
     """Lists the software that the bits of a result depend on."""
     return {
         "program version": __version__,
-        "torch version": torch.__version__,
-        "numpy version": np.__version__,  # whose random numbers order the pairs
+        **{f"{library.__name__} version": library.__version__ for library in _LIBRARIES},
         **_SOURCES,
     }
 
 
 def reasons_against_bit_equality(
-    checkpoint: Checkpoint, config: Config, environment: dict[str, str]
+    before: Config, recorded: dict[str, str], config: Config, environment: dict[str, str]
 ) -> dict[str, str]:
-    """Says, by name, what makes a run resumed with these not bit-equal to an uninterrupted one."""
-    recorded = checkpoint.state.environment
-    old, new = flat_values(checkpoint.config) | recorded, flat_values(config) | environment
-    changed = changed_keys(checkpoint.config, config, OnChange.ENDS_BIT_EQUALITY)
+    """Says, by name, what makes training with these not bit-equal to training as before."""
+    old, new = flat_values(before) | recorded, flat_values(config) | environment
+    changed = changed_keys(before, config, *set(OnChange) - {OnChange.ALLOWED})
     names = [key for key in changed if key not in _RECORDED]
     names += [name for name in environment if name in recorded and old[name] != new[name]]
     reasons = {name: f"{name} (was {old[name]}, is {new[name]})" for name in names}
@@ -84,6 +86,7 @@ def reasons_against_bit_equality(
 
 def describe_software() -> str:
     """Describes, for train.log, the software a run was made with, and its commit if it is known."""
-    versions = f"torch {torch.__version__}, numpy {np.__version__}"
+    versions = ", ".join(f"{each.__name__} {each.__version__}" for each in _LIBRARIES)
+    commit, _ = source_state()
     python = f"python {platform.python_version()}"
-    return f"transformer-mt {__version__}, commit {describe_commit()}, {versions}, {python}"
+    return f"transformer-mt {__version__}, commit {commit}, {versions}, {python}"

@@ -11,6 +11,7 @@ import logging
 import re
 import shlex
 import textwrap
+import tomllib
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -21,8 +22,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from transformer_mt.config.keys import Config, DataConfig, flat_values
-from transformer_mt.config.loading import expand_path, parse_config
-from transformer_mt.config.reference import format_value
+from transformer_mt.config.loading import expand_path, format_value, parse_config
 from transformer_mt.config.splits import SplitFiles
 from transformer_mt.errors import ConfigError, DataError, OutputError
 from transformer_mt.system.console import ProgressBar
@@ -45,6 +45,8 @@ _MIN_PAIRS = 20
 _MAX_HELD_OUT = 1_000
 _COMMAND = "#     "
 """Begins a line of the template with a command."""
+_KEPT = "data.normalize", "data.max_length", "vocab.symbols", "vocab.sampling", "optim.muon"
+_WARMUP = 100
 _SPECIAL_PIECES = 260
 """256 bytes and four special pieces."""
 _MANY_CHARACTERS = 1_000
@@ -145,70 +147,52 @@ def _count_covering(characters: Counter[str]) -> int:
     return next((number for number, total in enumerate(covered, 1) if total >= needed), 0)
 
 
-# fmt: off
-_BASE: dict[str, Any] = {
-    "vocab.size": 37_000, "train.max_minutes": 1440, "train.save_every": 2500, "valid.every": 2500,
-}
-"""configs/wmt16-base.toml; the other keys have their defaults, which are the paper's."""
-_SMALL: dict[str, Any] = {
-    "vocab.size": 6000, "model.d_model": 256, "model.d_ff": 1024, "model.n_heads": 4,
-    "model.encoder_layers": 3, "model.decoder_layers": 3, "model.dropout": 0.3,
-    "optim.warmup_steps": 500, "optim.lr_scale": 0.7, "train.batch_tokens": 2000,
-    "train.max_minutes": 60, "train.save_every": 500, "valid.every": 500,
-}
-_LONG = _SMALL | {"vocab.sampling": 0.05, "optim.muon": True}
-"""configs/multi30k.toml. Sampling and Muon pay after some 10,000 steps of 25,000 pairs or more,
-which take longer than an hour on many CPUs."""
-_NEWS = _SMALL | {
-    "vocab.size": 8000, "model.encoder_layers": 4, "model.decoder_layers": 4, "model.dropout": 0.0,
-    "optim.muon": True, "optim.warmup_steps": 1000, "optim.lr_scale": 1.5,
-    "train.max_minutes": 90, "train.save_every": 1000, "valid.every": 1000,
-}
-"""configs/news-cpu.toml."""
-_IWSLT: dict[str, Any] = {
-    "vocab.size": 10_000, "model.d_ff": 1024, "model.n_heads": 4, "model.dropout": 0.3,
-    "optim.lr_scale": 0.7, "train.batch_tokens": 4000,
-    "train.max_minutes": 120, "train.save_every": 1000, "valid.every": 1000,
-}
-"""The usual sizes for IWSLT14."""
-_MEDIUM = {"vocab.size": 16_000, "train.batch_tokens": 12_000, "train.max_minutes": 480}
-# fmt: on
-_RECIPES = (
-    (0, False, _LONG | {"vocab.size": 2000}),
-    (10_000, False, _LONG | {"vocab.size": 4000}),
-    (20_000, False, _LONG | {"train.bidirectional_epochs": 20}),
-    (25_000, False, _SMALL),
-    (25_000, True, _LONG),
-    (100_000, False, _NEWS | {"model.dropout": 0.1}),  # each pair is seen more often
-    (300_000, False, _NEWS),
-    (100_000, True, _IWSLT),
-    (500_000, True, _BASE | _MEDIUM),
-    (2_000_000, True, _BASE),
-)
-"""Keys by the pairs that they need, held-out ones included, and whether they need a GPU; of those
-that suit, the last one is taken. Where they were measured: benchmarks/LOG.md."""
-
-
 def choose_keys(text: TextStatistics, machine: Machine) -> dict[str, Any]:
-    """Chooses the keys for a text, to train on a machine.
+    """Chooses the keys for a text, by `recipes.toml`, to train on a machine.
 
     The size of the vocabulary is limited to what can be learned from the text: a piece for each
     character, and about one more per word. Half the words are enough: the training text has fewer
     than the whole text, and pieces learned from words that occur once are useless.
     """
-    for pairs, needs_gpu, recipe in _RECIPES:
-        if pairs <= text.usable and needs_gpu <= machine.has_gpu:
-            keys = dict(recipe)
+    keys, sizes = {}, tomllib.loads(_resource("recipes.toml"))
+    for recipe in sizes.pop("recipes"):
+        if recipe["pairs"] <= text.usable and recipe["gpu"] <= machine.has_gpu:
+            keys = sizes[recipe["sizes"]] | recipe["keys"]
     if not machine.is_fast:  # the reversed pairs gain only after 6,000 steps
         keys.pop("train.bidirectional_epochs", None)
     if text.characters > _MANY_CHARACTERS:
         keys["vocab.size"] += text.characters
     most = _SPECIAL_PIECES + text.characters + text.distinct_words // 2
-    return keys | {"vocab.size": min(keys["vocab.size"], most)}
+    return {**keys, "vocab.size": min(keys["vocab.size"], most)}
+
+
+def _fine_tuning_keys(run: Path, config: Path) -> dict[str, Any]:
+    """Gives what a run has fixed, and a low rate: at its peak, that with which the run ended."""
+    from transformer_mt.checkpoints.run_directory import find_checkpoint
+
+    checkpoint = find_checkpoint(run)
+    vocab, step, values = checkpoint.vocab, checkpoint.step, flat_values(checkpoint.config)
+    keys = {k: v for k, v in values.items() if k in _KEPT or re.match("model.(?!dropout)", k)}
+    final_scale = values["optim.lr_scale"] * (_WARMUP / max(step, _WARMUP)) ** 0.5
+    return keys | {
+        "vocab.kind": vocab.tgt.kind,
+        "vocab.size": max(vocab.src.size, vocab.tgt.size),
+        "vocab.shared": vocab.shared,
+        "optim.warmup_steps": _WARMUP,
+        "optim.lr_scale": float(f"{final_scale:.2g}"),
+        "train.init_from": str(run if run.is_absolute() else relpath(run, config.parent)),
+        "valid.every": 200,
+        "valid.old_text": True,
+    }
 
 
 def write_config(
-    name: Path, src: Path, tgt: Path, src_lang: str | None = None, tgt_lang: str | None = None
+    name: Path,
+    src: Path,
+    tgt: Path,
+    src_lang: str | None = None,
+    tgt_lang: str | None = None,
+    run: Path | None = None,
 ) -> str:
     """Measures two files of text and writes a configuration to train on them.
 
@@ -218,6 +202,7 @@ def write_config(
         tgt: Its translation, line by line.
         src_lang: Language of `src`; None takes the ending of its name.
         tgt_lang: Language of `tgt`, likewise.
+        run: A run or checkpoint to start from, instead of random weights.
 
     Returns:
         Two lines: the commands to run next.
@@ -237,9 +222,10 @@ def write_config(
         raise OutputError(f"{path}: exists already; choose another name, or delete it first")
     folder, *names = _place(src, tgt, path)
     data = {"data.path": folder, "data.src_lang": src_lang, "data.tgt_lang": tgt_lang}
+    tuning = _fine_tuning_keys(run, path) if run else {}
     _parse(data, path)  # a wrong language shows before the text is read
     text, machine = _measure(src, tgt), this_machine()
-    keys = data | _hold_out(names, text) | choose_keys(text, machine)
+    keys = data | _hold_out(names, text) | choose_keys(text, machine) | tuning
     content = _fill_in(_parse(keys, path), path, text, _warn(src, tgt, text), machine)
     with atomic_file(path) as file:
         file.write(content.encode(errors="backslashreplace"))  # in comments only
@@ -327,9 +313,9 @@ def _warn(src: Path, tgt: Path, text: TextStatistics) -> str:
 def _fill_in(
     config: Config, path: Path, text: TextStatistics, warnings: str, machine: Machine
 ) -> str:
-    """Fills in the template, `new_config.toml`."""
-    template = resources.files(__package__).joinpath("new_config.toml").read_text(encoding="utf-8")
-    filled_in = template.format(
+    """Fills in the template."""
+    name = "fine_tuning.toml" if config.train.init_from else "new_config.toml"
+    filled_in = _resource(name).format(
         key={key: format_value(value) for key, value in flat_values(config).items()},
         text=text,
         machine=machine,
@@ -339,6 +325,11 @@ def _fill_in(
         pairs_per_step=config.train.batch_tokens / (text.words_per_line + 1),
     )
     return "".join(f"{_wrap(line)}\n" for line in filled_in.splitlines())
+
+
+def _resource(name: str) -> str:
+    """Reads a file that lies beside this module."""
+    return resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
 
 
 def _wrap(line: str) -> str:

@@ -26,8 +26,8 @@ from transformer_mt.system.processes import ALONE, Processes, join_processes
 from transformer_mt.text.cleaning import warn_of_held_out
 from transformer_mt.text.corpus import load_split
 from transformer_mt.text.prepared import prepare
-from transformer_mt.text.trained_here import remember_text
-from transformer_mt.training.description import describe_run, log_start
+from transformer_mt.text.trained_here import readable_corpus, remember_text
+from transformer_mt.training.description import compare_with, describe_run, log_start
 from transformer_mt.training.engine import Engine
 from transformer_mt.training.environment import (
     COMPILE_FAILED,
@@ -42,7 +42,7 @@ from transformer_mt.training.trainer import Trainer
 logger = logging.getLogger(__name__)
 
 
-def train(config: Config, run_dir: str | Path) -> Progress:
+def train(config: Config, run_dir: str | Path, first_dir: Path | None = None) -> Progress:
     """Trains a run to its end, from its newest checkpoint if there is one.
 
         config = load_config("configs/sample.toml", ["train.max_steps=500"])
@@ -55,6 +55,7 @@ def train(config: Config, run_dir: str | Path) -> Progress:
     Args:
         config: The configuration; must agree with the run's own if the run exists.
         run_dir: Where logs and checkpoints go.
+        first_dir: The run that is repeated, if any; what differs is said.
 
     Returns:
         Where the run stands.
@@ -70,13 +71,15 @@ def train(config: Config, run_dir: str | Path) -> Progress:
     run_dir = Path(run_dir)
     with join_processes(choose_device(config.train.device).type) as processes:
         if processes.is_main:
-            return _train_main(config, run_dir, processes)
+            return _train_main(config, run_dir, first_dir, processes)
         trainer = build_trainer(config, run_dir, processes=processes)
         trainer.run(log=None)
         return trainer.progress
 
 
-def _train_main(config: Config, run_dir: Path, processes: Processes) -> Progress:
+def _train_main(
+    config: Config, run_dir: Path, first_dir: Path | None, processes: Processes
+) -> Progress:
     """Trains as the process that owns the run directory; the others touch no file of the run."""
     require_writable(run_dir)
     with ExitStack() as stack:
@@ -102,6 +105,7 @@ def _train_main(config: Config, run_dir: Path, processes: Processes) -> Progress
         log_start(log, trainer, environment)
         early_messages.setTarget(log)
         early_messages.flush()
+        compare_with(first_dir, trainer, environment)
         describe_run(trainer, environment)
         remember_text(config.data)
         trainer.run(log, is_own)
@@ -124,12 +128,14 @@ def build_trainer(
     if processes.is_main:
         if checkpoint := load_newest(run_dir):
             checkpoint.require_config(config)
-        else:
+        if checkpoint is None or config.valid.old_text:
             initial = initial_checkpoint(config)
     checkpoint, initial = processes.broadcast((checkpoint, initial))
     previous = checkpoint.progress.precision if checkpoint else None
     precision = choose_precision(config.train.precision, device, previous)
     valid = load_split(config.data, config.data.valid)
+    old = initial.config.data if initial and config.valid.old_text else None
+    old_text = load_split(readable_corpus(old, old.valid), old.valid) if old else None
     name, form = f"data.valid = {config.data.valid}", config.data.normalize
     warn_of_held_out(name, valid.src, valid.tgt, form=form)
     origin = checkpoint or initial
@@ -155,7 +161,7 @@ def build_trainer(
         progress = begin_from(initial, engine, progress)
     progress = processes.broadcast(progress)
     _share_state(engine)
-    return Trainer(run_dir, corpus, valid, fitter, progress, is_saved=checkpoint is not None)
+    return Trainer(run_dir, corpus, valid, fitter, progress, checkpoint is not None, old_text)
 
 
 def _require_packages(config: Config) -> None:

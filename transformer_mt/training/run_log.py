@@ -3,6 +3,7 @@
 import json
 import logging
 import math
+import re
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -23,7 +24,7 @@ logger = logging.getLogger(__name__)
 FIELDS: dict[str, int | None] = {"loss": 6, "nll": 6, "perplexity": 4, "bleu": 4, "chrf": 4}
 FIELDS |= {"lr": None, "tokens_per_second": 1, "mfu": 4, "grad_norm": 6, "skipped": None}
 """Names of the values in metrics.jsonl and their decimal places; None keeps all. Those of the
-moving average have `ema_` before them. docs/training.md says what they are."""
+moving average have `ema_` before them, those of the old text `old_`. See docs/training.md."""
 _WAITING_BYTES = 2**24
 """How much of a log waits in memory while its disk is full."""
 
@@ -121,7 +122,7 @@ class RunLog(logging.Handler):
         The names are those of `FIELDS`; values that JSON cannot express become null.
         """
         position = {"kind": kind, "step": progress.step, "epoch": progress.epoch}
-        values = {k: _round(v, FIELDS[k.removeprefix("ema_")]) for k, v in metrics.items()}
+        values = {k: _round(v, FIELDS[re.sub("^(old_|ema_)+", "", k)]) for k, v in metrics.items()}
         line = {**position, "seconds": round(seconds, 3), **values}
         self._write(self._metrics, json.dumps(line, allow_nan=False) + "\n")
         if board := self._boards.get(kind):

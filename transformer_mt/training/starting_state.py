@@ -35,7 +35,8 @@ def resume(fitter: StepFitter, checkpoint: Checkpoint, run_dir: Path, new: Progr
     _require_same_text(run_dir, checkpoint.progress, new)
     restore_engine(fitter.engine, checkpoint)
     environment = numeric_environment(fitter)
-    changes = reasons_against_bit_equality(checkpoint, config, environment)
+    recorded = checkpoint.state.environment
+    changes = reasons_against_bit_equality(checkpoint.config, recorded, config, environment)
     if changes:
         logger.warning(
             "from here on the run is not bit-equal to an uninterrupted one: %s",
@@ -93,6 +94,8 @@ def initial_checkpoint(config: Config) -> Checkpoint | None:
         DataError: If there is no vocabulary at `vocab.path`.
     """
     name = config.train.init_from
+    if name is None and config.valid.old_text:
+        raise ConfigError("valid.old_text requires train.init_from")
     if name is None:
         return None
     if not Path(name).exists():

@@ -52,6 +52,7 @@ class Trainer:
         fitter: Takes the steps of the model in training, whose state belongs to `progress`.
         progress: Where the run stands.
         is_saved: Whether there is a checkpoint of this progress.
+        old_text: That of `valid.old_text`, if it is set.
 
     Attributes:
         pairs: Those of the current epoch, after `start_epoch`.
@@ -65,6 +66,7 @@ class Trainer:
         fitter: StepFitter,
         progress: Progress,
         is_saved: bool,
+        old_text: RawPairs | None = None,
     ) -> None:
         self.run_dir, self.corpus, self.valid, self.pairs = run_dir, corpus, valid, corpus.pairs
         self.fitter, self.engine, self.progress = fitter, fitter.engine, progress
@@ -72,6 +74,8 @@ class Trainer:
         on_gpu = self.engine.device.type == "cuda"
         self._epoch_pairs = EpochPairs(corpus, self.config, beside_gpu=on_gpu)
         self._validator = Validator(self.engine, valid, corpus)
+        if old_text:
+            self._validator.of_old_text = Validator(self.engine, old_text, corpus)
         self._saver = CheckpointSaver(run_dir, fitter, corpus, progress if is_saved else None)
         self._stop, self._peak_flops = StopRequest(), math.nan
         self._log: RunLog | None = None
@@ -102,6 +106,8 @@ class Trainer:
         ):
             reason, step = self._reached_limit(), self.progress.step
             is_validated = self.progress.valid_step == step
+            if self.config.valid.old_text and self.progress.best_bleu < 0:
+                is_validated = False  # not even before the first step
             if reason and is_validated and self._saver.saved:
                 logger.info(f"nothing to do: {reason}, and the run is at step {step}; {following}")
                 self._processes.finish()

@@ -45,7 +45,7 @@ class Validation:
     Attributes:
         metrics: Values by their names in metrics.jsonl: `nll` (in nats per target token),
             `perplexity`, `bleu` and, if it counts, `chrf` of the weights, and with `ema_` before
-            them those of their moving average.
+            them those of their moving average. With `old_` before all these, of `valid.old_text`.
         score: What `valid.metric` names, 0 if that is `nll`; -inf after divergence.
         nll: What decides between equal scores; like them of the moving average if there is one.
         hypotheses: One per sentence, by the moving average if there is one.
@@ -76,6 +76,7 @@ class Validator:
         runtime = PyTorchRuntime(engine.model, vocab.symbol_ids(engine.config.vocab.symbols))
         self._shared = SharedRuntime(runtime, engine.processes)
         self._translator = Translator(self._shared, vocab, splitter, _SEARCH)
+        self.of_old_text: Validator | None = None
 
     def validate(self, advance: Callable[[int], object]) -> Validation:
         """Scores the weights, and their moving average if there is one.
@@ -95,6 +96,9 @@ class Validator:
             metrics = {f"ema_{name}": value for name, value in average.metrics.items()}
             score = average.score if math.isfinite(result.score) else result.score
             result = replace(average, metrics=result.metrics | metrics, score=score)
+        if self.of_old_text:
+            old = self.of_old_text.validate(advance).metrics.items()
+            result = replace(result, metrics=result.metrics | {f"old_{k}": v for k, v in old})
         return result
 
     def _validate(self, advance: Callable[[int], object]) -> Validation:
@@ -136,6 +140,8 @@ class Validator:
             text += f", of the moving average {metrics['ema_bleu']:.2f}"
         if "chrf" in metrics:
             text += f", chrF2 {metrics.get('ema_chrf', metrics['chrf']):.2f}"
+        if "old_bleu" in metrics:
+            text += f", of the old text {metrics.get('old_ema_bleu', metrics['old_bleu']):.2f}"
         if result.score == -math.inf:
             logger.warning(
                 "%s, which cannot be the best: perplexity is not finite, training has diverged;"
