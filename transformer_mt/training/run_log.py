@@ -3,6 +3,7 @@
 import json
 import logging
 import math
+import os
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -16,7 +17,7 @@ from transformer_mt.checkpoints.checkpoint import Progress
 from transformer_mt.checkpoints.layout import METRICS
 from transformer_mt.errors import CheckpointError
 from transformer_mt.system.console import PACKAGE_LOGGER, MessageFormatter, escape_controls
-from transformer_mt.system.files import atomic_file, open_no_link, parse_json
+from transformer_mt.system.files import atomic_file, is_at, open_no_link, parse_json
 
 logger = logging.getLogger(__name__)
 
@@ -135,9 +136,16 @@ class RunLog(logging.Handler):
                 logger.warning("TensorBoard's metrics end here: %s", error.strerror or error)
 
     def _write(self, file: TextIO, text: str) -> None:
-        """Writes what it can: the rest waits in memory until the disk has room again."""
+        """Writes what it can: the rest waits in memory until the disk has room again.
+
+        If the file was moved or deleted, a new one is begun; lines in the old one could be lost.
+        """
         try:
             file.write(text)
+            if not is_at(Path(file.name), file):
+                with open(file.name, "a", opener=open_no_link) as new:
+                    os.dup2(new.fileno(), file.fileno(), inheritable=False)
+                logger.warning("%s: was moved, deleted or replaced; lines go on here", file.name)
             file.flush()
         except OSError as error:
             if not self._disk_is_full:
