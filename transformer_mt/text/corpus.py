@@ -21,6 +21,7 @@ from transformer_mt.system.files import sha256
 from transformer_mt.system.streams import (
     COMPRESSION_SUFFIXES,
     open_input,
+    reading,
     split_lines,
     watch,
 )
@@ -306,7 +307,12 @@ def _open_hub(config: DataConfig, split: str) -> CorpusPart:
 
 def _digest_files(paths: Iterable[Path]) -> str:
     """Computes a digest of the names and contents of files."""
-    return _digest_strings(f"{path.name} {sha256(path)}" for path in paths)
+    return _digest_strings(map(_digest_file, paths))
+
+
+def _digest_file(path: Path) -> str:
+    with reading(path):
+        return f"{path.name} {sha256(path)}"
 
 
 def _digest_strings(strings: Iterable[str]) -> str:
