@@ -16,6 +16,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from torch.utils.tensorboard import SummaryWriter
 
 from transformer_mt.checkpoints.checkpoint import Progress
+from transformer_mt.checkpoints.run_directory import lock_run
 from transformer_mt.errors import CheckpointError, ConfigError, Interrupted
 from transformer_mt.system.console import PACKAGE_LOGGER
 from transformer_mt.training.dry_run import dry_run
@@ -108,37 +109,33 @@ def file_size_limit(size: int) -> Iterator[None]:
 
 
 def test_a_log_that_was_moved_goes_on_in_a_new_file(tmp_path, caplog):
-    """With one warning. Lines of a run directory that is away wait for it.
+    """With a warning; after a move of the whole run, another of its name is not written to.
 
-    Sabotage: write to the file that was opened.
+    Sabotage: write to the file that was opened; begin a new file in any directory.
     """
-    run_dir, moved = tmp_path / "run", tmp_path / "moved"
+    run_dir, away, steps = tmp_path / "run", tmp_path / "away", iter(range(1, 9))
     run_dir.mkdir()
-    with RunLog(run_dir, Progress()) as log:
-        steps = iter(range(1, 9))
+    with lock_run(run_dir) as is_own, RunLog(run_dir, Progress(), is_own=is_own) as log:
 
         def record() -> None:
             log.record("train", Progress(step=next(steps)), 1.0, {"loss": 2.0})
 
         record()
-        (run_dir / "metrics.jsonl").rename(moved)
+        (run_dir / "metrics.jsonl").rename(tmp_path / "moved")
         (run_dir / "train.log").unlink()
         record(), record()
         assert [line["step"] for line in records(run_dir)] == [2, 3]
         (run_dir / "metrics.jsonl").unlink()
         record()
-        assert [line["step"] for line in records(run_dir)] == [4]
-        run_dir.rename(moved.with_name("away"))
-        record(), record()
-        assert not run_dir.exists()
-        moved.with_name("away").rename(run_dir)
+        run_dir.rename(away)
+        run_dir.mkdir()
         record()
-        assert [line["step"] for line in records(run_dir)] == [4, 5, 6, 7]
-    names = [text.removeprefix(f"{run_dir}/").partition(":")[0] for text in caplog.messages]
-    assert names == ["train.log", "metrics.jsonl", "metrics.jsonl", "metrics.jsonl"]
-    assert caplog.messages[1].endswith(": was moved, deleted or replaced; lines go on here")
-    log_text = (run_dir / "train.log").read_text()
-    assert all(text in log_text for text in caplog.messages)
+        assert not list(run_dir.iterdir())
+    assert [line["step"] for line in records(away)] == [4, 5]
+    moved = "was moved, deleted or replaced; lines go on here"
+    names = "train.log", "metrics.jsonl", "metrics.jsonl"
+    assert caplog.messages == [f"{run_dir / name}: {moved}" for name in names]
+    assert (away / "train.log").read_text().count(moved) == 3
 
 
 def test_lines_wait_while_the_disk_is_full(tmp_path):
