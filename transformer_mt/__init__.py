@@ -81,10 +81,7 @@ def load(
         ConfigError: If an option is wrong, or does not suit an exported model.
         DeviceError: If the device is absent or does not support the precision.
     """
-    from transformer_mt.translation.translation_model import (
-        build_translation_model,
-        find_models,
-    )
+    from transformer_mt.translation.translation_model import build_translation_model, find_models
 
     if split not in get_args(Split):
         raise ConfigError(f"split {split}: choose {', '.join(get_args(Split))}")

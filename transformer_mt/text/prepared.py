@@ -31,13 +31,7 @@ from transformer_mt.config.loading import searched_folders
 from transformer_mt.config.section import OnChange, Section
 from transformer_mt.errors import CheckpointError, ConfigError, DataError, OutputError
 from transformer_mt.system.console import ProgressBar
-from transformer_mt.system.files import (
-    atomic_directory,
-    canonical_json,
-    locked,
-    read_json,
-    sha256,
-)
+from transformer_mt.system.files import atomic_directory, canonical_json, locked, read_json, sha256
 from transformer_mt.system.manifest import read_manifest, verify_manifest, write_manifest
 from transformer_mt.text.batching import EncodedLines, EncodedPairs, flatten
 from transformer_mt.text.cleaned_split import CleanedSplit, clean_split

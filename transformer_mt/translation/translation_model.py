@@ -13,12 +13,7 @@ from transformer_mt.config.keys import DataConfig
 from transformer_mt.errors import CheckpointError, ConfigError, DataError, ForkError
 from transformer_mt.text.splitting import LineSplitter, SourceStatistics
 from transformer_mt.text.vocabulary import BOS_ID, EOS_ID, Vocabulary
-from transformer_mt.translation.options import (
-    DEFAULT_SEARCH,
-    LoadOptions,
-    Sampling,
-    SearchOptions,
-)
+from transformer_mt.translation.options import DEFAULT_SEARCH, LoadOptions, Sampling, SearchOptions
 from transformer_mt.translation.runtime import Runtime, Source
 from transformer_mt.translation.translator import Translation, Translator
 
