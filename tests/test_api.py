@@ -1,12 +1,18 @@
 """The Python API: what docs/translating.md shows, and that the process stays as it was."""
 
+import copy
 import json
 import math
 import os
+import pickle
+import re
 import subprocess
 import sys
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
+from threading import Barrier
 
 import numpy as np
 import pytest
@@ -65,7 +71,8 @@ import transformer_mt.evaluation.run_comparison  # of `compare`
 assert "torch" not in sys.modules
 """
     run_python(code)
-    assert {"TranslationModel", "Translation"} <= set(transformer_mt.__all__)
+    errors = {name for name in vars(transformer_mt.errors) if name[0].isupper()}
+    assert errors | {"TranslationModel", "Translation"} <= set(transformer_mt.__all__)
     for name in transformer_mt.__all__:
         assert getattr(transformer_mt, name).__name__ == name
     with pytest.raises(AttributeError, match="nothing"):
@@ -135,6 +142,39 @@ for path in sys.argv[1:]:
 def test_a_model_is_refused_in_a_forked_process(copy_run, exported_run):
     """It would wait for ever for threads that are not there; the parent can go on."""
     assert run_python(FORK, copy_run, exported_run) == "5 ['abc']\n2 ['abc']\n"
+
+
+@pytest.mark.parametrize("run", ["copy_run", "exported_run"])
+def test_a_model_is_neither_pickled_nor_copied(run, request):
+    """By the error of Python's own threads and files, for which other libraries look.
+
+    Sabotage: leave it to PyTorch, which shares the weights with a spawned process.
+    """
+    model = transformer_mt.load(request.getfixturevalue(run))
+    spawned = get_context("spawn").Process(target=print, args=(model,))
+    message = f"^{re.escape(model.name)} cannot be pickled or copied: pass its path, and load it in"
+    for function in (pickle.dumps, copy.deepcopy, copy.copy, lambda _: spawned.start()):
+        with pytest.raises(TypeError, match=message):
+            function(model)
+
+
+@pytest.mark.parametrize("run", ["copy_run", "exported_run"])
+def test_several_threads_use_one_model(run, request):
+    """From the first call on. Sabotage: decode in a state that the runtime keeps."""
+    model = transformer_mt.load(request.getfixturevalue(run))
+    torch.set_num_threads(2)
+    texts = [LINES[i : i + size] for i, size in ((0, 31), (3, 1), (5, 9), (8, 20))] * 4
+    beams, barrier = [1, 3] * 8, Barrier(4, timeout=60)
+
+    def translate(lines: list[str], beam_size: int) -> list[str]:
+        barrier.wait()
+        return model.translate(lines, beam_size=beam_size)
+
+    with ThreadPoolExecutor(4) as threads:
+        results = list(threads.map(translate, texts, beams))
+    assert results == [
+        model.translate(lines, beam_size=beam) for lines, beam in zip(texts, beams, strict=True)
+    ]
 
 
 PROGRAM = """

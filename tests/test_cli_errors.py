@@ -43,6 +43,12 @@ def test_a_wrong_setting(corpus_dir, tmp_path, call, setting, culprit):
         (["evaluate", "RUN", "--src", "nope.de", "--ref", "nope.en"], "nope.de"),
         (["evaluate", "RUN", "--split", "nope"], "nope.de"),
         (["trian"], "'train'"),
+        (
+            ["translate", "RUN", "-onope/a", "--output=nope/b"],
+            "--output takes one value, but was given 2",
+        ),
+        (["train", "x.toml", "--run", "a", "--run", "b"], "--run takes one value"),
+        (["evaluate", "RUN", "--ref", "nope", "--ref", "nope"], "nope: no such file"),
         (["plot"], "Missing command. (see transformer-mt plot --help)"),
         (["train", "--nope"], "--nope"),
         (["translate", "run", "--bem-size", "4"], "--beam-size"),

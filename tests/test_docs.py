@@ -14,6 +14,7 @@ import fork_server
 import pytest
 from conftest import write_config
 
+import transformer_mt
 from transformer_mt.cli.figures import plot
 from transformer_mt.cli.program import app
 from transformer_mt.config.keys import DEFAULTS
@@ -22,7 +23,7 @@ from transformer_mt.config.reference import list_sections
 from transformer_mt.training.run import train
 
 ROOT = Path(__file__).parents[1]
-TUTORIAL = ROOT / "docs" / "tutorial.md"
+TUTORIAL, GUIDE = ROOT / "docs" / "tutorial.md", ROOT / "docs" / "translating.md"
 SIZES = (
     "model.d_model=16 model.d_ff=16 train.max_steps=60 train.save_every=10 valid.every=30"
     " valid.patience=0"
@@ -117,8 +118,7 @@ def test_from_runs_to_a_table(tmp_path):
 
 def test_training_from_python(corpus_dir, tmp_path, monkeypatch, capfd):
     """The lines of the guide, with another configuration."""
-    guide = (ROOT / "docs" / "translating.md").read_text("utf-8")
-    section = guide.split("## Training from Python\n")[1].split("\n## ")[0]
+    section = GUIDE.read_text("utf-8").split("## Training from Python\n")[1].split("\n## ")[0]
     lines = [line[4:] for line in section.splitlines() if line.startswith("    ")]
     write_config(tmp_path, corpus_dir, train__max_steps=1)
     code = "\n".join(lines).replace("configs/sample", "tiny").replace("steps=100", "steps=2")
@@ -127,6 +127,33 @@ def test_training_from_python(corpus_dir, tmp_path, monkeypatch, capfd):
     exec(code, names)
     assert names["progress"].step == 2 and (tmp_path / "checkpoints" / "sample").is_dir()
     assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_loaded_model_for_a_script(exported_run, tmp_path, number):
+    """Each block of shell commands prints the translation and ends.
+
+    Sabotage: read chunks of lines until they are full, as from a file.
+    """
+    blocks = re.findall(r"```bash\n(.*?)```", GUIDE.read_text("utf-8"), re.DOTALL)
+    assert len(blocks) == 2
+    program = tmp_path / "transformer-mt"
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m transformer_mt "$@"\n')
+    program.chmod(0o755)
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / "wmt16-base").symlink_to(exported_run)
+    path = os.pathsep.join([str(tmp_path), os.environ["PATH"]])
+    done = subprocess.run(
+        ["bash", "-c", blocks[number]],
+        cwd=tmp_path,
+        env={**os.environ, "PATH": path, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.stdout.splitlines() == transformer_mt.load(exported_run).translate(["Ein Satz."])
+    assert done.returncode == 0 and not done.stderr
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["checkpoints", "transformer-mt"]
 
 
 MODEL = ROOT / "docs" / "model.md"

@@ -117,7 +117,19 @@ OTHER_FILES = (
     "training/new_config.toml",
     "training/recipes.toml",
 )
-BUILD_SDIST = "import setuptools.build_meta as build, sys; print(build.build_sdist(sys.argv[1]))"
+BUILD = "import setuptools.build_meta as build, sys; print(build.build_{}(sys.argv[1]))"
+CLIENT = """
+import transformer_mt
+from transformer_mt import DataError, TransformerMTError, TranslationModel, Translation
+
+
+def first(path: str) -> str:
+    model: TranslationModel = transformer_mt.load(path)
+    best: Translation = model.n_best(["a"], n=2)[0][0]
+    failures: tuple[type[TransformerMTError], ...] = (DataError, transformer_mt.ConfigError)
+    number: int = best.text
+    return best.text
+"""
 
 
 def run(*words: object, cwd: Path, path: object = "") -> str:
@@ -129,7 +141,7 @@ def run(*words: object, cwd: Path, path: object = "") -> str:
 @pytest.mark.slow
 def test_the_sdist_and_its_wheel_are_complete(tmp_path):
     """The sdist holds what git tracks, and its wheel every module; the program starts."""
-    name = run("-c", BUILD_SDIST, tmp_path, cwd=ROOT).split()[-1]
+    name = run("-c", BUILD.format("sdist"), tmp_path, cwd=ROOT).split()[-1]
     # Python's tarfile wants a filter since 3.12, and has none before 3.11.4.
     subprocess.run(["tar", "-xf", tmp_path / name, "-C", tmp_path], check=True)
     source = tmp_path / name.removesuffix(".tar.gz")
@@ -143,3 +155,26 @@ def test_the_sdist_and_its_wheel_are_complete(tmp_path):
     assert packed == expected | {f"transformer_mt/{name}" for name in OTHER_FILES}
     shown = run("-m", "transformer_mt", "config", cwd=tmp_path, path=wheel)
     assert "optim.warmup_steps = 4000" in shown
+
+
+@pytest.mark.slow
+def test_an_editable_installation_shows_its_types(tmp_path):
+    """To mypy, which reads paths, but does not run the code that would find the package.
+
+    Sabotage: leave out `package-dir` in pyproject.toml.
+    """
+    source = tmp_path / "source"
+    shutil.copytree(ROOT / "transformer_mt", source / "transformer_mt")
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    name = run("-c", BUILD.format("editable"), tmp_path, cwd=source).split()[-1]
+    run("-m", "venv", "--without-pip", "new", cwd=tmp_path)
+    [site_packages] = tmp_path.glob("new/lib/python3*/site-packages")
+    with zipfile.ZipFile(tmp_path / name) as wheel:
+        wheel.extractall(site_packages)
+    (tmp_path / "client.py").write_text(CLIENT)
+    python = tmp_path / "new" / "bin" / "python"
+    mypy = [sys.executable, "-m", "mypy", "--strict", "--python-executable", python, "client.py"]
+    checked = subprocess.run(mypy, cwd=tmp_path, capture_output=True, text=True)
+    [mistake, _] = checked.stdout.splitlines()
+    assert mistake.startswith("client.py:10: error: Incompatible types in assignment")

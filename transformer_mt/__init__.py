@@ -10,6 +10,8 @@
     transformer_mt.plot_attention(model.attention("Ein Satz."))
     transformer_mt.read_metrics("checkpoints/wmt16-base")
 
+Every mistake that a caller can correct is a `TransformerMTError`; a wrong type is a TypeError.
+
 Importing the package is quick: torch is imported when a model is loaded. The library changes no
 settings of the process and prints nothing; its messages go to `logging`.
 """
@@ -18,7 +20,18 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from transformer_mt.errors import ConfigError
+from transformer_mt.errors import (
+    CheckpointError,
+    ConfigError,
+    DataError,
+    DeviceError,
+    ForkError,
+    Interrupted,
+    LostProcessError,
+    OutputError,
+    TrainingError,
+    TransformerMTError,
+)
 from transformer_mt.translation.options import Device, LoadOptions, Precision, Split
 from transformer_mt.version import __version__ as __version__
 
@@ -28,14 +41,10 @@ if TYPE_CHECKING:
     from transformer_mt.translation.translation_model import PairAttention, TranslationModel
     from transformer_mt.translation.translator import Translation
 
-__all__ = [
-    "PairAttention",
-    "Translation",
-    "TranslationModel",
-    "load",
-    "plot_attention",
-    "read_metrics",
-]
+__all__ = ["CheckpointError", "ConfigError", "DataError", "DeviceError", "ForkError", "Interrupted"]
+__all__ += ["LostProcessError", "OutputError", "TrainingError", "TransformerMTError"]
+__all__ += ["PairAttention", "Translation", "TranslationModel"]
+__all__ += ["load", "plot_attention", "read_metrics"]
 
 
 def load(
@@ -72,10 +81,7 @@ def load(
         ConfigError: If an option is wrong, or does not suit an exported model.
         DeviceError: If the device is absent or does not support the precision.
     """
-    from transformer_mt.translation.translation_model import (
-        build_translation_model,
-        find_models,
-    )
+    from transformer_mt.translation.translation_model import build_translation_model, find_models
 
     if split not in get_args(Split):
         raise ConfigError(f"split {split}: choose {', '.join(get_args(Split))}")

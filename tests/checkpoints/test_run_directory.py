@@ -166,9 +166,12 @@ def test_only_checkpoints_are_listed(tmp_path):
     assert saved_steps(run_dir) == [100_000_000, 99_999_999, 10, 9]
     assert list_checkpoints(tmp_path / "none") == [] and load_newest(tmp_path / "none") is None
     (tmp_path / "empty").mkdir()
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "generation_config.json").touch()
     reasons = {
         "none": "no such run or checkpoint",
         "empty": "contains no checkpoint",
+        "other": "a model for transformers; load it there, or name the run that it was made from",
     }
     for name, reason in reasons.items():
         with pytest.raises(CheckpointError, match=f"^{tmp_path / name}: {reason}$"):

@@ -14,7 +14,7 @@ import pytest
 from conftest import tiny_config, write_copy_corpus
 
 from transformer_mt.config.keys import VocabConfig
-from transformer_mt.errors import ConfigError, DataError
+from transformer_mt.errors import ConfigError, DataError, OutputError
 from transformer_mt.system.files import sha256
 from transformer_mt.system.manifest import MANIFEST, read_manifest, write_manifest
 from transformer_mt.text import prepared as prepared_module
@@ -140,6 +140,18 @@ def test_a_scratch_folder(folder, tmp_path):
     assert prepared_names(folder) == [] and scratch.path.parent == tmp_path / "scratch"
     first = prepare(tiny_config(folder))
     assert prepare(tiny_config(folder), scratch=tmp_path / "scratch").path == first.path
+
+
+def test_a_folder_that_cannot_be_written(folder, tmp_path, monkeypatch):
+    """The key and the absolute path are named, or the scratch folder; text has other errors."""
+    (tmp_path / "taken").touch()
+    monkeypatch.chdir(tmp_path)
+    config = tiny_config(folder, data__prepared_dir="taken/x")
+    reason = "taken/x: cannot be written: Not a directory$"
+    with pytest.raises(OutputError, match=f"^data.prepared_dir = taken/x: {tmp_path}/{reason}"):
+        prepare(config)
+    with pytest.raises(OutputError, match=f"^{tmp_path}/{reason}"):
+        prepare(config, scratch=tmp_path / "taken" / "x")
 
 
 def test_two_at_once_make_one(folder, monkeypatch, caplog):

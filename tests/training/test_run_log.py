@@ -6,6 +6,8 @@ import math
 import os
 import re
 import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -14,9 +16,9 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from torch.utils.tensorboard import SummaryWriter
 
 from transformer_mt.checkpoints.checkpoint import Progress
+from transformer_mt.checkpoints.run_directory import lock_run
 from transformer_mt.errors import CheckpointError, ConfigError, Interrupted
 from transformer_mt.system.console import PACKAGE_LOGGER
-from transformer_mt.training import run_log
 from transformer_mt.training.dry_run import dry_run
 from transformer_mt.training.run import train
 from transformer_mt.training.run_log import RunLog
@@ -95,34 +97,67 @@ def test_damaged_metrics_do_not_keep_a_run_from_resuming(tmp_path):
         assert path.read_text() == f"{good}\n"
 
 
+@contextmanager
+def file_size_limit(size: int) -> Iterator[None]:
+    """Lets no file grow beyond this, as on a full disk."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+def test_a_log_that_was_moved_goes_on_in_a_new_file(tmp_path, caplog):
+    """With a warning; after a move of the whole run, another of its name is not written to.
+
+    Sabotage: write to the file that was opened; begin a new file in any directory.
+    """
+    run_dir, away, steps = tmp_path / "run", tmp_path / "away", iter(range(1, 9))
+    run_dir.mkdir()
+    with lock_run(run_dir) as is_own, RunLog(run_dir, Progress(), is_own=is_own) as log:
+
+        def record() -> None:
+            log.record("train", Progress(step=next(steps)), 1.0, {"loss": 2.0})
+
+        record()
+        (run_dir / "metrics.jsonl").rename(tmp_path / "moved")
+        (run_dir / "train.log").unlink()
+        record(), record()
+        assert [line["step"] for line in records(run_dir)] == [2, 3]
+        (run_dir / "metrics.jsonl").unlink()
+        record()
+        run_dir.rename(away)
+        run_dir.mkdir()
+        record()
+        assert not list(run_dir.iterdir())
+    assert [line["step"] for line in records(away)] == [4, 5]
+    moved = "was moved, deleted or replaced; lines go on here"
+    names = "train.log", "metrics.jsonl", "metrics.jsonl"
+    assert caplog.messages == [f"{run_dir / name}: {moved}" for name in names]
+    assert (away / "train.log").read_text().count(moved) == 3
+
+
 def test_lines_wait_while_the_disk_is_full(tmp_path):
     """However many. Sabotage: with the usual buffer of a file."""
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     with RunLog(tmp_path, Progress()) as log:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
-        try:
+        with file_size_limit(1000):
             for step in range(1, 500):
                 log.record("train", Progress(step=step), 1.0, {"loss": 2.0})
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         log.record("train", Progress(step=500), 1.0, {"loss": 2.0})
     assert [record["step"] for record in records(tmp_path)] == list(range(1, 501))
 
 
-def test_a_full_disk_is_a_warning_and_at_the_end_an_error(tmp_path, caplog, monkeypatch):
+def test_a_full_disk_is_a_warning_and_at_the_end_an_error(tmp_path, caplog):
     """Which hides no other error; one warning for however many lines."""
-
-    def open_full(path: str, flags: int) -> int:
-        return os.open("/dev/full" if path.endswith("train.log") else path, flags, 0o666)
-
-    monkeypatch.setattr(run_log, "open_no_link", open_full)
-    message = f"{tmp_path}/train.log: No space left on device"
+    message = f"{tmp_path}/train.log: File too large"
     for error, match in ((None, f"^{message}$"), (CheckpointError("first"), "^first$")):
-        with pytest.raises(CheckpointError, match=match), RunLog(tmp_path, Progress()) as log:
-            log.note("a line")
-            log.note("another")
-            if error:
-                raise error
+        with file_size_limit(0), pytest.raises(CheckpointError, match=match):
+            with RunLog(tmp_path, Progress()) as log:
+                log.note("a line")
+                log.note("another")
+                if error:
+                    raise error
         assert caplog.messages == [f"{message}; training continues"]
         caplog.clear()
     assert PACKAGE_LOGGER.level == logging.NOTSET

@@ -20,6 +20,8 @@ MODEL, EMA, TRAINING = "model.safetensors", "ema.safetensors", "training.safeten
 STATE, CONFIG = "state.json", "config.json"
 EXPORT = "export.json"
 """Only a directory that `export` wrote for CTranslate2 has it."""
+GENERATION_CONFIG = "generation_config.json"
+"""A model for transformers has it, such as `export` writes."""
 
 
 def checkpoint_path(run_dir: Path, step: int) -> Path:

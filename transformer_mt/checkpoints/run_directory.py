@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from transformer_mt.checkpoints.layout import (
     EXPORT,
+    GENERATION_CONFIG,
     METRICS,
     RUN_FILE,
     STEP_NAME,
@@ -125,6 +126,8 @@ def find_checkpoint(path: Path) -> "Checkpoint":
     if checkpoints := _load_newest_and_best(path):
         return checkpoints[1]
     reason = "contains no checkpoint" if path.is_dir() else "no such run or checkpoint"
+    if (path / GENERATION_CONFIG).exists():
+        reason = "a model for transformers; load it there, or name the run that it was made from"
     raise CheckpointError(f"{path}: {reason}")
 
 

@@ -2,6 +2,7 @@
 
 import os
 import sys
+from collections import Counter
 from importlib import metadata
 from typing import Annotated, Any
 
@@ -103,6 +104,18 @@ class GroupedCommand(TyperCommand):
 
     Typer draws groups (`rich_help_panel`) with Rich alone, which breaks the lines of examples.
     """
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Refuses a second value for an option that names one file; Typer drops the first.
+
+        Other options may be repeated, since a later one replaces that of a script.
+        """
+        _, _, given = self.make_parser(ctx).parse_args(list(args))
+        for parameter, times in Counter(given).items():
+            takes_one = not parameter.multiple and str(parameter.metavar).endswith(("FILE", "DIR"))
+            if takes_one and times > 1 and not ctx.resilient_parsing:
+                ctx.fail(f"{parameter.opts[-1]} takes one value, but was given {times} times")
+        return super().parse_args(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
         """Runs the command, unless it works in one process and there are several."""

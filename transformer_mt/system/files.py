@@ -179,20 +179,20 @@ def locked(
                     file.seek(0)
                     when_busy(file.read().strip() or "unknown")
                     fcntl.flock(file, fcntl.LOCK_EX)
-                if not _is_at(path, file):  # its holder has removed the file in between
+                if not is_at(path, file):  # its holder has removed the file in between
                     continue
                 file.truncate(0)
                 file.write(str(os.getpid()))
                 file.flush()
             try:
-                yield partial(_is_at, path, file)
+                yield partial(is_at, path, file)
             finally:
                 if remove:
                     path.unlink(missing_ok=True)
             return
 
 
-def _is_at(path: Path, file: TextIO) -> bool:
+def is_at(path: Path, file: TextIO) -> bool:
     """Tells whether an open file is at a path; also true while the path cannot be read."""
     try:
         return os.path.samestat(path.stat(), os.fstat(file.fileno()))

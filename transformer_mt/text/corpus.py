@@ -21,6 +21,7 @@ from transformer_mt.system.files import sha256
 from transformer_mt.system.streams import (
     COMPRESSION_SUFFIXES,
     open_input,
+    reading,
     split_lines,
     watch,
 )
@@ -312,8 +313,12 @@ def _open_hub(config: DataConfig, split: str) -> CorpusPart:
 
 def _digest_files(paths: Iterable[Path], columns: Columns) -> str:
     """Computes a digest of the names and contents of files, and of the columns that are read."""
-    files = (f"{path.name} {sha256(path)}" for path in paths)
-    return _digest_strings(chain(files, map(repr, columns.items())))
+    return _digest_strings(chain(map(_digest_file, paths), map(repr, columns.items())))
+
+
+def _digest_file(path: Path) -> str:
+    with reading(path):
+        return f"{path.name} {sha256(path)}"
 
 
 def _digest_strings(strings: Iterable[str]) -> str:

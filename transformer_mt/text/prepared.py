@@ -29,15 +29,9 @@ from transformer_mt.config.changes import on_change
 from transformer_mt.config.keys import Config, DataConfig
 from transformer_mt.config.loading import searched_folders
 from transformer_mt.config.section import OnChange, Section
-from transformer_mt.errors import CheckpointError, ConfigError, DataError
+from transformer_mt.errors import CheckpointError, ConfigError, DataError, OutputError
 from transformer_mt.system.console import ProgressBar
-from transformer_mt.system.files import (
-    atomic_directory,
-    canonical_json,
-    locked,
-    read_json,
-    sha256,
-)
+from transformer_mt.system.files import atomic_directory, canonical_json, locked, read_json, sha256
 from transformer_mt.system.manifest import read_manifest, verify_manifest, write_manifest
 from transformer_mt.text.batching import EncodedLines, EncodedPairs, flatten
 from transformer_mt.text.cleaned_split import CleanedSplit, clean_split
@@ -113,6 +107,7 @@ def prepare(
             an existing one lacks a symbol.
         DataError: If the corpus or vocabulary cannot be used, the text changes meanwhile, the
             prepared corpus is damaged, or no pair is left.
+        OutputError: If the prepared corpus cannot be written.
     """
     split = open_split(config.data, config.data.train)
     configured_vocab = load_configured_vocabulary(config, vocab)
@@ -129,14 +124,19 @@ def prepare(
     folder = folder if (folder / name).exists() else scratch or folder
     path = folder / name
     if not path.exists():
-        folder.mkdir(parents=True, exist_ok=True)
         waiting = "process %s is preparing the same corpus; waiting for it"
-        with locked(folder / f".{name}.lock", partial(logger.info, waiting)):
-            if not path.exists():
-                _write_prepared(config, split, split_digest, vocab, path)
-                corpus = _load_prepared(path, config)
-                _log_summary(corpus)
-                return corpus
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            with locked(folder / f".{name}.lock", partial(logger.info, waiting)):
+                if not path.exists():
+                    _write_prepared(config, split, split_digest, vocab, path)
+                    corpus = _load_prepared(path, config)
+                    _log_summary(corpus)
+                    return corpus
+        except OSError as error:
+            setting = "" if scratch else f"data.prepared_dir = {config.data.prepared_dir}: "
+            reason = f"cannot be written: {error.strerror}"
+            raise OutputError(f"{setting}{folder.absolute()}: {reason}") from None
     return _load_prepared(path, config)
 
 

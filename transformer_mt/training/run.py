@@ -99,7 +99,8 @@ def _train_main(
             is_own = stack.enter_context(lock_run(run_dir))
             if list_checkpoints(run_dir):
                 raise CheckpointError(f"{run_dir}: another process has just started this run")
-        log = stack.enter_context(RunLog(run_dir, trainer.progress, config.train.tensorboard))
+        log = RunLog(run_dir, trainer.progress, config.train.tensorboard, is_own)
+        stack.enter_context(log)
         PACKAGE_LOGGER.removeHandler(early_messages)
         environment = numeric_environment(trainer.fitter)
         log_start(log, trainer, environment)

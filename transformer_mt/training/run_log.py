@@ -3,9 +3,10 @@
 import json
 import logging
 import math
+import os
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,7 @@ from transformer_mt.checkpoints.checkpoint import Progress
 from transformer_mt.checkpoints.layout import METRICS
 from transformer_mt.errors import CheckpointError
 from transformer_mt.system.console import PACKAGE_LOGGER, MessageFormatter, escape_controls
-from transformer_mt.system.files import atomic_file, open_no_link, parse_json
+from transformer_mt.system.files import atomic_file, is_at, open_no_link, parse_json
 
 logger = logging.getLogger(__name__)
 
@@ -65,10 +66,18 @@ class RunLog(logging.Handler):
         progress: Where the run stands; metrics that an interrupted process wrote after that, and
             that this one will write again, are removed.
         tensorboard: Whether to write the metrics for TensorBoard too.
+        is_own: Tells whether the directory is still that of this run.
     """
 
-    def __init__(self, run_dir: Path, progress: Progress, tensorboard: bool = False) -> None:
+    def __init__(
+        self,
+        run_dir: Path,
+        progress: Progress,
+        tensorboard: bool = False,
+        is_own: Callable[[], bool] = lambda: True,
+    ) -> None:
         super().__init__(logging.INFO)
+        self._is_own = is_own
         self.setFormatter(MessageFormatter())
         self._disk_is_full, self._level_before = False, PACKAGE_LOGGER.level
         path = run_dir / METRICS
@@ -136,9 +145,17 @@ class RunLog(logging.Handler):
                 logger.warning("TensorBoard's metrics end here: %s", error.strerror or error)
 
     def _write(self, file: TextIO, text: str) -> None:
-        """Writes what it can: the rest waits in memory until the disk has room again."""
+        """Writes what it can: the rest waits in memory until the disk has room again.
+
+        If the file was moved or deleted, a new one is begun, since the old one may be lost; not so
+        if the whole directory was, in whose place another run may be.
+        """
         try:
             file.write(text)
+            if not is_at(Path(file.name), file) and self._is_own():
+                with open(file.name, "a", opener=open_no_link) as new:
+                    os.dup2(new.fileno(), file.fileno(), inheritable=False)
+                logger.warning("%s: was moved, deleted or replaced; lines go on here", file.name)
             file.flush()
         except OSError as error:
             if not self._disk_is_full:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from transformer_mt.checkpoints.checkpoint import Checkpoint, write_tensors
-from transformer_mt.checkpoints.layout import CONFIG, MODEL
+from transformer_mt.checkpoints.layout import CONFIG, GENERATION_CONFIG, MODEL
 from transformer_mt.config.keys import Config, ModelConfig
 from transformer_mt.errors import ConfigError
 from transformer_mt.model.transformer import Transformer
@@ -95,7 +95,7 @@ def write_transformers(
     max_new_tokens = config.data.max_length + EXTRA_LENGTH
     files = {
         CONFIG: _model_config(config, vocab.size, len(positions)) | ids,
-        "generation_config.json": {**ids, "max_new_tokens": max_new_tokens, **never},
+        GENERATION_CONFIG: {**ids, "max_new_tokens": max_new_tokens, **never},
         "tokenizer.json": tokenizer_json(vocab, symbols),
         "tokenizer_config.json": _tokenizer_config(vocab, len(positions)),
     }

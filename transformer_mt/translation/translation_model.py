@@ -5,7 +5,7 @@ import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from transformer_mt.checkpoints.layout import EXPORT
 from transformer_mt.checkpoints.run_directory import find_checkpoint
@@ -13,12 +13,7 @@ from transformer_mt.config.keys import DataConfig
 from transformer_mt.errors import CheckpointError, ConfigError, DataError, ForkError
 from transformer_mt.text.splitting import LineSplitter, SourceStatistics
 from transformer_mt.text.vocabulary import BOS_ID, EOS_ID, Vocabulary
-from transformer_mt.translation.options import (
-    DEFAULT_SEARCH,
-    LoadOptions,
-    Sampling,
-    SearchOptions,
-)
+from transformer_mt.translation.options import DEFAULT_SEARCH, LoadOptions, Sampling, SearchOptions
 from transformer_mt.translation.runtime import Runtime, Source
 from transformer_mt.translation.translator import Translation, Translator
 
@@ -79,6 +74,12 @@ class TranslationModel:
         data = self.checkpoints[0].config.data
         languages = f"{data.src_lang} to {data.tgt_lang}"
         return f"<TranslationModel {self.name}: {languages}, {self.runtime.describe()}>"
+
+    def __reduce__(self) -> NoReturn:
+        """Refuses pickling and copying by TypeError, as Python's own threads and files do."""
+        raise TypeError(
+            f"{self.name} cannot be pickled or copied: pass its path, and load it in each process"
+        )
 
     @property
     def name(self) -> str:
