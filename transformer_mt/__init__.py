@@ -25,9 +25,12 @@ from transformer_mt.errors import (
     ConfigError,
     DataError,
     DeviceError,
+    FailedFilesError,
     ForkError,
+    FullDiskError,
     Interrupted,
     LostProcessError,
+    NotTextError,
     OutputError,
     TrainingError,
     TransformerMTError,
@@ -41,8 +44,9 @@ if TYPE_CHECKING:
     from transformer_mt.translation.translation_model import PairAttention, TranslationModel
     from transformer_mt.translation.translator import Translation
 
-__all__ = ["CheckpointError", "ConfigError", "DataError", "DeviceError", "ForkError", "Interrupted"]
-__all__ += ["LostProcessError", "OutputError", "TrainingError", "TransformerMTError"]
+__all__ = ["CheckpointError", "ConfigError", "DataError", "DeviceError", "FailedFilesError"]
+__all__ += ["ForkError", "FullDiskError", "Interrupted", "LostProcessError", "NotTextError"]
+__all__ += ["OutputError", "TrainingError", "TransformerMTError"]
 __all__ += ["PairAttention", "Translation", "TranslationModel"]
 __all__ += ["load", "plot_attention", "read_metrics"]
 

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 from transformer_mt.errors import DataError
+from transformer_mt.system.output_record import OutputRecord
 from transformer_mt.system.outputs import check_output
 from transformer_mt.translation import file_translation
 from transformer_mt.translation.file_translation import translate_file
@@ -54,12 +55,12 @@ class Reverser:
             first_line += len(lines)
 
 
-def translate(source, output, options=JSONL, made_from=MADE_FROM, prefix="") -> list[int]:
+def translate(source, output, options=JSONL, made_from=MADE_FROM, record=None) -> list[int]:
     """Translates a file; gives the number of lines of each chunk."""
     translator = Reverser()
     pair = FilePair(source, check_output(output))
     options = TranslateOptions(LoadOptions(), SearchOptions(), options)
-    translate_file(translator, pair, options, made_from, prefix)
+    translate_file(translator, pair, options, made_from, record)
     resumed = (translator.first_lines or [1])[0]
     expected = [resumed + sum(translator.chunks[:i]) for i in range(len(translator.chunks))]
     assert translator.first_lines == expected
@@ -73,7 +74,8 @@ def test_each_line_is_translated_once_and_in_order(lines, chunks, tmp_path):
     path.write_text("".join(f"a{i}b\n" for i in range(lines)))
     assert translate(path, tmp_path / "out") == chunks
     assert (tmp_path / "out").read_text().splitlines() == [
-        f'{{"line": {i + 1}, "rank": 1, "score": -1.0, "text": "b{str(i)[::-1]}a", "parts": 1,'
+        f'{{"file": "{path}", "line": {i + 1}, "rank": 1, "score": -1.0,'
+        f' "text": "b{str(i)[::-1]}a", "parts": 1,'
         ' "status": "ok"}'
         for i in range(lines)
     ]
@@ -154,20 +156,19 @@ def test_what_was_read_before_an_error_is_kept(tmp_path, caplog):
 
 
 def test_what_is_reported(tmp_path, caplog, monkeypatch):
-    """Lines read, split and repaired; those that an earlier process split count too."""
+    """Lines read, split and repaired, of one of several files with its name."""
     times = iter([7.0, 9.0, 20.0, 20.5])
     monkeypatch.setattr(file_translation, "time", SimpleNamespace(monotonic=times.__next__))
     source, output = tmp_path / "in", tmp_path / "out"
     source.write_bytes(b"\xef\xbb\xbfab\xff\n" + b"abcd\n" * 10 + b"\n" + b"cd")
     with caplog.at_level(logging.INFO, "transformer_mt"):
         translate(source, output)
-        output.rename(tmp_path / ".out.partial")  # as if it had been killed just before
-        assert translate(source, output, prefix="in: ") == []
+        translate(source, output, record=OutputRecord(tmp_path))
     replaced = "1 line not in UTF-8; invalid bytes were replaced by U+FFFD"
     first = ["13 lines in 2.0 s, 6 per second", "10 lines translated in parts", replaced]
     assert caplog.messages[:3] == first and caplog.records[2].levelname == "WARNING"
-    again = ["0 lines in 0.5 s, 0 per second", *first[1:]]
-    assert caplog.messages[-3:] == [f"in: {message}" for message in again]
+    again = ["13 lines in 0.5 s, 26 per second", *first[1:]]
+    assert caplog.messages[-3:] == [f"{source}: {message}" for message in again]
 
 
 def test_what_is_written_for_a_line():
@@ -182,6 +183,7 @@ def test_what_is_written_for_a_line():
     assert format_lines(ranked, 7, scored) == "-1.2346\tx y\nnan\tä\n0.0000\t\n0.0000\t\n"
     jsonl = OutputOptions(format="jsonl")
     assert format_lines(ranked[:1], 7, jsonl) == (
-        '{"line": 7, "rank": 1, "score": -1.23456, "text": "x y", "parts": 1, "status": "ok"}\n'
-        '{"line": 7, "rank": 2, "score": null, "text": "ä", "parts": 2, "status": "cut"}\n'
+        '{"file": null, "line": 7, "rank": 1, "score": -1.23456, "text": "x y", "parts": 1,'
+        ' "status": "ok"}\n{"file": null, "line": 7, "rank": 2, "score": null, "text": "ä",'
+        ' "parts": 2, "status": "cut"}\n'
     )

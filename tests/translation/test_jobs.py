@@ -202,47 +202,57 @@ def test_more_files_than_a_process_can_open(untrained_run, tmp_path):
 
 
 KILLED_AT_ANY_LINE = """
-import itertools, os, signal, sys
+import itertools, os, signal, sys, threading
 from pathlib import Path
+from types import SimpleNamespace
 from transformer_mt.system import files, output_record, outputs
+from transformer_mt.translation import small_files, summary
+from transformer_mt.translation.inputs import FilePair
+from transformer_mt.translation.options import LoadOptions, SearchOptions, TranslateOptions
+from transformer_mt.translation.translator import Translation
 
 os.fsync = lambda descriptor: None  # a killed process loses nothing that the system holds
-folder = Path(sys.argv[1])
+small_files._WRITING_THREADS = 1
+os.chdir(sys.argv[1])
+OPTIONS = TranslateOptions(LoadOptions(), SearchOptions())
+FILES = [module.__file__ for module in (files, output_record, small_files)]
+PAIRS = [FilePair(Path(f"in/{x}"), outputs.check_output(Path(f"out/{x}"))) for x in "ab"]
 
-def publish(content):
-    record = output_record.OutputRecord(folder)
-    checked = [outputs.check_output(folder / name) for name in "ab"]
-    left = [each for each in checked if not record.is_complete(each, {"from": content})]
-    assert all(map(record.is_own, left))
-    made_from = {"from": content}
-    complete = [output_record.CompleteFile(each, content.encode(), made_from) for each in left]
-    assert not record.publish(complete)
-    return len(left)
+def translate(mark):
+    def translate_chunks(chunks, advance):
+        return ([[Translation(line + mark, 0)] for line in lines] for lines in chunks)
 
-def publish_until(limit):
+    translator = SimpleNamespace(chunk_lines=9, translate_chunks=translate_chunks)
+    result, record = summary.Summary(), output_record.OutputRecord(Path("out"))
+    job = small_files.SmallFiles(translator, OPTIONS, {"mark": mark}, record, result, False)
+    assert not job.translate(PAIRS) and not result.failed, result.failed
+    return {path.read_text() for path in Path("out").glob("[ab]")}
+
+def translate_until(limit):
     lines = itertools.count(1)
     def trace(frame, event, argument):
-        if frame.f_code.co_filename not in (files.__file__, output_record.__file__):
+        if frame.f_code.co_filename not in FILES:
             return None
         if event == "line" and next(lines) == limit:
             os.kill(os.getpid(), signal.SIGKILL)
         return trace
+    threading.settrace(trace)
     sys.settrace(trace)
-    publish("new")
+    translate("new")
     os._exit(0)
 
 for limit in itertools.count(1):
-    for path in folder.iterdir():
+    for path in Path("out").iterdir():
         path.unlink()
-    publish("old")
+    assert translate("old") == {"xold\\n"}
     pid = os.fork()
     if not pid:
-        publish_until(limit)
+        translate_until(limit)
     ended = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-    assert {path.read_text() for path in (folder / "a", folder / "b")} <= {"old", "new"}
-    left = publish("new")
-    assert [(folder / name).read_text() for name in "ab"] == ["new", "new"]
-    assert sorted(os.listdir(folder)) == [output_record.RECORD, "a", "b"], os.listdir(folder)
+    assert {path.read_text() for path in Path("out").glob("[ab]")} <= {"xold\\n", "xnew\\n"}
+    assert translate("new") == {"xnew\\n"}
+    left = {name for name in os.listdir("out") if not name.endswith(".lock")}
+    assert left == {output_record.RECORD, "a", "b"}, left
     if ended:
         break
 print(limit)
@@ -250,10 +260,12 @@ print(limit)
 
 
 def test_killed_at_any_line_of_code(tmp_path):
-    """SIGKILL while files are published: each is old or new, and known; the same command goes on.
+    """SIGKILL while files are written: each is old or new, and known; the same command goes on.
 
-    Sabotage: record the files after they are renamed.
+    Sabotage: record the files after they are written.
     """
+    for name in ("in/a", "in/b", "out/x"):
+        write(str(tmp_path / name), "x")
     words = [sys.executable, "-c", KILLED_AT_ANY_LINE, str(tmp_path)]
     done = subprocess.run(words, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr

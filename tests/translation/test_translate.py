@@ -16,7 +16,6 @@ from conftest import assert_one_error, command, copy_lines
 
 from transformer_mt.system.outputs import check_output
 from transformer_mt.system.streams import compress, open_input, read_blocks
-from transformer_mt.translation import file_translation
 
 LINES = copy_lines(12, 31)
 TEXT = "".join(f"{line}\n" for line in LINES).encode()
@@ -50,7 +49,7 @@ def test_streams(translate, source, monkeypatch, tmp_path):
     assert expected.count(b"\n") == 12 and "\n12 lines in " in done.err
     assert translate("--input", "-", "--output", "-", stdin=source).out == expected
     assert translate(stdin=source).out == expected
-    monkeypatch.setattr(file_translation, "sha256", None)
+    monkeypatch.setattr("transformer_mt.translation.inputs.sha256", None)
     os.mkfifo(tmp_path / "pipe")
     threading.Thread(target=(tmp_path / "pipe").write_bytes, args=[TEXT], daemon=True).start()
     translate("--input", tmp_path / "pipe", "--output", tmp_path / "out")

@@ -78,8 +78,10 @@ def test_output_of_several_processes(exported_run, texts, tmp_path, name):
     for name in ("a.en.gz", "b.en"):
         one, many = ((tmp_path / folder / name).read_bytes() for folder in ("one", "many"))
         assert one == many and len(one) > 50
-    assert sorted(path.name for path in (tmp_path / "many").iterdir()) == ["a.en.gz", "b.en"]
-    assert done.stderr.count("lines in ") == 2 and done.stderr.count("translating with") == 1
+    assert sorted(path.name for path in (tmp_path / "many").glob("[!.]*")) == ["a.en.gz", "b.en"]
+    assert (
+        done.stderr.count("files: 2 translated") == 1 and done.stderr.count("translating with") == 1
+    )
     assert all(line.endswith("translated into nothing") for line in messages(done.stderr))
 
 

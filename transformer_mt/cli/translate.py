@@ -117,7 +117,7 @@ class LineGroup:
     scores: bool = file_flag("Write score and tab before each translation.", "--scores")
     format_: OutputFormat = file_option(
         values_of(OutputFormat),
-        "jsonl: one object with line, rank, score, text, parts and status each.",
+        "jsonl: one object with file, line, rank, score, text, parts and status each.",
         "--format",
         default=OutputOptions.format,
     )

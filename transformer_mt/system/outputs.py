@@ -10,7 +10,7 @@ import logging
 import os
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -65,7 +65,7 @@ class Output:
 
     @property
     def state(self) -> Path:
-        """The file that says what the partial file, or the complete target, holds."""
+        """The file that says what the partial file holds."""
         assert self.target is not None
         return beside(self.target, "state")
 
@@ -170,9 +170,13 @@ def write_lines(lines: Iterable[str], output: Output) -> None:
         file.write(compress(data, output.suffix))
 
 
+Record = Callable[[Iterable[tuple[Output, str, Fingerprint]]], object]
+"""Takes outputs that are to appear: each with its SHA-256 and its fingerprint."""
+
+
 @dataclass
 class OutputState:
-    """What `.NAME.state` holds: finished bytes of the partial file, or a complete output.
+    """What `.NAME.state` holds: the finished chunks of the partial file.
 
     Attributes:
         fingerprint: What the output depends on.
@@ -180,7 +184,6 @@ class OutputState:
         bytes: Their size.
         lines: The lines of text that were translated for them.
         counts: Those of them that are reported, by kind.
-        sha256: Digest of the whole output once it is complete.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
@@ -190,7 +193,6 @@ class OutputState:
     bytes: int = 0
     lines: int = 0
     counts: dict[str, int] = field(default_factory=dict)
-    sha256: str | None = None
 
 
 _STATE = TypeAdapter(OutputState)
@@ -226,13 +228,18 @@ class ChunkWriter:
 
 
 @contextmanager
-def open_chunk_writer(output: Output, fingerprint: Fingerprint | None) -> Iterator[ChunkWriter]:
+def open_chunk_writer(
+    output: Output,
+    fingerprint: Fingerprint | None,
+    record: Record | None = None,
+) -> Iterator[ChunkWriter]:
     """Opens an output for chunks; a file appears once the block ends without an error.
 
     Args:
         output: Locked by the caller.
         fingerprint: What it depends on. Chunks that an earlier process finished with the same
             fingerprint are kept; None keeps neither earlier chunks nor the new ones.
+        record: Called with its name, digest and fingerprint before the complete file appears.
 
     After an error, finished chunks are kept, and a warning says so.
 
@@ -247,10 +254,10 @@ def open_chunk_writer(output: Output, fingerprint: Fingerprint | None) -> Iterat
     try:
         with open_output(output, state.bytes) as file:
             yield ChunkWriter(output, file, state)
-            state.sha256 = sha256(output.partial)
-            _write_state(output, state)
+            if record:
+                record([(output, sha256(output.partial), fingerprint)])
     except BaseException:
-        written = read_state(output)  # `state` may count a chunk that could not be recorded
+        written = _read_state(output)  # `state` may count a chunk that could not be recorded
         if written and written.lines:
             logger.warning(
                 f"stopped: {written.lines:,} finished lines are kept in {output.partial};"
@@ -259,11 +266,12 @@ def open_chunk_writer(output: Output, fingerprint: Fingerprint | None) -> Iterat
         else:
             output.discard()
         raise
+    output.discard()
 
 
 def _usable_state(output: Output, fingerprint: Fingerprint) -> OutputState:
     """Reads how far an earlier process came; says why if that cannot be used."""
-    state = read_state(output)
+    state = _read_state(output)
     if state and (changes := _changes(state, fingerprint)):
         logger.warning(
             f"{output.name}: starting over; {state.lines:,} finished lines were made"
@@ -271,24 +279,11 @@ def _usable_state(output: Output, fingerprint: Fingerprint) -> OutputState:
         )
     elif state and output.partial.is_file() and output.partial.stat().st_size >= state.bytes:
         logger.info(f"{output.name}: continuing after {state.lines:,} finished lines")
-        state.sha256 = None
         return state
     elif not state and output.state.exists():
         logger.warning(f"{output.name}: starting over; {output.state} is damaged")
     output.discard()  # before other bytes are written to the file that the state describes
     return OutputState(fingerprint, 0)
-
-
-def is_complete(output: Output, fingerprint: Fingerprint | None = None) -> bool:
-    """Tells whether an earlier process completed an output that has not changed since.
-
-    It had this fingerprint; None is any.
-    """
-    state, target = read_state(output), output.target
-    if not state or not target or not target.is_file():
-        return False
-    changes = _changes(state, fingerprint or state.fingerprint)
-    return not changes and sha256(target) == state.sha256
 
 
 def _changes(state: OutputState, fingerprint: Fingerprint) -> list[str]:
@@ -302,7 +297,7 @@ def _write_state(output: Output, state: OutputState) -> None:
         file.write(canonical_json(asdict(state)))
 
 
-def read_state(output: Output) -> OutputState | None:
+def _read_state(output: Output) -> OutputState | None:
     """Reads the state of an output; None if there is none, or another version wrote it."""
     try:
         return cast(OutputState, read_json(output.state, _STATE))

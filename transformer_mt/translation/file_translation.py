@@ -10,7 +10,8 @@ from itertools import islice
 
 from transformer_mt.errors import DataError
 from transformer_mt.system.console import ProgressBar, shows_progress
-from transformer_mt.system.outputs import Fingerprint, OutputState, is_complete, open_chunk_writer
+from transformer_mt.system.output_record import OutputRecord
+from transformer_mt.system.outputs import Fingerprint, OutputState, open_chunk_writer
 from transformer_mt.system.streams import LineReader, count_lines, open_input
 from transformer_mt.translation.formats import Chunk, InputFormat, choose_format
 from transformer_mt.translation.inputs import FilePair
@@ -31,9 +32,9 @@ def translate_file(
     pair: FilePair,
     options: TranslateOptions,
     made_from: Fingerprint,
-    prefix: str = "",
+    record: OutputRecord | None = None,
 ) -> dict[str, int]:
-    """Translates a file or stream, and reports counts and speed, unless it is already complete.
+    """Translates a file or stream, and reports counts and speed.
 
     Args:
         translator: Its beam size is at least the number of translations to write per line.
@@ -41,7 +42,7 @@ def translate_file(
         options: What to translate, and what to write.
         made_from: What the output depends on beside the input; a stopped translation is resumed if
             both are the same.
-        prefix: Precedes each line of the report.
+        record: That of the folder of outputs, if there is one; the report names the file then.
 
     Returns:
         The number of lines that were translated now, and of those of the file that were split,
@@ -54,13 +55,13 @@ def translate_file(
     """
     input_format = choose_format(pair.input, options)
     require_unchanged, fingerprint = pair.watch(made_from)
-    if fingerprint and is_complete(pair.output, fingerprint):
-        logger.info(f"{pair.output.name}: already complete")
-        return {}
     began = time.monotonic()
-    with open_input(pair.input) as source, open_chunk_writer(pair.output, fingerprint) as writer:
+    with (
+        open_input(pair.input) as source,
+        open_chunk_writer(pair.output, fingerprint, record.append if record else None) as writer,
+    ):
         state = writer.state
-        resumed, reader = state.lines, LineReader(source, str(pair.input or "stdin"))
+        resumed, reader = state.lines, LineReader(source, pair.name)
         with (
             _progress_bar(pair, resumed) as bar,
             closing(_translate_chunks(translator, reader, input_format, state, bar)) as chunks,
@@ -73,6 +74,7 @@ def translate_file(
         if not state.chunks:
             writer.write("", 0, {})  # a compressed file is valid only with a member
     counts = {**state.counts, "replaced": input_format.lines_replaced}
+    prefix = f"{pair.name}: " if record else ""
     _report(state.lines - resumed, time.monotonic() - began, counts, prefix)
     return {"lines": state.lines - resumed, **counts}
 

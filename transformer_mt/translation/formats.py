@@ -1,6 +1,7 @@
 """What of an input is translated, and how its translations are written: text, tables, subtitles."""
 
 import logging
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
@@ -102,8 +103,9 @@ def _write(pieces: list[Piece], translations: Sequence[Sequence[Translation]]) -
 class PlainTextReader:
     """Text to one field; a byte order mark at its start is dropped."""
 
-    def __init__(self, options: OutputOptions) -> None:
-        self._options, self._lines = options, 0
+    def __init__(self, path: Path | None, options: OutputOptions) -> None:
+        name = path and os.fsencode(path).decode("utf-8", "replace")
+        self._format, self._lines = partial(format_lines, options=options, file=name), 0
 
     def read(self, text: str, is_last: bool) -> tuple[list[Piece], str]:
         """Gives the field of all lines."""
@@ -112,7 +114,7 @@ class PlainTextReader:
         texts = text.removesuffix("\n").split("\n")
         if not self._lines:
             texts[0] = texts[0].removeprefix("\ufeff")
-        encode = partial(format_lines, first_line=self._lines + 1, options=self._options)
+        encode = partial(self._format, first_line=self._lines + 1)
         self._lines += len(texts)
         return [Field(texts, encode)], ""
 
@@ -225,7 +227,7 @@ def choose_format(path: Path | None, options: TranslateOptions) -> InputFormat:
     if kind == "text":
         if any(names):
             raise ConfigError(f"{name}: columns need --input-format tsv, csv or jsonl")
-        return InputFormat(PlainTextReader(options.output).read)
+        return InputFormat(PlainTextReader(path, options.output).read)
     as_text = "to translate its lines as text, add --input-format text"
     if options.search.n_best > 1 or options.output != OutputOptions():
         raise ConfigError(f"{name}: {kind} allows no --n-best, --scores or --format; {as_text}")

@@ -40,10 +40,9 @@ class FilePair:
     skips_binary: bool = False
 
     @property
-    def path(self) -> Path:
-        """The input of a job, which is never stdin."""
-        assert self.input
-        return self.input
+    def name(self) -> str:
+        """The input's name, for messages."""
+        return str(self.input or "stdin")
 
     @property
     def is_resumable(self) -> bool:
@@ -109,7 +108,7 @@ def plan_folder(
     found = list(_find_files(options, record, summary))
     inputs, pairs = resolve_inputs(each.path for each in found), dict[str, FilePair]()
     for each in found:
-        with summary.one_file(each.path):
+        with summary.one_file(str(each.path)):
             require_input(each.path)
             if not each.path.is_file():  # nobody may ever write into a named pipe
                 raise DataError(f"{each.path}: is not a regular file")
@@ -132,12 +131,9 @@ def _find_files(options: FileOptions, record: OutputRecord, summary: Summary) ->
     if options.files_from:
         for path in _read_list(options.files_from):
             relative = Path(os.path.normpath(path)).relative_to(path.anchor)
-            if ".." in relative.parts:
-                reason = (
-                    f"{path}: lies outside of this folder; run the command in a folder above it"
-                )
-                summary.fail(path, DataError(reason))
-            else:
+            with summary.one_file(str(path)):
+                if ".." in relative.parts:
+                    raise DataError(f"{path}: is above this folder; run the command there")
                 yield _Found(path, relative)
 
 
@@ -145,7 +141,7 @@ def _walk(root: Path, record: OutputRecord, summary: Summary) -> Iterator[_Found
     """Finds the files of a folder and of those in it, in a fixed order, without hidden ones."""
 
     def report(error: OSError) -> None:
-        summary.fail(Path(error.filename), DataError(f"{error.filename}: {error.strerror}"))
+        summary.fail(error.filename, DataError(f"{error.filename}: {error.strerror}"))
 
     for folder, folders, files in os.walk(root, onerror=report):
         visible = [name for name in folders if not name.startswith(".")]

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 from transformer_mt.errors import ConfigError, DataError, OutputError
 from transformer_mt.system.launcher import require_single_process
 from transformer_mt.system.output_record import OutputRecord
-from transformer_mt.system.outputs import Fingerprint, check_output, naming_output, read_state
+from transformer_mt.system.outputs import Fingerprint, check_output, naming_output
 from transformer_mt.system.streams import CHUNK_BYTES
 from transformer_mt.translation.file_translation import translate_file
-from transformer_mt.translation.inputs import FilePair, plan_folder, plan_single
+from transformer_mt.translation.inputs import plan_folder, plan_single
 from transformer_mt.translation.options import FileOptions, TranslateOptions
 from transformer_mt.translation.prompt import translate_interactively
 from transformer_mt.translation.sharing import LoadModels, require_first_attempt, share_work
@@ -82,10 +82,9 @@ def _translate_single(
         try:
             summary.counts.update(translate_file(translator, pair, options, made_from))
         except (DataError, OutputError) as error:
-            summary.failed[str(pair.input or "stdin")] = str(error)
+            summary.failed[pair.name] = str(error)
             raise
         summary.done += 1
-        pair.output.discard()
 
 
 def _translate_folder(
@@ -109,29 +108,13 @@ def _translate_folder(
         translator, made_from = _load_translator(models, options, load, summary)
         small = SmallFiles(translator, options, made_from, record, summary, files.overwrite)
         for pair in small.translate(pairs):
-            with summary.one_file(pair.path):
-                counts = _translate_large(translator, pair, options, made_from, record)
+            with summary.one_file(pair.name), pair.output.lock():
+                if not pair.is_resumable:
+                    require_first_attempt(pair.output.name)
+                counts = translate_file(translator, pair, options, made_from, record)
                 summary.counts.update(counts)
                 summary.done += 1
     summary.report()
-
-
-def _translate_large(
-    translator: Translator,
-    pair: FilePair,
-    options: TranslateOptions,
-    made_from: Fingerprint,
-    record: OutputRecord,
-) -> dict[str, int]:
-    """Translates a file of a folder that is not small; it may have been stopped before."""
-    with pair.output.lock():
-        if not pair.is_resumable:
-            require_first_attempt(pair.output.name)
-        counts = translate_file(translator, pair, options, made_from, f"{pair.input}: ")
-        if state := read_state(pair.output):
-            record.append([(pair.output, str(state.sha256), state.fingerprint)])
-        pair.output.discard()
-    return counts
 
 
 def _load_translator(

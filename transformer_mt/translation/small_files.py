@@ -3,27 +3,28 @@
 One by one, each would give the processor a few lines, and wait for the disk.
 """
 
+import hashlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import islice
 
 from transformer_mt.errors import NotTextError, OutputError
 from transformer_mt.system.console import ProgressBar
-from transformer_mt.system.output_record import CompleteFile, OutputRecord
-from transformer_mt.system.outputs import Fingerprint
-from transformer_mt.system.streams import (
-    CHUNK_BYTES,
-    LineReader,
-    compress,
-    open_input,
-)
+from transformer_mt.system.files import json_digest
+from transformer_mt.system.output_record import OutputRecord
+from transformer_mt.system.outputs import Fingerprint, open_output
+from transformer_mt.system.streams import CHUNK_BYTES, LineReader, compress, open_input
 from transformer_mt.translation.formats import Chunk, choose_format
 from transformer_mt.translation.inputs import FilePair
 from transformer_mt.translation.options import TranslateOptions
 from transformer_mt.translation.summary import Summary
 from transformer_mt.translation.translator import Translation, Translator, count_kinds
+
+_WRITING_THREADS = 8
+"""Files that are written at once: each waits for the disk."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ class _SmallFile:
         """All texts that are translated."""
         return [text for chunk in self.chunks for text in chunk.texts]
 
-    def write(self, translations: Sequence[list[Translation]]) -> bytes:
+    def encode(self, translations: Sequence[list[Translation]]) -> bytes:
         """Gives the content of the output, given the n-best translations of each text."""
         ranked = iter(translations)
         texts = (chunk.write(list(islice(ranked, len(chunk.texts)))) for chunk in self.chunks)
@@ -79,14 +80,15 @@ class SmallFiles:
     ) -> None:
         self._translator, self._options, self._made_from = translator, options, made_from
         self._record, self._summary, self._overwrite = record, summary, overwrite
+        self._large: list[FilePair] = []
 
     def translate(self, pairs: Sequence[FilePair]) -> list[FilePair]:
         """Translates those that are small and not complete; returns the others, which are large."""
-        large, groups = list[FilePair](), deque[list[_SmallFile]]()
+        groups = deque[list[_SmallFile]]()
         with ProgressBar("translating", "files", len(pairs)) as progress:
 
             def read_texts() -> Iterator[list[str]]:
-                for group in self._cut_groups(self._read_all(pairs, large, progress.update)):
+                for group in self._cut_groups(self._read_all(pairs, progress.update)):
                     groups.append(group)
                     yield [text for file in group for text in file.texts]
 
@@ -94,15 +96,12 @@ class SmallFiles:
             with closing(chunks):
                 for translations in chunks:
                     group = groups.popleft()
-                    self._publish(group, iter(translations))
+                    self._write(group, iter(translations))
                     progress.update(len(group))
-        return large
+        return self._large
 
     def _cut_groups(self, files: Iterable[_SmallFile]) -> Iterator[list[_SmallFile]]:
-        """Cuts files into groups of about as many lines as a chunk has, in their order.
-
-        A job that was killed so forms the same groups of the remaining files.
-        """
+        """Cuts files into groups of about as many lines as a chunk has."""
         group, lines, size = list[_SmallFile](), 0, 0
         for file in files:
             group.append(file)
@@ -115,66 +114,72 @@ class SmallFiles:
             yield group
 
     def _read_all(
-        self, pairs: Iterable[FilePair], large: list[FilePair], advance: Callable[[int], object]
+        self, pairs: Iterable[FilePair], advance: Callable[[int], object]
     ) -> Iterator[_SmallFile]:
-        """Reads the small files; adds those that are large to a list."""
         for pair in pairs:
             file = None
-            with self._summary.one_file(pair.path, pair.skips_binary):
-                file = self._read(pair, large)
+            with self._summary.one_file(pair.name, pair.skips_binary):
+                file = self._read(pair)
             if file:
                 yield file
             else:
                 advance(1)
 
-    def _read(self, pair: FilePair, large: list[FilePair]) -> _SmallFile | None:
-        if not self._overwrite and not self._record.is_own(pair.output):
+    def _read(self, pair: FilePair) -> _SmallFile | None:
+        """Reads a file, unless it is complete or large."""
+        present = self._record.find(pair.output)
+        if present is None and not self._overwrite:
             raise OutputError(
                 f"{pair.output.name}: exists, and was edited or written by another program;"
                 " add --overwrite to replace it"
             )
         require_unchanged, fingerprint = pair.watch(self._made_from)
-        if not fingerprint:
-            large.append(pair)
-            return None
-        if not self._overwrite and self._record.is_complete(pair.output, fingerprint):
+        if fingerprint and present == json_digest(fingerprint) and not self._overwrite:
+            pair.output.discard()
             self._summary.skipped += 1
             return None
         # What is drawn for a line depends on its number in the file; a stopped file goes on.
-        is_alone = self._options.search.sampling or pair.output.state.exists()
-        content = None if is_alone else self._read_chunks(pair)
-        if content is None:
-            large.append(pair)
+        alone = not fingerprint or self._options.search.sampling or pair.output.state.exists()
+        content = None if alone else self._read_chunks(pair)
+        if not fingerprint or not content:
+            self._large.append(pair)
             return None
         return _SmallFile(pair, fingerprint, *content, require_unchanged)
 
     def _read_chunks(self, pair: FilePair) -> tuple[list[Chunk], int] | None:
         """Reads a file, and how many lines were not in UTF-8; None if it has several chunks."""
         size = self._translator.chunk_lines
-        with open_input(pair.path) as source:
-            lines = LineReader(source, str(pair.path)).chunks(size, size)
-            text_format = choose_format(pair.path, self._options)
+        with open_input(pair.input) as source:
+            lines = LineReader(source, pair.name).chunks(size, size)
+            text_format = choose_format(pair.input, self._options)
             chunks = list(text_format.chunks(islice(lines, 1)))
             if pair.skips_binary and any("\0" in text for each in chunks for text in each.texts):
-                raise NotTextError(f"{pair.path}: holds zero bytes")
+                raise NotTextError(f"{pair.name}: holds zero bytes")
             return None if next(lines, None) else (chunks, text_format.lines_replaced)
 
-    def _publish(
+    def _write(
         self, group: Sequence[_SmallFile], translations: Iterator[list[Translation]]
     ) -> None:
         """Writes the translations of a group, and counts them."""
-        written = list[tuple[_SmallFile, CompleteFile]]()
+        contents = []
         for file in group:
             ranked = list(islice(translations, len(file.texts)))
             counts = {"lines": len(ranked), "replaced": file.lines_replaced}
             self._summary.counts.update({**counts, **count_kinds(best for best, *_ in ranked)})
-            with self._summary.one_file(file.pair.path):
-                file.require_unchanged()
-                complete = CompleteFile(file.pair.output, file.write(ranked), file.fingerprint)
-                written.append((file, complete))
-        failures = self._record.publish([complete for _, complete in written])
-        for file, complete in written:
-            if error := failures.get(complete.output.name):
-                self._summary.fail(file.pair.path, error)
-            else:
-                self._summary.done += 1
+            contents.append(file.encode(ranked))
+        # First, so that whatever a kill leaves is known to be the work of this program.
+        self._record.append(
+            (file.pair.output, hashlib.sha256(content).hexdigest(), file.fingerprint)
+            for file, content in zip(group, contents, strict=True)
+        )
+        with self._record.lock(), ThreadPoolExecutor(_WRITING_THREADS) as pool:
+            self._summary.done += sum(pool.map(self._write_file, group, contents))
+
+    def _write_file(self, file: _SmallFile, content: bytes) -> bool:
+        """Writes the translation of a file; tells whether it could be written."""
+        with self._summary.one_file(file.pair.name):
+            file.require_unchanged()
+            with open_output(file.pair.output) as output:
+                output.write(content)
+            return True
+        return False

@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from transformer_mt.errors import (
     ConfigError,
@@ -56,7 +55,7 @@ class Summary:
     exit_code: int = 1
 
     @contextmanager
-    def one_file(self, path: Path, skips_binary: bool = False) -> Iterator[None]:
+    def one_file(self, name: str, skips_binary: bool = False) -> Iterator[None]:
         """Makes an error that concerns one file a failure of that file alone."""
         try:
             yield
@@ -66,11 +65,11 @@ class Summary:
             if skips_binary and isinstance(error, NotTextError):
                 self.not_text += 1
             else:
-                self.fail(path, error)
+                self.fail(name, error)
 
-    def fail(self, path: Path, error: TransformerMTError) -> None:
+    def fail(self, name: str, error: TransformerMTError) -> None:
         """Counts a file that could not be translated, and reports it at once."""
-        self.failed[str(path)] = str(error).removeprefix(f"{path}: ")
+        self.failed[name] = str(error).removeprefix(f"{name}: ")
         logger.warning("%s; translating the other files", error)
 
     def report(self) -> None:

@@ -94,19 +94,23 @@ def lines_text(lines: int) -> str:
 
 
 def format_lines(
-    translations: Sequence[Sequence[Translation]], first_line: int, options: OutputOptions
+    translations: Sequence[Sequence[Translation]],
+    first_line: int,
+    options: OutputOptions,
+    file: str | None = None,
 ) -> str:
     """Formats the translations of consecutive lines, each ended by a line feed.
 
-    Those of each line are the best first; lines are numbered from 1.
+    Those of each line are the best first; lines are numbered from 1. JSON names the file.
     """
     rows = []
     for line, ranked in enumerate(translations, start=first_line):
         for rank, translation in enumerate(ranked, start=1):
             if options.format == "jsonl":
                 score = None if math.isnan(translation.score) else translation.score
-                row = {"line": line, "rank": rank, "score": score, "text": translation.text}
-                row |= {"parts": translation.parts, "status": translation.status}
+                row = {"file": file, "line": line, "rank": rank, "score": score}
+                row |= {"text": translation.text, "parts": translation.parts}
+                row["status"] = translation.status
                 rows.append(json.dumps(row, ensure_ascii=False, allow_nan=False))
             elif options.with_scores:
                 rows.append(f"{translation.score:.4f}\t{translation.text}")
