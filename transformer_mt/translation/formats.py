@@ -104,7 +104,7 @@ class PlainTextReader:
     """Text to one field; a byte order mark at its start is dropped."""
 
     def __init__(self, path: Path | None, options: OutputOptions) -> None:
-        name = path and os.fsencode(path).decode("utf-8", "replace")
+        name = os.fsencode(path).decode("utf-8", "replace") if path else None
         self._format, self._lines = partial(format_lines, options=options, file=name), 0
 
     def read(self, text: str, is_last: bool) -> tuple[list[Piece], str]:
