@@ -13,6 +13,7 @@ from transformer_mt.system.output_record import OutputRecord
 from transformer_mt.system.outputs import Fingerprint, check_output, naming_output
 from transformer_mt.system.streams import CHUNK_BYTES
 from transformer_mt.translation.file_translation import translate_file
+from transformer_mt.translation.formats import choose_format
 from transformer_mt.translation.inputs import plan_folder, plan_single
 from transformer_mt.translation.options import FileOptions, TranslateOptions
 from transformer_mt.translation.prompt import translate_interactively
@@ -75,6 +76,7 @@ def _translate_single(
 ) -> None:
     """Translates a file or stdin."""
     pair = plan_single(files)
+    choose_format(pair.input, options)  # wrong options are noticed before the model is loaded
     with pair.output.lock():
         if not pair.is_resumable:
             require_first_attempt(pair.output.name)
