@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 ONE_LAYER = ["model.encoder_layers=1", "model.decoder_layers=1"]
 SMALL = [*ONE_LAYER, "vocab.size=1500", "data.valid=validation[:100]", "data.test=test[:100]"]
 CYRILLIC = str.maketrans("abcdefghijklmnopqrstuvwxyz", "абцдефгхийклмнопярстувщхыз")
-UNTRAINED = {"too few steps", "too short", "too long", "repeated words"}
+UNTRAINED = {"too few steps", "too short", "too long"}
 """What a training of seconds may have beside its fault."""
 
 Lines = list[str]
@@ -64,8 +64,6 @@ def test_nothing_is_found_in_a_healthy_run(tmp_path, settings):
 @pytest.mark.parametrize(("split", "change", "steps", "settings", "causes"), [
     ("train", lambda src, tgt: (src, random.Random(1).sample(tgt, len(tgt))), 500,
      ["valid.every=350"], {"sides do not match"}),
-    ("validation", lambda src, tgt: (src, tgt), 20,
-     ['data.train=["train", "test[:50]"]'], {"known text", "too few steps"}),
     ("test", lambda src, tgt: ([line.lower().translate(CYRILLIC) for line in src], tgt), 20,
      [], {"wrong script"}),
     ("train", lambda src, tgt: (src[:600], tgt[:600]), 250,
@@ -73,10 +71,8 @@ def test_nothing_is_found_in_a_healthy_run(tmp_path, settings):
     ("train", lambda src, tgt: (src, tgt), 150,
      ["optim.lr_scale=50", "optim.max_grad_norm=0", "train.log_every=10"], {"divergence"}),
     ("train", lambda src, tgt: (src, list(map(halve, tgt))), 150, [], {"too short"}),
-    ("train", lambda src, tgt: (src, list(map(repeat, tgt))), 150,
-     [], {"too long", "repeated words"}),
-    ("train", lambda src, tgt: (src, src), 200,
-     [], {"untranslated copies"}),
+    ("train", lambda src, tgt: (src, list(map(repeat, tgt))), 150, [], {"too long"}),
+    ("train", lambda src, tgt: (src, src), 200, [], {"untranslated copies"}),
 ])
 # fmt: on
 def test_each_cause_is_found(tmp_path, split, change, steps, settings, causes):

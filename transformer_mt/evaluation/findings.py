@@ -4,7 +4,6 @@ A check yields its finding, one line with the figure and what to do, or nothing.
 """
 
 import math
-import re
 import textwrap
 from collections.abc import Iterator, Sequence
 from operator import itemgetter
@@ -21,21 +20,16 @@ are. Single ones differ by up to 0.6, since the pairs of a step have similar len
 LAST_LOSSES = 5
 MANY_LINES = 0.1
 """Share of lines in another script that is more than names."""
-KNOWN_PAIRS = 0.01
-"""Share of held-out pairs that are also in the training text: Multi30k and newstest have none."""
 LENGTH_CHANGE = 0.1
 """Relative difference in length at which BLEU's brevity penalty, or its precision, loses 10%."""
 BAD_LINES = 0.02
-"""Share of translations that repeat themselves, or are copies: good models have 0 to 0.2%."""
+"""Share of translations that are copies: good models have 0 to 0.2%."""
 MISMATCHED = 0.1
 """Share of pairs that another source explains as well. Good models have 0 to 0.1% on text that
 matches, and one that has overfitted 300 pairs 6%; pairs that do not match count by half, since
 either source is then as likely to be better."""
 SHOWN = 3
 """Worst pairs that a finding shows."""
-
-_REPEATED = re.compile(r"(.{2,40}?)\1{2,}")
-"""The same two characters or more, three times in a row."""
 
 
 def divergence(metrics: RunMetrics) -> Iterator[str]:
@@ -122,15 +116,6 @@ def wrong_script(name: str, lines: Sequence[str], training: Sequence[str]) -> It
         )
 
 
-def known_pairs(name: str, known: int, total: int) -> Iterator[str]:
-    """Checks how many pairs of a held-out text are also in the training text."""
-    if known and known >= KNOWN_PAIRS * total:
-        yield (
-            f"known text: {known:,} of {total:,} longer pairs of {name} are also in the training"
-            " text, so its score is too high; remove them from either text"
-        )
-
-
 def untranslated(
     name: str, sources: Sequence[str], references: Sequence[str], hypotheses: Sequence[str]
 ) -> Iterator[str]:
@@ -159,21 +144,6 @@ def wrong_length(name: str, references: Sequence[str], hypotheses: Sequence[str]
         yield (
             f"too long: {figures}; look for repeated words, and for targets that say more than the"
             " source"
-        )
-
-
-def repeated_words(
-    name: str, references: Sequence[str], hypotheses: Sequence[str]
-) -> Iterator[str]:
-    """Finds translations that say something three times in a row, unlike the references."""
-    repeated, usual = (
-        sum(bool(_REPEATED.search(line)) for line in lines) for lines in (hypotheses, references)
-    )
-    if repeated > usual and repeated - usual >= BAD_LINES * len(hypotheses):
-        yield (
-            f"repeated words: {repeated:,} of {len(hypotheses):,} translations of {name}, but"
-            f" {usual:,} references, repeat something three times in a row; train longer, decode"
-            " with a beam (--beam-size 4), and look for repetition in the targets"
         )
 
 
