@@ -13,13 +13,10 @@ from transformer_mt.text.corpus_report import CorpusReport
 
 
 @dataclass(frozen=True)
-class LengthCounts:
-    """Numbers of sentences by their pieces, EOS included, in bins of one width; means by side."""
+class SentenceLengths:
+    """The mean length in pieces, EOS included, of the training sentences of each side."""
 
-    width: int
     mean: dict[str, float]
-    src: list[int]
-    tgt: list[int]
 
 
 @dataclass(frozen=True)
@@ -60,7 +57,7 @@ class RunDescription:
     config: Config
     corpus: CorpusReport
     corpus_digest: str
-    lengths: LengthCounts
+    lengths: SentenceLengths
     validation: ValidationText
     init_from: InitialWeights | None
     vocabulary: VocabularySizes
