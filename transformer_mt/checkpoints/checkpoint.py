@@ -25,7 +25,7 @@ import torch
 from pydantic import ConfigDict, Field, NonNegativeFloat, NonNegativeInt, TypeAdapter
 from torch import Tensor
 
-from transformer_mt.checkpoints.layout import CONFIG, EMA, MODEL, STATE, TRAINING, checkpoint_digest
+from transformer_mt.checkpoints.layout import CONFIG, EMA, MODEL, STATE, TRAINING, digest_of_files
 from transformer_mt.config.changes import changed_keys
 from transformer_mt.config.keys import Config, flat_values
 from transformer_mt.config.section import OnChange
@@ -275,14 +275,14 @@ def load_checkpoint(path: Path) -> Checkpoint:
 
 
 def _load(path: Path) -> Checkpoint:
-    files, digest = verify_manifest(path), checkpoint_digest(path)
+    files = verify_manifest(path)
     names = (SHARED, SHARED) if SHARED in files else ("src.model", "tgt.model")
-    if missing := {MODEL, STATE, CONFIG, *names} - files:
+    if missing := {MODEL, STATE, CONFIG, *names} - files.keys():
         raise CheckpointError(f"{path}: its manifest does not list {min(missing)}")
     state: RunState = read_json(path / STATE, _STATE, FORMAT)
     config: Config = read_json(path / CONFIG, _CONFIG)
     src_path, tgt_path = (path / name for name in names)
-    if state.vocabulary != [sha256(path / name) for name in dict.fromkeys(names)]:
+    if state.vocabulary != [files[name] for name in dict.fromkeys(names)]:
         raise CheckpointError(f"{src_path}: not the vocabulary of the trained model")
     try:
         vocab = Vocabulary.load_files(src_path, tgt_path, config.data.normalize)
@@ -297,7 +297,8 @@ def _load(path: Path) -> Checkpoint:
                 for key in MOMENTS
             }
             _verify_tensors(path / TRAINING, moments, state)
-        return Checkpoint(path, files, digest, config, vocab, state)
+        digest = digest_of_files(files)
+        return Checkpoint(path, frozenset(files), digest, config, vocab, state)
     except DataError as error:
         raise CheckpointError(str(error)) from None
     except (ValueError, TypeError, OSError) as error:

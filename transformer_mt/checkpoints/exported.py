@@ -16,11 +16,11 @@ from typing import ClassVar, Literal
 
 from pydantic import ConfigDict, PositiveInt, TypeAdapter
 
-from transformer_mt.checkpoints.layout import EXPORT, checkpoint_digest
+from transformer_mt.checkpoints.layout import EXPORT, digest_of_files
 from transformer_mt.config.keys import Config
 from transformer_mt.errors import CheckpointError, DataError
 from transformer_mt.system.files import canonical_json, read_json, sha256
-from transformer_mt.system.manifest import read_manifest, verify_manifest, write_manifest
+from transformer_mt.system.manifest import verify_manifest, write_manifest
 from transformer_mt.text.splitting import SourceStatistics
 from transformer_mt.text.vocabulary import SHARED, Vocabulary
 
@@ -118,17 +118,15 @@ def load_exported(path: Path) -> ExportedModel:
     """
     files = verify_manifest(path)
     names = (SHARED, SHARED) if SHARED in files else ("src.model", "tgt.model")
-    if missing := {EXPORT, *names} - files:
+    if missing := {EXPORT, *names} - files.keys():
         raise CheckpointError(f"{path}: its manifest does not list {min(missing)}")
-    digest = checkpoint_digest(path)
     record: ExportRecord = read_json(path / EXPORT, _RECORD, FORMAT)
-    manifest = read_manifest(path)
-    written = {**record.files, EXPORT: manifest[EXPORT]}
-    if others := dict(manifest.items() ^ written.items()):
+    written = {**record.files, EXPORT: files[EXPORT]}
+    if others := dict(files.items() ^ written.items()):
         raise CheckpointError(f"{path / min(others)}: not the file that `export` wrote")
     try:
         src_path, tgt_path = (path / name for name in names)
         vocab = Vocabulary.load_files(src_path, tgt_path, record.config.data.normalize)
     except DataError as error:
         raise CheckpointError(str(error)) from None
-    return ExportedModel(path, digest, vocab, record)
+    return ExportedModel(path, digest_of_files(files), vocab, record)

@@ -1,6 +1,7 @@
 """Names of what a run directory and a checkpoint in it hold."""
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 from transformer_mt.errors import CheckpointError
@@ -51,6 +52,9 @@ def checkpoint_digest(path: Path) -> str:
     Raises:
         CheckpointError: If the manifest is missing or damaged.
     """
-    digests = read_manifest(path)
-    digests.pop(TRAINING, None)
-    return json_digest(digests)
+    return digest_of_files(read_manifest(path))
+
+
+def digest_of_files(digests: Mapping[str, str]) -> str:
+    """Computes the same from the digests that the manifest has."""
+    return json_digest({name: each for name, each in digests.items() if name != TRAINING})

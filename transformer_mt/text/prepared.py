@@ -32,7 +32,7 @@ from transformer_mt.config.section import OnChange, Section
 from transformer_mt.errors import CheckpointError, ConfigError, DataError, OutputError
 from transformer_mt.system.console import ProgressBar
 from transformer_mt.system.files import atomic_directory, canonical_json, locked, read_json, sha256
-from transformer_mt.system.manifest import read_manifest, verify_manifest, write_manifest
+from transformer_mt.system.manifest import verify_manifest, write_manifest
 from transformer_mt.text.batching import EncodedLines, EncodedPairs, flatten
 from transformer_mt.text.cleaned_split import CleanedSplit, clean_split
 from transformer_mt.text.cleaning import CLEANING_VERSION, describe_dropped, reason_to_drop_pieces
@@ -200,8 +200,7 @@ def _read_verified(path: Path) -> tuple[CorpusReport, str]:
         The report, and the digest of the corpus.
     """
     try:
-        verify_manifest(path)
-        digests = read_manifest(path)
+        digests = verify_manifest(path)
         report: CorpusReport = read_json(path / REPORT, _REPORT)
     except CheckpointError as error:
         raise DataError(
