@@ -352,18 +352,11 @@ def test_arguments(copy_run, model, monkeypatch):
     ensemble = load(run, str(run))
     for error, message, call in (
         (CheckpointError, "nowhere: no such run", lambda: load("nowhere")),
-        (
-            ConfigError,
-            "precision int8: choose fp32, bf16, fp16",
-            lambda: load(run, precision="int8"),
-        ),
+        (ConfigError, "device cuda:0: choose auto, cpu, cuda", lambda: load(run, device="cuda:0")),
+        (ConfigError, "precision int8: choose fp32, bf16", lambda: load(run, precision="int8")),
         (ConfigError, "split no: choose auto, long, never", lambda: load(run, split="no")),
         (ConfigError, "maximum length 0", lambda: load(run, max_length=0)),
-        (
-            ConfigError,
-            "n = 3: choose 1 or more, and at most",
-            lambda: model.n_best(["a"], n=3, beam_size=2),
-        ),
+        (ConfigError, "n = 3: choose 1 .* at most", lambda: model.n_best(["a"], n=3, beam_size=2)),
         (ConfigError, "n = 0: choose 1 or more", lambda: model.n_best(["a"], n=0)),
         (ConfigError, "beam size 200", lambda: model.translate(["a"], beam_size=200)),
         (ConfigError, "single model", lambda: ensemble.attention("abc")),

@@ -87,8 +87,10 @@ def load(
     """
     from transformer_mt.translation.translation_model import build_translation_model, find_models
 
-    if split not in get_args(Split):
-        raise ConfigError(f"split {split}: choose {', '.join(get_args(Split))}")
+    chosen = {"device": (device, Device), "precision": (precision or "fp32", Precision)}
+    for name, (value, choices) in {**chosen, "split": (split, Split)}.items():
+        if value not in get_args(choices):
+            raise ConfigError(f"{name} {value}: choose {', '.join(get_args(choices))}")
     models = find_models([Path(item) for item in (path, *others)])
     return build_translation_model(models, LoadOptions(device, precision, max_length, raw, split))
 

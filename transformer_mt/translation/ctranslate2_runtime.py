@@ -6,7 +6,7 @@ import os
 from collections import deque
 from collections.abc import Generator, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from itertools import groupby, islice
+from itertools import islice
 from operator import itemgetter
 from typing import Any
 
@@ -120,17 +120,10 @@ class CTranslate2Runtime:
         batch = self._search(sources, options)
         limits = [len(ids) + EXTRA_LENGTH for ids in sources]
         if options.with_scores or options.beam_size > 1:
-            # Those with a hypothesis that is longer than their own limit allows, once more.
-            longer = [
-                i
-                for i, ranked in enumerate(batch)
-                if max(len(tokens) for tokens, _ in ranked) > limits[i]
-            ]
-            for _, rows in groupby(sorted(longer, key=limits.__getitem__), limits.__getitem__):
-                repeated = list(rows)
-                results = self._search([sources[i] for i in repeated], options)
-                for i, ranked in zip(repeated, results, strict=True):
-                    batch[i] = ranked
+            for i, (source, limit) in enumerate(zip(sources, limits, strict=True)):
+                # One with a hypothesis that is longer than its own limit allows, once more.
+                if max(len(tokens) for tokens, _ in batch[i]) > limit:
+                    [batch[i]] = self._search([source], options)
         return [
             [self._hypothesis(tokens[:limit], score) for tokens, score in ranked[: options.n_best]]
             for ranked, limit in zip(batch, limits, strict=True)
@@ -220,8 +213,6 @@ def vocabulary_tokens(vocab: Vocabulary) -> tuple[list[str], list[str]]:
 
 
 def _choose_device(name: str, cuda_devices: int) -> str:
-    if name not in ("auto", "cpu", "cuda"):
-        raise DeviceError(f"unknown device {name}: use auto, cpu or cuda")
     if name == "cuda" and not cuda_devices:
         raise DeviceError("device cuda: CTranslate2 finds no CUDA device; use cpu or auto")
     return "cuda" if name != "cpu" and cuda_devices else "cpu"

@@ -193,12 +193,9 @@ def load_checkpoints(checkpoints: Sequence[Checkpoint], options: LoadOptions) ->
     """Builds the model or ensemble from verified checkpoints with the same vocabulary.
 
     Raises:
-        ConfigError: If the precision is unknown.
         DeviceError: If the device is absent or does not support the precision.
     """
     device, precision = choose_device(options.device), options.precision or "fp32"
-    if precision not in DTYPES:
-        raise ConfigError(f"precision {precision}: choose {', '.join(DTYPES)}")
     if not supports(precision, device):
         raise DeviceError(
             f"precision {precision}: this {device.type} does not support it; choose fp32"
