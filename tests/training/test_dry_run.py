@@ -1,7 +1,6 @@
 """A dry run: what it reports, and that it keeps nothing."""
 
 import re
-from dataclasses import asdict
 from types import SimpleNamespace
 from unittest.mock import Mock
 
@@ -10,8 +9,7 @@ import torch
 from conftest import tiny_config
 from tqdm import tqdm
 
-from transformer_mt.checkpoints.run_description import read_description
-from transformer_mt.checkpoints.run_directory import find_checkpoint, load_newest
+from transformer_mt.checkpoints.run_directory import load_newest
 from transformer_mt.system.processes import ALONE, Processes
 from transformer_mt.text.batching import cut_micro_batches, plan_epoch
 from transformer_mt.text.prepared import prepare
@@ -93,32 +91,23 @@ def timed_tokens(config) -> list[int]:
 def test_an_epoch_of_one_step_and_two_vocabularies(corpus_dir, tmp_path, monkeypatch):
     """Nothing is kept of a text that is not prepared; memory is checked, other processes end."""
     changes = {"vocab__shared": False, "vocab__kind": "word", "model__tie_embeddings": False}
-    changes |= {
-        "train__batch_tokens": 5000,
-        "train__micro_batch_tokens": 64,
-        "data__prepared_dir": str(tmp_path / "prepared"),
-    }
+    changes |= {"train__batch_tokens": 5000, "train__micro_batch_tokens": 64}
+    changes |= {"data__prepared_dir": str(tmp_path / "prepared")}
     text = {"src": "validation.de", "tgt": "test.en"}
     config = small_config(corpus_dir, data__train=text, train__max_steps=0, **changes)
     monkeypatch.setattr(dry_run_module, "total_memory", lambda device: 123e9)
-    with monkeypatch.context() as patch:
-        checked = Mock(side_effect=lambda progress, *_: progress)
-        patch.setattr(StepFitter, "check_memory", checked)
-        patch.setattr(Processes, "finish", finished := Mock())
-        report = dry_run(config, tmp_path / "run")
+    monkeypatch.setattr(Processes, "finish", finished := Mock())
+    checked = Mock(side_effect=lambda progress, *_: progress)
+    monkeypatch.setattr(StepFitter, "check_memory", checked)
+    report = dry_run(config, tmp_path / "run")
     assert not list(tmp_path.iterdir())
     assert checked.call_count == finished.call_count == 1
     assert line_of(report, "memory").endswith(" GB of 123.0 GB at the peak")
-    train(config, tmp_path / "run")
-    sizes = asdict(read_description(tmp_path / "run").vocabulary)
-    vocab = load_newest(tmp_path / "run").vocab
-    expected = {"src": vocab.src.size, "tgt": vocab.tgt.size, "kind": "word"}
-    assert sizes == expected and sizes["src"] != sizes["tgt"]
-    pieces = "{src} source and {tgt} target pieces".format(**sizes)
-    assert report.splitlines()[0].endswith(f", {pieces}")
+    assert line_of(report, "speed").endswith(" of peak (1 steps on cpu in fp32)")
     [micro_batches] = re.findall(r"^epoch       1 steps, (\d+) micro-batches, ", report, re.M)
     assert int(micro_batches) > 1
-    assert line_of(report, "speed").endswith(" of peak (1 steps on cpu in fp32)")
+    vocab = prepare(config).vocab
+    assert report.splitlines()[0].endswith(f", {vocab.describe()}") and not vocab.shared
 
 
 def test_the_time_left_of_a_resumed_run(corpus_dir, tmp_path, taken_steps):
@@ -131,9 +120,7 @@ def test_the_time_left_of_a_resumed_run(corpus_dir, tmp_path, taken_steps):
     report = dry_run(config, tmp_path / "run")
     assert before == {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
     assert taken_steps == [6, 7, 8, 9, 10]
-    model = find_checkpoint(tmp_path / "run").build_model()
-    parameters = sum(parameter.numel() for parameter in model.parameters())
-    assert f"{parameters / 1e6:.1f} million parameters, 292 pieces" in report
+    assert " million parameters, 292 pieces" in report
     src, tgt = timed_tokens(config)
     seconds, per_token = tgt / 50 / 3, flops_per_token(config.model, 292)
     share = (src * per_token[0] + tgt * per_token[1]) / (3 * seconds) / 1e7

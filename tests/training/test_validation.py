@@ -15,7 +15,7 @@ from transformer_mt.text.batching import EncodedPairs, flatten
 from transformer_mt.text.corpus import RawPairs
 from transformer_mt.text.vocabulary import BOS_ID, EOS_ID, PAD_ID
 from transformer_mt.training.run import build_trainer, train
-from transformer_mt.training.validation import Validator, mean_nll, perplexity
+from transformer_mt.training.validation import Validator, mean_nll
 from transformer_mt.translation import pytorch_runtime
 
 V = 13
@@ -33,11 +33,6 @@ def model() -> Transformer:
     return Transformer(config, V, V, PAD_ID).train()
 
 
-def by_itself(function, items):
-    """Computes all batches in one process."""
-    return function(items)
-
-
 @torch.no_grad()
 def nats_of_a_pair(model: Transformer, src: list[int], tgt: list[int]) -> float:
     """Sums the negative log-probabilities of a target and its end mark, without padding."""
@@ -51,13 +46,13 @@ def nats_of_a_pair(model: Transformer, src: list[int], tgt: list[int]) -> float:
 @pytest.mark.parametrize(("sources", "targets"), [(SOURCES, TARGETS), (TARGETS, SOURCES)])
 def test_mean_nll_is_per_target_token(model, monkeypatch, sources, targets, positions):
     """However the pairs are batched, without dropout; one is longer than the smallest limit."""
-    sizes: list[int] = []
+    sizes, by_one = list[int](), lambda function, items: function(items)
     nats = [nats_of_a_pair(model, *pair) for pair in zip(sources, targets, strict=True)]
     model.register_forward_pre_hook(lambda _, batch: sizes.extend(ids.numel() for ids in batch))
     monkeypatch.setattr(pytorch_runtime, "SCORED_POSITIONS", positions)
     for training in (False, True):
         model.train(training)
-        actual = mean_nll(model, EncodedPairs(flatten(sources), flatten(targets)), by_itself)
+        actual = mean_nll(model, EncodedPairs(flatten(sources), flatten(targets)), by_one)
         assert model.training == training
     tokens = sum(len(tgt) + 1 for tgt in targets)
     assert actual == pytest.approx(sum(nats) / tokens, rel=1e-5)
@@ -83,11 +78,3 @@ def test_vocabularies_of_two_sizes(corpus_dir, tmp_path):
     changes |= {"data__prepared_dir": str(tmp_path / "prepared")}
     config = tiny_config(tmp_path, train__max_steps=1, valid__every=1, **changes)
     assert train(config, tmp_path / "run").best_step == 1
-
-
-def test_perplexity_is_the_exponential():
-    """A model that gives each of V tokens the same probability has perplexity V."""
-    assert perplexity(math.log(V)) == pytest.approx(V)
-    assert perplexity(0.0) == 1.0
-    assert perplexity(699.0) == math.exp(699.0)
-    assert perplexity(710.0) == perplexity(math.inf) == math.inf
