@@ -1,6 +1,9 @@
 """Steps whose pairs are packed, on simulated CUDA, against those of padded batches."""
 
 import sys
+import weakref
+from contextlib import contextmanager, nullcontext
+from types import SimpleNamespace
 
 import fork_server
 import numpy as np
@@ -265,6 +268,41 @@ def test_one_graph_serves_all_packs(monkeypatch, backend):
             expected = label_smoothed_loss(logits, batch.tgt_out, 0.1, PAD_ID)
             torch.testing.assert_close(losses, expected, rtol=1e-4, atol=1e-4)
     assert counter.frame_count == 1
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
+def test_a_process_may_compile_any_number_of_steps(monkeypatch):
+    """And each is freed with its last use; warm-ups and the capture have one stream.
+
+    Sabotage: no reset; keep what is compiled; capture outside the block of the stream.
+    """
+    torch._dynamo.reset()
+    compile_ = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda f, **kw: compile_(f, backend="eager", **kw))
+    side, current = (SimpleNamespace(wait_stream=lambda other: None) for _ in range(2))
+    streams = [current]
+
+    @contextmanager
+    def use(stream):
+        streams.append(stream)
+        yield
+        streams.pop()
+
+    def capture(graph, stream, **options):
+        assert streams[-1] is stream
+        return nullcontext()
+
+    replacements = {"Stream": lambda: side, "stream": use, "graph": capture, "CUDAGraph": object}
+    for name, value in {**replacements, "current_stream": lambda: current}.items():
+        monkeypatch.setattr(torch.cuda, name, value)
+    monkeypatch.setattr(PackedStep, "_run", lambda step, compiled: compiled(*step._inputs))
+    monkeypatch.setattr(kernels, "_on_cpu", lambda x: False)
+    model = build_model()
+    with torch.no_grad(), torch._dynamo.config.patch(recompile_limit=1):
+        for capacity in (128, 256, 384):
+            step = weakref.ref(PackedStep(model, capacity, 0.1, "fp32"))
+            assert step() is None
 
 
 def test_a_cpu_trains_without_importing_a_compiler(corpus_dir, tmp_path):
