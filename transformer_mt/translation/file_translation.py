@@ -4,7 +4,7 @@ import logging
 import sys
 import time
 from collections import deque
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing
 from itertools import islice
 
@@ -13,7 +13,7 @@ from transformer_mt.system.console import ProgressBar, shows_progress
 from transformer_mt.system.output_record import OutputRecord
 from transformer_mt.system.outputs import Fingerprint, OutputState, open_chunk_writer
 from transformer_mt.system.streams import LineReader, count_lines, open_input
-from transformer_mt.translation.formats import Chunk, InputFormat, choose_format
+from transformer_mt.translation.formats import InputFormat, Segment, choose_format
 from transformer_mt.translation.inputs import FilePair
 from transformer_mt.translation.options import TranslateOptions
 from transformer_mt.translation.translator import (
@@ -99,12 +99,12 @@ def _translate_chunks(
     input_format: InputFormat,
     state: OutputState,
     progress: ProgressBar,
-) -> Generator[tuple[Chunk, list[list[Translation]]]]:
+) -> Generator[tuple[Segment, list[list[Translation]]]]:
     """Translates what follows the chunks that an earlier process has finished."""
-    failures, taken = list[DataError](), deque[Chunk]()
+    failures, taken = list[DataError](), deque[Segment]()
     finished, first_line = state.chunks, state.lines + 1
 
-    def read_texts() -> Generator[list[str]]:
+    def read_texts() -> Generator[Sequence[str]]:
         lines = reader.chunks(translator.chunk_lines, translator.first_chunk_lines)
         try:
             # Finished chunks are read, too: the next one may begin within a row or cue.

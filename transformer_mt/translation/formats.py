@@ -32,31 +32,19 @@ _CUE_LINE = re.compile(
 """Tags and the dash of a speaker; the text; tags and the line end."""
 
 
-class Chunk(NamedTuple):
-    """A part of the output.
+class Segment(NamedTuple):
+    """A part of a file that is translated: a chunk of it, or what stands in a cell or cue.
 
     Attributes:
         texts: What is to be translated for it.
         write: Gives what is written, given the translations of each text, the best first.
     """
 
-    texts: list[str]
+    texts: Sequence[str]
     write: Callable[[Sequence[Sequence[Translation]]], str]
 
 
-class Field(NamedTuple):
-    """A part of a file that is translated.
-
-    Attributes:
-        texts: What is to be translated for it.
-        encode: Gives what is written, given the translations of each text, the best first.
-    """
-
-    texts: Sequence[str]
-    encode: Callable[[Sequence[Sequence[Translation]]], str]
-
-
-Piece = str | Field
+Piece = str | Segment
 """A part of a file; a string is written as it is."""
 
 
@@ -74,16 +62,16 @@ class InputFormat:
     def __init__(self, read: Callable[[str, bool], tuple[list[Piece], str]]) -> None:
         self._read, self.lines_replaced = read, 0
 
-    def chunks(self, lines: Iterable[list[bytes]]) -> Iterator[Chunk]:
+    def chunks(self, lines: Iterable[list[bytes]]) -> Iterator[Segment]:
         """Yields a chunk for each list of lines, then one of what these have left incomplete."""
         rest = ""
         for raw in chain(lines, [[]]):
             text = rest + b"".join(raw).decode("utf-8", "surrogateescape")
             pieces, rest = self._read(text, not raw)
             if raw or any(pieces):
-                fields = [piece for piece in pieces if isinstance(piece, Field)]
-                texts = [self._replace(text) for field in fields for text in field.texts]
-                yield Chunk(texts, partial(_write, pieces))
+                parts = [piece for piece in pieces if isinstance(piece, Segment)]
+                texts = [self._replace(text) for part in parts for text in part.texts]
+                yield Segment(texts, partial(_write, pieces))
 
     def _replace(self, text: str) -> str:
         """Replaces surrogates, which stand for bytes that are not UTF-8."""
@@ -95,28 +83,28 @@ class InputFormat:
 def _write(pieces: list[Piece], translations: Sequence[Sequence[Translation]]) -> str:
     left = iter(translations)
     return "".join(
-        piece if isinstance(piece, str) else piece.encode(list(islice(left, len(piece.texts))))
+        piece if isinstance(piece, str) else piece.write(list(islice(left, len(piece.texts))))
         for piece in pieces
     )
 
 
 class PlainTextReader:
-    """Text to one field; a byte order mark at its start is dropped."""
+    """Text to one segment; a byte order mark at its start is dropped."""
 
     def __init__(self, path: Path | None, options: OutputOptions) -> None:
         name = os.fsencode(path).decode("utf-8", "replace") if path else None
         self._format, self._lines = partial(format_lines, options=options, file=name), 0
 
     def read(self, text: str, is_last: bool) -> tuple[list[Piece], str]:
-        """Gives the field of all lines."""
+        """Gives the segment of all lines."""
         if is_last:
             return [], ""
         texts = text.removesuffix("\n").split("\n")
         if not self._lines:
             texts[0] = texts[0].removeprefix("\ufeff")
-        encode = partial(self._format, first_line=self._lines + 1)
+        write = partial(self._format, first_line=self._lines + 1)
         self._lines += len(texts)
-        return [Field(texts, encode)], ""
+        return [Segment(texts, write)], ""
 
 
 class TableReader:
@@ -146,7 +134,7 @@ class TableReader:
                 self._kept.append(self._lines + 1)
             else:
                 end = cell.row_end
-                pieces += [text[place : cell.begin], _field(cell), text[cell.end : end]]
+                pieces += [text[place : cell.begin], _cell(cell), text[cell.end : end]]
             self._lines += text.count("\n", place, end)
             place = end
         if is_last and self._kept:
@@ -158,15 +146,15 @@ class TableReader:
         return pieces, text[place:]
 
 
-def _field(cell: Cell) -> Field:
-    """Makes a field of a text that is translated by lines."""
+def _cell(cell: Cell) -> Segment:
+    """Makes a segment of a text that is translated by lines."""
     parts = re.split(r"(\r\n|\r|\n)", cell.text)
 
-    def encode(translations: Sequence[Sequence[Translation]]) -> str:
+    def write(translations: Sequence[Sequence[Translation]]) -> str:
         lines = (best.text for best, *_ in translations)
         return cell.encode("".join(chain(*zip_longest(lines, parts[1::2], fillvalue=""))))
 
-    return Field(parts[::2], encode)
+    return Segment(parts[::2], write)
 
 
 def read_subtitles(text: str, is_last: bool) -> tuple[list[Piece], str]:
@@ -177,24 +165,24 @@ def read_subtitles(text: str, is_last: bool) -> tuple[list[Piece], str]:
         end = max((match.end() for match in blank_lines), default=0)
     pieces = list[Piece]()
     for match in _CUE.finditer(text, 0, end):
-        pieces += [text[place : match.start(1)], _cue_field(match[1])]
+        pieces += [text[place : match.start(1)], _cue(match[1])]
         place = match.end()
     return [*pieces, text[place:end]], text[end:]
 
 
-def _cue_field(cue: str) -> Field:
-    """Makes a field of a cue: one text, or one per line if each begins with a speaker's dash."""
+def _cue(cue: str) -> Segment:
+    """Makes a segment of a cue: one text, or one per line if each begins with a speaker's dash."""
     starts, texts, ends = zip(*_CUE_LINE.findall(cue), strict=True)
     by_lines = all(re.search("[-–—]", start) for start in starts)
 
-    def encode(translations: Sequence[Sequence[Translation]]) -> str:
+    def write(translations: Sequence[Sequence[Translation]]) -> str:
         new = [best.text for best, *_ in translations]
         if not by_lines:
             new = _break_lines(new[0], len(texts))
         lines = map("".join, zip(starts, new, ends, strict=True))
         return "".join(line for line in lines if line.strip())  # a blank one would end the cue
 
-    return Field(texts if by_lines else [" ".join(filter(None, texts))], encode)
+    return Segment(texts if by_lines else [" ".join(filter(None, texts))], write)
 
 
 def _break_lines(text: str, count: int) -> list[str]:

@@ -17,7 +17,7 @@ from transformer_mt.system.files import json_digest
 from transformer_mt.system.output_record import OutputRecord
 from transformer_mt.system.outputs import Fingerprint, open_output
 from transformer_mt.system.streams import CHUNK_BYTES, LineReader, compress, open_input
-from transformer_mt.translation.formats import Chunk, choose_format
+from transformer_mt.translation.formats import Segment, choose_format
 from transformer_mt.translation.inputs import FilePair
 from transformer_mt.translation.options import TranslateOptions
 from transformer_mt.translation.summary import Summary
@@ -41,7 +41,7 @@ class _SmallFile:
 
     pair: FilePair
     fingerprint: Fingerprint
-    chunks: list[Chunk]
+    chunks: list[Segment]
     lines_replaced: int
     require_unchanged: Callable[[], None]
 
@@ -146,7 +146,7 @@ class SmallFiles:
             return None
         return _SmallFile(pair, fingerprint, *content, require_unchanged)
 
-    def _read_chunks(self, pair: FilePair) -> tuple[list[Chunk], int] | None:
+    def _read_chunks(self, pair: FilePair) -> tuple[list[Segment], int] | None:
         """Reads a file, and how many lines were not in UTF-8; None if it has several chunks."""
         size = self._translator.chunk_lines
         with open_input(pair.input) as source:
