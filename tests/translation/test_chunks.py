@@ -163,7 +163,7 @@ def test_what_is_reported(tmp_path, caplog, monkeypatch):
     source.write_bytes(b"\xef\xbb\xbfab\xff\n" + b"abcd\n" * 10 + b"\n" + b"cd")
     with caplog.at_level(logging.INFO, "transformer_mt"):
         translate(source, output)
-        translate(source, output, record=OutputRecord(tmp_path))
+        translate(source, output, record=OutputRecord(tmp_path, overwrite=True))
     replaced = "1 line not in UTF-8; invalid bytes were replaced by U+FFFD"
     first = ["13 lines in 2.0 s, 6 per second", "10 lines translated in parts", replaced]
     assert caplog.messages[:3] == first and caplog.records[2].levelname == "WARNING"

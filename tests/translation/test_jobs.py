@@ -11,6 +11,7 @@ import pytest
 from conftest import command, copy_lines
 
 from transformer_mt.system.output_record import RECORD
+from transformer_mt.translation.pytorch_runtime import PyTorchRuntime
 from transformer_mt.translation.translator import Translator
 
 LINES = copy_lines(40, 31)
@@ -64,6 +65,7 @@ def test_forms_of_inputs(translate, texts, words, prefix):
     Path("in/b/picture").write_bytes(b"\x89PNG\n")
     Path("in/b/bytes").write_bytes(b"a\nb\0c\n")
     os.mkfifo("in/pipe")
+    Path("in/link").symlink_to("a")
     done = translate(*words, "--output-dir", "in/out", "--summary", "s", stdin="zeros")
     assert done.code == 0, done.err
     expected = {f"{prefix}{name}": text for name, text in texts.items()}
@@ -75,7 +77,8 @@ def test_forms_of_inputs(translate, texts, words, prefix):
     summary = json.loads(Path("s").read_text())
     in_folder = "in" in words
     assert [summary["done"], summary["exit_code"]] == [len(expected), 0]
-    assert (summary["not_text"] > 2, summary["hidden"]) == (in_folder, 2 * in_folder)
+    assert (summary["not_text"] > 2, summary["links"] > 0) == (in_folder, in_folder)
+    assert summary["hidden"] == 2 * in_folder
 
 
 def test_outputs_are_no_inputs(translate, texts):
@@ -97,6 +100,7 @@ BAD = {
     "pipe.de": (lambda path: (path.unlink(), os.mkfifo(path)), "is not a regular file"),
     "same.gz": (lambda path: write("in/same.de.gz", "x"), "is not compressed, although its name "),
     "target.de": (lambda path: Path("out/target.en").mkdir(parents=True), "is a directory; "),
+    "partial.de": (lambda path: Path("out/.partial.en.partial").mkdir(parents=True), "Is a dir"),
     "own.de": (lambda path: write("out/own.en", "mine"), "was edited or written by another "),
     "twice": (lambda path: write("in/twice.de", "a"), None),
     "n" * 253: (lambda path: None, "File name too long"),
@@ -156,9 +160,7 @@ def test_what_is_made_again(translate, texts):
 
 def test_files_of_several_chunks(translate, monkeypatch):
     """Each by itself, after the small ones; with draws each file is, as its lines are numbered."""
-    monkeypatch.setattr(
-        "transformer_mt.translation.pytorch_runtime.PyTorchRuntime.chunk_lines", (2, 4)
-    )
+    monkeypatch.setattr(PyTorchRuntime, "chunk_lines", (2, 4))
     for name, begin, end in (
         ("a", 0, 9),
         ("b", 9, 12),
@@ -188,6 +190,63 @@ def test_an_input_that_changes(translate, texts, monkeypatch):
     done = translate("-i", "in", "--output-dir", "out")
     assert done.code == 3 and "in/a/x.de: changed while it was read; " in done.err
     assert tree("out").keys() == texts.keys() - {"a/x.en"}
+
+
+def test_an_output_that_appears_meanwhile_is_not_replaced(translate, texts, monkeypatch):
+    """Sabotage: look only before the translation."""
+    monkeypatch.setattr(PyTorchRuntime, "chunk_lines", (1, 2))
+    translate_chunks = Translator.translate_chunks
+
+    def write_outputs(*arguments):
+        for translations in translate_chunks(*arguments):
+            for name in ("out/a/x.en", "out/b/x.en"):
+                write(name, "of somebody else")
+            yield translations
+
+    monkeypatch.setattr(Translator, "translate_chunks", write_outputs)
+    done = translate("-i", "in", "--output-dir", "out")
+    assert done.code == 3
+    for name in ("out/a/x.en", "out/b/x.en"):
+        assert f"warning: {name}: exists, and was edited or written by another" in done.err
+        assert Path(name).read_text() == "of somebody else\n"
+
+
+def test_a_tree_of_several_formats(translate, monkeypatch):
+    """Only tables have a column; JSON names the file, so a renamed one is translated again."""
+    write("in/a.de", "a")
+    write("in/b.tsv", "id\tde", "1\tb")
+    write("in/c.srt", "1", "0:01 --> 0:02", "c")
+    words = "--output-dir", "out", "--summary", "s"
+    for expected in (3, 0), (0, 3):
+        assert translate("-i", "in", *words, "--column", "de").code == 0
+        summary = json.loads(Path("s").read_text())
+        assert (summary["done"], summary["skipped"]) == expected
+    for path in (Path("in/a.de"), Path("moved/a.de")):
+        path.parent.mkdir(exist_ok=True)
+        write(str(path), "a")
+        assert translate("-i", path, *words, "--format", "jsonl").code == 0
+        assert json.loads(Path("out/a.en").read_text())["file"] == str(path)
+
+
+def test_the_summary_replaces_only_a_summary(translate, texts):
+    """Not a file that a shell's pattern or a slip named; it is there from the start."""
+    source = Path("in/a/x.de").read_text()
+    for words in (
+        ["--output-dir", "out", "--summary", "in/a/x.de", "in/b/x.de"],
+        ["-i", "in/a/x.de", "--output-dir", "out", "--summary", "in/a/x.de"],
+        ["-i", "in/b/x.de", "-o", "x", "--summary", "x"],
+    ):
+        done = translate(*words)
+        assert done.code == 2 and "; name another" in done.err, done.err
+        assert Path("in/a/x.de").read_text() == source and not Path("x").exists()
+    assert translate("-i", "in", "--output-dir", "in", "--summary", "in/s").code == 0
+    assert translate("-i", "in", "--output-dir", "in", "--summary", "in/s").code == 0
+    assert json.loads(Path("in/s").read_text())["skipped"] == 3 and not Path("in/s.en").exists()
+    write("list", "in/nope")
+    assert translate("--files-from", "list", "--output-dir", "o", "--summary", "in/s").code == 3
+    counts = ("lines", "split", "copied", "cut", "empty", "replaced", "kept")
+    summary = json.loads(Path("in/s").read_text())
+    assert [summary[name] for name in counts] == [0] * 7 and summary["exit_code"] == 3
 
 
 def test_more_files_than_a_process_can_open(untrained_run, tmp_path):
@@ -224,7 +283,7 @@ def translate(mark):
 
     translator = SimpleNamespace(chunk_lines=9, translate_chunks=translate_chunks)
     result, record = summary.Summary(), output_record.OutputRecord(Path("out"))
-    job = small_files.SmallFiles(translator, OPTIONS, {"mark": mark}, record, result, False)
+    job = small_files.SmallFiles(translator, OPTIONS, {"mark": mark}, record, result)
     assert not job.translate(PAIRS) and not result.failed, result.failed
     return {path.read_text() for path in Path("out").glob("[ab]")}
 

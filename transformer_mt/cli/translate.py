@@ -1,5 +1,6 @@
 """The command `translate`: check what was typed, call."""
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -206,8 +207,8 @@ def _split_arguments(paths: list[Path], ensemble: bool) -> tuple[list[Path], lis
     models = [
         path
         for path in paths[1:]
-        if (ensemble and not path.is_file())
-        or any((path / name).exists() for name in (RUN_FILE, MANIFEST))
+        if (ensemble and not os.path.isfile(path))
+        or any(os.path.exists(path / name) for name in (RUN_FILE, MANIFEST))
     ]
     if models and not ensemble:
         raise ConfigError(

@@ -15,7 +15,8 @@ from urllib.parse import quote
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from transformer_mt.system.files import beside, json_digest, locked, open_no_link, sha256
+from transformer_mt.errors import OutputError
+from transformer_mt.system.files import json_digest, locked, open_no_link, sha256
 from transformer_mt.system.outputs import Fingerprint, Output, naming_output
 
 RECORD = ".transformer-mt.jsonl"
@@ -43,13 +44,15 @@ class OutputRecord:
 
     Args:
         folder: The folder of outputs.
+        overwrite: Whether anything in it may be replaced, and nothing counts as complete.
 
     Raises:
         OutputError: If the record cannot be read.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, overwrite: bool = False) -> None:
         self._folder, self._path = os.path.realpath(folder), folder / RECORD
+        self._overwrite = overwrite
         self._versions: dict[str, dict[str, str]] = {}
         with naming_output(self._path):
             lines = self._path.read_bytes().splitlines() if self._path.exists() else []
@@ -74,15 +77,32 @@ class OutputRecord:
         """Tells whether this program wrote a file of this name."""
         return self._name(path) in self._versions
 
-    def find(self, output: Output) -> str | None:
-        """Finds what is at an output: the digest of the fingerprint that it was made from.
+    def require_own(self, output: Output) -> None:
+        """Raises OutputError if an output would replace what this program did not write."""
+        if not self._overwrite and self._find(output) is None:
+            raise OutputError(
+                f"{output.name}: exists, and was edited or written by another program;"
+                " add --overwrite to replace it"
+            )
 
-        None if it was edited or is the work of another program; an empty string if there is none.
+    def is_complete(self, output: Output, fingerprint: Fingerprint) -> bool:
+        """Tells whether an output was made from this, and is unchanged since."""
+        return not self._overwrite and self._find(output) == json_digest(fingerprint)
+
+    def _find(self, output: Output) -> str | None:
+        """Finds the digest of the fingerprint of what is at an output, empty if there is nothing.
+
+        None if it was edited or is the work of another program.
         """
         if not output.target or not output.target.exists():
             return ""
         versions = self._versions.get(self._name(output.target), {})
         return versions.get(sha256(output.target)) if versions else None
+
+    def announce(self, output: Output, digest: str, fingerprint: Fingerprint) -> None:
+        """Records an output that is to appear, unless it would replace the work of others."""
+        self.require_own(output)
+        self.append([(output, digest, fingerprint)])
 
     def append(self, files: Iterable[tuple[Output, str, Fingerprint]]) -> None:
         """Records outputs that are to appear: each with its SHA-256 and fingerprint.
@@ -106,4 +126,4 @@ class OutputRecord:
 
     def lock(self) -> AbstractContextManager[object]:
         """Waits until no other process writes small files into the folder."""
-        return locked(beside(self._path, "lock"), lambda process: None, remove=True)
+        return locked(self._path.with_suffix(".lock"), lambda process: None, remove=True)

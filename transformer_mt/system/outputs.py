@@ -170,8 +170,8 @@ def write_lines(lines: Iterable[str], output: Output) -> None:
         file.write(compress(data, output.suffix))
 
 
-Record = Callable[[Iterable[tuple[Output, str, Fingerprint]]], object]
-"""Takes outputs that are to appear: each with its SHA-256 and its fingerprint."""
+Announce = Callable[[Output, str, Fingerprint], object]
+"""Takes an output that is to appear, its SHA-256 and its fingerprint."""
 
 
 @dataclass
@@ -231,7 +231,7 @@ class ChunkWriter:
 def open_chunk_writer(
     output: Output,
     fingerprint: Fingerprint | None,
-    record: Record | None = None,
+    announce: Announce | None = None,
 ) -> Iterator[ChunkWriter]:
     """Opens an output for chunks; a file appears once the block ends without an error.
 
@@ -239,7 +239,7 @@ def open_chunk_writer(
         output: Locked by the caller.
         fingerprint: What it depends on. Chunks that an earlier process finished with the same
             fingerprint are kept; None keeps neither earlier chunks nor the new ones.
-        record: Called with its name, digest and fingerprint before the complete file appears.
+        announce: Called before the complete file appears.
 
     After an error, finished chunks are kept, and a warning says so.
 
@@ -254,8 +254,8 @@ def open_chunk_writer(
     try:
         with open_output(output, state.bytes) as file:
             yield ChunkWriter(output, file, state)
-            if record:
-                record([(output, sha256(output.partial), fingerprint)])
+            if announce:
+                announce(output, sha256(output.partial), fingerprint)
     except BaseException:
         written = _read_state(output)  # `state` may count a chunk that could not be recorded
         if written and written.lines:

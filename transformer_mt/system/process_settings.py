@@ -7,7 +7,6 @@ package keeps its own settings.
 import io
 import logging
 import os
-import resource
 import sys
 from contextlib import suppress
 from typing import Any, TextIO, cast
@@ -18,7 +17,6 @@ def configure_process() -> None:
     open_closed_streams()
     tolerate_lost_messages()
     allow_any_text()
-    raise_file_limit()
     configure_libraries()
 
 
@@ -54,13 +52,6 @@ def open_closed_streams() -> None:
             os.open(os.devnull, os.O_WRONLY if name == "stderr" else os.O_RDONLY)
             mode = "r" if name == "stdin" else "w"
             setattr(sys, name, open(descriptor, mode, encoding="utf-8", closefd=False))
-
-
-def raise_file_limit() -> None:
-    """Lets the process open as many files as it may: `--output-dir` locks one for each output."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with suppress(ValueError, OSError):  # macOS names no limit, but does not accept that
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def allow_any_text() -> None:

@@ -254,7 +254,7 @@ def watch(path: Path | None) -> Callable[[], None]:
 
     def require_unchanged() -> None:
         if version() != before:
-            raise DataError(f"{path or 'stdin'}: changed while it was read; run this once more")
+            raise DataError(f"{path or 'stdin'}: changed while it was read; run the command again")
 
     before = version()
     return require_unchanged
@@ -268,10 +268,13 @@ def require_input(path: Path | None) -> None:
     """
     if path is None:
         return
-    if path.is_dir():
-        raise DataError(f"{path}: is a directory; name a file")
-    if not path.exists():
-        raise DataError(f"{path}: no such file")
+    try:
+        if stat.S_ISDIR(path.stat().st_mode):
+            raise DataError(f"{path}: is a directory; name a file")
+    except FileNotFoundError:
+        raise DataError(f"{path}: no such file") from None
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror}") from None
     if not os.access(path, os.R_OK):
         raise DataError(f"{path}: not readable")
 

@@ -109,8 +109,9 @@ class DelimitedTable:
         """Finds the columns in the first row; gives what is added to it."""
         names = [cell.strip('" ') for cell in cells]
         column, output_column = self._columns
-        if names.count(column) != 1:
-            raise DataError(f"{self._name}: has not one column {column}, but {', '.join(names)}")
+        if (count := names.count(column)) != 1:
+            problem = f"{count} columns are named {column}" if count else f"no column {column!r}"
+            raise DataError(f"{self._name}: {problem}; columns: {', '.join(names)}")
         self._width, self._source = len(names), names.index(column)
         self._target = [*names, output_column].index(output_column)
         if self._target < len(names):

@@ -54,11 +54,11 @@ def translate_file(
         OSError: If a stream cannot be written.
     """
     input_format = choose_format(pair.input, options)
-    require_unchanged, fingerprint = pair.watch(made_from)
+    require_unchanged, fingerprint = pair.watch_and_hash({**made_from, **input_format.fingerprint})
     began = time.monotonic()
     with (
         open_input(pair.input) as source,
-        open_chunk_writer(pair.output, fingerprint, record.append if record else None) as writer,
+        open_chunk_writer(pair.output, fingerprint, record.announce if record else None) as writer,
     ):
         state = writer.state
         resumed, reader = state.lines, LineReader(source, pair.name)
@@ -73,7 +73,7 @@ def translate_file(
         require_unchanged()
         if not state.chunks:
             writer.write("", 0, {})  # a compressed file is valid only with a member
-    counts = {**state.counts, "replaced": input_format.lines_replaced}
+    counts = {**state.counts, **input_format.counts}
     prefix = f"{pair.name}: " if record else ""
     _report(state.lines - resumed, time.monotonic() - began, counts, prefix)
     return {"lines": state.lines - resumed, **counts}

@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import chain, islice, zip_longest
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
-from transformer_mt.errors import ConfigError
+from transformer_mt.errors import ConfigError, DataError
+from transformer_mt.system.outputs import Fingerprint
 from transformer_mt.system.streams import compression_suffix
 from transformer_mt.text.tables import Cell, DelimitedTable, JsonLines, line_end
 from transformer_mt.translation.options import STRUCTURED_FORMATS, OutputOptions, TranslateOptions
@@ -21,14 +22,14 @@ MAX_INCOMPLETE = 2**20
 """So many characters do not wait for the end of a row or cue: its quote is open by mistake."""
 ROWS_NAMED = 5
 """Most rows that are reported by their numbers."""
-_MARKUP = r"(?:<[^<>\n]*>|\{[^{}\n]*\}|[^\S\r\n])"
-_TIMES = r"\d *--> *\d.*\n"
-_CUE = re.compile(rf"{_TIMES}((?:(?!(?:\d+\r?\n)?.*{_TIMES}).*\S.*(?:\n|\Z))+)")
-"""A line of times and the lines up to a blank one, or to the next cue."""
-_LINE_END = r"\r?(?:\n|\Z)"
-_CUE_LINE = re.compile(
-    rf"(?=.)((?:{_MARKUP}|[-–—])*+)((?:{_MARKUP}*+(?!{_LINE_END}).)*+)({_MARKUP}*+{_LINE_END})"
-)
+_OTHER_ENDINGS = {"ndjson": "jsonl"}
+_AS_TEXT = "add --input-format text"
+_TAG = r"<[^<>\n]*>|\{[^{}\n]*\}|\\N"
+_TIMES = r"^[^\S\n]*[\d:.,]+[^\S\n]*-->[^\S\n]*\d.*\n"
+_CUE = re.compile(rf"{_TIMES}((?:(?!\r?\n|(?:\d+[^\S\n]*\n)?{_TIMES}).+(?:\n|\Z))+)", re.MULTILINE)
+"""A line of times and the lines up to an empty one, or to the next cue."""
+_END = rf"(?:{_TAG}|[^\S\n])*+(?:\n|\Z)"
+_CUE_LINE = re.compile(rf"(?=.)((?:{_TAG}|[^\S\n]|[-–—])*+)((?:(?!{_END}).)*+)({_END})")
 """Tags and the dash of a speaker; the text; tags and the line end."""
 
 
@@ -48,26 +49,45 @@ Piece = str | Segment
 """A part of a file; a string is written as it is."""
 
 
+class Reader(Protocol):
+    """Cuts the text of a format into pieces; `kept` counts rows that are written as they are."""
+
+    kept: int
+
+    def read(self, text: str, is_last: bool) -> tuple[list[Piece], str]:
+        """Gives the pieces of a text, and the end of it that is incomplete.
+
+        Args:
+            text: Begins with a line, row or cue.
+            is_last: Whether the input ends with it.
+
+        Raises:
+            DataError: If the input is not of the format.
+        """
+
+
 class InputFormat:
     """Cuts an input into chunks; for one input alone.
 
     Args:
-        read: Takes text from the beginning of a line, row or cue, and whether it is the last; gives
-            its pieces and the text that is incomplete.
-
-    Attributes:
-        lines_replaced: Number of texts so far whose invalid UTF-8 was replaced by U+FFFD.
+        reader: Cuts text.
+        fingerprint: What decides the output beside the content of the input.
     """
 
-    def __init__(self, read: Callable[[str, bool], tuple[list[Piece], str]]) -> None:
-        self._read, self.lines_replaced = read, 0
+    def __init__(self, reader: Reader, fingerprint: Fingerprint) -> None:
+        self.fingerprint, self._reader, self._replaced = fingerprint, reader, 0
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Texts so far whose invalid UTF-8 was replaced by U+FFFD, and rows kept as they are."""
+        return {"replaced": self._replaced, "kept": self._reader.kept}
 
     def chunks(self, lines: Iterable[list[bytes]]) -> Iterator[Segment]:
         """Yields a chunk for each list of lines, then one of what these have left incomplete."""
         rest = ""
         for raw in chain(lines, [[]]):
             text = rest + b"".join(raw).decode("utf-8", "surrogateescape")
-            pieces, rest = self._read(text, not raw)
+            pieces, rest = self._reader.read(text, not raw)
             if raw or any(pieces):
                 parts = [piece for piece in pieces if isinstance(piece, Segment)]
                 texts = [self._replace(text) for part in parts for text in part.texts]
@@ -76,7 +96,7 @@ class InputFormat:
     def _replace(self, text: str) -> str:
         """Replaces surrogates, which stand for bytes that are not UTF-8."""
         replaced = text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
-        self.lines_replaced += replaced != text
+        self._replaced += replaced != text
         return replaced
 
 
@@ -88,15 +108,14 @@ def _write(pieces: list[Piece], translations: Sequence[Sequence[Translation]]) -
     )
 
 
-class PlainTextReader:
-    """Text to one segment; a byte order mark at its start is dropped."""
+class _PlainText:
+    """One segment; a byte order mark at its start is dropped."""
 
-    def __init__(self, path: Path | None, options: OutputOptions) -> None:
-        name = os.fsencode(path).decode("utf-8", "replace") if path else None
+    def __init__(self, options: OutputOptions, name: str | None) -> None:
         self._format, self._lines = partial(format_lines, options=options, file=name), 0
+        self.kept = 0
 
     def read(self, text: str, is_last: bool) -> tuple[list[Piece], str]:
-        """Gives the segment of all lines."""
         if is_last:
             return [], ""
         texts = text.removesuffix("\n").split("\n")
@@ -107,8 +126,8 @@ class PlainTextReader:
         return [Segment(texts, write)], ""
 
 
-class TableReader:
-    """Text to the pieces of a table; rows without a text to translate are kept and reported.
+class _Table:
+    """Rows; those without a text to translate are kept and reported.
 
     Args:
         name: The file's name, for messages.
@@ -116,10 +135,10 @@ class TableReader:
     """
 
     def __init__(self, name: str, table: DelimitedTable | JsonLines) -> None:
-        self._name, self._table, self._lines, self._kept = name, table, 0, list[int]()
+        self._name, self._table, self._lines, self._found = name, table, 0, 0
+        self.kept, self._named = 0, list[str]()
 
     def read(self, text: str, is_last: bool) -> tuple[list[Piece], str]:
-        """Gives the pieces of the rows, and the text of one that is incomplete."""
         place = int(not self._lines and text.startswith("\ufeff"))
         pieces: list[Piece] = [text[:place]]
         while place < len(text):
@@ -131,19 +150,29 @@ class TableReader:
                     break
                 end = line_end(text, place)  # the fault may be a quote in its first line
                 pieces.append(text[place:end])
-                self._kept.append(self._lines + 1)
+                self.kept += 1
+                if self.kept <= ROWS_NAMED:
+                    self._named.append(f"{self._lines + 1:,}")
             else:
                 end = cell.row_end
                 pieces += [text[place : cell.begin], _cell(cell), text[cell.end : end]]
+                self._found += bool(cell.text)
             self._lines += text.count("\n", place, end)
             place = end
-        if is_last and self._kept:
-            lines = ", ".join(map(str, self._kept[:ROWS_NAMED]))
-            logger.warning(
-                f"{self._name}: rows kept as they are, without a text in the column or not in the"
-                f" format: {len(self._kept):,}, in line {lines}"
-            )
+        if is_last and self.kept:
+            self._report()
         return pieces, text[place:]
+
+    def _report(self) -> None:
+        """Reports rows that were kept; if there is no other row, this is another format."""
+        lines = ", ".join([*self._named, *(["..."] if self.kept > ROWS_NAMED else [])])
+        message = (
+            f"{self._name}: rows not translated (not parsed, or no text in the column):"
+            f" {self.kept:,}, in line {lines}"
+        )
+        if not self._found:
+            raise DataError(message)
+        logger.warning(message)
 
 
 def _cell(cell: Cell) -> Segment:
@@ -157,32 +186,47 @@ def _cell(cell: Cell) -> Segment:
     return Segment(parts[::2], write)
 
 
-def read_subtitles(text: str, is_last: bool) -> tuple[list[Piece], str]:
-    """Gives the pieces of the blocks between blank lines, and the text of an incomplete one."""
-    end, place = len(text), 0
-    if not is_last and end < MAX_INCOMPLETE:
-        blank_lines = re.finditer(r"^[^\S\n]*\n", text, re.MULTILINE)
-        end = max((match.end() for match in blank_lines), default=0)
-    pieces = list[Piece]()
-    for match in _CUE.finditer(text, 0, end):
-        pieces += [text[place : match.start(1)], _cue(match[1])]
-        place = match.end()
-    return [*pieces, text[place:end]], text[end:]
+class _Subtitles:
+    """Cues, of which numbers, times and settings are kept, and so is all between them."""
+
+    def __init__(self, name: str) -> None:
+        self._name, self._found, self.kept = name, False, 0
+
+    def read(self, text: str, is_last: bool) -> tuple[list[Piece], str]:
+        end, place = len(text), 0
+        if not is_last and end < MAX_INCOMPLETE:
+            empty_lines = re.finditer(r"^\r?\n", text, re.MULTILINE)
+            end = max((match.end() for match in empty_lines), default=0)
+        pieces = list[Piece]()
+        for match in _CUE.finditer(text, 0, end):
+            pieces += [text[place : match.start(1)], _cue(match[1])]
+            place = match.end()
+        self._found |= place > 0 or text.lstrip("\ufeff").startswith("WEBVTT")
+        if is_last and not self._found and text.strip():
+            raise DataError(f"{self._name}: has no cues; to translate its lines, {_AS_TEXT}")
+        return [*pieces, text[place:end]], text[end:]
 
 
 def _cue(cue: str) -> Segment:
-    """Makes a segment of a cue: one text, or one per line if each begins with a speaker's dash."""
-    starts, texts, ends = zip(*_CUE_LINE.findall(cue), strict=True)
-    by_lines = all(re.search("[-–—]", start) for start in starts)
+    """Makes a segment of a cue: one text, or one per line if each begins with a speaker's dash.
+
+    Tags within the text would make nonsense of its translation: they are dropped.
+    """
+    lines = _CUE_LINE.findall(cue)
+    if any(re.search(_TAG, text) for _, text, _ in lines):
+        lines = [[re.sub(_TAG, "", part) for part in line] for line in lines]
+    starts, texts, ends = zip(*lines, strict=True)
+    spoken = [text for text in texts if text]
+    by_lines = all(re.search("[-–—]", start) for start, text, _ in lines if text)
 
     def write(translations: Sequence[Sequence[Translation]]) -> str:
         new = [best.text for best, *_ in translations]
-        if not by_lines:
-            new = _break_lines(new[0], len(texts))
-        lines = map("".join, zip(starts, new, ends, strict=True))
-        return "".join(line for line in lines if line.strip())  # a blank one would end the cue
+        left = iter(new if by_lines else _break_lines(new[0], len(spoken)))
+        new = [next(left) if text else "" for text in texts]
+        written = map("".join, zip(starts, new, ends, strict=True))
+        return "".join(line for line in written if line.strip("\r\n"))  # others end the cue
 
-    return Segment(texts if by_lines else [" ".join(filter(None, texts))], write)
+    return Segment(spoken if by_lines else [" ".join(spoken)], write)
 
 
 def _break_lines(text: str, count: int) -> list[str]:
@@ -198,11 +242,11 @@ def _break_lines(text: str, count: int) -> list[str]:
 def format_suffix(path: Path) -> str:
     """Returns the ending of a file's name that tells a table or subtitles; empty for others."""
     suffix = Path(path.name.removesuffix(compression_suffix(path))).suffix
-    return suffix if suffix[1:].lower() in STRUCTURED_FORMATS else ""
+    return suffix if suffix[1:].lower() in (*STRUCTURED_FORMATS, *_OTHER_ENDINGS) else ""
 
 
 def choose_format(path: Path | None, options: TranslateOptions) -> InputFormat:
-    """Chooses the format of an input; None is stdin.
+    """Chooses the format of an input; None is stdin. Text and subtitles have no columns.
 
     Raises:
         ConfigError: If the options do not fit it.
@@ -210,19 +254,28 @@ def choose_format(path: Path | None, options: TranslateOptions) -> InputFormat:
     name, column = str(path or "stdin"), options.input.column
     kind: str = options.input.format
     if kind == "auto":
-        kind = (format_suffix(path)[1:].lower() if path else "") or "text"
-    names = column or "", options.input.output_column or column or ""
+        ending = format_suffix(path)[1:].lower() if path else ""
+        kind = _OTHER_ENDINGS.get(ending, ending) or "text"
+    fingerprint: Fingerprint = {"format": kind}
     if kind == "text":
-        if any(names):
-            raise ConfigError(f"{name}: columns need --input-format tsv, csv or jsonl")
-        return InputFormat(PlainTextReader(path, options.output).read)
-    as_text = "to translate its lines as text, add --input-format text"
+        file = os.fsencode(path).decode("utf-8", "replace") if path else None
+        if options.output.format == "jsonl":
+            fingerprint["file"] = file
+        return InputFormat(_PlainText(options.output, file), fingerprint)
     if options.search.n_best > 1 or options.output != OutputOptions():
-        raise ConfigError(f"{name}: {kind} allows no --n-best, --scores or --format; {as_text}")
+        raise ConfigError(
+            f"{name}: --n-best, --scores and --format are not supported for {kind}; to translate"
+            f" its lines, {_AS_TEXT}"
+        )
     if kind in ("srt", "vtt"):
-        return InputFormat(read_subtitles)
+        return InputFormat(_Subtitles(name), fingerprint)
     if not column:
-        message = "add --column NAME, or --column NUMBER if its first row has no names"
-        raise ConfigError(f"{name}: is a table ({kind}): {message}; {as_text}")
-    table = JsonLines(*names) if kind == "jsonl" else DelimitedTable(name, kind == "csv", *names)
-    return InputFormat(TableReader(name, table).read)
+        raise ConfigError(
+            f"{name}: is a table ({kind}): add --column NAME, or --column NUMBER if its first row"
+            f" has no names; to translate its lines, {_AS_TEXT}"
+        )
+    columns = column, options.input.output_column or column
+    table: DelimitedTable | JsonLines = JsonLines(*columns)
+    if kind != "jsonl":
+        table = DelimitedTable(name, kind == "csv", *columns)
+    return InputFormat(_Table(name, table), {**fingerprint, "columns": columns})

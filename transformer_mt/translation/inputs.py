@@ -1,9 +1,11 @@
 """The files of a job: those that are named, listed or in a folder, and where each is written."""
 
 import os
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from transformer_mt.errors import DataError, OutputError
 from transformer_mt.system.files import sha256
@@ -49,7 +51,9 @@ class FilePair:
         """Whether its translation can be resumed: neither input nor output is a stream."""
         return bool(self.input and self.input.is_file() and self.output.target)
 
-    def watch(self, made_from: Fingerprint) -> tuple[Callable[[], None], Fingerprint | None]:
+    def watch_and_hash(
+        self, made_from: Fingerprint
+    ) -> tuple[Callable[[], None], Fingerprint | None]:
         """Gives a function that raises DataError once the input has changed, and a fingerprint.
 
         This says what the output depends on: the input and `made_from`; None if its translation
@@ -61,12 +65,10 @@ class FilePair:
         with reading(self.input):
             # The whole file is hashed: even at 200 MB/s, this takes a thousandth of the time.
             digest = sha256(self.input)
-        ending = format_suffix(self.input)
-        return require_unchanged, {"input": digest, "ending": ending, **made_from}
+        return require_unchanged, {"input": digest, **made_from}
 
 
-@dataclass(frozen=True)
-class _Found:
+class _NamedInput(NamedTuple):
     """A file to translate; `name` is that of its translation, but for the endings."""
 
     path: Path
@@ -84,7 +86,7 @@ def plan_single(options: FileOptions) -> FilePair:
     path = next(iter(options.inputs), None)
     if path is None or str(path) == "-":
         return FilePair(None, check_output(options.output))
-    if path.is_dir():
+    if os.path.isdir(path):
         raise DataError(f"{path}: is a directory; add --output-dir to translate the text in it")
     require_input(path)
     return FilePair(path, check_output(options.output, resolve_inputs([path])))
@@ -105,9 +107,11 @@ def plan_folder(
         DataError: If a list of files cannot be read.
     """
     assert options.output_dir
-    found = list(_find_files(options, record, summary))
-    inputs, pairs = resolve_inputs(each.path for each in found), dict[str, FilePair]()
-    for each in found:
+    files = list(_find_files(options, record, summary))
+    inputs, pairs = resolve_inputs(each.path for each in files), dict[str, FilePair]()
+    for each in files:
+        if options.summary and os.path.realpath(each.path) == os.path.realpath(options.summary):
+            continue
         with summary.one_file(str(each.path)):
             require_input(each.path)
             if not each.path.is_file():  # nobody may ever write into a named pipe
@@ -117,44 +121,47 @@ def plan_folder(
                 name.parent.mkdir(parents=True, exist_ok=True)
             pair = FilePair(each.path, check_output(name, inputs), each.skips_binary)
             other = pairs.setdefault(str(pair.output.target or name), pair)
-            if other.input != each.path:
-                raise OutputError(f"{name}: is already the output of {other.input}; rename one")
+            if os.path.realpath(other.name) != os.path.realpath(each.path):
+                raise OutputError(f"{name}: is already the output of {other.name}; rename one")
     return list(pairs.values())
 
 
-def _find_files(options: FileOptions, record: OutputRecord, summary: Summary) -> Iterator[_Found]:
+def _find_files(
+    options: FileOptions, record: OutputRecord, summary: Summary
+) -> Iterator[_NamedInput]:
     for path in options.inputs:
-        if path.is_dir():
+        if os.path.isdir(path):
             yield from _walk(path, record, summary)
         else:
-            yield _Found(path, Path(path.name))
+            yield _NamedInput(path, Path(path.name))
     if options.files_from:
         for path in _read_list(options.files_from):
             relative = Path(os.path.normpath(path)).relative_to(path.anchor)
             with summary.one_file(str(path)):
                 if ".." in relative.parts:
-                    raise DataError(f"{path}: is above this folder; run the command there")
-                yield _Found(path, relative)
+                    raise DataError(f"{path}: is outside the current folder; run the command there")
+                yield _NamedInput(path, relative)
 
 
-def _walk(root: Path, record: OutputRecord, summary: Summary) -> Iterator[_Found]:
+def _walk(root: Path, record: OutputRecord, summary: Summary) -> Iterator[_NamedInput]:
     """Finds the files of a folder and of those in it, in a fixed order, without hidden ones."""
 
     def report(error: OSError) -> None:
         summary.fail(error.filename, DataError(f"{error.filename}: {error.strerror}"))
 
     for folder, folders, files in os.walk(root, onerror=report):
-        visible = [name for name in folders if not name.startswith(".")]
-        summary.hidden += len(folders) - len(visible)
-        folders[:] = sorted(n for n in visible if not record.is_folder(Path(folder, n)))
-        for name in sorted(files):
+        for name in sorted(folders + files):
             path = Path(folder, name)
             if name.startswith("."):
                 summary.hidden += 1
-            elif not path.is_file():  # a named pipe, or a link to nothing
+            elif path.is_symlink() and not os.path.isfile(path):  # to a folder, or to nothing
+                summary.links += 1
+            elif name in files and not os.path.isfile(path):
                 summary.not_text += 1
-            elif not record.names(path):
-                yield _Found(path, path.relative_to(root), skips_binary=True)
+            elif name in files and not record.names(path):
+                yield _NamedInput(path, path.relative_to(root), skips_binary=True)
+        visible = (name for name in folders if not name.startswith("."))
+        folders[:] = sorted(name for name in visible if not record.is_folder(Path(folder, name)))
 
 
 def _read_list(path: Path) -> list[Path]:
@@ -163,7 +170,7 @@ def _read_list(path: Path) -> list[Path]:
     require_input(source)
     with open_input(source) as file, reading(source or "stdin"):
         data = file.read()
-    names = data.split(b"\0" if b"\0" in data else b"\n")
+    names = data.split(b"\0") if b"\0" in data else re.split(b"\r?\n", data)
     return [Path(os.fsdecode(name)) for name in names if name]
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from transformer_mt.errors import ConfigError, DataError, OutputError
 from transformer_mt.system.launcher import require_single_process
 from transformer_mt.system.output_record import OutputRecord
-from transformer_mt.system.outputs import Fingerprint, check_output, naming_output
+from transformer_mt.system.outputs import Fingerprint, naming_output
 from transformer_mt.system.streams import CHUNK_BYTES
 from transformer_mt.translation.file_translation import translate_file
 from transformer_mt.translation.formats import choose_format
@@ -19,7 +19,7 @@ from transformer_mt.translation.options import FileOptions, TranslateOptions
 from transformer_mt.translation.prompt import translate_interactively
 from transformer_mt.translation.sharing import LoadModels, require_first_attempt, share_work
 from transformer_mt.translation.small_files import SmallFiles
-from transformer_mt.translation.summary import Summary, written_summary
+from transformer_mt.translation.summary import Summary, check_summary, written_summary
 from transformer_mt.translation.translation_model import TranslationModel, find_models
 from transformer_mt.translation.translator import Translator
 
@@ -45,8 +45,10 @@ def translate(paths: Sequence[Path], files: FileOptions, options: TranslateOptio
         if load and not files.inputs and not files.files_from and sys.stdin.isatty():
             _translate_prompt(paths, files.output, options, load)
         elif load:
-            output = check_output(files.summary) if files.summary else None
-            with written_summary(output) as summary:
+            if files.output_dir:
+                with naming_output(files.output_dir):
+                    files.output_dir.mkdir(parents=True, exist_ok=True)
+            with written_summary(check_summary(files)) as summary:
                 translate = _translate_folder if files.output_dir else _translate_single
                 translate(find_models(paths), files, options, load, summary)
 
@@ -76,17 +78,18 @@ def _translate_single(
 ) -> None:
     """Translates a file or stdin."""
     pair = plan_single(files)
-    choose_format(pair.input, options)  # wrong options are noticed before the model is loaded
+    # Here wrong options are noticed before the model is loaded.
+    if "columns" not in choose_format(pair.input, options).fingerprint and options.input.column:
+        raise ConfigError(f"{pair.name}: is no table; add --input-format tsv, csv or jsonl")
     with pair.output.lock():
         if not pair.is_resumable:
             require_first_attempt(pair.output.name)
         translator, made_from = _load_translator(models, options, load, summary)
         try:
-            summary.counts.update(translate_file(translator, pair, options, made_from))
+            summary.add_file(translate_file(translator, pair, options, made_from))
         except (DataError, OutputError) as error:
             summary.failed[pair.name] = str(error)
             raise
-        summary.done += 1
 
 
 def _translate_folder(
@@ -102,20 +105,16 @@ def _translate_folder(
         FailedFilesError: At the end, if there are such files.
     """
     assert files.output_dir
-    with naming_output(files.output_dir):
-        files.output_dir.mkdir(parents=True, exist_ok=True)
-    record, data = OutputRecord(files.output_dir), models[0].config.data
+    record, data = OutputRecord(files.output_dir, files.overwrite), models[0].config.data
     pairs = plan_folder(files, record, (data.src_lang, data.tgt_lang), summary)
     if pairs:
         translator, made_from = _load_translator(models, options, load, summary)
-        small = SmallFiles(translator, options, made_from, record, summary, files.overwrite)
+        small = SmallFiles(translator, options, made_from, record, summary)
         for pair in small.translate(pairs):
             with summary.one_file(pair.name), pair.output.lock():
                 if not pair.is_resumable:
                     require_first_attempt(pair.output.name)
-                counts = translate_file(translator, pair, options, made_from, record)
-                summary.counts.update(counts)
-                summary.done += 1
+                summary.add_file(translate_file(translator, pair, options, made_from, record))
     summary.report()
 
 
@@ -142,7 +141,6 @@ def _fingerprint(
         **asdict(options.load),
         **asdict(options.search),
         **asdict(options.output),
-        "input_options": asdict(options.input),
         "precision": model.runtime.precision,
         "chunk_size": [translator.first_chunk_lines, translator.chunk_lines, CHUNK_BYTES],
     }

@@ -11,13 +11,12 @@ from contextlib import closing
 from dataclasses import dataclass
 from itertools import islice
 
-from transformer_mt.errors import NotTextError, OutputError
+from transformer_mt.errors import NotTextError
 from transformer_mt.system.console import ProgressBar
-from transformer_mt.system.files import json_digest
 from transformer_mt.system.output_record import OutputRecord
 from transformer_mt.system.outputs import Fingerprint, open_output
 from transformer_mt.system.streams import CHUNK_BYTES, LineReader, compress, open_input
-from transformer_mt.translation.formats import Segment, choose_format
+from transformer_mt.translation.formats import InputFormat, Segment, choose_format
 from transformer_mt.translation.inputs import FilePair
 from transformer_mt.translation.options import TranslateOptions
 from transformer_mt.translation.summary import Summary
@@ -35,14 +34,14 @@ class _SmallFile:
         pair: The file and its output.
         fingerprint: What the output depends on.
         chunks: All of its text.
-        lines_replaced: Lines that were not in UTF-8.
+        counts: Those of its format.
         require_unchanged: Raises DataError if it has changed since.
     """
 
     pair: FilePair
     fingerprint: Fingerprint
     chunks: list[Segment]
-    lines_replaced: int
+    counts: dict[str, int]
     require_unchanged: Callable[[], None]
 
     @property
@@ -66,7 +65,6 @@ class SmallFiles:
         made_from: What each output depends on beside its input.
         record: That of the folder of outputs.
         summary: Takes what becomes of the files.
-        overwrite: Whether to make complete files anew, and to replace those of others.
     """
 
     def __init__(
@@ -76,11 +74,9 @@ class SmallFiles:
         made_from: Fingerprint,
         record: OutputRecord,
         summary: Summary,
-        overwrite: bool,
     ) -> None:
         self._translator, self._options, self._made_from = translator, options, made_from
-        self._record, self._summary, self._overwrite = record, summary, overwrite
-        self._large: list[FilePair] = []
+        self._record, self._summary, self._large = record, summary, list[FilePair]()
 
     def translate(self, pairs: Sequence[FilePair]) -> list[FilePair]:
         """Translates those that are small and not complete; returns the others, which are large."""
@@ -127,45 +123,44 @@ class SmallFiles:
 
     def _read(self, pair: FilePair) -> _SmallFile | None:
         """Reads a file, unless it is complete or large."""
-        present = self._record.find(pair.output)
-        if present is None and not self._overwrite:
-            raise OutputError(
-                f"{pair.output.name}: exists, and was edited or written by another program;"
-                " add --overwrite to replace it"
-            )
-        require_unchanged, fingerprint = pair.watch(self._made_from)
-        if fingerprint and present == json_digest(fingerprint) and not self._overwrite:
+        self._record.require_own(pair.output)
+        text_format = choose_format(pair.input, self._options)
+        made_from = {**self._made_from, **text_format.fingerprint}
+        require_unchanged, fingerprint = pair.watch_and_hash(made_from)
+        if fingerprint and self._record.is_complete(pair.output, fingerprint):
             pair.output.discard()
             self._summary.skipped += 1
             return None
         # What is drawn for a line depends on its number in the file; a stopped file goes on.
         alone = not fingerprint or self._options.search.sampling or pair.output.state.exists()
-        content = None if alone else self._read_chunks(pair)
-        if not fingerprint or not content:
+        chunks = None if alone else self._read_chunks(pair, text_format)
+        if not fingerprint or chunks is None:
             self._large.append(pair)
             return None
-        return _SmallFile(pair, fingerprint, *content, require_unchanged)
+        return _SmallFile(pair, fingerprint, chunks, text_format.counts, require_unchanged)
 
-    def _read_chunks(self, pair: FilePair) -> tuple[list[Segment], int] | None:
-        """Reads a file, and how many lines were not in UTF-8; None if it has several chunks."""
+    def _read_chunks(self, pair: FilePair, text_format: InputFormat) -> list[Segment] | None:
+        """Reads a file; None if it has several chunks."""
         size = self._translator.chunk_lines
         with open_input(pair.input) as source:
             lines = LineReader(source, pair.name).chunks(size, size)
-            text_format = choose_format(pair.input, self._options)
-            chunks = list(text_format.chunks(islice(lines, 1)))
-            if pair.skips_binary and any("\0" in text for each in chunks for text in each.texts):
-                raise NotTextError(f"{pair.name}: holds zero bytes")
-            return None if next(lines, None) else (chunks, text_format.lines_replaced)
+            first = next(lines, None)
+            if next(lines, None):
+                return None
+            chunks = list(text_format.chunks([first] if first else []))
+        if pair.skips_binary and any("\0" in text for each in chunks for text in each.texts):
+            raise NotTextError(f"{pair.name}: holds zero bytes")
+        return chunks
 
     def _write(
         self, group: Sequence[_SmallFile], translations: Iterator[list[Translation]]
     ) -> None:
         """Writes the translations of a group, and counts them."""
-        contents = []
+        contents, counts = [], []
         for file in group:
             ranked = list(islice(translations, len(file.texts)))
-            counts = {"lines": len(ranked), "replaced": file.lines_replaced}
-            self._summary.counts.update({**counts, **count_kinds(best for best, *_ in ranked)})
+            kinds = count_kinds(best for best, *_ in ranked)
+            counts.append({"lines": len(ranked), **kinds, **file.counts})
             contents.append(file.encode(ranked))
         # First, so that whatever a kill leaves is known to be the work of this program.
         self._record.append(
@@ -173,12 +168,16 @@ class SmallFiles:
             for file, content in zip(group, contents, strict=True)
         )
         with self._record.lock(), ThreadPoolExecutor(_WRITING_THREADS) as pool:
-            self._summary.done += sum(pool.map(self._write_file, group, contents))
+            written = pool.map(self._write_file, group, contents)
+            for is_written, of_file in zip(written, counts, strict=True):
+                if is_written:
+                    self._summary.add_file(of_file)
 
     def _write_file(self, file: _SmallFile, content: bytes) -> bool:
         """Writes the translation of a file; tells whether it could be written."""
         with self._summary.one_file(file.pair.name):
             file.require_unchanged()
+            self._record.require_own(file.pair.output)
             with open_output(file.pair.output) as output:
                 output.write(content)
             return True

@@ -2,10 +2,11 @@
 
 import json
 import logging
+import os
 import time
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
 from transformer_mt.errors import (
@@ -18,13 +19,24 @@ from transformer_mt.errors import (
     OutputError,
     TransformerMTError,
 )
-from transformer_mt.system.outputs import Output, write_lines
+from transformer_mt.system.files import parse_json
+from transformer_mt.system.outputs import (
+    Output,
+    check_output,
+    naming_output,
+    resolve_inputs,
+    write_lines,
+)
+from transformer_mt.translation.options import FileOptions
 from transformer_mt.translation.translator import lines_text, log_kinds
 
 logger = logging.getLogger(__name__)
 
 _NAMED_FAILURES = 3
 """Failures that the last message repeats."""
+
+
+_COUNTS = "lines", "split", "copied", "cut", "empty", "replaced", "kept"
 
 
 @dataclass
@@ -36,9 +48,11 @@ class Summary:
         skipped: Files whose translation was complete, and unchanged since.
         not_text: Files in a folder that hold something else.
         hidden: Files and folders in a folder whose names begin with a dot.
+        links: Links in a folder to folders, or to nothing.
         failed: Reasons by file.
         counts: The `lines` that were translated, and those that were `split`, `copied`, `cut`,
-            `empty`, or not in UTF-8 (`replaced`); as JSON, keys of their own.
+            `empty`, or not in UTF-8 (`replaced`), and rows `kept` as they are; as JSON, keys of
+            their own.
         models: Digests of the checkpoints.
         seconds: All the time that the job took.
         exit_code: That of the main process; `torchrun` has its own.
@@ -48,8 +62,9 @@ class Summary:
     skipped: int = 0
     not_text: int = 0
     hidden: int = 0
+    links: int = 0
     failed: dict[str, str] = field(default_factory=dict)
-    counts: Counter[str] = field(default_factory=Counter)
+    counts: Counter[str] = field(default_factory=lambda: Counter(dict.fromkeys(_COUNTS, 0)))
     models: list[str] = field(default_factory=list)
     seconds: float = 0.0
     exit_code: int = 1
@@ -58,7 +73,11 @@ class Summary:
     def one_file(self, name: str, skips_binary: bool = False) -> Iterator[None]:
         """Makes an error that concerns one file a failure of that file alone."""
         try:
-            yield
+            try:
+                yield
+            except OSError as error:
+                with naming_output(error.filename or name):
+                    raise
         except FullDiskError:
             raise
         except (ConfigError, DataError, OutputError) as error:
@@ -67,9 +86,15 @@ class Summary:
             else:
                 self.fail(name, error)
 
+    def add_file(self, counts: Mapping[str, int]) -> None:
+        """Counts a file that was translated, and its lines."""
+        self.done += 1
+        self.counts.update(counts)
+
     def fail(self, name: str, error: TransformerMTError) -> None:
         """Counts a file that could not be translated, and reports it at once."""
-        self.failed[name] = str(error).removeprefix(f"{name}: ")
+        reason = str(error).removeprefix(f"{name}: ")
+        self.failed[os.fsencode(name).decode("utf-8", "replace")] = reason
         logger.warning("%s; translating the other files", error)
 
     def report(self) -> None:
@@ -80,7 +105,7 @@ class Summary:
         """
         log_kinds(self.counts)
         kinds = {"translated": self.done, "already complete": self.skipped}
-        kinds |= {"not text": self.not_text, "hidden": self.hidden}
+        kinds |= {"not text": self.not_text, "hidden": self.hidden, "links": self.links}
         named = [f"{count:,} {kind}" for kind, count in kinds.items() if count]
         logger.info(f"files: {', '.join(named) or 'none'}; {lines_text(self.counts['lines'])}")
         if self.failed:
@@ -91,11 +116,21 @@ class Summary:
                 f"{failures:,} of {total:,} files not translated: {'; '.join(reasons)}"
             )
 
+    def write(self, output: Output) -> None:
+        """Writes it as JSON."""
+        values = vars(self) | self.counts
+        write_lines([json.dumps({k: v for k, v in values.items() if k != "counts"})], output)
+
 
 @contextmanager
 def written_summary(output: Output | None) -> Iterator[Summary]:
-    """Gives a summary to fill, and writes it when the block ends, by an error or a signal, too."""
+    """Gives a summary to fill, and writes it when the block ends, by an error or a signal, too.
+
+    An unfinished one comes first, so that a kill does not leave that of an earlier job.
+    """
     summary, began = Summary(), time.monotonic()
+    if output:
+        summary.write(output)
     try:
         yield summary
         summary.exit_code = 0
@@ -105,5 +140,23 @@ def written_summary(output: Output | None) -> Iterator[Summary]:
     finally:
         summary.seconds = round(time.monotonic() - began, 3)
         if output:
-            values = vars(summary) | summary.counts
-            write_lines([json.dumps({k: v for k, v in values.items() if k != "counts"})], output)
+            summary.write(output)
+
+
+def check_summary(files: FileOptions) -> Output | None:
+    """Checks where the summary is to be written: nothing but an earlier one is replaced.
+
+    Raises:
+        OutputError: If it cannot be written there, or would replace something else.
+    """
+    if not files.summary:
+        return None
+    output = check_output(files.summary, resolve_inputs([*files.inputs, files.files_from]))
+    if files.output and os.path.realpath(files.output) == str(output.target):
+        raise OutputError(f"{output.name}: is also the --output; name another --summary")
+    if output.target and output.target.is_file():
+        with suppress(OSError, ValueError, TypeError):
+            if "exit_code" in parse_json(output.target.read_bytes()):
+                return output
+        raise OutputError(f"{output.name}: exists, and is no summary; name another --summary")
+    return output
