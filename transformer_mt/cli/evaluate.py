@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain, product
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,7 +43,6 @@ SPLIT = scored_option(
     "train, valid or test, as configured, another split of the corpus, or /FOLDER/NAME for that"
     " of a folder. Default: test.",
 )
-JSON = report_flag("Print JSON: one object for each translation, one per line.", "--json")
 
 
 @dataclass(frozen=True)
@@ -112,10 +111,10 @@ class ReportGroup:
 
     save: Path | None = report_option("FILE", "File to save the translation to.")
     overwrite: bool = OVERWRITE
-    samples: int | None = report_option(
-        "N", "Sentences to show. Default: 0; with --baseline the 3 best and worst changes.", min=0
+    samples: int = report_option(
+        "N", "Sentences to show; with --baseline those that differ most.", default=0, min=0
     )
-    json_: bool = JSON
+    json_: bool = report_flag("Print JSON: one object per system, one per line.", "--json")
 
 
 @with_groups
@@ -177,7 +176,6 @@ def tune(
     length_penalty: str = search_option(
         "ALPHA,...", "Exponents of the length penalty of beam search.", default="0.6,1,1.4"
     ),
-    json_: bool = JSON,
     quiet: bool = QUIET,
 ) -> None:
     """Choose beam size and length penalty by validation BLEU.
@@ -196,9 +194,8 @@ def tune(
     except ValueError:
         raise ConfigError("--beam-size and --length-penalty: write numbers, such as 4,8") from None
     searches = [SearchOptions(*pair, batch_tokens=model.batch_tokens) for pair in pairs]
-    from transformer_mt.evaluation.evaluate import format_as_json
     from transformer_mt.evaluation.tuning import format_tuning, tune_search
 
     options = LoadOptions(model.device, model.precision, model.max_length, model.raw)
     if tuned := tune_search(runs, (valid, split), searches, options):
-        print(format_as_json(list(chain(*tuned))) if json_ else format_tuning(tuned))
+        print(format_tuning(tuned))

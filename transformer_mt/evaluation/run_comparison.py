@@ -10,8 +10,7 @@ import logging
 import re
 import statistics
 import textwrap
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from itertools import zip_longest
 from pathlib import Path
@@ -21,7 +20,7 @@ from transformer_mt.checkpoints.evaluations import VALIDATION, read_evaluations
 from transformer_mt.checkpoints.exported import load_exported
 from transformer_mt.checkpoints.layout import EXPORT, METRICS, RUN_FILE, checkpoint_path, not_a_run
 from transformer_mt.checkpoints.metrics import RunMetrics, read_metrics, run_names
-from transformer_mt.checkpoints.run_description import read_description
+from transformer_mt.checkpoints.run_directory import description_if_sound
 from transformer_mt.config.keys import DEFAULTS, flat_values
 from transformer_mt.config.loading import format_value
 from transformer_mt.errors import CheckpointError, ConfigError
@@ -113,10 +112,11 @@ def _read_run(path: Path, name: str, scores: Sequence[str]) -> list[Row]:
         raise not_a_run(path, f"{RUN_FILE} and no {METRICS}")
     row, metrics = Row(run=name), RunMetrics(name, [])
     if (path / METRICS).is_file():
-        with _left_out_if_damaged():
+        try:
             metrics = RunMetrics(name, read_metrics(path))
-    with _left_out_if_damaged():
-        row |= _read_settings(path, metrics)
+        except CheckpointError as error:
+            logger.warning("%s; left out", error)
+    row |= _read_settings(path, metrics)
     if metrics.records:
         row |= {"steps": metrics.end("step"), "minutes": metrics.end("minutes")}
     if speeds := metrics.finite("train", "tokens_per_second"):
@@ -133,7 +133,7 @@ def _read_run(path: Path, name: str, scores: Sequence[str]) -> list[Row]:
 
 def _read_settings(path: Path, metrics: RunMetrics) -> Row:
     """Reads the values of all keys, what else tells runs apart, and whether a run has ended."""
-    description = read_description(path)
+    description = description_if_sound(path)
     if not description:
         return {}
     row: Row = {}
@@ -170,14 +170,6 @@ def _rows_by_search(run: Row, path: Path, best: str | None, scores: Sequence[str
                 row[title] = score.value
                 row[_SIGNATURES][title] = f"{score.title}|{score.signature}"
     return list(rows.values()) or [run]
-
-
-@contextmanager
-def _left_out_if_damaged() -> Iterator[None]:
-    try:
-        yield
-    except CheckpointError as error:
-        logger.warning("%s; left out", error)
 
 
 def compare_seeds(groups: Sequence[Sequence[Row]]) -> list[list[Row]]:

@@ -39,11 +39,17 @@ class Difference:
     were equally good.
     """
 
-    name: str
+    title: str
     value: float
     baseline: float
     p_value: float
     signature: str
+
+    def to_row(self) -> dict[str, object]:
+        """Returns titles and values of a row of a table."""
+        values = {"system": self.value, "baseline": self.baseline}
+        values |= {"difference": self.value - self.baseline, "p": self.p_value}
+        return {"score": self.title, **values}
 
 
 def choose_metrics(
@@ -153,12 +159,12 @@ def compare_scores(
     unequal = sum(map(operator.ne, hypotheses, baseline))
     smallest = min(1.0, 2.0 ** (1 - unequal))
     differences = []
-    for name, signature in signatures.items():
+    for title, signature in signatures.items():
         signature.update("bs", None)  # the resamples of confidence intervals
-        old, new = cast(list[Result], results[name])
+        old, new = cast(list[Result], results[title])
         p_value = 1.0 if new.score == old.score else max(smallest, float(new.p_value or 0.0))
         scores = float(new.score), float(old.score)
-        differences.append(Difference(name, *scores, p_value, signature.format()))
+        differences.append(Difference(title, *scores, p_value, signature.format()))
     return differences
 
 

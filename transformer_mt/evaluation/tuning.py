@@ -26,7 +26,8 @@ def tune_search(
 ) -> list[list[EvaluationReport]]:
     """Chooses the search with the best mean BLEU over runs, and scores the test set with it.
 
-    Both texts are those of the first run. Of equal settings the first is the best.
+    Both texts are those of the first run. Of equal settings the first is the best. Only scores on
+    the test set are recorded.
 
     Args:
         runs: Runs or checkpoints, which translate the same languages.
@@ -52,7 +53,7 @@ def tune_search(
         def score(text: EvaluationSet, search: SearchOptions) -> list[EvaluationReport]:
             setting = TranslateOptions(options, search)
             outputs = (translate_system(system, text, setting, load) for system in systems)
-            return [score_output(text, output, metrics) for output in outputs]
+            return [score_output(text, each, metrics, records=text is test) for each in outputs]
 
         validated = [score(valid, search) for search in searches]
         best = max(range(len(searches)), key=lambda i: fmean(_bleu(validated[i])))

@@ -166,11 +166,17 @@ def choose_keys(text: TextStatistics, machine: Machine) -> dict[str, Any]:
     return {**keys, "vocab.size": min(keys["vocab.size"], most)}
 
 
-def _fine_tuning_keys(run: Path, config: Path) -> dict[str, Any]:
-    """Gives what a run has fixed, and a low rate: at its peak, that with which the run ended."""
+def _fine_tuning_keys(run: Path, config: Path, data: dict[str, str]) -> dict[str, Any]:
+    """Gives what a run has fixed, and a low rate: at its peak, that with which the run ended.
+
+    Warns if it translates other languages than those of `data`.
+    """
     from transformer_mt.checkpoints.run_directory import find_checkpoint
 
     checkpoint = find_checkpoint(run)
+    old = checkpoint.config.data
+    if (old.src_lang, old.tgt_lang) != (data["data.src_lang"], data["data.tgt_lang"]):
+        logger.warning("%s translates %s to %s", run, old.src_lang, old.tgt_lang)
     vocab, step, values = checkpoint.vocab, checkpoint.step, flat_values(checkpoint.config)
     keys = {k: v for k, v in values.items() if k in _KEPT or re.match("model.(?!dropout)", k)}
     final_scale = values["optim.lr_scale"] * (_WARMUP / max(step, _WARMUP)) ** 0.5
@@ -222,11 +228,12 @@ def write_config(
         raise OutputError(f"{path}: exists already; choose another name, or delete it first")
     folder, *names = _place(src, tgt, path)
     data = {"data.path": folder, "data.src_lang": src_lang, "data.tgt_lang": tgt_lang}
-    tuning = _fine_tuning_keys(run, path) if run else {}
     _parse(data, path)  # a wrong language shows before the text is read
+    tuning = _fine_tuning_keys(run, path, data) if run else {}
     text, machine = _measure(src, tgt), this_machine()
     keys = data | _hold_out(names, text) | choose_keys(text, machine) | tuning
-    content = _fill_in(_parse(keys, path), path, text, _warn(src, tgt, text), machine)
+    enough = 0 if run else _LITTLE_TEXT
+    content = _fill_in(_parse(keys, path), path, text, _warn(src, tgt, text, enough), machine)
     with atomic_file(path) as file:
         file.write(content.encode(errors="backslashreplace"))  # in comments only
     logger.info("wrote %s for %s pairs on %s", path, f"{text.pairs:,}", machine.description)
@@ -291,7 +298,7 @@ def _measure(src: Path, tgt: Path) -> TextStatistics:
     return text
 
 
-def _warn(src: Path, tgt: Path, text: TextStatistics) -> str:
+def _warn(src: Path, tgt: Path, text: TextStatistics, enough: int) -> str:
     """Warns of what may be wrong with the text; returns the same as sentences."""
     warnings = [
         f"{path}: some lines may be wrong: {problems}"
@@ -300,7 +307,7 @@ def _warn(src: Path, tgt: Path, text: TextStatistics) -> str:
     ]
     if text.empty:
         warnings.append(f"{text.empty:,} pairs have an empty side; skip_empty leaves them out")
-    if text.usable < _LITTLE_TEXT:
+    if text.usable < enough:
         warnings.append(
             f"{text.usable:,} pairs are too few to train a translator, unless all sentences are"
             " alike"
