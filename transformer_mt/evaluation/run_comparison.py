@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 from transformer_mt.checkpoints.evaluations import VALIDATION, read_evaluations
-from transformer_mt.checkpoints.exported import load_exported
 from transformer_mt.checkpoints.layout import EXPORT, METRICS, RUN_FILE, checkpoint_path, not_a_run
 from transformer_mt.checkpoints.metrics import RunMetrics, read_metrics, run_names
 from transformer_mt.checkpoints.run_directory import description_if_sound
@@ -75,11 +74,8 @@ def read_rows(
     """
     scores = [f"{name}: {metric}" for name in test_sets or ["*"] for metric in metrics or ["*"]]
     paths = list({path.resolve(): path for path in paths}.values())
-    runs = [
-        (_read_exported if (path / EXPORT).exists() else _read_run)(path, name, scores)
-        for path, name in zip(paths, run_names(paths), strict=True)
-    ]
-    rows = [row for run in runs for row in run]
+    named = zip(paths, run_names(paths), strict=True)
+    rows = [row for path, name in named for row in _read_run(path, name, scores)]
     if (test_sets or metrics) and not any(": " in title for row in rows for title in row):
         raise ConfigError(f"no run has a score that matches {' or '.join(map(repr, scores))}")
     known = [row for row in rows if _SEED in row]
@@ -108,7 +104,7 @@ def _matches(title: str, patterns: Sequence[str]) -> bool:
 
 
 def _read_run(path: Path, name: str, scores: Sequence[str]) -> list[Row]:
-    if not any((path / file).is_file() for file in (RUN_FILE, METRICS)):
+    if not any((path / file).is_file() for file in (RUN_FILE, METRICS, EXPORT)):
         raise not_a_run(path, f"{RUN_FILE} and no {METRICS}")
     row, metrics = Row(run=name), RunMetrics(name, [])
     if (path / METRICS).is_file():
@@ -121,7 +117,7 @@ def _read_run(path: Path, name: str, scores: Sequence[str]) -> list[Row]:
         row |= {"steps": metrics.end("step"), "minutes": metrics.end("minutes")}
     if speeds := metrics.finite("train", "tokens_per_second"):
         row["tokens/s"] = statistics.median(speeds)
-    best_checkpoint = None
+    best_checkpoint = path.name  # an exported model has no other
     if best := metrics.best_validation(row.get("valid.metric", "bleu")):
         average, weights = (" (average)", " (weights)") if "ema_bleu" in best else ("", "")
         titles = {f"{VALIDATION}: BLEU{average}": best.get("ema_bleu", best["bleu"])}
@@ -149,13 +145,7 @@ def _read_settings(path: Path, metrics: RunMetrics) -> Row:
     return {**row, "parameters": description.parameters}
 
 
-def _read_exported(path: Path, name: str, scores: Sequence[str]) -> list[Row]:
-    """Reads scores and step; with settings, it would be grouped with the run it was made from."""
-    row: Row = {"run": name, "steps": load_exported(path).step}
-    return _rows_by_search(row, path, path.name, scores)
-
-
-def _rows_by_search(run: Row, path: Path, best: str | None, scores: Sequence[str]) -> list[Row]:
+def _rows_by_search(run: Row, path: Path, best: str, scores: Sequence[str]) -> list[Row]:
     """Adds the scores on test sets: a row for each setting of search, or one without scores."""
     rows: dict[str, Row] = {}
     for record in read_evaluations(path):
