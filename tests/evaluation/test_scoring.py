@@ -76,7 +76,7 @@ def test_other_metrics_and_intervals_are_sacrebleus(tmp_path):
         assert str(score) == f"{score.value:.2f} ± {score.confidence:.2f}"
         assert f"± {score.confidence:.2f})" in score.text
     differences = compare_scores(hypotheses, references, [references], metrics)
-    assert [each.name for each in differences] == ["BLEU", "chrF2", "chrF2++", "TER"]
+    assert [each.title for each in differences] == ["BLEU", "chrF2", "chrF2++", "TER"]
     assert not any("bs:" in each.signature for each in differences)
     with pytest.raises(ConfigError, match="^--confidence: too few translations have text"):
         corpus_score(["", "", "c d"], [["a", "b", "c d"]], metrics[1])
@@ -213,7 +213,7 @@ def test_systems_are_compared_as_the_program_does(tmp_path):
     assert p_values == [round(metric.p_value, 4) for metric in metrics] and 0 < p_values[0] < 0.5
     signatures = re.findall(r"^ - (?:BLEU|chrF2) +(\S+)$", printed, re.MULTILINE)
     assert signatures == [metric.signature for metric in metrics]
-    assert [metric.name for metric in metrics] == ["BLEU", "chrF2"]
+    assert [metric.title for metric in metrics] == ["BLEU", "chrF2"]
 
 
 def test_no_difference_is_surer_than_its_sentences_allow():

@@ -18,7 +18,7 @@ from transformer_mt.errors import OutputError
 from transformer_mt.system.outputs import Output, check_output, open_output
 
 _STYLE_FILE = Path(__file__).with_name("figures.mplstyle")
-_STYLE = dict(rc_params_from_file(_STYLE_FILE, fail_on_error=True, use_default_template=False))
+_STYLE = rc_params_from_file(_STYLE_FILE, fail_on_error=True, use_default_template=False)
 FOREGROUND, GRID = _STYLE["text.color"], _STYLE["grid.color"]
 ACCENT = "#2f74b5"
 """Legible on white and on black."""
@@ -92,7 +92,7 @@ def render(figure: Figure, file_format: str, transparent: bool = False) -> bytes
 
 def figure_style() -> AbstractContextManager[None]:
     """Temporarily uses the style of this module instead of the user's."""
-    return context(["default", {**_STYLE, "font.family": _installed_fonts()}])
+    return context(["default", _STYLE_FILE, {"font.family": _installed_fonts()}])
 
 
 def _installed_fonts() -> list[str]:
