@@ -123,7 +123,6 @@ def test_what_a_run_records_of_itself(corpus_dir, first, prepared):
         vocabulary=VocabularySizes(292, 292, "bpe"),
         complete=True,
         parameters=sum(parameter.numel() for parameter in newest.build_model().parameters()),
-        precision="fp32",
         software=describe_software(),
         environment=newest.state.environment,
     )

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from transformer_mt.cli.options import (
     OVERWRITE,
@@ -23,12 +23,6 @@ from transformer_mt.system.launcher import is_main_process
 from transformer_mt.system.outputs import Output, check_output, resolve_inputs
 from transformer_mt.system.streams import require_input
 from transformer_mt.translation.options import LoadOptions, SearchOptions, TranslateOptions
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from transformer_mt.config.keys import DataConfig
-    from transformer_mt.text.test_sets import EvaluationSet
 
 SYSTEMS = argument(
     "[RUN_OR_CHECKPOINT...]",
@@ -80,8 +74,8 @@ class ScoredGroup:
         inputs = resolve_inputs([self.hypotheses, self.src, *(self.ref or ()), self.baseline])
         return check_output(save, inputs, overwrite) if save else None
 
-    def test_set_loader(self, save: Output | None) -> "Callable[[DataConfig], EvaluationSet]":
-        """Gives the function that loads what is scored, given the corpus of the first run."""
+    def test_set_loader(self, save: Output | None) -> partial[Any]:
+        """Gives `load_test_set` of what is scored, which needs the corpus of the first run."""
         from transformer_mt.text.test_sets import load_test_set
 
         sources: dict[str, Any] = {"split": self.split, "src": self.src, "refs": self.ref or ()}

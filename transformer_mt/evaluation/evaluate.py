@@ -342,7 +342,7 @@ def _record(test_set: EvaluationSet, output: SystemOutput, scores: list[Score]) 
         return
     [model] = output.models
     record = EvaluationRecord(
-        test_set=test_set.title,
+        test_set=test_set.name,
         checkpoint=model.path.resolve().name,
         digest=model.digest,
         search=output.search,

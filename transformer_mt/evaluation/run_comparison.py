@@ -197,35 +197,25 @@ def _by_seed(group: Sequence[Row]) -> dict[int | None, Row]:
     return {}
 
 
-def _statistics(group: Sequence[Row]) -> list[Row]:
-    """Computes mean and sample standard deviation of finished runs, where all have a number."""
+def _with_mean(group: Sequence[Row], replaces_runs: bool) -> Sequence[Row]:
+    """Adds mean ± sample standard deviation of the finished runs, where all have a number."""
     rows = list(_by_seed(group).values())
     if len(rows) < 2:
-        return []
-    mean = {"run": f"mean of {len(rows)}", **_common(rows[0])}
-    deviation = {"run": f"std. dev. of {len(rows)}", **_common(rows[0])}
+        return group
+    mean = {"run": f"mean ± std. dev. of {len(rows)}", **_common(rows[0])}
     for title in rows[0]:
         if title not in (*_TEXT_COLUMNS, _SIGNATURES) and all(title in row for row in rows):
             values = [row[title] for row in rows]
-            mean[title], deviation[title] = statistics.fmean(values), statistics.stdev(values)
-    return [mean, deviation]
+            mean[title], deviation = statistics.fmean(values), statistics.stdev(values)
+            if deviation:
+                shown = (_format_cell({title: value}, title) for value in (mean[title], deviation))
+                mean[title] = " ± ".join(shown)
+    return [*(row for row in group if _UNFINISHED in row or not replaces_runs), mean]
 
 
 def _common(row: Row) -> Row:
     """Gives what the rows of a group have in common."""
     return _settings(row) | {key: row[key] for key in (_SEARCH, _SIGNATURES) if key in row}
-
-
-def _with_statistics(group: Sequence[Row], is_merged: bool) -> list[Row]:
-    """Adds mean and deviation to a group; or merges them, and its finished runs, to one row."""
-    rows = _statistics(group)
-    if not is_merged or not rows:
-        return [*group, *rows]
-    mean, deviation = rows
-    for title in mean.keys() - {*_TEXT_COLUMNS[1:], _SIGNATURES}:  # of `run`, too
-        if deviation[title]:
-            mean[title] = f"{_format_cell(mean, title)} ± {_format_cell(deviation, title)}"
-    return [mean, *(row for row in group if _UNFINISHED in row)]
 
 
 def _titles(rows: Sequence[Row], columns: Sequence[str] = ()) -> list[str]:
@@ -246,17 +236,16 @@ def _titles(rows: Sequence[Row], columns: Sequence[str] = ()) -> list[str]:
 def format_rows(
     groups: Sequence[Sequence[Row]], file_format: str, columns: Sequence[str] = ()
 ) -> str:
-    """Formats groups of rows, with mean and standard deviation of each, as a table.
+    """Formats groups of rows as a table; `columns` are names or patterns, without any all.
 
-    It is `text`, `markdown`, `csv`, a `json` list with an object for each row, or `latex`, with one
-    row for the finished runs of a group. `columns` are names or patterns; without any, all.
+    It is `csv`, a `json` list with an object for each row, or for people, with mean and standard
+    deviation of each group: `text`, `markdown`, or `latex`, which has them instead of the runs.
 
     Raises:
         ConfigError: If a pattern matches no column.
     """
-    titles = _titles([row for group in groups for row in group], columns)
-    shown = [_with_statistics(group, file_format == "latex") for group in groups]
-    rows = [row for group in shown for row in group]
+    rows = [row for group in groups for row in group]
+    titles = _titles(rows, columns)
     if file_format == "json":
         objects = [{t: row[t] for t in (*titles, _SIGNATURES) if t in row} for row in rows]
         return json.dumps(objects, indent=1, ensure_ascii=False)
@@ -265,6 +254,7 @@ def format_rows(
         cells = [[row.get(title, "") for title in titles] for row in rows]
         csv.writer(content, lineterminator="\n").writerows([titles, *cells])
         return content.getvalue().removesuffix("\n")
+    shown = [_with_mean(group, file_format == "latex") for group in groups]
     table = [[[_format_cell(row, title) for title in titles] for row in group] for group in shown]
     texts = sum(title in _TEXT_COLUMNS for title in titles)
     if file_format == "text":

@@ -27,15 +27,6 @@ THOUSANDS = "{x:,.10g}"
 UNDRAWABLE = "\N{WHITE SQUARE}"
 """What is drawn for a control character."""
 
-_SCRIPTS = (
-    "CJK JP,CJK SC,Bengali,Devanagari,Ethiopic,Gujarati,Gurmukhi,Kannada,Khmer,Malayalam,Myanmar,"
-    "Sinhala,Tamil,Telugu,Thai,Symbols2"
-)
-_FONTS = "DejaVu Sans", *(f"Noto Sans {script}" for script in _SCRIPTS.split(","))
-"""Families in which Matplotlib looks for a character, in this order, if they are installed.
-
-The first comes with Matplotlib: Latin, Greek, Cyrillic, Arabic, Hebrew and more.
-"""
 _DPI = 150
 _MAX_PIXELS = 16_000
 """Longest side of a PNG; larger figures get fewer dots per inch."""
@@ -91,13 +82,10 @@ def render(figure: Figure, file_format: str, transparent: bool = False) -> bytes
 
 
 def figure_style() -> AbstractContextManager[None]:
-    """Temporarily uses the style of this module instead of the user's."""
-    return context(["default", _STYLE_FILE, {"font.family": _installed_fonts()}])
-
-
-def _installed_fonts() -> list[str]:
+    """Temporarily uses the style of this module, with those of its fonts that are installed."""
     installed = set(font_manager.get_font_names())
-    return [family for family in _FONTS if family in installed]
+    fonts = [family for family in _STYLE["font.family"] if family in installed]
+    return context(["default", _STYLE_FILE, {"font.family": fonts}])
 
 
 def drawable(text: str) -> str:

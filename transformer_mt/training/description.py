@@ -70,7 +70,6 @@ def describe_run(trainer: Trainer, environment: dict[str, str], complete: bool =
         vocabulary=VocabularySizes(vocab.src.size, vocab.tgt.size, vocab.tgt.kind),
         complete=complete,
         parameters=sum(p.numel() for p in trainer.engine.model.parameters()),
-        precision=trainer.engine.precision,
         software=describe_software(),
         environment=environment,
     )

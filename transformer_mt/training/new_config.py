@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from transformer_mt.config.keys import Config, DataConfig, flat_values
-from transformer_mt.config.loading import expand_path, format_value, parse_config
+from transformer_mt.config.loading import format_value, parse_config
 from transformer_mt.config.splits import SplitFiles
 from transformer_mt.errors import ConfigError, DataError, OutputError
 from transformer_mt.system.console import ProgressBar
@@ -232,8 +232,8 @@ def write_config(
     tuning = _fine_tuning_keys(run, path, data) if run else {}
     text, machine = _measure(src, tgt), this_machine()
     keys = data | _hold_out(names, text) | choose_keys(text, machine) | tuning
-    enough = 0 if run else _LITTLE_TEXT
-    content = _fill_in(_parse(keys, path), path, text, _warn(src, tgt, text, enough), machine)
+    _warn(src, tgt, text, 0 if run else _LITTLE_TEXT)
+    content = _fill_in(_parse(keys, path), path, text, machine)
     with atomic_file(path) as file:
         file.write(content.encode(errors="backslashreplace"))  # in comments only
     logger.info("wrote %s for %s pairs on %s", path, f"{text.pairs:,}", machine.description)
@@ -258,12 +258,6 @@ def _place(src: Path, tgt: Path, config: Path) -> tuple[str, str, str]:
     folder = Path()
     if paths[0].parent == paths[1].parent:
         folder, paths = paths[0].parent, [Path(path.name) for path in paths]
-    for written in map(str, (folder, *paths, config.name)):
-        if not written.isprintable() or expand_path(written) != written:
-            raise ConfigError(
-                f"{written!r} cannot be written in a configuration, where ~ and $NAME are"
-                " expanded; rename it without ~, $ and control characters"
-            )
     return str(folder), str(paths[0]), str(paths[1])
 
 
@@ -298,35 +292,27 @@ def _measure(src: Path, tgt: Path) -> TextStatistics:
     return text
 
 
-def _warn(src: Path, tgt: Path, text: TextStatistics, enough: int) -> str:
-    """Warns of what may be wrong with the text; returns the same as sentences."""
-    warnings = [
-        f"{path}: some lines may be wrong: {problems}"
-        for path, problems in ((src, text.src_problems), (tgt, text.tgt_problems))
-        if problems
-    ]
+def _warn(src: Path, tgt: Path, text: TextStatistics, enough: int) -> None:
+    """Warns of what may be wrong with the text, such as fewer than `enough` pairs."""
+    for path, problems in ((src, text.src_problems), (tgt, text.tgt_problems)):
+        if problems:
+            logger.warning("%s: some lines may be wrong: %s", path, problems)
     if text.empty:
-        warnings.append(f"{text.empty:,} pairs have an empty side; skip_empty leaves them out")
+        logger.warning(f"{text.empty:,} pairs have an empty side; skip_empty leaves them out")
     if text.usable < enough:
-        warnings.append(
+        logger.warning(
             f"{text.usable:,} pairs are too few to train a translator, unless all sentences are"
             " alike"
         )
-    for warning in warnings:
-        logger.warning("%s", warning)
-    return "".join(f" {warning}." for warning in warnings)
 
 
-def _fill_in(
-    config: Config, path: Path, text: TextStatistics, warnings: str, machine: Machine
-) -> str:
+def _fill_in(config: Config, path: Path, text: TextStatistics, machine: Machine) -> str:
     """Fills in the template."""
     name = "fine_tuning.toml" if config.train.init_from else "new_config.toml"
     filled_in = _resource(name).format(
         key={key: format_value(value) for key, value in flat_values(config).items()},
         text=text,
         machine=machine,
-        warnings=warnings,
         config=shlex.quote(str(path)),
         run=shlex.quote(f"checkpoints/{path.stem}"),
         pairs_per_step=config.train.batch_tokens / (text.words_per_line + 1),
