@@ -41,31 +41,28 @@ def test_the_setting_with_the_best_mean_wins(runs, call):
         return [json.loads(line) for line in call("evaluate", *runs, *search).out.splitlines()]
 
     words = "--beam-size", "2,1,4,1", "--length-penalty", "0,10"
-    table, title, scores, _, quote = call("tune", *runs, *words).out.decode().split("\n\n")
-    assert [record.test_set[-21:-11] for run in runs for record in read_evaluations(run)] == [
-        *2 * ["split test"]
-    ]
-    heading, *lines = table.split("\n")
-    kind = "(mean ± standard deviation of 2 runs)"
-    assert heading.endswith(f"split valid, 60 sentences: BLEU {kind}")
-    searches = [line.split("  ")[-1] for line in lines]
+    done = call("tune", *runs, *words).out.decode()
+    heading, table, title, scores, _, quote = done.split("\n\n")
+    records = [read_evaluations(run) for run in runs]
+    assert [each.test_set.split(" (")[0][-10:] for [each] in records] == ["split test"] * 2
+    kind = " (mean ± standard deviation of 2 runs)"
+    valid = heading.removesuffix(f", 60 sentences{kind}")
+    assert "split valid (" in valid and "split test (" in title
+    _, *lines = table.split("\n")
+    searches = [line.split("  ")[0] for line in lines]
     expected = ["beam 2, alpha 0", "beam 2, alpha 10", "greedy", "beam 4, alpha 0"]
     assert searches == [f"{search}, fp32" for search in (*expected, "beam 4, alpha 10")]
-    means = [float(line.strip("* ").split()[0]) for line in lines]
+    means = [float(line.split()[-3]) for line in lines]
     best = means.index(max(means))
-    assert [line[0] for line in lines] == ["*" if i == best else " " for i in range(5)]
     for i, alpha in ((0, 0), (1, 10)):
         values = [row["bleu"] for row in evaluate(alpha, "valid")]
         assert means[i] == round(fmean(values), 2)
-    setting = {record.search for run in runs for record in read_evaluations(run)[:1]}
-    assert [str(each) for each in setting] == [searches[best]] and best > 0
-    tested = [read_evaluations(run)[0].scores[0] for run in runs]
-    assert "split test" in title and all(f"{score.value:.2f}" in scores for score in tested)
+    assert [str(each.search) for [each] in records] == [searches[best]] * 2 and best > 0
+    tested = [each.scores[0] for [each] in records]
+    assert all(f"{score.value:.2f}" in scores for score in tested)
     values = [score.value for score in tested]
-    assert quote.startswith(f"BLEU {fmean(values):.2f} ± {stdev(values):.2f} {kind}, ")
-    assert quote.endswith(
-        f"{searches[best]}, chosen on {heading.split(', 60')[0]}: {tested[0].signature}\n"
-    )
+    assert quote.startswith(f"BLEU {fmean(values):.2f} ± {stdev(values):.2f}{kind}, ")
+    assert quote.endswith(f"{searches[best]}, chosen on {valid}: {tested[0].signature}\n")
 
 
 def test_a_mistake_shows_first(runs, call):

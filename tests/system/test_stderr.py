@@ -84,7 +84,7 @@ def test_terminals_obey_no_message(tmp_path, capsys, monkeypatch):
         log.note(f"command: {HOSTILE}")
     assert f"  hypothesis {SHOWN}\n" in capsys.readouterr().err
     assert (tmp_path / "train.log").read_text().count(SHOWN + "\n") == 2
-    output, test_set = SystemOutput([HOSTILE], "name"), EvaluationSet("test", "test", None, [["x"]])
+    output, test_set = SystemOutput([HOSTILE], "name"), EvaluationSet("test", None, [["x"]])
     report = EvaluationReport(test_set, output, [], None, [])
     assert f"hypothesis  {SHOWN}\n" in format_reports([report], samples=1)
     assert SystemOutput([], HOSTILE).describe() == SHOWN

@@ -185,7 +185,10 @@ def _describe(mistake: ErrorDetails) -> str:
         case "value_error":
             return str(mistake["ctx"]["error"])
     expected = re.sub(r"^\w+ (?=should)", "", mistake["msg"])
-    shown = repr(value)
+    try:
+        shown = repr(value)
+    except ValueError:
+        shown = "a number of thousands of digits"
     shown = shown if len(shown) <= 60 else f"{shown[:60]}..."
     return f"{key or 'configuration'} = {shown} {expected}"
 

@@ -16,13 +16,13 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib import resources
-from itertools import accumulate, islice
+from itertools import accumulate
 from os.path import relpath
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from transformer_mt.config.keys import Config, DataConfig, flat_values
-from transformer_mt.config.loading import format_value, parse_config
+from transformer_mt.config.loading import expand_path, format_value, parse_config
 from transformer_mt.config.splits import SplitFiles
 from transformer_mt.errors import ConfigError, DataError, OutputError
 from transformer_mt.system.console import ProgressBar
@@ -68,14 +68,13 @@ def this_machine() -> Machine:
     """Looks for a GPU; without one, two threads with fast bf16 are enough to be fast."""
     import torch  # takes seconds, and a mistake in the arguments of `init` should show at once
 
-    from transformer_mt.system.device import choose_device, choose_precision, total_memory
+    from transformer_mt.system.device import choose_device, choose_precision
 
     device, threads = choose_device("auto"), torch.get_num_threads()
-    memory = f"{total_memory(device) / 1e9:.1f} GB of memory"
     if device.type == "cuda":
-        return Machine(f"{torch.cuda.get_device_name(device)} with {memory}", True, True)
+        return Machine(torch.cuda.get_device_name(device), True, True)
     is_fast = threads > 1 and choose_precision("auto", device, recorded=None) == "bf16"
-    return Machine(f"{threads} CPU thread{'s' * (threads != 1)}, {memory}, no GPU", False, is_fast)
+    return Machine(f"{threads} CPU thread{'s' * (threads != 1)}, no GPU", False, is_fast)
 
 
 @dataclass(frozen=True)
@@ -237,9 +236,7 @@ def write_config(
     with atomic_file(path) as file:
         file.write(content.encode(errors="backslashreplace"))  # in comments only
     logger.info("wrote %s for %s pairs on %s", path, f"{text.pairs:,}", machine.description)
-    lines = content.splitlines()
-    commands = (line.removeprefix(_COMMAND) for line in lines if line.startswith(_COMMAND))
-    return "\n".join(islice(commands, 2))
+    return "\n".join(re.findall(f"^{_COMMAND}(.*)", content, re.MULTILINE)[:2])
 
 
 def _language_of(path: Path, option: str) -> str:
@@ -258,6 +255,12 @@ def _place(src: Path, tgt: Path, config: Path) -> tuple[str, str, str]:
     folder = Path()
     if paths[0].parent == paths[1].parent:
         folder, paths = paths[0].parent, [Path(path.name) for path in paths]
+    for written in map(str, (folder, *paths, config.name)):
+        if not written.isprintable() or expand_path(written) != written:
+            raise ConfigError(
+                f"{written!r} cannot be written in a configuration, where ~ and $NAME are"
+                " expanded; rename it without ~, $ and control characters"
+            )
     return str(folder), str(paths[0]), str(paths[1])
 
 
