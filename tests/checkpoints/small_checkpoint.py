@@ -18,7 +18,6 @@ from transformer_mt.checkpoints.checkpoint import (
 )
 from transformer_mt.checkpoints.layout import MODEL, TRAINING, checkpoint_path
 from transformer_mt.checkpoints.run_description import (
-    LengthCounts,
     RunDescription,
     ValidationText,
     VocabularySizes,
@@ -77,7 +76,6 @@ def describe(config: Config, corpus_digest: str = "", **changes: object) -> RunD
             dtype="uint16",
         ),
         "corpus_digest": corpus_digest,
-        "lengths": LengthCounts(1, {"src": 1.0, "tgt": 1.0}, [0, 8], [0, 8]),
         "validation": ValidationText(2, ""),
         "init_from": None,
         "vocabulary": VocabularySizes(90, 80, "bpe"),
