@@ -128,16 +128,15 @@ def format_reports(reports: Sequence[EvaluationReport], samples: int = 0) -> str
     rows: list[Row] = []
     for report in reports:
         run = {"run": report.system.describe()}
-        if first.baseline:
-            rows += [run | difference.to_row() for difference in report.differences]
-        else:
+        rows += [run | asdict(difference) for difference in report.differences]
+        if not first.baseline:
             rows.append(run | {score.title: str(score) for score in report.scores})
-    signed = first.differences or first.scores
-    signatures = [f"{each.title}|{each.signature}" for each in signed]
+    table = format_rows([[row] for row in rows], "text")
     if first.baseline:
         heading += f", compared with {first.baseline.describe()}"
-    table = format_rows([[row] for row in rows], "text")
-    return "\n\n".join([*paragraphs, heading, table, "\n".join(signatures)])
+        return "\n\n".join([*paragraphs, heading, table])
+    signatures = "\n".join(f"{score.title}|{score.signature}" for score in first.scores)
+    return "\n\n".join([*paragraphs, heading, table, signatures])
 
 
 def _format_samples(reports: Sequence[EvaluationReport], samples: int) -> list[str]:

@@ -33,23 +33,18 @@ _RESAMPLES = 1000
 
 @dataclass(frozen=True)
 class Difference:
-    """The values of one metric for a system and a baseline.
+    """The values of one metric for a system and a baseline, named as columns of a table.
 
-    `p_value` is the probability of a difference at least as large, in either direction, if both
+    `p` is the probability of a difference at least as large, in either direction, if both
     were equally good.
     """
 
-    title: str
-    value: float
+    score: str
+    system: float
     baseline: float
-    p_value: float
+    difference: float
+    p: float
     signature: str
-
-    def to_row(self) -> dict[str, object]:
-        """Returns titles and values of a row of a table."""
-        values = {"system": self.value, "baseline": self.baseline}
-        values |= {"difference": self.value - self.baseline, "p": self.p_value}
-        return {"score": self.title, **values}
 
 
 def choose_metrics(
@@ -162,9 +157,10 @@ def compare_scores(
     for title, signature in signatures.items():
         signature.update("bs", None)  # the resamples of confidence intervals
         old, new = cast(list[Result], results[title])
-        p_value = 1.0 if new.score == old.score else max(smallest, float(new.p_value or 0.0))
+        gain = float(new.score - old.score)
+        p = max(smallest, float(new.p_value or 0.0)) if gain else 1.0
         scores = float(new.score), float(old.score)
-        differences.append(Difference(title, *scores, p_value, signature.format()))
+        differences.append(Difference(title, *scores, gain, p, signature.format()))
     return differences
 
 
