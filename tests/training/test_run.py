@@ -16,7 +16,7 @@ import pytest
 import sacrebleu
 import sentencepiece
 import torch
-from conftest import equal, records, tiny_config, weights, write_config
+from conftest import assert_one_error, equal, records, tiny_config, weights, write_config
 from sacrebleu.metrics.bleu import BLEU
 
 from transformer_mt.checkpoints.checkpoint import Progress
@@ -107,6 +107,13 @@ def test_fine_tuning_goes_on_without_its_origin(corpus_dir, first, tmp_path, cap
     assert (sources.longest, sources.percentile) == (known.longest, known.percentile)
     splitter = build_translation_model([tuned], LoadOptions()).splitter
     assert splitter.max_length == known.longest
+
+
+def test_a_run_of_an_earlier_version_has_no_configuration(tmp_path, call):
+    """Sabotage: read the missing config.toml."""
+    (tmp_path / "run.json").write_text("{}")
+    message = f"{tmp_path}: a run of an earlier version; name its configuration file"
+    assert_one_error(call("train", tmp_path), message)
 
 
 def test_what_a_run_records_of_itself(corpus_dir, first, prepared):

@@ -36,7 +36,7 @@ def find_config(config: Path, run_dir: Path | None) -> tuple[Path, Path]:
         CheckpointError: If a run has none.
     """
     if (config / RUN_FILE).exists() and not (config / RUN_CONFIG).exists():
-        raise CheckpointError(f"{config}: of an earlier version; name the configuration file")
+        raise CheckpointError(f"{config}: a run of an earlier version; name its configuration file")
     config = config / RUN_CONFIG if config.is_dir() else config
     is_of_run = config.name == RUN_CONFIG and (config.parent / RUN_FILE).exists()
     default = config.parent if is_of_run else Path("checkpoints") / config.stem
