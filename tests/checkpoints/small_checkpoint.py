@@ -18,6 +18,7 @@ from transformer_mt.checkpoints.checkpoint import (
 )
 from transformer_mt.checkpoints.layout import MODEL, TRAINING, checkpoint_path
 from transformer_mt.checkpoints.run_description import (
+    LengthCounts,
     RunDescription,
     ValidationText,
     VocabularySizes,
@@ -76,6 +77,7 @@ def describe(config: Config, corpus_digest: str = "", **changes: object) -> RunD
             dtype="uint16",
         ),
         "corpus_digest": corpus_digest,
+        "lengths": LengthCounts(1, {"src": 1.0, "tgt": 1.0}, [0, 8], [0, 8]),
         "validation": ValidationText(2, ""),
         "init_from": None,
         "vocabulary": VocabularySizes(90, 80, "bpe"),

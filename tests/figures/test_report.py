@@ -99,6 +99,10 @@ def test_what_it_shows_is_what_the_run_recorded(run, html):
     assert f"training pairs {corpus['kept']:,} " in text
     assert f"vocabulary, pieces {described['vocabulary']['src']:,} vocabulary, kind bpe " in text
     assert "unknown or single bytes, source and target 0 and 0 pieces " in text
+    means = "{src} and {tgt} pieces, end of sentence included ".format(
+        **described["lengths"]["mean"]
+    )
+    assert f"mean length, source and target {means}" in text
     validation, evaluation = read_evaluations(run)
     assert validation.test_set == "validation"
     for record in (validation, evaluation):

@@ -119,10 +119,12 @@ def test_a_run_of_an_earlier_version_has_no_configuration(tmp_path, call):
 def test_what_a_run_records_of_itself(corpus_dir, first, prepared):
     config = small_config(corpus_dir, train__keep_last=4, train__save_every=2)
     described, newest = read_description(first), load_newest(first)
+    lengths, pairs = described.lengths, prepared.pairs
     assert described == RunDescription(
         config=config,
         corpus=prepared.report,
         corpus_digest=prepared.digest,
+        lengths=lengths,
         validation=ValidationText(12, load_split(config.data, config.data.valid).digest()),
         init_from=None,
         vocabulary=VocabularySizes(292, 292, "bpe"),
@@ -131,6 +133,11 @@ def test_what_a_run_records_of_itself(corpus_dir, first, prepared):
         software=describe_software(),
         environment=newest.state.environment,
     )
+    assert lengths.mean["tgt"] == round(pairs.lengths[1].mean(), 2)
+    width, longest = lengths.width, max(int(side.max()) for side in pairs.lengths)
+    assert 40 * (width - 1) <= longest < 40 * width  # forty bins at most, for both sides
+    for side, counts in zip(pairs.lengths, (lengths.src, lengths.tgt), strict=True):
+        assert counts == [int((side // width == i).sum()) for i in range(len(counts))]
     log = (first / "train.log").read_text()
     noted = dict(re.findall(r" (command|software|numeric environment): (.*)\n", log))
     assert noted.pop("numeric environment").startswith("{'program version': ")

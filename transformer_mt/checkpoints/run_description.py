@@ -13,6 +13,16 @@ from transformer_mt.text.corpus_report import CorpusReport
 
 
 @dataclass(frozen=True)
+class LengthCounts:
+    """Numbers of sentences by their pieces, EOS included, in bins of one width; means by side."""
+
+    width: int
+    mean: dict[str, float]
+    src: list[int]
+    tgt: list[int]
+
+
+@dataclass(frozen=True)
 class ValidationText:
     """The number of its pairs, and their digest."""
 
@@ -50,6 +60,7 @@ class RunDescription:
     config: Config
     corpus: CorpusReport
     corpus_digest: str
+    lengths: LengthCounts
     validation: ValidationText
     init_from: InitialWeights | None
     vocabulary: VocabularySizes

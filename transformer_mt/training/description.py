@@ -6,10 +6,13 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
+import numpy as np
+
 from transformer_mt.checkpoints.checkpoint import ORIGINS
 from transformer_mt.checkpoints.layout import RUN_CONFIG, RUN_DIFF
 from transformer_mt.checkpoints.run_description import (
     InitialWeights,
+    LengthCounts,
     RunDescription,
     ValidationText,
     VocabularySizes,
@@ -20,6 +23,7 @@ from transformer_mt.config.keys import Config
 from transformer_mt.config.loading import format_config
 from transformer_mt.system.console import escape_controls
 from transformer_mt.system.files import atomic_file
+from transformer_mt.text.batching import Lengths
 from transformer_mt.training.environment import describe_software, reasons_against_bit_equality
 from transformer_mt.training.run_log import RunLog
 from transformer_mt.training.trainer import Trainer
@@ -27,6 +31,7 @@ from transformer_mt.version import source_state
 
 logger = logging.getLogger(__name__)
 
+_BINS = 40
 _HEAD = "# `transformer-mt train RUN --run NEW` trains this again. It was trained with\n"
 _COMMAND = "#     "
 
@@ -59,6 +64,7 @@ def describe_run(trainer: Trainer, environment: dict[str, str], complete: bool =
         config=trainer.config,
         corpus=corpus.report,
         corpus_digest=corpus.digest,
+        lengths=_count_lengths(*corpus.pairs.lengths),
         validation=ValidationText(len(trainer.valid), progress.valid_digest),
         init_from=initial,
         vocabulary=VocabularySizes(vocab.src.size, vocab.tgt.size, vocab.tgt.kind),
@@ -106,3 +112,11 @@ def compare_with(first_dir: Path | None, trainer: Trainer, environment: dict[str
         texts = [f"the {text}" for key, text in ORIGINS.items() if first.digests[key] != own[key]]
         if differences := [*texts, *changes.values()]:
             logger.warning("differs from %s: %s", first_dir, ", ".join(differences))
+
+
+def _count_lengths(src: Lengths, tgt: Lengths) -> LengthCounts:
+    """Counts sentences by their length in pieces, EOS included, (pairs,), in bins of one width."""
+    width = -(-int(max(src.max(), tgt.max()) + 1) // _BINS)
+    mean = {"src": round(float(src.mean()), 2), "tgt": round(float(tgt.mean()), 2)}
+    counts = (np.bincount(lengths // width).tolist() for lengths in (src, tgt))
+    return LengthCounts(width, mean, *counts)
