@@ -112,6 +112,7 @@ OTHER_FILES = (
     "py.typed",
     "translation/model_card.md",
     "figures/report.html",
+    "figures/figures.mplstyle",
     "text/abbreviations.toml",
     "training/fine_tuning.toml",
     "training/new_config.toml",

@@ -114,7 +114,7 @@ def plot_attention(
         writes it.
 
     Raises:
-        ConfigError: If there is no such kind or layer.
+        ConfigError: If there is no such layer.
     """
     from transformer_mt.figures.attention import attention_figure
 

@@ -83,7 +83,6 @@ def describe(config: Config, corpus_digest: str = "", **changes: object) -> RunD
         "vocabulary": VocabularySizes(90, 80, "bpe"),
         "complete": True,
         "parameters": 7_065_600,
-        "precision": "fp32",
         "software": "transformer-mt",
         "environment": {},
     }

@@ -76,7 +76,7 @@ def test_other_metrics_and_intervals_are_sacrebleus(tmp_path):
         assert str(score) == f"{score.value:.2f} ± {score.confidence:.2f}"
         assert f"± {score.confidence:.2f})" in score.text
     differences = compare_scores(hypotheses, references, [references], metrics)
-    assert [each.name for each in differences] == ["BLEU", "chrF2", "chrF2++", "TER"]
+    assert [each.score for each in differences] == ["BLEU", "chrF2", "chrF2++", "TER"]
     assert not any("bs:" in each.signature for each in differences)
     with pytest.raises(ConfigError, match="^--confidence: too few translations have text"):
         corpus_score(["", "", "c d"], [["a", "b", "c d"]], metrics[1])
@@ -101,8 +101,8 @@ def test_bleu_splits_text_as_sacrebleu_does_for_the_language(tmp_path):
     printed = subprocess.check_output(tool, cwd=tmp_path, text=True)
     assert round(score.value, 10) == float(printed) > 50
     [difference, _] = compare_scores(CHINESE, CHINESE, [CHINESE_REFERENCES], metrics)
-    assert difference.value == score.value and "|tok:zh|" in difference.signature
-    assert difference.p_value == 1.0  # of equal translations
+    assert difference.system == score.value and "|tok:zh|" in difference.signature
+    assert difference.p == 1.0  # of equal translations
     by_words = corpus_score(CHINESE, [CHINESE_REFERENCES], choose_metrics("zh", "13a")[0])
     assert by_words.value < 1 and by_words.tokenizer == "13a"
 
@@ -198,13 +198,13 @@ def test_systems_are_compared_as_the_program_does(tmp_path):
     command = [*tool, "-i", "baseline", "system", *paired]
     printed = subprocess.check_output(command, cwd=tmp_path, text=True, stderr=subprocess.DEVNULL)
     values = [float(value) for value in re.findall(r"\d+\.\d{10}", printed)]
-    old, new = [metric.baseline for metric in metrics], [metric.value for metric in metrics]
+    old, new = [metric.baseline for metric in metrics], [metric.system for metric in metrics]
     assert values == [round(value, 10) for value in old + new]
     p_values = [float(value) for value in re.findall(r"\(p = (\d\.\d+)\)", printed)]
-    assert p_values == [round(metric.p_value, 4) for metric in metrics] and 0 < p_values[0] < 0.5
+    assert p_values == [round(metric.p, 4) for metric in metrics] and 0 < p_values[0] < 0.5
     signatures = re.findall(r"^ - (?:BLEU|chrF2) +(\S+)$", printed, re.MULTILINE)
     assert signatures == [metric.signature for metric in metrics]
-    assert [metric.name for metric in metrics] == ["BLEU", "chrF2"]
+    assert [metric.score for metric in metrics] == ["BLEU", "chrF2"]
 
 
 def test_no_difference_is_surer_than_its_sentences_allow():
@@ -213,7 +213,7 @@ def test_no_difference_is_surer_than_its_sentences_allow():
     for count, p_value in ((1, 1.0), (2, 0.5), (4, 0.125)):
         worse = [line[1:] if i < count else line for i, line in enumerate(lines)]
         differences = compare_scores(lines, worse, [lines], METRICS)
-        assert [difference.p_value for difference in differences] == [p_value] * 2
+        assert [difference.p for difference in differences] == [p_value] * 2
 
 
 def test_the_best_reference_counts_for_a_sentence():

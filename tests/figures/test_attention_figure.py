@@ -88,7 +88,6 @@ def test_what_cannot_be_drawn(untrained_run):
     for choice, message in (
         ({"layer": 0}, "layer 0: choose 1 to 2"),
         ({"layer": 3}, "layer 3: choose 1 to 2"),
-        ({"kind": "x"}, "kind x: choose cross, encoder or decoder"),
     ):
         with pytest.raises(ConfigError, match=f"^{message}$"):
             attention_figure(fake_attention(SRC, TGT), **choice)

@@ -214,8 +214,8 @@ def test_a_run_may_lack_parts(run, tmp_path):
 
 def test_an_edited_description_is_named(run, tmp_path):
     description = json.loads((run / "run.json").read_text())
-    lengths = {**description.pop("lengths"), "src": "HERE"}
-    text = json.dumps({**description, "lengths": lengths})
+    vocabulary = {**description.pop("vocabulary"), "src": "HERE"}
+    text = json.dumps({**description, "vocabulary": vocabulary})
     edited = [text.replace('"HERE"', value) for value in HOSTILE_JSON]
     for content in (*edited, json.dumps(description), "[]", "{}"):
         (tmp_path / "run.json").write_text(content)

@@ -11,8 +11,7 @@ from conftest import command, write_config
 
 from transformer_mt.checkpoints.checkpoint import Progress
 from transformer_mt.cli.program import main
-from transformer_mt.evaluation.baseline import format_sentence
-from transformer_mt.evaluation.evaluate import SystemOutput
+from transformer_mt.evaluation.evaluate import EvaluationReport, SystemOutput, format_reports
 from transformer_mt.evaluation.run_comparison import format_rows
 from transformer_mt.system.console import (
     PACKAGE_LOGGER,
@@ -85,10 +84,9 @@ def test_terminals_obey_no_message(tmp_path, capsys, monkeypatch):
         log.note(f"command: {HOSTILE}")
     assert f"  hypothesis {SHOWN}\n" in capsys.readouterr().err
     assert (tmp_path / "train.log").read_text().count(SHOWN + "\n") == 2
-    [*_, last] = format_sentence(
-        EvaluationSet("test", "test", None, [["x"]]), 0, {"hypothesis": HOSTILE}
-    )
-    assert last == f"hypothesis  {SHOWN}"
+    output, test_set = SystemOutput([HOSTILE], "name"), EvaluationSet("test", None, [["x"]])
+    report = EvaluationReport(test_set, output, [], None, [])
+    assert f"hypothesis  {SHOWN}\n" in format_reports([report], samples=1)
     assert SystemOutput([], HOSTILE).describe() == SHOWN
     assert SHOWN in format_rows([[{"run": HOSTILE}]], "text")
     monkeypatch.setattr(sys, "argv", ["transformer-mt", "translate", HOSTILE])

@@ -25,19 +25,18 @@ def test_files_by_name(tmp_path):
     refs = [tmp_path / "b", tmp_path / "c"]
     test_set = load_test_set(ANY, src=tmp_path / "a", refs=refs)
     assert (test_set.src, test_set.references) == (["one", "two"], [["1", "2"], ["I", "II"]])
-    one = EvaluationSet(str(refs[0]), "b (b598b3a6)", None, [["1", "2"]])
+    one = EvaluationSet("b (b598b3a6)", None, [["1", "2"]])
     assert load_test_set(ANY, refs=refs[:1]) == one
-    assert test_set.name == f"{refs[0]}, {refs[1]} (source {tmp_path / 'a'})"
-    assert test_set.title.startswith("b, c (")
+    assert test_set.name.startswith("b, c (")
     (tmp_path / "long").write_text("1\n2\n3\n")
     with pytest.raises(
         DataError, match=r"a has 2 lines and .*long has 3: they must be line-aligned"
     ):
         load_test_set(ANY, src=tmp_path / "a", refs=[refs[1], tmp_path / "long"])
     refs[0].write_text("1\n3\n")  # another text of the same name
-    assert load_test_set(ANY, refs=refs[:1]).title != one.title
+    assert load_test_set(ANY, refs=refs[:1]).name != one.name
     changed = load_test_set(ANY, src=tmp_path / "a", refs=refs)
-    assert changed.title.startswith("b, c (") and changed.title != test_set.title
+    assert changed.name.startswith("b, c (") and changed.name != test_set.name
     with pytest.raises(DataError, match=f"{tmp_path / 'd'}: contains no lines"):
         load_test_set(ANY, refs=[tmp_path / "d"])
 
@@ -79,12 +78,12 @@ def test_a_test_set_of_a_split_has_its_name(corpus_dir, monkeypatch):
     monkeypatch.setattr(test_sets, "readable_corpus", lambda data, split: data)
     data = tiny_config(corpus_dir).data
     test_set = load_test_set(data)
-    assert test_set.name == f"{corpus_dir}, split test" and len(test_set) == 60
+    assert len(test_set) == 60
     digest = load_split(data, "test").digest()[:8]
-    assert test_set.title == f"{corpus_dir.name}, split test ({digest})"
+    assert test_set.name == f"{corpus_dir.name}, split test ({digest})"
     part = data.model_copy(update={"test": "test[5:]"})
-    assert load_test_set(part).title.startswith(f"{corpus_dir.name}, split test (")
-    assert load_test_set(part).title != test_set.title
+    assert load_test_set(part).name.startswith(f"{corpus_dir.name}, split test (")
+    assert load_test_set(part).name != test_set.name
     assert test_set.src == test_set.references[0]
     changes = {
         "data__train": "train[:9]",
@@ -98,7 +97,7 @@ def test_a_test_set_of_a_split_has_its_name(corpus_dir, monkeypatch):
     monkeypatch.setattr(test_sets, "load_split", lambda data, split: pairs)
     for split, end in (("test", ""), ("test[:9]", f" ({pairs.digest()[:8]})")):
         hub = DataConfig(path="wmt/wmt16", test=split)
-        assert load_test_set(hub).title == f"wmt/wmt16, split test{end}"
+        assert load_test_set(hub).name == f"wmt/wmt16, split test{end}"
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -110,7 +109,7 @@ def test_one_of_sacrebleus_own_sets(tmp_path, monkeypatch):
         (tmp_path / f"wmt16.de-en.{name}").write_text("".join(f"{line}\n" for line in lines))
     monkeypatch.setattr(dataset, "_outdir", str(tmp_path))
     test_set = load_test_set(ANY, test_set="wmt16")
-    assert (test_set.name, test_set.title, test_set.src) == ("wmt16 de-en", "wmt16", texts["src"])
+    assert (test_set.name, test_set.src) == ("wmt16", texts["src"])
     assert test_set.references == [texts["ref"]]
     monkeypatch.setattr(dataset, "source", lambda pair: ["eins", "zwei"])
     monkeypatch.setattr(dataset, "references", lambda pair: [("one", "1"), ("two", "2")])

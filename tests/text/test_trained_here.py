@@ -64,7 +64,7 @@ def test_files_of_a_strangers_model_are_not_read(record, tmp_path, split):
     with pytest.raises(DataError, match="not read"):
         readable_corpus(DataConfig(path="wmt/wmt16"), split)
     for own_folder in (tmp_path, Path(os.path.relpath(tmp_path))):
-        option = f"--split {own_folder.absolute()}/test"
+        option = rf"--split {own_folder.absolute()}/test \(or --valid of tune\)"
         with pytest.raises(
             DataError, match=f"data.path = {own_folder}, .* or name the text: {option}$"
         ):

@@ -18,7 +18,6 @@ from simulated_cuda import SimulatedCuda
 from transformer_mt.checkpoints.run_directory import find_checkpoint
 from transformer_mt.config.keys import Config, VocabConfig, flat_values
 from transformer_mt.config.loading import load_config
-from transformer_mt.system.device import total_memory
 from transformer_mt.text.vocabulary import train_vocabulary
 from transformer_mt.training import new_config
 from transformer_mt.training.new_config import (
@@ -71,7 +70,6 @@ def test_splits_cover_the_text_and_do_not_overlap(work, call):
         "295 pairs are too few to train a translator, unless all sentences are alike",
     )
     assert err.splitlines() == [f"warning: {warning}" for warning in warnings] and code == 0
-    assert all(f" {warning}." in words for warning in warnings)
     assert "the first 267 pairs, validation the next 14, the test the last 14." in words
     assert "Text: 300 pairs, " in words
 
@@ -174,6 +172,7 @@ def test_fine_tuning_a_run(work, corpus_dir, untrained_run, call):
     """
     run = os.path.relpath(untrained_run)
     done = call("init", "new", "--src", "text.de", "--tgt", "text.en", "--from", run)
+    assert "too few" not in done.err and "translates" not in done.err
     assert done.code == 0 and done.out.splitlines()[1].startswith(b"transformer-mt train new.toml ")
     config, old = load_config(Path("new.toml")), find_checkpoint(untrained_run).config
     assert config.model == old.model.model_copy(update={"dropout": 0.3})
@@ -187,6 +186,8 @@ def test_fine_tuning_a_run(work, corpus_dir, untrained_run, call):
     assert_one_error(
         call("init", "b", "--src", "text.de", "--tgt", "text.en", "--from", "x"), "x: no"
     )
+    done = call("init", "b", "--src", "text.en", "--tgt", "text.de", "--from", run)
+    assert f"warning: {run} translates de to en\n" in done.err
 
 
 LINES = b"a\n" * 300
@@ -281,7 +282,6 @@ def test_sizes_by_pairs(pairs, machine, values):
     assert choose_keys(with_empty, machine) == choose_keys(text_of(pairs), machine)
     for text in (text_of(pairs), with_empty):
         assert text.train_pairs == pairs - 2 * text.held_out
-        assert ("too few" in new_config._warn(Path("a"), Path("b"), text)) == (pairs < 20_000)
 
 
 @pytest.mark.parametrize(
@@ -317,18 +317,17 @@ def test_a_vocabulary_of_that_size_can_be_learned(name):
 
 @pytest.mark.parametrize(("threads", "bf16"), [(3, True), (1, True), (3, False)])
 def test_this_machine(monkeypatch, threads, bf16):
-    """Threads and memory are those that training has; a GPU is named.
+    """Threads are those that training has; a GPU is named.
 
     A CPU is fast enough for what needs 6,000 steps with bf16 and several threads.
     """
     for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"):
         monkeypatch.setattr(torch.cpu, name, lambda: bf16)
     torch.set_num_threads(threads)
-    memory = f"{total_memory(torch.device('cpu')) / 1e9:.1f} GB of memory"
-    described = f"{threads} CPU thread{'s' * (threads > 1)}, {memory}, no GPU"
+    described = f"{threads} CPU thread{'s' * (threads > 1)}, no GPU"
     assert this_machine() == (described, False, bf16 and threads > 1)
     with SimulatedCuda():
-        assert this_machine() == ("simulated with 1000.0 GB of memory", True, True)
+        assert this_machine() == ("simulated", True, True)
 
 
 def test_counts_of_a_text():

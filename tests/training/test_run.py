@@ -16,7 +16,7 @@ import pytest
 import sacrebleu
 import sentencepiece
 import torch
-from conftest import equal, records, tiny_config, weights, write_config
+from conftest import assert_one_error, equal, records, tiny_config, weights, write_config
 from sacrebleu.metrics.bleu import BLEU
 
 from transformer_mt.checkpoints.checkpoint import Progress
@@ -110,6 +110,13 @@ def test_fine_tuning_goes_on_without_its_origin(corpus_dir, first, tmp_path, cap
     assert splitter.max_length == known.longest
 
 
+def test_a_run_of_an_earlier_version_has_no_configuration(tmp_path, call):
+    """Sabotage: read the missing config.toml."""
+    (tmp_path / "run.json").write_text("{}")
+    message = f"{tmp_path}: a run of an earlier version; name its configuration file"
+    assert_one_error(call("train", tmp_path), message)
+
+
 def test_what_a_run_records_of_itself(corpus_dir, first, prepared):
     config = small_config(corpus_dir, train__keep_last=4, train__save_every=2)
     described, newest = read_description(first), load_newest(first)
@@ -124,7 +131,6 @@ def test_what_a_run_records_of_itself(corpus_dir, first, prepared):
         vocabulary=VocabularySizes(292, 292, "bpe"),
         complete=True,
         parameters=sum(parameter.numel() for parameter in newest.build_model().parameters()),
-        precision="fp32",
         software=describe_software(),
         environment=newest.state.environment,
     )

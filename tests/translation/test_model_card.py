@@ -117,7 +117,7 @@ def test_scores_are_in_the_card_of_an_export(averaged, tmp_path):
     card = (export(checkpoint, tmp_path / "out") / "README.md").read_text()
     for report, search in zip(reports, ("greedy, fp32", "beam 2, alpha 1, fp32"), strict=True):
         lines = [f"  - {each.title} {each.value:.2f}, `{each.signature}`" for each in report.scores]
-        heading = f"- {report.test_set.title}, 2 sentences, {search}:"
+        heading = f"- {report.test_set.name}, 2 sentences, {search}:"
         assert "\n".join([heading, *lines]) in section(card, "Scores")
     assert "mean of the checkpoints of steps 4, 2." in card
     best = section(card_of(find_checkpoint(averaged.parent)), "Scores")

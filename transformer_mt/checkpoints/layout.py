@@ -31,7 +31,13 @@ def checkpoint_path(run_dir: Path, step: int) -> Path:
 
 
 def find_config(config: Path, run_dir: Path | None) -> tuple[Path, Path]:
-    """Gives the TOML file of a configuration or a run, and by default where it is trained."""
+    """Gives the TOML file of a configuration or a run, and by default where it is trained.
+
+    Raises:
+        CheckpointError: If a run has none.
+    """
+    if (config / RUN_FILE).exists() and not (config / RUN_CONFIG).exists():
+        raise CheckpointError(f"{config}: a run of an earlier version; name its configuration file")
     config = config / RUN_CONFIG if config.is_dir() else config
     is_of_run = config.name == RUN_CONFIG and (config.parent / RUN_FILE).exists()
     default = config.parent if is_of_run else Path("checkpoints") / config.stem

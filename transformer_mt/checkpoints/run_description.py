@@ -63,7 +63,6 @@ class RunDescription:
     vocabulary: VocabularySizes
     complete: bool
     parameters: int
-    precision: str
     software: str
     environment: dict[str, str]
     averaged_steps: list[int] = field(default_factory=list)

@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain, product
+from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from transformer_mt.cli.options import (
     OVERWRITE,
@@ -24,12 +24,6 @@ from transformer_mt.system.outputs import Output, check_output, resolve_inputs
 from transformer_mt.system.streams import require_input
 from transformer_mt.translation.options import LoadOptions, SearchOptions, TranslateOptions
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from transformer_mt.config.keys import DataConfig
-    from transformer_mt.text.test_sets import EvaluationSet
-
 SYSTEMS = argument(
     "[RUN_OR_CHECKPOINT...]",
     "A run (its best checkpoint), a checkpoint, or what `export` wrote for CTranslate2; several are"
@@ -43,7 +37,6 @@ SPLIT = scored_option(
     "train, valid or test, as configured, another split of the corpus, or /FOLDER/NAME for that"
     " of a folder. Default: test.",
 )
-JSON = report_flag("Print JSON: one object for each translation, one per line.", "--json")
 
 
 @dataclass(frozen=True)
@@ -81,8 +74,8 @@ class ScoredGroup:
         inputs = resolve_inputs([self.hypotheses, self.src, *(self.ref or ()), self.baseline])
         return check_output(save, inputs, overwrite) if save else None
 
-    def test_set_loader(self, save: Output | None) -> "Callable[[DataConfig], EvaluationSet]":
-        """Gives the function that loads what is scored, given the corpus of the first run."""
+    def test_set_loader(self, save: Output | None) -> partial[Any]:
+        """Gives `load_test_set` of what is scored, which needs the corpus of the first run."""
         from transformer_mt.text.test_sets import load_test_set
 
         sources: dict[str, Any] = {"split": self.split, "src": self.src, "refs": self.ref or ()}
@@ -112,10 +105,10 @@ class ReportGroup:
 
     save: Path | None = report_option("FILE", "File to save the translation to.")
     overwrite: bool = OVERWRITE
-    samples: int | None = report_option(
-        "N", "Sentences to show. Default: 0; with --baseline the 3 best and worst changes.", min=0
+    samples: int = report_option(
+        "N", "Sentences to show; with --baseline those that differ most.", default=0, min=0
     )
-    json_: bool = JSON
+    json_: bool = report_flag("Print JSON: one object per system, one per line.", "--json")
 
 
 @with_groups
@@ -177,7 +170,6 @@ def tune(
     length_penalty: str = search_option(
         "ALPHA,...", "Exponents of the length penalty of beam search.", default="0.6,1,1.4"
     ),
-    json_: bool = JSON,
     quiet: bool = QUIET,
 ) -> None:
     """Choose beam size and length penalty by validation BLEU.
@@ -196,9 +188,8 @@ def tune(
     except ValueError:
         raise ConfigError("--beam-size and --length-penalty: write numbers, such as 4,8") from None
     searches = [SearchOptions(*pair, batch_tokens=model.batch_tokens) for pair in pairs]
-    from transformer_mt.evaluation.evaluate import format_as_json
     from transformer_mt.evaluation.tuning import format_tuning, tune_search
 
     options = LoadOptions(model.device, model.precision, model.max_length, model.raw)
     if tuned := tune_search(runs, (valid, split), searches, options):
-        print(format_as_json(list(chain(*tuned))) if json_ else format_tuning(tuned))
+        print(format_tuning(tuned))

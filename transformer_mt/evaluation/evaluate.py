@@ -21,13 +21,13 @@ from transformer_mt.checkpoints.evaluations import (
 )
 from transformer_mt.config.keys import DataConfig, ValidConfig
 from transformer_mt.errors import ConfigError, DataError
-from transformer_mt.evaluation.baseline import (
-    Comparison,
-    compare_with_baseline,
-    format_comparison,
-    format_sentence,
+from transformer_mt.evaluation.run_comparison import Row, format_rows
+from transformer_mt.evaluation.scoring import (
+    Difference,
+    compare_scores,
+    corpus_score,
+    sentence_chrf,
 )
-from transformer_mt.evaluation.scoring import corpus_score
 from transformer_mt.system.console import ProgressBar, escape_controls
 from transformer_mt.system.outputs import Output, write_lines
 from transformer_mt.text.cleaning import warn_of_held_out
@@ -42,9 +42,6 @@ if TYPE_CHECKING:
     from transformer_mt.translation.translation_model import SavedModels
 
 logger = logging.getLogger(__name__)
-
-_CHANGES = 3
-"""Number of sentences shown with the largest gains over a baseline, and with the largest losses."""
 
 
 @dataclass(frozen=True)
@@ -76,13 +73,13 @@ class SystemOutput:
 
 @dataclass(frozen=True)
 class EvaluationReport:
-    """Scores of a system on a test set, and its comparison with a baseline if there is one."""
+    """Scores of a system on a test set, and its differences from a baseline if there is one."""
 
     test_set: EvaluationSet
     system: SystemOutput
     scores: list[Score]
     baseline: SystemOutput | None
-    comparison: Comparison | None
+    differences: list[Difference]
 
     def to_dict(self) -> dict[str, object]:
         """Returns the scores and what they depend on, for JSON; an ensemble has a list of steps."""
@@ -108,52 +105,64 @@ class EvaluationReport:
                 "seconds": round(system.seconds, 3),
             }
             result |= {f"lines_{kind}": count for kind, count in system.counts.items()}
-        if self.baseline and self.comparison:
-            result |= {"baseline": self.baseline.name, **asdict(self.comparison)}
+        if self.baseline:
+            result |= {"baseline": self.baseline.name, "differences": self.differences}
         return result
 
 
 def format_as_json(reports: Sequence[EvaluationReport]) -> str:
     """Formats each report as a JSON object on a line of its own."""
-    return "\n".join(json.dumps(report.to_dict()) for report in reports)
+    return "\n".join(json.dumps(report.to_dict(), default=asdict) for report in reports)
 
 
-def format_reports(reports: Sequence[EvaluationReport], samples: int | None = None) -> str:
-    """Formats reports on one test set for people, several without a baseline as a table.
+def format_reports(reports: Sequence[EvaluationReport], samples: int = 0) -> str:
+    """Formats reports on one test set for people, several or those with a baseline as a table.
 
-    So many sentences of the test set come first, with all translations. With a baseline, as many
-    of the largest changes come last instead, three if `samples` is None.
+    So many sentences of the test set come first, with all translations.
     """
-    first, test_set = reports[0], reports[0].test_set
-    heading = f"{test_set.name}, {len(test_set):,} sentences"
-    paragraphs: list[str] = []
-    if first.baseline is None:
-        for i in range(min(samples or 0, len(test_set))):
-            translations = {report.system.name: report.system.lines[i] for report in reports}
-            if len(reports) == 1:
-                translations = {"hypothesis": first.system.lines[i]}
-            paragraphs.append("\n".join(format_sentence(test_set, i, translations)))
-        if len(reports) > 1:
-            texts = [(score.title, str(score)) for report in reports for score in report.scores]
-            width = 2 + max(map(len, chain(*texts)))
-            table = [heading, "".join(f"{score.title:>{width}}" for score in first.scores)]
-            for report in reports:
-                values = "".join(f"{score!s:>{width}}" for score in report.scores)
-                table.append(f"{values}  {report.system.describe()}")
-            signatures = [f"{score.title}|{score.signature}" for score in first.scores]
-            return "\n\n".join([*paragraphs, "\n".join(table), "\n".join(signatures)])
-    changes = _CHANGES if samples is None else samples
+    first, paragraphs = reports[0], _format_samples(reports, samples)
+    heading = f"{first.test_set.name}, {len(first.test_set):,} sentences"
+    if len(reports) == 1 and not first.baseline:
+        lines = [f"{first.system.describe()}: {heading}", *(score.text for score in first.scores)]
+        return "\n\n".join([*paragraphs, "\n".join(lines)])
+    rows: list[Row] = []
     for report in reports:
-        lines = [f"{report.system.describe()}: {heading}", *(score.text for score in report.scores)]
-        paragraphs.append("\n".join(lines))
-        if report.baseline and report.comparison:
-            paragraphs.append(f"compared with {report.baseline.describe()}")
-            paragraphs.append(
-                format_comparison(
-                    report.comparison, test_set, report.system.lines, report.baseline.lines, changes
-                )
-            )
-    return "\n\n".join(paragraphs)
+        run = {"run": report.system.describe()}
+        rows += [run | asdict(difference) for difference in report.differences]
+        if not first.baseline:
+            rows.append(run | {score.title: str(score) for score in report.scores})
+    table = format_rows([[row] for row in rows], "text")
+    if first.baseline:
+        heading += f", compared with {first.baseline.describe()}"
+        return "\n\n".join([*paragraphs, heading, table])
+    signatures = "\n".join(f"{score.title}|{score.signature}" for score in first.scores)
+    return "\n\n".join([*paragraphs, heading, table, signatures])
+
+
+def _format_samples(reports: Sequence[EvaluationReport], samples: int) -> list[str]:
+    """Formats the first sentences, or those that differ most from a baseline, by chrF2."""
+    first, test_set = reports[0], reports[0].test_set
+    shown = list(range(len(test_set)))
+    translations = {report.system.name: report.system.lines for report in reports}
+    if len(reports) == 1:
+        translations = {"hypothesis": first.system.lines}
+    if samples and first.baseline:
+        translations["baseline"] = first.baseline.lines
+        new, old = (
+            sentence_chrf(each.lines, test_set.references)
+            for each in (first.system, first.baseline)
+        )
+        shown.sort(key=lambda i: -abs(new[i] - old[i]))
+    texts: dict[str, Sequence[object]] = {"line": range(1, len(test_set) + 1)}
+    texts |= {} if test_set.src is None else {"source": test_set.src}
+    for number, reference in enumerate(test_set.references, start=1):
+        texts["reference" if len(test_set.references) == 1 else f"reference {number}"] = reference
+    texts |= translations
+    width = max(map(len, texts))
+    return [
+        "\n".join(escape_controls(f"{label:{width}}  {lines[i]}") for label, lines in texts.items())
+        for i in shown[:samples]
+    ]
 
 
 def evaluate_systems(
@@ -206,16 +215,19 @@ def score_output(
     metrics: list[Metric],
     baseline: SystemOutput | None = None,
     save: Output | None = None,
+    records: bool = True,
 ) -> EvaluationReport:
     """Saves, scores and records a translation, and compares it with a baseline."""
     if save:  # first, so that no later error loses the translation
         write_lines(output.lines, save)
     scores = [corpus_score(output.lines, test_set.references, metric) for metric in metrics]
-    _record(test_set, output, scores)
-    comparison = None
+    if records:
+        _record(test_set, output, scores)
+    differences: list[Difference] = []
     if baseline:
-        comparison = compare_with_baseline(test_set, output.lines, baseline.lines, metrics)
-    return EvaluationReport(test_set, output, scores, baseline, comparison)
+        lines = output.lines, baseline.lines
+        differences = compare_scores(*lines, test_set.references, metrics)
+    return EvaluationReport(test_set, output, scores, baseline, differences)
 
 
 def read_inputs(
@@ -329,7 +341,7 @@ def _record(test_set: EvaluationSet, output: SystemOutput, scores: list[Score]) 
         return
     [model] = output.models
     record = EvaluationRecord(
-        test_set=test_set.title,
+        test_set=test_set.name,
         checkpoint=model.path.resolve().name,
         digest=model.digest,
         search=output.search,

@@ -10,18 +10,16 @@ import logging
 import re
 import statistics
 import textwrap
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 from transformer_mt.checkpoints.evaluations import VALIDATION, read_evaluations
-from transformer_mt.checkpoints.exported import load_exported
 from transformer_mt.checkpoints.layout import EXPORT, METRICS, RUN_FILE, checkpoint_path, not_a_run
 from transformer_mt.checkpoints.metrics import RunMetrics, read_metrics, run_names
-from transformer_mt.checkpoints.run_description import read_description
+from transformer_mt.checkpoints.run_directory import description_if_sound
 from transformer_mt.config.keys import DEFAULTS, flat_values
 from transformer_mt.config.loading import format_value
 from transformer_mt.errors import CheckpointError, ConfigError
@@ -76,11 +74,8 @@ def read_rows(
     """
     scores = [f"{name}: {metric}" for name in test_sets or ["*"] for metric in metrics or ["*"]]
     paths = list({path.resolve(): path for path in paths}.values())
-    runs = [
-        (_read_exported if (path / EXPORT).exists() else _read_run)(path, name, scores)
-        for path, name in zip(paths, run_names(paths), strict=True)
-    ]
-    rows = [row for run in runs for row in run]
+    named = zip(paths, run_names(paths), strict=True)
+    rows = [row for path, name in named for row in _read_run(path, name, scores)]
     if (test_sets or metrics) and not any(": " in title for row in rows for title in row):
         raise ConfigError(f"no run has a score that matches {' or '.join(map(repr, scores))}")
     known = [row for row in rows if _SEED in row]
@@ -109,19 +104,20 @@ def _matches(title: str, patterns: Sequence[str]) -> bool:
 
 
 def _read_run(path: Path, name: str, scores: Sequence[str]) -> list[Row]:
-    if not any((path / file).is_file() for file in (RUN_FILE, METRICS)):
+    if not any((path / file).is_file() for file in (RUN_FILE, METRICS, EXPORT)):
         raise not_a_run(path, f"{RUN_FILE} and no {METRICS}")
     row, metrics = Row(run=name), RunMetrics(name, [])
     if (path / METRICS).is_file():
-        with _left_out_if_damaged():
+        try:
             metrics = RunMetrics(name, read_metrics(path))
-    with _left_out_if_damaged():
-        row |= _read_settings(path, metrics)
+        except CheckpointError as error:
+            logger.warning("%s; left out", error)
+    row |= _read_settings(path, metrics)
     if metrics.records:
         row |= {"steps": metrics.end("step"), "minutes": metrics.end("minutes")}
     if speeds := metrics.finite("train", "tokens_per_second"):
         row["tokens/s"] = statistics.median(speeds)
-    best_checkpoint = None
+    best_checkpoint = path.name  # an exported model has no other
     if best := metrics.best_validation(row.get("valid.metric", "bleu")):
         average, weights = (" (average)", " (weights)") if "ema_bleu" in best else ("", "")
         titles = {f"{VALIDATION}: BLEU{average}": best.get("ema_bleu", best["bleu"])}
@@ -133,7 +129,7 @@ def _read_run(path: Path, name: str, scores: Sequence[str]) -> list[Row]:
 
 def _read_settings(path: Path, metrics: RunMetrics) -> Row:
     """Reads the values of all keys, what else tells runs apart, and whether a run has ended."""
-    description = read_description(path)
+    description = description_if_sound(path)
     if not description:
         return {}
     row: Row = {}
@@ -149,13 +145,7 @@ def _read_settings(path: Path, metrics: RunMetrics) -> Row:
     return {**row, "parameters": description.parameters}
 
 
-def _read_exported(path: Path, name: str, scores: Sequence[str]) -> list[Row]:
-    """Reads scores and step; with settings, it would be grouped with the run it was made from."""
-    row: Row = {"run": name, "steps": load_exported(path).step}
-    return _rows_by_search(row, path, path.name, scores)
-
-
-def _rows_by_search(run: Row, path: Path, best: str | None, scores: Sequence[str]) -> list[Row]:
+def _rows_by_search(run: Row, path: Path, best: str, scores: Sequence[str]) -> list[Row]:
     """Adds the scores on test sets: a row for each setting of search, or one without scores."""
     rows: dict[str, Row] = {}
     for record in read_evaluations(path):
@@ -170,14 +160,6 @@ def _rows_by_search(run: Row, path: Path, best: str | None, scores: Sequence[str
                 row[title] = score.value
                 row[_SIGNATURES][title] = f"{score.title}|{score.signature}"
     return list(rows.values()) or [run]
-
-
-@contextmanager
-def _left_out_if_damaged() -> Iterator[None]:
-    try:
-        yield
-    except CheckpointError as error:
-        logger.warning("%s; left out", error)
 
 
 def compare_seeds(groups: Sequence[Sequence[Row]]) -> list[list[Row]]:
@@ -215,35 +197,25 @@ def _by_seed(group: Sequence[Row]) -> dict[int | None, Row]:
     return {}
 
 
-def _statistics(group: Sequence[Row]) -> list[Row]:
-    """Computes mean and sample standard deviation of finished runs, where all have a number."""
+def _with_mean(group: Sequence[Row], replaces_runs: bool) -> Sequence[Row]:
+    """Adds mean ± sample standard deviation of the finished runs, where all have a number."""
     rows = list(_by_seed(group).values())
     if len(rows) < 2:
-        return []
-    mean = {"run": f"mean of {len(rows)}", **_common(rows[0])}
-    deviation = {"run": f"std. dev. of {len(rows)}", **_common(rows[0])}
+        return group
+    mean = {"run": f"mean ± std. dev. of {len(rows)}", **_common(rows[0])}
     for title in rows[0]:
         if title not in (*_TEXT_COLUMNS, _SIGNATURES) and all(title in row for row in rows):
             values = [row[title] for row in rows]
-            mean[title], deviation[title] = statistics.fmean(values), statistics.stdev(values)
-    return [mean, deviation]
+            mean[title], deviation = statistics.fmean(values), statistics.stdev(values)
+            if deviation:
+                shown = (_format_cell({title: value}, title) for value in (mean[title], deviation))
+                mean[title] = " ± ".join(shown)
+    return [*(row for row in group if _UNFINISHED in row or not replaces_runs), mean]
 
 
 def _common(row: Row) -> Row:
     """Gives what the rows of a group have in common."""
     return _settings(row) | {key: row[key] for key in (_SEARCH, _SIGNATURES) if key in row}
-
-
-def _with_statistics(group: Sequence[Row], is_merged: bool) -> list[Row]:
-    """Adds mean and deviation to a group; or merges them, and its finished runs, to one row."""
-    rows = _statistics(group)
-    if not is_merged or not rows:
-        return [*group, *rows]
-    mean, deviation = rows
-    for title in mean.keys() - {*_TEXT_COLUMNS[1:], _SIGNATURES}:  # of `run`, too
-        if deviation[title]:
-            mean[title] = f"{_format_cell(mean, title)} ± {_format_cell(deviation, title)}"
-    return [mean, *(row for row in group if _UNFINISHED in row)]
 
 
 def _titles(rows: Sequence[Row], columns: Sequence[str] = ()) -> list[str]:
@@ -264,17 +236,16 @@ def _titles(rows: Sequence[Row], columns: Sequence[str] = ()) -> list[str]:
 def format_rows(
     groups: Sequence[Sequence[Row]], file_format: str, columns: Sequence[str] = ()
 ) -> str:
-    """Formats groups of rows, with mean and standard deviation of each, as a table.
+    """Formats groups of rows as a table; `columns` are names or patterns, without any all.
 
-    It is `text`, `markdown`, `csv`, a `json` list with an object for each row, or `latex`, with one
-    row for the finished runs of a group. `columns` are names or patterns; without any, all.
+    It is `csv`, a `json` list with an object for each row, or for people, with mean and standard
+    deviation of each group: `text`, `markdown`, or `latex`, which has them instead of the runs.
 
     Raises:
         ConfigError: If a pattern matches no column.
     """
-    titles = _titles([row for group in groups for row in group], columns)
-    shown = [_with_statistics(group, file_format == "latex") for group in groups]
-    rows = [row for group in shown for row in group]
+    rows = [row for group in groups for row in group]
+    titles = _titles(rows, columns)
     if file_format == "json":
         objects = [{t: row[t] for t in (*titles, _SIGNATURES) if t in row} for row in rows]
         return json.dumps(objects, indent=1, ensure_ascii=False)
@@ -283,6 +254,7 @@ def format_rows(
         cells = [[row.get(title, "") for title in titles] for row in rows]
         csv.writer(content, lineterminator="\n").writerows([titles, *cells])
         return content.getvalue().removesuffix("\n")
+    shown = [_with_mean(group, file_format == "latex") for group in groups]
     table = [[[_format_cell(row, title) for title in titles] for row in group] for group in shown]
     texts = sum(title in _TEXT_COLUMNS for title in titles)
     if file_format == "text":

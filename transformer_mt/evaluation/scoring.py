@@ -33,16 +33,17 @@ _RESAMPLES = 1000
 
 @dataclass(frozen=True)
 class Difference:
-    """The values of one metric for a system and a baseline.
+    """The values of one metric for a system and a baseline, named as columns of a table.
 
-    `p_value` is the probability of a difference at least as large, in either direction, if both
+    `p` is the probability of a difference at least as large, in either direction, if both
     were equally good.
     """
 
-    name: str
-    value: float
+    score: str
+    system: float
     baseline: float
-    p_value: float
+    difference: float
+    p: float
     signature: str
 
 
@@ -153,12 +154,13 @@ def compare_scores(
     unequal = sum(map(operator.ne, hypotheses, baseline))
     smallest = min(1.0, 2.0 ** (1 - unequal))
     differences = []
-    for name, signature in signatures.items():
+    for title, signature in signatures.items():
         signature.update("bs", None)  # the resamples of confidence intervals
-        old, new = cast(list[Result], results[name])
-        p_value = 1.0 if new.score == old.score else max(smallest, float(new.p_value or 0.0))
+        old, new = cast(list[Result], results[title])
+        gain = float(new.score - old.score)
+        p = max(smallest, float(new.p_value or 0.0)) if gain else 1.0
         scores = float(new.score), float(old.score)
-        differences.append(Difference(name, *scores, p_value, signature.format()))
+        differences.append(Difference(title, *scores, gain, p, signature.format()))
     return differences
 
 

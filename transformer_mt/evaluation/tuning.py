@@ -12,6 +12,7 @@ from transformer_mt.evaluation.evaluate import (
     score_output,
     translate_system,
 )
+from transformer_mt.evaluation.run_comparison import format_rows
 from transformer_mt.evaluation.scoring import choose_metrics
 from transformer_mt.text.test_sets import EvaluationSet, load_test_set
 from transformer_mt.translation.options import LoadOptions, SearchOptions, TranslateOptions
@@ -26,7 +27,8 @@ def tune_search(
 ) -> list[list[EvaluationReport]]:
     """Chooses the search with the best mean BLEU over runs, and scores the test set with it.
 
-    Both texts are those of the first run. Of equal settings the first is the best.
+    Both texts are those of the first run. Of equal settings the first is the best. Only scores on
+    the test set are recorded.
 
     Args:
         runs: Runs or checkpoints, which translate the same languages.
@@ -52,7 +54,7 @@ def tune_search(
         def score(text: EvaluationSet, search: SearchOptions) -> list[EvaluationReport]:
             setting = TranslateOptions(options, search)
             outputs = (translate_system(system, text, setting, load) for system in systems)
-            return [score_output(text, output, metrics) for output in outputs]
+            return [score_output(text, each, metrics, records=text is test) for each in outputs]
 
         validated = [score(valid, search) for search in searches]
         best = max(range(len(searches)), key=lambda i: fmean(_bleu(validated[i])))
@@ -62,17 +64,18 @@ def tune_search(
 def format_tuning(tuned: Sequence[Sequence[EvaluationReport]]) -> str:
     """Formats a table of the settings, the scores of the test set, and a line to quote."""
     *validated, tested = tuned
-    valid, first, best = validated[0][0].test_set, tested[0], tested[0].system.search
+    valid, first = validated[0][0].test_set, tested[0]
     kind = f" (mean ± standard deviation of {len(tested)} runs)" if len(tested) > 1 else ""
-    table = [f"{valid.name}, {len(valid):,} sentences: BLEU{kind}"]
-    for reports in validated:
-        search = reports[0].system.search
-        table.append(f"{'*' if search == best else ' '} {_format_bleu(reports)}  {search}")
+    table = [
+        [{"search": str(reports[0].system.search), "BLEU": _format_bleu(reports)}]
+        for reports in validated
+    ]
     quote = (
-        f"BLEU {_format_bleu(tested).strip()}{kind}, {first.test_set.name}, {best}, chosen on"
-        f" {valid.name}: {first.scores[0].signature}"
+        f"BLEU {_format_bleu(tested)}{kind}, {first.test_set.name}, {first.system.search}, chosen"
+        f" on {valid.name}: {first.scores[0].signature}"
     )
-    return "\n\n".join(["\n".join(table), format_reports(tested), quote])
+    heading = f"{valid.name}, {len(valid):,} sentences{kind}"
+    return "\n\n".join([heading, format_rows(table, "text"), format_reports(tested), quote])
 
 
 def _bleu(reports: Sequence[EvaluationReport]) -> list[float]:
@@ -82,4 +85,4 @@ def _bleu(reports: Sequence[EvaluationReport]) -> list[float]:
 def _format_bleu(reports: Sequence[EvaluationReport]) -> str:
     values = _bleu(reports)
     deviation = f" ± {stdev(values):.2f}" if len(values) > 1 else ""
-    return f"{fmean(values):6.2f}{deviation}"
+    return f"{fmean(values):.2f}{deviation}"

@@ -68,10 +68,8 @@ def attention_figure(
         by_head: Whether to draw each head separately.
 
     Raises:
-        ConfigError: If there is no such kind or layer.
+        ConfigError: If there is no such layer.
     """
-    if kind not in _AXES:
-        raise ConfigError(f"kind {kind}: choose cross, encoder or decoder")
     layers: list[Array] = getattr(attention, kind)
     number = len(layers) if layer is None else layer
     if not 1 <= number <= len(layers):

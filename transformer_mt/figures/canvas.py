@@ -10,15 +10,16 @@ import warnings
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-from matplotlib import font_manager
+from matplotlib import font_manager, rc_params_from_file
 from matplotlib.figure import Figure
 from matplotlib.style import context
 
 from transformer_mt.errors import OutputError
 from transformer_mt.system.outputs import Output, check_output, open_output
 
-FOREGROUND = "#1a1a1a"
-GRID = "#d9d9d9"
+_STYLE_FILE = Path(__file__).with_name("figures.mplstyle")
+_STYLE = rc_params_from_file(_STYLE_FILE, fail_on_error=True, use_default_template=False)
+FOREGROUND, GRID = _STYLE["text.color"], _STYLE["grid.color"]
 ACCENT = "#2f74b5"
 """Legible on white and on black."""
 THOUSANDS = "{x:,.10g}"
@@ -26,36 +27,6 @@ THOUSANDS = "{x:,.10g}"
 UNDRAWABLE = "\N{WHITE SQUARE}"
 """What is drawn for a control character."""
 
-_STYLE = {
-    "text.color": FOREGROUND,
-    "text.parse_math": False,  # $ is a character like others
-    "font.size": 9.0,
-    "axes.edgecolor": FOREGROUND,
-    "axes.labelcolor": FOREGROUND,
-    "axes.facecolor": "none",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "grid.color": GRID,
-    "grid.linewidth": 0.6,
-    "xtick.color": FOREGROUND,
-    "ytick.color": FOREGROUND,
-    "lines.linewidth": 1.3,
-    "lines.markersize": 4.0,
-    "legend.frameon": False,
-    "legend.fontsize": "small",
-    "svg.hashsalt": "",  # ids that are the same every time
-}
-_SCRIPTS = (
-    "CJK JP,CJK SC,Bengali,Devanagari,Ethiopic,Gujarati,Gurmukhi,Kannada,Khmer,Malayalam,Myanmar,"
-    "Sinhala,Tamil,Telugu,Thai,Symbols2"
-)
-_FONTS = "DejaVu Sans", *(f"Noto Sans {script}" for script in _SCRIPTS.split(","))
-"""Families in which Matplotlib looks for a character, in this order, if they are installed.
-
-The first comes with Matplotlib: Latin, Greek, Cyrillic, Arabic, Hebrew and more.
-"""
 _DPI = 150
 _MAX_PIXELS = 16_000
 """Longest side of a PNG; larger figures get fewer dots per inch."""
@@ -111,13 +82,10 @@ def render(figure: Figure, file_format: str, transparent: bool = False) -> bytes
 
 
 def figure_style() -> AbstractContextManager[None]:
-    """Temporarily uses the style of this module instead of the user's."""
-    return context(["default", {**_STYLE, "font.family": _installed_fonts()}])
-
-
-def _installed_fonts() -> list[str]:
+    """Temporarily uses the style of this module, with those of its fonts that are installed."""
     installed = set(font_manager.get_font_names())
-    return [family for family in _FONTS if family in installed]
+    fonts = [family for family in _STYLE["font.family"] if family in installed]
+    return context(["default", _STYLE_FILE, {"font.family": fonts}])
 
 
 def drawable(text: str) -> str:

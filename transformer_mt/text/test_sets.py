@@ -34,9 +34,8 @@ class EvaluationSet:
     """The raw text that translations are scored against, with one or more references."""
 
     name: str
-    """The split, files or sacreBLEU set that it was read from, for messages."""
-    title: str
-    """The name in records and on pages: without folders, local text with a digest of it."""
+    """The split, files or sacreBLEU set it was read from: without folders, local text with a digest
+    of it."""
     src: list[str] | None
     references: list[list[str]]
 
@@ -90,10 +89,10 @@ def load_test_set(
     if save and not save.overwrites and str(save.target) in resolve_inputs(files):
         raise OutputError(f"{save.name}: is text that is scored; to replace it, add --overwrite")
     pairs = load_split(data, chosen)
-    name, title = (f"{path}, split {split}" for path in (data.path, without_folder(data.path)))
+    name = f"{without_folder(data.path)}, split {split}"
     if chosen != split or Path(data.path).is_dir():  # other text may have the same name
-        title += f" ({pairs.digest()[:8]})"
-    return EvaluationSet(name, title, pairs.src, [pairs.tgt])
+        name += f" ({pairs.digest()[:8]})"
+    return EvaluationSet(name, pairs.src, [pairs.tgt])
 
 
 def _load_files(
@@ -115,11 +114,8 @@ def _load_files(
     digest = hashlib.sha256("\n".join(chain.from_iterable(texts)).encode()).hexdigest()
     sources = texts.pop(0) if src else None
     # Other files may have the same names.
-    name, title = ", ".join(map(str, refs)), ", ".join(ref.name for ref in refs)
-    title = f"{title} ({digest[:8]})".encode(errors="replace").decode()
-    if src:
-        name += f" (source {src})"
-    return EvaluationSet(name, title, sources, texts)
+    name = f"{', '.join(ref.name for ref in refs)} ({digest[:8]})"
+    return EvaluationSet(name.encode(errors="replace").decode(), sources, texts)
 
 
 def _read_side(path: Path, option: str, column: str | None) -> list[str]:
@@ -170,4 +166,4 @@ def _load_sacrebleu(name: str, src_lang: str, tgt_lang: str) -> EvaluationSet:
             f" into {SACREBLEU_DIR}, or use --src and --ref"
         ) from None
     texts = [[line.strip() for line in text] for text in zip(*references, strict=True)]
-    return EvaluationSet(f"{name} {pair}", name, sources, texts)
+    return EvaluationSet(name, sources, texts)

@@ -44,7 +44,8 @@ def readable_corpus(data: DataConfig, split: Splits) -> DataConfig:
     name = expand_path(str(split))
     if Path(data.path).exists() or "/" in name:
         own = Path(data.path, name).absolute()
-        option = f"--split {own}" if isinstance(split, str) else "--src and --ref"
+        option = f"--split {own} (or --valid of tune)"
+        option = option if isinstance(split, str) else "--src and --ref"
         raise DataError(
             f"data.path = {data.path}, split {split}: not read, since a model names it, and no"
             " `train` of yours has read it on this machine; repeat the command that trained the"

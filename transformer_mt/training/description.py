@@ -28,7 +28,6 @@ from transformer_mt.version import source_state
 
 logger = logging.getLogger(__name__)
 
-_DIFF_BYTES = 1_000_000
 _HEAD = "# `transformer-mt train RUN --run NEW` trains this again. It was trained with\n"
 _COMMAND = "#     "
 
@@ -68,7 +67,6 @@ def describe_run(trainer: Trainer, environment: dict[str, str], complete: bool =
         vocabulary=VocabularySizes(vocab.src.size, vocab.tgt.size, vocab.tgt.kind),
         complete=complete,
         parameters=sum(p.numel() for p in trainer.engine.model.parameters()),
-        precision=trainer.engine.precision,
         software=describe_software(),
         environment=environment,
     )
@@ -98,7 +96,7 @@ def _write_diff(path: Path) -> None:
     path.unlink(missing_ok=True)
     if diff := source_state()[1]:
         with atomic_file(path) as file:
-            file.write(diff.encode()[:_DIFF_BYTES])
+            file.write(diff.encode())
 
 
 def compare_with(first_dir: Path | None, trainer: Trainer, environment: dict[str, str]) -> None:

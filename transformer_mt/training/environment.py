@@ -85,8 +85,6 @@ def reasons_against_bit_equality(
 
 
 def describe_software() -> str:
-    """Describes, for train.log, the software a run was made with, and its commit if it is known."""
-    versions = ", ".join(f"{each.__name__} {each.__version__}" for each in _LIBRARIES)
+    """Names the program's commit, if it is known, and Python; the rest is `numeric_software`."""
     commit, _ = source_state()
-    python = f"python {platform.python_version()}"
-    return f"transformer-mt {__version__}, commit {commit}, {versions}, {python}"
+    return f"transformer-mt {__version__}, commit {commit}, python {platform.python_version()}"

@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib import resources
-from itertools import accumulate, islice
+from itertools import accumulate
 from os.path import relpath
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -68,14 +68,13 @@ def this_machine() -> Machine:
     """Looks for a GPU; without one, two threads with fast bf16 are enough to be fast."""
     import torch  # takes seconds, and a mistake in the arguments of `init` should show at once
 
-    from transformer_mt.system.device import choose_device, choose_precision, total_memory
+    from transformer_mt.system.device import choose_device, choose_precision
 
     device, threads = choose_device("auto"), torch.get_num_threads()
-    memory = f"{total_memory(device) / 1e9:.1f} GB of memory"
     if device.type == "cuda":
-        return Machine(f"{torch.cuda.get_device_name(device)} with {memory}", True, True)
+        return Machine(torch.cuda.get_device_name(device), True, True)
     is_fast = threads > 1 and choose_precision("auto", device, recorded=None) == "bf16"
-    return Machine(f"{threads} CPU thread{'s' * (threads != 1)}, {memory}, no GPU", False, is_fast)
+    return Machine(f"{threads} CPU thread{'s' * (threads != 1)}, no GPU", False, is_fast)
 
 
 @dataclass(frozen=True)
@@ -166,11 +165,17 @@ def choose_keys(text: TextStatistics, machine: Machine) -> dict[str, Any]:
     return {**keys, "vocab.size": min(keys["vocab.size"], most)}
 
 
-def _fine_tuning_keys(run: Path, config: Path) -> dict[str, Any]:
-    """Gives what a run has fixed, and a low rate: at its peak, that with which the run ended."""
+def _fine_tuning_keys(run: Path, config: Path, data: dict[str, str]) -> dict[str, Any]:
+    """Gives what a run has fixed, and a low rate: at its peak, that with which the run ended.
+
+    Warns if it translates other languages than those of `data`.
+    """
     from transformer_mt.checkpoints.run_directory import find_checkpoint
 
     checkpoint = find_checkpoint(run)
+    old = checkpoint.config.data
+    if (old.src_lang, old.tgt_lang) != (data["data.src_lang"], data["data.tgt_lang"]):
+        logger.warning("%s translates %s to %s", run, old.src_lang, old.tgt_lang)
     vocab, step, values = checkpoint.vocab, checkpoint.step, flat_values(checkpoint.config)
     keys = {k: v for k, v in values.items() if k in _KEPT or re.match("model.(?!dropout)", k)}
     final_scale = values["optim.lr_scale"] * (_WARMUP / max(step, _WARMUP)) ** 0.5
@@ -222,17 +227,16 @@ def write_config(
         raise OutputError(f"{path}: exists already; choose another name, or delete it first")
     folder, *names = _place(src, tgt, path)
     data = {"data.path": folder, "data.src_lang": src_lang, "data.tgt_lang": tgt_lang}
-    tuning = _fine_tuning_keys(run, path) if run else {}
     _parse(data, path)  # a wrong language shows before the text is read
+    tuning = _fine_tuning_keys(run, path, data) if run else {}
     text, machine = _measure(src, tgt), this_machine()
     keys = data | _hold_out(names, text) | choose_keys(text, machine) | tuning
-    content = _fill_in(_parse(keys, path), path, text, _warn(src, tgt, text), machine)
+    _warn(src, tgt, text, 0 if run else _LITTLE_TEXT)
+    content = _fill_in(_parse(keys, path), path, text, machine)
     with atomic_file(path) as file:
         file.write(content.encode(errors="backslashreplace"))  # in comments only
     logger.info("wrote %s for %s pairs on %s", path, f"{text.pairs:,}", machine.description)
-    lines = content.splitlines()
-    commands = (line.removeprefix(_COMMAND) for line in lines if line.startswith(_COMMAND))
-    return "\n".join(islice(commands, 2))
+    return "\n".join(re.findall(f"^{_COMMAND}(.*)", content, re.MULTILINE)[:2])
 
 
 def _language_of(path: Path, option: str) -> str:
@@ -291,35 +295,27 @@ def _measure(src: Path, tgt: Path) -> TextStatistics:
     return text
 
 
-def _warn(src: Path, tgt: Path, text: TextStatistics) -> str:
-    """Warns of what may be wrong with the text; returns the same as sentences."""
-    warnings = [
-        f"{path}: some lines may be wrong: {problems}"
-        for path, problems in ((src, text.src_problems), (tgt, text.tgt_problems))
-        if problems
-    ]
+def _warn(src: Path, tgt: Path, text: TextStatistics, enough: int) -> None:
+    """Warns of what may be wrong with the text, such as fewer than `enough` pairs."""
+    for path, problems in ((src, text.src_problems), (tgt, text.tgt_problems)):
+        if problems:
+            logger.warning("%s: some lines may be wrong: %s", path, problems)
     if text.empty:
-        warnings.append(f"{text.empty:,} pairs have an empty side; skip_empty leaves them out")
-    if text.usable < _LITTLE_TEXT:
-        warnings.append(
+        logger.warning(f"{text.empty:,} pairs have an empty side; skip_empty leaves them out")
+    if text.usable < enough:
+        logger.warning(
             f"{text.usable:,} pairs are too few to train a translator, unless all sentences are"
             " alike"
         )
-    for warning in warnings:
-        logger.warning("%s", warning)
-    return "".join(f" {warning}." for warning in warnings)
 
 
-def _fill_in(
-    config: Config, path: Path, text: TextStatistics, warnings: str, machine: Machine
-) -> str:
+def _fill_in(config: Config, path: Path, text: TextStatistics, machine: Machine) -> str:
     """Fills in the template."""
     name = "fine_tuning.toml" if config.train.init_from else "new_config.toml"
     filled_in = _resource(name).format(
         key={key: format_value(value) for key, value in flat_values(config).items()},
         text=text,
         machine=machine,
-        warnings=warnings,
         config=shlex.quote(str(path)),
         run=shlex.quote(f"checkpoints/{path.stem}"),
         pairs_per_step=config.train.batch_tokens / (text.words_per_line + 1),

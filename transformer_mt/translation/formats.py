@@ -256,7 +256,7 @@ def choose_format(path: Path | None, options: TranslateOptions) -> InputFormat:
     if kind == "auto":
         ending = format_suffix(path)[1:].lower() if path else ""
         kind = _OTHER_ENDINGS.get(ending, ending) or "text"
-    fingerprint: Fingerprint = {"format": kind}
+    fingerprint: Fingerprint = {"input_format": kind}
     if kind == "text":
         file = os.fsencode(path).decode("utf-8", "replace") if path else None
         if options.output.format == "jsonl":
