@@ -43,12 +43,7 @@ from transformer_mt.config.keys import Config
 from transformer_mt.config.loading import load_config
 from transformer_mt.errors import DeviceError
 from transformer_mt.system.device import choose_device, compute_settings, supports
-from transformer_mt.text.batching import (
-    EncodedLines,
-    EncodedPairs,
-    Indices,
-    plan_epoch,
-)
+from transformer_mt.text.batching import EncodedLines, EncodedPairs, Indices, plan_epoch
 from transformer_mt.text.prepared import prepare
 from transformer_mt.training.engine import Engine
 from transformer_mt.training.fit import StepFitter
@@ -180,11 +175,7 @@ def loops(task: Task) -> list[Contender]:
             "fp32",
             lambda: loop(at_random(RANDOM_SENTENCES)),
         ),
-        Contender(
-            "nn.Transformer, our batches",
-            "fp32",
-            lambda: loop(steps.__getitem__),
-        ),
+        Contender("nn.Transformer, our batches", "fp32", lambda: loop(steps.__getitem__)),
     ]
 
 

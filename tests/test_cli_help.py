@@ -137,11 +137,7 @@ OPTIONS = [
         [[Path("run"), Path("other")], FILES, TranslateOptions(MODEL, SEARCH, OUTPUT, INPUT)],
     ),
     ("translate run --sample", TRANSLATE, drawing(Sampling())),
-    (
-        f"translate run {DRAWN}",
-        TRANSLATE,
-        drawing(Sampling(5, 0.5, 0)),
-    ),
+    (f"translate run {DRAWN}", TRANSLATE, drawing(Sampling(5, 0.5, 0))),
 ]
 
 

@@ -185,14 +185,8 @@ def test_an_existing_vocabulary_has_its_own_kind():
 @pytest.mark.parametrize(
     ("data", "expected"),
     [
-        (
-            "[data]\npath = 'Übung'".encode("utf-16"),
-            ": not valid TOML: 'utf-8' codec can't",
-        ),
-        (
-            "[data]\npath = 'Übung'".encode("latin-1"),
-            ": not valid TOML: 'utf-8' codec can't",
-        ),
+        ("[data]\npath = 'Übung'".encode("utf-16"), ": not valid TOML: 'utf-8' codec can't"),
+        ("[data]\npath = 'Übung'".encode("latin-1"), ": not valid TOML: 'utf-8' codec can't"),
         (b"[data]\npath = x", ": not valid TOML: Invalid value (at line 2, column 8)"),
         (b"x = " + b"9" * 5000, ": not valid TOML: Exceeds the limit"),
         (b"data = 0x" + b"f" * 5000, ": data = a number of thousands of digits should be less"),

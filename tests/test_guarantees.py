@@ -18,16 +18,7 @@ import fork_server
 import numpy as np
 import pytest
 import torch
-from conftest import (
-    NASTY,
-    command,
-    equal,
-    records,
-    run_program,
-    tiny_config,
-    weights,
-    write_config,
-)
+from conftest import NASTY, command, equal, records, run_program, tiny_config, weights, write_config
 from safetensors.torch import load_file
 
 from transformer_mt.checkpoints.checkpoint import load_checkpoint

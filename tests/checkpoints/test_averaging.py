@@ -6,10 +6,7 @@ from conftest import weights
 from small_checkpoint import save_step
 
 from transformer_mt.checkpoints.averaging import average
-from transformer_mt.checkpoints.checkpoint import (
-    Progress,
-    load_checkpoint,
-)
+from transformer_mt.checkpoints.checkpoint import Progress, load_checkpoint
 from transformer_mt.checkpoints.layout import MODEL
 from transformer_mt.checkpoints.run_directory import list_checkpoints
 from transformer_mt.errors import CheckpointError

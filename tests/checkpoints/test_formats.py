@@ -25,9 +25,7 @@ from transformer_mt.training.run import train
 
 FORMATS = sorted(Path(__file__).parent.glob("format-*"))
 SOURCES, HYPOTHESES = ["g ehe ne", "ab"], ["g ehe ne", "cd e"]
-SCORES = {
-    "format-2": {"averaged": [-29.47463, -16.14185], "raw": [-29.06527, -16.42296]},
-}
+SCORES = {"format-2": {"averaged": [-29.47463, -16.14185], "raw": [-29.06527, -16.42296]}}
 
 
 @pytest.fixture(params=FORMATS, ids=lambda path: path.name)

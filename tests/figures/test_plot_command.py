@@ -28,8 +28,7 @@ def texts_in(svg: Path) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    ("name", "ending"),
-    [("training", ".png"), ("attention", ".SVG"), ("training", ".pdf")],
+    ("name", "ending"), [("training", ".png"), ("attention", ".SVG"), ("training", ".pdf")]
 )
 def test_every_command_writes_its_file(untrained_run, tmp_path, monkeypatch, call, name, ending):
     """The path on stdout, nothing on stderr, without pyplot, which would look for a display."""

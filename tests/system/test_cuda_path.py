@@ -19,11 +19,7 @@ from transformer_mt.translation.options import LoadOptions, SearchOptions
 from transformer_mt.translation.translation_model import build_translation_model
 
 PRECISIONS = ("fp32", "bf16", "fp16")
-FEW = {
-    "data__valid": "validation[:3]",
-    "data__train": "train[:600]",
-    "train__batch_tokens": 100,
-}
+FEW = {"data__valid": "validation[:3]", "data__train": "train[:600]", "train__batch_tokens": 100}
 
 
 def cuda_config(corpus_dir, **changes):

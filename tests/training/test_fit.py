@@ -135,10 +135,7 @@ def test_a_step_for_which_memory_runs_out_is_repeated(
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: freed.append(1))
     changes = {"train__device": device, "train__compile": False, **FEW}
     for name, steps in (("enough", 5), ("little", 4), ("little", 5)):
-        with (
-            monkeypatch.context() as patch,
-            SimulatedCuda() if device == "cuda" else nullcontext(),
-        ):
+        with monkeypatch.context() as patch, SimulatedCuda() if device == "cuda" else nullcontext():
             limited = name == "little" and steps == 4
             sizes = limit_memory(patch, 3 if limited else 100, 100, error)
             patch.setattr(Validator, "_translate", lambda self, _: ([""] * len(self._pairs), 1.0))

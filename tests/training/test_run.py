@@ -29,11 +29,7 @@ from transformer_mt.checkpoints.run_description import (
     VocabularySizes,
     read_description,
 )
-from transformer_mt.checkpoints.run_directory import (
-    find_checkpoint,
-    list_checkpoints,
-    load_newest,
-)
+from transformer_mt.checkpoints.run_directory import find_checkpoint, list_checkpoints, load_newest
 from transformer_mt.config.keys import Config
 from transformer_mt.config.splits import SplitFiles
 from transformer_mt.errors import CheckpointError, ConfigError, DataError, DeviceError

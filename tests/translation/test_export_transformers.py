@@ -13,9 +13,7 @@ from checkpoints.small_checkpoint import VOCAB, build_model, save_model, small_c
 from conftest import NASTY, copy_lines, learn_elsewhere
 from safetensors import safe_open
 
-from transformer_mt.checkpoints.checkpoint import (
-    Checkpoint,
-)
+from transformer_mt.checkpoints.checkpoint import Checkpoint
 from transformer_mt.checkpoints.layout import MODEL
 from transformer_mt.checkpoints.run_directory import find_checkpoint
 from transformer_mt.config.keys import VocabConfig

@@ -10,9 +10,7 @@ from checkpoints.small_checkpoint import build_model, save_model, small_config
 from conftest import copy_lines, tiny_config
 
 from transformer_mt import load
-from transformer_mt.checkpoints.checkpoint import (
-    Checkpoint,
-)
+from transformer_mt.checkpoints.checkpoint import Checkpoint
 from transformer_mt.config.keys import VocabConfig
 from transformer_mt.errors import CheckpointError, ConfigError
 from transformer_mt.text.batching import EncodedLines, flatten

@@ -137,8 +137,7 @@ FAILURES = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("command", "fault"),
-    [("translate", "device"), ("translate", "absent"), ("evaluate", "decode")],
+    ("command", "fault"), [("translate", "device"), ("translate", "absent"), ("evaluate", "decode")]
 )
 def test_an_error_of_one_process_ends_all(copy_run, tmp_path, command, fault):
     """Within seconds, with its error alone; the main process may add what it has kept."""

@@ -17,11 +17,7 @@ from transformer_mt.text.vocabulary import EOS_ID, PAD_ID, Vocabulary, train_voc
 from transformer_mt.translation.options import SearchOptions
 from transformer_mt.translation.pytorch_runtime import PyTorchRuntime
 from transformer_mt.translation.runtime import Hypothesis
-from transformer_mt.translation.translator import (
-    Translation,
-    Translator,
-    count_kinds,
-)
+from transformer_mt.translation.translator import Translation, Translator, count_kinds
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz.,;!"
 

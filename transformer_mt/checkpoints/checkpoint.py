@@ -31,12 +31,7 @@ from transformer_mt.config.keys import Config, flat_values
 from transformer_mt.config.section import OnChange
 from transformer_mt.errors import CheckpointError, DataError
 from transformer_mt.model.transformer import Transformer, parameter_shapes
-from transformer_mt.system.files import (
-    atomic_directory,
-    canonical_json,
-    read_json,
-    sha256,
-)
+from transformer_mt.system.files import atomic_directory, canonical_json, read_json, sha256
 from transformer_mt.system.manifest import read_manifest, verify_manifest, write_manifest
 from transformer_mt.text.splitting import SourceStatistics
 from transformer_mt.text.vocabulary import PAD_ID, SHARED, Vocabulary

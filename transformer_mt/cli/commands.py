@@ -137,8 +137,7 @@ def export(
         values_of(ExportFormat), "Library that is to load it.", default=DEFAULT_EXPORT_FORMAT
     ),
     quantization: Quantization | None = option(
-        values_of(Quantization),
-        "Type in which CTranslate2 stores the weights. Default: float32.",
+        values_of(Quantization), "Type in which CTranslate2 stores the weights. Default: float32."
     ),
     license: str | None = option(
         "ID", "Licence for the model card, such as cc-by-4.0. Default: none."

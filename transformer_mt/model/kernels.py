@@ -15,11 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from transformer_mt.system.device import has_fast_mkl
-from transformer_mt.system.private_torch import (
-    has_onednn_linear,
-    onednn_linear,
-    pack_onednn_weight,
-)
+from transformer_mt.system.private_torch import has_onednn_linear, onednn_linear, pack_onednn_weight
 
 FEW_QUERIES = 8
 """Up to this many queries, as in incremental decoding, plain products are faster than SDPA."""

@@ -8,13 +8,7 @@ from typing import Any, ClassVar
 from pydantic import ConfigDict, TypeAdapter
 
 from transformer_mt.errors import CheckpointError
-from transformer_mt.system.files import (
-    atomic_file,
-    canonical_json,
-    json_digest,
-    read_json,
-    sha256,
-)
+from transformer_mt.system.files import atomic_file, canonical_json, json_digest, read_json, sha256
 
 MANIFEST = "manifest.json"
 MANIFEST_FORMAT = 1

@@ -229,9 +229,7 @@ class ChunkWriter:
 
 @contextmanager
 def open_chunk_writer(
-    output: Output,
-    fingerprint: Fingerprint | None,
-    announce: Announce | None = None,
+    output: Output, fingerprint: Fingerprint | None, announce: Announce | None = None
 ) -> Iterator[ChunkWriter]:
     """Opens an output for chunks; a file appears once the block ends without an error.
 

@@ -19,9 +19,7 @@ from transformer_mt.version import __version__, source_digests, source_state
 
 COMPILE_FAILED = "failed"
 """Value of torch.compile in the environment of a run that continues without it."""
-CUT_BY = frozenset(
-    ("train.micro_batch_tokens", "device", "threads", "processes", "torch.compile"),
-)
+CUT_BY = frozenset(("train.micro_batch_tokens", "device", "threads", "processes", "torch.compile"))
 """What decides the micro-batches of a step; if one of them has changed, their bound is not kept."""
 _RECORDED = frozenset(("train.device", "train.compile"))
 """Keys whose effect is recorded: other values, such as "auto" and "cpu", may mean the same."""

@@ -85,10 +85,7 @@ class Muon(Adam):
                 self._blocks[parameter[rows].shape].append((parameter, rows))
         self._dtype = dtype
         momentum = (_MOMENTUM, config.betas[1])
-        groups: list[dict[str, Any]] = [
-            {"params": others},
-            {"params": matrices, "betas": momentum},
-        ]
+        groups: list[dict[str, Any]] = [{"params": others}, {"params": matrices, "betas": momentum}]
         super().__init__(groups, lr=0.0, betas=config.betas, eps=config.eps, fused=True)
 
     @torch.no_grad()

@@ -16,12 +16,7 @@ from transformer_mt.system.extras import require_package
 from transformer_mt.system.launcher import cpus_of_process
 from transformer_mt.text.vocabulary import EOS_ID, Vocabulary
 from transformer_mt.translation.options import CTRANSLATE2_BATCH_TOKENS, LoadOptions, SearchOptions
-from transformer_mt.translation.runtime import (
-    EXTRA_LENGTH,
-    Hypothesis,
-    Source,
-    length_penalty,
-)
+from transformer_mt.translation.runtime import EXTRA_LENGTH, Hypothesis, Source, length_penalty
 
 logger = logging.getLogger(__name__)
 

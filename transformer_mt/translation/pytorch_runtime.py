@@ -28,13 +28,7 @@ from transformer_mt.system.device import (
     total_memory,
 )
 from transformer_mt.system.worker_threads import WorkerThreads
-from transformer_mt.text.batching import (
-    Batch,
-    EncodedPairs,
-    Indices,
-    cut_micro_batches,
-    flatten,
-)
+from transformer_mt.text.batching import Batch, EncodedPairs, Indices, cut_micro_batches, flatten
 from transformer_mt.text.vocabulary import BOS_ID, EOS_ID, PAD_ID
 from transformer_mt.translation.options import CPU_BATCH_TOKENS, LoadOptions, SearchOptions
 from transformer_mt.translation.runtime import EXTRA_LENGTH, Hypothesis, Source

@@ -203,10 +203,7 @@ class Translator:
         return (lines[begin:end] for begin, end in pairwise(bounds))
 
     def translate_chunks(
-        self,
-        chunks: Iterable[Sequence[str]],
-        advance: Callable[[int], object],
-        first_line: int = 1,
+        self, chunks: Iterable[Sequence[str]], advance: Callable[[int], object], first_line: int = 1
     ) -> Generator[list[list[Translation]]]:
         """Finds the `n_best` best translations of every line, as `n_best` does, chunk by chunk.
 
