@@ -342,6 +342,16 @@ def test_what_matches_nothing_is_an_error(sweep, call):
     assert_one_error(call("compare", *sweep, "--columns", "norm"), message)
 
 
+def test_no_two_rows_look_the_same():
+    """Whatever columns are chosen, what tells rows apart is shown.
+
+    Sabotage: show nothing but what is chosen.
+    """
+    rows = [{"run": "a", "optim.lr_scale": x, "search": y, "x: BLEU": 1.0} for x, y in ("pq", "pr")]
+    lines = format_rows([[row] for row in rows], "markdown", ["x*"]).splitlines()
+    assert lines[0] == "| optim.lr_scale | search | x: BLEU |" and lines[2] != lines[3]
+
+
 def test_latex():
     """Of each text that LaTeX would take for a command. Sabotage: drop one of the escapes."""
     name, betas = '\\ ~ ^ & % $ # _ { } < > | " * \x1b', {"optim.betas": "[0.9]"}
@@ -354,7 +364,8 @@ def test_latex():
     )
     assert format_rows(groups, "latex", ["run", "*betas", "x*"]).splitlines() == [
         r"\begin{table}\centering  % needs \usepackage{booktabs}",
-        r"\caption{BLEU\textbar\allowbreak{}tok:a\_b}",
+        r"\caption{mean $\pm$ standard deviation over 2 seeds,"
+        r" BLEU\textbar\allowbreak{}tok:a\_b}",
         r"\begin{tabular}{llr}",
         r"\toprule",
         r"run & optim.betas & x: BLEU \\",

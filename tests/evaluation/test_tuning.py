@@ -67,6 +67,10 @@ def test_the_setting_with_the_best_mean_wins(runs, call):
 
 def test_a_mistake_shows_first(runs, call):
     """Before anything is translated. Sabotage: read the test set after the validation text."""
-    done = call("tune", *runs, "--split", "nope")
-    assert_one_error(done, "nope.de")
-    assert "sentences in" not in done.err
+    for words, culprit in (
+        (["--split", "nope"], "nope.de"),
+        (["--valid", "test"], "a search must not be chosen on the text it is scored on"),
+    ):
+        done = call("tune", *runs, *words)
+        assert_one_error(done, culprit)
+        assert "sentences in" not in done.err

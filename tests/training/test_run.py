@@ -203,6 +203,10 @@ def test_fine_tuning_scores_the_old_text(corpus_dir, first, tmp_path, caplog):
     assert lines[0]["old_bleu"] == before["bleu"] and lines[2]["old_nll"] != before["nll"]
     told = f"step 0: validation BLEU {lines[0]['bleu']:.2f}, of the moving average"
     assert any(text.startswith(told) and "of the old text" in text for text in caplog.messages)
+    gone = first.rename(tmp_path / "gone")
+    with pytest.raises(CheckpointError, match="; or set valid.old_text = false$"):
+        train(small_config(corpus_dir, **keys, train__max_steps=6), tmp_path / "run")
+    gone.rename(first)
     with pytest.raises(ConfigError, match=r"^valid.old_text requires train.init_from$"):
         train(small_config(corpus_dir, valid__old_text=True), tmp_path / "other")
 

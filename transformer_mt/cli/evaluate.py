@@ -192,4 +192,4 @@ def tune(
 
     options = LoadOptions(model.device, model.precision, model.max_length, model.raw)
     if tuned := tune_search(runs, (valid, split), searches, options):
-        print(format_tuning(tuned))
+        print(format_tuning(runs, tuned))

@@ -75,7 +75,8 @@ def format_config(config: Config, commands: str) -> str:
             key = f"{section}.{name}"
             shown = format_value(_without_home(value) if key in PATH_KEYS and value else value)
             origin = "  # default" if value == DEFAULTS[key] else ""
-            origin = "  # --set" if f" {key}=" in commands else origin
+            # Of several commands, that which set the present value.
+            origin = "  # --set" if f" {key}={shown.strip(chr(34))}" in commands else origin
             lines.append(f"# {name} = {shown}" if value is None else f"{name} = {shown}{origin}")
     return "\n".join(lines) + "\n"
 

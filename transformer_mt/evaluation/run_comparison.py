@@ -45,12 +45,13 @@ _DIGESTS = {
 _SETTINGS = (*DEFAULTS, *_SOURCES, *_DIGESTS)
 """Columns that tell runs apart: the keys, and the digests of the program's source and of what a run
 was trained on."""
-_UNFINISHED, _SEARCH, _SCORE, _SIGNATURES = "unfinished", "search", "score", "signatures"
-_TEXT_COLUMNS = ("run", *_SETTINGS, _UNFINISHED, _SEARCH, _SCORE)
+UNFINISHED, _SEARCH, _SCORE, _SIGNATURES = "unfinished", "search", "score", "signatures"
+_TEXT_COLUMNS = ("run", *_SETTINGS, UNFINISHED, _SEARCH, _SCORE)
 _DECIMALS = {"parameters": 0, "steps": 0, "minutes": 1, "tokens/s": 0, "df": 0, "p": 4}
 """Decimal places of a column; those of scores are two."""
 _TITLE_WIDTH = 12
 """Characters after which the title of a column is wrapped."""
+_RESAMPLING = re.compile(r"\|bs:\d+\|seed:\d+")
 _LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
 _LATEX |= {"<": r"\textless{}", ">": r"\textgreater{}", '"': r"{\char34}", "±": r"$\pm$"}
 _LATEX |= {"|": r"\textbar\allowbreak{}", "[": "{[}", "*": "{*}", "−": "$-$"}
@@ -141,7 +142,7 @@ def _read_settings(path: Path, metrics: RunMetrics) -> Row:
     row |= {name: description.digests[key][:8] for name, key in _DIGESTS.items()}
     if not description.complete:
         step, last = metrics.end("step"), description.config.train.max_steps
-        row[_UNFINISHED] = f"step {step:,.0f} of {last:,}"
+        row[UNFINISHED] = f"step {step:,.0f} of {last:,}"
     return {**row, "parameters": description.parameters}
 
 
@@ -158,7 +159,8 @@ def _rows_by_search(run: Row, path: Path, best: str, scores: Sequence[str]) -> l
             if record.test_set != VALIDATION and _matches(title, scores):
                 row = rows.setdefault(search, {**run, _SEARCH: search, _SIGNATURES: {}})
                 row[title] = score.value
-                row[_SIGNATURES][title] = f"{score.title}|{score.signature}"
+                signature = _RESAMPLING.sub("", score.signature)  # of an interval, not shown here
+                row[_SIGNATURES][title] = f"{score.title}|{signature}"
     return list(rows.values()) or [run]
 
 
@@ -188,7 +190,7 @@ def compare_seeds(groups: Sequence[Sequence[Row]]) -> list[list[Row]]:
 
 def _by_seed(group: Sequence[Row]) -> dict[int | None, Row]:
     """Gives the finished runs by their seeds; none if several have the same."""
-    finished = [row for row in group if _UNFINISHED not in row]
+    finished = [row for row in group if UNFINISHED not in row]
     seeds = {row.get(_SEED): row for row in finished}
     if len(seeds) == len(finished):
         return seeds
@@ -210,7 +212,7 @@ def _with_mean(group: Sequence[Row], replaces_runs: bool) -> Sequence[Row]:
             if deviation:
                 shown = (_format_cell({title: value}, title) for value in (mean[title], deviation))
                 mean[title] = " ± ".join(shown)
-    return [*(row for row in group if _UNFINISHED in row or not replaces_runs), mean]
+    return [*(row for row in group if UNFINISHED in row or not replaces_runs), mean]
 
 
 def _common(row: Row) -> Row:
@@ -229,8 +231,11 @@ def _titles(rows: Sequence[Row], columns: Sequence[str] = ()) -> list[str]:
     for pattern in columns:
         if not any(_matches(title, [pattern]) for title in titles):
             raise ConfigError(f"--columns {pattern}: matches none of: {'; '.join(titles)}")
-    # Whatever is chosen, a run that is not finished is marked.
-    return [title for title in titles if _matches(title, columns) or title == _UNFINISHED]
+    # Whatever is chosen, a run that is not finished is marked, and no two rows look the same.
+    needed = {UNFINISHED, *(key for row in rows for key in _settings(row))}
+    if len({row.get(_SEARCH) for row in rows}) > 1:
+        needed.add(_SEARCH)
+    return [title for title in titles if _matches(title, columns) or title in needed]
 
 
 def format_rows(
@@ -263,7 +268,10 @@ def format_rows(
     if file_format == "latex":
         known = dict.fromkeys(item for row in rows for item in row.get(_SIGNATURES, {}).items())
         signatures = [text for title, text in known if title in titles or _SCORE in titles]
-        return _latex(titles, lines, texts, list(dict.fromkeys(signatures)))
+        counts = sorted({len(_by_seed(group)) for group in groups} - {0, 1})
+        number = f"{counts[0]} " if len(counts) == 1 else ""
+        means = [f"mean ± standard deviation over {number}seeds"] if counts else []
+        return _latex(titles, lines, texts, [*means, *dict.fromkeys(signatures)])
     rule = ["---"] * texts + ["---:"] * (len(titles) - texts)
     lines = [[cell.replace("|", r"\|") for cell in row] for row in lines]
     return "\n".join(f"| {' | '.join(row)} |" for row in (titles, rule, *lines))
@@ -293,8 +301,8 @@ def _align(titles: list[str], groups: list[list[list[str]]], text_columns: int) 
     return gap.join("\n".join(map(join, block)) for block in (header, *groups))
 
 
-def _latex(titles: list[str], rows: list[list[str]], texts: int, signatures: list[str]) -> str:
-    """Formats a table for the package booktabs, with sacreBLEU's signatures in the caption."""
+def _latex(titles: list[str], rows: list[list[str]], texts: int, caption: list[str]) -> str:
+    """Formats a table for the package booktabs."""
 
     def escape(text: str) -> str:
         return "".join(_LATEX.get(char, char) for char in escape_controls(text))
@@ -303,7 +311,7 @@ def _latex(titles: list[str], rows: list[list[str]], texts: int, signatures: lis
     header, *body = [" & ".join(map(escape, row)) + r" \\" for row in (titles, *rows)]
     table = [
         r"\begin{table}\centering  % needs \usepackage{booktabs}",
-        rf"\caption{{{escape(', '.join(signatures))}}}",
+        rf"\caption{{{escape(', '.join(caption))}}}",
         rf"\begin{{tabular}}{{{'l' * texts}{'r' * (len(titles) - texts)}}}",
         *(r"\toprule", header, r"\midrule", *body, r"\bottomrule"),
         r"\end{tabular}",

@@ -1,10 +1,14 @@
 """The choice of beam size and length penalty on validation text, and test scores with it."""
 
+import logging
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from statistics import fmean, stdev
 
+from transformer_mt.checkpoints.layout import RUN_FILE
+from transformer_mt.checkpoints.metrics import run_names
+from transformer_mt.errors import ConfigError
 from transformer_mt.evaluation.evaluate import (
     EvaluationReport,
     format_reports,
@@ -12,11 +16,18 @@ from transformer_mt.evaluation.evaluate import (
     score_output,
     translate_system,
 )
-from transformer_mt.evaluation.run_comparison import format_rows
+from transformer_mt.evaluation.run_comparison import (
+    UNFINISHED,
+    describe_settings,
+    format_rows,
+    read_rows,
+)
 from transformer_mt.evaluation.scoring import choose_metrics
 from transformer_mt.text.test_sets import EvaluationSet, load_test_set
 from transformer_mt.translation.options import LoadOptions, SearchOptions, TranslateOptions
 from transformer_mt.translation.sharing import share_work
+
+logger = logging.getLogger(__name__)
 
 
 def tune_search(
@@ -50,6 +61,10 @@ def tune_search(
         [valid, test], metrics, systems = read_inputs(
             [[run] for run in runs], None, None, loaders, choose_metrics, {}
         )
+        if valid.name == test.name:
+            raise ConfigError(
+                f"{test.name}: a search must not be chosen on the text it is scored on"
+            )
 
         def score(text: EvaluationSet, search: SearchOptions) -> list[EvaluationReport]:
             setting = TranslateOptions(options, search)
@@ -61,21 +76,43 @@ def tune_search(
         return [*validated, score(test, searches[best])]
 
 
-def format_tuning(tuned: Sequence[Sequence[EvaluationReport]]) -> str:
-    """Formats a table of the settings, the scores of the test set, and a line to quote."""
+def format_tuning(runs: Sequence[Path], tuned: Sequence[Sequence[EvaluationReport]]) -> str:
+    """Formats a table of the settings, the test scores, and a line to quote for each system.
+
+    Runs that differ in their seeds alone are one system.
+    """
     *validated, tested = tuned
-    valid, first = validated[0][0].test_set, tested[0]
-    kind = f" (mean ± standard deviation of {len(tested)} runs)" if len(tested) > 1 else ""
+    valid, names = validated[0][0].test_set, _name_systems(runs)
     table = [
         [{"search": str(reports[0].system.search), "BLEU": _format_bleu(reports)}]
         for reports in validated
     ]
-    quote = (
-        f"BLEU {_format_bleu(tested)}{kind}, {first.test_set.name}, {first.system.search}, chosen"
-        f" on {valid.name}: {first.scores[0].signature}"
-    )
-    heading = f"{valid.name}, {len(valid):,} sentences{kind}"
-    return "\n\n".join([heading, format_rows(table, "text"), format_reports(tested), quote])
+    quotes = []
+    for name in dict.fromkeys(names):
+        own = [report for of, report in zip(names, tested, strict=True) if of == name]
+        quotes.append(
+            f"{name}BLEU {_format_bleu(own)}{_kind(own)}, {own[0].test_set.name},"
+            f" {own[0].system.search}, chosen on {valid.name}: {own[0].scores[0].signature}"
+        )
+    heading = f"{valid.name}, {len(valid):,} sentences{_kind(tested)}"
+    return "\n\n".join([heading, format_rows(table, "text"), format_reports(tested), *quotes])
+
+
+def _kind(reports: Sequence[EvaluationReport]) -> str:
+    return f" (mean ± standard deviation of {len(reports)} runs)" if len(reports) > 1 else ""
+
+
+def _name_systems(runs: Sequence[Path]) -> list[str]:
+    """Names the settings in which runs differ, for each run; warns of those that have not ended."""
+    if not all((run / RUN_FILE).is_file() for run in runs):
+        return ["" for _ in runs]
+    rows = {row["run"]: row for group in read_rows(runs) for row in group}
+    systems = [rows[name] for name in run_names(runs)]
+    for row in systems:
+        if UNFINISHED in row:
+            logger.warning("%s: unfinished (%s)", row["run"], row[UNFINISHED])
+    settings = map(describe_settings, systems)
+    return [f"{each}: " if each else "" for each in settings]
 
 
 def _bleu(reports: Sequence[EvaluationReport]) -> list[float]:

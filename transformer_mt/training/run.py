@@ -2,20 +2,21 @@
 
 import logging
 import os
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from logging.handlers import MemoryHandler
 from pathlib import Path
 
 from torch import Tensor
 
-from transformer_mt.checkpoints.checkpoint import TEXTS, Progress
+from transformer_mt.checkpoints.checkpoint import TEXTS, Checkpoint, Progress
 from transformer_mt.checkpoints.layout import METRICS, STATE
 from transformer_mt.checkpoints.run_directory import list_checkpoints, load_newest, lock_run
 from transformer_mt.config.changes import without_folders
 from transformer_mt.config.keys import Config, flat_values
 from transformer_mt.config.loading import PATH_KEYS
-from transformer_mt.errors import CheckpointError, ConfigError
+from transformer_mt.errors import CheckpointError, ConfigError, DataError
 from transformer_mt.evaluation.scoring import choose_metrics
 from transformer_mt.system.console import PACKAGE_LOGGER
 from transformer_mt.system.device import choose_device, choose_precision
@@ -24,7 +25,7 @@ from transformer_mt.system.files import restore_replaced
 from transformer_mt.system.manifest import MANIFEST
 from transformer_mt.system.processes import ALONE, Processes, join_processes
 from transformer_mt.text.cleaning import warn_of_held_out
-from transformer_mt.text.corpus import load_split
+from transformer_mt.text.corpus import RawPairs, load_split
 from transformer_mt.text.prepared import prepare
 from transformer_mt.text.trained_here import readable_corpus, remember_text
 from transformer_mt.training.description import compare_with, describe_run, log_start
@@ -114,6 +115,30 @@ def _train_main(
         return trainer.progress
 
 
+@contextmanager
+def _advising_without_old_text(is_possible: bool) -> Iterator[None]:
+    """Adds to an error how to train without the run that training started from, or its text."""
+    try:
+        yield
+    except (CheckpointError, DataError) as error:
+        if not is_possible:
+            raise
+        raise type(error)(f"{error}; or set valid.old_text = false") from None
+
+
+def _load_old_text(initial: Checkpoint) -> RawPairs:
+    data = initial.config.data
+    with _advising_without_old_text(True):
+        text = load_split(readable_corpus(data, data.valid), data.valid)
+    if text.digest() != initial.progress.valid_digest:
+        logger.warning(
+            "valid.old_text: is not the text that %s was validated with; its scores cannot be"
+            " compared with earlier ones",
+            initial.path,
+        )
+    return text
+
+
 def build_trainer(
     config: Config, run_dir: Path, scratch: Path | None = None, processes: Processes = ALONE
 ) -> Trainer:
@@ -130,13 +155,13 @@ def build_trainer(
         if checkpoint := load_newest(run_dir):
             checkpoint.require_config(config)
         if checkpoint is None or config.valid.old_text:
-            initial = initial_checkpoint(config)
+            with _advising_without_old_text(checkpoint is not None):
+                initial = initial_checkpoint(config)
     checkpoint, initial = processes.broadcast((checkpoint, initial))
     previous = checkpoint.progress.precision if checkpoint else None
     precision = choose_precision(config.train.precision, device, previous)
     valid = load_split(config.data, config.data.valid)
-    old = initial.config.data if initial and config.valid.old_text else None
-    old_text = load_split(readable_corpus(old, old.valid), old.valid) if old else None
+    old_text = _load_old_text(initial) if initial and config.valid.old_text else None
     name, form = f"data.valid = {config.data.valid}", config.data.normalize
     warn_of_held_out(name, valid.src, valid.tgt, form=form)
     origin = checkpoint or initial
