@@ -5,15 +5,18 @@ text.
 """
 
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib import resources
 
 from transformer_mt.checkpoints.checkpoint import Checkpoint
 from transformer_mt.checkpoints.evaluations import EvaluationRecord, read_evaluations, record_folder
 from transformer_mt.checkpoints.layout import MODEL, RUN_FILE
+from transformer_mt.checkpoints.metrics import read_metrics
 from transformer_mt.checkpoints.run_description import RunDescription
 from transformer_mt.checkpoints.run_directory import description_if_sound
 from transformer_mt.config.changes import without_folder
 from transformer_mt.config.keys import Config
+from transformer_mt.errors import CheckpointError
 from transformer_mt.text.splitting import LineSplitter
 from transformer_mt.version import __version__
 
@@ -106,6 +109,7 @@ def _weights(checkpoint: Checkpoint, description: RunDescription | None, raw: bo
             f" checkpoint is `{progress.init_digest}`,\nthat of its encoded text"
             f" `{names['text_digest']}`."
         )
+        text += _forgotten(checkpoint, raw)
     if description and description.averaged_steps:
         steps = ", ".join(map(str, description.averaged_steps))
         text += f"\nThe weights are the mean of the checkpoints of steps {steps}."
@@ -113,6 +117,18 @@ def _weights(checkpoint: Checkpoint, description: RunDescription | None, raw: bo
         decay = checkpoint.config.train.ema_decay
         text += f"\nThe weights are a moving average with decay {decay:g}."
     return text
+
+
+def _forgotten(checkpoint: Checkpoint, raw: bool) -> str:
+    """Says how well the text of the run before is translated, if `valid.old_text` measured it."""
+    key = "old_ema_bleu" if checkpoint.is_averaged(raw) else "old_bleu"
+    with suppress(CheckpointError):
+        metrics = read_metrics(checkpoint.path.resolve().parent)
+        scores = {line["step"]: line[key] for line in metrics if key in line}
+        if {0, checkpoint.step} <= scores.keys():
+            before, now = scores[0], scores[checkpoint.step]
+            return f"\nBLEU of its validation text was {before:.2f} then, and is {now:.2f} now."
+    return ""
 
 
 def _scores(records: Sequence[EvaluationRecord], stored: str) -> str:
