@@ -271,7 +271,7 @@ from transformer_mt.translation.options import LoadOptions, SearchOptions, Trans
 from transformer_mt.translation.translator import Translation
 
 os.fsync = lambda descriptor: None  # a killed process loses nothing that the system holds
-small_files._WRITING_THREADS = 1
+small_files._SYNC_THREADS = 1
 os.chdir(sys.argv[1])
 OPTIONS = TranslateOptions(LoadOptions(), SearchOptions())
 FILES = [module.__file__ for module in (files, output_record, small_files)]

@@ -65,9 +65,10 @@ class OutputRecord:
     def _add(self, entry: _Entry) -> None:
         self._versions.setdefault(entry.name, {})[entry.sha256] = entry.made_from
 
-    def _name(self, path: Path) -> str:
-        # A name need not be UTF-8, as JSON is.
-        return quote(os.fsencode(os.path.relpath(os.path.realpath(path), self._folder)))
+    def _name(self, target: str | Path) -> str:
+        """Gives the name of a file whose symbolic links are resolved."""
+        # It need not be UTF-8, as JSON is.
+        return quote(os.fsencode(os.path.relpath(target, self._folder)))
 
     def is_folder(self, path: Path) -> bool:
         """Tells whether a path is the folder of outputs."""
@@ -75,7 +76,7 @@ class OutputRecord:
 
     def names(self, path: Path) -> bool:
         """Tells whether this program wrote a file of this name."""
-        return self._name(path) in self._versions
+        return self._name(os.path.realpath(path)) in self._versions
 
     def require_own(self, output: Output) -> None:
         """Raises OutputError if an output would replace what this program did not write."""
@@ -87,7 +88,8 @@ class OutputRecord:
 
     def is_complete(self, output: Output, fingerprint: Fingerprint) -> bool:
         """Tells whether an output was made from this, and is unchanged since."""
-        return not self._overwrite and self._find(output) == json_digest(fingerprint)
+        present = None if self._overwrite else self._find(output)
+        return bool(present) and present == json_digest(fingerprint)
 
     def _find(self, output: Output) -> str | None:
         """Finds the digest of the fingerprint of what is at an output, empty if there is nothing.

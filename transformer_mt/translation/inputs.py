@@ -109,19 +109,22 @@ def plan_folder(
     assert options.output_dir
     files = list(_find_files(options, record, summary))
     inputs, pairs = resolve_inputs(each.path for each in files), dict[str, FilePair]()
+    summary_file = options.summary and os.path.realpath(options.summary)
     for each in files:
-        if options.summary and os.path.realpath(each.path) == os.path.realpath(options.summary):
+        source = os.path.realpath(each.path)
+        if source == summary_file:
             continue
         with summary.one_file(str(each.path)):
             require_input(each.path)
             if not each.path.is_file():  # nobody may ever write into a named pipe
                 raise DataError(f"{each.path}: is not a regular file")
             name = options.output_dir / each.name.parent / output_name(each.name, *languages)
-            with naming_output(name.parent):
-                name.parent.mkdir(parents=True, exist_ok=True)
+            if not os.path.isdir(name.parent):
+                with naming_output(name.parent):
+                    name.parent.mkdir(parents=True)
             pair = FilePair(each.path, check_output(name, inputs), each.skips_binary)
             other = pairs.setdefault(str(pair.output.target or name), pair)
-            if os.path.realpath(other.name) != os.path.realpath(each.path):
+            if other is not pair and os.path.realpath(other.name) != source:
                 raise OutputError(f"{name}: is already the output of {other.name}; rename one")
     return list(pairs.values())
 
