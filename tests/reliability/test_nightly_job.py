@@ -14,8 +14,8 @@ import pytest
 from conftest import copy_lines
 
 ROOT = Path(__file__).parents[2]
-SMALL, LARGE = 9_000, 9_000
-"""Lines of small files, which are three groups, and of a large one, which are three chunks."""
+SMALL, LARGE = 4_400, 4_800
+"""Lines of small files, which are two groups, and of a large one, which are three chunks."""
 
 
 def make_texts(folder: Path) -> None:
