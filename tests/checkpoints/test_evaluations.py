@@ -106,6 +106,20 @@ def test_a_newer_record_of_the_same_kind_replaces_it(tmp_path):
     assert times == [1.0, 3.0, 4.0, 5.0, 7.0, 8.0, 9.0]
 
 
+def test_other_scores_of_the_same_translation_are_kept(tmp_path):
+    """As of an evaluation with more metrics. Sabotage: keep those of another translation."""
+    (tmp_path / METRICS).touch()
+    values = ("chrf", 1.0), ("ter", 2.0), ("ter", 3.0)
+    scored = [replace(RECORD, scores=[Score(name, value, "nrefs:1")]) for name, value in values]
+    for record in scored:
+        write_evaluation(tmp_path / "step-00000001", record)
+    [record] = read_evaluations(tmp_path)
+    assert [(score.name, score.value) for score in record.scores] == [("ter", 3.0), ("chrf", 1.0)]
+    write_evaluation(tmp_path / "step-00000001", replace(scored[0], hypotheses=["b"]))
+    [record] = read_evaluations(tmp_path)
+    assert [score.name for score in record.scores] == ["chrf"]
+
+
 @pytest.mark.parametrize("key", VALUES)
 def test_an_edited_record_is_left_out(tmp_path, caplog, key):
     """With one line that names the file, whatever is in it."""

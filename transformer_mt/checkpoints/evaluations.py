@@ -10,7 +10,8 @@ validation; a newer evaluation replaces it. Nothing is written inside a step-* d
 import logging
 import re
 import time
-from dataclasses import asdict, dataclass, field
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, ClassVar
 
@@ -133,10 +134,20 @@ def record_folder(checkpoint: Path) -> Path | None:
 
 
 def write_evaluation(checkpoint: Path, record: EvaluationRecord) -> None:
-    """Writes an evaluation of the checkpoint in a directory; logs a warning if that fails."""
+    """Writes an evaluation of the checkpoint in a directory; logs a warning if that fails.
+
+    Other scores that were recorded of the same translation are kept.
+    """
     folder = record_folder(checkpoint)
     if folder is None:
         return
+    with suppress(CheckpointError):
+        before = read_json(folder / record.file_name, _RECORD)
+        texts = record.sources, record.references, record.hypotheses
+        if (before.sources, before.references, before.hypotheses) == texts:
+            new = {score.title for score in record.scores}
+            others = [score for score in before.scores if score.title not in new]
+            record = replace(record, scores=[*record.scores, *others])
     try:
         folder.mkdir(exist_ok=True)
         with atomic_file(folder / record.file_name) as file:
