@@ -3,7 +3,7 @@
 import logging
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,7 +14,7 @@ from transformer_mt.system.outputs import Fingerprint, naming_output
 from transformer_mt.system.streams import CHUNK_BYTES
 from transformer_mt.translation.file_translation import translate_file
 from transformer_mt.translation.formats import choose_format
-from transformer_mt.translation.inputs import plan_folder, plan_single
+from transformer_mt.translation.inputs import FilePair, plan_folder, plan_single
 from transformer_mt.translation.options import FileOptions, TranslateOptions
 from transformer_mt.translation.prompt import translate_interactively
 from transformer_mt.translation.sharing import LoadModels, require_first_attempt, share_work
@@ -27,6 +27,75 @@ if TYPE_CHECKING:
     from transformer_mt.translation.translation_model import SavedModels
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class _Job:
+    """A command that translates files or stdin.
+
+    Attributes:
+        models: What to translate with.
+        files: The files to read and write.
+        options: How to translate.
+        load: Loads the models.
+        summary: Takes what becomes of the files.
+    """
+
+    models: "SavedModels"
+    files: FileOptions
+    options: TranslateOptions
+    load: LoadModels
+    summary: Summary
+
+    def translate_single(self) -> None:
+        """Translates a file or stdin."""
+        pair = plan_single(self.files)
+        # Here wrong options are noticed before the model is loaded.
+        is_table = "columns" in choose_format(pair.input, self.options).fingerprint
+        if self.options.input.column and not is_table:
+            raise ConfigError(f"{pair.name}: not a table; add --input-format tsv, csv or jsonl")
+        with pair.output.lock():
+            translator, made_from = self._load_translator()
+            try:
+                self._translate_file(pair, translator, made_from)
+            except (DataError, OutputError) as error:
+                self.summary.failed[pair.name] = str(error)
+                raise
+
+    def translate_folder(self, folder: Path) -> None:
+        """Translates files into a folder; one that cannot be translated does not stop the others.
+
+        Raises:
+            FailedFilesError: At the end, if there are such files.
+        """
+        record, data = OutputRecord(folder, self.files.overwrite), self.models[0].config.data
+        pairs = plan_folder(self.files, record, (data.src_lang, data.tgt_lang), self.summary)
+        if pairs:
+            translator, made_from = self._load_translator()
+            small = SmallFiles(translator, self.options, made_from, record, self.summary)
+            for pair in small.translate(pairs):
+                with self.summary.one_file(pair.name), pair.output.lock():
+                    self._translate_file(pair, translator, made_from, record)
+        self.summary.report()
+
+    def _load_translator(self) -> tuple[Translator, Fingerprint]:
+        model = self.load(self.models, self.options.load)
+        logger.info(f"translating with {model.name}")
+        self.summary.models = [checkpoint.digest for checkpoint in model.checkpoints]
+        translator = model.translator(self.options.search)
+        return translator, _fingerprint(model, translator, self.options)
+
+    def _translate_file(
+        self,
+        pair: FilePair,
+        translator: Translator,
+        made_from: Fingerprint,
+        record: OutputRecord | None = None,
+    ) -> None:
+        """Translates a file whose output is locked."""
+        if not pair.is_resumable:
+            require_first_attempt(pair.output.name)
+        self.summary.add_file(translate_file(translator, pair, self.options, made_from, record))
 
 
 def translate(paths: Sequence[Path], files: FileOptions, options: TranslateOptions) -> None:
@@ -49,8 +118,11 @@ def translate(paths: Sequence[Path], files: FileOptions, options: TranslateOptio
                 with naming_output(files.output_dir):
                     files.output_dir.mkdir(parents=True, exist_ok=True)
             with written_summary(check_summary(files)) as summary:
-                translate = _translate_folder if files.output_dir else _translate_single
-                translate(find_models(paths), files, options, load, summary)
+                job = _Job(find_models(paths), files, options, load, summary)
+                if files.output_dir:
+                    job.translate_folder(files.output_dir)
+                else:
+                    job.translate_single()
 
 
 def _translate_prompt(
@@ -67,65 +139,6 @@ def _translate_prompt(
     logger.info(f"translating with {model.name}")
     src_lang = checkpoints[0].config.data.src_lang
     translate_interactively(model.translator(options.search), src_lang, options.output)
-
-
-def _translate_single(
-    models: "SavedModels",
-    files: FileOptions,
-    options: TranslateOptions,
-    load: LoadModels,
-    summary: Summary,
-) -> None:
-    """Translates a file or stdin."""
-    pair = plan_single(files)
-    # Here wrong options are noticed before the model is loaded.
-    if "columns" not in choose_format(pair.input, options).fingerprint and options.input.column:
-        raise ConfigError(f"{pair.name}: is no table; add --input-format tsv, csv or jsonl")
-    with pair.output.lock():
-        if not pair.is_resumable:
-            require_first_attempt(pair.output.name)
-        translator, made_from = _load_translator(models, options, load, summary)
-        try:
-            summary.add_file(translate_file(translator, pair, options, made_from))
-        except (DataError, OutputError) as error:
-            summary.failed[pair.name] = str(error)
-            raise
-
-
-def _translate_folder(
-    models: "SavedModels",
-    files: FileOptions,
-    options: TranslateOptions,
-    load: LoadModels,
-    summary: Summary,
-) -> None:
-    """Translates files into a folder; one that cannot be translated does not stop the others.
-
-    Raises:
-        FailedFilesError: At the end, if there are such files.
-    """
-    assert files.output_dir
-    record, data = OutputRecord(files.output_dir, files.overwrite), models[0].config.data
-    pairs = plan_folder(files, record, (data.src_lang, data.tgt_lang), summary)
-    if pairs:
-        translator, made_from = _load_translator(models, options, load, summary)
-        small = SmallFiles(translator, options, made_from, record, summary)
-        for pair in small.translate(pairs):
-            with summary.one_file(pair.name), pair.output.lock():
-                if not pair.is_resumable:
-                    require_first_attempt(pair.output.name)
-                summary.add_file(translate_file(translator, pair, options, made_from, record))
-    summary.report()
-
-
-def _load_translator(
-    models: "SavedModels", options: TranslateOptions, load: LoadModels, summary: Summary
-) -> tuple[Translator, Fingerprint]:
-    model = load(models, options.load)
-    logger.info(f"translating with {model.name}")
-    summary.models = [checkpoint.digest for checkpoint in model.checkpoints]
-    translator = model.translator(options.search)
-    return translator, _fingerprint(model, translator, options)
 
 
 def _fingerprint(

@@ -157,7 +157,7 @@ class SmallFiles:
                 return None
             chunks = list(text_format.chunks([first] if first else []))
         if pair.skips_binary and any("\0" in text for each in chunks for text in each.texts):
-            raise NotTextError(f"{pair.name}: holds zero bytes")
+            raise NotTextError(f"{pair.name}: contains null bytes")
         return chunks
 
     def _write(

@@ -158,5 +158,5 @@ def check_summary(files: FileOptions) -> Output | None:
         with suppress(OSError, ValueError, TypeError):
             if "exit_code" in parse_json(output.target.read_bytes()):
                 return output
-        raise OutputError(f"{output.name}: exists, and is no summary; name another --summary")
+        raise OutputError(f"{output.name}: exists and is not a summary; name another --summary")
     return output
